@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace tessera {
+
+/// The element types a tensor may have: all of torch's dense dtypes.
+/// Stored on disk; never renumber.
+enum class DType : std::uint8_t {
+  boolean = 0,
+  uint8 = 1,
+  int8 = 2,
+  uint16 = 3,
+  int16 = 4,
+  uint32 = 5,
+  int32 = 6,
+  uint64 = 7,
+  int64 = 8,
+  float16 = 9,
+  bfloat16 = 10,
+  float32 = 11,
+  float64 = 12,
+  complex32 = 13,
+  complex64 = 14,
+  complex128 = 15,
+  float8_e4m3fn = 16,
+  float8_e5m2 = 17,
+  float8_e4m3fnuz = 18,
+  float8_e5m2fnuz = 19,
+  float8_e8m0fnu = 20,
+  float4_e2m1fn_x2 = 21,  // one byte holds two elements; shape counts bytes, as in torch
+};
+
+inline constexpr int kNumDTypes = 22;
+
+/// Returns torch's spelling without `torch.`: `bool`, `bfloat16`, `float8_e4m3fn`.
+std::string_view dtype_name(DType dtype);
+
+/// Returns the dtype that torch spells `name`, with or without `torch.`, or nothing.
+/// torch's second names (`half`, `float`, `long`, …) are understood too.
+std::optional<DType> parse_dtype(std::string_view name);
+
+/// Returns the dtype stored on disk as `code`, or nothing where the number is not one.
+std::optional<DType> dtype_from_code(std::uint8_t code);
+
+/// Returns the bytes of one element (of one complex number, not of its parts).
+std::uint64_t itemsize(DType dtype);
+
+bool is_floating_point(DType dtype);  // real floats, 8- and 4-bit ones included
+bool is_complex(DType dtype);
+
+}  // namespace tessera

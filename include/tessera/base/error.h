@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/byte_range.h"
+
+namespace tessera {
+
+/// Says what went wrong, coarsely enough to choose an exit code or a retry.
+enum class ErrorKind {
+  not_found,         // the named path, tensor or key does not exist
+  corruption,        // bytes contradict each other, their checksum or their format
+  unsupported,       // well-formed input that Tessera deliberately does not accept
+  invalid_argument,  // the caller asked for something that has no meaning
+  mismatch,          // two sound things do not fit each other (strict loading, planning)
+  already_exists,    // a destination is in the way
+  io,                // the operating system failed a read, a write or a sync
+  interrupted,       // the user asked to stop
+};
+
+std::string_view to_string(ErrorKind kind);
+
+/// Says where a failure happened. Empty members are left out of the message.
+struct ErrorWhere {
+  std::string path{};                      // file or directory, as the user named it
+  std::string fqn{};                       // tensor or value
+  std::optional<ByteRange> byte_range{};   // within the file at `path`
+};
+
+/// Carries one failure with the facts a program needs and the one line a person needs.
+///
+/// The line reads `<path>: <fqn>: <what>`; `what` is, wherever two things were compared,
+/// `<rule>: expected <x>, found <y> (<likely cause>)`. Messages are a single line: control
+/// characters that came from a file are escaped, and over-long names are shortened.
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, ErrorWhere where, std::string_view what);
+
+  /// Returns an error whose text is `<rule>: expected <expected>, found <found> (<likely_cause>)`.
+  static Error expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
+                        std::string_view expected, std::string_view found,
+                        std::string_view likely_cause = {});
+
+  ErrorKind kind() const noexcept { return kind_; }
+  const ErrorWhere& where() const noexcept { return where_; }
+
+ private:
+  ErrorKind kind_;
+  ErrorWhere where_;
+};
+
+/// Thrown by TESSERA_CHECK: a broken promise of our own code, never of input.
+class InternalError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+/// Returns `text` fit for one line of a message: control bytes and invalid UTF-8 as `\xNN`,
+/// and no longer than `max_nbytes` (the middle is replaced by `…`).
+std::string printable(std::string_view text, std::size_t max_nbytes = 200);
+
+namespace detail {
+[[noreturn]] void check_failed(const char* condition, std::source_location where);
+}  // namespace detail
+
+}  // namespace tessera
+
+/// Asserts an invariant of Tessera itself in every build type. Never used on input.
+#define TESSERA_CHECK(condition)                                                        \
+  do {                                                                                  \
+    if (!(condition)) {                                                                 \
+      ::tessera::detail::check_failed(#condition, std::source_location::current());     \
+    }                                                                                   \
+  } while (false)
