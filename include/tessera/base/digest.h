@@ -1,0 +1,53 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace tessera {
+
+/// Returns the XXH3-64 checksum (seed 0): fast protection against accidental damage.
+std::uint64_t xxh3_64(std::span<const std::byte> bytes);
+
+/// Computes XXH3-64 over bytes that arrive in parts. Not thread-safe.
+class Xxh3 {
+ public:
+  Xxh3();
+  ~Xxh3();
+  Xxh3(Xxh3&&) noexcept;
+  Xxh3& operator=(Xxh3&&) noexcept;
+  void update(std::span<const std::byte> bytes);
+  std::uint64_t digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Computes SHA-256 over bytes that arrive in parts. Not thread-safe.
+class Sha256 {
+ public:
+  Sha256();
+  ~Sha256();
+  Sha256(Sha256&&) noexcept;
+  Sha256& operator=(Sha256&&) noexcept;
+  void update(std::span<const std::byte> bytes);
+  /// Returns the 64 lower-case hex digits and starts afresh.
+  std::string hex_digest();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Returns the CRC-32 of zip and gzip of `bytes`, going on from `crc` (0 to begin).
+std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes);
+
+/// Returns the CRC-32 of A followed by B from the two parts' own, where B has `nbytes_b` bytes.
+/// Cost: O(log nbytes_b).
+std::uint32_t crc32_combine(std::uint32_t crc_a, std::uint32_t crc_b, std::uint64_t nbytes_b);
+
+}  // namespace tessera

@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// A file open for reading at any offset. Thread-safe: every call states its own offset.
+class ReadableFile {
+ public:
+  virtual ~ReadableFile() = default;
+  /// Returns the path as it was opened.
+  virtual const std::string& path() const = 0;
+  /// Returns the size when the file was opened. Units: bytes.
+  virtual std::uint64_t nbytes() const = 0;
+  /// Fills all of `out` from `offset`. Throws: Error(corruption) naming path and byte range where
+  /// the file ends before; Error(io) where the operating system fails.
+  virtual void read_at(std::uint64_t offset, std::span<std::byte> out) const = 0;
+};
+
+/// A new file being written at any offset. Thread-safe for writes that do not overlap.
+class WritableFile {
+ public:
+  virtual ~WritableFile() = default;  // closes without sync; failures are lost, so call close()
+  virtual const std::string& path() const = 0;
+  virtual void write_at(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
+  /// Sets the size; new bytes read as zero. Reserves the blocks where the file system can, so that
+  /// a full disk shows early.
+  virtual void resize(std::uint64_t nbytes) = 0;
+  virtual void sync() = 0;
+  virtual void close() = 0;
+};
+
+enum class FileKind { regular, directory, other };
+
+/// The operating system's files, behind an interface so that tests can make any operation fail.
+/// Every call throws Error(not_found) where a path is absent, Error(already_exists), or Error(io)
+/// with the path and the system's reason. Thread-safe.
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+
+  /// Returns what `path` is (links followed), or nothing where there is nothing.
+  virtual std::optional<FileKind> kind_of(const std::string& path) const = 0;
+  /// Opens a regular file; anything else (directory, device, fifo) is Error(not_found).
+  virtual std::unique_ptr<ReadableFile> open(const std::string& path) const = 0;
+  /// Creates a file that must not exist yet.
+  virtual std::unique_ptr<WritableFile> create(const std::string& path) = 0;
+  /// Opens an existing file for writing at offsets (after HDF5 has laid it out).
+  virtual std::unique_ptr<WritableFile> open_for_update(const std::string& path) = 0;
+  virtual void make_directory(const std::string& path) = 0;  // must not exist
+  virtual std::vector<std::string> list_directory(const std::string& path) const = 0;  // sorted names
+  virtual void rename(const std::string& from, const std::string& to) = 0;  // `to` must not exist
+  /// Swaps two existing paths in one step, so that neither name is ever without an object; where the
+  /// file system cannot, renames in two steps.
+  virtual void exchange(const std::string& a, const std::string& b) = 0;
+  virtual void remove_all(const std::string& path) = 0;  // absent is fine; links are not followed
+  virtual void sync_directory(const std::string& path) = 0;
+
+  /// Returns the real one. Lives as long as the process.
+  static FileSystem& posix();
+};
+
+/// Reads a whole file. Throws: Error(corruption) where it is larger than `max_nbytes`.
+std::string read_file(const FileSystem& fs, const std::string& path, std::uint64_t max_nbytes);
+
+/// Joins with one slash. Does not normalise.
+std::string join_path(const std::string& directory, const std::string& name);
+
+/// Says whether `name` stays inside the directory it is joined to: relative, not empty, no `..`
+/// component, no NUL. Every path that comes out of a file passes here before it is opened.
+bool is_contained_path(const std::string& name);
+
+enum class DestinationKind { file, directory };
+enum class OverwritePolicy { refuse, replace };
+
+/// Makes a destination appear whole or not at all.
+///
+/// Work happens at `staging_path()`, the sibling `<destination>.partial`, which is held with an
+/// advisory lock while this object lives. `commit()` syncs the directory (each file was synced by
+/// its writer), renames it into place (an exchange where something is replaced), and syncs the
+/// parent. Destroyed without commit, the staging path is removed and what stood at the destination
+/// is untouched. A staging path left by a dead process is taken over and emptied.
+/// Not thread-safe; the files inside are the writer's own.
+class StagedDestination {
+ public:
+  /// Throws: Error(already_exists) where the destination is in the way and `overwrite` is refuse,
+  /// or where another living process holds the staging path.
+  StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
+                    OverwritePolicy overwrite);
+  ~StagedDestination();
+  StagedDestination(const StagedDestination&) = delete;
+  StagedDestination& operator=(const StagedDestination&) = delete;
+
+  const std::string& destination() const { return destination_; }
+  const std::string& staging_path() const { return staging_path_; }
+  void commit();
+
+ private:
+  FileSystem& fs_;
+  std::string destination_;
+  std::string staging_path_;
+  DestinationKind kind_;
+  OverwritePolicy overwrite_;
+  int lock_fd_ = -1;
+  bool committed_ = false;
+};
+
+}  // namespace tessera

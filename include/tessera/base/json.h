@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/value.h"
+
+namespace tessera {
+
+/// Bounds what a JSON text from disk may cost.
+struct JsonLimits {
+  int max_depth = 64;
+  std::size_t max_nbytes = std::size_t{1} << 30;
+};
+
+/// Returns the parsed text as Dicts, Lists, strings, int64, BigInt, double, bool and None.
+/// Strict: one document, valid UTF-8, no comments, no duplicate keys in an object.
+/// Throws: Error(corruption) naming `path`, the byte position and the rule that is broken.
+Value parse_json(std::string_view text, const std::string& path, JsonLimits limits = {});
+
+enum class JsonStyle { compact, indented };
+
+/// Returns `value` as JSON that `value_from_json` turns back into the same value. What JSON lacks
+/// is written as an object with one `$` key: `{"$tuple":[…]}`, `{"$set":[…]}`,
+/// `{"$bytes":"<base64>"}`, `{"$float":"nan"|"inf"|"-inf"}`, `{"$symbol":"torch.float32"}`,
+/// `{"$dict":[[key,value],…]}` (a key that is no string, or starts with `$`). Floats always carry
+/// a point or an exponent and round-trip; BigInts are plain JSON numbers. A string with invalid
+/// UTF-8 is written as `{"$str":"<base64>"}`.
+std::string value_to_json(const Value& value, JsonStyle style = JsonStyle::compact);
+
+/// Undoes `value_to_json` on parsed JSON. Throws: Error(corruption) naming `path` on a malformed
+/// `$` object.
+Value value_from_json(const Value& json, const std::string& path);
+
+/// Returns `text` as a quoted JSON string (valid UTF-8 in and out; other bytes become U+FFFD).
+std::string json_quote(std::string_view text);
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace tessera {
+
+/// Holds everything in a checkpoint that is not a tensor: step counters, hyperparameters, strings,
+/// nested lists and dicts. It keeps what Python distinguishes (int and float, list and tuple, str
+/// and bytes, the order and the key types of a dict), so that a value survives any way between
+/// formats. A plain value type: copies are deep, `==` compares structure (NaN equals NaN).
+class Value {
+ public:
+  struct None {
+    friend bool operator==(None, None) = default;
+  };
+  /// An integer beyond 64 bits, in decimal, with a leading `-` where negative.
+  struct BigInt {
+    std::string decimal;
+    friend bool operator==(const BigInt&, const BigInt&) = default;
+  };
+  struct Bytes {
+    std::string data;
+    friend bool operator==(const Bytes&, const Bytes&) = default;
+  };
+  /// A named constant: `torch.float32`, `torch.strided`, `cpu` as device `device:cpu`.
+  struct Symbol {
+    std::string name;
+    friend bool operator==(const Symbol&, const Symbol&) = default;
+  };
+  using List = std::vector<Value>;
+  struct Tuple {
+    std::vector<Value> items;
+  };
+  struct Set {
+    std::vector<Value> items;  // in the order met
+  };
+  /// In insertion order; keys are any hashable value, mostly strings. No two keys are equal.
+  using Dict = std::vector<std::pair<Value, Value>>;
+  using Storage = std::variant<None, bool, std::int64_t, BigInt, double, std::string, Bytes, Symbol,
+                               List, Tuple, Set, Dict>;
+
+  Value() = default;
+  Value(bool value) : storage_(value) {}
+  Value(int value) : storage_(static_cast<std::int64_t>(value)) {}
+  Value(std::int64_t value) : storage_(value) {}
+  Value(double value) : storage_(value) {}
+  Value(std::string value) : storage_(std::move(value)) {}
+  Value(const char* value) : storage_(std::string(value)) {}
+  Value(BigInt value) : storage_(std::move(value)) {}
+  Value(Bytes value) : storage_(std::move(value)) {}
+  Value(Symbol value) : storage_(std::move(value)) {}
+  Value(List value) : storage_(std::move(value)) {}
+  Value(Tuple value) : storage_(std::move(value)) {}
+  Value(Set value) : storage_(std::move(value)) {}
+  Value(Dict value) : storage_(std::move(value)) {}
+
+  const Storage& storage() const { return storage_; }
+  Storage& storage() { return storage_; }
+
+  template <class T>
+  bool is() const {
+    return std::holds_alternative<T>(storage_);
+  }
+  /// Returns the alternative, or nullptr where the value is another one.
+  template <class T>
+  const T* get_if() const {
+    return std::get_if<T>(&storage_);
+  }
+  template <class T>
+  T* get_if() {
+    return std::get_if<T>(&storage_);
+  }
+
+  /// Returns the entry of a Dict with that string key, or nullptr (also where this is no Dict).
+  const Value* find(std::string_view key) const;
+
+  friend bool operator==(const Value& a, const Value& b);
+
+ private:
+  Storage storage_;
+};
+
+/// Returns `none`, `bool`, `int`, `float`, `str`, `bytes`, `symbol`, `list`, `tuple`, `set`, `dict`.
+std::string_view type_name(const Value& value);
+
+/// Returns the value as Python would print it, on one line, cut to about `max_nbytes`.
+std::string value_to_string(const Value& value, std::size_t max_nbytes = 200);
+
+}  // namespace tessera

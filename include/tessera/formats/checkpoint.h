@@ -1,0 +1,175 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/base/tensor_meta.h"
+#include "tessera/base/value.h"
+#include "tessera/layout/flat_unit.h"
+#include "tessera/layout/region.h"
+
+namespace tessera::formats {
+
+/// The checkpoint formats. Names in output and options: `native`, `safetensors`, `dcp`, `torch`.
+enum class Format { native, safetensors, dcp, torch_zip };
+
+std::string_view format_name(Format format);
+std::optional<Format> parse_format(std::string_view name);
+
+/// How a tensor's elements relate to a parameter, which is what decides how it reshards.
+/// Stored on disk; never renumber.
+enum class StateKind : std::uint8_t {
+  plain = 0,               // a parameter or buffer: belongs to itself
+  pointwise = 1,           // one element per element of its parameter (exp_avg)
+  row_wise = 2,            // one element per row of its parameter (row-wise Adagrad)
+  scalar_parameter = 3,    // one value per parameter (step)
+  scalar_table = 4,        // one value per embedding table (iter)
+  opaque = 5,              // moved as a whole, never cut
+  row_wise_per_shard = 6,  // one block of rows per column shard (torchrec); merging is lossy
+};
+
+std::string_view state_kind_name(StateKind kind);
+
+/// Where in the nested state dict a flattened key came from: str and int steps, outermost first.
+using KeyPath = std::vector<std::variant<std::string, std::int64_t>>;
+
+/// A region of a tensor together with the rank whose file holds it.
+struct Piece {
+  Region region;
+  int rank = 0;
+};
+
+/// A logical tensor with the pieces that cover it. Equal regions are replicas.
+struct TensorEntry {
+  TensorMeta meta;
+  StateKind kind = StateKind::plain;
+  std::string parameter{};  // fqn of the parameter that optimizer state belongs to, else empty
+  KeyPath key_path{};       // empty: the fqn is a top-level key
+  std::vector<Piece> pieces{};
+};
+
+/// Something that is not a tensor, under its flattened key.
+struct ValueEntry {
+  std::string name;
+  KeyPath key_path{};
+};
+
+/// A second name of a tensor (tied weights). Never chained: `target` is a tensor's fqn.
+struct Alias {
+  std::string fqn;
+  std::string target;
+  KeyPath key_path{};
+};
+
+/// All that a checkpoint holds, without a byte of tensor data: what a reader found, or what a
+/// writer is to write. Lists are sorted by name (byte order); no name appears twice in all three.
+struct CheckpointContents {
+  int world_size = 1;
+  std::vector<TensorEntry> tensors{};
+  std::vector<ValueEntry> values{};
+  std::vector<Alias> aliases{};
+  std::vector<FlatUnit> units{};                     // flat parameters, where known
+  std::map<std::string, std::string> annotations{};  // free text that the format carried
+
+  const TensorEntry* find_tensor(std::string_view fqn) const;  // an alias is not followed
+};
+
+/// Where a piece's bytes lie, for people to look at.
+struct PieceStorage {
+  std::string file;  // relative to the checkpoint
+  std::optional<ByteRange> byte_range;  // nothing where the piece is not one range
+  std::string encoding;                 // `plain`, `zstd`
+  std::uint64_t stored_nbytes = 0;
+};
+
+/// One result of a check. Rules are stable words: `checksum`, `coverage`, `structure`, `crc-absent`.
+struct Finding {
+  enum class Severity { note, error } severity = Severity::error;
+  std::string rule;
+  ErrorWhere where;
+  std::string expected;
+  std::string found;
+};
+using FindingSink = std::function<void(const Finding&)>;
+
+/// Takes the number of bytes that have just been dealt with; called from any thread.
+using ProgressSink = std::function<void(std::uint64_t nbytes)>;
+
+/// An open checkpoint. Everything is read-only and thread-safe after opening; files are opened when
+/// first needed. Everything from disk has been checked before it is in `contents()`: dtypes known,
+/// shapes bounded, regions inside their tensor, names unique. Coverage is the caller's to check
+/// (`check_coverage`), as a checkpoint with holes can still be looked into.
+class CheckpointReader {
+ public:
+  virtual ~CheckpointReader() = default;
+
+  virtual Format format() const = 0;
+  virtual const std::string& path() const = 0;
+  virtual const CheckpointContents& contents() const = 0;
+
+  /// Fills `out` with elements `[range.begin, range.end)` of one piece, in the piece region's own
+  /// row-major order, little-endian. Checks every stored checksum that covers what it reads.
+  /// Requires: `out.size() == range.numel() * itemsize`.
+  /// Throws: Error(corruption) with file, tensor and byte range; Error(io).
+  virtual void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                          std::span<std::byte> out) const = 0;
+
+  /// Returns the value stored under `contents().values[value_index]`.
+  virtual Value read_value(std::size_t value_index) const = 0;
+
+  virtual PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const = 0;
+
+  /// Checks all that the format can check beyond what opening did: every stored byte against its
+  /// checksum, structure, files present. Reports, and goes on where it can.
+  virtual void verify(const FindingSink& sink, const ProgressSink& progress) const = 0;
+};
+
+/// Writes one checkpoint, of which everything but the bytes is known from the start.
+///
+/// Life cycle: construct with the destination and the contents; `write_block` for every block of
+/// every piece of non-zero size; `commit`. Destroyed without commit, nothing stands at the
+/// destination. Equal contents and bytes give equal files whatever the number of threads.
+class CheckpointWriter {
+ public:
+  struct PieceId {
+    std::size_t tensor_index;
+    std::size_t piece_index;
+  };
+
+  virtual ~CheckpointWriter() = default;
+
+  /// Returns the contents as they will be written.
+  virtual const CheckpointContents& contents() const = 0;
+
+  /// Returns the pieces of non-zero size in the order in which their bytes lie in the files: the
+  /// order in which blocks must be started.
+  virtual std::vector<PieceId> write_order() const = 0;
+
+  /// Returns the elements in each block of that piece but the last, which may be shorter.
+  virtual std::int64_t block_numel(PieceId piece) const = 0;
+
+  /// Takes the block of the piece that starts at element `begin` (a multiple of `block_numel`), in
+  /// the region's own row-major order, little-endian. Thread-safe. Blocks may be handed in by
+  /// several threads at once, started in order; a writer that must keep the order waits inside.
+  virtual void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) = 0;
+
+  /// Wakes every thread that waits inside `write_block` with Error(interrupted): called when some
+  /// block will never come.
+  virtual void abandon() noexcept = 0;
+
+  /// Syncs and makes the checkpoint appear. Requires: every block written.
+  virtual void commit() = 0;
+};
+
+}  // namespace tessera::formats

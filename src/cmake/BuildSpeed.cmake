@@ -1,0 +1,10 @@
+# Uses ccache and mold where they are installed; neither changes what is built.
+find_program(TESSERA_CCACHE ccache)
+if(TESSERA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${TESSERA_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${TESSERA_CCACHE})
+endif()
+find_program(TESSERA_MOLD mold)
+if(TESSERA_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
