@@ -86,15 +86,15 @@ class CopyRuns {
   // One box of the intersection, with runs of equal length in it.
   struct Part {
     Shape outer_sizes;                // run k is at the k-th position of these, row-major
-    Shape source_strides;             // of outer_sizes, in elements of the source region
+    Shape source_strides;             // per dimension, in elements of the source region
     Shape destination_strides;
     std::int64_t source_base = 0;
     std::int64_t destination_base = 0;
     std::int64_t run_numel = 0;
     std::int64_t num_runs = 0;
-    std::int64_t destination_end = 0;  // one past the last element of the last run
   };
-  Run run_at(const Part& part, std::int64_t index) const;
+  void add(Part part);
+  static Run run_at(const Part& part, std::int64_t index);
 
   std::vector<Part> parts_;
   std::int64_t num_runs_ = 0;
