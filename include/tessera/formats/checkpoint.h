@@ -137,8 +137,9 @@ class CheckpointReader {
 
 /// Writes one checkpoint, of which everything but the bytes is known from the start.
 ///
-/// Life cycle: construct with the destination and the contents; `write_block` for every block of
-/// every piece of non-zero size; `commit`. Destroyed without commit, nothing stands at the
+/// Life cycle: construct with the destination, the contents and the values (a std::vector<Value>
+/// parallel to `contents.values`); `write_block` for every block of every piece of non-zero size;
+/// `commit`. Destroyed without commit, nothing stands at the
 /// destination. Equal contents and bytes give equal files whatever the number of threads.
 class CheckpointWriter {
  public:

@@ -1,0 +1,284 @@
+#include "tessera/base/cast.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+// A small binary float, described by its fields. `finite_only` formats give their topmost codes to
+// numbers and have no infinity ("FP8 Formats for Deep Learning", arXiv 2209.05433; the fnuz forms,
+// arXiv 2206.02915, have one NaN, at the code of negative zero, and one more in the exponent bias).
+struct Float8Format {
+  int exponent_bits;
+  int mantissa_bits;
+  int bias;
+  enum class Specials { ieee, nan_at_all_ones, nan_at_negative_zero } specials;
+};
+
+constexpr Float8Format kE4M3fn{4, 3, 7, Float8Format::Specials::nan_at_all_ones};
+constexpr Float8Format kE5M2{5, 2, 15, Float8Format::Specials::ieee};
+constexpr Float8Format kE4M3fnuz{4, 3, 8, Float8Format::Specials::nan_at_negative_zero};
+constexpr Float8Format kE5M2fnuz{5, 2, 16, Float8Format::Specials::nan_at_negative_zero};
+
+float decode_float8(std::uint8_t code, const Float8Format& format) {
+  const bool negative = (code & 0x80U) != 0;
+  const int mantissa = code & ((1 << format.mantissa_bits) - 1);
+  const int exponent = (code & 0x7F) >> format.mantissa_bits;
+  const int all_ones = (1 << format.exponent_bits) - 1;
+  switch (format.specials) {
+    case Float8Format::Specials::ieee:
+      if (exponent == all_ones) {
+        if (mantissa != 0) return std::numeric_limits<float>::quiet_NaN();
+        return negative ? -std::numeric_limits<float>::infinity()
+                        : std::numeric_limits<float>::infinity();
+      }
+      break;
+    case Float8Format::Specials::nan_at_all_ones:
+      if ((code & 0x7F) == 0x7F) return std::numeric_limits<float>::quiet_NaN();
+      break;
+    case Float8Format::Specials::nan_at_negative_zero:
+      if (code == 0x80) return std::numeric_limits<float>::quiet_NaN();
+      break;
+  }
+  const int fraction = exponent == 0 ? mantissa : mantissa | (1 << format.mantissa_bits);
+  const int power = (exponent == 0 ? 1 : exponent) - format.bias - format.mantissa_bits;
+  const float magnitude = std::ldexp(static_cast<float>(fraction), power);
+  return negative ? -magnitude : magnitude;
+}
+
+float decode_e8m0(std::uint8_t code) {
+  if (code == 0xFF) return std::numeric_limits<float>::quiet_NaN();
+  return std::ldexp(1.0F, static_cast<int>(code) - 127);
+}
+
+float decode_float16(std::uint16_t code) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x8000U) << 16;
+  const std::uint32_t exponent = (code >> 10) & 0x1FU;
+  const std::uint32_t mantissa = code & 0x3FFU;
+  if (exponent == 0) {
+    const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  const std::uint32_t bits = exponent == 31 ? (sign | 0x7F800000U | (mantissa << 13))
+                                            : (sign | ((exponent + 112U) << 23) | (mantissa << 13));
+  return std::bit_cast<float>(bits);
+}
+
+float decode_bfloat16(std::uint16_t code) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(code) << 16);
+}
+
+/// Rounds a finite magnitude's float32 bits to a format with fewer mantissa bits, to nearest even,
+/// and returns the code without its sign; codes past the largest finite one mean overflow.
+std::uint32_t round_to_code(std::uint32_t magnitude_bits, int mantissa_bits, int bias) {
+  const int exponent = static_cast<int>(magnitude_bits >> 23) - 127 + bias;
+  if (exponent <= 0) {
+    // Subnormal: units of 2^(1 - bias - mantissa_bits). The scaling is exact, and so is nearbyint.
+    const double units = std::ldexp(static_cast<double>(std::bit_cast<float>(magnitude_bits)),
+                                    bias - 1 + mantissa_bits);
+    return static_cast<std::uint32_t>(std::nearbyint(units));
+  }
+  const int shift = 23 - mantissa_bits;
+  const std::uint32_t fraction = magnitude_bits & 0x7FFFFFU;
+  const std::uint32_t kept = (static_cast<std::uint32_t>(exponent) << mantissa_bits) |
+                             (fraction >> shift);
+  const std::uint32_t rest = fraction & ((1U << shift) - 1);
+  const std::uint32_t half = 1U << (shift - 1);
+  return kept + ((rest > half || (rest == half && (kept & 1U) != 0)) ? 1U : 0U);
+}
+
+template <class Code>
+Code encode_small(float value, int mantissa_bits, int bias, std::uint32_t past_finite,
+                  std::uint32_t infinity, std::uint32_t nan) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 31) << (sizeof(Code) * 8 - 1);
+  const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
+  if (magnitude > 0x7F800000U) return static_cast<Code>(sign | nan);
+  if (magnitude == 0x7F800000U) return static_cast<Code>(sign | infinity);
+  const std::uint32_t code = round_to_code(magnitude, mantissa_bits, bias);
+  return static_cast<Code>(sign | (code >= past_finite ? infinity : code));
+}
+
+std::uint16_t encode_float16(float v) {
+  return encode_small<std::uint16_t>(v, 10, 15, 0x7C00, 0x7C00, 0x7E00);
+}
+std::uint16_t encode_bfloat16(float v) {
+  const auto bits = std::bit_cast<std::uint32_t>(v);
+  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) {
+    return static_cast<std::uint16_t>((bits >> 16) | 0x40U);
+  }
+  return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+}
+std::uint8_t encode_e4m3fn(float v) {
+  return encode_small<std::uint8_t>(v, 3, 7, 0x7F, 0x7F, 0x7F);
+}
+std::uint8_t encode_e5m2(float v) {
+  return encode_small<std::uint8_t>(v, 2, 15, 0x7C, 0x7C, 0x7F);
+}
+
+/// Rounds to float32 such that a second rounding to fewer bits gives what one rounding of the
+/// double would: to odd, where bits are lost.
+float to_float_for_rounding(double value) {
+  const auto nearest = static_cast<float>(value);
+  if (!std::isfinite(value) || static_cast<double>(nearest) == value) return nearest;
+  if (!std::isfinite(nearest)) return nearest;
+  const bool above = std::fabs(static_cast<double>(nearest)) > std::fabs(value);
+  const float toward_zero = above ? std::nextafter(nearest, 0.0F) : nearest;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(toward_zero) | 1U);
+}
+
+template <class Stored, class Number, class Decode>
+void decode_all(std::span<const std::byte> source, std::span<Number> out, Decode decode) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    Stored stored;
+    std::memcpy(&stored, source.data() + i * sizeof(Stored), sizeof(Stored));
+    out[i] = static_cast<Number>(decode(stored));
+  }
+}
+
+/// Decodes to `Number`: float for dtypes it holds exactly, else double.
+template <class Number>
+void decode(DType from, std::span<const std::byte> source, std::span<Number> out) {
+  const auto as_is = [](auto v) { return v; };
+  switch (from) {
+    case DType::boolean:
+      return decode_all<std::uint8_t>(source, out, [](auto v) { return v != 0 ? 1 : 0; });
+    case DType::uint8: return decode_all<std::uint8_t>(source, out, as_is);
+    case DType::int8: return decode_all<std::int8_t>(source, out, as_is);
+    case DType::uint16: return decode_all<std::uint16_t>(source, out, as_is);
+    case DType::int16: return decode_all<std::int16_t>(source, out, as_is);
+    case DType::uint32: return decode_all<std::uint32_t>(source, out, as_is);
+    case DType::int32: return decode_all<std::int32_t>(source, out, as_is);
+    case DType::uint64: return decode_all<std::uint64_t>(source, out, as_is);
+    case DType::int64: return decode_all<std::int64_t>(source, out, as_is);
+    case DType::float16: return decode_all<std::uint16_t>(source, out, decode_float16);
+    case DType::bfloat16: return decode_all<std::uint16_t>(source, out, decode_bfloat16);
+    case DType::float32: return decode_all<float>(source, out, as_is);
+    case DType::float64: return decode_all<double>(source, out, as_is);
+    case DType::float8_e4m3fn:
+      return decode_all<std::uint8_t>(source, out, [](auto v) { return decode_float8(v, kE4M3fn); });
+    case DType::float8_e5m2:
+      return decode_all<std::uint8_t>(source, out, [](auto v) { return decode_float8(v, kE5M2); });
+    case DType::float8_e4m3fnuz:
+      return decode_all<std::uint8_t>(source, out,
+                                      [](auto v) { return decode_float8(v, kE4M3fnuz); });
+    case DType::float8_e5m2fnuz:
+      return decode_all<std::uint8_t>(source, out,
+                                      [](auto v) { return decode_float8(v, kE5M2fnuz); });
+    case DType::float8_e8m0fnu: return decode_all<std::uint8_t>(source, out, decode_e8m0);
+    case DType::complex32:
+    case DType::complex64:
+    case DType::complex128:
+    case DType::float4_e2m1fn_x2: break;
+  }
+  TESSERA_CHECK(false && "cast_elements: no such cast");
+}
+
+template <class Stored, class Number, class Encode>
+void encode_all(std::span<const Number> source, std::span<std::byte> out, Encode encode) {
+  for (std::size_t i = 0; i < source.size(); ++i) {
+    const Stored stored = encode(source[i]);
+    std::memcpy(out.data() + i * sizeof(Stored), &stored, sizeof(Stored));
+  }
+}
+
+template <class Number>
+void encode(std::span<const Number> source, DType to, std::span<std::byte> out) {
+  const auto narrow = [](Number v) {
+    if constexpr (std::is_same_v<Number, double>) {
+      return to_float_for_rounding(v);
+    } else {
+      return v;
+    }
+  };
+  switch (to) {
+    case DType::float64:
+      return encode_all<double>(source, out, [](Number v) { return static_cast<double>(v); });
+    case DType::float32:
+      return encode_all<float>(source, out, [](Number v) { return static_cast<float>(v); });
+    case DType::float16:
+      return encode_all<std::uint16_t>(source, out, [&](Number v) { return encode_float16(narrow(v)); });
+    case DType::bfloat16:
+      return encode_all<std::uint16_t>(source, out,
+                                       [&](Number v) { return encode_bfloat16(narrow(v)); });
+    case DType::float8_e4m3fn:
+      return encode_all<std::uint8_t>(source, out, [&](Number v) { return encode_e4m3fn(narrow(v)); });
+    case DType::float8_e5m2:
+      return encode_all<std::uint8_t>(source, out, [&](Number v) { return encode_e5m2(narrow(v)); });
+    default: break;
+  }
+  TESSERA_CHECK(false && "cast_elements: no such cast");
+}
+
+/// The real dtype of a complex dtype's two parts.
+DType part_of(DType complex) {
+  switch (complex) {
+    case DType::complex32: return DType::float16;
+    case DType::complex64: return DType::float32;
+    default: return DType::float64;
+  }
+}
+
+bool fits_float(DType dtype) { return itemsize(dtype) <= 2 || dtype == DType::float32; }
+
+template <class Number>
+void cast_through(DType from, std::span<const std::byte> source, DType to,
+                  std::span<std::byte> destination) {
+  constexpr std::size_t kBatchNumel = 1024;
+  Number batch[kBatchNumel];
+  const std::uint64_t from_itemsize = itemsize(from);
+  const std::uint64_t to_itemsize = itemsize(to);
+  const std::size_t numel = source.size() / from_itemsize;
+  for (std::size_t begin = 0; begin < numel; begin += kBatchNumel) {
+    const std::size_t batch_numel = std::min(kBatchNumel, numel - begin);
+    const std::span<Number> numbers(batch, batch_numel);
+    decode<Number>(from, source.subspan(begin * from_itemsize, batch_numel * from_itemsize), numbers);
+    encode<Number>(numbers, to, destination.subspan(begin * to_itemsize, batch_numel * to_itemsize));
+  }
+}
+
+}  // namespace
+
+bool can_cast(DType from, DType to) {
+  if (from == to) return true;
+  if (is_complex(from) || is_complex(to)) return is_complex(from) && is_complex(to);
+  if (from == DType::float4_e2m1fn_x2) return false;
+  switch (to) {
+    case DType::float64:
+    case DType::float32: return true;
+    case DType::float16:
+    case DType::bfloat16:
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2: return is_floating_point(from);
+    default: return false;
+  }
+}
+
+void cast_elements(DType from, std::span<const std::byte> source, DType to,
+                   std::span<std::byte> destination) {
+  TESSERA_CHECK(can_cast(from, to));
+  TESSERA_CHECK(source.size() / itemsize(from) == destination.size() / itemsize(to));
+  if (from == to) {
+    if (!source.empty()) std::memcpy(destination.data(), source.data(), source.size());
+    return;
+  }
+  if (is_complex(from)) {
+    cast_elements(part_of(from), source, part_of(to), destination);
+    return;
+  }
+  if (fits_float(from)) {
+    cast_through<float>(from, source, to, destination);
+  } else {
+    cast_through<double>(from, source, to, destination);
+  }
+}
+
+}  // namespace tessera
