@@ -1,0 +1,160 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera::formats::pickle {
+
+/// What a pickle describes. A pickle is a program; Tessera keeps what that program says and carries
+/// none of it out, so a "call" is a name with arguments.
+enum class ObjectKind : std::uint8_t {
+  none,
+  boolean,
+  integer,      // fits into int64_t
+  big_integer,  // does not
+  floating,
+  str,
+  bytes,  // also bytearray
+  list,
+  tuple,
+  dict,
+  set,         // also frozenset
+  global,      // a name from the allow-list
+  call,        // REDUCE or NEWOBJ: a global, its arguments, and what was then put into it
+  persistent,  // BINPERSID: a reference to something outside the pickle, such as a storage
+};
+
+std::string_view kind_name(ObjectKind kind);
+
+class ObjectGraph;
+
+/// One object of a graph. A reference of two words; valid while its graph lives. The `as_`
+/// functions throw Error(corruption) naming the file and the byte at which the object was made:
+/// `<rule>: expected <kind>, found <kind>`. Nothing here walks deeper than one level, so that no
+/// graph, however its parts are shared or refer to themselves, costs more than its size.
+class Object {
+ public:
+  ObjectKind kind() const;
+  bool is(ObjectKind wanted) const { return kind() == wanted; }
+
+  bool as_boolean(std::string_view rule) const;
+  std::int64_t as_integer(std::string_view rule) const;
+  double as_floating(std::string_view rule) const;
+  std::string_view as_str(std::string_view rule) const;  // valid UTF-8
+  std::string_view as_bytes(std::string_view rule) const;
+  std::string_view as_big_integer(std::string_view rule) const;  // decimal digits
+  /// Returns the items of a list, a tuple or a set.
+  std::size_t num_items(std::string_view rule) const;
+  Object item(std::size_t index) const;  // Requires: index < num_items
+  /// Returns the entries of a dict, or those put into a call (an OrderedDict). Keys that are str,
+  /// bytes, numbers or None appear once, with the value set last; other keys may be repeated.
+  std::size_t num_entries(std::string_view rule) const;
+  Object entry_key(std::size_t index) const;  // Requires: index < num_entries
+  Object entry_value(std::size_t index) const;
+  /// Returns the value under a str key of a dict. Cost: linear in the entries.
+  std::optional<Object> find(std::string_view key) const;
+
+  std::string_view global_module(std::string_view rule) const;
+  std::string_view global_name(std::string_view rule) const;
+  /// Returns the allow-list's number for a global, or for the global that a call names.
+  std::uint32_t meaning(std::string_view rule) const;
+
+  Object call_arguments(std::string_view rule) const;             // a tuple
+  std::optional<Object> call_state(std::string_view rule) const;  // of BUILD, the last one
+  std::size_t num_appended(std::string_view rule) const;          // items put into a call
+  Object appended(std::size_t index) const;
+  Object persistent_id(std::string_view rule) const;
+
+  /// Says whether both are one and the same object of the graph.
+  friend bool operator==(const Object&, const Object&) = default;
+  std::uint32_t id() const { return id_; }  // dense, below ObjectGraph::num_objects()
+
+  /// Throws Error(kind) with the file and this object's place: `<what>`.
+  [[noreturn]] void fail(ErrorKind error_kind, std::string_view what) const;
+  /// Throws Error(corruption): `<rule>: expected <expected>, found <this object's kind>`.
+  [[noreturn]] void fail_expected(std::string_view rule, std::string_view expected) const;
+  /// Says in a few words what the object is: `int 7`, `str 'abc'`, `torch.Size(...)`, `list of 3`.
+  std::string describe() const;
+
+ private:
+  friend class ObjectGraph;
+  Object(const ObjectGraph* graph, std::uint32_t id) : graph_(graph), id_(id) {}
+
+  const ObjectGraph* graph_;
+  std::uint32_t id_;
+};
+
+/// Everything one pickle describes, as read by `unpickle`. Owns the pickle's bytes, which strings
+/// refer to. Immutable and safe to share between threads; moving keeps nothing valid but the graph
+/// itself, so take Objects from where it finally lies.
+class ObjectGraph {
+ public:
+  ObjectGraph(ObjectGraph&&) noexcept = default;
+  ObjectGraph& operator=(ObjectGraph&&) noexcept = default;
+
+  Object root() const { return Object(this, root_); }
+  std::size_t num_objects() const { return nodes_.size(); }
+  std::size_t nbytes() const { return bytes_.size(); }  // of the pickle
+  const std::string& path() const { return path_; }
+
+ private:
+  friend class Object;
+  friend class Machine;
+
+  ObjectGraph() = default;
+
+  struct Slice {  // of links_
+    std::uint32_t begin = 0;
+    std::uint32_t size = 0;
+    std::uint32_t capacity = 0;
+  };
+  struct Text {
+    const char* data;
+    std::uint32_t nbytes;
+  };
+  struct Global {
+    Text module;
+    Text name;
+    std::uint32_t meaning;
+  };
+  struct Call {
+    std::uint32_t callable;
+    std::uint32_t arguments;
+    std::uint32_t state;  // kNoObject where BUILD did not come
+    Slice appended;
+    Slice entries;
+  };
+  struct Node {
+    ObjectKind kind;
+    std::uint32_t offset;  // in the pickle, of the opcode that made it
+    union {
+      bool boolean;
+      std::int64_t integer;
+      double floating;
+      Text text;
+      Slice slice;          // list, tuple, set: items; dict: key, value, key, value
+      std::uint32_t index;  // global: globals_; call: calls_; persistent: the id's node
+    };
+  };
+  static constexpr std::uint32_t kNoObject = 0xffffffff;
+
+  std::string path_;
+  std::uint64_t file_offset_ = 0;
+  std::vector<char> bytes_;
+  std::deque<std::string> decoded_;  // text that does not lie in bytes_ as it reads
+  std::vector<Node> nodes_;
+  std::vector<std::uint32_t> links_;
+  std::vector<Global> globals_;
+  std::vector<Call> calls_;
+  std::uint32_t root_ = 0;
+};
+
+}  // namespace tessera::formats::pickle

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "formats/pickle/pickle_object.h"
+#include "formats/pickle/unpickler.h"
+#include "tessera/base/value.h"
+
+namespace tessera::formats::pickle {
+
+/// The globals that plain values are made of. [Note: Plain values]
+/// containers: OrderedDict, defaultdict and Counter become Dict, set and frozenset Set.
+/// torch: Size becomes Tuple; dtype, layout, memory format and device become Symbols
+/// `torch.float32`, `torch.strided`, `torch.contiguous_format`, `device:cuda:3`. Python: bytes,
+/// bytearray become Bytes; complex a Symbol `complex:1.5,-2.0`; PosixPath a str. NumPy: scalars
+/// become bool, int or float.
+enum class ValueGlobal : std::uint32_t {
+  ordered_dict = 0x100,
+  default_dict,
+  counter,
+  set,
+  frozen_set,
+  byte_array,
+  bytes,
+  complex,
+  codecs_encode,
+  builtin_type,  // list, dict, int, …: only as the factory of a defaultdict
+  path,
+  torch_size,
+  torch_device,
+  torch_dtype,
+  torch_layout,         // torch.strided, …
+  torch_get_layout,     // torch.serialization._get_layout('torch.strided')
+  torch_memory_format,  // torch.contiguous_format, …
+  numpy_scalar,
+  numpy_dtype,
+};
+
+/// Returns the table of those globals, for an AllowList.
+std::span<const AllowedGlobal> value_globals();
+
+/// Says what the call or global `object` is, or nothing where it is none of the above.
+std::optional<ValueGlobal> value_global(Object object);
+
+/// Bounds what the walks over one graph may produce together. A graph shares its parts, so a few
+/// hundred bytes can describe a tree of 10^18 leaves; what is made of it is counted here.
+/// Not thread-safe.
+class WalkBudget {
+ public:
+  /// Allows some multiple of what the graph itself occupies, and 64 MiB at least.
+  explicit WalkBudget(const ObjectGraph& graph);
+  /// Throws Error(corruption) where the budget is used up.
+  void spend(Object at, std::uint64_t nbytes);
+
+  static constexpr int kMaxDepth = 64;
+
+ private:
+  std::uint64_t left_;
+};
+
+/// Returns the plain value that `object` stands for. Throws: Error(corruption) for what contains
+/// itself, is nested deeper than WalkBudget::kMaxDepth, or passes the budget; Error(unsupported)
+/// for what is no plain value, by name.
+Value to_value(Object object, WalkBudget& budget);
+
+}  // namespace tessera::formats::pickle

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/base/byte_range.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats::zip {
+
+/// A file inside a zip archive, as the central directory describes it.
+struct Member {
+  std::string name;
+  std::uint64_t nbytes = 0;
+  std::uint32_t crc32 = 0;
+  ByteRange extent;  // in the file: local header, data and what follows, up to the next member
+
+  /// Says whether there is a CRC to check: torch.save can be told to leave it 0.
+  bool has_crc() const { return crc32 != 0 || nbytes == 0; }
+};
+
+struct ZipLimits {
+  std::uint64_t max_members = std::uint64_t{1} << 22;
+  std::uint64_t max_directory_nbytes = std::uint64_t{1} << 30;
+  std::size_t max_name_nbytes = 1024;
+};
+
+/// Reads a zip archive of stored members that fills a window of a file: all of a torch.save file,
+/// or one of the many archives that lie one after the other in a .distcp file.
+///
+///     [prefix] { local header 30+n+m | data } ... central directory [zip64 trailer] trailer 22+c
+///
+/// The central directory is read and checked in full when opening: members within the window and
+/// not overlapping, names unique, relative and without `..`, nothing compressed, encrypted or split
+/// over disks. A member's local header is compared with it before the member's first byte is used.
+/// A small archive is read in one call and needs no other.
+/// Immutable after opening; thread-safe. `file` must outlive it.
+/// Source: APPNOTE.TXT 6.3.10 (PKWARE).
+class ZipReader {
+ public:
+  /// Throws: Error(corruption), Error(unsupported), Error(io).
+  ZipReader(const ReadableFile& file, ByteRange window, ZipLimits limits = {});
+
+  const std::string& path() const { return file_->path(); }
+  ByteRange window() const { return window_; }
+  /// Returns the members in the order of the central directory.
+  const std::vector<Member>& members() const { return members_; }
+  /// Returns the index of the member, or nothing. `name` is compared byte by byte.
+  std::optional<std::size_t> find(std::string_view name) const;
+
+  /// Returns where the member's data lies in the file. Throws: Error(corruption) where the local
+  /// header contradicts the central directory.
+  ByteRange data_range(std::size_t member) const;
+
+  /// Fills `out` with the member's bytes from `offset`. Requires: they lie within the member.
+  void read_at(std::size_t member, std::uint64_t offset, std::span<std::byte> out) const;
+
+  /// Returns all of the member, its CRC checked where there is one.
+  /// Throws: Error(corruption) where it has more than `max_nbytes`, or another CRC.
+  std::vector<char> read_all(std::size_t member, std::uint64_t max_nbytes) const;
+
+ private:
+  void read_file_at(std::uint64_t offset, std::span<std::byte> out) const;
+
+  const ReadableFile* file_;
+  ByteRange window_;
+  std::vector<Member> members_;
+  std::unordered_map<std::string_view, std::size_t> by_name_;
+  std::unique_ptr<std::atomic<std::uint64_t>[]> data_begin_;  // 0: local header not read yet
+  std::vector<std::byte> tail_;  // the window's last bytes; all of them where it is small
+};
+
+}  // namespace tessera::formats::zip
