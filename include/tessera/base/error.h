@@ -27,14 +27,15 @@ std::string_view to_string(ErrorKind kind);
 
 /// Says where a failure happened. Empty members are left out of the message.
 struct ErrorWhere {
-  std::string path{};                      // file or directory, as the user named it
-  std::string fqn{};                       // tensor or value
-  std::optional<ByteRange> byte_range{};   // within the file at `path`
+  std::string path{};                     // file or directory, as the user named it
+  std::string fqn{};                      // tensor or value
+  std::optional<ByteRange> byte_range{};  // within the file at `path`
 };
 
 /// Carries one failure with the facts a program needs and the one line a person needs.
 ///
-/// The line reads `<path>: <fqn>: <what>`; `what` is, wherever two things were compared,
+/// The line reads `<path>: <fqn>: bytes [<begin>, <end>): <what>`; `what` is, wherever two things
+/// were compared,
 /// `<rule>: expected <x>, found <y> (<likely cause>)`. Messages are a single line: control
 /// characters that came from a file are escaped, and over-long names are shortened.
 class Error : public std::runtime_error {
@@ -71,9 +72,9 @@ namespace detail {
 }  // namespace tessera
 
 /// Asserts an invariant of Tessera itself in every build type. Never used on input.
-#define TESSERA_CHECK(condition)                                                        \
-  do {                                                                                  \
-    if (!(condition)) {                                                                 \
-      ::tessera::detail::check_failed(#condition, std::source_location::current());     \
-    }                                                                                   \
+#define TESSERA_CHECK(condition)                                                    \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
+      ::tessera::detail::check_failed(#condition, std::source_location::current()); \
+    }                                                                               \
   } while (false)

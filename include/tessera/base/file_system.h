@@ -54,10 +54,11 @@ class FileSystem {
   /// Opens an existing file for writing at offsets (after HDF5 has laid it out).
   virtual std::unique_ptr<WritableFile> open_for_update(const std::string& path) = 0;
   virtual void make_directory(const std::string& path) = 0;  // must not exist
-  virtual std::vector<std::string> list_directory(const std::string& path) const = 0;  // sorted names
+  virtual std::vector<std::string> list_directory(
+      const std::string& path) const = 0;                                   // sorted names
   virtual void rename(const std::string& from, const std::string& to) = 0;  // `to` must not exist
-  /// Swaps two existing paths in one step, so that neither name is ever without an object; where the
-  /// file system cannot, renames in two steps.
+  /// Swaps two existing paths in one step, so that neither name is ever without an object; where
+  /// the file system cannot, renames in two steps.
   virtual void exchange(const std::string& a, const std::string& b) = 0;
   virtual void remove_all(const std::string& path) = 0;  // absent is fine; links are not followed
   virtual void sync_directory(const std::string& path) = 0;
@@ -81,14 +82,17 @@ enum class OverwritePolicy { refuse, replace };
 
 /// Makes a destination appear whole or not at all.
 ///
-/// Work happens at `staging_path()`, the sibling `<destination>.partial`, which is held with an
-/// advisory lock while this object lives. `commit()` syncs the directory (each file was synced by
+/// Work happens at `staging_path()`, the sibling `<destination>.partial`, which is made here (an
+/// empty directory, or an empty file to be opened with `open_for_update`) and held with an advisory
+/// lock on itself while this object lives. `commit()` syncs the directory (each file was synced by
 /// its writer), renames it into place (an exchange where something is replaced), and syncs the
-/// parent. Destroyed without commit, the staging path is removed and what stood at the destination
-/// is untouched. A staging path left by a dead process is taken over and emptied.
+/// parent; where it throws, the destination is what it was before. Destroyed without commit, the
+/// staging path is removed and what stood at the destination is untouched. A staging path left by
+/// a dead process is taken over and emptied.
 /// Not thread-safe; the files inside are the writer's own.
 class StagedDestination {
  public:
+  /// Trailing slashes of `destination` are ignored. Its parent must exist.
   /// Throws: Error(already_exists) where the destination is in the way and `overwrite` is refuse,
   /// or where another living process holds the staging path.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
@@ -108,7 +112,7 @@ class StagedDestination {
   DestinationKind kind_;
   OverwritePolicy overwrite_;
   int lock_fd_ = -1;
-  bool committed_ = false;
+  bool committed_ = false;  // the staging path is no longer ours to remove
 };
 
 }  // namespace tessera

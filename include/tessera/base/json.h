@@ -25,8 +25,8 @@ enum class JsonStyle { compact, indented };
 /// is written as an object with one `$` key: `{"$tuple":[…]}`, `{"$set":[…]}`,
 /// `{"$bytes":"<base64>"}`, `{"$float":"nan"|"inf"|"-inf"}`, `{"$symbol":"torch.float32"}`,
 /// `{"$dict":[[key,value],…]}` (a key that is no string, or starts with `$`). Floats always carry
-/// a point or an exponent and round-trip; BigInts are plain JSON numbers. A string with invalid
-/// UTF-8 is written as `{"$str":"<base64>"}`.
+/// a point or an exponent and round-trip; BigInts are plain JSON numbers, of more than 300 digits
+/// `{"$int":"<decimal>"}`. A string with invalid UTF-8 is written as `{"$str":"<base64>"}`.
 std::string value_to_json(const Value& value, JsonStyle style = JsonStyle::compact);
 
 /// Undoes `value_to_json` on parsed JSON. Throws: Error(corruption) naming `path` on a malformed

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera::detail {
+
+/// Standard alphabet, padded (RFC 4648, section 4).
+std::string base64_encode(std::string_view bytes);
+
+/// Returns nothing where `text` is not what `base64_encode` gives for some bytes.
+std::optional<std::string> base64_decode(std::string_view text);
+
+}  // namespace tessera::detail

@@ -1,0 +1,125 @@
+#include "tessera/base/error.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/utf8.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kMaxPathNbytes = 1024;
+constexpr std::size_t kMaxFqnNbytes = 200;
+constexpr std::size_t kMaxWhatNbytes = 2000;
+
+std::string message_line(const ErrorWhere& where, std::string_view what) {
+  std::string line;
+  if (!where.path.empty()) line += printable(where.path, kMaxPathNbytes) + ": ";
+  if (!where.fqn.empty()) line += printable(where.fqn, kMaxFqnNbytes) + ": ";
+  if (where.byte_range) {
+    line += "bytes [" + std::to_string(where.byte_range->begin) + ", " +
+            std::to_string(where.byte_range->end) + "): ";
+  }
+  return line + printable(what, kMaxWhatNbytes);
+}
+
+}  // namespace
+
+std::string_view to_string(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::not_found:
+      return "not_found";
+    case ErrorKind::corruption:
+      return "corruption";
+    case ErrorKind::unsupported:
+      return "unsupported";
+    case ErrorKind::invalid_argument:
+      return "invalid_argument";
+    case ErrorKind::mismatch:
+      return "mismatch";
+    case ErrorKind::already_exists:
+      return "already_exists";
+    case ErrorKind::io:
+      return "io";
+    case ErrorKind::interrupted:
+      return "interrupted";
+  }
+  return "unknown";
+}
+
+Error::Error(ErrorKind kind, ErrorWhere where, std::string_view what)
+    : std::runtime_error(message_line(where, what)), kind_(kind), where_(std::move(where)) {}
+
+Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
+                      std::string_view expected, std::string_view found,
+                      std::string_view likely_cause) {
+  std::string what(rule);
+  what.append(": expected ").append(expected).append(", found ").append(found);
+  if (!likely_cause.empty()) what.append(" (").append(likely_cause).append(")");
+  return Error(kind, std::move(where), what);
+}
+
+std::string printable(std::string_view text, std::size_t max_nbytes) {
+  static constexpr std::string_view kEllipsis = "…";
+  static constexpr char kHex[] = "0123456789abcdef";
+  // The escaped text as units that must not be cut: whole characters and whole escapes. Of a long
+  // text only what can be shown is looked at: as many bytes from either end.
+  const auto escape = [](std::string_view part, auto&& emit) {
+    for (std::size_t i = 0; i < part.size();) {
+      const std::size_t nbytes = detail::utf8_sequence_nbytes(part, i);
+      const auto byte = static_cast<unsigned char>(part[i]);
+      const bool is_control = nbytes == 1 ? (byte < 0x20 || byte == 0x7F)
+                                          : (nbytes == 2 && byte == 0xC2 &&
+                                             static_cast<unsigned char>(part[i + 1]) < 0xA0);
+      if (nbytes > 0 && !is_control) {
+        emit(std::string(part.substr(i, nbytes)));
+        i += nbytes;
+      } else {
+        emit(std::string{'\\', 'x', kHex[byte >> 4], kHex[byte & 0xF]});
+        ++i;
+      }
+    }
+  };
+
+  std::string shown;
+  if (text.size() <= max_nbytes) {
+    escape(text, [&](const std::string& unit) { shown += unit; });
+    if (shown.size() <= max_nbytes) return shown;
+  }
+  const std::size_t room = max_nbytes > kEllipsis.size() ? max_nbytes - kEllipsis.size() : 0;
+  std::string head;
+  bool head_full = false;
+  escape(text.substr(0, room), [&](const std::string& unit) {
+    if (head_full || head.size() + unit.size() > (room + 1) / 2) {
+      head_full = true;
+    } else {
+      head += unit;
+    }
+  });
+  // The tail starts at a character's first byte.
+  std::size_t tail_begin = text.size() - std::min(text.size(), room);
+  while (tail_begin < text.size() && (static_cast<unsigned char>(text[tail_begin]) & 0xC0) == 0x80)
+    ++tail_begin;
+  std::vector<std::string> tail_units;
+  escape(text.substr(tail_begin), [&](const std::string& unit) { tail_units.push_back(unit); });
+  std::size_t tail_nbytes = 0;
+  std::size_t first_shown = tail_units.size();
+  while (first_shown > 0 && tail_nbytes + tail_units[first_shown - 1].size() <= room / 2) {
+    --first_shown;
+    tail_nbytes += tail_units[first_shown].size();
+  }
+  shown = head + std::string(kEllipsis);
+  for (std::size_t i = first_shown; i < tail_units.size(); ++i) shown += tail_units[i];
+  return shown;
+}
+
+namespace detail {
+
+void check_failed(const char* condition, std::source_location where) {
+  throw InternalError(std::string(where.file_name()) + ":" + std::to_string(where.line()) +
+                      ": broken invariant: " + condition);
+}
+
+}  // namespace detail
+}  // namespace tessera

@@ -1,0 +1,37 @@
+#include "tessera/base/file_system.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+std::string read_file(const FileSystem& fs, const std::string& path, std::uint64_t max_nbytes) {
+  const auto file = fs.open(path);
+  if (file->nbytes() > max_nbytes) {
+    throw Error::expected(ErrorKind::corruption, {.path = path}, "file size",
+                          "at most " + std::to_string(max_nbytes) + " bytes",
+                          std::to_string(file->nbytes()) + " bytes");
+  }
+  std::string text(static_cast<std::size_t>(file->nbytes()), '\0');
+  file->read_at(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+std::string join_path(const std::string& directory, const std::string& name) {
+  if (directory.empty()) return name;
+  return directory.back() == '/' ? directory + name : directory + "/" + name;
+}
+
+bool is_contained_path(const std::string& name) {
+  if (name.empty() || name.front() == '/' || name.find('\0') != std::string::npos) return false;
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('/', begin), name.size());
+    if (name.compare(begin, end - begin, "..") == 0) return false;
+    begin = end + 1;
+  }
+  return true;
+}
+
+}  // namespace tessera

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/json.h"
+
+namespace tessera::detail {
+
+/// Takes the parts of a JSON text in their order, and refuses what it meets by throwing. Object
+/// keys arrive before it is known whether they are unique: a text with duplicate keys is refused at
+/// the latest when its object ends, after `on_object_end`.
+class JsonEvents {
+ public:
+  virtual ~JsonEvents() = default;
+  virtual void on_object_begin() = 0;
+  virtual void on_key(std::string& key) = 0;  // may be moved from
+  virtual void on_object_end() = 0;
+  virtual void on_array_begin() = 0;
+  virtual void on_array_end() = 0;
+  virtual void on_string(std::string& text) = 0;  // may be moved from
+  virtual void on_integer(std::int64_t number) = 0;
+  virtual void on_big_integer(std::string_view decimal) = 0;  // beyond int64_t
+  virtual void on_float(double number) = 0;
+  virtual void on_bool(bool value) = 0;
+  virtual void on_null() = 0;
+};
+
+/// Walks through a JSON text without recursion and without building it in memory.
+/// Throws: Error(corruption) naming `path`, the byte position and the rule, as `parse_json` does.
+void read_json(std::string_view text, const std::string& path, JsonLimits limits,
+               JsonEvents& events);
+
+}  // namespace tessera::detail

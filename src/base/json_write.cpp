@@ -1,0 +1,262 @@
+#include <cmath>
+
+#include "base/base64.h"
+#include "base/float_text.h"
+#include "base/utf8.h"
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+
+namespace tessera {
+namespace {
+
+/// JSON numbers with more digits overflow a double, and parsers refuse them for that.
+constexpr std::size_t kMaxPlainIntegerDigits = 300;
+
+void append_quoted(std::string& out, std::string_view text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  out += '"';
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t nbytes = detail::utf8_sequence_nbytes(text, i);
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (nbytes == 0) {
+      out += "\xEF\xBF\xBD";  // U+FFFD
+      ++i;
+      continue;
+    }
+    if (byte == '"' || byte == '\\') {
+      (out += '\\') += text[i];
+    } else if (byte == '\n') {
+      out += "\\n";
+    } else if (byte == '\r') {
+      out += "\\r";
+    } else if (byte == '\t') {
+      out += "\\t";
+    } else if (byte < 0x20) {
+      out += {'\\', 'u', '0', '0', kHex[byte >> 4], kHex[byte & 0xF]};
+    } else {
+      out += text.substr(i, nbytes);
+    }
+    i += nbytes;
+  }
+  out += '"';
+}
+
+/// Whether a key can stand as the key of a plain JSON object without being taken for a `$` form.
+bool is_plain_key(const Value& key) {
+  const auto* text = key.get_if<std::string>();
+  return text != nullptr && !text->starts_with('$') && detail::is_valid_utf8(*text);
+}
+
+class JsonPrinter {
+ public:
+  explicit JsonPrinter(JsonStyle style) : indented_(style == JsonStyle::indented) {}
+
+  void print(const Value& value) {
+    std::visit([this](const auto& alternative) { show(alternative); }, value.storage());
+  }
+
+  std::string finish() && { return std::move(out_); }
+
+ private:
+  void show(Value::None) { out_ += "null"; }
+  void show(bool value) { out_ += value ? "true" : "false"; }
+  void show(std::int64_t value) { out_ += std::to_string(value); }
+  void show(const Value::BigInt& value) {
+    if (value.decimal.size() <= kMaxPlainIntegerDigits) {
+      out_ += value.decimal;
+    } else {
+      show_form("$int", value.decimal);
+    }
+  }
+  void show(double value) {
+    if (std::isfinite(value)) {
+      out_ += detail::float_to_text(value);
+    } else {
+      show_form("$float", detail::float_to_text(value));
+    }
+  }
+  void show(const std::string& value) {
+    if (detail::is_valid_utf8(value)) {
+      append_quoted(out_, value);
+    } else {
+      show_form("$str", detail::base64_encode(value));
+    }
+  }
+  void show(const Value::Bytes& value) { show_form("$bytes", detail::base64_encode(value.data)); }
+  void show(const Value::Symbol& value) { show_form("$symbol", value.name); }
+  void show(const Value::List& value) { show_array(value); }
+  void show(const Value::Tuple& value) { show_array_form("$tuple", value.items); }
+  void show(const Value::Set& value) { show_array_form("$set", value.items); }
+  void show(const Value::Dict& value) {
+    for (const auto& [key, item] : value) {
+      if (!is_plain_key(key)) {
+        Value::List pairs;
+        pairs.reserve(value.size());
+        for (const auto& [pair_key, pair_item] : value) {
+          pairs.emplace_back(Value::List{pair_key, pair_item});
+        }
+        show_array_form("$dict", pairs);
+        return;
+      }
+    }
+    open('{');
+    for (const auto& [key, item] : value) {
+      next_item();
+      append_quoted(out_, *key.get_if<std::string>());
+      out_ += indented_ ? ": " : ":";
+      print(item);
+    }
+    close('}');
+  }
+
+  void show_array(const Value::List& items) {
+    open('[');
+    for (const Value& item : items) {
+      next_item();
+      print(item);
+    }
+    close(']');
+  }
+
+  // A form stays on one line but for the items inside it.
+  void show_form(std::string_view name, std::string_view text) {
+    begin_form(name);
+    append_quoted(out_, text);
+    out_ += '}';
+  }
+  void show_array_form(std::string_view name, const Value::List& items) {
+    begin_form(name);
+    show_array(items);
+    out_ += '}';
+  }
+  void begin_form(std::string_view name) {
+    ((out_ += "{\"") += name) += indented_ ? "\": " : "\":";
+  }
+
+  void open(char bracket) {
+    out_ += bracket;
+    ++depth_;
+    is_first_item_ = true;
+  }
+  void next_item() {
+    if (!is_first_item_) out_ += ',';
+    is_first_item_ = false;
+    break_line();
+  }
+  void close(char bracket) {
+    --depth_;
+    if (!is_first_item_) break_line();
+    out_ += bracket;
+    is_first_item_ = false;
+  }
+  void break_line() {
+    if (indented_) out_.append("\n").append(2 * depth_, ' ');
+  }
+
+  bool indented_;
+  std::string out_;
+  std::size_t depth_ = 0;
+  bool is_first_item_ = true;
+};
+
+[[noreturn]] void refuse_form(const std::string& path, const std::string& form,
+                              std::string_view expected) {
+  throw Error::expected(ErrorKind::corruption, {.path = path}, "value form " + form, expected,
+                        "something else");
+}
+
+const std::string& text_of_form(const std::string& path, const std::string& form,
+                                const Value& json) {
+  const auto* text = json.get_if<std::string>();
+  if (text == nullptr) refuse_form(path, form, "a string");
+  return *text;
+}
+
+std::string bytes_of_form(const std::string& path, const std::string& form, const Value& json) {
+  auto bytes = detail::base64_decode(text_of_form(path, form, json));
+  if (!bytes) refuse_form(path, form, "base64");
+  return *std::move(bytes);
+}
+
+Value::List items_of(const Value::List& items, const std::string& path) {
+  Value::List out;
+  out.reserve(items.size());
+  for (const Value& item : items) out.push_back(value_from_json(item, path));
+  return out;
+}
+
+Value::List items_of_form(const std::string& path, const std::string& form, const Value& json) {
+  const auto* items = json.get_if<Value::List>();
+  if (items == nullptr) refuse_form(path, form, "an array");
+  return items_of(*items, path);
+}
+
+bool is_decimal(std::string_view text) {
+  if (text.starts_with('-')) text.remove_prefix(1);
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+Value value_of_form(const std::string& form, const Value& json, const std::string& path) {
+  if (form == "$tuple") return Value::Tuple{items_of_form(path, form, json)};
+  if (form == "$set") return Value::Set{items_of_form(path, form, json)};
+  if (form == "$bytes") return Value::Bytes{bytes_of_form(path, form, json)};
+  if (form == "$str") return bytes_of_form(path, form, json);
+  if (form == "$symbol") return Value::Symbol{text_of_form(path, form, json)};
+  if (form == "$int") {
+    const std::string& decimal = text_of_form(path, form, json);
+    if (!is_decimal(decimal)) refuse_form(path, form, "a decimal integer");
+    return Value::BigInt{decimal};
+  }
+  if (form == "$float") {
+    const std::string& name = text_of_form(path, form, json);
+    if (name == "nan") return std::nan("");
+    if (name == "inf") return HUGE_VAL;
+    if (name == "-inf") return -HUGE_VAL;
+    refuse_form(path, form, "nan, inf or -inf");
+  }
+  if (form == "$dict") {
+    Value::Dict dict;
+    for (Value& pair : items_of_form(path, form, json)) {
+      auto* key_and_item = pair.get_if<Value::List>();
+      if (key_and_item == nullptr || key_and_item->size() != 2) {
+        refuse_form(path, form, "[key, value] pairs");
+      }
+      dict.emplace_back(std::move((*key_and_item)[0]), std::move((*key_and_item)[1]));
+    }
+    return dict;
+  }
+  refuse_form(path, form, "one of the known forms");
+}
+
+}  // namespace
+
+std::string value_to_json(const Value& value, JsonStyle style) {
+  JsonPrinter printer(style);
+  printer.print(value);
+  return std::move(printer).finish();
+}
+
+Value value_from_json(const Value& json, const std::string& path) {
+  if (const auto* list = json.get_if<Value::List>()) return items_of(*list, path);
+  const auto* dict = json.get_if<Value::Dict>();
+  if (dict == nullptr) return json;
+  Value::Dict out;
+  out.reserve(dict->size());
+  for (const auto& [key, item] : *dict) {
+    const std::string& name = *key.get_if<std::string>();
+    if (name.starts_with('$')) {
+      if (dict->size() != 1) refuse_form(path, name, "to stand alone in its object");
+      return value_of_form(name, item, path);
+    }
+    out.emplace_back(key, value_from_json(item, path));
+  }
+  return out;
+}
+
+std::string json_quote(std::string_view text) {
+  std::string out;
+  append_quoted(out, text);
+  return out;
+}
+
+}  // namespace tessera

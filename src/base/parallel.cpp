@@ -1,0 +1,67 @@
+#include "tessera/base/parallel.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
+                  const std::function<void(std::int64_t)>& task) {
+  std::atomic<std::int64_t> next_task{0};
+  std::atomic<bool> failed{false};
+  std::mutex failure_mutex;
+  std::exception_ptr first_failure;
+
+  const auto fail = [&](std::exception_ptr failure) {
+    const std::scoped_lock lock(failure_mutex);
+    if (!first_failure) first_failure = std::move(failure);
+    failed = true;
+  };
+  const auto work = [&] {
+    while (!failed) {
+      const std::int64_t index = next_task++;
+      if (index >= num_tasks) return;
+      try {
+        if (stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
+        task(index);
+      } catch (...) {
+        fail(std::current_exception());
+      }
+    }
+  };
+
+  {
+    std::vector<std::jthread> helpers;
+    const std::int64_t num_helpers = std::min<std::int64_t>(num_threads, num_tasks) - 1;
+    for (std::int64_t i = 0; i < num_helpers; ++i) {
+      try {
+        helpers.emplace_back(work);
+      } catch (const std::system_error&) {
+        break;  // fewer threads do the same work
+      }
+    }
+    work();
+  }
+  if (first_failure) std::rethrow_exception(first_failure);
+}
+
+int default_num_threads() {
+  static constexpr int kMaxThreads = 16;
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  const int num_cores = sched_getaffinity(0, sizeof cores, &cores) == 0
+                            ? CPU_COUNT(&cores)
+                            : static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(num_cores, 1, kMaxThreads);
+}
+
+}  // namespace tessera

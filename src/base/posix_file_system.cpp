@@ -1,0 +1,232 @@
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "base/file_descriptor.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera {
+namespace {
+
+using detail::FileDescriptor;
+using detail::retry_on_interrupt;
+using detail::throw_system_error;
+
+struct stat status_of(const FileDescriptor& file, const std::string& path) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw_system_error(errno, path, "stat");
+  return status;
+}
+
+class PosixReadableFile final : public ReadableFile {
+ public:
+  explicit PosixReadableFile(const std::string& path)
+      // O_NONBLOCK: opening a fifo must not wait for its other end.
+      : path_(path), file_(detail::open_file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY)) {
+    const struct stat status = status_of(file_, path);
+    if (!S_ISREG(status.st_mode)) {
+      throw Error::expected(ErrorKind::not_found, {.path = path}, "open", "a regular file",
+                            S_ISDIR(status.st_mode) ? "a directory" : "another kind of object");
+    }
+    nbytes_ = static_cast<std::uint64_t>(status.st_size);
+  }
+
+  const std::string& path() const override { return path_; }
+  std::uint64_t nbytes() const override { return nbytes_; }
+
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
+    const ByteRange range{offset, offset + out.size()};
+    if (offset > nbytes_ || out.size() > nbytes_ - offset) throw_ends_before(range, nbytes_);
+    while (!out.empty()) {
+      const ssize_t count = retry_on_interrupt(
+          [&] { return ::pread(file_.get(), out.data(), out.size(), static_cast<off_t>(offset)); });
+      if (count < 0) throw_system_error(errno, path_, "read", range);
+      if (count == 0) throw_ends_before(range, offset);
+      offset += static_cast<std::uint64_t>(count);
+      out = out.subspan(static_cast<std::size_t>(count));
+    }
+  }
+
+ private:
+  [[noreturn]] void throw_ends_before(ByteRange range, std::uint64_t nbytes) const {
+    throw Error::expected(ErrorKind::corruption, {.path = path_, .byte_range = range}, "file size",
+                          "at least " + std::to_string(range.end) + " bytes",
+                          std::to_string(nbytes) + " bytes", "truncated or still being written?");
+  }
+
+  std::string path_;
+  FileDescriptor file_;
+  std::uint64_t nbytes_ = 0;
+};
+
+class PosixWritableFile final : public WritableFile {
+ public:
+  PosixWritableFile(const std::string& path, int flags)
+      : path_(path), file_(detail::open_file(path, flags)) {}
+
+  const std::string& path() const override { return path_; }
+
+  void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    const ByteRange range{offset, offset + bytes.size()};
+    while (!bytes.empty()) {
+      const ssize_t count = retry_on_interrupt([&] {
+        return ::pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      });
+      if (count < 0) throw_system_error(errno, path_, "write", range);
+      if (count == 0) throw_system_error(EIO, path_, "write", range);
+      offset += static_cast<std::uint64_t>(count);
+      bytes = bytes.subspan(static_cast<std::size_t>(count));
+    }
+  }
+
+  void resize(std::uint64_t nbytes) override {
+    const auto size = static_cast<off_t>(nbytes);
+    if (retry_on_interrupt([&] { return ::ftruncate(file_.get(), size); }) != 0) {
+      throw_system_error(errno, path_, "resize");
+    }
+    if (size == 0) return;
+    if (retry_on_interrupt([&] { return ::fallocate(file_.get(), 0, 0, size); }) != 0 &&
+        errno != EOPNOTSUPP && errno != ENOSYS) {
+      throw_system_error(errno, path_, "reserve " + std::to_string(nbytes) + " bytes");
+    }
+  }
+
+  void sync() override {
+    if (retry_on_interrupt([&] { return ::fsync(file_.get()); }) != 0) {
+      throw_system_error(errno, path_, "sync");
+    }
+  }
+
+  void close() override {
+    // Linux has closed the descriptor even where it reports EINTR.
+    if (::close(file_.release()) != 0 && errno != EINTR) throw_system_error(errno, path_, "close");
+  }
+
+ private:
+  std::string path_;
+  FileDescriptor file_;
+};
+
+/// Renames with `flags` of renameat2. Returns 0 or errno.
+int rename_with_flags(const std::string& from, const std::string& to, unsigned flags) {
+  return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0 ? 0 : errno;
+}
+
+bool is_flag_unsupported(int error) {
+  return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP;
+}
+
+class PosixFileSystem final : public FileSystem {
+ public:
+  std::optional<FileKind> kind_of(const std::string& path) const override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) {
+      if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+      throw_system_error(errno, path, "stat");
+    }
+    if (S_ISREG(status.st_mode)) return FileKind::regular;
+    if (S_ISDIR(status.st_mode)) return FileKind::directory;
+    return FileKind::other;
+  }
+
+  std::unique_ptr<ReadableFile> open(const std::string& path) const override {
+    return std::make_unique<PosixReadableFile>(path);
+  }
+
+  std::unique_ptr<WritableFile> create(const std::string& path) override {
+    return std::make_unique<PosixWritableFile>(path, O_WRONLY | O_CREAT | O_EXCL);
+  }
+
+  std::unique_ptr<WritableFile> open_for_update(const std::string& path) override {
+    return std::make_unique<PosixWritableFile>(path, O_WRONLY);
+  }
+
+  void make_directory(const std::string& path) override {
+    if (::mkdir(path.c_str(), 0777) != 0) throw_system_error(errno, path, "make directory");
+  }
+
+  std::vector<std::string> list_directory(const std::string& path) const override {
+    const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(path.c_str()), ::closedir);
+    if (!directory) throw_system_error(errno, path, "list directory");
+    std::vector<std::string> names;
+    for (;;) {
+      errno = 0;
+      const dirent* entry = ::readdir(directory.get());
+      if (entry == nullptr) break;
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+    }
+    if (errno != 0) throw_system_error(errno, path, "list directory");
+    std::ranges::sort(names);
+    return names;
+  }
+
+  void rename(const std::string& from, const std::string& to) override {
+    const int error = rename_with_flags(from, to, RENAME_NOREPLACE);
+    if (error == 0) return;
+    if (!is_flag_unsupported(error)) throw_rename_error(error, from, to);
+    // Without the flag another process may put something at `to` between the two calls.
+    struct stat status {};
+    if (::lstat(to.c_str(), &status) == 0) throw_rename_error(EEXIST, from, to);
+    plain_rename(from, to);
+  }
+
+  void exchange(const std::string& a, const std::string& b) override {
+    const int error = rename_with_flags(a, b, RENAME_EXCHANGE);
+    if (error == 0) return;
+    if (!is_flag_unsupported(error)) throw_rename_error(error, a, b);
+    const std::string aside = b + ".replaced";
+    plain_rename(b, aside);
+    try {
+      plain_rename(a, b);
+    } catch (...) {
+      std::rename(aside.c_str(), b.c_str());
+      throw;
+    }
+    plain_rename(aside, a);
+  }
+
+  void remove_all(const std::string& path) override {
+    std::error_code error;
+    std::filesystem::remove_all(path, error);
+    if (error) throw_system_error(error.value(), path, "remove");
+  }
+
+  void sync_directory(const std::string& path) override {
+    const FileDescriptor directory = detail::open_file(path, O_RDONLY | O_DIRECTORY);
+    // Some network file systems have no sync of directories: their renames are durable by
+    // themselves.
+    if (retry_on_interrupt([&] { return ::fsync(directory.get()); }) != 0 && errno != EINVAL) {
+      throw_system_error(errno, path, "sync directory");
+    }
+  }
+
+ private:
+  [[noreturn]] static void throw_rename_error(int error, const std::string& from,
+                                              const std::string& to) {
+    const bool names_destination = error == EEXIST || error == ENOTEMPTY;
+    throw_system_error(error, names_destination ? to : from, "rename to " + printable(to));
+  }
+
+  static void plain_rename(const std::string& from, const std::string& to) {
+    if (::rename(from.c_str(), to.c_str()) != 0) throw_rename_error(errno, from, to);
+  }
+};
+
+}  // namespace
+
+FileSystem& FileSystem::posix() {
+  static PosixFileSystem file_system;
+  return file_system;
+}
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+#include "tessera/base/shape.h"
+
+#include <algorithm>
+
+#include "tessera/base/checked_math.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+std::int64_t numel_of(std::span<const std::int64_t> sizes) {
+  const auto numel = checked_numel(sizes);
+  TESSERA_CHECK(numel.has_value());
+  return *numel;
+}
+
+Shape row_major_strides(std::span<const std::int64_t> sizes) {
+  Shape strides(sizes.size());
+  std::int64_t stride = 1;
+  for (std::size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    const auto next = checked_mul(stride, std::max<std::int64_t>(sizes[d], 1));
+    // The outermost product is no stride; of an empty tensor no stride is ever used to address.
+    stride = next.value_or(0);
+  }
+  return strides;
+}
+
+std::string shape_to_string(std::span<const std::int64_t> sizes) {
+  std::string text = "[";
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (d > 0) text += ", ";
+    text += std::to_string(sizes[d]);
+  }
+  return text + "]";
+}
+
+}  // namespace tessera

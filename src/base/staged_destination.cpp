@@ -1,0 +1,175 @@
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <utility>
+
+#include "base/file_descriptor.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera {
+namespace {
+
+using detail::FileDescriptor;
+using detail::retry_on_interrupt;
+using detail::throw_system_error;
+
+constexpr const char* kStagingSuffix = ".partial";
+
+std::string without_trailing_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+std::string parent_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+std::string last_component(const std::string& path) {
+  return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
+}
+
+/// What came of asking for the lock on an object.
+enum class LockResult { held, held_by_another, unavailable };
+
+LockResult try_lock(const FileDescriptor& object) {
+  if (retry_on_interrupt([&] { return ::flock(object.get(), LOCK_EX | LOCK_NB); }) == 0) {
+    return LockResult::held;
+  }
+  // Some network file systems have no flock at all.
+  return errno == EWOULDBLOCK ? LockResult::held_by_another : LockResult::unavailable;
+}
+
+/// Opens what lies at `path`, without following a link; nothing where it is absent or a link.
+FileDescriptor open_object(const std::string& path) {
+  return FileDescriptor(retry_on_interrupt(
+      [&] { return ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); }));
+}
+
+bool is_still_at(const FileDescriptor& object, const std::string& path) {
+  struct stat opened {};
+  struct stat named {};
+  return ::fstat(object.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+/// What cannot be removed is taken over by the next writer.
+void remove_quietly(FileSystem& fs, const std::string& path) noexcept {
+  try {
+    fs.remove_all(path);
+  } catch (...) {
+  }
+}
+
+}  // namespace
+
+StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
+                                     OverwritePolicy overwrite)
+    : fs_(fs),
+      destination_(without_trailing_slashes(std::move(destination))),
+      staging_path_(destination_ + kStagingSuffix),
+      kind_(kind),
+      overwrite_(overwrite) {
+  const std::string name = last_component(destination_);
+  if (name.empty() || name == "." || name == "..") {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = destination_}, "destination",
+                          "a path that ends in a name", "'" + destination_ + "'");
+  }
+  if (overwrite_ == OverwritePolicy::refuse && fs_.kind_of(destination_)) {
+    throw Error(ErrorKind::already_exists, {.path = destination_}, "destination exists");
+  }
+
+  // [Note: Staging lock] The lock lies on the staging object itself, so no lock file is left behind
+  // and it moves along with a rename. Whoever gets the lock looks again whether the object still
+  // has that name: its last owner may have removed or renamed it in between.
+  static constexpr int kMaxAttempts = 100;
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    bool is_new = true;
+    try {
+      if (kind_ == DestinationKind::directory) {
+        fs_.make_directory(staging_path_);
+      } else {
+        fs_.create(staging_path_)->close();
+      }
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::already_exists) throw;
+      is_new = false;
+    }
+    FileDescriptor object = open_object(staging_path_);
+    if (!object) {
+      if (errno == ENOENT) continue;
+      throw_system_error(errno, staging_path_, "open");
+    }
+    const LockResult lock = try_lock(object);
+    if (lock == LockResult::held_by_another || (lock == LockResult::unavailable && !is_new)) {
+      throw Error(ErrorKind::already_exists, {.path = staging_path_},
+                  lock == LockResult::held_by_another
+                      ? "staging: another process is writing to the same destination"
+                      : "staging: left over, and this file system cannot tell whether its writer "
+                        "lives (remove it if no process writes there)");
+    }
+    if (!is_still_at(object, staging_path_)) continue;
+    lock_fd_ = object.release();
+    if (is_new) return;
+    try {
+      if (kind_ == DestinationKind::directory &&
+          fs_.kind_of(staging_path_) == FileKind::directory) {
+        for (const std::string& left_over : fs_.list_directory(staging_path_)) {
+          fs_.remove_all(join_path(staging_path_, left_over));
+        }
+        return;
+      }
+      // Removed under its lock and made anew in the next round.
+      fs_.remove_all(staging_path_);
+    } catch (...) {
+      ::close(std::exchange(lock_fd_, -1));
+      throw;
+    }
+    ::close(std::exchange(lock_fd_, -1));
+  }
+  throw Error(ErrorKind::already_exists, {.path = staging_path_},
+              "staging: other processes keep taking it");
+}
+
+StagedDestination::~StagedDestination() {
+  if (!committed_) remove_quietly(fs_, staging_path_);
+  if (lock_fd_ >= 0) ::close(lock_fd_);
+}
+
+void StagedDestination::commit() {
+  TESSERA_CHECK(!committed_);
+  if (kind_ == DestinationKind::directory) fs_.sync_directory(staging_path_);
+  const std::string parent = parent_of(destination_);
+
+  if (overwrite_ == OverwritePolicy::refuse || !fs_.kind_of(destination_)) {
+    fs_.rename(staging_path_, destination_);
+    try {
+      fs_.sync_directory(parent);
+    } catch (...) {
+      // A commit that fails leaves the destination as it was.
+      fs_.rename(destination_, staging_path_);
+      throw;
+    }
+    committed_ = true;
+    return;
+  }
+
+  // What is replaced will stand at the staging path until it is removed: lock it, so that no other
+  // writer takes that path over in the meantime.
+  const FileDescriptor replaced = open_object(destination_);
+  if (replaced) try_lock(replaced);
+  fs_.exchange(staging_path_, destination_);
+  try {
+    fs_.sync_directory(parent);
+  } catch (...) {
+    fs_.exchange(staging_path_, destination_);
+    throw;
+  }
+  committed_ = true;
+  // The new checkpoint stands and is durable, so that a failure here is none of the commit.
+  remove_quietly(fs_, staging_path_);
+}
+
+}  // namespace tessera

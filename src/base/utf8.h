@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace tessera::detail {
+
+/// Returns the bytes (1 to 4) of the well-formed UTF-8 sequence that starts at `text[begin]`, or 0
+/// where there is none: overlong forms, surrogates and what lies beyond U+10FFFF are none.
+/// Requires: `begin < text.size()`.
+inline std::size_t utf8_sequence_nbytes(std::string_view text, std::size_t begin) {
+  const auto byte_at = [&](std::size_t i) { return static_cast<unsigned char>(text[begin + i]); };
+  const unsigned char lead = byte_at(0);
+  if (lead < 0x80) return 1;
+  std::size_t nbytes = 0;
+  unsigned char second_min = 0x80;
+  unsigned char second_max = 0xBF;
+  if (lead >= 0xC2 && lead <= 0xDF) {
+    nbytes = 2;
+  } else if (lead >= 0xE0 && lead <= 0xEF) {
+    nbytes = 3;
+    if (lead == 0xE0) second_min = 0xA0;
+    if (lead == 0xED) second_max = 0x9F;
+  } else if (lead >= 0xF0 && lead <= 0xF4) {
+    nbytes = 4;
+    if (lead == 0xF0) second_min = 0x90;
+    if (lead == 0xF4) second_max = 0x8F;
+  } else {
+    return 0;
+  }
+  if (text.size() - begin < nbytes) return 0;
+  if (byte_at(1) < second_min || byte_at(1) > second_max) return 0;
+  for (std::size_t i = 2; i < nbytes; ++i) {
+    if (byte_at(i) < 0x80 || byte_at(i) > 0xBF) return 0;
+  }
+  return nbytes;
+}
+
+inline bool is_valid_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t nbytes = utf8_sequence_nbytes(text, i);
+    if (nbytes == 0) return false;
+    i += nbytes;
+  }
+  return true;
+}
+
+}  // namespace tessera::detail

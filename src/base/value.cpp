@@ -1,0 +1,177 @@
+#include "tessera/base/value.h"
+
+#include <cmath>
+
+#include "base/float_text.h"
+#include "base/utf8.h"
+
+namespace tessera {
+
+const Value* Value::find(std::string_view key) const {
+  const Dict* dict = get_if<Dict>();
+  if (dict == nullptr) return nullptr;
+  for (const auto& [entry_key, entry_value] : *dict) {
+    const auto* text = entry_key.get_if<std::string>();
+    if (text != nullptr && *text == key) return &entry_value;
+  }
+  return nullptr;
+}
+
+bool operator==(const Value& a, const Value& b) {
+  if (a.storage_.index() != b.storage_.index()) return false;
+  return std::visit(
+      [&b](const auto& left) {
+        using T = std::decay_t<decltype(left)>;
+        const T& right = std::get<T>(b.storage_);
+        if constexpr (std::is_same_v<T, double>) {
+          return left == right || (std::isnan(left) && std::isnan(right));
+        } else if constexpr (std::is_same_v<T, Value::Tuple> || std::is_same_v<T, Value::Set>) {
+          return left.items == right.items;
+        } else {
+          return left == right;
+        }
+      },
+      a.storage_);
+}
+
+std::string_view type_name(const Value& value) {
+  struct Namer {
+    std::string_view operator()(const Value::None&) const { return "none"; }
+    std::string_view operator()(bool) const { return "bool"; }
+    std::string_view operator()(std::int64_t) const { return "int"; }
+    std::string_view operator()(const Value::BigInt&) const { return "int"; }
+    std::string_view operator()(double) const { return "float"; }
+    std::string_view operator()(const std::string&) const { return "str"; }
+    std::string_view operator()(const Value::Bytes&) const { return "bytes"; }
+    std::string_view operator()(const Value::Symbol&) const { return "symbol"; }
+    std::string_view operator()(const Value::List&) const { return "list"; }
+    std::string_view operator()(const Value::Tuple&) const { return "tuple"; }
+    std::string_view operator()(const Value::Set&) const { return "set"; }
+    std::string_view operator()(const Value::Dict&) const { return "dict"; }
+  };
+  return std::visit(Namer{}, value.storage());
+}
+
+namespace {
+
+/// Prints into `text_` until it is full; nested values stop as soon as that is so.
+class PythonPrinter {
+ public:
+  explicit PythonPrinter(std::size_t max_nbytes) : max_nbytes_(max_nbytes) {}
+
+  void print(const Value& value) {
+    if (!is_full())
+      std::visit([this](const auto& alternative) { show(alternative); }, value.storage());
+  }
+
+  std::string finish() && {
+    if (is_cut_) text_ += "…";
+    return std::move(text_);
+  }
+
+ private:
+  bool is_full() {
+    is_cut_ = is_cut_ || text_.size() >= max_nbytes_;
+    return is_cut_;
+  }
+
+  void show(Value::None) { text_ += "None"; }
+  void show(bool value) { text_ += value ? "True" : "False"; }
+  void show(std::int64_t value) { text_ += std::to_string(value); }
+  void show(const Value::BigInt& value) { show_cut(value.decimal); }
+  void show(double value) { text_ += detail::float_to_text(value); }
+  void show(const std::string& value) { show_quoted(value, detail::is_valid_utf8(value)); }
+  void show(const Value::Bytes& value) {
+    text_ += 'b';
+    show_quoted(value.data, false);
+  }
+  void show(const Value::Symbol& value) { show_cut(value.name); }
+  void show(const Value::List& value) { show_items("[", value, "]"); }
+  void show(const Value::Tuple& value) {
+    show_items("(", value.items, value.items.size() == 1 ? ",)" : ")");
+  }
+  void show(const Value::Set& value) {
+    if (value.items.empty()) {
+      text_ += "set()";
+    } else {
+      show_items("{", value.items, "}");
+    }
+  }
+  void show(const Value::Dict& value) {
+    text_ += '{';
+    bool first = true;
+    for (const auto& [key, item] : value) {
+      if (!first) text_ += ", ";
+      if (is_full()) return;
+      first = false;
+      print(key);
+      text_ += ": ";
+      print(item);
+    }
+    text_ += '}';
+  }
+
+  void show_items(std::string_view open, const Value::List& items, std::string_view close) {
+    text_ += open;
+    bool first = true;
+    for (const Value& item : items) {
+      if (!first) text_ += ", ";
+      if (is_full()) return;
+      first = false;
+      print(item);
+    }
+    text_ += close;
+  }
+
+  void show_cut(std::string_view text) {
+    for (const char c : text) {
+      if (is_full()) return;
+      text_ += c;
+    }
+  }
+
+  void show_quoted(std::string_view text, bool keep_unicode) {
+    static constexpr char kHex[] = "0123456789abcdef";
+    const char quote =
+        text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos
+            ? '"'
+            : '\'';
+    text_ += quote;
+    for (std::size_t i = 0; i < text.size();) {
+      if (is_full()) return;
+      const auto byte = static_cast<unsigned char>(text[i]);
+      const std::size_t nbytes = keep_unicode ? detail::utf8_sequence_nbytes(text, i) : 1;
+      if (nbytes > 1) {
+        text_ += text.substr(i, nbytes);
+      } else if (text[i] == quote || text[i] == '\\') {
+        (text_ += '\\') += text[i];
+      } else if (text[i] == '\n') {
+        text_ += "\\n";
+      } else if (text[i] == '\r') {
+        text_ += "\\r";
+      } else if (text[i] == '\t') {
+        text_ += "\\t";
+      } else if (byte < 0x20 || byte >= 0x7F) {
+        text_ += {'\\', 'x', kHex[byte >> 4], kHex[byte & 0xF]};
+      } else {
+        text_ += text[i];
+      }
+      i += nbytes;
+    }
+    text_ += quote;
+  }
+
+  std::size_t max_nbytes_;
+  std::string text_;
+  bool is_cut_ = false;
+};
+
+}  // namespace
+
+std::string value_to_string(const Value& value, std::size_t max_nbytes) {
+  PythonPrinter printer(max_nbytes);
+  printer.print(value);
+  return std::move(printer).finish();
+}
+
+}  // namespace tessera
