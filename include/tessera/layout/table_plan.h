@@ -1,0 +1,51 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/layout/strategy.h"
+
+namespace tessera {
+
+/// How an embedding table is cut. Terms of torchrec's ShardingType.
+enum class TableSharding {
+  data_parallel,      // every rank holds all of it
+  table_wise,         // one rank holds all of it
+  column_wise,        // columns over the ranks
+  row_wise,           // rows over the ranks
+  table_row_wise,     // rows over the ranks of one host
+  table_column_wise,  // columns over the ranks of one host
+  grid,               // columns over groups of ranks, rows within each group
+};
+
+struct TableRule {
+  TableSharding sharding = TableSharding::table_wise;
+  std::vector<int> ranks;     // in order of the shards; data_parallel: all ranks
+  int num_column_shards = 1;  // grid only: the number of groups, divides ranks.size()
+};
+
+/// Says which rank holds what of each embedding table. As JSON, with `column_shards` for grid only:
+/// `{"schema": 1, "world_size": 4, "tables": {"t0": {"sharding": "row_wise", "ranks": [0, 1]}}}`
+struct TablePlan {
+  int world_size = 1;
+  std::map<std::string, TableRule> tables;  // by table name
+
+  /// Throws: Error(corruption) that names `path`, the table, and the broken rule.
+  static TablePlan from_json(std::string_view text, const std::string& path);
+  std::string to_json() const;
+};
+
+/// Returns the table's name where `fqn` is the weight of one, as torchrec names them:
+/// `<anything>embedding_bags.<table>.weight` or `<anything>embeddings.<table>.weight`.
+std::optional<std::string> table_of_weight(std::string_view fqn);
+
+/// Returns who holds what of a table, without empty shards. Rows and columns are cut as
+/// torch.chunk does; trailing ranks may hold nothing.
+/// Shape: `[rows, columns]`. Throws: Error(invalid_argument) for another number of dimensions.
+std::vector<Shard> table_shards(const TableRule& rule, std::span<const std::int64_t> shape,
+                                int world_size);
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+#include "tessera/layout/strategy.h"
+
+namespace tessera::reshard {
+
+/// What a tensor is to a parameter, which decides how it follows that parameter's layout.
+struct StateRole {
+  formats::StateKind kind = formats::StateKind::plain;
+  /// The parameter among the same contents; nothing where it is not there (optimizer state keyed by
+  /// numbers), and then the tensor is laid out by its own shape.
+  std::optional<std::size_t> parameter_index;
+};
+
+/// Returns the role of every tensor, parallel to `contents.tensors`.
+///
+/// A kind that the checkpoint records is taken as it is. Formats of others record none; there the
+/// kind follows from the name under `<prefix>state.<parameter>.<name>`, never from a shape:
+///
+/// | name | kind |
+/// |---|---|
+/// | exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg, acc_delta, sum, exp_inf, prev, step_size, ax | pointwise |
+/// | step, mu, eta, mu_product | scalar of the parameter |
+/// | <table>.iter | scalar of the table |
+/// | <table>.<name> of torchrec's fused optimizers | pointwise or row-wise, as declared below |
+/// | anything else | opaque |
+///
+/// torchrec gives row-wise and pointwise Adagrad the same name `momentum1`; the number of dimensions
+/// says which one it is, and `rows x column shards` elements say that every column shard of the
+/// table keeps rows of its own (row_wise_per_shard).
+/// Source: torch/optim/*.py and fbgemm_gpu's split embedding optimizers.
+std::vector<StateRole> classify_state(const formats::CheckpointContents& contents);
+
+/// Returns who holds what of row-wise state, given who holds what of its parameter: a row lies where
+/// the row's first element lies. Shape: `[rows]` or `[rows, 1, …]`.
+/// Requires: `parameter_shards` cover the parameter once.
+std::vector<Shard> row_wise_shards(std::span<const Shard> parameter_shards,
+                                   std::span<const std::int64_t> parameter_shape,
+                                   std::span<const std::int64_t> state_shape);
+
+/// Returns the widths of the column shards that regions cut a 2-d table into, in order of column;
+/// one entry where it is not cut by column. Units: elements.
+std::vector<std::int64_t> column_widths(std::span<const Region> regions,
+                                        std::span<const std::int64_t> shape);
+
+}  // namespace tessera::reshard

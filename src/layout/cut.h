@@ -1,0 +1,19 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tessera/base/checked_math.h"
+#include "tessera/layout/region.h"
+
+namespace tessera {
+
+/// Returns part `index` of `[0, extent)` cut as torch.chunk does: every part has
+/// ceil(extent / num_parts) elements, but for a shorter one and then empty ones at the end.
+inline FlatRange chunk_of(std::int64_t extent, int index, int num_parts) {
+  const std::int64_t share = ceil_div<std::int64_t>(extent, num_parts);
+  const std::int64_t begin = std::min(share * index, extent);
+  return {begin, std::min(begin + share, extent)};
+}
+
+}  // namespace tessera

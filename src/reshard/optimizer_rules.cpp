@@ -1,0 +1,211 @@
+#include "tessera/reshard/optimizer_rules.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+#include "tessera/layout/table_plan.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointContents;
+using formats::StateKind;
+using formats::TensorEntry;
+
+constexpr std::string_view kPointwiseNames[] = {
+    "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg",
+    "acc_delta", "sum",       "exp_inf",        "prev",            "step_size",  "ax"};
+constexpr std::string_view kScalarNames[] = {"step", "mu", "eta", "mu_product"};
+
+bool contains(std::span<const std::string_view> names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Returns what lies behind `state.` when that is a whole step of the key.
+std::optional<std::string_view> behind_state(std::string_view fqn) {
+  constexpr std::string_view kStep = "state.";
+  if (fqn.starts_with(kStep)) return fqn.substr(kStep.size());
+  const std::size_t at = fqn.find(".state.");
+  if (at == std::string_view::npos) return std::nullopt;
+  return fqn.substr(at + 1 + kStep.size());
+}
+
+/// Finds parameters by the name that an optimizer knows them under: their key with or without its
+/// first steps (`model.`, `app.model.`).
+class ParameterNames {
+ public:
+  explicit ParameterNames(const CheckpointContents& contents) {
+    for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+      const TensorEntry& tensor = contents.tensors[i];
+      if (behind_state(tensor.meta.fqn) || tensor.kind != StateKind::plain) continue;
+      add(tensor.meta.fqn, i);
+    }
+    for (const formats::Alias& alias : contents.aliases) {
+      const TensorEntry* target = contents.find_tensor(alias.target);
+      if (target == nullptr || behind_state(alias.fqn)) continue;
+      add(alias.fqn, static_cast<std::size_t>(target - contents.tensors.data()));
+    }
+  }
+
+  std::optional<std::size_t> find(std::string_view name) const {
+    const auto it = by_name_.find(name);
+    if (it == by_name_.end()) return std::nullopt;
+    return it->second;
+  }
+
+ private:
+  void add(std::string_view fqn, std::size_t index) {
+    constexpr int kMaxPrefixSteps = 3;
+    for (int steps = 0; steps <= kMaxPrefixSteps; ++steps) {
+      by_name_.emplace(fqn, index);  // the first one keeps the name
+      const std::size_t dot = fqn.find('.');
+      if (dot == std::string_view::npos) break;
+      fqn.remove_prefix(dot + 1);
+    }
+  }
+
+  std::unordered_map<std::string_view, std::size_t> by_name_;
+};
+
+struct StateName {
+  std::optional<std::size_t> parameter_index;
+  std::string_view name;  // `exp_avg`, or torchrec's `t0.momentum1`
+};
+
+/// Splits `<parameter>.<name>`: the longest parameter that exists wins, else the last step is the
+/// name.
+StateName split_state_name(std::string_view rest, const ParameterNames& parameters) {
+  for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;
+       dot = rest.rfind('.', dot - 1)) {
+    if (const auto index = parameters.find(rest.substr(0, dot))) {
+      return {index, rest.substr(dot + 1)};
+    }
+  }
+  const std::size_t last = rest.rfind('.');
+  return {std::nullopt, last == std::string_view::npos ? rest : rest.substr(last + 1)};
+}
+
+std::vector<Region> regions_of(const TensorEntry& tensor) {
+  std::vector<Region> regions;
+  for (const formats::Piece& piece : tensor.pieces) regions.push_back(piece.region);
+  return regions;
+}
+
+/// Classifies state of torchrec's fused optimizers.
+StateKind torchrec_kind(std::string_view name, const TensorEntry& state, const TensorEntry& table) {
+  if (name == "iter") return StateKind::scalar_table;
+  if (state.meta.shape == table.meta.shape) return StateKind::pointwise;
+  if (table.meta.shape.size() != 2) return StateKind::opaque;
+  const std::int64_t rows = table.meta.shape[0];
+  const std::int64_t numel = state.meta.numel();
+  if (numel == rows) return StateKind::row_wise;
+  const auto num_column_shards =
+      static_cast<std::int64_t>(column_widths(regions_of(table), table.meta.shape).size());
+  if (state.meta.shape.size() == 1 && numel == rows * num_column_shards) {
+    return StateKind::row_wise_per_shard;
+  }
+  return StateKind::opaque;
+}
+
+StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& state,
+                       std::string_view rest, const ParameterNames& parameters) {
+  const StateName parts = split_state_name(rest, parameters);
+  StateRole role{StateKind::opaque, parts.parameter_index};
+  if (parts.parameter_index) {
+    const TensorEntry& parameter = contents.tensors[*parts.parameter_index];
+    const auto table = table_of_weight(parameter.meta.fqn);
+    if (table && parts.name.starts_with(*table + ".")) {
+      role.kind = torchrec_kind(parts.name.substr(table->size() + 1), state, parameter);
+      return role;
+    }
+    // A name says what the state means; it cannot say so of a tensor that does not fit.
+    if (contains(kPointwiseNames, parts.name) && state.meta.shape == parameter.meta.shape) {
+      role.kind = StateKind::pointwise;
+    } else if (contains(kScalarNames, parts.name) && state.meta.numel() == 1) {
+      role.kind = StateKind::scalar_parameter;
+    }
+    return role;
+  }
+  if (contains(kPointwiseNames, parts.name)) role.kind = StateKind::pointwise;
+  if (contains(kScalarNames, parts.name)) role.kind = StateKind::scalar_parameter;
+  return role;
+}
+
+}  // namespace
+
+std::vector<StateRole> classify_state(const CheckpointContents& contents) {
+  const ParameterNames parameters(contents);
+  std::vector<StateRole> roles(contents.tensors.size());
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    const TensorEntry& tensor = contents.tensors[i];
+    if (tensor.kind != StateKind::plain) {
+      roles[i].kind = tensor.kind;
+      if (!tensor.parameter.empty()) {
+        const TensorEntry* parameter = contents.find_tensor(tensor.parameter);
+        if (parameter != nullptr) {
+          roles[i].parameter_index = static_cast<std::size_t>(parameter - contents.tensors.data());
+        }
+      }
+    } else if (const auto rest = behind_state(tensor.meta.fqn)) {
+      roles[i] = role_by_name(contents, tensor, *rest, parameters);
+    }
+  }
+  return roles;
+}
+
+std::vector<Shard> row_wise_shards(std::span<const Shard> parameter_shards,
+                                   std::span<const std::int64_t> parameter_shape,
+                                   std::span<const std::int64_t> state_shape) {
+  TESSERA_CHECK(!parameter_shape.empty() && !state_shape.empty());
+  const std::int64_t rows = parameter_shape[0];
+  if (numel_of(state_shape) == 0 || numel_of(parameter_shape) == 0) {
+    return {{whole_box(state_shape), parameter_shards.empty() ? std::vector<int>{0}
+                                                              : parameter_shards[0].ranks}};
+  }
+  const std::int64_t row_numel = numel_of(parameter_shape) / rows;
+  std::vector<Shard> shards;
+  for (const Shard& shard : parameter_shards) {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    if (const auto* box = std::get_if<Box>(&shard.region)) {
+      const bool holds_row_begins = std::all_of(box->offsets.begin() + 1, box->offsets.end(),
+                                                [](std::int64_t offset) { return offset == 0; });
+      if (!holds_row_begins) continue;
+      begin = box->offsets[0];
+      end = begin + box->sizes[0];
+    } else {
+      const auto& range = std::get<FlatRange>(shard.region);
+      begin = (range.begin + row_numel - 1) / row_numel;
+      end = (range.end + row_numel - 1) / row_numel;
+    }
+    if (begin == end) continue;
+    Box box = whole_box(state_shape);
+    box.offsets[0] = begin;
+    box.sizes[0] = end - begin;
+    shards.push_back({std::move(box), shard.ranks});
+  }
+  return shards;
+}
+
+std::vector<std::int64_t> column_widths(std::span<const Region> regions,
+                                        std::span<const std::int64_t> shape) {
+  if (shape.size() != 2) return {1};
+  std::map<std::int64_t, std::int64_t> width_at;  // by column offset
+  for (const Region& region : regions) {
+    if (numel_of(region) == 0) continue;
+    const auto* box = std::get_if<Box>(&region);
+    if (box == nullptr) return {shape[1]};
+    width_at.emplace(box->offsets[1], box->sizes[1]);
+  }
+  if (width_at.empty()) return {shape[1]};
+  std::vector<std::int64_t> widths;
+  for (const auto& [offset, width] : width_at) widths.push_back(width);
+  return widths;
+}
+
+}  // namespace tessera::reshard
