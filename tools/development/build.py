@@ -1,0 +1,46 @@
+"""Configures and compiles a preset of CMakePresets.json."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from console import Stop, heading, run, say, shown
+from places import ROOT, locked
+
+BUILD_DIRECTORIES = {"dev": ROOT / "build"}  # the other presets build in build/<preset>
+
+
+def build_directory(preset: str) -> Path:
+    return BUILD_DIRECTORIES.get(preset, ROOT / "build" / preset)
+
+
+def build_environment() -> dict[str, str]:
+    """Returns an environment in which ccache gives the same answer in every copy of the tree."""
+    return {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"} | os.environ
+
+
+def announce_and_run(command: list[str]) -> int:
+    say(f"$ {shown(command, ROOT)}")
+    return run(command, cwd=ROOT, environment=build_environment())
+
+
+def build(preset: str, *, targets: tuple[str, ...] = (), definitions: tuple[str, ...] = ()) -> Path:
+    """Brings `targets` (all, if none are named) of a preset up to date. Returns the build folder."""
+    directory = build_directory(preset)
+    heading(f"building ({preset})")
+    with locked(directory, f"building {preset}"):
+        configure = ["cmake", "--preset", preset, *(f"-D{definition}" for definition in definitions)]
+        recipe = "\n".join(configure) + (ROOT / "CMakePresets.json").read_text()
+        stamp = directory / ".configured"
+        digest = hashlib.sha256(recipe.encode()).hexdigest()
+        configured = (directory / "build.ninja").exists() and stamp.exists() and stamp.read_text() == digest
+        if not configured:
+            if announce_and_run(configure) != 0:
+                raise Stop(f"CMake could not configure the preset {preset}")
+            stamp.write_text(digest)
+        compile_command = ["cmake", "--build", "--preset", preset]
+        if targets:
+            compile_command += ["--target", *targets]
+        if announce_and_run(compile_command) != 0:
+            raise Stop(f"the preset {preset} does not compile")
+    return directory

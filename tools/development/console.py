@@ -1,0 +1,101 @@
+"""What a person sees: headings, commands, and long work on one moving line."""
+
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+class Stop(Exception):
+    """Ends tools/dev with one line of explanation and exit code 1."""
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def heading(text: str) -> None:
+    say(f"\033[1m==> {text}\033[0m" if on_terminal() else f"==> {text}")
+
+
+def shown(command: list[str], root: Path | None = None) -> str:
+    """Returns a command as a person would type it, with paths relative to `root` where possible."""
+    words = [str(word) for word in command]
+    if root:
+        words = [os.path.relpath(word, root) if word.startswith(f"{root}/") else word for word in words]
+    return shlex.join(words)
+
+
+def run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> int:
+    """Runs a command whose output the user should see as it is. Returns its exit code."""
+    sys.stdout.flush()
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, close_fds=False,
+                          check=False).returncode
+
+
+def run_quietly(command: list[str], log: Path, *, environment: dict[str, str] | None = None) -> int:
+    """Runs a long command with its output in `log`, and shows that it moves. Returns its exit code.
+
+    On a terminal the latest line of output stands behind the elapsed time; elsewhere a line
+    is printed every 15 seconds.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    latest = ""
+    begin = time.monotonic()
+    done = threading.Event()
+
+    def show_progress() -> None:
+        interval = 0.5 if on_terminal() else 15
+        while not done.wait(interval):
+            line = f"    {time.monotonic() - begin:4.0f} s  {latest}"
+            if on_terminal():
+                width = os.get_terminal_size(sys.stdout.fileno()).columns - 1
+                print(f"\r\033[K{line[:max(width, 20)]}", end="", flush=True)
+            else:
+                print(line[:140], flush=True)
+
+    progress = threading.Thread(target=show_progress, daemon=True)
+    with log.open("a") as file:
+        file.write(f"$ {shown(command)}\n")
+        file.flush()
+        process = subprocess.Popen(
+            [str(word) for word in command], env=environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", close_fds=False)
+        progress.start()
+        try:
+            for line in process.stdout:
+                file.write(line)
+                latest = line.strip() or latest
+            return process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+            done.set()
+            progress.join()
+            if on_terminal():
+                print("\r\033[K", end="", flush=True)
+
+
+def tail(log: Path, lines: int = 20) -> str:
+    return "\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def table(rows: list[list[str]], *, right: set[int] = frozenset()) -> str:
+    """Returns rows as aligned columns; the first row is the header, `right` the right-aligned columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+
+    def line(row: list[str]) -> str:
+        cells = [cell.rjust(width) if column in right else cell.ljust(width)
+                 for column, (cell, width) in enumerate(zip(row, widths))]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(rows[0]), line(["-" * width for width in widths]), *map(line, rows[1:])])

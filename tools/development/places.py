@@ -1,0 +1,42 @@
+"""Where things are: the repository, the cache outside it, and locks on both."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from console import Stop, say
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+
+
+def cache_directory() -> Path:
+    """Returns the folder for what is too large to build twice; it may be deleted at any time."""
+    chosen = os.environ.get("TESSERA_CACHE")
+    if chosen:
+        return Path(chosen).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base).absolute() / "tessera"
+
+
+@contextlib.contextmanager
+def locked(directory: Path, purpose: str) -> Iterator[None]:
+    """Holds `directory` for this process; waits, and says so, while another tools/dev holds it.
+
+    Child processes inherit the lock: what a killed tools/dev left running keeps others out until it ends.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / ".tools-dev.lock").open("a+")
+    except OSError as error:
+        raise Stop(f"cannot write to {directory}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"    another tools/dev is busy with {purpose}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        os.set_inheritable(file.fileno(), True)
+        yield

@@ -1,0 +1,139 @@
+"""Runs the tests and counts what passed, by label."""
+
+import dataclasses
+import os
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from build import build
+from console import Stop, heading, run_quietly, say, table, tail
+from debian_packages import install_packages
+from places import ROOT, locked
+from python_environment import python_environment
+
+LABELS = ("unit", "property", "cli", "interop", "slow")
+NEED_PYTHON = {"cli", "interop", "slow"}
+CORE_LABELS = ("unit", "property", "cli")  # what runs a second time under the sanitizers
+
+SANITIZER_OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:check_initialization_order=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+}
+
+
+@dataclasses.dataclass
+class Tally:
+    """Counts of one label in one build. Units: seconds are summed over tests, which run side by side."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+    def __iadd__(self, other: "Tally") -> "Tally":
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+        self.seconds += other.seconds
+        return self
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    label: str
+    outcome: str  # "passed", "failed" or "skipped"
+    seconds: float
+    output: str
+
+
+def outcome_of(case: ElementTree.Element) -> str:
+    """Tells a test that chose to be skipped from one that could not run, which is a failure."""
+    if case.get("status") == "run":
+        return "passed"
+    skipped = case.find("skipped")
+    if skipped is not None and skipped.get("message", "").startswith("SKIP_"):
+        return "skipped"
+    return "skipped" if case.get("status") == "disabled" else "failed"
+
+
+def read_junit(path: Path) -> list[Case]:
+    cases = []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        labels = [label for item in case.iter("property") if item.get("name") == "cmake_labels"
+                  for label in item.get("value", "").split(";") if label]
+        output = case.findtext("system-out") or ""
+        cases.append(Case(case.get("name"), labels[0] if labels else "no label", outcome_of(case),
+                          float(case.get("time") or 0), output))
+    return cases
+
+
+def run_ctest(directory: Path, selection: list[str], environment: dict[str, str]) -> list[Case]:
+    """Runs the selected tests of a build folder, and prints what failed or was skipped."""
+    report = directory / "test-report.xml"
+    log = directory / "test-log.txt"
+    command = ["ctest", "--test-dir", directory, "--parallel", str(os.cpu_count() or 2),
+               "--output-on-failure", "--output-junit", report, *selection]
+    with locked(directory, "running tests"):
+        report.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
+        exit_code = run_quietly(command, log, environment=os.environ | environment)
+        cases = read_junit(report) if report.exists() else []
+    failed = [case for case in cases if case.outcome == "failed"]
+    for case in failed:
+        say(f"--- {case.label}: {case.name} failed ---\n{case.output.rstrip()}\n")
+    for case in cases:
+        if case.outcome == "skipped":
+            say(f"    skipped: {case.label}: {case.name}")
+    if not cases or (exit_code != 0 and not failed):
+        say(tail(log))
+        raise Stop(f"ctest found no tests or could not run them (exit code {exit_code}, whole log: {log})")
+    return cases
+
+
+def tallies_by_label(cases: list[Case], suffix: str = "") -> dict[str, Tally]:
+    tallies: dict[str, Tally] = {}
+    order = {label: position for position, label in enumerate(LABELS)}
+    for case in sorted(cases, key=lambda case: order.get(case.label, len(order))):
+        tally = tallies.setdefault(case.label + suffix, Tally())
+        setattr(tally, case.outcome, getattr(tally, case.outcome) + 1)
+        tally.seconds += case.seconds
+    return tallies
+
+
+def summary(tallies: dict[str, Tally]) -> str:
+    rows = [["label", "passed", "failed", "skipped", "seconds"]]
+    rows += [[label, str(tally.passed), str(tally.failed), str(tally.skipped), f"{tally.seconds:.1f}"]
+             for label, tally in tallies.items()]
+    return table(rows, right={1, 2, 3, 4})
+
+
+def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
+    """Runs all tests but the slow ones, or those of one label. Returns the exit code."""
+    begin = time.monotonic()
+    install_packages({"build", "python"})
+    definitions: tuple[str, ...] = ()
+    if label is None or label in NEED_PYTHON:
+        definitions = (f"TESSERA_PYTHON={python_environment(torch_version) / 'bin/python'}",)
+
+    directory = build("dev", definitions=definitions)
+    heading(f"testing ({label or 'all but slow'})")
+    selection = ["-L", f"^{label}$"] if label else ["-LE", "^slow$"]
+    tallies = tallies_by_label(run_ctest(directory, selection, {}))
+
+    if not quick and (label is None or label in CORE_LABELS):
+        directory = build("asan")
+        again = [label] if label else CORE_LABELS
+        heading(f"testing under AddressSanitizer and UBSan ({', '.join(again)})")
+        selection = ["-L", f"^({'|'.join(again)})$", "-LE", "^slow$"]
+        tallies |= tallies_by_label(run_ctest(directory, selection, SANITIZER_OPTIONS), " (asan)")
+
+    total = Tally()
+    for tally in tallies.values():
+        total += tally
+    heading(f"tests by label, {time.monotonic() - begin:.0f} s in all")
+    say(summary(tallies))
+    say()
+    say(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
+    return 1 if total.failed else 0
