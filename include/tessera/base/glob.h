@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+/// Says whether `name` matches `pattern`: `*` stands for any bytes, dots included, `?` for one,
+/// `[a-z]` and `[!a-z]` for one of a set; `\` takes the next character as it is. An unclosed `[` is
+/// an ordinary character. Cost: O(name * pattern), never exponential.
+bool glob_match(std::string_view pattern, std::string_view name);
+
+/// Selects names by patterns. Without patterns everything is selected; a pattern that begins with
+/// `!` takes names away; where only such patterns are given, all other names are selected.
+class NameSelection {
+ public:
+  NameSelection() = default;
+  explicit NameSelection(std::vector<std::string> patterns);
+  bool selects(std::string_view name) const;
+  bool selects_everything() const { return wanted_.empty() && unwanted_.empty(); }
+
+ private:
+  std::vector<std::string> wanted_;
+  std::vector<std::string> unwanted_;  // without the `!`
+};
+
+}  // namespace tessera

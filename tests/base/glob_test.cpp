@@ -1,0 +1,39 @@
+#include "tessera/base/glob.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+TEST(GlobTest, StarCrossesDots) {
+  EXPECT_TRUE(glob_match("model.*.weight", "model.layers.0.up.weight"));
+  EXPECT_FALSE(glob_match("model.*.weight", "model.layers.0.up.bias"));
+  EXPECT_TRUE(glob_match("*", ""));
+  EXPECT_FALSE(glob_match("", "a"));
+}
+
+TEST(GlobTest, SetsAndSingleBytes) {
+  EXPECT_TRUE(glob_match("layers.[0-3].w?", "layers.2.w1"));
+  EXPECT_FALSE(glob_match("layers.[!0-3].w?", "layers.2.w1"));
+  EXPECT_TRUE(glob_match("a[]]b", "a]b"));
+  EXPECT_TRUE(glob_match("a[b", "a[b"));
+  EXPECT_TRUE(glob_match("a\\*b", "a*b"));
+  EXPECT_FALSE(glob_match("a\\*b", "axb"));
+}
+
+TEST(GlobTest, ManyStarsStayQuick) {
+  const std::string name(2000, 'a');
+  EXPECT_FALSE(glob_match("*a*a*a*a*a*a*a*a*a*a*b", name));
+}
+
+TEST(NameSelectionTest, PatternsAddAndExclamationTakesAway) {
+  EXPECT_TRUE(NameSelection().selects("anything"));
+  const NameSelection only_model({"model.*", "!*.bias"});
+  EXPECT_TRUE(only_model.selects("model.a.weight"));
+  EXPECT_FALSE(only_model.selects("model.a.bias"));
+  EXPECT_FALSE(only_model.selects("optim.state"));
+  EXPECT_TRUE(NameSelection({"!optim.*"}).selects("model.a"));
+}
+
+}  // namespace
+}  // namespace tessera
