@@ -1,7 +1,9 @@
 """Runs the tests and counts what passed, by label."""
 
 import dataclasses
+import json
 import os
+import subprocess
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -58,15 +60,21 @@ def outcome_of(case: ElementTree.Element) -> str:
     return "skipped" if case.get("status") == "disabled" else "failed"
 
 
-def read_junit(path: Path) -> list[Case]:
-    cases = []
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        labels = [label for item in case.iter("property") if item.get("name") == "cmake_labels"
-                  for label in item.get("value", "").split(";") if label]
-        output = case.findtext("system-out") or ""
-        cases.append(Case(case.get("name"), labels[0] if labels else "no label", outcome_of(case),
-                          float(case.get("time") or 0), output))
-    return cases
+def labels_by_test(directory: Path) -> dict[str, str]:
+    """Returns the first label of every test in a build folder."""
+    command = ["ctest", "--test-dir", str(directory), "--show-only=json-v1"]
+    listing = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    labels = {}
+    for test in listing["tests"]:
+        found = [item["value"] for item in test.get("properties", []) if item["name"] == "LABELS"]
+        labels[test["name"]] = found[0][0] if found and found[0] else "no label"
+    return labels
+
+
+def read_junit(path: Path, labels: dict[str, str]) -> list[Case]:
+    return [Case(case.get("name"), labels.get(case.get("name"), "no label"), outcome_of(case),
+                 float(case.get("time") or 0), case.findtext("system-out") or "")
+            for case in ElementTree.parse(path).getroot().iter("testcase")]
 
 
 def run_ctest(directory: Path, selection: list[str], environment: dict[str, str]) -> list[Case]:
@@ -79,10 +87,12 @@ def run_ctest(directory: Path, selection: list[str], environment: dict[str, str]
         report.unlink(missing_ok=True)
         log.unlink(missing_ok=True)
         exit_code = run_quietly(command, log, environment=os.environ | environment)
-        cases = read_junit(report) if report.exists() else []
+        cases = read_junit(report, labels_by_test(directory)) if report.exists() else []
     failed = [case for case in cases if case.outcome == "failed"]
+    lines = log.read_text(errors="replace").splitlines()
     for case in failed:
-        say(f"--- {case.label}: {case.name} failed ---\n{case.output.rstrip()}\n")
+        verdict = next((line.rsplit("***")[-1] for line in lines if f": {case.name} ." in line and "***" in line), "")
+        say(f"--- {case.label}: {case.name}: {verdict or 'Failed'}\n{case.output.rstrip()}\n")
     for case in cases:
         if case.outcome == "skipped":
             say(f"    skipped: {case.label}: {case.name}")
