@@ -10,47 +10,47 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using Run = CopyRuns::Run;
+using CopyRun = CopyRuns::Run;
 
-std::vector<Run> runs_of(const Shape& shape, const Region& source, const Region& destination) {
+std::vector<CopyRun> runs_of(const Shape& shape, const Region& source, const Region& destination) {
   const CopyRuns runs(shape, source, destination);
-  std::vector<Run> out;
-  runs.for_each_in({0, numel_of(destination)}, [&](const Run& run) { out.push_back(run); });
+  std::vector<CopyRun> out;
+  runs.for_each_in({0, numel_of(destination)}, [&](const CopyRun& run) { out.push_back(run); });
   EXPECT_EQ(static_cast<std::int64_t>(out.size()), runs.num_runs());
   return out;
 }
 
 TEST(RegionTest, WholeTensorToWholeTensorIsOneRun) {
   EXPECT_THAT(runs_of({3, 4, 5}, whole_box(Shape{3, 4, 5}), whole_box(Shape{3, 4, 5})),
-              ElementsAre(Run{0, 0, 60}));
+              ElementsAre(CopyRun{0, 0, 60}));
 }
 
 TEST(RegionTest, RowBlocksMeetInOneRun) {
   EXPECT_THAT(runs_of({10, 4}, Box{{2, 0}, {5, 4}}, Box{{4, 0}, {6, 4}}),
-              ElementsAre(Run{8, 0, 12}));
+              ElementsAre(CopyRun{8, 0, 12}));
 }
 
 TEST(RegionTest, ColumnBlocksMeetInOneRunPerRow) {
   EXPECT_THAT(runs_of({3, 8}, Box{{0, 2}, {3, 4}}, Box{{0, 4}, {3, 4}}),
-              ElementsAre(Run{2, 0, 2}, Run{6, 4, 2}, Run{10, 8, 2}));
+              ElementsAre(CopyRun{2, 0, 2}, CopyRun{6, 4, 2}, CopyRun{10, 8, 2}));
 }
 
 TEST(RegionTest, FlatRangeAgainstColumnBlockFollowsBothOrders) {
   // Elements 3..14 of a [4, 4] tensor; the block has columns 1 and 2.
   EXPECT_THAT(runs_of({4, 4}, FlatRange{3, 14}, Box{{0, 1}, {4, 2}}),
-              ElementsAre(Run{2, 2, 2}, Run{6, 4, 2}, Run{10, 6, 1}));
+              ElementsAre(CopyRun{2, 2, 2}, CopyRun{6, 4, 2}, CopyRun{10, 6, 1}));
 }
 
 TEST(RegionTest, WindowCutsRunsAtBothEnds) {
   const CopyRuns columns(Shape{3, 8}, whole_box(Shape{3, 8}), Box{{0, 2}, {3, 4}});
-  std::vector<Run> out;
-  columns.for_each_in({3, 9}, [&](const Run& run) { out.push_back(run); });
-  EXPECT_THAT(out, ElementsAre(Run{5, 3, 1}, Run{10, 4, 4}, Run{18, 8, 1}));
+  std::vector<CopyRun> out;
+  columns.for_each_in({3, 9}, [&](const CopyRun& run) { out.push_back(run); });
+  EXPECT_THAT(out, ElementsAre(CopyRun{5, 3, 1}, CopyRun{10, 4, 4}, CopyRun{18, 8, 1}));
 }
 
 TEST(RegionTest, ZeroDimensionalTensorHasOneElement) {
   EXPECT_EQ(numel_of(Region(whole_box(Shape{}))), 1);
-  EXPECT_THAT(runs_of({}, whole_box(Shape{}), FlatRange{0, 1}), ElementsAre(Run{0, 0, 1}));
+  EXPECT_THAT(runs_of({}, whole_box(Shape{}), FlatRange{0, 1}), ElementsAre(CopyRun{0, 0, 1}));
   EXPECT_THAT(boxes_of(FlatRange{0, 1}, Shape{}), ElementsAre(whole_box(Shape{})));
 }
 
