@@ -1,0 +1,61 @@
+#include "cli/sizes.h"
+
+#include <gtest/gtest.h>
+
+#include "cli/progress.h"
+
+namespace tessera::cli {
+namespace {
+
+TEST(SizesTest, ParsesWhatPeopleWrite) {
+  EXPECT_EQ(parse_size("0"), 0U);
+  EXPECT_EQ(parse_size("4096"), 4096U);
+  EXPECT_EQ(parse_size("512B"), 512U);
+  EXPECT_EQ(parse_size("256MiB"), 256U << 20);
+  EXPECT_EQ(parse_size("256 MiB"), 256U << 20);
+  EXPECT_EQ(parse_size("256m"), 256U << 20);
+  EXPECT_EQ(parse_size("1.5G"), 3ULL << 29);
+  EXPECT_EQ(parse_size("5GB"), 5'000'000'000U);
+  EXPECT_EQ(parse_size("1kB"), 1000U);
+  EXPECT_EQ(parse_size("9007199254740993"), 9007199254740993U);
+}
+
+TEST(SizesTest, RefusesWhatIsNoSize) {
+  for (const char* text : {"", "x", "-1", "+1", "1X", "1MiBs", "1.2.3", "0x10", "1e3", " 1", "1 ",
+                           "inf", "nan", "99999999999999999999", "16EiB", "8.5EiB"}) {
+    SCOPED_TRACE(text);
+    EXPECT_EQ(parse_size(text), std::nullopt);
+  }
+}
+
+TEST(SizesTest, PrintsExactBytesWithTheirRoundedForm) {
+  EXPECT_EQ(exact_size(0), "0 bytes");
+  EXPECT_EQ(exact_size(1), "1 byte");
+  EXPECT_EQ(exact_size(1023), "1023 bytes");
+  EXPECT_EQ(exact_size(1024), "1024 bytes (1.0 KiB)");
+  EXPECT_EQ(exact_size(4194304), "4194304 bytes (4.0 MiB)");
+  EXPECT_EQ(iec_size((1ULL << 20) - 1), "1.0 MiB");
+  EXPECT_EQ(iec_size(~0ULL), "16.0 EiB");
+}
+
+TEST(SizesTest, CountsInWords) {
+  EXPECT_EQ(counted(1, "tensor"), "1 tensor");
+  EXPECT_EQ(counted(0, "tensor"), "0 tensors");
+  EXPECT_EQ(counted(2, "alias", "aliases"), "2 aliases");
+}
+
+TEST(ProgressTest, SaysHowFarHowFastAndHowLong) {
+  EXPECT_EQ(progress_line("verify", 512U << 20, 1U << 30, 2.0),
+            "verify   50 %  512.0 MiB of 1.0 GiB  256.0 MiB/s  2 s left");
+  EXPECT_EQ(progress_line("verify", 0, 1024, 1.0), "verify    0 %  0 bytes of 1.0 KiB  0 bytes/s");
+  EXPECT_EQ(progress_line("verify", 1024, 1024, 1.0),
+            "verify  100 %  1.0 KiB of 1.0 KiB  1.0 KiB/s");
+  EXPECT_EQ(progress_line("verify", 2048, 1024, 1.0),
+            "verify  100 %  2.0 KiB of 1.0 KiB  2.0 KiB/s");
+  EXPECT_EQ(progress_line("scan", 1024, 0, 1.0), "scan  1.0 KiB  1.0 KiB/s");
+  EXPECT_EQ(progress_line("verify", 1, 7263, 1.0),
+            "verify    0 %  1 byte of 7.1 KiB  1 byte/s  2 h 01 min left");
+}
+
+}  // namespace
+}  // namespace tessera::cli

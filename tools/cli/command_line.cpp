@@ -1,0 +1,524 @@
+#include "cli/command_line.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/sizes.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::size_t kMaxHelpWidth = 100;
+
+template <class Number>
+Number parse_number(const std::string& text, const char* what) {
+  Number number{};
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size()) {
+    throw std::invalid_argument(std::string("expected ") + what + ", found '" + printable(text) +
+                                "'");
+  }
+  return number;
+}
+
+std::string joined(const std::vector<std::string>& words, const char* separator) {
+  std::string text;
+  for (const std::string& word : words) {
+    if (!text.empty()) text += separator;
+    text += word;
+  }
+  return text;
+}
+
+std::string with_placeholder(const Command::Option& option) {
+  return option.placeholder.empty() ? option.name : option.name + " " + option.placeholder;
+}
+
+// Adds rows `  name   text`, wrapped, under a title.
+class Section {
+ public:
+  Section(std::string title, std::size_t width) : title_(std::move(title)), width_(width) {}
+  void add(std::string name, std::string text) {
+    name_width_ = std::max(name_width_, name.size());
+    rows_.emplace_back(std::move(name), std::move(text));
+  }
+  std::string text() const {
+    if (rows_.empty()) return {};
+    std::string text = "\n" + title_ + "\n";
+    const std::size_t indent = 2 + name_width_ + 2;
+    for (const auto& [name, row] : rows_) {
+      text += "  " + name + std::string(name_width_ + 2 - name.size(), ' ') +
+              wrap(row, width_ - indent, indent) + "\n";
+    }
+    return text;
+  }
+
+ private:
+  std::string title_;
+  std::size_t width_;
+  std::size_t name_width_ = 0;
+  std::vector<std::pair<std::string, std::string>> rows_;
+};
+
+bool is_bare_word(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || c == '-';
+  }) && text.front() != '-';
+}
+
+// Returns how many insertions, deletions and replacements lead from a to b.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
+    }
+  }
+  return row.back();
+}
+
+std::string roff(std::string_view text) {
+  std::string escaped;
+  for (char c : text) {
+    if (c == '\\') {
+      escaped += "\\e";
+    } else if (c == '-') {
+      escaped += "\\-";
+    } else {
+      escaped += c;
+    }
+  }
+  if (escaped.starts_with('.') || escaped.starts_with('\'')) escaped.insert(0, "\\&");
+  return escaped;
+}
+
+}  // namespace
+
+Command::Command(std::string name, std::string summary, std::function<ExitCode()> run)
+    : name_(std::move(name)), summary_(std::move(summary)), run_(std::move(run)) {}
+
+Command& Command::argument(std::string name, std::string& target, std::string help) {
+  arguments_.push_back({std::move(name), std::move(help), &target, nullptr});
+  return *this;
+}
+
+Command& Command::arguments(std::string name, std::vector<std::string>& target, std::string help) {
+  arguments_.push_back({std::move(name), std::move(help), nullptr, &target});
+  return *this;
+}
+
+Command& Command::flag(std::string name, bool& target, std::string help) {
+  options_.push_back(
+      {std::move(name), {}, std::move(help), [&target](const std::string&) { target = true; }});
+  return *this;
+}
+
+Command& Command::option(std::string name, std::string placeholder, std::string& target,
+                         std::string help) {
+  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+                      [&target](const std::string& text) { target = text; }});
+  return *this;
+}
+
+Command& Command::option(std::string name, std::string placeholder, int& target, std::string help) {
+  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+                      [&target](const std::string& text) {
+                        target = parse_number<int>(text, "a whole number");
+                        if (target < 0) {
+                          throw std::invalid_argument("expected 0 or more, found " + text);
+                        }
+                      }});
+  return *this;
+}
+
+Command& Command::option(std::string name, std::string placeholder, double& target,
+                         std::string help) {
+  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+                      [&target](const std::string& text) {
+                        target = parse_number<double>(text, "a number");
+                        if (!(target >= 0)) {
+                          throw std::invalid_argument("expected 0 or more, found " + text);
+                        }
+                      }});
+  return *this;
+}
+
+Command& Command::option(std::string name, std::string placeholder,
+                         std::vector<std::string>& target, std::string help) {
+  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+                      [&target](const std::string& text) { target.push_back(text); }});
+  return *this;
+}
+
+Command& Command::size_option(std::string name, std::string placeholder,
+                              std::uint64_t& target_nbytes, std::string help) {
+  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+                      [&target_nbytes](const std::string& text) {
+                        const auto nbytes = parse_size(text);
+                        if (!nbytes) {
+                          throw std::invalid_argument("expected a size such as 256MiB, found '" +
+                                                      printable(text) + "'");
+                        }
+                        target_nbytes = *nbytes;
+                      }});
+  return *this;
+}
+
+Command& Command::choice(std::string name, std::vector<std::string> choices,
+                         std::function<void(const std::string&)> set, std::string help) {
+  auto check_and_set = [choices, set = std::move(set)](const std::string& text) {
+    if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+      throw std::invalid_argument("expected " + joined(choices, " or ") + ", found '" +
+                                  printable(text) + "'");
+    }
+    set(text);
+  };
+  std::string placeholder = joined(choices, "|");
+  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+                      std::move(check_and_set), std::move(choices)});
+  return *this;
+}
+
+Command& Command::describe(std::string paragraph) {
+  description_.push_back(std::move(paragraph));
+  return *this;
+}
+
+Command& Command::example(std::string line, std::string what) {
+  examples_.push_back({std::move(line), std::move(what)});
+  return *this;
+}
+
+CommandLine::CommandLine(std::string tool, std::string summary, Terminal& terminal)
+    : tool_(std::move(tool)), summary_(std::move(summary)), terminal_(terminal) {}
+
+Command& CommandLine::add_command(std::string name, std::string summary,
+                                  std::function<ExitCode()> run) {
+  commands_.push_back(
+      std::make_unique<Command>(std::move(name), std::move(summary), std::move(run)));
+  Command& command = *commands_.back();
+  command.choice(
+      "--color", {"auto", "always", "never"},
+      [this](const std::string& when) {
+        terminal_.set_color(when == "always"  ? ColorChoice::always
+                            : when == "never" ? ColorChoice::never
+                                              : ColorChoice::automatic);
+      },
+      "colour the output; auto: on a terminal, unless NO_COLOR is set");
+  return command;
+}
+
+void CommandLine::add_exit_code(ExitCode code, std::string meaning) {
+  exit_codes_.emplace_back(code, std::move(meaning));
+}
+
+const Command* CommandLine::find(std::string_view name) const {
+  for (const auto& command : commands_) {
+    if (command->name() == name) return command.get();
+  }
+  return nullptr;
+}
+
+// Takes the verb off the arguments, if there is one.
+const Command& CommandLine::command_for(std::vector<std::string>& arguments) const {
+  if (!arguments.empty() && !arguments.front().empty()) {
+    if (const Command* command = find(arguments.front())) {
+      arguments.erase(arguments.begin());
+      return *command;
+    }
+    const std::string& word = arguments.front();
+    if (commands_.size() > 1 && is_bare_word(word) && !FileSystem::posix().kind_of(word)) {
+      const auto closest =
+          std::min_element(commands_.begin(), commands_.end(), [&](const auto& a, const auto& b) {
+            return edit_distance(a->name(), word) < edit_distance(b->name(), word);
+          });
+      std::string what = "'" + word + "' is neither a command nor a path";
+      if (edit_distance((*closest)->name(), word) <= 2) {
+        what += " (did you mean '" + (*closest)->name() + "'?)";
+      }
+      throw UsageError(what, tool_ + " --help");
+    }
+  }
+  const Command* command = find(default_command_);
+  TESSERA_CHECK(command != nullptr);
+  return *command;
+}
+
+void CommandLine::parse(const Command& command, std::vector<std::string> arguments) const {
+  const std::string help_command =
+      tool_ + (command.name().empty() ? "" : " " + command.name()) + " --help";
+  CLI::App app;
+  app.set_help_flag();
+  for (const Command::Option& option : command.options()) {
+    if (option.placeholder.empty()) {
+      app.add_flag_callback(option.name, [&option] { option.set({}); });
+      continue;
+    }
+    app.add_option_function<std::vector<std::string>>(
+           option.name,
+           [&option, &help_command](const std::vector<std::string>& values) {
+             for (const std::string& value : values) {
+               try {
+                 option.set(value);
+               } catch (const std::invalid_argument& error) {
+                 throw UsageError(option.name + ": " + error.what(), help_command);
+               }
+             }
+           })
+        ->allow_extra_args(false)
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  }
+  std::vector<std::string> positionals;
+  app.add_option("arguments", positionals);
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+  try {
+    app.parse(std::move(arguments));
+  } catch (const CLI::ExtrasError& error) {
+    throw UsageError(
+        "unknown option " +
+            printable(
+                std::string(error.what()).substr(std::string_view(error.what()).rfind(' ') + 1)),
+        help_command);
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(printable(error.what()), help_command);
+  }
+  std::size_t next = 0;
+  for (const Command::Argument& argument : command.arguments()) {
+    if (argument.many != nullptr) {
+      argument.many->insert(argument.many->end(),
+                            positionals.begin() + static_cast<std::ptrdiff_t>(next),
+                            positionals.end());
+      next = positionals.size();
+    } else if (next == positionals.size()) {
+      throw UsageError(argument.name + " is missing", help_command);
+    } else {
+      *argument.one = positionals[next++];
+    }
+  }
+  if (next < positionals.size()) {
+    throw UsageError("unexpected argument '" + printable(positionals[next]) + "'", help_command);
+  }
+}
+
+ExitCode CommandLine::run(int argc, const char* const* argv) {
+  std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  const std::string first = arguments.empty() ? "" : arguments.front();
+  if (first == "--version") {
+    terminal_.print(tool_ + " " TESSERA_VERSION "\n");
+    return ExitCode::done;
+  }
+  if (first == "--completion") {
+    if (arguments.size() != 2 || arguments[1] != "bash") {
+      throw UsageError("--completion: expected bash", tool_ + " --help");
+    }
+    terminal_.print(bash_completion());
+    return ExitCode::done;
+  }
+  if (first == "--man") {
+    terminal_.print(man_page());
+    return ExitCode::done;
+  }
+  if (first == "--help" || first == "-h") {
+    terminal_.print(help());
+    return ExitCode::done;
+  }
+  const Command& command = command_for(arguments);
+  const auto options_end = std::find(arguments.begin(), arguments.end(), "--");
+  if (std::any_of(arguments.begin(), options_end, [](const std::string& argument) {
+        return argument == "--help" || argument == "-h";
+      })) {
+    terminal_.print(command.name().empty() ? help() : help(command));
+    return ExitCode::done;
+  }
+  parse(command, std::move(arguments));
+  return command.run();
+}
+
+std::string CommandLine::usage(const Command& command) const {
+  std::string text = tool_;
+  if (!command.name().empty()) text += " " + command.name();
+  for (const Command::Argument& argument : command.arguments()) {
+    text += argument.many != nullptr ? " [" + argument.name + "]" : " " + argument.name;
+  }
+  return text + " [OPTIONS]";
+}
+
+std::string CommandLine::help(const Command& command) const {
+  const std::size_t width =
+      std::min(static_cast<std::size_t>(std::max(terminal_.width(), 40)), kMaxHelpWidth);
+  std::string text =
+      "usage: " + usage(command) + "\n\n" + wrap(command.summary() + ".", width, 0) + "\n";
+  for (const std::string& paragraph : command.description()) {
+    text += "\n" + wrap(paragraph, width, 0) + "\n";
+  }
+  Section arguments("Arguments", width);
+  for (const auto& argument : command.arguments()) arguments.add(argument.name, argument.help);
+  Section options("Options", width);
+  for (const auto& option : command.options()) options.add(with_placeholder(option), option.help);
+  options.add("--help", "print this");
+  Section exit_codes("Exit codes", width);
+  for (const auto& [code, meaning] : exit_codes_) {
+    exit_codes.add(std::to_string(static_cast<int>(code)), meaning);
+  }
+  text += arguments.text() + options.text();
+  if (!command.examples().empty()) {
+    text += "\nExamples\n";
+    for (const auto& example : command.examples()) {
+      text +=
+          "  " + wrap(example.what, width - 2, 2) + "\n    " + tool_ + " " + example.line + "\n";
+    }
+  }
+  return text + exit_codes.text();
+}
+
+std::string CommandLine::help() const {
+  if (const Command* tool = find("")) {
+    std::string text = help(*tool);
+    Section others(
+        "Other commands",
+        std::min<std::size_t>(static_cast<std::size_t>(terminal_.width()), kMaxHelpWidth));
+    for (const auto& command : commands_) {
+      if (!command->name().empty()) others.add(usage(*command), command->summary());
+    }
+    return text + others.text();
+  }
+  const std::size_t width =
+      std::min(static_cast<std::size_t>(std::max(terminal_.width(), 40)), kMaxHelpWidth);
+  std::string text = "usage: " + tool_ + " COMMAND ARGUMENTS... [OPTIONS]\n";
+  if (const Command* command = find(default_command_)) {
+    std::string short_usage = tool_;
+    for (const auto& argument : command->arguments()) {
+      short_usage += argument.many != nullptr ? " [" + argument.name + "]" : " " + argument.name;
+    }
+    text += "       " + short_usage + std::string(10, ' ') + "the same as '" + tool_ + " " +
+            command->name() + "'\n";
+  }
+  text += "\n" + wrap(summary_ + ".", width, 0) + "\n";
+  Section commands("Commands", width);
+  for (const auto& command : commands_) commands.add(command->name(), command->summary());
+  Section options("Options", width);
+  options.add("--help", "print this, or after a command what that one takes");
+  options.add("--version", "print the version");
+  options.add("--completion bash", "print completion for a shell, to be sourced");
+  options.add("--man", "print the manual page, as roff");
+  Section exit_codes("Exit codes", width);
+  for (const auto& [code, meaning] : exit_codes_) {
+    exit_codes.add(std::to_string(static_cast<int>(code)), meaning);
+  }
+  return text + commands.text() + options.text() + exit_codes.text();
+}
+
+std::string CommandLine::man_page() const {
+  std::string text = ".TH " + tool_ + " 1 \"\" \"Tessera " TESSERA_VERSION "\"\n";
+  text += ".SH NAME\n" + roff(tool_) + " \\- " + roff(summary_) + "\n.SH SYNOPSIS\n";
+  for (const auto& command : commands_) text += ".B " + roff(usage(*command)) + "\n.br\n";
+  for (const auto& command : commands_) {
+    text += ".SH " + roff(command->name().empty() ? "DESCRIPTION" : usage(*command)) + "\n" +
+            roff(command->summary()) + ".\n";
+    for (const auto& paragraph : command->description()) text += ".PP\n" + roff(paragraph) + "\n";
+    for (const auto& argument : command->arguments()) {
+      text += ".TP\n.I " + roff(argument.name) + "\n" + roff(argument.help) + "\n";
+    }
+    for (const auto& option : command->options()) {
+      text += ".TP\n.B " + roff(with_placeholder(option)) + "\n" + roff(option.help) + "\n";
+    }
+    for (const auto& example : command->examples()) {
+      text += ".PP\n" + roff(example.what) + "\n.PP\n.RS\n.nf\n" +
+              roff(tool_ + " " + example.line) + "\n.fi\n.RE\n";
+    }
+  }
+  text += ".SH EXIT STATUS\n";
+  for (const auto& [code, meaning] : exit_codes_) {
+    text += ".TP\n.B " + std::to_string(static_cast<int>(code)) + "\n" + roff(meaning) + "\n";
+  }
+  return text;
+}
+
+std::string CommandLine::bash_completion() const {
+  const std::string function = "_" + [&] {
+    std::string name = tool_;
+    std::replace(name.begin(), name.end(), '-', '_');
+    return name;
+  }();
+  std::string names;
+  std::string cases;
+  for (const auto& command : commands_) {
+    std::string options = "--help";
+    std::string values;
+    for (const auto& option : command->options()) {
+      options += " " + option.name;
+      if (!option.choices.empty()) {
+        values += "        " + option.name + ") words='" + joined(option.choices, " ") + "' ;;\n";
+      }
+    }
+    if (!command->name().empty()) names += (names.empty() ? "" : " ") + command->name();
+    const bool is_default = command->name() == default_command_;
+    cases += "    " + (is_default ? std::string("*") : command->name()) + ")\n      options='" +
+             options + "'\n      case $previous in\n" + values + "      esac ;;\n";
+  }
+  // The default command's pattern is `*`, which must come last.
+  std::string others;
+  std::string fallback;
+  for (std::size_t begin = 0; begin < cases.size();) {
+    const std::string_view end_mark = "esac ;;\n";
+    const std::size_t end = cases.find(end_mark, begin) + end_mark.size();
+    std::string& into = cases.compare(begin, 6, "    *)") == 0 ? fallback : others;
+    into += cases.substr(begin, end - begin);
+    begin = end;
+  }
+  return "# Completion of " + tool_ +
+         " for bash. Source this, or put it where bash-completion looks.\n" + function +
+         "() {\n"
+         "  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}\n"
+         "  local options words=\n"
+         "  case ${COMP_WORDS[1]} in\n" +
+         others + fallback +
+         "  esac\n"
+         "  COMPREPLY=()\n"
+         "  if [[ $words ]]; then\n"
+         "    COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
+         "  elif [[ $current == -* ]]; then\n"
+         "    COMPREPLY=($(compgen -W \"$options\" -- \"$current\"))\n"
+         "  elif ((COMP_CWORD == 1)); then\n"
+         "    COMPREPLY=($(compgen -W '" +
+         names +
+         "' -- \"$current\") $(compgen -f -- \"$current\"))\n"
+         "  else\n"
+         "    COMPREPLY=($(compgen -f -- \"$current\"))\n"
+         "  fi\n"
+         "}\n"
+         "complete -o filenames -F " +
+         function + " " + tool_ + "\n";
+}
+
+std::string wrap(std::string_view text, std::size_t width, std::size_t indent) {
+  std::string wrapped;
+  std::size_t column = 0;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, end);
+    const std::size_t word_width = display_width(word);
+    if (column > 0 && column + 1 + word_width > width) {
+      wrapped += "\n" + std::string(indent, ' ');
+      column = 0;
+    } else if (column > 0) {
+      wrapped += ' ';
+      ++column;
+    }
+    wrapped += word;
+    column += word_width;
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return wrapped;
+}
+
+}  // namespace tessera::cli

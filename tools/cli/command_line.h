@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/exit_code.h"
+#include "cli/terminal.h"
+
+namespace tessera::cli {
+
+/// Thrown where the command line has no meaning; ends the tool with ExitCode::usage.
+class UsageError : public std::runtime_error {
+ public:
+  UsageError(const std::string& what, std::string help_command)
+      : std::runtime_error(what), help_command_(std::move(help_command)) {}
+  const std::string& help_command() const { return help_command_; }
+
+ private:
+  std::string help_command_;
+};
+
+/// What one command (a verb, or the tool itself) takes. The targets that it is given are set when
+/// the command line is parsed, and must live until then.
+class Command {
+ public:
+  struct Argument {
+    std::string name;  // `PATH`, `GLOB...`
+    std::string help;
+    std::string* one = nullptr;
+    std::vector<std::string>* many = nullptr;  // none or more, and last
+  };
+  struct Option {
+    std::string name;         // `--depth`
+    std::string placeholder;  // `N`; empty for a flag
+    std::string help;
+    std::function<void(const std::string&)> set;  // throws std::invalid_argument
+    std::vector<std::string> choices{};           // for completion
+  };
+  struct Example {
+    std::string line;  // without the tool's name
+    std::string what;
+  };
+
+  Command(std::string name, std::string summary, std::function<ExitCode()> run);
+
+  /// Adds a positional argument that must be there.
+  Command& argument(std::string name, std::string& target, std::string help);
+  /// Adds the last positional argument, which may come any number of times: `GLOB...`.
+  Command& arguments(std::string name, std::vector<std::string>& target, std::string help);
+
+  Command& flag(std::string name, bool& target, std::string help);
+  Command& option(std::string name, std::string placeholder, std::string& target, std::string help);
+  Command& option(std::string name, std::string placeholder, int& target, std::string help);
+  Command& option(std::string name, std::string placeholder, double& target, std::string help);
+  /// Takes one value each time it is given.
+  Command& option(std::string name, std::string placeholder, std::vector<std::string>& target,
+                  std::string help);
+  Command& size_option(std::string name, std::string placeholder, std::uint64_t& target_nbytes,
+                       std::string help);
+  /// Takes one of a few words; `set` is called with it.
+  Command& choice(std::string name, std::vector<std::string> choices,
+                  std::function<void(const std::string&)> set, std::string help);
+
+  Command& describe(std::string paragraph);  // after the summary, in the help
+  Command& example(std::string line, std::string what);
+
+  const std::string& name() const { return name_; }
+  const std::string& summary() const { return summary_; }
+  const std::vector<std::string>& description() const { return description_; }
+  const std::vector<Argument>& arguments() const { return arguments_; }
+  const std::vector<Option>& options() const { return options_; }
+  const std::vector<Example>& examples() const { return examples_; }
+  ExitCode run() const { return run_(); }
+
+ private:
+  std::string name_;
+  std::string summary_;
+  std::function<ExitCode()> run_;
+  std::vector<std::string> description_;
+  std::vector<Argument> arguments_;
+  std::vector<Option> options_;
+  std::vector<Example> examples_;
+};
+
+/// A tool's command line: its commands, their help, `--version`, `--color`, and `--completion
+/// bash` and `--man` for packagers.
+class CommandLine {
+ public:
+  CommandLine(std::string tool, std::string summary, Terminal& terminal);
+
+  /// Adds a command; one with an empty name is the tool without a verb. The reference stays valid.
+  Command& add_command(std::string name, std::string summary, std::function<ExitCode()> run);
+  /// Names the command that a command line without a verb stands for.
+  void set_default_command(std::string name) { default_command_ = std::move(name); }
+  /// Adds a line to the exit codes in the help, e.g. `1`, `differences were found`.
+  void add_exit_code(ExitCode code, std::string meaning);
+
+  /// Parses and runs. Throws: UsageError, and what the command throws.
+  ExitCode run(int argc, const char* const* argv);
+
+ private:
+  const Command* find(std::string_view name) const;
+  const Command& command_for(std::vector<std::string>& arguments) const;
+  void parse(const Command& command, std::vector<std::string> arguments) const;
+  std::string usage(const Command& command) const;
+  std::string help() const;
+  std::string help(const Command& command) const;
+  std::string man_page() const;
+  std::string bash_completion() const;
+
+  std::string tool_;
+  std::string summary_;
+  Terminal& terminal_;
+  std::string default_command_;
+  std::vector<std::unique_ptr<Command>> commands_;
+  std::vector<std::pair<ExitCode, std::string>> exit_codes_;
+};
+
+/// Returns the text broken at spaces into lines of at most `width` columns, those after the first
+/// indented by `indent` spaces.
+std::string wrap(std::string_view text, std::size_t width, std::size_t indent);
+
+}  // namespace tessera::cli

@@ -1,0 +1,74 @@
+#include "cli/exit_code.h"
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "cli/command_line.h"
+#include "cli/terminal.h"
+
+namespace tessera::cli {
+namespace {
+
+// Returns the code for the exception being handled, after telling the user.
+ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
+  const auto say = [&](std::string_view text) {
+    terminal.print_error(std::string(tool) + ": " + std::string(text));
+  };
+  try {
+    throw;
+  } catch (const OutputClosed&) {
+    return ExitCode::output_closed;  // nobody is left to tell
+  } catch (const UsageError& error) {
+    say(error.what());
+    say("try '" + error.help_command() + "'");
+    return ExitCode::usage;
+  } catch (const Error& error) {
+    say(error.what());
+    return exit_code_of(error.kind());
+  } catch (const std::bad_alloc&) {
+    say("out of memory (try a smaller --memory or --threads)");
+    return ExitCode::io;
+  } catch (const std::exception& error) {
+    say("internal error: " + printable(error.what(), 1000) + " (please report this)");
+    return ExitCode::internal;
+  }
+}
+
+}  // namespace
+
+ExitCode exit_code_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::invalid_argument:
+    case ErrorKind::already_exists:
+      return ExitCode::usage;
+    case ErrorKind::not_found:
+    case ErrorKind::corruption:
+    case ErrorKind::unsupported:
+    case ErrorKind::mismatch:
+      return ExitCode::bad_input;
+    case ErrorKind::io:
+      return ExitCode::io;
+    case ErrorKind::interrupted:
+      return ExitCode::interrupted;
+  }
+  return ExitCode::internal;
+}
+
+int run_tool(std::string_view tool, Terminal& terminal, const std::function<ExitCode()>& body) {
+  ExitCode code = ExitCode::done;
+  try {
+    code = body();
+  } catch (...) {
+    code = report_current_exception(tool, terminal);
+  }
+  try {
+    terminal.flush();
+  } catch (...) {
+    const ExitCode flush_code = report_current_exception(tool, terminal);
+    if (code == ExitCode::done) code = flush_code;
+  }
+  return static_cast<int>(code);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+#include "tessera/base/error.h"
+
+namespace tessera::cli {
+
+class Terminal;
+
+/// What a tool's exit status says. Any other status means failure too. Scripts rely on the numbers
+/// (docs/cli/exit-codes.md); never renumber.
+enum class ExitCode : int {
+  done = 0,
+  findings = 1,        // diff found differences, verify found damage
+  usage = 2,           // wrong command line, or the destination exists
+  bad_input = 3,       // unreadable, corrupt or mismatching input
+  io = 4,              // the operating system failed a read, a write or an allocation
+  internal = 70,       // a bug of ours
+  interrupted = 130,   // stopped by SIGINT or SIGTERM
+  output_closed = 141  // whoever read our standard output has gone
+};
+
+ExitCode exit_code_of(ErrorKind kind);
+
+/// Runs a tool's body and returns its exit status. An exception that leaves the body becomes one
+/// line `<tool>: <message>` on standard error and the code it stands for.
+int run_tool(std::string_view tool, Terminal& terminal, const std::function<ExitCode()>& body);
+
+}  // namespace tessera::cli

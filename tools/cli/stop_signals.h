@@ -1,0 +1,25 @@
+#pragma once
+
+#include <stop_token>
+#include <thread>
+
+namespace tessera::cli {
+
+/// Turns the first SIGINT or SIGTERM into a stop request, so that work ends cleanly; a second one
+/// ends the process at once. Signals that were ignored at the start stay ignored. At most one
+/// object at a time; signals are as before when it is gone.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  std::stop_token token() const { return source_.get_token(); }
+
+ private:
+  std::stop_source source_;
+  std::thread waiter_;  // a handler may not request a stop itself: that takes locks
+};
+
+}  // namespace tessera::cli

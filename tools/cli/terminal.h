@@ -1,0 +1,75 @@
+#pragma once
+
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace tessera::cli {
+
+enum class ColorChoice { automatic, always, never };
+enum class Style { plain, strong, faint, good, bad, notice };
+
+/// Thrown where standard output is a pipe that nobody reads any more.
+class OutputClosed : public std::runtime_error {
+ public:
+  OutputClosed() : std::runtime_error("standard output was closed") {}
+};
+
+/// All that a tool prints goes through here: the result to standard output, everything else to
+/// standard error. Output is buffered and reaches the system by `flush()`, when the buffer is full,
+/// and before anything goes to standard error. Thread-safe. Ignores SIGPIPE from construction on.
+class Terminal {
+ public:
+  Terminal() : Terminal(1, 2) {}
+  /// Prints to other file descriptors, which stay the caller's.
+  Terminal(int out_fd, int err_fd);
+  ~Terminal();  // flushes as far as it goes
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+
+  /// Prints to standard output as it is. Throws: OutputClosed, Error(io).
+  void print(std::string_view text);
+  /// Prints one line to standard error. Never throws: there is nowhere left to tell.
+  void print_error(std::string_view line) noexcept;
+  /// Throws: OutputClosed, Error(io).
+  void flush();
+
+  /// Shows `line` in the terminal's last line in place of the one shown before; an empty one clears
+  /// it. Cut to the width. Does nothing unless standard error is a terminal.
+  void show_status(std::string_view line);
+
+  bool output_is_terminal() const { return output_is_terminal_; }
+  bool errors_are_on_terminal() const { return errors_are_on_terminal_; }
+
+  /// Returns the columns: of the terminal; else of the variable COLUMNS; else 80.
+  int width() const { return width_; }
+
+  /// `automatic` is colour on a terminal, unless NO_COLOR is set or TERM is `dumb`.
+  void set_color(ColorChoice choice);
+  /// Returns `text` with its style, or as it is where standard output has no colour.
+  std::string styled(Style style, std::string_view text) const;
+
+ private:
+  void flush_locked();
+  void clear_status_locked() noexcept;
+
+  const int out_fd_;
+  const int err_fd_;
+  bool output_is_terminal_;
+  bool errors_are_on_terminal_;
+  bool color_ = false;
+  int width_ = 80;
+  std::mutex mutex_;
+  std::string buffer_;
+  std::string status_;
+  bool output_closed_ = false;
+};
+
+/// Returns the columns that UTF-8 text takes: its code points.
+std::size_t display_width(std::string_view text);
+
+/// Returns the text cut in the middle to `max_width` columns, with `…` where something is missing.
+std::string shorten_middle(std::string_view text, std::size_t max_width);
+
+}  // namespace tessera::cli
