@@ -111,10 +111,10 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
   }
   bool binary(nlohmann::json::binary_t&) override { return false; }  // not in JSON text
 
-  bool parse_error(std::size_t parser_position, const std::string& last_token,
+  bool parse_error(std::size_t parser_position, const std::string&,
                    const nlohmann::json::exception& error) override {
-    // Of `[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while …`
-    // the reason is what follows the position.
+    // Of `[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while …: …
+    // - why` the reason is what follows the position.
     std::string_view reason = error.what();
     if (const auto rest = reason.find("- "); rest != std::string_view::npos) {
       reason.remove_prefix(rest + 2);
@@ -123,8 +123,7 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
     }
     // The parser counts from 1, and the end of the text as one more.
     const std::size_t at = std::min(parser_position > 0 ? parser_position - 1 : 0, text_.size());
-    fail(at, "syntax: " + printable(reason, 160) +
-                 (last_token.empty() ? "" : " (last read: '" + printable(last_token, 40) + "')"));
+    fail(at, "syntax: " + printable(reason));
   }
 
   [[noreturn]] void fail(std::size_t at, const std::string& what) const {

@@ -106,7 +106,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     if (lock == LockResult::held_by_another || (lock == LockResult::unavailable && !is_new)) {
       throw Error(ErrorKind::already_exists, {.path = staging_path_},
                   lock == LockResult::held_by_another
-                      ? "staging: another process is writing to the same destination"
+                      ? "staging: another writer is at work on the same destination"
                       : "staging: left over, and this file system cannot tell whether its writer "
                         "lives (remove it if no process writes there)");
     }

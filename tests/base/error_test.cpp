@@ -1,0 +1,60 @@
+#include "tessera/base/error.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace tessera {
+namespace {
+
+TEST(ErrorTest, TheLineNamesFileTensorRuleAndBothNumbers) {
+  const Error error = Error::expected(
+      ErrorKind::corruption, {.path = "model.safetensors", .fqn = "layers.0.weight"},
+      "data_offsets", "8192 bytes", "4096 bytes", "incomplete download?");
+  EXPECT_STREQ(error.what(),
+               "model.safetensors: layers.0.weight: data_offsets: expected 8192 bytes, "
+               "found 4096 bytes (incomplete download?)");
+  EXPECT_EQ(error.kind(), ErrorKind::corruption);
+  EXPECT_EQ(error.where().fqn, "layers.0.weight");
+}
+
+TEST(ErrorTest, EmptyMembersAreLeftOutAndByteRangesShown) {
+  EXPECT_STREQ(Error(ErrorKind::io, {}, "gone").what(), "gone");
+  EXPECT_STREQ(Error(ErrorKind::io, {.path = "a", .byte_range = ByteRange{4, 12}}, "read").what(),
+               "a: bytes [4, 12): read");
+}
+
+TEST(ErrorTest, AMessageIsOneLineWhateverTheNamesHold) {
+  const Error error(ErrorKind::io, {.path = "a\nb", .fqn = "\x1b[31mred"}, "line\rtwo");
+  EXPECT_STREQ(error.what(), "a\\x0ab: \\x1b[31mred: line\\x0dtwo");
+}
+
+TEST(ErrorTest, PrintableKeepsUnicodeAndEscapesWhatIsNone) {
+  EXPECT_EQ(printable("größe 重み"), "größe 重み");
+  EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");
+  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // a surrogate
+  EXPECT_EQ(printable("\xc2\x9b"), "\\xc2\\x9b");           // a C1 control
+}
+
+TEST(ErrorTest, PrintableCutsTheMiddleBetweenCharacters) {
+  EXPECT_EQ(printable("abcdefghij", 10), "abcdefghij");
+  EXPECT_EQ(printable("abcdefghijk", 10), "abcd…ijk");
+  for (const std::string unit : {"x", "é", "重", "𝄞", "\n", "\xff"}) {
+    std::string text;
+    for (int i = 0; i < 100; ++i) text += unit;
+    for (std::size_t limit = 3; limit < 40; ++limit) {
+      const std::string shown = printable(text, limit);
+      EXPECT_LE(shown.size(), limit);
+      EXPECT_EQ(printable(shown, 1000), shown) << "a cut character would be escaped again";
+      EXPECT_NE(shown.find("…"), std::string::npos);
+    }
+  }
+}
+
+TEST(ErrorTest, ABrokenInvariantIsNoError) {
+  EXPECT_THROW(TESSERA_CHECK(1 + 1 == 3), InternalError);
+  EXPECT_NO_THROW(TESSERA_CHECK(1 + 1 == 2));
+}
+
+}  // namespace
+}  // namespace tessera

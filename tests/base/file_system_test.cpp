@@ -1,0 +1,289 @@
+#include "tessera/base/file_system.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "support/error_matchers.h"
+#include "support/fault_file_system.h"
+#include "support/temporary_directory.h"
+
+namespace tessera {
+namespace {
+
+using testing::FaultFileSystem;
+using testing::TemporaryDirectory;
+using testing::ThrowsError;
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+void put(FileSystem& fs, const std::string& path, std::string_view text) {
+  const auto file = fs.create(path);
+  file->write_at(0, bytes_of(text));
+  file->close();
+}
+
+std::string get(const std::string& path) {
+  return read_file(FileSystem::posix(), path, 1 << 20);
+}
+
+class FileSystemTest : public ::testing::Test {
+ protected:
+  FileSystem& fs_ = FileSystem::posix();
+  TemporaryDirectory tmp_;
+};
+
+TEST_F(FileSystemTest, BytesWrittenAtOffsetsAreReadBack) {
+  const auto file = fs_.create(tmp_ / "a");
+  file->resize(10);
+  file->write_at(7, bytes_of("xyz"));
+  file->write_at(0, bytes_of("abc"));
+  file->sync();
+  file->close();
+  EXPECT_EQ(get(tmp_ / "a"), std::string("abc\0\0\0\0xyz", 10));
+  fs_.open_for_update(tmp_ / "a")->write_at(3, bytes_of("defg"));
+  EXPECT_EQ(get(tmp_ / "a"), "abcdefgxyz");
+}
+
+TEST_F(FileSystemTest, ReadingPastTheEndNamesPathAndRange) {
+  put(fs_, tmp_ / "a", "12345");
+  const auto file = fs_.open(tmp_ / "a");
+  std::string out(4, '\0');
+  const auto target = std::as_writable_bytes(std::span(out));
+  file->read_at(1, target);
+  EXPECT_EQ(out, "2345");
+  EXPECT_THAT([&] { file->read_at(2, target); },
+              ThrowsError(ErrorKind::corruption,
+                          "a: bytes [2, 6): file size: expected at least 6 "
+                          "bytes, found 5 bytes"));
+  EXPECT_THAT([&] { file->read_at(~std::uint64_t{0} - 1, target); },
+              ThrowsError(ErrorKind::corruption, "file size"));
+  EXPECT_NO_THROW(file->read_at(5, {}));
+}
+
+TEST_F(FileSystemTest, AFileThatShrinksWhileOpenIsCorruptionAndNoHang) {
+  put(fs_, tmp_ / "a", "12345678");
+  const auto file = fs_.open(tmp_ / "a");
+  std::filesystem::resize_file(tmp_ / "a", 3);
+  std::string out(8, '\0');
+  EXPECT_THAT([&] { file->read_at(0, std::as_writable_bytes(std::span(out))); },
+              ThrowsError(ErrorKind::corruption, "found 3 bytes"));
+}
+
+TEST_F(FileSystemTest, OnlyRegularFilesOpen) {
+  ASSERT_EQ(::mkfifo((tmp_ / "fifo").c_str(), 0600), 0);
+  EXPECT_THAT([&] { fs_.open(tmp_ / "fifo"); }, ThrowsError(ErrorKind::not_found, "regular file"));
+  EXPECT_THAT([&] { fs_.open(tmp_.path()); }, ThrowsError(ErrorKind::not_found, "a directory"));
+  EXPECT_THAT([&] { fs_.open("/dev/zero"); }, ThrowsError(ErrorKind::not_found, "another kind"));
+  EXPECT_THAT([&] { fs_.open(tmp_ / "none"); }, ThrowsError(ErrorKind::not_found, "none: open"));
+  EXPECT_EQ(fs_.kind_of(tmp_ / "fifo"), FileKind::other);
+  EXPECT_EQ(fs_.kind_of(tmp_.path()), FileKind::directory);
+  EXPECT_EQ(fs_.kind_of(tmp_ / "none"), std::nullopt);
+  EXPECT_EQ(fs_.kind_of(tmp_ / "fifo/below"), std::nullopt);
+}
+
+TEST_F(FileSystemTest, NothingIsOverwrittenByCreateRenameOrMakeDirectory) {
+  put(fs_, tmp_ / "a", "a");
+  put(fs_, tmp_ / "b", "b");
+  EXPECT_THAT([&] { fs_.create(tmp_ / "a"); }, ThrowsError(ErrorKind::already_exists, "a: create"));
+  EXPECT_THAT([&] { fs_.make_directory(tmp_ / "a"); }, ThrowsError(ErrorKind::already_exists, "a"));
+  EXPECT_THAT([&] { fs_.rename(tmp_ / "a", tmp_ / "b"); },
+              ThrowsError(ErrorKind::already_exists, "b: rename"));
+  EXPECT_EQ(get(tmp_ / "b"), "b");
+}
+
+TEST_F(FileSystemTest, ExchangeSwapsFilesAndDirectories) {
+  put(fs_, tmp_ / "a", "file");
+  fs_.make_directory(tmp_ / "b");
+  put(fs_, tmp_ / "b/inside", "x");
+  fs_.exchange(tmp_ / "a", tmp_ / "b");
+  EXPECT_EQ(get(tmp_ / "b"), "file");
+  EXPECT_EQ(fs_.list_directory(tmp_ / "a"), std::vector<std::string>{"inside"});
+}
+
+TEST_F(FileSystemTest, RemoveAllDoesNotFollowLinks) {
+  put(fs_, tmp_ / "kept", "x");
+  fs_.make_directory(tmp_ / "d");
+  std::filesystem::create_symlink(tmp_ / "kept", tmp_ / "d/link");
+  fs_.remove_all(tmp_ / "d");
+  fs_.remove_all(tmp_ / "d");
+  EXPECT_EQ(fs_.list_directory(tmp_.path()), std::vector<std::string>{"kept"});
+}
+
+TEST_F(FileSystemTest, ReadFileRefusesWhatIsTooLarge) {
+  put(fs_, tmp_ / "a", "12345");
+  EXPECT_EQ(read_file(fs_, tmp_ / "a", 5), "12345");
+  EXPECT_THAT([&] { read_file(fs_, tmp_ / "a", 4); },
+              ThrowsError(ErrorKind::corruption, "expected at most 4 bytes, found 5 bytes"));
+}
+
+TEST(PathTest, ContainedPathsStayBelowTheirDirectory) {
+  for (const std::string name : {"a", "a/b", "..a", "a..", "a/...", "./a", "a//b"}) {
+    EXPECT_TRUE(is_contained_path(name)) << name;
+  }
+  for (const std::string& name :
+       {std::string(""), std::string("/a"), std::string(".."), std::string("../a"),
+        std::string("a/.."), std::string("a/../b"), std::string("a\0b", 3)}) {
+    EXPECT_FALSE(is_contained_path(name)) << name;
+  }
+  EXPECT_EQ(join_path("d", "f"), "d/f");
+  EXPECT_EQ(join_path("d/", "f"), "d/f");
+}
+
+class StagedDestinationTest : public FileSystemTest {
+ protected:
+  FaultFileSystem faulty_{fs_, tmp_.path()};
+
+  /// Writes a checkpoint of one file with `text` to `out`.
+  void write_directory(FileSystem& fs, std::string_view text, OverwritePolicy overwrite) {
+    StagedDestination staged(fs, tmp_ / "out", DestinationKind::directory, overwrite);
+    const auto file = fs.create(join_path(staged.staging_path(), "f"));
+    file->write_at(0, bytes_of(text));
+    file->sync();
+    file->close();
+    staged.commit();
+  }
+
+  std::vector<std::string> names() const { return fs_.list_directory(tmp_.path()); }
+};
+
+TEST_F(StagedDestinationTest, ADirectoryAppearsInOneRename) {
+  write_directory(faulty_, "new", OverwritePolicy::refuse);
+  EXPECT_EQ(faulty_.transcript(),
+            "make_directory out.partial\n"
+            "create out.partial/f\n"
+            "write out.partial/f [0, 3)\n"
+            "sync out.partial/f\n"
+            "close out.partial/f\n"
+            "sync_directory out.partial\n"
+            "rename out.partial out\n"
+            "sync_directory .\n");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, AReplacementIsOneExchange) {
+  write_directory(fs_, "old", OverwritePolicy::refuse);
+  write_directory(faulty_, "new", OverwritePolicy::replace);
+  EXPECT_THAT(faulty_.transcript(), ::testing::EndsWith("sync_directory out.partial\n"
+                                                        "exchange out.partial out\n"
+                                                        "sync_directory .\n"
+                                                        "remove_all out.partial\n"));
+  EXPECT_EQ(get(tmp_ / "out/f"), "new");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, AFileIsStagedUnderItsOwnLock) {
+  {
+    StagedDestination staged(fs_, tmp_ / "out", DestinationKind::file, OverwritePolicy::refuse);
+    const auto file = fs_.open_for_update(staged.staging_path());
+    file->write_at(0, bytes_of("x"));
+    file->sync();
+    file->close();
+    EXPECT_THAT(
+        [&] {
+          StagedDestination(fs_, tmp_ / "out", DestinationKind::file, OverwritePolicy::replace);
+        },
+        ThrowsError(ErrorKind::already_exists, "out.partial: staging: another writer"));
+    EXPECT_EQ(fs_.kind_of(tmp_ / "out"), std::nullopt);
+    staged.commit();
+  }
+  EXPECT_EQ(get(tmp_ / "out"), "x");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, WithoutCommitTheOldStaysAndNothingElse) {
+  write_directory(fs_, "old", OverwritePolicy::refuse);
+  { StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace); }
+  EXPECT_EQ(get(tmp_ / "out/f"), "old");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, AnExistingDestinationIsRefused) {
+  write_directory(fs_, "old", OverwritePolicy::refuse);
+  EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
+              ThrowsError(ErrorKind::already_exists, "out: destination exists"));
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, ADestinationThatAppearsMeanwhileIsNotOverwritten) {
+  {
+    StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                             OverwritePolicy::refuse);
+    put(fs_, tmp_ / "out", "theirs");
+    EXPECT_THAT([&] { staged.commit(); }, ThrowsError(ErrorKind::already_exists, "out"));
+  }
+  EXPECT_EQ(get(tmp_ / "out"), "theirs");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, WhatADeadProcessLeftIsTakenOverAndEmptied) {
+  for (const DestinationKind left_kind : {DestinationKind::file, DestinationKind::directory}) {
+    for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        StagedDestination staged(fs_, tmp_ / "out", left_kind, OverwritePolicy::refuse);
+        if (left_kind == DestinationKind::directory) {
+          put(fs_, join_path(staged.staging_path(), "left"), "x");
+        }
+        ::_exit(0);  // without running any destructor
+      }
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      ASSERT_EQ(names(), std::vector<std::string>{"out.partial"});
+      {
+        StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
+        staged.commit();
+      }
+      EXPECT_EQ(names(), std::vector<std::string>{"out"});
+      EXPECT_TRUE(std::filesystem::is_empty(tmp_ / "out"));
+      fs_.remove_all(tmp_ / "out");
+    }
+  }
+}
+
+TEST_F(StagedDestinationTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas) {
+  for (const bool replaces : {false, true}) {
+    if (replaces) write_directory(fs_, "old", OverwritePolicy::refuse);
+    bool succeeded = false;
+    for (std::int64_t i = 0; !succeeded; ++i) {
+      SCOPED_TRACE("operation " + std::to_string(i));
+      ASSERT_LT(i, 100);
+      faulty_.fail_operation(i);
+      try {
+        write_directory(faulty_, "new", OverwritePolicy::replace);
+        succeeded = true;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::io);
+        EXPECT_EQ(fs_.kind_of(tmp_ / "out").has_value(), replaces);
+        if (replaces) {
+          EXPECT_EQ(get(tmp_ / "out/f"), "old");
+        }
+      }
+    }
+    EXPECT_EQ(get(tmp_ / "out/f"), "new");
+    fs_.remove_all(tmp_ / "out");
+    fs_.remove_all(tmp_ / "out.partial");
+  }
+}
+
+TEST_F(StagedDestinationTest, ADestinationNeedsANameOfItsOwn) {
+  for (const std::string path : {"", "/", ".", "..", "a/..", "a/./"}) {
+    EXPECT_THAT(
+        [&] { StagedDestination(fs_, path, DestinationKind::directory, OverwritePolicy::replace); },
+        ThrowsError(ErrorKind::invalid_argument, "a path that ends in a name"))
+        << path;
+  }
+  StagedDestination staged(fs_, tmp_ / "out///", DestinationKind::directory,
+                           OverwritePolicy::refuse);
+  EXPECT_EQ(staged.staging_path(), tmp_ / "out.partial");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,66 @@
+#include "tessera/base/parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "support/error_matchers.h"
+
+namespace tessera {
+namespace {
+
+TEST(ParallelTest, EveryTaskRunsOnce) {
+  for (const int num_threads : {0, 1, 2, 7, 64}) {
+    for (const std::int64_t num_tasks : {0, 1, 5, 1000}) {
+      std::vector<std::atomic<int>> runs(static_cast<std::size_t>(num_tasks));
+      parallel_for(num_tasks, num_threads, {},
+                   [&](std::int64_t i) { ++runs[static_cast<std::size_t>(i)]; });
+      for (const auto& count : runs) EXPECT_EQ(count, 1);
+    }
+  }
+}
+
+TEST(ParallelTest, TheFirstExceptionStopsTheRestAndReachesTheCaller) {
+  for (const int num_threads : {1, 4}) {
+    std::atomic<int> num_started = 0;
+    EXPECT_THROW(parallel_for(1'000'000, num_threads, {},
+                              [&](std::int64_t i) {
+                                ++num_started;
+                                if (i == 10) throw std::runtime_error("ten");
+                              }),
+                 std::runtime_error);
+    EXPECT_LT(num_started, 1'000'000);
+  }
+}
+
+TEST(ParallelTest, AStopRequestBecomesInterrupted) {
+  std::stop_source stop;
+  std::atomic<int> num_started = 0;
+  EXPECT_THAT(
+      [&] {
+        parallel_for(1'000'000, 3, stop.get_token(), [&](std::int64_t) {
+          if (++num_started == 5) stop.request_stop();
+        });
+      },
+      testing::ThrowsError(ErrorKind::interrupted, "interrupted"));
+  EXPECT_LT(num_started, 1'000'000);
+}
+
+TEST(ParallelTest, AStopRequestAfterTheLastTaskChangesNothing) {
+  std::stop_source stop;
+  EXPECT_NO_THROW(parallel_for(1, 1, stop.get_token(), [&](std::int64_t) { stop.request_stop(); }));
+}
+
+TEST(ParallelTest, OneThreadRunsInOrderOnTheCaller) {
+  std::vector<std::int64_t> order;
+  parallel_for(5, 1, {}, [&](std::int64_t i) { order.push_back(i); });
+  EXPECT_EQ(order, (std::vector<std::int64_t>{0, 1, 2, 3, 4}));
+  EXPECT_GE(default_num_threads(), 1);
+  EXPECT_LE(default_num_threads(), 16);
+}
+
+}  // namespace
+}  // namespace tessera

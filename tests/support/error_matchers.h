@@ -1,0 +1,20 @@
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tessera/base/error.h"
+
+namespace tessera::testing {
+
+/// Matches a callable that throws an Error of that kind whose message contains `part`:
+/// `EXPECT_THAT([&] { open(path); }, ThrowsError(ErrorKind::corruption, "expected 8"))`.
+inline auto ThrowsError(ErrorKind kind, const std::string& part) {
+  return ::testing::Throws<Error>(
+      ::testing::AllOf(::testing::Property("kind", &Error::kind, kind),
+                       ::testing::Property("what", &Error::what, ::testing::HasSubstr(part))));
+}
+
+}  // namespace tessera::testing
