@@ -86,14 +86,17 @@ const FlatUnitIndex::Place* FlatUnitIndex::find(const std::string& fqn) const {
 std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int64_t> shape,
                              const FlatUnitIndex::Place* place) {
   std::vector<Shard> shards;
-  const bool can_be_cut = !shape.empty() && numel_of(shape) > 0;
-  if (!can_be_cut || strategy.sharding == Strategy::Sharding::replicated) {
+  const bool is_flat = strategy.sharding == Strategy::Sharding::flat;
+  const bool is_replicated = strategy.sharding == Strategy::Sharding::replicated ||
+                             shape.empty() || numel_of(shape) == 0 ||
+                             (is_flat && place == nullptr);
+  if (is_replicated) {
     std::vector<int> everyone(static_cast<std::size_t>(strategy.world_size()));
     std::iota(everyone.begin(), everyone.end(), 0);
     shards.push_back({whole_box(shape), std::move(everyone)});
     return shards;
   }
-  if (strategy.sharding == Strategy::Sharding::flat && place != nullptr) {
+  if (is_flat) {
     for (int shard = 0; shard < strategy.num_shards; ++shard) {
       const FlatRange range =
           shard_of_parameter(*place->unit, *place->parameter, shard, strategy.num_shards);

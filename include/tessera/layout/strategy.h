@@ -65,7 +65,7 @@ class FlatUnitIndex {
 
 /// Returns who holds what of a tensor, in order of region; regions cover it exactly once and none
 /// is empty, unless the tensor is: then one empty shard. Tensors that cannot be cut (0-d, no
-/// elements) are held by all ranks; `flat` needs the parameter's unit and otherwise is dim0.
+/// elements) are held by all ranks, and so are under `flat` those in no unit (buffers).
 /// Shape: `shape` is the global one. Requires: the strategy came from parse_strategy.
 std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int64_t> shape,
                              const FlatUnitIndex::Place* place = nullptr);

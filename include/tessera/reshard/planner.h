@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/glob.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/layout/strategy.h"
+#include "tessera/layout/table_plan.h"
+
+namespace tessera::reshard {
+
+/// Replaces the leading `from` of a name by `to`.
+struct Rename {
+  std::string from;
+  std::string to;
+};
+
+/// A relaxation of strictness, which only the caller can name.
+enum class Relaxation { refuse, allow };
+
+/// What the destination shall be. The defaults keep everything as the source has it.
+struct PlanOptions {
+  formats::Format format = formats::Format::native;
+  int world_size = 0;                  // 0: as the strategy, the plan or the source says
+  std::string strategy{};              // for parse_strategy; empty: see plan_reshard
+  std::optional<TablePlan> table_plan{};
+  std::vector<FlatUnit> units{};       // replace the source's; under the source's names
+  NameSelection only{};                // over the source's names
+  std::vector<Rename> renames{};       // the first that fits a name is taken
+  std::optional<DType> cast{};         // for floating tensors but scalars of an optimizer
+  Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or not there
+  Relaxation lossy = Relaxation::refuse;    // merge state that is kept per column shard
+};
+
+/// Where one destination tensor's elements come from.
+struct TensorCopy {
+  std::size_t source_tensor = 0;
+  /// For every destination piece, the source pieces that share elements with it, replicas left out.
+  std::vector<std::vector<std::uint32_t>> source_pieces{};
+  /// Not empty for row_wise_per_shard state that is merged: the source holds one block of rows per
+  /// column shard, and these are the shards' widths, the weights of the mean. All source pieces are
+  /// then needed for every destination piece.
+  std::vector<std::int64_t> merged_widths{};
+};
+
+/// A plan: a pure function of the source's contents and the options, equal on every rank.
+struct Plan {
+  formats::CheckpointContents destination;
+  std::vector<TensorCopy> copies;           // parallel to destination.tensors
+  std::vector<std::size_t> value_sources;   // parallel to destination.values
+  std::vector<formats::Finding> problems;   // all that strictness refuses; empty in a usable plan
+  std::vector<formats::Finding> notes;      // what a relaxation let pass
+  std::uint64_t nbytes_to_write = 0;        // of tensors
+};
+
+/// Plans a move of everything that is selected.
+///
+/// Without a strategy: the pieces stay as they are (replicas stored once) where neither world size
+/// nor tables change; `replicated` beside a table plan; `dim0` at another world size. safetensors
+/// holds whole tensors, so neither strategy nor world size nor plan may be given. DCP knows only
+/// boxes and no aliases: ranges become boxes, an alias a tensor of its own.
+/// Optimizer state follows its parameter by its role (optimizer_rules.h).
+/// Throws: Error(invalid_argument) where the options contradict each other. What is wrong with the
+/// source's contents is in `problems`, all of it.
+/// Cost: O(pieces log pieces) per tensor for the layouts met in practice.
+Plan plan_reshard(const formats::CheckpointContents& source, const std::string& source_path,
+                  const PlanOptions& options);
+
+/// Returns the SHA-256 of everything a plan decides, as hex digits. Ranks compare it instead of the
+/// plan.
+std::string plan_digest(const Plan& plan, const formats::CheckpointContents& source);
+
+}  // namespace tessera::reshard

@@ -1,0 +1,288 @@
+#include "tessera/reshard/executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/cast.h"
+#include "tessera/base/checked_math.h"
+#include "tessera/base/parallel.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointReader;
+using formats::CheckpointWriter;
+using formats::TensorEntry;
+using PieceId = CheckpointWriter::PieceId;
+
+/// Runs of a source piece that lie close together are read at once, up to this many bytes.
+constexpr std::uint64_t kWindowNbytes = std::uint64_t{4} << 20;
+/// Reading over a gap of this many bytes is cheaper than another read.
+constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{64} << 10;
+/// What readers and writers keep per thread to decode or encode one block.
+constexpr std::uint64_t kCodecNbytes = std::uint64_t{4} << 20;
+
+/// Bytes that are about to be overwritten: no time is spent on zeroing them.
+class Buffer {
+ public:
+  std::span<std::byte> get(std::uint64_t nbytes) {
+    if (nbytes > capacity_) {
+      bytes_ = std::make_unique_for_overwrite<std::byte[]>(nbytes);
+      capacity_ = nbytes;
+    }
+    return {bytes_.get(), nbytes};
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> bytes_;
+  std::uint64_t capacity_ = 0;
+};
+
+/// What one thread needs for one block.
+struct Workspace {
+  Buffer block;    // in the destination's dtype
+  Buffer uncast;   // in the source's dtype, where that is another one
+  Buffer window;   // source bytes of several runs
+  Buffer merge;    // one column shard's rows
+};
+
+/// Lends each running task a workspace of its own.
+class WorkspacePool {
+ public:
+  std::unique_ptr<Workspace> take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::make_unique<Workspace>();
+    auto workspace = std::move(free_.back());
+    free_.pop_back();
+    return workspace;
+  }
+  void give_back(std::unique_ptr<Workspace> workspace) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(workspace));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Workspace>> free_;
+};
+
+/// Fills `out` with the elements `window` of a destination region, from the named pieces of a
+/// source tensor.
+class Gatherer {
+ public:
+  Gatherer(const CheckpointReader& reader, std::size_t tensor_index, Workspace& workspace)
+      : reader_(reader),
+        tensor_(reader.contents().tensors[tensor_index]),
+        tensor_index_(tensor_index),
+        itemsize_(itemsize(tensor_.meta.dtype)),
+        workspace_(workspace) {}
+
+  void gather(std::span<const std::uint32_t> pieces, const Region& destination, FlatRange window,
+              std::span<std::byte> out) {
+    for (const std::uint32_t piece : pieces) {
+      piece_ = piece;
+      window_begin_ = window.begin;
+      out_ = out;
+      const CopyRuns runs(tensor_.meta.shape, tensor_.pieces[piece].region, destination);
+      runs.for_each_in(window, [&](const CopyRuns::Run& run) { add(run); });
+      flush();
+    }
+  }
+
+ private:
+  std::uint64_t nbytes_of(std::int64_t numel) const {
+    return static_cast<std::uint64_t>(numel) * itemsize_;
+  }
+
+  void add(const CopyRuns::Run& run) {
+    if (!pending_.empty()) {
+      const CopyRuns::Run& last = pending_.back();
+      const std::int64_t gap = run.source_begin - (last.source_begin + last.numel);
+      const std::int64_t span = run.source_begin + run.numel - pending_.front().source_begin;
+      if (nbytes_of(gap) > kMaxGapNbytes || nbytes_of(span) > kWindowNbytes) flush();
+    }
+    pending_.push_back(run);
+  }
+
+  std::span<std::byte> destination_of(const CopyRuns::Run& run) const {
+    return out_.subspan(nbytes_of(run.destination_begin - window_begin_), nbytes_of(run.numel));
+  }
+
+  void flush() {
+    if (pending_.empty()) return;
+    const std::int64_t begin = pending_.front().source_begin;
+    const std::int64_t end = pending_.back().source_begin + pending_.back().numel;
+    if (pending_.size() == 1) {
+      reader_.read_piece(tensor_index_, piece_, {begin, end}, destination_of(pending_.front()));
+    } else {
+      const std::span<std::byte> source = workspace_.window.get(nbytes_of(end - begin));
+      reader_.read_piece(tensor_index_, piece_, {begin, end}, source);
+      for (const CopyRuns::Run& run : pending_) {
+        const std::span<std::byte> destination = destination_of(run);
+        std::memcpy(destination.data(), source.data() + nbytes_of(run.source_begin - begin),
+                    destination.size());
+      }
+    }
+    pending_.clear();
+  }
+
+  const CheckpointReader& reader_;
+  const TensorEntry& tensor_;
+  const std::size_t tensor_index_;
+  const std::uint64_t itemsize_;
+  Workspace& workspace_;
+  std::uint32_t piece_ = 0;
+  std::int64_t window_begin_ = 0;
+  std::span<std::byte> out_;
+  std::vector<CopyRuns::Run> pending_;
+};
+
+class Execution {
+ public:
+  Execution(const Plan& plan, const CheckpointReader& reader, CheckpointWriter& writer,
+            const ExecuteOptions& options)
+      : plan_(plan), reader_(reader), writer_(writer), options_(options) {
+    for (const PieceId id : writer.write_order()) {
+      const std::int64_t numel = numel_of(region_of(id));
+      const std::int64_t block_numel = writer.block_numel(id);
+      pieces_.push_back({id, block_numel, num_blocks_});
+      num_blocks_ += ceil_div(numel, block_numel);
+      thread_nbytes_ = std::max(thread_nbytes_, workspace_nbytes(id, std::min(block_numel, numel)));
+    }
+  }
+
+  void run() {
+    const int wanted =
+        options_.num_threads > 0 ? options_.num_threads : default_num_threads();
+    const std::uint64_t affordable = options_.memory_nbytes / thread_nbytes_;
+    if (affordable == 0) {
+      throw Error::expected(ErrorKind::invalid_argument, {}, "memory",
+                            "at least " + std::to_string(thread_nbytes_) + " bytes for one block",
+                            std::to_string(options_.memory_nbytes) + " bytes");
+    }
+    const int num_threads = static_cast<int>(
+        std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), affordable));
+    parallel_for(num_blocks_, num_threads, options_.stop, [&](std::int64_t block) {
+      try {
+        move_block(block);
+      } catch (...) {
+        writer_.abandon();  // others may wait inside the writer for this block
+        throw;
+      }
+    });
+  }
+
+ private:
+  struct PieceBlocks {
+    PieceId id;
+    std::int64_t block_numel;
+    std::int64_t first_block;
+  };
+
+  const TensorEntry& destination_of(PieceId id) const {
+    return plan_.destination.tensors[id.tensor_index];
+  }
+  const Region& region_of(PieceId id) const {
+    return destination_of(id).pieces[id.piece_index].region;
+  }
+  DType source_dtype_of(PieceId id) const {
+    return reader_.contents().tensors[plan_.copies[id.tensor_index].source_tensor].meta.dtype;
+  }
+
+  std::uint64_t workspace_nbytes(PieceId id, std::int64_t block_numel) const {
+    const auto numel = static_cast<std::uint64_t>(block_numel);
+    const DType destination_dtype = destination_of(id).meta.dtype;
+    std::uint64_t nbytes = numel * itemsize(destination_dtype) + kWindowNbytes + kCodecNbytes;
+    if (source_dtype_of(id) != destination_dtype) nbytes += numel * itemsize(source_dtype_of(id));
+    if (!plan_.copies[id.tensor_index].merged_widths.empty()) {
+      nbytes += numel * (itemsize(source_dtype_of(id)) + 2 * sizeof(double));
+    }
+    return nbytes;
+  }
+
+  void move_block(std::int64_t block) {
+    const auto piece = std::prev(std::upper_bound(
+        pieces_.begin(), pieces_.end(), block,
+        [](std::int64_t value, const PieceBlocks& entry) { return value < entry.first_block; }));
+    const PieceId id = piece->id;
+    const std::int64_t begin = (block - piece->first_block) * piece->block_numel;
+    const std::int64_t end = std::min(begin + piece->block_numel, numel_of(region_of(id)));
+
+    auto workspace = pool_.take();
+    const TensorEntry& tensor = destination_of(id);
+    const TensorCopy& copy = plan_.copies[id.tensor_index];
+    const auto numel = static_cast<std::uint64_t>(end - begin);
+    const std::span<std::byte> bytes = workspace->block.get(numel * itemsize(tensor.meta.dtype));
+    const DType source_dtype = source_dtype_of(id);
+    if (!copy.merged_widths.empty()) {
+      merge(id, {begin, end}, *workspace, bytes);
+    } else {
+      const bool is_cast = source_dtype != tensor.meta.dtype;
+      const std::span<std::byte> gathered =
+          is_cast ? workspace->uncast.get(numel * itemsize(source_dtype)) : bytes;
+      Gatherer(reader_, copy.source_tensor, *workspace)
+          .gather(copy.source_pieces[id.piece_index], region_of(id), {begin, end}, gathered);
+      if (is_cast) cast_elements(source_dtype, gathered, tensor.meta.dtype, bytes);
+    }
+    writer_.write_block(id, begin, bytes);
+    if (options_.progress) options_.progress(bytes.size());
+    pool_.give_back(std::move(workspace));
+  }
+
+  /// Computes rows `window` of merged state: the mean of the column shards' blocks of rows, weighted
+  /// by the shards' widths, in double precision.
+  void merge(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
+    const TensorCopy& copy = plan_.copies[id.tensor_index];
+    const TensorEntry& destination = destination_of(id);
+    const DType source_dtype = source_dtype_of(id);
+    const std::int64_t rows = destination.meta.numel();
+    const auto row_region = as_flat_range(region_of(id), destination.meta.shape);
+    TESSERA_CHECK(row_region.has_value());  // row-wise state is cut by rows
+    const auto numel = static_cast<std::size_t>(window.numel());
+    std::vector<double> sum(numel, 0.0);
+    std::vector<double> shard(numel);
+    double total_width = 0.0;
+    for (std::size_t k = 0; k < copy.merged_widths.size(); ++k) {
+      const std::int64_t first =
+          static_cast<std::int64_t>(k) * rows + row_region->begin + window.begin;
+      const std::span<std::byte> stored = workspace.merge.get(numel * itemsize(source_dtype));
+      Gatherer(reader_, copy.source_tensor, workspace)
+          .gather(copy.source_pieces[id.piece_index], FlatRange{first, first + window.numel()},
+                  {0, window.numel()}, stored);
+      cast_elements(source_dtype, stored, DType::float64, std::as_writable_bytes(std::span(shard)));
+      const auto width = static_cast<double>(copy.merged_widths[k]);
+      for (std::size_t i = 0; i < numel; ++i) sum[i] += width * shard[i];
+      total_width += width;
+    }
+    for (double& value : sum) value /= total_width;
+    cast_elements(DType::float64, std::as_bytes(std::span(sum)), destination.meta.dtype, out);
+  }
+
+  const Plan& plan_;
+  const CheckpointReader& reader_;
+  CheckpointWriter& writer_;
+  const ExecuteOptions& options_;
+  std::vector<PieceBlocks> pieces_;
+  std::int64_t num_blocks_ = 0;
+  std::uint64_t thread_nbytes_ = 1;
+  WorkspacePool pool_;
+};
+
+}  // namespace
+
+void execute(const Plan& plan, const CheckpointReader& reader, CheckpointWriter& writer,
+             const ExecuteOptions& options) {
+  TESSERA_CHECK(plan.problems.empty());
+  try {
+    Execution(plan, reader, writer, options).run();
+  } catch (...) {
+    writer.abandon();
+    throw;
+  }
+}
+
+}  // namespace tessera::reshard

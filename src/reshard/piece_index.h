@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::reshard {
+
+/// Finds the pieces of a tensor that share elements with a region. Immutable; keeps a view of the
+/// tensor, which must outlive it.
+class PieceIndex {
+ public:
+  explicit PieceIndex(const formats::TensorEntry& tensor);
+
+  /// Returns piece numbers in ascending order, one of each set of replicas: that of `rank` itself
+  /// where there is one, else one that depends on the rank, so that readers spread.
+  std::vector<std::uint32_t> pieces_sharing(const Region& region, int rank) const;
+
+ private:
+  /// Pieces with the same region.
+  struct Group {
+    FlatRange bounds;        // from the first to behind the last element, in the tensor's order
+    bool is_range;           // whether the bounds are all of it
+    std::vector<Box> boxes;  // empty where is_range
+    std::vector<std::uint32_t> pieces;
+  };
+  static Group describe(const Region& region, std::span<const std::int64_t> shape);
+  std::uint32_t choose(const Group& group, int rank) const;
+
+  const formats::TensorEntry& tensor_;
+  std::vector<Group> groups_;      // by bounds.begin
+  std::int64_t longest_bounds_ = 0;
+};
+
+}  // namespace tessera::reshard

@@ -1,0 +1,528 @@
+#include "tessera/reshard/planner.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "reshard/piece_index.h"
+#include "tessera/base/cast.h"
+#include "tessera/base/digest.h"
+#include "tessera/reshard/optimizer_rules.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::Alias;
+using formats::CheckpointContents;
+using formats::Finding;
+using formats::Format;
+using formats::KeyPath;
+using formats::Piece;
+using formats::StateKind;
+using formats::TensorEntry;
+
+/// Chooses, among the ranks that hold a shard, the one that has least to write so far.
+class WriterBalance {
+ public:
+  explicit WriterBalance(int world_size) : nbytes_(static_cast<std::size_t>(world_size), 0) {
+    for (int rank = 0; rank < world_size; ++rank) by_load_.emplace(0, rank);
+  }
+
+  int choose(std::span<const int> ranks, std::uint64_t nbytes) {
+    int chosen = ranks.front();
+    if (ranks.size() == nbytes_.size()) {
+      chosen = by_load_.begin()->second;
+    } else {
+      for (const int rank : ranks) {
+        if (load_of(rank) < load_of(chosen)) chosen = rank;
+      }
+    }
+    by_load_.erase({load_of(chosen), chosen});
+    nbytes_[static_cast<std::size_t>(chosen)] += nbytes;
+    by_load_.emplace(load_of(chosen), chosen);
+    return chosen;
+  }
+
+ private:
+  std::uint64_t load_of(int rank) const { return nbytes_[static_cast<std::size_t>(rank)]; }
+
+  std::vector<std::uint64_t> nbytes_;
+  std::set<std::pair<std::uint64_t, int>> by_load_;
+};
+
+std::string renamed(const std::string& name, const std::vector<Rename>& renames) {
+  for (const Rename& rename : renames) {
+    if (name.starts_with(rename.from)) return rename.to + name.substr(rename.from.size());
+  }
+  return name;
+}
+
+/// Returns the key path of a renamed key: whole steps at the front are replaced where the renamed
+/// prefix ends between steps; otherwise the key becomes a top-level one.
+KeyPath renamed_path(const KeyPath& path, const std::string& name, const std::string& new_name,
+                     const std::vector<Rename>& renames) {
+  if (name == new_name || path.empty()) return path;
+  const auto rename = std::find_if(renames.begin(), renames.end(), [&](const Rename& r) {
+    return name.starts_with(r.from);
+  });
+  std::string front;
+  for (std::size_t step = 0; step <= path.size(); ++step) {
+    if (front == rename->from) {
+      KeyPath result;
+      std::string to = rename->to;
+      if (to.ends_with('.')) to.pop_back();
+      if (!to.empty()) result.emplace_back(to);
+      result.insert(result.end(), path.begin() + static_cast<std::ptrdiff_t>(step), path.end());
+      return result;
+    }
+    if (step == path.size()) break;
+    const auto* text = std::get_if<std::string>(&path[step]);
+    front += text ? *text : std::to_string(std::get<std::int64_t>(path[step]));
+    if (step + 1 < path.size()) front += '.';
+  }
+  return {};
+}
+
+class Planner {
+ public:
+  Planner(const CheckpointContents& source, const std::string& source_path,
+          const PlanOptions& options)
+      : source_(source), source_path_(source_path), options_(options) {}
+
+  Plan plan() {
+    choose_layout_rule();
+    select_names();
+    roles_ = classify_state(source_);
+    plan_units();
+    plan_.copies.reserve(selected_.size());
+    WriterBalance balance(plan_.destination.world_size);
+    for (const Selected& selected : selected_) plan_tensor(selected, balance);
+    plan_values();
+    plan_.destination.annotations = source_.annotations;
+    sort_and_check_names();
+    check_plan_names();
+    return std::move(plan_);
+  }
+
+ private:
+  /// A source tensor under the name it gets.
+  struct Selected {
+    std::size_t source_tensor;
+    std::string source_name;  // its own, or that of an alias which becomes a tensor
+    std::string name;
+    KeyPath key_path;
+  };
+
+  void problem(std::string rule, std::string fqn, std::string expected, std::string found) {
+    plan_.problems.push_back({Finding::Severity::error, std::move(rule),
+                              {source_path_, std::move(fqn), {}}, std::move(expected),
+                              std::move(found)});
+  }
+  /// Reports what is missing: a problem, unless the caller allowed it.
+  void missing(std::string rule, std::string fqn, std::string expected, std::string found) {
+    problem(std::move(rule), std::move(fqn), std::move(expected), std::move(found));
+    if (options_.missing == Relaxation::allow) {
+      plan_.notes.push_back(std::move(plan_.problems.back()));
+      plan_.notes.back().severity = Finding::Severity::note;
+      plan_.problems.pop_back();
+    }
+  }
+  [[noreturn]] static void refuse(std::string_view rule, std::string_view expected,
+                                  std::string_view found) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected, found);
+  }
+
+  void choose_layout_rule() {
+    int& world_size = plan_.destination.world_size;
+    const bool has_rule =
+        options_.world_size != 0 || !options_.strategy.empty() || options_.table_plan;
+    if (options_.format == Format::safetensors) {
+      if (has_rule) {
+        refuse("--to safetensors", "no world size, strategy or table plan, as it holds whole tensors",
+               "one of them");
+      }
+      strategy_ = parse_strategy("replicated", 1);
+      world_size = 1;
+      return;
+    }
+    if (!has_rule) {
+      world_size = std::max(1, source_.world_size);
+      return;  // the pieces stay as they are
+    }
+    int wanted = options_.world_size;
+    if (options_.table_plan) {
+      if (wanted == 0) wanted = options_.table_plan->world_size;
+      if (wanted != options_.table_plan->world_size) {
+        refuse("world size", std::to_string(options_.table_plan->world_size) + ", as the table plan has",
+               std::to_string(wanted));
+      }
+    }
+    const bool is_hybrid = options_.strategy.starts_with("hybrid");
+    if (wanted == 0 && !is_hybrid) wanted = std::max(1, source_.world_size);
+    const std::string fallback = options_.table_plan ? "replicated" : "dim0";
+    strategy_ = parse_strategy(options_.strategy.empty() ? fallback : options_.strategy, wanted);
+    world_size = strategy_->world_size();
+  }
+
+  void select_names() {
+    std::map<std::string, std::size_t> place_of_target;  // selected tensors, by source name
+    for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
+      const TensorEntry& tensor = source_.tensors[i];
+      if (!options_.only.selects(tensor.meta.fqn)) continue;
+      place_of_target[tensor.meta.fqn] = select(i, tensor.meta.fqn, tensor.key_path);
+    }
+    for (const Alias& alias : source_.aliases) {
+      if (!options_.only.selects(alias.fqn)) continue;
+      const auto target = place_of_target.find(alias.target);
+      if (target != place_of_target.end() && options_.format != Format::dcp) {
+        plan_.destination.aliases.push_back({renamed(alias.fqn, options_.renames),
+                                             selected_[target->second].name,
+                                             path_of(alias.fqn, alias.key_path)});
+        continue;
+      }
+      const TensorEntry* tensor = source_.find_tensor(alias.target);
+      TESSERA_CHECK(tensor != nullptr);  // the reader checked it
+      const std::size_t place = select(
+          static_cast<std::size_t>(tensor - source_.tensors.data()), alias.fqn, alias.key_path);
+      place_of_target.emplace(alias.target, place);
+    }
+    for (std::size_t i = 0; i < source_.values.size(); ++i) {
+      if (options_.only.selects(source_.values[i].name)) selected_values_.push_back(i);
+    }
+    if (selected_.empty() && selected_values_.empty() && !options_.only.selects_everything()) {
+      refuse("--only", "a pattern that selects something", "no name that matches");
+    }
+  }
+
+  std::size_t select(std::size_t source_tensor, const std::string& name, const KeyPath& key_path) {
+    selected_.push_back({source_tensor, name, renamed(name, options_.renames),
+                         path_of(name, key_path)});
+    return selected_.size() - 1;
+  }
+  KeyPath path_of(const std::string& name, const KeyPath& key_path) const {
+    return renamed_path(key_path, name, renamed(name, options_.renames), options_.renames);
+  }
+
+  void plan_units() {
+    units_ = options_.units.empty() ? source_.units : options_.units;
+    const bool is_flat = strategy_ && strategy_->sharding == Strategy::Sharding::flat;
+    if (is_flat && units_.empty()) {
+      refuse("strategy " + strategy_to_string(*strategy_), "flat units (--units FILE)",
+             "a source that records none");
+    }
+    std::erase_if(units_, [&](FlatUnit& unit) { return !fits_source(unit); });
+    unit_index_.emplace(units_);
+    for (FlatUnit unit : units_) {
+      bool are_all_selected = true;
+      for (FlatUnitParameter& parameter : unit.parameters) {
+        are_all_selected = are_all_selected && options_.only.selects(parameter.fqn);
+        parameter.fqn = renamed(parameter.fqn, options_.renames);
+      }
+      if (are_all_selected) plan_.destination.units.push_back(std::move(unit));
+    }
+  }
+
+  /// Checks a unit's parameters against the source.
+  bool fits_source(const FlatUnit& unit) {
+    bool fits = true;
+    for (const FlatUnitParameter& parameter : unit.parameters) {
+      const TensorEntry* tensor = find_source(parameter.fqn);
+      if (tensor == nullptr) {
+        missing("units", parameter.fqn, "a tensor of that name", "none");
+        fits = false;
+      } else if (tensor->meta.shape != parameter.shape) {
+        problem("units", parameter.fqn, "shape " + shape_to_string(tensor->meta.shape),
+                shape_to_string(parameter.shape));
+        fits = false;
+      }
+    }
+    return fits;
+  }
+
+  const TensorEntry* find_source(const std::string& name) const {
+    if (const TensorEntry* tensor = source_.find_tensor(name)) return tensor;
+    for (const Alias& alias : source_.aliases) {
+      if (alias.fqn == name) return source_.find_tensor(alias.target);
+    }
+    return nullptr;
+  }
+
+  void plan_tensor(const Selected& selected, WriterBalance& balance) {
+    const TensorEntry& tensor = source_.tensors[selected.source_tensor];
+    const StateRole& role = roles_[selected.source_tensor];
+    if (!has_sound_pieces(tensor)) return;
+
+    TensorEntry entry;
+    entry.meta = {selected.name, tensor.meta.dtype, tensor.meta.shape};
+    entry.kind = role.kind;
+    entry.key_path = selected.key_path;
+    if (role.parameter_index) {
+      entry.parameter =
+          renamed(source_.tensors[*role.parameter_index].meta.fqn, options_.renames);
+    }
+    TensorCopy copy{selected.source_tensor, {}, {}};
+    if (!cast(entry) || !merge_column_shards(tensor, role, entry, copy)) return;
+
+    if (strategy_) {
+      for (const Shard& shard : shards_for(selected, entry, role)) {
+        const std::uint64_t nbytes =
+            static_cast<std::uint64_t>(numel_of(shard.region)) * itemsize(entry.meta.dtype);
+        entry.pieces.push_back({shard.region, balance.choose(shard.ranks, nbytes)});
+      }
+    } else {
+      keep_pieces(tensor, entry);
+    }
+    if (options_.format == Format::dcp) cut_into_boxes(entry);
+    find_sources(tensor, entry, copy);
+    plan_.nbytes_to_write += entry.meta.nbytes();
+    plan_.destination.tensors.push_back(std::move(entry));
+    plan_.copies.push_back(std::move(copy));
+  }
+
+  bool has_sound_pieces(const TensorEntry& tensor) {
+    std::vector<Region> regions;
+    for (const Piece& piece : tensor.pieces) regions.push_back(piece.region);
+    bool is_sound = true;
+    for (const CoverageProblem& found : check_coverage(regions, tensor.meta.shape)) {
+      is_sound = false;
+      if (found.kind == CoverageProblem::Kind::hole) {
+        missing("coverage", tensor.meta.fqn, "every element in a piece", found.detail);
+      } else {
+        problem("coverage", tensor.meta.fqn, "every element once", found.detail);
+      }
+    }
+    return is_sound;
+  }
+
+  bool cast(TensorEntry& entry) {
+    const bool is_cast_kind = entry.kind == StateKind::plain || entry.kind == StateKind::pointwise ||
+                              entry.kind == StateKind::row_wise;
+    if (!options_.cast || !is_cast_kind || !is_floating_point(entry.meta.dtype)) return true;
+    if (!can_cast(entry.meta.dtype, *options_.cast)) {
+      problem("cast", entry.meta.fqn, "a dtype that casts to " + std::string(dtype_name(*options_.cast)),
+              std::string(dtype_name(entry.meta.dtype)));
+      return false;
+    }
+    entry.meta.dtype = *options_.cast;
+    return true;
+  }
+
+  /// Decides about state that each column shard of a table keeps for itself. It stays as it is while
+  /// the table's columns do; else its rows are merged, which loses something.
+  bool merge_column_shards(const TensorEntry& tensor, const StateRole& role, TensorEntry& entry,
+                           TensorCopy& copy) {
+    if (role.kind != StateKind::row_wise_per_shard || !role.parameter_index || !strategy_) return true;
+    const TensorEntry& table = source_.tensors[*role.parameter_index];
+    std::vector<Region> source_regions;
+    for (const Piece& piece : table.pieces) source_regions.push_back(piece.region);
+    std::vector<Region> new_regions;
+    for (const Shard& shard : parameter_shards(*role.parameter_index)) {
+      new_regions.push_back(shard.region);
+    }
+    const auto widths = column_widths(source_regions, table.meta.shape);
+    // The block order is that of the columns, so equal widths mean the same shards.
+    if (widths == column_widths(new_regions, table.meta.shape)) return true;
+    if (options_.lossy == Relaxation::refuse) {
+      problem("row-wise state per column shard", tensor.meta.fqn,
+              "the same column shards at the destination (--allow-lossy merges them by a weighted mean)",
+              "other column shards");
+      return false;
+    }
+    plan_.notes.push_back({Finding::Severity::note, "merged", {source_path_, tensor.meta.fqn, {}},
+                           "one row-wise accumulator",
+                           std::to_string(widths.size()) + ", merged by a weighted mean"});
+    entry.kind = StateKind::row_wise;
+    entry.meta.shape = {table.meta.shape[0]};
+    copy.merged_widths = widths;
+    return true;
+  }
+
+  std::vector<Shard> parameter_shards(std::size_t parameter_index) const {
+    const TensorEntry& parameter = source_.tensors[parameter_index];
+    if (options_.table_plan) {
+      if (const auto table = table_of_weight(parameter.meta.fqn)) {
+        const auto rule = options_.table_plan->tables.find(*table);
+        if (rule != options_.table_plan->tables.end() && parameter.meta.shape.size() == 2) {
+          return table_shards(rule->second, parameter.meta.shape, strategy_->world_size());
+        }
+      }
+    }
+    return shards_of(*strategy_, parameter.meta.shape, unit_index_->find(parameter.meta.fqn));
+  }
+
+  std::vector<Shard> shards_for(const Selected& selected, const TensorEntry& entry,
+                                const StateRole& role) const {
+    switch (entry.kind) {
+      case StateKind::plain: return parameter_shards(selected.source_tensor);
+      case StateKind::pointwise:
+        return parameter_shards(role.parameter_index.value_or(selected.source_tensor));
+      case StateKind::row_wise:
+        if (!role.parameter_index) return parameter_shards(selected.source_tensor);
+        return row_wise_shards(parameter_shards(*role.parameter_index),
+                               source_.tensors[*role.parameter_index].meta.shape, entry.meta.shape);
+      case StateKind::scalar_parameter:
+      case StateKind::scalar_table:
+      case StateKind::opaque:
+      case StateKind::row_wise_per_shard: break;
+    }
+    return shards_of({Strategy::Sharding::replicated, strategy_->world_size(), 1}, entry.meta.shape);
+  }
+
+  /// Takes over the source's pieces, one of each set of replicas, on the first rank that has it.
+  static void keep_pieces(const TensorEntry& tensor, TensorEntry& entry) {
+    std::map<Region, int> rank_of;
+    for (const Piece& piece : tensor.pieces) {
+      const auto [it, is_new] = rank_of.emplace(piece.region, piece.rank);
+      if (!is_new) it->second = std::min(it->second, piece.rank);
+    }
+    for (const auto& [region, rank] : rank_of) {
+      if (numel_of(region) != 0) entry.pieces.push_back({region, rank});
+    }
+    if (entry.pieces.empty()) entry.pieces.push_back({whole_box(entry.meta.shape), 0});
+  }
+
+  static void cut_into_boxes(TensorEntry& entry) {
+    std::vector<Piece> pieces;
+    for (Piece& piece : entry.pieces) {
+      if (std::holds_alternative<Box>(piece.region)) {
+        pieces.push_back(std::move(piece));
+        continue;
+      }
+      for (Box& box : boxes_of(piece.region, entry.meta.shape)) {
+        pieces.push_back({std::move(box), piece.rank});
+      }
+    }
+    entry.pieces = std::move(pieces);
+  }
+
+  static void find_sources(const TensorEntry& tensor, const TensorEntry& entry, TensorCopy& copy) {
+    if (!copy.merged_widths.empty()) {
+      std::vector<std::uint32_t> all =
+          PieceIndex(tensor).pieces_sharing(whole_box(tensor.meta.shape), 0);
+      copy.source_pieces.assign(entry.pieces.size(), all);
+      return;
+    }
+    const PieceIndex index(tensor);
+    for (const Piece& piece : entry.pieces) {
+      copy.source_pieces.push_back(index.pieces_sharing(piece.region, piece.rank));
+    }
+  }
+
+  void plan_values() {
+    for (const std::size_t i : selected_values_) {
+      const formats::ValueEntry& value = source_.values[i];
+      plan_.destination.values.push_back(
+          {renamed(value.name, options_.renames), path_of(value.name, value.key_path)});
+      plan_.value_sources.push_back(i);
+    }
+  }
+
+  /// Sorts two parallel lists by the first one's names.
+  template <class Entry, class Other, class NameOf>
+  static void sort_both(std::vector<Entry>& entries, std::vector<Other>& others, NameOf name_of) {
+    std::vector<std::size_t> order(entries.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return name_of(entries[a]) < name_of(entries[b]);
+    });
+    std::vector<Entry> sorted_entries;
+    std::vector<Other> sorted_others;
+    for (const std::size_t i : order) {
+      sorted_entries.push_back(std::move(entries[i]));
+      sorted_others.push_back(std::move(others[i]));
+    }
+    entries = std::move(sorted_entries);
+    others = std::move(sorted_others);
+  }
+
+  void sort_and_check_names() {
+    CheckpointContents& destination = plan_.destination;
+    sort_both(destination.tensors, plan_.copies,
+              [](const TensorEntry& t) -> const std::string& { return t.meta.fqn; });
+    sort_both(destination.values, plan_.value_sources,
+              [](const formats::ValueEntry& v) -> const std::string& { return v.name; });
+    std::sort(destination.aliases.begin(), destination.aliases.end(),
+              [](const Alias& a, const Alias& b) { return a.fqn < b.fqn; });
+
+    std::map<std::string_view, int> num_uses;
+    for (const TensorEntry& tensor : destination.tensors) ++num_uses[tensor.meta.fqn];
+    for (const formats::ValueEntry& value : destination.values) ++num_uses[value.name];
+    for (const Alias& alias : destination.aliases) ++num_uses[alias.fqn];
+    for (const auto& [name, count] : num_uses) {
+      if (name.empty()) problem("rename", "", "a name", "an empty one");
+      if (count == 1) continue;
+      problem("rename", std::string(name), "one entry of that name", std::to_string(count));
+    }
+    // An alias of a tensor that is left out has nothing to stand for.
+    std::erase_if(destination.aliases, [&](const Alias& alias) {
+      return destination.find_tensor(alias.target) == nullptr;
+    });
+  }
+
+  void check_plan_names() {
+    if (!options_.table_plan) return;
+    std::set<std::string> tables;
+    for (const TensorEntry& tensor : source_.tensors) {
+      if (auto table = table_of_weight(tensor.meta.fqn)) tables.insert(std::move(*table));
+    }
+    for (const auto& [name, rule] : options_.table_plan->tables) {
+      if (!tables.contains(name)) missing("table plan", name, "a table of that name", "none");
+    }
+  }
+
+  const CheckpointContents& source_;
+  const std::string& source_path_;
+  const PlanOptions& options_;
+  Plan plan_;
+  std::optional<Strategy> strategy_;  // nothing: the pieces stay as they are
+  std::vector<Selected> selected_;
+  std::vector<std::size_t> selected_values_;
+  std::vector<StateRole> roles_;
+  std::vector<FlatUnit> units_;  // under the source's names
+  std::optional<FlatUnitIndex> unit_index_;
+};
+
+}  // namespace
+
+Plan plan_reshard(const CheckpointContents& source, const std::string& source_path,
+                  const PlanOptions& options) {
+  return Planner(source, source_path, options).plan();
+}
+
+std::string plan_digest(const Plan& plan, const CheckpointContents& source) {
+  Sha256 hash;
+  const auto add = [&](std::string_view text) {
+    hash.update(std::as_bytes(std::span(text)));
+    hash.update(std::as_bytes(std::span("\n", 1)));
+  };
+  const auto add_number = [&](auto number) { add(std::to_string(number)); };
+  add_number(plan.destination.world_size);
+  for (std::size_t i = 0; i < plan.destination.tensors.size(); ++i) {
+    const TensorEntry& tensor = plan.destination.tensors[i];
+    const TensorCopy& copy = plan.copies[i];
+    add(tensor.meta.fqn);
+    add(dtype_name(tensor.meta.dtype));
+    add(shape_to_string(tensor.meta.shape));
+    add(formats::state_kind_name(tensor.kind));
+    add(source.tensors[copy.source_tensor].meta.fqn);
+    for (const std::int64_t width : copy.merged_widths) add_number(width);
+    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      add(region_to_string(tensor.pieces[p].region));
+      add_number(tensor.pieces[p].rank);
+      for (const std::uint32_t piece : copy.source_pieces[p]) add_number(piece);
+    }
+  }
+  for (std::size_t i = 0; i < plan.destination.values.size(); ++i) {
+    add(plan.destination.values[i].name);
+    add(source.values[plan.value_sources[i]].name);
+  }
+  for (const Alias& alias : plan.destination.aliases) {
+    add(alias.fqn);
+    add(alias.target);
+  }
+  return hash.hex_digest();
+}
+
+}  // namespace tessera::reshard
