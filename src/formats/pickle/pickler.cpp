@@ -1,0 +1,295 @@
+#include "formats/pickle/pickler.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/dtype.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::detail {
+namespace {
+
+/// Returns the shortest two's complement of a decimal integer, little-endian, as LONG1 wants it.
+std::string two_complement(std::string_view decimal) {
+  const bool negative = decimal.starts_with('-');
+  if (negative) decimal.remove_prefix(1);
+  TESSERA_CHECK(!decimal.empty() && decimal.find_first_not_of("0123456789") == std::string_view::npos);
+
+  constexpr std::size_t kDigits = 9;
+  std::vector<std::uint32_t> limbs;
+  while (!decimal.empty()) {
+    const std::size_t num_digits = (decimal.size() - 1) % kDigits + 1;
+    std::uint64_t carry = 0;
+    std::uint64_t scale = 1;
+    for (const char digit : decimal.substr(0, num_digits)) {
+      carry = carry * 10 + static_cast<std::uint64_t>(digit - '0');
+      scale *= 10;
+    }
+    decimal.remove_prefix(num_digits);
+    for (std::uint32_t& limb : limbs) {
+      carry += std::uint64_t{limb} * scale;
+      limb = static_cast<std::uint32_t>(carry);
+      carry >>= 32;
+    }
+    if (carry != 0) limbs.push_back(static_cast<std::uint32_t>(carry));
+  }
+  limbs.push_back(0);  // room for the sign
+  if (negative) {
+    std::uint64_t carry = 1;
+    for (std::uint32_t& limb : limbs) {
+      carry += static_cast<std::uint32_t>(~limb);
+      limb = static_cast<std::uint32_t>(carry);
+      carry >>= 32;
+    }
+  }
+  std::string bytes;
+  for (const std::uint32_t limb : limbs) {
+    for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<char>(limb >> shift));
+  }
+  // A last byte that only repeats the sign of the one before it says nothing.
+  const auto is_redundant = [&] {
+    const auto last = static_cast<unsigned char>(bytes.back());
+    const auto before = static_cast<unsigned char>(bytes[bytes.size() - 2]);
+    return last == (before >= 0x80 ? 0xFF : 0x00);
+  };
+  while (bytes.size() > 1 && is_redundant()) bytes.pop_back();
+  return bytes;
+}
+
+/// Returns the UTF-8 text whose code points are the bytes.
+std::string latin1_text(std::string_view bytes) {
+  std::string text;
+  for (const char byte : bytes) {
+    const auto code = static_cast<unsigned char>(byte);
+    if (code < 0x80) {
+      text.push_back(byte);
+    } else {
+      text.push_back(static_cast<char>(0xC0 | (code >> 6)));
+      text.push_back(static_cast<char>(0x80 | (code & 0x3F)));
+    }
+  }
+  return text;
+}
+
+void pickle_symbol(Pickler& pickler, const std::string& name) {
+  constexpr std::string_view kDevice = "device:";
+  if (name.starts_with(kDevice)) {
+    pickler.global("torch", "device");
+    pickler.text(std::string_view(name).substr(kDevice.size()));
+    pickler.tuple1();
+    pickler.reduce();
+    return;
+  }
+  if (name.starts_with("torch.")) {
+    if (const auto dtype = parse_dtype(name)) {
+      pickler.global("torch", dtype_name(*dtype));
+      return;
+    }
+    for (const std::string_view layout : {"torch.strided", "torch.sparse_coo", "torch.sparse_csr",
+                                          "torch.sparse_csc", "torch.sparse_bsr",
+                                          "torch.sparse_bsc", "torch._mkldnn", "torch.jagged"}) {
+      if (name != layout) continue;
+      pickler.global("torch.serialization", "_get_layout");
+      pickler.text(name);
+      pickler.tuple1();
+      pickler.reduce();
+      return;
+    }
+  }
+  throw Error(ErrorKind::unsupported, {}, "the constant " + printable(name) + " cannot be pickled");
+}
+
+struct ValuePickler {
+  Pickler& pickler;
+
+  void operator()(Value::None) const { pickler.none(); }
+  void operator()(bool value) const { pickler.boolean(value); }
+  void operator()(std::int64_t value) const { pickler.integer(value); }
+  void operator()(const Value::BigInt& value) const { pickler.big_integer(value.decimal); }
+  void operator()(double value) const { pickler.real(value); }
+  void operator()(const std::string& value) const { pickler.text(value); }
+  void operator()(const Value::Bytes& value) const { pickler.bytes(value.data); }
+  void operator()(const Value::Symbol& value) const { pickle_symbol(pickler, value.name); }
+  void operator()(const Value::List& items) const { list(items); }
+  void operator()(const Value::Tuple& tuple) const {
+    if (tuple.items.empty()) {
+      pickler.empty_tuple();
+      return;
+    }
+    pickler.mark();
+    for (const Value& item : tuple.items) pickle_value(pickler, item);
+    pickler.tuple_from_mark();
+  }
+  void operator()(const Value::Set& set) const {
+    pickler.global(pickler.protocol() < 3 ? "__builtin__" : "builtins", "set");
+    list(set.items);
+    pickler.tuple1();
+    pickler.reduce();
+  }
+  void operator()(const Value::Dict& dict) const {
+    pickler.empty_dict();
+    if (dict.empty()) return;
+    pickler.mark();
+    for (const auto& [key, value] : dict) {
+      pickle_value(pickler, key);
+      pickle_value(pickler, value);
+    }
+    pickler.set_items_from_mark();
+  }
+  void list(const Value::List& items) const {
+    pickler.empty_list();
+    if (items.empty()) return;
+    pickler.mark();
+    for (const Value& item : items) pickle_value(pickler, item);
+    pickler.append_from_mark();
+  }
+};
+
+}  // namespace
+
+Pickler::Pickler(int protocol) : protocol_(protocol) {
+  TESSERA_CHECK(protocol >= 2 && protocol <= 4);
+  op('\x80');
+  op(static_cast<char>(protocol));
+}
+
+template <class Unsigned>
+void Pickler::little_endian(Unsigned value) {
+  for (std::size_t i = 0; i < sizeof(Unsigned); ++i) {
+    out_.push_back(static_cast<char>(value >> (8 * i)));
+  }
+}
+
+void Pickler::integer(std::int64_t value) {
+  if (value >= 0 && value <= 0xFF) {
+    op('K');
+    out_.push_back(static_cast<char>(value));
+  } else if (value >= 0 && value <= 0xFFFF) {
+    op('M');
+    little_endian(static_cast<std::uint16_t>(value));
+  } else if (value >= std::numeric_limits<std::int32_t>::min() &&
+             value <= std::numeric_limits<std::int32_t>::max()) {
+    op('J');
+    little_endian(static_cast<std::uint32_t>(value));
+  } else {
+    big_integer(std::to_string(value));
+  }
+}
+
+void Pickler::big_integer(std::string_view decimal) {
+  const std::string bytes = two_complement(decimal);
+  if (bytes.size() <= 0xFF) {
+    op('\x8a');
+    out_.push_back(static_cast<char>(bytes.size()));
+  } else {
+    op('\x8b');
+    little_endian(static_cast<std::uint32_t>(bytes.size()));
+  }
+  out_ += bytes;
+}
+
+void Pickler::real(double value) {
+  op('G');
+  const auto bits = std::bit_cast<std::uint64_t>(value);
+  for (int shift = 56; shift >= 0; shift -= 8) out_.push_back(static_cast<char>(bits >> shift));
+}
+
+void Pickler::text_with_length(std::string_view utf8) {
+  if (protocol_ >= 4 && utf8.size() <= 0xFF) {
+    op('\x8c');
+    out_.push_back(static_cast<char>(utf8.size()));
+  } else {
+    TESSERA_CHECK(utf8.size() <= std::numeric_limits<std::uint32_t>::max());
+    op('X');
+    little_endian(static_cast<std::uint32_t>(utf8.size()));
+  }
+  out_ += utf8;
+}
+
+void Pickler::text(std::string_view utf8) { text_with_length(utf8); }
+
+void Pickler::bytes(std::string_view data) {
+  if (protocol_ < 3) {  // as Python does where the protocol has no bytes
+    global("_codecs", "encode");
+    text(latin1_text(data));
+    text("latin1");
+    tuple2();
+    reduce();
+    return;
+  }
+  if (data.size() <= 0xFF) {
+    op('C');
+    out_.push_back(static_cast<char>(data.size()));
+  } else {
+    TESSERA_CHECK(data.size() <= std::numeric_limits<std::uint32_t>::max());
+    op('B');
+    little_endian(static_cast<std::uint32_t>(data.size()));
+  }
+  out_ += data;
+}
+
+void Pickler::global(std::string_view module, std::string_view name) {
+  std::string key(module);
+  key += '\n';
+  key += name;
+  if (const auto found = memo_of_global_.find(key); found != memo_of_global_.end()) {
+    return get(found->second);
+  }
+  if (protocol_ >= 4) {
+    interned(module);
+    interned(name);
+    op('\x93');
+  } else {
+    op('c');
+    out_ += key;
+    out_ += '\n';
+  }
+  memo_of_global_.emplace(std::move(key), memoize());
+}
+
+void Pickler::interned(std::string_view utf8) {
+  std::string key(utf8);
+  if (const auto found = memo_of_text_.find(key); found != memo_of_text_.end()) {
+    return get(found->second);
+  }
+  text_with_length(utf8);
+  memo_of_text_.emplace(std::move(key), memoize());
+}
+
+std::size_t Pickler::memoize() {
+  const std::size_t index = num_memoized_++;
+  if (protocol_ >= 4) {
+    op('\x94');
+  } else if (index <= 0xFF) {
+    op('q');
+    out_.push_back(static_cast<char>(index));
+  } else {
+    op('r');
+    little_endian(static_cast<std::uint32_t>(index));
+  }
+  return index;
+}
+
+void Pickler::get(std::size_t memo_index) {
+  if (memo_index <= 0xFF) {
+    op('h');
+    out_.push_back(static_cast<char>(memo_index));
+  } else {
+    op('j');
+    little_endian(static_cast<std::uint32_t>(memo_index));
+  }
+}
+
+std::string Pickler::finish() && {
+  op('.');
+  return std::move(out_);
+}
+
+void pickle_value(Pickler& pickler, const Value& value) {
+  std::visit(ValuePickler{pickler}, value.storage());
+}
+
+}  // namespace tessera::formats::detail

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "tessera/base/value.h"
+
+namespace tessera::formats::detail {
+
+/// Emits a Python pickle, one call per opcode or atom; the caller keeps the stack right, as the
+/// opcodes leave it. Protocol 2 is what `torch.save` writes, protocol 4 what DCP writes for
+/// `.metadata`. Equal calls give equal bytes. Not thread-safe.
+/// Source: Lib/pickletools.py of CPython, which documents every opcode.
+class Pickler {
+ public:
+  /// Requires: protocol 2, 3 or 4.
+  explicit Pickler(int protocol);
+  int protocol() const { return protocol_; }
+
+  // Atoms: each pushes one object.
+  void none() { op('N'); }
+  void boolean(bool value) { op(value ? '\x88' : '\x89'); }
+  void integer(std::int64_t value);
+  void big_integer(std::string_view decimal);  // Requires: an optional `-`, then digits
+  void real(double value);
+  void text(std::string_view utf8);
+  void bytes(std::string_view data);
+  void global(std::string_view module, std::string_view name);  // written once, then from the memo
+  void interned(std::string_view utf8);                         // a str written once, then likewise
+
+  // Containers and calls.
+  void mark() { op('('); }
+  void empty_tuple() { op(')'); }
+  void empty_list() { op(']'); }
+  void empty_dict() { op('}'); }
+  void tuple1() { op('\x85'); }
+  void tuple2() { op('\x86'); }
+  void tuple_from_mark() { op('t'); }
+  void append() { op('a'); }
+  void append_from_mark() { op('e'); }
+  void set_items_from_mark() { op('u'); }
+  void reduce() { op('R'); }      // callable, argument tuple -> its result
+  void new_object() { op('\x81'); }  // class, argument tuple -> instance
+  void build() { op('b'); }       // instance, state -> instance
+  void persistent_id() { op('Q'); }
+
+  /// Remembers the object on top of the stack; `get` pushes it again.
+  std::size_t memoize();
+  void get(std::size_t memo_index);
+
+  /// Ends the pickle and returns it.
+  std::string finish() &&;
+
+ private:
+  void op(char opcode) { out_.push_back(opcode); }
+  template <class Unsigned>
+  void little_endian(Unsigned value);
+  void text_with_length(std::string_view utf8);
+
+  std::string out_;
+  int protocol_;
+  std::size_t num_memoized_ = 0;
+  std::unordered_map<std::string, std::size_t> memo_of_global_;  // "module\nname" -> memo index
+  std::unordered_map<std::string, std::size_t> memo_of_text_;
+};
+
+/// Pushes a value as Python would pickle the object it stands for: `torch.dtype`s, layouts and
+/// devices for symbols.
+/// Throws: Error(unsupported) on a symbol that is none of these.
+void pickle_value(Pickler& pickler, const Value& value);
+
+}  // namespace tessera::formats::detail

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/pickle/pickler.h"
+#include "formats/zip/zip_layout.h"
+#include "tessera/base/byte_range.h"
+#include "tessera/base/dtype.h"
+#include "tessera/base/shape.h"
+#include "tessera/base/value.h"
+
+namespace tessera::formats::detail {
+
+/// Pushes a contiguous tensor as `torch.save` pickles one: a view of all of the storage that the
+/// archive holds as member `data/<storage_key>`.
+void pickle_tensor(Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
+                   std::string_view storage_key);
+
+/// All of a file as `torch.save` writes it, but for the storages' bytes: a zip of `data.pkl`,
+/// `byteorder`, `data/0`, `data/1`, …, `version` and `.data/serialization_id`. Every byte's place
+/// is known from the start; the rest of the file is written when the storages' CRCs are known.
+/// Immutable; safe to share between threads.
+class TorchSaveLayout {
+ public:
+  TorchSaveLayout(std::string pickle, std::span<const std::uint64_t> storage_nbytes);
+
+  std::uint64_t nbytes() const { return nbytes_; }
+  ByteRange storage_range(std::size_t storage) const;
+
+  struct Part {
+    std::uint64_t begin;  // within the file
+    std::string bytes;
+  };
+  /// Returns everything that lies between, before and after the storages, in order. For a file
+  /// with n storages these are n + 1 parts.
+  std::vector<Part> parts_around_storages(std::span<const std::uint32_t> storage_crcs) const;
+
+ private:
+  ZipLayout layout_;
+  std::vector<std::string> contents_;  // of each member but the storages, which are empty here
+  std::size_t first_storage_ = 0;
+  std::size_t num_storages_ = 0;
+  std::uint64_t nbytes_ = 0;
+};
+
+/// Returns the file that `torch.save` would write for a contiguous tensor, without its bytes.
+TorchSaveLayout tensor_save_layout(DType dtype, std::span<const std::int64_t> shape);
+
+/// Returns the file that `torch.save` would write for a value, whole.
+std::string torch_save_value(const Value& value);
+
+}  // namespace tessera::formats::detail

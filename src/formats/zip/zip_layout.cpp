@@ -1,0 +1,166 @@
+#include "formats/zip/zip_layout.h"
+
+#include <bit>
+#include <limits>
+#include <utility>
+
+#include "tessera/base/checked_math.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::detail {
+namespace {
+
+constexpr std::uint32_t kLocalHeaderSignature = 0x04034b50;
+constexpr std::uint32_t kDirectoryEntrySignature = 0x02014b50;
+constexpr std::uint32_t kEndSignature = 0x06054b50;
+constexpr std::uint32_t kZip64EndSignature = 0x06064b50;
+constexpr std::uint32_t kZip64LocatorSignature = 0x07064b50;
+
+constexpr std::uint64_t kLocalHeaderNbytes = 30;
+constexpr std::uint64_t kZip64SizesNbytes = 2 + 2 + 8 + 8;    // id, length, two sizes
+constexpr std::uint64_t kPaddingHeaderNbytes = 2 + 2;         // id, length
+constexpr std::uint64_t kZip64EndNbytes = 56;
+
+constexpr std::uint16_t kZip64ExtraId = 0x0001;
+constexpr std::uint16_t kPaddingExtraId = 0x4246;             // "FB"
+constexpr std::uint16_t kUtf8Names = 0x0800;                  // general purpose bit 11
+constexpr std::uint16_t kVersionStored = 10;
+constexpr std::uint16_t kVersionZip64 = 45;
+constexpr std::uint64_t kMax16 = std::numeric_limits<std::uint16_t>::max();
+constexpr std::uint64_t kMax32 = std::numeric_limits<std::uint32_t>::max();
+
+bool needs_zip64(std::uint64_t value) { return value >= kMax32; }
+
+template <class Unsigned>
+void append(std::string& out, Unsigned value) {
+  for (std::size_t i = 0; i < sizeof(Unsigned); ++i) {
+    out.push_back(static_cast<char>(value >> (8 * i)));
+  }
+}
+
+/// Appends a field that is all ones where the value is in a zip64 field instead.
+void append_or_zip64(std::string& out, std::uint64_t value) {
+  append(out, static_cast<std::uint32_t>(needs_zip64(value) ? kMax32 : value));
+}
+
+}  // namespace
+
+std::size_t ZipLayout::add_member(std::string name, std::uint64_t nbytes) {
+  TESSERA_CHECK(std::has_single_bit(alignment_) && alignment_ <= 16384);
+  TESSERA_CHECK(name.size() <= kMax16);
+  const std::uint64_t unpadded = members_end_ + kLocalHeaderNbytes + name.size() +
+                                 (needs_zip64(nbytes) ? kZip64SizesNbytes : 0) +
+                                 kPaddingHeaderNbytes;
+  const std::uint64_t data_begin = round_up(unpadded, alignment_);
+  members_.push_back({std::move(name), members_end_, {data_begin, data_begin + nbytes}});
+  members_end_ = data_begin + nbytes;
+  return members_.size() - 1;
+}
+
+ByteRange ZipLayout::header_range(std::size_t member) const {
+  return {members_[member].header_begin, members_[member].data.begin};
+}
+
+ByteRange ZipLayout::data_range(std::size_t member) const { return members_[member].data; }
+
+std::string ZipLayout::local_header(std::size_t member, std::uint32_t crc) const {
+  const Member& m = members_[member];
+  const std::uint64_t nbytes = m.data.nbytes();
+  const bool zip64 = needs_zip64(nbytes);
+  const std::uint64_t extra_nbytes =
+      m.data.begin - m.header_begin - kLocalHeaderNbytes - m.name.size();
+  std::string out;
+  append(out, kLocalHeaderSignature);
+  append(out, zip64 ? kVersionZip64 : kVersionStored);
+  append(out, kUtf8Names);
+  append(out, std::uint16_t{0});  // stored
+  append(out, std::uint32_t{0});  // time and date
+  append(out, crc);
+  append_or_zip64(out, nbytes);   // compressed
+  append_or_zip64(out, nbytes);
+  append(out, static_cast<std::uint16_t>(m.name.size()));
+  append(out, static_cast<std::uint16_t>(extra_nbytes));
+  out += m.name;
+  if (zip64) {
+    append(out, kZip64ExtraId);
+    append(out, static_cast<std::uint16_t>(kZip64SizesNbytes - 4));
+    append(out, nbytes);
+    append(out, nbytes);
+  }
+  const std::uint64_t padding =
+      extra_nbytes - (zip64 ? kZip64SizesNbytes : 0) - kPaddingHeaderNbytes;
+  append(out, kPaddingExtraId);
+  append(out, static_cast<std::uint16_t>(padding));
+  out.append(padding, 'Z');
+  return out;
+}
+
+std::string ZipLayout::directory(std::span<const std::uint32_t> crcs) const {
+  TESSERA_CHECK(crcs.size() == members_.size());
+  std::string out;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const Member& m = members_[i];
+    const std::uint64_t nbytes = m.data.nbytes();
+    std::string zip64;
+    if (needs_zip64(nbytes)) {
+      append(zip64, nbytes);
+      append(zip64, nbytes);
+    }
+    if (needs_zip64(m.header_begin)) append(zip64, m.header_begin);
+    const std::uint16_t version = zip64.empty() ? kVersionStored : kVersionZip64;
+    append(out, kDirectoryEntrySignature);
+    append(out, version);  // made by
+    append(out, version);  // needed
+    append(out, kUtf8Names);
+    append(out, std::uint16_t{0});  // stored
+    append(out, std::uint32_t{0});  // time and date
+    append(out, crcs[i]);
+    append_or_zip64(out, nbytes);   // compressed
+    append_or_zip64(out, nbytes);
+    append(out, static_cast<std::uint16_t>(m.name.size()));
+    append(out, static_cast<std::uint16_t>(zip64.empty() ? 0 : 4 + zip64.size()));
+    append(out, std::uint16_t{0});  // comment
+    append(out, std::uint16_t{0});  // disk
+    append(out, std::uint16_t{0});  // internal attributes
+    append(out, std::uint32_t{0});  // external attributes
+    append_or_zip64(out, m.header_begin);
+    out += m.name;
+    if (!zip64.empty()) {
+      append(out, kZip64ExtraId);
+      append(out, static_cast<std::uint16_t>(zip64.size()));
+      out += zip64;
+    }
+  }
+
+  const std::uint64_t directory_nbytes = out.size();
+  const std::uint64_t count = members_.size();
+  const bool zip64 =
+      count >= kMax16 || needs_zip64(directory_nbytes) || needs_zip64(directory_begin());
+  if (zip64) {
+    append(out, kZip64EndSignature);
+    append(out, kZip64EndNbytes - 12);  // bytes that follow
+    append(out, kVersionZip64);
+    append(out, kVersionZip64);
+    append(out, std::uint32_t{0});  // this disk
+    append(out, std::uint32_t{0});  // the directory's disk
+    append(out, count);
+    append(out, count);
+    append(out, directory_nbytes);
+    append(out, directory_begin());
+    append(out, kZip64LocatorSignature);
+    append(out, std::uint32_t{0});
+    append(out, directory_begin() + directory_nbytes);  // where the zip64 end record is
+    append(out, std::uint32_t{1});                      // disks
+  }
+  append(out, kEndSignature);
+  append(out, std::uint16_t{0});
+  append(out, std::uint16_t{0});
+  append(out, static_cast<std::uint16_t>(std::min(count, kMax16)));
+  append(out, static_cast<std::uint16_t>(std::min(count, kMax16)));
+  append_or_zip64(out, directory_nbytes);
+  append_or_zip64(out, directory_begin());
+  append(out, std::uint16_t{0});  // comment
+  return out;
+}
+
+}  // namespace tessera::formats::detail

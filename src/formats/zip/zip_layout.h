@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/byte_range.h"
+
+namespace tessera::formats::detail {
+
+/// Lays out a zip archive of stored (uncompressed) members whose sizes are known beforehand. Every
+/// byte's place is then known before the first is written, so members can be written in any order
+/// and by several threads; headers, which carry the CRCs, come last.
+///
+/// ```
+/// local header 0 | name | extra: zip64 sizes?, padding | data 0
+/// local header 1 | ...
+/// central directory | zip64 end record and locator? | end record
+/// ```
+/// The padding (extra field `FB`, as PyTorch calls it) makes each member's data begin at a multiple
+/// of the alignment within the archive. Dates are zero, zip64 fields appear only where needed.
+/// Source: PKWARE APPNOTE.TXT 6.3.10, sections 4.3 and 4.5.
+/// Immutable once all members are added; then safe to share between threads.
+class ZipLayout {
+ public:
+  /// Requires: a power of two, at most 16384.
+  explicit ZipLayout(std::uint64_t alignment = 64) : alignment_(alignment) {}
+
+  /// Appends a member and returns its index. Requires: a name shorter than 64 KiB.
+  std::size_t add_member(std::string name, std::uint64_t nbytes);
+
+  std::size_t num_members() const { return members_.size(); }
+  const std::string& name(std::size_t member) const { return members_[member].name; }
+  /// Returns where the member's header begins and its data ends, within the archive.
+  ByteRange header_range(std::size_t member) const;
+  ByteRange data_range(std::size_t member) const;
+  /// Returns where the central directory begins, which is where the last member ends.
+  std::uint64_t directory_begin() const { return members_end_; }
+
+  /// Returns the bytes of `header_range(member)`.
+  std::string local_header(std::size_t member, std::uint32_t crc) const;
+  /// Returns all bytes from `directory_begin()` to the archive's end, for the members' CRCs.
+  std::string directory(std::span<const std::uint32_t> crcs) const;
+
+ private:
+  struct Member {
+    std::string name;
+    std::uint64_t header_begin;
+    ByteRange data;
+  };
+  std::uint64_t alignment_;
+  std::uint64_t members_end_ = 0;
+  std::vector<Member> members_;
+};
+
+}  // namespace tessera::formats::detail
