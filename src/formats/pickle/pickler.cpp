@@ -9,7 +9,7 @@
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
 
-namespace tessera::formats::detail {
+namespace tessera::formats::pickle {
 namespace {
 
 /// Returns the shortest two's complement of a decimal integer, little-endian, as LONG1 wants it.
@@ -292,4 +292,4 @@ void pickle_value(Pickler& pickler, const Value& value) {
   std::visit(ValuePickler{pickler}, value.storage());
 }
 
-}  // namespace tessera::formats::detail
+}  // namespace tessera::formats::pickle

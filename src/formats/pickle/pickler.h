@@ -8,7 +8,7 @@
 
 #include "tessera/base/value.h"
 
-namespace tessera::formats::detail {
+namespace tessera::formats::pickle {
 
 /// Emits a Python pickle, one call per opcode or atom; the caller keeps the stack right, as the
 /// opcodes leave it. Protocol 2 is what `torch.save` writes, protocol 4 what DCP writes for
@@ -72,4 +72,4 @@ class Pickler {
 /// Throws: Error(unsupported) on a symbol that is none of these.
 void pickle_value(Pickler& pickler, const Value& value);
 
-}  // namespace tessera::formats::detail
+}  // namespace tessera::formats::pickle

@@ -6,7 +6,7 @@
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 
-namespace tessera::formats::detail {
+namespace tessera::formats::torch_zip {
 namespace {
 
 /// Returns the typed storage class that torch pickles for a dtype; empty for the dtypes that came
@@ -29,7 +29,7 @@ std::string_view typed_storage_class(DType dtype) {
   }
 }
 
-void pickle_sizes(Pickler& pickler, std::span<const std::int64_t> sizes) {
+void pickle_sizes(pickle::Pickler& pickler, std::span<const std::int64_t> sizes) {
   if (sizes.empty()) return pickler.empty_tuple();
   pickler.mark();
   for (const std::int64_t size : sizes) pickler.integer(size);
@@ -50,7 +50,7 @@ constexpr std::size_t kSerializationIdNbytes = 40;
 
 }  // namespace
 
-void pickle_tensor(Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
+void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                    std::string_view storage_key) {
   const std::string_view storage_class = typed_storage_class(dtype);
   const bool typed = !storage_class.empty();
@@ -139,18 +139,18 @@ std::vector<TorchSaveLayout::Part> TorchSaveLayout::parts_around_storages(
 }
 
 TorchSaveLayout tensor_save_layout(DType dtype, std::span<const std::int64_t> shape) {
-  Pickler pickler(2);
+  pickle::Pickler pickler(2);
   pickle_tensor(pickler, dtype, shape, "0");
   const std::uint64_t nbytes = static_cast<std::uint64_t>(numel_of(shape)) * itemsize(dtype);
   return TorchSaveLayout(std::move(pickler).finish(), std::span(&nbytes, 1));
 }
 
 std::string torch_save_value(const Value& value) {
-  Pickler pickler(2);
-  pickle_value(pickler, value);
+  pickle::Pickler pickler(2);
+  pickle::pickle_value(pickler, value);
   const TorchSaveLayout archive(std::move(pickler).finish(), {});
   std::vector<TorchSaveLayout::Part> parts = archive.parts_around_storages({});
   return std::move(parts.front().bytes);
 }
 
-}  // namespace tessera::formats::detail
+}  // namespace tessera::formats::torch_zip

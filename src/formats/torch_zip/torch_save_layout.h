@@ -14,11 +14,11 @@
 #include "tessera/base/shape.h"
 #include "tessera/base/value.h"
 
-namespace tessera::formats::detail {
+namespace tessera::formats::torch_zip {
 
 /// Pushes a contiguous tensor as `torch.save` pickles one: a view of all of the storage that the
 /// archive holds as member `data/<storage_key>`.
-void pickle_tensor(Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
+void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                    std::string_view storage_key);
 
 /// All of a file as `torch.save` writes it, but for the storages' bytes: a zip of `data.pkl`,
@@ -41,7 +41,7 @@ class TorchSaveLayout {
   std::vector<Part> parts_around_storages(std::span<const std::uint32_t> storage_crcs) const;
 
  private:
-  ZipLayout layout_;
+  zip::ZipLayout layout_;
   std::vector<std::string> contents_;  // of each member but the storages, which are empty here
   std::size_t first_storage_ = 0;
   std::size_t num_storages_ = 0;
@@ -54,4 +54,4 @@ TorchSaveLayout tensor_save_layout(DType dtype, std::span<const std::int64_t> sh
 /// Returns the file that `torch.save` would write for a value, whole.
 std::string torch_save_value(const Value& value);
 
-}  // namespace tessera::formats::detail
+}  // namespace tessera::formats::torch_zip

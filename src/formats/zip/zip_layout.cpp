@@ -7,7 +7,7 @@
 #include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
 
-namespace tessera::formats::detail {
+namespace tessera::formats::zip {
 namespace {
 
 constexpr std::uint32_t kLocalHeaderSignature = 0x04034b50;
@@ -163,4 +163,4 @@ std::string ZipLayout::directory(std::span<const std::uint32_t> crcs) const {
   return out;
 }
 
-}  // namespace tessera::formats::detail
+}  // namespace tessera::formats::zip

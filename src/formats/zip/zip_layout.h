@@ -8,7 +8,7 @@
 
 #include "tessera/base/byte_range.h"
 
-namespace tessera::formats::detail {
+namespace tessera::formats::zip {
 
 /// Lays out a zip archive of stored (uncompressed) members whose sizes are known beforehand. Every
 /// byte's place is then known before the first is written, so members can be written in any order
@@ -55,4 +55,4 @@ class ZipLayout {
   std::vector<Member> members_;
 };
 
-}  // namespace tessera::formats::detail
+}  // namespace tessera::formats::zip

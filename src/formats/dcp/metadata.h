@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::dcp {
+
+inline constexpr const char* kMetadataFile = ".metadata";
+
+/// Where one item (a chunk of a tensor, or a value) lies: DCP's `_StorageInfo`. Units: bytes.
+struct StorageInfo {
+  std::uint32_t file = 0;  // index into Storage::files
+  std::uint64_t offset = 0;
+  std::uint64_t nbytes = 0;
+};
+
+/// Where everything in a checkpoint lies.
+struct Storage {
+  std::vector<std::string> files;                // relative to the checkpoint
+  std::vector<std::vector<StorageInfo>> pieces;  // parallel to contents.tensors and their pieces
+  std::vector<StorageInfo> values;               // parallel to contents.values
+};
+
+/// Returns the flattened key that a path into a nested state dict has: its steps joined by dots.
+std::string spell(const KeyPath& path);
+
+/// Returns `.metadata` for these contents: the pickle of a `Metadata` object of
+/// torch.distributed.checkpoint.metadata, version 1.0.0. Requires: Box pieces only.
+std::string pickle_metadata(const CheckpointContents& contents, const Storage& storage);
+
+}  // namespace tessera::formats::dcp

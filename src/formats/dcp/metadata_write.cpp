@@ -1,0 +1,205 @@
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "formats/dcp/metadata.h"
+#include "formats/pickle/pickler.h"
+#include "tessera/base/dtype.h"
+
+namespace tessera::formats::dcp {
+namespace {
+
+using pickle::Pickler;
+
+constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
+
+/// Pushes an instance of a dataclass; its state, which the caller pushes next, goes in by `build`.
+void new_instance(Pickler& pickler, std::string_view module, std::string_view name) {
+  pickler.global(module, name);
+  pickler.empty_tuple();
+  pickler.new_object();
+}
+
+void pickle_size(Pickler& pickler, const Shape& sizes) {  // torch.Size
+  pickler.global("torch", "Size");
+  if (sizes.empty()) {
+    pickler.empty_tuple();
+  } else {
+    pickler.mark();
+    for (const std::int64_t size : sizes) pickler.integer(size);
+    pickler.tuple_from_mark();
+  }
+  pickler.tuple1();
+  pickler.reduce();
+}
+
+void pickle_properties(Pickler& pickler, DType dtype) {
+  new_instance(pickler, kMetadataModule, "TensorProperties");
+  pickler.mark();
+  pickler.global("torch", dtype_name(dtype));
+  pickler.global("torch.serialization", "_get_layout");
+  pickler.interned("torch.strided");
+  pickler.tuple1();
+  pickler.reduce();
+  pickler.boolean(false);  // requires_grad
+  pickler.global(kMetadataModule, "_MEM_FORMAT_ENCODING");
+  pickler.integer(0);      // TORCH_CONTIGUOUS_FORMAT
+  pickler.tuple1();
+  pickler.reduce();
+  pickler.boolean(false);  // pin_memory
+  pickler.tuple_from_mark();
+  pickler.build();
+}
+
+void pickle_tensor_item(Pickler& pickler, const TensorEntry& tensor) {
+  new_instance(pickler, kMetadataModule, "TensorStorageMetadata");
+  pickler.empty_dict();
+  pickler.mark();
+  pickler.interned("properties");
+  pickle_properties(pickler, tensor.meta.dtype);
+  pickler.interned("size");
+  pickle_size(pickler, tensor.meta.shape);
+  pickler.interned("chunks");
+  pickler.empty_list();
+  pickler.mark();
+  for (const Piece& piece : tensor.pieces) {
+    const Box& box = std::get<Box>(piece.region);
+    new_instance(pickler, kMetadataModule, "ChunkStorageMetadata");
+    pickler.empty_dict();
+    pickler.mark();
+    pickler.interned("offsets");
+    pickle_size(pickler, box.offsets);
+    pickler.interned("sizes");
+    pickle_size(pickler, box.sizes);
+    pickler.set_items_from_mark();
+    pickler.build();
+  }
+  pickler.append_from_mark();
+  pickler.set_items_from_mark();
+  pickler.build();
+}
+
+/// Pushes the item's key in `storage_data`, but for `index`, and the place where it lies.
+void pickle_storage_info(Pickler& pickler, const Storage& storage, const StorageInfo& info) {
+  new_instance(pickler, kFilesystemModule, "_StorageInfo");
+  pickler.empty_dict();
+  pickler.mark();
+  pickler.interned("relative_path");
+  pickler.interned(storage.files[info.file]);
+  pickler.interned("offset");
+  pickler.integer(static_cast<std::int64_t>(info.offset));
+  pickler.interned("length");
+  pickler.integer(static_cast<std::int64_t>(info.nbytes));
+  pickler.set_items_from_mark();
+  pickler.build();
+}
+
+void pickle_storage_data(Pickler& pickler, const CheckpointContents& contents,
+                         const Storage& storage) {
+  for (std::size_t v = 0; v < contents.values.size(); ++v) {
+    new_instance(pickler, kMetadataModule, "MetadataIndex");
+    pickler.empty_dict();
+    pickler.mark();
+    pickler.interned("fqn");
+    pickler.interned(contents.values[v].name);
+    pickler.interned("index");
+    pickler.none();
+    pickler.set_items_from_mark();
+    pickler.build();
+    pickle_storage_info(pickler, storage, storage.values[v]);
+  }
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    const TensorEntry& tensor = contents.tensors[t];
+    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      new_instance(pickler, kMetadataModule, "MetadataIndex");
+      pickler.empty_dict();
+      pickler.mark();
+      pickler.interned("fqn");
+      pickler.interned(tensor.meta.fqn);
+      pickler.interned("index");
+      pickler.integer(static_cast<std::int64_t>(p));
+      pickler.interned("offset");
+      pickle_size(pickler, std::get<Box>(tensor.pieces[p].region).offsets);
+      pickler.set_items_from_mark();
+      pickler.build();
+      pickle_storage_info(pickler, storage, storage.pieces[t][p]);
+    }
+  }
+}
+
+/// Pushes name and path: an entry of the mapping that gives nested dicts and lists back.
+void pickle_key_path(Pickler& pickler, const std::string& name, const KeyPath& path) {
+  pickler.interned(name);
+  pickler.mark();
+  if (path.empty()) pickler.interned(name);
+  for (const auto& step : path) {
+    if (const auto* key = std::get_if<std::string>(&step)) {
+      pickler.interned(*key);
+    } else {
+      pickler.integer(std::get<std::int64_t>(step));
+    }
+  }
+  pickler.tuple_from_mark();
+}
+
+}  // namespace
+
+std::string spell(const KeyPath& path) {
+  std::string spelled;
+  for (const auto& step : path) {
+    if (!spelled.empty() || &step != path.data()) spelled += '.';
+    if (const auto* key = std::get_if<std::string>(&step)) {
+      spelled += *key;
+    } else {
+      spelled += std::to_string(std::get<std::int64_t>(step));
+    }
+  }
+  return spelled;
+}
+
+std::string pickle_metadata(const CheckpointContents& contents, const Storage& storage) {
+  Pickler pickler(4);
+  new_instance(pickler, kMetadataModule, "Metadata");
+  pickler.empty_dict();
+  pickler.mark();
+
+  pickler.interned("state_dict_metadata");
+  pickler.empty_dict();
+  pickler.mark();
+  for (const TensorEntry& tensor : contents.tensors) {
+    pickler.interned(tensor.meta.fqn);
+    pickle_tensor_item(pickler, tensor);
+  }
+  for (const ValueEntry& value : contents.values) {
+    pickler.interned(value.name);
+    new_instance(pickler, kMetadataModule, "BytesStorageMetadata");
+  }
+  pickler.set_items_from_mark();
+
+  pickler.interned("planner_data");
+  pickler.empty_dict();
+  pickler.mark();
+  for (const TensorEntry& tensor : contents.tensors) {
+    pickle_key_path(pickler, tensor.meta.fqn, tensor.key_path);
+  }
+  for (const ValueEntry& value : contents.values) {
+    pickle_key_path(pickler, value.name, value.key_path);
+  }
+  pickler.set_items_from_mark();
+
+  pickler.interned("storage_data");
+  pickler.empty_dict();
+  pickler.mark();
+  pickle_storage_data(pickler, contents, storage);
+  pickler.set_items_from_mark();
+
+  pickler.interned("version");
+  pickler.interned("1.0.0");
+  pickler.set_items_from_mark();
+  pickler.build();
+  return std::move(pickler).finish();
+}
+
+}  // namespace tessera::formats::dcp
