@@ -87,11 +87,9 @@ void choose_replicas(const std::string& destination, CheckpointContents& content
                region_to_string(*before) + " and " + region_to_string(box));
       }
       before = &box;
-      const int rank = *std::ranges::min_element(ranks, {}, [&](int r) {
-        return std::pair(nbytes_of_rank[r], r);
-      });
-      nbytes_of_rank[rank] +=
-          static_cast<std::uint64_t>(box.numel()) * itemsize(tensor.meta.dtype);
+      const int rank = *std::ranges::min_element(
+          ranks, {}, [&](int r) { return std::pair(nbytes_of_rank[r], r); });
+      nbytes_of_rank[rank] += static_cast<std::uint64_t>(box.numel()) * itemsize(tensor.meta.dtype);
       tensor.pieces.push_back({box, rank});
     }
   }
@@ -147,7 +145,7 @@ class DcpWriter final : public CheckpointWriter {
   CheckpointContents contents_;
   std::vector<Value> values_;
   Storage storage_;
-  std::vector<std::vector<Progress>> progress_;  // parallel to contents_.tensors and their pieces
+  std::vector<std::vector<Progress>> progress_;   // parallel to contents_.tensors and their pieces
   std::vector<std::unique_ptr<RankFile>> files_;  // by rank; unique_ptr as a mutex cannot move
   StagedDestination staged_;
 };
@@ -255,8 +253,7 @@ void DcpWriter::write_headers(WritableFile& out, PieceId piece, std::uint32_t cr
 }
 
 void DcpWriter::write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) {
-  const std::uint64_t element_nbytes =
-      itemsize(contents_.tensors[piece.tensor_index].meta.dtype);
+  const std::uint64_t element_nbytes = itemsize(contents_.tensors[piece.tensor_index].meta.dtype);
   const std::int64_t numel = box_of(piece).numel();
   const std::int64_t block = block_numel(piece);
   TESSERA_CHECK(begin % block == 0 && begin < numel);
@@ -284,7 +281,8 @@ void DcpWriter::write_block(PieceId piece, std::int64_t begin, std::span<const s
   std::uint32_t crc = 0;
   std::int64_t left = numel;
   for (const std::uint32_t next : progress.block_crcs) {
-    crc = crc32_combine(crc, next, static_cast<std::uint64_t>(std::min(block, left)) * element_nbytes);
+    crc = crc32_combine(crc, next,
+                        static_cast<std::uint64_t>(std::min(block, left)) * element_nbytes);
     left -= block;
   }
   std::vector<std::uint32_t>().swap(progress.block_crcs);

@@ -45,7 +45,7 @@ void pickle_properties(Pickler& pickler, DType dtype) {
   pickler.reduce();
   pickler.boolean(false);  // requires_grad
   pickler.global(kMetadataModule, "_MEM_FORMAT_ENCODING");
-  pickler.integer(0);      // TORCH_CONTIGUOUS_FORMAT
+  pickler.integer(0);  // TORCH_CONTIGUOUS_FORMAT
   pickler.tuple1();
   pickler.reduce();
   pickler.boolean(false);  // pin_memory

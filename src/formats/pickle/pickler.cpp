@@ -16,7 +16,8 @@ namespace {
 std::string two_complement(std::string_view decimal) {
   const bool negative = decimal.starts_with('-');
   if (negative) decimal.remove_prefix(1);
-  TESSERA_CHECK(!decimal.empty() && decimal.find_first_not_of("0123456789") == std::string_view::npos);
+  TESSERA_CHECK(!decimal.empty() &&
+                decimal.find_first_not_of("0123456789") == std::string_view::npos);
 
   constexpr std::size_t kDigits = 9;
   std::vector<std::uint32_t> limbs;
@@ -88,9 +89,9 @@ void pickle_symbol(Pickler& pickler, const std::string& name) {
       pickler.global("torch", dtype_name(*dtype));
       return;
     }
-    for (const std::string_view layout : {"torch.strided", "torch.sparse_coo", "torch.sparse_csr",
-                                          "torch.sparse_csc", "torch.sparse_bsr",
-                                          "torch.sparse_bsc", "torch._mkldnn", "torch.jagged"}) {
+    for (const std::string_view layout :
+         {"torch.strided", "torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc",
+          "torch.sparse_bsr", "torch.sparse_bsc", "torch._mkldnn", "torch.jagged"}) {
       if (name != layout) continue;
       pickler.global("torch.serialization", "_get_layout");
       pickler.text(name);
@@ -209,7 +210,9 @@ void Pickler::text_with_length(std::string_view utf8) {
   out_ += utf8;
 }
 
-void Pickler::text(std::string_view utf8) { text_with_length(utf8); }
+void Pickler::text(std::string_view utf8) {
+  text_with_length(utf8);
+}
 
 void Pickler::bytes(std::string_view data) {
   if (protocol_ < 3) {  // as Python does where the protocol has no bytes

@@ -42,9 +42,9 @@ class Pickler {
   void append() { op('a'); }
   void append_from_mark() { op('e'); }
   void set_items_from_mark() { op('u'); }
-  void reduce() { op('R'); }      // callable, argument tuple -> its result
+  void reduce() { op('R'); }         // callable, argument tuple -> its result
   void new_object() { op('\x81'); }  // class, argument tuple -> instance
-  void build() { op('b'); }       // instance, state -> instance
+  void build() { op('b'); }          // instance, state -> instance
   void persistent_id() { op('Q'); }
 
   /// Remembers the object on top of the stack; `get` pushes it again.

@@ -13,19 +13,32 @@ namespace {
 /// after typed storages, whose tensors carry the dtype themselves.
 std::string_view typed_storage_class(DType dtype) {
   switch (dtype) {
-    case DType::boolean: return "BoolStorage";
-    case DType::uint8: return "ByteStorage";
-    case DType::int8: return "CharStorage";
-    case DType::int16: return "ShortStorage";
-    case DType::int32: return "IntStorage";
-    case DType::int64: return "LongStorage";
-    case DType::float16: return "HalfStorage";
-    case DType::bfloat16: return "BFloat16Storage";
-    case DType::float32: return "FloatStorage";
-    case DType::float64: return "DoubleStorage";
-    case DType::complex64: return "ComplexFloatStorage";
-    case DType::complex128: return "ComplexDoubleStorage";
-    default: return {};
+    case DType::boolean:
+      return "BoolStorage";
+    case DType::uint8:
+      return "ByteStorage";
+    case DType::int8:
+      return "CharStorage";
+    case DType::int16:
+      return "ShortStorage";
+    case DType::int32:
+      return "IntStorage";
+    case DType::int64:
+      return "LongStorage";
+    case DType::float16:
+      return "HalfStorage";
+    case DType::bfloat16:
+      return "BFloat16Storage";
+    case DType::float32:
+      return "FloatStorage";
+    case DType::float64:
+      return "DoubleStorage";
+    case DType::complex64:
+      return "ComplexFloatStorage";
+    case DType::complex128:
+      return "ComplexDoubleStorage";
+    default:
+      return {};
   }
 }
 
@@ -122,7 +135,8 @@ std::vector<TorchSaveLayout::Part> TorchSaveLayout::parts_around_storages(
     for (int shift = 0; shift < 32; shift += 8) crc_bytes += static_cast<char>(crcs[i] >> shift);
   }
   // torch's readers only ask that it tells archives with different contents apart.
-  const std::string id = decimal20(xxh3_64(as_bytes(names))) + decimal20(xxh3_64(as_bytes(crc_bytes)));
+  const std::string id =
+      decimal20(xxh3_64(as_bytes(names))) + decimal20(xxh3_64(as_bytes(crc_bytes)));
   crcs[id_member] = crc32(0, as_bytes(id));
 
   std::vector<Part> parts(1);

@@ -17,19 +17,21 @@ constexpr std::uint32_t kZip64EndSignature = 0x06064b50;
 constexpr std::uint32_t kZip64LocatorSignature = 0x07064b50;
 
 constexpr std::uint64_t kLocalHeaderNbytes = 30;
-constexpr std::uint64_t kZip64SizesNbytes = 2 + 2 + 8 + 8;    // id, length, two sizes
-constexpr std::uint64_t kPaddingHeaderNbytes = 2 + 2;         // id, length
+constexpr std::uint64_t kZip64SizesNbytes = 2 + 2 + 8 + 8;  // id, length, two sizes
+constexpr std::uint64_t kPaddingHeaderNbytes = 2 + 2;       // id, length
 constexpr std::uint64_t kZip64EndNbytes = 56;
 
 constexpr std::uint16_t kZip64ExtraId = 0x0001;
-constexpr std::uint16_t kPaddingExtraId = 0x4246;             // "FB"
-constexpr std::uint16_t kUtf8Names = 0x0800;                  // general purpose bit 11
+constexpr std::uint16_t kPaddingExtraId = 0x4246;  // "FB"
+constexpr std::uint16_t kUtf8Names = 0x0800;       // general purpose bit 11
 constexpr std::uint16_t kVersionStored = 10;
 constexpr std::uint16_t kVersionZip64 = 45;
 constexpr std::uint64_t kMax16 = std::numeric_limits<std::uint16_t>::max();
 constexpr std::uint64_t kMax32 = std::numeric_limits<std::uint32_t>::max();
 
-bool needs_zip64(std::uint64_t value) { return value >= kMax32; }
+bool needs_zip64(std::uint64_t value) {
+  return value >= kMax32;
+}
 
 template <class Unsigned>
 void append(std::string& out, Unsigned value) {
@@ -61,7 +63,9 @@ ByteRange ZipLayout::header_range(std::size_t member) const {
   return {members_[member].header_begin, members_[member].data.begin};
 }
 
-ByteRange ZipLayout::data_range(std::size_t member) const { return members_[member].data; }
+ByteRange ZipLayout::data_range(std::size_t member) const {
+  return members_[member].data;
+}
 
 std::string ZipLayout::local_header(std::size_t member, std::uint32_t crc) const {
   const Member& m = members_[member];
@@ -76,7 +80,7 @@ std::string ZipLayout::local_header(std::size_t member, std::uint32_t crc) const
   append(out, std::uint16_t{0});  // stored
   append(out, std::uint32_t{0});  // time and date
   append(out, crc);
-  append_or_zip64(out, nbytes);   // compressed
+  append_or_zip64(out, nbytes);  // compressed
   append_or_zip64(out, nbytes);
   append(out, static_cast<std::uint16_t>(m.name.size()));
   append(out, static_cast<std::uint16_t>(extra_nbytes));
@@ -115,7 +119,7 @@ std::string ZipLayout::directory(std::span<const std::uint32_t> crcs) const {
     append(out, std::uint16_t{0});  // stored
     append(out, std::uint32_t{0});  // time and date
     append(out, crcs[i]);
-    append_or_zip64(out, nbytes);   // compressed
+    append_or_zip64(out, nbytes);  // compressed
     append_or_zip64(out, nbytes);
     append(out, static_cast<std::uint16_t>(m.name.size()));
     append(out, static_cast<std::uint16_t>(zip64.empty() ? 0 : 4 + zip64.size()));
