@@ -1,0 +1,61 @@
+"""Runs the benchmarks of tests/bench and prints medians and ratios."""
+
+import importlib
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+from build import build
+from console import Stop, heading, say, table
+from debian_packages import install_packages
+from places import ROOT
+from python_environment import python_environment
+
+NAMES = {"listing": "listing", "reshard": "reshard", "build": "core_build"}
+
+
+def seconds_text(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def bench(*, names: list[str], quick: bool, json_file: str | None, torch_version: str | None) -> int:
+    unknown = set(names) - NAMES.keys()
+    if unknown:
+        raise Stop(f"no benchmark {', '.join(sorted(unknown))}: expected {', '.join(NAMES)}")
+    install_packages({"build", "python"})
+    python = python_environment(torch_version) / "bin/python"
+    tools = build("release") / "bin"
+    work = ROOT / "build" / "bench"
+    work.mkdir(parents=True, exist_ok=True)
+
+    sys.path.insert(0, str(ROOT / "tests" / "bench"))
+    results = []
+    for name in names or NAMES:
+        heading(f"measuring: {name}")
+        try:
+            measured = importlib.import_module(NAMES[name]).bench(tools, python, work, quick=quick)
+        except RuntimeError as error:
+            raise Stop(str(error)) from error
+        results += measured
+        rows = [["benchmark", "way", "median", "fastest", "peak MiB", "times as fast as the first"]]
+        previous = ""
+        for result in measured:
+            rows.append(["" if result.benchmark == previous else result.benchmark, result.name,
+                         seconds_text(result.median), seconds_text(min(result.seconds)),
+                         f"{result.peak_nbytes / 2**20:.0f}", f"{result.ratio:.2f}" if result.ratio else ""])
+            previous = result.benchmark
+        say(table(rows, right={2, 3, 4, 5}))
+    if json_file:
+        document = {
+            "schema": 1,
+            "machine": {"cpus": os.cpu_count(), "architecture": platform.machine(), "system": platform.system()},
+            "quick": quick,
+            "results": [{"benchmark": result.benchmark, "name": result.name, "seconds": result.seconds,
+                         "median": result.median, "peak_nbytes": result.peak_nbytes,
+                         "baseline": result.baseline or None, "ratio": result.ratio} for result in results],
+        }
+        Path(json_file).write_text(json.dumps(document, indent=1) + "\n")
+        say(f"every measurement: {json_file}")
+    return 0
