@@ -88,8 +88,8 @@ std::uint32_t round_to_code(std::uint32_t magnitude_bits, int mantissa_bits, int
   }
   const int shift = 23 - mantissa_bits;
   const std::uint32_t fraction = magnitude_bits & 0x7FFFFFU;
-  const std::uint32_t kept = (static_cast<std::uint32_t>(exponent) << mantissa_bits) |
-                             (fraction >> shift);
+  const std::uint32_t kept =
+      (static_cast<std::uint32_t>(exponent) << mantissa_bits) | (fraction >> shift);
   const std::uint32_t rest = fraction & ((1U << shift) - 1);
   const std::uint32_t half = 1U << (shift - 1);
   return kept + ((rest > half || (rest == half && (kept & 1U) != 0)) ? 1U : 0U);
@@ -151,20 +151,33 @@ void decode(DType from, std::span<const std::byte> source, std::span<Number> out
   switch (from) {
     case DType::boolean:
       return decode_all<std::uint8_t>(source, out, [](auto v) { return v != 0 ? 1 : 0; });
-    case DType::uint8: return decode_all<std::uint8_t>(source, out, as_is);
-    case DType::int8: return decode_all<std::int8_t>(source, out, as_is);
-    case DType::uint16: return decode_all<std::uint16_t>(source, out, as_is);
-    case DType::int16: return decode_all<std::int16_t>(source, out, as_is);
-    case DType::uint32: return decode_all<std::uint32_t>(source, out, as_is);
-    case DType::int32: return decode_all<std::int32_t>(source, out, as_is);
-    case DType::uint64: return decode_all<std::uint64_t>(source, out, as_is);
-    case DType::int64: return decode_all<std::int64_t>(source, out, as_is);
-    case DType::float16: return decode_all<std::uint16_t>(source, out, decode_float16);
-    case DType::bfloat16: return decode_all<std::uint16_t>(source, out, decode_bfloat16);
-    case DType::float32: return decode_all<float>(source, out, as_is);
-    case DType::float64: return decode_all<double>(source, out, as_is);
+    case DType::uint8:
+      return decode_all<std::uint8_t>(source, out, as_is);
+    case DType::int8:
+      return decode_all<std::int8_t>(source, out, as_is);
+    case DType::uint16:
+      return decode_all<std::uint16_t>(source, out, as_is);
+    case DType::int16:
+      return decode_all<std::int16_t>(source, out, as_is);
+    case DType::uint32:
+      return decode_all<std::uint32_t>(source, out, as_is);
+    case DType::int32:
+      return decode_all<std::int32_t>(source, out, as_is);
+    case DType::uint64:
+      return decode_all<std::uint64_t>(source, out, as_is);
+    case DType::int64:
+      return decode_all<std::int64_t>(source, out, as_is);
+    case DType::float16:
+      return decode_all<std::uint16_t>(source, out, decode_float16);
+    case DType::bfloat16:
+      return decode_all<std::uint16_t>(source, out, decode_bfloat16);
+    case DType::float32:
+      return decode_all<float>(source, out, as_is);
+    case DType::float64:
+      return decode_all<double>(source, out, as_is);
     case DType::float8_e4m3fn:
-      return decode_all<std::uint8_t>(source, out, [](auto v) { return decode_float8(v, kE4M3fn); });
+      return decode_all<std::uint8_t>(source, out,
+                                      [](auto v) { return decode_float8(v, kE4M3fn); });
     case DType::float8_e5m2:
       return decode_all<std::uint8_t>(source, out, [](auto v) { return decode_float8(v, kE5M2); });
     case DType::float8_e4m3fnuz:
@@ -173,11 +186,13 @@ void decode(DType from, std::span<const std::byte> source, std::span<Number> out
     case DType::float8_e5m2fnuz:
       return decode_all<std::uint8_t>(source, out,
                                       [](auto v) { return decode_float8(v, kE5M2fnuz); });
-    case DType::float8_e8m0fnu: return decode_all<std::uint8_t>(source, out, decode_e8m0);
+    case DType::float8_e8m0fnu:
+      return decode_all<std::uint8_t>(source, out, decode_e8m0);
     case DType::complex32:
     case DType::complex64:
     case DType::complex128:
-    case DType::float4_e2m1fn_x2: break;
+    case DType::float4_e2m1fn_x2:
+      break;
   }
   TESSERA_CHECK(false && "cast_elements: no such cast");
 }
@@ -205,15 +220,19 @@ void encode(std::span<const Number> source, DType to, std::span<std::byte> out) 
     case DType::float32:
       return encode_all<float>(source, out, [](Number v) { return static_cast<float>(v); });
     case DType::float16:
-      return encode_all<std::uint16_t>(source, out, [&](Number v) { return encode_float16(narrow(v)); });
+      return encode_all<std::uint16_t>(source, out,
+                                       [&](Number v) { return encode_float16(narrow(v)); });
     case DType::bfloat16:
       return encode_all<std::uint16_t>(source, out,
                                        [&](Number v) { return encode_bfloat16(narrow(v)); });
     case DType::float8_e4m3fn:
-      return encode_all<std::uint8_t>(source, out, [&](Number v) { return encode_e4m3fn(narrow(v)); });
+      return encode_all<std::uint8_t>(source, out,
+                                      [&](Number v) { return encode_e4m3fn(narrow(v)); });
     case DType::float8_e5m2:
-      return encode_all<std::uint8_t>(source, out, [&](Number v) { return encode_e5m2(narrow(v)); });
-    default: break;
+      return encode_all<std::uint8_t>(source, out,
+                                      [&](Number v) { return encode_e5m2(narrow(v)); });
+    default:
+      break;
   }
   TESSERA_CHECK(false && "cast_elements: no such cast");
 }
@@ -221,13 +240,18 @@ void encode(std::span<const Number> source, DType to, std::span<std::byte> out) 
 /// The real dtype of a complex dtype's two parts.
 DType part_of(DType complex) {
   switch (complex) {
-    case DType::complex32: return DType::float16;
-    case DType::complex64: return DType::float32;
-    default: return DType::float64;
+    case DType::complex32:
+      return DType::float16;
+    case DType::complex64:
+      return DType::float32;
+    default:
+      return DType::float64;
   }
 }
 
-bool fits_float(DType dtype) { return itemsize(dtype) <= 2 || dtype == DType::float32; }
+bool fits_float(DType dtype) {
+  return itemsize(dtype) <= 2 || dtype == DType::float32;
+}
 
 template <class Number>
 void cast_through(DType from, std::span<const std::byte> source, DType to,
@@ -240,8 +264,10 @@ void cast_through(DType from, std::span<const std::byte> source, DType to,
   for (std::size_t begin = 0; begin < numel; begin += kBatchNumel) {
     const std::size_t batch_numel = std::min(kBatchNumel, numel - begin);
     const std::span<Number> numbers(batch, batch_numel);
-    decode<Number>(from, source.subspan(begin * from_itemsize, batch_numel * from_itemsize), numbers);
-    encode<Number>(numbers, to, destination.subspan(begin * to_itemsize, batch_numel * to_itemsize));
+    decode<Number>(from, source.subspan(begin * from_itemsize, batch_numel * from_itemsize),
+                   numbers);
+    encode<Number>(numbers, to,
+                   destination.subspan(begin * to_itemsize, batch_numel * to_itemsize));
   }
 }
 
@@ -253,12 +279,15 @@ bool can_cast(DType from, DType to) {
   if (from == DType::float4_e2m1fn_x2) return false;
   switch (to) {
     case DType::float64:
-    case DType::float32: return true;
+    case DType::float32:
+      return true;
     case DType::float16:
     case DType::bfloat16:
     case DType::float8_e4m3fn:
-    case DType::float8_e5m2: return is_floating_point(from);
-    default: return false;
+    case DType::float8_e5m2:
+      return is_floating_point(from);
+    default:
+      return false;
   }
 }
 

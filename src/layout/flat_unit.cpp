@@ -36,7 +36,8 @@ FlatRange shard_of_parameter(const FlatUnit& unit, const FlatUnitParameter& para
   const std::int64_t share = sharded_numel(unit, world_size);
   const std::int64_t numel = numel_of(parameter.shape);
   const std::int64_t begin = std::clamp<std::int64_t>(rank * share - parameter.offset, 0, numel);
-  const std::int64_t end = std::clamp<std::int64_t>((rank + 1) * share - parameter.offset, 0, numel);
+  const std::int64_t end =
+      std::clamp<std::int64_t>((rank + 1) * share - parameter.offset, 0, numel);
   return begin < end ? FlatRange{begin, end} : FlatRange{};
 }
 

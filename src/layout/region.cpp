@@ -48,7 +48,8 @@ void append_flat_boxes(std::span<const std::int64_t> shape, const Shape& prefix,
     return;
   }
   const std::int64_t row_numel = numel_of(shape.subspan(d + 1));
-  const auto append_within_row = [&](std::int64_t row, std::int64_t row_begin, std::int64_t row_end) {
+  const auto append_within_row = [&](std::int64_t row, std::int64_t row_begin,
+                                     std::int64_t row_end) {
     Shape deeper = prefix;
     deeper.push_back(row);
     append_flat_boxes(shape, deeper, row_begin, row_end, out);
@@ -195,9 +196,9 @@ CopyRuns::CopyRuns(std::span<const std::int64_t> shape, const Region& source,
       part.run_numel = 1;
       while (num_outer > 0) {
         const std::size_t d = num_outer - 1;
-        const bool is_dense = common->sizes[d] == 1 ||
-                              (source_index.strides[d] == part.run_numel &&
-                               destination_index.strides[d] == part.run_numel);
+        const bool is_dense =
+            common->sizes[d] == 1 || (source_index.strides[d] == part.run_numel &&
+                                      destination_index.strides[d] == part.run_numel);
         if (!is_dense) break;
         part.run_numel *= common->sizes[d];
         num_outer = d;

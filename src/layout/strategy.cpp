@@ -54,9 +54,9 @@ Strategy parse_strategy(std::string_view text, int world_size) {
   if (!num_replicas || !num_shards) throw refuse("hybrid:AxB with two numbers from 1 on");
   const auto product = checked_mul(*num_replicas, *num_shards);
   if (!product || *product > kMaxWorldSize || (world_size != 0 && *product != world_size)) {
-    throw refuse(world_size == 0 ? "at most " + std::to_string(kMaxWorldSize) + " ranks in all"
-                                 : "a product of " + std::to_string(world_size) +
-                                       ", the world size");
+    throw refuse(world_size == 0
+                     ? "at most " + std::to_string(kMaxWorldSize) + " ranks in all"
+                     : "a product of " + std::to_string(world_size) + ", the world size");
   }
   const auto sharding = name == "hybrid" ? Strategy::Sharding::dim0 : Strategy::Sharding::flat;
   return {sharding, *num_replicas, *num_shards};
@@ -87,9 +87,8 @@ std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int6
                              const FlatUnitIndex::Place* place) {
   std::vector<Shard> shards;
   const bool is_flat = strategy.sharding == Strategy::Sharding::flat;
-  const bool is_replicated = strategy.sharding == Strategy::Sharding::replicated ||
-                             shape.empty() || numel_of(shape) == 0 ||
-                             (is_flat && place == nullptr);
+  const bool is_replicated = strategy.sharding == Strategy::Sharding::replicated || shape.empty() ||
+                             numel_of(shape) == 0 || (is_flat && place == nullptr);
   if (is_replicated) {
     std::vector<int> everyone(static_cast<std::size_t>(strategy.world_size()));
     std::iota(everyone.begin(), everyone.end(), 0);

@@ -56,7 +56,8 @@ class PlanReader {
     return static_cast<int>(*number);
   }
 
-  void refuse_unknown_keys(const Value& object, std::initializer_list<std::string_view> known) const {
+  void refuse_unknown_keys(const Value& object,
+                           std::initializer_list<std::string_view> known) const {
     const auto* dict = object.get_if<Value::Dict>();
     if (dict == nullptr) throw refusal("plan", "an object", type_name(object));
     for (const auto& [key, value] : *dict) {
@@ -73,8 +74,9 @@ class PlanReader {
     TableRule rule;
     const Value& sharding = member(json, "sharding", "a sharding type");
     const auto* name = sharding.get_if<std::string>();
-    const auto known = std::find_if(kShardingNames.begin(), kShardingNames.end(),
-                                    [&](const auto& entry) { return name && entry.first == *name; });
+    const auto known =
+        std::find_if(kShardingNames.begin(), kShardingNames.end(),
+                     [&](const auto& entry) { return name && entry.first == *name; });
     if (known == kShardingNames.end()) {
       std::string names;
       for (const auto& entry : kShardingNames) {
@@ -105,9 +107,8 @@ class PlanReader {
     }
     if (rule.sharding == TableSharding::grid) {
       const int num_ranks = static_cast<int>(rule.ranks.size());
-      rule.num_column_shards =
-          integer(member(json, "column_shards", "a number of column shards"), "column_shards", 1,
-                  num_ranks);
+      rule.num_column_shards = integer(member(json, "column_shards", "a number of column shards"),
+                                       "column_shards", 1, num_ranks);
       if (num_ranks % rule.num_column_shards != 0) {
         throw refusal("column_shards", "a divisor of the " + std::to_string(num_ranks) + " ranks",
                       std::to_string(rule.num_column_shards));
@@ -157,10 +158,9 @@ std::string TablePlan::to_json() const {
     }
     table_objects.emplace_back(name, std::move(object));
   }
-  return value_to_json(Value::Dict{{"schema", 1},
-                                   {"world_size", world_size},
-                                   {"tables", std::move(table_objects)}},
-                       JsonStyle::indented);
+  return value_to_json(
+      Value::Dict{{"schema", 1}, {"world_size", world_size}, {"tables", std::move(table_objects)}},
+      JsonStyle::indented);
 }
 
 std::optional<std::string> table_of_weight(std::string_view fqn) {

@@ -44,10 +44,10 @@ class Buffer {
 
 /// What one thread needs for one block.
 struct Workspace {
-  Buffer block;    // in the destination's dtype
-  Buffer uncast;   // in the source's dtype, where that is another one
-  Buffer window;   // source bytes of several runs
-  Buffer merge;    // one column shard's rows
+  Buffer block;   // in the destination's dtype
+  Buffer uncast;  // in the source's dtype, where that is another one
+  Buffer window;  // source bytes of several runs
+  Buffer merge;   // one column shard's rows
 };
 
 /// Lends each running task a workspace of its own.
@@ -156,16 +156,15 @@ class Execution {
   }
 
   void run() {
-    const int wanted =
-        options_.num_threads > 0 ? options_.num_threads : default_num_threads();
+    const int wanted = options_.num_threads > 0 ? options_.num_threads : default_num_threads();
     const std::uint64_t affordable = options_.memory_nbytes / thread_nbytes_;
     if (affordable == 0) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "memory",
                             "at least " + std::to_string(thread_nbytes_) + " bytes for one block",
                             std::to_string(options_.memory_nbytes) + " bytes");
     }
-    const int num_threads = static_cast<int>(
-        std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), affordable));
+    const int num_threads =
+        static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), affordable));
     parallel_for(num_blocks_, num_threads, options_.stop, [&](std::int64_t block) {
       try {
         move_block(block);
@@ -233,8 +232,8 @@ class Execution {
     pool_.give_back(std::move(workspace));
   }
 
-  /// Computes rows `window` of merged state: the mean of the column shards' blocks of rows, weighted
-  /// by the shards' widths, in double precision.
+  /// Computes rows `window` of merged state: the mean of the column shards' blocks of rows,
+  /// weighted by the shards' widths, in double precision.
   void merge(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
     const TensorCopy& copy = plan_.copies[id.tensor_index];
     const TensorEntry& destination = destination_of(id);

@@ -18,8 +18,9 @@ using formats::StateKind;
 using formats::TensorEntry;
 
 constexpr std::string_view kPointwiseNames[] = {
-    "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg",
-    "acc_delta", "sum",       "exp_inf",        "prev",            "step_size",  "ax"};
+    "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
+    "square_avg", "grad_avg",   "acc_delta",      "sum",
+    "exp_inf",    "prev",       "step_size",      "ax"};
 constexpr std::string_view kScalarNames[] = {"step", "mu", "eta", "mu_product"};
 
 bool contains(std::span<const std::string_view> names, std::string_view name) {
@@ -164,8 +165,8 @@ std::vector<Shard> row_wise_shards(std::span<const Shard> parameter_shards,
   TESSERA_CHECK(!parameter_shape.empty() && !state_shape.empty());
   const std::int64_t rows = parameter_shape[0];
   if (numel_of(state_shape) == 0 || numel_of(parameter_shape) == 0) {
-    return {{whole_box(state_shape), parameter_shards.empty() ? std::vector<int>{0}
-                                                              : parameter_shards[0].ranks}};
+    return {{whole_box(state_shape),
+             parameter_shards.empty() ? std::vector<int>{0} : parameter_shards[0].ranks}};
   }
   const std::int64_t row_numel = numel_of(parameter_shape) / rows;
   std::vector<Shard> shards;

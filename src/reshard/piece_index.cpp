@@ -38,9 +38,8 @@ PieceIndex::PieceIndex(const formats::TensorEntry& tensor) : tensor_(tensor) {
     if (is_new) groups_.push_back(describe(region, tensor.meta.shape));
     groups_[it->second].pieces.push_back(i);
   }
-  std::sort(groups_.begin(), groups_.end(), [](const Group& a, const Group& b) {
-    return a.bounds < b.bounds;
-  });
+  std::sort(groups_.begin(), groups_.end(),
+            [](const Group& a, const Group& b) { return a.bounds < b.bounds; });
   for (const Group& group : groups_) {
     longest_bounds_ = std::max(longest_bounds_, group.bounds.numel());
   }

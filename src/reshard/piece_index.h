@@ -30,7 +30,7 @@ class PieceIndex {
   std::uint32_t choose(const Group& group, int rank) const;
 
   const formats::TensorEntry& tensor_;
-  std::vector<Group> groups_;      // by bounds.begin
+  std::vector<Group> groups_;  // by bounds.begin
   std::int64_t longest_bounds_ = 0;
 };
 

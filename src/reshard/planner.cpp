@@ -64,9 +64,8 @@ std::string renamed(const std::string& name, const std::vector<Rename>& renames)
 KeyPath renamed_path(const KeyPath& path, const std::string& name, const std::string& new_name,
                      const std::vector<Rename>& renames) {
   if (name == new_name || path.empty()) return path;
-  const auto rename = std::find_if(renames.begin(), renames.end(), [&](const Rename& r) {
-    return name.starts_with(r.from);
-  });
+  const auto rename = std::find_if(renames.begin(), renames.end(),
+                                   [&](const Rename& r) { return name.starts_with(r.from); });
   std::string front;
   for (std::size_t step = 0; step <= path.size(); ++step) {
     if (front == rename->from) {
@@ -116,8 +115,10 @@ class Planner {
   };
 
   void problem(std::string rule, std::string fqn, std::string expected, std::string found) {
-    plan_.problems.push_back({Finding::Severity::error, std::move(rule),
-                              {source_path_, std::move(fqn), {}}, std::move(expected),
+    plan_.problems.push_back({Finding::Severity::error,
+                              std::move(rule),
+                              {source_path_, std::move(fqn), {}},
+                              std::move(expected),
                               std::move(found)});
   }
   /// Reports what is missing: a problem, unless the caller allowed it.
@@ -140,8 +141,8 @@ class Planner {
         options_.world_size != 0 || !options_.strategy.empty() || options_.table_plan;
     if (options_.format == Format::safetensors) {
       if (has_rule) {
-        refuse("--to safetensors", "no world size, strategy or table plan, as it holds whole tensors",
-               "one of them");
+        refuse("--to safetensors",
+               "no world size, strategy or table plan, as it holds whole tensors", "one of them");
       }
       strategy_ = parse_strategy("replicated", 1);
       world_size = 1;
@@ -155,7 +156,8 @@ class Planner {
     if (options_.table_plan) {
       if (wanted == 0) wanted = options_.table_plan->world_size;
       if (wanted != options_.table_plan->world_size) {
-        refuse("world size", std::to_string(options_.table_plan->world_size) + ", as the table plan has",
+        refuse("world size",
+               std::to_string(options_.table_plan->world_size) + ", as the table plan has",
                std::to_string(wanted));
       }
     }
@@ -184,8 +186,8 @@ class Planner {
       }
       const TensorEntry* tensor = source_.find_tensor(alias.target);
       TESSERA_CHECK(tensor != nullptr);  // the reader checked it
-      const std::size_t place = select(
-          static_cast<std::size_t>(tensor - source_.tensors.data()), alias.fqn, alias.key_path);
+      const std::size_t place = select(static_cast<std::size_t>(tensor - source_.tensors.data()),
+                                       alias.fqn, alias.key_path);
       place_of_target.emplace(alias.target, place);
     }
     for (std::size_t i = 0; i < source_.values.size(); ++i) {
@@ -197,8 +199,8 @@ class Planner {
   }
 
   std::size_t select(std::size_t source_tensor, const std::string& name, const KeyPath& key_path) {
-    selected_.push_back({source_tensor, name, renamed(name, options_.renames),
-                         path_of(name, key_path)});
+    selected_.push_back(
+        {source_tensor, name, renamed(name, options_.renames), path_of(name, key_path)});
     return selected_.size() - 1;
   }
   KeyPath path_of(const std::string& name, const KeyPath& key_path) const {
@@ -259,8 +261,7 @@ class Planner {
     entry.kind = role.kind;
     entry.key_path = selected.key_path;
     if (role.parameter_index) {
-      entry.parameter =
-          renamed(source_.tensors[*role.parameter_index].meta.fqn, options_.renames);
+      entry.parameter = renamed(source_.tensors[*role.parameter_index].meta.fqn, options_.renames);
     }
     TensorCopy copy{selected.source_tensor, {}, {}};
     if (!cast(entry) || !merge_column_shards(tensor, role, entry, copy)) return;
@@ -297,11 +298,13 @@ class Planner {
   }
 
   bool cast(TensorEntry& entry) {
-    const bool is_cast_kind = entry.kind == StateKind::plain || entry.kind == StateKind::pointwise ||
+    const bool is_cast_kind = entry.kind == StateKind::plain ||
+                              entry.kind == StateKind::pointwise ||
                               entry.kind == StateKind::row_wise;
     if (!options_.cast || !is_cast_kind || !is_floating_point(entry.meta.dtype)) return true;
     if (!can_cast(entry.meta.dtype, *options_.cast)) {
-      problem("cast", entry.meta.fqn, "a dtype that casts to " + std::string(dtype_name(*options_.cast)),
+      problem("cast", entry.meta.fqn,
+              "a dtype that casts to " + std::string(dtype_name(*options_.cast)),
               std::string(dtype_name(entry.meta.dtype)));
       return false;
     }
@@ -309,11 +312,12 @@ class Planner {
     return true;
   }
 
-  /// Decides about state that each column shard of a table keeps for itself. It stays as it is while
-  /// the table's columns do; else its rows are merged, which loses something.
+  /// Decides about state that each column shard of a table keeps for itself. It stays as it is
+  /// while the table's columns do; else its rows are merged, which loses something.
   bool merge_column_shards(const TensorEntry& tensor, const StateRole& role, TensorEntry& entry,
                            TensorCopy& copy) {
-    if (role.kind != StateKind::row_wise_per_shard || !role.parameter_index || !strategy_) return true;
+    if (role.kind != StateKind::row_wise_per_shard || !role.parameter_index || !strategy_)
+      return true;
     const TensorEntry& table = source_.tensors[*role.parameter_index];
     std::vector<Region> source_regions;
     for (const Piece& piece : table.pieces) source_regions.push_back(piece.region);
@@ -326,11 +330,14 @@ class Planner {
     if (widths == column_widths(new_regions, table.meta.shape)) return true;
     if (options_.lossy == Relaxation::refuse) {
       problem("row-wise state per column shard", tensor.meta.fqn,
-              "the same column shards at the destination (--allow-lossy merges them by a weighted mean)",
+              "the same column shards at the destination (--allow-lossy merges them by a weighted "
+              "mean)",
               "other column shards");
       return false;
     }
-    plan_.notes.push_back({Finding::Severity::note, "merged", {source_path_, tensor.meta.fqn, {}},
+    plan_.notes.push_back({Finding::Severity::note,
+                           "merged",
+                           {source_path_, tensor.meta.fqn, {}},
                            "one row-wise accumulator",
                            std::to_string(widths.size()) + ", merged by a weighted mean"});
     entry.kind = StateKind::row_wise;
@@ -355,7 +362,8 @@ class Planner {
   std::vector<Shard> shards_for(const Selected& selected, const TensorEntry& entry,
                                 const StateRole& role) const {
     switch (entry.kind) {
-      case StateKind::plain: return parameter_shards(selected.source_tensor);
+      case StateKind::plain:
+        return parameter_shards(selected.source_tensor);
       case StateKind::pointwise:
         return parameter_shards(role.parameter_index.value_or(selected.source_tensor));
       case StateKind::row_wise:
@@ -365,9 +373,11 @@ class Planner {
       case StateKind::scalar_parameter:
       case StateKind::scalar_table:
       case StateKind::opaque:
-      case StateKind::row_wise_per_shard: break;
+      case StateKind::row_wise_per_shard:
+        break;
     }
-    return shards_of({Strategy::Sharding::replicated, strategy_->world_size(), 1}, entry.meta.shape);
+    return shards_of({Strategy::Sharding::replicated, strategy_->world_size(), 1},
+                     entry.meta.shape);
   }
 
   /// Takes over the source's pieces, one of each set of replicas, on the first rank that has it.

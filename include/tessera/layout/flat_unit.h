@@ -30,7 +30,8 @@ struct FlatUnit {
 };
 
 /// Returns a unit with its parameters' offsets filled in, in the given order, without gaps.
-FlatUnit make_flat_unit(std::string name, DType dtype, std::vector<std::pair<std::string, Shape>> parameters);
+FlatUnit make_flat_unit(std::string name, DType dtype,
+                        std::vector<std::pair<std::string, Shape>> parameters);
 
 /// Returns the elements of all parameters, without padding.
 std::int64_t unpadded_numel(const FlatUnit& unit);

@@ -80,13 +80,14 @@ class CopyRuns {
   std::int64_t numel() const { return numel_; }  // elements that the two regions share
 
   /// Calls `visit` for every run, cut to the destination window `[begin, end)`, in order.
-  void for_each_in(FlatRange destination_window, const std::function<void(const Run&)>& visit) const;
+  void for_each_in(FlatRange destination_window,
+                   const std::function<void(const Run&)>& visit) const;
 
  private:
   // One box of the intersection, with runs of equal length in it.
   struct Part {
-    Shape outer_sizes;                // run k is at the k-th position of these, row-major
-    Shape source_strides;             // per dimension, in elements of the source region
+    Shape outer_sizes;     // run k is at the k-th position of these, row-major
+    Shape source_strides;  // per dimension, in elements of the source region
     Shape destination_strides;
     std::int64_t source_base = 0;
     std::int64_t destination_base = 0;
@@ -108,8 +109,8 @@ struct CoverageProblem {
 };
 
 /// Checks that the regions cover a tensor of `shape` exactly once. Equal regions count once
-/// (replicas). Empty regions are ignored. Cost: a sweep, O(n log n) for the layouts met in practice.
-/// Requires: `region_error` found nothing in any of them.
+/// (replicas). Empty regions are ignored. Cost: a sweep, O(n log n) for the layouts met in
+/// practice. Requires: `region_error` found nothing in any of them.
 std::vector<CoverageProblem> check_coverage(std::span<const Region> regions,
                                             std::span<const std::int64_t> shape);
 

@@ -12,7 +12,7 @@ struct ExecuteOptions {
   std::uint64_t memory_nbytes = std::uint64_t{256} << 20;  // all buffers of all threads together
   int num_threads = 0;                                     // 0: default_num_threads()
   std::stop_token stop{};
-  formats::ProgressSink progress{};                        // bytes of tensors written
+  formats::ProgressSink progress{};  // bytes of tensors written
 };
 
 /// Moves the bytes that a plan names, block by block: never a whole tensor in memory, whatever its

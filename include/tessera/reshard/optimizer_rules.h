@@ -24,21 +24,20 @@ struct StateRole {
 ///
 /// | name | kind |
 /// |---|---|
-/// | exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg, acc_delta, sum, exp_inf, prev, step_size, ax | pointwise |
-/// | step, mu, eta, mu_product | scalar of the parameter |
-/// | <table>.iter | scalar of the table |
-/// | <table>.<name> of torchrec's fused optimizers | pointwise or row-wise, as declared below |
-/// | anything else | opaque |
+/// | exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg, acc_delta, sum,
+/// exp_inf, prev, step_size, ax | pointwise | | step, mu, eta, mu_product | scalar of the parameter
+/// | | <table>.iter | scalar of the table | | <table>.<name> of torchrec's fused optimizers |
+/// pointwise or row-wise, as declared below | | anything else | opaque |
 ///
-/// torchrec gives row-wise and pointwise Adagrad the same name `momentum1`; the number of dimensions
-/// says which one it is, and `rows x column shards` elements say that every column shard of the
-/// table keeps rows of its own (row_wise_per_shard).
-/// Source: torch/optim/*.py and fbgemm_gpu's split embedding optimizers.
+/// torchrec gives row-wise and pointwise Adagrad the same name `momentum1`; the number of
+/// dimensions says which one it is, and `rows x column shards` elements say that every column shard
+/// of the table keeps rows of its own (row_wise_per_shard). Source: torch/optim/*.py and
+/// fbgemm_gpu's split embedding optimizers.
 std::vector<StateRole> classify_state(const formats::CheckpointContents& contents);
 
-/// Returns who holds what of row-wise state, given who holds what of its parameter: a row lies where
-/// the row's first element lies. Shape: `[rows]` or `[rows, 1, …]`.
-/// Requires: `parameter_shards` cover the parameter once.
+/// Returns who holds what of row-wise state, given who holds what of its parameter: a row lies
+/// where the row's first element lies. Shape: `[rows]` or `[rows, 1, …]`. Requires:
+/// `parameter_shards` cover the parameter once.
 std::vector<Shard> row_wise_shards(std::span<const Shard> parameter_shards,
                                    std::span<const std::int64_t> parameter_shape,
                                    std::span<const std::int64_t> state_shape);

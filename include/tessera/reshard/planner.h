@@ -25,13 +25,13 @@ enum class Relaxation { refuse, allow };
 /// What the destination shall be. The defaults keep everything as the source has it.
 struct PlanOptions {
   formats::Format format = formats::Format::native;
-  int world_size = 0;                  // 0: as the strategy, the plan or the source says
-  std::string strategy{};              // for parse_strategy; empty: see plan_reshard
+  int world_size = 0;      // 0: as the strategy, the plan or the source says
+  std::string strategy{};  // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};
-  std::vector<FlatUnit> units{};       // replace the source's; under the source's names
-  NameSelection only{};                // over the source's names
-  std::vector<Rename> renames{};       // the first that fits a name is taken
-  std::optional<DType> cast{};         // for floating tensors but scalars of an optimizer
+  std::vector<FlatUnit> units{};            // replace the source's; under the source's names
+  NameSelection only{};                     // over the source's names
+  std::vector<Rename> renames{};            // the first that fits a name is taken
+  std::optional<DType> cast{};              // for floating tensors but scalars of an optimizer
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or not there
   Relaxation lossy = Relaxation::refuse;    // merge state that is kept per column shard
 };
@@ -50,11 +50,11 @@ struct TensorCopy {
 /// A plan: a pure function of the source's contents and the options, equal on every rank.
 struct Plan {
   formats::CheckpointContents destination;
-  std::vector<TensorCopy> copies;           // parallel to destination.tensors
-  std::vector<std::size_t> value_sources;   // parallel to destination.values
-  std::vector<formats::Finding> problems;   // all that strictness refuses; empty in a usable plan
-  std::vector<formats::Finding> notes;      // what a relaxation let pass
-  std::uint64_t nbytes_to_write = 0;        // of tensors
+  std::vector<TensorCopy> copies;          // parallel to destination.tensors
+  std::vector<std::size_t> value_sources;  // parallel to destination.values
+  std::vector<formats::Finding> problems;  // all that strictness refuses; empty in a usable plan
+  std::vector<formats::Finding> notes;     // what a relaxation let pass
+  std::uint64_t nbytes_to_write = 0;       // of tensors
 };
 
 /// Plans a move of everything that is selected.

@@ -1,0 +1,110 @@
+#include "tessera/reshard/executor.h"
+
+#include <gmock/gmock.h>
+
+#include "reshard/resharding.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::Format;
+using test::Bytes;
+using test::bytes_of;
+using test::counting_bytes;
+using test::MemoryCheckpoint;
+using test::MemoryWriter;
+using test::reshard_in_memory;
+using ::testing::HasSubstr;
+
+TEST(ExecutorTest, ColumnBlocksComeOutAsRows) {
+  MemoryCheckpoint source("src", 2);
+  const Bytes whole = counting_bytes(7 * 9 * 4);
+  source.add({"w", DType::float32, {7, 9}}, whole,
+             {{Box{{0, 0}, {7, 4}}, 0}, {Box{{0, 4}, {7, 5}}, 1}});
+  const MemoryCheckpoint moved = reshard_in_memory(source, {.world_size = 3, .strategy = "dim0"});
+  EXPECT_EQ(moved.contents().tensors[0].pieces.size(), 3U);
+  EXPECT_EQ(whole_tensor(moved, 0), whole);
+}
+
+TEST(ExecutorTest, ThreadsDoNotChangeAByte) {
+  MemoryCheckpoint source("src", 4);
+  source.add({"w", DType::bfloat16, {64, 33}}, counting_bytes(64 * 33 * 2),
+             {{FlatRange{0, 1000}, 0}, {FlatRange{1000, 2112}, 1}});
+  const MemoryCheckpoint one = reshard_in_memory(source, {.world_size = 8}, 1);
+  const MemoryCheckpoint four = reshard_in_memory(source, {.world_size = 8}, 4);
+  EXPECT_EQ(whole_tensor(one, 0), counting_bytes(64 * 33 * 2));
+  EXPECT_EQ(whole_tensor(four, 0), whole_tensor(one, 0));
+}
+
+TEST(ExecutorTest, CastRoundsToNearestEven) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {3}}, bytes_of<float>({1.0F, 1.00390625F, -2.5F}));
+  const MemoryCheckpoint moved = reshard_in_memory(source, {.cast = DType::bfloat16});
+  EXPECT_EQ(whole_tensor(moved, 0), bytes_of<std::uint16_t>({0x3F80, 0x3F80, 0xC020}));
+}
+
+TEST(ExecutorTest, D9_MergedStateIsTheMeanWeightedByColumnWidths) {
+  MemoryCheckpoint source("src", 2);
+  source.add({"model.embedding_bags.t0.weight", DType::float32, {2, 4}}, counting_bytes(32),
+             {{Box{{0, 0}, {2, 3}}, 0}, {Box{{0, 3}, {2, 1}}, 1}});
+  source.add({"optim.state.embedding_bags.t0.weight.t0.momentum1", DType::float32, {4}},
+             bytes_of<float>({1.0F, 2.0F, 5.0F, 10.0F}), {{Box{{0}, {2}}, 0}, {Box{{2}, {2}}, 1}});
+  const auto plan = TablePlan::from_json(
+      R"({"schema":1,"world_size":2,"tables":{"t0":{"sharding":"row_wise","ranks":[0,1]}}})", "p");
+  const MemoryCheckpoint moved =
+      reshard_in_memory(source, {.table_plan = plan, .lossy = Relaxation::allow});
+  EXPECT_EQ(whole_tensor(moved, 1), bytes_of<float>({2.0F, 4.0F}));  // (3 a + 1 b) / 4
+}
+
+TEST(ExecutorTest, DamageInTheSourceAbandonsTheWriter) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {1000}}, counting_bytes(4000));
+  source.fail_reads_of("w", 0);
+  const Plan plan = plan_reshard(source.contents(), source.path(), {});
+  MemoryWriter writer(plan.destination, {});
+  EXPECT_THROW(execute(plan, source, writer, {.num_threads = 2}), Error);
+  EXPECT_TRUE(writer.abandoned());
+  EXPECT_FALSE(writer.committed());
+}
+
+TEST(ExecutorTest, TooLittleMemoryIsNamedWithBothNumbers) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {1000}}, counting_bytes(4000));
+  const Plan plan = plan_reshard(source.contents(), source.path(), {});
+  MemoryWriter writer(plan.destination, {});
+  try {
+    execute(plan, source, writer, {.memory_nbytes = 1000});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("1000 bytes"));
+  }
+}
+
+TEST(ExecutorTest, StopRequestInterrupts) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {1000}}, counting_bytes(4000));
+  const Plan plan = plan_reshard(source.contents(), source.path(), {});
+  MemoryWriter writer(plan.destination, {});
+  std::stop_source stop;
+  const auto progress = [&](std::uint64_t) { stop.request_stop(); };
+  try {
+    execute(plan, source, writer,
+            {.num_threads = 1, .stop = stop.get_token(), .progress = progress});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::interrupted);
+  }
+  EXPECT_TRUE(writer.abandoned());
+}
+
+TEST(ExecutorTest, E14_EmptyAndZeroDimensionalTensorsAreOrdinary) {
+  MemoryCheckpoint source;
+  source.add({"empty", DType::float32, {0, 4}}, {});
+  source.add({"scalar", DType::int64, {}}, bytes_of<std::int64_t>({42}));
+  const MemoryCheckpoint moved = reshard_in_memory(source, {.world_size = 5});
+  EXPECT_EQ(moved.contents().tensors.size(), 2U);
+  EXPECT_EQ(whole_tensor(moved, 1), bytes_of<std::int64_t>({42}));
+}
+
+}  // namespace
+}  // namespace tessera::reshard

@@ -1,0 +1,250 @@
+#include "tessera/reshard/planner.h"
+
+#include <gmock/gmock.h>
+
+#include "reshard/resharding.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointContents;
+using formats::Format;
+using formats::Piece;
+using formats::StateKind;
+using formats::TensorEntry;
+using test::MemoryCheckpoint;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+TensorEntry tensor(std::string fqn, Shape shape, std::vector<Piece> pieces = {}) {
+  TensorEntry entry;
+  entry.meta = {std::move(fqn), DType::float32, std::move(shape)};
+  if (pieces.empty()) pieces.push_back({whole_box(entry.meta.shape), 0});
+  entry.pieces = std::move(pieces);
+  return entry;
+}
+
+/// A model of one linear layer under AdamW, as torch.distributed.checkpoint names it.
+CheckpointContents adamw() {
+  CheckpointContents contents;
+  contents.tensors = {tensor("model.up.bias", {10}),
+                      tensor("model.up.weight", {10, 4}),
+                      tensor("optim.state.up.bias.exp_avg", {10}),
+                      tensor("optim.state.up.bias.step", {}),
+                      tensor("optim.state.up.weight.exp_avg", {10, 4}),
+                      tensor("optim.state.up.weight.step", {})};
+  return contents;
+}
+
+std::vector<Region> regions_of(const Plan& plan, std::string_view fqn) {
+  std::vector<Region> regions;
+  for (const Piece& piece : plan.destination.find_tensor(fqn)->pieces) {
+    regions.push_back(piece.region);
+  }
+  return regions;
+}
+
+Error error_of(const CheckpointContents& contents, const PlanOptions& options) {
+  try {
+    plan_reshard(contents, "src", options);
+  } catch (const Error& error) {
+    return error;
+  }
+  throw std::logic_error("no error");
+}
+
+TEST(PlannerTest, WithoutARuleThePiecesStay) {
+  CheckpointContents contents = adamw();
+  contents.world_size = 2;
+  contents.tensors[1].pieces = {{Box{{0, 0}, {6, 4}}, 0}, {Box{{6, 0}, {4, 4}}, 1}};
+  const Plan plan = plan_reshard(contents, "src", {});
+  EXPECT_EQ(plan.destination.world_size, 2);
+  EXPECT_THAT(regions_of(plan, "model.up.weight"),
+              ElementsAre(Box{{0, 0}, {6, 4}}, Box{{6, 0}, {4, 4}}));
+}
+
+TEST(PlannerTest, ReplicasAreStoredOnce) {
+  CheckpointContents contents = adamw();
+  contents.tensors[0].pieces = {{whole_box(Shape{10}), 3}, {whole_box(Shape{10}), 1}};
+  const Plan plan = plan_reshard(contents, "src", {});
+  const TensorEntry* bias = plan.destination.find_tensor("model.up.bias");
+  ASSERT_THAT(bias->pieces, SizeIs(1));
+  EXPECT_EQ(bias->pieces[0].rank, 1);
+}
+
+TEST(PlannerTest, E10_StateFollowsItsParameterByKind) {
+  const Plan plan = plan_reshard(adamw(), "src", {.world_size = 4, .strategy = "dim0"});
+  EXPECT_THAT(plan.problems, IsEmpty());
+  EXPECT_EQ(regions_of(plan, "optim.state.up.weight.exp_avg"), regions_of(plan, "model.up.weight"));
+  EXPECT_THAT(regions_of(plan, "optim.state.up.weight.step"), SizeIs(1));
+  EXPECT_EQ(plan.destination.find_tensor("optim.state.up.weight.step")->kind,
+            StateKind::scalar_parameter);
+  EXPECT_EQ(plan.destination.find_tensor("optim.state.up.weight.exp_avg")->parameter,
+            "model.up.weight");
+}
+
+TEST(PlannerTest, E14_MoreRanksThanRowsLeavesRanksWithoutPieces) {
+  const Plan plan = plan_reshard(adamw(), "src", {.world_size = 64, .strategy = "dim0"});
+  EXPECT_THAT(regions_of(plan, "model.up.bias"), SizeIs(10));
+  EXPECT_EQ(plan.destination.world_size, 64);
+}
+
+TEST(PlannerTest, FlatCutsAUnitAcrossItsParameters) {
+  CheckpointContents contents = adamw();
+  contents.units = {make_flat_unit("up", DType::float32,
+                                   {{"model.up.weight", {10, 4}}, {"model.up.bias", {10}}})};
+  const Plan plan = plan_reshard(contents, "src", {.world_size = 4, .strategy = "flat"});
+  // 50 elements: 13 on each rank, so the last rank holds 1 of the weight and the bias.
+  EXPECT_THAT(
+      regions_of(plan, "model.up.weight"),
+      ElementsAre(FlatRange{0, 13}, FlatRange{13, 26}, FlatRange{26, 39}, FlatRange{39, 40}));
+  EXPECT_THAT(regions_of(plan, "model.up.bias"), ElementsAre(FlatRange{0, 10}));
+  EXPECT_EQ(plan.destination.find_tensor("model.up.bias")->pieces[0].rank, 3);
+  EXPECT_THAT(plan.destination.units, SizeIs(1));
+}
+
+TEST(PlannerTest, FlatWithoutUnitsIsRefused) {
+  EXPECT_THAT(error_of(adamw(), {.world_size = 4, .strategy = "flat"}).what(),
+              HasSubstr("--units"));
+}
+
+TEST(PlannerTest, DcpGetsBoxesInsteadOfRangesAndTensorsInsteadOfAliases) {
+  CheckpointContents contents = adamw();
+  contents.aliases = {{"model.head.weight", "model.up.weight", {}}};
+  contents.units = {make_flat_unit("up", DType::float32, {{"model.up.weight", {10, 4}}})};
+  const Plan plan =
+      plan_reshard(contents, "src", {.format = Format::dcp, .world_size = 3, .strategy = "flat"});
+  EXPECT_THAT(plan.destination.aliases, IsEmpty());
+  ASSERT_NE(plan.destination.find_tensor("model.head.weight"), nullptr);
+  for (const Piece& piece : plan.destination.find_tensor("model.up.weight")->pieces) {
+    EXPECT_TRUE(std::holds_alternative<Box>(piece.region));
+  }
+  EXPECT_THAT(check_coverage(regions_of(plan, "model.up.weight"), Shape{10, 4}), IsEmpty());
+}
+
+TEST(PlannerTest, HybridSpreadsTheWritingOverReplicas) {
+  const Plan plan = plan_reshard(adamw(), "src", {.strategy = "hybrid:2x2"});
+  EXPECT_EQ(plan.destination.world_size, 4);
+  std::set<int> ranks;
+  for (const TensorEntry& entry : plan.destination.tensors) {
+    for (const Piece& piece : entry.pieces) ranks.insert(piece.rank);
+  }
+  EXPECT_THAT(ranks, ElementsAre(0, 1, 2, 3));
+}
+
+TEST(PlannerTest, E7_AllHolesAndOverlapsComeInOneReport) {
+  CheckpointContents contents = adamw();
+  contents.tensors[0].pieces = {{Box{{0}, {4}}, 0}};
+  contents.tensors[1].pieces = {{Box{{0, 0}, {6, 4}}, 0}, {Box{{5, 0}, {5, 4}}, 1}};
+  const Plan plan = plan_reshard(contents, "src", {});
+  ASSERT_THAT(plan.problems, SizeIs(2));
+  EXPECT_EQ(plan.problems[0].where.fqn, "model.up.bias");
+  EXPECT_EQ(plan.problems[1].where.fqn, "model.up.weight");
+
+  const Plan relaxed = plan_reshard(contents, "src", {.missing = Relaxation::allow});
+  ASSERT_THAT(relaxed.problems, SizeIs(1));  // an overlap is never let pass
+  EXPECT_THAT(relaxed.notes, SizeIs(1));
+  EXPECT_EQ(relaxed.destination.find_tensor("model.up.bias"), nullptr);
+}
+
+TEST(PlannerTest, RenameReplacesAPrefixAndKeepsTheNesting) {
+  CheckpointContents contents = adamw();
+  contents.tensors[1].key_path = {std::string("model"), std::string("up.weight")};
+  const Plan plan = plan_reshard(contents, "src", {.renames = {{"model.", "net."}}});
+  const TensorEntry* weight = plan.destination.find_tensor("net.up.weight");
+  ASSERT_NE(weight, nullptr);
+  EXPECT_EQ(weight->key_path, (formats::KeyPath{std::string("net"), std::string("up.weight")}));
+  EXPECT_EQ(plan.destination.find_tensor("optim.state.up.weight.exp_avg")->parameter,
+            "net.up.weight");
+}
+
+TEST(PlannerTest, RenameOntoAnotherNameIsAProblem) {
+  const Plan plan =
+      plan_reshard(adamw(), "src", {.renames = {{"model.up.bias", "model.up.weight"}}});
+  ASSERT_THAT(plan.problems, SizeIs(1));
+  EXPECT_EQ(plan.problems[0].where.fqn, "model.up.weight");
+}
+
+TEST(PlannerTest, OnlySelectsAndAnAliasWithoutItsTargetBecomesATensor) {
+  CheckpointContents contents = adamw();
+  contents.aliases = {{"model.head.weight", "model.up.weight", {}}};
+  const Plan plan = plan_reshard(contents, "src", {.only = NameSelection({"model.head.*"})});
+  ASSERT_THAT(plan.destination.tensors, SizeIs(1));
+  EXPECT_EQ(plan.destination.tensors[0].meta.fqn, "model.head.weight");
+  EXPECT_THAT(error_of(contents, {.only = NameSelection({"nothing*"})}).what(),
+              HasSubstr("--only"));
+}
+
+TEST(PlannerTest, SafetensorsTakesNoLayout) {
+  EXPECT_THAT(error_of(adamw(), {.format = Format::safetensors, .world_size = 2}).what(),
+              HasSubstr("whole tensors"));
+}
+
+TEST(PlannerTest, CastLeavesScalarsOfTheOptimizerAlone) {
+  const Plan plan = plan_reshard(adamw(), "src", {.cast = DType::bfloat16});
+  EXPECT_EQ(plan.destination.find_tensor("model.up.weight")->meta.dtype, DType::bfloat16);
+  EXPECT_EQ(plan.destination.find_tensor("optim.state.up.weight.exp_avg")->meta.dtype,
+            DType::bfloat16);
+  EXPECT_EQ(plan.destination.find_tensor("optim.state.up.weight.step")->meta.dtype, DType::float32);
+}
+
+TEST(PlannerTest, E11_EqualInputGivesEqualDigestsAndAnotherLayoutAnother) {
+  const CheckpointContents contents = adamw();
+  const auto digest = [&](const PlanOptions& options) {
+    return plan_digest(plan_reshard(contents, "src", options), contents);
+  };
+  EXPECT_EQ(digest({.world_size = 4}), digest({.world_size = 4}));
+  EXPECT_NE(digest({.world_size = 4}), digest({.world_size = 5}));
+}
+
+CheckpointContents tables() {
+  CheckpointContents contents;
+  contents.world_size = 2;
+  contents.tensors = {tensor("model.ebc.embedding_bags.t0.weight", {6, 8},
+                             {{Box{{0, 0}, {6, 4}}, 0}, {Box{{0, 4}, {6, 4}}, 1}}),
+                      tensor("optim.state.ebc.embedding_bags.t0.weight.t0.momentum1", {12},
+                             {{Box{{0}, {6}}, 0}, {Box{{6}, {6}}, 1}})};
+  return contents;
+}
+
+TablePlan plan_of(const std::string& rule) {
+  return TablePlan::from_json(R"({"schema":1,"world_size":2,"tables":{"t0":)" + rule + "}}",
+                              "plan");
+}
+
+TEST(PlannerTest, D9_StatePerColumnShardStaysWhileTheColumnsDo) {
+  const Plan plan = plan_reshard(
+      tables(), "src", {.table_plan = plan_of(R"({"sharding":"column_wise","ranks":[1,0]})")});
+  EXPECT_THAT(plan.problems, IsEmpty());
+  EXPECT_EQ(plan.destination.tensors[1].kind, StateKind::row_wise_per_shard);
+  EXPECT_THAT(regions_of(plan, "model.ebc.embedding_bags.t0.weight"),
+              ElementsAre(Box{{0, 0}, {6, 4}}, Box{{0, 4}, {6, 4}}));
+}
+
+TEST(PlannerTest, D9_MergingStatePerColumnShardNeedsAllowLossy) {
+  const TablePlan row_wise = plan_of(R"({"sharding":"row_wise","ranks":[0,1]})");
+  const Plan refused = plan_reshard(tables(), "src", {.table_plan = row_wise});
+  ASSERT_THAT(refused.problems, SizeIs(1));
+  EXPECT_THAT(refused.problems[0].expected, HasSubstr("--allow-lossy"));
+
+  const Plan merged =
+      plan_reshard(tables(), "src", {.table_plan = row_wise, .lossy = Relaxation::allow});
+  EXPECT_THAT(merged.problems, IsEmpty());
+  EXPECT_THAT(merged.notes, SizeIs(1));
+  EXPECT_EQ(merged.destination.tensors[1].meta.shape, (Shape{6}));
+  EXPECT_THAT(merged.copies[1].merged_widths, ElementsAre(4, 4));
+}
+
+TEST(PlannerTest, TableThatThePlanNamesAndTheSourceLacksIsAProblem) {
+  TablePlan plan = plan_of(R"({"sharding":"row_wise","ranks":[0,1]})");
+  plan.tables["t9"] = plan.tables["t0"];
+  const Plan planned =
+      plan_reshard(tables(), "src", {.table_plan = plan, .lossy = Relaxation::allow});
+  ASSERT_THAT(planned.problems, SizeIs(1));
+  EXPECT_EQ(planned.problems[0].where.fqn, "t9");
+}
+
+}  // namespace
+}  // namespace tessera::reshard
