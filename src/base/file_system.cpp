@@ -34,4 +34,14 @@ bool is_contained_path(const std::string& name) {
   return true;
 }
 
+void require_contained(const FileSystem& fs, const std::string& directory,
+                       const std::string& name) {
+  const std::string path = join_path(directory, name);
+  const std::string object = fs.resolve_links(path);
+  if (!object.starts_with(join_path(fs.resolve_links(directory), ""))) {
+    throw Error::expected(ErrorKind::corruption, {.path = path}, "link",
+                          "to stay inside the checkpoint", "a link to " + object);
+  }
+}
+
 }  // namespace tessera

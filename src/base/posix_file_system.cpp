@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -168,6 +169,13 @@ class PosixFileSystem final : public FileSystem {
     if (errno != 0) throw_system_error(errno, path, "list directory");
     std::ranges::sort(names);
     return names;
+  }
+
+  std::string resolve_links(const std::string& path) const override {
+    const std::unique_ptr<char, void (*)(void*)> resolved(::realpath(path.c_str(), nullptr),
+                                                          std::free);
+    if (!resolved) throw_system_error(errno, path, "resolve links");
+    return resolved.get();
   }
 
   void rename(const std::string& from, const std::string& to) override {

@@ -55,14 +55,6 @@ bool is_still_at(const FileDescriptor& object, const std::string& path) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-/// What cannot be removed is taken over by the next writer.
-void remove_quietly(FileSystem& fs, const std::string& path) noexcept {
-  try {
-    fs.remove_all(path);
-  } catch (...) {
-  }
-}
-
 }  // namespace
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
@@ -134,42 +126,44 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
 }
 
 StagedDestination::~StagedDestination() {
-  if (!committed_) remove_quietly(fs_, staging_path_);
+  try {
+    if (state_ == State::appeared) fs_.rename(destination_, staging_path_);
+    if (state_ == State::replaced) fs_.exchange(staging_path_, destination_);
+    if (state_ != State::committed) fs_.remove_all(staging_path_);
+  } catch (...) {
+    // What is left at the staging path is taken over by the next writer.
+  }
+  if (replaced_lock_fd_ >= 0) ::close(replaced_lock_fd_);
   if (lock_fd_ >= 0) ::close(lock_fd_);
 }
 
-void StagedDestination::commit() {
-  TESSERA_CHECK(!committed_);
+void StagedDestination::publish() {
+  TESSERA_CHECK(state_ == State::staged);
   if (kind_ == DestinationKind::directory) fs_.sync_directory(staging_path_);
-  const std::string parent = parent_of(destination_);
-
   if (overwrite_ == OverwritePolicy::refuse || !fs_.kind_of(destination_)) {
     fs_.rename(staging_path_, destination_);
-    try {
-      fs_.sync_directory(parent);
-    } catch (...) {
-      // A commit that fails leaves the destination as it was.
-      fs_.rename(destination_, staging_path_);
-      throw;
-    }
-    committed_ = true;
-    return;
-  }
-
-  // What is replaced will stand at the staging path until it is removed: lock it, so that no other
-  // writer takes that path over in the meantime.
-  const FileDescriptor replaced = open_object(destination_);
-  if (replaced) try_lock(replaced);
-  fs_.exchange(staging_path_, destination_);
-  try {
-    fs_.sync_directory(parent);
-  } catch (...) {
+    state_ = State::appeared;
+  } else {
+    // What is replaced stands at the staging path until it is removed: lock it, so that no other
+    // writer takes that path over in the meantime.
+    FileDescriptor replaced = open_object(destination_);
+    if (replaced) try_lock(replaced);
+    replaced_lock_fd_ = replaced.release();
     fs_.exchange(staging_path_, destination_);
-    throw;
+    state_ = State::replaced;
   }
-  committed_ = true;
-  // The new checkpoint stands and is durable, so that a failure here is none of the commit.
-  remove_quietly(fs_, staging_path_);
+  fs_.sync_directory(parent_of(destination_));
+}
+
+void StagedDestination::commit() {
+  if (state_ == State::staged) publish();
+  const bool has_replaced = std::exchange(state_, State::committed) == State::replaced;
+  if (!has_replaced) return;
+  try {
+    fs_.remove_all(staging_path_);
+  } catch (const Error&) {
+    // The new checkpoint stands and is durable, so that this failure is none of the commit's.
+  }
 }
 
 }  // namespace tessera

@@ -23,7 +23,7 @@ TEST(DigestTest, KnownAnswers) {
 }
 
 TEST(DigestTest, PartsGiveWhatTheWholeGives) {
-  testing::Random random;
+  test::Random random;
   for (int round = 0; round < 50; ++round) {
     const std::string whole = random.bytes(static_cast<std::size_t>(random.between(0, 5000)));
     const auto cut =

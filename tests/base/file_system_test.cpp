@@ -16,9 +16,9 @@
 namespace tessera {
 namespace {
 
-using testing::FaultFileSystem;
-using testing::TemporaryDirectory;
-using testing::ThrowsError;
+using test::FaultFileSystem;
+using test::TemporaryDirectory;
+using test::ThrowsError;
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
@@ -115,6 +115,25 @@ TEST_F(FileSystemTest, RemoveAllDoesNotFollowLinks) {
   fs_.remove_all(tmp_ / "d");
   fs_.remove_all(tmp_ / "d");
   EXPECT_EQ(fs_.list_directory(tmp_.path()), std::vector<std::string>{"kept"});
+}
+
+TEST_F(FileSystemTest, LinksMayNotLeaveTheDirectory) {
+  fs_.make_directory(tmp_ / "d");
+  fs_.make_directory(tmp_ / "d2");
+  put(fs_, tmp_ / "d/inside", "x");
+  put(fs_, tmp_ / "d2/outside", "x");
+  std::filesystem::create_symlink("inside", tmp_ / "d/stays");
+  std::filesystem::create_symlink("../d2/outside", tmp_ / "d/leaves");
+  std::filesystem::create_symlink(tmp_ / "d2", tmp_ / "d/leaves_too");
+  std::filesystem::create_symlink("d", tmp_ / "link_to_d");
+  for (const std::string directory : {"d", "link_to_d", "d/"}) {
+    EXPECT_NO_THROW(require_contained(fs_, tmp_ / directory, "inside"));
+    EXPECT_NO_THROW(require_contained(fs_, tmp_ / directory, "stays"));
+    for (const std::string name : {"leaves", "leaves_too/outside"}) {
+      EXPECT_THAT([&] { require_contained(fs_, tmp_ / directory, name); },
+                  ThrowsError(ErrorKind::corruption, "link: expected to stay inside"));
+    }
+  }
 }
 
 TEST_F(FileSystemTest, ReadFileRefusesWhatIsTooLarge) {
@@ -270,6 +289,24 @@ TEST_F(StagedDestinationTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas)
     EXPECT_EQ(get(tmp_ / "out/f"), "new");
     fs_.remove_all(tmp_ / "out");
     fs_.remove_all(tmp_ / "out.partial");
+  }
+}
+
+TEST_F(StagedDestinationTest, WhatWasPublishedIsUndoneUnlessCommitted) {
+  for (const bool replaces : {false, true}) {
+    if (replaces) write_directory(fs_, "old", OverwritePolicy::refuse);
+    {
+      StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                               OverwritePolicy::replace);
+      put(fs_, join_path(staged.staging_path(), "f"), "new");
+      staged.publish();
+      EXPECT_EQ(get(tmp_ / "out/f"), "new");
+    }
+    EXPECT_EQ(fs_.kind_of(tmp_ / "out").has_value(), replaces);
+    if (replaces) {
+      EXPECT_EQ(get(tmp_ / "out/f"), "old");
+    }
+    EXPECT_EQ(fs_.kind_of(tmp_ / "out.partial"), std::nullopt);
   }
 }
 

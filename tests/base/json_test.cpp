@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-using testing::ThrowsError;
+using test::ThrowsError;
 
 TEST(JsonTest, ParsesEveryKindOfValue) {
   EXPECT_EQ(parse_json(R"( {"a":[1,-2.5,1e3,true,false,null,"x\u00e9\ud834\udd1e"],"b":{}} )", "f"),
@@ -73,7 +73,7 @@ TEST(JsonTest, SizeIsLimited) {
               ThrowsError(ErrorKind::corruption, "expected at most 4 bytes, found 5 bytes"));
 }
 
-Value random_value(testing::Random& random, int depth) {
+Value random_value(test::Random& random, int depth) {
   const auto items = [&] {
     Value::List list;
     for (auto left = random.between(0, 4); left > 0; --left) {
@@ -126,7 +126,7 @@ Value random_value(testing::Random& random, int depth) {
 }
 
 TEST(JsonTest, EveryValueSurvivesTheWayThroughJson) {
-  testing::Random random;
+  test::Random random;
   for (int round = 0; round < 2000; ++round) {
     const Value value = random_value(random, 4);
     for (const JsonStyle style : {JsonStyle::compact, JsonStyle::indented}) {

@@ -45,7 +45,7 @@ TEST(ParallelTest, AStopRequestBecomesInterrupted) {
           if (++num_started == 5) stop.request_stop();
         });
       },
-      testing::ThrowsError(ErrorKind::interrupted, "interrupted"));
+      test::ThrowsError(ErrorKind::interrupted, "interrupted"));
   EXPECT_LT(num_started, 1'000'000);
 }
 

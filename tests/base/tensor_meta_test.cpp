@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-using testing::ThrowsError;
+using test::ThrowsError;
 
 TEST(ShapeTest, NumelAndStridesOfDegenerateShapes) {
   EXPECT_EQ(numel_of(Shape{}), 1);

@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 /// Matches a callable that throws an Error of that kind whose message contains `part`:
 /// `EXPECT_THAT([&] { open(path); }, ThrowsError(ErrorKind::corruption, "expected 8"))`.
@@ -17,4 +17,4 @@ inline auto ThrowsError(ErrorKind kind, const std::string& part) {
                        ::testing::Property("what", &Error::what, ::testing::HasSubstr(part))));
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 class FaultFileSystem::FaultReadableFile final : public ReadableFile {
  public:
@@ -134,6 +134,11 @@ std::vector<std::string> FaultFileSystem::list_directory(const std::string& path
   return base_.list_directory(path);
 }
 
+std::string FaultFileSystem::resolve_links(const std::string& path) const {
+  count_read(path);
+  return base_.resolve_links(path);
+}
+
 void FaultFileSystem::rename(const std::string& from, const std::string& to) {
   count_change(from, "rename " + shown(from) + " " + shown(to));
   base_.rename(from, to);
@@ -154,4 +159,4 @@ void FaultFileSystem::sync_directory(const std::string& path) {
   base_.sync_directory(path);
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

@@ -8,7 +8,7 @@
 
 #include "tessera/base/file_system.h"
 
-namespace tessera::testing {
+namespace tessera::test {
 
 /// Wraps another file system, counts every operation (calls on open files included), and fails the
 /// one it is told to with Error(io). The failed operation has no effect, but a failed close closes.
@@ -36,6 +36,7 @@ class FaultFileSystem final : public FileSystem {
   std::unique_ptr<WritableFile> open_for_update(const std::string& path) override;
   void make_directory(const std::string& path) override;
   std::vector<std::string> list_directory(const std::string& path) const override;
+  std::string resolve_links(const std::string& path) const override;
   void rename(const std::string& from, const std::string& to) override;
   void exchange(const std::string& a, const std::string& b) override;
   void remove_all(const std::string& path) override;
@@ -60,4 +61,4 @@ class FaultFileSystem final : public FileSystem {
   std::string transcript_;
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

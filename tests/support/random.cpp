@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <iostream>
 
-namespace tessera::testing {
+namespace tessera::test {
 namespace {
 
 std::atomic<bool> seed_was_used = false;
@@ -54,4 +54,4 @@ std::string Random::bytes(std::size_t nbytes) {
   return text;
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

@@ -5,7 +5,7 @@
 #include <random>
 #include <string>
 
-namespace tessera::testing {
+namespace tessera::test {
 
 /// Returns the seed of this run: TESSERA_TEST_SEED where it is set, else a fresh one. When a test
 /// fails after the seed was asked for, the seed is printed along with the failure.
@@ -25,4 +25,4 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

@@ -6,7 +6,7 @@
 #include <string>
 #include <system_error>
 
-namespace tessera::testing {
+namespace tessera::test {
 
 /// Makes an empty directory and removes it with all it holds at the end of the scope.
 class TemporaryDirectory {
@@ -31,4 +31,4 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::test

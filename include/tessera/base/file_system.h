@@ -55,7 +55,9 @@ class FileSystem {
   virtual std::unique_ptr<WritableFile> open_for_update(const std::string& path) = 0;
   virtual void make_directory(const std::string& path) = 0;  // must not exist
   virtual std::vector<std::string> list_directory(
-      const std::string& path) const = 0;                                   // sorted names
+      const std::string& path) const = 0;  // sorted names
+  /// Returns the absolute path of the object at `path`, which must exist, with all links followed.
+  virtual std::string resolve_links(const std::string& path) const = 0;
   virtual void rename(const std::string& from, const std::string& to) = 0;  // `to` must not exist
   /// Swaps two existing paths in one step, so that neither name is ever without an object; where
   /// the file system cannot, renames in two steps.
@@ -76,6 +78,10 @@ std::string join_path(const std::string& directory, const std::string& name);
 /// Says whether `name` stays inside the directory it is joined to: relative, not empty, no `..`
 /// component, no NUL. Every path that comes out of a file passes here before it is opened.
 bool is_contained_path(const std::string& name);
+
+/// Throws Error(corruption) unless the existing object at `directory`/`name` lies below `directory`
+/// also after all links have been followed. Requires: `is_contained_path(name)`.
+void require_contained(const FileSystem& fs, const std::string& directory, const std::string& name);
 
 enum class DestinationKind { file, directory };
 enum class OverwritePolicy { refuse, replace };
@@ -103,6 +109,11 @@ class StagedDestination {
 
   const std::string& destination() const { return destination_; }
   const std::string& staging_path() const { return staging_path_; }
+
+  /// Makes the destination appear, durably, but keeps what it replaced: destroyed without commit,
+  /// the destination is what it was before. For destinations that must appear together.
+  void publish();
+  /// Publishes, unless that is done, and lets go of what was replaced.
   void commit();
 
  private:
@@ -111,8 +122,9 @@ class StagedDestination {
   std::string staging_path_;
   DestinationKind kind_;
   OverwritePolicy overwrite_;
-  int lock_fd_ = -1;
-  bool committed_ = false;  // the staging path is no longer ours to remove
+  int lock_fd_ = -1;           // of what is staged, wherever it stands
+  int replaced_lock_fd_ = -1;  // of what it replaced, while that stands at the staging path
+  enum class State { staged, appeared, replaced, committed } state_ = State::staged;
 };
 
 }  // namespace tessera
