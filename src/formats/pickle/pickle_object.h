@@ -36,6 +36,52 @@ std::string_view kind_name(ObjectKind kind);
 
 class ObjectGraph;
 
+namespace detail {
+
+inline constexpr std::uint32_t kNoObject = 0xffffffff;
+
+struct Text {
+  const char* data;
+  std::uint32_t nbytes;
+  std::string_view view() const { return {data, nbytes}; }
+};
+
+struct Slice {  // of ObjectGraph::links_
+  std::uint32_t begin = 0;
+  std::uint32_t size = 0;
+  std::uint32_t capacity = 0;
+};
+
+struct Global {
+  Text module;
+  Text name;
+  std::uint32_t meaning;
+};
+
+struct Call {
+  std::uint32_t callable;
+  std::uint32_t arguments;
+  std::uint32_t state = kNoObject;  // where BUILD did not come
+  Slice appended{};
+  Slice entries{};
+};
+
+struct Node {
+  ObjectKind kind;
+  std::uint32_t
+      offset;  // in the pickle, of the opcode that made it; kNoObject for shared constants
+  union {
+    bool boolean;
+    std::int64_t integer;
+    double floating;
+    Text text;            // str, bytes, big_integer
+    Slice slice;          // list, tuple, set: items; dict: key, value, key, value, ...
+    std::uint32_t index;  // global: globals_; call: calls_; persistent: the id's node
+  };
+};
+
+}  // namespace detail
+
 /// One object of a graph. A reference of two words; valid while its graph lives. The `as_`
 /// functions throw Error(corruption) naming the file and the byte at which the object was made:
 /// `<rule>: expected <kind>, found <kind>`. Nothing here walks deeper than one level, so that no
@@ -86,7 +132,15 @@ class Object {
 
  private:
   friend class ObjectGraph;
+  friend class Machine;
   Object(const ObjectGraph* graph, std::uint32_t id) : graph_(graph), id_(id) {}
+
+  const detail::Node& node() const;
+  const detail::Node& node(ObjectKind wanted, std::string_view rule) const;
+  const detail::Call& call(std::string_view rule) const;
+  const detail::Slice& entries(std::string_view rule) const;
+  const detail::Global& named_global(std::string_view rule) const;
+  Object link(const detail::Slice& slice, std::size_t index) const;
 
   const ObjectGraph* graph_;
   std::uint32_t id_;
@@ -111,49 +165,14 @@ class ObjectGraph {
 
   ObjectGraph() = default;
 
-  struct Slice {  // of links_
-    std::uint32_t begin = 0;
-    std::uint32_t size = 0;
-    std::uint32_t capacity = 0;
-  };
-  struct Text {
-    const char* data;
-    std::uint32_t nbytes;
-  };
-  struct Global {
-    Text module;
-    Text name;
-    std::uint32_t meaning;
-  };
-  struct Call {
-    std::uint32_t callable;
-    std::uint32_t arguments;
-    std::uint32_t state;  // kNoObject where BUILD did not come
-    Slice appended;
-    Slice entries;
-  };
-  struct Node {
-    ObjectKind kind;
-    std::uint32_t offset;  // in the pickle, of the opcode that made it
-    union {
-      bool boolean;
-      std::int64_t integer;
-      double floating;
-      Text text;
-      Slice slice;          // list, tuple, set: items; dict: key, value, key, value
-      std::uint32_t index;  // global: globals_; call: calls_; persistent: the id's node
-    };
-  };
-  static constexpr std::uint32_t kNoObject = 0xffffffff;
-
   std::string path_;
   std::uint64_t file_offset_ = 0;
   std::vector<char> bytes_;
   std::deque<std::string> decoded_;  // text that does not lie in bytes_ as it reads
-  std::vector<Node> nodes_;
+  std::vector<detail::Node> nodes_;
   std::vector<std::uint32_t> links_;
-  std::vector<Global> globals_;
-  std::vector<Call> calls_;
+  std::vector<detail::Global> globals_;
+  std::vector<detail::Call> calls_;
   std::uint32_t root_ = 0;
 };
 

@@ -1,0 +1,214 @@
+#include "formats/pickle/pickle_object.h"
+
+namespace tessera::formats::pickle {
+
+std::string_view kind_name(ObjectKind kind) {
+  switch (kind) {
+    case ObjectKind::none:
+      return "None";
+    case ObjectKind::boolean:
+      return "bool";
+    case ObjectKind::integer:
+      return "int";
+    case ObjectKind::big_integer:
+      return "int beyond 64 bits";
+    case ObjectKind::floating:
+      return "float";
+    case ObjectKind::str:
+      return "str";
+    case ObjectKind::bytes:
+      return "bytes";
+    case ObjectKind::list:
+      return "list";
+    case ObjectKind::tuple:
+      return "tuple";
+    case ObjectKind::dict:
+      return "dict";
+    case ObjectKind::set:
+      return "set";
+    case ObjectKind::global:
+      return "global";
+    case ObjectKind::call:
+      return "object";
+    case ObjectKind::persistent:
+      return "persistent id";
+  }
+  return "?";
+}
+
+const detail::Node& Object::node() const {
+  return graph_->nodes_[id_];
+}
+
+const detail::Node& Object::node(ObjectKind wanted, std::string_view rule) const {
+  const detail::Node& found = node();
+  if (found.kind != wanted) fail_expected(rule, kind_name(wanted));
+  return found;
+}
+
+const detail::Call& Object::call(std::string_view rule) const {
+  return graph_->calls_[node(ObjectKind::call, rule).index];
+}
+
+const detail::Slice& Object::entries(std::string_view rule) const {
+  if (is(ObjectKind::call)) return call(rule).entries;
+  return node(ObjectKind::dict, rule).slice;
+}
+
+const detail::Global& Object::named_global(std::string_view rule) const {
+  const Object global = is(ObjectKind::call) ? Object(graph_, call(rule).callable) : *this;
+  return graph_->globals_[global.node(ObjectKind::global, rule).index];
+}
+
+Object Object::link(const detail::Slice& slice, std::size_t index) const {
+  TESSERA_CHECK(index < slice.size);
+  return Object(graph_, graph_->links_[slice.begin + index]);
+}
+
+ObjectKind Object::kind() const {
+  return node().kind;
+}
+
+bool Object::as_boolean(std::string_view rule) const {
+  return node(ObjectKind::boolean, rule).boolean;
+}
+
+std::int64_t Object::as_integer(std::string_view rule) const {
+  return node(ObjectKind::integer, rule).integer;
+}
+
+double Object::as_floating(std::string_view rule) const {
+  return node(ObjectKind::floating, rule).floating;
+}
+
+std::string_view Object::as_str(std::string_view rule) const {
+  return node(ObjectKind::str, rule).text.view();
+}
+
+std::string_view Object::as_bytes(std::string_view rule) const {
+  return node(ObjectKind::bytes, rule).text.view();
+}
+
+std::string_view Object::as_big_integer(std::string_view rule) const {
+  return node(ObjectKind::big_integer, rule).text.view();
+}
+
+std::size_t Object::num_items(std::string_view rule) const {
+  if (!is(ObjectKind::list) && !is(ObjectKind::tuple) && !is(ObjectKind::set)) {
+    fail_expected(rule, "list, tuple or set");
+  }
+  return node().slice.size;
+}
+
+Object Object::item(std::size_t index) const {
+  return link(node().slice, index);
+}
+
+std::size_t Object::num_entries(std::string_view rule) const {
+  return entries(rule).size / 2;
+}
+
+Object Object::entry_key(std::size_t index) const {
+  return link(entries("entry"), 2 * index);
+}
+
+Object Object::entry_value(std::size_t index) const {
+  return link(entries("entry"), 2 * index + 1);
+}
+
+std::optional<Object> Object::find(std::string_view key) const {
+  const std::size_t num = num_entries("attributes");
+  for (std::size_t i = 0; i < num; ++i) {
+    const Object candidate = entry_key(i);
+    if (candidate.is(ObjectKind::str) && candidate.as_str("key") == key) return entry_value(i);
+  }
+  return std::nullopt;
+}
+
+std::string_view Object::global_module(std::string_view rule) const {
+  return named_global(rule).module.view();
+}
+
+std::string_view Object::global_name(std::string_view rule) const {
+  return named_global(rule).name.view();
+}
+
+std::uint32_t Object::meaning(std::string_view rule) const {
+  return named_global(rule).meaning;
+}
+
+Object Object::call_arguments(std::string_view rule) const {
+  return Object(graph_, call(rule).arguments);
+}
+
+std::optional<Object> Object::call_state(std::string_view rule) const {
+  const std::uint32_t state = call(rule).state;
+  if (state == detail::kNoObject) return std::nullopt;
+  return Object(graph_, state);
+}
+
+std::size_t Object::num_appended(std::string_view rule) const {
+  return call(rule).appended.size;
+}
+
+Object Object::appended(std::size_t index) const {
+  return link(call("object").appended, index);
+}
+
+Object Object::persistent_id(std::string_view rule) const {
+  return Object(graph_, node(ObjectKind::persistent, rule).index);
+}
+
+void Object::fail(ErrorKind error_kind, std::string_view what) const {
+  ErrorWhere where{.path = graph_->path_};
+  if (const std::uint32_t offset = node().offset; offset != detail::kNoObject) {
+    const std::uint64_t begin = graph_->file_offset_ + offset;
+    where.byte_range = ByteRange{begin, begin + 1};
+  }
+  throw Error(error_kind, std::move(where), "pickle: " + std::string(what));
+}
+
+void Object::fail_expected(std::string_view rule, std::string_view expected) const {
+  fail(ErrorKind::corruption,
+       std::string(rule) + ": expected " + std::string(expected) + ", found " + describe());
+}
+
+std::string Object::describe() const {
+  const auto quoted = [](std::string_view text) { return "'" + printable(text, 60) + "'"; };
+  const detail::Node& self = node();
+  const std::string kind_text(kind_name(self.kind));
+  switch (self.kind) {
+    case ObjectKind::none:
+      return kind_text;
+    case ObjectKind::boolean:
+      return self.boolean ? "True" : "False";
+    case ObjectKind::integer:
+      return "int " + std::to_string(self.integer);
+    case ObjectKind::big_integer:
+      return "int " + printable(self.text.view(), 60);
+    case ObjectKind::floating:
+      return "float " + std::to_string(self.floating);
+    case ObjectKind::str:
+      return "str " + quoted(self.text.view());
+    case ObjectKind::bytes:
+      return "bytes of " + std::to_string(self.text.nbytes);
+    case ObjectKind::list:
+    case ObjectKind::tuple:
+    case ObjectKind::set:
+      return kind_text + " of " + std::to_string(self.slice.size);
+    case ObjectKind::dict:
+      return kind_text + " of " + std::to_string(self.slice.size / 2);
+    case ObjectKind::global:
+    case ObjectKind::call: {
+      std::string name = printable(global_module("global"), 100);
+      name += '.';
+      name += printable(global_name("global"), 100);
+      return self.kind == ObjectKind::call ? name + "(...)" : name;
+    }
+    case ObjectKind::persistent:
+      return kind_text;
+  }
+  return kind_text;
+}
+
+}  // namespace tessera::formats::pickle

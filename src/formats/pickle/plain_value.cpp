@@ -1,0 +1,434 @@
+#include "formats/pickle/plain_value.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "formats/pickle/text.h"
+#include "tessera/base/json.h"
+
+namespace tessera::formats::pickle {
+namespace {
+
+constexpr std::uint32_t number(ValueGlobal global) {
+  return static_cast<std::uint32_t>(global);
+}
+
+// Pickles of protocol 2 and below call the builtins module by its Python 2 name.
+constexpr AllowedGlobal kValueGlobals[] = {
+    {"collections", "OrderedDict", number(ValueGlobal::ordered_dict)},
+    {"collections", "defaultdict", number(ValueGlobal::default_dict)},
+    {"collections", "Counter", number(ValueGlobal::counter)},
+    {"builtins", "set", number(ValueGlobal::set)},
+    {"__builtin__", "set", number(ValueGlobal::set)},
+    {"builtins", "frozenset", number(ValueGlobal::frozen_set)},
+    {"__builtin__", "frozenset", number(ValueGlobal::frozen_set)},
+    {"builtins", "bytearray", number(ValueGlobal::byte_array)},
+    {"__builtin__", "bytearray", number(ValueGlobal::byte_array)},
+    {"builtins", "bytes", number(ValueGlobal::bytes)},
+    {"__builtin__", "bytes", number(ValueGlobal::bytes)},
+    {"builtins", "complex", number(ValueGlobal::complex)},
+    {"__builtin__", "complex", number(ValueGlobal::complex)},
+    {"_codecs", "encode", number(ValueGlobal::codecs_encode)},
+    {"builtins", "list", number(ValueGlobal::builtin_type)},
+    {"__builtin__", "list", number(ValueGlobal::builtin_type)},
+    {"builtins", "dict", number(ValueGlobal::builtin_type)},
+    {"__builtin__", "dict", number(ValueGlobal::builtin_type)},
+    {"builtins", "int", number(ValueGlobal::builtin_type)},
+    {"__builtin__", "int", number(ValueGlobal::builtin_type)},
+    {"builtins", "float", number(ValueGlobal::builtin_type)},
+    {"__builtin__", "float", number(ValueGlobal::builtin_type)},
+    {"pathlib", "PosixPath", number(ValueGlobal::path)},
+    {"pathlib._local", "PosixPath", number(ValueGlobal::path)},
+    {"torch", "Size", number(ValueGlobal::torch_size)},
+    {"torch", "device", number(ValueGlobal::torch_device)},
+    {"torch", "bool", number(ValueGlobal::torch_dtype)},
+    {"torch", "uint8", number(ValueGlobal::torch_dtype)},
+    {"torch", "int8", number(ValueGlobal::torch_dtype)},
+    {"torch", "uint16", number(ValueGlobal::torch_dtype)},
+    {"torch", "int16", number(ValueGlobal::torch_dtype)},
+    {"torch", "uint32", number(ValueGlobal::torch_dtype)},
+    {"torch", "int32", number(ValueGlobal::torch_dtype)},
+    {"torch", "uint64", number(ValueGlobal::torch_dtype)},
+    {"torch", "int64", number(ValueGlobal::torch_dtype)},
+    {"torch", "float16", number(ValueGlobal::torch_dtype)},
+    {"torch", "bfloat16", number(ValueGlobal::torch_dtype)},
+    {"torch", "float32", number(ValueGlobal::torch_dtype)},
+    {"torch", "float64", number(ValueGlobal::torch_dtype)},
+    {"torch", "complex32", number(ValueGlobal::torch_dtype)},
+    {"torch", "complex64", number(ValueGlobal::torch_dtype)},
+    {"torch", "complex128", number(ValueGlobal::torch_dtype)},
+    {"torch", "float8_e4m3fn", number(ValueGlobal::torch_dtype)},
+    {"torch", "float8_e5m2", number(ValueGlobal::torch_dtype)},
+    {"torch", "float8_e4m3fnuz", number(ValueGlobal::torch_dtype)},
+    {"torch", "float8_e5m2fnuz", number(ValueGlobal::torch_dtype)},
+    {"torch", "float8_e8m0fnu", number(ValueGlobal::torch_dtype)},
+    {"torch", "float4_e2m1fn_x2", number(ValueGlobal::torch_dtype)},
+    {"torch", "strided", number(ValueGlobal::torch_layout)},
+    {"torch.serialization", "_get_layout", number(ValueGlobal::torch_get_layout)},
+    {"torch", "contiguous_format", number(ValueGlobal::torch_memory_format)},
+    {"torch", "preserve_format", number(ValueGlobal::torch_memory_format)},
+    {"torch", "channels_last", number(ValueGlobal::torch_memory_format)},
+    {"torch", "channels_last_3d", number(ValueGlobal::torch_memory_format)},
+    {"numpy.core.multiarray", "scalar", number(ValueGlobal::numpy_scalar)},
+    {"numpy._core.multiarray", "scalar", number(ValueGlobal::numpy_scalar)},
+    {"numpy", "dtype", number(ValueGlobal::numpy_dtype)},
+};
+
+std::string shortest(double number) {
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
+  return {text.data(), end};
+}
+
+double half_to_double(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 0x1f;
+  const int fraction = bits & 0x3ff;
+  double magnitude = 0;
+  if (exponent == 0x1f) {
+    magnitude = fraction == 0 ? HUGE_VAL : std::nan("");
+  } else if (exponent == 0) {
+    magnitude = std::ldexp(fraction, -24);
+  } else {
+    magnitude = std::ldexp(fraction + 0x400, exponent - 25);
+  }
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+class Walk {
+ public:
+  explicit Walk(WalkBudget& budget) : budget_(budget) {}
+
+  Value value(Object object) {
+    budget_.spend(object, 64);
+    switch (object.kind()) {
+      case ObjectKind::none:
+        return {};
+      case ObjectKind::boolean:
+        return object.as_boolean("value");
+      case ObjectKind::integer:
+        return object.as_integer("value");
+      case ObjectKind::big_integer:
+        return Value::BigInt{std::string(object.as_big_integer("value"))};
+      case ObjectKind::floating:
+        return object.as_floating("value");
+      case ObjectKind::str:
+        return text(object, object.as_str("value"));
+      case ObjectKind::bytes:
+        return Value::Bytes{text(object, object.as_bytes("value"))};
+      case ObjectKind::list:
+        return items(object);
+      case ObjectKind::tuple:
+        return Value::Tuple{items(object)};
+      case ObjectKind::set:
+        return Value::Set{items(object)};
+      case ObjectKind::dict:
+        return entries(object);
+      case ObjectKind::global:
+        return constant(object);
+      case ObjectKind::call:
+        return built(object);
+      case ObjectKind::persistent:
+        object.fail_expected("value", "a plain value");
+    }
+    object.fail_expected("value", "a plain value");
+  }
+
+ private:
+  /// Keeps the way from the root, so that what contains itself is seen when it comes again.
+  class Step {
+   public:
+    Step(Walk& walk, Object object) : walk_(walk) {
+      for (const std::uint32_t id : walk_.way_) {
+        if (id == object.id()) object.fail(ErrorKind::corruption, "value: contains itself");
+      }
+      if (walk_.way_.size() == WalkBudget::kMaxDepth) {
+        object.fail_expected("value depth",
+                             "at most " + std::to_string(WalkBudget::kMaxDepth) + " levels");
+      }
+      walk_.way_.push_back(object.id());
+    }
+    ~Step() { walk_.way_.pop_back(); }
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+   private:
+    Walk& walk_;
+  };
+
+  std::string text(Object object, std::string_view source) {
+    budget_.spend(object, source.size());
+    return std::string(source);
+  }
+
+  std::vector<Value> items(Object object) {
+    const Step step(*this, object);
+    std::vector<Value> values;
+    const std::size_t num_items = object.num_items("items");
+    for (std::size_t i = 0; i < num_items; ++i) values.push_back(value(object.item(i)));
+    return values;
+  }
+
+  static bool is_hashable(const Value& key) {
+    if (const auto* tuple = key.get_if<Value::Tuple>()) {
+      return std::all_of(tuple->items.begin(), tuple->items.end(), is_hashable);
+    }
+    return !key.is<Value::List>() && !key.is<Value::Dict>();
+  }
+
+  void add_entry(Value::Dict& dict, Object key, Object entry_value) {
+    Value key_value = value(key);
+    if (!is_hashable(key_value)) key.fail_expected("dict key", "hashable");
+    dict.emplace_back(std::move(key_value), value(entry_value));
+  }
+
+  /// The entries of a dict or those put into a call.
+  Value::Dict entries(Object object) {
+    const Step step(*this, object);
+    Value::Dict dict;
+    const std::size_t num_entries = object.num_entries("entries");
+    for (std::size_t i = 0; i < num_entries; ++i) {
+      add_entry(dict, object.entry_key(i), object.entry_value(i));
+    }
+    unite_compound_keys(dict);
+    return dict;
+  }
+
+  // The graph has united equal keys of the simple kinds.
+  static void unite_compound_keys(Value::Dict& dict) {
+    const auto is_compound = [](const Value& key) {
+      return key.is<Value::Tuple>() || key.is<Value::Set>() || key.is<Value::Symbol>();
+    };
+    std::map<std::string, std::size_t> first_places;
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < dict.size(); ++i) {
+      if (is_compound(dict[i].first)) {
+        const auto [place, is_new] = first_places.emplace(value_to_json(dict[i].first), kept);
+        if (!is_new) {
+          dict[place->second].second = std::move(dict[i].second);
+          continue;
+        }
+      }
+      if (kept != i) dict[kept] = std::move(dict[i]);
+      ++kept;
+    }
+    dict.resize(kept);
+  }
+
+  static Value constant(Object object) {
+    switch (value_global(object).value_or(ValueGlobal::builtin_type)) {
+      case ValueGlobal::torch_dtype:
+      case ValueGlobal::torch_layout:
+      case ValueGlobal::torch_memory_format:
+        return Value::Symbol{"torch." + std::string(object.global_name("constant"))};
+      default:
+        refuse(object);
+    }
+  }
+
+  [[noreturn]] static void refuse(Object object) {
+    object.fail(ErrorKind::unsupported,
+                object.describe() + ": expected a plain value, found an object that is none");
+  }
+
+  static Object argument(Object call, std::size_t index) {
+    const Object arguments = call.call_arguments("call");
+    if (index >= arguments.num_items("arguments")) {
+      call.fail_expected("arguments", "at least " + std::to_string(index + 1));
+    }
+    return arguments.item(index);
+  }
+  static std::size_t num_arguments(Object call) {
+    return call.call_arguments("call").num_items("arguments");
+  }
+
+  Value built(Object call) {
+    const std::optional<ValueGlobal> global = value_global(call);
+    if (!global) refuse(call);
+    const Step step(*this, call);
+    switch (*global) {
+      case ValueGlobal::ordered_dict:
+        return ordered_dict(call);
+      case ValueGlobal::default_dict:
+        return put_entries(call);
+      case ValueGlobal::counter: {
+        if (num_arguments(call) == 0) return put_entries(call);
+        return entries(argument(call, 0));
+      }
+      case ValueGlobal::set:
+      case ValueGlobal::frozen_set: {
+        if (num_arguments(call) == 0) return Value::Set{};
+        return Value::Set{items(argument(call, 0))};
+      }
+      case ValueGlobal::bytes:
+      case ValueGlobal::byte_array:
+      case ValueGlobal::codecs_encode:
+        return bytes(call);
+      case ValueGlobal::complex: {
+        const double real = argument(call, 0).as_floating("real part");
+        const double imaginary = argument(call, 1).as_floating("imaginary part");
+        return Value::Symbol{"complex:" + shortest(real) + "," + shortest(imaginary)};
+      }
+      case ValueGlobal::path:
+        return path(call);
+      case ValueGlobal::torch_size:
+        return Value::Tuple{items(argument(call, 0))};
+      case ValueGlobal::torch_device:
+        return device(call);
+      case ValueGlobal::torch_get_layout:
+        return Value::Symbol{text(call, argument(call, 0).as_str("layout"))};
+      case ValueGlobal::numpy_scalar:
+        return numpy_scalar(call);
+      case ValueGlobal::builtin_type:
+      case ValueGlobal::torch_dtype:
+      case ValueGlobal::torch_layout:
+      case ValueGlobal::torch_memory_format:
+      case ValueGlobal::numpy_dtype:
+        refuse(call);
+    }
+    refuse(call);
+  }
+
+  Value put_entries(Object call) {
+    Value::Dict dict;
+    const std::size_t num_entries = call.num_entries("entries");
+    for (std::size_t i = 0; i < num_entries; ++i) {
+      add_entry(dict, call.entry_key(i), call.entry_value(i));
+    }
+    unite_compound_keys(dict);
+    return dict;
+  }
+
+  Value ordered_dict(Object call) {
+    if (num_arguments(call) != 0) {
+      call.fail_expected("OrderedDict arguments", "none, and entries put in after");
+    }
+    return put_entries(call);
+  }
+
+  Value bytes(Object call) {
+    if (num_arguments(call) == 0) return Value::Bytes{};
+    const Object source = argument(call, 0);
+    if (source.is(ObjectKind::bytes)) return Value::Bytes{text(call, source.as_bytes("bytes"))};
+    const std::string_view encoding = argument(call, 1).as_str("encoding");
+    if (encoding != "latin1" && encoding != "latin-1") {
+      argument(call, 1).fail_expected("encoding", "latin1");
+    }
+    const std::string_view characters = source.as_str("bytes");
+    budget_.spend(call, characters.size());
+    std::optional<std::string> encoded = encode_latin1(characters);
+    if (!encoded) source.fail_expected("bytes", "characters up to U+00FF");
+    return Value::Bytes{std::move(*encoded)};
+  }
+
+  Value path(Object call) {
+    std::string joined;
+    for (std::size_t i = 0; i < num_arguments(call); ++i) {
+      const std::string_view part = argument(call, i).as_str("path");
+      budget_.spend(call, part.size());
+      if (!joined.empty() && joined.back() != '/') joined += '/';
+      joined += part;
+    }
+    return joined;
+  }
+
+  Value device(Object call) {
+    std::string name = "device:" + text(call, argument(call, 0).as_str("device type"));
+    if (num_arguments(call) > 1) {
+      name += ':' + std::to_string(argument(call, 1).as_integer("device index"));
+    }
+    return Value::Symbol{std::move(name)};
+  }
+
+  // numpy.dtype('f8', False, True) with a state (3, '<', ...) that holds the byte order
+  Value numpy_scalar(Object call) {
+    const Object dtype = argument(call, 0);
+    if (!dtype.is(ObjectKind::call) || value_global(dtype) != ValueGlobal::numpy_dtype) {
+      dtype.fail_expected("NumPy scalar's dtype", "numpy.dtype(...)");
+    }
+    const std::string_view name = argument(dtype, 0).as_str("NumPy dtype");
+    bool big_endian = false;
+    if (const std::optional<Object> state = dtype.call_state("NumPy dtype")) {
+      if (state->num_items("NumPy dtype state") < 2)
+        state->fail_expected("NumPy dtype state", "at least 2 items");
+      big_endian = state->item(1).as_str("byte order") == ">";
+    }
+    const Value stored = value(argument(call, 1));
+    const auto* raw = stored.get_if<Value::Bytes>();
+    if (raw == nullptr) argument(call, 1).fail_expected("NumPy scalar", "bytes");
+
+    const std::string_view kinds = "bifu";
+    const bool known = name.size() == 2 && kinds.find(name[0]) != std::string_view::npos &&
+                       std::string_view("1248").find(name[1]) != std::string_view::npos;
+    const std::size_t nbytes = known ? static_cast<std::size_t>(name[1] - '0') : 0;
+    if (!known || (name[0] == 'b' && nbytes != 1) || (name[0] == 'f' && nbytes == 1)) {
+      call.fail(ErrorKind::unsupported, "NumPy scalar of dtype " + printable(name, 20) +
+                                            ": expected a bool, an integer or a float");
+    }
+    if (raw->data.size() != nbytes) {
+      argument(call, 1).fail_expected("NumPy scalar", std::to_string(nbytes) + " bytes");
+    }
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < nbytes; ++i) {
+      const std::size_t from = big_endian ? i : nbytes - 1 - i;
+      bits = bits << 8 | static_cast<unsigned char>(raw->data[from]);
+    }
+    switch (name[0]) {
+      case 'b':
+        return bits != 0;
+      case 'f':
+        return nbytes == 2 ? half_to_double(static_cast<std::uint16_t>(bits))
+               : nbytes == 4
+                   ? static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(bits)))
+                   : std::bit_cast<double>(bits);
+      case 'i': {
+        const auto unused = static_cast<int>(64 - 8 * nbytes);
+        return static_cast<std::int64_t>(bits << unused) >> unused;
+      }
+      default:
+        if (bits >> 63 != 0) return Value::BigInt{std::to_string(bits)};
+        return static_cast<std::int64_t>(bits);
+    }
+  }
+
+  WalkBudget& budget_;
+  std::vector<std::uint32_t> way_;
+};
+
+}  // namespace
+
+std::span<const AllowedGlobal> value_globals() {
+  return kValueGlobals;
+}
+
+std::optional<ValueGlobal> value_global(Object object) {
+  const std::uint32_t meaning = object.meaning("global");
+  if (meaning < number(ValueGlobal::ordered_dict) || meaning > number(ValueGlobal::numpy_dtype)) {
+    return std::nullopt;
+  }
+  return static_cast<ValueGlobal>(meaning);
+}
+
+WalkBudget::WalkBudget(const ObjectGraph& graph)
+    : left_(std::min((std::uint64_t{1} << 26) + 128 * std::uint64_t{graph.nbytes()},
+                     std::uint64_t{1} << 32)) {}
+
+void WalkBudget::spend(Object at, std::uint64_t nbytes) {
+  if (nbytes > left_) {
+    at.fail(ErrorKind::corruption,
+            "what the pickle describes: expected a size in proportion to its own, found far more "
+            "(a part repeated without end?)");
+  }
+  left_ -= nbytes;
+}
+
+Value to_value(Object object, WalkBudget& budget) {
+  return Walk(budget).value(object);
+}
+
+}  // namespace tessera::formats::pickle

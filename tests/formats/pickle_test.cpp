@@ -1,0 +1,520 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/pickle/plain_value.h"
+#include "formats/pickle/unpickler.h"
+#include "tessera/base/json.h"
+
+// Requirement E3: nothing from a file is executed; pickles go through a closed allow-list.
+namespace tessera::formats::pickle {
+namespace {
+
+using std::string_literals::operator""s;
+using testing::HasSubstr;
+using testing::Not;
+
+const AllowList& plain() {
+  static const AllowList allowed{value_globals()};
+  return allowed;
+}
+
+ObjectGraph read(std::string_view pickle, const AllowList& allowed = plain(),
+                 PickleLimits limits = {}) {
+  return unpickle({pickle.begin(), pickle.end()}, {.path = "x.pkl"}, allowed, limits);
+}
+
+std::string json_of(std::string_view pickle) {
+  const ObjectGraph graph = read(pickle);
+  WalkBudget budget(graph);
+  return value_to_json(to_value(graph.root(), budget));
+}
+
+template <class Action>
+Error error_of(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(ErrorKind::io, {}, "");
+}
+
+Error refusal_of(std::string_view pickle) {
+  return error_of([&] { read(pickle); });
+}
+
+Error value_refusal_of(std::string_view pickle) {
+  return error_of([&] { json_of(pickle); });
+}
+
+std::string u32(std::uint32_t value) {
+  std::string bytes;
+  for (int i = 0; i < 4; ++i) bytes += static_cast<char>(value >> (8 * i));
+  return bytes;
+}
+
+std::string unicode(std::string_view text) {
+  return "X" + u32(static_cast<std::uint32_t>(text.size())) + std::string(text);
+}
+
+TEST(PickleTest, ReadsEveryPlainOpcode) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"N."s, "null"},
+      {"\x88."s, "true"},
+      {"\x89."s, "false"},
+      {"I01\n."s, "true"},
+      {"I00\n."s, "false"},
+      {"I-12\n."s, "-12"},
+      {"L77L\n."s, "77"},
+      {"L-0L\n."s, "0"},
+      {"L000000000000000000000000012L\n."s, "12"},
+      {"L1606938044258990275541962092341162602522202993782792835301377L\n."s,
+       "1606938044258990275541962092341162602522202993782792835301377"},
+      {"F2.5\n."s, "2.5"},
+      {"K\xff."s, "255"},
+      {"M\xff\xff."s, "65535"},
+      {"J\xff\xff\xff\xff."s, "-1"},
+      {"J\x00\x00\x00\x80."s, "-2147483648"},
+      {"\x8a\x00."s, "0"},
+      {"\x8a\x01\xff."s, "-1"},
+      {"\x8a\x02\x00\x80."s, "-32768"},
+      {"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f."s, "9223372036854775807"},
+      {"\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x80."s, "-9223372036854775808"},
+      {"\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00."s, "9223372036854775808"},
+      {"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x00."s, "18446744073709551615"},
+      {"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\x7f\xff."s, "-9223372036854775809"},
+      {"\x8b\x01\x00\x00\x00\x07."s, "7"},
+      {"G\x3f\xf8\x00\x00\x00\x00\x00\x00."s, "1.5"},
+      {unicode("a\xc3\xa9") + ".", "\"a\xc3\xa9\""},
+      {"\x8c\x02xy."s, "\"xy\""},
+      {"\x8d\x02\x00\x00\x00\x00\x00\x00\x00xy."s, "\"xy\""},
+      {"Va\\u00e9\xe9\n."s, "\"a\xc3\xa9\xc3\xa9\""},
+      {"S'it\\'s\\x41\\n'\n."s,
+       "\"it's"
+       "A\\n\""},
+      {"U\x02xy."s, "\"xy\""},
+      {"U\x01\xff."s, R"({"$bytes":"/w=="})"},
+      {"T\x02\x00\x00\x00xy."s, "\"xy\""},
+      {"C\x02\x00\xff."s, R"({"$bytes":"AP8="})"},
+      {"B\x01\x00\x00\x00z."s, R"({"$bytes":"eg=="})"},
+      {"\x8e\x01\x00\x00\x00\x00\x00\x00\x00z."s, R"({"$bytes":"eg=="})"},
+      {"\x96\x01\x00\x00\x00\x00\x00\x00\x00z."s, R"({"$bytes":"eg=="})"},
+      {"]."s, "[]"},
+      {"(K\x01K\x02l."s, "[1,2]"},
+      {"](K\x01K\x02"
+       "eK\x03"
+       "a."s,
+       "[1,2,3]"},
+      {")."s, R"({"$tuple":[]})"},
+      {"K\x01\x85."s, R"({"$tuple":[1]})"},
+      {"K\x01K\x02\x86."s, R"({"$tuple":[1,2]})"},
+      {"K\x01K\x02K\x03\x87."s, R"({"$tuple":[1,2,3]})"},
+      {"(K\x01K\x02K\x03K\x04t."s, R"({"$tuple":[1,2,3,4]})"},
+      {"}."s, "{}"},
+      {"}U\x01"
+       "aK\x01s."s,
+       R"({"a":1})"},
+      {"}(U\x01"
+       "aK\x01U\x01"
+       "bNu."s,
+       R"({"a":1,"b":null})"},
+      {"(U\x01"
+       "aK\x01"
+       "d."s,
+       R"({"a":1})"},
+      {"\x8f(K\x01K\x02\x90."s, R"({"$set":[1,2]})"},
+      {"(K\x01\x91."s, R"({"$set":[1]})"},
+      {"K\x01(K\x02\x31."s, "1"},  // POP_MARK
+      {"K\x01K\x02\x30."s, "1"},   // POP
+      {"K\x01(0."s, "1"},          // POP takes off a MARK
+      {"](K\x01"
+       "2e."s,
+       "[1,1]"},  // DUP
+      {"\x80\x04\x95\x03\x00\x00\x00\x00\x00\x00\x00K\x05."s, "5"},
+      {"]q\x00h\x00"s
+       "a."s,
+       "loop"},
+  };
+  for (const auto& [pickle, json] : cases) {
+    SCOPED_TRACE(testing::PrintToString(pickle));
+    if (json == "loop") {
+      EXPECT_THAT(value_refusal_of(pickle).what(), HasSubstr("contains itself"));
+    } else {
+      EXPECT_EQ(json_of(pickle), json);
+    }
+  }
+}
+
+TEST(PickleTest, MemoKeepsOneObjectForEveryReference) {
+  const ObjectGraph graph = read(
+      "](]q\x05h\x05r\x07\x00\x00\x00j\x07\x00\x00\x00"s
+      "e.");
+  const Object list = graph.root();
+  ASSERT_EQ(list.num_items("list"), 3u);
+  EXPECT_EQ(list.item(0), list.item(1));
+  EXPECT_EQ(list.item(0), list.item(2));
+}
+
+TEST(PickleTest, MemoizeNumbersSlotsInOrder) {
+  EXPECT_EQ(json_of("](K\x07\x94K\x08\x94h\x00h\x01"s
+                    "e."),
+            "[7,8,7,8]");
+}
+
+TEST(PickleTest, LaterEntryReplacesAnEqualKey) {
+  EXPECT_EQ(json_of("}(U\x01"
+                    "aK\x01U\x01"
+                    "bK\x02U\x01"
+                    "aK\x03u."),
+            R"({"a":3,"b":2})");
+  // 1 == True == 1.0 in Python
+  EXPECT_EQ(json_of("}(K\x01U\x01x\x88U\x01yG\x3f\xf0\x00\x00\x00\x00\x00\x00U\x01zu."s),
+            R"({"$dict":[[1,"z"]]})");
+  // str and bytes differ; NaN equals nothing
+  const std::string nan = "G\x7f\xf8\x00\x00\x00\x00\x00\x00"s;
+  const ObjectGraph graph = read(
+      "}(U\x01"
+      "aNC\x01"
+      "aN" +
+      nan + "N" + nan + "Nu.");
+  EXPECT_EQ(graph.root().num_entries("dict"), 4u);
+  EXPECT_EQ(json_of("}(K\x01K\x02\x86U\x01xK\x01K\x02\x86U\x01yu."),
+            R"({"$dict":[[{"$tuple":[1,2]},"y"]]})");
+}
+
+TEST(PickleTest, RepeatedKeysCostLittle) {
+  std::string pickle = "}(";
+  for (int i = 0; i < 300000; ++i) pickle += "K"s + static_cast<char>(i % 200) + "N";
+  const ObjectGraph graph = read(pickle + "u.");
+  EXPECT_EQ(graph.root().num_entries("dict"), 200u);
+}
+
+TEST(PickleTest, ForeignGlobalsAreRefusedByName) {
+  const std::string attacks[] = {
+      "cos\nsystem\n(U\x02idtR."s,
+      "cbuiltins\neval\n(U\x03"
+      "1+1tR."s,
+      "c__builtin__\nexec\n."s,
+      "\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x02id\x85R."s,
+      "ccollections\nOrderedDict.__init__\n."s,
+      "ccollections\nnamedtuple\n."s,
+      "ctorch.storage\n_load_from_bytes\n."s,
+      "ctorch.hub\nload\n."s,
+      "c\n\n."s,
+      "cos\nOrderedDict\n."s,
+  };
+  for (const std::string& attack : attacks) {
+    SCOPED_TRACE(testing::PrintToString(attack));
+    const Error error = refusal_of(attack);
+    EXPECT_EQ(error.kind(), ErrorKind::unsupported);
+    EXPECT_THAT(error.what(), HasSubstr("not in the allow-list; nothing was executed"));
+    EXPECT_THAT(error.what(), HasSubstr("x.pkl"));
+  }
+  EXPECT_THAT(refusal_of(attacks[0]).what(), HasSubstr("foreign global os.system"));
+  EXPECT_THAT(refusal_of("ctorch.nn.modules.linear\nLinear\n.").what(), HasSubstr("state_dict()"));
+}
+
+TEST(PickleTest, AllowListMatchesWholeNamesAndWholeModules) {
+  static constexpr AllowedGlobal kTable[] = {{"a.b", "c", 0x300}, {"mod", "*", 0x301}};
+  const AllowList allowed{kTable};
+  EXPECT_EQ(allowed.find("a.b", "c"), 0x300u);
+  EXPECT_EQ(allowed.find("a", "b.c"), std::nullopt);
+  EXPECT_EQ(allowed.find("mod", "x"), 0x301u);
+  EXPECT_EQ(allowed.find("mod.sub", "x"), 0x301u);
+  EXPECT_EQ(allowed.find("module", "x"), std::nullopt);
+}
+
+TEST(PickleTest, OpcodesThatReachOutsideAreRefused) {
+  for (const char opcode : {'i', 'o', '\x82', '\x83', '\x84', '\x92', '\x97', '\x98'}) {
+    SCOPED_TRACE(static_cast<int>(static_cast<unsigned char>(opcode)));
+    const Error error = refusal_of("("s + opcode + "cos\nsystem\n.");
+    EXPECT_EQ(error.kind(), ErrorKind::unsupported);
+    EXPECT_THAT(error.what(), HasSubstr("nothing was executed"));
+  }
+}
+
+TEST(PickleTest, BrokenProgramsAreCorruptionAtAByte) {
+  const std::pair<std::string, std::string> cases[] = {
+      {""s, "opcode: expected 1 bytes, found 0"},
+      {"."s, "stack: expected an object, found none"},
+      {"K\x01"s, "opcode"},
+      {"K"s, "integer: expected 1 bytes, found 0"},
+      {"K\x01."s + "x", "bytes after STOP: expected 0, found 1"},
+      {"K\x01K\x02."s, "stack at STOP: expected one object, found 2"},
+      {"(K\x01."s, "stack at STOP"},
+      {"h\x07."s, "memo slot: expected one that was set, found slot 7 unset"},
+      {"j\xff\xff\xff\xff."s, "memo slot"},
+      {"Nr\xff\xff\xff\x7f."s, "memo slot: expected below"},
+      {"g12x\n."s, "memo slot: expected decimal digits"},
+      {"q\x00."s, "stack"},
+      {"t."s, "expected a MARK"},
+      {"l."s, "expected a MARK"},
+      {"e."s, "expected a MARK"},
+      {"u."s, "expected a MARK"},
+      {"1."s, "expected a MARK"},
+      {"(e."s, "below the MARK"},
+      {"(u."s, "below the MARK"},
+      {"]((e."s, "below the MARK"},
+      {"](K\x01s."s, "stack"},
+      {"}(K\x01u."s, "odd number"},
+      {"(K\x01"
+       "d."s,
+       "odd number"},
+      {"K\x01K\x02"
+       "a."s,
+       "append to: expected list, found int 1"},
+      {"](K\x01\x90."s, "append to: expected set, found list"},
+      {"K\x01(NNu."s, "set items of: expected dict, found int 1"},
+      {"N}b."s, "BUILD of: expected object, found None"},
+      {"K\x01)R."s, "REDUCE callable: expected global, found int 1"},
+      {"ccollections\nOrderedDict\n]R."s, "REDUCE arguments: expected tuple, found list of 0"},
+      {"ccollections\nOrderedDict\nN\x81."s, "NEWOBJ arguments: expected tuple"},
+      {"K\x01K\x02\x93."s, "STACK_GLOBAL: expected two str"},
+      {"K\x01\x87."s, "stack: expected 3 objects, found 1"},
+      {"X\xff\xff\xff\xff"
+       "abc."s,
+       "str: expected 4294967295 bytes, found 4"},
+      {"\x8d\xff\xff\xff\xff\xff\xff\xff\xff"
+       "abc."s,
+       "str: expected 18446744073709551615 bytes"},
+      {"\x95\xff\xff\xff\xff\xff\xff\xff\x7fN."s, "frame"},
+      {"U\x05"
+       "abc"s,
+       "string: expected 5 bytes, found 3"},
+      {"X\x02\x00\x00\x00\xc3\x28."s, "UTF-8"},
+      {"Ixyz\n."s, "integer: expected decimal digits"},
+      {"L12"s, "end of line"},
+      {"Fx\n."s, "float: expected a number"},
+      {"Sabc\n."s, "quotes"},
+      {"S'\\q'\n."s, "escapes"},
+      {"V\\u12\n."s, "escapes"},
+      {"\xff."s, "opcode: expected one of pickle's, found byte 255"},
+      {"\x80\x06N."s, "pickle protocol: expected at most 5, found 6"},
+  };
+  for (const auto& [pickle, what] : cases) {
+    SCOPED_TRACE(testing::PrintToString(pickle));
+    const Error error = refusal_of(pickle);
+    EXPECT_THAT(error.what(), HasSubstr(what));
+    EXPECT_EQ(error.where().path, "x.pkl");
+    EXPECT_TRUE(error.where().byte_range.has_value());
+  }
+}
+
+TEST(PickleTest, EveryTruncationIsAnError) {
+  const std::string whole =
+      "\x80\x02}q\x00(X\x01\x00\x00\x00wq\x01"s
+      "ccollections\nOrderedDict\nq\x02)R(X\x01\x00\x00\x00kM\x01\x02uG\x3f\xf0\x00\x00\x00\x00\x00\x00\x8a\x02\x01\x02u."s;
+  EXPECT_EQ(json_of(whole), R"({"$dict":[["w",{"k":513}],[1.0,513]]})");
+  for (std::size_t nbytes = 0; nbytes < whole.size(); ++nbytes) {
+    SCOPED_TRACE(nbytes);
+    EXPECT_EQ(refusal_of(whole.substr(0, nbytes)).kind(), ErrorKind::corruption);
+  }
+}
+
+TEST(PickleTest, DamagedBytesNeverCrash) {
+  const std::string whole =
+      "\x80\x02}q\x00(X\x01\x00\x00\x00wq\x01"s
+      "ccollections\nOrderedDict\nq\x02)R("
+      "X\x01\x00\x00\x00kM\x01\x02uX\x01\x00\x00\x00vq\x03](K\x01h\x01h\x03"s
+      "e"
+      "\x8f(K\x02\x90\x86u."s;
+  std::mt19937 random(7);
+  for (int round = 0; round < 20000; ++round) {
+    std::string damaged = whole;
+    for (int k = 0; k < 1 + round % 3; ++k) {
+      damaged[random() % damaged.size()] = static_cast<char>(random());
+    }
+    try {
+      json_of(damaged);
+    } catch (const Error&) {
+    }
+  }
+}
+
+// A list that holds the one before it twice, 60 times over: 2^60 leaves in 400 bytes.
+TEST(PickleTest, DoublingBombIsReadButNotUnfolded) {
+  std::string pickle = "]q\x00"s;
+  for (int i = 0; i < 60; ++i) {
+    pickle += "](h"s + static_cast<char>(i) + "h" + static_cast<char>(i) + "eq" +
+              static_cast<char>(i + 1);
+  }
+  pickle = "(" + pickle + "l.";
+  const ObjectGraph graph = read(pickle);
+  EXPECT_LT(graph.num_objects(), 100u);
+  EXPECT_THAT(value_refusal_of(pickle).what(), HasSubstr("far more"));
+}
+
+TEST(PickleTest, SharedLongStringIsCounted) {
+  std::string pickle = "](" + unicode(std::string(1 << 20, 'x')) + "q\x00"s;
+  for (int i = 0; i < 2000; ++i) pickle += "h"s + '\0';
+  EXPECT_THAT(value_refusal_of(pickle + "e.").what(), HasSubstr("far more"));
+}
+
+TEST(PickleTest, DepthIsBounded) {
+  const auto nested = [](int depth) {
+    return std::string(static_cast<std::size_t>(depth), ']') +
+           std::string(static_cast<std::size_t>(depth - 1), 'a') + ".";
+  };
+  EXPECT_NO_THROW(json_of(nested(WalkBudget::kMaxDepth)));
+  EXPECT_THAT(value_refusal_of(nested(WalkBudget::kMaxDepth + 1)).what(), HasSubstr("value depth"));
+  EXPECT_NO_THROW(read(nested(1000000)));
+}
+
+TEST(PickleTest, SelfReferencesAreRefusedAsValues) {
+  const std::string loops[] = {
+      "]q\x00h\x00"s
+      "a."s,
+      "}q\x00(K\x01h\x00u."s,
+      "]q\x00\x85"s
+      "0h\x00h\x00\x85"s
+      "a."s,
+      "ccollections\nOrderedDict\n)Rq\x00(K\x01h\x00u."s,
+  };
+  for (const std::string& loop : loops) {
+    SCOPED_TRACE(testing::PrintToString(loop));
+    EXPECT_EQ(value_refusal_of(loop).kind(), ErrorKind::corruption);
+    EXPECT_THAT(value_refusal_of(loop).what(), HasSubstr("contains itself"));
+  }
+}
+
+TEST(PickleTest, LimitsHold) {
+  EXPECT_THAT(error_of([] { read("]]]]0000.", plain(), {.max_objects = 3}); }).what(),
+              HasSubstr("objects in one pickle: expected at most 3"));
+  EXPECT_THAT(error_of([] { read("N.", plain(), {.max_nbytes = 1}); }).what(),
+              HasSubstr("pickle size: expected at most 1 bytes, found 2"));
+  EXPECT_THAT(refusal_of("\x8b\x01\x01\x00\x00"s + std::string(257, '\1') + ".").what(),
+              HasSubstr("integer size: expected at most 256 bytes, found 257"));
+  EXPECT_THAT(refusal_of("\x8b\xff\xff\xff\xff.").what(), HasSubstr("integer size"));
+  EXPECT_THAT(refusal_of("L" + std::string(100000, '9') + "L\n.").what(),
+              HasSubstr("integer size"));
+}
+
+TEST(PickleTest, TorchAndPythonTypesBecomeValues) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"ctorch\nSize\n(K\x03K\x00t\x85R."s, R"({"$tuple":[3,0]})"},
+      {"ctorch\nbfloat16\n."s, R"({"$symbol":"torch.bfloat16"})"},
+      {"ctorch\ndevice\nU\x04"
+       "cudaK\x03\x86R."s,
+       R"({"$symbol":"device:cuda:3"})"},
+      {"ctorch\ndevice\nU\x03"
+       "cpu\x85R."s,
+       R"({"$symbol":"device:cpu"})"},
+      {"ctorch.serialization\n_get_layout\nU\x0dtorch.strided\x85R."s,
+       R"({"$symbol":"torch.strided"})"},
+      {"ctorch\ncontiguous_format\n."s, R"({"$symbol":"torch.contiguous_format"})"},
+      {"ccollections\nOrderedDict\n)R(U\x01zK\x01U\x01"
+       "aK\x02u}(U\x09_metadataNub."s,
+       R"({"z":1,"a":2})"},
+      {"ccollections\ndefaultdict\nc__builtin__\nlist\n\x85R(U\x01"
+       "a]u."s,
+       R"({"a":[]})"},
+      {"ccollections\nCounter\n}(U\x01xK\x03u\x85R."s, R"({"x":3})"},
+      {"c__builtin__\nset\n](K\x01K\x02"
+       "e\x85R."s,
+       R"({"$set":[1,2]})"},
+      {"cbuiltins\nfrozenset\n](K\x01"
+       "e\x85R."s,
+       R"({"$set":[1]})"},
+      {"c_codecs\nencode\nX\x05\x00\x00\x00"s
+       "a\xc3\xbf\xc2\x80U\x06latin1\x86R."s,
+       R"({"$bytes":"Yf+A"})"},
+      {"c__builtin__\nbytearray\nX\x01\x00\x00\x00"s
+       "aU\x07latin-1\x86R."s,
+       R"({"$bytes":"YQ=="})"},
+      {"c__builtin__\nbytes\n)R."s, R"({"$bytes":""})"},
+      {"c__builtin__\ncomplex\nG\x3f\xf8\x00\x00\x00\x00\x00\x00G\xc0\x00\x00\x00\x00\x00\x00\x00\x86R."s,
+       R"({"$symbol":"complex:1.5,-2"})"},
+      {"cpathlib\nPosixPath\n(U\x01/U\x03tmpU\x01xtR."s, R"("/tmp/x")"},
+  };
+  for (const auto& [pickle, json] : cases) {
+    SCOPED_TRACE(pickle);
+    EXPECT_EQ(json_of(pickle), json);
+  }
+}
+
+TEST(PickleTest, NumpyScalarsBecomeNumbers) {
+  const auto scalar = [](const std::string& dtype, char order, const std::string& bytes) {
+    return "cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\nU" +
+           std::string(1, static_cast<char>(dtype.size())) + dtype + "\x89\x88\x87R(K\x03U\x01" +
+           order + "NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK" + '\0' + "tbC" +
+           static_cast<char>(bytes.size()) + bytes + "\x86R.";
+  };
+  EXPECT_EQ(json_of(scalar("f8", '<', "\0\0\0\0\0\0\xf8\x3f"s)), "1.5");
+  EXPECT_EQ(json_of(scalar("f4", '<', "\0\0\xc0\x3f"s)), "1.5");
+  EXPECT_EQ(json_of(scalar("f4", '>', "\x3f\xc0\0\0"s)), "1.5");
+  EXPECT_EQ(json_of(scalar("f2", '<', "\x00\x3e"s)), "1.5");
+  EXPECT_EQ(json_of(scalar("i8", '<', "\xfe\xff\xff\xff\xff\xff\xff\xff"s)), "-2");
+  EXPECT_EQ(json_of(scalar("i2", '>', "\xff\xfe"s)), "-2");
+  EXPECT_EQ(json_of(scalar("u8", '<', "\xff\xff\xff\xff\xff\xff\xff\xff"s)),
+            "18446744073709551615");
+  EXPECT_EQ(json_of(scalar("b1", '|', "\1"s)), "true");
+  EXPECT_THAT(value_refusal_of(scalar("f8", '<', "\0\0\0\0"s)).what(),
+              HasSubstr("expected 8 bytes"));
+  EXPECT_THAT(value_refusal_of(scalar("O8", '|', "\0\0\0\0\0\0\0\0"s)).what(),
+              HasSubstr("dtype O8"));
+}
+
+TEST(PickleTest, MalformedArgumentsOfKnownTypesAreRefused) {
+  const std::string cases[] = {
+      "ctorch\nSize\n)R."s,
+      "ctorch\nSize\nK\x01\x85R."s,
+      "ctorch\ndevice\nK\x01\x85R."s,
+      "ctorch\nSize\n."s,  // the class itself
+      "cbuiltins\nlist\n."s,
+      "cbuiltins\nlist\n)R."s,
+      "c_codecs\nencode\nU\x01xU\x04rot1\x86R."s,
+      "c_codecs\nencode\nX\x02\x00\x00\x00\xc4\x80U\x06latin1\x86R."s,
+      "c__builtin__\ncomplex\nU\x01xU\x01y\x86R."s,
+      "cnumpy.core.multiarray\nscalar\nNN\x86R."s,
+      "}(]Nu."s,  // a list as a key
+      "}(}Nu."s,
+      "K\x01Q."s,  // a persistent id
+  };
+  for (const std::string& pickle : cases) {
+    SCOPED_TRACE(testing::PrintToString(pickle));
+    EXPECT_THAT(value_refusal_of(pickle).what(), HasSubstr("expected"));
+  }
+}
+
+TEST(PickleTest, ObjectsNameTheByteTheyWereMadeAt) {
+  const ObjectGraph graph = unpickle({'K', 1, '.'}, {.path = "a/b", .file_offset = 100}, plain());
+  const Error error = error_of([&] { graph.root().as_str("name"); });
+  EXPECT_STREQ(error.what(), "a/b: bytes [100, 101): pickle: name: expected str, found int 1");
+  EXPECT_EQ(error.where().byte_range->begin, 100u);
+}
+
+// Reads 4 MB of nested small objects. Quadratic work anywhere would take minutes.
+TEST(PickleTest, CostIsLinear) {
+  std::string pickle = "}(";
+  for (std::uint32_t i = 0; i < 200000; ++i)
+    pickle += "J" + u32(i) + "]r" + u32(i) +
+              "(K\x01K\x02"
+              "e";
+  pickle += "u";
+  const ObjectGraph graph = read(pickle + ".");
+  EXPECT_EQ(graph.root().num_entries("dict"), 200000u);
+}
+
+// One list grown an item at a time, while others are grown in between.
+TEST(PickleTest, InterleavedGrowthKeepsEveryItem) {
+  std::string pickle = "]q\x00]q\x01"s;
+  for (int i = 0; i < 200; ++i) {
+    pickle +=
+        "h"s + '\0' + "K" + static_cast<char>(i) + "a0h\x01K" + static_cast<char>(255 - i) + "a0";
+  }
+  const ObjectGraph graph = read(pickle + "\x86.");
+  for (std::size_t i = 0; i < 200; ++i) {
+    EXPECT_EQ(graph.root().item(0).item(i).as_integer("a"), static_cast<std::int64_t>(i));
+    EXPECT_EQ(graph.root().item(1).item(i).as_integer("b"), static_cast<std::int64_t>(255 - i));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::formats::pickle
