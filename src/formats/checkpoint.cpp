@@ -36,6 +36,19 @@ std::string_view state_kind_name(StateKind kind) {
   return {};
 }
 
+std::string spell(const KeyPath& path) {
+  std::string spelled;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    if (i != 0) spelled += '.';
+    if (const auto* key = std::get_if<std::string>(&path[i])) {
+      spelled += *key;
+    } else {
+      spelled += std::to_string(std::get<std::int64_t>(path[i]));
+    }
+  }
+  return spelled;
+}
+
 const TensorEntry* CheckpointContents::find_tensor(std::string_view fqn) const {
   const auto it = std::lower_bound(
       tensors.begin(), tensors.end(), fqn,

@@ -44,6 +44,9 @@ std::string_view state_kind_name(StateKind kind);
 /// Where in the nested state dict a flattened key came from: str and int steps, outermost first.
 using KeyPath = std::vector<std::variant<std::string, std::int64_t>>;
 
+/// Returns the flattened key that a path has: its steps joined by dots.
+std::string spell(const KeyPath& path);
+
 /// A region of a tensor together with the rank whose file holds it.
 struct Piece {
   Region region;

@@ -34,8 +34,8 @@ constexpr std::uint64_t kBlockNbytes = std::uint64_t{1} << 20;
 }
 
 void check_key_path(const std::string& destination, const std::string& name, const KeyPath& path) {
-  if (path.empty() || dcp::spell(path) == name) return;
-  refuse(destination, name, "key path", "steps that spell the name", dcp::spell(path));
+  if (path.empty() || spell(path) == name) return;
+  refuse(destination, name, "key path", "steps that spell the name", spell(path));
 }
 
 void check_contents(const std::string& destination, const CheckpointContents& contents) {

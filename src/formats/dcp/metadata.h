@@ -25,9 +25,6 @@ struct Storage {
   std::vector<StorageInfo> values;               // parallel to contents.values
 };
 
-/// Returns the flattened key that a path into a nested state dict has: its steps joined by dots.
-std::string spell(const KeyPath& path);
-
 /// Returns `.metadata` for these contents: the pickle of a `Metadata` object of
 /// torch.distributed.checkpoint.metadata, version 1.0.0. Requires: Box pieces only.
 std::string pickle_metadata(const CheckpointContents& contents, const Storage& storage);

@@ -146,19 +146,6 @@ void pickle_key_path(Pickler& pickler, const std::string& name, const KeyPath& p
 
 }  // namespace
 
-std::string spell(const KeyPath& path) {
-  std::string spelled;
-  for (const auto& step : path) {
-    if (!spelled.empty() || &step != path.data()) spelled += '.';
-    if (const auto* key = std::get_if<std::string>(&step)) {
-      spelled += *key;
-    } else {
-      spelled += std::to_string(std::get<std::int64_t>(step));
-    }
-  }
-  return spelled;
-}
-
 std::string pickle_metadata(const CheckpointContents& contents, const Storage& storage) {
   Pickler pickler(4);
   new_instance(pickler, kMetadataModule, "Metadata");

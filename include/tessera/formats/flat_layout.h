@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/dtype.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/layout/flat_unit.h"
+
+namespace tessera::formats {
+
+/// Which parameters lie in a bare flat vector of a checkpoint, and where. FSDP1 writes such vectors
+/// (LOCAL_STATE_DICT) without saying so. Units: elements; offsets count within the vector, which
+/// may hold gaps for alignment and padding at the end.
+struct FlatVectorLayout {
+  std::string key;  // the vector's fqn in the checkpoint
+  DType dtype = DType::float32;
+  std::int64_t numel_padded = 0;  // all of the vector
+  std::vector<FlatUnitParameter> parameters;
+  friend bool operator==(const FlatVectorLayout&, const FlatVectorLayout&) = default;
+};
+
+/// Reads a flat layout as docs/examples/write_flat_layout.py writes it:
+/// `{"schema":1,"units":[{"key":…,"dtype":…,"numel_padded":N,"params":[{"fqn":…,"shape":[…],
+/// "offset":N}]}]}`.
+/// Throws: Error(corruption) where the file is not that, or where parameters leave their vector or
+/// overlap (the same elements twice are tied parameters); Error(not_found), Error(io).
+std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::string& path);
+
+/// Returns `reader` with each vector shown as the parameters that lie in it, each a tensor of its
+/// own whose pieces are the ranges that the vector's pieces hold. The optimizer state of a vector
+/// (`….state.<vector>.<name>`, the vector with or without its first step) becomes state of each
+/// parameter: cut likewise where it has the vector's length, repeated where it has no dimensions.
+/// Tied parameters become aliases, `contents().units` names the units, all else stays as it is.
+/// Throws: Error(mismatch) naming the vector where the checkpoint does not have it, has it with
+/// another dtype or length, or already has one of its parameters.
+std::unique_ptr<CheckpointReader> apply_flat_layout(std::unique_ptr<CheckpointReader> reader,
+                                                    const std::vector<FlatVectorLayout>& layout);
+
+}  // namespace tessera::formats

@@ -1,0 +1,398 @@
+#include "tessera/formats/flat_layout.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "tessera/base/checked_math.h"
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+#include "tessera/base/shape.h"
+#include "tessera/base/tensor_meta.h"
+
+namespace tessera::formats {
+namespace {
+
+constexpr std::uint64_t kMaxLayoutFileNbytes = std::uint64_t{1} << 28;
+
+/// Reads members of JSON objects, naming the file and the way to the member on failure.
+class LayoutJson {
+ public:
+  explicit LayoutJson(const std::string& path) : path_(path) {}
+
+  const Value& member(const Value& object, std::string_view key, const std::string& where) const {
+    const Value* found = object.find(key);
+    if (found == nullptr) fail(where + "." + std::string(key), "a member", "none");
+    return *found;
+  }
+  template <class T>
+  const T& member_as(const Value& object, std::string_view key, const std::string& where,
+                     std::string_view expected) const {
+    const Value& found = member(object, key, where);
+    if (const T* value = found.get_if<T>()) return *value;
+    fail(where + "." + std::string(key), expected, std::string(type_name(found)));
+  }
+  [[noreturn]] void fail(const std::string& rule, std::string_view expected,
+                         std::string_view found) const {
+    throw Error::expected(ErrorKind::corruption, {.path = path_}, rule, expected, found);
+  }
+
+ private:
+  const std::string& path_;
+};
+
+FlatUnitParameter parse_parameter(const LayoutJson& json, const Value& object,
+                                  const std::string& where, const FlatVectorLayout& vector,
+                                  const std::string& path) {
+  FlatUnitParameter parameter;
+  parameter.fqn = json.member_as<std::string>(object, "fqn", where, "str");
+  parameter.offset = json.member_as<std::int64_t>(object, "offset", where, "int");
+  for (const Value& size : json.member_as<Value::List>(object, "shape", where, "list")) {
+    const auto* number = size.get_if<std::int64_t>();
+    if (number == nullptr) json.fail(where + ".shape", "ints", type_name(size));
+    parameter.shape.push_back(*number);
+  }
+  validate_tensor_meta({parameter.fqn, vector.dtype, parameter.shape}, path);
+  const auto end = checked_add(parameter.offset, numel_of(parameter.shape));
+  if (parameter.offset < 0 || !end || *end > vector.numel_padded) {
+    throw Error::expected(
+        ErrorKind::corruption, {.path = path, .fqn = parameter.fqn}, "place in " + vector.key,
+        "within [0, " + std::to_string(vector.numel_padded) + ")",
+        shape_to_string(parameter.shape) + " at " + std::to_string(parameter.offset));
+  }
+  return parameter;
+}
+
+/// Throws where two parameters share elements without being the same ones.
+void check_no_overlap(const FlatVectorLayout& vector, const std::string& path) {
+  std::vector<const FlatUnitParameter*> by_offset;
+  for (const FlatUnitParameter& parameter : vector.parameters) {
+    if (numel_of(parameter.shape) != 0) by_offset.push_back(&parameter);
+  }
+  std::ranges::stable_sort(by_offset, {}, &FlatUnitParameter::offset);
+  for (std::size_t i = 1; i < by_offset.size(); ++i) {
+    const FlatUnitParameter& before = *by_offset[i - 1];
+    const FlatUnitParameter& parameter = *by_offset[i];
+    const bool tied = before.offset == parameter.offset && before.shape == parameter.shape;
+    if (tied || before.offset + numel_of(before.shape) <= parameter.offset) continue;
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = parameter.fqn},
+                          "offset in " + vector.key,
+                          "at least " + std::to_string(before.offset + numel_of(before.shape)) +
+                              ", the end of " + printable(before.fqn),
+                          std::to_string(parameter.offset));
+  }
+}
+
+/// Returns `layers.0.up.weight` for `model.layers.0.up.weight`; nothing without a dot.
+std::optional<std::string_view> without_first_step(std::string_view fqn) {
+  const std::size_t dot = fqn.find('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  return fqn.substr(dot + 1);
+}
+
+/// Returns `layers.0` for `layers.0._flat_param`, empty for `_flat_param`.
+std::string_view without_last_step(std::string_view fqn) {
+  const std::size_t dot = fqn.rfind('.');
+  return dot == std::string_view::npos ? std::string_view() : fqn.substr(0, dot);
+}
+
+/// Returns where the first step `state` of an fqn ends, its dot included; 0 where there is none.
+std::size_t end_of_state_step(std::string_view fqn) {
+  constexpr std::string_view kStep = "state.";
+  if (fqn.starts_with(kStep)) return kStep.size();
+  const std::size_t dot = fqn.find(".state.");
+  return dot == std::string_view::npos ? 0 : dot + 1 + kStep.size();
+}
+
+class FlatLayoutReader final : public CheckpointReader {
+ public:
+  FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
+                   const std::vector<FlatVectorLayout>& layout);
+
+  Format format() const override { return reader_->format(); }
+  const std::string& path() const override { return reader_->path(); }
+  const CheckpointContents& contents() const override { return contents_; }
+
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    const Source& source = sources_[tensor_index][piece_index];
+    reader_->read_piece(source.tensor, source.piece,
+                        {source.begin + range.begin, source.begin + range.end}, out);
+  }
+  Value read_value(std::size_t value_index) const override {
+    return reader_->read_value(value_index);
+  }
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
+  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
+    reader_->verify(sink, progress);
+  }
+
+ private:
+  /// Where a piece lies: `tensor` and `piece` of the reader below, from element `begin` on.
+  struct Source {
+    std::size_t tensor;
+    std::size_t piece;
+    std::int64_t begin;
+  };
+  struct Shown {
+    TensorEntry entry;
+    std::vector<Source> sources;
+  };
+
+  void show_parameter(std::size_t vector, const FlatUnitParameter& parameter, std::string fqn,
+                      KeyPath key_path);
+  void show_whole(std::size_t tensor, std::string fqn, KeyPath key_path);
+  void show_vector(std::size_t vector, const FlatVectorLayout& layout);
+  void show_state(std::size_t state, const FlatVectorLayout& layout, std::string_view prefix,
+                  std::string_view vector_name, std::string_view state_name);
+  void finish();
+  [[noreturn]] void refuse(const std::string& fqn, std::string_view rule, std::string_view expected,
+                           std::string_view found, std::string_view likely_cause = {}) const;
+
+  std::unique_ptr<CheckpointReader> reader_;
+  CheckpointContents contents_;
+  std::vector<std::vector<Source>> sources_;  // parallel to contents_.tensors and their pieces
+  std::vector<Shown> shown_;                  // until they are sorted
+};
+
+void FlatLayoutReader::refuse(const std::string& fqn, std::string_view rule,
+                              std::string_view expected, std::string_view found,
+                              std::string_view likely_cause) const {
+  throw Error::expected(ErrorKind::mismatch, {.path = path(), .fqn = fqn}, rule, expected, found,
+                        likely_cause);
+}
+
+FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
+                                   const std::vector<FlatVectorLayout>& layout)
+    : reader_(std::move(reader)) {
+  const CheckpointContents& below = reader_->contents();
+  contents_.world_size = below.world_size;
+  contents_.values = below.values;
+  contents_.aliases = below.aliases;
+  contents_.units = below.units;
+  contents_.annotations = below.annotations;
+
+  std::set<std::size_t> replaced;
+  // The name by which optimizer state knows a vector -> its layout.
+  std::unordered_map<std::string_view, const FlatVectorLayout*> by_state_name;
+  for (const FlatVectorLayout& vector : layout) {
+    const TensorEntry* found = below.find_tensor(vector.key);
+    if (found == nullptr) {
+      refuse(vector.key, "flat vector", "a tensor of that name", "none",
+             "a layout of another checkpoint?");
+    }
+    const auto index = static_cast<std::size_t>(found - below.tensors.data());
+    if (!replaced.insert(index).second) refuse(vector.key, "flat vector", "one layout", "two");
+    show_vector(index, vector);
+    by_state_name.emplace(vector.key, &vector);
+    if (const auto name = without_first_step(vector.key)) by_state_name.emplace(*name, &vector);
+  }
+
+  for (std::size_t t = 0; t < below.tensors.size(); ++t) {
+    if (replaced.contains(t)) continue;
+    const std::string& fqn = below.tensors[t].meta.fqn;
+    const std::size_t begin = end_of_state_step(fqn);
+    const std::string_view rest = std::string_view(fqn).substr(begin);
+    const std::string_view vector_name = without_last_step(rest);
+    const auto vector = by_state_name.find(vector_name);
+    if (begin != 0 && vector != by_state_name.end()) {
+      show_state(t, *vector->second, std::string_view(fqn).substr(0, begin), vector_name,
+                 rest.substr(vector_name.size() + 1));
+    } else {
+      show_whole(t, fqn, below.tensors[t].key_path);
+    }
+  }
+  finish();
+}
+
+void FlatLayoutReader::show_whole(std::size_t tensor, std::string fqn, KeyPath key_path) {
+  Shown shown{reader_->contents().tensors[tensor], {}};
+  shown.entry.meta.fqn = std::move(fqn);
+  shown.entry.key_path = std::move(key_path);
+  for (std::size_t p = 0; p < shown.entry.pieces.size(); ++p) {
+    shown.sources.push_back({tensor, p, 0});
+  }
+  shown_.push_back(std::move(shown));
+}
+
+void FlatLayoutReader::show_parameter(std::size_t vector, const FlatUnitParameter& parameter,
+                                      std::string fqn, KeyPath key_path) {
+  const TensorEntry& below = reader_->contents().tensors[vector];
+  Shown shown;
+  shown.entry.meta = {std::move(fqn), below.meta.dtype, parameter.shape};
+  shown.entry.key_path = std::move(key_path);
+  const std::int64_t parameter_end = parameter.offset + numel_of(parameter.shape);
+  for (std::size_t p = 0; p < below.pieces.size(); ++p) {
+    const auto held = as_flat_range(below.pieces[p].region, below.meta.shape);
+    TESSERA_CHECK(held.has_value());  // every region of a 1-d tensor is one range
+    const std::int64_t begin = std::max(held->begin, parameter.offset);
+    const std::int64_t end = std::min(held->end, parameter_end);
+    if (begin >= end) continue;
+    shown.entry.pieces.push_back(
+        {FlatRange{begin - parameter.offset, end - parameter.offset}, below.pieces[p].rank});
+    shown.sources.push_back({vector, p, begin - held->begin});
+  }
+  shown_.push_back(std::move(shown));
+}
+
+/// Returns the path of `fqn`, which lies in the same dict as the vector; empty where the vector's
+/// own path does not say which one that is.
+KeyPath path_beside(const TensorEntry& vector, std::string_view fqn) {
+  if (vector.key_path.size() < 2) return {};
+  KeyPath path(vector.key_path.begin(), vector.key_path.end() - 1);
+  const std::string beside = spell(path) + ".";
+  if (!fqn.starts_with(beside)) return {};
+  path.emplace_back(std::string(fqn.substr(beside.size())));
+  return path;
+}
+
+void FlatLayoutReader::show_vector(std::size_t vector, const FlatVectorLayout& layout) {
+  const TensorEntry& below = reader_->contents().tensors[vector];
+  if (below.meta.shape != Shape{layout.numel_padded}) {
+    refuse(layout.key, "flat vector", shape_to_string(Shape{layout.numel_padded}),
+           shape_to_string(below.meta.shape), "a layout of another model or world size?");
+  }
+  if (below.meta.dtype != layout.dtype) {
+    refuse(layout.key, "dtype", dtype_name(layout.dtype), dtype_name(below.meta.dtype));
+  }
+  std::map<std::pair<std::int64_t, Shape>, const FlatUnitParameter*> first_at;
+  std::vector<std::pair<std::string, Shape>> of_unit;
+  for (const FlatUnitParameter& parameter : layout.parameters) {
+    KeyPath key_path = path_beside(below, parameter.fqn);
+    const auto [first, is_first] =
+        first_at.try_emplace({parameter.offset, parameter.shape}, &parameter);
+    if (!is_first && numel_of(parameter.shape) != 0) {
+      contents_.aliases.push_back({parameter.fqn, first->second->fqn, std::move(key_path)});
+      continue;
+    }
+    of_unit.emplace_back(parameter.fqn, parameter.shape);
+    show_parameter(vector, parameter, parameter.fqn, std::move(key_path));
+  }
+  contents_.units.push_back(
+      make_flat_unit(std::string(without_last_step(layout.key)), layout.dtype, std::move(of_unit)));
+}
+
+void FlatLayoutReader::show_state(std::size_t state, const FlatVectorLayout& layout,
+                                  std::string_view prefix, std::string_view vector_name,
+                                  std::string_view state_name) {
+  const TensorEntry& below = reader_->contents().tensors[state];
+  const bool is_scalar = below.meta.shape.empty();
+  if (!is_scalar && below.meta.shape != Shape{layout.numel_padded}) {
+    refuse(below.meta.fqn, "state of flat vector " + printable(layout.key),
+           shape_to_string(Shape{layout.numel_padded}) + " or []",
+           shape_to_string(below.meta.shape));
+  }
+  const bool has_first_step = vector_name == layout.key;
+  std::set<std::pair<std::int64_t, Shape>> done;
+  for (const FlatUnitParameter& parameter : layout.parameters) {
+    if (!done.emplace(parameter.offset, parameter.shape).second) continue;  // tied
+    const std::string_view name =
+        has_first_step ? parameter.fqn : without_first_step(parameter.fqn).value_or(parameter.fqn);
+    std::string fqn(prefix);
+    fqn += name;
+    fqn += '.';
+    fqn += state_name;
+    KeyPath key_path = below.key_path;
+    if (key_path.size() >= 2 &&
+        key_path[key_path.size() - 2] == KeyPath::value_type(std::string(vector_name))) {
+      key_path[key_path.size() - 2] = std::string(name);
+    } else {
+      key_path.clear();
+    }
+    if (is_scalar) {
+      show_whole(state, std::move(fqn), std::move(key_path));
+    } else {
+      show_parameter(state, parameter, std::move(fqn), std::move(key_path));
+    }
+  }
+}
+
+void FlatLayoutReader::finish() {
+  std::ranges::sort(shown_, {},
+                    [](const Shown& s) -> const std::string& { return s.entry.meta.fqn; });
+  std::ranges::sort(contents_.aliases, {}, &Alias::fqn);
+  std::set<std::string_view> names;
+  const auto claim = [&](const std::string& name) {
+    if (!names.insert(name).second) {
+      refuse(name, "name", "one tensor or value of that name", "two",
+             "the checkpoint has the parameter beside its flat vector?");
+    }
+  };
+  for (const Shown& shown : shown_) claim(shown.entry.meta.fqn);
+  for (const Alias& alias : contents_.aliases) claim(alias.fqn);
+  for (const ValueEntry& value : contents_.values) claim(value.name);
+  for (Shown& shown : shown_) {
+    contents_.tensors.push_back(std::move(shown.entry));
+    sources_.push_back(std::move(shown.sources));
+  }
+  shown_.clear();
+  for (const Alias& alias : contents_.aliases) {
+    if (contents_.find_tensor(alias.target) == nullptr) {
+      refuse(alias.fqn, "alias", "a target that is a tensor", printable(alias.target),
+             "a second name of a flat vector?");
+    }
+  }
+}
+
+PieceStorage FlatLayoutReader::piece_storage(std::size_t tensor_index,
+                                             std::size_t piece_index) const {
+  const Source& source = sources_[tensor_index][piece_index];
+  const TensorEntry& entry = contents_.tensors[tensor_index];
+  PieceStorage storage = reader_->piece_storage(source.tensor, source.piece);
+  if (storage.byte_range && storage.encoding == "plain") {
+    const std::uint64_t element_nbytes = itemsize(entry.meta.dtype);
+    storage.stored_nbytes =
+        static_cast<std::uint64_t>(numel_of(entry.pieces[piece_index].region)) * element_nbytes;
+    storage.byte_range->begin += static_cast<std::uint64_t>(source.begin) * element_nbytes;
+    storage.byte_range->end = storage.byte_range->begin + storage.stored_nbytes;
+  }
+  return storage;
+}
+
+}  // namespace
+
+std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::string& path) {
+  const Value root = parse_json(read_file(fs, path, kMaxLayoutFileNbytes), path);
+  const LayoutJson json(path);
+  const auto schema = json.member_as<std::int64_t>(root, "schema", "flat layout", "int");
+  if (schema != 1) json.fail("flat layout.schema", "1", std::to_string(schema));
+
+  std::vector<FlatVectorLayout> layout;
+  const auto& units = json.member_as<Value::List>(root, "units", "flat layout", "list");
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    const std::string where = "units[" + std::to_string(u) + "]";
+    FlatVectorLayout vector;
+    vector.key = json.member_as<std::string>(units[u], "key", where, "str");
+    const auto& dtype = json.member_as<std::string>(units[u], "dtype", where, "str");
+    if (const auto known = parse_dtype(dtype)) {
+      vector.dtype = *known;
+    } else {
+      json.fail(where + ".dtype", "a dtype of torch", printable(dtype));
+    }
+    vector.numel_padded = json.member_as<std::int64_t>(units[u], "numel_padded", where, "int");
+    if (vector.numel_padded < 0) {
+      json.fail(where + ".numel_padded", "0 or more", std::to_string(vector.numel_padded));
+    }
+    const auto& parameters = json.member_as<Value::List>(units[u], "params", where, "list");
+    for (std::size_t p = 0; p < parameters.size(); ++p) {
+      vector.parameters.push_back(parse_parameter(
+          json, parameters[p], where + ".params[" + std::to_string(p) + "]", vector, path));
+    }
+    check_no_overlap(vector, path);
+    layout.push_back(std::move(vector));
+  }
+  return layout;
+}
+
+std::unique_ptr<CheckpointReader> apply_flat_layout(std::unique_ptr<CheckpointReader> reader,
+                                                    const std::vector<FlatVectorLayout>& layout) {
+  return std::make_unique<FlatLayoutReader>(std::move(reader), layout);
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,201 @@
+#include "tessera/formats/flat_layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/memory_checkpoint.h"
+#include "support/temporary_directory.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats {
+namespace {
+
+using test::Bytes;
+using test::bytes_of;
+using test::MemoryCheckpoint;
+using test::TemporaryDirectory;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<float> counting(std::size_t numel, float from = 0) {
+  std::vector<float> values(numel);
+  std::iota(values.begin(), values.end(), from);
+  return values;
+}
+
+/// `model.layers.0._flat_param` of 14 elements on two ranks: a [2, 3] at 0, b [4] at 8 (two are
+/// skipped for alignment), two of padding.
+std::vector<FlatVectorLayout> layout() {
+  return {{"model.layers.0._flat_param",
+           DType::float32,
+           14,
+           {{"model.layers.0.a", {2, 3}, 0}, {"model.layers.0.b", {4}, 8}}}};
+}
+
+MemoryCheckpoint checkpoint() {
+  MemoryCheckpoint memory("flat", 2);
+  memory.add({"model.layers.0._flat_param", DType::float32, {14}}, bytes_of(counting(14)),
+             {{Box{{0}, {5}}, 0}, {Box{{5}, {9}}, 1}});
+  memory.add({"model.scale", DType::float32, {}}, bytes_of<float>({2}));
+  memory.add_value("step", 3);
+  for (TensorEntry& tensor : memory.contents_for_change().tensors) {
+    tensor.key_path = {"model", tensor.meta.fqn.substr(6)};
+  }
+  return memory;
+}
+
+std::unique_ptr<CheckpointReader> applied(MemoryCheckpoint memory,
+                                          const std::vector<FlatVectorLayout>& with = layout()) {
+  return apply_flat_layout(std::make_unique<MemoryCheckpoint>(std::move(memory)), with);
+}
+
+std::vector<std::string> names_of(const CheckpointContents& contents) {
+  std::vector<std::string> names;
+  for (const TensorEntry& tensor : contents.tensors) names.push_back(tensor.meta.fqn);
+  return names;
+}
+
+Bytes whole(const CheckpointReader& reader, std::string_view fqn) {
+  const TensorEntry* tensor = reader.contents().find_tensor(fqn);
+  return test::whole_tensor(reader,
+                            static_cast<std::size_t>(tensor - reader.contents().tensors.data()));
+}
+
+TEST(FlatLayoutTest, ParametersAreRangesOfTheVectorsPieces) {
+  const auto reader = applied(checkpoint());
+  EXPECT_THAT(names_of(reader->contents()),
+              ElementsAre("model.layers.0.a", "model.layers.0.b", "model.scale"));
+  const TensorEntry* a = reader->contents().find_tensor("model.layers.0.a");
+  ASSERT_EQ(a->pieces.size(), 2u);
+  EXPECT_EQ(a->pieces[0].region, Region(FlatRange{0, 5}));
+  EXPECT_EQ(a->pieces[0].rank, 0);
+  EXPECT_EQ(a->pieces[1].region, Region(FlatRange{5, 6}));
+  EXPECT_EQ(a->pieces[1].rank, 1);
+  EXPECT_EQ(whole(*reader, "model.layers.0.a"), bytes_of(counting(6)));
+  EXPECT_EQ(whole(*reader, "model.layers.0.b"), bytes_of(counting(4, 8)));
+  EXPECT_EQ(whole(*reader, "model.scale"), bytes_of<float>({2}));
+  EXPECT_EQ(reader->read_value(0), Value(3));
+  EXPECT_EQ(reader->contents().world_size, 2);
+}
+
+TEST(FlatLayoutTest, UnitsNameTheirModuleAndParametersInOrder) {
+  const auto reader = applied(checkpoint());
+  const FlatUnit expected{"model.layers.0",
+                          DType::float32,
+                          {{"model.layers.0.a", {2, 3}, 0}, {"model.layers.0.b", {4}, 6}}};
+  EXPECT_THAT(reader->contents().units, ElementsAre(expected));
+}
+
+TEST(FlatLayoutTest, ParametersLieInTheVectorsDict) {
+  const auto reader = applied(checkpoint());
+  EXPECT_EQ(reader->contents().find_tensor("model.layers.0.a")->key_path,
+            (KeyPath{"model", "layers.0.a"}));
+}
+
+TEST(FlatLayoutTest, StateOfTheVectorIsStateOfItsParameters) {
+  MemoryCheckpoint memory = checkpoint();
+  memory
+      .add({"optim.state.layers.0._flat_param.exp_avg", DType::float32, {14}},
+           bytes_of(counting(14, 100)), {{Box{{0}, {7}}, 0}, {Box{{7}, {7}}, 1}})
+      .key_path = {"optim", "state", "layers.0._flat_param", "exp_avg"};
+  memory.add({"optim.state.layers.0._flat_param.step", DType::int64, {}},
+             bytes_of<std::int64_t>({9}));
+  const auto reader = applied(std::move(memory));
+  EXPECT_THAT(names_of(reader->contents()),
+              ElementsAre("model.layers.0.a", "model.layers.0.b", "model.scale",
+                          "optim.state.layers.0.a.exp_avg", "optim.state.layers.0.a.step",
+                          "optim.state.layers.0.b.exp_avg", "optim.state.layers.0.b.step"));
+  EXPECT_EQ(whole(*reader, "optim.state.layers.0.b.exp_avg"), bytes_of(counting(4, 108)));
+  EXPECT_EQ(whole(*reader, "optim.state.layers.0.b.step"), bytes_of<std::int64_t>({9}));
+  EXPECT_EQ(reader->contents().find_tensor("optim.state.layers.0.a.exp_avg")->key_path,
+            (KeyPath{"optim", "state", "layers.0.a", "exp_avg"}));
+}
+
+TEST(FlatLayoutTest, TiedParametersAreAliases) {
+  std::vector<FlatVectorLayout> tied = layout();
+  tied[0].parameters.push_back({"model.head", {4}, 8});
+  const auto reader = applied(checkpoint(), tied);
+  ASSERT_EQ(reader->contents().aliases.size(), 1u);
+  EXPECT_EQ(reader->contents().aliases[0].fqn, "model.head");
+  EXPECT_EQ(reader->contents().aliases[0].target, "model.layers.0.b");
+}
+
+TEST(FlatLayoutTest, RefusesWhatDoesNotAddUp) {
+  const auto message_for = [](const auto& change, MemoryCheckpoint memory) -> std::string {
+    std::vector<FlatVectorLayout> changed = layout();
+    change(changed[0]);
+    try {
+      applied(std::move(memory), changed);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::mismatch);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(message_for([](auto& v) { v.numel_padded = 16; }, checkpoint()),
+              HasSubstr("model.layers.0._flat_param: flat vector: expected [16], found [14]"));
+  EXPECT_THAT(message_for([](auto& v) { v.dtype = DType::bfloat16; }, checkpoint()),
+              HasSubstr("dtype: expected bfloat16, found float32"));
+  EXPECT_THAT(
+      message_for([](auto& v) { v.key = "model._flat_param"; }, checkpoint()),
+      HasSubstr("model._flat_param: flat vector: expected a tensor of that name, found none"));
+  EXPECT_THAT(message_for([](auto& v) { v.parameters[0].fqn = "model.scale"; }, checkpoint()),
+              HasSubstr("model.scale: name: expected one tensor or value of that name, found two"));
+  MemoryCheckpoint odd_state = checkpoint();
+  odd_state.add({"optim.state.layers.0._flat_param.exp_avg", DType::float32, {12}},
+                bytes_of(counting(12)));
+  EXPECT_THAT(message_for([](auto&) {}, std::move(odd_state)),
+              HasSubstr("expected [14] or [], found [12]"));
+}
+
+std::vector<FlatVectorLayout> read(const std::string& json) {
+  const TemporaryDirectory directory;
+  std::ofstream(directory / "layout.json") << json;
+  return read_flat_layout(FileSystem::posix(), directory / "layout.json");
+}
+
+TEST(FlatLayoutTest, FileIsReadAsTheScriptWritesIt) {
+  EXPECT_EQ(read(R"({"schema": 1, "units": [{"key": "model.layers.0._flat_param",
+                     "dtype": "float32", "numel_padded": 14, "params": [
+                       {"fqn": "model.layers.0.a", "shape": [2, 3], "offset": 0},
+                       {"fqn": "model.layers.0.b", "shape": [4], "offset": 8}]}]})"),
+            layout());
+}
+
+TEST(FlatLayoutTest, RefusesFilesThatContradictThemselves) {
+  const auto message_for = [](const std::string& params) -> std::string {
+    try {
+      read(R"({"schema": 1, "units": [{"key": "v", "dtype": "float32", "numel_padded": 14,
+               "params": [)" +
+           params + "]}]}");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::corruption);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(message_for(R"({"fqn": "a", "shape": [4, 4], "offset": 0})"),
+              HasSubstr("a: place in v: expected within [0, 14), found [4, 4] at 0"));
+  EXPECT_THAT(message_for(R"({"fqn": "a", "shape": [4], "offset": -1})"), HasSubstr("place in v"));
+  EXPECT_THAT(message_for(R"({"fqn": "a", "shape": [4], "offset": 9223372036854775807})"),
+              HasSubstr("place in v"));
+  EXPECT_THAT(message_for(R"({"fqn": "a", "shape": [4611686018427387904, 4], "offset": 0})"),
+              HasSubstr("a: "));
+  EXPECT_THAT(message_for(R"({"fqn": "a", "shape": [6], "offset": 0},
+                             {"fqn": "b", "shape": [6], "offset": 5})"),
+              HasSubstr("b: offset in v: expected at least 6, the end of a, found 5"));
+  EXPECT_THAT(message_for(R"({"fqn": "a", "shape": "4", "offset": 0})"),
+              HasSubstr("units[0].params[0].shape: expected list, found str"));
+  EXPECT_THAT(message_for(R"({"shape": [4], "offset": 0})"),
+              HasSubstr("units[0].params[0].fqn: expected a member, found none"));
+}
+
+}  // namespace
+}  // namespace tessera::formats
