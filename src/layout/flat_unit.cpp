@@ -1,10 +1,12 @@
 #include "tessera/layout/flat_unit.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
+#include "tessera/base/json.h"
 
 namespace tessera {
 
@@ -39,6 +41,81 @@ FlatRange shard_of_parameter(const FlatUnit& unit, const FlatUnitParameter& para
   const std::int64_t end =
       std::clamp<std::int64_t>((rank + 1) * share - parameter.offset, 0, numel);
   return begin < end ? FlatRange{begin, end} : FlatRange{};
+}
+
+namespace {
+
+/// Reads members of JSON objects, and names file and place in every refusal.
+class UnitReader {
+ public:
+  explicit UnitReader(const std::string& path) : path_(path) {}
+
+  template <class T>
+  const T& member(const Value& object, std::string_view key, std::string_view expected,
+                  const std::string& where) const {
+    const Value* value = object.find(key);
+    const T* typed = value == nullptr ? nullptr : value->get_if<T>();
+    if (typed == nullptr) {
+      throw refusal(where, key, expected, value == nullptr ? "nothing" : value_to_string(*value));
+    }
+    return *typed;
+  }
+
+  Error refusal(const std::string& where, std::string_view rule, std::string_view expected,
+                std::string_view found) const {
+    return Error::expected(ErrorKind::corruption, {.path = path_, .fqn = where}, rule, expected,
+                           found);
+  }
+
+  Shape shape(const Value& parameter, const std::string& fqn) const {
+    Shape sizes;
+    for (const Value& size : member<Value::List>(parameter, "shape", "a list of sizes", fqn)) {
+      const auto* number = size.get_if<std::int64_t>();
+      if (number == nullptr) throw refusal(fqn, "shape", "integers", value_to_string(size));
+      sizes.push_back(*number);
+    }
+    if (!checked_numel(sizes)) {
+      throw refusal(fqn, "shape", "sizes from 0 on whose product fits", shape_to_string(sizes));
+    }
+    return sizes;
+  }
+
+ private:
+  const std::string& path_;
+};
+
+}  // namespace
+
+std::vector<FlatUnit> flat_units_from_json(std::string_view text, const std::string& path) {
+  const UnitReader reader(path);
+  const Value json = parse_json(text, path);
+  if (reader.member<std::int64_t>(json, "schema", "1", "") != 1) {
+    throw reader.refusal("", "schema", "1", value_to_string(*json.find("schema")));
+  }
+  std::vector<FlatUnit> units;
+  std::set<std::string> seen;
+  for (const Value& entry : reader.member<Value::List>(json, "units", "a list of units", "")) {
+    const auto& name = reader.member<std::string>(entry, "name", "a string", "");
+    const auto& dtype_text = reader.member<std::string>(entry, "dtype", "a dtype", name);
+    const auto dtype = parse_dtype(dtype_text);
+    if (!dtype) throw reader.refusal(name, "dtype", "a dtype of torch", dtype_text);
+    std::vector<std::pair<std::string, Shape>> parameters;
+    std::int64_t numel = 0;
+    for (const Value& parameter :
+         reader.member<Value::List>(entry, "parameters", "a list of parameters", name)) {
+      const auto& fqn = reader.member<std::string>(parameter, "fqn", "a string", name);
+      if (!seen.insert(fqn).second) {
+        throw reader.refusal(fqn, "parameters", "each parameter once", "it twice");
+      }
+      Shape shape = reader.shape(parameter, fqn);
+      const auto sum = checked_add(numel, numel_of(shape));
+      if (!sum) throw reader.refusal(name, "numel", "a sum below 2^63", "a larger one");
+      numel = *sum;
+      parameters.emplace_back(fqn, std::move(shape));
+    }
+    units.push_back(make_flat_unit(name, *dtype, std::move(parameters)));
+  }
+  return units;
 }
 
 }  // namespace tessera

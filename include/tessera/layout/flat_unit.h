@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/dtype.h"
@@ -43,5 +45,12 @@ std::int64_t sharded_numel(const FlatUnit& unit, int world_size);
 /// empty where it holds nothing.
 FlatRange shard_of_parameter(const FlatUnit& unit, const FlatUnitParameter& parameter, int rank,
                              int world_size);
+
+/// Reads units from JSON, in which each parameter comes in its place in the flat parameter:
+/// `{"schema": 1, "units": [{"name": "layers.0", "dtype": "float32", "parameters":
+/// [{"fqn": "model.layers.0.up.weight", "shape": [10, 4]}]}]}`
+/// Throws: Error(corruption) that names `path`, the unit and the broken rule; a parameter may be in
+/// one unit only.
+std::vector<FlatUnit> flat_units_from_json(std::string_view text, const std::string& path);
 
 }  // namespace tessera

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats {
+
+/// Returns the format of what lies at `path`, from names in a directory or a file's first bytes.
+/// Throws: Error(not_found) where there is nothing; Error(corruption) on an empty file, or a
+/// checkpoint that lacks its index; Error(unsupported) on anything else, saying what was looked for.
+Format detect_format(const FileSystem& fs, const std::string& path);
+
+struct OpenOptions {
+  std::string flat_layout_path{};  // of what bare flat vectors are made; empty: not given
+};
+
+/// Opens a checkpoint of any format. `fs` must outlive the reader.
+/// Throws: what detect_format and the format's own `open_…` throw.
+std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const std::string& path,
+                                                  const OpenOptions& options = {});
+
+}  // namespace tessera::formats
