@@ -1,0 +1,109 @@
+#include "tessera/base/cast.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+template <class To, class From>
+To cast_one(DType from, From value, DType to) {
+  To result{};
+  cast_elements(from, std::as_bytes(std::span(&value, 1)), to,
+                std::as_writable_bytes(std::span(&result, 1)));
+  return result;
+}
+
+float decode16(DType dtype, std::uint16_t code) {
+  return cast_one<float>(dtype, code, DType::float32);
+}
+float decode8(DType dtype, std::uint8_t code) {
+  return cast_one<float>(dtype, code, DType::float32);
+}
+
+TEST(CastTest, Every16BitCodeSurvivesFloat32) {
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    for (unsigned code = 0; code <= 0xFFFF; ++code) {
+      const float value = decode16(dtype, static_cast<std::uint16_t>(code));
+      if (std::isnan(value)) continue;
+      ASSERT_EQ(cast_one<std::uint16_t>(DType::float32, value, dtype), code) << dtype_name(dtype);
+    }
+  }
+}
+
+TEST(CastTest, EveryFloat8CodeSurvivesFloat32) {
+  for (const DType dtype : {DType::float8_e4m3fn, DType::float8_e5m2}) {
+    for (unsigned code = 0; code <= 0xFF; ++code) {
+      const float value = decode8(dtype, static_cast<std::uint8_t>(code));
+      if (std::isnan(value)) continue;
+      ASSERT_EQ(cast_one<std::uint8_t>(DType::float32, value, dtype), code) << dtype_name(dtype);
+    }
+  }
+}
+
+TEST(CastTest, KnownNumbersOfTheSmallFormats) {
+  EXPECT_EQ(decode8(DType::float8_e4m3fn, 0x7E), 448.0F);
+  EXPECT_TRUE(std::isnan(decode8(DType::float8_e4m3fn, 0x7F)));
+  EXPECT_EQ(decode8(DType::float8_e4m3fn, 0x01), std::ldexp(1.0F, -9));
+  EXPECT_EQ(decode8(DType::float8_e5m2, 0x7B), 57344.0F);
+  EXPECT_TRUE(std::isinf(decode8(DType::float8_e5m2, 0x7C)));
+  EXPECT_EQ(decode8(DType::float8_e4m3fnuz, 0x7F), 240.0F);
+  EXPECT_TRUE(std::isnan(decode8(DType::float8_e4m3fnuz, 0x80)));
+  EXPECT_EQ(decode8(DType::float8_e5m2fnuz, 0x7F), 57344.0F);
+  EXPECT_EQ(decode8(DType::float8_e8m0fnu, 127), 1.0F);
+  EXPECT_EQ(decode16(DType::float16, 0x0001), std::ldexp(1.0F, -24));
+  EXPECT_EQ(decode16(DType::float16, 0x7BFF), 65504.0F);
+}
+
+TEST(CastTest, RoundsToNearestEvenAndOverflowsAsTorchDoes) {
+  const auto half = [](float v) {
+    return cast_one<std::uint16_t>(DType::float32, v, DType::float16);
+  };
+  EXPECT_EQ(half(1.0F + std::ldexp(1.0F, -11)), 0x3C00);                          // tie to even
+  EXPECT_EQ(half(1.0F + std::ldexp(3.0F, -11)), 0x3C02);                          // tie to even
+  EXPECT_EQ(half(1.0F + std::ldexp(1.0F, -11) + std::ldexp(1.0F, -20)), 0x3C01);  // above the tie
+  EXPECT_EQ(half(65520.0F), 0x7C00);
+  EXPECT_EQ(half(65519.0F), 0x7BFF);
+  EXPECT_EQ(half(-1e30F), 0xFC00);
+  EXPECT_EQ(half(std::ldexp(1.0F, -25)), 0);  // half the least
+  EXPECT_EQ(half(std::ldexp(1.5F, -25)), 1);
+  const auto e4m3 = [](float v) {
+    return cast_one<std::uint8_t>(DType::float32, v, DType::float8_e4m3fn);
+  };
+  EXPECT_EQ(e4m3(448.0F), 0x7E);
+  EXPECT_EQ(e4m3(1000.0F), 0x7F);  // there is no infinity
+}
+
+TEST(CastTest, DoubleIsRoundedOnce) {
+  // Just above the tie between 1 and the next bfloat16; through float32 it would become the tie.
+  const double above_tie = 1.0 + std::ldexp(1.0, -8) + std::ldexp(1.0, -40);
+  EXPECT_EQ(cast_one<std::uint16_t>(DType::float64, above_tie, DType::bfloat16), 0x3F81);
+}
+
+TEST(CastTest, NanStaysNan) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    EXPECT_TRUE(std::isnan(decode16(dtype, cast_one<std::uint16_t>(DType::float32, nan, dtype))));
+  }
+  // All payload bits beyond the kept ones.
+  const auto quiet_tail = std::bit_cast<float>(0x7F800001U);
+  EXPECT_TRUE(std::isnan(decode16(
+      DType::bfloat16, cast_one<std::uint16_t>(DType::float32, quiet_tail, DType::bfloat16))));
+}
+
+TEST(CastTest, OnlyMeaningfulCastsAreOffered) {
+  EXPECT_TRUE(can_cast(DType::int64, DType::float64));
+  EXPECT_FALSE(can_cast(DType::int64, DType::bfloat16));
+  EXPECT_FALSE(can_cast(DType::float32, DType::int32));
+  EXPECT_FALSE(can_cast(DType::complex64, DType::float32));
+  EXPECT_TRUE(can_cast(DType::complex128, DType::complex64));
+  EXPECT_FALSE(can_cast(DType::float4_e2m1fn_x2, DType::float32));
+}
+
+}  // namespace
+}  // namespace tessera

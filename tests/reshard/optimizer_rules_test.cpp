@@ -1,0 +1,96 @@
+#include "tessera/reshard/optimizer_rules.h"
+
+#include <gmock/gmock.h>
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointContents;
+using formats::StateKind;
+using formats::TensorEntry;
+using ::testing::ElementsAre;
+
+CheckpointContents contents_of(std::vector<std::pair<std::string, Shape>> tensors) {
+  CheckpointContents contents;
+  for (auto& [fqn, shape] : tensors) {
+    TensorEntry entry;
+    entry.meta = {fqn, DType::float32, shape};
+    entry.pieces = {{whole_box(shape), 0}};
+    contents.tensors.push_back(std::move(entry));
+  }
+  return contents;
+}
+
+TEST(OptimizerRulesTest, E10_NamesOfTorchDecideAndNotShapes) {
+  // `mystery` has its parameter's shape, and `exp_avg` of `b` has not.
+  const auto contents = contents_of({{"model.a", {4, 4}},
+                                     {"model.b", {4}},
+                                     {"optim.state.a.exp_avg", {4, 4}},
+                                     {"optim.state.a.mystery", {4, 4}},
+                                     {"optim.state.a.step", {}},
+                                     {"optim.state.b.exp_avg", {7}}});
+  const auto roles = classify_state(contents);
+  EXPECT_EQ(roles[0].kind, StateKind::plain);
+  EXPECT_EQ(roles[2].kind, StateKind::pointwise);
+  EXPECT_EQ(roles[2].parameter_index, 0U);
+  EXPECT_EQ(roles[3].kind, StateKind::opaque);
+  EXPECT_EQ(roles[4].kind, StateKind::scalar_parameter);
+  EXPECT_EQ(roles[5].kind, StateKind::opaque);
+}
+
+TEST(OptimizerRulesTest, TheLongestParameterNameWins) {
+  const auto contents =
+      contents_of({{"model.a", {2}}, {"model.a.b", {3}}, {"optim.state.a.b.exp_avg", {3}}});
+  EXPECT_EQ(classify_state(contents)[2].parameter_index, 1U);
+}
+
+TEST(OptimizerRulesTest, StateKeyedByNumbersHasNoParameter) {
+  const auto contents = contents_of({{"model.a", {2}}, {"optimizer.state.0.exp_avg", {2}}});
+  const auto roles = classify_state(contents);
+  EXPECT_EQ(roles[1].kind, StateKind::pointwise);
+  EXPECT_EQ(roles[1].parameter_index, std::nullopt);
+}
+
+TEST(OptimizerRulesTest, D9_TorchrecsMomentumIsRowWisePointwiseOrPerShard) {
+  auto contents = contents_of({{"model.embedding_bags.t.weight", {6, 8}},
+                               {"optim.state.embedding_bags.t.weight.t.iter", {1}},
+                               {"optim.state.embedding_bags.t.weight.t.momentum1", {6}}});
+  auto roles = classify_state(contents);
+  EXPECT_EQ(roles[1].kind, StateKind::scalar_table);
+  EXPECT_EQ(roles[2].kind, StateKind::row_wise);
+  contents.tensors[2].meta.shape = {6, 8};
+  EXPECT_EQ(classify_state(contents)[2].kind, StateKind::pointwise);
+  contents.tensors[0].pieces = {{Box{{0, 0}, {6, 4}}, 0}, {Box{{0, 4}, {6, 4}}, 1}};
+  contents.tensors[2].meta.shape = {12};
+  EXPECT_EQ(classify_state(contents)[2].kind, StateKind::row_wise_per_shard);
+}
+
+TEST(OptimizerRulesTest, ARecordedKindIsTakenAsItIs) {
+  auto contents = contents_of({{"a", {4, 4}}, {"odd", {4, 4}}});
+  contents.tensors[1].kind = StateKind::pointwise;
+  contents.tensors[1].parameter = "a";
+  const auto roles = classify_state(contents);
+  EXPECT_EQ(roles[1].kind, StateKind::pointwise);
+  EXPECT_EQ(roles[1].parameter_index, 0U);
+}
+
+TEST(OptimizerRulesTest, ARowLiesWhereItsFirstElementLies) {
+  const Shape parameter{5, 4};
+  const std::vector<Shard> flat{
+      {FlatRange{0, 6}, {0}}, {FlatRange{6, 8}, {1}}, {FlatRange{8, 20}, {2}}};
+  // Row 1 begins at element 4 (rank 0); rank 1 holds no row's beginning.
+  EXPECT_THAT(row_wise_shards(flat, parameter, Shape{5}),
+              ElementsAre(Shard{Box{{0}, {2}}, {0}}, Shard{Box{{2}, {3}}, {2}}));
+  const std::vector<Shard> columns{{Box{{0, 0}, {5, 1}}, {3}}, {Box{{0, 1}, {5, 3}}, {1}}};
+  EXPECT_THAT(row_wise_shards(columns, parameter, Shape{5, 1}),
+              ElementsAre(Shard{Box{{0, 0}, {5, 1}}, {3}}));
+}
+
+TEST(OptimizerRulesTest, ColumnWidthsComeInOrderOfColumnNotOfRank) {
+  const std::vector<Region> regions{Box{{0, 5}, {6, 3}}, Box{{0, 0}, {3, 5}}, Box{{3, 0}, {3, 5}}};
+  EXPECT_THAT(column_widths(regions, Shape{6, 8}), ElementsAre(5, 3));
+  EXPECT_THAT(column_widths({}, Shape{6, 8}), ElementsAre(8));
+}
+
+}  // namespace
+}  // namespace tessera::reshard

@@ -1,0 +1,20 @@
+#include "ckpt-reshard/rebuild_index_command.h"
+#include "ckpt-reshard/reshard_command.h"
+#include "cli/command_line.h"
+#include "cli/exit_code.h"
+#include "cli/terminal.h"
+
+int main(int argc, char** argv) {
+  using namespace tessera::cli;
+  Terminal terminal;
+  return run_tool("ckpt-reshard", terminal, [&] {
+    CommandLine line("ckpt-reshard",
+                     "Moves a checkpoint between world sizes, sharding strategies and formats.",
+                     terminal);
+    ReshardOptions reshard;
+    RebuildIndexOptions rebuild_index;
+    add_reshard_command(line, reshard, terminal);
+    add_rebuild_index_command(line, rebuild_index, terminal);
+    return line.run(argc, argv);
+  });
+}

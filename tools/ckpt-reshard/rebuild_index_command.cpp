@@ -1,0 +1,25 @@
+#include "ckpt-reshard/rebuild_index_command.h"
+
+#include "tessera/base/file_system.h"
+#include "tessera/formats/native.h"
+
+namespace tessera::cli {
+
+void add_rebuild_index_command(CommandLine& line, RebuildIndexOptions& options,
+                               Terminal& terminal) {
+  line.add_command("rebuild-index", "Writes the index of a native checkpoint anew.",
+                   [&] { return run_rebuild_index(options, terminal); })
+      .describe(
+          "The index (index.h5) is made from the rank files alone, byte for byte as it was. An "
+          "index that is there is replaced once the new one is complete.")
+      .argument("PATH", options.path, "The checkpoint's directory")
+      .example("rebuild-index step-1000", "Mend a checkpoint whose index.h5 is lost or damaged");
+}
+
+ExitCode run_rebuild_index(const RebuildIndexOptions& options, Terminal& terminal) {
+  formats::rebuild_native_index(FileSystem::posix(), options.path);
+  terminal.print(options.path + ": index rebuilt\n");
+  return ExitCode::done;
+}
+
+}  // namespace tessera::cli
