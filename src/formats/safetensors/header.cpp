@@ -1,0 +1,414 @@
+#include "formats/safetensors/header.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <tuple>
+
+#include "base/json_events.h"
+#include "tessera/base/checked_math.h"
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+
+namespace tessera::formats::detail {
+namespace {
+
+constexpr std::string_view kMetadataKey = "__metadata__";
+
+struct DTypeName {
+  std::string_view name;
+  DType dtype;
+};
+constexpr DTypeName kDTypeNames[] = {
+    {"BOOL", DType::boolean},
+    {"U8", DType::uint8},
+    {"I8", DType::int8},
+    {"U16", DType::uint16},
+    {"I16", DType::int16},
+    {"U32", DType::uint32},
+    {"I32", DType::int32},
+    {"U64", DType::uint64},
+    {"I64", DType::int64},
+    {"F16", DType::float16},
+    {"BF16", DType::bfloat16},
+    {"F32", DType::float32},
+    {"F64", DType::float64},
+    {"C64", DType::complex64},
+    {"F8_E4M3", DType::float8_e4m3fn},
+    {"F8_E5M2", DType::float8_e5m2},
+    {"F8_E4M3FNUZ", DType::float8_e4m3fnuz},
+    {"F8_E5M2FNUZ", DType::float8_e5m2fnuz},
+    {"F8_E8M0", DType::float8_e8m0fnu},
+    {"F4", DType::float4_e2m1fn_x2},
+};
+
+/// Names that safetensors knows and torch does not.
+constexpr std::string_view kForeignDTypeNames[] = {"F6_E2M3", "F6_E3M2"};
+
+/// safetensors counts 4-bit elements, torch the bytes that hold two of them each.
+constexpr std::int64_t kF4PerByte = 2;
+
+/// One entry of the header as it stands there.
+struct Entry {
+  std::string name;
+  std::optional<std::string> dtype{};
+  std::optional<Shape> shape{};
+  std::optional<std::vector<std::int64_t>> data_offsets{};
+};
+
+/// Takes the header's JSON without building a tree: 10,000 entries must be cheap. Knows where in
+/// the text it is by the depth of objects and arrays; what unknown fields hold is skipped.
+class HeaderEvents final : public tessera::detail::JsonEvents {
+ public:
+  explicit HeaderEvents(const std::string& path) : path_(path) {}
+
+  std::vector<Entry>& entries() { return entries_; }
+  Metadata& metadata() { return metadata_; }
+
+  void on_object_begin() override {
+    if (depth_ == 0) {
+      place_ = Place::header;
+    } else if (place_ == Place::header) {
+      place_ = in_metadata_ ? Place::metadata : Place::entry;
+    } else if (place_ != Place::unknown_field) {
+      refuse("an object");
+    }
+    ++depth_;
+  }
+
+  void on_key(std::string& key) override {
+    switch (place_) {
+      case Place::header:
+        in_metadata_ = key == kMetadataKey;
+        if (!in_metadata_) entries_.push_back({.name = std::move(key)});
+        break;
+      case Place::metadata:
+        metadata_.emplace_back(std::move(key), std::string());
+        break;
+      case Place::entry:
+        field_ = key;
+        if (key == "dtype") {
+          place_ = Place::dtype;
+        } else if (key == "shape") {
+          place_ = Place::shape;
+        } else if (key == "data_offsets") {
+          place_ = Place::data_offsets;
+        } else {
+          place_ = Place::unknown_field;
+        }
+        break;
+      default:
+        break;  // inside of an unknown field
+    }
+  }
+
+  void on_object_end() override {
+    --depth_;
+    if (depth_ == kHeaderDepth) place_ = Place::header;
+    leave_field();
+  }
+
+  void on_array_begin() override {
+    if (place_ == Place::shape && depth_ == kEntryDepth) {
+      entries_.back().shape.emplace();
+    } else if (place_ == Place::data_offsets && depth_ == kEntryDepth) {
+      entries_.back().data_offsets.emplace();
+    } else if (place_ != Place::unknown_field) {
+      refuse("an array");
+    }
+    ++depth_;
+  }
+
+  void on_array_end() override {
+    --depth_;
+    leave_field();
+  }
+
+  void on_string(std::string& text) override {
+    if (place_ == Place::metadata) {
+      metadata_.back().second = std::move(text);
+    } else if (place_ == Place::dtype) {
+      entries_.back().dtype = std::move(text);
+    } else if (place_ != Place::unknown_field) {
+      refuse("a string");
+    }
+    leave_field();
+  }
+
+  void on_integer(std::int64_t number) override {
+    if (place_ == Place::shape && depth_ == kArrayDepth) {
+      entries_.back().shape->push_back(number);
+    } else if (place_ == Place::data_offsets && depth_ == kArrayDepth) {
+      entries_.back().data_offsets->push_back(number);
+    } else if (place_ != Place::unknown_field) {
+      refuse(std::to_string(number));
+    }
+    leave_field();
+  }
+
+  void on_big_integer(std::string_view decimal) override { skip_or_refuse(decimal); }
+  void on_float(double number) override { skip_or_refuse(value_to_string(number)); }
+  void on_bool(bool value) override { skip_or_refuse(value ? "true" : "false"); }
+  void on_null() override {
+    // Writers that serialize an absent map leave a null in its place.
+    if (place_ == Place::header && depth_ == kHeaderDepth && in_metadata_) return;
+    skip_or_refuse("null");
+  }
+
+ private:
+  enum class Place { before, header, metadata, entry, dtype, shape, data_offsets, unknown_field };
+  static constexpr int kHeaderDepth = 1;
+  static constexpr int kEntryDepth = 2;
+  static constexpr int kArrayDepth = 3;
+
+  void leave_field() {
+    if (depth_ == kEntryDepth && place_ != Place::metadata) place_ = Place::entry;
+  }
+
+  void skip_or_refuse(std::string_view found) {
+    if (place_ != Place::unknown_field) refuse(found);
+    leave_field();
+  }
+
+  [[noreturn]] void refuse(std::string_view found) const {
+    ErrorWhere where{.path = path_};
+    std::string rule = "header";
+    std::string_view expected = "an object";
+    switch (place_) {
+      case Place::before:
+        break;
+      case Place::header:
+        rule = in_metadata_ ? kMetadataKey : "entry";
+        if (!in_metadata_) where.fqn = entries_.back().name;
+        break;
+      case Place::metadata:
+        rule = std::string(kMetadataKey) + " '" + printable(metadata_.back().first) + "'";
+        expected = "a string";
+        break;
+      default:
+        where.fqn = entries_.back().name;
+        rule = field_;
+        if (place_ == Place::dtype) {
+          expected = "a string";
+        } else {
+          expected = depth_ == kEntryDepth ? "an array of integers" : "an integer of 64 bits";
+        }
+    }
+    throw Error::expected(ErrorKind::corruption, where, rule, expected, found);
+  }
+
+  const std::string& path_;
+  std::vector<Entry> entries_;
+  Metadata metadata_;
+  Place place_ = Place::before;
+  bool in_metadata_ = false;
+  std::string field_;
+  int depth_ = 0;
+};
+
+/// Turns entries into tensors, each rule checked before anything is computed from its numbers.
+class EntryChecker {
+ public:
+  EntryChecker(const std::string& path, std::uint64_t data_begin, std::uint64_t data_nbytes)
+      : path_(path), data_begin_(data_begin), data_nbytes_(data_nbytes) {}
+
+  HeaderTensor check(Entry& entry) const {
+    const ErrorWhere where{.path = path_, .fqn = entry.name};
+    const auto require = [&](bool is_there, std::string_view field) {
+      if (!is_there) {
+        throw Error::expected(ErrorKind::corruption, where, field, "one", "none");
+      }
+    };
+    require(entry.dtype.has_value(), "dtype");
+    require(entry.shape.has_value(), "shape");
+    require(entry.data_offsets.has_value(), "data_offsets");
+
+    HeaderTensor tensor;
+    tensor.meta.dtype = dtype_of(*entry.dtype, where);
+    tensor.meta.shape = std::move(*entry.shape);
+    tensor.meta.fqn = std::move(entry.name);
+    if (tensor.meta.dtype == DType::float4_e2m1fn_x2) {
+      Shape& shape = tensor.meta.shape;
+      if (shape.empty() || shape.back() % kF4PerByte != 0) {
+        throw Error::expected(ErrorKind::corruption, where, "shape of F4",
+                              "a last size that fills whole bytes", shape_to_string(shape));
+      }
+      shape.back() /= kF4PerByte;
+    }
+    validate_tensor_meta(tensor.meta, path_);
+    tensor.byte_range = byte_range_of(*entry.data_offsets, where);
+    if (tensor.byte_range.nbytes() != tensor.meta.nbytes()) {
+      throw Error::expected(ErrorKind::corruption, where, "data_offsets",
+                            std::to_string(tensor.meta.nbytes()) + " bytes for " +
+                                shape_to_string(tensor.meta.shape) + " of " +
+                                std::string(dtype_name(tensor.meta.dtype)),
+                            std::to_string(tensor.byte_range.nbytes()) + " bytes");
+    }
+    return tensor;
+  }
+
+ private:
+  static DType dtype_of(const std::string& name, const ErrorWhere& where) {
+    for (const DTypeName& known : kDTypeNames) {
+      if (known.name == name) return known.dtype;
+    }
+    const bool is_foreign =
+        std::ranges::find(kForeignDTypeNames, name) != std::ranges::end(kForeignDTypeNames);
+    throw Error::expected(is_foreign ? ErrorKind::unsupported : ErrorKind::corruption, where,
+                          "dtype", "a dtype that torch has", "'" + printable(name, 40) + "'");
+  }
+
+  ByteRange byte_range_of(const std::vector<std::int64_t>& offsets, const ErrorWhere& where) const {
+    std::string found = shape_to_string(offsets);
+    if (offsets.size() != 2) {
+      throw Error::expected(ErrorKind::corruption, where, "data_offsets", "[begin, end]",
+                            std::to_string(offsets.size()) + " numbers");
+    }
+    if (offsets[0] < 0 || offsets[1] < offsets[0]) {
+      throw Error::expected(ErrorKind::corruption, where, "data_offsets", "0 <= begin <= end",
+                            found);
+    }
+    const auto end = static_cast<std::uint64_t>(offsets[1]);
+    if (end > data_nbytes_) {
+      throw Error::expected(
+          ErrorKind::corruption, where, "data_offsets",
+          "an end of at most " + std::to_string(data_nbytes_) + ", the bytes behind the header",
+          found, "incomplete download?");
+    }
+    return {data_begin_ + static_cast<std::uint64_t>(offsets[0]), data_begin_ + end};
+  }
+
+  const std::string& path_;
+  std::uint64_t data_begin_;
+  std::uint64_t data_nbytes_;
+};
+
+/// Requires: `tensors` in the order of their bytes.
+void check_cover(const std::vector<HeaderTensor>& tensors, ByteRange data_range,
+                 const std::string& path) {
+  std::uint64_t covered_end = data_range.begin;
+  const HeaderTensor* previous = nullptr;
+  for (const HeaderTensor& tensor : tensors) {
+    if (tensor.byte_range.begin != covered_end) {
+      const std::string after = previous == nullptr
+                                    ? std::string(", the first byte behind the header")
+                                    : ", the end of '" + printable(previous->meta.fqn) + "'";
+      throw Error::expected(
+          ErrorKind::corruption, {.path = path, .fqn = tensor.meta.fqn},
+          tensor.byte_range.begin < covered_end ? "overlap" : "hole",
+          "data_offsets to begin at " + std::to_string(covered_end - data_range.begin) + after,
+          std::to_string(tensor.byte_range.begin - data_range.begin));
+    }
+    covered_end = tensor.byte_range.end;
+    previous = &tensor;
+  }
+  if (covered_end != data_range.end) {
+    throw Error::expected(ErrorKind::corruption, {.path = path}, "file size",
+                          std::to_string(covered_end) + " bytes, the end of the last tensor",
+                          std::to_string(data_range.end) + " bytes");
+  }
+}
+
+std::uint64_t read_header_nbytes(const ReadableFile& file) {
+  if (file.nbytes() < kHeaderLengthNbytes) {
+    throw Error::expected(ErrorKind::corruption, {.path = file.path()}, "file size",
+                          "at least 8 bytes, the length of the header",
+                          std::to_string(file.nbytes()) + " bytes", "incomplete download?");
+  }
+  std::array<std::byte, kHeaderLengthNbytes> bytes{};
+  file.read_at(0, bytes);
+  std::uint64_t nbytes = 0;
+  for (std::size_t i = bytes.size(); i-- > 0;) {
+    nbytes = nbytes << 8 | std::to_integer<std::uint64_t>(bytes[i]);
+  }
+  if (nbytes > kMaxHeaderNbytes) {
+    throw Error::expected(ErrorKind::corruption, {.path = file.path()}, "header length",
+                          "at most " + std::to_string(kMaxHeaderNbytes) + " bytes",
+                          std::to_string(nbytes) + " bytes", "not a safetensors file?");
+  }
+  if (nbytes > file.nbytes() - kHeaderLengthNbytes) {
+    throw Error::expected(ErrorKind::corruption, {.path = file.path()}, "header length",
+                          "at most " + std::to_string(file.nbytes() - kHeaderLengthNbytes) +
+                              " bytes, the rest of the file",
+                          std::to_string(nbytes) + " bytes", "incomplete download?");
+  }
+  return nbytes;
+}
+
+}  // namespace
+
+Header read_header(const ReadableFile& file) {
+  const std::uint64_t header_nbytes = read_header_nbytes(file);
+  std::string text(static_cast<std::size_t>(header_nbytes), '\0');
+  file.read_at(kHeaderLengthNbytes, std::as_writable_bytes(std::span(text)));
+  if (!text.starts_with('{')) {
+    throw Error::expected(ErrorKind::corruption, {.path = file.path()}, "header",
+                          "to begin with '{'",
+                          text.empty() ? "no header" : "'" + printable(text.substr(0, 1)) + "'",
+                          "not a safetensors file?");
+  }
+  HeaderEvents events(file.path());
+  tessera::detail::read_json(text, file.path(), {.max_nbytes = kMaxHeaderNbytes}, events);
+
+  const std::uint64_t data_begin = kHeaderLengthNbytes + header_nbytes;
+  const EntryChecker checker(file.path(), data_begin, file.nbytes() - data_begin);
+  Header header{.tensors = {},
+                .metadata = std::move(events.metadata()),
+                .data_range = {data_begin, file.nbytes()}};
+  header.tensors.reserve(events.entries().size());
+  for (Entry& entry : events.entries()) header.tensors.push_back(checker.check(entry));
+  std::ranges::sort(header.tensors, [](const HeaderTensor& a, const HeaderTensor& b) {
+    return std::tie(a.byte_range.begin, a.byte_range.end, a.meta.fqn) <
+           std::tie(b.byte_range.begin, b.byte_range.end, b.meta.fqn);
+  });
+  check_cover(header.tensors, header.data_range, file.path());
+  return header;
+}
+
+std::optional<std::string_view> safetensors_dtype(DType dtype) {
+  for (const DTypeName& known : kDTypeNames) {
+    if (known.dtype == dtype) return known.name;
+  }
+  return std::nullopt;
+}
+
+std::string format_header(const std::vector<HeaderTensor>& tensors, const Metadata& metadata) {
+  std::string json = "{";
+  const auto begin_entry = [&](std::string_view name) {
+    if (json.size() > 1) json += ',';
+    json += json_quote(name);
+  };
+  if (!metadata.empty()) {
+    begin_entry(kMetadataKey);
+    char separator = '{';
+    for (const auto& [key, text] : metadata) {
+      json += separator + json_quote(key) + ":" + json_quote(text);
+      separator = ',';
+    }
+    json += '}';
+  }
+  for (const HeaderTensor& tensor : tensors) {
+    const auto dtype = safetensors_dtype(tensor.meta.dtype);
+    TESSERA_CHECK(dtype.has_value());
+    begin_entry(tensor.meta.fqn);
+    ((json += ":{\"dtype\":\"") += *dtype) += "\",\"shape\":[";
+    for (std::size_t d = 0; d < tensor.meta.shape.size(); ++d) {
+      const bool is_packed =
+          tensor.meta.dtype == DType::float4_e2m1fn_x2 && d + 1 == tensor.meta.shape.size();
+      if (d > 0) json += ',';
+      json += std::to_string(tensor.meta.shape[d] * (is_packed ? kF4PerByte : 1));
+    }
+    json += "],\"data_offsets\":[" + std::to_string(tensor.byte_range.begin) + "," +
+            std::to_string(tensor.byte_range.end) + "]}";
+  }
+  json += '}';
+  json.append(round_up(json.size(), kHeaderLengthNbytes) - json.size(), ' ');
+
+  std::string header;
+  for (std::size_t i = 0; i < kHeaderLengthNbytes; ++i) {
+    header += static_cast<char>(json.size() >> (8 * i) & 0xFF);
+  }
+  return header + json;
+}
+
+}  // namespace tessera::formats::detail

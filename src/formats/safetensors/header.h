@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/byte_range.h"
+#include "tessera/base/dtype.h"
+#include "tessera/base/file_system.h"
+#include "tessera/base/shape.h"
+#include "tessera/base/tensor_meta.h"
+
+namespace tessera::formats::detail {
+
+/// [Note: Safetensors file]
+///
+///     0         8                    8+H                        end
+///     | u64 H   | JSON, H bytes      | tensor bytes             |
+///
+/// The JSON maps names to `{"dtype", "shape", "data_offsets": [begin, end)}`, offsets counted from
+/// 8+H, and `__metadata__` to an object of strings. The tensors cover the bytes behind the header
+/// exactly once. docs/formats/safetensors.md has the rules.
+inline constexpr std::uint64_t kHeaderLengthNbytes = 8;
+
+/// The longest header that Python's safetensors reads.
+inline constexpr std::uint64_t kMaxHeaderNbytes = 100'000'000;
+
+using Metadata = std::vector<std::pair<std::string, std::string>>;
+
+struct HeaderTensor {
+  TensorMeta meta;       // in torch's terms: of packed 4-bit floats the shape counts bytes
+  ByteRange byte_range;  // within the file
+};
+
+struct Header {
+  std::vector<HeaderTensor> tensors;  // in the order of their bytes
+  Metadata metadata;                  // in the order of the file
+  ByteRange data_range;               // behind the header, to the end of the file
+};
+
+/// Reads and checks a file's header; nothing behind it is read.
+/// Throws: Error(corruption), Error(unsupported) naming file, tensor, rule and both numbers.
+Header read_header(const ReadableFile& file);
+
+/// Returns safetensors' name of a dtype, or nothing where it has none.
+std::optional<std::string_view> safetensors_dtype(DType dtype);
+
+/// Returns a file's first bytes: length, JSON, and spaces up to a multiple of 8. The byte ranges of
+/// `tensors` count from the end of the header.
+std::string format_header(const std::vector<HeaderTensor>& tensors, const Metadata& metadata);
+
+}  // namespace tessera::formats::detail

@@ -1,0 +1,492 @@
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "formats/safetensors/header.h"
+#include "formats/safetensors/metadata_keys.h"
+#include "formats/safetensors/values_file.h"
+#include "tessera/base/checked_math.h"
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+#include "tessera/formats/safetensors.h"
+
+namespace tessera::formats {
+namespace {
+
+constexpr std::string_view kFileSuffix = ".safetensors";
+constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+constexpr std::size_t kMaxIndexNbytes = std::size_t{64} << 20;
+
+/// Which files belong together, and what is said about them outside of their headers.
+struct FileSet {
+  std::string directory;             // that the names below are relative to
+  std::vector<std::string> names{};  // sorted
+  std::string index_path{};          // empty: no index
+  std::unordered_map<std::string, std::string> weight_map{};  // of the index: tensor to file
+  std::string model_path{};  // `<model>.safetensors`, beside which a values file lies; may be empty
+  std::optional<std::string> values_digest{};
+};
+
+std::pair<std::string, std::string> split_path(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return {"", path};
+  return {path.substr(0, std::max<std::size_t>(slash, 1)), path.substr(slash + 1)};
+}
+
+std::string shown_directory(const std::string& directory) {
+  return directory.empty() ? "." : directory;
+}
+
+/// Refuses links out of the directory, but for Hugging Face's cache: a directory
+/// `snapshots/<revision>` of links into the `blobs` beside `snapshots`.
+void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
+                           const std::string& name) {
+  const auto [snapshots, revision] = split_path(fs.resolve_links(shown_directory(directory)));
+  const auto [model, snapshots_name] = split_path(snapshots);
+  if (snapshots_name == "snapshots" &&
+      fs.resolve_links(join_path(directory, name)).starts_with(join_path(model, "blobs/"))) {
+    return;
+  }
+  require_contained(fs, shown_directory(directory), name);
+}
+
+void read_index(const FileSystem& fs, const std::string& index_path, FileSet& set) {
+  set.index_path = index_path;
+  const Value index = parse_json(read_file(fs, index_path, kMaxIndexNbytes), index_path,
+                                 {.max_nbytes = kMaxIndexNbytes});
+  const Value* weight_map = index.find("weight_map");
+  const auto* entries = weight_map == nullptr ? nullptr : weight_map->get_if<Value::Dict>();
+  if (entries == nullptr || entries->empty()) {
+    throw Error::expected(ErrorKind::corruption, {.path = index_path}, "weight_map",
+                          "an object that maps tensors to files", "none or an empty one");
+  }
+  for (const auto& [key, item] : *entries) {
+    const auto& tensor = *key.get_if<std::string>();
+    const auto* file = item.get_if<std::string>();
+    const ErrorWhere where{.path = index_path, .fqn = tensor};
+    if (file == nullptr) {
+      throw Error::expected(ErrorKind::corruption, where, "weight_map", "the name of a file",
+                            value_to_string(item, 40));
+    }
+    if (!is_contained_path(*file)) {
+      throw Error::expected(ErrorKind::corruption, where, "weight_map",
+                            "a file inside the checkpoint", "'" + printable(*file) + "'");
+    }
+    set.weight_map.emplace(tensor, *file);
+    set.names.push_back(*file);
+  }
+  std::ranges::sort(set.names);
+  set.names.erase(std::unique(set.names.begin(), set.names.end()), set.names.end());
+  for (const std::string& name : set.names) {
+    if (!fs.kind_of(join_path(set.directory, name))) {
+      throw Error::expected(ErrorKind::corruption, {.path = index_path}, "weight_map",
+                            "a file '" + printable(name) + "'", "none", "incomplete download?");
+    }
+    require_in_checkpoint(fs, set.directory, name);
+  }
+  if (const Value* metadata = index.find("metadata")) {
+    const Value* digest = metadata->find(detail::kValuesDigestKey);
+    if (digest != nullptr && digest->is<std::string>()) {
+      set.values_digest = *digest->get_if<std::string>();
+    }
+  }
+}
+
+FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
+  FileSet set{.directory = path};
+  std::vector<std::string> indexes;
+  for (const std::string& name : fs.list_directory(path)) {
+    if (name.ends_with(kIndexSuffix)) indexes.push_back(name);
+    if (name.ends_with(kFileSuffix)) set.names.push_back(name);
+  }
+  if (indexes.size() > 1) {
+    const std::string usual = "model" + std::string(kIndexSuffix);
+    if (std::ranges::find(indexes, usual) == indexes.end()) {
+      throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "index", "one",
+                            std::to_string(indexes.size()), "name the index itself");
+    }
+    indexes = {usual};
+  }
+  if (!indexes.empty()) {
+    set.names.clear();
+    require_in_checkpoint(fs, path, indexes[0]);
+    const std::string index_path = join_path(path, indexes[0]);
+    set.model_path = index_path.substr(0, index_path.size() - kIndexSuffix.size());
+    set.model_path += kFileSuffix;
+    read_index(fs, index_path, set);
+    return set;
+  }
+  if (set.names.empty()) {
+    throw Error::expected(ErrorKind::not_found, {.path = path}, "safetensors",
+                          "an index or .safetensors files", "neither");
+  }
+  for (const std::string& name : set.names) require_in_checkpoint(fs, path, name);
+  if (set.names.size() == 1) set.model_path = join_path(path, set.names[0]);
+  return set;
+}
+
+FileSet find_files(const FileSystem& fs, const std::string& path) {
+  const auto kind = fs.kind_of(path);
+  if (kind == FileKind::directory) return files_in_directory(fs, path);
+  auto [directory, name] = split_path(path);
+  FileSet set{.directory = std::move(directory)};
+  if (kind && name.ends_with(kIndexSuffix)) {
+    set.model_path = path.substr(0, path.size() - kIndexSuffix.size());
+    set.model_path += kFileSuffix;
+    read_index(fs, path, set);
+  } else {
+    set.names = {name};
+    set.model_path = path;
+  }
+  return set;
+}
+
+/// Reads `DCP_SHARDING_INFO`: where in its tensor each shard of this file begins.
+std::optional<std::unordered_map<std::string, Shape>> read_saved_offsets(
+    const detail::Metadata& metadata, const std::string& path) {
+  const auto info = std::ranges::find(metadata, detail::kDcpShardingInfoKey,
+                                      [](const auto& entry) { return entry.first; });
+  if (info == metadata.end()) return std::nullopt;
+  const Value shards = parse_json(info->second, path, {.max_nbytes = detail::kMaxHeaderNbytes});
+  const auto* dict = shards.get_if<Value::Dict>();
+  const auto refuse = [&](const std::string& fqn, std::string_view expected) {
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = fqn},
+                          detail::kDcpShardingInfoKey, expected, "something else");
+  };
+  if (dict == nullptr) refuse("", "an object");
+  std::unordered_map<std::string, Shape> saved_offsets;
+  for (const auto& [key, item] : *dict) {
+    const auto& fqn = *key.get_if<std::string>();
+    const Value* offsets = item.find("saved_offsets");
+    const auto* list = offsets == nullptr ? nullptr : offsets->get_if<Value::List>();
+    if (list == nullptr) refuse(fqn, "an array saved_offsets");
+    Shape& shape = saved_offsets[fqn];
+    for (const Value& offset : *list) {
+      const auto* number = offset.get_if<std::int64_t>();
+      if (number == nullptr || *number < 0) refuse(fqn, "saved_offsets of at least 0");
+      shape.push_back(*number);
+    }
+  }
+  return saved_offsets;
+}
+
+/// DCP's file names carry the rank: `shard-00002-model-00001-of-00003.safetensors`. Returns what
+/// two files of one rank have in common, else the whole name.
+std::string rank_part(const std::string& name) {
+  static constexpr std::string_view kShardPrefix = "shard-";
+  const std::string base = split_path(name).second;
+  if (!base.starts_with(kShardPrefix)) return name;
+  return base.substr(0, base.find('-', kShardPrefix.size()));
+}
+
+class SafetensorsReader final : public CheckpointReader {
+ public:
+  SafetensorsReader(const FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {
+    const FileSet set = find_files(fs_, path_);
+    for (const std::string& name : set.names) {
+      add_file(join_path(set.directory, name), name, set);
+    }
+    contents_.world_size = std::max(1, static_cast<int>(rank_of_part_.size()));
+    finish_tensors();
+    for (const auto& [tensor, file] : set.weight_map) {
+      if (contents_.find_tensor(tensor) == nullptr) {
+        throw Error::expected(ErrorKind::corruption, {.path = set.index_path, .fqn = tensor},
+                              "weight_map", "the tensor in '" + printable(file) + "'",
+                              "none there");
+      }
+    }
+    finish_aliases();
+    read_values(set);
+    named_tensors_.clear();
+    rank_of_part_.clear();
+  }
+
+  Format format() const override { return Format::safetensors; }
+  const std::string& path() const override { return path_; }
+  const CheckpointContents& contents() const override { return contents_; }
+
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    const Location& location = locations_.at(tensor_index).at(piece_index);
+    const TensorMeta& meta = contents_.tensors[tensor_index].meta;
+    const std::uint64_t item_nbytes = itemsize(meta.dtype);
+    TESSERA_CHECK(0 <= range.begin && range.begin <= range.end &&
+                  static_cast<std::uint64_t>(range.end) * item_nbytes <=
+                      location.byte_range.nbytes());
+    TESSERA_CHECK(out.size() == static_cast<std::uint64_t>(range.numel()) * item_nbytes);
+    const std::uint64_t begin =
+        location.byte_range.begin + static_cast<std::uint64_t>(range.begin) * item_nbytes;
+    try {
+      open_file(location.file)->read_at(begin, out);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::corruption) throw;
+      const ErrorWhere where{.path = files_[location.file].path,
+                             .fqn = meta.fqn,
+                             .byte_range = ByteRange{begin, begin + out.size()}};
+      throw Error::expected(ErrorKind::corruption, where, "file size",
+                            "what it was when it was opened", "a shorter file");
+    }
+  }
+
+  Value read_value(std::size_t value_index) const override { return values_.at(value_index); }
+
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
+    const Location& location = locations_.at(tensor_index).at(piece_index);
+    return {.file = files_[location.file].name,
+            .byte_range = location.byte_range,
+            .encoding = "plain",
+            .stored_nbytes = location.byte_range.nbytes()};
+  }
+
+  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
+    for (const Finding& finding : findings_) sink(finding);
+    sink({.severity = Finding::Severity::note,
+          .rule = "checksum-absent",
+          .where = {.path = path_},
+          .expected = "checksums of the tensor bytes",
+          .found = "none, the format has no place for them"});
+    std::vector<std::byte> buffer(std::size_t{4} << 20);
+    for (std::size_t file = 0; file < files_.size(); ++file) {
+      try {
+        const auto readable = open_file(file);
+        const ByteRange data_range = files_[file].data_range;
+        for (std::uint64_t begin = data_range.begin; begin < data_range.end;) {
+          const std::uint64_t nbytes =
+              std::min<std::uint64_t>(buffer.size(), data_range.end - begin);
+          readable->read_at(begin, std::span(buffer).first(static_cast<std::size_t>(nbytes)));
+          begin += nbytes;
+          progress(nbytes);
+        }
+      } catch (const Error& error) {
+        sink({.severity = Finding::Severity::error,
+              .rule = "structure",
+              .where = error.where(),
+              .expected = "all bytes that the header lays out",
+              .found = error.what()});
+      }
+    }
+  }
+
+ private:
+  struct File {
+    std::string path;
+    std::string name;  // relative to the checkpoint
+    ByteRange data_range;
+  };
+  struct Location {
+    std::size_t file;
+    ByteRange byte_range;
+  };
+  /// A tensor while files are still being added.
+  struct NamedTensor {
+    TensorEntry entry;
+    std::vector<Location> locations;
+    bool is_sharded = false;  // every piece so far says where it lies
+  };
+
+  void add_file(const std::string& path, const std::string& name, const FileSet& set) {
+    const auto file = fs_.open(path);
+    detail::Header header = detail::read_header(*file);
+    const auto saved_offsets = read_saved_offsets(header.metadata, path);
+    const auto [rank, is_new_rank] =
+        rank_of_part_.emplace(rank_part(name), static_cast<int>(rank_of_part_.size()));
+    for (detail::HeaderTensor& tensor : header.tensors) {
+      if (!set.weight_map.empty()) {
+        const auto listed = set.weight_map.find(tensor.meta.fqn);
+        if (listed == set.weight_map.end()) {
+          note_unlisted(path, tensor.meta.fqn, "a tensor that the index does not name");
+        } else if (listed->second != name) {
+          note_unlisted(path, tensor.meta.fqn,
+                        "a tensor that the index puts into '" + printable(listed->second) + "'");
+          continue;
+        }
+      }
+      add_piece(path, std::move(tensor), saved_offsets, rank->second);
+    }
+    for (auto& [key, text] : header.metadata) note_metadata(path, key, std::move(text));
+    files_.push_back({.path = path, .name = name, .data_range = header.data_range});
+  }
+
+  void add_piece(const std::string& path, detail::HeaderTensor tensor,
+                 const std::optional<std::unordered_map<std::string, Shape>>& saved_offsets,
+                 int rank) {
+    const std::string fqn = tensor.meta.fqn;
+    const ErrorWhere where{.path = path, .fqn = fqn};
+    Box box = whole_box(tensor.meta.shape);
+    if (saved_offsets) {
+      const auto offsets = saved_offsets->find(fqn);
+      if (offsets == saved_offsets->end() || offsets->second.size() != box.sizes.size()) {
+        throw Error::expected(
+            ErrorKind::corruption, where, detail::kDcpShardingInfoKey,
+            std::to_string(box.sizes.size()) + " saved_offsets",
+            offsets == saved_offsets->end() ? "none" : std::to_string(offsets->second.size()));
+      }
+      box.offsets = offsets->second;
+    }
+    // The tensor reaches as far as the furthest of its shards.
+    Shape reach;
+    for (std::size_t d = 0; d < box.sizes.size(); ++d) {
+      const auto end = checked_add(box.offsets[d], box.sizes[d]);
+      if (!end) {
+        throw Error::expected(ErrorKind::corruption, where, detail::kDcpShardingInfoKey,
+                              "saved_offsets within 63 bits", shape_to_string(box.offsets));
+      }
+      reach.push_back(*end);
+    }
+
+    auto [slot, is_new] = named_tensors_.emplace(fqn, NamedTensor{});
+    NamedTensor& named = slot->second;
+    if (is_new) {
+      named.entry.meta = {.fqn = fqn, .dtype = tensor.meta.dtype, .shape = reach};
+      named.is_sharded = saved_offsets.has_value();
+    } else {
+      if (!named.is_sharded || !saved_offsets) {
+        throw Error::expected(
+            ErrorKind::corruption, where, "names", "each tensor in one file",
+            "one that '" + printable(files_[named.locations[0].file].name) + "' has too",
+            "files of different checkpoints in one directory?");
+      }
+      Shape& shape = named.entry.meta.shape;
+      if (named.entry.meta.dtype != tensor.meta.dtype || shape.size() != reach.size()) {
+        throw Error::expected(
+            ErrorKind::corruption, where, "shards",
+            std::string(dtype_name(named.entry.meta.dtype)) + " of " +
+                std::to_string(shape.size()) + " dimensions as in '" +
+                printable(files_[named.locations[0].file].name) + "'",
+            std::string(dtype_name(tensor.meta.dtype)) + " of " + std::to_string(reach.size()));
+      }
+      for (std::size_t d = 0; d < shape.size(); ++d) shape[d] = std::max(shape[d], reach[d]);
+    }
+    validate_tensor_meta(named.entry.meta, path);
+    named.entry.pieces.push_back({.region = std::move(box), .rank = rank});
+    named.locations.push_back({files_.size(), tensor.byte_range});
+  }
+
+  void note_unlisted(const std::string& path, const std::string& fqn, std::string found) {
+    findings_.push_back({.severity = Finding::Severity::note,
+                         .rule = "structure",
+                         .where = {.path = path, .fqn = fqn},
+                         .expected = "tensors as the index lists them",
+                         .found = std::move(found)});
+  }
+
+  void note_metadata(const std::string& path, const std::string& key, std::string text) {
+    if (key == detail::kAliasesKey) {
+      const Value aliases = parse_json(text, path, {.max_nbytes = detail::kMaxHeaderNbytes});
+      const auto* dict = aliases.get_if<Value::Dict>();
+      const auto refuse = [&](const std::string& fqn) {
+        throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = fqn}, key,
+                              "an object that maps names to tensors", "something else");
+      };
+      if (dict == nullptr) refuse("");
+      for (const auto& [alias, target] : *dict) {
+        const auto& fqn = *alias.get_if<std::string>();
+        if (!target.is<std::string>()) refuse(fqn);
+        contents_.aliases.push_back(
+            {.fqn = fqn, .target = *target.get_if<std::string>(), .key_path = {}});
+      }
+    } else if (key == detail::kValuesDigestKey) {
+      values_digest_in_header_ = std::move(text);
+    } else if (key != detail::kDcpShardingInfoKey && key != detail::kDcpVersionKey) {
+      contents_.annotations.emplace(key, std::move(text));
+    }
+  }
+
+  void finish_tensors() {
+    // `named_tensors_` is sorted by name, in byte order.
+    contents_.tensors.reserve(named_tensors_.size());
+    locations_.reserve(named_tensors_.size());
+    for (auto& [fqn, named] : named_tensors_) {
+      contents_.tensors.push_back(std::move(named.entry));
+      locations_.push_back(std::move(named.locations));
+    }
+  }
+
+  void finish_aliases() {
+    // safetensors.torch.save_model keeps one name of tied tensors and says in `__metadata__` which
+    // one: `"lm_head.weight": "embed.weight"`.
+    for (auto entry = contents_.annotations.begin(); entry != contents_.annotations.end();) {
+      const auto& [key, text] = *entry;
+      if (key != detail::kFormatKey && contents_.find_tensor(text) != nullptr &&
+          contents_.find_tensor(key) == nullptr) {
+        contents_.aliases.push_back({.fqn = key, .target = text, .key_path = {}});
+        entry = contents_.annotations.erase(entry);
+      } else {
+        ++entry;
+      }
+    }
+    std::ranges::sort(contents_.aliases, {}, &Alias::fqn);
+    const Alias* previous = nullptr;
+    for (const Alias& alias : contents_.aliases) {
+      const bool is_taken = contents_.find_tensor(alias.fqn) != nullptr ||
+                            (previous != nullptr && previous->fqn == alias.fqn);
+      if (is_taken || contents_.find_tensor(alias.target) == nullptr) {
+        throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = alias.fqn},
+                              detail::kAliasesKey,
+                              is_taken ? "a name of its own" : "the name of a tensor",
+                              is_taken ? "one that is taken" : "'" + printable(alias.target) + "'");
+      }
+      previous = &alias;
+    }
+  }
+
+  void read_values(const FileSet& set) {
+    const auto& digest = set.index_path.empty() ? values_digest_in_header_ : set.values_digest;
+    if (!digest || set.model_path.empty()) return;
+    const std::string path = set.model_path + std::string(detail::kValuesSuffix);
+    if (fs_.kind_of(path) != FileKind::regular) {
+      findings_.push_back({.severity = Finding::Severity::error,
+                           .rule = "structure",
+                           .where = {.path = path},
+                           .expected = "the values that belong to the tensors",
+                           .found = "no such file"});
+      return;
+    }
+    require_in_checkpoint(fs_, set.directory, split_path(path).second);
+    const std::string text = read_file(fs_, path, detail::kMaxValuesNbytes);
+    if (const std::string found = detail::values_digest(text); found != *digest) {
+      throw Error::expected(ErrorKind::corruption, {.path = path}, "checksum", *digest, found,
+                            "values of other tensors, or changed by hand?");
+    }
+    detail::apply_values_file(text, path, contents_, values_);
+  }
+
+  /// Returns an open file. Up to kMaxOpenFiles stay open; beyond, each call opens anew.
+  std::shared_ptr<const ReadableFile> open_file(std::size_t file) const {
+    static constexpr std::size_t kMaxOpenFiles = 256;
+    const std::scoped_lock lock(open_files_mutex_);
+    const auto found = open_files_.find(file);
+    if (found != open_files_.end()) return found->second;
+    std::shared_ptr<const ReadableFile> opened = fs_.open(files_[file].path);
+    if (open_files_.size() < kMaxOpenFiles) open_files_.emplace(file, opened);
+    return opened;
+  }
+
+  const FileSystem& fs_;
+  std::string path_;
+  std::vector<File> files_;
+  CheckpointContents contents_;
+  std::vector<std::vector<Location>> locations_;  // parallel to contents_.tensors and their pieces
+  std::vector<Value> values_;                     // parallel to contents_.values
+  std::vector<Finding> findings_;                 // met while opening, told by verify
+
+  std::map<std::string, NamedTensor> named_tensors_;  // while opening
+  std::map<std::string, int> rank_of_part_;           // while opening
+  std::optional<std::string> values_digest_in_header_;
+
+  mutable std::mutex open_files_mutex_;
+  // Shared with the calls that read right now.
+  mutable std::map<std::size_t, std::shared_ptr<const ReadableFile>> open_files_;
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> open_safetensors(const FileSystem& fs, std::string path) {
+  return std::make_unique<SafetensorsReader>(fs, std::move(path));
+}
+
+}  // namespace tessera::formats

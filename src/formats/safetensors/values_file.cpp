@@ -1,0 +1,259 @@
+#include "formats/safetensors/values_file.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+
+#include "tessera/base/checked_math.h"
+#include "tessera/base/digest.h"
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+
+namespace tessera::formats::detail {
+namespace {
+
+constexpr std::int64_t kSchema = 1;
+
+Value key_path_to_value(const KeyPath& key_path) {
+  Value::List steps;
+  for (const auto& step : key_path) {
+    std::visit([&](const auto& key) { steps.emplace_back(key); }, step);
+  }
+  return steps;
+}
+
+Value shape_to_value(const Shape& shape) {
+  return Value::List(shape.begin(), shape.end());
+}
+
+Value units_to_value(const std::vector<FlatUnit>& units) {
+  Value::List list;
+  for (const FlatUnit& unit : units) {
+    Value::List parameters;
+    for (const FlatUnitParameter& parameter : unit.parameters) {
+      parameters.emplace_back(Value::Dict{{"fqn", parameter.fqn},
+                                          {"shape", shape_to_value(parameter.shape)},
+                                          {"offset", parameter.offset}});
+    }
+    list.emplace_back(Value::Dict{{"name", unit.name},
+                                  {"dtype", std::string(dtype_name(unit.dtype))},
+                                  {"parameters", std::move(parameters)}});
+  }
+  return list;
+}
+
+/// Reads the parts of one values file, each of which may be absent.
+class ValuesFileReader {
+ public:
+  ValuesFileReader(std::string_view text, const std::string& path)
+      : path_(path),
+        document_(value_from_json(parse_json(text, path, {.max_nbytes = kMaxValuesNbytes}), path)) {
+    const Value* schema = document_.find("schema");
+    if (schema == nullptr || !schema->is<std::int64_t>()) refuse("", "schema", "a number");
+    if (*schema != Value(kSchema)) {
+      throw Error::expected(ErrorKind::unsupported, {.path = path_}, "schema",
+                            std::to_string(kSchema), value_to_string(*schema),
+                            "written by a later version?");
+    }
+  }
+
+  /// Calls `visit(name, item)` for every entry of the object called `part`.
+  void for_each(std::string_view part,
+                const std::function<void(const std::string&, const Value&)>& visit) const {
+    const Value* found = document_.find(part);
+    if (found == nullptr) return;
+    const auto* dict = found->get_if<Value::Dict>();
+    if (dict == nullptr) refuse("", part, "an object");
+    for (const auto& [key, item] : *dict) {
+      const auto* name = key.get_if<std::string>();
+      if (name == nullptr) refuse("", part, "names");
+      visit(*name, item);
+    }
+  }
+
+  KeyPath key_path(const std::string& name, const Value& item) const {
+    const auto* steps = item.get_if<Value::List>();
+    if (steps == nullptr) refuse(name, "key_paths", "an array");
+    KeyPath key_path;
+    for (const Value& step : *steps) {
+      if (const auto* key = step.get_if<std::string>()) {
+        key_path.emplace_back(*key);
+      } else if (const auto* position = step.get_if<std::int64_t>()) {
+        key_path.emplace_back(*position);
+      } else {
+        refuse(name, "key_paths", "strings and integers");
+      }
+    }
+    return key_path;
+  }
+
+  StateKind state_kind(const std::string& name, const Value& item) const {
+    static constexpr StateKind kKinds[] = {StateKind::plain,
+                                           StateKind::pointwise,
+                                           StateKind::row_wise,
+                                           StateKind::scalar_parameter,
+                                           StateKind::scalar_table,
+                                           StateKind::opaque,
+                                           StateKind::row_wise_per_shard};
+    const std::string& word = text(name, "kinds", item);
+    for (const StateKind kind : kKinds) {
+      if (state_kind_name(kind) == word) return kind;
+    }
+    refuse(name, "kinds", "a kind of state");
+  }
+
+  const std::string& text(const std::string& name, std::string_view part, const Value& item) const {
+    const auto* text = item.get_if<std::string>();
+    if (text == nullptr) refuse(name, part, "a string");
+    return *text;
+  }
+
+  std::vector<FlatUnit> units() const {
+    const Value* found = document_.find("units");
+    if (found == nullptr) return {};
+    std::vector<FlatUnit> units;
+    for (const Value& item : items("units", *found)) {
+      FlatUnit unit{.name = text("", "units", member(item, "name")), .dtype = {}, .parameters = {}};
+      const auto dtype = parse_dtype(text("", "units", member(item, "dtype")));
+      if (!dtype) refuse("", "units", "a dtype");
+      unit.dtype = *dtype;
+      for (const Value& parameter : items("units", member(item, "parameters"))) {
+        unit.parameters.push_back(unit_parameter(unit, parameter));
+      }
+      units.push_back(std::move(unit));
+    }
+    return units;
+  }
+
+  [[noreturn]] void refuse(const std::string& name, std::string_view part,
+                           std::string_view expected) const {
+    throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = name}, part, expected,
+                          "something else");
+  }
+
+ private:
+  const Value::List& items(std::string_view part, const Value& value) const {
+    const auto* list = value.get_if<Value::List>();
+    if (list == nullptr) refuse("", part, "an array");
+    return *list;
+  }
+
+  const Value& member(const Value& item, std::string_view key) const {
+    const Value* found = item.find(key);
+    if (found == nullptr) refuse("", "units", "a member '" + std::string(key) + "'");
+    return *found;
+  }
+
+  FlatUnitParameter unit_parameter(const FlatUnit& unit, const Value& item) const {
+    TensorMeta meta{
+        .fqn = text("", "units", member(item, "fqn")), .dtype = unit.dtype, .shape = {}};
+    for (const Value& size : items("units", member(item, "shape"))) {
+      const auto* number = size.get_if<std::int64_t>();
+      if (number == nullptr) refuse(meta.fqn, "units", "a shape of integers");
+      meta.shape.push_back(*number);
+    }
+    validate_tensor_meta(meta, path_);
+    const auto* offset = member(item, "offset").get_if<std::int64_t>();
+    const std::int64_t least = unpadded_numel(unit);
+    if (offset == nullptr || *offset < least || !checked_add(*offset, meta.numel())) {
+      refuse(meta.fqn, "units", "an offset of at least " + std::to_string(least));
+    }
+    return {std::move(meta.fqn), std::move(meta.shape), *offset};
+  }
+
+  const std::string& path_;
+  Value document_;
+};
+
+}  // namespace
+
+std::string format_values_file(const CheckpointContents& contents,
+                               const std::vector<Value>& values) {
+  Value::Dict value_dict;
+  Value::Dict key_paths;
+  Value::Dict kinds;
+  Value::Dict parameters;
+  const auto add_key_path = [&](const std::string& name, const KeyPath& key_path) {
+    if (!key_path.empty()) key_paths.emplace_back(name, key_path_to_value(key_path));
+  };
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    value_dict.emplace_back(contents.values[i].name, values[i]);
+    add_key_path(contents.values[i].name, contents.values[i].key_path);
+  }
+  for (const TensorEntry& tensor : contents.tensors) {
+    add_key_path(tensor.meta.fqn, tensor.key_path);
+    if (tensor.kind != StateKind::plain) {
+      kinds.emplace_back(tensor.meta.fqn, std::string(state_kind_name(tensor.kind)));
+    }
+    if (!tensor.parameter.empty()) parameters.emplace_back(tensor.meta.fqn, tensor.parameter);
+  }
+  for (const Alias& alias : contents.aliases) add_key_path(alias.fqn, alias.key_path);
+  if (value_dict.empty() && key_paths.empty() && kinds.empty() && parameters.empty() &&
+      contents.units.empty()) {
+    return {};
+  }
+  return value_to_json(Value::Dict{{"schema", kSchema},
+                                   {"values", std::move(value_dict)},
+                                   {"key_paths", std::move(key_paths)},
+                                   {"kinds", std::move(kinds)},
+                                   {"parameters", std::move(parameters)},
+                                   {"units", units_to_value(contents.units)}},
+                       JsonStyle::indented) +
+         "\n";
+}
+
+void apply_values_file(std::string_view text, const std::string& path, CheckpointContents& contents,
+                       std::vector<Value>& values) {
+  const ValuesFileReader reader(text, path);
+  std::map<std::string, TensorEntry*, std::less<>> tensors;
+  std::map<std::string, KeyPath*, std::less<>> key_paths;
+  for (TensorEntry& tensor : contents.tensors) {
+    tensors.emplace(tensor.meta.fqn, &tensor);
+    key_paths.emplace(tensor.meta.fqn, &tensor.key_path);
+  }
+  for (Alias& alias : contents.aliases) key_paths.emplace(alias.fqn, &alias.key_path);
+
+  std::map<std::string, Value> sorted_values;
+  reader.for_each("values", [&](const std::string& name, const Value& item) {
+    if (key_paths.contains(name) || !sorted_values.emplace(name, item).second) {
+      throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, "values",
+                            "a name of its own", "one that is taken");
+    }
+  });
+  contents.values.reserve(sorted_values.size());  // what `key_paths` points at must stay
+  for (auto& [name, value] : sorted_values) {
+    contents.values.push_back({.name = name, .key_path = {}});
+    key_paths.emplace(name, &contents.values.back().key_path);
+    values.push_back(std::move(value));
+  }
+
+  const auto find = [&](const auto& entries, const std::string& name, std::string_view part) {
+    const auto entry = entries.find(name);
+    if (entry == entries.end()) {
+      throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, part,
+                            "a name in this checkpoint", "none of that name");
+    }
+    return entry->second;
+  };
+  reader.for_each("key_paths", [&](const std::string& name, const Value& item) {
+    *find(key_paths, name, "key_paths") = reader.key_path(name, item);
+  });
+  reader.for_each("kinds", [&](const std::string& name, const Value& item) {
+    find(tensors, name, "kinds")->kind = reader.state_kind(name, item);
+  });
+  reader.for_each("parameters", [&](const std::string& name, const Value& item) {
+    find(tensors, name, "parameters")->parameter = reader.text(name, "parameters", item);
+  });
+  contents.units = reader.units();
+}
+
+std::string values_digest(std::string_view text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::uint64_t digest = xxh3_64(std::as_bytes(std::span(text)));
+  std::string hex(16, '0');
+  for (std::size_t i = hex.size(); i-- > 0; digest >>= 4) hex[i] = kHex[digest & 0xF];
+  return hex;
+}
+
+}  // namespace tessera::formats::detail

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::detail {
+
+/// [Note: Values file] What a checkpoint holds and safetensors has no place for lies beside it as
+/// JSON: values, key paths, kinds of optimizer state, flat units. The tensor file (or the index)
+/// names the XXH3-64 of that text under `tessera.values`: a values file that belongs to other
+/// tensors is never taken for this checkpoint's, and one that nobody names is ignored.
+inline constexpr std::string_view kValuesSuffix = ".values.json";
+inline constexpr std::string_view kValuesDigestKey = "tessera.values";
+
+/// Bounds what is read, and therefore also what is written.
+inline constexpr std::size_t kMaxValuesNbytes = std::size_t{64} << 20;
+
+/// Returns the text, or nothing (an empty string) where there is nothing to say.
+std::string format_values_file(const CheckpointContents& contents,
+                               const std::vector<Value>& values);
+
+/// Adds what `text` says to `contents` and to the parallel `values`, which hold tensors and aliases
+/// so far. Leaves `contents.values` sorted.
+/// Throws: Error(corruption) naming `path`; Error(unsupported) on a later schema.
+void apply_values_file(std::string_view text, const std::string& path, CheckpointContents& contents,
+                       std::vector<Value>& values);
+
+/// Returns the XXH3-64 of `text` as 16 hex digits.
+std::string values_digest(std::string_view text);
+
+}  // namespace tessera::formats::detail
