@@ -13,7 +13,7 @@ constexpr std::size_t kMaxPathNbytes = 1024;
 constexpr std::size_t kMaxFqnNbytes = 200;
 constexpr std::size_t kMaxWhatNbytes = 2000;
 
-std::string message_line(const ErrorWhere& where, std::string_view what) {
+std::string message_line(const ErrorWhere& where, const std::string& reason) {
   std::string line;
   if (!where.path.empty()) line += printable(where.path, kMaxPathNbytes) + ": ";
   if (!where.fqn.empty()) line += printable(where.fqn, kMaxFqnNbytes) + ": ";
@@ -21,7 +21,7 @@ std::string message_line(const ErrorWhere& where, std::string_view what) {
     line += "bytes [" + std::to_string(where.byte_range->begin) + ", " +
             std::to_string(where.byte_range->end) + "): ";
   }
-  return line + printable(what, kMaxWhatNbytes);
+  return line + reason;
 }
 
 }  // namespace
@@ -49,7 +49,15 @@ std::string_view to_string(ErrorKind kind) {
 }
 
 Error::Error(ErrorKind kind, ErrorWhere where, std::string_view what)
-    : std::runtime_error(message_line(where, what)), kind_(kind), where_(std::move(where)) {}
+    : std::runtime_error(message_line(where, printable(what, kMaxWhatNbytes))),
+      kind_(kind),
+      where_(std::move(where)),
+      reason_nbytes_(printable(what, kMaxWhatNbytes).size()) {}
+
+std::string_view Error::reason() const noexcept {
+  const std::string_view line = what();
+  return line.substr(line.size() - reason_nbytes_);
+}
 
 Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
                       std::string_view expected, std::string_view found,

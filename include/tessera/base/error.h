@@ -49,10 +49,13 @@ class Error : public std::runtime_error {
 
   ErrorKind kind() const noexcept { return kind_; }
   const ErrorWhere& where() const noexcept { return where_; }
+  /// Returns the line without the place: `<what>`.
+  std::string_view reason() const noexcept;
 
  private:
   ErrorKind kind_;
   ErrorWhere where_;
+  std::size_t reason_nbytes_;  // at the end of the line
 };
 
 /// Thrown by TESSERA_CHECK: a broken promise of our own code, never of input.

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/byte_range.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats::native {
+
+/// Stored on disk; never renumber.
+enum class FileRole : std::uint32_t { index = 1, rank = 2 };
+
+/// What stands at the beginning of each file, in the part that HDF5 calls user block.
+///
+///      0    8  magic
+///      8    4  format version          24    8  checkpoint id
+///     12    4  role                    32   16  index range
+///     16    4  rank                    48    8  index checksum
+///     20    4  world size              56    8  structure checksum
+///     64    8  file nbytes             72 4016  zero
+///   4088    8  checksum of the 4088 bytes before
+///
+/// See docs/formats/native.md.
+struct FileHeader {
+  FileRole role = FileRole::index;
+  std::uint32_t rank = 0;
+  std::uint32_t world_size = 0;
+  std::uint64_t checkpoint_id = 0;
+  ByteRange index_range;
+  std::uint64_t index_checksum = 0;
+  std::uint64_t structure_checksum = 0;
+  std::uint64_t file_nbytes = 0;
+};
+
+inline constexpr std::array<unsigned char, 8> kMagic = {0x89, 'T', 'S', 'R', '\r', '\n', 0x1A, '\n'};
+inline constexpr std::uint32_t kFormatVersion = 1;
+inline constexpr std::size_t kHeaderFieldsNbytes = 8 + 4 * 4 + 8 + 16 + 8 + 8 + 8;
+inline constexpr std::size_t kHeaderNbytes = 4096;
+static_assert(kHeaderFieldsNbytes == 72 && kHeaderFieldsNbytes + 4016 + 8 == kHeaderNbytes);
+
+inline constexpr std::uint64_t kMaxIndexNbytes = std::uint64_t{512} << 20;
+inline constexpr std::uint32_t kMaxWorldSize = 1'000'000;
+
+/// A file's name within its checkpoint.
+inline constexpr const char* kIndexFileName = "index.h5";
+std::string rank_file_name(std::int64_t rank);  // `rank-00003.h5`
+
+std::array<std::byte, kHeaderNbytes> encode_header(const FileHeader& header);
+
+/// Reads the header and checks it against itself and the size of the file.
+/// Throws: Error(unsupported) where the file is none of ours or of a later version;
+/// Error(corruption) where it is damaged.
+FileHeader read_header(const ReadableFile& file);
+
+/// Throws Error(corruption) unless the header is that of the index file.
+void require_index_role(const FileHeader& header, const std::string& path);
+
+/// Throws Error(corruption) unless the header is that of the file of `rank` in a checkpoint of
+/// `world_size` ranks.
+void require_rank_role(const FileHeader& header, const std::string& path, std::int64_t rank,
+                       std::int64_t world_size);
+
+/// Returns the binary index that the header points to, its checksum checked.
+std::vector<std::byte> read_index_bytes(const ReadableFile& file, const FileHeader& header);
+
+/// Returns the checksum over all bytes behind the header that are in none of `data_ranges`.
+/// Requires: the ranges are sorted and disjoint, and lie behind the header and within the file.
+std::uint64_t structure_checksum(const ReadableFile& file, std::span<const ByteRange> data_ranges);
+
+}  // namespace tessera::formats::native

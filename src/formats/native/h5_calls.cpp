@@ -1,0 +1,505 @@
+#include "formats/native/h5_calls.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <optional>
+
+#include "tessera/base/error.h"
+
+namespace tessera::formats::native::h5 {
+namespace {
+
+constexpr H5Z_filter_t kZstdFilter = 32015;  // registered with The HDF Group
+
+// Pieces from this size on begin at a multiple of the alignment, for direct I/O.
+constexpr hsize_t kAlignThresholdNbytes = 65536;
+constexpr hsize_t kAlignmentNbytes = 4096;
+// The library gathers small allocations in blocks of these sizes.
+constexpr hsize_t kMetadataBlockNbytes = 16384;
+constexpr hsize_t kSmallDataBlockNbytes = 16384;
+
+// Enough for the metadata of some ten thousand datasets, so that little is written twice.
+constexpr std::size_t kMetadataCacheNbytes = std::size_t{32} << 20;
+
+std::recursive_mutex& library_mutex() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
+herr_t keep_description(unsigned /*depth*/, const H5E_error2_t* error, void* out) {
+  if (error->desc != nullptr) *static_cast<std::string*>(out) = error->desc;
+  return 0;
+}
+
+/// Throws what the library's error stack says at its innermost end.
+[[noreturn]] void throw_library_error(const std::string& path, const char* call) {
+  std::string reason = "no reason given";
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep_description, &reason);
+  H5Eclear2(H5E_DEFAULT);
+  throw Error(ErrorKind::io, {.path = path, .fqn = {}, .byte_range = {}},
+              std::string("HDF5: ") + call + ": " + reason);
+}
+
+/// Checks the result of a call that returns an id, a status, or a size: negative means failure.
+template <class Result>
+Result checked(Result result, const std::string& path, const char* call) {
+  if (result < 0) throw_library_error(path, call);
+  return result;
+}
+
+Handle make_property_list(hid_t list_class, const std::string& path) {
+  return {checked(H5Pcreate(list_class), path, "H5Pcreate"), H5Pclose};
+}
+
+Handle make_scalar_space(const std::string& path) {
+  return {checked(H5Screate(H5S_SCALAR), path, "H5Screate"), H5Sclose};
+}
+
+Handle make_space(std::span<const std::int64_t> shape, const std::string& path) {
+  if (shape.empty()) return make_scalar_space(path);
+  const std::vector<hsize_t> sizes(shape.begin(), shape.end());
+  return {checked(H5Screate_simple(static_cast<int>(sizes.size()), sizes.data(), nullptr), path,
+                  "H5Screate_simple"),
+          H5Sclose};
+}
+
+Handle make_text_type(std::size_t nbytes, const std::string& path) {
+  Handle type{checked(H5Tcopy(H5T_C_S1), path, "H5Tcopy"), H5Tclose};
+  // A size of 0 is not allowed; an empty text is one NUL.
+  checked(H5Tset_size(type.id(), std::max<std::size_t>(nbytes, 1)), path, "H5Tset_size");
+  checked(H5Tset_cset(type.id(), H5T_CSET_UTF8), path, "H5Tset_cset");
+  checked(H5Tset_strpad(type.id(), H5T_STR_NULLPAD), path, "H5Tset_strpad");
+  return type;
+}
+
+Handle make_link_properties(const std::string& path) {
+  Handle list = make_property_list(H5P_LINK_CREATE, path);
+  checked(H5Pset_char_encoding(list.id(), H5T_CSET_UTF8), path, "H5Pset_char_encoding");
+  return list;
+}
+
+Handle make_dataset_properties(const std::string& path) {
+  Handle list = make_property_list(H5P_DATASET_CREATE, path);
+  checked(H5Pset_obj_track_times(list.id(), false), path, "H5Pset_obj_track_times");
+  return list;
+}
+
+Handle make_dataset(const File& file, hid_t parent, const std::string& link_name,
+                    const Handle& type, const Handle& space, const Handle& properties) {
+  const Handle link = make_link_properties(file.path);
+  return {checked(H5Dcreate2(parent, link_name.c_str(), type.id(), space.id(), link.id(),
+                             properties.id(), H5P_DEFAULT),
+                  file.path, "H5Dcreate2"),
+          H5Dclose};
+}
+
+Handle make_attribute(const File& file, const Handle& object, const char* name, const Handle& type,
+                      const Handle& space) {
+  return {checked(H5Acreate2(object.id(), name, type.id(), space.id(), H5P_DEFAULT, H5P_DEFAULT),
+                  file.path, "H5Acreate2"),
+          H5Aclose};
+}
+
+// --- element types, made once
+
+Handle make_half_type() {
+  Handle type{checked(H5Tcopy(H5T_IEEE_F32LE), {}, "H5Tcopy"), H5Tclose};
+  checked(H5Tset_fields(type.id(), 15, 10, 5, 0, 10), {}, "H5Tset_fields");
+  checked(H5Tset_size(type.id(), 2), {}, "H5Tset_size");
+  checked(H5Tset_ebias(type.id(), 15), {}, "H5Tset_ebias");
+  return type;
+}
+
+Handle make_complex_type(hid_t part, std::size_t part_nbytes) {
+  Handle type{checked(H5Tcreate(H5T_COMPOUND, 2 * part_nbytes), {}, "H5Tcreate"), H5Tclose};
+  checked(H5Tinsert(type.id(), "r", 0, part), {}, "H5Tinsert");
+  checked(H5Tinsert(type.id(), "i", part_nbytes, part), {}, "H5Tinsert");
+  return type;
+}
+
+Handle make_bool_type() {
+  Handle type{checked(H5Tenum_create(H5T_STD_I8LE), {}, "H5Tenum_create"), H5Tclose};
+  for (const auto& [name, number] : {std::pair{"FALSE", 0}, std::pair{"TRUE", 1}}) {
+    const auto value = static_cast<signed char>(number);
+    checked(H5Tenum_insert(type.id(), name, &value), {}, "H5Tenum_insert");
+  }
+  return type;
+}
+
+Handle copy_type(hid_t type) { return {checked(H5Tcopy(type), {}, "H5Tcopy"), H5Tclose}; }
+
+Handle make_element_type(DType dtype) {
+  switch (dtype) {
+    case DType::boolean:
+      return make_bool_type();
+    case DType::uint8:
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2:
+    case DType::float8_e4m3fnuz:
+    case DType::float8_e5m2fnuz:
+    case DType::float8_e8m0fnu:
+    case DType::float4_e2m1fn_x2:
+      return copy_type(H5T_STD_U8LE);
+    case DType::int8:
+      return copy_type(H5T_STD_I8LE);
+    case DType::uint16:
+    case DType::bfloat16:
+      return copy_type(H5T_STD_U16LE);
+    case DType::int16:
+      return copy_type(H5T_STD_I16LE);
+    case DType::uint32:
+    case DType::complex32:
+      return copy_type(H5T_STD_U32LE);
+    case DType::int32:
+      return copy_type(H5T_STD_I32LE);
+    case DType::uint64:
+      return copy_type(H5T_STD_U64LE);
+    case DType::int64:
+      return copy_type(H5T_STD_I64LE);
+    case DType::float16:
+      return make_half_type();
+    case DType::float32:
+      return copy_type(H5T_IEEE_F32LE);
+    case DType::float64:
+      return copy_type(H5T_IEEE_F64LE);
+    case DType::complex64:
+      return make_complex_type(H5T_IEEE_F32LE, 4);
+    case DType::complex128:
+      return make_complex_type(H5T_IEEE_F64LE, 8);
+  }
+  TESSERA_CHECK(false);
+  return {};
+}
+
+/// Returns an element's bytes that stand for missing data: a NaN, or the greatest value.
+std::array<std::byte, 16> fill_element(DType dtype) {
+  std::array<std::byte, 16> bytes{};
+  const auto put = [&](auto value) {
+    const auto raw = std::bit_cast<std::array<std::byte, sizeof value>>(value);
+    for (std::size_t at = 0; at < itemsize(dtype); at += sizeof value) {
+      std::ranges::copy(raw, bytes.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+  };
+  constexpr std::uint16_t kHalfNaN = 0x7E00;
+  switch (dtype) {
+    case DType::boolean:
+      put(std::uint8_t{1});
+      break;
+    case DType::int8:
+      put(std::numeric_limits<std::int8_t>::max());
+      break;
+    case DType::int16:
+      put(std::numeric_limits<std::int16_t>::max());
+      break;
+    case DType::int32:
+      put(std::numeric_limits<std::int32_t>::max());
+      break;
+    case DType::int64:
+      put(std::numeric_limits<std::int64_t>::max());
+      break;
+    case DType::float16:
+    case DType::complex32:
+      put(kHalfNaN);
+      break;
+    case DType::bfloat16:
+      put(std::uint16_t{0x7FC0});
+      break;
+    case DType::float32:
+    case DType::complex64:
+      put(std::numeric_limits<float>::quiet_NaN());
+      break;
+    case DType::float64:
+    case DType::complex128:
+      put(std::numeric_limits<double>::quiet_NaN());
+      break;
+    case DType::float8_e4m3fnuz:
+    case DType::float8_e5m2fnuz:
+      put(std::uint8_t{0x80});  // their only NaN
+      break;
+    case DType::uint8:
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2:
+    case DType::float8_e8m0fnu:
+    case DType::float4_e2m1fn_x2:
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
+      bytes.fill(std::byte{0xFF});
+      break;
+  }
+  return bytes;
+}
+
+/// Says what the library leaves out of the addresses of chunks. Releases up to 1.10 and beyond
+/// report them without the user block; asked with a user block that is larger than the whole rest
+/// of a small file, which is kept in memory.
+bool chunk_addresses_leave_out_user_block() {
+  static const bool leave_out = [] {
+    constexpr hsize_t kUserBlockNbytes = 1 << 20;
+    const Handle access = make_property_list(H5P_FILE_ACCESS, {});
+    checked(H5Pset_fapl_core(access.id(), 65536, false), {}, "H5Pset_fapl_core");
+    const Handle creation = make_property_list(H5P_FILE_CREATE, {});
+    checked(H5Pset_userblock(creation.id(), kUserBlockNbytes), {}, "H5Pset_userblock");
+    File file;
+    file.handle = {checked(H5Fcreate("chunk address", H5F_ACC_TRUNC, creation.id(), access.id()),
+                           {}, "H5Fcreate"),
+                   H5Fclose};
+    const std::array<std::int64_t, 1> shape = {1};
+    const Handle space = make_space(shape, {});
+    const Handle type = copy_type(H5T_STD_U8LE);
+    const Handle properties = make_dataset_properties({});
+    const hsize_t chunk_numel = 1;
+    checked(H5Pset_chunk(properties.id(), 1, &chunk_numel), {}, "H5Pset_chunk");
+    const Handle dataset = make_dataset(file, file.handle.id(), "chunk", type, space, properties);
+    const hsize_t offset = 0;
+    const std::uint8_t byte = 0;
+    checked(H5Dwrite_chunk(dataset.id(), H5P_DEFAULT, 0, &offset, 1, &byte), {}, "H5Dwrite_chunk");
+    haddr_t address = 0;
+    hsize_t nbytes = 0;
+    unsigned filter_mask = 0;
+    checked(H5Dget_chunk_info_by_coord(dataset.id(), &offset, &filter_mask, &address, &nbytes), {},
+            "H5Dget_chunk_info_by_coord");
+    return address < kUserBlockNbytes;
+  }();
+  return leave_out;
+}
+
+std::uint64_t user_block_nbytes(const File& file) {
+  const Handle creation{checked(H5Fget_create_plist(file.handle.id()), file.path,
+                                "H5Fget_create_plist"),
+                        H5Pclose};
+  hsize_t nbytes = 0;
+  checked(H5Pget_userblock(creation.id(), &nbytes), file.path, "H5Pget_userblock");
+  return nbytes;
+}
+
+/// Returns a name as virtual datasets spell it, where `%` begins a block number.
+std::string virtual_source_name(const std::string& name) {
+  std::string doubled;
+  for (const char c : name) doubled.append(c == '%' ? 2 : 1, c);
+  return doubled;
+}
+
+}  // namespace
+
+LibraryScope::LibraryScope() : lock_(library_mutex()) {
+  H5Eget_auto2(H5E_DEFAULT, &report_, &report_data_);
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+}
+
+LibraryScope::~LibraryScope() { H5Eset_auto2(H5E_DEFAULT, report_, report_data_); }
+
+void Handle::reset() {
+  if (id_ < 0) return;
+  const LibraryScope library;
+  close_(std::exchange(id_, H5I_INVALID_HID));
+}
+
+File create_file(const std::string& path, std::uint64_t user_block_nbytes) {
+  const LibraryScope library;
+  const Handle access = make_property_list(H5P_FILE_ACCESS, path);
+  checked(H5Pset_libver_bounds(access.id(), H5F_LIBVER_V110, H5F_LIBVER_V110), path,
+          "H5Pset_libver_bounds");
+  checked(H5Pset_alignment(access.id(), kAlignThresholdNbytes, kAlignmentNbytes), path,
+          "H5Pset_alignment");
+  checked(H5Pset_meta_block_size(access.id(), kMetadataBlockNbytes), path,
+          "H5Pset_meta_block_size");
+  checked(H5Pset_small_data_block_size(access.id(), kSmallDataBlockNbytes), path,
+          "H5Pset_small_data_block_size");
+  checked(H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), path, "H5Pset_fclose_degree");
+  // A checkpoint being written is locked as a whole by its staging directory.
+  checked(H5Pset_file_locking(access.id(), false, true), path, "H5Pset_file_locking");
+  H5AC_cache_config_t cache{};
+  cache.version = H5AC__CURR_CACHE_CONFIG_VERSION;
+  checked(H5Pget_mdc_config(access.id(), &cache), path, "H5Pget_mdc_config");
+  cache.set_initial_size = true;
+  cache.initial_size = kMetadataCacheNbytes;
+  cache.max_size = std::max(cache.max_size, kMetadataCacheNbytes);
+  checked(H5Pset_mdc_config(access.id(), &cache), path, "H5Pset_mdc_config");
+
+  const Handle creation = make_property_list(H5P_FILE_CREATE, path);
+  checked(H5Pset_userblock(creation.id(), user_block_nbytes), path, "H5Pset_userblock");
+  checked(H5Pset_obj_track_times(creation.id(), false), path, "H5Pset_obj_track_times");
+  File file;
+  file.path = path;
+  file.handle = {checked(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.id(), access.id()), path,
+                         "H5Fcreate"),
+                 H5Fclose};
+  return file;
+}
+
+void close_file(File& file) {
+  const LibraryScope library;
+  checked(H5Fclose(file.handle.release()), file.path, "H5Fclose");
+}
+
+Handle create_group(const File& file, const std::string& link_name) {
+  const LibraryScope library;
+  const Handle properties = make_property_list(H5P_GROUP_CREATE, file.path);
+  checked(H5Pset_obj_track_times(properties.id(), false), file.path, "H5Pset_obj_track_times");
+  const Handle link = make_link_properties(file.path);
+  return {checked(H5Gcreate2(file.handle.id(), link_name.c_str(), link.id(), properties.id(),
+                             H5P_DEFAULT),
+                  file.path, "H5Gcreate2"),
+          H5Gclose};
+}
+
+Handle element_type(DType dtype) {
+  const LibraryScope library;
+  return make_element_type(dtype);
+}
+
+bool has_element_type(DType dtype) {
+  switch (dtype) {
+    case DType::bfloat16:
+    case DType::complex32:
+    case DType::float8_e4m3fn:
+    case DType::float8_e5m2:
+    case DType::float8_e4m3fnuz:
+    case DType::float8_e5m2fnuz:
+    case DType::float8_e8m0fnu:
+    case DType::float4_e2m1fn_x2:
+      return false;
+    default:
+      return true;
+  }
+}
+
+PlainDataset create_plain_dataset(const File& file, hid_t parent, const std::string& link_name,
+                                  DType dtype, std::int64_t numel) {
+  const LibraryScope library;
+  const std::array<std::int64_t, 1> shape = {numel};
+  const Handle space = make_space(shape, file.path);
+  const Handle type = make_element_type(dtype);
+  const Handle properties = make_dataset_properties(file.path);
+  checked(H5Pset_alloc_time(properties.id(), H5D_ALLOC_TIME_EARLY), file.path,
+          "H5Pset_alloc_time");
+  checked(H5Pset_fill_time(properties.id(), H5D_FILL_TIME_NEVER), file.path, "H5Pset_fill_time");
+  PlainDataset dataset;
+  dataset.handle = make_dataset(file, parent, link_name, type, space, properties);
+  if (numel == 0) return dataset;
+  const haddr_t begin = H5Dget_offset(dataset.handle.id());
+  if (begin == HADDR_UNDEF) throw_library_error(file.path, "H5Dget_offset");
+  dataset.range = {begin, begin + static_cast<std::uint64_t>(numel) * itemsize(dtype)};
+  return dataset;
+}
+
+Handle create_zstd_dataset(const File& file, const std::string& link_name, DType dtype,
+                           std::int64_t numel, std::int64_t chunk_numel) {
+  const LibraryScope library;
+  const std::array<std::int64_t, 1> shape = {numel};
+  const Handle space = make_space(shape, file.path);
+  const Handle type = make_element_type(dtype);
+  const Handle properties = make_dataset_properties(file.path);
+  const auto chunk_size = static_cast<hsize_t>(chunk_numel);
+  checked(H5Pset_chunk(properties.id(), 1, &chunk_size), file.path, "H5Pset_chunk");
+  checked(H5Pset_shuffle(properties.id()), file.path, "H5Pset_shuffle");
+  // Optional, as the library that writes need not know the filter: chunks come ready-made.
+  checked(H5Pset_filter(properties.id(), kZstdFilter, H5Z_FLAG_OPTIONAL, 0, nullptr), file.path,
+          "H5Pset_filter");
+  checked(H5Pset_fill_time(properties.id(), H5D_FILL_TIME_NEVER), file.path, "H5Pset_fill_time");
+  return make_dataset(file, file.handle.id(), link_name, type, space, properties);
+}
+
+ByteRange write_chunk(const File& file, const Handle& dataset, std::int64_t first_element,
+                      ChunkForm form, std::span<const std::byte> stored) {
+  constexpr std::uint32_t kNoFilterSkipped = 0b00;
+  constexpr std::uint32_t kBothFiltersSkipped = 0b11;
+  const LibraryScope library;
+  const auto offset = static_cast<hsize_t>(first_element);
+  checked(H5Dwrite_chunk(dataset.id(), H5P_DEFAULT,
+                         form == ChunkForm::raw ? kBothFiltersSkipped : kNoFilterSkipped, &offset,
+                         stored.size(), stored.data()),
+          file.path, "H5Dwrite_chunk");
+  haddr_t address = HADDR_UNDEF;
+  hsize_t nbytes = 0;
+  unsigned filter_mask = 0;
+  checked(H5Dget_chunk_info_by_coord(dataset.id(), &offset, &filter_mask, &address, &nbytes),
+          file.path, "H5Dget_chunk_info_by_coord");
+  if (address == HADDR_UNDEF || nbytes != stored.size()) {
+    throw_library_error(file.path, "H5Dget_chunk_info_by_coord");
+  }
+  if (chunk_addresses_leave_out_user_block()) address += user_block_nbytes(file);
+  return {address, address + nbytes};
+}
+
+Handle create_virtual_dataset(const File& file, const std::string& link_name, DType dtype,
+                              std::span<const std::int64_t> shape,
+                              std::span<const VirtualPart> parts) {
+  const LibraryScope library;
+  const Handle space = make_space(shape, file.path);
+  const Handle type = make_element_type(dtype);
+  const Handle properties = make_dataset_properties(file.path);
+  const auto fill = fill_element(dtype);
+  checked(H5Pset_fill_value(properties.id(), type.id(), fill.data()), file.path,
+          "H5Pset_fill_value");
+  for (const VirtualPart& part : parts) {
+    const std::array<std::int64_t, 1> source_shape = {part.source_numel};
+    const Handle source_space = make_space(source_shape, file.path);
+    if (!shape.empty()) {
+      const std::vector<hsize_t> offsets(part.box.offsets.begin(), part.box.offsets.end());
+      const std::vector<hsize_t> sizes(part.box.sizes.begin(), part.box.sizes.end());
+      checked(H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, offsets.data(), nullptr,
+                                  sizes.data(), nullptr),
+              file.path, "H5Sselect_hyperslab");
+      const auto source_begin = static_cast<hsize_t>(part.source_begin);
+      const auto numel = static_cast<hsize_t>(part.box.numel());
+      checked(H5Sselect_hyperslab(source_space.id(), H5S_SELECT_SET, &source_begin, nullptr,
+                                  &numel, nullptr),
+              file.path, "H5Sselect_hyperslab");
+    }
+    checked(H5Pset_virtual(properties.id(), space.id(), part.source_file.c_str(),
+                           virtual_source_name(part.source_dataset).c_str(), source_space.id()),
+            file.path, "H5Pset_virtual");
+  }
+  checked(H5Sselect_all(space.id()), file.path, "H5Sselect_all");
+  return make_dataset(file, file.handle.id(), link_name, type, space, properties);
+}
+
+void create_hard_link(const File& file, const std::string& existing_name,
+                      const std::string& link_name) {
+  const LibraryScope library;
+  const Handle link = make_link_properties(file.path);
+  checked(H5Lcreate_hard(file.handle.id(), existing_name.c_str(), file.handle.id(),
+                         link_name.c_str(), link.id(), H5P_DEFAULT),
+          file.path, "H5Lcreate_hard");
+}
+
+void write_text_dataset(const File& file, hid_t parent, const std::string& link_name,
+                        std::string_view text) {
+  const LibraryScope library;
+  const Handle type = make_text_type(text.size(), file.path);
+  const Handle space = make_scalar_space(file.path);
+  const Handle properties = make_dataset_properties(file.path);
+  const Handle dataset = make_dataset(file, parent, link_name, type, space, properties);
+  checked(H5Dwrite(dataset.id(), type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT,
+                   text.empty() ? "" : text.data()),
+          file.path, "H5Dwrite");
+}
+
+void write_attribute(const File& file, const Handle& object, const char* name,
+                     std::string_view text) {
+  const LibraryScope library;
+  const Handle type = make_text_type(text.size(), file.path);
+  const Handle attribute =
+      make_attribute(file, object, name, type, make_scalar_space(file.path));
+  checked(H5Awrite(attribute.id(), type.id(), text.empty() ? "" : text.data()), file.path,
+          "H5Awrite");
+}
+
+void write_attribute(const File& file, const Handle& object, const char* name,
+                     std::span<const std::int64_t> numbers) {
+  const LibraryScope library;
+  const Handle type = copy_type(H5T_STD_I64LE);
+  const std::array<std::int64_t, 1> shape = {static_cast<std::int64_t>(numbers.size())};
+  const Handle attribute = make_attribute(file, object, name, type, make_space(shape, file.path));
+  if (numbers.empty()) return;
+  checked(H5Awrite(attribute.id(), type.id(), numbers.data()), file.path, "H5Awrite");
+}
+
+}  // namespace tessera::formats::native::h5

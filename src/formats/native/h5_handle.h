@@ -1,0 +1,54 @@
+#pragma once
+
+#include <hdf5.h>
+
+#include <mutex>
+#include <utility>
+
+namespace tessera::formats::native::h5 {
+
+/// Holds the library while it lives: HDF5 as Debian builds it is not thread-safe. Also keeps the
+/// library from printing errors, which are ours to report. May be nested in one thread.
+class LibraryScope {
+ public:
+  LibraryScope();
+  ~LibraryScope();
+  LibraryScope(const LibraryScope&) = delete;
+  LibraryScope& operator=(const LibraryScope&) = delete;
+
+ private:
+  std::unique_lock<std::recursive_mutex> lock_;
+  H5E_auto2_t report_ = nullptr;
+  void* report_data_ = nullptr;
+};
+
+/// Owns one HDF5 object of any kind, or none. Move-only. Closing without looking at the result is
+/// right for all but files that were written (see `close_file`).
+class Handle {
+ public:
+  using Close = herr_t (*)(hid_t);
+
+  Handle() = default;
+  Handle(hid_t id, Close close) : id_(id), close_(close) {}
+  ~Handle() { reset(); }
+  Handle(Handle&& other) noexcept
+      : id_(std::exchange(other.id_, H5I_INVALID_HID)), close_(other.close_) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(id_, other.id_);
+    std::swap(close_, other.close_);
+    return *this;
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  hid_t id() const { return id_; }
+  explicit operator bool() const { return id_ >= 0; }
+  hid_t release() { return std::exchange(id_, H5I_INVALID_HID); }
+  void reset();
+
+ private:
+  hid_t id_ = H5I_INVALID_HID;
+  Close close_ = nullptr;
+};
+
+}  // namespace tessera::formats::native::h5

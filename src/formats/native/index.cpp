@@ -1,0 +1,579 @@
+#include "formats/native/index.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "formats/native/byte_stream.h"
+#include "tessera/base/checked_math.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::native {
+namespace {
+
+constexpr std::uint8_t kBoxTag = 0;
+constexpr std::uint8_t kFlatRangeTag = 1;
+constexpr std::uint8_t kStringStepTag = 0;
+constexpr std::uint8_t kIntStepTag = 1;
+constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
+constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
+
+// The least bytes that each thing in a list takes.
+constexpr std::size_t kMinValueNbytes = 3;
+constexpr std::size_t kMinAliasNbytes = 3;
+constexpr std::size_t kMinUnitNbytes = 3;
+constexpr std::size_t kMinUnitParameterNbytes = 3;
+constexpr std::size_t kMinAnnotationNbytes = 2;
+constexpr std::size_t kMinTensorNbytes = 7;
+constexpr std::size_t kMinPieceNbytes = 4;
+constexpr std::size_t kMinRankFileNbytes = 17;
+
+// --- encoding
+
+void put_shape(ByteWriter& out, const Shape& shape) {
+  out.uint(std::uint64_t{shape.size()});
+  for (const std::int64_t size : shape) out.uint(size);
+}
+
+void put_key_path(ByteWriter& out, const KeyPath& key_path) {
+  out.uint(std::uint64_t{key_path.size()});
+  for (const auto& step : key_path) {
+    if (const auto* text = std::get_if<std::string>(&step)) {
+      out.u8(kStringStepTag);
+      out.str(*text);
+    } else {
+      out.u8(kIntStepTag);
+      out.sint(std::get<std::int64_t>(step));
+    }
+  }
+}
+
+void put_region(ByteWriter& out, const Region& region) {
+  if (const auto* box = std::get_if<Box>(&region)) {
+    out.u8(kBoxTag);
+    for (std::size_t d = 0; d < box->sizes.size(); ++d) {
+      out.uint(box->offsets[d]);
+      out.uint(box->sizes[d]);
+    }
+    return;
+  }
+  const auto& range = std::get<FlatRange>(region);
+  out.u8(kFlatRangeTag);
+  out.uint(range.begin);
+  out.uint(range.numel());
+}
+
+void put_stored(ByteWriter& out, const StoredPiece& stored, const BlockGrid& grid) {
+  out.u8(static_cast<std::uint8_t>(stored.encoding));
+  if (stored.encoding == Encoding::none) return;
+  out.uint(stored.begin);
+  if (stored.encoding == Encoding::zstd) out.uint(stored.stored_nbytes);
+  if (grid.num_blocks() == 1) {
+    out.u64(stored.checksum);
+  } else {
+    out.uint(stored.table_begin);
+  }
+}
+
+// --- decoding
+
+Shape get_shape(ByteReader& in) {
+  const std::size_t num_dims = in.count(1);
+  if (num_dims > kMaxDims) {
+    in.fail("dimensions", "at most " + std::to_string(kMaxDims), std::to_string(num_dims));
+  }
+  Shape shape(num_dims);
+  for (std::int64_t& size : shape) size = in.non_negative();
+  return shape;
+}
+
+KeyPath get_key_path(ByteReader& in) {
+  KeyPath key_path(in.count(2));
+  for (auto& step : key_path) {
+    const std::uint8_t tag = in.u8();
+    if (tag == kStringStepTag) {
+      step.emplace<std::string>(in.str());
+    } else if (tag == kIntStepTag) {
+      step.emplace<std::int64_t>(in.sint());
+    } else {
+      in.fail("key path", "0 or 1", std::to_string(tag));
+    }
+  }
+  return key_path;
+}
+
+DType get_dtype(ByteReader& in) {
+  const std::uint8_t code = in.u8();
+  const auto dtype = dtype_from_code(code);
+  if (!dtype) in.fail("dtype", "less than " + std::to_string(kNumDTypes), std::to_string(code));
+  return *dtype;
+}
+
+Region get_region(ByteReader& in, std::size_t num_dims) {
+  const std::uint8_t tag = in.u8();
+  if (tag == kBoxTag) {
+    Box box{Shape(num_dims), Shape(num_dims)};
+    for (std::size_t d = 0; d < num_dims; ++d) {
+      box.offsets[d] = in.non_negative();
+      box.sizes[d] = in.non_negative();
+    }
+    return box;
+  }
+  if (tag != kFlatRangeTag) in.fail("region", "0 or 1", std::to_string(tag));
+  FlatRange range;
+  range.begin = in.non_negative();
+  const auto end = checked_add(range.begin, in.non_negative());
+  if (!end) in.fail("region", "an end below 2^63", "a larger one");
+  range.end = *end;
+  return range;
+}
+
+StoredPiece get_stored(ByteReader& in, const BlockGrid& plain, const BlockGrid& chunks) {
+  StoredPiece stored;
+  const std::uint8_t code = in.u8();
+  if (code > kMaxEncoding) in.fail("encoding", "0 to 2", std::to_string(code));
+  stored.encoding = static_cast<Encoding>(code);
+  if ((stored.encoding == Encoding::none) != (plain.nbytes == 0)) {
+    in.fail("encoding", plain.nbytes == 0 ? "none for a piece without elements" : "plain or zstd",
+            std::to_string(code));
+  }
+  if (stored.encoding == Encoding::none) return stored;
+  const BlockGrid& grid = stored.encoding == Encoding::zstd ? chunks : plain;
+  stored.begin = in.uint();
+  stored.stored_nbytes = stored.encoding == Encoding::zstd ? in.uint() : grid.nbytes;
+  if (grid.num_blocks() == 1) {
+    stored.checksum = in.u64();
+  } else {
+    stored.table_begin = in.uint();
+  }
+  return stored;
+}
+
+bool lies_within(std::uint64_t begin, std::uint64_t nbytes, std::uint64_t file_nbytes) {
+  return begin >= kHeaderNbytes && begin <= file_nbytes && nbytes <= file_nbytes - begin;
+}
+
+/// Checks the stored pieces against the sizes of their files.
+void validate_storage(const Index& index, const FileHeader& header, const std::string& path) {
+  for (std::size_t t = 0; t < index.contents.tensors.size(); ++t) {
+    const TensorEntry& tensor = index.contents.tensors[t];
+    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      const StoredPiece& stored = index.storage[t][p];
+      if (stored.encoding == Encoding::none) continue;
+      const auto rank = static_cast<std::size_t>(tensor.pieces[p].rank);
+      const std::uint64_t file_nbytes = header.role == FileRole::index
+                                            ? index.rank_files[rank].nbytes
+                                            : header.file_nbytes;
+      const BlockGrid grid = index.grid(t, p);
+      const auto fail = [&](std::string_view rule, std::uint64_t begin, std::uint64_t nbytes) {
+        throw Error::expected(
+            ErrorKind::corruption, {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}}, rule,
+            "within [" + std::to_string(kHeaderNbytes) + ", " + std::to_string(file_nbytes) + ")",
+            std::to_string(nbytes) + " bytes at " + std::to_string(begin));
+      };
+      if (stored.encoding == Encoding::plain || grid.num_blocks() == 1) {
+        if (!lies_within(stored.begin, stored.stored_nbytes, file_nbytes)) {
+          fail("byte range", stored.begin, stored.stored_nbytes);
+        }
+      }
+      if (stored.encoding == Encoding::zstd && grid.num_blocks() == 1 &&
+          (stored.stored_nbytes == 0 || stored.stored_nbytes > grid.block_nbytes)) {
+        throw Error::expected(ErrorKind::corruption,
+                              {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}},
+                              "chunk size", "1 to " + std::to_string(grid.block_nbytes) + " bytes",
+                              std::to_string(stored.stored_nbytes));
+      }
+      if (grid.num_blocks() > 1) {
+        const auto table_nbytes =
+            checked_mul(grid.num_blocks(), table_entry_nbytes(stored.encoding));
+        if (!table_nbytes || !lies_within(stored.table_begin, *table_nbytes, file_nbytes)) {
+          fail("block table", stored.table_begin, table_nbytes.value_or(UINT64_MAX));
+        }
+      }
+    }
+  }
+}
+
+BlockGrid make_grid(Encoding encoding, std::uint64_t nbytes, std::uint64_t chunk_nbytes) {
+  if (encoding == Encoding::zstd) return {std::min(chunk_nbytes, std::max<std::uint64_t>(nbytes, 1)), nbytes};
+  return {kPlainBlockNbytes, nbytes};
+}
+
+std::uint64_t region_nbytes(const Region& region, DType dtype) {
+  return static_cast<std::uint64_t>(numel_of(region)) * itemsize(dtype);
+}
+
+/// Copies everything but tensors and pieces.
+Index without_tensors(const Index& whole) {
+  Index part;
+  part.chunk_nbytes = whole.chunk_nbytes;
+  part.has_virtual_datasets = whole.has_virtual_datasets;
+  part.contents.world_size = whole.contents.world_size;
+  part.contents.values = whole.contents.values;
+  part.contents.aliases = whole.contents.aliases;
+  part.contents.units = whole.contents.units;
+  part.contents.annotations = whole.contents.annotations;
+  part.value_json = whole.value_json;
+  return part;
+}
+
+/// Copies all of a tensor but its pieces.
+TensorEntry without_pieces(const TensorEntry& tensor) {
+  return {tensor.meta, tensor.kind, tensor.parameter, tensor.key_path, {}};
+}
+
+}  // namespace
+
+ByteRange BlockGrid::block(std::uint64_t number) const {
+  const std::uint64_t begin = number * block_nbytes;
+  return {begin, std::min(begin + block_nbytes, nbytes)};
+}
+
+BlockGrid Index::grid(std::size_t tensor_index, std::size_t piece_index) const {
+  const TensorEntry& tensor = contents.tensors[tensor_index];
+  return make_grid(storage[tensor_index][piece_index].encoding,
+                   region_nbytes(tensor.pieces[piece_index].region, tensor.meta.dtype),
+                   chunk_nbytes);
+}
+
+std::uint64_t table_entry_nbytes(Encoding encoding) {
+  return encoding == Encoding::zstd ? 3 * sizeof(std::uint64_t) : sizeof(std::uint64_t);
+}
+
+std::vector<std::byte> encode_index(const Index& index) {
+  const CheckpointContents& contents = index.contents;
+  ByteWriter out;
+  out.uint(index.chunk_nbytes);
+  out.u8(index.has_virtual_datasets ? 1 : 0);
+  out.uint(std::uint64_t{contents.values.size()});
+  for (std::size_t v = 0; v < contents.values.size(); ++v) {
+    out.str(contents.values[v].name);
+    put_key_path(out, contents.values[v].key_path);
+    out.str(index.value_json[v]);
+  }
+  out.uint(std::uint64_t{contents.aliases.size()});
+  for (const Alias& alias : contents.aliases) {
+    out.str(alias.fqn);
+    out.str(alias.target);
+    put_key_path(out, alias.key_path);
+  }
+  out.uint(std::uint64_t{contents.units.size()});
+  for (const FlatUnit& unit : contents.units) {
+    out.str(unit.name);
+    out.u8(static_cast<std::uint8_t>(unit.dtype));
+    out.uint(std::uint64_t{unit.parameters.size()});
+    for (const FlatUnitParameter& parameter : unit.parameters) {
+      out.str(parameter.fqn);
+      put_shape(out, parameter.shape);
+      out.uint(parameter.offset);
+    }
+  }
+  out.uint(std::uint64_t{contents.annotations.size()});
+  for (const auto& [key, text] : contents.annotations) {
+    out.str(key);
+    out.str(text);
+  }
+  out.uint(std::uint64_t{contents.tensors.size()});
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    const TensorEntry& tensor = contents.tensors[t];
+    out.str(tensor.meta.fqn);
+    out.u8(static_cast<std::uint8_t>(tensor.meta.dtype));
+    out.u8(static_cast<std::uint8_t>(tensor.kind));
+    put_shape(out, tensor.meta.shape);
+    out.str(tensor.parameter);
+    put_key_path(out, tensor.key_path);
+    out.uint(std::uint64_t{tensor.pieces.size()});
+    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      const StoredPiece& stored = index.storage[t][p];
+      out.uint(std::uint64_t{stored.position});
+      out.uint(std::int64_t{tensor.pieces[p].rank});
+      put_region(out, tensor.pieces[p].region);
+      put_stored(out, stored, index.grid(t, p));
+    }
+  }
+  out.uint(std::uint64_t{index.rank_files.size()});
+  for (const RankFileRecord& file : index.rank_files) {
+    out.uint(file.nbytes);
+    out.u64(file.index_checksum);
+    out.u64(file.structure_checksum);
+  }
+  return {out.bytes().begin(), out.bytes().end()};
+}
+
+Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
+                   const std::string& path) {
+  ByteReader in(bytes, path, header.index_range.begin);
+  Index index;
+  CheckpointContents& contents = index.contents;
+  contents.world_size = static_cast<int>(header.world_size);
+
+  index.chunk_nbytes = in.uint();
+  if (index.chunk_nbytes == 0 || index.chunk_nbytes > kMaxChunkNbytes ||
+      index.chunk_nbytes % kChunkNbytesUnit != 0) {
+    in.fail("chunk size",
+            "a multiple of " + std::to_string(kChunkNbytesUnit) + " up to " +
+                std::to_string(kMaxChunkNbytes),
+            std::to_string(index.chunk_nbytes));
+  }
+  const std::uint8_t virtual_datasets = in.u8();
+  if (virtual_datasets > 1) {
+    in.fail("virtual datasets", "0 or 1", std::to_string(virtual_datasets));
+  }
+  index.has_virtual_datasets = virtual_datasets == 1;
+
+  contents.values.resize(in.count(kMinValueNbytes));
+  index.value_json.resize(contents.values.size());
+  for (std::size_t v = 0; v < contents.values.size(); ++v) {
+    contents.values[v].name = in.str();
+    contents.values[v].key_path = get_key_path(in);
+    index.value_json[v] = in.str();
+  }
+  contents.aliases.resize(in.count(kMinAliasNbytes));
+  for (Alias& alias : contents.aliases) {
+    alias.fqn = in.str();
+    alias.target = in.str();
+    alias.key_path = get_key_path(in);
+  }
+  contents.units.resize(in.count(kMinUnitNbytes));
+  for (FlatUnit& unit : contents.units) {
+    unit.name = in.str();
+    unit.dtype = get_dtype(in);
+    unit.parameters.resize(in.count(kMinUnitParameterNbytes));
+    for (FlatUnitParameter& parameter : unit.parameters) {
+      parameter.fqn = in.str();
+      parameter.shape = get_shape(in);
+      parameter.offset = in.non_negative();
+      const auto numel = checked_numel(parameter.shape);
+      if (!numel || !checked_add(parameter.offset, *numel)) {
+        throw Error::expected(ErrorKind::corruption,
+                              {.path = path, .fqn = parameter.fqn, .byte_range = {}}, "unit",
+                              "less than 2^63 elements", "more");
+      }
+    }
+  }
+  const std::size_t num_annotations = in.count(kMinAnnotationNbytes);
+  for (std::size_t a = 0; a < num_annotations; ++a) {
+    std::string key(in.str());
+    const bool is_new = contents.annotations.emplace(std::move(key), in.str()).second;
+    if (!is_new) in.fail("annotation", "different keys", "the same key twice");
+  }
+
+  contents.tensors.resize(in.count(kMinTensorNbytes));
+  index.storage.resize(contents.tensors.size());
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    TensorEntry& tensor = contents.tensors[t];
+    tensor.meta.fqn = in.str();
+    tensor.meta.dtype = get_dtype(in);
+    const std::uint8_t kind = in.u8();
+    if (kind > kMaxStateKind) {
+      in.fail("state kind", "at most " + std::to_string(kMaxStateKind), std::to_string(kind));
+    }
+    tensor.kind = static_cast<StateKind>(kind);
+    tensor.meta.shape = get_shape(in);
+    validate_tensor_meta(tensor.meta, path);
+    tensor.parameter = in.str();
+    tensor.key_path = get_key_path(in);
+    const std::size_t num_pieces = in.count(kMinPieceNbytes);
+    tensor.pieces.resize(num_pieces);
+    index.storage[t].resize(num_pieces);
+    for (std::size_t p = 0; p < num_pieces; ++p) {
+      Piece& piece = tensor.pieces[p];
+      const std::uint64_t position = in.uint();
+      const std::uint64_t rank = in.uint();
+      if (rank >= header.world_size ||
+          (header.role == FileRole::rank && rank != header.rank)) {
+        in.fail("rank",
+                header.role == FileRole::rank
+                    ? std::to_string(header.rank)
+                    : "less than " + std::to_string(header.world_size),
+                std::to_string(rank));
+      }
+      piece.rank = static_cast<int>(rank);
+      piece.region = get_region(in, tensor.meta.shape.size());
+      if (const auto broken = region_error(piece.region, tensor.meta.shape)) {
+        throw Error(ErrorKind::corruption,
+                    {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}}, "region: " + *broken);
+      }
+      const std::uint64_t nbytes = region_nbytes(piece.region, tensor.meta.dtype);
+      StoredPiece& stored = index.storage[t][p];
+      stored = get_stored(in, make_grid(Encoding::plain, nbytes, index.chunk_nbytes),
+                          make_grid(Encoding::zstd, nbytes, index.chunk_nbytes));
+      const bool is_in_place = header.role == FileRole::index
+                                   ? position == p
+                                   : position <= UINT32_MAX &&
+                                         (p == 0 || position > index.storage[t][p - 1].position);
+      if (!is_in_place) {
+        in.fail("piece position", "increasing numbers", std::to_string(position));
+      }
+      stored.position = static_cast<std::uint32_t>(position);
+    }
+  }
+  index.rank_files.resize(in.count(kMinRankFileNbytes));
+  for (RankFileRecord& file : index.rank_files) {
+    file.nbytes = in.uint();
+    file.index_checksum = in.u64();
+    file.structure_checksum = in.u64();
+  }
+  const std::size_t num_rank_files = header.role == FileRole::index ? header.world_size : 0;
+  if (index.rank_files.size() != num_rank_files) {
+    in.fail("rank files", std::to_string(num_rank_files), std::to_string(index.rank_files.size()));
+  }
+  if (!in.at_end()) in.fail("end", "no more bytes", "some");
+
+  // A rank file's aliases may name tensors of other ranks.
+  if (header.role == FileRole::index) {
+    validate_contents(contents, ErrorKind::corruption, path);
+  }
+  validate_storage(index, header, path);
+  return index;
+}
+
+void validate_contents(const CheckpointContents& contents, ErrorKind kind,
+                       const std::string& path) {
+  const auto fail = [&](const std::string& name, std::string_view rule, std::string_view expected,
+                        std::string_view found) {
+    throw Error::expected(kind, {.path = path, .fqn = name, .byte_range = {}}, rule, expected,
+                          found);
+  };
+  if (contents.world_size < 1 || contents.world_size > static_cast<int>(kMaxWorldSize)) {
+    fail({}, "world size", "1 to " + std::to_string(kMaxWorldSize),
+         std::to_string(contents.world_size));
+  }
+  const auto require_sorted = [&](const auto& list, auto name_of) {
+    for (std::size_t i = 1; i < list.size(); ++i) {
+      if (!(name_of(list[i - 1]) < name_of(list[i]))) {
+        fail(name_of(list[i]), "names", "sorted and unique",
+             "'" + printable(name_of(list[i])) + "' behind '" + printable(name_of(list[i - 1])) +
+                 "'");
+      }
+    }
+  };
+  const auto tensor_name = [](const TensorEntry& tensor) -> const std::string& {
+    return tensor.meta.fqn;
+  };
+  const auto value_name = [](const ValueEntry& value) -> const std::string& { return value.name; };
+  const auto alias_name = [](const Alias& alias) -> const std::string& { return alias.fqn; };
+  require_sorted(contents.tensors, tensor_name);
+  require_sorted(contents.values, value_name);
+  require_sorted(contents.aliases, alias_name);
+  const auto has_tensor = [&](const std::string& name) {
+    return std::ranges::binary_search(contents.tensors, name, {}, tensor_name);
+  };
+  const auto has_value = [&](const std::string& name) {
+    return std::ranges::binary_search(contents.values, name, {}, value_name);
+  };
+  for (const ValueEntry& value : contents.values) {
+    if (has_tensor(value.name)) fail(value.name, "names", "one meaning", "a tensor and a value");
+  }
+  for (const Alias& alias : contents.aliases) {
+    if (has_tensor(alias.fqn)) fail(alias.fqn, "names", "one meaning", "a tensor and an alias");
+    if (has_value(alias.fqn)) fail(alias.fqn, "names", "one meaning", "a value and an alias");
+    if (!has_tensor(alias.target)) {
+      fail(alias.fqn, "alias", "a tensor as target",
+           "'" + printable(alias.target) + "', which is none");
+    }
+  }
+  for (const TensorEntry& tensor : contents.tensors) {
+    if (kind != ErrorKind::corruption) validate_tensor_meta(tensor.meta, path);
+    for (const Piece& piece : tensor.pieces) {
+      if (piece.rank < 0 || piece.rank >= contents.world_size) {
+        fail(tensor.meta.fqn, "rank", "less than " + std::to_string(contents.world_size),
+             std::to_string(piece.rank));
+      }
+      if (const auto broken = region_error(piece.region, tensor.meta.shape)) {
+        throw Error(kind, {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}},
+                    "region: " + *broken);
+      }
+    }
+  }
+}
+
+std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
+    const CheckpointContents& contents) {
+  std::vector<std::vector<CheckpointWriter::PieceId>> ranks(
+      static_cast<std::size_t>(contents.world_size));
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    for (std::size_t p = 0; p < contents.tensors[t].pieces.size(); ++p) {
+      ranks[static_cast<std::size_t>(contents.tensors[t].pieces[p].rank)].push_back({t, p});
+    }
+  }
+  return ranks;
+}
+
+Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces) {
+  Index part = without_tensors(whole);
+  for (std::size_t t = 0; t < whole.contents.tensors.size(); ++t) {
+    const TensorEntry& tensor = whole.contents.tensors[t];
+    const bool is_here = !pieces.empty() && pieces.front().tensor_index == t;
+    if (!is_here && !tensor.pieces.empty()) continue;
+    TensorEntry& entry = part.contents.tensors.emplace_back(without_pieces(tensor));
+    auto& storage = part.storage.emplace_back();
+    for (; !pieces.empty() && pieces.front().tensor_index == t; pieces = pieces.subspan(1)) {
+      const std::size_t p = pieces.front().piece_index;
+      entry.pieces.push_back(tensor.pieces[p]);
+      storage.push_back(whole.storage[t][p]);
+      storage.back().position = static_cast<std::uint32_t>(p);
+    }
+  }
+  return part;
+}
+
+Index merge_ranks(std::vector<Index> ranks, const std::string& path) {
+  TESSERA_CHECK(!ranks.empty());
+  struct Source {
+    std::size_t rank;
+    std::size_t tensor_index;
+  };
+  std::vector<Source> sources;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    for (std::size_t t = 0; t < ranks[r].contents.tensors.size(); ++t) sources.push_back({r, t});
+  }
+  const auto entry_of = [&](const Source& source) -> TensorEntry& {
+    return ranks[source.rank].contents.tensors[source.tensor_index];
+  };
+  std::ranges::stable_sort(sources, {}, [&](const Source& source) -> const std::string& {
+    return entry_of(source).meta.fqn;
+  });
+
+  Index whole = without_tensors(ranks.front());
+  for (std::size_t begin = 0; begin < sources.size();) {
+    std::size_t end = begin;
+    std::size_t num_pieces = 0;
+    while (end < sources.size() &&
+           entry_of(sources[end]).meta.fqn == entry_of(sources[begin]).meta.fqn) {
+      num_pieces += entry_of(sources[end]).pieces.size();
+      ++end;
+    }
+    const std::string fqn = entry_of(sources[begin]).meta.fqn;
+    TensorEntry tensor = without_pieces(entry_of(sources[begin]));
+    tensor.pieces.resize(num_pieces);
+    std::vector<StoredPiece> storage(num_pieces);
+    std::vector<bool> is_placed(num_pieces, false);
+    for (std::size_t s = begin; s < end; ++s) {
+      TensorEntry& entry = entry_of(sources[s]);
+      if (entry.meta != tensor.meta) {
+        throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = fqn, .byte_range = {}},
+                              "ranks", "the same dtype and shape on every rank", "different ones",
+                              "rank files of different checkpoints?");
+      }
+      for (std::size_t p = 0; p < entry.pieces.size(); ++p) {
+        const StoredPiece& stored = ranks[sources[s].rank].storage[sources[s].tensor_index][p];
+        if (stored.position >= num_pieces || is_placed[stored.position]) {
+          throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = fqn, .byte_range = {}},
+                                "pieces", "positions 0 to " + std::to_string(num_pieces - 1),
+                                std::to_string(stored.position),
+                                "rank files of different checkpoints?");
+        }
+        is_placed[stored.position] = true;
+        tensor.pieces[stored.position] = std::move(entry.pieces[p]);
+        storage[stored.position] = stored;
+      }
+    }
+    whole.contents.tensors.push_back(std::move(tensor));
+    whole.storage.push_back(std::move(storage));
+    begin = end;
+  }
+  validate_contents(whole.contents, ErrorKind::corruption, path);
+  return whole;
+}
+
+}  // namespace tessera::formats::native

@@ -1,0 +1,290 @@
+#include "formats/native/rank_file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "formats/native/byte_stream.h"
+#include "formats/native/chunk_codec.h"
+#include "formats/native/link_name.h"
+#include "tessera/base/checked_math.h"
+#include "tessera/base/digest.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::native {
+namespace {
+
+constexpr std::uint64_t kMinCompressedNbytes = 65536;
+
+bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options) {
+  return options.compression == NativeWriteOptions::Compression::zstd &&
+         piece_nbytes >= kMinCompressedNbytes;
+}
+
+}  // namespace
+
+std::int64_t block_numel_of(std::int64_t piece_numel, std::uint64_t itemsize,
+                            const NativeWriteOptions& options) {
+  const std::uint64_t piece_nbytes = static_cast<std::uint64_t>(piece_numel) * itemsize;
+  const std::uint64_t block_nbytes =
+      may_compress(piece_nbytes, options) ? options.chunk_nbytes : options.plain_block_nbytes;
+  return static_cast<std::int64_t>(std::min(block_nbytes, piece_nbytes) / itemsize);
+}
+
+void write_header(FileSystem& fs, const std::string& path, const FileHeader& header) {
+  const auto file = fs.open_for_update(path);
+  file->write_at(0, encode_header(header));
+  file->sync();
+  file->close();
+}
+
+RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, Index index,
+                               const NativeWriteOptions& options)
+    : fs_(fs),
+      path_(std::move(path)),
+      options_(options),
+      index_(std::move(index)),
+      h5_file_(h5::create_file(path_, kHeaderNbytes)),
+      file_(fs.open_for_update(path_)) {
+  for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
+    for (std::size_t p = 0; p < index_.contents.tensors[t].pieces.size(); ++p) {
+      PieceState& piece = pieces_.emplace_back();
+      piece.tensor_index = t;
+      piece.piece_index = p;
+      const std::uint64_t nbytes = nbytes_of(piece);
+      if (nbytes == 0) continue;
+      const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
+      const auto numel = static_cast<std::int64_t>(nbytes / element_nbytes);
+      piece.may_compress = may_compress(nbytes, options_);
+      piece.block_numel = block_numel_of(numel, element_nbytes, options_);
+      num_blocks_left_ += ceil_div(numel, piece.block_numel);
+    }
+  }
+  if (options_.compression == NativeWriteOptions::Compression::none) {
+    for (PieceState& piece : pieces_) lay_out_plain(piece);
+  }
+  skip_empty_pieces();
+  if (num_blocks_left_ == 0) complete();
+}
+
+const TensorEntry& RankFileWriter::tensor_of(const PieceState& piece) const {
+  return index_.contents.tensors[piece.tensor_index];
+}
+
+StoredPiece& RankFileWriter::stored_of(const PieceState& piece) {
+  return index_.storage[piece.tensor_index][piece.piece_index];
+}
+
+std::uint64_t RankFileWriter::nbytes_of(const PieceState& piece) const {
+  return index_.grid(piece.tensor_index, piece.piece_index).nbytes;
+}
+
+std::string RankFileWriter::link_name_of(const PieceState& piece) const {
+  const TensorEntry& tensor = tensor_of(piece);
+  return piece_link_name(tensor.meta.fqn, piece.tensor_index,
+                         tensor.pieces[piece.piece_index].region);
+}
+
+void RankFileWriter::lay_out_plain(PieceState& piece) {
+  const std::uint64_t nbytes = nbytes_of(piece);
+  if (nbytes == 0) return;
+  const DType dtype = tensor_of(piece).meta.dtype;
+  const h5::PlainDataset dataset =
+      h5::create_plain_dataset(h5_file_, h5_file_.handle.id(), link_name_of(piece), dtype,
+                               static_cast<std::int64_t>(nbytes / itemsize(dtype)));
+  describe(piece, dataset.handle);
+  StoredPiece& stored = stored_of(piece);
+  stored.encoding = Encoding::plain;
+  stored.begin = dataset.range.begin;
+  stored.stored_nbytes = nbytes;
+  piece.blocks.resize(index_.grid(piece.tensor_index, piece.piece_index).num_blocks());
+}
+
+void RankFileWriter::lay_out_zstd(PieceState& piece) {
+  const DType dtype = tensor_of(piece).meta.dtype;
+  const auto numel = static_cast<std::int64_t>(nbytes_of(piece) / itemsize(dtype));
+  piece.dataset =
+      h5::create_zstd_dataset(h5_file_, link_name_of(piece), dtype, numel, piece.block_numel);
+  describe(piece, piece.dataset);
+  stored_of(piece).encoding = Encoding::zstd;
+}
+
+void RankFileWriter::describe(const PieceState& piece, const h5::Handle& dataset) {
+  const TensorEntry& tensor = tensor_of(piece);
+  h5::write_attribute(h5_file_, dataset, "fqn", tensor.meta.fqn);
+  h5::write_attribute(h5_file_, dataset, "dtype", dtype_name(tensor.meta.dtype));
+  h5::write_attribute(h5_file_, dataset, "shape", tensor.meta.shape);
+  h5::write_attribute(h5_file_, dataset, "region",
+                      region_to_string(tensor.pieces[piece.piece_index].region));
+  h5::write_attribute(h5_file_, dataset, "kind", state_kind_name(tensor.kind));
+}
+
+void RankFileWriter::write_block(std::size_t piece_number, std::int64_t begin,
+                                 std::span<const std::byte> bytes) {
+  PieceState& piece = pieces_[piece_number];
+  const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
+  const std::uint64_t begin_nbytes = static_cast<std::uint64_t>(begin) * element_nbytes;
+  TESSERA_CHECK(piece.block_numel > 0 && begin % piece.block_numel == 0 &&
+                begin_nbytes < nbytes_of(piece) &&
+                bytes.size() == std::min(static_cast<std::uint64_t>(piece.block_numel) *
+                                             element_nbytes,
+                                         nbytes_of(piece) - begin_nbytes));
+  if (options_.compression == NativeWriteOptions::Compression::none) {
+    write_plain(piece, begin_nbytes, bytes);
+  } else {
+    write_in_turn(piece, piece_number, begin, bytes);
+  }
+  if (num_blocks_left_.fetch_sub(1) == 1) complete();
+}
+
+void RankFileWriter::write_plain(PieceState& piece, std::uint64_t begin_nbytes,
+                                 std::span<const std::byte> bytes) {
+  file_->write_at(stored_of(piece).begin + begin_nbytes, bytes);
+  for (std::size_t number = begin_nbytes / kPlainBlockNbytes; !bytes.empty(); ++number) {
+    const auto block = bytes.first(std::min<std::size_t>(bytes.size(), kPlainBlockNbytes));
+    piece.blocks[number].checksum = xxh3_64(block);
+    bytes = bytes.subspan(block.size());
+  }
+}
+
+void RankFileWriter::write_in_turn(PieceState& piece, std::size_t piece_number, std::int64_t begin,
+                                   std::span<const std::byte> bytes) {
+  thread_local ChunkEncoder encoder;
+  const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
+  EncodedChunk chunk;
+  std::uint64_t checksum = 0;
+  const auto is_laid_out_plain = [&] { return next_piece_ > piece_number; };
+
+  std::unique_lock lock(turn_mutex_);
+  if (piece.may_compress && !is_laid_out_plain()) {
+    lock.unlock();
+    chunk = encoder.encode(bytes, element_nbytes,
+                           static_cast<std::uint64_t>(piece.block_numel) * element_nbytes,
+                           options_.zstd_level);
+    checksum = xxh3_64(chunk.stored);
+    lock.lock();
+  }
+  turn_changed_.wait(lock, [&] {
+    return abandoned_ || is_laid_out_plain() ||
+           (next_piece_ == piece_number && next_begin_ == begin);
+  });
+  if (abandoned_) throw Error(ErrorKind::interrupted, {.path = path_}, "writing was abandoned");
+
+  if (!is_laid_out_plain() && begin == 0) {
+    if (piece.may_compress && chunk.form == h5::ChunkForm::filtered) {
+      lay_out_zstd(piece);
+    } else {
+      lay_out_plain(piece);
+    }
+  }
+  const auto pass_on_to_next_piece = [&] {
+    ++next_piece_;
+    skip_empty_pieces();
+    next_begin_ = 0;
+    turn_changed_.notify_all();
+  };
+  if (stored_of(piece).encoding == Encoding::plain) {
+    if (!is_laid_out_plain()) pass_on_to_next_piece();
+    lock.unlock();
+    write_plain(piece, begin * element_nbytes, bytes);
+    return;
+  }
+  const ByteRange range =
+      h5::write_chunk(h5_file_, piece.dataset, begin, chunk.form, chunk.stored);
+  piece.blocks.push_back({range, checksum});
+  next_begin_ += piece.block_numel;
+  if (static_cast<std::uint64_t>(next_begin_) * element_nbytes >= nbytes_of(piece)) {
+    piece.dataset.reset();
+    pass_on_to_next_piece();
+  } else {
+    turn_changed_.notify_all();
+  }
+}
+
+void RankFileWriter::skip_empty_pieces() {
+  while (next_piece_ < pieces_.size() && pieces_[next_piece_].block_numel == 0) ++next_piece_;
+}
+
+void RankFileWriter::abandon() noexcept {
+  const std::lock_guard lock(turn_mutex_);
+  abandoned_ = true;
+  turn_changed_.notify_all();
+}
+
+void RankFileWriter::complete() {
+  std::uint64_t tables_nbytes = 0;
+  for (PieceState& piece : pieces_) {
+    StoredPiece& stored = stored_of(piece);
+    if (stored.encoding == Encoding::none) continue;
+    if (stored.encoding == Encoding::zstd) {
+      stored.begin = piece.blocks.front().range.begin;
+      stored.stored_nbytes = 0;
+      for (const StoredBlock& block : piece.blocks) stored.stored_nbytes += block.range.nbytes();
+    }
+    if (piece.blocks.size() == 1) {
+      stored.checksum = piece.blocks.front().checksum;
+    } else {
+      stored.table_begin = tables_nbytes;  // for now within the tables
+      tables_nbytes += piece.blocks.size() * table_entry_nbytes(stored.encoding);
+    }
+  }
+
+  ByteRange tables_range;
+  std::vector<std::byte> index_bytes;
+  {
+    const h5::Handle group = h5::create_group(h5_file_, kOwnGroup);
+    if (tables_nbytes > 0) {
+      tables_range = h5::create_plain_dataset(h5_file_, group.id(), kBlocksDataset, DType::uint8,
+                                              static_cast<std::int64_t>(tables_nbytes))
+                         .range;
+    }
+    for (PieceState& piece : pieces_) {
+      if (piece.blocks.size() > 1) stored_of(piece).table_begin += tables_range.begin;
+    }
+    index_bytes = encode_index(index_);
+    index_range_ = h5::create_plain_dataset(h5_file_, group.id(), kIndexDataset, DType::uint8,
+                                            static_cast<std::int64_t>(index_bytes.size()))
+                       .range;
+  }
+  h5::close_file(h5_file_);
+
+  ByteWriter tables;
+  for (PieceState& piece : pieces_) {
+    if (piece.blocks.size() <= 1) continue;
+    for (const StoredBlock& block : piece.blocks) {
+      if (stored_of(piece).encoding == Encoding::zstd) {
+        tables.u64(block.range.begin);
+        tables.u64(block.range.nbytes());
+      }
+      tables.u64(block.checksum);
+    }
+  }
+  TESSERA_CHECK(tables.bytes().size() == tables_nbytes);
+  if (tables_nbytes > 0) file_->write_at(tables_range.begin, tables.bytes());
+  file_->write_at(index_range_.begin, index_bytes);
+
+  const auto written = fs_.open(path_);
+  record_.nbytes = written->nbytes();
+  record_.index_checksum = xxh3_64(index_bytes);
+  record_.structure_checksum = structure_checksum(*written, data_ranges());
+  file_->sync();
+  file_->close();
+  file_.reset();
+  pieces_.clear();
+  complete_ = true;
+}
+
+std::vector<ByteRange> RankFileWriter::data_ranges() const {
+  std::vector<ByteRange> ranges;
+  for (const PieceState& piece : pieces_) {
+    const StoredPiece& stored = index_.storage[piece.tensor_index][piece.piece_index];
+    if (stored.encoding == Encoding::plain) {
+      ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
+    } else {
+      for (const StoredBlock& block : piece.blocks) ranges.push_back(block.range);
+    }
+  }
+  std::ranges::sort(ranges, {}, &ByteRange::begin);
+  return ranges;
+}
+
+}  // namespace tessera::formats::native

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/native/h5_calls.h"
+#include "formats/native/index.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/native.h"
+
+namespace tessera::formats::native {
+
+/// Writes one rank's file, but for its header. The pieces are those of the rank's index, numbered
+/// tensor by tensor.
+///
+/// Where nothing is compressed, all datasets are laid out at once and blocks may come in any order.
+/// Else datasets and chunks are laid out in the order of the pieces, as their sizes become known: a
+/// block is compressed in the calling thread and then waits for its turn. With the last block the
+/// file is completed: tables, index, sync.
+/// Thread-safe.
+class RankFileWriter {
+ public:
+  /// Creates the file at `path`. `index` is `select_pieces` of this rank.
+  RankFileWriter(FileSystem& fs, std::string path, Index index, const NativeWriteOptions& options);
+
+  void write_block(std::size_t piece_number, std::int64_t begin, std::span<const std::byte> bytes);
+
+  /// Wakes whoever waits for a turn with Error(interrupted).
+  void abandon() noexcept;
+
+  bool is_complete() const { return complete_; }
+
+  // What became of it. Requires: complete.
+  const Index& index() const { return index_; }
+  const RankFileRecord& record() const { return record_; }
+  ByteRange index_range() const { return index_range_; }
+
+ private:
+  struct StoredBlock {
+    ByteRange range;  // of the file
+    std::uint64_t checksum = 0;
+  };
+  struct PieceState {
+    std::size_t tensor_index = 0;
+    std::size_t piece_index = 0;
+    bool may_compress = false;
+    std::int64_t block_numel = 0;      // that write_block takes
+    h5::Handle dataset{};              // while chunks are written to it
+    std::vector<StoredBlock> blocks{};  // of plain data without ranges
+  };
+
+  const TensorEntry& tensor_of(const PieceState& piece) const;
+  StoredPiece& stored_of(const PieceState& piece);
+  std::uint64_t nbytes_of(const PieceState& piece) const;
+  std::string link_name_of(const PieceState& piece) const;
+
+  void lay_out_plain(PieceState& piece);
+  void lay_out_zstd(PieceState& piece);
+  void describe(const PieceState& piece, const h5::Handle& dataset);
+  void write_plain(PieceState& piece, std::uint64_t begin_nbytes, std::span<const std::byte> bytes);
+  void write_in_turn(PieceState& piece, std::size_t piece_number, std::int64_t begin,
+                     std::span<const std::byte> bytes);
+  void skip_empty_pieces();
+  void complete();
+  std::vector<ByteRange> data_ranges() const;
+
+  FileSystem& fs_;
+  const std::string path_;
+  const NativeWriteOptions options_;
+  Index index_;
+  std::vector<PieceState> pieces_;  // by number
+  h5::File h5_file_;
+  std::unique_ptr<WritableFile> file_;
+
+  // The next piece to be laid out and its next chunk.
+  std::mutex turn_mutex_;
+  std::condition_variable turn_changed_;
+  std::size_t next_piece_ = 0;
+  std::int64_t next_begin_ = 0;
+  bool abandoned_ = false;
+
+  std::atomic<std::int64_t> num_blocks_left_ = 0;
+  std::atomic<bool> complete_ = false;
+  RankFileRecord record_;
+  ByteRange index_range_;
+};
+
+/// Returns the elements of the piece that a writer with these options takes in one block.
+std::int64_t block_numel_of(std::int64_t piece_numel, std::uint64_t itemsize,
+                            const NativeWriteOptions& options);
+
+/// Writes the header of a file that is complete, and syncs it.
+void write_header(FileSystem& fs, const std::string& path, const FileHeader& header);
+
+}  // namespace tessera::formats::native

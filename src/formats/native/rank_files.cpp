@@ -1,0 +1,60 @@
+#include "formats/native/rank_files.h"
+
+#include <utility>
+
+#include "formats/native/checksum_text.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::native {
+
+std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs, const std::string& path,
+                                             std::int64_t rank, std::uint64_t checkpoint_id,
+                                             const std::vector<RankFileRecord>& records) {
+  if (!fs.kind_of(path)) {
+    throw Error::expected(ErrorKind::corruption, {.path = path}, "rank file", "a file", "none",
+                          "incomplete copy?");
+  }
+  auto file = fs.open(path);
+  const RankFileRecord& record = records[static_cast<std::size_t>(rank)];
+  const FileHeader header = read_header(*file);
+  require_rank_role(header, path, rank, static_cast<std::int64_t>(records.size()));
+  if (header.checkpoint_id != checkpoint_id) {
+    throw Error::expected(ErrorKind::corruption, {.path = path}, "checkpoint id",
+                          checksum_text(checkpoint_id), checksum_text(header.checkpoint_id),
+                          "from another checkpoint?");
+  }
+  if (header.file_nbytes != record.nbytes || header.index_checksum != record.index_checksum ||
+      header.structure_checksum != record.structure_checksum) {
+    throw Error(ErrorKind::corruption, {.path = path}, "header: contradicts the index");
+  }
+  return file;
+}
+
+RankFiles::RankFiles(const FileSystem& fs, std::string checkpoint_path,
+                     std::uint64_t checkpoint_id, const std::vector<RankFileRecord>& records)
+    : fs_(fs),
+      checkpoint_path_(std::move(checkpoint_path)),
+      checkpoint_id_(checkpoint_id),
+      records_(records),
+      files_(records.size()) {}
+
+std::string RankFiles::path_of(std::int64_t rank) const {
+  return join_path(checkpoint_path_, rank_file_name(rank));
+}
+
+std::shared_ptr<const ReadableFile> RankFiles::open(std::int64_t rank) const {
+  const auto number = static_cast<std::size_t>(rank);
+  const std::lock_guard lock(mutex_);
+  auto& file = files_[number];
+  if (!file) {
+    file = open_rank_file(fs_, path_of(rank), rank, checkpoint_id_, records_);
+    open_ranks_.push_back(number);
+    if (open_ranks_.size() > kMaxOpenFiles) {
+      files_[open_ranks_.front()].reset();
+      open_ranks_.pop_front();
+    }
+  }
+  return file;
+}
+
+}  // namespace tessera::formats::native

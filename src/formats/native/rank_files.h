@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "formats/native/index.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats::native {
+
+/// The rank files of an open checkpoint, opened when they are first needed; the oldest are closed
+/// again when there are many. Thread-safe.
+class RankFiles {
+ public:
+  RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uint64_t checkpoint_id,
+            const std::vector<RankFileRecord>& records);
+
+  std::string path_of(std::int64_t rank) const;
+
+  /// Returns the open file, which has been found to be the rank's in this checkpoint. Readers share
+  /// it, as it may be closed for others while they read.
+  /// Throws: Error(corruption) where it is missing, of another checkpoint, or of another size.
+  std::shared_ptr<const ReadableFile> open(std::int64_t rank) const;
+
+ private:
+  static constexpr std::size_t kMaxOpenFiles = 128;
+
+  const FileSystem& fs_;
+  std::string checkpoint_path_;
+  std::uint64_t checkpoint_id_;
+  const std::vector<RankFileRecord>& records_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::shared_ptr<const ReadableFile>> files_;  // by rank
+  mutable std::deque<std::size_t> open_ranks_;                      // oldest first
+};
+
+/// Opens the file and checks that its header is that of the rank in this checkpoint.
+std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs, const std::string& path,
+                                             std::int64_t rank, std::uint64_t checkpoint_id,
+                                             const std::vector<RankFileRecord>& records);
+
+}  // namespace tessera::formats::native

@@ -1,0 +1,199 @@
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "formats/native/chunk_codec.h"
+#include "formats/native/index.h"
+#include "formats/native/rank_files.h"
+#include "formats/native/stored_blocks.h"
+#include "formats/native/verify.h"
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+#include "tessera/formats/native.h"
+
+namespace tessera::formats {
+namespace native {
+namespace {
+
+// Blocks that are read in one call and checked while they are still in the cache.
+constexpr std::uint64_t kBlocksPerRead = 8;
+// Entries of a table that are held at a time.
+constexpr std::uint64_t kEntriesPerRead = 4096;
+
+// The values of a checkpoint come from its writer, who is not bound by the depth that foreign JSON
+// is held to.
+constexpr JsonLimits kValueLimits = {.max_depth = 1000, .max_nbytes = kMaxIndexNbytes};
+
+/// Copies the part of `block` (a range of the piece) that lies in `wanted` to its place in `out`.
+void copy_part(ByteRange block, std::span<const std::byte> bytes, ByteRange wanted,
+               std::span<std::byte> out) {
+  const std::uint64_t begin = std::max(block.begin, wanted.begin);
+  const std::uint64_t end = std::min(block.end, wanted.end);
+  std::ranges::copy(bytes.subspan(begin - block.begin, end - begin),
+                    out.begin() + static_cast<std::ptrdiff_t>(begin - wanted.begin));
+}
+
+class NativeReader final : public CheckpointReader {
+ public:
+  NativeReader(const FileSystem& fs, std::string path, std::uint64_t checkpoint_id, Index index)
+      : fs_(fs),
+        path_(std::move(path)),
+        checkpoint_id_(checkpoint_id),
+        index_(std::move(index)),
+        rank_files_(fs, path_, checkpoint_id, index_.rank_files) {}
+
+  Format format() const override { return Format::native; }
+  const std::string& path() const override { return path_; }
+  const CheckpointContents& contents() const override { return index_.contents; }
+
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    const TensorEntry& tensor = index_.contents.tensors.at(tensor_index);
+    const Piece& piece = tensor.pieces.at(piece_index);
+    const std::uint64_t element_nbytes = itemsize(tensor.meta.dtype);
+    TESSERA_CHECK(range.begin >= 0 && range.begin <= range.end &&
+                  range.end <= numel_of(piece.region) &&
+                  out.size() == static_cast<std::uint64_t>(range.numel()) * element_nbytes);
+    if (out.empty()) return;
+    const StoredPiece& stored = index_.storage[tensor_index][piece_index];
+    const BlockGrid grid = index_.grid(tensor_index, piece_index);
+    const auto begin = static_cast<std::uint64_t>(range.begin) * element_nbytes;
+    const ByteRange wanted{begin, begin + out.size()};
+    const auto file = rank_files_.open(piece.rank);
+    const std::uint64_t first = wanted.begin / grid.block_nbytes;
+    const std::uint64_t last = (wanted.end - 1) / grid.block_nbytes + 1;
+    for (std::uint64_t block = first; block < last; block += kEntriesPerRead) {
+      const auto entries =
+          read_block_entries(*file, tensor.meta.fqn, stored, grid, block,
+                             std::min(block + kEntriesPerRead, last));
+      if (stored.encoding == Encoding::zstd) {
+        read_chunks(*file, tensor.meta, grid, block, entries, wanted, out);
+      } else {
+        read_plain(*file, tensor.meta, grid, block, entries, wanted, out);
+      }
+    }
+  }
+
+  Value read_value(std::size_t value_index) const override {
+    const std::string path = join_path(path_, kIndexFileName);
+    return value_from_json(parse_json(index_.value_json.at(value_index), path, kValueLimits), path);
+  }
+
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
+    const Piece& piece = index_.contents.tensors.at(tensor_index).pieces.at(piece_index);
+    const StoredPiece& stored = index_.storage[tensor_index][piece_index];
+    PieceStorage storage;
+    storage.file = rank_file_name(piece.rank);
+    storage.encoding = stored.encoding == Encoding::zstd ? "zstd" : "plain";
+    storage.stored_nbytes = stored.stored_nbytes;
+    const bool is_one_range = stored.encoding == Encoding::plain ||
+                              index_.grid(tensor_index, piece_index).num_blocks() == 1;
+    if (is_one_range) storage.byte_range = {stored.begin, stored.begin + stored.stored_nbytes};
+    return storage;
+  }
+
+  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
+    verify_checkpoint(fs_, path_, checkpoint_id_, index_, sink, progress);
+  }
+
+ private:
+  /// Reads whole blocks straight to where they are wanted, and those at the ends by way of a buffer.
+  static void read_plain(const ReadableFile& file, const TensorMeta& meta, const BlockGrid& grid,
+                         std::uint64_t first_block, std::span<const StoredBlock> entries,
+                         ByteRange wanted, std::span<std::byte> out) {
+    const auto is_whole = [&](std::size_t i) {
+      const ByteRange block = grid.block(first_block + i);
+      return block.begin >= wanted.begin && block.end <= wanted.end;
+    };
+    for (std::size_t i = 0; i < entries.size();) {
+      const ByteRange block = grid.block(first_block + i);
+      if (!is_whole(i)) {
+        thread_local std::vector<std::byte> buffer;
+        buffer.resize(block.nbytes());
+        file.read_at(entries[i].range.begin, buffer);
+        require_checksum(file, meta.fqn, entries[i], buffer);
+        copy_part(block, buffer, wanted, out);
+        ++i;
+        continue;
+      }
+      std::size_t end = i + 1;
+      while (end < entries.size() && end - i < kBlocksPerRead && is_whole(end)) ++end;
+      const auto part =
+          out.subspan(block.begin - wanted.begin, grid.block(first_block + end - 1).end - block.begin);
+      file.read_at(entries[i].range.begin, part);
+      for (std::size_t at = 0; i < end; ++i) {
+        const std::size_t nbytes = entries[i].range.nbytes();
+        require_checksum(file, meta.fqn, entries[i], part.subspan(at, nbytes));
+        at += nbytes;
+      }
+    }
+  }
+
+  static void read_chunks(const ReadableFile& file, const TensorMeta& meta, const BlockGrid& grid,
+                          std::uint64_t first_chunk, std::span<const StoredBlock> entries,
+                          ByteRange wanted, std::span<std::byte> out) {
+    thread_local ChunkDecoder decoder;
+    thread_local std::vector<std::byte> stored;
+    const std::uint64_t element_nbytes = itemsize(meta.dtype);
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      stored.resize(entries[i].range.nbytes());
+      file.read_at(entries[i].range.begin, stored);
+      require_checksum(file, meta.fqn, entries[i], stored);
+      const ByteRange chunk = grid.block(first_chunk + i);
+      const std::uint64_t begin = std::max(chunk.begin, wanted.begin);
+      const std::uint64_t end = std::min(chunk.end, wanted.end);
+      try {
+        decoder.decode(stored, element_nbytes, grid.block_nbytes,
+                       (begin - chunk.begin) / element_nbytes, (end - chunk.begin) / element_nbytes,
+                       out.subspan(begin - wanted.begin, end - begin));
+      } catch (const Error& error) {
+        throw Error(error.kind(),
+                    {.path = file.path(), .fqn = meta.fqn, .byte_range = entries[i].range},
+                    error.what());
+      }
+    }
+  }
+
+  const FileSystem& fs_;
+  std::string path_;
+  std::uint64_t checkpoint_id_;
+  Index index_;
+  RankFiles rank_files_;
+};
+
+/// Says what a directory without an index is.
+[[noreturn]] void throw_no_index(const FileSystem& fs, const std::string& path,
+                                 const std::string& index_path) {
+  if (fs.kind_of(path) != FileKind::directory) {
+    if (!fs.kind_of(path)) throw Error(ErrorKind::not_found, {.path = path}, "no such directory");
+    throw Error::expected(ErrorKind::unsupported, {.path = path}, "native checkpoint",
+                          "a directory", "a file");
+  }
+  if (fs.kind_of(join_path(path, rank_file_name(0)))) {
+    throw Error::expected(ErrorKind::corruption, {.path = index_path}, "index", "a file", "none",
+                          "lost? it can be rebuilt from the rank files");
+  }
+  throw Error::expected(ErrorKind::not_found, {.path = index_path}, "index", "a file", "none",
+                        "no native checkpoint?");
+}
+
+}  // namespace
+}  // namespace native
+
+std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string path) {
+  using namespace native;
+  const std::string index_path = join_path(path, kIndexFileName);
+  if (!fs.kind_of(index_path)) throw_no_index(fs, path, index_path);
+  const auto file = fs.open(index_path);
+  const FileHeader header = read_header(*file);
+  require_index_role(header, index_path);
+  if (header.checkpoint_id != header.index_checksum) {
+    throw Error(ErrorKind::corruption, {.path = index_path},
+                "header: the checkpoint id is not the index checksum");
+  }
+  Index index = decode_index(read_index_bytes(*file, header), header, index_path);
+  return std::make_unique<NativeReader>(fs, std::move(path), header.checkpoint_id,
+                                        std::move(index));
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,212 @@
+#include "formats/native/verify.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "formats/native/checksum_text.h"
+#include "formats/native/rank_files.h"
+#include "formats/native/stored_blocks.h"
+#include "tessera/base/digest.h"
+#include "tessera/base/error.h"
+#include "tessera/base/parallel.h"
+
+namespace tessera::formats::native {
+namespace {
+
+constexpr std::uint64_t kReadNbytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kEntriesPerRead = 4096;
+
+using Findings = std::vector<Finding>;
+
+Finding make_finding(std::string rule, ErrorWhere where, std::string expected, std::string found) {
+  return {Finding::Severity::error, std::move(rule), std::move(where), std::move(expected),
+          std::move(found)};
+}
+
+Finding make_finding(const Error& error, std::string expected) {
+  const bool is_io = error.kind() == ErrorKind::io;
+  return make_finding(is_io ? "io" : "structure", error.where(), std::move(expected),
+                      std::string(error.reason()));
+}
+
+/// Checks the structure of a file that could be opened, given where its data lies.
+void check_structure(const ReadableFile& file, std::vector<ByteRange> data_ranges,
+                     std::uint64_t expected_checksum, Findings& findings,
+                     const ProgressSink& progress) {
+  std::ranges::sort(data_ranges, {}, &ByteRange::begin);
+  std::uint64_t position = kHeaderNbytes;
+  std::uint64_t data_nbytes = 0;
+  for (const ByteRange& range : data_ranges) {
+    if (range.begin < position || range.end > file.nbytes()) {
+      findings.push_back(make_finding("structure", {.path = file.path(), .fqn = {}, .byte_range = range},
+                                      "pieces apart from each other", "an overlap"));
+      return;
+    }
+    position = range.end;
+    data_nbytes += range.nbytes();
+  }
+  const std::uint64_t checksum = structure_checksum(file, data_ranges);
+  if (progress) progress(file.nbytes() - data_nbytes);
+  if (checksum != expected_checksum) {
+    findings.push_back(make_finding("structure", {.path = file.path()},
+                                    checksum_text(expected_checksum), checksum_text(checksum)));
+  }
+}
+
+Findings check_index_file(const FileSystem& fs, const std::string& path,
+                          std::uint64_t checkpoint_id, const ProgressSink& progress) {
+  Findings findings;
+  try {
+    const auto file = fs.open(path);
+    const FileHeader header = read_header(*file);
+    require_index_role(header, path);
+    if (header.checkpoint_id != checkpoint_id) {
+      findings.push_back(make_finding("structure", {.path = path}, checksum_text(checkpoint_id),
+                                      checksum_text(header.checkpoint_id)));
+    }
+    check_structure(*file, {}, header.structure_checksum, findings, progress);
+  } catch (const Error& error) {
+    findings.push_back(make_finding(error, "a sound file"));
+  }
+  return findings;
+}
+
+/// Checks one rank's file.
+class RankFileCheck {
+ public:
+  RankFileCheck(const FileSystem& fs, std::string path, std::int64_t rank,
+                std::uint64_t checkpoint_id, const Index& index,
+                std::span<const CheckpointWriter::PieceId> pieces, const ProgressSink& progress)
+      : fs_(fs),
+        path_(std::move(path)),
+        rank_(rank),
+        checkpoint_id_(checkpoint_id),
+        index_(index),
+        pieces_(pieces),
+        progress_(progress) {}
+
+  Findings run() {
+    try {
+      open();
+      if (!file_) return std::move(findings_);
+      for (const auto& id : pieces_) check_piece(id.tensor_index, id.piece_index);
+      const RankFileRecord& record = index_.rank_files[static_cast<std::size_t>(rank_)];
+      // Where chunks lie is said by tables within the structure: a damaged one has been found.
+      if (all_entries_are_sound_) {
+        check_structure(*file_, std::move(data_ranges_), record.structure_checksum, findings_,
+                        progress_);
+      }
+    } catch (const Error& error) {
+      findings_.push_back(make_finding(error, "a sound file"));
+    }
+    return std::move(findings_);
+  }
+
+ private:
+  /// Opens the file. A damaged header is a finding, but the data behind it can be checked; another
+  /// checkpoint's file cannot.
+  void open() {
+    try {
+      file_ = open_rank_file(fs_, path_, rank_, checkpoint_id_, index_.rank_files);
+      return;
+    } catch (const Error& error) {
+      findings_.push_back(make_finding(error, "the file of rank " + std::to_string(rank_)));
+      const bool only_header_is_damaged =
+          error.where().byte_range == ByteRange{0, kHeaderNbytes};
+      const bool size_differs = fs_.kind_of(path_) == FileKind::regular &&
+                                fs_.open(path_)->nbytes() !=
+                                    index_.rank_files[static_cast<std::size_t>(rank_)].nbytes;
+      if (!only_header_is_damaged && !size_differs) return;
+    }
+    file_ = fs_.open(path_);
+  }
+
+  void check_piece(std::size_t tensor_index, std::size_t piece_index) {
+    const StoredPiece& stored = index_.storage[tensor_index][piece_index];
+    const std::string& fqn = index_.contents.tensors[tensor_index].meta.fqn;
+    const BlockGrid grid = index_.grid(tensor_index, piece_index);
+    for (std::uint64_t begin = 0; begin < grid.num_blocks(); begin += kEntriesPerRead) {
+      try {
+        const auto entries =
+            read_block_entries(*file_, fqn, stored, grid, begin,
+                               std::min(begin + kEntriesPerRead, grid.num_blocks()));
+        for (const StoredBlock& entry : entries) data_ranges_.push_back(entry.range);
+        check_blocks(fqn, entries);
+      } catch (const Error& error) {
+        all_entries_are_sound_ = false;
+        findings_.push_back(make_finding(error, "a sound table of blocks"));
+        findings_.back().where.fqn = fqn;
+      }
+    }
+  }
+
+  void check_blocks(const std::string& fqn, std::span<const StoredBlock> blocks) {
+    for (std::size_t i = 0; i < blocks.size();) {
+      // Blocks that follow each other are read together.
+      std::size_t end = i + 1;
+      while (end < blocks.size() && blocks[end].range.begin == blocks[end - 1].range.end &&
+             blocks[end].range.end - blocks[i].range.begin <= kReadNbytes) {
+        ++end;
+      }
+      const ByteRange range{blocks[i].range.begin, blocks[end - 1].range.end};
+      if (range.end > file_->nbytes()) {
+        findings_.push_back(make_finding(
+            "structure", {.path = path_, .fqn = fqn, .byte_range = range},
+            "a file of at least " + std::to_string(range.end) + " bytes",
+            std::to_string(file_->nbytes()) + " bytes"));
+        all_entries_are_sound_ = false;
+        i = end;
+        continue;
+      }
+      buffer_.resize(range.nbytes());
+      file_->read_at(range.begin, buffer_);
+      for (; i < end; ++i) {
+        const std::uint64_t checksum = xxh3_64(std::span(buffer_).subspan(
+            blocks[i].range.begin - range.begin, blocks[i].range.nbytes()));
+        if (checksum != blocks[i].checksum) {
+          findings_.push_back(make_finding(
+              "checksum", {.path = path_, .fqn = fqn, .byte_range = blocks[i].range},
+              checksum_text(blocks[i].checksum), checksum_text(checksum)));
+        }
+      }
+      if (progress_) progress_(range.nbytes());
+    }
+  }
+
+  const FileSystem& fs_;
+  std::string path_;
+  std::int64_t rank_;
+  std::uint64_t checkpoint_id_;
+  const Index& index_;
+  std::span<const CheckpointWriter::PieceId> pieces_;
+  const ProgressSink& progress_;
+  std::unique_ptr<ReadableFile> file_;
+  std::vector<ByteRange> data_ranges_;
+  bool all_entries_are_sound_ = true;
+  std::vector<std::byte> buffer_;
+  Findings findings_;
+};
+
+}  // namespace
+
+void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
+                       const Index& index, const FindingSink& sink, const ProgressSink& progress) {
+  const auto report = [&](const Findings& findings) {
+    for (const Finding& finding : findings) sink(finding);
+  };
+  report(check_index_file(fs, join_path(path, kIndexFileName), checkpoint_id, progress));
+  const auto pieces = pieces_by_rank(index.contents);
+  std::vector<Findings> findings(pieces.size());
+  parallel_for(static_cast<std::int64_t>(pieces.size()), default_num_threads(), {},
+               [&](std::int64_t rank) {
+                 const auto number = static_cast<std::size_t>(rank);
+                 RankFileCheck check(fs, join_path(path, rank_file_name(rank)), rank,
+                                     checkpoint_id, index, pieces[number], progress);
+                 findings[number] = check.run();
+               });
+  for (const Findings& of_rank : findings) report(of_rank);
+}
+
+}  // namespace tessera::formats::native

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "formats/native/index.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::native {
+
+/// Checks every byte of the checkpoint's files: headers, structure and data. Rank files are read in
+/// parallel; findings come in the order of ranks, tensors and bytes. Goes on after damage.
+void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
+                       const Index& index, const FindingSink& sink, const ProgressSink& progress);
+
+}  // namespace tessera::formats::native
