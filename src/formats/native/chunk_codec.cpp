@@ -60,8 +60,12 @@ void unshuffle_fixed(const std::byte* planes, std::uint64_t plane_nbytes, std::b
 /// A chunk is compressed where that saves at least this part of it.
 constexpr std::uint64_t kSavedPart = 16;
 
-ZSTD_CCtx* as_encoder(void* context) { return static_cast<ZSTD_CCtx*>(context); }
-ZSTD_DCtx* as_decoder(void* context) { return static_cast<ZSTD_DCtx*>(context); }
+ZSTD_CCtx* as_encoder(void* context) {
+  return static_cast<ZSTD_CCtx*>(context);
+}
+ZSTD_DCtx* as_decoder(void* context) {
+  return static_cast<ZSTD_DCtx*>(context);
+}
 
 void check_zstd(std::size_t code) {
   if (ZSTD_isError(code) != 0) {
@@ -97,8 +101,8 @@ void shuffle_bytes(std::span<const std::byte> elements, std::uint64_t itemsize,
   }
 }
 
-void unshuffle_bytes(std::span<const std::byte> planes, std::uint64_t itemsize,
-                     std::uint64_t begin, std::uint64_t end, std::span<std::byte> elements) {
+void unshuffle_bytes(std::span<const std::byte> planes, std::uint64_t itemsize, std::uint64_t begin,
+                     std::uint64_t end, std::span<std::byte> elements) {
   TESSERA_CHECK(begin <= end && end * itemsize <= planes.size() &&
                 elements.size() == (end - begin) * itemsize);
   if (begin == end) return;
@@ -129,7 +133,9 @@ ChunkEncoder::ChunkEncoder() : context_(ZSTD_createCCtx()) {
   if (context_ == nullptr) throw std::bad_alloc();
 }
 
-ChunkEncoder::~ChunkEncoder() { ZSTD_freeCCtx(as_encoder(context_)); }
+ChunkEncoder::~ChunkEncoder() {
+  ZSTD_freeCCtx(as_encoder(context_));
+}
 
 EncodedChunk ChunkEncoder::encode(std::span<const std::byte> elements, std::uint64_t itemsize,
                                   std::uint64_t chunk_nbytes, int zstd_level) {
@@ -166,7 +172,9 @@ ChunkDecoder::ChunkDecoder() : context_(ZSTD_createDCtx()) {
   if (context_ == nullptr) throw std::bad_alloc();
 }
 
-ChunkDecoder::~ChunkDecoder() { ZSTD_freeDCtx(as_decoder(context_)); }
+ChunkDecoder::~ChunkDecoder() {
+  ZSTD_freeDCtx(as_decoder(context_));
+}
 
 void ChunkDecoder::decode(std::span<const std::byte> stored, std::uint64_t itemsize,
                           std::uint64_t chunk_nbytes, std::uint64_t begin, std::uint64_t end,
@@ -177,14 +185,12 @@ void ChunkDecoder::decode(std::span<const std::byte> stored, std::uint64_t items
     std::ranges::copy(stored.subspan(begin * itemsize, out.size()), out.begin());
     return;
   }
-  const unsigned long long content_nbytes =
-      ZSTD_getFrameContentSize(stored.data(), stored.size());
+  const unsigned long long content_nbytes = ZSTD_getFrameContentSize(stored.data(), stored.size());
   if (content_nbytes != chunk_nbytes) {
-    throw Error::expected(ErrorKind::corruption, {}, "zstd frame",
-                          std::to_string(chunk_nbytes) + " bytes of content",
-                          content_nbytes >= ZSTD_CONTENTSIZE_ERROR
-                              ? std::string("none stated")
-                              : std::to_string(content_nbytes) + " bytes");
+    throw Error::expected(
+        ErrorKind::corruption, {}, "zstd frame", std::to_string(chunk_nbytes) + " bytes of content",
+        content_nbytes >= ZSTD_CONTENTSIZE_ERROR ? std::string("none stated")
+                                                 : std::to_string(content_nbytes) + " bytes");
   }
   const bool takes_all = itemsize == 1 && out.size() == chunk_nbytes;
   if (!takes_all) planes_.resize(static_cast<std::size_t>(chunk_nbytes));

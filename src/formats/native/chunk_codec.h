@@ -16,8 +16,8 @@ void shuffle_bytes(std::span<const std::byte> elements, std::uint64_t itemsize,
                    std::span<std::byte> planes);
 
 /// Undoes `shuffle_bytes` for elements `[begin, end)` of all those in `planes`.
-void unshuffle_bytes(std::span<const std::byte> planes, std::uint64_t itemsize,
-                     std::uint64_t begin, std::uint64_t end, std::span<std::byte> elements);
+void unshuffle_bytes(std::span<const std::byte> planes, std::uint64_t itemsize, std::uint64_t begin,
+                     std::uint64_t end, std::span<std::byte> elements);
 
 /// A chunk as it is stored. Sees the encoder's memory.
 struct EncodedChunk {
@@ -53,12 +53,11 @@ class ChunkDecoder {
   ChunkDecoder(const ChunkDecoder&) = delete;
   ChunkDecoder& operator=(const ChunkDecoder&) = delete;
 
-  /// Fills `out` with the chunk's elements `[begin, end)`. A stored size of `chunk_nbytes` says that
-  /// the chunk is raw. Requires: the stored bytes have passed their checksum.
-  /// Throws: Error(corruption) where they are no chunk all the same, with an empty `where`.
-  void decode(std::span<const std::byte> stored, std::uint64_t itemsize,
-              std::uint64_t chunk_nbytes, std::uint64_t begin, std::uint64_t end,
-              std::span<std::byte> out);
+  /// Fills `out` with the chunk's elements `[begin, end)`. A stored size of `chunk_nbytes` says
+  /// that the chunk is raw. Requires: the stored bytes have passed their checksum. Throws:
+  /// Error(corruption) where they are no chunk all the same, with an empty `where`.
+  void decode(std::span<const std::byte> stored, std::uint64_t itemsize, std::uint64_t chunk_nbytes,
+              std::uint64_t begin, std::uint64_t end, std::span<std::byte> out);
 
  private:
   void* context_;  // ZSTD_DCtx

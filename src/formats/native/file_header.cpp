@@ -95,9 +95,8 @@ FileHeader read_header(const ReadableFile& file) {
   }
   if (checksum != stored_checksum) {
     throw Error::expected(
-        ErrorKind::corruption,
-        {.path = path, .fqn = {}, .byte_range = ByteRange{0, kHeaderNbytes}}, "header checksum",
-        checksum_text(stored_checksum), checksum_text(checksum), "damaged");
+        ErrorKind::corruption, {.path = path, .fqn = {}, .byte_range = ByteRange{0, kHeaderNbytes}},
+        "header checksum", checksum_text(stored_checksum), checksum_text(checksum), "damaged");
   }
 
   FileHeader header;
@@ -135,10 +134,11 @@ FileHeader read_header(const ReadableFile& file) {
   }
   const ByteRange index = header.index_range;
   if (index.begin < kHeaderNbytes || index.end < index.begin || index.end > header.file_nbytes) {
-    throw Error::expected(ErrorKind::corruption, {.path = path}, "index range",
-                          "within [" + std::to_string(kHeaderNbytes) + ", " +
-                              std::to_string(header.file_nbytes) + ")",
-                          "[" + std::to_string(index.begin) + ", " + std::to_string(index.end) + ")");
+    throw Error::expected(
+        ErrorKind::corruption, {.path = path}, "index range",
+        "within [" + std::to_string(kHeaderNbytes) + ", " + std::to_string(header.file_nbytes) +
+            ")",
+        "[" + std::to_string(index.begin) + ", " + std::to_string(index.end) + ")");
   }
   if (index.nbytes() > kMaxIndexNbytes) {
     throw Error::expected(ErrorKind::unsupported, {.path = path}, "index size",
@@ -177,9 +177,9 @@ std::vector<std::byte> read_index_bytes(const ReadableFile& file, const FileHead
   file.read_at(header.index_range.begin, bytes);
   const std::uint64_t checksum = xxh3_64(bytes);
   if (checksum != header.index_checksum) {
-    throw Error::expected(ErrorKind::corruption,
-                          {.path = file.path(), .fqn = {}, .byte_range = header.index_range},
-                          "index checksum", checksum_text(header.index_checksum), checksum_text(checksum), "damaged");
+    throw Error::expected(
+        ErrorKind::corruption, {.path = file.path(), .fqn = {}, .byte_range = header.index_range},
+        "index checksum", checksum_text(header.index_checksum), checksum_text(checksum), "damaged");
   }
   return bytes;
 }

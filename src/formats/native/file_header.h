@@ -37,7 +37,8 @@ struct FileHeader {
   std::uint64_t file_nbytes = 0;
 };
 
-inline constexpr std::array<unsigned char, 8> kMagic = {0x89, 'T', 'S', 'R', '\r', '\n', 0x1A, '\n'};
+inline constexpr std::array<unsigned char, 8> kMagic = {0x89, 'T',  'S',  'R',
+                                                        '\r', '\n', 0x1A, '\n'};
 inline constexpr std::uint32_t kFormatVersion = 1;
 inline constexpr std::size_t kHeaderFieldsNbytes = 8 + 4 * 4 + 8 + 16 + 8 + 8 + 8;
 inline constexpr std::size_t kHeaderNbytes = 4096;

@@ -131,7 +131,9 @@ Handle make_bool_type() {
   return type;
 }
 
-Handle copy_type(hid_t type) { return {checked(H5Tcopy(type), {}, "H5Tcopy"), H5Tclose}; }
+Handle copy_type(hid_t type) {
+  return {checked(H5Tcopy(type), {}, "H5Tcopy"), H5Tclose};
+}
 
 Handle make_element_type(DType dtype) {
   switch (dtype) {
@@ -270,9 +272,8 @@ bool chunk_addresses_leave_out_user_block() {
 }
 
 std::uint64_t user_block_nbytes(const File& file) {
-  const Handle creation{checked(H5Fget_create_plist(file.handle.id()), file.path,
-                                "H5Fget_create_plist"),
-                        H5Pclose};
+  const Handle creation{
+      checked(H5Fget_create_plist(file.handle.id()), file.path, "H5Fget_create_plist"), H5Pclose};
   hsize_t nbytes = 0;
   checked(H5Pget_userblock(creation.id(), &nbytes), file.path, "H5Pget_userblock");
   return nbytes;
@@ -292,7 +293,9 @@ LibraryScope::LibraryScope() : lock_(library_mutex()) {
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
 
-LibraryScope::~LibraryScope() { H5Eset_auto2(H5E_DEFAULT, report_, report_data_); }
+LibraryScope::~LibraryScope() {
+  H5Eset_auto2(H5E_DEFAULT, report_, report_data_);
+}
 
 void Handle::reset() {
   if (id_ < 0) return;
@@ -377,8 +380,7 @@ PlainDataset create_plain_dataset(const File& file, hid_t parent, const std::str
   const Handle space = make_space(shape, file.path);
   const Handle type = make_element_type(dtype);
   const Handle properties = make_dataset_properties(file.path);
-  checked(H5Pset_alloc_time(properties.id(), H5D_ALLOC_TIME_EARLY), file.path,
-          "H5Pset_alloc_time");
+  checked(H5Pset_alloc_time(properties.id(), H5D_ALLOC_TIME_EARLY), file.path, "H5Pset_alloc_time");
   checked(H5Pset_fill_time(properties.id(), H5D_FILL_TIME_NEVER), file.path, "H5Pset_fill_time");
   PlainDataset dataset;
   dataset.handle = make_dataset(file, parent, link_name, type, space, properties);
@@ -444,13 +446,13 @@ Handle create_virtual_dataset(const File& file, const std::string& link_name, DT
     if (!shape.empty()) {
       const std::vector<hsize_t> offsets(part.box.offsets.begin(), part.box.offsets.end());
       const std::vector<hsize_t> sizes(part.box.sizes.begin(), part.box.sizes.end());
-      checked(H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, offsets.data(), nullptr,
-                                  sizes.data(), nullptr),
+      checked(H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, offsets.data(), nullptr, sizes.data(),
+                                  nullptr),
               file.path, "H5Sselect_hyperslab");
       const auto source_begin = static_cast<hsize_t>(part.source_begin);
       const auto numel = static_cast<hsize_t>(part.box.numel());
-      checked(H5Sselect_hyperslab(source_space.id(), H5S_SELECT_SET, &source_begin, nullptr,
-                                  &numel, nullptr),
+      checked(H5Sselect_hyperslab(source_space.id(), H5S_SELECT_SET, &source_begin, nullptr, &numel,
+                                  nullptr),
               file.path, "H5Sselect_hyperslab");
     }
     checked(H5Pset_virtual(properties.id(), space.id(), part.source_file.c_str(),
@@ -486,8 +488,7 @@ void write_attribute(const File& file, const Handle& object, const char* name,
                      std::string_view text) {
   const LibraryScope library;
   const Handle type = make_text_type(text.size(), file.path);
-  const Handle attribute =
-      make_attribute(file, object, name, type, make_scalar_space(file.path));
+  const Handle attribute = make_attribute(file, object, name, type, make_scalar_space(file.path));
   checked(H5Awrite(attribute.id(), type.id(), text.empty() ? "" : text.data()), file.path,
           "H5Awrite");
 }

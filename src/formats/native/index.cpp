@@ -160,9 +160,8 @@ void validate_storage(const Index& index, const FileHeader& header, const std::s
       const StoredPiece& stored = index.storage[t][p];
       if (stored.encoding == Encoding::none) continue;
       const auto rank = static_cast<std::size_t>(tensor.pieces[p].rank);
-      const std::uint64_t file_nbytes = header.role == FileRole::index
-                                            ? index.rank_files[rank].nbytes
-                                            : header.file_nbytes;
+      const std::uint64_t file_nbytes =
+          header.role == FileRole::index ? index.rank_files[rank].nbytes : header.file_nbytes;
       const BlockGrid grid = index.grid(t, p);
       const auto fail = [&](std::string_view rule, std::uint64_t begin, std::uint64_t nbytes) {
         throw Error::expected(
@@ -194,7 +193,8 @@ void validate_storage(const Index& index, const FileHeader& header, const std::s
 }
 
 BlockGrid make_grid(Encoding encoding, std::uint64_t nbytes, std::uint64_t chunk_nbytes) {
-  if (encoding == Encoding::zstd) return {std::min(chunk_nbytes, std::max<std::uint64_t>(nbytes, 1)), nbytes};
+  if (encoding == Encoding::zstd)
+    return {std::min(chunk_nbytes, std::max<std::uint64_t>(nbytes, 1)), nbytes};
   return {kPlainBlockNbytes, nbytes};
 }
 
@@ -379,28 +379,26 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
       Piece& piece = tensor.pieces[p];
       const std::uint64_t position = in.uint();
       const std::uint64_t rank = in.uint();
-      if (rank >= header.world_size ||
-          (header.role == FileRole::rank && rank != header.rank)) {
+      if (rank >= header.world_size || (header.role == FileRole::rank && rank != header.rank)) {
         in.fail("rank",
-                header.role == FileRole::rank
-                    ? std::to_string(header.rank)
-                    : "less than " + std::to_string(header.world_size),
+                header.role == FileRole::rank ? std::to_string(header.rank)
+                                              : "less than " + std::to_string(header.world_size),
                 std::to_string(rank));
       }
       piece.rank = static_cast<int>(rank);
       piece.region = get_region(in, tensor.meta.shape.size());
       if (const auto broken = region_error(piece.region, tensor.meta.shape)) {
-        throw Error(ErrorKind::corruption,
-                    {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}}, "region: " + *broken);
+        throw Error(ErrorKind::corruption, {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}},
+                    "region: " + *broken);
       }
       const std::uint64_t nbytes = region_nbytes(piece.region, tensor.meta.dtype);
       StoredPiece& stored = index.storage[t][p];
       stored = get_stored(in, make_grid(Encoding::plain, nbytes, index.chunk_nbytes),
                           make_grid(Encoding::zstd, nbytes, index.chunk_nbytes));
-      const bool is_in_place = header.role == FileRole::index
-                                   ? position == p
-                                   : position <= UINT32_MAX &&
-                                         (p == 0 || position > index.storage[t][p - 1].position);
+      const bool is_in_place =
+          header.role == FileRole::index
+              ? position == p
+              : position <= UINT32_MAX && (p == 0 || position > index.storage[t][p - 1].position);
       if (!is_in_place) {
         in.fail("piece position", "increasing numbers", std::to_string(position));
       }

@@ -27,10 +27,10 @@ inline constexpr std::uint64_t kChunkNbytesUnit = 16;  // the largest itemsize
 struct StoredPiece {
   std::uint32_t position = 0;  // among the tensor's pieces in the whole checkpoint
   Encoding encoding = Encoding::none;
-  std::uint64_t begin = 0;         // plain: of the data; zstd: of the first chunk
+  std::uint64_t begin = 0;  // plain: of the data; zstd: of the first chunk
   std::uint64_t stored_nbytes = 0;
-  std::uint64_t checksum = 0;      // of the only block
-  std::uint64_t table_begin = 0;   // of the table of blocks, where there are several
+  std::uint64_t checksum = 0;     // of the only block
+  std::uint64_t table_begin = 0;  // of the table of blocks, where there are several
 
   friend bool operator==(const StoredPiece&, const StoredPiece&) = default;
 };
@@ -87,8 +87,8 @@ void validate_contents(const CheckpointContents& contents, ErrorKind kind, const
 std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
     const CheckpointContents& contents);
 
-/// Returns what belongs into one rank's file: the given pieces with their tensors, tensors that have
-/// no pieces at all, and all that is no tensor.
+/// Returns what belongs into one rank's file: the given pieces with their tensors, tensors that
+/// have no pieces at all, and all that is no tensor.
 Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces);
 
 /// Puts the ranks' indexes together: one per rank, in order, each as `select_pieces` made it.

@@ -26,9 +26,8 @@ std::vector<h5::VirtualPart> virtual_parts(const TensorEntry& tensor,
       const std::int64_t numel = box.numel();
       part.box = std::move(box);
       part.source_file = rank_file_name(piece.rank);
-      part.source_dataset =
-          piece_link_name(tensor.meta.fqn, number_on_rank[static_cast<std::size_t>(piece.rank)],
-                          piece.region);
+      part.source_dataset = piece_link_name(
+          tensor.meta.fqn, number_on_rank[static_cast<std::size_t>(piece.rank)], piece.region);
       part.source_numel = numel_of(piece.region);
       part.source_begin = source_begin;
       source_begin += numel;
@@ -43,9 +42,9 @@ void write_virtual_datasets(const h5::File& file, const CheckpointContents& cont
   std::vector<std::size_t> holders;
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     const TensorEntry& tensor = contents.tensors[t];
-    const h5::Handle dataset = h5::create_virtual_dataset(
-        file, tensor_link_name(tensor.meta.fqn, t), tensor.meta.dtype, tensor.meta.shape,
-        virtual_parts(tensor, number_on_rank));
+    const h5::Handle dataset =
+        h5::create_virtual_dataset(file, tensor_link_name(tensor.meta.fqn, t), tensor.meta.dtype,
+                                   tensor.meta.shape, virtual_parts(tensor, number_on_rank));
     h5::write_attribute(file, dataset, "dtype", dtype_name(tensor.meta.dtype));
     h5::write_attribute(file, dataset, "kind", state_kind_name(tensor.kind));
     holders.clear();
@@ -62,15 +61,12 @@ void write_virtual_datasets(const h5::File& file, const CheckpointContents& cont
   }
   for (std::size_t a = 0; a < contents.aliases.size(); ++a) {
     const Alias& alias = contents.aliases[a];
-    const auto target =
-        std::ranges::lower_bound(contents.tensors, alias.target, {},
-                                 [](const TensorEntry& tensor) -> const std::string& {
-                                   return tensor.meta.fqn;
-                                 });
+    const auto target = std::ranges::lower_bound(
+        contents.tensors, alias.target, {},
+        [](const TensorEntry& tensor) -> const std::string& { return tensor.meta.fqn; });
     h5::create_hard_link(
         file,
-        tensor_link_name(alias.target,
-                         static_cast<std::size_t>(target - contents.tensors.begin())),
+        tensor_link_name(alias.target, static_cast<std::size_t>(target - contents.tensors.begin())),
         tensor_link_name(alias.fqn, contents.tensors.size() + a));
   }
 }
@@ -100,10 +96,9 @@ std::uint64_t write_index_file(FileSystem& fs, const std::string& path, const In
   {
     const h5::Handle group = h5::create_group(file, kOwnGroup);
     h5::write_text_dataset(file, group.id(), kValuesDataset, values_text(index));
-    header.index_range =
-        h5::create_plain_dataset(file, group.id(), kIndexDataset, DType::uint8,
-                                 static_cast<std::int64_t>(index_bytes.size()))
-            .range;
+    header.index_range = h5::create_plain_dataset(file, group.id(), kIndexDataset, DType::uint8,
+                                                  static_cast<std::int64_t>(index_bytes.size()))
+                             .range;
   }
   h5::close_file(file);
 

@@ -123,11 +123,10 @@ void RankFileWriter::write_block(std::size_t piece_number, std::int64_t begin,
   PieceState& piece = pieces_[piece_number];
   const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
   const std::uint64_t begin_nbytes = static_cast<std::uint64_t>(begin) * element_nbytes;
-  TESSERA_CHECK(piece.block_numel > 0 && begin % piece.block_numel == 0 &&
-                begin_nbytes < nbytes_of(piece) &&
-                bytes.size() == std::min(static_cast<std::uint64_t>(piece.block_numel) *
-                                             element_nbytes,
-                                         nbytes_of(piece) - begin_nbytes));
+  TESSERA_CHECK(
+      piece.block_numel > 0 && begin % piece.block_numel == 0 && begin_nbytes < nbytes_of(piece) &&
+      bytes.size() == std::min(static_cast<std::uint64_t>(piece.block_numel) * element_nbytes,
+                               nbytes_of(piece) - begin_nbytes));
   if (options_.compression == NativeWriteOptions::Compression::none) {
     write_plain(piece, begin_nbytes, bytes);
   } else {
@@ -185,11 +184,10 @@ void RankFileWriter::write_in_turn(PieceState& piece, std::size_t piece_number, 
   if (stored_of(piece).encoding == Encoding::plain) {
     if (!is_laid_out_plain()) pass_on_to_next_piece();
     lock.unlock();
-    write_plain(piece, begin * element_nbytes, bytes);
+    write_plain(piece, static_cast<std::uint64_t>(begin) * element_nbytes, bytes);
     return;
   }
-  const ByteRange range =
-      h5::write_chunk(h5_file_, piece.dataset, begin, chunk.form, chunk.stored);
+  const ByteRange range = h5::write_chunk(h5_file_, piece.dataset, begin, chunk.form, chunk.stored);
   piece.blocks.push_back({range, checksum});
   next_begin_ += piece.block_numel;
   if (static_cast<std::uint64_t>(next_begin_) * element_nbytes >= nbytes_of(piece)) {

@@ -51,8 +51,8 @@ class RankFileWriter {
     std::size_t tensor_index = 0;
     std::size_t piece_index = 0;
     bool may_compress = false;
-    std::int64_t block_numel = 0;      // that write_block takes
-    h5::Handle dataset{};              // while chunks are written to it
+    std::int64_t block_numel = 0;       // that write_block takes
+    h5::Handle dataset{};               // while chunks are written to it
     std::vector<StoredBlock> blocks{};  // of plain data without ranges
   };
 

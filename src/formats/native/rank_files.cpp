@@ -7,13 +7,16 @@
 
 namespace tessera::formats::native {
 
-std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs, const std::string& path,
-                                             std::int64_t rank, std::uint64_t checkpoint_id,
+std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs,
+                                             const std::string& checkpoint_path, std::int64_t rank,
+                                             std::uint64_t checkpoint_id,
                                              const std::vector<RankFileRecord>& records) {
+  const std::string path = join_path(checkpoint_path, rank_file_name(rank));
   if (!fs.kind_of(path)) {
     throw Error::expected(ErrorKind::corruption, {.path = path}, "rank file", "a file", "none",
                           "incomplete copy?");
   }
+  require_contained(fs, checkpoint_path, rank_file_name(rank));
   auto file = fs.open(path);
   const RankFileRecord& record = records[static_cast<std::size_t>(rank)];
   const FileHeader header = read_header(*file);
@@ -30,24 +33,20 @@ std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs, const std::st
   return file;
 }
 
-RankFiles::RankFiles(const FileSystem& fs, std::string checkpoint_path,
-                     std::uint64_t checkpoint_id, const std::vector<RankFileRecord>& records)
+RankFiles::RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uint64_t checkpoint_id,
+                     const std::vector<RankFileRecord>& records)
     : fs_(fs),
       checkpoint_path_(std::move(checkpoint_path)),
       checkpoint_id_(checkpoint_id),
       records_(records),
       files_(records.size()) {}
 
-std::string RankFiles::path_of(std::int64_t rank) const {
-  return join_path(checkpoint_path_, rank_file_name(rank));
-}
-
 std::shared_ptr<const ReadableFile> RankFiles::open(std::int64_t rank) const {
   const auto number = static_cast<std::size_t>(rank);
   const std::lock_guard lock(mutex_);
   auto& file = files_[number];
   if (!file) {
-    file = open_rank_file(fs_, path_of(rank), rank, checkpoint_id_, records_);
+    file = open_rank_file(fs_, checkpoint_path_, rank, checkpoint_id_, records_);
     open_ranks_.push_back(number);
     if (open_ranks_.size() > kMaxOpenFiles) {
       files_[open_ranks_.front()].reset();

@@ -20,8 +20,6 @@ class RankFiles {
   RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uint64_t checkpoint_id,
             const std::vector<RankFileRecord>& records);
 
-  std::string path_of(std::int64_t rank) const;
-
   /// Returns the open file, which has been found to be the rank's in this checkpoint. Readers share
   /// it, as it may be closed for others while they read.
   /// Throws: Error(corruption) where it is missing, of another checkpoint, or of another size.
@@ -39,9 +37,11 @@ class RankFiles {
   mutable std::deque<std::size_t> open_ranks_;                      // oldest first
 };
 
-/// Opens the file and checks that its header is that of the rank in this checkpoint.
-std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs, const std::string& path,
-                                             std::int64_t rank, std::uint64_t checkpoint_id,
+/// Opens the rank's file and checks that its header is that of the rank in this checkpoint, whose
+/// rank files are those of `records`.
+std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs,
+                                             const std::string& checkpoint_path, std::int64_t rank,
+                                             std::uint64_t checkpoint_id,
                                              const std::vector<RankFileRecord>& records);
 
 }  // namespace tessera::formats::native

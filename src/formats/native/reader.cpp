@@ -63,9 +63,8 @@ class NativeReader final : public CheckpointReader {
     const std::uint64_t first = wanted.begin / grid.block_nbytes;
     const std::uint64_t last = (wanted.end - 1) / grid.block_nbytes + 1;
     for (std::uint64_t block = first; block < last; block += kEntriesPerRead) {
-      const auto entries =
-          read_block_entries(*file, tensor.meta.fqn, stored, grid, block,
-                             std::min(block + kEntriesPerRead, last));
+      const auto entries = read_block_entries(*file, tensor.meta.fqn, stored, grid, block,
+                                              std::min(block + kEntriesPerRead, last));
       if (stored.encoding == Encoding::zstd) {
         read_chunks(*file, tensor.meta, grid, block, entries, wanted, out);
       } else {
@@ -97,7 +96,8 @@ class NativeReader final : public CheckpointReader {
   }
 
  private:
-  /// Reads whole blocks straight to where they are wanted, and those at the ends by way of a buffer.
+  /// Reads whole blocks straight to where they are wanted, and those at the ends by way of a
+  /// buffer.
   static void read_plain(const ReadableFile& file, const TensorMeta& meta, const BlockGrid& grid,
                          std::uint64_t first_block, std::span<const StoredBlock> entries,
                          ByteRange wanted, std::span<std::byte> out) {
@@ -118,8 +118,8 @@ class NativeReader final : public CheckpointReader {
       }
       std::size_t end = i + 1;
       while (end < entries.size() && end - i < kBlocksPerRead && is_whole(end)) ++end;
-      const auto part =
-          out.subspan(block.begin - wanted.begin, grid.block(first_block + end - 1).end - block.begin);
+      const auto part = out.subspan(block.begin - wanted.begin,
+                                    grid.block(first_block + end - 1).end - block.begin);
       file.read_at(entries[i].range.begin, part);
       for (std::size_t at = 0; i < end; ++i) {
         const std::size_t nbytes = entries[i].range.nbytes();
@@ -184,6 +184,7 @@ std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string 
   using namespace native;
   const std::string index_path = join_path(path, kIndexFileName);
   if (!fs.kind_of(index_path)) throw_no_index(fs, path, index_path);
+  require_contained(fs, path, kIndexFileName);
   const auto file = fs.open(index_path);
   const FileHeader header = read_header(*file);
   require_index_role(header, index_path);

@@ -30,6 +30,7 @@ std::string list_ranks(const std::vector<std::int64_t>& ranks) {
 std::int64_t world_size_of(const FileSystem& fs, const std::string& path) {
   for (const std::string& name : fs.list_directory(path)) {
     if (!name.starts_with("rank-") || !name.ends_with(".h5")) continue;
+    require_contained(fs, path, name);
     const auto file = fs.open(join_path(path, name));
     return read_header(*file).world_size;
   }
@@ -58,6 +59,7 @@ void rebuild_native_index(FileSystem& fs, const std::string& path) {
   std::uint64_t checkpoint_id = 0;
   for (std::int64_t rank = 0; rank < world_size; ++rank) {
     const std::string rank_path = join_path(path, rank_file_name(rank));
+    require_contained(fs, path, rank_file_name(rank));
     const auto file = fs.open(rank_path);
     const FileHeader header = read_header(*file);
     require_rank_role(header, rank_path, rank, world_size);

@@ -13,17 +13,16 @@ namespace {
 void validate_chunk(const ReadableFile& file, const std::string& fqn, const BlockGrid& grid,
                     ByteRange entry, std::uint64_t begin, std::uint64_t nbytes) {
   if (nbytes == 0 || nbytes > grid.block_nbytes) {
-    throw Error::expected(ErrorKind::corruption,
-                          {.path = file.path(), .fqn = fqn, .byte_range = entry}, "chunk size",
-                          "1 to " + std::to_string(grid.block_nbytes) + " bytes",
-                          std::to_string(nbytes), "damaged");
+    throw Error::expected(
+        ErrorKind::corruption, {.path = file.path(), .fqn = fqn, .byte_range = entry}, "chunk size",
+        "1 to " + std::to_string(grid.block_nbytes) + " bytes", std::to_string(nbytes), "damaged");
   }
   if (begin < kHeaderNbytes || begin > file.nbytes() || nbytes > file.nbytes() - begin) {
-    throw Error::expected(ErrorKind::corruption,
-                          {.path = file.path(), .fqn = fqn, .byte_range = entry}, "chunk range",
-                          "within [" + std::to_string(kHeaderNbytes) + ", " +
-                              std::to_string(file.nbytes()) + ")",
-                          std::to_string(nbytes) + " bytes at " + std::to_string(begin), "damaged");
+    throw Error::expected(
+        ErrorKind::corruption, {.path = file.path(), .fqn = fqn, .byte_range = entry},
+        "chunk range",
+        "within [" + std::to_string(kHeaderNbytes) + ", " + std::to_string(file.nbytes()) + ")",
+        std::to_string(nbytes) + " bytes at " + std::to_string(begin), "damaged");
   }
 }
 

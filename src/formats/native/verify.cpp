@@ -40,7 +40,8 @@ void check_structure(const ReadableFile& file, std::vector<ByteRange> data_range
   std::uint64_t data_nbytes = 0;
   for (const ByteRange& range : data_ranges) {
     if (range.begin < position || range.end > file.nbytes()) {
-      findings.push_back(make_finding("structure", {.path = file.path(), .fqn = {}, .byte_range = range},
+      findings.push_back(make_finding("structure",
+                                      {.path = file.path(), .fqn = {}, .byte_range = range},
                                       "pieces apart from each other", "an overlap"));
       return;
     }
@@ -76,11 +77,12 @@ Findings check_index_file(const FileSystem& fs, const std::string& path,
 /// Checks one rank's file.
 class RankFileCheck {
  public:
-  RankFileCheck(const FileSystem& fs, std::string path, std::int64_t rank,
+  RankFileCheck(const FileSystem& fs, const std::string& checkpoint_path, std::int64_t rank,
                 std::uint64_t checkpoint_id, const Index& index,
                 std::span<const CheckpointWriter::PieceId> pieces, const ProgressSink& progress)
       : fs_(fs),
-        path_(std::move(path)),
+        checkpoint_path_(checkpoint_path),
+        path_(join_path(checkpoint_path, rank_file_name(rank))),
         rank_(rank),
         checkpoint_id_(checkpoint_id),
         index_(index),
@@ -109,15 +111,14 @@ class RankFileCheck {
   /// checkpoint's file cannot.
   void open() {
     try {
-      file_ = open_rank_file(fs_, path_, rank_, checkpoint_id_, index_.rank_files);
+      file_ = open_rank_file(fs_, checkpoint_path_, rank_, checkpoint_id_, index_.rank_files);
       return;
     } catch (const Error& error) {
       findings_.push_back(make_finding(error, "the file of rank " + std::to_string(rank_)));
-      const bool only_header_is_damaged =
-          error.where().byte_range == ByteRange{0, kHeaderNbytes};
-      const bool size_differs = fs_.kind_of(path_) == FileKind::regular &&
-                                fs_.open(path_)->nbytes() !=
-                                    index_.rank_files[static_cast<std::size_t>(rank_)].nbytes;
+      const bool only_header_is_damaged = error.where().byte_range == ByteRange{0, kHeaderNbytes};
+      const bool size_differs =
+          fs_.kind_of(path_) == FileKind::regular &&
+          fs_.open(path_)->nbytes() != index_.rank_files[static_cast<std::size_t>(rank_)].nbytes;
       if (!only_header_is_damaged && !size_differs) return;
     }
     file_ = fs_.open(path_);
@@ -129,9 +130,8 @@ class RankFileCheck {
     const BlockGrid grid = index_.grid(tensor_index, piece_index);
     for (std::uint64_t begin = 0; begin < grid.num_blocks(); begin += kEntriesPerRead) {
       try {
-        const auto entries =
-            read_block_entries(*file_, fqn, stored, grid, begin,
-                               std::min(begin + kEntriesPerRead, grid.num_blocks()));
+        const auto entries = read_block_entries(
+            *file_, fqn, stored, grid, begin, std::min(begin + kEntriesPerRead, grid.num_blocks()));
         for (const StoredBlock& entry : entries) data_ranges_.push_back(entry.range);
         check_blocks(fqn, entries);
       } catch (const Error& error) {
@@ -152,10 +152,10 @@ class RankFileCheck {
       }
       const ByteRange range{blocks[i].range.begin, blocks[end - 1].range.end};
       if (range.end > file_->nbytes()) {
-        findings_.push_back(make_finding(
-            "structure", {.path = path_, .fqn = fqn, .byte_range = range},
-            "a file of at least " + std::to_string(range.end) + " bytes",
-            std::to_string(file_->nbytes()) + " bytes"));
+        findings_.push_back(
+            make_finding("structure", {.path = path_, .fqn = fqn, .byte_range = range},
+                         "a file of at least " + std::to_string(range.end) + " bytes",
+                         std::to_string(file_->nbytes()) + " bytes"));
         all_entries_are_sound_ = false;
         i = end;
         continue;
@@ -166,9 +166,9 @@ class RankFileCheck {
         const std::uint64_t checksum = xxh3_64(std::span(buffer_).subspan(
             blocks[i].range.begin - range.begin, blocks[i].range.nbytes()));
         if (checksum != blocks[i].checksum) {
-          findings_.push_back(make_finding(
-              "checksum", {.path = path_, .fqn = fqn, .byte_range = blocks[i].range},
-              checksum_text(blocks[i].checksum), checksum_text(checksum)));
+          findings_.push_back(
+              make_finding("checksum", {.path = path_, .fqn = fqn, .byte_range = blocks[i].range},
+                           checksum_text(blocks[i].checksum), checksum_text(checksum)));
         }
       }
       if (progress_) progress_(range.nbytes());
@@ -176,6 +176,7 @@ class RankFileCheck {
   }
 
   const FileSystem& fs_;
+  const std::string& checkpoint_path_;
   std::string path_;
   std::int64_t rank_;
   std::uint64_t checkpoint_id_;
@@ -199,13 +200,12 @@ void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint6
   report(check_index_file(fs, join_path(path, kIndexFileName), checkpoint_id, progress));
   const auto pieces = pieces_by_rank(index.contents);
   std::vector<Findings> findings(pieces.size());
-  parallel_for(static_cast<std::int64_t>(pieces.size()), default_num_threads(), {},
-               [&](std::int64_t rank) {
-                 const auto number = static_cast<std::size_t>(rank);
-                 RankFileCheck check(fs, join_path(path, rank_file_name(rank)), rank,
-                                     checkpoint_id, index, pieces[number], progress);
-                 findings[number] = check.run();
-               });
+  parallel_for(
+      static_cast<std::int64_t>(pieces.size()), default_num_threads(), {}, [&](std::int64_t rank) {
+        const auto number = static_cast<std::size_t>(rank);
+        RankFileCheck check(fs, path, rank, checkpoint_id, index, pieces[number], progress);
+        findings[number] = check.run();
+      });
   for (const Findings& of_rank : findings) report(of_rank);
 }
 

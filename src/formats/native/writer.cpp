@@ -69,8 +69,7 @@ class NativeWriter final : public CheckpointWriter {
     validate_pieces_per_rank(contents, destination);
     if (values.size() != contents.values.size()) {
       throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "values",
-                            std::to_string(contents.values.size()),
-                            std::to_string(values.size()));
+                            std::to_string(contents.values.size()), std::to_string(values.size()));
     }
     index_.chunk_nbytes = options_.chunk_nbytes;
     index_.has_virtual_datasets =
@@ -96,9 +95,8 @@ class NativeWriter final : public CheckpointWriter {
   std::vector<PieceId> write_order() const override {
     std::vector<PieceId> order;
     for (const auto& pieces : pieces_by_rank_) {
-      std::ranges::copy_if(pieces, std::back_inserter(order), [&](const PieceId& id) {
-        return numel_of(piece_of(id).region) > 0;
-      });
+      std::ranges::copy_if(pieces, std::back_inserter(order),
+                           [&](const PieceId& id) { return numel_of(piece_of(id).region) > 0; });
     }
     return order;
   }
@@ -185,8 +183,8 @@ class NativeWriter final : public CheckpointWriter {
   Index index_;
   std::vector<std::vector<PieceId>> pieces_by_rank_;
   std::vector<std::vector<std::size_t>> numbers_on_rank_;  // [tensor][piece]
-  std::unique_ptr<StagedDestination> staged_;  // outlives the files within
-  std::vector<RankSlot> rank_slots_;           // by rank
+  std::unique_ptr<StagedDestination> staged_;              // outlives the files within
+  std::vector<RankSlot> rank_slots_;                       // by rank
   std::atomic<bool> abandoned_ = false;
 };
 
