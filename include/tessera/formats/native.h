@@ -43,8 +43,8 @@ struct NativeWriteOptions {
 
 /// Starts a native checkpoint. Every rank of `contents.world_size` gets a file, also where it holds
 /// nothing. `values` is parallel to `contents.values`. HDF5 lays out the files by itself: `fs` must
-/// show the operating system's files, and the application's own calls of a HDF5 library that is not
-/// thread-safe (Debian's) must not overlap with the writer's.
+/// show the operating system's files. Where the HDF5 library was built without thread-safety, the
+/// application's own calls of it must not overlap with the writer's.
 /// Throws: Error(invalid_argument) where the contents contradict themselves; Error(already_exists).
 std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string destination,
                                                 CheckpointContents contents,

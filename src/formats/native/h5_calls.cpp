@@ -294,6 +294,9 @@ LibraryScope::LibraryScope() : lock_(library_mutex()) {
 }
 
 LibraryScope::~LibraryScope() {
+  // Also calls that succeed leave errors behind. A thread must not end with them: the library could
+  // not close when the process ends.
+  H5Eclear2(H5E_DEFAULT);
   H5Eset_auto2(H5E_DEFAULT, report_, report_data_);
 }
 

@@ -7,8 +7,8 @@
 
 namespace tessera::formats::native::h5 {
 
-/// Holds the library while it lives: HDF5 as Debian builds it is not thread-safe. Also keeps the
-/// library from printing errors, which are ours to report. May be nested in one thread.
+/// Holds the library while it lives: HDF5 may be built without thread-safety. Also keeps it from
+/// printing errors, which are ours to report. May be nested in one thread.
 class LibraryScope {
  public:
   LibraryScope();

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/memory_checkpoint.h"
+#include "support/random.h"
+#include "tessera/base/parallel.h"
+#include "tessera/formats/native.h"
+
+namespace tessera::test {
+
+/// Returns bytes that compress like weights do: the last byte of each element is drawn from few.
+inline Bytes weight_like_bytes(std::uint64_t nbytes, std::uint64_t itemsize, Random& random) {
+  const std::string noise = random.bytes(nbytes);
+  Bytes bytes(nbytes);
+  for (std::size_t i = 0; i < nbytes; ++i) {
+    const auto byte = static_cast<unsigned char>(noise[i]);
+    const bool is_last = i % itemsize == itemsize - 1;
+    bytes[i] = std::byte(is_last ? 0x38 + byte % 4 : byte);
+  }
+  return bytes;
+}
+
+inline Bytes random_bytes(std::uint64_t nbytes, Random& random) {
+  const std::string noise = random.bytes(nbytes);
+  const auto raw = std::as_bytes(std::span(noise));
+  return {raw.begin(), raw.end()};
+}
+
+/// Hands all of `source` to `writer`, in blocks by several threads, and commits.
+inline void write_all(const formats::CheckpointReader& source, formats::CheckpointWriter& writer,
+                      int num_threads = 1) {
+  struct Block {
+    formats::CheckpointWriter::PieceId piece;
+    FlatRange range;
+  };
+  std::vector<Block> blocks;
+  for (const auto& piece : writer.write_order()) {
+    const auto& tensor = writer.contents().tensors[piece.tensor_index];
+    const std::int64_t numel = numel_of(tensor.pieces[piece.piece_index].region);
+    const std::int64_t step = writer.block_numel(piece);
+    for (std::int64_t begin = 0; begin < numel; begin += step) {
+      blocks.push_back({piece, {begin, std::min(begin + step, numel)}});
+    }
+  }
+  try {
+    parallel_for(static_cast<std::int64_t>(blocks.size()), num_threads, {}, [&](std::int64_t i) {
+      const Block& block = blocks[static_cast<std::size_t>(i)];
+      const DType dtype = writer.contents().tensors[block.piece.tensor_index].meta.dtype;
+      Bytes bytes(static_cast<std::size_t>(block.range.numel()) * itemsize(dtype));
+      source.read_piece(block.piece.tensor_index, block.piece.piece_index, block.range, bytes);
+      writer.write_block(block.piece, block.range.begin, bytes);
+    });
+  } catch (...) {
+    writer.abandon();
+    throw;
+  }
+  writer.commit();
+}
+
+inline void write_native(const formats::CheckpointReader& source, const std::string& path,
+                         const formats::NativeWriteOptions& options = {}, int num_threads = 1,
+                         OverwritePolicy overwrite = OverwritePolicy::refuse) {
+  std::vector<Value> values;
+  for (std::size_t v = 0; v < source.contents().values.size(); ++v) {
+    values.push_back(source.read_value(v));
+  }
+  const auto writer = formats::create_native(FileSystem::posix(), path, source.contents(),
+                                             std::move(values), overwrite, options);
+  write_all(source, *writer, num_threads);
+}
+
+inline std::string read_all(const std::string& path) {
+  return read_file(FileSystem::posix(), path, std::uint64_t{1} << 32);
+}
+
+inline void write_file(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+/// Returns the files of a checkpoint by name.
+inline std::map<std::string, std::string> files_of(const std::string& directory) {
+  std::map<std::string, std::string> files;
+  for (const auto& name : FileSystem::posix().list_directory(directory)) {
+    files[name] = read_all(join_path(directory, name));
+  }
+  return files;
+}
+
+/// A checkpoint of a few hundred bytes in which everything that the format can say stands once.
+inline MemoryCheckpoint small_checkpoint() {
+  MemoryCheckpoint checkpoint("small", 3);
+  auto& weight = checkpoint.add({"layers.0.weight", DType::float32, {4, 6}},
+                                bytes_of<float>({0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,
+                                                 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23}),
+                                {{Box{{0, 0}, {2, 6}}, 0}, {Box{{2, 0}, {2, 6}}, 1}});
+  weight.key_path = {std::string("layers"), std::int64_t{0}, std::string("weight")};
+  auto& state = checkpoint.add(
+      {"optim.state.layers.0.weight.exp_avg", DType::bfloat16, {3, 5}},
+      bytes_of<std::uint16_t>({0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0x4100,
+                               0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x7FC1, 0xFF80}),
+      {{FlatRange{0, 7}, 0}, {FlatRange{7, 15}, 1}, {FlatRange{15, 15}, 2}});
+  state.kind = formats::StateKind::pointwise;
+  state.parameter = "layers.0.weight";
+  checkpoint.add({"step", DType::float32, {}}, bytes_of<float>({3}), {{Box{}, 1}, {Box{}, 0}});
+  checkpoint.add({"empty", DType::int64, {0, 7}}, {});
+  checkpoint.add({"ids", DType::int64, {3}}, bytes_of<std::int64_t>({1, -1, 1 << 20}),
+                 {{Box{{0}, {3}}, 1}});
+  checkpoint.add_value("epoch", Value(7));
+  checkpoint.add_value("betas", Value(Value::Tuple{{Value(0.9), Value(0.999)}}));
+  checkpoint.add_alias("tied.weight", "layers.0.weight");
+  checkpoint.contents_for_change().annotations["made_by"] = "a test";
+  checkpoint.contents_for_change().units = {
+      make_flat_unit("layers", DType::float32, {{"layers.0.weight", {4, 6}}})};
+  return checkpoint;
+}
+
+}  // namespace tessera::test
