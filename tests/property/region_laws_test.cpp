@@ -14,6 +14,8 @@ namespace {
 
 using test::arbitrary_region;
 using test::arbitrary_shape;
+using test::pick;
+using test::pick_range;
 
 /// Returns the tensor elements of a region in its own order, by coordinates, without CopyRuns.
 std::vector<std::int64_t> elements_of(const Region& region, const Shape& shape) {
@@ -70,7 +72,7 @@ RC_GTEST_PROP(RegionLaws, WindowsTogetherGiveTheWholeWalk, ()) {
   const Region destination = *arbitrary_region(shape);
   const CopyRuns runs(shape, source, destination);
   const std::int64_t numel = numel_of(destination);
-  const std::int64_t step = *rc::gen::inRange<std::int64_t>(1, 9);
+  const std::int64_t step = pick(1, 9);
   std::vector<std::int64_t> whole(static_cast<std::size_t>(numel), -1);
   std::vector<std::int64_t> windowed = whole;
   const auto record = [](std::vector<std::int64_t>& into) {
@@ -94,9 +96,7 @@ RC_GTEST_PROP(RegionLaws, WindowsTogetherGiveTheWholeWalk, ()) {
 
 RC_GTEST_PROP(RegionLaws, BoxesOfARangeAreItsElementsInOrderAndFew, ()) {
   const Shape shape = *arbitrary_shape();
-  const std::int64_t numel = numel_of(shape);
-  const std::int64_t begin = *rc::gen::inRange<std::int64_t>(0, numel + 1);
-  const std::int64_t end = *rc::gen::inRange<std::int64_t>(begin, numel + 1);
+  const auto [begin, end] = pick_range(numel_of(shape));
   std::vector<std::int64_t> elements;
   const auto boxes = boxes_of(FlatRange{begin, end}, shape);
   for (const Box& box : boxes) {

@@ -19,8 +19,8 @@ using test::MemoryCheckpoint;
 MemoryCheckpoint arbitrary_checkpoint() {
   MemoryCheckpoint checkpoint("source");
   std::vector<std::pair<std::string, Shape>> parameters;
-  const int num_parameters = *rc::gen::inRange(1, 4);
-  for (int i = 0; i < num_parameters; ++i) {
+  const std::int64_t num_parameters = test::pick(1, 3);
+  for (std::int64_t i = 0; i < num_parameters; ++i) {
     const std::string name = "p" + std::to_string(i);
     const Shape shape = *arbitrary_shape();
     const auto nbytes = static_cast<std::size_t>(numel_of(shape)) * 4;
@@ -40,7 +40,7 @@ MemoryCheckpoint arbitrary_checkpoint() {
 PlanOptions arbitrary_layout() {
   PlanOptions options;
   options.strategy = *arbitrary_strategy();
-  if (!options.strategy.starts_with("hybrid")) options.world_size = *rc::gen::inRange(1, 12);
+  if (!options.strategy.starts_with("hybrid")) options.world_size = static_cast<int>(test::pick(1, 12));
   options.format = *rc::gen::element(Format::native, Format::dcp);
   return options;
 }

@@ -79,6 +79,7 @@ def run_quietly(command: list[str], log: Path, *, environment: dict[str, str] | 
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+            process.stdout.close()
             done.set()
             progress.join()
             if on_terminal():

@@ -14,7 +14,7 @@ from debian_packages import install_packages
 from places import ROOT, locked
 from python_environment import python_environment
 
-LABELS = ("unit", "property", "cli", "interop", "slow")
+LABELS = ("unit", "property", "cli", "interop", "development", "slow")
 NEED_PYTHON = {"cli", "interop", "slow"}
 CORE_LABELS = ("unit", "property", "cli")  # what runs a second time under the sanitizers
 

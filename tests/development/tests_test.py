@@ -1,0 +1,44 @@
+import tempfile
+import unittest
+from pathlib import Path
+
+import modules  # noqa: F401
+import tests
+
+# What CTest 3.25 writes for each way in which a test can end.
+REPORT = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuite name="x" tests="6">
+  <testcase name="good" time="0.5" status="run"><system-out>fine</system-out></testcase>
+  <testcase name="bad" time="1.5" status="fail"><failure message=""/><system-out>boom</system-out></testcase>
+  <testcase name="skipped" time="0" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/></testcase>
+  <testcase name="skipped too" time="0" status="notrun"><skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/></testcase>
+  <testcase name="disabled" time="0" status="disabled"><system-out>Disabled</system-out></testcase>
+  <testcase name="x_NOT_BUILT" time="0" status="notrun"><skipped message="Unable to find executable"/></testcase>
+</testsuite>
+"""
+LABELS = {"good": "unit", "bad": "unit", "skipped": "interop", "skipped too": "unit", "disabled": "unit"}
+
+
+class TestsTest(unittest.TestCase):
+    def setUp(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".xml") as file:
+            file.write(REPORT)
+            file.flush()
+            self.cases = tests.read_junit(Path(file.name), LABELS)
+
+    def test_what_could_not_run_counts_as_failed_and_what_chose_not_to_as_skipped(self):
+        self.assertEqual([case.outcome for case in self.cases],
+                         ["passed", "failed", "skipped", "skipped", "skipped", "failed"])
+
+    def test_tallies_are_by_label_in_the_order_of_labels(self):
+        tallies = tests.tallies_by_label(self.cases, " (asan)")
+        self.assertEqual(tallies, {
+            "unit (asan)": tests.Tally(passed=1, failed=1, skipped=2, seconds=2.0),
+            "interop (asan)": tests.Tally(skipped=1),
+            "no label (asan)": tests.Tally(failed=1),
+        })
+        self.assertEqual(list(tallies), ["unit (asan)", "interop (asan)", "no label (asan)"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,21 @@
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+
+/// Whatever parses is written and parsed again to the same text.
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
+  using namespace tessera;
+  try {
+    const Value json =
+        parse_json(std::string_view(reinterpret_cast<const char*>(data), nbytes), "input");
+    const std::string text = value_to_json(value_from_json(json, "input"));
+    if (value_to_json(value_from_json(parse_json(text, "again"), "again")) != text) {
+      std::abort();
+    }
+  } catch (const Error&) {
+  }
+  return 0;
+}

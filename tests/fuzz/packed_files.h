@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+
+namespace tessera::fuzz {
+
+/// The path under which the files of one fuzzer input appear.
+inline constexpr const char* kCheckpointPath = "/checkpoint";
+
+/// A directory of read-only files in memory, cut out of one fuzzer input:
+///
+///     { 4 bytes little-endian: nbytes | bytes } per name but the last, which takes what is left
+///
+/// Files whose length is missing in the input do not exist. A single name makes `/checkpoint`
+/// itself the file where that name is empty. pack_seeds.py writes this form.
+/// Sees the input's memory. Thread-safe. Everything that would write throws Error(io).
+class PackedFiles final : public FileSystem {
+ public:
+  PackedFiles(std::span<const std::byte> input, std::vector<std::string> names);
+
+  std::optional<FileKind> kind_of(const std::string& path) const override;
+  std::unique_ptr<ReadableFile> open(const std::string& path) const override;
+  std::vector<std::string> list_directory(const std::string& path) const override;
+  std::string resolve_links(const std::string& path) const override;
+
+  std::unique_ptr<WritableFile> create(const std::string& path) override;
+  std::unique_ptr<WritableFile> open_for_update(const std::string& path) override;
+  void make_directory(const std::string& path) override;
+  void rename(const std::string& from, const std::string& to) override;
+  void exchange(const std::string& a, const std::string& b) override;
+  void remove_all(const std::string& path) override;
+  void sync_directory(const std::string& path) override;
+
+ private:
+  const std::span<const std::byte>* find(const std::string& path) const;
+
+  std::vector<std::pair<std::string, std::span<const std::byte>>> files_;  // by full path
+};
+
+}  // namespace tessera::fuzz

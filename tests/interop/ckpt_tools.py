@@ -1,0 +1,90 @@
+"""Runs ckpt-inspect and ckpt-reshard as a user does, and compares what they show with expectations."""
+
+import json
+import os
+import resource
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "fixtures"
+MAKE = FIXTURES / "make"
+BIN = Path(os.environ.get("TESSERA_BIN", ROOT / "build" / "bin"))
+ADDRESS_SPACE = 2 << 30  # bytes; both tools promise to work within it (ulimit -v 2097152)
+
+FORMATS = ("native", "safetensors", "dcp")
+
+
+def run(tool, *arguments, cwd=None, timeout=60):
+    """Runs a tool under the address-space limit and returns the finished process, whatever its exit code."""
+    return subprocess.run(
+        [BIN / tool, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE)),
+    )
+
+
+def succeed(tool, *arguments, **options):
+    process = run(tool, *arguments, **options)
+    assert process.returncode == 0, f"{tool} {' '.join(map(str, arguments))}: exit {process.returncode}: {process.stderr}"
+    return process.stdout
+
+
+def reshard(source, destination, *options):
+    """Moves a checkpoint and returns the destination."""
+    succeed("ckpt-reshard", source, destination, "--quiet", *options)
+    return destination
+
+
+def listing(path):
+    """What `ckpt-inspect ls --json --sha256` shows."""
+    return json.loads(succeed("ckpt-inspect", "ls", path, "--json", "--sha256"))
+
+
+def tensors_by_name(document):
+    """{name: (dtype, shape, nbytes, sha256)}, with every alias as a tensor of its own."""
+    found = {t["name"]: (t["dtype"], t["shape"], t["nbytes"], t["sha256"]) for t in document["tensors"]}
+    for alias in document.get("aliases", []):
+        assert alias["name"] not in found
+        found[alias["name"]] = found[alias["target"]]
+    return found
+
+
+def expectation(path):
+    return json.loads(Path(f"{path}.expect.json").read_text())
+
+
+def assert_same_state(found, expected, *, values=True):
+    """`found` (a listing) holds exactly the tensors of `expected`, and its values where it claims any."""
+    found_tensors, expected_tensors = tensors_by_name(found), tensors_by_name(expected)
+    assert sorted(found_tensors) == sorted(expected_tensors)
+    differing = {
+        name: (found_tensors[name], row) for name, row in expected_tensors.items() if found_tensors[name] != row
+    }
+    assert not differing, f"(found, expected) by name: {differing}"
+    if values and "values" in expected:
+        # by text: 1 and 1.0, 0.0 and -0.0 are equal in Python
+        assert json.dumps(found["values"], sort_keys=True) == json.dumps(expected["values"], sort_keys=True)
+
+
+def valid_fixtures():
+    """(id, path) of every fixture that must be read."""
+    found = []
+    for path in sorted(FIXTURES.glob("*/*/*.expect.json")):
+        source = Path(str(path).removesuffix(".expect.json"))
+        if source.exists() and source.parent.name != "invalid":
+            found.append((str(source.relative_to(FIXTURES)), source))
+    return found
+
+
+def files_of(path):
+    """{relative path: bytes} of a file or of all files under a directory."""
+    path = Path(path)
+    if path.is_file():
+        return {path.name: path.read_bytes()}
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}

@@ -1,0 +1,37 @@
+"""The peers of this environment write now, whatever their version; we read."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ckpt_tools import MAKE, assert_same_state, expectation, listing
+
+SCRIPTS = ("write_torch_zip.py", "write_safetensors.py", "write_dcp.py")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """All fixtures, written anew: torch.save, safetensors, and DCP from one to four processes."""
+    folder = tmp_path_factory.mktemp("written")
+    for script in SCRIPTS:
+        process = subprocess.run(
+            [sys.executable, "-B", "-W", "ignore", MAKE / script],
+            env=os.environ | {"TESSERA_FIXTURES": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert process.returncode == 0, process.stderr[-4000:]
+    paths = [Path(str(p).removesuffix(".expect.json")) for p in sorted(folder.glob("*/valid/*.expect.json"))]
+    return [path for path in paths if path.exists()]
+
+
+@pytest.mark.parametrize("format_name, at_least", [("torch_zip", 16), ("safetensors", 7), ("dcp", 19)])
+def test_listing_equals_what_the_trainer_held(written, format_name, at_least):
+    """E2, E9, E14: as for the fixtures, with the torch and safetensors installed here."""
+    paths = [path for path in written if path.parts[-3] == format_name]
+    assert len(paths) >= at_least
+    for path in paths:
+        assert_same_state(listing(path), expectation(path))

@@ -1,0 +1,167 @@
+"""What we write, the peers read: PyTorch with its strict planner, safetensors, h5py through virtual datasets."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import hdf5plugin  # noqa: F401  (registers the zstd filter)
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from ckpt_tools import FIXTURES, MAKE, expectation, reshard, tensors_by_name, valid_fixtures
+
+sys.path.insert(0, str(MAKE))
+from expect import tensor_row, value_json  # noqa: E402
+
+# native files keep every dtype; the others refuse or have no word for some
+SOURCES = [(i, p) for i, p in valid_fixtures() if "flat" not in i]
+DCP_SOURCES = [(i, p) for i, p in SOURCES if "torchscript" not in i]
+SAFETENSORS_SOURCES = [(i, p) for i, p in DCP_SOURCES if not i.endswith(("torch_zip/valid/dtypes.pt", "dcp/valid/dtypes"))]
+
+
+def parametrize(sources):
+    return pytest.mark.parametrize("source", [p for _, p in sources], ids=[i for i, _ in sources])
+
+
+def digest(tensor):
+    row = tensor_row("", tensor)
+    return (row["dtype"], row["shape"], row["nbytes"], row["sha256"])
+
+
+def empty_from(row):
+    dtype, shape, _, _ = row
+    return torch.full(shape, 7, dtype=torch.float32).to(getattr(torch, dtype))
+
+
+@parametrize(DCP_SOURCES)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_pytorch_loads_our_dcp(source, world_size, tmp_path):
+    """A2, A4, E2: DefaultLoadPlanner (strict) fills every tensor; bytes and values are equal."""
+    expected = expectation(source)
+    moved = reshard(source, tmp_path / "moved", "--to", "dcp", "--world-size", world_size)
+    rows = tensors_by_name(expected)
+    reader = dcp.FileSystemReader(moved)
+    stored = set(reader.read_metadata().state_dict_metadata)
+    assert stored == set(rows) | set(expected.get("values", {}))
+
+    state = {name: empty_from(row) for name, row in rows.items()}
+    dcp.load(state, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
+    assert {name: digest(tensor) for name, tensor in state.items()} == rows
+
+    nested = {}
+    _load_state_dict(nested, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    values = {name: value_json(v) for name, v in flatten_state_dict(nested)[0].items() if not torch.is_tensor(v)}
+    assert json.dumps(values, sort_keys=True) == json.dumps(expected["values"], sort_keys=True)
+
+
+def test_nesting_survives_a_move(tmp_path):
+    """E2: nested lists and dicts come back nested, also by way of the other formats."""
+    source = FIXTURES / "dcp" / "valid" / "nested"
+    native = reshard(source, tmp_path / "native", "--to", "native", "--world-size", 2)
+    moved = reshard(native, tmp_path / "dcp", "--to", "dcp", "--world-size", 2)
+    original, back = {}, {}
+    _load_state_dict(original, storage_reader=dcp.FileSystemReader(source), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    _load_state_dict(back, storage_reader=dcp.FileSystemReader(moved), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+
+    def plain(state):
+        if isinstance(state, dict):
+            return {key: plain(value) for key, value in state.items()}
+        if isinstance(state, list):
+            return [plain(value) for value in state]
+        return ("tensor", digest(state)) if torch.is_tensor(state) else state
+
+    assert plain(back) == plain(original)
+
+
+@parametrize(SAFETENSORS_SOURCES)
+@pytest.mark.parametrize("limit", [None, "1KiB"], ids=["single", "sharded"])
+def test_safetensors_reads_ours(source, limit, tmp_path):
+    """A2, A4, E2, E9: single and sharded; bytes equal; tied names in the metadata, values in JSON beside."""
+    expected = tensors_by_name(expectation(source))
+    name = "moved" if limit else "moved.safetensors"
+    options = ["--max-shard-size", limit] if limit else []
+    moved = reshard(source, tmp_path / name, "--to", "safetensors", *options)
+    if moved.is_dir():
+        index = json.loads((moved / "model.safetensors.index.json").read_text())
+        files = sorted(moved.glob("*.safetensors"))
+        assert {file.name for file in files} == set(index["weight_map"].values()) or not index["weight_map"]
+    else:
+        files, index = [moved], None
+    found, aliases = {}, {}
+    for file in files:
+        with safe_open(file, "pt") as handle:
+            for key in handle.keys():
+                assert index is None or index["weight_map"][key] == file.name
+                found[key] = digest(handle.get_tensor(key))
+            aliases |= json.loads((handle.metadata() or {}).get("aliases", "{}"))
+    for second, first in aliases.items():
+        found[second] = found[first]
+    assert found == expected
+
+
+def link_name(fqn):
+    """The name of an HDF5 link for `fqn` (docs/formats/native.md)."""
+    if not fqn:
+        return b"~empty"
+    escape = lambda match: b"~%02X" % match[0][0]  # noqa: E731
+    raw = re.sub(rb"[/~\x00-\x1f\x7f]", escape, fqn.encode())
+    return b"".join(b"~%02X" % byte for byte in raw) if raw in (b".", b"..") else raw
+
+
+def h5py_digest(dataset):
+    """As `digest`, of a whole dataset read by h5py."""
+    array = np.ascontiguousarray(dataset[...]) if dataset.shape else np.asarray(dataset[()])
+    return (dataset.attrs["dtype"], list(dataset.shape), array.nbytes, hashlib.sha256(array.tobytes()).hexdigest())
+
+
+@parametrize(SOURCES)
+@pytest.mark.parametrize("compress", ["none", "zstd"])
+def test_h5py_reads_whole_tensors_of_ours(source, compress, tmp_path):
+    """E1, E9: index.h5 shows every tensor whole, through virtual datasets over three rank files."""
+    moved = reshard(source, tmp_path / "moved", "--to", "native", "--world-size", 3, "--compress", compress)
+    expected = tensors_by_name(expectation(source))
+    with h5py.File(moved / "index.h5", "r") as file:
+        assert {name: h5py_digest(file[link_name(name)]) for name in expected} == expected
+
+
+@pytest.mark.parametrize("compress", ["none", "zstd:1", "zstd:-50"])
+def test_h5py_reads_large_compressed_tensors(compress, tmp_path):
+    """E1: chunks at the edges, several chunks per piece, every dtype's byte shuffle."""
+    torch.manual_seed(3)
+    state = {
+        "bfloat16": (torch.randn(1031, 517) * 0.02).bfloat16(),
+        "float32": torch.randn(700_001) * 0.02,
+        "int64": torch.arange(200_003) // 7,
+        "uint8": torch.arange(300_007).to(torch.uint8),
+        "float8": torch.randn(400, 1000).to(torch.float8_e4m3fn),
+        "zeros": torch.zeros(513, 1025),
+    }
+    save_file(state, tmp_path / "state.safetensors")
+    moved = reshard(tmp_path / "state.safetensors", tmp_path / "moved", "--to", "native", "--world-size", 3, "--compress", compress)
+    with h5py.File(moved / "index.h5", "r") as file:
+        assert {name: h5py_digest(file[name]) for name in state} == {name: digest(t) for name, t in state.items()}
+    if compress != "none":
+        stored = sum(path.stat().st_size for path in moved.iterdir())
+        assert stored < sum(tensor.nbytes for tensor in state.values()) * 0.9
+
+
+def test_fsdp2_loads_what_was_moved_to_another_world_size(tmp_path):
+    """A4, C8, E2: FSDP2 and AdamW at 2 ranks load, with set_state_dict, what 4 ranks had saved."""
+    source = FIXTURES / "dcp" / "valid" / "fsdp2_adamw"
+    moved = reshard(source, tmp_path / "moved", "--to", "dcp", "--world-size", 2)
+    script = Path(__file__).with_name("load_into_fsdp2.py")
+    command = [sys.executable, "-B", "-W", "ignore", script, moved, "2", tmp_path / "loaded"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr[-4000:]
+    assert tensors_by_name(expectation(tmp_path / "loaded")) == tensors_by_name(expectation(source))

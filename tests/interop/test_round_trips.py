@@ -1,0 +1,90 @@
+"""Ways through formats, world sizes and strategies that must all end in the same state."""
+
+import itertools
+import json
+
+import pytest
+from ckpt_tools import FIXTURES, FORMATS, assert_same_state, expectation, files_of, listing, reshard, succeed
+
+DCP, TORCH = FIXTURES / "dcp" / "valid", FIXTURES / "torch_zip" / "valid"
+SOURCES = [DCP / "fsdp2_adamw", DCP / "fsdp2_tp", DCP / "tied", DCP / "nested", TORCH / "training_state.pt", TORCH / "shared.pt"]
+STRATEGIES = [
+    ("replicated", 2),
+    ("dim0", 1),
+    ("dim0", 3),
+    ("dim0", 16),  # more ranks than rows
+    ("hybrid:2x2", 4),
+]
+
+each_source = pytest.mark.parametrize("source", SOURCES, ids=[s.name for s in SOURCES])
+
+
+@each_source
+@pytest.mark.parametrize("strategy, world_size", STRATEGIES)
+@pytest.mark.parametrize("target", ["native", "dcp"])
+def test_every_strategy_keeps_the_state(source, strategy, world_size, target, tmp_path):
+    """A2, A4, E14: any strategy and world size, in both formats that have ranks, holds the same state."""
+    options = ["--strategy", strategy, "--world-size", world_size]
+    moved = reshard(source, tmp_path / "moved", "--to", target, *options)
+    assert_same_state(listing(moved), expectation(source))
+    succeed("ckpt-inspect", "verify", moved)
+    back = reshard(moved, tmp_path / "back", "--to", "dcp", "--world-size", 2)
+    assert_same_state(listing(back), expectation(source))
+
+
+@each_source
+@pytest.mark.parametrize("way", list(itertools.permutations(FORMATS)), ids="-".join)
+def test_every_way_through_the_formats_ends_in_the_same_state(source, way, tmp_path):
+    """A4, E2, E9: A to B to C keeps tensors; values, nesting and aliases come through safetensors too."""
+    here = source
+    for step, target in enumerate(way):
+        world_size = [] if target == "safetensors" else ["--world-size", 3 - step]
+        here = reshard(here, tmp_path / f"{step}-{target}", "--to", target, *world_size)
+        assert_same_state(listing(here), expectation(source))
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_equal_state_gives_equal_bytes(target, tmp_path):
+    """E11: the same move twice, with one thread and with four, gives the same files."""
+    world_size = [] if target == "safetensors" else ["--world-size", 3]
+    one = reshard(DCP / "fsdp2_adamw", tmp_path / "one", "--to", target, *world_size, "--threads", 1)
+    two = reshard(DCP / "fsdp2_adamw", tmp_path / "two", "--to", target, *world_size, "--threads", 4)
+    assert files_of(one) == files_of(two)
+
+
+def test_compression_changes_nothing_but_the_bytes(tmp_path):
+    """E1: a compressed and a plain checkpoint are the same to `diff`."""
+    plain = reshard(DCP / "torchrec", tmp_path / "plain", "--to", "native", "--compress", "none")
+    packed = reshard(plain, tmp_path / "packed", "--to", "native", "--compress", "zstd:3", "--world-size", 5)
+    succeed("ckpt-inspect", "diff", plain, packed)
+    succeed("ckpt-inspect", "diff", DCP / "torchrec", packed)
+
+
+def test_index_is_rebuilt_from_the_rank_files(tmp_path):
+    """E12: a lost index.h5 comes back byte for byte."""
+    moved = reshard(DCP / "fsdp2_adamw", tmp_path / "moved", "--to", "native", "--world-size", 3)
+    before = files_of(moved)
+    (moved / "index.h5").unlink()
+    succeed("ckpt-reshard", "rebuild-index", moved)
+    assert files_of(moved) == before
+
+
+def test_only_and_rename_and_cast(tmp_path):
+    """E7: each relaxation is named, and does what it says."""
+    moved = reshard(
+        DCP / "fsdp2_adamw", tmp_path / "moved", "--to", "native", "--only", "model.layers.*", "--rename", "model.=net.", "--cast", "bfloat16"
+    )
+    found = {t["name"]: t["dtype"] for t in listing(moved)["tensors"]}
+    expected = {
+        t["name"].replace("model.", "net.", 1): "bfloat16"
+        for t in expectation(DCP / "fsdp2_adamw")["tensors"]
+        if t["name"].startswith("model.layers.")
+    }
+    assert found == expected
+
+
+def test_dry_run_writes_nothing(tmp_path):
+    """A2: `--dry-run` says how many bytes would move and leaves nothing."""
+    out = succeed("ckpt-reshard", DCP / "fsdp2_adamw", tmp_path / "moved", "--to", "native", "--dry-run", "--json")
+    assert json.loads(out)["schema"] == 1
+    assert list(tmp_path.iterdir()) == []
