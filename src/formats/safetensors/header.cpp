@@ -376,7 +376,7 @@ std::string format_header(const std::vector<HeaderTensor>& tensors, const Metada
   std::string json = "{";
   const auto begin_entry = [&](std::string_view name) {
     if (json.size() > 1) json += ',';
-    json += json_quote(name);
+    json += json_quote(name) + ':';
   };
   if (!metadata.empty()) {
     begin_entry(kMetadataKey);
@@ -391,7 +391,7 @@ std::string format_header(const std::vector<HeaderTensor>& tensors, const Metada
     const auto dtype = safetensors_dtype(tensor.meta.dtype);
     TESSERA_CHECK(dtype.has_value());
     begin_entry(tensor.meta.fqn);
-    ((json += ":{\"dtype\":\"") += *dtype) += "\",\"shape\":[";
+    ((json += "{\"dtype\":\"") += *dtype) += "\",\"shape\":[";
     for (std::size_t d = 0; d < tensor.meta.shape.size(); ++d) {
       const bool is_packed =
           tensor.meta.dtype == DType::float4_e2m1fn_x2 && d + 1 == tensor.meta.shape.size();

@@ -1,0 +1,468 @@
+#include "tessera/formats/safetensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <limits>
+
+#include "support/copy_checkpoint.h"
+#include "support/error_matchers.h"
+#include "support/expected_checkpoint.h"
+#include "support/fault_file_system.h"
+#include "support/memory_checkpoint.h"
+#include "support/random.h"
+#include "support/temporary_directory.h"
+#include "tessera/base/digest.h"
+#include "tessera/base/json.h"
+
+namespace tessera::formats {
+namespace {
+
+using test::bytes_of;
+using test::fixture;
+using test::MemoryCheckpoint;
+using test::ThrowsError;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class SafetensorsTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<CheckpointReader> open(const std::string& path) {
+    return open_safetensors(fs_, path);
+  }
+
+  void write(const MemoryCheckpoint& source, const std::string& name,
+             const SafetensorsWriteOptions& options = {},
+             OverwritePolicy overwrite = OverwritePolicy::refuse) {
+    std::vector<Value> values;
+    for (std::size_t i = 0; i < source.contents().values.size(); ++i) {
+      values.push_back(source.read_value(i));
+    }
+    const auto writer =
+        create_safetensors(fs_, tmp_ / name, source.contents(), values, overwrite, options);
+    test::copy_checkpoint(source, *writer);
+  }
+
+  void put(const std::string& name, std::string_view text) {
+    const auto file = fs_.create(tmp_ / name);
+    file->write_at(0, std::as_bytes(std::span(text)));
+    file->close();
+  }
+
+  /// Writes a file with that header and `data_nbytes` zeros behind it.
+  void put_safetensors(const std::string& name, std::string header, std::size_t data_nbytes) {
+    std::string length(8, '\0');
+    for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> (8 * i));
+    put(name, length + header + std::string(data_nbytes, '\0'));
+  }
+
+  std::string text(const std::string& name) { return read_file(fs_, tmp_ / name, 1 << 24); }
+
+  FileSystem& fs_ = FileSystem::posix();
+  test::TemporaryDirectory tmp_;
+};
+
+/// A checkpoint with one of everything that safetensors and its values file can hold.
+MemoryCheckpoint make_rich_checkpoint() {
+  MemoryCheckpoint source;
+  source.add({"embed.weight", DType::bfloat16, {3, 2}},
+             bytes_of<std::uint16_t>({1, 2, 3, 4, 5, 6}));
+  source.add({"empty", DType::float64, {0, 7}}, {});
+  source.add({"flag", DType::boolean, {3}}, bytes_of<std::uint8_t>({1, 0, 1}));
+  source.add({"nan", DType::float32, {2}}, bytes_of<std::uint32_t>({0x7FC00001, 0xFF812345}));
+  source.add({"packed", DType::float4_e2m1fn_x2, {2, 2}}, bytes_of<std::uint8_t>({1, 2, 3, 4}));
+  TensorEntry& state =
+      source.add({"state.0.exp_avg", DType::float32, {3, 2}}, bytes_of<float>({1, 2, 3, 4, 5, 6}));
+  state.kind = StateKind::pointwise;
+  state.parameter = "embed.weight";
+  state.key_path = {"state", 0, "exp_avg"};
+  source.add({"step", DType::int64, {}}, bytes_of<std::int64_t>({41}));
+  source.add_value("$lr", 1e-3);
+  source.add_value("betas", Value::Tuple{{0.9, 0.999}});
+  source.contents_for_change().values[1].key_path = {"betas"};
+  source.add_alias("head.weight", "embed.weight");
+  source.contents_for_change().annotations = {{"note", "naïve \"模型\"\n"}};
+  source.contents_for_change().units = {
+      make_flat_unit("", DType::bfloat16, {{"embed.weight", {3, 2}}, {"head.bias", {0}}})};
+  return source;
+}
+
+void expect_rich_checkpoint(const CheckpointReader& reader) {
+  const MemoryCheckpoint source = make_rich_checkpoint();
+  const CheckpointContents& expected = source.contents();
+  const CheckpointContents& found = reader.contents();
+  ASSERT_EQ(found.tensors.size(), expected.tensors.size());
+  for (std::size_t i = 0; i < found.tensors.size(); ++i) {
+    SCOPED_TRACE(expected.tensors[i].meta.fqn);
+    EXPECT_EQ(found.tensors[i].meta, expected.tensors[i].meta);
+    EXPECT_EQ(found.tensors[i].kind, expected.tensors[i].kind);
+    EXPECT_EQ(found.tensors[i].parameter, expected.tensors[i].parameter);
+    EXPECT_EQ(found.tensors[i].key_path, expected.tensors[i].key_path);
+    EXPECT_EQ(test::whole_tensor(reader, i), test::whole_tensor(source, i));
+  }
+  ASSERT_EQ(found.values.size(), expected.values.size());
+  for (std::size_t i = 0; i < found.values.size(); ++i) {
+    EXPECT_EQ(found.values[i].name, expected.values[i].name);
+    EXPECT_EQ(found.values[i].key_path, expected.values[i].key_path);
+    EXPECT_EQ(reader.read_value(i), source.read_value(i));
+  }
+  ASSERT_EQ(found.aliases.size(), 1U);
+  EXPECT_EQ(found.aliases[0].fqn, "head.weight");
+  EXPECT_EQ(found.aliases[0].target, "embed.weight");
+  EXPECT_EQ(found.units, expected.units);
+  EXPECT_EQ(found.annotations,
+            (std::map<std::string, std::string>{{"format", "pt"}, {"note", "naïve \"模型\"\n"}}));
+}
+
+TEST_F(SafetensorsTest, ReadsWhatPythonWrote) {
+  std::size_t num_read = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(fixture("safetensors/valid"))) {
+    const std::string path = entry.path().string();
+    if (path.ends_with(".expect.json")) continue;
+    SCOPED_TRACE(path);
+    test::expect_holds(*open(path), path + ".expect.json");
+    ++num_read;
+  }
+  EXPECT_GE(num_read, 8U);
+}
+
+TEST_F(SafetensorsTest, AnIndexFileOpensLikeItsDirectory) {
+  const std::string path = fixture("safetensors/valid/sharded");
+  const auto reader = open(path + "/model.safetensors.index.json");
+  test::expect_holds(*reader, path + ".expect.json");
+  EXPECT_EQ(reader->contents().world_size, 3);
+  EXPECT_EQ(reader->piece_storage(0, 0).file, "model-00001-of-00003.safetensors");
+}
+
+TEST_F(SafetensorsTest, ShardsOfPyTorchsDistributedCheckpointMakeWholeTensors) {
+  for (const std::string name : {"hf_distributed", "hf_consolidated", "hf_consolidated/sharded"}) {
+    const std::string path = fixture("dcp/valid/" + name);
+    const auto reader = open(path);
+    test::expect_holds(*reader,
+                       fixture("dcp/valid/" + name.substr(0, name.find('/'))) + ".expect.json");
+    EXPECT_EQ(reader->contents().world_size, name == "hf_consolidated" ? 2 : 4);
+    for (const TensorEntry& tensor : reader->contents().tensors) {
+      std::vector<Region> regions;
+      for (const Piece& piece : tensor.pieces) regions.push_back(piece.region);
+      EXPECT_THAT(check_coverage(regions, tensor.meta.shape), ::testing::IsEmpty());
+    }
+  }
+}
+
+TEST_F(SafetensorsTest, RefusesEveryInvalidFileByName) {
+  for (const test::InvalidFixture& invalid : test::invalid_fixtures("safetensors")) {
+    SCOPED_TRACE(invalid.path + ": " + invalid.rule);
+    try {
+      open(invalid.path);
+      ADD_FAILURE() << "was read";
+    } catch (const Error& error) {
+      EXPECT_TRUE(error.kind() == ErrorKind::corruption || error.kind() == ErrorKind::unsupported)
+          << to_string(error.kind());
+      for (const std::string& words : invalid.contains) EXPECT_THAT(error.what(), HasSubstr(words));
+    }
+  }
+}
+
+TEST_F(SafetensorsTest, RefusesATruncationAtEveryByte) {
+  const std::string whole =
+      read_file(fs_, fixture("safetensors/valid/single.safetensors"), 1 << 20);
+  for (std::size_t nbytes = 0; nbytes < whole.size(); ++nbytes) {
+    put("cut.safetensors", std::string_view(whole).substr(0, nbytes));
+    EXPECT_THAT([&] { open(tmp_ / "cut.safetensors"); }, ThrowsError(ErrorKind::corruption, "cut"))
+        << nbytes;
+    fs_.remove_all(tmp_ / "cut.safetensors");
+  }
+}
+
+TEST_F(SafetensorsTest, DamagedHeadersAreRefusedOrReadButNeverCrash) {
+  const std::string whole =
+      read_file(fs_, fixture("safetensors/valid/single.safetensors"), 1 << 20);
+  test::Random random;
+  int num_refused = 0;
+  for (int round = 0; round < 2000; ++round) {
+    std::string damaged = whole;
+    for (auto flips = random.between(1, 4); flips > 0; --flips) {
+      damaged[static_cast<std::size_t>(random.between(0, 300))] ^=
+          static_cast<char>(1 << random.between(0, 8));
+    }
+    put("damaged.safetensors", damaged);
+    try {
+      const auto reader = open(tmp_ / "damaged.safetensors");
+      for (std::size_t i = 0; i < reader->contents().tensors.size(); ++i) {
+        test::whole_tensor(*reader, i);
+      }
+    } catch (const Error& error) {
+      ++num_refused;
+      EXPECT_TRUE(error.kind() == ErrorKind::corruption || error.kind() == ErrorKind::unsupported)
+          << error.what();
+    }
+    fs_.remove_all(tmp_ / "damaged.safetensors");
+  }
+  EXPECT_GT(num_refused, 1000);
+}
+
+TEST_F(SafetensorsTest, UnknownFieldsOfAnEntryAreIgnoredAsInPython) {
+  put_safetensors("a.safetensors",
+                  R"({"__metadata__":null,"a":{"x":{"y":[1,{"dtype":2}]},"dtype":"U8","z":null,)"
+                  R"("shape":[2],"w":[[],"s",1.5],"data_offsets":[0,2],"v":true}})",
+                  2);
+  const auto reader = open(tmp_ / "a.safetensors");
+  EXPECT_EQ(reader->contents().tensors[0].meta, (TensorMeta{"a", DType::uint8, {2}}));
+}
+
+TEST_F(SafetensorsTest, AHugeShapeCostsNothing) {
+  put_safetensors("a.safetensors",
+                  R"({"a":{"dtype":"U8","shape":[1152921504606846976],"data_offsets":[0,4]}})", 4);
+  EXPECT_THAT([&] { open(tmp_ / "a.safetensors"); },
+              ThrowsError(ErrorKind::corruption,
+                          "a.safetensors: a: data_offsets: expected 1152921504606846976 bytes"));
+}
+
+TEST_F(SafetensorsTest, TiedNamesOfSaveModelBecomeAliases) {
+  put_safetensors("a.safetensors",
+                  R"({"__metadata__":{"format":"a","head":"a","note":"b"},)"
+                  R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                  1);
+  const auto reader = open(tmp_ / "a.safetensors");
+  ASSERT_EQ(reader->contents().aliases.size(), 1U);
+  EXPECT_EQ(reader->contents().aliases[0].fqn, "head");
+  EXPECT_EQ(reader->contents().aliases[0].target, "a");
+  EXPECT_EQ(reader->contents().annotations.size(), 2U);
+}
+
+TEST_F(SafetensorsTest, TheCacheOfHuggingFaceIsRead) {
+  std::filesystem::create_directories(tmp_ / "models--x/blobs");
+  std::filesystem::create_directories(tmp_ / "models--x/snapshots/abc");
+  std::filesystem::copy_file(fixture("safetensors/valid/single.safetensors"),
+                             tmp_ / "models--x/blobs/0123");
+  std::filesystem::create_symlink("../../blobs/0123",
+                                  tmp_ / "models--x/snapshots/abc/model.safetensors");
+  test::expect_holds(*open(tmp_ / "models--x/snapshots/abc"),
+                     fixture("safetensors/valid/single.safetensors.expect.json"));
+}
+
+TEST_F(SafetensorsTest, FilesOfTwoCheckpointsInOneDirectoryAreRefused) {
+  const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  put_safetensors("one.safetensors", header, 1);
+  put_safetensors("two.safetensors", header, 1);
+  EXPECT_THAT(
+      [&] { open(tmp_.path()); },
+      ThrowsError(ErrorKind::corruption, "two.safetensors: a: names: expected each tensor"));
+}
+
+TEST_F(SafetensorsTest, ADirectoryWithoutSafetensorsIsNotFound) {
+  EXPECT_THAT([&] { open(tmp_.path()); }, ThrowsError(ErrorKind::not_found, "neither"));
+  EXPECT_THAT([&] { open(tmp_ / "none"); }, ThrowsError(ErrorKind::not_found, "none"));
+}
+
+TEST_F(SafetensorsTest, EverythingComesBackFromOneFile) {
+  write(make_rich_checkpoint(), "a.safetensors");
+  EXPECT_THAT(fs_.list_directory(tmp_.path()),
+              ElementsAre("a.safetensors", "a.safetensors.values.json"));
+  expect_rich_checkpoint(*open(tmp_ / "a.safetensors"));
+}
+
+TEST_F(SafetensorsTest, EverythingComesBackFromADirectory) {
+  write(make_rich_checkpoint(), "a");
+  EXPECT_THAT(fs_.list_directory(tmp_ / "a"),
+              ElementsAre("model.safetensors", "model.safetensors.values.json"));
+  expect_rich_checkpoint(*open(tmp_ / "a"));
+}
+
+TEST_F(SafetensorsTest, EverythingComesBackFromShards) {
+  write(make_rich_checkpoint(), "a", {.max_shard_nbytes = 16});
+  EXPECT_THAT(fs_.list_directory(tmp_ / "a"),
+              ElementsAre("model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors",
+                          "model-00003-of-00004.safetensors", "model-00004-of-00004.safetensors",
+                          "model.safetensors.index.json", "model.safetensors.values.json"));
+  expect_rich_checkpoint(*open(tmp_ / "a"));
+  EXPECT_EQ(*parse_json(text("a/model.safetensors.index.json"), "index")
+                 .find("metadata")
+                 ->find("total_size"),
+            Value(12 + 3 + 8 + 4 + 24 + 8));
+}
+
+TEST_F(SafetensorsTest, TheHeaderIsPaddedAndEveryTensorAligned) {
+  write(make_rich_checkpoint(), "a.safetensors");
+  const std::string bytes = text("a.safetensors");
+  EXPECT_EQ(static_cast<unsigned char>(bytes[0]) % 8, 0);
+  const auto reader = open(tmp_ / "a.safetensors");
+  for (std::size_t i = 0; i < reader->contents().tensors.size(); ++i) {
+    const auto storage = reader->piece_storage(i, 0);
+    EXPECT_EQ(storage.byte_range->begin % itemsize(reader->contents().tensors[i].meta.dtype), 0U);
+  }
+}
+
+TEST_F(SafetensorsTest, AnEmptyCheckpointIsOneFileWithoutTensors) {
+  write(MemoryCheckpoint(), "a.safetensors");
+  EXPECT_THAT(open(tmp_ / "a.safetensors")->contents().tensors, ::testing::IsEmpty());
+  EXPECT_EQ(text("a.safetensors").substr(8), R"({"__metadata__":{"format":"pt"}})");
+}
+
+TEST_F(SafetensorsTest, WhatItCannotHoldIsListedInOneRefusal) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::complex128, {1}}, test::Bytes(16));
+  source.add({"b", DType::complex32, {1}}, test::Bytes(4));
+  source.add({"c", DType::complex128, {1}}, test::Bytes(16));
+  source.add({"d", DType::float32, {1}}, test::Bytes(4));
+  source.add({"e\xff", DType::float32, {1}}, test::Bytes(4));
+  EXPECT_THAT([&] { write(source, "a.safetensors"); },
+              ThrowsError(ErrorKind::unsupported,
+                          "a.safetensors: tensors: expected dtypes and names that safetensors has, "
+                          "found complex128: a, c; complex32: b; name that is no UTF-8: e\\xff"));
+  EXPECT_THAT(fs_.list_directory(tmp_.path()), ::testing::IsEmpty());
+}
+
+TEST_F(SafetensorsTest, ShardedTensorsAndSeveralFilesForOneNameAreRefused) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::uint8, {2}}, test::Bytes(2), {{Box{{0}, {1}}, 0}, {Box{{1}, {1}}, 1}});
+  EXPECT_THAT([&] { write(source, "a.safetensors"); },
+              ThrowsError(ErrorKind::invalid_argument, "a: pieces: expected one"));
+  EXPECT_THAT([&] { write(make_rich_checkpoint(), "a.safetensors", {.max_shard_nbytes = 16}); },
+              ThrowsError(ErrorKind::invalid_argument, "name a directory"));
+}
+
+TEST_F(SafetensorsTest, ValuesOfOtherTensorsAreRefusedAndStrayOnesIgnored) {
+  write(make_rich_checkpoint(), "a.safetensors");
+  MemoryCheckpoint other;
+  other.add({"x", DType::uint8, {1}}, test::Bytes(1));
+  write(other, "plain.safetensors");
+  std::filesystem::copy_file(tmp_ / "a.safetensors.values.json",
+                             tmp_ / "plain.safetensors.values.json");
+  EXPECT_THAT(open(tmp_ / "plain.safetensors")->contents().values, ::testing::IsEmpty());
+
+  other.add_value("x", 1);
+  EXPECT_THAT([&] { write(other, "plain.safetensors", {}, OverwritePolicy::refuse); },
+              ThrowsError(ErrorKind::already_exists, "plain.safetensors"));
+  std::filesystem::copy_file(tmp_ / "a.safetensors", tmp_ / "plain.safetensors",
+                             std::filesystem::copy_options::overwrite_existing);
+  write(other, "b.safetensors");
+  std::filesystem::copy_file(tmp_ / "b.safetensors.values.json",
+                             tmp_ / "plain.safetensors.values.json",
+                             std::filesystem::copy_options::overwrite_existing);
+  EXPECT_THAT([&] { open(tmp_ / "plain.safetensors"); },
+              ThrowsError(ErrorKind::corruption, "plain.safetensors.values.json: checksum"));
+}
+
+TEST_F(SafetensorsTest, MissingValuesAreFoundByVerify) {
+  write(make_rich_checkpoint(), "a.safetensors");
+  fs_.remove_all(tmp_ / "a.safetensors.values.json");
+  const auto reader = open(tmp_ / "a.safetensors");
+  std::vector<Finding> errors;
+  std::uint64_t num_read = 0;
+  reader->verify(
+      [&](const Finding& finding) {
+        if (finding.severity == Finding::Severity::error) errors.push_back(finding);
+      },
+      [&](std::uint64_t nbytes) { num_read += nbytes; });
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_THAT(errors[0].where.path, HasSubstr("a.safetensors.values.json"));
+  EXPECT_EQ(num_read, 12U + 3 + 8 + 4 + 24 + 8);
+}
+
+TEST_F(SafetensorsTest, MalformedValuesFilesAreRefused) {
+  for (const std::string broken :
+       {R"({"values":{}})", R"({"schema":1,"values":[]})", R"({"schema":1,"values":{"x":1}})",
+        R"({"schema":1,"key_paths":{"x":[1.5]}})", R"({"schema":1,"key_paths":{"none":[]}})",
+        R"({"schema":1,"kinds":{"x":"sparse"}})", R"({"schema":1,"parameters":{"x":1}})",
+        R"({"schema":1,"values":{"$dict":[["v",1],["v",2]]}})", R"({"schema":1,"units":[{}]})",
+        R"({"schema":1,"units":[{"name":"u","dtype":"uint8","parameters":)"
+        R"([{"fqn":"x","shape":[-1],"offset":0}]}]})",
+        R"({"schema":1,"units":[{"name":"u","dtype":"uint8","parameters":)"
+        R"([{"fqn":"x","shape":[4],"offset":0},{"fqn":"y","shape":[4],"offset":3}]}]})"}) {
+    SCOPED_TRACE(broken);
+    test::TemporaryDirectory folder;
+    MemoryCheckpoint source;
+    source.add({"x", DType::uint8, {1}}, test::Bytes(1));
+    source.add_value("v", 1);
+    const auto writer =
+        create_safetensors(fs_, folder / "a.safetensors", source.contents(), {Value(1)});
+    test::copy_checkpoint(source, *writer);
+    // Forge the digest along with the values.
+    const auto digest_of = [](std::string_view json) {
+      char hex[17];
+      std::snprintf(hex, sizeof hex, "%016llx",
+                    static_cast<unsigned long long>(xxh3_64(std::as_bytes(std::span(json)))));
+      return std::string(hex);
+    };
+    const std::string values = read_file(fs_, folder / "a.safetensors.values.json", 1 << 20);
+    std::string tensors = read_file(fs_, folder / "a.safetensors", 1 << 20);
+    const std::size_t at = tensors.find(digest_of(values));
+    ASSERT_NE(at, std::string::npos);
+    tensors.replace(at, 16, digest_of(broken));
+    fs_.open_for_update(folder / "a.safetensors")->write_at(0, std::as_bytes(std::span(tensors)));
+    fs_.remove_all(folder / "a.safetensors.values.json");
+    const auto file = fs_.create(folder / "a.safetensors.values.json");
+    file->write_at(0, std::as_bytes(std::span(broken)));
+    file->close();
+    EXPECT_THAT([&] { open(folder / "a.safetensors"); },
+                ThrowsError(ErrorKind::corruption, "a.safetensors.values.json: "));
+  }
+}
+
+TEST_F(SafetensorsTest, ReplacingKeepsTensorsAndValuesTogetherWhateverFails) {
+  MemoryCheckpoint old;
+  old.add({"x", DType::uint8, {1}}, bytes_of<std::uint8_t>({7}));
+  old.add_value("v", "old");
+  bool succeeded = false;
+  for (std::int64_t i = 0; !succeeded; ++i) {
+    SCOPED_TRACE("operation " + std::to_string(i));
+    ASSERT_LT(i, 200);
+    write(old, "a.safetensors", {}, OverwritePolicy::replace);
+    test::FaultFileSystem faulty(fs_, tmp_.path());
+    faulty.fail_operation(i);
+    try {
+      const MemoryCheckpoint source = make_rich_checkpoint();
+      const auto writer = create_safetensors(faulty, tmp_ / "a.safetensors", source.contents(),
+                                             {source.read_value(0), source.read_value(1)},
+                                             OverwritePolicy::replace);
+      test::copy_checkpoint(source, *writer, 1);
+      succeeded = true;
+      expect_rich_checkpoint(*open(tmp_ / "a.safetensors"));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::io);
+      const auto reader = open(tmp_ / "a.safetensors");
+      ASSERT_EQ(reader->contents().values.size(), 1U);
+      EXPECT_EQ(reader->read_value(0), Value("old"));
+    }
+  }
+}
+
+TEST_F(SafetensorsTest, ASingleFileAppearsAfterItsValues) {
+  test::FaultFileSystem watched(fs_, tmp_.path());
+  MemoryCheckpoint source;
+  source.add({"x", DType::uint8, {1}}, test::Bytes(1));
+  const auto writer = create_safetensors(watched, tmp_ / "a.safetensors", source.contents(), {});
+  test::copy_checkpoint(source, *writer);
+  EXPECT_EQ(watched.transcript(),
+            "create a.safetensors.partial\n"
+            "close a.safetensors.partial\n"
+            "open_for_update a.safetensors.partial\n"
+            "write a.safetensors.partial [0, 96)\n"
+            "resize a.safetensors.partial 97\n"
+            "close a.safetensors.partial\n"
+            "open_for_update a.safetensors.partial\n"
+            "write a.safetensors.partial [96, 97)\n"
+            "sync a.safetensors.partial\n"
+            "close a.safetensors.partial\n"
+            "rename a.safetensors.partial a.safetensors\n"
+            "sync_directory .\n");
+
+  watched.fail_operation(-1);
+  source.add_value("v", 1);
+  const auto with_values =
+      create_safetensors(watched, tmp_ / "b.safetensors", source.contents(), {Value(1)});
+  test::copy_checkpoint(source, *with_values);
+  EXPECT_THAT(watched.transcript(),
+              ::testing::EndsWith("sync b.safetensors.values.json.partial\n"
+                                  "close b.safetensors.values.json.partial\n"
+                                  "rename b.safetensors.values.json.partial "
+                                  "b.safetensors.values.json\n"
+                                  "sync_directory .\n"
+                                  "rename b.safetensors.partial b.safetensors\n"
+                                  "sync_directory .\n"));
+}
+
+}  // namespace
+}  // namespace tessera::formats

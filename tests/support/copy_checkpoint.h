@@ -1,0 +1,12 @@
+#pragma once
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::test {
+
+/// Fills every piece of `writer` with the bytes that `source` has for it, block by block on
+/// `num_threads` threads, and commits. Each of the writer's tensors must be in `source`.
+void copy_checkpoint(const formats::CheckpointReader& source, formats::CheckpointWriter& writer,
+                     int num_threads = 1);
+
+}  // namespace tessera::test
