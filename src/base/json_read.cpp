@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -89,7 +90,7 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool key(string_t& key) override {
-    keys_.push_back({key, position()});
+    keys_.push_back({std::hash<std::string>{}(key), key, position()});
     events_.on_key(key);
     return true;
   }
@@ -133,6 +134,7 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   struct Key {
+    std::size_t hash;  // compared first: names with long common prefixes are slow to compare
     std::string text;
     std::size_t position;
   };
@@ -149,10 +151,11 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
   void refuse_duplicate_keys() {
     const auto first = keys_.begin() + static_cast<std::ptrdiff_t>(open_objects_.back());
     std::sort(first, keys_.end(), [](const Key& a, const Key& b) {
-      return std::tie(a.text, a.position) < std::tie(b.text, b.position);
+      return std::tie(a.hash, a.text, a.position) < std::tie(b.hash, b.text, b.position);
     });
-    const auto duplicate = std::adjacent_find(
-        first, keys_.end(), [](const Key& a, const Key& b) { return a.text == b.text; });
+    const auto duplicate = std::adjacent_find(first, keys_.end(), [](const Key& a, const Key& b) {
+      return a.hash == b.hash && a.text == b.text;
+    });
     if (duplicate != keys_.end()) {
       fail(std::next(duplicate)->position,
            "duplicate key: expected one '" + printable(duplicate->text) + "', found a second");
