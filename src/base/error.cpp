@@ -59,6 +59,12 @@ std::string_view Error::reason() const noexcept {
   return line.substr(line.size() - reason_nbytes_);
 }
 
+Error Error::at_tensor(std::string fqn) const {
+  ErrorWhere where = where_;
+  where.fqn = std::move(fqn);
+  return Error(kind_, std::move(where), reason());
+}
+
 Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
                       std::string_view expected, std::string_view found,
                       std::string_view likely_cause) {

@@ -29,6 +29,14 @@ TEST(ErrorTest, AMessageIsOneLineWhateverTheNamesHold) {
   EXPECT_STREQ(error.what(), "a\\x0ab: \\x1b[31mred: line\\x0dtwo");
 }
 
+TEST(ErrorTest, TakesTheTensorsNameAfterwards) {
+  const Error error = Error::expected(
+      ErrorKind::corruption, {.path = "a.pt", .byte_range = ByteRange{4, 8}}, "CRC", "1", "2");
+  EXPECT_STREQ(error.at_tensor("w").what(), "a.pt: w: bytes [4, 8): CRC: expected 1, found 2");
+  EXPECT_EQ(error.at_tensor("w").where().fqn, "w");
+  EXPECT_EQ(error.at_tensor("w").kind(), ErrorKind::corruption);
+}
+
 TEST(ErrorTest, PrintableKeepsUnicodeAndEscapesWhatIsNone) {
   EXPECT_EQ(printable("größe 重み"), "größe 重み");
   EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");

@@ -51,6 +51,8 @@ class Error : public std::runtime_error {
   const ErrorWhere& where() const noexcept { return where_; }
   /// Returns the line without the place: `<what>`.
   std::string_view reason() const noexcept;
+  /// Returns the same failure at `fqn`: for a caller that knows which tensor the bytes belong to.
+  Error at_tensor(std::string fqn) const;
 
  private:
   ErrorKind kind_;

@@ -1,14 +1,13 @@
 #include "formats/pickle/plain_value.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <utility>
 #include <vector>
 
+#include "base/float_text.h"
 #include "formats/pickle/text.h"
 #include "tessera/base/json.h"
 
@@ -70,21 +69,25 @@ constexpr AllowedGlobal kValueGlobals[] = {
     {"torch", "float8_e8m0fnu", number(ValueGlobal::torch_dtype)},
     {"torch", "float4_e2m1fn_x2", number(ValueGlobal::torch_dtype)},
     {"torch", "strided", number(ValueGlobal::torch_layout)},
+    {"torch", "sparse_coo", number(ValueGlobal::torch_layout)},
+    {"torch", "sparse_csr", number(ValueGlobal::torch_layout)},
+    {"torch", "sparse_csc", number(ValueGlobal::torch_layout)},
+    {"torch", "sparse_bsr", number(ValueGlobal::torch_layout)},
+    {"torch", "sparse_bsc", number(ValueGlobal::torch_layout)},
     {"torch.serialization", "_get_layout", number(ValueGlobal::torch_get_layout)},
     {"torch", "contiguous_format", number(ValueGlobal::torch_memory_format)},
     {"torch", "preserve_format", number(ValueGlobal::torch_memory_format)},
     {"torch", "channels_last", number(ValueGlobal::torch_memory_format)},
     {"torch", "channels_last_3d", number(ValueGlobal::torch_memory_format)},
+    {"torch.jit._pickle", "build_intlist", number(ValueGlobal::torch_typed)},
+    {"torch.jit._pickle", "build_doublelist", number(ValueGlobal::torch_typed)},
+    {"torch.jit._pickle", "build_boollist", number(ValueGlobal::torch_typed)},
+    {"torch.jit._pickle", "build_tensorlist", number(ValueGlobal::torch_typed)},
+    {"torch.jit._pickle", "restore_type_tag", number(ValueGlobal::torch_typed)},
     {"numpy.core.multiarray", "scalar", number(ValueGlobal::numpy_scalar)},
     {"numpy._core.multiarray", "scalar", number(ValueGlobal::numpy_scalar)},
     {"numpy", "dtype", number(ValueGlobal::numpy_dtype)},
 };
-
-std::string shortest(double number) {
-  std::array<char, 32> text{};
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
-  return {text.data(), end};
-}
 
 double half_to_double(std::uint16_t bits) {
   const int exponent = bits >> 10 & 0x1f;
@@ -139,41 +142,13 @@ class Walk {
     object.fail_expected("value", "a plain value");
   }
 
+  Value key(Object object) {
+    Value key = value(object);
+    if (!is_hashable(key)) object.fail_expected("dict key", "something hashable");
+    return key;
+  }
+
  private:
-  /// Keeps the way from the root, so that what contains itself is seen when it comes again.
-  class Step {
-   public:
-    Step(Walk& walk, Object object) : walk_(walk) {
-      for (const std::uint32_t id : walk_.way_) {
-        if (id == object.id()) object.fail(ErrorKind::corruption, "value: contains itself");
-      }
-      if (walk_.way_.size() == WalkBudget::kMaxDepth) {
-        object.fail_expected("value depth",
-                             "at most " + std::to_string(WalkBudget::kMaxDepth) + " levels");
-      }
-      walk_.way_.push_back(object.id());
-    }
-    ~Step() { walk_.way_.pop_back(); }
-    Step(const Step&) = delete;
-    Step& operator=(const Step&) = delete;
-
-   private:
-    Walk& walk_;
-  };
-
-  std::string text(Object object, std::string_view source) {
-    budget_.spend(object, source.size());
-    return std::string(source);
-  }
-
-  std::vector<Value> items(Object object) {
-    const Step step(*this, object);
-    std::vector<Value> values;
-    const std::size_t num_items = object.num_items("items");
-    for (std::size_t i = 0; i < num_items; ++i) values.push_back(value(object.item(i)));
-    return values;
-  }
-
   static bool is_hashable(const Value& key) {
     if (const auto* tuple = key.get_if<Value::Tuple>()) {
       return std::all_of(tuple->items.begin(), tuple->items.end(), is_hashable);
@@ -181,15 +156,29 @@ class Walk {
     return !key.is<Value::List>() && !key.is<Value::Dict>();
   }
 
+  using Step = WalkBudget::Step;
+
+  std::string text(Object object, std::string_view source) {
+    budget_.spend(object, source.size());
+    return std::string(source);
+  }
+
+  std::vector<Value> items(Object object) {
+    const Step step(budget_, object);
+    std::vector<Value> values;
+    const std::size_t num_items = object.num_items("items");
+    for (std::size_t i = 0; i < num_items; ++i) values.push_back(value(object.item(i)));
+    return values;
+  }
+
   void add_entry(Value::Dict& dict, Object key, Object entry_value) {
-    Value key_value = value(key);
-    if (!is_hashable(key_value)) key.fail_expected("dict key", "hashable");
+    Value key_value = this->key(key);
     dict.emplace_back(std::move(key_value), value(entry_value));
   }
 
   /// The entries of a dict or those put into a call.
   Value::Dict entries(Object object) {
-    const Step step(*this, object);
+    const Step step(budget_, object);
     Value::Dict dict;
     const std::size_t num_entries = object.num_entries("entries");
     for (std::size_t i = 0; i < num_entries; ++i) {
@@ -250,7 +239,7 @@ class Walk {
   Value built(Object call) {
     const std::optional<ValueGlobal> global = value_global(call);
     if (!global) refuse(call);
-    const Step step(*this, call);
+    const Step step(budget_, call);
     switch (*global) {
       case ValueGlobal::ordered_dict:
         return ordered_dict(call);
@@ -272,7 +261,8 @@ class Walk {
       case ValueGlobal::complex: {
         const double real = argument(call, 0).as_floating("real part");
         const double imaginary = argument(call, 1).as_floating("imaginary part");
-        return Value::Symbol{"complex:" + shortest(real) + "," + shortest(imaginary)};
+        return Value::Symbol{"complex:" + ::tessera::detail::float_to_text(real) + "," +
+                             ::tessera::detail::float_to_text(imaginary)};
       }
       case ValueGlobal::path:
         return path(call);
@@ -282,6 +272,8 @@ class Walk {
         return device(call);
       case ValueGlobal::torch_get_layout:
         return Value::Symbol{text(call, argument(call, 0).as_str("layout"))};
+      case ValueGlobal::torch_typed:
+        return value(argument(call, 0));
       case ValueGlobal::numpy_scalar:
         return numpy_scalar(call);
       case ValueGlobal::builtin_type:
@@ -315,6 +307,9 @@ class Walk {
     if (num_arguments(call) == 0) return Value::Bytes{};
     const Object source = argument(call, 0);
     if (source.is(ObjectKind::bytes)) return Value::Bytes{text(call, source.as_bytes("bytes"))};
+    if (source.is(ObjectKind::call) && value_global(source) == ValueGlobal::codecs_encode) {
+      return value(source);
+    }
     const std::string_view encoding = argument(call, 1).as_str("encoding");
     if (encoding != "latin1" && encoding != "latin-1") {
       argument(call, 1).fail_expected("encoding", "latin1");
@@ -397,7 +392,6 @@ class Walk {
   }
 
   WalkBudget& budget_;
-  std::vector<std::uint32_t> way_;
 };
 
 }  // namespace
@@ -427,8 +421,25 @@ void WalkBudget::spend(Object at, std::uint64_t nbytes) {
   left_ -= nbytes;
 }
 
+WalkBudget::Step::Step(WalkBudget& budget, Object object) : budget_(budget) {
+  for (const std::uint32_t id : budget.way_) {
+    if (id == object.id()) {
+      object.fail(ErrorKind::corruption,
+                  object.describe() + ": expected a finite value, found one that contains itself");
+    }
+  }
+  if (budget.way_.size() == kMaxDepth) {
+    object.fail_expected("value depth", "at most " + std::to_string(kMaxDepth) + " levels");
+  }
+  budget.way_.push_back(object.id());
+}
+
 Value to_value(Object object, WalkBudget& budget) {
   return Walk(budget).value(object);
+}
+
+Value to_key(Object object, WalkBudget& budget) {
+  return Walk(budget).key(object);
 }
 
 }  // namespace tessera::formats::pickle

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "formats/pickle/pickle_object.h"
 #include "formats/pickle/unpickler.h"
@@ -34,6 +36,7 @@ enum class ValueGlobal : std::uint32_t {
   torch_layout,         // torch.strided, …
   torch_get_layout,     // torch.serialization._get_layout('torch.strided')
   torch_memory_format,  // torch.contiguous_format, …
+  torch_typed,          // torch.jit._pickle: a list or dict with the types of its items
   numpy_scalar,
   numpy_dtype,
 };
@@ -45,24 +48,42 @@ std::span<const AllowedGlobal> value_globals();
 std::optional<ValueGlobal> value_global(Object object);
 
 /// Bounds what the walks over one graph may produce together. A graph shares its parts, so a few
-/// hundred bytes can describe a tree of 10^18 leaves; what is made of it is counted here.
-/// Not thread-safe.
+/// hundred bytes can describe a tree of 10^18 leaves, or one without end; what is made of it is
+/// counted here, and the way from the root is kept. Not thread-safe.
 class WalkBudget {
  public:
+  static constexpr int kMaxDepth = 64;
+
   /// Allows some multiple of what the graph itself occupies, and 64 MiB at least.
   explicit WalkBudget(const ObjectGraph& graph);
   /// Throws Error(corruption) where the budget is used up.
   void spend(Object at, std::uint64_t nbytes);
 
-  static constexpr int kMaxDepth = 64;
+  /// A step down into `object`, for as long as it lives. Throws: Error(corruption) where the way
+  /// has been there before, or is longer than kMaxDepth.
+  class Step {
+   public:
+    Step(WalkBudget& budget, Object object);
+    ~Step() { budget_.way_.pop_back(); }
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+   private:
+    WalkBudget& budget_;
+  };
 
  private:
   std::uint64_t left_;
+  std::vector<std::uint32_t> way_;  // ids
 };
 
 /// Returns the plain value that `object` stands for. Throws: Error(corruption) for what contains
 /// itself, is nested deeper than WalkBudget::kMaxDepth, or passes the budget; Error(unsupported)
 /// for what is no plain value, by name.
 Value to_value(Object object, WalkBudget& budget);
+
+/// Returns a dict's key as a value. Throws as to_value does; Error(corruption) for what Python
+/// cannot hash, such as a list.
+Value to_key(Object object, WalkBudget& budget);
 
 }  // namespace tessera::formats::pickle

@@ -3,18 +3,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <variant>
 #include <vector>
 
 #include "formats/pickle/pickle_object.h"
-#include "formats/pickle/plain_value.h"
 #include "formats/zip/zip_reader.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/file_system.h"
@@ -32,13 +29,16 @@ struct TensorRecord {
   Shape shape;
   Shape strides;                    // in elements; 0 where the tensor is expanded
   std::int64_t storage_offset = 0;  // in elements
-  std::size_t storage_member = 0;   // of the zip; meaningless where the tensor is empty
-  // Signs that torch keeps beside the bytes and flips when it reads them.
+  std::size_t storage_member = 0;   // of the zip
+  // Signs that torch keeps beside the bytes and applies when it uses them.
   bool conjugate = false;
   bool negative = false;
 
   friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
 };
+
+/// Says whether the elements lie in the storage one after the other in row-major order.
+bool is_contiguous(const TensorRecord& tensor);
 
 /// A leaf of the object that was saved, and the way to it.
 struct Leaf {
@@ -50,55 +50,55 @@ struct Leaf {
 ///
 ///     <prefix>/data.pkl     the object, tensors as calls over persistent ids
 ///     <prefix>/data/<key>   a storage, raw; 64-byte aligned
-///     <prefix>/byteorder    `little` or `big`
+///     <prefix>/byteorder    `little` or `big`; big is refused
 ///     <prefix>/version, .data/serialization_id, .format_version, .storage_alignment: not needed
 ///
 /// Opening reads the zip directory and data.pkl, and no tensor bytes. Thread-safe; `file` must
 /// outlive it. The layout in full: docs/formats/torch_zip.md.
 class TorchArchive {
  public:
-  /// Throws: Error(corruption), Error(unsupported) by name for what is no dense tensor or plain
-  /// value, Error(io).
+  /// Throws: Error(corruption); Error(unsupported) for a foreign global, by name; Error(io).
   TorchArchive(const ReadableFile& file, ByteRange window);
 
   const zip::ZipReader& zip() const { return zip_; }
   /// Says whether torch.jit.save wrote it. Its code is never looked at.
   bool is_torchscript() const { return is_torchscript_; }
 
-  /// Returns the tensors and values of the saved object, cut where PyTorch's distributed checkpoint
-  /// cuts [Note: Flattening]: a dict is opened (one without entries is a value), a list is opened
-  /// where it holds a tensor, a dict or a list that is opened, any other list is one value. Tuples
-  /// are values there; here one that holds a tensor is opened. TorchScript modules are opened like
-  /// dicts. In the order of the pickle.
+  /// Returns the tensors and values of the saved object, in the order of the pickle, cut where
+  /// PyTorch's distributed checkpoint cuts. [Note: Flattening] A dict is opened. A list is opened
+  /// where it holds a tensor, a dict, or a list that is opened; any other list is one value. A
+  /// tuple is opened where it holds a tensor at any depth (there a tuple is always one value), and
+  /// a dict without entries is a value (there it is lost). TorchScript modules are opened as dicts.
+  /// Throws: Error(corruption), Error(unsupported) naming what is no dense tensor or plain value.
   std::vector<Leaf> leaves() const;
 
-  /// Returns elements `[range.begin, range.end)` of the tensor in row-major order, little-endian,
-  /// whatever its strides. `fqn` is for messages. Memory beside `out`: a few MiB.
-  /// A storage whose bytes have all been read, through contiguous tensors and in any order, is
-  /// checked against its CRC with the last of them.
-  /// Requires: `out.size() == range.numel() * itemsize`, range within the tensor.
+  /// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order,
+  /// whatever its strides. Memory beside `out`: a MiB. `fqn` is for messages. A storage whose bytes
+  /// have all been read through contiguous tensors, in any order, is checked against its CRC with
+  /// the last of them.
+  /// Requires: `out.size() == range.numel() * itemsize`, the range within the tensor.
   /// Throws: Error(corruption) with `fqn` and the byte range; Error(io).
   void read_elements(const TensorRecord& tensor, std::string_view fqn, FlatRange range,
                      std::span<std::byte> out) const;
 
-  /// Returns the bytes in the file that hold the tensor, from its first to its last element in
-  /// storage order; an empty range at 0 for an empty tensor.
+  /// Returns the bytes of the file from the tensor's first element to its last, in storage order;
+  /// empty for an empty tensor. Throws as the constructor does.
   ByteRange stored_range(const TensorRecord& tensor) const;
 
  private:
-  struct StorageCheck;  // CRCs of the parts read so far
-  class TensorParser;
+  // The CRCs of the parts of a storage that have been read: begin -> end, crc. No two touch.
+  struct StorageCheck {
+    std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> parts;
+    bool done = false;
+  };
+  void check_part(std::size_t member, std::uint64_t begin, std::span<const std::byte> bytes) const;
 
   zip::ZipReader zip_;
   std::string prefix_;
   bool is_torchscript_ = false;
-  bool big_endian_ = false;
   std::optional<pickle::ObjectGraph> graph_;
   mutable std::mutex checks_mutex_;
-  mutable std::map<std::size_t, StorageCheck> checks_;
+  mutable std::map<std::size_t, StorageCheck> checks_;  // by member
 };
-
-/// Says whether the elements lie in the storage one after the other in row-major order.
-bool is_contiguous(const TensorRecord& tensor);
 
 }  // namespace tessera::formats::torch_zip

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,10 +18,14 @@
 
 namespace tessera::formats::zip {
 
+enum class Compression : std::uint8_t { stored, deflated, other };
+
 /// A file inside a zip archive, as the central directory describes it.
 struct Member {
   std::string name;
-  std::uint64_t nbytes = 0;
+  std::uint64_t nbytes = 0;         // of what it holds
+  std::uint64_t stored_nbytes = 0;  // in the archive; the same where nothing is compressed
+  Compression compression = Compression::stored;
   std::uint32_t crc32 = 0;
   ByteRange extent;  // in the file: local header, data and what follows, up to the next member
 
@@ -28,23 +33,26 @@ struct Member {
   bool has_crc() const { return crc32 != 0 || nbytes == 0; }
 };
 
+/// Returns the eight hex digits in which a CRC-32 is usually shown.
+std::string crc_text(std::uint32_t crc);
+
 struct ZipLimits {
   std::uint64_t max_members = std::uint64_t{1} << 22;
   std::uint64_t max_directory_nbytes = std::uint64_t{1} << 30;
   std::size_t max_name_nbytes = 1024;
 };
 
-/// Reads a zip archive of stored members that fills a window of a file: all of a torch.save file,
-/// or one of the many archives that lie one after the other in a .distcp file.
+/// Reads a zip archive that fills a window of a file: all of a torch.save file, or one of the many
+/// archives that lie one after the other in a .distcp file. Only members that are stored can be
+/// read; torch compresses nothing but TorchScript's code.
 ///
 ///     [prefix] { local header 30+n+m | data } ... central directory [zip64 trailer] trailer 22+c
 ///
 /// The central directory is read and checked in full when opening: members within the window and
-/// not overlapping, names unique, relative and without `..`, nothing compressed, encrypted or split
-/// over disks. A member's local header is compared with it before the member's first byte is used.
-/// A small archive is read in one call and needs no other.
-/// Immutable after opening; thread-safe. `file` must outlive it.
-/// Source: APPNOTE.TXT 6.3.10 (PKWARE).
+/// not overlapping, names unique, relative and without `..`, nothing encrypted or split over disks.
+/// A member's local header is compared with it before the member's first byte is used. A small
+/// archive is read in one call and needs no other. Immutable after opening; thread-safe. `file`
+/// must outlive it. Source: APPNOTE.TXT 6.3.10 (PKWARE).
 class ZipReader {
  public:
   /// Throws: Error(corruption), Error(unsupported), Error(io).
@@ -62,13 +70,27 @@ class ZipReader {
   ByteRange data_range(std::size_t member) const;
 
   /// Fills `out` with the member's bytes from `offset`. Requires: they lie within the member.
+  /// Throws: Error(unsupported) where the member is compressed.
   void read_at(std::size_t member, std::uint64_t offset, std::span<std::byte> out) const;
 
   /// Returns all of the member, its CRC checked where there is one.
   /// Throws: Error(corruption) where it has more than `max_nbytes`, or another CRC.
   std::vector<char> read_all(std::size_t member, std::uint64_t max_nbytes) const;
 
+  /// Returns the CRC-32 of what the member holds, reading all of it in steps; `on_read` is told the
+  /// bytes of each. A deflated member is inflated for it, never beyond the size that it claims.
+  std::uint32_t compute_crc(std::size_t member,
+                            const std::function<void(std::uint64_t nbytes)>& on_read) const;
+
  private:
+  struct Directory;
+  Directory find_directory();
+  void parse_directory(const Directory& directory, ZipLimits limits);
+  void place_members(const Directory& directory);
+  [[noreturn]] void fail(ErrorKind kind, std::string_view rule, std::string_view expected,
+                         std::string_view found, std::string_view likely_cause = {}) const;
+  std::string describe(std::size_t member) const;
+  void require_stored(std::size_t member) const;
   void read_file_at(std::uint64_t offset, std::span<std::byte> out) const;
 
   const ReadableFile* file_;

@@ -1,0 +1,347 @@
+#include "formats/torch_zip/tensor_parser.h"
+
+#include <optional>
+#include <utility>
+
+#include "formats/pickle/plain_value.h"
+#include "tessera/base/checked_math.h"
+
+namespace tessera::formats::torch_zip {
+namespace {
+
+using pickle::AllowedGlobal;
+using pickle::Object;
+using pickle::ObjectKind;
+
+// A view may hold more than its storage, as an expanded one does; this much of it is believed.
+constexpr std::uint64_t kMaxExpandedNbytes = std::uint64_t{1} << 30;
+
+constexpr std::uint32_t number(TensorGlobal global) {
+  return static_cast<std::uint32_t>(global);
+}
+
+constexpr AllowedGlobal kTensorGlobals[] = {
+    {"torch._utils", "_rebuild_tensor", number(TensorGlobal::rebuild_tensor)},
+    {"torch._utils", "_rebuild_tensor_v2", number(TensorGlobal::rebuild_tensor_v2)},
+    {"torch._utils", "_rebuild_tensor_v3", number(TensorGlobal::rebuild_tensor_v3)},
+    {"torch._utils", "_rebuild_parameter", number(TensorGlobal::rebuild_parameter)},
+    {"torch._utils", "_rebuild_parameter_with_state", number(TensorGlobal::rebuild_parameter)},
+    {"torch._tensor", "_rebuild_from_type", number(TensorGlobal::rebuild_from_type)},
+    {"torch._tensor", "_rebuild_from_type_v2", number(TensorGlobal::rebuild_from_type)},
+    {"torch", "Tensor", number(TensorGlobal::tensor_class)},
+    {"torch.nn.parameter", "Parameter", number(TensorGlobal::tensor_class)},
+    {"torch.nn.parameter", "Buffer", number(TensorGlobal::tensor_class)},
+    {"torch", "BoolStorage", number(TensorGlobal::typed_storage)},
+    {"torch", "ByteStorage", number(TensorGlobal::typed_storage)},
+    {"torch", "CharStorage", number(TensorGlobal::typed_storage)},
+    {"torch", "ShortStorage", number(TensorGlobal::typed_storage)},
+    {"torch", "IntStorage", number(TensorGlobal::typed_storage)},
+    {"torch", "LongStorage", number(TensorGlobal::typed_storage)},
+    {"torch", "HalfStorage", number(TensorGlobal::typed_storage)},
+    {"torch", "BFloat16Storage", number(TensorGlobal::typed_storage)},
+    {"torch", "FloatStorage", number(TensorGlobal::typed_storage)},
+    {"torch", "DoubleStorage", number(TensorGlobal::typed_storage)},
+    {"torch", "ComplexFloatStorage", number(TensorGlobal::typed_storage)},
+    {"torch", "ComplexDoubleStorage", number(TensorGlobal::typed_storage)},
+    {"torch.storage", "UntypedStorage", number(TensorGlobal::untyped_storage)},
+    {"torch", "UntypedStorage", number(TensorGlobal::untyped_storage)},
+    {"torch._utils", "_rebuild_sparse_tensor", number(TensorGlobal::sparse_tensor)},
+    {"torch._utils", "_rebuild_sparse_csr_tensor", number(TensorGlobal::sparse_tensor)},
+    {"torch._utils", "_rebuild_qtensor", number(TensorGlobal::quantized_tensor)},
+    {"torch._utils", "_rebuild_meta_tensor_no_storage", number(TensorGlobal::meta_tensor)},
+    {"torch._utils", "_rebuild_nested_tensor", number(TensorGlobal::nested_tensor)},
+    {"torch._utils", "_rebuild_device_tensor_from_numpy", number(TensorGlobal::device_tensor)},
+    {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor", number(TensorGlobal::device_tensor)},
+    {"torch", "QInt8Storage", number(TensorGlobal::quantized_kind)},
+    {"torch", "QUInt8Storage", number(TensorGlobal::quantized_kind)},
+    {"torch", "QInt32Storage", number(TensorGlobal::quantized_kind)},
+    {"torch", "QUInt4x2Storage", number(TensorGlobal::quantized_kind)},
+    {"torch", "QUInt2x4Storage", number(TensorGlobal::quantized_kind)},
+    {"torch", "per_tensor_affine", number(TensorGlobal::quantized_kind)},
+    {"torch", "per_tensor_symmetric", number(TensorGlobal::quantized_kind)},
+    {"torch", "per_channel_affine", number(TensorGlobal::quantized_kind)},
+    {"torch", "per_channel_symmetric", number(TensorGlobal::quantized_kind)},
+    {"torch", "per_channel_affine_float_qparams", number(TensorGlobal::quantized_kind)},
+};
+
+constexpr std::pair<std::string_view, DType> kStorageDTypes[] = {
+    {"BoolStorage", DType::boolean},
+    {"ByteStorage", DType::uint8},
+    {"CharStorage", DType::int8},
+    {"ShortStorage", DType::int16},
+    {"IntStorage", DType::int32},
+    {"LongStorage", DType::int64},
+    {"HalfStorage", DType::float16},
+    {"BFloat16Storage", DType::bfloat16},
+    {"FloatStorage", DType::float32},
+    {"DoubleStorage", DType::float64},
+    {"ComplexFloatStorage", DType::complex64},
+    {"ComplexDoubleStorage", DType::complex128},
+};
+
+std::optional<DType> dtype_of_storage(std::string_view type_name) {
+  for (const auto& [name, dtype] : kStorageDTypes) {
+    if (name == type_name) return dtype;
+  }
+  return std::nullopt;
+}
+
+std::optional<TensorGlobal> tensor_global(Object object) {
+  if (!object.is(ObjectKind::call) && !object.is(ObjectKind::global)) return std::nullopt;
+  const std::uint32_t meaning = object.meaning("global");
+  if (meaning < number(TensorGlobal::rebuild_tensor) ||
+      meaning > number(TensorGlobal::quantized_kind)) {
+    return std::nullopt;
+  }
+  return static_cast<TensorGlobal>(meaning);
+}
+
+Object required_argument(Object arguments, std::size_t index, std::string_view rule) {
+  const std::size_t num_arguments = arguments.num_items(rule);
+  if (index >= num_arguments) {
+    arguments.fail_expected(rule, "argument " + std::to_string(index + 1) + " of a tensor");
+  }
+  return arguments.item(index);
+}
+
+std::int64_t natural(Object object, std::string_view rule) {
+  const std::int64_t value = object.as_integer(rule);
+  if (value < 0) object.fail_expected(rule, "0 or more");
+  return value;
+}
+
+Shape naturals(Object object, std::string_view rule) {
+  if (object.is(ObjectKind::call) && value_global(object) == pickle::ValueGlobal::torch_size) {
+    object = required_argument(object.call_arguments(rule), 0, rule);
+  }
+  const std::size_t num_dims = object.num_items(rule);
+  if (num_dims > kMaxDims)
+    object.fail_expected(rule, "at most " + std::to_string(kMaxDims) + " dimensions");
+  Shape values;
+  for (std::size_t i = 0; i < num_dims; ++i) values.push_back(natural(object.item(i), rule));
+  return values;
+}
+
+/// Returns one past the last element of the storage that the tensor reaches, or nothing where that
+/// does not fit into 63 bits. Requires: no empty tensor.
+std::optional<std::int64_t> reach_of(const TensorRecord& tensor) {
+  std::optional<std::int64_t> reach = checked_add<std::int64_t>(tensor.storage_offset, 1);
+  for (std::size_t i = 0; i < tensor.shape.size() && reach; ++i) {
+    const auto extent = checked_mul(tensor.shape[i] - 1, tensor.strides[i]);
+    reach = extent ? checked_add(*reach, *extent) : std::nullopt;
+  }
+  return reach;
+}
+
+[[noreturn]] void refuse(Object object, std::string_view found) {
+  object.fail(ErrorKind::unsupported,
+              "tensor: expected a dense tensor with its bytes, found " + std::string(found));
+}
+
+}  // namespace
+
+std::span<const AllowedGlobal> tensor_globals() {
+  return kTensorGlobals;
+}
+
+bool TensorParser::is_tensor(Object object) {
+  if (!object.is(ObjectKind::call)) return false;
+  switch (tensor_global(object).value_or(TensorGlobal::tensor_class)) {
+    case TensorGlobal::rebuild_tensor:
+    case TensorGlobal::rebuild_tensor_v2:
+    case TensorGlobal::rebuild_tensor_v3:
+    case TensorGlobal::rebuild_parameter:
+    case TensorGlobal::rebuild_from_type:
+    case TensorGlobal::sparse_tensor:
+    case TensorGlobal::quantized_tensor:
+    case TensorGlobal::meta_tensor:
+    case TensorGlobal::nested_tensor:
+    case TensorGlobal::device_tensor:
+      return true;
+    case TensorGlobal::tensor_class:
+    case TensorGlobal::typed_storage:
+    case TensorGlobal::untyped_storage:
+    case TensorGlobal::torchscript_class:
+    case TensorGlobal::quantized_kind:
+      return false;
+  }
+  return false;
+}
+
+bool TensorParser::is_torchscript_object(Object object) {
+  return object.is(ObjectKind::call) && tensor_global(object) == TensorGlobal::torchscript_class;
+}
+
+TensorParser::Storage TensorParser::parse_storage(Object persistent) {
+  const Object id = persistent.persistent_id("storage");
+  if (id.num_items("storage id") < 5) id.fail_expected("storage id", "5 items");
+  if (id.item(0).as_str("storage id") != "storage") {
+    id.item(0).fail_expected("storage id", "'storage'");
+  }
+  const Object type = id.item(1);
+  const auto kind = tensor_global(type);
+  if (kind == TensorGlobal::quantized_kind) refuse(type, "quantized elements");
+  if (!type.is(ObjectKind::global) ||
+      (kind != TensorGlobal::typed_storage && kind != TensorGlobal::untyped_storage)) {
+    type.fail_expected("storage type", "a storage class");
+  }
+  const std::string_view type_name = type.global_name("storage type");
+  const std::string_view key = id.item(2).as_str("storage key");
+  const std::int64_t numel = natural(id.item(4), "storage size");
+
+  const std::uint64_t element_nbytes = itemsize(dtype_of_storage(type_name).value_or(DType::uint8));
+  const auto nbytes = checked_mul(static_cast<std::uint64_t>(numel), element_nbytes);
+  if (!nbytes) id.item(4).fail_expected("storage size", "a size below 2^64 bytes");
+  const std::string name = prefix_ + "/data/" + std::string(key);
+  const std::optional<std::size_t> member = zip_.find(name);
+  if (!member) {
+    id.fail(ErrorKind::corruption,
+            "storage: expected a member '" + printable(name, 80) + "', found none");
+  }
+  const std::uint64_t found_nbytes = zip_.members()[*member].nbytes;
+  if (found_nbytes < *nbytes || found_nbytes - *nbytes >= element_nbytes) {
+    id.fail(ErrorKind::corruption, "storage '" + printable(name, 80) + "': expected " +
+                                       std::to_string(*nbytes) + " bytes, found " +
+                                       std::to_string(found_nbytes) + " (damaged archive?)");
+  }
+  if (const auto known = storages_.find(key); known != storages_.end()) {
+    const Storage& storage = known->second;
+    if (storage.type_name != type_name || storage.numel != numel) {
+      id.fail(ErrorKind::corruption,
+              "storage '" + printable(key, 40) + "': expected one type and size, found " +
+                  std::string(storage.type_name) + " of " + std::to_string(storage.numel) +
+                  " and " + std::string(type_name) + " of " + std::to_string(numel));
+    }
+    return storage;
+  }
+  const Storage storage{
+      .member = *member, .type_name = type_name, .numel = numel, .nbytes = found_nbytes};
+  storages_.emplace(key, storage);
+  return storage;
+}
+
+TensorRecord TensorParser::parse(Object object) {
+  Object arguments = object.call_arguments("tensor");
+  TensorGlobal function = tensor_global(object).value_or(TensorGlobal::tensor_class);
+  // Parameters and subclasses are wrapped around a tensor, or around the call that makes one.
+  for (int depth = 0;; ++depth) {
+    if (depth > 8) object.fail_expected("tensor", "at most 8 wrappers around a tensor");
+    if (function == TensorGlobal::rebuild_parameter) {
+      object = required_argument(arguments, 0, "parameter");
+      if (!is_tensor(object)) object.fail_expected("parameter", "a tensor");
+      function = *tensor_global(object);
+      arguments = object.call_arguments("parameter");
+    } else if (function == TensorGlobal::rebuild_from_type) {
+      const Object maker = required_argument(arguments, 0, "tensor");
+      const Object type = required_argument(arguments, 1, "tensor");
+      if (!maker.is(ObjectKind::global)) maker.fail_expected("tensor", "a function by its name");
+      if (tensor_global(type) != TensorGlobal::tensor_class) {
+        type.fail_expected("tensor type", "torch.Tensor, Parameter or Buffer");
+      }
+      function = tensor_global(maker).value_or(TensorGlobal::tensor_class);
+      arguments = required_argument(arguments, 2, "tensor");
+    } else {
+      break;
+    }
+  }
+  std::size_t num_fixed = 0;
+  switch (function) {
+    case TensorGlobal::rebuild_tensor:
+      num_fixed = 4;
+      break;
+    case TensorGlobal::rebuild_tensor_v2:
+      num_fixed = 6;
+      break;
+    case TensorGlobal::rebuild_tensor_v3:
+      num_fixed = 7;
+      break;
+    case TensorGlobal::sparse_tensor:
+      refuse(object, "a sparse one");
+    case TensorGlobal::quantized_tensor:
+      refuse(object, "a quantized one");
+    case TensorGlobal::meta_tensor:
+      refuse(object, "one on the meta device");
+    case TensorGlobal::nested_tensor:
+      refuse(object, "a nested one");
+    case TensorGlobal::device_tensor:
+      refuse(object, "one that only its device can hold");
+    default:
+      object.fail_expected("tensor", "a function that makes a tensor");
+  }
+  if (arguments.num_items("tensor") < num_fixed) {
+    arguments.fail_expected("tensor", std::to_string(num_fixed) + " arguments");
+  }
+
+  TensorRecord tensor;
+  const Storage storage = parse_storage(arguments.item(0));
+  if (function == TensorGlobal::rebuild_tensor_v3) {
+    const Object dtype = arguments.item(6);
+    if (!dtype.is(ObjectKind::global) || value_global(dtype) != pickle::ValueGlobal::torch_dtype) {
+      dtype.fail_expected("dtype", "a torch.dtype");
+    }
+    const std::optional<DType> known = parse_dtype(dtype.global_name("dtype"));
+    if (!known)
+      dtype.fail(ErrorKind::unsupported, "dtype: expected a known one, found " + dtype.describe());
+    tensor.dtype = *known;
+  } else {
+    const std::optional<DType> known = dtype_of_storage(storage.type_name);
+    if (!known)
+      arguments.item(0).fail(ErrorKind::corruption,
+                             "dtype: expected a typed storage, found an UntypedStorage");
+    tensor.dtype = *known;
+  }
+  tensor.storage_member = storage.member;
+  tensor.storage_offset = natural(arguments.item(1), "storage offset");
+  tensor.shape = naturals(arguments.item(2), "size");
+  tensor.strides = naturals(arguments.item(3), "stride");
+  if (tensor.shape.size() != tensor.strides.size()) {
+    arguments.item(3).fail_expected("stride", std::to_string(tensor.shape.size()) +
+                                                  " strides for the sizes " +
+                                                  shape_to_string(tensor.shape));
+  }
+
+  const std::uint64_t element_nbytes = itemsize(tensor.dtype);
+  const std::optional<std::int64_t> numel = checked_numel(tensor.shape);
+  const auto nbytes =
+      numel ? checked_mul(static_cast<std::uint64_t>(*numel), element_nbytes) : std::nullopt;
+  if (!nbytes || *nbytes > static_cast<std::uint64_t>(INT64_MAX)) {
+    object.fail(ErrorKind::corruption,
+                "size: expected less than 2^63 bytes, found " + shape_to_string(tensor.shape));
+  }
+  if (*numel > 0) {
+    const std::uint64_t num_stored = storage.nbytes / element_nbytes;
+    const std::optional<std::int64_t> reach = reach_of(tensor);
+    if (!reach || static_cast<std::uint64_t>(*reach) > num_stored) {
+      object.fail(ErrorKind::corruption,
+                  "storage: expected at least " + (reach ? std::to_string(*reach) : "2^63") +
+                      " elements for size " + shape_to_string(tensor.shape) + ", stride " +
+                      shape_to_string(tensor.strides) + ", found " + std::to_string(num_stored));
+    }
+    if (*nbytes > storage.nbytes && *nbytes > kMaxExpandedNbytes) {
+      object.fail(ErrorKind::corruption,
+                  "expanded size: expected at most " + std::to_string(kMaxExpandedNbytes) +
+                      " bytes over a storage of " + std::to_string(storage.nbytes) + ", found " +
+                      std::to_string(*nbytes));
+    }
+  }
+
+  if (arguments.num_items("tensor") > num_fixed) {
+    const Object flags = arguments.item(num_fixed);
+    const auto is_set = [&](std::string_view name) {
+      const std::optional<Object> flag = flags.find(name);
+      return flag && flag->as_boolean(name);
+    };
+    if (!flags.is(ObjectKind::none)) {
+      tensor.conjugate = is_set("conj");
+      tensor.negative = is_set("neg");
+    }
+    if ((tensor.conjugate && !is_complex(tensor.dtype)) ||
+        (tensor.negative && !is_complex(tensor.dtype) &&
+         (!is_floating_point(tensor.dtype) || element_nbytes < 2))) {
+      flags.fail_expected("conj and neg", "a complex or floating-point tensor under them");
+    }
+  }
+  return tensor;
+}
+
+}  // namespace tessera::formats::torch_zip

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "formats/pickle/pickle_object.h"
+#include "formats/pickle/unpickler.h"
+#include "formats/torch_zip/torch_archive.h"
+#include "formats/zip/zip_reader.h"
+
+namespace tessera::formats::torch_zip {
+
+/// The globals that tensors are made of in torch.save's pickles.
+enum class TensorGlobal : std::uint32_t {
+  rebuild_tensor = 0x200,
+  rebuild_tensor_v2,
+  rebuild_tensor_v3,
+  rebuild_parameter,
+  rebuild_from_type,
+  tensor_class,
+  typed_storage,
+  untyped_storage,
+  torchscript_class,
+  // Known, to be refused by what they are.
+  sparse_tensor,
+  quantized_tensor,
+  meta_tensor,
+  nested_tensor,
+  device_tensor,
+  quantized_kind,
+};
+
+/// Returns the table of those globals, for an AllowList.
+std::span<const pickle::AllowedGlobal> tensor_globals();
+
+/// Makes tensor records of calls such as `torch._utils._rebuild_tensor_v2(storage, offset, …)`,
+/// checking each against the archive. Not thread-safe; `zip` must outlive it.
+class TensorParser {
+ public:
+  TensorParser(const zip::ZipReader& zip, std::string prefix)
+      : zip_(zip), prefix_(std::move(prefix)) {}
+
+  /// Says whether the object is a call that makes a tensor of any kind.
+  static bool is_tensor(pickle::Object object);
+  static bool is_torchscript_object(pickle::Object object);
+
+  /// Throws: Error(corruption) naming the rule; Error(unsupported) for a tensor that is not dense.
+  TensorRecord parse(pickle::Object object);
+
+ private:
+  struct Storage {
+    std::size_t member = 0;
+    std::string_view type_name;  // as the pickle has it: `FloatStorage`
+    std::int64_t numel = 0;      // bytes for an UntypedStorage
+    std::uint64_t nbytes = 0;
+  };
+  Storage parse_storage(pickle::Object persistent);
+
+  const zip::ZipReader& zip_;
+  std::string prefix_;
+  std::map<std::string, Storage, std::less<>> storages_;  // by key
+};
+
+}  // namespace tessera::formats::torch_zip

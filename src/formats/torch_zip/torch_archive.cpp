@@ -1,0 +1,327 @@
+#include "formats/torch_zip/torch_archive.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "formats/pickle/plain_value.h"
+#include "formats/pickle/unpickler.h"
+#include "formats/torch_zip/strided_read.h"
+#include "formats/torch_zip/tensor_parser.h"
+#include "tessera/base/checked_math.h"
+#include "tessera/base/digest.h"
+
+namespace tessera::formats::torch_zip {
+namespace {
+
+using pickle::Object;
+using pickle::ObjectKind;
+using pickle::ValueGlobal;
+using pickle::WalkBudget;
+
+constexpr std::uint64_t kMaxPickleNbytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t kMaxByteOrderNbytes = 64;
+
+const pickle::AllowList& saved_globals() {
+  static const pickle::AllowList allowed{pickle::value_globals(), tensor_globals()};
+  return allowed;
+}
+
+const pickle::AllowList& torchscript_globals() {
+  static constexpr pickle::AllowedGlobal kClasses[] = {
+      {"__torch__", "*", static_cast<std::uint32_t>(TensorGlobal::torchscript_class)}};
+  static const pickle::AllowList allowed{pickle::value_globals(), tensor_globals(), kClasses};
+  return allowed;
+}
+
+/// Cuts a saved object into leaves.
+class Flattener {
+ public:
+  Flattener(const pickle::ObjectGraph& graph, TensorParser& parser)
+      : budget_(graph), parser_(parser) {}
+
+  std::vector<Leaf> flatten(Object root) {
+    visit(root);
+    return std::move(leaves_);
+  }
+
+ private:
+  void visit(Object object) {
+    object = without_types(object);
+    if (parser_.is_tensor(object)) return add(object, [&] { return parser_.parse(object); });
+    if (is_mapping(object)) return visit_mapping(object);
+    const bool is_list = object.is(ObjectKind::list);
+    if ((is_list && list_is_opened(object)) ||
+        (object.is(ObjectKind::tuple) && holds_tensor(object))) {
+      const WalkBudget::Step step(budget_, object);
+      const std::size_t num_items = object.num_items("items");
+      for (std::size_t i = 0; i < num_items; ++i) {
+        path_.emplace_back(static_cast<std::int64_t>(i));
+        visit(object.item(i));
+        path_.pop_back();
+      }
+      return;
+    }
+    add(object, [&] { return pickle::to_value(object, budget_); });
+  }
+
+  void visit_mapping(Object object) {
+    const WalkBudget::Step step(budget_, object);
+    const Object entries = entries_of(object);
+    const std::size_t num_entries = entries.num_entries("entries");
+    if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
+    for (std::size_t i = 0; i < num_entries; ++i) {
+      path_.emplace_back(key_text(entries.entry_key(i)));
+      visit(entries.entry_value(i));
+      path_.pop_back();
+    }
+  }
+
+  template <class Read>
+  void add(Object object, const Read& read) {
+    std::uint64_t path_nbytes = 128;
+    for (const auto& step : path_) {
+      const auto* text = std::get_if<std::string>(&step);
+      path_nbytes += 40 + (text != nullptr ? text->size() : 0);
+    }
+    budget_.spend(object, path_nbytes);
+    try {
+      leaves_.push_back({.path = path_, .content = read()});
+    } catch (const Error& error) {
+      throw error.at_tensor(spell(path_));
+    }
+  }
+
+  static Object without_types(Object object) {
+    for (int depth = 0; depth < WalkBudget::kMaxDepth; ++depth) {
+      if (!object.is(ObjectKind::call) || value_global(object) != ValueGlobal::torch_typed) break;
+      const Object arguments = object.call_arguments("typed container");
+      if (arguments.num_items("arguments") == 0) object.fail_expected("arguments", "a container");
+      object = arguments.item(0);
+    }
+    return object;
+  }
+
+  static bool is_mapping(Object object) {
+    if (object.is(ObjectKind::dict)) return true;
+    if (!object.is(ObjectKind::call)) return false;
+    const auto global = value_global(object);
+    return global == ValueGlobal::ordered_dict || global == ValueGlobal::default_dict ||
+           global == ValueGlobal::counter || TensorParser::is_torchscript_object(object);
+  }
+
+  /// Returns what has the entries of a mapping.
+  static Object entries_of(Object mapping) {
+    if (mapping.is(ObjectKind::dict)) return mapping;
+    if (TensorParser::is_torchscript_object(mapping)) {
+      const std::optional<Object> state = mapping.call_state("TorchScript object");
+      if (state && state->is(ObjectKind::dict)) return *state;
+      mapping.fail(ErrorKind::unsupported, mapping.describe() +
+                                               ": expected a TorchScript module with attributes, "
+                                               "found a packed object (quantized?)");
+    }
+    if (value_global(mapping) == ValueGlobal::counter) {
+      const Object arguments = mapping.call_arguments("Counter");
+      if (arguments.num_items("arguments") > 0) return arguments.item(0);
+    }
+    return mapping;
+  }
+
+  /// Spells a key as Python's str() does.
+  std::string key_text(Object key) {
+    const Value value = pickle::to_key(key, budget_);
+    if (const auto* text = value.get_if<std::string>()) return *text;
+    return value_to_string(value);
+  }
+
+  bool list_is_opened(Object list) {
+    return remember(opened_, list, [&](Object item) {
+      if (parser_.is_tensor(item) || is_mapping(item)) return true;
+      if (item.is(ObjectKind::list)) return list_is_opened(item);
+      return item.is(ObjectKind::tuple) && holds_tensor(item);
+    });
+  }
+
+  bool holds_tensor(Object object) {
+    if (parser_.is_tensor(object)) return true;
+    if (is_mapping(object)) {
+      const Object entries = entries_of(object);
+      return remember(with_tensor_, entries, [&](Object value) { return holds_tensor(value); });
+    }
+    if (!object.is(ObjectKind::list) && !object.is(ObjectKind::tuple)) return false;
+    return remember(with_tensor_, object, [&](Object item) { return holds_tensor(item); });
+  }
+
+  /// Says whether any item of a container (value of a dict) is one that `wanted` looks for. Each
+  /// container is looked through once, however often the graph shares it.
+  template <class Wanted>
+  bool remember(std::map<std::uint32_t, bool>& known, Object container, const Wanted& wanted) {
+    if (const auto found = known.find(container.id()); found != known.end()) return found->second;
+    const WalkBudget::Step step(budget_, container);
+    const bool is_dict = container.is(ObjectKind::dict) || container.is(ObjectKind::call);
+    const std::size_t size =
+        is_dict ? container.num_entries("entries") : container.num_items("items");
+    bool any = false;
+    for (std::size_t i = 0; i < size && !any; ++i) {
+      any = wanted(without_types(is_dict ? container.entry_value(i) : container.item(i)));
+    }
+    known.emplace(container.id(), any);
+    return any;
+  }
+
+  WalkBudget budget_;
+  TensorParser& parser_;
+  KeyPath path_;
+  std::vector<Leaf> leaves_;
+  std::map<std::uint32_t, bool> opened_;       // by id
+  std::map<std::uint32_t, bool> with_tensor_;  // by id
+};
+
+/// Flips the sign bits that torch would flip. Requires: a floating-point or complex dtype.
+void apply_signs(const TensorRecord& tensor, std::span<std::byte> out) {
+  const bool is_pair = is_complex(tensor.dtype);
+  const std::size_t part_nbytes = itemsize(tensor.dtype) / (is_pair ? 2 : 1);
+  for (std::size_t i = 0; i * part_nbytes < out.size(); ++i) {
+    const bool is_imaginary = is_pair && i % 2 == 1;
+    if (tensor.negative != (tensor.conjugate && is_imaginary)) {
+      out[(i + 1) * part_nbytes - 1] ^= std::byte{0x80};
+    }
+  }
+}
+
+std::uint64_t num_stored_elements(const TensorRecord& tensor) {
+  std::int64_t reach = 1;
+  for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+    reach += (tensor.shape[i] - 1) * tensor.strides[i];
+  }
+  return static_cast<std::uint64_t>(reach);
+}
+
+}  // namespace
+
+bool is_contiguous(const TensorRecord& tensor) {
+  if (numel_of(tensor.shape) == 0) return true;
+  const Shape row_major = row_major_strides(tensor.shape);
+  for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != row_major[i]) return false;
+  }
+  return true;
+}
+
+TorchArchive::TorchArchive(const ReadableFile& file, ByteRange window) : zip_(file, window) {
+  const auto refuse = [&](ErrorKind kind, std::string_view rule, std::string_view expected,
+                          std::string_view found, std::string_view likely_cause) {
+    throw Error::expected(kind, {.path = zip_.path(), .byte_range = window}, rule, expected, found,
+                          likely_cause);
+  };
+  constexpr std::string_view kPickleName = "/data.pkl";
+  std::optional<std::size_t> pickle_member;
+  for (std::size_t i = 0; i < zip_.members().size(); ++i) {
+    const std::string_view name = zip_.members()[i].name;
+    if (!name.ends_with(kPickleName) || name.find('/') != name.size() - kPickleName.size())
+      continue;
+    if (pickle_member) {
+      refuse(ErrorKind::corruption, "archive", "one data.pkl", "two data.pkl in different folders",
+             "two archives in one?");
+    }
+    pickle_member = i;
+    prefix_ = name.substr(0, name.find('/'));
+  }
+  if (!pickle_member) {
+    refuse(ErrorKind::unsupported, "archive", "a member <name>/data.pkl", "none",
+           "a zip file that torch.save did not write?");
+  }
+  is_torchscript_ = zip_.find(prefix_ + "/constants.pkl").has_value();
+
+  if (const auto member = zip_.find(prefix_ + "/byteorder")) {
+    const std::vector<char> order = zip_.read_all(*member, kMaxByteOrderNbytes);
+    const std::string_view name(order.data(), order.size());
+    if (name != "little") {
+      refuse(name == "big" ? ErrorKind::unsupported : ErrorKind::corruption, "byteorder", "little",
+             printable(name), name == "big" ? "saved on a big-endian machine" : "");
+    }
+  }
+  graph_ =
+      pickle::unpickle(zip_.read_all(*pickle_member, kMaxPickleNbytes),
+                       {.path = zip_.path(), .file_offset = zip_.data_range(*pickle_member).begin},
+                       is_torchscript_ ? torchscript_globals() : saved_globals());
+}
+
+std::vector<Leaf> TorchArchive::leaves() const {
+  TensorParser parser(zip_, prefix_);
+  return Flattener(*graph_, parser).flatten(graph_->root());
+}
+
+void TorchArchive::read_elements(const TensorRecord& tensor, std::string_view fqn, FlatRange range,
+                                 std::span<std::byte> out) const {
+  const std::uint64_t element_nbytes = itemsize(tensor.dtype);
+  TESSERA_CHECK(out.size() == static_cast<std::uint64_t>(range.numel()) * element_nbytes);
+  if (out.empty()) return;
+  try {
+    if (is_contiguous(tensor)) {
+      const std::uint64_t begin =
+          static_cast<std::uint64_t>(tensor.storage_offset + range.begin) * element_nbytes;
+      zip_.read_at(tensor.storage_member, begin, out);
+      check_part(tensor.storage_member, begin, out);
+    } else {
+      const auto read = [&](std::uint64_t begin, std::span<std::byte> bytes) {
+        zip_.read_at(tensor.storage_member, begin, bytes);
+      };
+      read_strided(tensor, range, out, read);
+    }
+  } catch (const Error& error) {
+    throw error.at_tensor(std::string(fqn));
+  }
+  if (tensor.conjugate || tensor.negative) apply_signs(tensor, out);
+}
+
+void TorchArchive::check_part(std::size_t member, std::uint64_t begin,
+                              std::span<const std::byte> bytes) const {
+  const zip::Member& storage = zip_.members()[member];
+  if (!storage.has_crc()) return;
+  const std::uint64_t end = begin + bytes.size();
+  const auto is_new = [&](const StorageCheck& check) {
+    if (check.done) return false;
+    const auto after = check.parts.lower_bound(end);
+    return after == check.parts.begin() || std::prev(after)->second.first <= begin;
+  };
+  {
+    const std::scoped_lock lock(checks_mutex_);
+    if (!is_new(checks_[member])) return;
+  }
+  const std::uint32_t crc = crc32(0, bytes);
+  const std::scoped_lock lock(checks_mutex_);
+  StorageCheck& check = checks_[member];
+  if (!is_new(check)) return;
+  auto part = check.parts.emplace(begin, std::pair(end, crc)).first;
+  const auto unite_with_next = [&](auto at) {
+    const auto next = std::next(at);
+    if (next == check.parts.end() || next->first != at->second.first) return;
+    at->second.second =
+        crc32_combine(at->second.second, next->second.second, next->second.first - next->first);
+    at->second.first = next->second.first;
+    check.parts.erase(next);
+  };
+  unite_with_next(part);
+  if (part != check.parts.begin()) unite_with_next(std::prev(part));
+  const auto& [first, whole] = *check.parts.begin();
+  if (first != 0 || whole.first != storage.nbytes) return;
+  const std::uint32_t found = whole.second;
+  check.parts.clear();
+  if (found != storage.crc32) {
+    throw Error::expected(ErrorKind::corruption,
+                          {.path = zip_.path(), .byte_range = zip_.data_range(member)},
+                          "CRC-32 of '" + printable(storage.name, 80) + "'",
+                          zip::crc_text(storage.crc32), zip::crc_text(found), "damaged bytes?");
+  }
+  check.done = true;
+}
+
+ByteRange TorchArchive::stored_range(const TensorRecord& tensor) const {
+  if (numel_of(tensor.shape) == 0) return {};
+  const std::uint64_t element_nbytes = itemsize(tensor.dtype);
+  const std::uint64_t begin = zip_.data_range(tensor.storage_member).begin +
+                              static_cast<std::uint64_t>(tensor.storage_offset) * element_nbytes;
+  return {begin, begin + num_stored_elements(tensor) * element_nbytes};
+}
+
+}  // namespace tessera::formats::torch_zip

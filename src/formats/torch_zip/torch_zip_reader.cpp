@@ -1,0 +1,186 @@
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "formats/torch_zip/torch_archive.h"
+#include "tessera/formats/torch_zip.h"
+
+namespace tessera::formats {
+namespace {
+
+using torch_zip::Leaf;
+using torch_zip::TensorRecord;
+using torch_zip::TorchArchive;
+
+/// Refuses by name what torch.save wrote before its files were zip archives.
+void refuse_older_formats(const ReadableFile& file) {
+  std::array<std::byte, 512> bytes{};
+  file.read_at(0, std::span(bytes).first(std::min<std::uint64_t>(bytes.size(), file.nbytes())));
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  using namespace std::string_view_literals;
+  // The pickled number 0x1950a86a20f9469cfc6c, and the mark of a tar archive.
+  const bool is_legacy =
+      text.starts_with("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv) ||
+      text.substr(257, 5) == "ustar"sv;
+  const bool is_pickle = text[0] == '\x80' && text[1] <= 5 && text[1] >= 2;
+  if (!is_legacy && !is_pickle) return;
+  throw Error::expected(ErrorKind::unsupported, {.path = file.path()}, "file",
+                        "a zip archive of torch.save",
+                        is_legacy ? "the format of PyTorch before 1.6" : "a bare pickle",
+                        is_legacy ? "load it in PyTorch and torch.save it again"
+                                  : "pickle.dump instead of torch.save?");
+}
+
+std::unique_ptr<ReadableFile> open_file(const FileSystem& fs, const std::string& path) {
+  std::unique_ptr<ReadableFile> file = fs.open(path);
+  refuse_older_formats(*file);
+  return file;
+}
+
+std::string name_of(const Leaf& leaf) {
+  if (!leaf.path.empty()) return spell(leaf.path);
+  return std::holds_alternative<TensorRecord>(leaf.content) ? "tensor" : "value";
+}
+
+/// Drops the path of a top-level key, which its name says in full.
+KeyPath key_path_of(KeyPath path) {
+  if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
+  return path;
+}
+
+class TorchZipReader final : public CheckpointReader {
+ public:
+  TorchZipReader(const FileSystem& fs, std::string path)
+      : path_(std::move(path)),
+        file_(open_file(fs, path_)),
+        archive_(*file_, {0, file_->nbytes()}) {
+    std::vector<std::pair<std::string, Leaf>> leaves;
+    for (Leaf& leaf : archive_.leaves()) {
+      std::string name = name_of(leaf);
+      leaves.emplace_back(std::move(name), std::move(leaf));
+    }
+    std::sort(leaves.begin(), leaves.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      auto& [name, leaf] = leaves[i];
+      if (i > 0 && name == leaves[i - 1].first) {
+        throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = name},
+                              "flattened name", "one entry", "two", "a key with a dot in it?");
+      }
+      KeyPath key_path = key_path_of(std::move(leaf.path));
+      if (auto* value = std::get_if<Value>(&leaf.content)) {
+        contents_.values.push_back({name, std::move(key_path)});
+        values_.push_back(std::move(*value));
+      } else {
+        add_tensor(name, std::move(key_path), std::move(std::get<TensorRecord>(leaf.content)));
+      }
+    }
+  }
+
+  Format format() const override { return Format::torch_zip; }
+  const std::string& path() const override { return path_; }
+  const CheckpointContents& contents() const override { return contents_; }
+
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    TESSERA_CHECK(piece_index == 0);
+    archive_.read_elements(records_[tensor_index], contents_.tensors[tensor_index].meta.fqn, range,
+                           out);
+  }
+
+  Value read_value(std::size_t value_index) const override { return values_[value_index]; }
+
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
+    TESSERA_CHECK(piece_index == 0);
+    const TensorRecord& record = records_[tensor_index];
+    const ByteRange stored = archive_.stored_range(record);
+    PieceStorage storage{.file = path_.substr(path_.find_last_of('/') + 1),
+                         .byte_range = std::nullopt,
+                         .encoding = "plain",
+                         .stored_nbytes = stored.nbytes()};
+    if (torch_zip::is_contiguous(record) && !stored.empty()) storage.byte_range = stored;
+    return storage;
+  }
+
+  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
+    std::map<std::size_t, const std::string*> names;  // storage -> its first tensor
+    for (std::size_t i = 0; i < records_.size(); ++i) {
+      names.emplace(records_[i].storage_member, &contents_.tensors[i].meta.fqn);
+    }
+    const std::vector<zip::Member>& members = archive_.zip().members();
+    std::size_t num_without_crc = 0;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      const auto name = names.find(i);
+      ErrorWhere where{.path = path_, .fqn = name == names.end() ? "" : *name->second};
+      try {
+        where.byte_range = archive_.zip().data_range(i);
+        const std::uint32_t crc = archive_.zip().compute_crc(i, progress);
+        if (!members[i].has_crc()) {
+          ++num_without_crc;
+        } else if (crc != members[i].crc32) {
+          sink({.severity = Finding::Severity::error,
+                .rule = "checksum",
+                .where = where,
+                .expected =
+                    "CRC-32 " + zip::crc_text(members[i].crc32) + " of '" + members[i].name + "'",
+                .found = zip::crc_text(crc)});
+        }
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::corruption && error.kind() != ErrorKind::unsupported) throw;
+        sink({.severity = Finding::Severity::error,
+              .rule = "structure",
+              .where = where,
+              .expected = "a whole member '" + members[i].name + "'",
+              .found = error.what()});
+      }
+    }
+    if (num_without_crc > 0) {
+      sink({.severity = Finding::Severity::note,
+            .rule = "crc-absent",
+            .where = {.path = path_},
+            .expected = "a CRC-32 for each of " + std::to_string(members.size()) + " members",
+            .found = "none for " + std::to_string(num_without_crc)});
+    }
+  }
+
+ private:
+  using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool>;
+
+  void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record) {
+    TensorEntry entry;
+    entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
+    validate_tensor_meta(entry.meta, path_);
+    if (entry.meta.numel() > 0) {
+      const Elements elements{record.storage_member, record.storage_offset, record.dtype,
+                              record.shape,          record.strides,        record.conjugate,
+                              record.negative};
+      const auto [first, is_first] = first_names_.emplace(elements, name);
+      if (!is_first) {
+        contents_.aliases.push_back({name, first->second, std::move(key_path)});
+        return;
+      }
+    }
+    entry.key_path = std::move(key_path);
+    entry.pieces.push_back({whole_box(record.shape), 0});
+    contents_.tensors.push_back(std::move(entry));
+    records_.push_back(std::move(record));
+  }
+
+  std::string path_;
+  std::unique_ptr<ReadableFile> file_;
+  TorchArchive archive_;
+  CheckpointContents contents_;
+  std::vector<TensorRecord> records_;  // parallel to contents_.tensors
+  std::vector<Value> values_;          // parallel to contents_.values
+  std::map<Elements, std::string> first_names_;
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::string path) {
+  return std::make_unique<TorchZipReader>(fs, std::move(path));
+}
+
+}  // namespace tessera::formats

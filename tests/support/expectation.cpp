@@ -1,0 +1,87 @@
+#include "support/expectation.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <span>
+
+#include "tessera/base/digest.h"
+#include "tessera/base/file_system.h"
+#include "tessera/base/json.h"
+
+namespace tessera::test {
+namespace {
+
+std::string sha256(const std::string& bytes) {
+  Sha256 digest;
+  digest.update(std::as_bytes(std::span(bytes)));
+  return digest.hex_digest();
+}
+
+}  // namespace
+
+std::string read_tensor(const formats::CheckpointReader& reader, std::size_t tensor_index) {
+  const formats::TensorEntry& tensor = reader.contents().tensors[tensor_index];
+  const auto element_nbytes = static_cast<std::int64_t>(itemsize(tensor.meta.dtype));
+  std::string bytes(tensor.meta.nbytes(), '\xee');
+  const FlatRange whole{0, tensor.meta.numel()};
+  for (std::size_t piece = 0; piece < tensor.pieces.size(); ++piece) {
+    const Region& region = tensor.pieces[piece].region;
+    std::string part(static_cast<std::size_t>(numel_of(region) * element_nbytes), '\0');
+    reader.read_piece(tensor_index, piece, {0, numel_of(region)},
+                      std::as_writable_bytes(std::span(part)));
+    CopyRuns(tensor.meta.shape, region, whole).for_each_in(whole, [&](const CopyRuns::Run& run) {
+      std::memcpy(bytes.data() + run.destination_begin * element_nbytes,
+                  part.data() + run.source_begin * element_nbytes,
+                  static_cast<std::size_t>(run.numel * element_nbytes));
+    });
+  }
+  return bytes;
+}
+
+void expect_holds(const formats::CheckpointReader& reader, const std::string& expectation_path) {
+  const Value expectation = parse_json(
+      read_file(FileSystem::posix(), expectation_path, std::uint64_t{1} << 24), expectation_path);
+  const formats::CheckpointContents& contents = reader.contents();
+
+  std::map<std::string, std::string> found;  // name -> dtype, shape, digest
+  const auto describe = [&](std::size_t index) {
+    const TensorMeta& meta = contents.tensors[index].meta;
+    return std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape) + " " +
+           sha256(read_tensor(reader, index));
+  };
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    found[contents.tensors[i].meta.fqn] = describe(i);
+  }
+  for (const formats::Alias& alias : contents.aliases) {
+    const auto target = found.find(alias.target);
+    ASSERT_NE(target, found.end()) << alias.fqn << " -> " << alias.target;
+    found[alias.fqn] = target->second;
+  }
+  std::map<std::string, std::string> expected;
+  for (const Value& row : *expectation.find("tensors")->get_if<Value::List>()) {
+    Shape shape;
+    for (const Value& size : *row.find("shape")->get_if<Value::List>()) {
+      shape.push_back(*size.get_if<std::int64_t>());
+    }
+    expected[*row.find("name")->get_if<std::string>()] = *row.find("dtype")->get_if<std::string>() +
+                                                         " " + shape_to_string(shape) + " " +
+                                                         *row.find("sha256")->get_if<std::string>();
+  }
+  EXPECT_EQ(found, expected);
+
+  const Value* values = expectation.find("values");
+  if (values == nullptr) return;
+  std::map<std::string, std::string> found_values;
+  for (std::size_t i = 0; i < contents.values.size(); ++i) {
+    found_values[contents.values[i].name] = value_to_json(reader.read_value(i));
+  }
+  std::map<std::string, std::string> expected_values;
+  for (const auto& [name, value] : *values->get_if<Value::Dict>()) {
+    expected_values[*name.get_if<std::string>()] = value_to_json(value_from_json(value, expectation_path));
+  }
+  EXPECT_EQ(found_values, expected_values);
+}
+
+}  // namespace tessera::test
