@@ -8,26 +8,21 @@
 namespace tessera {
 
 void validate_tensor_meta(const TensorMeta& meta, const std::string& path) {
-  const ErrorWhere where{.path = path, .fqn = meta.fqn};
+  const auto refuse = [&](const std::string& expected, const std::string& found) {
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = meta.fqn}, "shape", expected,
+                          found);
+  };
   if (meta.shape.size() > kMaxDims) {
-    throw Error::expected(ErrorKind::corruption, where, "shape",
-                          "at most " + std::to_string(kMaxDims) + " dimensions",
-                          std::to_string(meta.shape.size()) + " dimensions");
+    refuse("at most " + std::to_string(kMaxDims) + " dimensions",
+           std::to_string(meta.shape.size()) + " dimensions");
   }
   for (const std::int64_t size : meta.shape) {
-    if (size < 0) {
-      throw Error::expected(ErrorKind::corruption, where, "shape", "sizes of at least 0",
-                            shape_to_string(meta.shape));
-    }
+    if (size < 0) refuse("sizes of at least 0", shape_to_string(meta.shape));
   }
   const auto numel = checked_numel(meta.shape);
-  const auto nbytes =
-      numel ? checked_mul(*numel, static_cast<std::int64_t>(itemsize(meta.dtype))) : std::nullopt;
-  if (!nbytes) {
-    throw Error::expected(
-        ErrorKind::corruption, where, "shape",
-        "at most " + std::to_string(std::numeric_limits<std::int64_t>::max()) + " bytes",
-        shape_to_string(meta.shape) + " of " + std::string(dtype_name(meta.dtype)));
+  if (!numel || !checked_mul(*numel, static_cast<std::int64_t>(itemsize(meta.dtype)))) {
+    refuse("at most " + std::to_string(std::numeric_limits<std::int64_t>::max()) + " bytes",
+           shape_to_string(meta.shape) + " of " + std::string(dtype_name(meta.dtype)));
   }
 }
 

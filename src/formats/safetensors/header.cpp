@@ -213,32 +213,25 @@ class EntryChecker {
       : path_(path), data_begin_(data_begin), data_nbytes_(data_nbytes) {}
 
   HeaderTensor check(Entry& entry) const {
-    const ErrorWhere where{.path = path_, .fqn = entry.name};
-    const auto require = [&](bool is_there, std::string_view field) {
-      if (!is_there) {
-        throw Error::expected(ErrorKind::corruption, where, field, "one", "none");
-      }
-    };
-    require(entry.dtype.has_value(), "dtype");
-    require(entry.shape.has_value(), "shape");
-    require(entry.data_offsets.has_value(), "data_offsets");
-
+    if (!entry.dtype) refuse(entry, "dtype", "one", "none");
+    if (!entry.shape) refuse(entry, "shape", "one", "none");
+    if (!entry.data_offsets) refuse(entry, "data_offsets", "one", "none");
     HeaderTensor tensor;
-    tensor.meta.dtype = dtype_of(*entry.dtype, where);
-    tensor.meta.shape = std::move(*entry.shape);
-    tensor.meta.fqn = std::move(entry.name);
+    tensor.meta.dtype = dtype_of(entry);
     if (tensor.meta.dtype == DType::float4_e2m1fn_x2) {
-      Shape& shape = tensor.meta.shape;
+      Shape& shape = *entry.shape;
       if (shape.empty() || shape.back() % kF4PerByte != 0) {
-        throw Error::expected(ErrorKind::corruption, where, "shape of F4",
-                              "a last size that fills whole bytes", shape_to_string(shape));
+        refuse(entry, "shape of F4", "a last size that fills whole bytes", shape_to_string(shape));
       }
       shape.back() /= kF4PerByte;
     }
+    tensor.byte_range = byte_range_of(entry);
+    tensor.meta.fqn = std::move(entry.name);
+    tensor.meta.shape = *std::move(entry.shape);
     validate_tensor_meta(tensor.meta, path_);
-    tensor.byte_range = byte_range_of(*entry.data_offsets, where);
     if (tensor.byte_range.nbytes() != tensor.meta.nbytes()) {
-      throw Error::expected(ErrorKind::corruption, where, "data_offsets",
+      throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = tensor.meta.fqn},
+                            "data_offsets",
                             std::to_string(tensor.meta.nbytes()) + " bytes for " +
                                 shape_to_string(tensor.meta.shape) + " of " +
                                 std::string(dtype_name(tensor.meta.dtype)),
@@ -248,32 +241,36 @@ class EntryChecker {
   }
 
  private:
-  static DType dtype_of(const std::string& name, const ErrorWhere& where) {
-    for (const DTypeName& known : kDTypeNames) {
-      if (known.name == name) return known.dtype;
-    }
-    const bool is_foreign =
-        std::ranges::find(kForeignDTypeNames, name) != std::ranges::end(kForeignDTypeNames);
-    throw Error::expected(is_foreign ? ErrorKind::unsupported : ErrorKind::corruption, where,
-                          "dtype", "a dtype that torch has", "'" + printable(name, 40) + "'");
+  [[noreturn]] void refuse(const Entry& entry, std::string_view rule, std::string_view expected,
+                           std::string_view found, std::string_view likely_cause = {}) const {
+    throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = entry.name}, rule, expected,
+                          found, likely_cause);
   }
 
-  ByteRange byte_range_of(const std::vector<std::int64_t>& offsets, const ErrorWhere& where) const {
-    std::string found = shape_to_string(offsets);
+  DType dtype_of(const Entry& entry) const {
+    for (const DTypeName& known : kDTypeNames) {
+      if (known.name == *entry.dtype) return known.dtype;
+    }
+    const bool is_foreign =
+        std::ranges::find(kForeignDTypeNames, *entry.dtype) != std::ranges::end(kForeignDTypeNames);
+    throw Error::expected(is_foreign ? ErrorKind::unsupported : ErrorKind::corruption,
+                          {.path = path_, .fqn = entry.name}, "dtype", "a dtype that torch has",
+                          "'" + printable(*entry.dtype, 40) + "'");
+  }
+
+  ByteRange byte_range_of(const Entry& entry) const {
+    const std::vector<std::int64_t>& offsets = *entry.data_offsets;
     if (offsets.size() != 2) {
-      throw Error::expected(ErrorKind::corruption, where, "data_offsets", "[begin, end]",
-                            std::to_string(offsets.size()) + " numbers");
+      refuse(entry, "data_offsets", "[begin, end]", std::to_string(offsets.size()) + " numbers");
     }
     if (offsets[0] < 0 || offsets[1] < offsets[0]) {
-      throw Error::expected(ErrorKind::corruption, where, "data_offsets", "0 <= begin <= end",
-                            found);
+      refuse(entry, "data_offsets", "0 <= begin <= end", shape_to_string(offsets));
     }
     const auto end = static_cast<std::uint64_t>(offsets[1]);
     if (end > data_nbytes_) {
-      throw Error::expected(
-          ErrorKind::corruption, where, "data_offsets",
-          "an end of at most " + std::to_string(data_nbytes_) + ", the bytes behind the header",
-          found, "incomplete download?");
+      refuse(entry, "data_offsets",
+             "an end of at most " + std::to_string(data_nbytes_) + ", the bytes behind the header",
+             shape_to_string(offsets), "incomplete download?");
     }
     return {data_begin_ + static_cast<std::uint64_t>(offsets[0]), data_begin_ + end};
   }
