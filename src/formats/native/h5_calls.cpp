@@ -20,8 +20,8 @@ constexpr H5Z_filter_t kZstdFilter = 32015;  // registered with The HDF Group
 constexpr hsize_t kAlignThresholdNbytes = 65536;
 constexpr hsize_t kAlignmentNbytes = 4096;
 // The library gathers small allocations in blocks of these sizes.
-constexpr hsize_t kMetadataBlockNbytes = 16384;
-constexpr hsize_t kSmallDataBlockNbytes = 16384;
+constexpr hsize_t kMetadataBlockNbytes = 4096;
+constexpr hsize_t kSmallDataBlockNbytes = 4096;
 
 // Enough for the metadata of some ten thousand datasets, so that little is written twice.
 constexpr std::size_t kMetadataCacheNbytes = std::size_t{32} << 20;

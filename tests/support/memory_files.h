@@ -1,0 +1,60 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+
+namespace tessera::test {
+
+/// Files of one directory that lie in memory, for reading only: to damage and to count. Thread-safe
+/// for reading.
+class MemoryFiles final : public FileSystem {
+ public:
+  MemoryFiles(std::string directory, std::map<std::string, std::string> files)
+      : directory_(std::move(directory)), files_(std::move(files)) {}
+
+  /// Returns a file's bytes, to change them before they are read.
+  std::string& operator[](const std::string& name) { return files_[name]; }
+  const std::map<std::string, std::string>& files() const { return files_; }
+  void remove(const std::string& name) { files_.erase(name); }
+
+  /// Returns the bytes read since the last call, and the number of reads.
+  struct Reads {
+    std::uint64_t nbytes = 0;
+    std::uint64_t num_reads = 0;
+  };
+  Reads take_reads() const;
+
+  std::optional<FileKind> kind_of(const std::string& path) const override;
+  std::unique_ptr<ReadableFile> open(const std::string& path) const override;
+  std::vector<std::string> list_directory(const std::string& path) const override;
+  std::string resolve_links(const std::string& path) const override { return path; }
+
+  // None of these can be done.
+  std::unique_ptr<WritableFile> create(const std::string& path) override;
+  std::unique_ptr<WritableFile> open_for_update(const std::string& path) override;
+  void make_directory(const std::string& path) override;
+  void rename(const std::string& from, const std::string& to) override;
+  void exchange(const std::string& a, const std::string& b) override;
+  void remove_all(const std::string& path) override;
+  void sync_directory(const std::string& path) override;
+
+ private:
+  class MemoryFile;
+  const std::string* find(const std::string& path) const;
+
+  std::string directory_;
+  std::map<std::string, std::string> files_;
+  mutable std::atomic<std::uint64_t> nbytes_read_ = 0;
+  mutable std::atomic<std::uint64_t> num_reads_ = 0;
+};
+
+}  // namespace tessera::test
