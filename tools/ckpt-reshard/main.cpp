@@ -9,7 +9,7 @@ int main(int argc, char** argv) {
   Terminal terminal;
   return run_tool("ckpt-reshard", terminal, [&] {
     CommandLine line("ckpt-reshard",
-                     "Moves a checkpoint between world sizes, sharding strategies and formats.",
+                     "Moves a checkpoint between world sizes, sharding strategies and formats",
                      terminal);
     ReshardOptions reshard;
     RebuildIndexOptions rebuild_index;

@@ -7,7 +7,7 @@ namespace tessera::cli {
 
 void add_rebuild_index_command(CommandLine& line, RebuildIndexOptions& options,
                                Terminal& terminal) {
-  line.add_command("rebuild-index", "Writes the index of a native checkpoint anew.",
+  line.add_command("rebuild-index", "Writes the index of a native checkpoint anew",
                    [&] { return run_rebuild_index(options, terminal); })
       .describe(
           "The index (index.h5) is made from the rank files alone, byte for byte as it was. An "

@@ -227,7 +227,7 @@ void move(const ReshardOptions& options, const Plan& plan, const CheckpointReade
 
 void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& terminal) {
   Command& command =
-      line.add_command("", "Moves SRC to DST.", [&] { return run_reshard(options, terminal); });
+      line.add_command("", "Moves a checkpoint between world sizes, sharding strategies and formats", [&] { return run_reshard(options, terminal); });
   command
       .describe(
           "The format of SRC is detected. Bytes are streamed in bounded memory and checked against "
