@@ -1,0 +1,160 @@
+"""The promises of ckpt-reshard about memory and about what stands at the destination.
+
+Needs only the standard library. TESSERA_BIN names the folder with the tools.
+"""
+import json
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+RESHARD = str(Path(os.environ["TESSERA_BIN"]) / "ckpt-reshard")
+MIB = 1 << 20
+
+
+def write_safetensors(path: Path, tensors: dict[str, list[int]]) -> None:
+    """Writes float32 tensors of zeros as holes, so that any size costs nothing."""
+    header, end = {}, 0
+    for name, shape in tensors.items():
+        nbytes = 4
+        for size in shape:
+            nbytes *= size
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + nbytes]}
+        end += nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+def run_measured(arguments: list[str], address_space: int | None = None) -> tuple[int, int, str]:
+    """Runs ckpt-reshard; returns exit code, peak resident bytes and standard error."""
+    def limit():
+        if address_space is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+
+    process = subprocess.Popen([RESHARD, *arguments], preexec_fn=limit, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)
+    errors = process.stderr.read()
+    process.stderr.close()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_maxrss * 1024, errors
+
+
+class Limits(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="tessera-limits-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.destination = self.folder / "dst"
+
+    def source(self, **tensors: list[int]) -> Path:
+        path = self.folder / "src.safetensors"
+        write_safetensors(path, tensors or {"w": [16 * MIB, 4]})
+        return path
+
+    def assert_nothing_there(self):
+        self.assertFalse(self.destination.exists(), "a destination stands there")
+
+    def test_A2_memory_is_bounded_whatever_the_size_of_a_tensor(self):
+        source = self.source(w=[384 * MIB])  # 1.5 GiB in one tensor
+        code, peak, errors = run_measured(
+            [str(source), str(self.destination), "--memory", "64MiB", "--world-size", "3"],
+            address_space=2097152 * 1024)
+        self.assertEqual((code, errors), (0, ""))
+        self.assertLess(peak, (64 + 64) * MIB)
+
+    def test_A2_memory_is_bounded_when_columns_are_cut(self):
+        source = self.source(**{"embedding_bags.t.weight": [MIB, 64]})  # 256 MiB
+        plan = self.folder / "plan.json"
+        plan.write_text(json.dumps({"schema": 1, "world_size": 4, "tables": {
+            "t": {"sharding": "column_wise", "ranks": [0, 1, 2, 3]}}}))
+        code, peak, errors = run_measured([str(source), str(self.destination), "--plan", str(plan)])
+        self.assertEqual((code, errors), (0, ""))
+        self.assertLess(peak, (256 + 64) * MIB)
+
+    def test_E4_interrupt_leaves_nothing_and_says_130(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=number.name):
+                process = subprocess.Popen(
+                    [RESHARD, str(self.source(w=[512 * MIB])), str(self.destination)],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                partial = self.folder / "dst.partial"
+                deadline = time.monotonic() + 60
+                while not partial.exists() and time.monotonic() < deadline:
+                    time.sleep(0.005)
+                process.send_signal(number)
+                _, errors = process.communicate(timeout=120)
+                self.assertEqual(process.returncode, 130, errors)
+                self.assertEqual(errors.count("\n"), 1, errors)
+                self.assert_nothing_there()
+                self.assertFalse(partial.exists(), "work in progress was left behind")
+
+    def test_E4_kill_leaves_nothing_and_the_next_run_takes_over(self):
+        source = self.source(w=[256 * MIB])
+        process = subprocess.Popen([RESHARD, str(source), str(self.destination)])
+        partial = self.folder / "dst.partial"
+        while not partial.exists():
+            time.sleep(0.002)
+        process.kill()
+        process.wait()
+        self.assert_nothing_there()
+        code, _, errors = run_measured([str(source), str(self.destination)])
+        self.assertEqual((code, errors), (0, ""))
+        self.assertTrue(self.destination.exists())
+        self.assertFalse(partial.exists())
+
+    def test_E4_full_disk_leaves_nothing_and_says_4(self):
+        disk = self.folder / "disk"
+        disk.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)],
+                                 capture_output=True, text=True)
+        if mounted.returncode != 0:
+            self.skipTest("mounting a small disk needs root")
+        self.addCleanup(subprocess.run, ["umount", str(disk)], check=True)
+        for arguments in (["--to", "native"], ["--to", "native", "--compress", "zstd"],
+                          ["--to", "safetensors"], ["--to", "dcp"]):
+            with self.subTest(arguments=arguments):
+                source = self.folder / "noise.safetensors"
+                write_safetensors(source, {"w": [32 * MIB]})
+                with open(source, "r+b") as file:  # bytes that do not compress
+                    file.seek(4096)
+                    for _ in range(127):
+                        file.write(os.urandom(MIB))
+                code, _, errors = run_measured([str(source), str(disk / "dst"), *arguments])
+                self.assertEqual(code, 4, errors)
+                self.assertIn("No space left", errors)
+                self.assertEqual(errors.count("\n"), 1, errors)
+                self.assertEqual(list(disk.iterdir()), [])
+
+    def test_E4_refused_source_leaves_nothing(self):
+        source = self.source(w=[MIB])
+        os.truncate(source, 1000)
+        code, _, errors = run_measured([str(source), str(self.destination)])
+        self.assertEqual(code, 3, errors)
+        self.assertEqual(errors.count("\n"), 1, errors)
+        self.assert_nothing_there()
+        self.assertFalse((self.folder / "dst.partial").exists())
+
+    def test_E4_overwrite_replaces_only_when_the_new_one_is_whole(self):
+        good = self.source(w=[MIB])
+        self.assertEqual(run_measured([str(good), str(self.destination)])[0], 0)
+        before = (self.destination / "index.h5").read_bytes()
+        bad = self.folder / "bad.safetensors"
+        write_safetensors(bad, {"v": [MIB]})
+        os.truncate(bad, 100_000)
+        self.assertEqual(run_measured([str(bad), str(self.destination), "--overwrite"])[0], 3)
+        self.assertEqual((self.destination / "index.h5").read_bytes(), before)
+        self.assertEqual(run_measured([str(good), str(self.destination)])[0], 2)
+        self.assertEqual(run_measured([str(good), str(self.destination), "--overwrite"])[0], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
