@@ -8,8 +8,9 @@
 
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
-#include "support/expected_checkpoint.h"
+#include "support/expectation.h"
 #include "support/fault_file_system.h"
+#include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "support/random.h"
 #include "support/temporary_directory.h"
