@@ -2,12 +2,15 @@
 
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "tessera/layout/region.h"
 #include "tessera/layout/strategy.h"
+#include "tessera/layout/table_plan.h"
 
 namespace tessera::test {
 
@@ -56,8 +59,42 @@ inline rc::Gen<std::string> arbitrary_strategy() {
     const std::string name =
         *rc::gen::element<std::string>("replicated", "dim0", "flat", "hybrid", "hybrid-flat");
     if (!name.starts_with("hybrid")) return name;
-    return name + ":" + std::to_string(pick(1, 3)) + "x" +
-           std::to_string(pick(1, 5));
+    return name + ":" + std::to_string(pick(1, 3)) + "x" + std::to_string(pick(1, 5));
+  });
+}
+
+/// Any plan for the named tables, on 1 to 6 ranks.
+inline rc::Gen<TablePlan> arbitrary_table_plan(std::vector<std::string> tables) {
+  return rc::gen::exec([tables] {
+    constexpr TableSharding kShardings[] = {TableSharding::data_parallel,
+                                            TableSharding::table_wise,
+                                            TableSharding::column_wise,
+                                            TableSharding::row_wise,
+                                            TableSharding::table_row_wise,
+                                            TableSharding::table_column_wise,
+                                            TableSharding::grid};
+    TablePlan plan;
+    plan.world_size = static_cast<int>(pick(1, 6));
+    for (const std::string& table : tables) {
+      TableRule rule;
+      rule.sharding = kShardings[pick(0, 6)];
+      rule.ranks.resize(static_cast<std::size_t>(plan.world_size));
+      std::iota(rule.ranks.begin(), rule.ranks.end(), 0);
+      if (rule.sharding != TableSharding::data_parallel) {
+        std::rotate(rule.ranks.begin(), rule.ranks.begin() + pick(0, plan.world_size - 1),
+                    rule.ranks.end());
+        const bool is_whole = rule.sharding == TableSharding::table_wise;
+        rule.ranks.resize(is_whole ? 1 : static_cast<std::size_t>(pick(1, plan.world_size)));
+      }
+      if (rule.sharding == TableSharding::grid) {
+        const auto num_ranks = static_cast<int>(rule.ranks.size());
+        do {
+          rule.num_column_shards = static_cast<int>(pick(1, num_ranks));
+        } while (num_ranks % rule.num_column_shards != 0);
+      }
+      plan.tables[table] = rule;
+    }
+    return plan;
   });
 }
 

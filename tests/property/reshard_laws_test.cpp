@@ -40,7 +40,8 @@ MemoryCheckpoint arbitrary_checkpoint() {
 PlanOptions arbitrary_layout() {
   PlanOptions options;
   options.strategy = *arbitrary_strategy();
-  if (!options.strategy.starts_with("hybrid")) options.world_size = static_cast<int>(test::pick(1, 12));
+  if (!options.strategy.starts_with("hybrid"))
+    options.world_size = static_cast<int>(test::pick(1, 12));
   options.format = *rc::gen::element(Format::native, Format::dcp);
   return options;
 }
@@ -91,6 +92,29 @@ RC_GTEST_PROP(ReshardLaws, ThereAndBackIsIdentityPieceByPiece, ()) {
       RC_ASSERT(before[p].rank == after[p].rank);
     }
   }
+}
+
+RC_GTEST_PROP(ReshardLaws, D9_EveryTablePlanHoldsTheSameTablesAndRowWiseState, ()) {
+  MemoryCheckpoint source("source");
+  const std::vector<std::string> tables{"t0", "t1"};
+  for (const std::string& table : tables) {
+    const Shape shape{test::pick(0, 9), test::pick(1, 6)};
+    const std::string weight = "embedding_bags." + table + ".weight";
+    const auto rows = static_cast<std::size_t>(shape[0]);
+    const auto columns = static_cast<std::size_t>(shape[1]);
+    source.add({"model." + weight, DType::float32, shape}, counting_bytes(rows * columns * 4));
+    const std::string state = "optim.state." + weight + ".sum_of_rows";
+    formats::TensorEntry& entry =
+        source.add({state, DType::float32, {shape[0]}}, counting_bytes(rows * 4, 3));
+    entry.kind = formats::StateKind::row_wise;
+    entry.parameter = "model." + weight;
+  }
+  PlanOptions options;
+  options.table_plan = *test::arbitrary_table_plan(tables);
+  const MemoryCheckpoint there = reshard_in_memory(source, options);
+  assert_equal(source, there);
+  options.table_plan = *test::arbitrary_table_plan(tables);
+  assert_equal(source, reshard_in_memory(there, options));
 }
 
 }  // namespace
