@@ -49,6 +49,11 @@ std::optional<std::size_t> match_one(std::string_view pattern, char byte) {
   return pattern[0] == byte ? std::optional<std::size_t>(1) : std::nullopt;
 }
 
+/// Says whether the pattern selects the name, or something above it.
+bool pattern_selects(const std::string& pattern, std::string_view name) {
+  return pattern == name || glob_match(pattern, name) || glob_match(pattern + ".*", name);
+}
+
 }  // namespace
 
 bool glob_match(std::string_view pattern, std::string_view name) {
@@ -85,9 +90,25 @@ NameSelection::NameSelection(std::vector<std::string> patterns) {
 }
 
 bool NameSelection::selects(std::string_view name) const {
-  const auto matches = [&](const std::string& pattern) { return glob_match(pattern, name); };
+  const auto matches = [&](const std::string& pattern) { return pattern_selects(pattern, name); };
   if (std::any_of(unwanted_.begin(), unwanted_.end(), matches)) return false;
   return wanted_.empty() || std::any_of(wanted_.begin(), wanted_.end(), matches);
+}
+
+std::vector<std::string> NameSelection::unused(const std::vector<std::string_view>& names) const {
+  std::vector<std::string> unused;
+  const auto collect = [&](const std::vector<std::string>& patterns, const char* prefix) {
+    for (const std::string& pattern : patterns) {
+      if (std::none_of(names.begin(), names.end(), [&](std::string_view name) {
+            return pattern_selects(pattern, name);
+          })) {
+        unused.push_back(prefix + pattern);
+      }
+    }
+  };
+  collect(wanted_, "");
+  collect(unwanted_, "!");
+  return unused;
 }
 
 }  // namespace tessera

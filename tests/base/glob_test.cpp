@@ -35,5 +35,24 @@ TEST(NameSelectionTest, PatternsAddAndExclamationTakesAway) {
   EXPECT_TRUE(NameSelection({"!optim.*"}).selects("model.a"));
 }
 
+TEST(NameSelectionTest, APatternSelectsAllBelowWhatItNames) {
+  const NameSelection layer({"model.layers.[0-1]"});
+  EXPECT_TRUE(layer.selects("model.layers.0"));
+  EXPECT_TRUE(layer.selects("model.layers.1.up.weight"));
+  EXPECT_FALSE(layer.selects("model.layers.2.up.weight"));
+  EXPECT_FALSE(layer.selects("model.layers.10.up.weight"));
+  EXPECT_FALSE(NameSelection({"!optim"}).selects("optim.state.x"));
+}
+
+TEST(NameSelectionTest, ANameSelectsItselfWhateverItsCharacters) {
+  EXPECT_TRUE(NameSelection({"a[0]"}).selects("a[0]"));
+  EXPECT_TRUE(NameSelection({"a\\b"}).selects("a\\b"));
+}
+
+TEST(NameSelectionTest, TellsWhichPatternsSelectNothing) {
+  const NameSelection selection({"a*", "b*", "!c*", "!d"});
+  EXPECT_EQ(selection.unused({"apple", "d.x"}), (std::vector<std::string>{"b*", "!c*"}));
+}
+
 }  // namespace
 }  // namespace tessera

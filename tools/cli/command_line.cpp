@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/sizes.h"
+#include "tessera/base/edit_distance.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
@@ -69,20 +70,6 @@ bool is_bare_word(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || c == '-';
   }) && text.front() != '-';
-}
-
-// Returns how many insertions, deletions and replacements lead from a to b.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
-    }
-  }
-  return row.back();
 }
 
 std::string roff(std::string_view text) {
@@ -236,13 +223,11 @@ const Command& CommandLine::command_for(std::vector<std::string>& arguments) con
     }
     const std::string& word = arguments.front();
     if (commands_.size() > 1 && is_bare_word(word) && !FileSystem::posix().kind_of(word)) {
-      const auto closest =
-          std::min_element(commands_.begin(), commands_.end(), [&](const auto& a, const auto& b) {
-            return edit_distance(a->name(), word) < edit_distance(b->name(), word);
-          });
+      std::vector<std::string_view> names;
+      for (const auto& command : commands_) names.push_back(command->name());
       std::string what = "'" + word + "' is neither a command nor a path";
-      if (edit_distance((*closest)->name(), word) <= 2) {
-        what += " (did you mean '" + (*closest)->name() + "'?)";
+      if (const auto closest = closest_word(word, names)) {
+        what += " (did you mean '" + std::string(*closest) + "'?)";
       }
       throw UsageError(what, tool_ + " --help");
     }

@@ -11,14 +11,19 @@ namespace tessera {
 /// an ordinary character. Cost: O(name * pattern), never exponential.
 bool glob_match(std::string_view pattern, std::string_view name);
 
-/// Selects names by patterns. Without patterns everything is selected; a pattern that begins with
-/// `!` takes names away; where only such patterns are given, all other names are selected.
+/// Selects names by patterns. A pattern selects the names it matches or equals, and all below them:
+/// `model.layers.0` selects `model.layers.0.up.weight`. Without patterns everything is selected; a
+/// pattern that begins with `!` takes names away; where only such patterns are given, all other
+/// names are selected.
 class NameSelection {
  public:
   NameSelection() = default;
   explicit NameSelection(std::vector<std::string> patterns);
   bool selects(std::string_view name) const;
   bool selects_everything() const { return wanted_.empty() && unwanted_.empty(); }
+
+  /// Returns the patterns that match none of `names`, as they were given.
+  std::vector<std::string> unused(const std::vector<std::string_view>& names) const;
 
  private:
   std::vector<std::string> wanted_;

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+#include "tessera/inspect/scan_options.h"
+
+namespace tessera::inspect {
+
+/// Returns the SHA-256 of each tensor as 64 hex digits, in the order of `tensor_indices`: over the
+/// whole logical tensor's row-major little-endian bytes, so equal tensors have equal digests in
+/// every format and however they are cut into pieces.
+/// Throws: Error(corruption) where pieces do not cover a tensor or are damaged; Error(io);
+/// Error(interrupted).
+std::vector<std::string> compute_digests(const formats::CheckpointReader& reader,
+                                         std::span<const std::size_t> tensor_indices,
+                                         const ScanOptions& options);
+
+}  // namespace tessera::inspect

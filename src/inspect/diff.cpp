@@ -1,0 +1,370 @@
+#include "tessera/inspect/diff.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "inspect/byte_buffer.h"
+#include "inspect/scan.h"
+#include "tessera/inspect/element.h"
+#include "tessera/inspect/tensor_reader.h"
+
+namespace tessera::inspect {
+namespace {
+
+constexpr std::int64_t kWindowNumel = std::int64_t{1} << 21;
+constexpr std::int64_t kBlockNumel = 8192;
+
+// What stands under one name of a checkpoint.
+struct Entry {
+  enum class Kind { tensor, alias, value } kind;
+  std::size_t index;  // of the tensor (an alias's target) or the value
+};
+
+std::map<std::string_view, Entry> entries_of(const formats::CheckpointContents& contents,
+                                             const NameSelection& names) {
+  std::map<std::string_view, Entry> entries;
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    const std::string& fqn = contents.tensors[t].meta.fqn;
+    if (names.selects(fqn)) entries.emplace(fqn, Entry{Entry::Kind::tensor, t});
+  }
+  for (const formats::Alias& alias : contents.aliases) {
+    const formats::TensorEntry* target = contents.find_tensor(alias.target);
+    if (target == nullptr || !names.selects(alias.fqn)) continue;
+    entries.emplace(alias.fqn, Entry{Entry::Kind::alias,
+                                     static_cast<std::size_t>(target - contents.tensors.data())});
+  }
+  for (std::size_t v = 0; v < contents.values.size(); ++v) {
+    const std::string& name = contents.values[v].name;
+    if (names.selects(name)) entries.emplace(name, Entry{Entry::Kind::value, v});
+  }
+  return entries;
+}
+
+std::string in_words(const formats::CheckpointReader& reader, const Entry& entry) {
+  if (entry.kind == Entry::Kind::value) return value_to_string(reader.read_value(entry.index));
+  const TensorMeta& meta = reader.contents().tensors[entry.index].meta;
+  return std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape);
+}
+
+// Two tensors whose elements are to be compared, under one name.
+struct Pair {
+  std::string_view name;
+  std::size_t a;
+  std::size_t b;
+};
+
+// What a walk over the names of both checkpoints finds before any element is read.
+struct Comparison {
+  DiffReport report;
+  std::vector<Pair> pairs;
+};
+
+enum class ReadValues { yes, no };
+
+Comparison compare_names(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
+                         const DiffOptions& options, ReadValues read_values) {
+  using Kind = Difference::Kind;
+  Comparison result;
+  auto& differences = result.report.differences;
+  const auto entries_a = entries_of(a.contents(), options.names);
+  const auto entries_b = entries_of(b.contents(), options.names);
+  const auto add = [&](Kind kind, std::string_view name, const Entry* in_a, const Entry* in_b) {
+    if (read_values == ReadValues::no) return;
+    differences.push_back({kind, std::string(name), in_a ? in_words(a, *in_a) : std::string(),
+                           in_b ? in_words(b, *in_b) : std::string(), std::nullopt});
+  };
+  std::set<std::pair<std::size_t, std::size_t>> paired;
+  for (const auto& [name, in_a] : entries_a) {
+    const auto found = entries_b.find(name);
+    if (found == entries_b.end()) {
+      add(Kind::missing, name, &in_a, nullptr);
+      continue;
+    }
+    const Entry& in_b = found->second;
+    const bool a_is_value = in_a.kind == Entry::Kind::value;
+    const bool b_is_value = in_b.kind == Entry::Kind::value;
+    if (a_is_value != b_is_value) {
+      add(Kind::type, name, &in_a, &in_b);
+      continue;
+    }
+    if (a_is_value) {
+      ++result.report.num_values_compared;
+      if (read_values == ReadValues::yes && a.read_value(in_a.index) != b.read_value(in_b.index)) {
+        add(Kind::value, name, &in_a, &in_b);
+      }
+      continue;
+    }
+    ++result.report.num_tensors_compared;
+    if (in_a.kind != in_b.kind) result.report.untied.emplace_back(name);
+    const TensorMeta& meta_a = a.contents().tensors[in_a.index].meta;
+    const TensorMeta& meta_b = b.contents().tensors[in_b.index].meta;
+    const bool is_dtype_wrong =
+        meta_a.dtype != meta_b.dtype && options.dtypes == DiffOptions::DTypes::must_agree;
+    if (meta_a.shape != meta_b.shape) add(Kind::shape, name, &in_a, &in_b);
+    if (is_dtype_wrong) add(Kind::dtype, name, &in_a, &in_b);
+    if (meta_a.shape != meta_b.shape || is_dtype_wrong) continue;
+    // Tied on both sides: once is enough.
+    if (!paired.emplace(in_a.index, in_b.index).second) continue;
+    result.pairs.push_back({name, in_a.index, in_b.index});
+    result.report.nbytes_compared += meta_a.nbytes();
+  }
+  for (const auto& [name, in_b] : entries_b) {
+    if (!entries_a.contains(name)) add(Kind::extra, name, nullptr, &in_b);
+  }
+  return result;
+}
+
+// The differences in one window of a tensor.
+struct WindowDifferences {
+  std::int64_t num_different = 0;
+  std::int64_t first = -1;  // element of the tensor
+  std::string first_a;
+  std::string first_b;
+  std::int64_t num_nan_on_one_side = 0;
+  double max_abs_difference = -1;  // none yet
+
+  void add(std::int64_t index, double difference, bool is_nan_on_one_side) {
+    if (first < 0) first = index;
+    ++num_different;
+    if (is_nan_on_one_side) ++num_nan_on_one_side;
+    if (difference > max_abs_difference) max_abs_difference = difference;
+  }
+};
+
+double abs_difference(double a, double b) {
+  return a == b ? 0.0 : std::fabs(a - b);  // an infinity does not differ from itself
+}
+
+// Compares 64-bit integers, which float64 does not hold, exactly.
+template <class Integer>
+double integer_difference(Integer a, Integer b) {
+  const auto larger = static_cast<std::uint64_t>(std::max(a, b));
+  const auto smaller = static_cast<std::uint64_t>(std::min(a, b));
+  return static_cast<double>(larger - smaller);
+}
+
+template <class T>
+T load(std::span<const std::byte> bytes, std::size_t index) {
+  T value{};
+  std::memcpy(&value, bytes.data() + index * sizeof(T), sizeof(T));
+  return value;
+}
+
+// Compares blocks of two tensors. Owns what it converts elements into.
+class BlockComparison {
+ public:
+  BlockComparison(DType dtype_a, DType dtype_b, const DiffOptions& options)
+      : dtype_a_(dtype_a),
+        dtype_b_(dtype_b),
+        is_bitwise_(options.rtol == 0 && options.atol == 0 && dtype_a == dtype_b),
+        rtol_(options.rtol),
+        atol_(options.atol) {}
+
+  void compare(std::int64_t begin, std::span<const std::byte> a, std::span<const std::byte> b,
+               WindowDifferences& out) {
+    if (dtype_a_ == dtype_b_ && std::memcmp(a.data(), b.data(), a.size()) == 0) return;
+    const std::int64_t first_before = out.first;
+    const std::size_t count = a.size() / itemsize(dtype_a_);
+    if (dtype_a_ == dtype_b_ && dtype_a_ == DType::int64) {
+      compare_integers<std::int64_t>(begin, a, b, count, out);
+    } else if (dtype_a_ == dtype_b_ && dtype_a_ == DType::uint64) {
+      compare_integers<std::uint64_t>(begin, a, b, count, out);
+    } else {
+      compare_numbers(begin, a, b, count, out);
+    }
+    if (first_before < 0 && out.first >= 0) {
+      const auto at = static_cast<std::size_t>(out.first - begin);
+      out.first_a =
+          element_to_string(dtype_a_, a.subspan(at * itemsize(dtype_a_), itemsize(dtype_a_)));
+      out.first_b =
+          element_to_string(dtype_b_, b.subspan(at * itemsize(dtype_b_), itemsize(dtype_b_)));
+    }
+  }
+
+ private:
+  template <class Integer>
+  void compare_integers(std::int64_t begin, std::span<const std::byte> a,
+                        std::span<const std::byte> b, std::size_t count, WindowDifferences& out) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto x = load<Integer>(a, i);
+      const auto y = load<Integer>(b, i);
+      if (x == y) continue;
+      const double difference = integer_difference(x, y);
+      if (!is_bitwise_ && difference <= atol_ + rtol_ * std::fabs(static_cast<double>(y))) continue;
+      out.add(begin + static_cast<std::int64_t>(i), difference, false);
+    }
+  }
+
+  // Complex numbers are compared by their parts, float4 bytes by their two numbers.
+  void compare_numbers(std::int64_t begin, std::span<const std::byte> a,
+                       std::span<const std::byte> b, std::size_t count, WindowDifferences& out) {
+    const std::size_t per_element = decode(dtype_a_, a, count, numbers_a_);
+    const std::size_t per_element_b = decode(dtype_b_, b, count, numbers_b_);
+    if (per_element != per_element_b) {  // a complex and a real tensor: as complex numbers
+      widen(per_element < per_element_b ? numbers_a_ : numbers_b_, count);
+    }
+    const std::size_t parts = std::max(per_element, per_element_b);
+    const std::size_t size = itemsize(dtype_a_);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (is_bitwise_ && std::memcmp(a.data() + i * size, b.data() + i * size, size) == 0) continue;
+      double difference = 0;
+      bool is_nan_on_one_side = false;
+      bool is_different = is_bitwise_;
+      for (std::size_t part = 0; part < parts; ++part) {
+        const double x = numbers_a_[i * parts + part];
+        const double y = numbers_b_[i * parts + part];
+        if (std::isnan(x) || std::isnan(y)) {
+          is_nan_on_one_side |= std::isnan(x) != std::isnan(y);
+          is_different |= std::isnan(x) != std::isnan(y);
+          continue;
+        }
+        const double part_difference = abs_difference(x, y);
+        difference = std::max(difference, part_difference);
+        // An infinity is near nothing but itself.
+        const bool is_near = std::isinf(x) || std::isinf(y)
+                                 ? x == y
+                                 : part_difference <= atol_ + rtol_ * std::fabs(y);
+        is_different |= !is_near;
+      }
+      if (!is_different) continue;
+      if (is_nan_on_one_side) difference = std::numeric_limits<double>::quiet_NaN();
+      out.add(begin + static_cast<std::int64_t>(i), difference, is_nan_on_one_side);
+    }
+  }
+
+  // Returns how many numbers there are to an element.
+  static std::size_t decode(DType dtype, std::span<const std::byte> bytes, std::size_t count,
+                            std::vector<double>& out) {
+    if (is_complex(dtype)) {
+      out.resize(2 * count);
+      const DType part = dtype == DType::complex32   ? DType::float16
+                         : dtype == DType::complex64 ? DType::float32
+                                                     : DType::float64;
+      to_doubles(part, bytes, out);
+      return 2;
+    }
+    const auto per_element = static_cast<std::size_t>(numbers_per_element(dtype));
+    out.resize(per_element * count);
+    to_doubles(dtype, bytes, out);
+    return per_element;
+  }
+
+  static void widen(std::vector<double>& numbers, std::size_t count) {
+    std::vector<double> wide(2 * count, 0.0);
+    for (std::size_t i = 0; i < count; ++i) wide[2 * i] = numbers[i];
+    numbers = std::move(wide);
+  }
+
+  DType dtype_a_;
+  DType dtype_b_;
+  bool is_bitwise_;
+  double rtol_;
+  double atol_;
+  std::vector<double> numbers_a_;
+  std::vector<double> numbers_b_;
+};
+
+struct OpenPair {
+  TensorReader a;
+  TensorReader b;
+};
+
+void compare_window(const OpenPair& pair, FlatRange window, const DiffOptions& options,
+                    WindowDifferences& out) {
+  const std::uint64_t size_a = itemsize(pair.a.meta().dtype);
+  const std::uint64_t size_b = itemsize(pair.b.meta().dtype);
+  const std::int64_t step =
+      detail::step_numel(options.scan, 4, std::max(size_a, size_b), kBlockNumel, kWindowNumel);
+  BlockComparison comparison(pair.a.meta().dtype, pair.b.meta().dtype, options);
+  detail::ByteBuffer buffer_a;
+  detail::ByteBuffer buffer_b;
+  for (std::int64_t begin = window.begin; begin < window.end; begin += step) {
+    const std::int64_t end = std::min(window.end, begin + step);
+    const auto bytes_a = buffer_a.take(static_cast<std::size_t>(end - begin) * size_a);
+    const auto bytes_b = buffer_b.take(static_cast<std::size_t>(end - begin) * size_b);
+    pair.a.read({begin, end}, bytes_a);
+    if (options.scan.progress) options.scan.progress(bytes_a.size());
+    pair.b.read({begin, end}, bytes_b);
+    if (options.scan.progress) options.scan.progress(bytes_b.size());
+    for (std::int64_t at = begin; at < end; at += kBlockNumel) {
+      const auto offset = static_cast<std::size_t>(at - begin);
+      const auto count = static_cast<std::size_t>(std::min(end, at + kBlockNumel) - at);
+      comparison.compare(at, bytes_a.subspan(offset * size_a, count * size_a),
+                         bytes_b.subspan(offset * size_b, count * size_b), out);
+    }
+    detail::throw_if_stopped(options.scan);
+  }
+}
+
+Shape unravel(std::int64_t index, std::span<const std::int64_t> shape) {
+  Shape coordinates(shape.size());
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    coordinates[d] = index % shape[d];
+    index /= shape[d];
+  }
+  return coordinates;
+}
+
+ElementDifferences fold(const std::vector<WindowDifferences>& windows, const TensorMeta& meta) {
+  ElementDifferences total;
+  total.numel = meta.numel();
+  double max_abs_difference = -1;
+  for (const WindowDifferences& window : windows) {
+    if (window.num_different == 0) continue;
+    if (total.num_different == 0) {
+      total.first_index = unravel(window.first, meta.shape);
+      total.first_a = window.first_a;
+      total.first_b = window.first_b;
+    }
+    total.num_different += window.num_different;
+    total.num_nan_on_one_side += window.num_nan_on_one_side;
+    max_abs_difference = std::max(max_abs_difference, window.max_abs_difference);
+  }
+  if (max_abs_difference >= 0) total.max_abs_difference = max_abs_difference;
+  return total;
+}
+
+}  // namespace
+
+DiffReport diff(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
+                const DiffOptions& options) {
+  auto [report, pairs] = compare_names(a, b, options, ReadValues::yes);
+  std::vector<std::int64_t> numels;
+  for (const Pair& pair : pairs) numels.push_back(a.contents().tensors[pair.a].meta.numel());
+  const auto windows = detail::scan<WindowDifferences>(
+      numels, kWindowNumel, options.scan,
+      [&](std::size_t i) {
+        return std::make_unique<OpenPair>(
+            OpenPair{TensorReader(a, pairs[i].a), TensorReader(b, pairs[i].b)});
+      },
+      [&](const OpenPair& pair, FlatRange window, WindowDifferences& out) {
+        compare_window(pair, window, options, out);
+      });
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const ElementDifferences elements = fold(windows[i], a.contents().tensors[pairs[i].a].meta);
+    if (elements.num_different == 0) continue;
+    report.differences.push_back(
+        {Difference::Kind::elements, std::string(pairs[i].name), {}, {}, elements});
+  }
+  std::stable_sort(report.differences.begin(), report.differences.end(),
+                   [](const Difference& x, const Difference& y) { return x.name < y.name; });
+  return std::move(report);
+}
+
+std::uint64_t diff_nbytes(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
+                          const DiffOptions& options) {
+  std::uint64_t nbytes = 0;
+  for (const Pair& pair : compare_names(a, b, options, ReadValues::no).pairs) {
+    nbytes += a.contents().tensors[pair.a].meta.nbytes();
+    nbytes += b.contents().tensors[pair.b].meta.nbytes();
+  }
+  return nbytes;
+}
+
+}  // namespace tessera::inspect

@@ -1,0 +1,47 @@
+#include "tessera/inspect/digest.h"
+
+#include <algorithm>
+
+#include "inspect/scan.h"
+#include "tessera/base/digest.h"
+#include "tessera/inspect/tensor_reader.h"
+
+namespace tessera::inspect {
+namespace {
+
+constexpr std::int64_t kMaxBlockNbytes = std::int64_t{4} << 20;
+
+}  // namespace
+
+std::vector<std::string> compute_digests(const formats::CheckpointReader& reader,
+                                         std::span<const std::size_t> tensor_indices,
+                                         const ScanOptions& options) {
+  std::vector<std::string> digests(tensor_indices.size());
+  const auto block_nbytes =
+      static_cast<std::uint64_t>(detail::step_numel(options, 2, 1, 4096, kMaxBlockNbytes));
+  // One tensor is one task: a digest cannot be put together from parts. The largest ones first, so
+  // that no thread is left with one at the end.
+  std::vector<std::size_t> order(tensor_indices.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  const auto nbytes_of = [&](std::size_t i) {
+    return reader.contents().tensors.at(tensor_indices[i]).meta.nbytes();
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return nbytes_of(a) > nbytes_of(b); });
+  parallel_for(static_cast<std::int64_t>(order.size()), options.num_threads, options.stop,
+               [&](std::int64_t task) {
+                 const std::size_t i = order[static_cast<std::size_t>(task)];
+                 const TensorReader tensor(reader, tensor_indices[i]);
+                 Sha256 sha256;
+                 for_each_block(tensor, block_nbytes,
+                                [&](FlatRange, std::span<const std::byte> bytes) {
+                                  sha256.update(bytes);
+                                  if (options.progress) options.progress(bytes.size());
+                                  detail::throw_if_stopped(options);
+                                });
+                 digests[i] = sha256.hex_digest();
+               });
+  return digests;
+}
+
+}  // namespace tessera::inspect

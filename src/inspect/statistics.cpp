@@ -1,0 +1,351 @@
+#include "tessera/inspect/statistics.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "inspect/byte_buffer.h"
+#include "inspect/scan.h"
+#include "tessera/base/error.h"
+#include "tessera/inspect/tensor_reader.h"
+
+namespace tessera::inspect {
+namespace {
+
+// [Note: Lanes] The loops over a block keep this many results side by side and combine them at the
+// end. A compiler may not reorder floating-point sums by itself, but it turns such lanes into
+// vector registers; and the order of additions stays the same on every machine.
+constexpr std::size_t kLanes = 16;
+
+template <class Real>
+struct BlockSums {
+  Real min;
+  Real max;
+  double sum;
+  std::int64_t num_zeros;
+};
+
+// Requires: finite numbers, at least one.
+template <class Real>
+BlockSums<Real> sum_block(const Real* numbers, std::size_t count) {
+  std::array<Real, kLanes> min;
+  std::array<Real, kLanes> max;
+  std::array<double, kLanes> sum{};
+  std::array<std::int32_t, kLanes> zeros{};
+  min.fill(numbers[0]);
+  max.fill(numbers[0]);
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const Real x = numbers[i + lane];
+      min[lane] = x < min[lane] ? x : min[lane];
+      max[lane] = x > max[lane] ? x : max[lane];
+      sum[lane] += static_cast<double>(x);
+      zeros[lane] += x == 0 ? 1 : 0;
+    }
+  }
+  for (std::size_t lane = 0; i < count; ++i, ++lane) {
+    const Real x = numbers[i];
+    min[lane] = std::min(min[lane], x);
+    max[lane] = std::max(max[lane], x);
+    sum[lane] += static_cast<double>(x);
+    zeros[lane] += x == 0 ? 1 : 0;
+  }
+  BlockSums<Real> sums{min[0], max[0], sum[0], zeros[0]};
+  for (std::size_t lane = 1; lane < kLanes; ++lane) {
+    sums.min = std::min(sums.min, min[lane]);
+    sums.max = std::max(sums.max, max[lane]);
+    sums.sum += sum[lane];
+    sums.num_zeros += zeros[lane];
+  }
+  return sums;
+}
+
+template <class Real>
+double sum_squared_deviations(const Real* numbers, std::size_t count, double mean) {
+  std::array<double, kLanes> sum{};
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const double deviation = static_cast<double>(numbers[i + lane]) - mean;
+      sum[lane] += deviation * deviation;
+    }
+  }
+  for (std::size_t lane = 0; i < count; ++i, ++lane) {
+    const double deviation = static_cast<double>(numbers[i]) - mean;
+    sum[lane] += deviation * deviation;
+  }
+  double total = 0;
+  for (double lane : sum) total += lane;
+  return total;
+}
+
+template <class Wide, class Number>
+Wide sum_wide(const Number* numbers, std::size_t count) {
+  Wide sum = 0;
+  for (std::size_t i = 0; i < count; ++i) sum += static_cast<Wide>(numbers[i]);
+  return sum;
+}
+
+template <class Number>
+long double squared_deviations_wide(const Number* numbers, std::size_t count, long double mean) {
+  long double sum = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const long double deviation = static_cast<long double>(numbers[i]) - mean;
+    sum += deviation * deviation;
+  }
+  return sum;
+}
+
+bool any_not_finite(const float* numbers, std::size_t count) {
+  std::uint32_t any = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto exponent = std::bit_cast<std::uint32_t>(numbers[i]) & 0x7F800000U;
+    any |= exponent == 0x7F800000U ? 1U : 0U;
+  }
+  return any != 0;
+}
+
+bool any_not_finite(const double* numbers, std::size_t count) {
+  std::uint64_t any = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto exponent = std::bit_cast<std::uint64_t>(numbers[i]) & 0x7FF0000000000000U;
+    any |= exponent == 0x7FF0000000000000U ? 1U : 0U;
+  }
+  return any != 0;
+}
+
+// Moves the finite numbers to the front and counts the others. Returns how many are finite.
+template <class Real>
+std::size_t take_out_not_finite(Real* numbers, std::size_t count, Statistics& block) {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Real x = numbers[i];
+    if (std::isnan(x)) {
+      ++block.num_nan;
+    } else if (std::isinf(x)) {
+      ++(x > 0 ? block.num_positive_inf : block.num_negative_inf);
+    } else {
+      numbers[kept++] = x;
+    }
+  }
+  return kept;
+}
+
+Number exact_number(double value, DType dtype) {
+  const bool is_integer = !is_floating_point(dtype) && !is_complex(dtype);
+  if (is_integer) return static_cast<std::int64_t>(value);
+  return value;
+}
+
+// Takes the numbers apart, so they may be written to.
+template <class Real>
+Statistics block_statistics(Real* numbers, std::size_t count, DType dtype) {
+  Statistics block;
+  block.numel = static_cast<std::int64_t>(count);
+  if (any_not_finite(numbers, count)) count = take_out_not_finite(numbers, count, block);
+  if (count == 0) return block;
+  const BlockSums<Real> sums = sum_block(numbers, count);
+  block.num_zeros = sums.num_zeros;
+  block.min = exact_number(static_cast<double>(sums.min), dtype);
+  block.max = exact_number(static_cast<double>(sums.max), dtype);
+  block.sum = std::isfinite(sums.sum) ? static_cast<long double>(sums.sum)
+                                      : sum_wide<long double>(numbers, count);
+  const long double mean = block.sum / static_cast<long double>(count);
+  block.squared_deviations_sum =
+      static_cast<long double>(sum_squared_deviations(numbers, count, static_cast<double>(mean)));
+  if (!std::isfinite(block.squared_deviations_sum)) {
+    block.squared_deviations_sum = squared_deviations_wide(numbers, count, mean);
+  }
+  return block;
+}
+
+template <class Integer>
+Statistics integer_block_statistics(const Integer* numbers, std::size_t count) {
+  Statistics block;
+  block.numel = static_cast<std::int64_t>(count);
+  block.num_zeros = std::count(numbers, numbers + count, Integer{0});
+  const auto [min, max] = std::minmax_element(numbers, numbers + count);
+  block.min = *min;
+  block.max = *max;
+  block.sum = sum_wide<long double>(numbers, count);
+  block.squared_deviations_sum =
+      squared_deviations_wide(numbers, count, block.sum / static_cast<long double>(count));
+  return block;
+}
+
+template <class Number>
+void copy_numbers(std::span<const std::byte> bytes, std::span<Number> out) {
+  std::memcpy(out.data(), bytes.data(), bytes.size());
+}
+
+}  // namespace
+
+std::optional<double> Statistics::mean() const {
+  if (num_finite() == 0) return std::nullopt;
+  return static_cast<double>(sum / static_cast<long double>(num_finite()));
+}
+
+std::optional<double> Statistics::standard_deviation() const {
+  if (num_finite() < 2) return std::nullopt;
+  return static_cast<double>(
+      std::sqrt(squared_deviations_sum / static_cast<long double>(num_finite() - 1)));
+}
+
+// The deviations are merged as in Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm
+// for Computing Sample Variances" (1979), equation 2.1b.
+void Statistics::merge(const Statistics& other) {
+  const auto n = static_cast<long double>(num_finite());
+  const auto m = static_cast<long double>(other.num_finite());
+  if (n > 0 && m > 0) {
+    const long double distance = other.sum / m - sum / n;
+    squared_deviations_sum +=
+        other.squared_deviations_sum + distance * distance * (n * m / (n + m));
+  } else {
+    squared_deviations_sum += other.squared_deviations_sum;
+  }
+  sum += other.sum;
+  numel += other.numel;
+  num_zeros += other.num_zeros;
+  num_nan += other.num_nan;
+  num_positive_inf += other.num_positive_inf;
+  num_negative_inf += other.num_negative_inf;
+  if (other.min && (!min || less(*other.min, *min))) min = other.min;
+  if (other.max && (!max || less(*max, *other.max))) max = other.max;
+}
+
+void StatisticsAccumulator::add(std::span<const std::byte> bytes) {
+  const std::uint64_t size = itemsize(dtype_);
+  const std::size_t block_nbytes = static_cast<std::size_t>(kBlockNumel) * size;
+  // A float4 byte is two float32; nothing else needs more than 8 bytes per element.
+  alignas(64) std::array<std::byte, 8 * static_cast<std::size_t>(kBlockNumel)> memory;
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min(block_nbytes, bytes.size()))) {
+    const auto block = bytes.first(std::min(block_nbytes, bytes.size()));
+    const std::size_t count =
+        block.size() / size * static_cast<std::size_t>(numbers_per_element(dtype_));
+    if (dtype_ == DType::int64) {
+      auto* numbers = reinterpret_cast<std::int64_t*>(memory.data());
+      copy_numbers(block, std::span(numbers, count));
+      statistics_.merge(integer_block_statistics(numbers, count));
+    } else if (dtype_ == DType::uint64) {
+      auto* numbers = reinterpret_cast<std::uint64_t*>(memory.data());
+      copy_numbers(block, std::span(numbers, count));
+      statistics_.merge(integer_block_statistics(numbers, count));
+    } else if (fits_float32(dtype_)) {
+      auto* numbers = reinterpret_cast<float*>(memory.data());
+      to_floats(dtype_, block, {numbers, count});
+      statistics_.merge(block_statistics(numbers, count, dtype_));
+    } else {
+      auto* numbers = reinterpret_cast<double*>(memory.data());
+      to_doubles(dtype_, block, {numbers, count});
+      statistics_.merge(block_statistics(numbers, count, dtype_));
+    }
+  }
+}
+
+namespace {
+
+// The elements whose statistics are one partial result.
+constexpr std::int64_t kWindowNumel = std::int64_t{1} << 21;
+static_assert(kWindowNumel % StatisticsAccumulator::kBlockNumel == 0);
+
+// Reads a window in steps that the memory allows.
+template <class Visit>
+void read_in_steps(const TensorReader& tensor, FlatRange window, const ScanOptions& options,
+                   Visit visit) {
+  const std::uint64_t size = itemsize(tensor.meta().dtype);
+  const std::int64_t step =
+      detail::step_numel(options, 2, size, StatisticsAccumulator::kBlockNumel, kWindowNumel);
+  detail::ByteBuffer buffer;
+  for (std::int64_t begin = window.begin; begin < window.end; begin += step) {
+    const std::int64_t end = std::min(window.end, begin + step);
+    const auto bytes = buffer.take(static_cast<std::size_t>(end - begin) * size);
+    tensor.read({begin, end}, bytes);
+    visit(bytes);
+    if (options.progress) options.progress(bytes.size());
+    detail::throw_if_stopped(options);
+  }
+}
+
+}  // namespace
+
+std::vector<Statistics> compute_statistics(const formats::CheckpointReader& reader,
+                                           std::span<const std::size_t> tensor_indices,
+                                           const ScanOptions& options) {
+  std::vector<std::int64_t> numels;
+  for (std::size_t t : tensor_indices) {
+    numels.push_back(reader.contents().tensors.at(t).meta.numel());
+  }
+  const auto partials = detail::scan<Statistics>(
+      numels, kWindowNumel, options,
+      [&](std::size_t i) { return std::make_unique<TensorReader>(reader, tensor_indices[i]); },
+      [&](const TensorReader& tensor, FlatRange window, Statistics& partial) {
+        StatisticsAccumulator accumulator(tensor.meta().dtype);
+        read_in_steps(tensor, window, options,
+                      [&](std::span<const std::byte> bytes) { accumulator.add(bytes); });
+        partial = accumulator.statistics();
+      });
+  std::vector<Statistics> results(partials.size());
+  for (std::size_t i = 0; i < partials.size(); ++i) {
+    for (const Statistics& partial : partials[i]) results[i].merge(partial);
+  }
+  return results;
+}
+
+Histogram compute_histogram(const formats::CheckpointReader& reader, std::size_t tensor_index,
+                            const Statistics& statistics, int max_num_bins,
+                            const ScanOptions& options) {
+  Histogram histogram;
+  if (!statistics.min) return histogram;
+  histogram.begin = to_double(*statistics.min);
+  histogram.end = to_double(*statistics.max);
+  auto num_bins = static_cast<std::size_t>(std::max(1, max_num_bins));
+  const bool is_integer = !std::holds_alternative<double>(*statistics.min);
+  if (is_integer) {
+    const double num_integers = histogram.end - histogram.begin + 1;
+    const double width = std::ceil(num_integers / static_cast<double>(num_bins));
+    num_bins = static_cast<std::size_t>(std::ceil(num_integers / width));
+    histogram.end = histogram.begin + width * static_cast<double>(num_bins);
+  } else if (histogram.begin == histogram.end) {
+    num_bins = 1;
+  }
+  // Halves, as the difference itself may not be finite.
+  const double half_range = histogram.end / 2 - histogram.begin / 2;
+
+  const DType dtype = reader.contents().tensors.at(tensor_index).meta.dtype;
+  const auto partials = detail::scan<std::vector<std::int64_t>>(
+      {reader.contents().tensors[tensor_index].meta.numel()}, kWindowNumel, options,
+      [&](std::size_t) { return std::make_unique<TensorReader>(reader, tensor_index); },
+      [&](const TensorReader& tensor, FlatRange window, std::vector<std::int64_t>& counts) {
+        counts.resize(num_bins);
+        std::vector<double> numbers;
+        read_in_steps(tensor, window, options, [&](std::span<const std::byte> bytes) {
+          const std::size_t block_nbytes =
+              static_cast<std::size_t>(StatisticsAccumulator::kBlockNumel) * itemsize(dtype);
+          for (std::size_t at = 0; at < bytes.size(); at += block_nbytes) {
+            const auto block = bytes.subspan(at, std::min(block_nbytes, bytes.size() - at));
+            numbers.resize(block.size() / itemsize(dtype) *
+                           static_cast<std::size_t>(numbers_per_element(dtype)));
+            to_doubles(dtype, block, numbers);
+            for (double x : numbers) {
+              if (!std::isfinite(x)) continue;
+              // Where in the range it lies, from 0 to 1.
+              const double place = half_range > 0 ? (x / 2 - histogram.begin / 2) / half_range : 0;
+              const auto bin =
+                  static_cast<std::size_t>(std::max(0.0, place * static_cast<double>(num_bins)));
+              ++counts[std::min(bin, num_bins - 1)];
+            }
+          }
+        });
+      });
+  histogram.counts.assign(num_bins, 0);
+  for (const auto& counts : partials.front()) {
+    for (std::size_t bin = 0; bin < num_bins; ++bin) histogram.counts[bin] += counts[bin];
+  }
+  return histogram;
+}
+
+}  // namespace tessera::inspect

@@ -1,0 +1,222 @@
+#include "tessera/inspect/summary.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "tessera/base/edit_distance.h"
+#include "tessera/base/error.h"
+
+namespace tessera::inspect {
+namespace {
+
+Totals totals_of(const formats::TensorEntry& tensor) {
+  Totals totals;
+  totals.num_tensors = 1;
+  totals.num_pieces = static_cast<std::int64_t>(tensor.pieces.size());
+  totals.numel = tensor.meta.numel();
+  totals.nbytes = tensor.meta.nbytes();
+  return totals;
+}
+
+// A node of the tree that still knows its children by name.
+struct Trie {
+  std::optional<TreeNode> leaf;
+  std::map<std::string_view, Trie> children;
+};
+
+void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t index,
+            const Totals& totals) {
+  Trie* node = &root;
+  for (std::string_view rest = name;;) {
+    const std::size_t dot = rest.find('.');
+    node = &node->children[rest.substr(0, dot)];
+    if (dot == std::string_view::npos) break;
+    rest.remove_prefix(dot + 1);
+  }
+  node->leaf = TreeNode{kind, {}, 1, index, totals, {}};
+}
+
+// Returns the number that a component is, where it is one as Python writes it.
+std::optional<std::int64_t> as_number(std::string_view label) {
+  std::int64_t number = 0;
+  const auto parsed = std::from_chars(label.data(), label.data() + label.size(), number);
+  const bool is_canonical = label == "0" || (!label.empty() && label[0] != '0' && label[0] != '-');
+  if (parsed.ec != std::errc() || parsed.ptr != label.data() + label.size() || !is_canonical) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+bool comes_before(const TreeNode& a, const TreeNode& b) {
+  const auto number_a = as_number(a.label);
+  const auto number_b = as_number(b.label);
+  if (number_a && number_b && *number_a != *number_b) return *number_a < *number_b;
+  if (number_a.has_value() != number_b.has_value()) return number_a.has_value();
+  return a.label < b.label;
+}
+
+bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, const TreeNode& b) {
+  if (a.kind != b.kind || a.num_repeats != b.num_repeats ||
+      a.children.size() != b.children.size()) {
+    return false;
+  }
+  if (a.kind == TreeNode::Kind::tensor) {
+    const TensorMeta& meta_a = contents.tensors[a.index].meta;
+    const TensorMeta& meta_b = contents.tensors[b.index].meta;
+    if (meta_a.dtype != meta_b.dtype || meta_a.shape != meta_b.shape) return false;
+  }
+  for (std::size_t i = 0; i < a.children.size(); ++i) {
+    if (a.children[i].label != b.children[i].label) return false;
+    if (!are_alike(contents, a.children[i], b.children[i])) return false;
+  }
+  return true;
+}
+
+// Puts siblings that follow each other in number and are alike into one. Their own chains were
+// joined already (`0.weight`), so the number is what stands before the first dot.
+std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
+                           std::vector<TreeNode> siblings) {
+  const auto split = [](const TreeNode& node) {
+    const std::string_view label = node.label;
+    const std::size_t dot = label.find('.');
+    return std::pair(as_number(label.substr(0, dot)),
+                     dot == std::string_view::npos ? std::string_view() : label.substr(dot));
+  };
+  std::vector<TreeNode> folded;
+  for (std::size_t i = 0; i < siblings.size();) {
+    const auto [first, suffix] = split(siblings[i]);
+    std::size_t end = i + 1;
+    while (first && end < siblings.size()) {
+      const auto [number, other_suffix] = split(siblings[end]);
+      if (number != *first + static_cast<std::int64_t>(end - i) || other_suffix != suffix ||
+          !are_alike(contents, siblings[i], siblings[end])) {
+        break;
+      }
+      ++end;
+    }
+    TreeNode node = siblings[i];
+    if (end - i > 1) {
+      node.num_repeats = static_cast<std::int64_t>(end - i);
+      node.label = "[" + std::to_string(*first) + ":" + std::to_string(*first + node.num_repeats) +
+                   "]" + std::string(suffix);
+      for (std::size_t j = i + 1; j < end; ++j) node.totals.add(siblings[j].totals);
+    }
+    folded.push_back(std::move(node));
+    i = end;
+  }
+  return folded;
+}
+
+// Turns a trie node into the nodes that stand for it: its leaf, its group, or both.
+std::vector<TreeNode> build(const formats::CheckpointContents& contents, const Trie& trie,
+                            std::string_view label, Folding folding) {
+  std::vector<TreeNode> nodes;
+  if (trie.leaf) {
+    nodes.push_back(*trie.leaf);
+    nodes.back().label = label;
+  }
+  if (trie.children.empty()) return nodes;
+  TreeNode group;
+  group.label = label;
+  for (const auto& [name, child] : trie.children) {
+    for (TreeNode& node : build(contents, child, name, folding)) {
+      group.children.push_back(std::move(node));
+    }
+  }
+  std::stable_sort(group.children.begin(), group.children.end(), comes_before);
+  if (folding == Folding::fold_repeats) group.children = fold(contents, std::move(group.children));
+  for (const TreeNode& child : group.children) group.totals.add(child.totals);
+  if (group.children.size() == 1) {
+    TreeNode only = std::move(group.children.front());
+    only.label = std::string(label) + "." + only.label;
+    nodes.push_back(std::move(only));
+  } else {
+    nodes.push_back(std::move(group));
+  }
+  return nodes;
+}
+
+}  // namespace
+
+void Totals::add(const Totals& other) {
+  num_tensors += other.num_tensors;
+  num_aliases += other.num_aliases;
+  num_values += other.num_values;
+  num_pieces += other.num_pieces;
+  numel += other.numel;
+  nbytes += other.nbytes;
+}
+
+std::size_t tensor_of(const formats::CheckpointContents& contents, const formats::Alias& alias) {
+  const formats::TensorEntry* target = contents.find_tensor(alias.target);
+  if (target == nullptr) return static_cast<std::size_t>(-1);
+  return static_cast<std::size_t>(target - contents.tensors.data());
+}
+
+Selection select(const formats::CheckpointContents& contents, const NameSelection& names,
+                 const std::string& path) {
+  std::vector<std::string_view> all;
+  Selection selection;
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    all.push_back(contents.tensors[t].meta.fqn);
+    if (!names.selects(all.back())) continue;
+    selection.tensors.push_back(t);
+    selection.totals.add(totals_of(contents.tensors[t]));
+  }
+  for (std::size_t v = 0; v < contents.values.size(); ++v) {
+    all.push_back(contents.values[v].name);
+    if (!names.selects(all.back())) continue;
+    selection.values.push_back(v);
+    ++selection.totals.num_values;
+  }
+  for (std::size_t a = 0; a < contents.aliases.size(); ++a) {
+    all.push_back(contents.aliases[a].fqn);
+    if (!names.selects(all.back())) continue;
+    selection.aliases.push_back(a);
+    ++selection.totals.num_aliases;
+  }
+  if (names.selects_everything()) return selection;
+  const std::vector<std::string> unused = names.unused(all);
+  if (!unused.empty()) {
+    std::string what = "no name matches '" + printable(unused.front()) + "'";
+    if (const auto closest = closest_word(unused.front(), all)) {
+      what += " (did you mean '" + printable(*closest) + "'?)";
+    }
+    throw Error(ErrorKind::invalid_argument, {path, {}, {}}, what);
+  }
+  return selection;
+}
+
+TreeNode make_tree(const formats::CheckpointContents& contents, const Selection& selection,
+                   Folding folding) {
+  Trie trie;
+  for (std::size_t t : selection.tensors) {
+    insert(trie, contents.tensors[t].meta.fqn, TreeNode::Kind::tensor, t,
+           totals_of(contents.tensors[t]));
+  }
+  for (std::size_t v : selection.values) {
+    Totals totals;
+    totals.num_values = 1;
+    insert(trie, contents.values[v].name, TreeNode::Kind::value, v, totals);
+  }
+  for (std::size_t a : selection.aliases) {
+    Totals totals;
+    totals.num_aliases = 1;
+    insert(trie, contents.aliases[a].fqn, TreeNode::Kind::alias, a, totals);
+  }
+  TreeNode root;
+  root.totals = selection.totals;
+  for (const auto& [name, child] : trie.children) {
+    for (TreeNode& node : build(contents, child, name, folding)) {
+      root.children.push_back(std::move(node));
+    }
+  }
+  std::stable_sort(root.children.begin(), root.children.end(), comes_before);
+  if (folding == Folding::fold_repeats) root.children = fold(contents, std::move(root.children));
+  return root;
+}
+
+}  // namespace tessera::inspect

@@ -1,0 +1,133 @@
+#include "tessera/inspect/verify.h"
+
+#include <algorithm>
+#include <mutex>
+#include <tuple>
+
+#include "inspect/scan.h"
+#include "tessera/inspect/statistics.h"
+
+namespace tessera::inspect {
+namespace {
+
+using formats::Finding;
+
+std::uint64_t pieces_nbytes(const formats::CheckpointReader& reader) {
+  std::uint64_t nbytes = 0;
+  for (const auto& tensor : reader.contents().tensors) {
+    for (const auto& piece : tensor.pieces) {
+      nbytes += static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(tensor.meta.dtype);
+    }
+  }
+  return nbytes;
+}
+
+void check_names(const formats::CheckpointReader& reader, const formats::FindingSink& sink) {
+  const auto& contents = reader.contents();
+  for (const auto& tensor : contents.tensors) {
+    std::vector<Region> regions;
+    for (const auto& piece : tensor.pieces) regions.push_back(piece.region);
+    for (const CoverageProblem& problem : check_coverage(regions, tensor.meta.shape)) {
+      sink({Finding::Severity::error,
+            "coverage",
+            {reader.path(), tensor.meta.fqn, {}},
+            "every element in exactly one piece",
+            problem.detail});
+    }
+  }
+  for (std::size_t v = 0; v < contents.values.size(); ++v) {
+    try {
+      reader.read_value(v);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      sink({Finding::Severity::error,
+            "value",
+            {reader.path(), contents.values[v].name, {}},
+            "a value that can be read",
+            error.what()});
+    }
+  }
+  for (const auto& alias : contents.aliases) {
+    if (contents.find_tensor(alias.target) != nullptr) continue;
+    sink({Finding::Severity::error,
+          "alias",
+          {reader.path(), alias.fqn, {}},
+          "a tensor named '" + printable(alias.target) + "'",
+          "none"});
+  }
+}
+
+// Says what is not finite in each tensor that can be read; others have findings already.
+void check_numbers(const formats::CheckpointReader& reader, const ScanOptions& options,
+                   const formats::FindingSink& sink) {
+  for (std::size_t t = 0; t < reader.contents().tensors.size(); ++t) {
+    const TensorMeta& meta = reader.contents().tensors[t].meta;
+    if (!is_floating_point(meta.dtype) && !is_complex(meta.dtype)) continue;
+    Statistics statistics;
+    try {
+      statistics = compute_statistics(reader, {&t, 1}, options).front();
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::corruption) throw;
+      continue;
+    }
+    const std::int64_t num_infinite = statistics.num_positive_inf + statistics.num_negative_inf;
+    if (statistics.num_nan == 0 && num_infinite == 0) continue;
+    sink(
+        {Finding::Severity::error,
+         "finite",
+         {reader.path(), meta.fqn, {}},
+         std::to_string(statistics.numel) + " finite numbers",
+         std::to_string(statistics.num_nan) + " NaN and " + std::to_string(num_infinite) + " Inf"});
+  }
+}
+
+}  // namespace
+
+bool VerifyReport::has_errors() const {
+  return std::any_of(findings.begin(), findings.end(), [](const Finding& finding) {
+    return finding.severity == Finding::Severity::error;
+  });
+}
+
+VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions& options) {
+  VerifyReport report;
+  std::mutex mutex;
+  const formats::FindingSink sink = [&](const Finding& finding) {
+    const std::scoped_lock lock(mutex);
+    report.findings.push_back(finding);
+  };
+  check_names(reader, sink);
+  reader.verify(sink, [&](std::uint64_t nbytes) {
+    if (options.scan.progress) options.scan.progress(nbytes);
+    detail::throw_if_stopped(options.scan);
+  });
+  if (options.numbers == VerifyOptions::Numbers::must_be_finite) {
+    check_numbers(reader, options.scan, sink);
+  }
+  std::stable_sort(report.findings.begin(), report.findings.end(),
+                   [](const Finding& a, const Finding& b) {
+                     return std::tie(a.where.path, a.where.fqn, a.rule) <
+                            std::tie(b.where.path, b.where.fqn, b.rule);
+                   });
+  for (const auto& tensor : reader.contents().tensors) {
+    ++report.num_tensors;
+    report.num_pieces += static_cast<std::int64_t>(tensor.pieces.size());
+  }
+  report.num_values = static_cast<std::int64_t>(reader.contents().values.size());
+  report.nbytes = pieces_nbytes(reader);
+  return report;
+}
+
+std::uint64_t verify_nbytes(const formats::CheckpointReader& reader, const VerifyOptions& options) {
+  std::uint64_t nbytes = pieces_nbytes(reader);
+  if (options.numbers == VerifyOptions::Numbers::must_be_finite) {
+    for (const auto& tensor : reader.contents().tensors) {
+      if (is_floating_point(tensor.meta.dtype) || is_complex(tensor.meta.dtype)) {
+        nbytes += tensor.meta.nbytes();
+      }
+    }
+  }
+  return nbytes;
+}
+
+}  // namespace tessera::inspect

@@ -1,0 +1,226 @@
+#include "tessera/inspect/diff.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+
+#include "support/memory_checkpoint.h"
+
+namespace tessera::inspect {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Kind = Difference::Kind;
+using test::MemoryCheckpoint;
+
+std::vector<float> ramp(int numel) {
+  std::vector<float> values;
+  for (int i = 0; i < numel; ++i) values.push_back(static_cast<float>(i));
+  return values;
+}
+
+MemoryCheckpoint holding(const std::vector<float>& values, Shape shape,
+                         std::vector<formats::Piece> pieces = {}) {
+  MemoryCheckpoint checkpoint;
+  checkpoint.add({"t", DType::float32, std::move(shape)}, test::bytes_of(values),
+                 std::move(pieces));
+  return checkpoint;
+}
+
+DiffReport diff_values(const std::vector<float>& a, const std::vector<float>& b, double rtol = 0,
+                       double atol = 0) {
+  DiffOptions options;
+  options.rtol = rtol;
+  options.atol = atol;
+  const auto size = static_cast<std::int64_t>(a.size());
+  return diff(holding(a, {size}), holding(b, {size}), options);
+}
+
+TEST(DiffTest, EqualStateInDifferentShardingsDoesNotDiffer) {
+  const auto values = ramp(24);
+  const auto a = holding(values, {4, 6});
+  const auto b = holding(values, {4, 6}, {{Box{{0, 0}, {4, 5}}, 0}, {Box{{0, 5}, {4, 1}}, 1}});
+  const DiffReport report = diff(a, b, {});
+  EXPECT_THAT(report.differences, IsEmpty());
+  EXPECT_EQ(report.num_tensors_compared, 1);
+  EXPECT_EQ(report.nbytes_compared, 96U);
+  EXPECT_EQ(diff_nbytes(a, b, {}), 192U);
+}
+
+TEST(DiffTest, NamesTheFirstElementThatDiffersAndCountsAll) {
+  auto changed = ramp(24);
+  changed[8] += 0.5F;
+  changed[23] -= 2;
+  const auto a = holding(ramp(24), {4, 6});
+  const auto b = holding(changed, {4, 6}, {{FlatRange{0, 7}, 0}, {FlatRange{7, 24}, 1}});
+  const DiffReport report = diff(a, b, {});
+  ASSERT_EQ(report.differences.size(), 1U);
+  EXPECT_EQ(report.differences[0].kind, Kind::elements);
+  EXPECT_EQ(report.differences[0].name, "t");
+  const ElementDifferences& elements = *report.differences[0].elements;
+  EXPECT_EQ(elements.numel, 24);
+  EXPECT_EQ(elements.num_different, 2);
+  EXPECT_THAT(elements.first_index, ElementsAre(1, 2));
+  EXPECT_EQ(elements.first_a, "8");
+  EXPECT_EQ(elements.first_b, "8.5");
+  EXPECT_EQ(elements.max_abs_difference, 2);
+}
+
+TEST(DiffTest, FindsADifferenceInAnyBlockOfALargeTensor) {
+  const std::int64_t numel = (std::int64_t{1} << 21) + 50000;
+  std::vector<float> a(static_cast<std::size_t>(numel), 1);
+  for (std::int64_t at : {std::int64_t{0}, std::int64_t{8192}, (std::int64_t{1} << 21) - 1,
+                          std::int64_t{1} << 21, numel - 1}) {
+    auto b = a;
+    b[static_cast<std::size_t>(at)] = 2;
+    DiffOptions options;
+    options.scan.num_threads = 3;
+    options.scan.memory_nbytes = 1;
+    const DiffReport report = diff(holding(a, {numel}), holding(b, {numel}), options);
+    ASSERT_EQ(report.differences.size(), 1U);
+    EXPECT_THAT(report.differences[0].elements->first_index, ElementsAre(at));
+    EXPECT_EQ(report.differences[0].elements->num_different, 1);
+  }
+}
+
+TEST(DiffTest, WithoutATolerancesElementsAreComparedBitForBit) {
+  const float nan = std::nanf("");
+  const float other_nan = std::nanf("1");
+  EXPECT_THAT(diff_values({nan}, {nan}).differences, IsEmpty());
+  EXPECT_EQ(diff_values({nan}, {other_nan}).differences.size(), 1U);
+  const auto zero = diff_values({0.0F}, {-0.0F}).differences;
+  ASSERT_EQ(zero.size(), 1U);
+  EXPECT_EQ(zero[0].elements->max_abs_difference, 0);
+  const auto one_nan = diff_values({nan, 1}, {1, 1}).differences;
+  ASSERT_EQ(one_nan.size(), 1U);
+  EXPECT_EQ(one_nan[0].elements->num_nan_on_one_side, 1);
+  EXPECT_EQ(one_nan[0].elements->max_abs_difference, std::nullopt);
+}
+
+TEST(DiffTest, TolerancesAreThoseOfAllclose) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::nanf("");
+  EXPECT_THAT(diff_values({1.0F}, {1.25F}, 0, 0.25).differences, IsEmpty());
+  EXPECT_EQ(diff_values({1.0F}, {1.25F}, 0, 0.2).differences.size(), 1U);
+  EXPECT_THAT(diff_values({100}, {101}, 0.01, 0).differences, IsEmpty());
+  EXPECT_EQ(diff_values({101}, {100}, 0.0099, 0).differences.size(), 1U);
+  EXPECT_THAT(diff_values({nan, inf, 0.0F}, {std::nanf("1"), inf, -0.0F}, 0, 1e-9).differences,
+              IsEmpty());
+  EXPECT_EQ(diff_values({inf}, {-inf}, 0.5, 0).differences.size(), 1U);
+  EXPECT_EQ(diff_values({1}, {inf}, 0.5, 0).differences.size(), 1U);
+  EXPECT_EQ(diff_values({1}, {nan}, 0.5, 1e9).differences.size(), 1U);
+}
+
+TEST(DiffTest, LargeIntegersAreComparedExactly) {
+  const std::int64_t big = std::int64_t{1} << 60;
+  MemoryCheckpoint a;
+  a.add({"t", DType::int64, {3}},
+        test::bytes_of<std::int64_t>({big, 5, std::numeric_limits<std::int64_t>::min()}));
+  MemoryCheckpoint b;
+  b.add({"t", DType::int64, {3}},
+        test::bytes_of<std::int64_t>({big + 1, 5, std::numeric_limits<std::int64_t>::max()}));
+  const auto differences = diff(a, b, {}).differences;
+  ASSERT_EQ(differences.size(), 1U);
+  EXPECT_EQ(differences[0].elements->num_different, 2);
+  EXPECT_EQ(differences[0].elements->first_b, "1152921504606846977");
+  EXPECT_EQ(differences[0].elements->max_abs_difference, 0x1p64);
+  DiffOptions options;
+  options.atol = 1;
+  EXPECT_EQ(diff(a, b, options).differences[0].elements->num_different, 1);
+}
+
+TEST(DiffTest, ComplexNumbersAreComparedByTheirParts) {
+  MemoryCheckpoint a;
+  a.add({"t", DType::complex64, {2}}, test::bytes_of<float>({3, 4, 1, 1}));
+  MemoryCheckpoint b;
+  b.add({"t", DType::complex64, {2}}, test::bytes_of<float>({4, 3, 1, 1}));  // equal magnitude
+  const auto differences = diff(a, b, {}).differences;
+  ASSERT_EQ(differences.size(), 1U);
+  EXPECT_EQ(differences[0].elements->first_a, "3+4j");
+  EXPECT_EQ(differences[0].elements->max_abs_difference, 1);
+}
+
+TEST(DiffTest, ReportsNamesShapesDtypesAndValuesInOrder) {
+  const auto bytes = test::bytes_of<float>({1, 2});
+  MemoryCheckpoint a;
+  a.add({"a.only", DType::float32, {2}}, bytes);
+  a.add({"dtype", DType::float32, {2}}, bytes);
+  a.add({"shape", DType::float32, {2}}, bytes);
+  a.add({"turned", DType::float32, {2}}, bytes);
+  a.add_value("lr", Value(0.1));
+  a.add_value("same", Value(7));
+  MemoryCheckpoint b;
+  b.add({"b.only", DType::float32, {2}}, bytes);
+  b.add({"dtype", DType::int32, {2}}, bytes);
+  b.add({"shape", DType::float32, {2, 1}}, bytes);
+  b.add_value("lr", Value(0.2));
+  b.add_value("same", Value(7));
+  b.add_value("turned", Value("now a value"));
+  const DiffReport report = diff(a, b, {});
+  std::vector<std::pair<Kind, std::string>> found;
+  for (const auto& d : report.differences) found.emplace_back(d.kind, d.name);
+  EXPECT_THAT(found,
+              ElementsAre(std::pair(Kind::missing, "a.only"), std::pair(Kind::extra, "b.only"),
+                          std::pair(Kind::dtype, "dtype"), std::pair(Kind::value, "lr"),
+                          std::pair(Kind::shape, "shape"), std::pair(Kind::type, "turned")));
+  EXPECT_EQ(report.differences[0].a, "float32 [2]");
+  EXPECT_EQ(report.differences[0].b, "");
+  EXPECT_EQ(report.differences[3].a, "0.1");
+  EXPECT_EQ(report.num_values_compared, 2);
+  EXPECT_EQ(report.num_tensors_compared, 2);
+}
+
+TEST(DiffTest, AnyDtypesAreComparedAsNumbersWhenAsked) {
+  MemoryCheckpoint a;
+  a.add({"t", DType::float32, {3}}, test::bytes_of<float>({1, 0.100098F, 3}));
+  MemoryCheckpoint b;
+  b.add({"t", DType::bfloat16, {3}}, test::bytes_of<std::uint16_t>({0x3F80, 0x3DCD, 0x4000}));
+  DiffOptions options;
+  options.dtypes = DiffOptions::DTypes::any;
+  options.rtol = 1e-3;
+  const auto differences = diff(a, b, options).differences;
+  ASSERT_EQ(differences.size(), 1U);
+  EXPECT_EQ(differences[0].elements->num_different, 1);
+  EXPECT_EQ(differences[0].elements->first_a, "3");
+  EXPECT_EQ(differences[0].elements->first_b, "2");
+}
+
+TEST(DiffTest, ATiedTensorEqualsOneOfItsOwn) {
+  const auto bytes = test::bytes_of<float>({1, 2});
+  MemoryCheckpoint tied;
+  tied.add({"emb", DType::float32, {2}}, bytes);
+  tied.add_alias("head", "emb");
+  MemoryCheckpoint apart;
+  apart.add({"emb", DType::float32, {2}}, bytes);
+  apart.add({"head", DType::float32, {2}}, bytes);
+  const DiffReport report = diff(tied, apart, {});
+  EXPECT_THAT(report.differences, IsEmpty());
+  EXPECT_THAT(report.untied, ElementsAre("head"));
+  EXPECT_THAT(diff(tied, tied, {}).untied, IsEmpty());
+  apart.piece_bytes("head", 0)[0] = std::byte{1};
+  EXPECT_EQ(diff(tied, apart, {}).differences.size(), 1U);
+}
+
+TEST(DiffTest, ComparesOnlyTheNamesAskedFor) {
+  MemoryCheckpoint a;
+  a.add({"model.w", DType::float32, {1}}, test::bytes_of<float>({1}));
+  a.add({"optim.w", DType::float32, {1}}, test::bytes_of<float>({1}));
+  MemoryCheckpoint b;
+  b.add({"model.w", DType::float32, {1}}, test::bytes_of<float>({1}));
+  DiffOptions options;
+  options.names = NameSelection({"model"});
+  EXPECT_THAT(diff(a, b, options).differences, IsEmpty());
+  EXPECT_EQ(diff(a, b, {}).differences.size(), 1U);
+}
+
+TEST(DiffTest, AnUnreadableSideIsAnErrorNotADifference) {
+  MemoryCheckpoint a = holding(ramp(4), {4});
+  MemoryCheckpoint b = holding(ramp(4), {4});
+  b.fail_reads_of("t", 0);
+  EXPECT_THROW(diff(a, b, {}), Error);
+}
+
+}  // namespace
+}  // namespace tessera::inspect

@@ -1,0 +1,117 @@
+#include "tessera/inspect/summary.h"
+
+#include <gmock/gmock.h>
+
+#include "support/memory_checkpoint.h"
+
+namespace tessera::inspect {
+namespace {
+
+using test::MemoryCheckpoint;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void add(MemoryCheckpoint& checkpoint, const std::string& fqn, Shape shape = {2}) {
+  const TensorMeta meta{fqn, DType::float32, std::move(shape)};
+  checkpoint.add(meta, test::Bytes(meta.nbytes()));
+}
+
+// One line per node: `label xN (tensors)`, indented.
+void print(const TreeNode& node, int depth, std::vector<std::string>& lines) {
+  std::string line = std::string(static_cast<std::size_t>(depth) * 2, ' ') + node.label;
+  if (node.num_repeats > 1) line += " x" + std::to_string(node.num_repeats);
+  if (node.kind == TreeNode::Kind::group) {
+    line += " (" + std::to_string(node.totals.num_tensors) + ", " +
+            std::to_string(node.totals.nbytes) + ")";
+  }
+  lines.push_back(line);
+  for (const TreeNode& child : node.children) print(child, depth + 1, lines);
+}
+
+std::vector<std::string> tree(const MemoryCheckpoint& checkpoint,
+                              Folding folding = Folding::fold_repeats) {
+  const auto& contents = checkpoint.contents();
+  std::vector<std::string> lines;
+  for (const TreeNode& node :
+       make_tree(contents, select(contents, NameSelection(), "memory"), folding).children) {
+    print(node, 0, lines);
+  }
+  return lines;
+}
+
+TEST(TreeTest, FoldsNumberedSiblingsThatAreAlike) {
+  MemoryCheckpoint checkpoint;
+  for (int layer = 0; layer < 12; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer);
+    add(checkpoint, prefix + ".up.weight", {3});
+    add(checkpoint, prefix + ".down.weight", {layer == 11 ? 5 : 3});
+  }
+  add(checkpoint, "model.norm.weight");
+  EXPECT_THAT(tree(checkpoint),
+              ElementsAre("model (25, 304)", "  layers (24, 296)", "    [0:11] x11 (22, 264)",
+                          "      down.weight", "      up.weight", "    11 (2, 32)",
+                          "      down.weight", "      up.weight", "  norm.weight"));
+  EXPECT_EQ(tree(checkpoint, Folding::keep_all).size(), 1U + 1 + 12 * 3 + 1);
+}
+
+TEST(TreeTest, FoldsLeavesAndChainsToo) {
+  MemoryCheckpoint checkpoint;
+  for (int i = 0; i < 3; ++i) add(checkpoint, "blocks." + std::to_string(i) + ".bias");
+  for (int i = 0; i < 3; ++i) add(checkpoint, "list." + std::to_string(i));
+  EXPECT_THAT(tree(checkpoint), ElementsAre("blocks.[0:3].bias x3", "list.[0:3] x3"));
+}
+
+TEST(TreeTest, ATensorMayShareItsNameWithAGroup) {
+  MemoryCheckpoint checkpoint;
+  add(checkpoint, "a");
+  add(checkpoint, "a.b");
+  add(checkpoint, "a.c");
+  EXPECT_THAT(tree(checkpoint), ElementsAre("a", "a (2, 16)", "  b", "  c"));
+}
+
+TEST(TreeTest, OddNamesAreOrdinary) {
+  MemoryCheckpoint checkpoint;
+  for (const char* fqn : {"", ".", "..x", "a..b", "a.", "00", "0", "-1"}) add(checkpoint, fqn);
+  std::vector<std::string> lines = tree(checkpoint);
+  EXPECT_EQ(select(checkpoint.contents(), NameSelection(), "").totals.num_tensors, 8);
+  std::int64_t num_leaves = 0;
+  for (const auto& line : lines) num_leaves += line.find('(') == std::string::npos ? 1 : 0;
+  EXPECT_EQ(num_leaves, 8);
+}
+
+TEST(TreeTest, NothingMakesAnEmptyTree) {
+  EXPECT_THAT(tree(MemoryCheckpoint()), ElementsAre());
+}
+
+TEST(SelectionTest, AddsUpWhatIsSelected) {
+  MemoryCheckpoint checkpoint;
+  add(checkpoint, "model.w", {3, 5});
+  add(checkpoint, "optim.w", {3, 5});
+  checkpoint.add_value("optim.lr", Value(0.1));
+  checkpoint.add_alias("model.tied", "model.w");
+  const Selection all = select(checkpoint.contents(), NameSelection(), "memory");
+  EXPECT_EQ(all.totals.num_tensors, 2);
+  EXPECT_EQ(all.totals.num_aliases, 1);
+  EXPECT_EQ(all.totals.num_values, 1);
+  EXPECT_EQ(all.totals.nbytes, 120U);
+  const Selection model = select(checkpoint.contents(), NameSelection({"model"}), "memory");
+  EXPECT_THAT(model.tensors, ElementsAre(0));
+  EXPECT_THAT(model.aliases, ElementsAre(0));
+  EXPECT_THAT(model.values, ElementsAre());
+}
+
+TEST(SelectionTest, APatternThatSelectsNothingIsAMistake) {
+  MemoryCheckpoint checkpoint;
+  add(checkpoint, "model.weight");
+  try {
+    select(checkpoint.contents(), NameSelection({"model.wieght"}), "step-7");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::invalid_argument);
+    EXPECT_STREQ(error.what(),
+                 "step-7: no name matches 'model.wieght' (did you mean 'model.weight'?)");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::inspect

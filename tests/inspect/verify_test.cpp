@@ -1,0 +1,99 @@
+#include "tessera/inspect/verify.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "support/memory_checkpoint.h"
+#include "tessera/inspect/digest.h"
+
+namespace tessera::inspect {
+namespace {
+
+using test::MemoryCheckpoint;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::vector<std::string> rules(const VerifyReport& report) {
+  std::vector<std::string> rules;
+  for (const auto& finding : report.findings)
+    rules.push_back(finding.where.fqn + ":" + finding.rule);
+  return rules;
+}
+
+TEST(VerifyTest, ASoundCheckpointHasNoFindings) {
+  MemoryCheckpoint checkpoint;
+  checkpoint.add({"t", DType::float32, {2}}, test::bytes_of<float>({1, std::nanf("")}),
+                 {{FlatRange{0, 1}, 0}, {FlatRange{1, 2}, 1}, {FlatRange{1, 2}, 0}});
+  checkpoint.add_value("step", Value(3));
+  checkpoint.add_alias("u", "t");
+  VerifyOptions options;
+  std::uint64_t nbytes = 0;
+  options.scan.progress = [&](std::uint64_t n) { nbytes += n; };
+  const VerifyReport report = verify(checkpoint, options);
+  EXPECT_THAT(report.findings, IsEmpty());
+  EXPECT_FALSE(report.has_errors());
+  EXPECT_EQ(report.num_tensors, 1);
+  EXPECT_EQ(report.num_pieces, 3);
+  EXPECT_EQ(report.num_values, 1);
+  EXPECT_EQ(report.nbytes, 12U);
+  EXPECT_EQ(nbytes, verify_nbytes(checkpoint, options));
+}
+
+TEST(VerifyTest, ReportsAllFindingsInOneGo) {
+  MemoryCheckpoint checkpoint;
+  const auto bytes = test::bytes_of<float>({1, 2, 3, 4});
+  checkpoint.add({"hole", DType::float32, {4}}, bytes, {{FlatRange{0, 3}, 0}});
+  checkpoint.add({"overlap", DType::float32, {4}}, bytes,
+                 {{FlatRange{0, 3}, 0}, {FlatRange{2, 4}, 1}});
+  checkpoint.add({"damaged", DType::float32, {4}}, bytes);
+  checkpoint.fail_reads_of("damaged", 0);
+  checkpoint.add_alias("tied", "nowhere");
+  const VerifyReport report = verify(checkpoint, {});
+  EXPECT_THAT(rules(report),
+              ElementsAre("damaged:checksum", "hole:coverage", "overlap:coverage", "tied:alias"));
+  EXPECT_TRUE(report.has_errors());
+}
+
+TEST(VerifyTest, NumbersThatAreNotFiniteAreFindingsWhenAsked) {
+  MemoryCheckpoint checkpoint;
+  checkpoint.add({"good", DType::float32, {1}}, test::bytes_of<float>({1}));
+  checkpoint.add({"bad", DType::float32, {3}},
+                 test::bytes_of<float>({std::nanf(""), HUGE_VALF, -HUGE_VALF}));
+  checkpoint.add({"int", DType::int32, {1}}, test::bytes_of<std::int32_t>({-1}));
+  checkpoint.add({"damaged", DType::float32, {1}}, test::bytes_of<float>({1}));
+  checkpoint.fail_reads_of("damaged", 0);
+  VerifyOptions options;
+  options.numbers = VerifyOptions::Numbers::must_be_finite;
+  const VerifyReport report = verify(checkpoint, options);
+  EXPECT_THAT(rules(report), ElementsAre("bad:finite", "damaged:checksum"));
+  EXPECT_EQ(report.findings[0].found, "1 NaN and 2 Inf");
+}
+
+TEST(VerifyTest, AStopEndsIt) {
+  MemoryCheckpoint checkpoint;
+  checkpoint.add({"t", DType::float32, {1}}, test::bytes_of<float>({1}));
+  VerifyOptions options;
+  std::stop_source source;
+  source.request_stop();
+  options.scan.stop = source.get_token();
+  EXPECT_THROW(verify(checkpoint, options), Error);
+}
+
+TEST(TensorDigestTest, IsTheSha256OfTheWholeTensorWhateverThePieces) {
+  // "abc" and the empty text, as in FIPS 180-4's examples.
+  const test::Bytes abc = {std::byte{'a'}, std::byte{'b'}, std::byte{'c'}};
+  MemoryCheckpoint checkpoint;
+  checkpoint.add({"abc", DType::uint8, {3}}, abc, {{FlatRange{2, 3}, 0}, {FlatRange{0, 2}, 1}});
+  checkpoint.add({"none", DType::float32, {0}}, {});
+  const std::vector<std::size_t> both = {0, 1};
+  ScanOptions options;
+  options.num_threads = 2;
+  EXPECT_THAT(compute_digests(checkpoint, both, options),
+              ElementsAre("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+                          "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"));
+}
+
+}  // namespace
+}  // namespace tessera::inspect
