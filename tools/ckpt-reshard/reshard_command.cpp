@@ -69,10 +69,17 @@ std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts
   return renames;
 }
 
+/// Returns 0 where the option is not given.
+int count_option(const std::string& name, int number) {
+  if (number == ReshardOptions::kNotGiven) return 0;
+  if (number < 1) refuse_option(name, "a number from 1 on", std::to_string(number));
+  return number;
+}
+
 PlanOptions plan_options(const ReshardOptions& options) {
   PlanOptions plan;
   plan.format = options.format;
-  plan.world_size = options.world_size;
+  plan.world_size = count_option("--world-size", options.world_size);
   plan.strategy = options.strategy;
   plan.only = NameSelection(options.only);
   plan.renames = parse_renames(options.renames);
@@ -214,7 +221,7 @@ void move(const ReshardOptions& options, const Plan& plan, const CheckpointReade
                       options.quiet ? ProgressDisplay::off : ProgressDisplay::on_terminal);
     reshard::execute(plan, reader, *writer,
                      {.memory_nbytes = options.memory_nbytes,
-                      .num_threads = options.num_threads,
+                      .num_threads = count_option("--threads", options.num_threads),
                       .stop = stop,
                       .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); }});
   }
@@ -226,8 +233,9 @@ void move(const ReshardOptions& options, const Plan& plan, const CheckpointReade
 }  // namespace
 
 void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& terminal) {
-  Command& command =
-      line.add_command("", "Moves a checkpoint between world sizes, sharding strategies and formats", [&] { return run_reshard(options, terminal); });
+  Command& command = line.add_command(
+      "", "Moves a checkpoint between world sizes, sharding strategies and formats",
+      [&] { return run_reshard(options, terminal); });
   command
       .describe(
           "The format of SRC is detected. Bytes are streamed in bounded memory and checked against "

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -12,10 +12,12 @@
 namespace tessera::cli {
 
 struct ReshardOptions {
+  static constexpr int kNotGiven = std::numeric_limits<int>::min();
+
   std::string source;
   std::string destination;
   formats::Format format = formats::Format::native;
-  int world_size = 0;  // 0: not given
+  int world_size = kNotGiven;
   std::string strategy;
   std::string table_plan_path;
   std::string units_path;
@@ -28,7 +30,7 @@ struct ReshardOptions {
   bool allow_lossy = false;
   std::uint64_t memory_nbytes = std::uint64_t{256} << 20;
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
-  int num_threads = 0;                 // 0: as many as there are cores
+  int num_threads = kNotGiven;         // as many as there are cores
   bool dry_run = false;
   bool overwrite = false;
   bool quiet = false;
