@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -16,7 +18,7 @@ namespace {
 
 constexpr std::string_view kZipSignature("PK\x03\x04", 4);
 constexpr std::string_view kHdf5Signature("\x89HDF\r\n\x1a\n", 8);
-constexpr std::string_view kNativeSignature("TESSERA", 7);
+constexpr std::string_view kNativeSignature("\x89TSR\r\n\x1a\n", 8);
 constexpr std::string_view kTarSignature("ustar", 5);
 constexpr std::size_t kTarSignatureOffset = 257;
 // PROTO 2, LONG1 of 10 bytes, and the magic number 0x1950a86a20f9469cfc6c behind it.
@@ -25,6 +27,19 @@ constexpr std::string_view kLegacyTorchSignature(
 
 Error refusal(ErrorKind kind, const std::string& path, std::string_view what) {
   return Error(kind, {.path = path}, what);
+}
+
+/// Returns the name of a checkpoint among a directory's first entries, to point at.
+std::optional<std::string> checkpoint_within(const FileSystem& fs, const std::string& path,
+                                             std::span<const std::string> names) {
+  constexpr std::size_t kMaxLookedAt = 64;
+  for (const std::string& name : names.first(std::min(names.size(), kMaxLookedAt))) {
+    const std::string below = join_path(path, name);
+    for (const char* mark : {"index.h5", ".metadata"}) {
+      if (fs.kind_of(join_path(below, mark)) == FileKind::regular) return name;
+    }
+  }
+  return std::nullopt;
 }
 
 Format format_of_directory(const FileSystem& fs, const std::string& path) {
@@ -42,6 +57,13 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
                   "index.h5: expected the index of a native checkpoint, found rank files alone "
                   "(`ckpt-reshard rebuild-index` writes it anew)");
   }
+  if (has([](const std::string& name) {
+        return name.starts_with("__") && name.ends_with(".metadata");
+      })) {
+    throw refusal(ErrorKind::unsupported, path,
+                  ".metadata: expected one of all ranks, found one of each rank (saved with "
+                  "use_collectives=False)");
+  }
   if (has([](const std::string& name) { return name.ends_with(".distcp"); })) {
     throw refusal(ErrorKind::corruption, path,
                   ".metadata: expected it beside the .distcp files, found none (a save that was "
@@ -52,10 +74,16 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
       })) {
     return Format::safetensors;
   }
-  throw refusal(ErrorKind::unsupported, path,
-                names.empty() ? "expected a checkpoint, found an empty directory"
-                              : "expected a checkpoint (index.h5, .metadata or *.safetensors), "
-                                "found a directory with none of them");
+  if (names.empty()) {
+    throw refusal(ErrorKind::unsupported, path, "expected a checkpoint, found an empty directory");
+  }
+  std::string what =
+      "expected a checkpoint (index.h5, .metadata or *.safetensors), found a directory with none "
+      "of them";
+  if (const auto within = checkpoint_within(fs, path, names)) {
+    what += " (did you mean " + printable(join_path(path, *within)) + "?)";
+  }
+  throw refusal(ErrorKind::unsupported, path, what);
 }
 
 Format format_of_file(const FileSystem& fs, const std::string& path) {
@@ -107,6 +135,10 @@ Format format_of_file(const FileSystem& fs, const std::string& path) {
 Format detect_format(const FileSystem& fs, const std::string& path) {
   const auto kind = fs.kind_of(path);
   if (!kind) throw refusal(ErrorKind::not_found, path, "expected a checkpoint, found nothing");
+  if (*kind == FileKind::other) {
+    throw refusal(ErrorKind::unsupported, path,
+                  "expected a checkpoint, found a device, pipe or socket");
+  }
   return *kind == FileKind::directory ? format_of_directory(fs, path) : format_of_file(fs, path);
 }
 

@@ -25,6 +25,19 @@ struct Storage {
   std::vector<StorageInfo> values;               // parallel to contents.values
 };
 
+/// What `.metadata` says. Contents are sorted and checked as CheckpointReader promises; a piece's
+/// rank is the number in its file's name, `__<rank>_<n>.distcp`, or the file's place among all
+/// names where they are others.
+struct Metadata {
+  CheckpointContents contents;
+  Storage storage;
+};
+
+/// Reads the pickle of a `Metadata` object as torch 2.2 to 2.11 write it. `path` is for messages.
+/// Throws: Error(corruption); Error(unsupported) naming a foreign global, a dtype, a layout or a
+/// stream extension that Tessera does not read.
+Metadata parse_metadata(std::vector<char> bytes, const std::string& path);
+
 /// Returns `.metadata` for these contents: the pickle of a `Metadata` object of
 /// torch.distributed.checkpoint.metadata, version 1.0.0. Requires: Box pieces only.
 std::string pickle_metadata(const CheckpointContents& contents, const Storage& storage);

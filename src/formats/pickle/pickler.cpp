@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <limits>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -75,7 +77,30 @@ std::string latin1_text(std::string_view bytes) {
   return text;
 }
 
+/// Pushes `complex:<real>,<imaginary>`. Returns whether the text is that.
+bool pickle_complex(Pickler& pickler, std::string_view numbers) {
+  const std::size_t comma = numbers.find(',');
+  if (comma == std::string_view::npos) return false;
+  double parts[2];
+  std::size_t i = 0;
+  for (const std::string_view text : {numbers.substr(0, comma), numbers.substr(comma + 1)}) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parts[i++]);
+    if (error != std::errc() || end != text.data() + text.size()) return false;
+  }
+  pickler.global(pickler.protocol() < 3 ? "__builtin__" : "builtins", "complex");
+  pickler.real(parts[0]);
+  pickler.real(parts[1]);
+  pickler.tuple2();
+  pickler.reduce();
+  return true;
+}
+
 void pickle_symbol(Pickler& pickler, const std::string& name) {
+  constexpr std::string_view kComplex = "complex:";
+  if (name.starts_with(kComplex) &&
+      pickle_complex(pickler, std::string_view(name).substr(kComplex.size()))) {
+    return;
+  }
   constexpr std::string_view kDevice = "device:";
   if (name.starts_with(kDevice)) {
     pickler.global("torch", "device");

@@ -67,8 +67,8 @@ class Pickler {
   std::unordered_map<std::string, std::size_t> memo_of_text_;
 };
 
-/// Pushes a value as Python would pickle the object it stands for: `torch.dtype`s, layouts and
-/// devices for symbols.
+/// Pushes a value as Python would pickle the object it stands for: dtypes, layouts and devices of
+/// torch and complex numbers for symbols.
 /// Throws: Error(unsupported) on a symbol that is none of these.
 void pickle_value(Pickler& pickler, const Value& value);
 

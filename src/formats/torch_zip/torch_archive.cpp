@@ -251,6 +251,11 @@ std::vector<Leaf> TorchArchive::leaves() const {
   return Flattener(*graph_, parser).flatten(graph_->root());
 }
 
+Value TorchArchive::as_value() const {
+  WalkBudget budget(*graph_);
+  return pickle::to_value(graph_->root(), budget);
+}
+
 void TorchArchive::read_elements(const TensorRecord& tensor, std::string_view fqn, FlatRange range,
                                  std::span<std::byte> out) const {
   const std::uint64_t element_nbytes = itemsize(tensor.dtype);

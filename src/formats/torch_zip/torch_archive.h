@@ -72,6 +72,10 @@ class TorchArchive {
   /// Throws: Error(corruption), Error(unsupported) naming what is no dense tensor or plain value.
   std::vector<Leaf> leaves() const;
 
+  /// Returns the saved object as one value. Throws: Error(unsupported) naming what is no plain
+  /// value, such as a tensor in it.
+  Value as_value() const;
+
   /// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order,
   /// whatever its strides. Memory beside `out`: a MiB. `fqn` is for messages. A storage whose bytes
   /// have all been read through contiguous tensors, in any order, is checked against its CRC with

@@ -1,0 +1,269 @@
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "formats/dcp/metadata.h"
+#include "formats/dcp/recently_used.h"
+#include "formats/torch_zip/torch_archive.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/dcp.h"
+
+namespace tessera::formats {
+namespace {
+
+using dcp::StorageInfo;
+using torch_zip::Leaf;
+using torch_zip::TensorRecord;
+using torch_zip::TorchArchive;
+
+constexpr std::uint64_t kMaxMetadataNbytes = std::uint64_t{1} << 30;
+constexpr std::size_t kMaxOpenFiles = 128;
+constexpr std::size_t kMaxOpenChunks = 256;
+
+/// One item, opened: a torch.save file within a file of the checkpoint, which it shares with
+/// others.
+struct Item {
+  Item(std::shared_ptr<const ReadableFile> in_file, ByteRange window)
+      : file(std::move(in_file)), archive(*file, window) {}
+
+  std::shared_ptr<const ReadableFile> file;
+  TorchArchive archive;
+};
+
+/// An item that is a chunk of a tensor.
+struct Chunk {
+  std::unique_ptr<const Item> item;
+  TensorRecord record;
+};
+
+std::string describe(DType dtype, std::span<const std::int64_t> shape) {
+  return std::string(dtype_name(dtype)) + " " + shape_to_string(shape);
+}
+
+class DcpReader final : public CheckpointReader {
+ public:
+  DcpReader(const FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {
+    const std::string file_path = join_path(path_, dcp::kMetadataFile);
+    const auto file = fs_.open(file_path);
+    if (file->nbytes() > kMaxMetadataNbytes) {
+      throw Error::expected(ErrorKind::corruption, {.path = file_path}, "file size",
+                            "at most " + std::to_string(kMaxMetadataNbytes) + " bytes",
+                            std::to_string(file->nbytes()));
+    }
+    std::vector<char> bytes(file->nbytes());
+    file->read_at(0, std::as_writable_bytes(std::span(bytes)));
+    metadata_ = dcp::parse_metadata(std::move(bytes), file_path);
+  }
+
+  Format format() const override { return Format::dcp; }
+  const std::string& path() const override { return path_; }
+  const CheckpointContents& contents() const override { return metadata_.contents; }
+
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    if (range.numel() == 0) return;
+    const auto chunk = chunk_at(tensor_index, piece_index);
+    chunk->item->archive.read_elements(
+        chunk->record, metadata_.contents.tensors[tensor_index].meta.fqn, range, out);
+  }
+
+  Value read_value(std::size_t value_index) const override;
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
+  void verify(const FindingSink& sink, const ProgressSink& progress) const override;
+
+ private:
+  std::shared_ptr<const ReadableFile> open_file(std::uint32_t file) const;
+  std::unique_ptr<const Item> open_item(const StorageInfo& info) const;
+  std::unique_ptr<Chunk> open_chunk(const TensorEntry& tensor, const Box& box,
+                                    const StorageInfo& info) const;
+  std::shared_ptr<const Chunk> chunk_at(std::size_t tensor_index, std::size_t piece_index) const;
+
+  const FileSystem& fs_;
+  std::string path_;
+  dcp::Metadata metadata_;
+  mutable dcp::RecentlyUsed<std::uint32_t, ReadableFile> files_{kMaxOpenFiles};
+  mutable dcp::RecentlyUsed<std::uint64_t, Chunk> chunks_{kMaxOpenChunks};  // by tensor and piece
+};
+
+std::shared_ptr<const ReadableFile> DcpReader::open_file(std::uint32_t file) const {
+  return files_.get(file, [&] {
+    const std::string& name = metadata_.storage.files[file];
+    const std::string file_path = join_path(path_, name);
+    if (!fs_.kind_of(file_path)) {
+      throw Error::expected(ErrorKind::not_found, {.path = file_path}, "file",
+                            "the file that .metadata names", "none", "an incomplete copy?");
+    }
+    require_contained(fs_, path_, name);
+    return fs_.open(file_path);
+  });
+}
+
+std::unique_ptr<const Item> DcpReader::open_item(const StorageInfo& info) const {
+  auto file = open_file(info.file);
+  const ByteRange window{info.offset, info.offset + info.nbytes};
+  if (window.end > file->nbytes()) {
+    throw Error::expected(ErrorKind::corruption, {.path = file->path(), .byte_range = window},
+                          "file size", "at least " + std::to_string(window.end) + " bytes",
+                          std::to_string(file->nbytes()), "an incomplete copy?");
+  }
+  return std::make_unique<Item>(std::move(file), window);
+}
+
+std::unique_ptr<Chunk> DcpReader::open_chunk(const TensorEntry& tensor, const Box& box,
+                                             const StorageInfo& info) const {
+  std::unique_ptr<const Item> item = open_item(info);
+  std::vector<Leaf> leaves = item->archive.leaves();
+  const auto refuse = [&](const std::string& found) {
+    throw Error::expected(ErrorKind::corruption,
+                          {.path = item->file->path(), .byte_range = item->archive.zip().window()},
+                          "stored chunk", describe(tensor.meta.dtype, box.sizes), found,
+                          ".metadata of another save?");
+  };
+  const bool is_tensor = leaves.size() == 1 && leaves.front().path.empty() &&
+                         std::holds_alternative<TensorRecord>(leaves.front().content);
+  if (!is_tensor) refuse("no tensor");
+  TensorRecord record = std::get<TensorRecord>(std::move(leaves.front().content));
+  if (record.dtype != tensor.meta.dtype || record.shape != box.sizes) {
+    refuse(describe(record.dtype, record.shape));
+  }
+  return std::make_unique<Chunk>(std::move(item), std::move(record));
+}
+
+std::shared_ptr<const Chunk> DcpReader::chunk_at(std::size_t tensor_index,
+                                                 std::size_t piece_index) const {
+  const TensorEntry& tensor = metadata_.contents.tensors[tensor_index];
+  const std::uint64_t key = (std::uint64_t{tensor_index} << 32) | piece_index;
+  try {
+    return chunks_.get(key, [&] {
+      return open_chunk(tensor, std::get<Box>(tensor.pieces[piece_index].region),
+                        metadata_.storage.pieces[tensor_index][piece_index]);
+    });
+  } catch (const Error& error) {
+    throw error.at_tensor(tensor.meta.fqn);
+  }
+}
+
+Value DcpReader::read_value(std::size_t value_index) const {
+  try {
+    return open_item(metadata_.storage.values[value_index])->archive.as_value();
+  } catch (const Error& error) {
+    throw error.at_tensor(metadata_.contents.values[value_index].name);
+  }
+}
+
+PieceStorage DcpReader::piece_storage(std::size_t tensor_index, std::size_t piece_index) const {
+  const StorageInfo& info = metadata_.storage.pieces[tensor_index][piece_index];
+  const auto chunk = chunk_at(tensor_index, piece_index);
+  const ByteRange stored = chunk->item->archive.stored_range(chunk->record);
+  PieceStorage storage{.file = metadata_.storage.files[info.file],
+                       .byte_range = std::nullopt,
+                       .encoding = "plain",
+                       .stored_nbytes = stored.nbytes()};
+  if (torch_zip::is_contiguous(chunk->record) && !stored.empty()) storage.byte_range = stored;
+  return storage;
+}
+
+/// Checks the CRC of every member of the items, and counts those that have none.
+class ItemCheck {
+ public:
+  ItemCheck(const FindingSink& sink, const ProgressSink& progress)
+      : sink_(sink), progress_(progress) {}
+
+  /// Checks the item that `open` returns.
+  template <class Open>
+  void check(const std::string& name, const Open& open) {
+    try {
+      const auto opened = open();
+      const zip::ZipReader& zip = opened->archive.zip();
+      for (std::size_t m = 0; m < zip.members().size(); ++m) check_member(name, zip, m);
+    } catch (const Error& error) {
+      report_structure(error.at_tensor(name));
+    }
+  }
+
+  void report_structure(const Error& error) {
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw error;
+    sink_({.severity = Finding::Severity::error,
+           .rule = "structure",
+           .where = error.where(),
+           .expected = "what .metadata says",
+           .found = error.what()});
+  }
+
+  void report_absent(const std::string& path) {
+    if (num_without_crc_ == 0) return;
+    sink_({.severity = Finding::Severity::note,
+           .rule = "crc-absent",
+           .where = {.path = path},
+           .expected = "a CRC-32 for each of " + std::to_string(num_members_) + " members",
+           .found = "none for " + std::to_string(num_without_crc_)});
+  }
+
+ private:
+  void check_member(const std::string& name, const zip::ZipReader& zip, std::size_t m) {
+    const zip::Member& member = zip.members()[m];
+    const std::uint32_t crc = zip.compute_crc(m, progress_);
+    ++num_members_;
+    if (!member.has_crc()) {
+      ++num_without_crc_;
+    } else if (crc != member.crc32) {
+      sink_({.severity = Finding::Severity::error,
+             .rule = "checksum",
+             .where = {.path = zip.path(), .fqn = name, .byte_range = zip.data_range(m)},
+             .expected = "CRC-32 " + zip::crc_text(member.crc32) + " of '" + member.name + "'",
+             .found = zip::crc_text(crc)});
+    }
+  }
+
+  const FindingSink& sink_;
+  const ProgressSink& progress_;
+  std::size_t num_members_ = 0;
+  std::size_t num_without_crc_ = 0;
+};
+
+void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress) const {
+  ItemCheck check(sink, progress);
+  std::vector<bool> is_readable(metadata_.storage.files.size());
+  for (std::uint32_t f = 0; f < is_readable.size(); ++f) {
+    try {
+      open_file(f);
+      is_readable[f] = true;
+    } catch (const Error& error) {
+      check.report_structure(error);  // once, not for each item in it
+    }
+  }
+  const auto& [contents, storage] = metadata_;
+  for (std::size_t v = 0; v < contents.values.size(); ++v) {
+    if (!is_readable[storage.values[v].file]) continue;
+    check.check(contents.values[v].name, [&] {
+      auto item = open_item(storage.values[v]);
+      item->archive.as_value();
+      return item;
+    });
+  }
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    const TensorEntry& tensor = contents.tensors[t];
+    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      const StorageInfo& info = storage.pieces[t][p];
+      if (!is_readable[info.file]) continue;
+      check.check(tensor.meta.fqn, [&] {
+        return std::move(open_chunk(tensor, std::get<Box>(tensor.pieces[p].region), info)->item);
+      });
+    }
+  }
+  check.report_absent(path_);
+}
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string path) {
+  return std::make_unique<DcpReader>(fs, std::move(path));
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,537 @@
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+
+#include "formats/dcp/metadata.h"
+#include "formats/pickle/plain_value.h"
+#include "formats/pickle/unpickler.h"
+#include "tessera/base/checked_math.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::dcp {
+namespace {
+
+using pickle::AllowedGlobal;
+using pickle::Object;
+using pickle::ObjectKind;
+using pickle::ValueGlobal;
+
+enum class MetadataGlobal : std::uint32_t {
+  metadata = 0x300,
+  tensor_storage,
+  bytes_storage,
+  tensor_properties,
+  chunk_storage,
+  metadata_index,
+  storage_info,
+  storage_meta,
+  memory_format,
+  enum_by_name,  // some Pythons (3.11.2) pickle an Enum as getattr(class, name)
+  windows_path,
+  quantized_dtype,  // known, to be refused with the tensor's name
+};
+
+constexpr std::uint32_t number(MetadataGlobal global) {
+  return static_cast<std::uint32_t>(global);
+}
+
+constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
+constexpr std::string_view kShardedTensorModule =  // up to torch 2.2
+    "torch.distributed._shard.sharded_tensor.metadata";
+
+constexpr AllowedGlobal kMetadataGlobals[] = {
+    {kMetadataModule, "Metadata", number(MetadataGlobal::metadata)},
+    {kMetadataModule, "TensorStorageMetadata", number(MetadataGlobal::tensor_storage)},
+    {kMetadataModule, "BytesStorageMetadata", number(MetadataGlobal::bytes_storage)},
+    {kMetadataModule, "TensorProperties", number(MetadataGlobal::tensor_properties)},
+    {kShardedTensorModule, "TensorProperties", number(MetadataGlobal::tensor_properties)},
+    {kMetadataModule, "ChunkStorageMetadata", number(MetadataGlobal::chunk_storage)},
+    {kMetadataModule, "MetadataIndex", number(MetadataGlobal::metadata_index)},
+    {kFilesystemModule, "_StorageInfo", number(MetadataGlobal::storage_info)},
+    {kMetadataModule, "StorageMeta", number(MetadataGlobal::storage_meta)},
+    {kMetadataModule, "_MEM_FORMAT_ENCODING", number(MetadataGlobal::memory_format)},
+    {kShardedTensorModule, "MEM_FORMAT_ENCODING", number(MetadataGlobal::memory_format)},
+    {"builtins", "getattr", number(MetadataGlobal::enum_by_name)},
+    {"pathlib", "WindowsPath", number(MetadataGlobal::windows_path)},
+    {"torch", "qint8", number(MetadataGlobal::quantized_dtype)},
+    {"torch", "quint8", number(MetadataGlobal::quantized_dtype)},
+    {"torch", "qint32", number(MetadataGlobal::quantized_dtype)},
+    {"torch", "quint4x2", number(MetadataGlobal::quantized_dtype)},
+    {"torch", "quint2x4", number(MetadataGlobal::quantized_dtype)},
+};
+
+const pickle::AllowList& metadata_globals() {
+  static const pickle::AllowList allowed{pickle::value_globals(), kMetadataGlobals};
+  return allowed;
+}
+
+bool is_instance(Object object, MetadataGlobal of) {
+  return object.is(ObjectKind::call) && object.meaning("object") == number(of);
+}
+
+/// Returns the attributes of an instance of a dataclass.
+Object attributes(Object object, MetadataGlobal of, std::string_view rule,
+                  std::string_view class_name) {
+  if (!is_instance(object, of)) object.fail_expected(rule, class_name);
+  const auto state = object.call_state(rule);
+  if (!state || !state->is(ObjectKind::dict)) object.fail_expected(rule, "attributes");
+  return *state;
+}
+
+Object attribute(Object state, std::string_view name) {
+  if (const auto found = state.find(name)) return *found;
+  state.fail_expected(name, "an attribute of that name");
+}
+
+std::int64_t non_negative(Object object, std::string_view rule) {
+  if (!object.is(ObjectKind::integer) || object.as_integer(rule) < 0) {
+    object.fail_expected(rule, "an int from 0 to 2^63 - 1");
+  }
+  return object.as_integer(rule);
+}
+
+/// An item of `state_dict_metadata`.
+struct Entry {
+  std::string_view name;
+  Object item;  // TensorStorageMetadata or BytesStorageMetadata
+};
+
+class Parser {
+ public:
+  Parser(const pickle::ObjectGraph& graph, const std::string& path)
+      : root_(graph.root()), path_(path), budget_(graph) {}
+
+  Metadata parse() {
+    const Object state =
+        attributes(root_, MetadataGlobal::metadata, "root object", "Metadata of DCP");
+    parse_items(attribute(state, "state_dict_metadata"));
+    parse_storage_data(attribute(state, "storage_data"));
+    check_storage();
+    if (const auto planner_data = state.find("planner_data")) parse_key_paths(*planner_data);
+    assign_ranks();
+    return std::move(result_);
+  }
+
+ private:
+  [[noreturn]] void fail(std::string_view fqn, std::string_view rule, std::string_view expected,
+                         std::string_view found, std::string_view likely_cause = {}) const {
+    throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = std::string(fqn)}, rule,
+                          expected, found, likely_cause);
+  }
+
+  // Tensors and values
+
+  void parse_items(Object items) {
+    std::vector<Entry> entries;
+    const std::size_t num_entries = items.num_entries("state_dict_metadata");
+    entries.reserve(num_entries);
+    for (std::size_t i = 0; i < num_entries; ++i) {
+      entries.push_back({items.entry_key(i).as_str("name"), items.entry_value(i)});
+    }
+    std::ranges::sort(entries, {}, &Entry::name);
+    for (const auto& [name, item] : entries) {
+      try {
+        parse_item(name, item);
+      } catch (const Error& error) {
+        throw error.at_tensor(std::string(name));
+      }
+    }
+    // The names lie in the pickle and outlive this.
+    place_of_.reserve(num_entries);
+    std::size_t next_tensor = 0;
+    std::size_t next_value = 0;
+    for (const auto& [name, item] : entries) {
+      const bool is_value = is_instance(item, MetadataGlobal::bytes_storage);
+      place_of_.emplace(name, Place{is_value, is_value ? next_value++ : next_tensor++});
+    }
+    result_.storage.values.resize(result_.contents.values.size());
+  }
+
+  void parse_item(std::string_view name, Object item) {
+    if (is_instance(item, MetadataGlobal::bytes_storage)) {
+      result_.contents.values.push_back({std::string(name), {}});
+      return;
+    }
+    const Object state = attributes(item, MetadataGlobal::tensor_storage, "item",
+                                    "TensorStorageMetadata or BytesStorageMetadata");
+    TensorEntry& tensor = result_.contents.tensors.emplace_back();
+    tensor.meta.fqn = name;
+    tensor.meta.dtype = parse_dtype_of(attribute(state, "properties"));
+    tensor.meta.shape = parse_sizes(attribute(state, "size"), "size");
+    validate_tensor_meta(tensor.meta, path_);
+
+    const Object chunks = attribute(state, "chunks");
+    const std::size_t num_chunks = chunks.num_items("chunks");
+    for (std::size_t i = 0; i < num_chunks; ++i) {
+      const Object chunk = chunks.item(i);
+      budget_.spend(chunk, 128);
+      const Object box =
+          attributes(chunk, MetadataGlobal::chunk_storage, "chunk", "ChunkStorageMetadata");
+      Region region = Box{parse_sizes(attribute(box, "offsets"), "offsets of a chunk"),
+                          parse_sizes(attribute(box, "sizes"), "sizes of a chunk")};
+      if (const auto problem = region_error(region, tensor.meta.shape)) {
+        throw Error(ErrorKind::corruption, {.path = path_, .fqn = tensor.meta.fqn},
+                    "chunk: " + *problem);
+      }
+      tensor.pieces.push_back({std::move(region), 0});
+    }
+    result_.storage.pieces.emplace_back(num_chunks, kNowhere);
+  }
+
+  /// Returns the dtype, having looked at all that a dense tensor's properties must be.
+  static DType parse_dtype_of(Object properties) {
+    constexpr std::string_view kRule = "properties";
+    if (!is_instance(properties, MetadataGlobal::tensor_properties)) {
+      properties.fail_expected(kRule, "TensorProperties");
+    }
+    const auto state = properties.call_state(kRule);
+    if (!state || !state->is(ObjectKind::tuple) || state->num_items(kRule) != 5) {
+      properties.fail_expected(kRule, "dtype, layout, requires_grad, memory_format, pin_memory");
+    }
+    check_layout(state->item(1));
+    check_memory_format(state->item(3));
+    const Object dtype = state->item(0);
+    if (!dtype.is(ObjectKind::global)) dtype.fail_expected("dtype", "a torch.dtype");
+    if (const auto known = parse_dtype(dtype.global_name("dtype"));
+        known && pickle::value_global(dtype) == ValueGlobal::torch_dtype) {
+      return *known;
+    }
+    dtype.fail(ErrorKind::unsupported,
+               "dtype: expected one of torch's dense dtypes, found " + dtype.describe());
+  }
+
+  static void check_layout(Object layout) {
+    const bool is_layout = (layout.is(ObjectKind::call) &&
+                            pickle::value_global(layout) == ValueGlobal::torch_get_layout &&
+                            layout.call_arguments("layout").num_items("layout") == 1) ||
+                           (layout.is(ObjectKind::global) &&
+                            pickle::value_global(layout) == ValueGlobal::torch_layout);
+    if (!is_layout) layout.fail_expected("layout", "a torch.layout");
+    if (layout.is(ObjectKind::global)) return;  // torch.strided is the only one in the list
+    const std::string_view name = layout.call_arguments("layout").item(0).as_str("layout");
+    if (name == "torch.strided") return;
+    layout.fail(ErrorKind::unsupported, "layout: expected torch.strided, found " + printable(name));
+  }
+
+  // What it says is not needed: each item carries its strides.
+  static void check_memory_format(Object format) {
+    if (is_instance(format, MetadataGlobal::memory_format)) return;
+    if (is_instance(format, MetadataGlobal::enum_by_name)) {
+      const Object arguments = format.call_arguments("memory_format");
+      if (arguments.num_items("memory_format") == 2 && arguments.item(0).is(ObjectKind::global) &&
+          arguments.item(0).meaning("memory_format") == number(MetadataGlobal::memory_format)) {
+        return;
+      }
+    }
+    format.fail_expected("memory_format", "_MEM_FORMAT_ENCODING");
+  }
+
+  /// Reads a torch.Size. The number of dimensions is bounded before anything is allocated.
+  static Shape parse_sizes(Object object, std::string_view rule) {
+    if (object.is(ObjectKind::call) && pickle::value_global(object) == ValueGlobal::torch_size) {
+      const Object arguments = object.call_arguments(rule);
+      if (arguments.num_items(rule) == 0) return {};
+      object = arguments.item(0);
+    }
+    if (!object.is(ObjectKind::tuple) && !object.is(ObjectKind::list)) {
+      object.fail_expected(rule, "a torch.Size");
+    }
+    const std::size_t num_dims = object.num_items(rule);
+    if (num_dims > kMaxDims) {
+      object.fail_expected(rule, "at most " + std::to_string(kMaxDims) + " dimensions");
+    }
+    Shape sizes(num_dims);
+    for (std::size_t i = 0; i < num_dims; ++i) sizes[i] = object.item(i).as_integer(rule);
+    return sizes;
+  }
+
+  // Where the items lie
+
+  struct Place {
+    bool is_value;
+    std::size_t index;  // into contents.values or contents.tensors
+  };
+
+  void parse_storage_data(Object storage_data) {
+    const std::size_t num_entries = storage_data.num_entries("storage_data");
+    for (std::size_t i = 0; i < num_entries; ++i) {
+      const Object index = attributes(storage_data.entry_key(i), MetadataGlobal::metadata_index,
+                                      "key of storage_data", "MetadataIndex");
+      const std::string_view fqn = attribute(index, "fqn").as_str("fqn");
+      try {
+        parse_storage_entry(fqn, index, storage_data.entry_value(i));
+      } catch (const Error& error) {
+        throw error.at_tensor(std::string(fqn));
+      }
+    }
+  }
+
+  void parse_storage_entry(std::string_view fqn, Object index, Object value) {
+    const auto place = place_of_.find(fqn);
+    if (place == place_of_.end()) {
+      fail(fqn, "storage_data", "an item of state_dict_metadata", "none of that name");
+    }
+    const StorageInfo info = parse_storage_info(value);
+    const auto offset = index.find("offset");
+    const bool has_offset = offset && !offset->is(ObjectKind::none);
+    if (place->second.is_value) {
+      if (has_offset) fail(fqn, "storage_data", "a value without offset", offset->describe());
+      put(fqn, result_.storage.values[place->second.index], info);
+      return;
+    }
+    if (!has_offset) fail(fqn, "storage_data", "the offset of a chunk", "none");
+    const Shape offsets = parse_sizes(*offset, "offset");
+    const std::size_t tensor = place->second.index;
+    std::vector<StorageInfo>& places = result_.storage.pieces[tensor];
+    const auto hint = index.find("index");
+    const auto is_at = [&](std::size_t piece) { return offsets_of(tensor, piece) == offsets; };
+    if (hint && hint->is(ObjectKind::integer)) {
+      const std::int64_t piece = hint->as_integer("index");
+      if (piece >= 0 && piece < static_cast<std::int64_t>(places.size()) &&
+          is_at(static_cast<std::size_t>(piece))) {
+        put(fqn, places[static_cast<std::size_t>(piece)], info);
+        return;
+      }
+    }
+    const std::vector<std::size_t>& by_offset = pieces_by_offset(tensor);
+    const auto found = std::ranges::equal_range(
+        by_offset, offsets, {}, [&](std::size_t piece) { return offsets_of(tensor, piece); });
+    if (found.empty()) {
+      fail(fqn, "storage_data", "a chunk at its offset", "none at " + shape_to_string(offsets));
+    }
+    for (const std::size_t piece : found) put(fqn, places[piece], info);
+  }
+
+  const Shape& offsets_of(std::size_t tensor, std::size_t piece) const {
+    return std::get<Box>(result_.contents.tensors[tensor].pieces[piece].region).offsets;
+  }
+
+  /// Returns the tensor's chunks in the order of their offsets: for indices without a good hint.
+  const std::vector<std::size_t>& pieces_by_offset(std::size_t tensor) {
+    const auto [at, is_new] = by_offset_.try_emplace(tensor);
+    if (is_new) {
+      at->second.resize(result_.contents.tensors[tensor].pieces.size());
+      for (std::size_t i = 0; i < at->second.size(); ++i) at->second[i] = i;
+      std::ranges::stable_sort(at->second, {},
+                               [&](std::size_t piece) { return offsets_of(tensor, piece); });
+    }
+    return at->second;
+  }
+
+  void put(std::string_view fqn, StorageInfo& at, const StorageInfo& info) const {
+    if (at.nbytes != 0) fail(fqn, "storage_data", "one place for each chunk", "two");
+    at = info;
+  }
+
+  StorageInfo parse_storage_info(Object object) {
+    const Object state =
+        attributes(object, MetadataGlobal::storage_info, "place in storage_data", "_StorageInfo");
+    if (const auto descriptors = state.find("transform_descriptors");
+        descriptors && !descriptors->is(ObjectKind::none)) {
+      const std::size_t num = descriptors->num_items("transform_descriptors");
+      if (num > 0) {
+        const Object first = descriptors->item(0);
+        first.fail(ErrorKind::unsupported, "transform_descriptors: expected none, found " +
+                                               first.describe() +
+                                               " (compressed or encrypted by a stream extension?)");
+      }
+    }
+    StorageInfo info;
+    info.file = file_index(attribute(state, "relative_path"));
+    info.offset = static_cast<std::uint64_t>(non_negative(attribute(state, "offset"), "offset"));
+    const Object length = attribute(state, "length");
+    info.nbytes = static_cast<std::uint64_t>(non_negative(length, "length"));
+    if (info.nbytes == 0) length.fail_expected("length", "more than 0 bytes");
+    if (info.nbytes > std::numeric_limits<std::int64_t>::max() - info.offset) {
+      length.fail_expected("length", "an end below 2^63");
+    }
+    return info;
+  }
+
+  std::uint32_t file_index(Object relative_path) {
+    const std::string_view name = relative_path.as_str("relative_path");
+    if (const auto found = file_index_.find(name); found != file_index_.end()) {
+      return found->second;
+    }
+    if (!is_contained_path(std::string(name))) {
+      relative_path.fail_expected("relative_path", "a path inside the checkpoint");
+    }
+    const auto index = static_cast<std::uint32_t>(result_.storage.files.size());
+    result_.storage.files.emplace_back(name);
+    file_index_.emplace(name, index);
+    return index;
+  }
+
+  /// Every item that holds bytes has a place. An empty chunk without one is left out.
+  void check_storage() {
+    for (std::size_t v = 0; v < result_.contents.values.size(); ++v) {
+      if (result_.storage.values[v].nbytes != 0) continue;
+      fail(result_.contents.values[v].name, "storage_data", "the place of the value", "none");
+    }
+    for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {
+      TensorEntry& tensor = result_.contents.tensors[t];
+      std::vector<StorageInfo>& places = result_.storage.pieces[t];
+      std::size_t num_kept = 0;
+      for (std::size_t p = 0; p < places.size(); ++p) {
+        if (places[p].nbytes == 0) {
+          if (numel_of(tensor.pieces[p].region) == 0) continue;
+          fail(tensor.meta.fqn, "storage_data",
+               "the place of chunk " + region_to_string(tensor.pieces[p].region), "none");
+        }
+        if (num_kept != p) {
+          tensor.pieces[num_kept] = std::move(tensor.pieces[p]);
+          places[num_kept] = places[p];
+        }
+        ++num_kept;
+      }
+      tensor.pieces.resize(num_kept);
+      places.resize(num_kept);
+    }
+  }
+
+  // Where the items were in the state dict
+
+  void parse_key_paths(Object planner_data) {
+    // A planner may keep anything here; the default one keeps a dict from name to path.
+    if (!planner_data.is(ObjectKind::dict)) return;
+    const std::size_t num_entries = planner_data.num_entries("planner_data");
+    for (std::size_t i = 0; i < num_entries; ++i) {
+      const Object key = planner_data.entry_key(i);
+      const Object value = planner_data.entry_value(i);
+      if (!key.is(ObjectKind::str) || !value.is(ObjectKind::tuple)) continue;
+      const std::string_view name = key.as_str("name");
+      const auto place = place_of_.find(name);
+      if (place == place_of_.end()) continue;
+      try {
+        key_path_at(place->second) = parse_key_path(name, value);
+      } catch (const Error& error) {
+        throw error.at_tensor(std::string(name));
+      }
+    }
+    for (const TensorEntry& tensor : result_.contents.tensors) {
+      check_no_key_above(tensor.meta.fqn, tensor.key_path);
+    }
+    for (const ValueEntry& value : result_.contents.values) {
+      check_no_key_above(value.name, value.key_path);
+    }
+  }
+
+  KeyPath& key_path_at(const Place& place) {
+    return place.is_value ? result_.contents.values[place.index].key_path
+                          : result_.contents.tensors[place.index].key_path;
+  }
+
+  KeyPath parse_key_path(std::string_view name, Object steps) {
+    const std::size_t num_steps = steps.num_items("key path");
+    KeyPath path;
+    for (std::size_t i = 0; i < num_steps; ++i) {
+      const Object step = steps.item(i);
+      budget_.spend(step, 64);
+      if (step.is(ObjectKind::str)) {
+        path.emplace_back(std::string(step.as_str("key path")));
+        budget_.spend(step, step.as_str("key path").size());
+      } else {
+        path.emplace_back(non_negative(step, "key path"));
+      }
+    }
+    if (const std::string spelled = spell(path); spelled != name) {
+      steps.fail(ErrorKind::corruption,
+                 "key path: expected steps that spell the name, found " + printable(spelled));
+    }
+    if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
+    return path;
+  }
+
+  /// Throws where a step above the item's own is an item itself, which then could not be a dict.
+  void check_no_key_above(std::string_view name, const KeyPath& path) {
+    std::size_t nbytes = 0;
+    for (std::size_t steps = 1; steps < path.size(); ++steps) {
+      const auto& step = path[steps - 1];
+      nbytes += (steps > 1 ? 1 : 0) + spell({step}).size();
+      const auto above = place_of_.find(name.substr(0, nbytes));
+      if (above == place_of_.end()) continue;
+      const KeyPath& path_above = key_path_at(above->second);
+      const bool is_prefix =
+          path_above.empty() ? steps == 1 && std::holds_alternative<std::string>(step)
+                             : path_above.size() == steps &&
+                                   std::equal(path_above.begin(), path_above.end(), path.begin());
+      if (is_prefix) {
+        fail(name, "key path", "a dict or list at " + printable(above->first),
+             "a tensor or value of that name");
+      }
+    }
+  }
+
+  // Ranks
+
+  /// Returns the rank in `__<rank>_<n>.distcp`.
+  static std::optional<int> rank_in(std::string_view file) {
+    constexpr int kMaxRank = 1 << 20;
+    constexpr std::string_view kPrefix = "__";
+    constexpr std::string_view kSuffix = ".distcp";
+    if (const auto slash = file.rfind('/'); slash != std::string_view::npos) {
+      file.remove_prefix(slash + 1);
+    }
+    if (!file.starts_with(kPrefix) || !file.ends_with(kSuffix)) return std::nullopt;
+    file.remove_prefix(kPrefix.size());
+    int rank = 0;
+    const auto [end, error] = std::from_chars(file.data(), file.data() + file.size(), rank);
+    if (error != std::errc() || *end != '_' || rank < 0 || rank > kMaxRank) return std::nullopt;
+    return rank;
+  }
+
+  void assign_ranks() {
+    const std::vector<std::string>& files = result_.storage.files;
+    std::vector<int> rank_of(files.size());
+    bool all_named = true;
+    for (std::size_t i = 0; i < files.size() && all_named; ++i) {
+      const auto rank = rank_in(files[i]);
+      all_named = rank.has_value();
+      rank_of[i] = rank.value_or(0);
+    }
+    if (!all_named) {
+      std::vector<std::size_t> order(files.size());
+      for (std::size_t i = 0; i < files.size(); ++i) order[i] = i;
+      std::ranges::sort(order, {}, [&](std::size_t i) -> const std::string& { return files[i]; });
+      for (std::size_t i = 0; i < files.size(); ++i) rank_of[order[i]] = static_cast<int>(i);
+    }
+    for (const int rank : rank_of) {
+      result_.contents.world_size = std::max(result_.contents.world_size, rank + 1);
+    }
+    for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {
+      for (std::size_t p = 0; p < result_.storage.pieces[t].size(); ++p) {
+        result_.contents.tensors[t].pieces[p].rank = rank_of[result_.storage.pieces[t][p].file];
+      }
+    }
+  }
+
+  static constexpr StorageInfo kNowhere{};  // no item has 0 bytes
+
+  Object root_;
+  const std::string& path_;
+  pickle::WalkBudget budget_;
+  Metadata result_;
+  std::unordered_map<std::string_view, Place> place_of_;
+  std::unordered_map<std::string_view, std::uint32_t> file_index_;
+  std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;  // by tensor, where needed
+};
+
+}  // namespace
+
+Metadata parse_metadata(std::vector<char> bytes, const std::string& path) {
+  if (bytes.empty()) {
+    throw Error::expected(ErrorKind::corruption, {.path = path}, "file size", "a pickle", "0 bytes",
+                          "the save did not finish?");
+  }
+  const pickle::ObjectGraph graph =
+      pickle::unpickle(std::move(bytes), {.path = path}, metadata_globals());
+  return Parser(graph, path).parse();
+}
+
+}  // namespace tessera::formats::dcp

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace tessera::formats::dcp {
+
+/// Keeps the most recently used objects of a kind that is costly to make. Each object is made once
+/// while it is kept, also when several threads ask for it together; what a thread still uses
+/// outlives its place here, hence shared_ptr. Thread-safe.
+template <class Key, class T, class Hash = std::hash<Key>>
+class RecentlyUsed {
+ public:
+  explicit RecentlyUsed(std::size_t capacity) : capacity_(capacity) {}
+
+  /// Returns the object for `key`, made by `make()` (which returns a unique_ptr) where it is not
+  /// kept. What `make` throws goes to the caller, and the next one tries again.
+  template <class Make>
+  std::shared_ptr<const T> get(const Key& key, const Make& make) {
+    const std::shared_ptr<Slot> slot = slot_for(key);
+    const std::lock_guard lock(slot->mutex);
+    if (!slot->object) slot->object = make();
+    return slot->object;
+  }
+
+ private:
+  struct Slot {
+    std::mutex mutex;
+    std::shared_ptr<const T> object;
+  };
+  using Slots = std::list<std::pair<Key, std::shared_ptr<Slot>>>;
+
+  std::shared_ptr<Slot> slot_for(const Key& key) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = by_key_.find(key); found != by_key_.end()) {
+      slots_.splice(slots_.begin(), slots_, found->second);
+      return slots_.front().second;
+    }
+    if (slots_.size() == capacity_) {
+      by_key_.erase(slots_.back().first);
+      slots_.pop_back();
+    }
+    slots_.emplace_front(key, std::make_shared<Slot>());
+    by_key_.emplace(key, slots_.begin());
+    return slots_.front().second;
+  }
+
+  std::size_t capacity_;
+  std::mutex mutex_;
+  Slots slots_;  // most recently used first
+  std::unordered_map<Key, typename Slots::iterator, Hash> by_key_;
+};
+
+}  // namespace tessera::formats::dcp

@@ -1,0 +1,437 @@
+#include "tessera/formats/dcp.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "formats/dcp/metadata.h"
+#include "formats/pickle/pickler.h"
+#include "support/copy_checkpoint.h"
+#include "support/error_matchers.h"
+#include "support/expectation.h"
+#include "support/fixtures.h"
+#include "support/memory_checkpoint.h"
+#include "support/memory_files.h"
+#include "support/temporary_directory.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/flat_layout.h"
+#include "tessera/layout/region.h"
+
+// Requirements E2 (DCP, flat layouts), E3 (nothing is executed), E9 (tied weights).
+namespace tessera::formats {
+namespace {
+
+using test::expect_holds;
+using test::fixture;
+using test::InvalidFixture;
+using test::MemoryCheckpoint;
+using test::MemoryFiles;
+using test::TemporaryDirectory;
+using test::ThrowsError;
+using testing::HasSubstr;
+
+std::unique_ptr<CheckpointReader> open(const std::string& path) {
+  return open_dcp(FileSystem::posix(), path);
+}
+
+/// Returns the DCP checkpoints in a directory of fixtures.
+std::vector<std::string> checkpoints_in(const std::string& directory) {
+  std::vector<std::string> paths;
+  for (const std::string& name : FileSystem::posix().list_directory(directory)) {
+    const std::string path = join_path(directory, name);
+    if (FileSystem::posix().kind_of(join_path(path, ".metadata"))) paths.push_back(path);
+  }
+  return paths;
+}
+
+std::vector<std::string> valid_checkpoints() {
+  std::vector<std::string> paths;
+  for (const char* group : {"dcp/valid", "dcp/v2.2", "dcp/v2.5", "dcp/v2.11"}) {
+    const std::vector<std::string> more = checkpoints_in(fixture(group));
+    EXPECT_FALSE(more.empty()) << group;
+    paths.insert(paths.end(), more.begin(), more.end());
+  }
+  return paths;
+}
+
+void expect_covered(const CheckpointReader& reader) {
+  for (const TensorEntry& tensor : reader.contents().tensors) {
+    std::vector<Region> regions;
+    for (const Piece& piece : tensor.pieces) regions.push_back(piece.region);
+    EXPECT_TRUE(check_coverage(regions, tensor.meta.shape).empty()) << tensor.meta.fqn;
+  }
+}
+
+void read_all(const CheckpointReader& reader) {
+  for (std::size_t t = 0; t < reader.contents().tensors.size(); ++t) test::read_tensor(reader, t);
+  for (std::size_t v = 0; v < reader.contents().values.size(); ++v) reader.read_value(v);
+}
+
+std::vector<Finding> findings_of(const CheckpointReader& reader) {
+  std::vector<Finding> findings;
+  reader.verify([&](const Finding& finding) { findings.push_back(finding); }, [](auto) {});
+  return findings;
+}
+
+MemoryFiles files_of(const std::string& checkpoint) {
+  std::map<std::string, std::string> files;
+  for (const std::string& name : FileSystem::posix().list_directory(checkpoint)) {
+    files[name] = read_file(FileSystem::posix(), join_path(checkpoint, name), 1 << 24);
+  }
+  return MemoryFiles("ck", std::move(files));
+}
+
+TEST(DcpTest, ReadsWhatPyTorchSaved) {
+  for (const std::string& path : valid_checkpoints()) {
+    SCOPED_TRACE(path);
+    const auto reader = open(path);
+    expect_holds(*reader, path + ".expect.json");
+    expect_covered(*reader);
+    EXPECT_TRUE(findings_of(*reader).empty());
+  }
+}
+
+TEST(DcpTest, FlatVectorsAreReadAsParameters) {
+  for (const char* name : {"fsdp1_flat", "fsdp1_flat_aligned"}) {
+    SCOPED_TRACE(name);
+    const std::string path = fixture("dcp/valid/") + name;
+    const auto reader = apply_flat_layout(
+        open(path), read_flat_layout(FileSystem::posix(), path + ".flat-layout.json"));
+    expect_holds(*reader, path + ".unflattened.expect.json");
+    expect_covered(*reader);
+  }
+}
+
+TEST(DcpTest, RanksAreThoseOfTheFileNames) {
+  const auto reader = open(fixture("dcp/valid/fsdp1_adamw"));
+  EXPECT_EQ(reader->contents().world_size, 4);
+  const TensorEntry* weight = reader->contents().find_tensor("model.emb.weight");
+  ASSERT_EQ(weight->pieces.size(), 4u);
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(weight->pieces[std::size_t(rank)].rank, rank);
+  const PieceStorage storage = reader->piece_storage(
+      static_cast<std::size_t>(weight - reader->contents().tensors.data()), 2);
+  EXPECT_EQ(storage.file, "__2_0.distcp");
+  EXPECT_EQ(storage.encoding, "plain");
+  ASSERT_TRUE(storage.byte_range.has_value());
+  EXPECT_EQ(storage.byte_range->nbytes(),
+            static_cast<std::uint64_t>(numel_of(weight->pieces[2].region)) * 4);
+}
+
+TEST(DcpTest, SeveralFilesOfOneProcessAreOneRank) {
+  EXPECT_EQ(open(fixture("dcp/valid/many_files"))->contents().world_size, 1);
+}
+
+TEST(DcpTest, KeyPathsAreThoseOfTheStateDict) {
+  const auto reader = open(fixture("dcp/valid/nested"));
+  EXPECT_EQ(reader->contents().find_tensor("list.1.k")->key_path,
+            (KeyPath{"list", std::int64_t{1}, "k"}));
+  EXPECT_EQ(reader->contents().find_tensor("dict.0")->key_path, (KeyPath{"dict", "0"}));
+  EXPECT_TRUE(
+      open(fixture("dcp/valid/not_flattened"))->contents().find_tensor("a.b")->key_path.empty());
+}
+
+TEST(DcpTest, OpeningReadsTheMetadataAlone) {
+  const MemoryFiles files = files_of(fixture("dcp/valid/fsdp1_adamw"));
+  const auto reader = open_dcp(files, "ck");
+  EXPECT_EQ(files.take_reads().nbytes, files.files().at(".metadata").size());
+}
+
+TEST(DcpTest, RefusesEveryInvalidCheckpoint) {
+  for (const InvalidFixture& bad : test::invalid_fixtures("dcp")) {
+    SCOPED_TRACE(bad.path + ": " + bad.rule);
+    try {
+      const auto reader = open(bad.path);
+      bool is_covered = true;
+      for (const TensorEntry& tensor : reader->contents().tensors) {
+        std::vector<Region> regions;
+        for (const Piece& piece : tensor.pieces) regions.push_back(piece.region);
+        is_covered = is_covered && check_coverage(regions, tensor.meta.shape).empty();
+      }
+      if (!is_covered) continue;  // found by everyone who looks at a whole tensor
+      read_all(*reader);
+      ADD_FAILURE() << "was accepted";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.kind(), testing::AnyOf(ErrorKind::corruption, ErrorKind::unsupported,
+                                               ErrorKind::not_found));
+      EXPECT_THAT(error.what(), HasSubstr(bad.path));
+      for (const std::string& word : bad.contains) EXPECT_THAT(error.what(), HasSubstr(word));
+    }
+  }
+}
+
+TEST(DcpTest, VerifyReportsEveryDamagedFileAndGoesOn) {
+  MemoryFiles files = files_of(fixture("dcp/valid/fsdp1_adamw"));
+  files.remove("__1_0.distcp");
+  const auto reader = open_dcp(files, "ck");
+  const std::vector<Finding> missing = findings_of(*reader);
+  ASSERT_EQ(missing.size(), 1u);  // not one for each item in it
+  EXPECT_EQ(missing[0].rule, "structure");
+  EXPECT_THAT(missing[0].found, HasSubstr("__1_0.distcp"));
+
+  MemoryFiles cut = files_of(fixture("dcp/valid/fsdp1_adamw"));
+  cut["__3_0.distcp"].resize(cut["__3_0.distcp"].size() - 1);
+  const std::vector<Finding> truncated = findings_of(*open_dcp(cut, "ck"));
+  ASSERT_EQ(truncated.size(), 1u);
+  EXPECT_FALSE(truncated[0].where.fqn.empty());
+}
+
+TEST(DcpTest, FlippedBitInATensorIsFound) {
+  const std::string path = fixture("dcp/valid/world1");
+  const auto sound = open(path);
+  for (std::size_t t = 0; t < sound->contents().tensors.size(); ++t) {
+    const TensorEntry& tensor = sound->contents().tensors[t];
+    if (tensor.meta.numel() == 0) continue;
+    const PieceStorage storage = sound->piece_storage(t, 0);
+    MemoryFiles files = files_of(path);
+    char& byte = files[storage.file][storage.byte_range->begin + storage.stored_nbytes / 2];
+    byte = static_cast<char>(byte ^ 0x10);
+    const auto damaged = open_dcp(files, "ck");
+    EXPECT_THAT([&] { test::read_tensor(*damaged, t); },
+                ThrowsError(ErrorKind::corruption, tensor.meta.fqn));
+    const std::vector<Finding> findings = findings_of(*damaged);
+    ASSERT_EQ(findings.size(), 1u);
+    EXPECT_EQ(findings[0].rule, "checksum");
+    EXPECT_EQ(findings[0].where.fqn, tensor.meta.fqn);
+  }
+}
+
+TEST(DcpTest, RangesOfAPieceAreReadAlone) {
+  const auto reader = open(fixture("dcp/valid/fsdp2_tp"));
+  for (std::size_t t = 0; t < reader->contents().tensors.size(); ++t) {
+    const TensorEntry& tensor = reader->contents().tensors[t];
+    const std::uint64_t element_nbytes = itemsize(tensor.meta.dtype);
+    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      const std::int64_t numel = numel_of(tensor.pieces[p].region);
+      test::Bytes whole(static_cast<std::size_t>(numel) * element_nbytes);
+      reader->read_piece(t, p, {0, numel}, whole);
+      for (std::int64_t begin = 0; begin < numel; begin += 3) {
+        const std::int64_t end = std::min(begin + 5, numel);
+        test::Bytes part(static_cast<std::size_t>(end - begin) * element_nbytes);
+        reader->read_piece(t, p, {begin, end}, part);
+        EXPECT_TRUE(std::equal(part.begin(), part.end(),
+                               whole.begin() + begin * static_cast<std::int64_t>(element_nbytes)));
+      }
+    }
+  }
+}
+
+// Every truncation and every flipped bit of `.metadata` is refused or read; none does worse.
+TEST(DcpTest, DamagedMetadataNeverDoesWorseThanBeingRefused) {
+  const std::string path = fixture("dcp/v2.11/sharded_tensor");
+  const std::string sound = read_file(FileSystem::posix(), path + "/.metadata", 1 << 20);
+  std::size_t num_refused = 0;
+  const auto try_to_parse = [&](const std::string& bytes) {
+    try {
+      dcp::parse_metadata({bytes.begin(), bytes.end()}, "x");
+    } catch (const Error&) {
+      ++num_refused;
+    }
+  };
+  for (std::size_t nbytes = 0; nbytes < sound.size(); ++nbytes) {
+    try_to_parse(sound.substr(0, nbytes));
+  }
+  EXPECT_EQ(num_refused, sound.size());
+  for (std::size_t i = 0; i < sound.size() * 8; ++i) {
+    std::string damaged = sound;
+    damaged[i / 8] = static_cast<char>(damaged[i / 8] ^ (1 << i % 8));
+    try_to_parse(damaged);
+  }
+}
+
+/// Returns `.metadata` of one [2] tensor `w` with an enumerator pickled as Python 3.11.2 does, or
+/// with another name in its place.
+std::string metadata_with_enumerator_by_name(std::string_view enumeration) {
+  using pickle::Pickler;
+  constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
+  Pickler p(4);
+  const auto begin = [&](std::string_view module, std::string_view name) {
+    p.global(module, name);
+    p.empty_tuple();
+    p.new_object();
+    p.empty_dict();
+    p.mark();
+  };
+  const auto end = [&] {
+    p.set_items_from_mark();
+    p.build();
+  };
+  const auto size = [&](std::int64_t value) {
+    p.global("torch", "Size");
+    p.integer(value);
+    p.tuple1();
+    p.tuple1();
+    p.reduce();
+  };
+  begin(kModule, "Metadata");
+  p.text("state_dict_metadata");
+  p.empty_dict();
+  p.mark();
+  p.text("w");
+  begin(kModule, "TensorStorageMetadata");
+  p.text("properties");
+  p.global(kModule, "TensorProperties");
+  p.empty_tuple();
+  p.new_object();
+  p.mark();
+  p.global("torch", "float32");
+  p.global("torch.serialization", "_get_layout");
+  p.text("torch.strided");
+  p.tuple1();
+  p.reduce();
+  p.boolean(false);
+  p.global("builtins", "getattr");
+  p.global(kModule, enumeration);
+  p.text("TORCH_CONTIGUOUS_FORMAT");
+  p.tuple2();
+  p.reduce();
+  p.boolean(false);
+  p.tuple_from_mark();
+  p.build();
+  p.text("size");
+  size(2);
+  p.text("chunks");
+  p.empty_list();
+  begin(kModule, "ChunkStorageMetadata");
+  p.text("offsets");
+  size(0);
+  p.text("sizes");
+  size(2);
+  end();
+  p.append();
+  end();
+  p.set_items_from_mark();
+  p.text("storage_data");
+  p.empty_dict();
+  p.mark();
+  begin(kModule, "MetadataIndex");
+  p.text("fqn");
+  p.text("w");
+  p.text("offset");
+  size(0);
+  end();
+  begin("torch.distributed.checkpoint.filesystem", "_StorageInfo");
+  p.text("relative_path");
+  p.text("part-a.bin");
+  p.text("offset");
+  p.integer(0);
+  p.text("length");
+  p.integer(100);
+  end();
+  p.set_items_from_mark();
+  end();
+  return std::move(p).finish();
+}
+
+TEST(DcpTest, EnumeratorsPickledByNameAreUnderstood) {
+  const std::string bytes = metadata_with_enumerator_by_name("_MEM_FORMAT_ENCODING");
+  const dcp::Metadata metadata = dcp::parse_metadata({bytes.begin(), bytes.end()}, "x");
+  EXPECT_EQ(metadata.contents.find_tensor("w")->pieces.size(), 1u);
+
+  const std::string other = metadata_with_enumerator_by_name("Metadata");
+  EXPECT_THAT(
+      [&] {
+        dcp::parse_metadata({other.begin(), other.end()}, "x");
+      },
+      ThrowsError(ErrorKind::corruption, "w"));
+}
+
+TEST(DcpTest, MetadataOfManyChunksIsParsedQuickly) {
+  CheckpointContents contents;
+  contents.world_size = 8;
+  dcp::Storage storage;
+  for (std::uint32_t rank = 0; rank < 8; ++rank) {
+    storage.files.push_back("__" + std::to_string(rank) + "_0.distcp");
+  }
+  for (int t = 0; t < 10000; ++t) {
+    std::string fqn = "model.layers." + std::to_string(100000 + t) + ".weight";
+    TensorEntry tensor;
+    tensor.key_path = {"model", fqn.substr(6)};
+    tensor.meta = {std::move(fqn), DType::bfloat16, {4096, 1024}};
+    std::vector<dcp::StorageInfo> places;
+    for (std::uint32_t rank = 0; rank < 8; ++rank) {
+      tensor.pieces.push_back({Box{{512 * rank, 0}, {512, 1024}}, static_cast<int>(rank)});
+      places.push_back({rank, 1049600 * static_cast<std::uint64_t>(t), 1049600});
+    }
+    contents.tensors.push_back(std::move(tensor));
+    storage.pieces.push_back(std::move(places));
+  }
+  const std::string bytes = dcp::pickle_metadata(contents, storage);
+  const auto start = std::chrono::steady_clock::now();
+  const dcp::Metadata metadata = dcp::parse_metadata({bytes.begin(), bytes.end()}, "x");
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(metadata.contents.tensors.size(), 10000u);
+  EXPECT_LT(seconds.count(), 1.0);
+  RecordProperty("milliseconds", static_cast<int>(seconds.count() * 1000));
+}
+
+// The writer
+
+/// Writes what `source` holds, its values and tied weights included, on `num_threads` threads.
+void write(const CheckpointReader& source, const std::string& path, int num_threads) {
+  std::vector<Value> values;
+  for (std::size_t v = 0; v < source.contents().values.size(); ++v) {
+    values.push_back(source.read_value(v));
+  }
+  const auto writer = create_dcp(FileSystem::posix(), path, source.contents(), std::move(values));
+  test::copy_checkpoint(source, *writer, num_threads);
+}
+
+TEST(DcpTest, WhatIsWrittenHoldsWhatWasRead) {
+  const TemporaryDirectory directory;
+  for (const std::string& path : valid_checkpoints()) {
+    SCOPED_TRACE(path);
+    const std::string copy = directory / "copy";
+    const auto source = open(path);
+    write(*source, copy, 2);
+    const auto reader = open(copy);
+    expect_holds(*reader, path + ".expect.json");
+    expect_covered(*reader);
+    EXPECT_TRUE(findings_of(*reader).empty());
+    EXPECT_EQ(reader->contents().tensors.size(), source->contents().tensors.size());
+    for (std::size_t t = 0; t < source->contents().tensors.size(); ++t) {
+      EXPECT_EQ(reader->contents().tensors[t].key_path, source->contents().tensors[t].key_path);
+    }
+    std::filesystem::remove_all(copy);
+  }
+}
+
+TEST(DcpTest, WritingWhatWasWrittenGivesTheSameBytes) {
+  const TemporaryDirectory directory;
+  write(*open(fixture("dcp/valid/fsdp2_tp")), directory / "first", 2);
+  write(*open(directory / "first"), directory / "second", 3);
+  const MemoryFiles first = files_of(directory / "first");
+  EXPECT_TRUE(first.files() == files_of(directory / "second").files());
+}
+
+TEST(DcpTest, ValuesOfEveryKindComeBack) {
+  const TemporaryDirectory directory;
+  MemoryCheckpoint memory;
+  const std::vector<std::pair<std::string, Value>> values = {
+      {"big", Value::BigInt{"-1180591620717411303424"}},
+      {"bytes", Value::Bytes{std::string("a\xff\0z", 4)}},
+      {"dict", Value::Dict{{"x", 1}, {2, Value::Tuple{{0.5, Value()}}}}},
+      {"dtype", Value::Symbol{"torch.bfloat16"}},
+      {"empty", Value::Dict{}},
+      {"int64", std::int64_t{1} << 40},
+      {"list", Value::List{true, false, -1, 255, 256, 65536, "h\xc3\xa9"}},
+      {"set", Value::Set{{1, 2}}},
+  };
+  for (const auto& [name, value] : values) memory.add_value(name, value);
+  write(memory, directory / "values", 1);
+  const auto reader = open(directory / "values");
+  for (std::size_t v = 0; v < values.size(); ++v) {
+    EXPECT_EQ(reader->contents().values[v].name, values[v].first);
+    EXPECT_EQ(reader->read_value(v), values[v].second) << values[v].first;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::formats
