@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -78,6 +81,11 @@ class PosixWritableFile final : public WritableFile {
 
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
     const ByteRange range{offset, offset + bytes.size()};
+    if (direct_ && offset % kDirectAlignment == 0 && bytes.size() >= kMinDirectNbytes) {
+      const std::size_t nbytes = write_direct(offset, bytes);
+      offset += nbytes;
+      bytes = bytes.subspan(nbytes);
+    }
     while (!bytes.empty()) {
       const ssize_t count = retry_on_interrupt([&] {
         return ::pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
@@ -87,6 +95,11 @@ class PosixWritableFile final : public WritableFile {
       offset += static_cast<std::uint64_t>(count);
       bytes = bytes.subspan(static_cast<std::size_t>(count));
     }
+  }
+
+  void bypass_cache() override {
+    direct_ = FileDescriptor(
+        retry_on_interrupt([&] { return ::open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC); }));
   }
 
   void resize(std::uint64_t nbytes) override {
@@ -108,13 +121,54 @@ class PosixWritableFile final : public WritableFile {
   }
 
   void close() override {
+    direct_ = FileDescriptor();
     // Linux has closed the descriptor even where it reports EINTR.
     if (::close(file_.release()) != 0 && errno != EINTR) throw_system_error(errno, path_, "close");
   }
 
  private:
+  static constexpr std::size_t kDirectAlignment = 4096;  // of offset, length and memory
+  static constexpr std::size_t kMinDirectNbytes = std::size_t{256} << 10;
+  static constexpr std::size_t kDirectBufferNbytes = std::size_t{4} << 20;
+
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+
+  /// Writes whole pages past the page cache, by way of aligned memory where the caller's is not.
+  /// Returns how many bytes have been written; what is left is for the ordinary way, also where the
+  /// file system turns out to be unable.
+  std::size_t write_direct(std::uint64_t offset, std::span<const std::byte> bytes) const {
+    thread_local std::unique_ptr<std::byte, Free> buffer;
+    const std::size_t whole_nbytes = bytes.size() / kDirectAlignment * kDirectAlignment;
+    const bool is_aligned = reinterpret_cast<std::uintptr_t>(bytes.data()) % kDirectAlignment == 0;
+    std::size_t written = 0;
+    while (written < whole_nbytes) {
+      const std::byte* from = bytes.data() + written;
+      std::size_t nbytes = whole_nbytes - written;
+      if (!is_aligned) {
+        if (!buffer) {
+          buffer.reset(
+              static_cast<std::byte*>(std::aligned_alloc(kDirectAlignment, kDirectBufferNbytes)));
+        }
+        if (!buffer) return written;
+        nbytes = std::min(nbytes, kDirectBufferNbytes);
+        std::memcpy(buffer.get(), from, nbytes);
+        from = buffer.get();
+      }
+      const ssize_t count = retry_on_interrupt([&] {
+        return ::pwrite(direct_.get(), from, nbytes, static_cast<off_t>(offset + written));
+      });
+      if (count <= 0) return written;
+      written += static_cast<std::size_t>(count) / kDirectAlignment * kDirectAlignment;
+      if (static_cast<std::size_t>(count) < nbytes) return written;
+    }
+    return written;
+  }
+
   std::string path_;
   FileDescriptor file_;
+  FileDescriptor direct_;  // the same file, past the page cache; none where that cannot be
 };
 
 /// Renames with `flags` of renameat2. Returns 0 or errno.

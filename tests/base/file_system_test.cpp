@@ -52,6 +52,25 @@ TEST_F(FileSystemTest, BytesWrittenAtOffsetsAreReadBack) {
   EXPECT_EQ(get(tmp_ / "a"), "abcdefgxyz");
 }
 
+TEST_F(FileSystemTest, BytesWrittenPastThePageCacheAreTheSame) {
+  // Large and small parts, aligned and not, in the file and in memory.
+  std::string expected(9'000'000, '\0');
+  for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<char>(i * i >> 7);
+  const auto file = fs_.create(tmp_ / "a");
+  file->resize(expected.size());
+  file->bypass_cache();
+  const std::vector<std::size_t> ends = {4096,      4096 + 300'000, 700'416,   700'416 + 5'000'000,
+                                         6'000'000, 6'000'640,      8'192'000, expected.size()};
+  std::size_t begin = 0;
+  for (const std::size_t end : ends) {
+    file->write_at(begin, bytes_of(expected).subspan(begin, end - begin));
+    begin = end;
+  }
+  file->sync();
+  file->close();
+  EXPECT_TRUE(read_file(fs_, tmp_ / "a", expected.size()) == expected);
+}
+
 TEST_F(FileSystemTest, ReadingPastTheEndNamesPathAndRange) {
   put(fs_, tmp_ / "a", "12345");
   const auto file = fs_.open(tmp_ / "a");

@@ -29,6 +29,10 @@ class WritableFile {
   virtual ~WritableFile() = default;  // closes without sync; failures are lost, so call close()
   virtual const std::string& path() const = 0;
   virtual void write_at(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
+  /// Lets large writes at multiples of 4096 go past the page cache where the file system can, which
+  /// spares the copy and most of the time of `sync`. For what is not read again soon. The bytes
+  /// should have been reserved by `resize`.
+  virtual void bypass_cache() {}
   /// Sets the size; new bytes read as zero. Reserves the blocks where the file system can, so that
   /// a full disk shows early.
   virtual void resize(std::uint64_t nbytes) = 0;
