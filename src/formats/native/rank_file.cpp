@@ -15,6 +15,9 @@ namespace {
 
 constexpr std::uint64_t kMinCompressedNbytes = 65536;
 
+// A file from this size on is reserved as a whole and written past the page cache.
+constexpr std::uint64_t kMinStreamedNbytes = std::uint64_t{16} << 20;
+
 bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options) {
   return options.compression == NativeWriteOptions::Compression::zstd &&
          piece_nbytes >= kMinCompressedNbytes;
@@ -61,6 +64,11 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, Index index,
   }
   if (options_.compression == NativeWriteOptions::Compression::none) {
     for (PieceState& piece : pieces_) lay_out_plain(piece);
+    const auto ranges = data_ranges();
+    if (!ranges.empty() && ranges.back().end >= kMinStreamedNbytes) {
+      file_->resize(ranges.back().end);
+      file_->bypass_cache();
+    }
   }
   skip_empty_pieces();
   if (num_blocks_left_ == 0) complete();
