@@ -23,8 +23,8 @@ constexpr hsize_t kAlignmentNbytes = 4096;
 constexpr hsize_t kMetadataBlockNbytes = 4096;
 constexpr hsize_t kSmallDataBlockNbytes = 4096;
 
-// Enough for the metadata of some ten thousand datasets, so that little is written twice.
-constexpr std::size_t kMetadataCacheNbytes = std::size_t{32} << 20;
+// What the library keeps in memory takes many times this; more makes it slower, too.
+constexpr std::size_t kMetadataCacheNbytes = std::size_t{1} << 20;
 
 std::recursive_mutex& library_mutex() {
   static std::recursive_mutex mutex;
@@ -56,12 +56,8 @@ Handle make_property_list(hid_t list_class, const std::string& path) {
   return {checked(H5Pcreate(list_class), path, "H5Pcreate"), H5Pclose};
 }
 
-Handle make_scalar_space(const std::string& path) {
-  return {checked(H5Screate(H5S_SCALAR), path, "H5Screate"), H5Sclose};
-}
-
 Handle make_space(std::span<const std::int64_t> shape, const std::string& path) {
-  if (shape.empty()) return make_scalar_space(path);
+  if (shape.empty()) return {checked(H5Screate(H5S_SCALAR), path, "H5Screate"), H5Sclose};
   const std::vector<hsize_t> sizes(shape.begin(), shape.end());
   return {checked(H5Screate_simple(static_cast<int>(sizes.size()), sizes.data(), nullptr), path,
                   "H5Screate_simple"),
@@ -89,56 +85,42 @@ Handle make_dataset_properties(const std::string& path) {
   return list;
 }
 
-Handle make_dataset(const File& file, hid_t parent, const std::string& link_name,
-                    const Handle& type, const Handle& space, const Handle& properties) {
-  const Handle link = make_link_properties(file.path);
-  return {checked(H5Dcreate2(parent, link_name.c_str(), type.id(), space.id(), link.id(),
-                             properties.id(), H5P_DEFAULT),
-                  file.path, "H5Dcreate2"),
-          H5Dclose};
-}
+// --- element types
 
-Handle make_attribute(const File& file, const Handle& object, const char* name, const Handle& type,
-                      const Handle& space) {
-  return {checked(H5Acreate2(object.id(), name, type.id(), space.id(), H5P_DEFAULT, H5P_DEFAULT),
-                  file.path, "H5Acreate2"),
-          H5Aclose};
-}
-
-// --- element types, made once
-
-Handle make_half_type() {
-  Handle type{checked(H5Tcopy(H5T_IEEE_F32LE), {}, "H5Tcopy"), H5Tclose};
-  checked(H5Tset_fields(type.id(), 15, 10, 5, 0, 10), {}, "H5Tset_fields");
-  checked(H5Tset_size(type.id(), 2), {}, "H5Tset_size");
-  checked(H5Tset_ebias(type.id(), 15), {}, "H5Tset_ebias");
+Handle make_half_type(const std::string& path) {
+  Handle type{checked(H5Tcopy(H5T_IEEE_F32LE), path, "H5Tcopy"), H5Tclose};
+  checked(H5Tset_fields(type.id(), 15, 10, 5, 0, 10), path, "H5Tset_fields");
+  checked(H5Tset_size(type.id(), 2), path, "H5Tset_size");
+  checked(H5Tset_ebias(type.id(), 15), path, "H5Tset_ebias");
   return type;
 }
 
-Handle make_complex_type(hid_t part, std::size_t part_nbytes) {
-  Handle type{checked(H5Tcreate(H5T_COMPOUND, 2 * part_nbytes), {}, "H5Tcreate"), H5Tclose};
-  checked(H5Tinsert(type.id(), "r", 0, part), {}, "H5Tinsert");
-  checked(H5Tinsert(type.id(), "i", part_nbytes, part), {}, "H5Tinsert");
+Handle make_complex_type(hid_t part, std::size_t part_nbytes, const std::string& path) {
+  Handle type{checked(H5Tcreate(H5T_COMPOUND, 2 * part_nbytes), path, "H5Tcreate"), H5Tclose};
+  checked(H5Tinsert(type.id(), "r", 0, part), path, "H5Tinsert");
+  checked(H5Tinsert(type.id(), "i", part_nbytes, part), path, "H5Tinsert");
   return type;
 }
 
-Handle make_bool_type() {
-  Handle type{checked(H5Tenum_create(H5T_STD_I8LE), {}, "H5Tenum_create"), H5Tclose};
+Handle make_bool_type(const std::string& path) {
+  Handle type{checked(H5Tenum_create(H5T_STD_I8LE), path, "H5Tenum_create"), H5Tclose};
   for (const auto& [name, number] : {std::pair{"FALSE", 0}, std::pair{"TRUE", 1}}) {
     const auto value = static_cast<signed char>(number);
-    checked(H5Tenum_insert(type.id(), name, &value), {}, "H5Tenum_insert");
+    checked(H5Tenum_insert(type.id(), name, &value), path, "H5Tenum_insert");
   }
   return type;
 }
 
-Handle copy_type(hid_t type) {
-  return {checked(H5Tcopy(type), {}, "H5Tcopy"), H5Tclose};
+Handle copy_type(hid_t type, const std::string& path) {
+  return {checked(H5Tcopy(type), path, "H5Tcopy"), H5Tclose};
 }
 
-Handle make_element_type(DType dtype) {
+/// Returns the type under which elements are stored: what h5py reads as the same dtype, or an
+/// unsigned integer of that width where HDF5 has no such type.
+Handle make_element_type(DType dtype, const std::string& path) {
   switch (dtype) {
     case DType::boolean:
-      return make_bool_type();
+      return make_bool_type(path);
     case DType::uint8:
     case DType::float8_e4m3fn:
     case DType::float8_e5m2:
@@ -146,36 +128,79 @@ Handle make_element_type(DType dtype) {
     case DType::float8_e5m2fnuz:
     case DType::float8_e8m0fnu:
     case DType::float4_e2m1fn_x2:
-      return copy_type(H5T_STD_U8LE);
+      return copy_type(H5T_STD_U8LE, path);
     case DType::int8:
-      return copy_type(H5T_STD_I8LE);
+      return copy_type(H5T_STD_I8LE, path);
     case DType::uint16:
     case DType::bfloat16:
-      return copy_type(H5T_STD_U16LE);
+      return copy_type(H5T_STD_U16LE, path);
     case DType::int16:
-      return copy_type(H5T_STD_I16LE);
+      return copy_type(H5T_STD_I16LE, path);
     case DType::uint32:
     case DType::complex32:
-      return copy_type(H5T_STD_U32LE);
+      return copy_type(H5T_STD_U32LE, path);
     case DType::int32:
-      return copy_type(H5T_STD_I32LE);
+      return copy_type(H5T_STD_I32LE, path);
     case DType::uint64:
-      return copy_type(H5T_STD_U64LE);
+      return copy_type(H5T_STD_U64LE, path);
     case DType::int64:
-      return copy_type(H5T_STD_I64LE);
+      return copy_type(H5T_STD_I64LE, path);
     case DType::float16:
-      return make_half_type();
+      return make_half_type(path);
     case DType::float32:
-      return copy_type(H5T_IEEE_F32LE);
+      return copy_type(H5T_IEEE_F32LE, path);
     case DType::float64:
-      return copy_type(H5T_IEEE_F64LE);
+      return copy_type(H5T_IEEE_F64LE, path);
     case DType::complex64:
-      return make_complex_type(H5T_IEEE_F32LE, 4);
+      return make_complex_type(H5T_IEEE_F32LE, 4, path);
     case DType::complex128:
-      return make_complex_type(H5T_IEEE_F64LE, 8);
+      return make_complex_type(H5T_IEEE_F64LE, 8, path);
   }
   TESSERA_CHECK(false);
   return {};
+}
+
+/// Makes all that stays the same from dataset to dataset.
+Parts make_parts(const std::string& path) {
+  Parts parts;
+  parts.link_properties = make_link_properties(path);
+  parts.dataset_properties = make_dataset_properties(path);
+  parts.plain_properties = make_dataset_properties(path);
+  const hid_t plain = parts.plain_properties.id();
+  checked(H5Pset_alloc_time(plain, H5D_ALLOC_TIME_EARLY), path, "H5Pset_alloc_time");
+  checked(H5Pset_fill_time(plain, H5D_FILL_TIME_NEVER), path, "H5Pset_fill_time");
+  parts.scalar_space = make_space({}, path);
+  parts.number_type = copy_type(H5T_STD_I64LE, path);
+  return parts;
+}
+
+hid_t text_type(File& file, std::size_t nbytes) {
+  Handle& type = file.parts.text_types[nbytes];
+  if (!type) type = make_text_type(nbytes, file.path);
+  return type.id();
+}
+
+hid_t element_type(File& file, DType dtype) {
+  Handle& type = file.parts.element_types[dtype];
+  if (!type) type = make_element_type(dtype, file.path);
+  return type.id();
+}
+
+Handle make_dataset(File& file, hid_t parent, const std::string& link_name, hid_t type,
+                    const Handle& space, const Handle& properties) {
+  return {checked(H5Dcreate2(parent, link_name.c_str(), type, space.id(),
+                             file.parts.link_properties.id(), properties.id(), H5P_DEFAULT),
+                  file.path, "H5Dcreate2"),
+          H5Dclose};
+}
+
+void write_attribute_of(const File& file, const Handle& object, const char* name, hid_t type,
+                        const Handle& space, const void* data) {
+  const Handle attribute{
+      checked(H5Acreate2(object.id(), name, type, space.id(), H5P_DEFAULT, H5P_DEFAULT), file.path,
+              "H5Acreate2"),
+      H5Aclose};
+  if (data != nullptr) checked(H5Awrite(attribute.id(), type, data), file.path, "H5Awrite");
 }
 
 /// Returns an element's bytes that stand for missing data: a NaN, or the greatest value.
@@ -251,13 +276,14 @@ bool chunk_addresses_leave_out_user_block() {
     file.handle = {checked(H5Fcreate("chunk address", H5F_ACC_TRUNC, creation.id(), access.id()),
                            {}, "H5Fcreate"),
                    H5Fclose};
+    file.parts = make_parts({});
     const std::array<std::int64_t, 1> shape = {1};
     const Handle space = make_space(shape, {});
-    const Handle type = copy_type(H5T_STD_U8LE);
     const Handle properties = make_dataset_properties({});
     const hsize_t chunk_numel = 1;
     checked(H5Pset_chunk(properties.id(), 1, &chunk_numel), {}, "H5Pset_chunk");
-    const Handle dataset = make_dataset(file, file.handle.id(), "chunk", type, space, properties);
+    const Handle dataset = make_dataset(file, file.handle.id(), "chunk",
+                                        element_type(file, DType::uint8), space, properties);
     const hsize_t offset = 0;
     const std::uint8_t byte = 0;
     checked(H5Dwrite_chunk(dataset.id(), H5P_DEFAULT, 0, &offset, 1, &byte), {}, "H5Dwrite_chunk");
@@ -271,7 +297,7 @@ bool chunk_addresses_leave_out_user_block() {
   return leave_out;
 }
 
-std::uint64_t user_block_nbytes(const File& file) {
+std::uint64_t user_block_nbytes(File& file) {
   const Handle creation{
       checked(H5Fget_create_plist(file.handle.id()), file.path, "H5Fget_create_plist"), H5Pclose};
   hsize_t nbytes = 0;
@@ -325,7 +351,8 @@ File create_file(const std::string& path, std::uint64_t user_block_nbytes) {
   checked(H5Pget_mdc_config(access.id(), &cache), path, "H5Pget_mdc_config");
   cache.set_initial_size = true;
   cache.initial_size = kMetadataCacheNbytes;
-  cache.max_size = std::max(cache.max_size, kMetadataCacheNbytes);
+  cache.min_size = kMetadataCacheNbytes;
+  cache.max_size = kMetadataCacheNbytes;
   checked(H5Pset_mdc_config(access.id(), &cache), path, "H5Pset_mdc_config");
 
   const Handle creation = make_property_list(H5P_FILE_CREATE, path);
@@ -336,6 +363,7 @@ File create_file(const std::string& path, std::uint64_t user_block_nbytes) {
   file.handle = {checked(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.id(), access.id()), path,
                          "H5Fcreate"),
                  H5Fclose};
+  file.parts = make_parts(path);
   return file;
 }
 
@@ -344,49 +372,24 @@ void close_file(File& file) {
   checked(H5Fclose(file.handle.release()), file.path, "H5Fclose");
 }
 
-Handle create_group(const File& file, const std::string& link_name) {
+Handle create_group(File& file, const std::string& link_name) {
   const LibraryScope library;
   const Handle properties = make_property_list(H5P_GROUP_CREATE, file.path);
   checked(H5Pset_obj_track_times(properties.id(), false), file.path, "H5Pset_obj_track_times");
-  const Handle link = make_link_properties(file.path);
-  return {checked(H5Gcreate2(file.handle.id(), link_name.c_str(), link.id(), properties.id(),
-                             H5P_DEFAULT),
+  return {checked(H5Gcreate2(file.handle.id(), link_name.c_str(), file.parts.link_properties.id(),
+                             properties.id(), H5P_DEFAULT),
                   file.path, "H5Gcreate2"),
           H5Gclose};
 }
 
-Handle element_type(DType dtype) {
-  const LibraryScope library;
-  return make_element_type(dtype);
-}
-
-bool has_element_type(DType dtype) {
-  switch (dtype) {
-    case DType::bfloat16:
-    case DType::complex32:
-    case DType::float8_e4m3fn:
-    case DType::float8_e5m2:
-    case DType::float8_e4m3fnuz:
-    case DType::float8_e5m2fnuz:
-    case DType::float8_e8m0fnu:
-    case DType::float4_e2m1fn_x2:
-      return false;
-    default:
-      return true;
-  }
-}
-
-PlainDataset create_plain_dataset(const File& file, hid_t parent, const std::string& link_name,
+PlainDataset create_plain_dataset(File& file, hid_t parent, const std::string& link_name,
                                   DType dtype, std::int64_t numel) {
   const LibraryScope library;
   const std::array<std::int64_t, 1> shape = {numel};
   const Handle space = make_space(shape, file.path);
-  const Handle type = make_element_type(dtype);
-  const Handle properties = make_dataset_properties(file.path);
-  checked(H5Pset_alloc_time(properties.id(), H5D_ALLOC_TIME_EARLY), file.path, "H5Pset_alloc_time");
-  checked(H5Pset_fill_time(properties.id(), H5D_FILL_TIME_NEVER), file.path, "H5Pset_fill_time");
   PlainDataset dataset;
-  dataset.handle = make_dataset(file, parent, link_name, type, space, properties);
+  dataset.handle = make_dataset(file, parent, link_name, element_type(file, dtype), space,
+                                file.parts.plain_properties);
   if (numel == 0) return dataset;
   const haddr_t begin = H5Dget_offset(dataset.handle.id());
   if (begin == HADDR_UNDEF) throw_library_error(file.path, "H5Dget_offset");
@@ -394,12 +397,11 @@ PlainDataset create_plain_dataset(const File& file, hid_t parent, const std::str
   return dataset;
 }
 
-Handle create_zstd_dataset(const File& file, const std::string& link_name, DType dtype,
+Handle create_zstd_dataset(File& file, const std::string& link_name, DType dtype,
                            std::int64_t numel, std::int64_t chunk_numel) {
   const LibraryScope library;
   const std::array<std::int64_t, 1> shape = {numel};
   const Handle space = make_space(shape, file.path);
-  const Handle type = make_element_type(dtype);
   const Handle properties = make_dataset_properties(file.path);
   const auto chunk_size = static_cast<hsize_t>(chunk_numel);
   checked(H5Pset_chunk(properties.id(), 1, &chunk_size), file.path, "H5Pset_chunk");
@@ -408,11 +410,12 @@ Handle create_zstd_dataset(const File& file, const std::string& link_name, DType
   checked(H5Pset_filter(properties.id(), kZstdFilter, H5Z_FLAG_OPTIONAL, 0, nullptr), file.path,
           "H5Pset_filter");
   checked(H5Pset_fill_time(properties.id(), H5D_FILL_TIME_NEVER), file.path, "H5Pset_fill_time");
-  return make_dataset(file, file.handle.id(), link_name, type, space, properties);
+  return make_dataset(file, file.handle.id(), link_name, element_type(file, dtype), space,
+                      properties);
 }
 
-ByteRange write_chunk(const File& file, const Handle& dataset, std::int64_t first_element,
-                      ChunkForm form, std::span<const std::byte> stored) {
+ByteRange write_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
+                      std::span<const std::byte> stored) {
   constexpr std::uint32_t kNoFilterSkipped = 0b00;
   constexpr std::uint32_t kBothFiltersSkipped = 0b11;
   const LibraryScope library;
@@ -433,16 +436,15 @@ ByteRange write_chunk(const File& file, const Handle& dataset, std::int64_t firs
   return {address, address + nbytes};
 }
 
-Handle create_virtual_dataset(const File& file, const std::string& link_name, DType dtype,
+Handle create_virtual_dataset(File& file, const std::string& link_name, DType dtype,
                               std::span<const std::int64_t> shape,
                               std::span<const VirtualPart> parts) {
   const LibraryScope library;
   const Handle space = make_space(shape, file.path);
-  const Handle type = make_element_type(dtype);
+  const hid_t type = element_type(file, dtype);
   const Handle properties = make_dataset_properties(file.path);
   const auto fill = fill_element(dtype);
-  checked(H5Pset_fill_value(properties.id(), type.id(), fill.data()), file.path,
-          "H5Pset_fill_value");
+  checked(H5Pset_fill_value(properties.id(), type, fill.data()), file.path, "H5Pset_fill_value");
   for (const VirtualPart& part : parts) {
     const std::array<std::int64_t, 1> source_shape = {part.source_numel};
     const Handle source_space = make_space(source_shape, file.path);
@@ -466,44 +468,37 @@ Handle create_virtual_dataset(const File& file, const std::string& link_name, DT
   return make_dataset(file, file.handle.id(), link_name, type, space, properties);
 }
 
-void create_hard_link(const File& file, const std::string& existing_name,
-                      const std::string& link_name) {
+void create_hard_link(File& file, const std::string& existing_name, const std::string& link_name) {
   const LibraryScope library;
-  const Handle link = make_link_properties(file.path);
   checked(H5Lcreate_hard(file.handle.id(), existing_name.c_str(), file.handle.id(),
-                         link_name.c_str(), link.id(), H5P_DEFAULT),
+                         link_name.c_str(), file.parts.link_properties.id(), H5P_DEFAULT),
           file.path, "H5Lcreate_hard");
 }
 
-void write_text_dataset(const File& file, hid_t parent, const std::string& link_name,
+void write_text_dataset(File& file, hid_t parent, const std::string& link_name,
                         std::string_view text) {
   const LibraryScope library;
-  const Handle type = make_text_type(text.size(), file.path);
-  const Handle space = make_scalar_space(file.path);
-  const Handle properties = make_dataset_properties(file.path);
-  const Handle dataset = make_dataset(file, parent, link_name, type, space, properties);
-  checked(H5Dwrite(dataset.id(), type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT,
-                   text.empty() ? "" : text.data()),
-          file.path, "H5Dwrite");
+  const hid_t type = text_type(file, text.size());
+  const Handle dataset = make_dataset(file, parent, link_name, type, file.parts.scalar_space,
+                                      file.parts.dataset_properties);
+  checked(
+      H5Dwrite(dataset.id(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text.empty() ? "" : text.data()),
+      file.path, "H5Dwrite");
 }
 
-void write_attribute(const File& file, const Handle& object, const char* name,
-                     std::string_view text) {
+void write_attribute(File& file, const Handle& object, const char* name, std::string_view text) {
   const LibraryScope library;
-  const Handle type = make_text_type(text.size(), file.path);
-  const Handle attribute = make_attribute(file, object, name, type, make_scalar_space(file.path));
-  checked(H5Awrite(attribute.id(), type.id(), text.empty() ? "" : text.data()), file.path,
-          "H5Awrite");
+  write_attribute_of(file, object, name, text_type(file, text.size()), file.parts.scalar_space,
+                     text.empty() ? "" : text.data());
 }
 
-void write_attribute(const File& file, const Handle& object, const char* name,
+void write_attribute(File& file, const Handle& object, const char* name,
                      std::span<const std::int64_t> numbers) {
   const LibraryScope library;
-  const Handle type = copy_type(H5T_STD_I64LE);
   const std::array<std::int64_t, 1> shape = {static_cast<std::int64_t>(numbers.size())};
-  const Handle attribute = make_attribute(file, object, name, type, make_space(shape, file.path));
-  if (numbers.empty()) return;
-  checked(H5Awrite(attribute.id(), type.id(), numbers.data()), file.path, "H5Awrite");
+  const Handle space = make_space(shape, file.path);
+  write_attribute_of(file, object, name, file.parts.number_type.id(), space,
+                     numbers.empty() ? nullptr : numbers.data());
 }
 
 }  // namespace tessera::formats::native::h5

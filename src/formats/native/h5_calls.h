@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,10 +19,22 @@ namespace tessera::formats::native::h5 {
 // Every call of the HDF5 library that Tessera makes stands behind these functions. Each holds the
 // library while it runs, and throws Error(io) with the path and the library's innermost reason.
 
+/// What every dataset and attribute needs and what is costly to make anew for each.
+struct Parts {
+  Handle link_properties{};
+  Handle dataset_properties{};
+  Handle plain_properties{};
+  Handle scalar_space{};
+  Handle number_type{};                        // of attributes
+  std::map<std::size_t, Handle> text_types{};  // by length in bytes
+  std::map<DType, Handle> element_types{};
+};
+
 /// A file being laid out. Paths are kept for messages.
 struct File {
-  Handle handle;
   std::string path;
+  Handle handle;
+  Parts parts;
 };
 
 /// Creates a file whose bytes depend on nothing but what is put into it: no times, fixed versions
@@ -33,14 +46,7 @@ File create_file(const std::string& path, std::uint64_t user_block_nbytes);
 void close_file(File& file);
 
 /// Creates a group that hangs at the root of the file.
-Handle create_group(const File& file, const std::string& link_name);
-
-/// Returns the type under which elements are stored: what h5py reads as the same dtype, or an
-/// unsigned integer of that width where HDF5 has no such type.
-Handle element_type(DType dtype);
-
-/// Returns whether `element_type(dtype)` stands for the dtype by itself.
-bool has_element_type(DType dtype);
+Handle create_group(File& file, const std::string& link_name);
 
 /// Creates a one-dimensional dataset that is one range of the file, allocated and not filled, and
 /// returns it with the range. An empty dataset has the range `[0, 0)`.
@@ -48,18 +54,18 @@ struct PlainDataset {
   Handle handle;
   ByteRange range;
 };
-PlainDataset create_plain_dataset(const File& file, hid_t parent, const std::string& link_name,
+PlainDataset create_plain_dataset(File& file, hid_t parent, const std::string& link_name,
                                   DType dtype, std::int64_t numel);
 
 /// Creates a one-dimensional dataset of chunks that are byte-shuffled and zstd-compressed.
-Handle create_zstd_dataset(const File& file, const std::string& link_name, DType dtype,
+Handle create_zstd_dataset(File& file, const std::string& link_name, DType dtype,
                            std::int64_t numel, std::int64_t chunk_numel);
 
 enum class ChunkForm { filtered, raw };  // raw: neither shuffled nor compressed
 
 /// Writes a whole chunk as it is to be stored, and returns where in the file it lies.
-ByteRange write_chunk(const File& file, const Handle& dataset, std::int64_t first_element,
-                      ChunkForm form, std::span<const std::byte> stored);
+ByteRange write_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
+                      std::span<const std::byte> stored);
 
 /// A part of a source dataset that appears as a box of a virtual one.
 struct VirtualPart {
@@ -72,21 +78,19 @@ struct VirtualPart {
 
 /// Creates a dataset of `shape` that shows `parts`. What no part covers, and a part whose file is
 /// missing, reads as NaN, or the greatest value where the dtype has none.
-Handle create_virtual_dataset(const File& file, const std::string& link_name, DType dtype,
+Handle create_virtual_dataset(File& file, const std::string& link_name, DType dtype,
                               std::span<const std::int64_t> shape,
                               std::span<const VirtualPart> parts);
 
 /// Adds a hard link to an object.
-void create_hard_link(const File& file, const std::string& existing_name,
-                      const std::string& link_name);
+void create_hard_link(File& file, const std::string& existing_name, const std::string& link_name);
 
 /// Creates a scalar dataset that is one UTF-8 text.
-void write_text_dataset(const File& file, hid_t parent, const std::string& link_name,
+void write_text_dataset(File& file, hid_t parent, const std::string& link_name,
                         std::string_view text);
 
-void write_attribute(const File& file, const Handle& object, const char* name,
-                     std::string_view text);
-void write_attribute(const File& file, const Handle& object, const char* name,
+void write_attribute(File& file, const Handle& object, const char* name, std::string_view text);
+void write_attribute(File& file, const Handle& object, const char* name,
                      std::span<const std::int64_t> numbers);
 
 }  // namespace tessera::formats::native::h5

@@ -36,7 +36,7 @@ std::vector<h5::VirtualPart> virtual_parts(const TensorEntry& tensor,
   return parts;
 }
 
-void write_virtual_datasets(const h5::File& file, const CheckpointContents& contents) {
+void write_virtual_datasets(h5::File& file, const CheckpointContents& contents) {
   // In the names of long FQNs stands the tensor's number in the rank file's own index.
   std::vector<std::size_t> number_on_rank(static_cast<std::size_t>(contents.world_size), 0);
   std::vector<std::size_t> holders;

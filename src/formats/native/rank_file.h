@@ -75,8 +75,8 @@ class RankFileWriter {
   const std::string path_;
   const NativeWriteOptions options_;
   Index index_;
-  std::vector<PieceState> pieces_;  // by number
   h5::File h5_file_;
+  std::vector<PieceState> pieces_;  // by number; their datasets lie in the file
   std::unique_ptr<WritableFile> file_;
 
   // The next piece to be laid out and its next chunk.
