@@ -36,53 +36,12 @@ std::string_view kind_name(ObjectKind kind) {
   return "?";
 }
 
-const detail::Node& Object::node() const {
-  return graph_->nodes_[id_];
-}
-
-const detail::Node& Object::node(ObjectKind wanted, std::string_view rule) const {
-  const detail::Node& found = node();
-  if (found.kind != wanted) fail_expected(rule, kind_name(wanted));
-  return found;
-}
-
-const detail::Call& Object::call(std::string_view rule) const {
-  return graph_->calls_[node(ObjectKind::call, rule).index];
-}
-
-const detail::Slice& Object::entries(std::string_view rule) const {
-  if (is(ObjectKind::call)) return call(rule).entries;
-  return node(ObjectKind::dict, rule).slice;
-}
-
-const detail::Global& Object::named_global(std::string_view rule) const {
-  const Object global = is(ObjectKind::call) ? Object(graph_, call(rule).callable) : *this;
-  return graph_->globals_[global.node(ObjectKind::global, rule).index];
-}
-
-Object Object::link(const detail::Slice& slice, std::size_t index) const {
-  TESSERA_CHECK(index < slice.size);
-  return Object(graph_, graph_->links_[slice.begin + index]);
-}
-
-ObjectKind Object::kind() const {
-  return node().kind;
-}
-
 bool Object::as_boolean(std::string_view rule) const {
   return node(ObjectKind::boolean, rule).boolean;
 }
 
-std::int64_t Object::as_integer(std::string_view rule) const {
-  return node(ObjectKind::integer, rule).integer;
-}
-
 double Object::as_floating(std::string_view rule) const {
   return node(ObjectKind::floating, rule).floating;
-}
-
-std::string_view Object::as_str(std::string_view rule) const {
-  return node(ObjectKind::str, rule).text.view();
 }
 
 std::string_view Object::as_bytes(std::string_view rule) const {
@@ -91,29 +50,6 @@ std::string_view Object::as_bytes(std::string_view rule) const {
 
 std::string_view Object::as_big_integer(std::string_view rule) const {
   return node(ObjectKind::big_integer, rule).text.view();
-}
-
-std::size_t Object::num_items(std::string_view rule) const {
-  if (!is(ObjectKind::list) && !is(ObjectKind::tuple) && !is(ObjectKind::set)) {
-    fail_expected(rule, "list, tuple or set");
-  }
-  return node().slice.size;
-}
-
-Object Object::item(std::size_t index) const {
-  return link(node().slice, index);
-}
-
-std::size_t Object::num_entries(std::string_view rule) const {
-  return entries(rule).size / 2;
-}
-
-Object Object::entry_key(std::size_t index) const {
-  return link(entries("entry"), 2 * index);
-}
-
-Object Object::entry_value(std::size_t index) const {
-  return link(entries("entry"), 2 * index + 1);
 }
 
 std::optional<Object> Object::find(std::string_view key) const {
@@ -131,20 +67,6 @@ std::string_view Object::global_module(std::string_view rule) const {
 
 std::string_view Object::global_name(std::string_view rule) const {
   return named_global(rule).name.view();
-}
-
-std::uint32_t Object::meaning(std::string_view rule) const {
-  return named_global(rule).meaning;
-}
-
-Object Object::call_arguments(std::string_view rule) const {
-  return Object(graph_, call(rule).arguments);
-}
-
-std::optional<Object> Object::call_state(std::string_view rule) const {
-  const std::uint32_t state = call(rule).state;
-  if (state == detail::kNoObject) return std::nullopt;
-  return Object(graph_, state);
 }
 
 std::size_t Object::num_appended(std::string_view rule) const {

@@ -176,4 +176,84 @@ class ObjectGraph {
   std::uint32_t root_ = 0;
 };
 
+// Inline: a large graph is walked through millions of these.
+
+inline const detail::Node& Object::node() const {
+  return graph_->nodes_[id_];
+}
+
+inline const detail::Node& Object::node(ObjectKind wanted, std::string_view rule) const {
+  const detail::Node& found = node();
+  if (found.kind != wanted) fail_expected(rule, kind_name(wanted));
+  return found;
+}
+
+inline const detail::Call& Object::call(std::string_view rule) const {
+  return graph_->calls_[node(ObjectKind::call, rule).index];
+}
+
+inline const detail::Slice& Object::entries(std::string_view rule) const {
+  if (is(ObjectKind::call)) return call(rule).entries;
+  return node(ObjectKind::dict, rule).slice;
+}
+
+inline const detail::Global& Object::named_global(std::string_view rule) const {
+  const Object global = is(ObjectKind::call) ? Object(graph_, call(rule).callable) : *this;
+  return graph_->globals_[global.node(ObjectKind::global, rule).index];
+}
+
+inline Object Object::link(const detail::Slice& slice, std::size_t index) const {
+  TESSERA_CHECK(index < slice.size);
+  return Object(graph_, graph_->links_[slice.begin + index]);
+}
+
+inline ObjectKind Object::kind() const {
+  return node().kind;
+}
+
+inline std::int64_t Object::as_integer(std::string_view rule) const {
+  return node(ObjectKind::integer, rule).integer;
+}
+
+inline std::string_view Object::as_str(std::string_view rule) const {
+  return node(ObjectKind::str, rule).text.view();
+}
+
+inline std::size_t Object::num_items(std::string_view rule) const {
+  if (!is(ObjectKind::list) && !is(ObjectKind::tuple) && !is(ObjectKind::set)) {
+    fail_expected(rule, "list, tuple or set");
+  }
+  return node().slice.size;
+}
+
+inline Object Object::item(std::size_t index) const {
+  return link(node().slice, index);
+}
+
+inline std::size_t Object::num_entries(std::string_view rule) const {
+  return entries(rule).size / 2;
+}
+
+inline Object Object::entry_key(std::size_t index) const {
+  return link(entries("entry"), 2 * index);
+}
+
+inline Object Object::entry_value(std::size_t index) const {
+  return link(entries("entry"), 2 * index + 1);
+}
+
+inline std::uint32_t Object::meaning(std::string_view rule) const {
+  return named_global(rule).meaning;
+}
+
+inline Object Object::call_arguments(std::string_view rule) const {
+  return Object(graph_, call(rule).arguments);
+}
+
+inline std::optional<Object> Object::call_state(std::string_view rule) const {
+  const std::uint32_t state = call(rule).state;
+  if (state == detail::kNoObject) return std::nullopt;
+  return Object(graph_, state);
+}
+
 }  // namespace tessera::formats::pickle

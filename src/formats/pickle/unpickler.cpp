@@ -1,6 +1,7 @@
 #include "formats/pickle/unpickler.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
 #include <cstring>
@@ -58,6 +59,12 @@ class Machine {
     graph_.file_offset_ = source.file_offset;
     graph_.bytes_ = std::move(bytes);
     nbytes_ = graph_.bytes_.size();
+    // What a pickle of this size mostly becomes, so that little is moved while it grows.
+    const std::size_t expected_nbytes = std::min<std::size_t>(nbytes_, std::size_t{1} << 25);
+    graph_.nodes_.reserve(expected_nbytes / 5);
+    graph_.links_.reserve(expected_nbytes / 5);
+    graph_.calls_.reserve(expected_nbytes / 20);
+    memo_.reserve(expected_nbytes / 5);
   }
 
   ObjectGraph run() {
@@ -474,10 +481,24 @@ class Machine {
     }
     return key;
   }
+  /// Says whether a dict has few keys, all of them str and different: the attributes of an object.
+  bool has_few_names(const Slice& slice) const {
+    constexpr std::uint32_t kFew = 8;
+    if (slice.size / 2 > kFew) return false;
+    std::array<std::string_view, kFew> names;
+    const std::uint32_t* links = graph_.links_.data() + slice.begin;
+    for (std::uint32_t i = 0; i < slice.size / 2; ++i) {
+      const Node& key = node(links[2 * i]);
+      if (key.kind != ObjectKind::str) return false;
+      names[i] = key.text.view();
+      if (std::find(names.begin(), names.begin() + i, names[i]) != names.begin() + i) return false;
+    }
+    return true;
+  }
   /// Gives every key its last value at its first place, as a Python dict would.
   void unite_equal_keys(Slice& slice) {
     const std::uint32_t num_entries = slice.size / 2;
-    if (num_entries < 2) return;
+    if (num_entries < 2 || has_few_names(slice)) return;
     std::uint32_t* links = graph_.links_.data() + slice.begin;
     keys_.clear();
     for (std::uint32_t i = 0; i < num_entries; ++i) keys_.push_back(key_of(links[2 * i], i));
