@@ -145,6 +145,15 @@ std::string number_to_string(const Number& number) {
   return std::visit([](auto value) { return shortest(value); }, number);
 }
 
+std::string number_to_string(const Number& number, DType dtype) {
+  const auto* value = std::get_if<double>(&number);
+  if (value == nullptr || !is_floating_point(dtype) || dtype == DType::float64) {
+    return number_to_string(number);
+  }
+  if (dtype == DType::float32) return shortest(static_cast<float>(*value));
+  return rounded(static_cast<float>(*value), significant_digits(dtype));
+}
+
 std::string element_to_string(DType dtype, std::span<const std::byte> bytes) {
   switch (dtype) {
     case DType::boolean:

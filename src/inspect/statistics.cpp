@@ -150,8 +150,9 @@ Statistics block_statistics(Real* numbers, std::size_t count, DType dtype) {
   if (count == 0) return block;
   const BlockSums<Real> sums = sum_block(numbers, count);
   block.num_zeros = sums.num_zeros;
-  block.min = exact_number(static_cast<double>(sums.min), dtype);
-  block.max = exact_number(static_cast<double>(sums.max), dtype);
+  // Adding zero makes a negative zero positive: which of the two comes first says nothing.
+  block.min = exact_number(static_cast<double>(sums.min) + 0.0, dtype);
+  block.max = exact_number(static_cast<double>(sums.max) + 0.0, dtype);
   block.sum = std::isfinite(sums.sum) ? static_cast<long double>(sums.sum)
                                       : sum_wide<long double>(numbers, count);
   const long double mean = block.sum / static_cast<long double>(count);

@@ -58,19 +58,25 @@ bool comes_before(const TreeNode& a, const TreeNode& b) {
   return a.label < b.label;
 }
 
-bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, const TreeNode& b) {
+bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, const TreeNode& b,
+               Folding folding) {
   if (a.kind != b.kind || a.num_repeats != b.num_repeats ||
       a.children.size() != b.children.size()) {
     return false;
   }
+  if (a.kind == TreeNode::Kind::value && folding.values == Folding::Values::none) return false;
   if (a.kind == TreeNode::Kind::tensor) {
     const TensorMeta& meta_a = contents.tensors[a.index].meta;
     const TensorMeta& meta_b = contents.tensors[b.index].meta;
     if (meta_a.dtype != meta_b.dtype || meta_a.shape != meta_b.shape) return false;
+    if (folding.tensors == Folding::Tensors::of_equal_pieces &&
+        contents.tensors[a.index].pieces != contents.tensors[b.index].pieces) {
+      return false;
+    }
   }
   for (std::size_t i = 0; i < a.children.size(); ++i) {
     if (a.children[i].label != b.children[i].label) return false;
-    if (!are_alike(contents, a.children[i], b.children[i])) return false;
+    if (!are_alike(contents, a.children[i], b.children[i], folding)) return false;
   }
   return true;
 }
@@ -78,7 +84,7 @@ bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, c
 // Puts siblings that follow each other in number and are alike into one. Their own chains were
 // joined already (`0.weight`), so the number is what stands before the first dot.
 std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
-                           std::vector<TreeNode> siblings) {
+                           std::vector<TreeNode> siblings, Folding folding) {
   const auto split = [](const TreeNode& node) {
     const std::string_view label = node.label;
     const std::size_t dot = label.find('.');
@@ -92,7 +98,7 @@ std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
     while (first && end < siblings.size()) {
       const auto [number, other_suffix] = split(siblings[end]);
       if (number != *first + static_cast<std::int64_t>(end - i) || other_suffix != suffix ||
-          !are_alike(contents, siblings[i], siblings[end])) {
+          !are_alike(contents, siblings[i], siblings[end], folding)) {
         break;
       }
       ++end;
@@ -127,7 +133,9 @@ std::vector<TreeNode> build(const formats::CheckpointContents& contents, const T
     }
   }
   std::stable_sort(group.children.begin(), group.children.end(), comes_before);
-  if (folding == Folding::fold_repeats) group.children = fold(contents, std::move(group.children));
+  if (folding.tensors != Folding::Tensors::none) {
+    group.children = fold(contents, std::move(group.children), folding);
+  }
   for (const TreeNode& child : group.children) group.totals.add(child.totals);
   if (group.children.size() == 1) {
     TreeNode only = std::move(group.children.front());
@@ -215,7 +223,8 @@ TreeNode make_tree(const formats::CheckpointContents& contents, const Selection&
     }
   }
   std::stable_sort(root.children.begin(), root.children.end(), comes_before);
-  if (folding == Folding::fold_repeats) root.children = fold(contents, std::move(root.children));
+  if (folding.tensors != Folding::Tensors::none)
+    root.children = fold(contents, std::move(root.children), folding);
   return root;
 }
 

@@ -28,8 +28,7 @@ void print(const TreeNode& node, int depth, std::vector<std::string>& lines) {
   for (const TreeNode& child : node.children) print(child, depth + 1, lines);
 }
 
-std::vector<std::string> tree(const MemoryCheckpoint& checkpoint,
-                              Folding folding = Folding::fold_repeats) {
+std::vector<std::string> tree(const MemoryCheckpoint& checkpoint, Folding folding = {}) {
   const auto& contents = checkpoint.contents();
   std::vector<std::string> lines;
   for (const TreeNode& node :
@@ -51,7 +50,7 @@ TEST(TreeTest, FoldsNumberedSiblingsThatAreAlike) {
               ElementsAre("model (25, 304)", "  layers (24, 296)", "    [0:11] x11 (22, 264)",
                           "      down.weight", "      up.weight", "    11 (2, 32)",
                           "      down.weight", "      up.weight", "  norm.weight"));
-  EXPECT_EQ(tree(checkpoint, Folding::keep_all).size(), 1U + 1 + 12 * 3 + 1);
+  EXPECT_EQ(tree(checkpoint, {.tensors = Folding::Tensors::none}).size(), 1U + 1 + 12 * 3 + 1);
 }
 
 TEST(TreeTest, FoldsLeavesAndChainsToo) {
@@ -59,6 +58,21 @@ TEST(TreeTest, FoldsLeavesAndChainsToo) {
   for (int i = 0; i < 3; ++i) add(checkpoint, "blocks." + std::to_string(i) + ".bias");
   for (int i = 0; i < 3; ++i) add(checkpoint, "list." + std::to_string(i));
   EXPECT_THAT(tree(checkpoint), ElementsAre("blocks.[0:3].bias x3", "list.[0:3] x3"));
+}
+
+TEST(TreeTest, FoldsByPiecesAndKeepsValuesApartWhenAsked) {
+  MemoryCheckpoint checkpoint("memory", 2);
+  const test::Bytes bytes(8);
+  for (int i = 0; i < 4; ++i) {
+    checkpoint.add({"w." + std::to_string(i), DType::float32, {2}}, bytes,
+                   {{FlatRange{0, 2}, i / 2}});
+    checkpoint.add_value("lr." + std::to_string(i), Value(i));
+  }
+  EXPECT_THAT(tree(checkpoint), ElementsAre("lr.[0:4] x4", "w.[0:4] x4"));
+  EXPECT_THAT(tree(checkpoint, {.tensors = Folding::Tensors::of_equal_pieces}),
+              ElementsAre("lr.[0:4] x4", "w (4, 32)", "  [0:2] x2", "  [2:4] x2"));
+  EXPECT_THAT(tree(checkpoint, {.values = Folding::Values::none}),
+              ElementsAre("lr (0, 0)", "  0", "  1", "  2", "  3", "w.[0:4] x4"));
 }
 
 TEST(TreeTest, ATensorMayShareItsNameWithAGroup) {

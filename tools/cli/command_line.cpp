@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -191,20 +192,22 @@ Command& CommandLine::add_command(std::string name, std::string summary,
                                   std::function<ExitCode()> run) {
   commands_.push_back(
       std::make_unique<Command>(std::move(name), std::move(summary), std::move(run)));
-  Command& command = *commands_.back();
-  command.choice(
-      "--color", {"auto", "always", "never"},
-      [this](const std::string& when) {
-        terminal_.set_color(when == "always"  ? ColorChoice::always
-                            : when == "never" ? ColorChoice::never
-                                              : ColorChoice::automatic);
-      },
-      "colour the output; auto: on a terminal, unless NO_COLOR is set");
-  return command;
+  return *commands_.back();
 }
 
-void CommandLine::add_exit_code(ExitCode code, std::string meaning) {
-  exit_codes_.emplace_back(code, std::move(meaning));
+// The options that every command has come last, so that its own are read first.
+void CommandLine::add_common_options() {
+  if (std::exchange(has_common_options_, true)) return;
+  for (const auto& command : commands_) {
+    command->choice(
+        "--color", {"auto", "always", "never"},
+        [this](const std::string& when) {
+          terminal_.set_color(when == "always"  ? ColorChoice::always
+                              : when == "never" ? ColorChoice::never
+                                                : ColorChoice::automatic);
+        },
+        "Colour the output; auto: on a terminal, unless NO_COLOR is set");
+  }
 }
 
 const Command* CommandLine::find(std::string_view name) const {
@@ -216,6 +219,7 @@ const Command* CommandLine::find(std::string_view name) const {
 
 // Takes the verb off the arguments, if there is one.
 const Command& CommandLine::command_for(std::vector<std::string>& arguments) const {
+  if (arguments.empty()) throw UsageError("an argument is missing", tool_ + " --help");
   if (!arguments.empty() && !arguments.front().empty()) {
     if (const Command* command = find(arguments.front())) {
       arguments.erase(arguments.begin());
@@ -295,6 +299,7 @@ void CommandLine::parse(const Command& command, std::vector<std::string> argumen
 }
 
 ExitCode CommandLine::run(int argc, const char* const* argv) {
+  add_common_options();
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
   const std::string first = arguments.empty() ? "" : arguments.front();
   if (first == "--version") {
@@ -349,10 +354,10 @@ std::string CommandLine::help(const Command& command) const {
   for (const auto& argument : command.arguments()) arguments.add(argument.name, argument.help);
   Section options("Options", width);
   for (const auto& option : command.options()) options.add(with_placeholder(option), option.help);
-  options.add("--help", "print this");
+  options.add("--help", "Print this");
   Section exit_codes("Exit codes", width);
-  for (const auto& [code, meaning] : exit_codes_) {
-    exit_codes.add(std::to_string(static_cast<int>(code)), meaning);
+  for (const auto& [code, meaning] : exit_code_meanings()) {
+    exit_codes.add(std::to_string(static_cast<int>(code)), std::string(meaning));
   }
   text += arguments.text() + options.text();
   if (!command.examples().empty()) {
@@ -391,13 +396,13 @@ std::string CommandLine::help() const {
   Section commands("Commands", width);
   for (const auto& command : commands_) commands.add(command->name(), command->summary());
   Section options("Options", width);
-  options.add("--help", "print this, or after a command what that one takes");
-  options.add("--version", "print the version");
-  options.add("--completion bash", "print completion for a shell, to be sourced");
-  options.add("--man", "print the manual page, as roff");
+  options.add("--help", "Print this, or after a command what that one takes");
+  options.add("--version", "Print the version");
+  options.add("--completion bash", "Print completion for a shell, to be sourced");
+  options.add("--man", "Print the manual page, as roff");
   Section exit_codes("Exit codes", width);
-  for (const auto& [code, meaning] : exit_codes_) {
-    exit_codes.add(std::to_string(static_cast<int>(code)), meaning);
+  for (const auto& [code, meaning] : exit_code_meanings()) {
+    exit_codes.add(std::to_string(static_cast<int>(code)), std::string(meaning));
   }
   return text + commands.text() + options.text() + exit_codes.text();
 }
@@ -422,7 +427,7 @@ std::string CommandLine::man_page() const {
     }
   }
   text += ".SH EXIT STATUS\n";
-  for (const auto& [code, meaning] : exit_codes_) {
+  for (const auto& [code, meaning] : exit_code_meanings()) {
     text += ".TP\n.B " + std::to_string(static_cast<int>(code)) + "\n" + roff(meaning) + "\n";
   }
   return text;

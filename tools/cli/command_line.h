@@ -97,13 +97,11 @@ class CommandLine {
   Command& add_command(std::string name, std::string summary, std::function<ExitCode()> run);
   /// Names the command that a command line without a verb stands for.
   void set_default_command(std::string name) { default_command_ = std::move(name); }
-  /// Adds a line to the exit codes in the help, e.g. `1`, `differences were found`.
-  void add_exit_code(ExitCode code, std::string meaning);
-
   /// Parses and runs. Throws: UsageError, and what the command throws.
   ExitCode run(int argc, const char* const* argv);
 
  private:
+  void add_common_options();
   const Command* find(std::string_view name) const;
   const Command& command_for(std::vector<std::string>& arguments) const;
   void parse(const Command& command, std::vector<std::string> arguments) const;
@@ -118,7 +116,7 @@ class CommandLine {
   Terminal& terminal_;
   std::string default_command_;
   std::vector<std::unique_ptr<Command>> commands_;
-  std::vector<std::pair<ExitCode, std::string>> exit_codes_;
+  bool has_common_options_ = false;
 };
 
 /// Returns the text broken at spaces into lines of at most `width` columns, those after the first

@@ -1,5 +1,6 @@
 #include "cli/exit_code.h"
 
+#include <array>
 #include <exception>
 #include <new>
 #include <string>
@@ -36,6 +37,19 @@ ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
 }
 
 }  // namespace
+
+std::span<const ExitCodeMeaning> exit_code_meanings() {
+  static constexpr std::array kMeanings = {
+      ExitCodeMeaning{ExitCode::done, "Done"},
+      ExitCodeMeaning{ExitCode::findings, "diff found differences, verify found damage"},
+      ExitCodeMeaning{ExitCode::usage, "Wrong use, or the destination exists"},
+      ExitCodeMeaning{ExitCode::bad_input, "Input is unreadable, corrupt or does not fit"},
+      ExitCodeMeaning{ExitCode::io, "The system failed a read, a write or an allocation"},
+      ExitCodeMeaning{ExitCode::internal, "A bug of the tool"},
+      ExitCodeMeaning{ExitCode::interrupted, "Interrupted"},
+  };
+  return kMeanings;
+}
 
 ExitCode exit_code_of(ErrorKind kind) {
   switch (kind) {

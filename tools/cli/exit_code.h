@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string_view>
 
 #include "tessera/base/error.h"
@@ -23,6 +24,13 @@ enum class ExitCode : int {
 };
 
 ExitCode exit_code_of(ErrorKind kind);
+
+struct ExitCodeMeaning {
+  ExitCode code;
+  std::string_view meaning;
+};
+/// Returns what is printed in every help text.
+std::span<const ExitCodeMeaning> exit_code_meanings();
 
 /// Runs a tool's body and returns its exit status. An exception that leaves the body becomes one
 /// line `<tool>: <message>` on standard error and the code it stands for.

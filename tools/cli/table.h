@@ -8,20 +8,27 @@
 
 namespace tessera::cli {
 
-/// Aligns rows of cells in columns, two spaces apart, without trailing spaces. On a terminal a
-/// table that is too wide has one column cut in the middle; elsewhere nothing is ever cut.
+/// Aligns rows of cells in columns, two spaces apart, without trailing spaces. On a terminal that
+/// is too narrow the wide columns are left out in favour of their narrow ones, and then one column
+/// is cut in the middle; elsewhere everything is printed in full.
 class Table {
  public:
   enum class Align { left, right };
   struct Cell {
     std::string text;
     Style style = Style::plain;
+    /// Whether the text runs on to the end of the line and beyond, with no part in the widths.
+    enum class Extent { one_column, rest_of_line } extent = Extent::one_column;
   };
 
   explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
 
   /// Names the column that gives way where the terminal is too narrow.
   void let_shrink(std::size_t column) { shrinking_ = column; }
+  /// Says that two columns tell the same: `wide` is shown where there is room, else `narrow`.
+  void let_alternate(std::size_t wide, std::size_t narrow) {
+    alternates_.push_back({wide, narrow});
+  }
   /// Adds a row, which may have fewer cells than there are columns.
   void add_row(std::vector<Cell> cells) { rows_.push_back(std::move(cells)); }
   bool empty() const { return rows_.empty(); }
@@ -29,9 +36,17 @@ class Table {
 
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+  struct Alternates {
+    std::size_t wide;
+    std::size_t narrow;
+  };
+
+  void print_row(const std::vector<Cell>& row, const std::vector<std::size_t>& widths,
+                 const std::vector<bool>& is_shown, Terminal& terminal) const;
 
   std::vector<Align> columns_;
   std::size_t shrinking_ = kNone;
+  std::vector<Alternates> alternates_;
   std::vector<std::vector<Cell>> rows_;
 };
 

@@ -51,6 +51,7 @@ std::string spell(const KeyPath& path);
 struct Piece {
   Region region;
   int rank = 0;
+  friend bool operator==(const Piece&, const Piece&) = default;
 };
 
 /// A logical tensor with the pieces that cover it. Equal regions are replicas.

@@ -19,6 +19,10 @@ bool less(const Number& a, const Number& b);  // exact, also between integers an
 /// Returns the number in as few digits as its type needs: `7`, `0.1`, `-1.5e-08`, `inf`.
 std::string number_to_string(const Number& number);
 
+/// The same for a number that came out of elements of `dtype`: in the digits that tell it apart
+/// from its neighbours there.
+std::string number_to_string(const Number& number, DType dtype);
+
 /// Returns one stored element as people write it, with the digits that its dtype can tell apart:
 /// `true`, `-7`, `0.1001` (bfloat16), `1+2j`, and for float4's two elements `0.5|-6`.
 /// Requires: `bytes.size() == itemsize(dtype)`.

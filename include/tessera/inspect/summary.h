@@ -53,11 +53,14 @@ struct TreeNode {
   std::vector<TreeNode> children;  // of the first sibling; numbers in numerical order
 };
 
-enum class Folding { fold_repeats, keep_all };
+/// Which numbered siblings become one, as `[0:32]`: those with the same names below them, and
+struct Folding {
+  enum class Tensors { none, of_equal_shape, of_equal_pieces } tensors = Tensors::of_equal_shape;
+  enum class Values { of_any_content, none } values = Values::of_any_content;
+};
 
-/// Returns the root, a group without a label. Numbered siblings are folded where all below them has
-/// the same names, dtypes and shapes (the values of values aside).
+/// Returns the root, a group without a label.
 TreeNode make_tree(const formats::CheckpointContents& contents, const Selection& selection,
-                   Folding folding = Folding::fold_repeats);
+                   Folding folding = {});
 
 }  // namespace tessera::inspect

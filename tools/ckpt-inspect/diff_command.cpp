@@ -1,0 +1,180 @@
+#include "ckpt-inspect/diff_command.h"
+
+#include "cli/json_output.h"
+#include "cli/sizes.h"
+#include "cli/table.h"
+#include "tessera/inspect/diff.h"
+#include "tessera/inspect/element.h"
+
+namespace tessera::cli {
+namespace {
+
+using inspect::Difference;
+using inspect::ElementDifferences;
+
+std::string_view kind_name(Difference::Kind kind) {
+  switch (kind) {
+    case Difference::Kind::missing:
+      return "missing";
+    case Difference::Kind::extra:
+      return "extra";
+    case Difference::Kind::shape:
+      return "shape";
+    case Difference::Kind::dtype:
+      return "dtype";
+    case Difference::Kind::elements:
+      return "elements";
+    case Difference::Kind::value:
+      return "value";
+    case Difference::Kind::type:
+      return "type";
+  }
+  return "";
+}
+
+std::string elements_in_words(const ElementDifferences& elements) {
+  std::string text = std::to_string(elements.num_different) + " of " +
+                     std::to_string(elements.numel) + " differ, first at " +
+                     shape_to_string(elements.first_index) + ": " + elements.first_a +
+                     " != " + elements.first_b;
+  if (elements.num_different > 1 && elements.max_abs_difference) {
+    text += ", by at most " + inspect::number_to_string(*elements.max_abs_difference);
+  }
+  if (elements.num_nan_on_one_side > 0) {
+    text += ", " + std::to_string(elements.num_nan_on_one_side) + " NaN on one side";
+  }
+  return text;
+}
+
+std::string in_words(const Difference& difference) {
+  switch (difference.kind) {
+    case Difference::Kind::elements:
+      return elements_in_words(*difference.elements);
+    case Difference::Kind::missing:
+      return difference.a + ", only in A";
+    case Difference::Kind::extra:
+      return difference.b + ", only in B";
+    default:
+      return difference.a + " != " + difference.b;
+  }
+}
+
+// A pattern that matches nothing on either side is a mistake.
+void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
+                           const formats::CheckpointReader& b) {
+  std::vector<std::string_view> all;
+  for (const formats::CheckpointReader* reader : {&a, &b}) {
+    for (const auto& tensor : reader->contents().tensors) all.push_back(tensor.meta.fqn);
+    for (const auto& value : reader->contents().values) all.push_back(value.name);
+    for (const auto& alias : reader->contents().aliases) all.push_back(alias.fqn);
+  }
+  const std::vector<std::string> unused = names.unused(all);
+  if (unused.empty()) return;
+  throw Error(ErrorKind::invalid_argument, {},
+              "no name in A or B matches '" + printable(unused.front()) + "'");
+}
+
+void print_json(const inspect::DiffReport& report, Terminal& terminal) {
+  JsonOutput json(terminal, kInspectJsonSchema);
+  json.member("equal", report.differences.empty());
+  json.key("compared").begin_object().member("tensors", report.num_tensors_compared);
+  json.member("values", report.num_values_compared).member("nbytes", report.nbytes_compared);
+  json.end_object();
+  json.key("differences").begin_array();
+  for (const Difference& difference : report.differences) {
+    json.begin_object().member("kind", kind_name(difference.kind)).member("name", difference.name);
+    if (const auto& elements = difference.elements) {
+      json.member("numel", elements->numel).member("different", elements->num_different);
+      json.key("first_index").value(elements->first_index);
+      json.member("first_a", elements->first_a).member("first_b", elements->first_b);
+      json.member("nan_on_one_side", elements->num_nan_on_one_side).key("max_abs_difference");
+      if (elements->max_abs_difference) {
+        json.value(*elements->max_abs_difference);
+      } else {
+        json.null();
+      }
+    } else {
+      if (difference.kind != Difference::Kind::extra) json.member("a", difference.a);
+      if (difference.kind != Difference::Kind::missing) json.member("b", difference.b);
+    }
+    json.end_object();
+  }
+  json.end_array();
+  json.key("untied").begin_array();
+  for (const std::string& name : report.untied) json.value(name);
+  json.end_array();
+  json.finish();
+}
+
+}  // namespace
+
+void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& terminal) {
+  Command& command =
+      line.add_command("diff", "Compares two checkpoints of any formats and shardings",
+                       [&] { return run_diff(options, terminal); });
+  command.describe(
+      "Without a tolerance elements are equal that are so bit for bit. With one they are where |a "
+      "- "
+      "b| <= ATOL + RTOL * |b|, as in torch.allclose; then NaN equals NaN.");
+  command.argument("A", options.path_a, "A checkpoint of any format")
+      .argument("B", options.path_b, "Another, maybe of another format or sharding")
+      .arguments("GLOB...", options.patterns, "Only these names and what lies below them")
+      .option("--rtol", "RTOL", options.rtol, "Relative tolerance (default: 0)")
+      .option("--atol", "ATOL", options.atol, "Absolute tolerance (default: 0)")
+      .flag("--ignore-dtype", options.ignore_dtype,
+            "Compare tensors of different dtypes as numbers")
+      .flag("--json", options.json, "Print JSON")
+      .option("--flat-layout-a", "FILE", options.flat_layout_path_a,
+              "What bare flat vectors in A are made of, as JSON")
+      .option("--flat-layout-b", "FILE", options.flat_layout_path_b, "The same for B");
+  add_work_options(command, options.work);
+  command.example("diff step-1000 step-1000.8", "The same state at another world size?")
+      .example("diff step-1000 model.safetensors model --rtol 1e-2 --ignore-dtype",
+               "Against an export in bfloat16");
+}
+
+ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
+  const auto a = open_source({options.path_a, {}, options.flat_layout_path_a});
+  const auto b = open_source({options.path_b, {}, options.flat_layout_path_b});
+  inspect::DiffOptions diff_options;
+  diff_options.rtol = options.rtol;
+  diff_options.atol = options.atol;
+  if (options.ignore_dtype) diff_options.dtypes = inspect::DiffOptions::DTypes::any;
+  diff_options.names = NameSelection(options.patterns);
+  require_patterns_used(diff_options.names, *a, *b);
+  inspect::DiffReport report;
+  {
+    Work work(terminal, "diff", inspect::diff_nbytes(*a, *b, diff_options), options.work);
+    diff_options.scan = work.scan_options();
+    report = inspect::diff(*a, *b, diff_options);
+  }
+  const ExitCode code = report.differences.empty() ? ExitCode::done : ExitCode::findings;
+  if (options.json) {
+    print_json(report, terminal);
+    return code;
+  }
+  using enum Table::Align;
+  Table table({left, left});
+  for (const Difference& difference : report.differences) {
+    table.add_row({{std::string(kind_name(difference.kind)), Style::bad},
+                   {printable(difference.name, difference.name.size() * 4)},
+                   {in_words(difference), Style::plain, Table::Cell::Extent::rest_of_line}});
+  }
+  table.print(terminal);
+  for (const std::string& name : report.untied) {
+    terminal.print_error("note: " + printable(name) + " is tied on one side only");
+  }
+  if (!report.differences.empty()) terminal.print("\n");
+  const std::string compared =
+      counted(static_cast<std::uint64_t>(report.num_tensors_compared), "tensor") + ", " +
+      counted(static_cast<std::uint64_t>(report.num_values_compared), "value") + ", " +
+      exact_size(report.nbytes_compared) + " compared";
+  const std::string verdict =
+      report.differences.empty()
+          ? terminal.styled(Style::good, "equal")
+          : terminal.styled(Style::bad, counted(report.differences.size(), "difference"));
+  terminal.print(verdict + ": " + compared + "\n");
+  return code;
+}
+
+}  // namespace tessera::cli

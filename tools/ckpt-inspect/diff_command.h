@@ -1,0 +1,26 @@
+#pragma once
+
+#include "ckpt-inspect/source.h"
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+
+struct DiffCommandOptions {
+  std::string path_a;
+  std::string path_b;
+  std::vector<std::string> patterns;
+  std::string flat_layout_path_a;
+  std::string flat_layout_path_b;
+  double rtol = 0;
+  double atol = 0;
+  bool ignore_dtype = false;
+  bool json = false;
+  WorkOptions work;
+};
+
+void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& terminal);
+
+/// Compares two checkpoints; ExitCode::findings where they differ.
+ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal);
+
+}  // namespace tessera::cli

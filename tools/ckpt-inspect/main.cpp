@@ -1,0 +1,31 @@
+#include "ckpt-inspect/diff_command.h"
+#include "ckpt-inspect/layout_command.h"
+#include "ckpt-inspect/ls_command.h"
+#include "ckpt-inspect/show_command.h"
+#include "ckpt-inspect/stats_command.h"
+#include "ckpt-inspect/tree_command.h"
+#include "ckpt-inspect/verify_command.h"
+
+int main(int argc, char** argv) {
+  using namespace tessera::cli;
+  Terminal terminal;
+  return run_tool("ckpt-inspect", terminal, [&] {
+    CommandLine line("ckpt-inspect", "Looks into checkpoints of any format", terminal);
+    LsOptions ls;
+    TreeOptions tree;
+    ShowOptions show;
+    StatsOptions stats;
+    LayoutOptions layout;
+    DiffCommandOptions diff;
+    VerifyCommandOptions verify;
+    add_tree_command(line, tree, terminal);
+    add_ls_command(line, ls, terminal);
+    add_show_command(line, show, terminal);
+    add_stats_command(line, stats, terminal);
+    add_layout_command(line, layout, terminal);
+    add_diff_command(line, diff, terminal);
+    add_verify_command(line, verify, terminal);
+    line.set_default_command("tree");
+    return line.run(argc, argv);
+  });
+}

@@ -1,0 +1,23 @@
+#pragma once
+
+#include "ckpt-inspect/source.h"
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+
+struct ShowOptions {
+  std::string path;
+  std::string name;  // a name or pattern, which must be given
+  std::vector<std::string> more_names;
+  std::string flat_layout_path;
+  WorkOptions work;
+  int num_bins = 10;
+  bool json = false;
+};
+
+void add_show_command(CommandLine& line, ShowOptions& options, Terminal& terminal);
+
+/// Shows all about single tensors and values.
+ExitCode run_show(const ShowOptions& options, Terminal& terminal);
+
+}  // namespace tessera::cli

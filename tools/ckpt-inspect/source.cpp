@@ -1,0 +1,71 @@
+#include "ckpt-inspect/source.h"
+
+#include "cli/sizes.h"
+#include "tessera/base/file_system.h"
+#include "tessera/base/glob.h"
+#include "tessera/base/parallel.h"
+#include "tessera/formats/detect.h"
+
+namespace tessera::cli {
+
+void add_source_arguments(Command& command, SourceOptions& options) {
+  command.argument("PATH", options.path,
+                   "A checkpoint: native, safetensors, DCP or torch.save; the format is detected");
+  command.arguments("GLOB...", options.patterns,
+                    "Only these names and what lies below them; * crosses dots, !GLOB leaves out");
+}
+
+void add_flat_layout_option(Command& command, SourceOptions& options) {
+  command.option("--flat-layout", "FILE", options.flat_layout_path,
+                 "What bare flat vectors are made of (FSDP1 LOCAL), as JSON");
+}
+
+void add_work_options(Command& command, WorkOptions& options) {
+  command.size_option("--memory", "SIZE", options.memory_nbytes,
+                      "Memory for elements (default: 256MiB)");
+  command.option("--threads", "N", options.num_threads, "Threads (default: as many as cores)");
+}
+
+std::unique_ptr<formats::CheckpointReader> open_source(const SourceOptions& options) {
+  return formats::open_checkpoint(FileSystem::posix(), options.path,
+                                  {.flat_layout_path = options.flat_layout_path});
+}
+
+inspect::Selection select_names(const formats::CheckpointReader& reader,
+                                const SourceOptions& options) {
+  return inspect::select(reader.contents(), NameSelection(options.patterns), reader.path());
+}
+
+Work::Work(Terminal& terminal, std::string label, std::uint64_t total_nbytes,
+           const WorkOptions& options)
+    : progress_(terminal, std::move(label), total_nbytes), options_(options) {}
+
+inspect::ScanOptions Work::scan_options() {
+  return {.num_threads = options_.num_threads > 0 ? options_.num_threads : default_num_threads(),
+          .memory_nbytes = options_.memory_nbytes,
+          .stop = signals_.token(),
+          .progress = [this](std::uint64_t nbytes) { progress_.add(nbytes); }};
+}
+
+std::string format_in_words(const formats::CheckpointReader& reader) {
+  std::string text(format_name(reader.format()));
+  const bool has_ranks =
+      reader.format() == formats::Format::native || reader.format() == formats::Format::dcp;
+  if (has_ranks) {
+    text += ", " + counted(static_cast<std::uint64_t>(reader.contents().world_size), "rank");
+  }
+  return text;
+}
+
+std::string counts_in_words(const inspect::Totals& totals) {
+  std::string text = counted(static_cast<std::uint64_t>(totals.num_tensors), "tensor");
+  if (totals.num_aliases > 0) {
+    text += ", " + counted(static_cast<std::uint64_t>(totals.num_aliases), "alias", "aliases");
+  }
+  if (totals.num_values > 0) {
+    text += ", " + counted(static_cast<std::uint64_t>(totals.num_values), "value");
+  }
+  return text;
+}
+
+}  // namespace tessera::cli

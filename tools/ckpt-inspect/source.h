@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "cli/command_line.h"
+#include "cli/progress.h"
+#include "cli/stop_signals.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/inspect/scan_options.h"
+#include "tessera/inspect/summary.h"
+
+namespace tessera::cli {
+
+/// The version of every JSON document that ckpt-inspect prints (docs/cli/json-schema.md).
+inline constexpr int kInspectJsonSchema = 1;
+
+/// Which checkpoint a command looks into, and at which names.
+struct SourceOptions {
+  std::string path;
+  std::vector<std::string> patterns;  // empty: all
+  std::string flat_layout_path;       // empty: not given
+};
+
+/// How a command that reads tensors' bytes does so.
+struct WorkOptions {
+  std::uint64_t memory_nbytes = std::uint64_t{256} << 20;
+  int num_threads = 0;  // 0: as many as there are cores
+};
+
+/// Adds `PATH [GLOB...]`. Options are printed in the order they are added, so a command adds its
+/// own in between.
+void add_source_arguments(Command& command, SourceOptions& options);
+void add_flat_layout_option(Command& command, SourceOptions& options);
+void add_work_options(Command& command, WorkOptions& options);
+
+std::unique_ptr<formats::CheckpointReader> open_source(const SourceOptions& options);
+inspect::Selection select_names(const formats::CheckpointReader& reader,
+                                const SourceOptions& options);
+
+/// Long work over tensors' bytes: can be interrupted, and shows how far it is.
+class Work {
+ public:
+  Work(Terminal& terminal, std::string label, std::uint64_t total_nbytes,
+       const WorkOptions& options);
+  inspect::ScanOptions scan_options();
+
+ private:
+  StopSignals signals_;
+  Progress progress_;
+  WorkOptions options_;
+};
+
+/// Returns the format, with its ranks where the format knows them: `native, 4 ranks`.
+std::string format_in_words(const formats::CheckpointReader& reader);
+
+/// Returns what names add up to: `3 tensors, 1 value`.
+std::string counts_in_words(const inspect::Totals& totals);
+
+}  // namespace tessera::cli

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "ckpt-inspect/source.h"
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+
+struct TreeOptions {
+  SourceOptions source;
+  int depth = 0;  // 0: all levels
+  bool values = false;
+  bool all = false;
+  bool json = false;
+};
+
+void add_tree_command(CommandLine& line, TreeOptions& options, Terminal& terminal);
+
+/// Shows names as a tree, with totals at every branch.
+ExitCode run_tree(const TreeOptions& options, Terminal& terminal);
+
+}  // namespace tessera::cli

@@ -1,0 +1,97 @@
+#include "ckpt-inspect/verify_command.h"
+
+#include "cli/finding_text.h"
+#include "cli/json_output.h"
+#include "cli/sizes.h"
+#include "tessera/inspect/verify.h"
+
+namespace tessera::cli {
+namespace {
+
+using formats::Finding;
+
+std::int64_t count_of(const inspect::VerifyReport& report, Finding::Severity severity) {
+  std::int64_t count = 0;
+  for (const Finding& finding : report.findings) count += finding.severity == severity ? 1 : 0;
+  return count;
+}
+
+void print_json(const formats::CheckpointReader& reader, const inspect::VerifyReport& report,
+                Terminal& terminal) {
+  JsonOutput json(terminal, kInspectJsonSchema);
+  json.member("format", format_name(reader.format())).member("sound", !report.has_errors());
+  json.member("tensors", report.num_tensors).member("pieces", report.num_pieces);
+  json.member("values", report.num_values).member("nbytes", report.nbytes);
+  json.key("findings").begin_array();
+  for (const Finding& finding : report.findings) {
+    json.begin_object();
+    json.member("severity", finding.severity == Finding::Severity::error ? "error" : "note");
+    json.member("rule", finding.rule).member("file", finding.where.path);
+    json.member("name", finding.where.fqn);
+    if (const auto& range = finding.where.byte_range) {
+      json.key("byte_range").begin_array().value(range->begin).value(range->end).end_array();
+    }
+    json.member("expected", finding.expected).member("found", finding.found).end_object();
+  }
+  json.end_array();
+  json.finish();
+}
+
+}  // namespace
+
+void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Terminal& terminal) {
+  Command& command =
+      line.add_command("verify", "Checks structure, coverage, and every byte's checksum",
+                       [&] { return run_verify(options, terminal); });
+  command.describe(
+      "Goes on after a finding, so that one run tells all. Notes are about what the format leaves "
+      "unchecked; only errors make the exit code 1.");
+  command
+      .argument("PATH", options.source.path,
+                "A checkpoint: native, safetensors, DCP or torch.save; the format is detected")
+      .flag("--values", options.values, "Numbers that are NaN or infinite are errors too")
+      .flag("--json", options.json, "Print JSON");
+  add_flat_layout_option(command, options.source);
+  add_work_options(command, options.work);
+  command.example("verify step-1000 --values", "Before training goes on from it");
+}
+
+ExitCode run_verify(const VerifyCommandOptions& options, Terminal& terminal) {
+  const auto reader = open_source(options.source);
+  inspect::VerifyOptions verify_options;
+  if (options.values) {
+    verify_options.numbers = inspect::VerifyOptions::Numbers::must_be_finite;
+  }
+  inspect::VerifyReport report;
+  {
+    Work work(terminal, "verify", inspect::verify_nbytes(*reader, verify_options), options.work);
+    verify_options.scan = work.scan_options();
+    report = inspect::verify(*reader, verify_options);
+  }
+  const ExitCode code = report.has_errors() ? ExitCode::findings : ExitCode::done;
+  if (options.json) {
+    print_json(*reader, report, terminal);
+    return code;
+  }
+  for (const Finding& finding : report.findings) {
+    const bool is_error = finding.severity == Finding::Severity::error;
+    terminal.print(
+        terminal.styled(is_error ? Style::bad : Style::notice, is_error ? "error: " : "note: ") +
+        finding_to_string(finding) + "\n");
+  }
+  const std::int64_t num_errors = count_of(report, Finding::Severity::error);
+  const std::int64_t num_notes = count_of(report, Finding::Severity::note);
+  std::string verdict =
+      num_errors == 0
+          ? terminal.styled(Style::good, "sound")
+          : terminal.styled(Style::bad, counted(static_cast<std::uint64_t>(num_errors), "error"));
+  if (num_notes > 0) verdict += ", " + counted(static_cast<std::uint64_t>(num_notes), "note");
+  terminal.print(verdict + ": " +
+                 counted(static_cast<std::uint64_t>(report.num_tensors), "tensor") + " in " +
+                 counted(static_cast<std::uint64_t>(report.num_pieces), "piece") + ", " +
+                 counted(static_cast<std::uint64_t>(report.num_values), "value") + ", " +
+                 exact_size(report.nbytes) + "; " + format_in_words(*reader) + "\n");
+  return code;
+}
+
+}  // namespace tessera::cli
