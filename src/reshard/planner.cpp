@@ -461,7 +461,9 @@ class Planner {
     for (const formats::ValueEntry& value : destination.values) ++num_uses[value.name];
     for (const Alias& alias : destination.aliases) ++num_uses[alias.fqn];
     for (const auto& [name, count] : num_uses) {
-      if (name.empty()) problem("rename", "", "a name", "an empty one");
+      if (name.empty() && !options_.renames.empty()) {
+        problem("rename", "", "a name", "an empty one");
+      }
       if (count == 1) continue;
       problem("rename", std::string(name), "one entry of that name", std::to_string(count));
     }

@@ -167,6 +167,14 @@ TEST(PlannerTest, RenameOntoAnotherNameIsAProblem) {
   EXPECT_EQ(plan.problems[0].where.fqn, "model.up.weight");
 }
 
+TEST(PlannerTest, AnEmptyNameIsANameUnlessARenameMadeIt) {
+  CheckpointContents contents = adamw();
+  contents.tensors.front().meta.fqn = "";
+  EXPECT_THAT(plan_reshard(contents, "src", {}).problems, IsEmpty());
+  EXPECT_THAT(plan_reshard(adamw(), "src", {.renames = {{"model.up.bias", ""}}}).problems,
+              SizeIs(1));
+}
+
 TEST(PlannerTest, OnlySelectsAndAnAliasWithoutItsTargetBecomesATensor) {
   CheckpointContents contents = adamw();
   contents.aliases = {{"model.head.weight", "model.up.weight", {}}};
