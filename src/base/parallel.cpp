@@ -21,9 +21,13 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
   std::mutex failure_mutex;
   std::exception_ptr first_failure;
 
-  const auto fail = [&](std::exception_ptr failure) {
+  bool is_interruption = false;
+  const auto fail = [&](std::exception_ptr failure, bool interrupts) {
     const std::scoped_lock lock(failure_mutex);
-    if (!first_failure) first_failure = std::move(failure);
+    if (!first_failure || (is_interruption && !interrupts)) {
+      first_failure = std::move(failure);
+      is_interruption = interrupts;
+    }
     failed = true;
   };
   const auto work = [&] {
@@ -33,8 +37,10 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
       try {
         if (stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
         task(index);
+      } catch (const Error& error) {
+        fail(std::current_exception(), error.kind() == ErrorKind::interrupted);
       } catch (...) {
-        fail(std::current_exception());
+        fail(std::current_exception(), false);
       }
     }
   };

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -47,6 +48,24 @@ TEST(ParallelTest, AStopRequestBecomesInterrupted) {
       },
       test::ThrowsError(ErrorKind::interrupted, "interrupted"));
   EXPECT_LT(num_started, 1'000'000);
+}
+
+TEST(ParallelTest, AFailureIsToldAlsoWhereItInterruptsOthersFirst) {
+  std::atomic<bool> has_interrupted = false;
+  EXPECT_THAT(
+      [&] {
+        parallel_for(2, 2, {}, [&](std::int64_t i) {
+          if (i == 1) {
+            has_interrupted = true;
+            has_interrupted.notify_all();
+            throw Error(ErrorKind::interrupted, {}, "interrupted");
+          }
+          has_interrupted.wait(false);
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          throw Error(ErrorKind::io, {}, "the disk is full");
+        });
+      },
+      test::ThrowsError(ErrorKind::io, "the disk is full"));
 }
 
 TEST(ParallelTest, AStopRequestAfterTheLastTaskChangesNothing) {

@@ -38,7 +38,6 @@ class FaultFileSystem::FaultWritableFile final : public WritableFile {
   }
   void sync() override {
     fs_.count_change(path(), "sync " + fs_.shown(path()));
-    base_->sync();
   }
   void close() override {
     const std::unique_ptr<WritableFile> closing = std::move(base_);
@@ -156,7 +155,6 @@ void FaultFileSystem::remove_all(const std::string& path) {
 
 void FaultFileSystem::sync_directory(const std::string& path) {
   count_change(path, "sync_directory " + shown(path));
-  base_.sync_directory(path);
 }
 
 }  // namespace tessera::test

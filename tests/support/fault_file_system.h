@@ -12,7 +12,8 @@ namespace tessera::test {
 
 /// Wraps another file system, counts every operation (calls on open files included), and fails the
 /// one it is told to with Error(io). The failed operation has no effect, but a failed close closes.
-/// Thread-safe like the file system that it wraps.
+/// Syncs are counted and recorded but not done: they cost most of a test's time, and what they win
+/// no test can see. Thread-safe like the file system that it wraps.
 class FaultFileSystem final : public FileSystem {
  public:
   enum class Fault { once, from_then_on };  // a passing error; a disk that is full or gone

@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+constexpr std::string_view kDcpShardPrefix = "shard-";  // then the rank, counted from 1
 constexpr std::size_t kMaxIndexNbytes = std::size_t{64} << 20;
 
 /// Which files belong together, and what is said about them outside of their headers.
@@ -29,6 +30,7 @@ struct FileSet {
   std::unordered_map<std::string, std::string> weight_map{};  // of the index: tensor to file
   std::string model_path{};  // `<model>.safetensors`, beside which a values file lies; may be empty
   std::optional<std::string> values_digest{};
+  bool lacks_index = false;  // names say that there was one
 };
 
 std::pair<std::string, std::string> split_path(const std::string& path) {
@@ -96,6 +98,58 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   }
 }
 
+/// `model-00002-of-00003.safetensors` has the place 2 of 3.
+struct PlaceInSeries {
+  std::string series;  // the name without the place
+  std::uint64_t number;
+  std::uint64_t count;
+};
+
+std::optional<PlaceInSeries> place_in_series(std::string_view name) {
+  static constexpr std::size_t kDigits = 5;
+  static constexpr std::string_view kOf = "-of-";
+  if (!name.ends_with(kFileSuffix)) return std::nullopt;
+  name.remove_suffix(kFileSuffix.size());
+  const auto take_number = [&]() -> std::optional<std::uint64_t> {
+    if (name.size() < kDigits) return std::nullopt;
+    std::uint64_t number = 0;
+    for (const char digit : name.substr(name.size() - kDigits)) {
+      if (digit < '0' || digit > '9') return std::nullopt;
+      number = number * 10 + static_cast<std::uint64_t>(digit - '0');
+    }
+    name.remove_suffix(kDigits);
+    return number;
+  };
+  const auto count = take_number();
+  if (!count || !name.ends_with(kOf)) return std::nullopt;
+  name.remove_suffix(kOf.size());
+  const auto number = take_number();
+  if (!number) return std::nullopt;
+  return PlaceInSeries{std::string(name), *number, *count};
+}
+
+/// Without an index only the names tell that a file is missing. DCP's shards are no such series: a
+/// rank writes only the files that it has tensors for.
+bool has_index_beside(const std::string& name) {
+  return place_in_series(name).has_value() && !name.starts_with(kDcpShardPrefix);
+}
+
+void require_all_shards(const std::string& directory, const std::vector<std::string>& names) {
+  std::map<std::string, std::uint64_t> found;
+  for (const std::string& name : names) {
+    if (has_index_beside(name)) ++found[place_in_series(name)->series];
+  }
+  for (const std::string& name : names) {
+    if (!has_index_beside(name)) continue;
+    const PlaceInSeries place = *place_in_series(name);
+    if (found[place.series] < place.count) {
+      throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "shards",
+                            std::to_string(place.count) + " files as the name says",
+                            std::to_string(found[place.series]), "incomplete download?");
+    }
+  }
+}
+
 FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   FileSet set{.directory = path};
   std::vector<std::string> indexes;
@@ -125,6 +179,8 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
                           "an index or .safetensors files", "neither");
   }
   for (const std::string& name : set.names) require_in_checkpoint(fs, path, name);
+  require_all_shards(path, set.names);
+  set.lacks_index = std::ranges::any_of(set.names, has_index_beside);
   if (set.names.size() == 1) set.model_path = join_path(path, set.names[0]);
   return set;
 }
@@ -177,10 +233,9 @@ std::optional<std::unordered_map<std::string, Shape>> read_saved_offsets(
 /// DCP's file names carry the rank: `shard-00002-model-00001-of-00003.safetensors`. Returns what
 /// two files of one rank have in common, else the whole name.
 std::string rank_part(const std::string& name) {
-  static constexpr std::string_view kShardPrefix = "shard-";
   const std::string base = split_path(name).second;
-  if (!base.starts_with(kShardPrefix)) return name;
-  return base.substr(0, base.find('-', kShardPrefix.size()));
+  if (!base.starts_with(kDcpShardPrefix)) return name;
+  return base.substr(0, base.find('-', kDcpShardPrefix.size()));
 }
 
 class SafetensorsReader final : public CheckpointReader {
@@ -201,6 +256,13 @@ class SafetensorsReader final : public CheckpointReader {
     }
     finish_aliases();
     read_values(set);
+    if (set.lacks_index) {
+      findings_.push_back({.severity = Finding::Severity::error,
+                           .rule = "structure",
+                           .where = {.path = path_},
+                           .expected = "an index beside the shards, which also names the values",
+                           .found = "none"});
+    }
     named_tensors_.clear();
     rank_of_part_.clear();
   }

@@ -1,0 +1,290 @@
+#include "conformance/conformance.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "support/copy_checkpoint.h"
+#include "support/fixtures.h"
+#include "tessera/formats/native.h"
+#include "tessera/formats/safetensors.h"
+#include "tessera/formats/torch_zip.h"
+
+namespace tessera::test {
+
+using formats::Alias;
+using formats::CheckpointContents;
+using formats::CheckpointReader;
+using formats::KeyPath;
+using formats::Piece;
+using formats::StateKind;
+using formats::TensorEntry;
+
+bool FormatUnderTest::holds(DType dtype) const {
+  return std::ranges::find(lacks, dtype) == lacks.end();
+}
+
+namespace {
+
+FormatUnderTest native(std::string name, formats::NativeWriteOptions options) {
+  return {.name = std::move(name),
+          .destination = "checkpoint",
+          .open = formats::open_native,
+          .create = [options](FileSystem& fs, const std::string& path, CheckpointContents contents,
+                              std::vector<Value> values, OverwritePolicy overwrite) {
+            return formats::create_native(fs, path, std::move(contents), std::move(values),
+                                          overwrite, options);
+          }};
+}
+
+FormatUnderTest safetensors(std::string name, std::string destination,
+                            formats::SafetensorsWriteOptions options) {
+  return {.name = std::move(name),
+          .destination = std::move(destination),
+          .open = formats::open_safetensors,
+          .create =
+              [options](FileSystem& fs, const std::string& path, CheckpointContents contents,
+                        std::vector<Value> values, OverwritePolicy overwrite) {
+                return formats::create_safetensors(fs, path, std::move(contents), std::move(values),
+                                                   overwrite, options);
+              },
+          .pieces = FormatUnderTest::Pieces::whole,
+          .lacks = {DType::complex32, DType::complex128}};
+}
+
+}  // namespace
+
+std::vector<FormatUnderTest> formats_that_write() {
+  return {native("native", {}),
+          native("native_zstd", {.compression = formats::NativeWriteOptions::Compression::zstd}),
+          safetensors("safetensors_file", "model.safetensors", {}),
+          safetensors("safetensors_shards", "checkpoint", {.max_shard_nbytes = 64})};
+}
+
+std::vector<FormatUnderTest> formats_that_read() {
+  std::vector<FormatUnderTest> all = formats_that_write();
+  all.push_back({.name = "torch_zip",
+                 .destination = "checkpoint.pt",
+                 .open = formats::open_torch_zip,
+                 .fixture = fixture("torch_zip/valid/shared.pt")});
+  return all;
+}
+
+MemoryCheckpoint fit_to_format(const MemoryCheckpoint& source, const FormatUnderTest& format) {
+  MemoryCheckpoint fitted(source.path(), source.contents().world_size);
+  for (std::size_t i = 0; i < source.contents().tensors.size(); ++i) {
+    const TensorEntry& tensor = source.contents().tensors[i];
+    if (!format.holds(tensor.meta.dtype)) continue;
+    std::vector<Piece> pieces;
+    for (const Piece& piece : tensor.pieces) {
+      if (format.pieces == FormatUnderTest::Pieces::whole) break;
+      if (format.pieces == FormatUnderTest::Pieces::any) {
+        pieces.push_back(piece);
+        continue;
+      }
+      // Of replicas and of pieces without elements a format of boxes may keep what it likes.
+      for (Box& box : boxes_of(piece.region, tensor.meta.shape)) {
+        const bool is_replica = std::ranges::any_of(
+            pieces, [&](const Piece& other) { return std::get<Box>(other.region) == box; });
+        if (!is_replica) pieces.push_back({std::move(box), piece.rank});
+      }
+    }
+    if (tensor.meta.numel() == 0 && format.pieces != FormatUnderTest::Pieces::any) pieces.clear();
+    TensorEntry& entry = fitted.add(tensor.meta, whole_tensor(source, i), std::move(pieces));
+    entry.key_path = tensor.key_path;
+    if (format.state_kinds == FormatUnderTest::Extras::kept) {
+      entry.kind = tensor.kind;
+      entry.parameter = tensor.parameter;
+    }
+  }
+  CheckpointContents& contents = fitted.contents_for_change();
+  for (std::size_t i = 0; i < source.contents().values.size(); ++i) {
+    fitted.add_value(source.contents().values[i].name, source.read_value(i));
+  }
+  contents.values = source.contents().values;
+  if (format.aliases == FormatUnderTest::Extras::kept) contents.aliases = source.contents().aliases;
+  if (format.state_kinds == FormatUnderTest::Extras::kept) {
+    contents.units = source.contents().units;
+    contents.annotations = source.contents().annotations;
+  }
+  return fitted;
+}
+
+void write_checkpoint(const FormatUnderTest& format, FileSystem& fs, const std::string& path,
+                      const MemoryCheckpoint& source, int num_threads, OverwritePolicy overwrite) {
+  const MemoryCheckpoint fitted = fit_to_format(source, format);
+  std::vector<Value> values;
+  for (std::size_t i = 0; i < fitted.contents().values.size(); ++i) {
+    values.push_back(fitted.read_value(i));
+  }
+  const auto writer = format.create(fs, path, fitted.contents(), std::move(values), overwrite);
+  copy_checkpoint(fitted, *writer, num_threads);
+}
+
+namespace {
+
+/// A printable form of whatever was flattened from `key_path`.
+std::string shown(const std::string& name, const KeyPath& key_path) {
+  // No key path says the same as one step that is the whole name.
+  if (key_path.empty()) return "['" + name + "']";
+  std::string text;
+  for (const auto& step : key_path) {
+    const auto* key = std::get_if<std::string>(&step);
+    text += key != nullptr ? "['" + *key + "']"
+                           : "[" + std::to_string(std::get<std::int64_t>(step)) + "]";
+  }
+  return text;
+}
+
+std::map<std::string, std::string> shown_aliases(const CheckpointContents& contents) {
+  std::map<std::string, std::string> shown_by_name;
+  for (const Alias& alias : contents.aliases) {
+    shown_by_name[alias.fqn] = alias.target + " " + shown(alias.fqn, alias.key_path);
+  }
+  return shown_by_name;
+}
+
+}  // namespace
+
+void expect_equal_checkpoints(const CheckpointReader& found, const CheckpointReader& expected) {
+  const CheckpointContents& a = found.contents();
+  const CheckpointContents& b = expected.contents();
+  ASSERT_EQ(a.tensors.size(), b.tensors.size());
+  for (std::size_t i = 0; i < a.tensors.size(); ++i) {
+    SCOPED_TRACE(printable(b.tensors[i].meta.fqn));
+    const TensorEntry& tensor = a.tensors[i];
+    ASSERT_EQ(tensor.meta, b.tensors[i].meta);
+    EXPECT_EQ(tensor.kind, b.tensors[i].kind);
+    EXPECT_EQ(tensor.parameter, b.tensors[i].parameter);
+    EXPECT_EQ(shown(tensor.meta.fqn, tensor.key_path),
+              shown(tensor.meta.fqn, b.tensors[i].key_path));
+    std::vector<Region> regions;
+    for (const Piece& piece : tensor.pieces) {
+      regions.push_back(piece.region);
+      EXPECT_EQ(region_error(piece.region, tensor.meta.shape), std::nullopt);
+      EXPECT_GE(piece.rank, 0);
+      EXPECT_LT(piece.rank, a.world_size);
+    }
+    EXPECT_TRUE(check_coverage(regions, tensor.meta.shape).empty());
+    EXPECT_EQ(whole_tensor(found, i), whole_tensor(expected, i));
+  }
+  ASSERT_EQ(a.values.size(), b.values.size());
+  for (std::size_t i = 0; i < a.values.size(); ++i) {
+    EXPECT_EQ(a.values[i].name, b.values[i].name);
+    EXPECT_EQ(shown(a.values[i].name, a.values[i].key_path),
+              shown(b.values[i].name, b.values[i].key_path));
+    EXPECT_EQ(found.read_value(i), expected.read_value(i))
+        << value_to_string(found.read_value(i)) << " is not "
+        << value_to_string(expected.read_value(i));
+  }
+  EXPECT_EQ(shown_aliases(a), shown_aliases(b));
+  EXPECT_EQ(a.units, b.units);
+  for (const auto& [key, text] : b.annotations) {
+    const auto annotation = a.annotations.find(key);
+    ASSERT_NE(annotation, a.annotations.end()) << key;
+    EXPECT_EQ(annotation->second, text);
+  }
+}
+
+Bytes patterned_bytes(std::uint64_t nbytes, std::uint64_t seed) {
+  Bytes bytes(nbytes);
+  std::uint64_t state = seed * 2 + 1;
+  for (std::byte& byte : bytes) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    byte = std::byte(state >> 56);
+  }
+  return bytes;
+}
+
+MemoryCheckpoint one_of_everything() {
+  MemoryCheckpoint source("one_of_everything", 4);
+  const auto add = [&](TensorMeta meta, std::vector<Piece> pieces = {}) -> TensorEntry& {
+    const Bytes bytes = patterned_bytes(meta.nbytes(), meta.fqn.size());
+    return source.add(std::move(meta), bytes, std::move(pieces));
+  };
+  // Five rows on four ranks: two, two, one, none.
+  const auto rows = [](std::int64_t begin, std::int64_t end, int rank) {
+    return Piece{Box{{begin, 0}, {end - begin, 3}}, rank};
+  };
+  add({"model.layers.0.weight", DType::bfloat16, {5, 3}},
+      {rows(0, 2, 0), rows(2, 4, 1), rows(4, 5, 2), rows(5, 5, 3)})
+      .key_path = {"model", "layers.0.weight"};
+  add({"model.flat", DType::float32, {4, 5}},
+      {{FlatRange{0, 7}, 0}, {FlatRange{7, 14}, 1}, {FlatRange{14, 20}, 2}, {FlatRange{0, 0}, 3}});
+  add({"model.replica", DType::float16, {3}}, {{Box{{0}, {3}}, 0}, {Box{{0}, {3}}, 2}});
+  add({"model.empty", DType::int64, {0, 7}});
+  add({"model.grid", DType::uint8, {4, 4}}, {{Box{{0, 0}, {2, 3}}, 0},
+                                             {Box{{0, 3}, {2, 1}}, 1},
+                                             {Box{{2, 0}, {2, 3}}, 2},
+                                             {Box{{2, 3}, {2, 1}}, 3}});
+  TensorEntry& moment = add({"optim.state.0.exp_avg", DType::float32, {5, 3}},
+                            {rows(0, 2, 0), rows(2, 4, 1), rows(4, 5, 2)});
+  moment.kind = StateKind::pointwise;
+  moment.parameter = "model.layers.0.weight";
+  moment.key_path = {"optim", "state", 0, "exp_avg"};
+  TensorEntry& step = add({"optim.state.0.step", DType::float32, {}});
+  step.kind = StateKind::scalar_parameter;
+  step.parameter = "model.layers.0.weight";
+  step.key_path = {"optim", "state", 0, "step"};
+
+  source.add_value("epoch", 3);
+  source.add_value("optim.param_groups.0.betas", Value::Tuple{{0.9, 0.999}});
+  for (formats::ValueEntry& value : source.contents_for_change().values) {
+    if (value.name != "epoch") value.key_path = {"optim", "param_groups", 0, "betas"};
+  }
+  source.add_alias("model.tied", "model.layers.0.weight");
+  source.contents_for_change().annotations = {{"note", "naïve \"模型\"\n"}};
+  source.contents_for_change().units = {
+      make_flat_unit("model", DType::bfloat16, {{"model.layers.0.weight", {5, 3}}})};
+  return source;
+}
+
+std::vector<Value> values_of_every_kind() {
+  const std::int64_t min = std::numeric_limits<std::int64_t>::min();
+  std::vector<Value> values{
+      Value{},
+      true,
+      false,
+      0,
+      -1,
+      min,
+      std::numeric_limits<std::int64_t>::max(),
+      Value::BigInt{"9223372036854775808"},
+      Value::BigInt{"-" + std::string(400, '7')},
+      0.0,
+      -0.0,
+      1.0,
+      0.1,
+      5e-324,
+      1.7976931348623157e308,
+      std::nan(""),
+      HUGE_VAL,
+      -HUGE_VAL,
+      "",
+      "naïve 模型 🚀 \"quoted\" \\ \n\t\x01",
+      std::string("nul\0inside", 10),
+      std::string(100'000, 'x'),
+      Value::Bytes{""},
+      Value::Bytes{std::string("\x00\xff\x80", 3)},
+      Value::Symbol{"torch.bfloat16"},
+      Value::List{},
+      Value::List{1, 1.0, true, "1", Value{}},
+      Value::Tuple{},
+      Value::Tuple{{0.9, 0.999}},
+      Value::Set{{1, "a"}},
+      Value::Dict{},
+      Value::Dict{{"b", 1}, {"a", 2}, {3, "int key"}, {"$tuple", Value::List{}}},
+      Value::Dict{{Value::Tuple{{1, 2}}, "tuple key"}, {false, Value{}}},
+  };
+  Value deep = "bottom";
+  for (int depth = 0; depth < 20; ++depth) {
+    deep = Value::List{Value::Dict{{"k", std::move(deep)}}};
+  }
+  values.push_back(std::move(deep));
+  return values;
+}
+
+}  // namespace tessera::test
