@@ -47,76 +47,118 @@ class StridedRead {
     return span;
   }
 
-  // Dims are in falling order of stride. Cuts the first ones until what is left spans little enough
-  // of the storage to be read at once.
+  static bool is_run(std::span<const Dim> dims) {
+    return dims.empty() ||
+           (dims.size() == 1 && dims.front().stride == 1 && dims.front().out_stride == 1);
+  }
+
+  static std::int64_t gap_after_each(std::span<const Dim> dims) {
+    return dims.front().stride - span_of(dims.subspan(1));
+  }
+  bool is_far(std::int64_t gap) const { return gap * element_nbytes_ > kGapNbytes; }
+
+  /// Says whether the dims are worth one read: they span little, and most of it is wanted.
+  bool is_stretch(std::span<const Dim> dims) const {
+    if (span_of(dims) > kStagingNbytes / element_nbytes_) return false;
+    for (; !dims.empty(); dims = dims.subspan(1)) {
+      if (is_far(gap_after_each(dims))) return false;
+    }
+    return true;
+  }
+
+  // Dims are in falling order of stride. Cuts the first ones until what is left is a run, which is
+  // read into its place, or a number of stretches, which are read and then put into their places.
   void gather(std::span<const Dim> dims, std::int64_t source, std::int64_t target) {
-    if (dims.empty()) return stage(dims, source, target);
+    if (is_run(dims)) return read_(bytes_at(source), out_at(target, span_of(dims)));
     const Dim& outer = dims.front();
     const std::span<const Dim> inner = dims.subspan(1);
-    if (inner.empty() && outer.stride == 1 && outer.out_stride == 1) {
-      return read_(bytes_at(source), out_at(target, outer.size));
-    }
-    const std::int64_t inner_span = span_of(inner);
-    const std::int64_t room = kStagingNbytes / element_nbytes_ - inner_span;
-    const bool is_far = (outer.stride - inner_span) * element_nbytes_ > kGapNbytes;
-    if (room < 0 || is_far) {
+    const bool far = is_far(gap_after_each(dims));
+    if (!is_stretch(inner) || (far && is_run(inner) && !inner.empty())) {
       for (std::int64_t i = 0; i < outer.size; ++i) {
         gather(inner, source + i * outer.stride, target + i * outer.out_stride);
       }
       return;
     }
-    const std::int64_t step =
-        outer.stride == 0 ? outer.size : std::min(outer.size, 1 + room / outer.stride);
-    std::vector<Dim> part(dims.begin(), dims.end());
+    const std::int64_t stretch = span_of(inner);
+    const std::int64_t spacing = far ? stretch : outer.stride;  // where they are staged
+    const std::int64_t room = kStagingNbytes / element_nbytes_ - stretch;
+    const std::int64_t step = spacing == 0 ? outer.size : std::min(outer.size, 1 + room / spacing);
+    std::vector<Dim> staged(dims.begin(), dims.end());
+    staged.front().stride = spacing;
     for (std::int64_t i = 0; i < outer.size; i += step) {
-      part.front().size = std::min(step, outer.size - i);
-      stage(part, source + i * outer.stride, target + i * outer.out_stride);
+      staged.front().size = std::min(step, outer.size - i);
+      const std::int64_t begin = source + i * outer.stride;
+      if (far) {
+        for (std::int64_t k = 0; k < staged.front().size; ++k) {
+          read_(bytes_at(begin + k * outer.stride), staging_at(k * spacing, stretch));
+        }
+      } else {
+        read_(bytes_at(begin), staging_at(0, span_of(staged)));
+      }
+      place(staged, target + i * outer.out_stride);
     }
   }
 
-  void stage(std::span<const Dim> dims, std::int64_t source, std::int64_t target) {
-    const auto nbytes = static_cast<std::size_t>(span_of(dims) * element_nbytes_);
-    if (staging_.size() < nbytes) staging_.resize(nbytes);
-    read_(bytes_at(source), std::span(staging_).first(nbytes));
-    std::vector<Dim> order(dims.begin(), dims.end());
-    std::sort(order.begin(), order.end(),
+  std::span<std::byte> staging_at(std::int64_t begin, std::int64_t numel) {
+    const auto end = static_cast<std::size_t>((begin + numel) * element_nbytes_);
+    if (staging_.size() < end) staging_.resize(std::max(end, 2 * staging_.size()));
+    return std::span(staging_).first(end).last(static_cast<std::size_t>(numel * element_nbytes_));
+  }
+
+  /// Copies what is staged to `out`, walking that in its own order.
+  void place(std::vector<Dim> dims, std::int64_t target) {
+    std::sort(dims.begin(), dims.end(),
               [](const Dim& a, const Dim& b) { return a.out_stride > b.out_stride; });
     const std::byte* from = staging_.data();
     std::byte* to = out_.data() + target * element_nbytes_;
     switch (element_nbytes_) {
       case 1:
-        return scatter<1>(order, from, to);
+        return copy<1>(dims, from, to);
       case 2:
-        return scatter<2>(order, from, to);
+        return copy<2>(dims, from, to);
       case 4:
-        return scatter<4>(order, from, to);
+        return copy<4>(dims, from, to);
       case 8:
-        return scatter<8>(order, from, to);
+        return copy<8>(dims, from, to);
       case 16:
-        return scatter<16>(order, from, to);
+        return copy<16>(dims, from, to);
       default:
         TESSERA_CHECK(false && "element size");
     }
   }
 
   template <std::int64_t kNbytes>
-  static void scatter(std::span<const Dim> dims, const std::byte* from, std::byte* to) {
-    if (dims.empty()) {
-      std::memcpy(to, from, kNbytes);
-      return;
-    }
+  static void copy(std::span<const Dim> dims, const std::byte* from, std::byte* to) {
     const Dim& outer = dims.front();
     const std::int64_t from_step = outer.stride * kNbytes;
     const std::int64_t to_step = outer.out_stride * kNbytes;
+    if (dims.size() == 2 && outer.stride < dims.back().stride) {
+      return transpose<kNbytes>(outer, dims.back(), from, to);
+    }
     if (dims.size() > 1) {
       for (std::int64_t i = 0; i < outer.size; ++i, from += from_step, to += to_step) {
-        scatter<kNbytes>(dims.subspan(1), from, to);
+        copy<kNbytes>(dims.subspan(1), from, to);
       }
     } else if (from_step == kNbytes && to_step == kNbytes) {
       std::memcpy(to, from, static_cast<std::size_t>(outer.size * kNbytes));
     } else {
       for (std::int64_t i = 0; i < outer.size; ++i, from += from_step, to += to_step) {
         std::memcpy(to, from, kNbytes);
+      }
+    }
+  }
+
+  // Takes a cache line's worth of the source's short steps at a time.
+  template <std::int64_t kNbytes>
+  static void transpose(const Dim& outer, const Dim& inner, const std::byte* from, std::byte* to) {
+    constexpr std::int64_t kTile = 64 / kNbytes;
+    for (std::int64_t tile = 0; tile < outer.size; tile += kTile) {
+      const std::int64_t tile_end = std::min(tile + kTile, outer.size);
+      for (std::int64_t k = 0; k < inner.size; ++k) {
+        for (std::int64_t i = tile; i < tile_end; ++i) {
+          std::memcpy(to + (i * outer.out_stride + k * inner.out_stride) * kNbytes,
+                      from + (i * outer.stride + k * inner.stride) * kNbytes, kNbytes);
+        }
       }
     }
   }
