@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "formats/pickle/plain_value.h"
+#include "formats/torch_zip/tensor_parser.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
@@ -136,6 +138,17 @@ TEST(TorchZipTest, RefusesEveryInvalidFile) {
       for (const Value& word : *row.find("contains")->get_if<Value::List>()) {
         EXPECT_THAT(error.what(), HasSubstr(*word.get_if<std::string>()));
       }
+    }
+  }
+}
+
+TEST(TorchZipTest, ThePageListsEveryGlobal) {
+  const std::string page =
+      content_of(std::string(TESSERA_FIXTURES) + "/../docs/formats/torch_zip.md");
+  for (const auto& table : {pickle::value_globals(), torch_zip::tensor_globals()}) {
+    for (const pickle::AllowedGlobal& global : table) {
+      const std::string module(global.module == "__builtin__" ? "builtins" : global.module);
+      EXPECT_THAT(page, HasSubstr("`" + module + "." + std::string(global.name) + "`"));
     }
   }
 }

@@ -26,7 +26,8 @@ class Value {
     std::string data;
     friend bool operator==(const Bytes&, const Bytes&) = default;
   };
-  /// A named constant: `torch.float32`, `torch.strided`, `cpu` as device `device:cpu`.
+  /// A constant by its name: `torch.float32`, `torch.strided`; a device as `device:cpu`, a complex
+  /// number as `complex:1.5,-2.0`.
   struct Symbol {
     std::string name;
     friend bool operator==(const Symbol&, const Symbol&) = default;
