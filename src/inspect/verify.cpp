@@ -40,11 +40,11 @@ void check_names(const formats::CheckpointReader& reader, const formats::Finding
       reader.read_value(v);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
-      sink({Finding::Severity::error,
-            "value",
-            {reader.path(), contents.values[v].name, {}},
-            "a value that can be read",
-            error.what()});
+      ErrorWhere where = error.where();
+      if (where.path.empty()) where.path = reader.path();
+      where.fqn = contents.values[v].name;
+      sink({Finding::Severity::error, "value", where, "a value that can be read",
+            std::string(error.reason())});
     }
   }
   for (const auto& alias : contents.aliases) {

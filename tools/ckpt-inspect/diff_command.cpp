@@ -1,10 +1,12 @@
 #include "ckpt-inspect/diff_command.h"
 
+#include <array>
+#include <cstdio>
+
 #include "cli/json_output.h"
 #include "cli/sizes.h"
 #include "cli/table.h"
 #include "tessera/inspect/diff.h"
-#include "tessera/inspect/element.h"
 
 namespace tessera::cli {
 namespace {
@@ -38,7 +40,9 @@ std::string elements_in_words(const ElementDifferences& elements) {
                      shape_to_string(elements.first_index) + ": " + elements.first_a +
                      " != " + elements.first_b;
   if (elements.num_different > 1 && elements.max_abs_difference) {
-    text += ", by at most " + inspect::number_to_string(*elements.max_abs_difference);
+    std::array<char, 32> largest{};
+    std::snprintf(largest.data(), largest.size(), "%.6g", *elements.max_abs_difference);
+    text += std::string(", by at most ") + largest.data();
   }
   if (elements.num_nan_on_one_side > 0) {
     text += ", " + std::to_string(elements.num_nan_on_one_side) + " NaN on one side";

@@ -161,7 +161,7 @@ ExitCode run_ls(const LsOptions& options, Terminal& terminal) {
   }
   if (!selection.empty()) terminal.print("\n");
   std::string total = counts_in_words(selection.totals);
-  if (!options.values && !selection.values.empty()) total += " (--values)";
+  if (!options.values && !selection.values.empty()) total += " (--values lists them)";
   total += "; " + counted(static_cast<std::uint64_t>(selection.totals.numel), "element") + ", " +
            exact_size(selection.totals.nbytes) + "; " + format_in_words(*reader);
   terminal.print(terminal.styled(Style::strong, total) + "\n");

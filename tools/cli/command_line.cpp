@@ -277,6 +277,10 @@ void CommandLine::parse(const Command& command, std::vector<std::string> argumen
             printable(
                 std::string(error.what()).substr(std::string_view(error.what()).rfind(' ') + 1)),
         help_command);
+  } catch (const CLI::ArgumentMismatch& error) {
+    const std::string_view what = error.what();
+    throw UsageError(std::string(what.substr(0, what.find(':'))) + ": a value is missing",
+                     help_command);
   } catch (const CLI::ParseError& error) {
     throw UsageError(printable(error.what()), help_command);
   }

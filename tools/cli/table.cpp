@@ -7,6 +7,7 @@ namespace {
 
 constexpr std::size_t kGap = 2;
 constexpr std::size_t kMinShrunkWidth = 16;
+constexpr std::size_t kMaxAlignedWidth = 100;  // a longer text pushes its own row alone
 
 std::size_t total_width(const std::vector<std::size_t>& widths, const std::vector<bool>& is_shown) {
   std::size_t total = 0;
@@ -19,16 +20,18 @@ std::size_t total_width(const std::vector<std::size_t>& widths, const std::vecto
 }  // namespace
 
 void Table::print(Terminal& terminal) const {
+  const bool is_terminal = terminal.output_is_terminal();
   std::vector<std::size_t> widths(columns_.size(), 0);
   for (const auto& row : rows_) {
     for (std::size_t c = 0; c < row.size(); ++c) {
       if (row[c].extent == Cell::Extent::rest_of_line) break;
-      widths[c] = std::max(widths[c], display_width(row[c].text));
+      const std::size_t width = display_width(row[c].text);
+      if (width <= kMaxAlignedWidth || is_terminal) widths[c] = std::max(widths[c], width);
     }
   }
   std::vector<bool> is_shown(columns_.size(), true);
   for (const Alternates& pair : alternates_) is_shown[pair.narrow] = false;
-  if (terminal.output_is_terminal()) {
+  if (is_terminal) {
     const auto available = static_cast<std::size_t>(terminal.width());
     for (const Alternates& pair : alternates_) {
       if (total_width(widths, is_shown) <= available) break;
@@ -53,10 +56,12 @@ void Table::print_row(const std::vector<Cell>& row, const std::vector<std::size_
   for (std::size_t c = 0; c < row.size(); ++c) {
     const Cell& cell = row[c];
     const bool is_rest = cell.extent == Cell::Extent::rest_of_line;
-    if (!is_rest && (!is_shown[c] || widths[c] == 0)) continue;
+    if (!is_rest && (!is_shown[c] || (widths[c] == 0 && cell.text.empty()))) continue;
     if (column + pending > 0) pending += kGap;
     std::string text = cell.text;
-    if (c == shrinking_ && !is_rest) text = shorten_middle(text, widths[c]);
+    if (c == shrinking_ && !is_rest && terminal.output_is_terminal()) {
+      text = shorten_middle(text, widths[c]);
+    }
     const std::size_t width = display_width(text);
     const std::size_t padding = is_rest ? 0 : widths[c] - std::min(widths[c], width);
     if (!is_rest && columns_[c] == Align::right) pending += padding;

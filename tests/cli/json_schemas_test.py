@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Holds the tools' JSON output against the schemas in docs/cli/json-schema.md. Shows row E6."""
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+OPTIONS = None
+KEYWORDS = {"$id", "type", "properties", "required", "items", "additionalProperties", "enum", "const",
+            "minimum", "anyOf", "$ref"}
+TYPES = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+}
+
+
+def read_schemas():
+    """Returns the schemas by their $id; those in `definitions` by their names."""
+    text = OPTIONS.schemas.read_text(encoding="utf-8")
+    schemas = {}
+    for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL):
+        schema = json.loads(block)
+        schemas[schema.pop("$id")] = schema
+    return schemas.pop("definitions"), schemas
+
+
+def faults(value, schema, definitions, where="document"):
+    """Returns what is wrong with a value, in words."""
+    unknown = schema.keys() - KEYWORDS
+    if unknown:
+        raise ValueError(f"the schema of {where} uses {unknown}")
+    if "$ref" in schema:
+        return faults(value, definitions[schema["$ref"]], definitions, where)
+    if "anyOf" in schema:
+        attempts = [faults(value, each, definitions, where) for each in schema["anyOf"]]
+        return [] if not all(attempts) else [f"{where}: fits none of: {attempts}"]
+    found = []
+    if "type" in schema and not TYPES[schema["type"]](value):
+        return [f"{where}: expected {schema['type']}, found {value!r}"]
+    if "const" in schema and value != schema["const"]:
+        found.append(f"{where}: expected {schema['const']!r}, found {value!r}")
+    if "enum" in schema and value not in schema["enum"]:
+        found.append(f"{where}: expected one of {schema['enum']}, found {value!r}")
+    if "minimum" in schema and value < schema["minimum"]:
+        found.append(f"{where}: expected at least {schema['minimum']}, found {value}")
+    if isinstance(value, dict):
+        properties = schema.get("properties", {})
+        for name in schema.get("required", []):
+            if name not in value:
+                found.append(f"{where}: {name} is missing")
+        for name, member in value.items():
+            if name in properties:
+                found += faults(member, properties[name], definitions, f"{where}.{name}")
+            elif schema.get("additionalProperties") is False:
+                found.append(f"{where}: {name} is not in the schema")
+    if isinstance(value, list) and "items" in schema:
+        for i, item in enumerate(value):
+            found += faults(item, schema["items"], definitions, f"{where}[{i}]")
+    return found
+
+
+def undocumented(value, schema, definitions, where="document"):
+    """Returns members that no part of the schema names: adding one means to write it down."""
+    if "$ref" in schema:
+        return undocumented(value, definitions[schema["$ref"]], definitions, where)
+    if "anyOf" in schema:
+        fitting = [each for each in schema["anyOf"] if not faults(value, each, definitions)]
+        return undocumented(value, fitting[0], definitions, where) if fitting else []
+    found = []
+    if isinstance(value, dict) and "properties" in schema:
+        for name, member in value.items():
+            if name not in schema["properties"]:
+                found.append(f"{where}.{name}")
+            else:
+                found += undocumented(member, schema["properties"][name], definitions,
+                                      f"{where}.{name}")
+    if isinstance(value, list) and "items" in schema:
+        for i, item in enumerate(value):
+            found += undocumented(item, schema["items"], definitions, f"{where}[{i}]")
+    return found
+
+
+class JsonSchemasTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.definitions, cls.schemas = read_schemas()
+        cls.checked = set()
+        cls.folder = tempfile.TemporaryDirectory(prefix="tessera-json-")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def output(self, *command):
+        tool, *arguments = command
+        done = subprocess.run([OPTIONS.bin / tool, *arguments], capture_output=True, text=True,
+                              check=False)
+        self.assertIn(done.returncode, (0, 1, 3), done.stderr)
+        return done.stdout
+
+    def check(self, schema_name, *command):
+        document = json.loads(self.output(*command))
+        schema = self.schemas[schema_name]
+        self.assertEqual(faults(document, schema, self.definitions), [], command)
+        self.assertEqual(undocumented(document, schema, self.definitions), [], command)
+        self.checked.add(schema_name)
+        return document
+
+    def fixtures(self):
+        return [OPTIONS.fixtures / name for name in (
+            "dcp/valid/fsdp2_adamw", "dcp/valid/dtypes", "dcp/valid/torchrec", "dcp/valid/values",
+            "torch_zip/valid/training_state.pt", "torch_zip/valid/shared.pt",
+            "torch_zip/valid/values.pt", "torch_zip/valid/degenerate.pt",
+            "safetensors/valid/sharded", "safetensors/valid/no_tensors.safetensors")]
+
+    def test_every_verb_on_every_kind_of_checkpoint(self):
+        for path in self.fixtures():
+            with self.subTest(path=path.name):
+                self.check("ckpt-inspect ls", "ckpt-inspect", "ls", "--json", "--sha256", path)
+                self.check("ckpt-inspect tree", "ckpt-inspect", "tree", "--json", path)
+                self.check("ckpt-inspect stats", "ckpt-inspect", "stats", "--json", path)
+                self.check("ckpt-inspect layout", "ckpt-inspect", "layout", "--json", path)
+                self.check("ckpt-inspect verify", "ckpt-inspect", "verify", "--json", path)
+                self.check("ckpt-inspect diff", "ckpt-inspect", "diff", "--json", path, path)
+                if path.name != "no_tensors.safetensors":  # no name to show
+                    self.check("ckpt-inspect show", "ckpt-inspect", "show", "--json", path, "*")
+
+    def test_findings(self):
+        invalid = OPTIONS.fixtures / "dcp/invalid"
+        for name in ("flipped_bit", "piece_missing", "piece_overlap", "rank_file_missing"):
+            document = self.check("ckpt-inspect verify", "ckpt-inspect", "verify", "--json",
+                                  invalid / name)
+            self.assertFalse(document["sound"])
+        valid = OPTIONS.fixtures / "dcp/valid"
+        document = self.check("ckpt-inspect diff", "ckpt-inspect", "diff", "--json", valid / "dtypes",
+                              valid / "degenerate")
+        self.assertFalse(document["equal"])
+
+    def test_reshard(self):
+        source = OPTIONS.fixtures / "dcp/valid/fsdp2_adamw"
+        destination = pathlib.Path(self.folder.name) / "native"
+        self.check("ckpt-reshard", "ckpt-reshard", "--json", source, destination, "--cast", "bfloat16")
+        self.check("ckpt-reshard", "ckpt-reshard", "--json", "--dry-run", source, destination)
+        self.check("ckpt-reshard", "ckpt-reshard", "--json",
+                   OPTIONS.fixtures / "dcp/invalid/piece_missing", destination.with_name("other"))
+        document = self.check("ckpt-inspect diff", "ckpt-inspect", "diff", "--json", "--ignore-dtype",
+                              source, destination)
+        self.assertIn("elements", [each["kind"] for each in document["differences"]])
+        self.check("ckpt-inspect show", "ckpt-inspect", "show", "--json", destination, "*")
+
+    def test_the_checker_finds_faults(self):
+        schema = {"type": "object", "required": ["a"], "additionalProperties": False,
+                  "properties": {"a": {"type": "integer", "minimum": 0}}}
+        for wrong in ([], {}, {"a": "1"}, {"a": True}, {"a": -1}, {"a": 1, "b": 2}):
+            self.assertTrue(faults(wrong, schema, {}), wrong)
+        self.assertEqual(faults({"a": 1}, schema, {}), [])
+
+    def test_z_every_schema_was_used(self):
+        self.assertEqual(self.checked, set(self.schemas))
+
+
+def main():
+    global OPTIONS
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bin", required=True, type=pathlib.Path)
+    parser.add_argument("--fixtures", required=True, type=pathlib.Path)
+    parser.add_argument("--schemas", required=True, type=pathlib.Path)
+    OPTIONS, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest])
+
+
+if __name__ == "__main__":
+    main()
