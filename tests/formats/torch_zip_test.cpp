@@ -454,6 +454,27 @@ TEST(TorchZipTest, VerifyNamesTheTensorOfADamagedStorage) {
   EXPECT_TRUE(findings[0].where.byte_range.has_value());
 }
 
+// What opening did not refuse, verify must report.
+TEST(TorchZipTest, VerifyFindsEveryInvalidFileThatOpens) {
+  const std::string directory = kFixtures + "invalid/";
+  int num_opened = 0;
+  for (const std::string& name : FileSystem::posix().list_directory(directory)) {
+    if (!name.ends_with(".pt")) continue;
+    SCOPED_TRACE(name);
+    std::unique_ptr<CheckpointReader> reader;
+    try {
+      reader = open(directory + name);
+    } catch (const Error&) {
+      continue;
+    }
+    ++num_opened;
+    const std::vector<Finding> findings = findings_of(*reader);
+    ASSERT_FALSE(findings.empty());
+    EXPECT_EQ(findings[0].severity, Finding::Severity::error);
+  }
+  EXPECT_GE(num_opened, 1);
+}
+
 TEST(TorchZipTest, PieceStorageIsARangeWhereTheTensorIsOne) {
   const std::string path = kFixtures + "valid/views.pt";
   const auto reader = open(path);

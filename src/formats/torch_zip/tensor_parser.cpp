@@ -198,6 +198,11 @@ TensorParser::Storage TensorParser::parse_storage(Object persistent) {
     id.fail(ErrorKind::corruption,
             "storage: expected a member '" + printable(name, 80) + "', found none");
   }
+  if (zip_.members()[*member].compression != zip::Compression::stored) {
+    id.fail(ErrorKind::unsupported, "storage '" + printable(name, 80) +
+                                        "': expected stored bytes, found compressed ones "
+                                        "(torch never compresses; was it packed again?)");
+  }
   const std::uint64_t found_nbytes = zip_.members()[*member].nbytes;
   if (found_nbytes < *nbytes || found_nbytes - *nbytes >= element_nbytes) {
     id.fail(ErrorKind::corruption, "storage '" + printable(name, 80) + "': expected " +
