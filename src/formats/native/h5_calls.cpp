@@ -38,6 +38,7 @@ herr_t keep_description(unsigned /*depth*/, const H5E_error2_t* error, void* out
 
 /// Throws what the library's error stack says at its innermost end.
 [[noreturn]] void throw_library_error(const std::string& path, const char* call) {
+  Channel::rethrow_pending_error();
   std::string reason = "no reason given";
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep_description, &reason);
   H5Eclear2(H5E_DEFAULT);
@@ -262,49 +263,6 @@ std::array<std::byte, 16> fill_element(DType dtype) {
   return bytes;
 }
 
-/// Says what the library leaves out of the addresses of chunks. Releases up to 1.10 and beyond
-/// report them without the user block; asked with a user block that is larger than the whole rest
-/// of a small file, which is kept in memory.
-bool chunk_addresses_leave_out_user_block() {
-  static const bool leave_out = [] {
-    constexpr hsize_t kUserBlockNbytes = 1 << 20;
-    const Handle access = make_property_list(H5P_FILE_ACCESS, {});
-    checked(H5Pset_fapl_core(access.id(), 65536, false), {}, "H5Pset_fapl_core");
-    const Handle creation = make_property_list(H5P_FILE_CREATE, {});
-    checked(H5Pset_userblock(creation.id(), kUserBlockNbytes), {}, "H5Pset_userblock");
-    File file;
-    file.handle = {checked(H5Fcreate("chunk address", H5F_ACC_TRUNC, creation.id(), access.id()),
-                           {}, "H5Fcreate"),
-                   H5Fclose};
-    file.parts = make_parts({});
-    const std::array<std::int64_t, 1> shape = {1};
-    const Handle space = make_space(shape, {});
-    const Handle properties = make_dataset_properties({});
-    const hsize_t chunk_numel = 1;
-    checked(H5Pset_chunk(properties.id(), 1, &chunk_numel), {}, "H5Pset_chunk");
-    const Handle dataset = make_dataset(file, file.handle.id(), "chunk",
-                                        element_type(file, DType::uint8), space, properties);
-    const hsize_t offset = 0;
-    const std::uint8_t byte = 0;
-    checked(H5Dwrite_chunk(dataset.id(), H5P_DEFAULT, 0, &offset, 1, &byte), {}, "H5Dwrite_chunk");
-    haddr_t address = 0;
-    hsize_t nbytes = 0;
-    unsigned filter_mask = 0;
-    checked(H5Dget_chunk_info_by_coord(dataset.id(), &offset, &filter_mask, &address, &nbytes), {},
-            "H5Dget_chunk_info_by_coord");
-    return address < kUserBlockNbytes;
-  }();
-  return leave_out;
-}
-
-std::uint64_t user_block_nbytes(File& file) {
-  const Handle creation{
-      checked(H5Fget_create_plist(file.handle.id()), file.path, "H5Fget_create_plist"), H5Pclose};
-  hsize_t nbytes = 0;
-  checked(H5Pget_userblock(creation.id(), &nbytes), file.path, "H5Pget_userblock");
-  return nbytes;
-}
-
 /// Returns a name as virtual datasets spell it, where `%` begins a block number.
 std::string virtual_source_name(const std::string& name) {
   std::string doubled;
@@ -315,6 +273,7 @@ std::string virtual_source_name(const std::string& name) {
 }  // namespace
 
 LibraryScope::LibraryScope() : lock_(library_mutex()) {
+  Channel::forget_pending_error();
   H5Eget_auto2(H5E_DEFAULT, &report_, &report_data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
@@ -332,8 +291,18 @@ void Handle::reset() {
   close_(std::exchange(id_, H5I_INVALID_HID));
 }
 
-File create_file(const std::string& path, std::uint64_t user_block_nbytes) {
+File::~File() {
+  if (!handle) return;
+  channel->abandon();
   const LibraryScope library;
+  handle.reset();
+}
+
+File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_block_nbytes) {
+  const LibraryScope library;
+  File file;
+  file.path = path;
+  file.channel = std::make_shared<Channel>(fs, path);
   const Handle access = make_property_list(H5P_FILE_ACCESS, path);
   checked(H5Pset_libver_bounds(access.id(), H5F_LIBVER_V110, H5F_LIBVER_V110), path,
           "H5Pset_libver_bounds");
@@ -344,8 +313,7 @@ File create_file(const std::string& path, std::uint64_t user_block_nbytes) {
   checked(H5Pset_small_data_block_size(access.id(), kSmallDataBlockNbytes), path,
           "H5Pset_small_data_block_size");
   checked(H5Pset_fclose_degree(access.id(), H5F_CLOSE_STRONG), path, "H5Pset_fclose_degree");
-  // A checkpoint being written is locked as a whole by its staging directory.
-  checked(H5Pset_file_locking(access.id(), false, true), path, "H5Pset_file_locking");
+  set_channel(access.id(), file.channel);
   H5AC_cache_config_t cache{};
   cache.version = H5AC__CURR_CACHE_CONFIG_VERSION;
   checked(H5Pget_mdc_config(access.id(), &cache), path, "H5Pget_mdc_config");
@@ -358,8 +326,6 @@ File create_file(const std::string& path, std::uint64_t user_block_nbytes) {
   const Handle creation = make_property_list(H5P_FILE_CREATE, path);
   checked(H5Pset_userblock(creation.id(), user_block_nbytes), path, "H5Pset_userblock");
   checked(H5Pset_obj_track_times(creation.id(), false), path, "H5Pset_obj_track_times");
-  File file;
-  file.path = path;
   file.handle = {checked(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.id(), access.id()), path,
                          "H5Fcreate"),
                  H5Fclose};
@@ -369,7 +335,11 @@ File create_file(const std::string& path, std::uint64_t user_block_nbytes) {
 
 void close_file(File& file) {
   const LibraryScope library;
-  checked(H5Fclose(file.handle.release()), file.path, "H5Fclose");
+  const herr_t status = H5Fclose(file.handle.release());
+  // Whatever the library could not write it may try to write again when the process ends.
+  file.channel->abandon();
+  checked(status, file.path, "H5Fclose");
+  Channel::rethrow_pending_error();
 }
 
 Handle create_group(File& file, const std::string& link_name) {
@@ -414,26 +384,20 @@ Handle create_zstd_dataset(File& file, const std::string& link_name, DType dtype
                       properties);
 }
 
-ByteRange write_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
+ByteRange place_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
                       std::span<const std::byte> stored) {
   constexpr std::uint32_t kNoFilterSkipped = 0b00;
   constexpr std::uint32_t kBothFiltersSkipped = 0b11;
   const LibraryScope library;
   const auto offset = static_cast<hsize_t>(first_element);
-  checked(H5Dwrite_chunk(dataset.id(), H5P_DEFAULT,
-                         form == ChunkForm::raw ? kBothFiltersSkipped : kNoFilterSkipped, &offset,
-                         stored.size(), stored.data()),
-          file.path, "H5Dwrite_chunk");
-  haddr_t address = HADDR_UNDEF;
-  hsize_t nbytes = 0;
-  unsigned filter_mask = 0;
-  checked(H5Dget_chunk_info_by_coord(dataset.id(), &offset, &filter_mask, &address, &nbytes),
-          file.path, "H5Dget_chunk_info_by_coord");
-  if (address == HADDR_UNDEF || nbytes != stored.size()) {
-    throw_library_error(file.path, "H5Dget_chunk_info_by_coord");
-  }
-  if (chunk_addresses_leave_out_user_block()) address += user_block_nbytes(file);
-  return {address, address + nbytes};
+  file.channel->start_placing();
+  const herr_t status = H5Dwrite_chunk(
+      dataset.id(), H5P_DEFAULT, form == ChunkForm::raw ? kBothFiltersSkipped : kNoFilterSkipped,
+      &offset, stored.size(), stored.data());
+  const ByteRange range = file.channel->take_placed();
+  checked(status, file.path, "H5Dwrite_chunk");
+  TESSERA_CHECK(range.nbytes() == stored.size());
+  return range;
 }
 
 Handle create_virtual_dataset(File& file, const std::string& link_name, DType dtype,

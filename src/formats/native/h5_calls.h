@@ -3,11 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "formats/native/h5_file_driver.h"
 #include "formats/native/h5_handle.h"
 #include "tessera/base/byte_range.h"
 #include "tessera/base/dtype.h"
@@ -17,7 +19,8 @@
 namespace tessera::formats::native::h5 {
 
 // Every call of the HDF5 library that Tessera makes stands behind these functions. Each holds the
-// library while it runs, and throws Error(io) with the path and the library's innermost reason.
+// library while it runs, and throws Error(io) with the path and the library's innermost reason, or
+// what the file system threw.
 
 /// What every dataset and attribute needs and what is costly to make anew for each.
 struct Parts {
@@ -30,19 +33,27 @@ struct Parts {
   std::map<DType, Handle> element_types{};
 };
 
-/// A file being laid out. Paths are kept for messages.
+/// A file being laid out. Destroyed before `close_file`, what the library still holds is dropped.
 struct File {
   std::string path;
+  std::shared_ptr<Channel> channel;
   Handle handle;
   Parts parts;
+
+  File() = default;
+  ~File();
+  File(File&&) = default;
+  File& operator=(File&&) = default;
+
+  /// The file itself, for what is written beside the library.
+  WritableFile& bytes() { return channel->file(); }
 };
 
 /// Creates a file whose bytes depend on nothing but what is put into it: no times, fixed versions
-/// of all structures, a user block of `user_block_nbytes`. No file locks are taken.
-/// An existing file is emptied.
-File create_file(const std::string& path, std::uint64_t user_block_nbytes);
+/// of all structures, a user block of `user_block_nbytes`. An empty file at `path` is used.
+File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_block_nbytes);
 
-/// Writes out what the library still holds and closes the file.
+/// Writes out what the library still holds and lets it forget the file. `bytes()` stays open.
 void close_file(File& file);
 
 /// Creates a group that hangs at the root of the file.
@@ -63,8 +74,9 @@ Handle create_zstd_dataset(File& file, const std::string& link_name, DType dtype
 
 enum class ChunkForm { filtered, raw };  // raw: neither shuffled nor compressed
 
-/// Writes a whole chunk as it is to be stored, and returns where in the file it lies.
-ByteRange write_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
+/// Lets the library find a place for a whole chunk as it is to be stored, and returns the place.
+/// The caller writes the bytes there.
+ByteRange place_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
                       std::span<const std::byte> stored);
 
 /// A part of a source dataset that appears as a box of a virtual one.

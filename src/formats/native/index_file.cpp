@@ -91,7 +91,7 @@ std::uint64_t write_index_file(FileSystem& fs, const std::string& path, const In
   header.index_checksum = xxh3_64(index_bytes);
   header.checkpoint_id = header.index_checksum;
 
-  h5::File file = h5::create_file(path, kHeaderNbytes);
+  h5::File file = h5::create_file(fs, path, kHeaderNbytes);
   if (index.has_virtual_datasets) write_virtual_datasets(file, index.contents);
   {
     const h5::Handle group = h5::create_group(file, kOwnGroup);
@@ -102,9 +102,8 @@ std::uint64_t write_index_file(FileSystem& fs, const std::string& path, const In
   }
   h5::close_file(file);
 
-  const auto update = fs.open_for_update(path);
-  update->write_at(header.index_range.begin, index_bytes);
-  update->close();
+  file.bytes().write_at(header.index_range.begin, index_bytes);
+  file.bytes().close();
   {
     const auto written = fs.open(path);
     header.file_nbytes = written->nbytes();

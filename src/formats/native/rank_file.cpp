@@ -15,8 +15,9 @@ namespace {
 
 constexpr std::uint64_t kMinCompressedNbytes = 65536;
 
-// A file from this size on is reserved as a whole and written past the page cache.
+// A file of this much data is written past the page cache.
 constexpr std::uint64_t kMinStreamedNbytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kReservedStepNbytes = std::uint64_t{64} << 20;
 
 bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options) {
   return options.compression == NativeWriteOptions::Compression::zstd &&
@@ -46,8 +47,8 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, Index index,
       path_(std::move(path)),
       options_(options),
       index_(std::move(index)),
-      h5_file_(h5::create_file(path_, kHeaderNbytes)),
-      file_(fs.open_for_update(path_)) {
+      h5_file_(h5::create_file(fs, path_, kHeaderNbytes)) {
+  std::uint64_t data_nbytes = 0;
   for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
     for (std::size_t p = 0; p < index_.contents.tensors[t].pieces.size(); ++p) {
       PieceState& piece = pieces_.emplace_back();
@@ -60,15 +61,15 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, Index index,
       piece.may_compress = may_compress(nbytes, options_);
       piece.block_numel = block_numel_of(numel, element_nbytes, options_);
       num_blocks_left_ += ceil_div(numel, piece.block_numel);
+      data_nbytes += nbytes;
     }
   }
+  is_streamed_ = data_nbytes >= kMinStreamedNbytes;
+  if (is_streamed_) h5_file_.bytes().bypass_cache();
   if (options_.compression == NativeWriteOptions::Compression::none) {
     for (PieceState& piece : pieces_) lay_out_plain(piece);
     const auto ranges = data_ranges();
-    if (!ranges.empty() && ranges.back().end >= kMinStreamedNbytes) {
-      file_->resize(ranges.back().end);
-      file_->bypass_cache();
-    }
+    if (!ranges.empty()) reserve(ranges.back().end);
   }
   skip_empty_pieces();
   if (num_blocks_left_ == 0) complete();
@@ -145,7 +146,7 @@ void RankFileWriter::write_block(std::size_t piece_number, std::int64_t begin,
 
 void RankFileWriter::write_plain(PieceState& piece, std::uint64_t begin_nbytes,
                                  std::span<const std::byte> bytes) {
-  file_->write_at(stored_of(piece).begin + begin_nbytes, bytes);
+  h5_file_.bytes().write_at(stored_of(piece).begin + begin_nbytes, bytes);
   for (std::size_t number = begin_nbytes / kPlainBlockNbytes; !bytes.empty(); ++number) {
     const auto block = bytes.first(std::min<std::size_t>(bytes.size(), kPlainBlockNbytes));
     piece.blocks[number].checksum = xxh3_64(block);
@@ -195,7 +196,8 @@ void RankFileWriter::write_in_turn(PieceState& piece, std::size_t piece_number, 
     write_plain(piece, static_cast<std::uint64_t>(begin) * element_nbytes, bytes);
     return;
   }
-  const ByteRange range = h5::write_chunk(h5_file_, piece.dataset, begin, chunk.form, chunk.stored);
+  const ByteRange range = h5::place_chunk(h5_file_, piece.dataset, begin, chunk.form, chunk.stored);
+  reserve(range.end);
   piece.blocks.push_back({range, checksum});
   next_begin_ += piece.block_numel;
   if (static_cast<std::uint64_t>(next_begin_) * element_nbytes >= nbytes_of(piece)) {
@@ -204,6 +206,16 @@ void RankFileWriter::write_in_turn(PieceState& piece, std::size_t piece_number, 
   } else {
     turn_changed_.notify_all();
   }
+  lock.unlock();
+  h5_file_.bytes().write_at(range.begin, chunk.stored);
+}
+
+void RankFileWriter::reserve(std::uint64_t end) {
+  if (!is_streamed_ || end <= reserved_end_) return;
+  // The end is known beforehand only where nothing is compressed. HDF5 cuts off what is too much.
+  const bool is_last = options_.compression == NativeWriteOptions::Compression::none;
+  reserved_end_ = is_last ? end : end + kReservedStepNbytes;
+  h5_file_.bytes().resize(reserved_end_);
 }
 
 void RankFileWriter::skip_empty_pieces() {
@@ -265,16 +277,15 @@ void RankFileWriter::complete() {
     }
   }
   TESSERA_CHECK(tables.bytes().size() == tables_nbytes);
-  if (tables_nbytes > 0) file_->write_at(tables_range.begin, tables.bytes());
-  file_->write_at(index_range_.begin, index_bytes);
+  if (tables_nbytes > 0) h5_file_.bytes().write_at(tables_range.begin, tables.bytes());
+  h5_file_.bytes().write_at(index_range_.begin, index_bytes);
 
   const auto written = fs_.open(path_);
   record_.nbytes = written->nbytes();
   record_.index_checksum = xxh3_64(index_bytes);
   record_.structure_checksum = structure_checksum(*written, data_ranges());
-  file_->sync();
-  file_->close();
-  file_.reset();
+  h5_file_.bytes().sync();
+  h5_file_.bytes().close();
   pieces_.clear();
   complete_ = true;
 }

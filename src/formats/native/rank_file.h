@@ -68,6 +68,7 @@ class RankFileWriter {
   void write_in_turn(PieceState& piece, std::size_t piece_number, std::int64_t begin,
                      std::span<const std::byte> bytes);
   void skip_empty_pieces();
+  void reserve(std::uint64_t end);
   void complete();
   std::vector<ByteRange> data_ranges() const;
 
@@ -77,7 +78,9 @@ class RankFileWriter {
   Index index_;
   h5::File h5_file_;
   std::vector<PieceState> pieces_;  // by number; their datasets lie in the file
-  std::unique_ptr<WritableFile> file_;
+
+  bool is_streamed_ = false;  // past the page cache, into reserved space
+  std::uint64_t reserved_end_ = 0;
 
   // The next piece to be laid out and its next chunk.
   std::mutex turn_mutex_;
