@@ -59,17 +59,22 @@ float decode_e8m0(std::uint8_t code) {
   return std::ldexp(1.0F, static_cast<int>(code) - 127);
 }
 
+// Computes all three cases and selects, so that a loop over elements has no branches.
 float decode_float16(std::uint16_t code) {
+  constexpr std::uint32_t kExponentMask = 0x1FU << 23;
+  constexpr std::uint32_t kBiasDifference = (127U - 15U) << 23;
   const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x8000U) << 16;
-  const std::uint32_t exponent = (code >> 10) & 0x1FU;
-  const std::uint32_t mantissa = code & 0x3FFU;
-  if (exponent == 0) {
-    const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  const std::uint32_t bits = exponent == 31 ? (sign | 0x7F800000U | (mantissa << 13))
-                                            : (sign | ((exponent + 112U) << 23) | (mantissa << 13));
-  return std::bit_cast<float>(bits);
+  const std::uint32_t magnitude = static_cast<std::uint32_t>(code & 0x7FFFU) << 13;
+  const std::uint32_t exponent = magnitude & kExponentMask;
+  const std::uint32_t normal = magnitude + kBiasDifference;
+  const std::uint32_t infinite_or_nan = normal + kBiasDifference;
+  // A subnormal has no hidden bit: it is added, and what it stands for taken off again.
+  const std::uint32_t subnormal =
+      std::bit_cast<std::uint32_t>(std::bit_cast<float>(normal + (1U << 23)) - 0x1p-14F);
+  const std::uint32_t bits = exponent == 0               ? subnormal
+                             : exponent == kExponentMask ? infinite_or_nan
+                                                         : normal;
+  return std::bit_cast<float>(bits | sign);
 }
 
 float decode_bfloat16(std::uint16_t code) {

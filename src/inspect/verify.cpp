@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <set>
 #include <tuple>
 
 #include "inspect/scan.h"
@@ -22,9 +23,9 @@ std::uint64_t pieces_nbytes(const formats::CheckpointReader& reader) {
   return nbytes;
 }
 
-void check_names(const formats::CheckpointReader& reader, const formats::FindingSink& sink) {
-  const auto& contents = reader.contents();
-  for (const auto& tensor : contents.tensors) {
+void check_coverage_of_all(const formats::CheckpointReader& reader,
+                           const formats::FindingSink& sink) {
+  for (const auto& tensor : reader.contents().tensors) {
     std::vector<Region> regions;
     for (const auto& piece : tensor.pieces) regions.push_back(piece.region);
     for (const CoverageProblem& problem : check_coverage(regions, tensor.meta.shape)) {
@@ -35,7 +36,15 @@ void check_names(const formats::CheckpointReader& reader, const formats::Finding
             problem.detail});
     }
   }
+}
+
+// Leaves out values that the format itself has found fault with.
+void check_values(const formats::CheckpointReader& reader,
+                  const std::set<std::string, std::less<>>& names_with_findings,
+                  const formats::FindingSink& sink) {
+  const auto& contents = reader.contents();
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
+    if (names_with_findings.contains(contents.values[v].name)) continue;
     try {
       reader.read_value(v);
     } catch (const Error& error) {
@@ -47,6 +56,10 @@ void check_names(const formats::CheckpointReader& reader, const formats::Finding
             std::string(error.reason())});
     }
   }
+}
+
+void check_aliases(const formats::CheckpointReader& reader, const formats::FindingSink& sink) {
+  const auto& contents = reader.contents();
   for (const auto& alias : contents.aliases) {
     if (contents.find_tensor(alias.target) != nullptr) continue;
     sink({Finding::Severity::error,
@@ -96,11 +109,15 @@ VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions
     const std::scoped_lock lock(mutex);
     report.findings.push_back(finding);
   };
-  check_names(reader, sink);
+  check_coverage_of_all(reader, sink);
+  check_aliases(reader, sink);
   reader.verify(sink, [&](std::uint64_t nbytes) {
     if (options.scan.progress) options.scan.progress(nbytes);
     detail::throw_if_stopped(options.scan);
   });
+  std::set<std::string, std::less<>> names_with_findings;
+  for (const Finding& finding : report.findings) names_with_findings.insert(finding.where.fqn);
+  check_values(reader, names_with_findings, sink);
   if (options.numbers == VerifyOptions::Numbers::must_be_finite) {
     check_numbers(reader, options.scan, sink);
   }

@@ -36,6 +36,24 @@ TEST(CastTest, Every16BitCodeSurvivesFloat32) {
   }
 }
 
+TEST(CastTest, EveryFloat16CodeIsTheNumberThatItsFieldsSay) {
+  for (int code = 0; code <= 0xFFFF; ++code) {
+    const int exponent = (code >> 10) & 0x1F;
+    const int mantissa = code & 0x3FF;
+    const float value = decode16(DType::float16, static_cast<std::uint16_t>(code));
+    ASSERT_EQ(std::signbit(value), (code & 0x8000) != 0) << code;
+    if (exponent == 0x1F) {
+      ASSERT_EQ(std::isnan(value), mantissa != 0) << code;
+      ASSERT_EQ(std::isinf(value), mantissa == 0) << code;
+      continue;
+    }
+    const float magnitude = exponent == 0
+                                ? std::ldexp(static_cast<float>(mantissa), -24)
+                                : std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
+    ASSERT_EQ(std::fabs(value), magnitude) << code;
+  }
+}
+
 TEST(CastTest, EveryFloat8CodeSurvivesFloat32) {
   for (const DType dtype : {DType::float8_e4m3fn, DType::float8_e5m2}) {
     for (unsigned code = 0; code <= 0xFF; ++code) {

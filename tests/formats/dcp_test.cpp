@@ -174,7 +174,7 @@ TEST(DcpTest, VerifyReportsEveryDamagedFileAndGoesOn) {
   const std::vector<Finding> missing = findings_of(*reader);
   ASSERT_EQ(missing.size(), 1u);  // not one for each item in it
   EXPECT_EQ(missing[0].rule, "structure");
-  EXPECT_THAT(missing[0].found, HasSubstr("__1_0.distcp"));
+  EXPECT_THAT(missing[0].where.path, HasSubstr("__1_0.distcp"));
 
   MemoryFiles cut = files_of(fixture("dcp/valid/fsdp1_adamw"));
   cut["__3_0.distcp"].resize(cut["__3_0.distcp"].size() - 1);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "cli/finding_text.h"
 #include "cli/json_output.h"
 #include "cli/progress.h"
 #include "cli/sizes.h"
@@ -124,13 +125,6 @@ std::unique_ptr<CheckpointWriter> create_writer(const ReshardOptions& options, c
       break;
   }
   refuse_option("--to", "native, safetensors or dcp", "torch");
-}
-
-/// Returns a finding as the tools print one: where, rule, expected and found.
-std::string line_of(const Finding& finding) {
-  return Error::expected(ErrorKind::mismatch, finding.where, finding.rule, finding.expected,
-                         finding.found)
-      .what();
 }
 
 struct RankShare {
@@ -292,10 +286,10 @@ ExitCode run_reshard(const ReshardOptions& options, Terminal& terminal) {
   const auto reader =
       formats::open_checkpoint(fs, options.source, {.flat_layout_path = options.flat_layout_path});
   const Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), wanted);
-  for (const Finding& note : plan.notes) terminal.print_error("note: " + line_of(note));
+  for (const Finding& note : plan.notes) terminal.print_error("note: " + finding_to_string(note));
   if (!plan.problems.empty()) {
     for (const Finding& problem : plan.problems)
-      terminal.print_error("ckpt-reshard: " + line_of(problem));
+      terminal.print_error("ckpt-reshard: " + finding_to_string(problem));
     if (options.json) print_json(options, plan, *reader, terminal);
     return ExitCode::bad_input;
   }

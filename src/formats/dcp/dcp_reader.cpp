@@ -193,7 +193,7 @@ class ItemCheck {
            .rule = "structure",
            .where = error.where(),
            .expected = "what .metadata says",
-           .found = error.what()});
+           .found = std::string(error.reason())});
   }
 
   void report_absent(const std::string& path) {
@@ -253,7 +253,9 @@ void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress) co
       const StorageInfo& info = storage.pieces[t][p];
       if (!is_readable[info.file]) continue;
       check.check(tensor.meta.fqn, [&] {
-        return std::move(open_chunk(tensor, std::get<Box>(tensor.pieces[p].region), info)->item);
+        auto chunk = open_chunk(tensor, std::get<Box>(tensor.pieces[p].region), info);
+        chunk->item->archive.stored_range(chunk->record);  // refuses what cannot be read as it lies
+        return std::move(chunk->item);
       });
     }
   }
