@@ -60,7 +60,9 @@ void Table::print_row(const std::vector<Cell>& row, const std::vector<std::size_
     if (column + pending > 0) pending += kGap;
     std::string text = cell.text;
     if (c == shrinking_ && !is_rest && terminal.output_is_terminal()) {
-      text = shorten_middle(text, widths[c]);
+      const std::size_t indent = std::min({text.find_first_not_of(' '), text.size(), widths[c]});
+      text = text.substr(0, indent) +
+             shorten_front(std::string_view(text).substr(indent), widths[c] - indent);
     }
     const std::size_t width = display_width(text);
     const std::size_t padding = is_rest ? 0 : widths[c] - std::min(widths[c], width);

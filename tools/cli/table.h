@@ -10,7 +10,7 @@ namespace tessera::cli {
 
 /// Aligns rows of cells in columns, two spaces apart, without trailing spaces. On a terminal that
 /// is too narrow the wide columns are left out in favour of their narrow ones, and then one column
-/// is cut in the middle; elsewhere everything is printed in full.
+/// is cut at the front; elsewhere everything is printed in full.
 class Table {
  public:
   enum class Align { left, right };

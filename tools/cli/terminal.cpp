@@ -180,15 +180,11 @@ std::size_t display_width(std::string_view text) {
   return width;
 }
 
-std::string shorten_middle(std::string_view text, std::size_t max_width) {
+std::string shorten_front(std::string_view text, std::size_t max_width) {
   const std::size_t width = display_width(text);
   if (width <= max_width) return std::string(text);
   if (max_width == 0) return {};
-  // The end of a name tells more (`…weight.exp_avg`), so it gets the larger half.
-  const std::size_t tail = max_width / 2;
-  const std::size_t head = max_width - 1 - tail;
-  return std::string(text.substr(0, prefix_nbytes(text, head))) + "…" +
-         std::string(text.substr(prefix_nbytes(text, width - tail)));
+  return "…" + std::string(text.substr(prefix_nbytes(text, width - (max_width - 1))));
 }
 
 }  // namespace tessera::cli

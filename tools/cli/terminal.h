@@ -69,7 +69,8 @@ class Terminal {
 /// Returns the columns that UTF-8 text takes: its code points.
 std::size_t display_width(std::string_view text);
 
-/// Returns the text cut in the middle to `max_width` columns, with `…` where something is missing.
-std::string shorten_middle(std::string_view text, std::size_t max_width);
+/// Returns the last `max_width` columns of the text, beginning with `…` where something is missing:
+/// the end of a name tells more than its beginning.
+std::string shorten_front(std::string_view text, std::size_t max_width);
 
 }  // namespace tessera::cli

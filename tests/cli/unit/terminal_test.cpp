@@ -175,12 +175,12 @@ TEST_F(TerminalTest, JsonStandsOneItemPerLine) {
             " \"values\": {\n  \"step\": 7\n }\n}\n");
 }
 
-TEST(ShortenTest, KeepsBothEndsAndCountsCodePoints) {
-  EXPECT_EQ(shorten_middle("abcdef", 6), "abcdef");
-  EXPECT_EQ(shorten_middle("abcdefgh", 5), "ab…gh");
-  EXPECT_EQ(shorten_middle("äöüäöü", 4), "ä…öü");
-  EXPECT_EQ(shorten_middle("abc", 1), "…");
-  EXPECT_EQ(shorten_middle("abc", 0), "");
+TEST(ShortenTest, KeepsTheEndAndCountsCodePoints) {
+  EXPECT_EQ(shorten_front("abcdef", 6), "abcdef");
+  EXPECT_EQ(shorten_front("abcdefgh", 5), "…efgh");
+  EXPECT_EQ(shorten_front("äöüäöü", 4), "…äöü");
+  EXPECT_EQ(shorten_front("abc", 1), "…");
+  EXPECT_EQ(shorten_front("abc", 0), "");
 }
 
 }  // namespace
