@@ -408,7 +408,6 @@ TEST(PickleTest, TorchAndPythonTypesBecomeValues) {
        R"({"$symbol":"device:cpu"})"},
       {"ctorch.serialization\n_get_layout\nU\x0dtorch.strided\x85R."s,
        R"({"$symbol":"torch.strided"})"},
-      {"ctorch\ncontiguous_format\n."s, R"({"$symbol":"torch.contiguous_format"})"},
       {"ccollections\nOrderedDict\n)R(U\x01zK\x01U\x01"
        "aK\x02u}(U\x09_metadataNub."s,
        R"({"z":1,"a":2})"},

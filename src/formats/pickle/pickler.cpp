@@ -114,12 +114,6 @@ void pickle_symbol(Pickler& pickler, const std::string& name) {
       pickler.global("torch", dtype_name(*dtype));
       return;
     }
-    for (const std::string_view format : {"torch.contiguous_format", "torch.preserve_format",
-                                          "torch.channels_last", "torch.channels_last_3d"}) {
-      if (name != format) continue;
-      pickler.global("torch", format.substr(format.find('.') + 1));
-      return;
-    }
     for (const std::string_view layout :
          {"torch.strided", "torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc",
           "torch.sparse_bsr", "torch.sparse_bsc", "torch._mkldnn", "torch.jagged"}) {

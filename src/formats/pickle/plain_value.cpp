@@ -75,10 +75,6 @@ constexpr AllowedGlobal kValueGlobals[] = {
     {"torch", "sparse_bsr", number(ValueGlobal::torch_layout)},
     {"torch", "sparse_bsc", number(ValueGlobal::torch_layout)},
     {"torch.serialization", "_get_layout", number(ValueGlobal::torch_get_layout)},
-    {"torch", "contiguous_format", number(ValueGlobal::torch_memory_format)},
-    {"torch", "preserve_format", number(ValueGlobal::torch_memory_format)},
-    {"torch", "channels_last", number(ValueGlobal::torch_memory_format)},
-    {"torch", "channels_last_3d", number(ValueGlobal::torch_memory_format)},
     {"torch.jit._pickle", "build_intlist", number(ValueGlobal::torch_typed)},
     {"torch.jit._pickle", "build_doublelist", number(ValueGlobal::torch_typed)},
     {"torch.jit._pickle", "build_boollist", number(ValueGlobal::torch_typed)},
@@ -213,7 +209,6 @@ class Walk {
     switch (value_global(object).value_or(ValueGlobal::builtin_type)) {
       case ValueGlobal::torch_dtype:
       case ValueGlobal::torch_layout:
-      case ValueGlobal::torch_memory_format:
         return Value::Symbol{"torch." + std::string(object.global_name("constant"))};
       default:
         refuse(object);
@@ -279,7 +274,6 @@ class Walk {
       case ValueGlobal::builtin_type:
       case ValueGlobal::torch_dtype:
       case ValueGlobal::torch_layout:
-      case ValueGlobal::torch_memory_format:
       case ValueGlobal::numpy_dtype:
         refuse(call);
     }

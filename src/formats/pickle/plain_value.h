@@ -13,11 +13,14 @@
 namespace tessera::formats::pickle {
 
 /// The globals that plain values are made of. [Note: Plain values]
-/// containers: OrderedDict, defaultdict and Counter become Dict, set and frozenset Set.
-/// torch: Size becomes Tuple; dtype, layout, memory format and device become Symbols
-/// `torch.float32`, `torch.strided`, `torch.contiguous_format`, `device:cuda:3`. Python: bytes,
-/// bytearray become Bytes; complex a Symbol `complex:1.5,-2.0`; PosixPath a str. NumPy: scalars
-/// become bool, int or float.
+///     OrderedDict, defaultdict, Counter    Dict
+///     set, frozenset                       Set
+///     bytes, bytearray, _codecs.encode     Bytes
+///     torch.Size                           Tuple
+///     torch dtypes, layouts and devices    Symbol: `torch.float32`, `torch.strided`,
+///     `device:cuda:3` complex                              Symbol: `complex:1.5,-2.0` PosixPath
+///     str NumPy scalars                        bool, int or float TorchScript's typed containers
+///     the container
 enum class ValueGlobal : std::uint32_t {
   ordered_dict = 0x100,
   default_dict,
@@ -33,10 +36,9 @@ enum class ValueGlobal : std::uint32_t {
   torch_size,
   torch_device,
   torch_dtype,
-  torch_layout,         // torch.strided, …
-  torch_get_layout,     // torch.serialization._get_layout('torch.strided')
-  torch_memory_format,  // torch.contiguous_format, …
-  torch_typed,          // torch.jit._pickle: a list or dict with the types of its items
+  torch_layout,      // torch.strided, …
+  torch_get_layout,  // torch.serialization._get_layout('torch.strided')
+  torch_typed,       // torch.jit._pickle: a list or dict with the types of its items
   numpy_scalar,
   numpy_dtype,
 };
