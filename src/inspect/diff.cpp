@@ -311,23 +311,21 @@ Shape unravel(std::int64_t index, std::span<const std::int64_t> shape) {
   return coordinates;
 }
 
-ElementDifferences fold(const std::vector<WindowDifferences>& windows, const TensorMeta& meta) {
-  ElementDifferences total;
-  total.numel = meta.numel();
-  double max_abs_difference = -1;
-  for (const WindowDifferences& window : windows) {
-    if (window.num_different == 0) continue;
-    if (total.num_different == 0) {
-      total.first_index = unravel(window.first, meta.shape);
-      total.first_a = window.first_a;
-      total.first_b = window.first_b;
-    }
-    total.num_different += window.num_different;
-    total.num_nan_on_one_side += window.num_nan_on_one_side;
-    max_abs_difference = std::max(max_abs_difference, window.max_abs_difference);
+// Adds a window's differences to those of the windows before it.
+void add_window(const WindowDifferences& window, const TensorMeta& meta,
+                ElementDifferences& total) {
+  if (window.num_different == 0) return;
+  if (total.num_different == 0) {
+    total.first_index = unravel(window.first, meta.shape);
+    total.first_a = window.first_a;
+    total.first_b = window.first_b;
   }
-  if (max_abs_difference >= 0) total.max_abs_difference = max_abs_difference;
-  return total;
+  total.num_different += window.num_different;
+  total.num_nan_on_one_side += window.num_nan_on_one_side;
+  if (window.max_abs_difference >= 0) {
+    total.max_abs_difference =
+        std::max(window.max_abs_difference, total.max_abs_difference.value_or(0));
+  }
 }
 
 }  // namespace
@@ -337,7 +335,8 @@ DiffReport diff(const formats::CheckpointReader& a, const formats::CheckpointRea
   auto [report, pairs] = compare_names(a, b, options, ReadValues::yes);
   std::vector<std::int64_t> numels;
   for (const Pair& pair : pairs) numels.push_back(a.contents().tensors[pair.a].meta.numel());
-  const auto windows = detail::scan<WindowDifferences>(
+  std::vector<ElementDifferences> elements(pairs.size());
+  detail::scan<WindowDifferences>(
       numels, kWindowNumel, options.scan,
       [&](std::size_t i) {
         return std::make_unique<OpenPair>(
@@ -345,12 +344,15 @@ DiffReport diff(const formats::CheckpointReader& a, const formats::CheckpointRea
       },
       [&](const OpenPair& pair, FlatRange window, WindowDifferences& out) {
         compare_window(pair, window, options, out);
+      },
+      [&](std::size_t i, const WindowDifferences& window) {
+        add_window(window, a.contents().tensors[pairs[i].a].meta, elements[i]);
       });
   for (std::size_t i = 0; i < pairs.size(); ++i) {
-    const ElementDifferences elements = fold(windows[i], a.contents().tensors[pairs[i].a].meta);
-    if (elements.num_different == 0) continue;
+    if (elements[i].num_different == 0) continue;
+    elements[i].numel = numels[i];
     report.differences.push_back(
-        {Difference::Kind::elements, std::string(pairs[i].name), {}, {}, elements});
+        {Difference::Kind::elements, std::string(pairs[i].name), {}, {}, std::move(elements[i])});
   }
   std::stable_sort(report.differences.begin(), report.differences.end(),
                    [](const Difference& x, const Difference& y) { return x.name < y.name; });

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parallel.h"
 #include "tessera/inspect/scan_options.h"
@@ -31,53 +33,58 @@ inline void throw_if_stopped(const ScanOptions& options) {
 
 /// Runs work over subjects (tensors, pairs of tensors) of very different sizes: each is cut into
 /// windows of `window_numel` elements, and the windows are shared out to threads. A subject's state
-/// is opened for its first window and closed after its last, so few are open at a time. Results
-/// are kept per window, in order, so that a caller who folds them gets the same whatever the
-/// threads did.
+/// is opened for its first window and closed after its last, so few are open at a time; results are
+/// folded in order of window as they come in, so few are kept, and the outcome does not depend on
+/// the threads. Nothing is allocated in proportion to sizes, which are a file's claim.
 /// `numels[i]` is the size of subject i; `open(i)` returns a unique_ptr to its state;
-/// `work(state, window, partial)` fills the result of one window. A subject of no elements has no
-/// windows, but is opened all the same: opening is what finds its faults.
-template <class Partial, class Open, class Work>
-std::vector<std::vector<Partial>> scan(const std::vector<std::int64_t>& numels,
-                                       std::int64_t window_numel, const ScanOptions& options,
-                                       Open open, Work work) {
+/// `work(state, window, partial)` fills the result of one window; `fold(i, partial)` takes it, one
+/// call at a time for each subject. A subject of no elements is opened all the same: opening is
+/// what finds its faults.
+template <class Partial, class Open, class Work, class Fold>
+void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
+          const ScanOptions& options, Open open, Work work, Fold fold) {
   using State = typename std::invoke_result_t<Open, std::size_t>::element_type;
   struct Subject {
     std::mutex mutex;
     std::unique_ptr<State> state;
-    std::atomic<std::int64_t> num_windows_left = 0;
-  };
-  struct Window {
-    std::size_t subject;
-    std::size_t index;
+    std::map<std::int64_t, Partial> early;  // results that came before their turn
+    std::int64_t num_folded = 0;
   };
   std::vector<Subject> subjects(numels.size());
-  std::vector<std::vector<Partial>> partials(numels.size());
-  std::vector<Window> windows;
+  std::vector<std::int64_t> ends;  // of each subject's windows, counted over all
+  std::int64_t num_windows = 0;
   for (std::size_t s = 0; s < numels.size(); ++s) {
-    const auto num_windows = static_cast<std::size_t>(numels[s] / window_numel +
-                                                      (numels[s] % window_numel != 0 ? 1 : 0));
-    partials[s].resize(num_windows);
-    subjects[s].num_windows_left = static_cast<std::int64_t>(num_windows);
-    for (std::size_t w = 0; w < num_windows; ++w) windows.push_back({s, w});
-    if (num_windows == 0) open(s);
+    if (numels[s] == 0) open(s);
+    const auto end = checked_add(num_windows, ceil_div(numels[s], window_numel));
+    if (!end) throw Error(ErrorKind::unsupported, {}, "more elements than can be counted");
+    ends.push_back(num_windows = *end);
   }
-  parallel_for(
-      static_cast<std::int64_t>(windows.size()), options.num_threads, options.stop,
-      [&](std::int64_t task) {
-        const auto [s, w] = windows[static_cast<std::size_t>(task)];
-        Subject& subject = subjects[s];
-        State* state = nullptr;
-        {
-          const std::scoped_lock lock(subject.mutex);
-          if (!subject.state) subject.state = open(s);
-          state = subject.state.get();
-        }
-        const std::int64_t begin = static_cast<std::int64_t>(w) * window_numel;
-        work(*state, FlatRange{begin, std::min(numels[s], begin + window_numel)}, partials[s][w]);
-        if (--subject.num_windows_left == 0) subject.state.reset();
-      });
-  return partials;
+  parallel_for(num_windows, options.num_threads, options.stop, [&](std::int64_t task) {
+    const auto s =
+        static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
+    const std::int64_t first_task = s == 0 ? 0 : ends[s - 1];
+    const std::int64_t window = task - first_task;
+    Subject& subject = subjects[s];
+    State* state = nullptr;
+    {
+      const std::scoped_lock lock(subject.mutex);
+      if (!subject.state) subject.state = open(s);
+      state = subject.state.get();
+    }
+    const std::int64_t begin = window * window_numel;
+    const std::int64_t end = begin + std::min(window_numel, numels[s] - begin);
+    Partial partial{};
+    work(*state, FlatRange{begin, end}, partial);
+    const std::scoped_lock lock(subject.mutex);
+    subject.early.emplace(window, std::move(partial));
+    for (auto next = subject.early.begin();
+         next != subject.early.end() && next->first == subject.num_folded;
+         next = subject.early.erase(next)) {
+      fold(s, next->second);
+      ++subject.num_folded;
+    }
+    if (subject.num_folded == ends[s] - first_task) subject.state.reset();
+  });
 }
 
 }  // namespace tessera::inspect::detail

@@ -280,7 +280,8 @@ std::vector<Statistics> compute_statistics(const formats::CheckpointReader& read
   for (std::size_t t : tensor_indices) {
     numels.push_back(reader.contents().tensors.at(t).meta.numel());
   }
-  const auto partials = detail::scan<Statistics>(
+  std::vector<Statistics> results(numels.size());
+  detail::scan<Statistics>(
       numels, kWindowNumel, options,
       [&](std::size_t i) { return std::make_unique<TensorReader>(reader, tensor_indices[i]); },
       [&](const TensorReader& tensor, FlatRange window, Statistics& partial) {
@@ -288,11 +289,8 @@ std::vector<Statistics> compute_statistics(const formats::CheckpointReader& read
         read_in_steps(tensor, window, options,
                       [&](std::span<const std::byte> bytes) { accumulator.add(bytes); });
         partial = accumulator.statistics();
-      });
-  std::vector<Statistics> results(partials.size());
-  for (std::size_t i = 0; i < partials.size(); ++i) {
-    for (const Statistics& partial : partials[i]) results[i].merge(partial);
-  }
+      },
+      [&](std::size_t i, const Statistics& partial) { results[i].merge(partial); });
   return results;
 }
 
@@ -317,7 +315,8 @@ Histogram compute_histogram(const formats::CheckpointReader& reader, std::size_t
   const double half_range = histogram.end / 2 - histogram.begin / 2;
 
   const DType dtype = reader.contents().tensors.at(tensor_index).meta.dtype;
-  const auto partials = detail::scan<std::vector<std::int64_t>>(
+  histogram.counts.assign(num_bins, 0);
+  detail::scan<std::vector<std::int64_t>>(
       {reader.contents().tensors[tensor_index].meta.numel()}, kWindowNumel, options,
       [&](std::size_t) { return std::make_unique<TensorReader>(reader, tensor_index); },
       [&](const TensorReader& tensor, FlatRange window, std::vector<std::int64_t>& counts) {
@@ -341,11 +340,10 @@ Histogram compute_histogram(const formats::CheckpointReader& reader, std::size_t
             }
           }
         });
+      },
+      [&](std::size_t, const std::vector<std::int64_t>& counts) {
+        for (std::size_t bin = 0; bin < num_bins; ++bin) histogram.counts[bin] += counts[bin];
       });
-  histogram.counts.assign(num_bins, 0);
-  for (const auto& counts : partials.front()) {
-    for (std::size_t bin = 0; bin < num_bins; ++bin) histogram.counts[bin] += counts[bin];
-  }
   return histogram;
 }
 

@@ -202,6 +202,19 @@ TEST(StatisticsTest, MergeGivesTheStatisticsOfBoth) {
   EXPECT_NEAR(*a.standard_deviation(), 6.0580524923443839, 1e-14);
 }
 
+TEST(StatisticsTest, ATensorThatClaimsTheImpossibleCostsNothing) {
+  MemoryCheckpoint checkpoint;
+  formats::TensorEntry& entry = checkpoint.add({"t", DType::int8, {0}}, {});
+  const std::int64_t numel = std::int64_t{1} << 62;
+  entry.meta.shape = {numel};
+  entry.pieces = {{FlatRange{0, numel}, 0}};
+  const std::size_t index = 0;
+  EXPECT_THROW(compute_statistics(checkpoint, {&index, 1}, {}),
+               std::logic_error);  // the read's own
+  entry.pieces = {{FlatRange{0, numel / 2}, 0}};
+  EXPECT_THROW(compute_statistics(checkpoint, {&index, 1}, {}), Error);
+}
+
 TEST(StatisticsTest, ProgressSeesEveryByteAndAStopEndsTheWork) {
   MemoryCheckpoint checkpoint;
   checkpoint.add({"a", DType::float32, {100}}, test::bytes_of(std::vector<float>(100)));

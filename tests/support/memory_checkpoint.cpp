@@ -7,23 +7,24 @@
 namespace tessera::test {
 namespace {
 
-// Calls visit(whole_index) for every element of the region, in the region's own order.
+// Calls visit(whole_index, numel) for the rows of the region's last dimension, in its own order.
 template <class Visit>
-void for_each_element(std::span<const std::int64_t> shape, const Region& region, Visit visit) {
+void for_each_row(std::span<const std::int64_t> shape, const Region& region, Visit visit) {
   if (const auto* range = std::get_if<FlatRange>(&region)) {
-    for (std::int64_t i = range->begin; i < range->end; ++i) visit(i);
+    visit(range->begin, range->end - range->begin);
     return;
   }
   const Box& box = std::get<Box>(region);
   if (std::find(box.sizes.begin(), box.sizes.end(), 0) != box.sizes.end()) return;
+  const std::size_t num_outer = shape.empty() ? 0 : shape.size() - 1;
   std::vector<std::int64_t> index(shape.size(), 0);
   for (;;) {
     std::int64_t whole_index = 0;
     for (std::size_t d = 0; d < shape.size(); ++d) {
       whole_index = whole_index * shape[d] + box.offsets[d] + index[d];
     }
-    visit(whole_index);
-    std::size_t d = shape.size();
+    visit(whole_index, shape.empty() ? 1 : box.sizes.back());
+    std::size_t d = num_outer;
     while (d > 0 && ++index[d - 1] == box.sizes[d - 1]) index[--d] = 0;
     if (d == 0) return;
   }
@@ -54,9 +55,10 @@ void require(bool holds, const char* rule) {
 Bytes gather_region(std::span<const std::byte> whole, std::span<const std::int64_t> shape,
                     const Region& region, std::uint64_t itemsize) {
   Bytes out;
-  for_each_element(shape, region, [&](std::int64_t index) {
-    const auto element = whole.subspan(static_cast<std::size_t>(index) * itemsize, itemsize);
-    out.insert(out.end(), element.begin(), element.end());
+  for_each_row(shape, region, [&](std::int64_t index, std::int64_t numel) {
+    const auto row = whole.subspan(static_cast<std::size_t>(index) * itemsize,
+                                   static_cast<std::size_t>(numel) * itemsize);
+    out.insert(out.end(), row.begin(), row.end());
   });
   return out;
 }
@@ -64,12 +66,13 @@ Bytes gather_region(std::span<const std::byte> whole, std::span<const std::int64
 void scatter_region(std::span<const std::byte> region_bytes, std::span<const std::int64_t> shape,
                     const Region& region, std::uint64_t itemsize, std::span<std::byte> whole) {
   std::size_t from = 0;
-  for_each_element(shape, region, [&](std::int64_t index) {
-    const auto element = region_bytes.subspan(from, itemsize);
-    std::copy(
-        element.begin(), element.end(),
-        whole.begin() + static_cast<std::ptrdiff_t>(index) * static_cast<std::ptrdiff_t>(itemsize));
-    from += itemsize;
+  for_each_row(shape, region, [&](std::int64_t index, std::int64_t numel) {
+    const auto row = region_bytes.subspan(from, static_cast<std::size_t>(numel) * itemsize);
+    if (!row.empty()) {
+      std::memcpy(whole.data() + static_cast<std::size_t>(index) * itemsize, row.data(),
+                  row.size());
+    }
+    from += row.size();
   });
 }
 

@@ -17,12 +17,12 @@ namespace tessera::test {
 
 using Bytes = std::vector<std::byte>;
 
-/// Returns the region's elements, taken one by one out of a whole tensor's row-major bytes. Written
+/// Returns the region's elements, taken row by row out of a whole tensor's row-major bytes. Written
 /// without CopyRuns, so that tests can check against it.
 Bytes gather_region(std::span<const std::byte> whole, std::span<const std::int64_t> shape,
                     const Region& region, std::uint64_t itemsize);
 
-/// Puts the region's elements, one by one, into a whole tensor's row-major bytes.
+/// Puts the region's elements, row by row, into a whole tensor's row-major bytes.
 void scatter_region(std::span<const std::byte> region_bytes, std::span<const std::int64_t> shape,
                     const Region& region, std::uint64_t itemsize, std::span<std::byte> whole);
 
