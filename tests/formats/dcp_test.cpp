@@ -17,6 +17,7 @@
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
+#include "support/fault_file_system.h"
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "support/memory_files.h"
@@ -431,6 +432,96 @@ TEST(DcpTest, ValuesOfEveryKindComeBack) {
     EXPECT_EQ(reader->contents().values[v].name, values[v].first);
     EXPECT_EQ(reader->read_value(v), values[v].second) << values[v].first;
   }
+}
+
+TEST(DcpTest, LargeTensorsBeginAtAPageOfTheirFile) {
+  const TemporaryDirectory directory;
+  MemoryCheckpoint memory;
+  memory.add_value("step", 1);
+  memory.add({"a", DType::uint8, {3}}, test::Bytes(3, std::byte{1}));
+  memory.add({"b", DType::uint8, {300000}}, test::Bytes(300000, std::byte{2}));
+  memory.add({"c", DType::uint8, {300000}}, test::Bytes(300000, std::byte{3}));
+  write(memory, directory / "pages", 1);
+  const auto reader = open(directory / "pages");
+  for (const std::size_t t : {1U, 2U}) {
+    EXPECT_EQ(reader->piece_storage(t, 0).byte_range->begin % 4096, 0u);
+    EXPECT_EQ(test::whole_tensor(*reader, t), test::whole_tensor(memory, t));
+  }
+}
+
+MemoryCheckpoint small_checkpoint() {
+  MemoryCheckpoint memory("memory", 2);
+  memory.add({"a", DType::uint8, {3}}, test::Bytes(3, std::byte{1}),
+             {{Box{{0}, {2}}, 0}, {Box{{2}, {1}}, 1}});
+  memory.add({"b", DType::uint8, {0}}, {});
+  memory.add_value("step", 1);
+  return memory;
+}
+
+void write_small(FileSystem& fs, const std::string& path) {
+  const MemoryCheckpoint memory = small_checkpoint();
+  const auto writer =
+      create_dcp(fs, path, memory.contents(), {memory.read_value(0)}, OverwritePolicy::replace);
+  test::copy_checkpoint(memory, *writer);
+}
+
+TEST(DcpTest, MetadataIsWrittenLastAndEveryFileIsSyncedBeforeTheCheckpointAppears) {
+  const TemporaryDirectory directory;
+  test::FaultFileSystem watched(FileSystem::posix(), directory.path());
+  write_small(watched, directory / "ck");
+  EXPECT_EQ(watched.transcript(),
+            "make_directory ck.partial\n"
+            "create ck.partial/__0_0.distcp\n"
+            "resize ck.partial/__0_0.distcp 2436\n"
+            "write ck.partial/__0_0.distcp [0, 644)\n"
+            "write ck.partial/__0_0.distcp [1540, 1860)\n"
+            "write ck.partial/__0_0.distcp [1860, 2436)\n"
+            "write ck.partial/__0_0.distcp [964, 966)\n"
+            "write ck.partial/__0_0.distcp [644, 964)\n"
+            "write ck.partial/__0_0.distcp [966, 1540)\n"
+            "sync ck.partial/__0_0.distcp\n"
+            "close ck.partial/__0_0.distcp\n"
+            "create ck.partial/__1_0.distcp\n"
+            "resize ck.partial/__1_0.distcp 896\n"
+            "write ck.partial/__1_0.distcp [320, 321)\n"
+            "write ck.partial/__1_0.distcp [0, 320)\n"
+            "write ck.partial/__1_0.distcp [321, 896)\n"
+            "sync ck.partial/__1_0.distcp\n"
+            "close ck.partial/__1_0.distcp\n"
+            "create ck.partial/.metadata\n"
+            "write ck.partial/.metadata [0, 910)\n"
+            "sync ck.partial/.metadata\n"
+            "close ck.partial/.metadata\n"
+            "sync_directory ck.partial\n"
+            "rename ck.partial ck\n"
+            "sync_directory .\n");
+}
+
+TEST(DcpTest, WhateverFailsTheOldCheckpointStaysWhole) {
+  const TemporaryDirectory directory;
+  const auto still_holds_old = [&] {
+    const auto reader = open(directory / "ck");
+    return reader->contents().values.size() == 1 && reader->read_value(0) == Value("old") &&
+           FileSystem::posix().list_directory(directory.path()).size() == 1;
+  };
+  MemoryCheckpoint old;
+  old.add_value("x", "old");
+  write(old, directory / "ck", 1);
+  bool succeeded = false;
+  for (std::int64_t i = 0; !succeeded; ++i) {
+    SCOPED_TRACE("operation " + std::to_string(i));
+    ASSERT_LT(i, 200);
+    test::FaultFileSystem faulty(FileSystem::posix(), directory.path());
+    faulty.fail_operation(i);
+    try {
+      write_small(faulty, directory / "ck");
+      succeeded = true;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::io);
+      EXPECT_TRUE(still_holds_old());
+    }
+  }
+  EXPECT_EQ(open(directory / "ck")->contents().tensors.size(), 2u);
 }
 
 }  // namespace

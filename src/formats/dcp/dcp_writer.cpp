@@ -25,7 +25,13 @@ using dcp::Storage;
 using dcp::StorageInfo;
 using torch_zip::TorchSaveLayout;
 
-constexpr std::uint64_t kBlockNbytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
+
+// Data of this size and more begin at a page of the file, so that they can be written (and mapped)
+// without the page cache's help; what lies between two items then is zero.
+constexpr std::uint64_t kMinPagedNbytes = std::uint64_t{256} << 10;
+constexpr std::uint64_t kPageNbytes = 4096;
+constexpr std::uint64_t kMinUncachedFileNbytes = std::uint64_t{8} << 20;
 
 [[noreturn]] void refuse(const std::string& destination, const std::string& fqn,
                          std::string_view rule, std::string_view expected, std::string_view found) {
@@ -181,9 +187,12 @@ void DcpWriter::lay_out() {
     files_.back()->name = "__" + std::to_string(rank) + "_0.distcp";
     storage_.files.push_back(files_.back()->name);
   }
-  const auto place = [&](std::uint32_t file, std::uint64_t nbytes) {
-    const StorageInfo info{file, files_[file]->nbytes, nbytes};
-    files_[file]->nbytes += nbytes;
+  const auto place = [&](std::uint32_t file, std::uint64_t nbytes, ByteRange data = {}) {
+    StorageInfo info{file, files_[file]->nbytes, nbytes};
+    if (data.nbytes() >= kMinPagedNbytes) {
+      info.offset = round_up(info.offset + data.begin, kPageNbytes) - data.begin;
+    }
+    files_[file]->nbytes = info.offset + nbytes;
     return info;
   };
 
@@ -198,7 +207,7 @@ void DcpWriter::lay_out() {
       const Box& box = std::get<Box>(tensor.pieces[p].region);
       const TorchSaveLayout layout = torch_zip::tensor_save_layout(tensor.meta.dtype, box.sizes);
       const std::uint32_t file = file_of_rank[tensor.pieces[p].rank];
-      places.push_back(place(file, layout.nbytes()));
+      places.push_back(place(file, layout.nbytes(), layout.storage_range(0)));
       Progress& piece = progress.emplace_back();
       piece.data_begin = places.back().offset + layout.storage_range(0).begin;
       if (box.numel() == 0) {
@@ -233,6 +242,7 @@ WritableFile& DcpWriter::open(RankFile& file) {
   if (file.file) return *file.file;
   auto out = fs_.create(join_path(staged_.staging_path(), file.name));
   out->resize(file.nbytes);
+  if (file.nbytes >= kMinUncachedFileNbytes) out->bypass_cache();
   if (file.rank == 0) {
     for (std::size_t v = 0; v < values_.size(); ++v) {
       const std::string bytes = torch_zip::torch_save_value(values_[v]);
