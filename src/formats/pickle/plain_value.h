@@ -13,14 +13,17 @@
 namespace tessera::formats::pickle {
 
 /// The globals that plain values are made of. [Note: Plain values]
-///     OrderedDict, defaultdict, Counter    Dict
-///     set, frozenset                       Set
-///     bytes, bytearray, _codecs.encode     Bytes
-///     torch.Size                           Tuple
-///     torch dtypes, layouts and devices    Symbol: `torch.float32`, `torch.strided`,
-///     `device:cuda:3` complex                              Symbol: `complex:1.5,-2.0` PosixPath
-///     str NumPy scalars                        bool, int or float TorchScript's typed containers
-///     the container
+///
+///     OrderedDict, defaultdict, Counter   Dict
+///     set, frozenset                      Set
+///     bytes, bytearray, _codecs.encode    Bytes
+///     torch.Size                          Tuple
+///     torch dtype, layout                 Symbol `torch.float32`, `torch.strided`
+///     torch.device                        Symbol `device:cuda:3`
+///     complex                             Symbol `complex:1.5,-2.0`
+///     PosixPath                           str
+///     NumPy scalars                       bool, int or float
+///     TorchScript's typed containers      what they contain
 enum class ValueGlobal : std::uint32_t {
   ordered_dict = 0x100,
   default_dict,
