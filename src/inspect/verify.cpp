@@ -13,6 +13,9 @@ namespace {
 
 using formats::Finding;
 
+// Thrown through a reader's checks, which make findings of Errors.
+struct Stopped {};
+
 std::uint64_t pieces_nbytes(const formats::CheckpointReader& reader) {
   std::uint64_t nbytes = 0;
   for (const auto& tensor : reader.contents().tensors) {
@@ -111,10 +114,14 @@ VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions
   };
   check_coverage_of_all(reader, sink);
   check_aliases(reader, sink);
-  reader.verify(sink, [&](std::uint64_t nbytes) {
-    if (options.scan.progress) options.scan.progress(nbytes);
+  try {
+    reader.verify(sink, [&](std::uint64_t nbytes) {
+      if (options.scan.progress) options.scan.progress(nbytes);
+      if (options.scan.stop.stop_requested()) throw Stopped();
+    });
+  } catch (const Stopped&) {
     detail::throw_if_stopped(options.scan);
-  });
+  }
   std::set<std::string, std::less<>> names_with_findings;
   for (const Finding& finding : report.findings) names_with_findings.insert(finding.where.fqn);
   check_values(reader, names_with_findings, sink);

@@ -328,7 +328,7 @@ class SafetensorsReader final : public CheckpointReader {
               .rule = "structure",
               .where = error.where(),
               .expected = "all bytes that the header lays out",
-              .found = error.what()});
+              .found = std::string(error.reason())});
       }
     }
   }

@@ -133,7 +133,7 @@ class TorchZipReader final : public CheckpointReader {
               .rule = "structure",
               .where = where,
               .expected = "a whole member '" + members[i].name + "'",
-              .found = error.what()});
+              .found = std::string(error.reason())});
       }
     }
     if (num_without_crc > 0) {
