@@ -84,6 +84,15 @@ KeyPath renamed_path(const KeyPath& path, const std::string& name, const std::st
   return {};
 }
 
+/// Says whether a tensor is what FSDP1 writes for a whole unit under LOCAL_STATE_DICT, by the names
+/// it gives such vectors (`_flat_param`; `flat_param_0` before torch 1.13). Nothing in the
+/// checkpoint says what lies in it.
+bool is_bare_flat_vector(std::string_view fqn) {
+  const std::size_t dot = fqn.rfind('.');
+  const std::string_view name = dot == std::string_view::npos ? fqn : fqn.substr(dot + 1);
+  return name == "_flat_param" || name.starts_with("flat_param_");
+}
+
 class Planner {
  public:
   Planner(const CheckpointContents& source, const std::string& source_path,
@@ -254,6 +263,12 @@ class Planner {
   void plan_tensor(const Selected& selected, WriterBalance& balance) {
     const TensorEntry& tensor = source_.tensors[selected.source_tensor];
     const StateRole& role = roles_[selected.source_tensor];
+    if (is_bare_flat_vector(tensor.meta.fqn)) {
+      problem("flat vector", selected.source_name,
+              "a layout that names its parameters (--flat-layout FILE)",
+              "a bare flat vector of FSDP1");
+      return;
+    }
     if (!has_sound_pieces(tensor)) return;
 
     TensorEntry entry;

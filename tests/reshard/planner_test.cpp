@@ -185,6 +185,15 @@ TEST(PlannerTest, OnlySelectsAndAnAliasWithoutItsTargetBecomesATensor) {
               HasSubstr("--only"));
 }
 
+TEST(PlannerTest, E2_BareFlatVectorsAreRefusedAsNothingSaysWhatLiesInThem) {
+  CheckpointContents contents;
+  contents.tensors = {tensor("model._flat_param", {64}),
+                      tensor("model.layers.0._flat_param", {32})};
+  const Plan plan = plan_reshard(contents, "src", {});
+  ASSERT_THAT(plan.problems, SizeIs(2));
+  EXPECT_THAT(plan.problems[0].expected, HasSubstr("--flat-layout"));
+}
+
 TEST(PlannerTest, SafetensorsTakesNoLayout) {
   EXPECT_THAT(error_of(adamw(), {.format = Format::safetensors, .world_size = 2}).what(),
               HasSubstr("whole tensors"));
