@@ -434,6 +434,18 @@ TEST(DcpTest, ValuesOfEveryKindComeBack) {
   }
 }
 
+TEST(DcpTest, ListAtTheRootBecomesADict) {
+  const TemporaryDirectory directory;
+  MemoryCheckpoint memory;
+  memory.add({"0.k", DType::uint8, {1}}, test::Bytes(1)).key_path = {std::int64_t{0}, "k"};
+  memory.add({"1.0", DType::uint8, {1}}, test::Bytes(1)).key_path = {std::int64_t{1},
+                                                                     std::int64_t{0}};
+  write(memory, directory / "list", 1);
+  const auto reader = open(directory / "list");
+  EXPECT_EQ(reader->contents().find_tensor("0.k")->key_path, (KeyPath{"0", "k"}));
+  EXPECT_EQ(reader->contents().find_tensor("1.0")->key_path, (KeyPath{"1", std::int64_t{0}}));
+}
+
 TEST(DcpTest, LargeTensorsBeginAtAPageOfTheirFile) {
   const TemporaryDirectory directory;
   MemoryCheckpoint memory;

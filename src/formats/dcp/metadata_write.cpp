@@ -129,16 +129,17 @@ void pickle_storage_data(Pickler& pickler, const CheckpointContents& contents,
   }
 }
 
-/// Pushes name and path: an entry of the mapping that gives nested dicts and lists back.
+/// Pushes name and path: an entry of the mapping that gives nested dicts and lists back. The root
+/// of a state dict is a dict in DCP, so positions in a list that was the root become its keys.
 void pickle_key_path(Pickler& pickler, const std::string& name, const KeyPath& path) {
   pickler.interned(name);
   pickler.mark();
   if (path.empty()) pickler.interned(name);
-  for (const auto& step : path) {
-    if (const auto* key = std::get_if<std::string>(&step)) {
-      pickler.interned(*key);
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    if (const auto* position = std::get_if<std::int64_t>(&path[i]); position && i > 0) {
+      pickler.integer(*position);
     } else {
-      pickler.integer(std::get<std::int64_t>(step));
+      pickler.interned(spell({path[i]}));
     }
   }
   pickler.tuple_from_mark();
