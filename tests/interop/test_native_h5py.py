@@ -1,0 +1,127 @@
+"""Native checkpoints through h5py: a second implementation reads every tensor out of index.h5."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+
+import h5py
+import hdf5plugin  # noqa: F401  the zstd filter
+import numpy as np
+import pytest
+import torch
+from ckpt_tools import FIXTURES, ROOT, expectation, reshard, run, tensors_by_name
+from safetensors.torch import save_file
+
+EXAMPLE = ROOT / "docs" / "examples" / "read_native_with_h5py.py"
+sys.path.insert(0, str(EXAMPLE.parent))
+from read_native_with_h5py import open_index, read_tensor  # noqa: E402
+
+SOURCES = ["dcp/valid/fsdp2_adamw", "dcp/valid/dtypes", "dcp/valid/degenerate", "dcp/valid/tied", "dcp/valid/fsdp2_tp",
+           "safetensors/valid/degenerate.safetensors", "torch_zip/valid/dtypes.pt"]  # fmt: skip
+LAYOUTS = {
+    "as it is": [],
+    "dim0": ["--world-size", 3, "--strategy", "dim0"],
+    "flat": ["--world-size", 3, "--strategy", "flat", "--units", "units.json"],
+    "zstd": ["--world-size", 2, "--strategy", "flat", "--units", "units.json", "--compress", "zstd"],
+}
+
+
+def write_units(path, tensors):
+    """One flat unit per dtype, of `tensors` as {name: (dtype, shape, ...)}."""
+    by_dtype = {}
+    for name, (dtype, shape, *_) in tensors.items():
+        by_dtype.setdefault(dtype, []).append({"fqn": name, "shape": shape})
+    units = [{"name": dtype, "dtype": dtype, "parameters": rows} for dtype, rows in by_dtype.items()]
+    path.write_text(json.dumps({"schema": 1, "units": units}))
+
+
+def options_for(layout, tensors, folder):
+    write_units(folder / "units.json", tensors)
+    return [folder / option if option == "units.json" else option for option in LAYOUTS[layout]]
+
+
+def link_name(name):
+    """The HDF5 link of a tensor, as docs/formats/native.md has it."""
+    plain = "".join(f"~{ord(c):02X}" if c in "/~" or ord(c) < 32 or ord(c) == 127 else c for c in name)
+    return {"": "~empty", ".": "~2E", "..": "~2E~2E"}.get(name, plain)
+
+
+def digest(array):
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_h5py_reads_every_whole_tensor(source, layout, tmp_path):
+    """E1, E14: all dtypes, 0-d and empty tensors, pieces of boxes and of flat ranges, tied weights."""
+    expected = tensors_by_name(expectation(FIXTURES / source))
+    options = options_for(layout, expected, tmp_path)
+    native = reshard(FIXTURES / source, tmp_path / "native", "--to", "native", *options)
+    with open_index(native) as index:
+        assert sorted(index) == sorted([link_name(name) for name in expected] + ["~tessera"])
+        for name, (dtype, shape, nbytes, sha256) in expected.items():
+            dataset = index[link_name(name)]
+            assert dataset.attrs["dtype"].decode() == dtype
+            assert list(dataset.shape) == shape, name
+            assert dataset.size * dataset.dtype.itemsize == nbytes
+            assert digest(dataset[()]) == sha256, name
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Tensors of several chunks, compressed over two ranks, and what torch held."""
+    torch.manual_seed(3)
+    state = {"w": torch.randn(700, 1001).bfloat16(), "v": torch.randn(300_001), "zeros": torch.zeros(512, 513)}
+    folder = tmp_path_factory.mktemp("large")
+    save_file(state, folder / "large.safetensors")
+    rows = {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in state.items()}
+    options = options_for("zstd", rows, folder)
+    return reshard(folder / "large.safetensors", folder / "native", "--to", "native", *options), state
+
+
+def test_h5py_reads_compressed_chunks(large):
+    """E1: shuffle and zstd (32015) as HDF5's own filters undo them."""
+    native, state = large
+    with h5py.File(native / "rank-00001.h5") as file:
+        filters = {name: piece._filters for name, piece in file.items() if name != "~tessera"}
+        assert any("32015" in f and "shuffle" in f for f in filters.values()), filters
+    with open_index(native) as index:
+        for name, tensor in state.items():
+            assert digest(index[name][()]) == digest(tensor.view(torch.uint8).numpy())
+
+
+def test_the_example_reads_bfloat16_exactly(large):
+    """E1: the snippet in docs/formats/native.md, as it stands."""
+    native, state = large
+    with open_index(native) as index:
+        assert np.array_equal(read_tensor(index, "w"), state["w"].float().numpy())
+        assert np.array_equal(read_tensor(index, "v"), state["v"].numpy())
+    process = subprocess.run([sys.executable, EXAMPLE, native], capture_output=True, text=True, check=True)
+    assert [line.split()[:2] for line in process.stdout.splitlines()] == [
+        ["v", "float32"], ["w", "bfloat16"], ["zeros", "float32"]]  # fmt: skip
+    assert EXAMPLE.read_text().strip() in (ROOT / "docs" / "formats" / "native.md").read_text()
+
+
+def test_a_missing_rank_file_shows_as_nan_and_is_refused(large, tmp_path):
+    """E7: what HDF5 fills in silently cannot be taken for data; Tessera refuses it."""
+    native = tmp_path / "native"
+    shutil.copytree(large[0], native)
+    (native / "rank-00001.h5").unlink()
+    with open_index(native) as index:
+        v = index["v"][()]
+        assert np.isnan(v).any() and not np.isnan(v).all()
+        assert (index["w"][()] == 0x7FC0).any()
+    process = run("ckpt-inspect", "ls", native, "--json", "--sha256")
+    assert process.returncode == 3
+    assert "rank-00001.h5" in process.stderr
+
+
+def test_values_are_there_as_json(tmp_path):
+    """E1: values for people and programs, beside the binary index."""
+    source = FIXTURES / "dcp" / "valid" / "values"
+    native = reshard(source, tmp_path / "native", "--to", "native")
+    with open_index(native) as index:
+        values = json.loads(index["~tessera/values"][()])
+    assert json.dumps(values, sort_keys=True) == json.dumps(expectation(source)["values"], sort_keys=True)
