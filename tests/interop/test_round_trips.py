@@ -55,7 +55,7 @@ def test_equal_state_gives_equal_bytes(target, tmp_path):
 def test_compression_changes_nothing_but_the_bytes(tmp_path):
     """E1: a compressed and a plain checkpoint are the same to `diff`."""
     plain = reshard(DCP / "torchrec", tmp_path / "plain", "--to", "native", "--compress", "none")
-    packed = reshard(plain, tmp_path / "packed", "--to", "native", "--compress", "zstd:3", "--world-size", 5)
+    packed = reshard(plain, tmp_path / "packed", "--to", "native", "--compress", "zstd:3")
     succeed("ckpt-inspect", "diff", plain, packed)
     succeed("ckpt-inspect", "diff", DCP / "torchrec", packed)
 

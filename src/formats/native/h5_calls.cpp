@@ -50,6 +50,7 @@ herr_t keep_description(unsigned /*depth*/, const H5E_error2_t* error, void* out
 template <class Result>
 Result checked(Result result, const std::string& path, const char* call) {
   if (result < 0) throw_library_error(path, call);
+  Channel::rethrow_pending_error();  // of a write that the library failed and kept to itself
   return result;
 }
 
@@ -273,7 +274,6 @@ std::string virtual_source_name(const std::string& name) {
 }  // namespace
 
 LibraryScope::LibraryScope() : lock_(library_mutex()) {
-  Channel::forget_pending_error();
   H5Eget_auto2(H5E_DEFAULT, &report_, &report_data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
@@ -326,6 +326,7 @@ File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_blo
   const Handle creation = make_property_list(H5P_FILE_CREATE, path);
   checked(H5Pset_userblock(creation.id(), user_block_nbytes), path, "H5Pset_userblock");
   checked(H5Pset_obj_track_times(creation.id(), false), path, "H5Pset_obj_track_times");
+  Channel::forget_pending_error();  // of a file that was given up
   file.handle = {checked(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.id(), access.id()), path,
                          "H5Fcreate"),
                  H5Fclose};
