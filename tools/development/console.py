@@ -25,12 +25,9 @@ def heading(text: str) -> None:
     say(f"\033[1m==> {text}\033[0m" if on_terminal() else f"==> {text}")
 
 
-def shown(command: list[str], root: Path | None = None) -> str:
-    """Returns a command as a person would type it, with paths relative to `root` where possible."""
-    words = [str(word) for word in command]
-    if root:
-        words = [os.path.relpath(word, root) if word.startswith(f"{root}/") else word for word in words]
-    return shlex.join(words)
+def shown(command: list[str]) -> str:
+    """Returns a command as a person would type it."""
+    return shlex.join(str(word) for word in command)
 
 
 def run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from build import build
 from console import Stop, heading, on_terminal, run, say, shown, table
 from debian_packages import install_packages
-from places import ROOT
+from places import ROOT, relative_to_root
 from python_environment import python_environment
 
 SCRIPTS = ROOT / "docs" / "examples" / "demo"
@@ -32,8 +32,12 @@ def bytes_under(path: Path) -> int:
 
 
 def show_and_run(command: list[str], python: Path) -> float:
-    """Prints a command, runs it with the environment's programs in reach, and returns its seconds."""
-    prompt = f"$ {shown(command, ROOT)}"
+    """Prints a command, runs it with the environment's programs in reach, and returns its seconds.
+
+    Paths below the root are made relative, so that the command printed is the command run.
+    """
+    command = [relative_to_root(word) for word in command]
+    prompt = f"$ {shown(command)}"
     say(f"\033[1m{prompt}\033[0m" if on_terminal() else prompt)
     environment = os.environ | {
         "PATH": os.pathsep.join([str(ROOT / "build/bin"), str(python / "bin"), os.environ.get("PATH", "")]),

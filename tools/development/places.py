@@ -12,6 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
 
+def relative_to_root(word: str | Path) -> str:
+    """Returns a path below the root as it is typed there, and any other word as it is."""
+    return os.path.relpath(word, ROOT) if str(word).startswith(f"{ROOT}/") else str(word)
+
+
 def cache_directory() -> Path:
     """Returns the folder for what is too large to build twice; it may be deleted at any time."""
     chosen = os.environ.get("TESSERA_CACHE")
