@@ -9,6 +9,7 @@
 
 #include "support/copy_checkpoint.h"
 #include "support/fixtures.h"
+#include "tessera/formats/dcp.h"
 #include "tessera/formats/native.h"
 #include "tessera/formats/safetensors.h"
 #include "tessera/formats/torch_zip.h"
@@ -61,7 +62,14 @@ std::vector<FormatUnderTest> formats_that_write() {
   return {native("native", {}),
           native("native_zstd", {.compression = formats::NativeWriteOptions::Compression::zstd}),
           safetensors("safetensors_file", "model.safetensors", {}),
-          safetensors("safetensors_shards", "checkpoint", {.max_shard_nbytes = 64})};
+          safetensors("safetensors_shards", "checkpoint", {.max_shard_nbytes = 64}),
+          {.name = "dcp",
+           .destination = "checkpoint",
+           .open = formats::open_dcp,
+           .create = formats::create_dcp,
+           .pieces = FormatUnderTest::Pieces::boxes,
+           .aliases = FormatUnderTest::Extras::lost,
+           .state_kinds = FormatUnderTest::Extras::lost}};
 }
 
 std::vector<FormatUnderTest> formats_that_read() {
