@@ -4,7 +4,7 @@ import itertools
 import json
 
 import pytest
-from ckpt_tools import FIXTURES, FORMATS, assert_same_state, expectation, files_of, listing, reshard, succeed
+from ckpt_tools import FIXTURES, FORMATS, assert_same_state, expectation, files_of, listing, reshard, run, succeed
 
 DCP, TORCH = FIXTURES / "dcp" / "valid", FIXTURES / "torch_zip" / "valid"
 SOURCES = [DCP / "fsdp2_adamw", DCP / "fsdp2_tp", DCP / "tied", DCP / "nested", TORCH / "training_state.pt", TORCH / "shared.pt"]
@@ -58,6 +58,18 @@ def test_compression_changes_nothing_but_the_bytes(tmp_path):
     packed = reshard(plain, tmp_path / "packed", "--to", "native", "--compress", "zstd:3")
     succeed("ckpt-inspect", "diff", plain, packed)
     succeed("ckpt-inspect", "diff", DCP / "torchrec", packed)
+
+
+def test_state_per_column_shard_is_merged_only_by_leave(tmp_path):
+    """E7, E10: torchrec's accumulator per column shard is not cut anew unless --allow-lossy is given."""
+    options = ["--to", "native", "--world-size", 3]
+    refused = run("ckpt-reshard", DCP / "torchrec", tmp_path / "moved", *options)
+    assert refused.returncode == 3
+    assert "--allow-lossy" in refused.stderr and "t_cw.momentum1" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+    moved = reshard(DCP / "torchrec", tmp_path / "moved", *options, "--allow-lossy")
+    shapes = {t["name"]: t["shape"] for t in listing(moved)["tensors"]}
+    assert shapes["optim.state.ebc.embedding_bags.t_cw.weight.t_cw.momentum1"] == [13]
 
 
 def test_index_is_rebuilt_from_the_rank_files(tmp_path):
