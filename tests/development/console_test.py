@@ -6,6 +6,7 @@ from pathlib import Path
 
 import modules  # noqa: F401
 import console
+import places
 
 
 class ConsoleTest(unittest.TestCase):
@@ -15,8 +16,8 @@ class ConsoleTest(unittest.TestCase):
                          ["step  bytes", "----  -----", "save     12", "load   3456"])
 
     def test_commands_are_shown_as_typed_from_the_root(self):
-        root = Path("/somewhere/tree")
-        self.assertEqual(console.shown(["cat", root / "a b", "*"], root), "cat 'a b' '*'")
+        command = [places.relative_to_root(word) for word in ["cat", places.ROOT / "a b", "*", Path("/elsewhere")]]
+        self.assertEqual(console.shown(command), "cat 'a b' '*' /elsewhere")
 
     def test_quiet_run_keeps_output_in_the_log_and_returns_the_exit_code(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from console import Stop, heading, run, say, shown
-from places import ROOT, locked
+from places import ROOT, locked, relative_to_root
 
 BUILD_DIRECTORIES = {"dev": ROOT / "build"}  # the other presets build in build/<preset>
 
@@ -20,7 +20,7 @@ def build_environment() -> dict[str, str]:
 
 
 def announce_and_run(command: list[str]) -> int:
-    say(f"$ {shown(command, ROOT)}")
+    say(f"$ {shown([relative_to_root(word) for word in command])}")
     return run(command, cwd=ROOT, environment=build_environment())
 
 

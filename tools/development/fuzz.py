@@ -7,7 +7,7 @@ import sys
 from build import build
 from console import Stop, heading, run, run_quietly, say, shown, tail
 from debian_packages import install_packages
-from places import ROOT
+from places import ROOT, relative_to_root
 from tests import SANITIZER_OPTIONS
 
 
@@ -35,7 +35,7 @@ def fuzz(*, seconds: int, only: str | None) -> int:
         command = [target, f"-max_total_time={seconds}", "-rss_limit_mb=2048", "-timeout=10", "-verbosity=1",
                    f"-artifact_prefix={findings}/", corpus, seeds / name]
         heading(f"{target.name} for {seconds} s")
-        say(f"$ {shown(command, ROOT)}")
+        say(f"$ {shown([relative_to_root(word) for word in command])}")
         log = directory / f"{target.name}.log"
         log.unlink(missing_ok=True)
         if run_quietly(command, log, environment=os.environ | SANITIZER_OPTIONS) != 0:

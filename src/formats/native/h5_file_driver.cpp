@@ -23,19 +23,8 @@ struct DriverInfo {
   const std::shared_ptr<Channel>* channel;
 };
 
-// An exception cannot pass through the library: it waits here for the call to fail.
+// An exception cannot pass through the library: it waits here for the call to return.
 thread_local std::exception_ptr pending_error;
-
-template <class Action>
-herr_t guarded(Action&& action) noexcept {
-  try {
-    action();
-    return kSuccess;
-  } catch (...) {
-    pending_error = std::current_exception();
-    return kFailure;
-  }
-}
 
 }  // namespace
 
@@ -48,6 +37,20 @@ struct DriverFile {
   static DriverFile& from(H5FD_t* file) { return *reinterpret_cast<DriverFile*>(file); }
   static const DriverFile& from(const H5FD_t* file) {
     return *reinterpret_cast<const DriverFile*>(file);
+  }
+
+  /// Does what the library asks for. It never hears of a failure to write: it would give up the
+  /// file half closed, and touch what it freed when the process ends. The caller hears of it.
+  template <class Action>
+  herr_t attempt(herr_t on_error, Action&& action) noexcept {
+    try {
+      action();
+      return kSuccess;
+    } catch (...) {
+      pending_error = std::current_exception();
+      channel->abandon();
+      return on_error;
+    }
   }
 
   static H5FD_t* open(const char* /*name*/, unsigned flags, hid_t access_list, haddr_t /*max*/) {
@@ -84,18 +87,21 @@ struct DriverFile {
   }
   static herr_t read(H5FD_t* file, H5FD_mem_t /*type*/, hid_t /*transfer_list*/, haddr_t address,
                      std::size_t nbytes, void* out) {
-    return guarded([&] {
-      from(file).channel->read(address, {static_cast<std::byte*>(out), nbytes});
+    DriverFile& self = from(file);
+    return self.attempt(kFailure, [&] {
+      self.channel->read(address, {static_cast<std::byte*>(out), nbytes});
     });
   }
   static herr_t write(H5FD_t* file, H5FD_mem_t type, hid_t /*transfer_list*/, haddr_t address,
                       std::size_t nbytes, const void* bytes) {
-    return guarded([&] {
-      from(file).channel->write(type, address, {static_cast<const std::byte*>(bytes), nbytes});
+    DriverFile& self = from(file);
+    return self.attempt(kSuccess, [&] {
+      self.channel->write(type, address, {static_cast<const std::byte*>(bytes), nbytes});
     });
   }
   static herr_t truncate(H5FD_t* file, hid_t /*transfer_list*/, hbool_t /*closing*/) {
-    return guarded([&] { from(file).channel->resize(from(file).allocated_end); });
+    DriverFile& self = from(file);
+    return self.attempt(kSuccess, [&] { self.channel->resize(self.allocated_end); });
   }
 };
 
