@@ -77,9 +77,25 @@ int count_option(const std::string& name, int number) {
   return number;
 }
 
+Format format_for_destination(const std::string& path) {
+  return path.ends_with(".safetensors") ? Format::safetensors : Format::native;
+}
+
+/// Refuses options that the format of the destination has no use for.
+void check_format_options(const ReshardOptions& options) {
+  const std::string found = "--to " + std::string(format_name(*options.format));
+  if (parse_compression(options.compress).compression != NativeWriteOptions::Compression::none &&
+      options.format != Format::native) {
+    refuse_option("--compress", "--to native", found);
+  }
+  if (options.max_shard_nbytes != 0 && options.format != Format::safetensors) {
+    refuse_option("--max-shard-size", "--to safetensors", found);
+  }
+}
+
 PlanOptions plan_options(const ReshardOptions& options) {
   PlanOptions plan;
-  plan.format = options.format;
+  plan.format = *options.format;
   plan.world_size = count_option("--world-size", options.world_size);
   plan.strategy = options.strategy;
   plan.only = NameSelection(options.only);
@@ -108,7 +124,7 @@ std::unique_ptr<CheckpointWriter> create_writer(const ReshardOptions& options, c
                                                 std::vector<Value> values) {
   FileSystem& fs = FileSystem::posix();
   const OverwritePolicy overwrite = overwrite_policy(options);
-  switch (options.format) {
+  switch (*options.format) {
     case Format::native:
       return formats::create_native(fs, options.destination, plan.destination, std::move(values),
                                     overwrite, parse_compression(options.compress));
@@ -151,7 +167,7 @@ std::string contents_line(const ReshardOptions& options, const Plan& plan) {
   if (!contents.values.empty()) line += ", " + counted(contents.values.size(), "value");
   if (!contents.aliases.empty())
     line += ", " + counted(contents.aliases.size(), "alias", "aliases");
-  line += ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(format_name(options.format));
+  line += ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(format_name(*options.format));
   if (options.format != Format::safetensors) {
     line += " for " + counted(static_cast<std::uint64_t>(contents.world_size), "rank");
   }
@@ -162,7 +178,7 @@ void print_json(const ReshardOptions& options, const Plan& plan, const Checkpoin
                 Terminal& terminal) {
   JsonOutput json(terminal, kJsonSchema);
   json.member("source_format", format_name(reader.format()));
-  json.member("format", format_name(options.format));
+  json.member("format", format_name(*options.format));
   json.member("world_size", plan.destination.world_size);
   json.member("num_tensors", std::uint64_t{plan.destination.tensors.size()});
   json.member("num_values", std::uint64_t{plan.destination.values.size()});
@@ -243,7 +259,7 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
       .choice(
           "--to", {"native", "safetensors", "dcp"},
           [&](const std::string& name) { options.format = *formats::parse_format(name); },
-          "Format of DST (default: native)")
+          "Format of DST (default: safetensors where DST ends so, else native)")
       .option("--world-size", "N", options.world_size, "Ranks to write for")
       .option("--strategy", "NAME", options.strategy,
               "replicated, flat (FSDP1), dim0 (FSDP2), hybrid:AxB, hybrid-flat:AxB")
@@ -271,11 +287,13 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
       .flag("--quiet", options.quiet, "Print nothing but errors")
       .flag("--json", options.json, "Print the summary as JSON")
       .example("step-1000 step-1000.8 --world-size 8", "For eight ranks, cut by rows as FSDP2 does")
-      .example("step-1000 model.safetensors --to safetensors --only 'model.*'", "The model alone")
+      .example("step-1000 model.safetensors --only 'model.*'", "The model alone")
       .example("step-1000 dcp --to dcp --world-size 2", "For PyTorch's distributed checkpoint");
 }
 
-ExitCode run_reshard(const ReshardOptions& options, Terminal& terminal) {
+ExitCode run_reshard(ReshardOptions options, Terminal& terminal) {
+  if (!options.format) options.format = format_for_destination(options.destination);
+  check_format_options(options);
   FileSystem& fs = FileSystem::posix();
   if (!options.dry_run && !options.overwrite && fs.kind_of(options.destination)) {
     throw Error(ErrorKind::already_exists, {.path = options.destination},

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@ struct ReshardOptions {
 
   std::string source;
   std::string destination;
-  formats::Format format = formats::Format::native;
+  std::optional<formats::Format> format;  // none: as the destination's name suggests
   int world_size = kNotGiven;
   std::string strategy;
   std::string table_plan_path;
@@ -40,6 +41,6 @@ struct ReshardOptions {
 void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& terminal);
 
 /// Plans, moves and commits; or only plans.
-ExitCode run_reshard(const ReshardOptions& options, Terminal& terminal);
+ExitCode run_reshard(ReshardOptions options, Terminal& terminal);
 
 }  // namespace tessera::cli

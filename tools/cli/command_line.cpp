@@ -229,11 +229,11 @@ const Command& CommandLine::command_for(std::vector<std::string>& arguments) con
     if (commands_.size() > 1 && is_bare_word(word) && !FileSystem::posix().kind_of(word)) {
       std::vector<std::string_view> names;
       for (const auto& command : commands_) names.push_back(command->name());
-      std::string what = "'" + word + "' is neither a command nor a path";
       if (const auto closest = closest_word(word, names)) {
-        what += " (did you mean '" + std::string(*closest) + "'?)";
+        throw UsageError("'" + word + "' is neither a command nor a path (did you mean '" +
+                             std::string(*closest) + "'?)",
+                         tool_ + " --help");
       }
-      throw UsageError(what, tool_ + " --help");
     }
   }
   const Command* command = find(default_command_);
