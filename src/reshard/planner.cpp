@@ -269,7 +269,7 @@ class Planner {
               "a bare flat vector of FSDP1");
       return;
     }
-    if (!has_sound_pieces(tensor)) return;
+    if (!has_sound_pieces(tensor) || !has_shape_of_kind(tensor, role)) return;
 
     TensorEntry entry;
     entry.meta = {selected.name, tensor.meta.dtype, tensor.meta.shape};
@@ -312,6 +312,32 @@ class Planner {
     return is_sound;
   }
 
+  /// Checks that state has a shape that can follow its parameter: a file may say what it likes.
+  bool has_shape_of_kind(const TensorEntry& tensor, const StateRole& role) {
+    if (!role.parameter_index) return true;
+    const TensorEntry& parameter = source_.tensors[*role.parameter_index];
+    const Shape& shape = parameter.meta.shape;
+    const Shape& found = tensor.meta.shape;
+    switch (role.kind) {
+      case StateKind::pointwise:
+        if (found == shape) return true;
+        break;
+      case StateKind::row_wise:
+        if (!shape.empty() && !found.empty() && found[0] == shape[0]) return true;
+        break;
+      case StateKind::row_wise_per_shard:
+        if (shape.size() == 2 && found.size() == 1) return true;
+        break;
+      default:
+        return true;
+    }
+    problem("kind of state", tensor.meta.fqn,
+            "a shape that is " + std::string(state_kind_name(role.kind)) + " for " +
+                parameter.meta.fqn + " " + shape_to_string(shape),
+            shape_to_string(found));
+    return false;
+  }
+
   bool cast(TensorEntry& entry) {
     const bool is_cast_kind = entry.kind == StateKind::plain ||
                               entry.kind == StateKind::pointwise ||
@@ -341,6 +367,14 @@ class Planner {
       new_regions.push_back(shard.region);
     }
     const auto widths = column_widths(source_regions, table.meta.shape);
+    const Shape blocks = {table.meta.shape[0] * static_cast<std::int64_t>(widths.size())};
+    if (tensor.meta.shape != blocks) {
+      problem("row-wise state per column shard", tensor.meta.fqn,
+              "shape " + shape_to_string(blocks) + ", rows of " + table.meta.fqn +
+                  " times its column shards",
+              shape_to_string(tensor.meta.shape));
+      return false;
+    }
     // The block order is that of the columns, so equal widths mean the same shards.
     if (widths == column_widths(new_regions, table.meta.shape)) return true;
     if (options_.lossy == Relaxation::refuse) {

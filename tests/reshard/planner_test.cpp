@@ -254,6 +254,22 @@ TEST(PlannerTest, D9_MergingStatePerColumnShardNeedsAllowLossy) {
   EXPECT_THAT(merged.copies[1].merged_widths, ElementsAre(4, 4));
 }
 
+TEST(PlannerTest, E3_StateWhoseShapeContradictsItsTagIsAProblem) {
+  for (const StateKind kind :
+       {StateKind::pointwise, StateKind::row_wise, StateKind::row_wise_per_shard}) {
+    for (const Shape& shape : {Shape{}, Shape{5}, Shape{7, 8}, Shape{5, 2, 1}}) {
+      CheckpointContents contents = tables();
+      contents.tensors[1] = tensor(contents.tensors[1].meta.fqn, shape, {{whole_box(shape), 0}});
+      contents.tensors[1].kind = kind;
+      contents.tensors[1].parameter = contents.tensors[0].meta.fqn;
+      const Plan plan =
+          plan_reshard(contents, "src", {.world_size = 3, .lossy = Relaxation::allow});
+      ASSERT_THAT(plan.problems, SizeIs(1)) << state_kind_name(kind) << shape.size();
+      EXPECT_EQ(plan.problems[0].where.fqn, contents.tensors[1].meta.fqn);
+    }
+  }
+}
+
 TEST(PlannerTest, TableThatThePlanNamesAndTheSourceLacksIsAProblem) {
   TablePlan plan = plan_of(R"({"sharding":"row_wise","ranks":[0,1]})");
   plan.tables["t9"] = plan.tables["t0"];

@@ -132,6 +132,7 @@ class DcpWriter final : public CheckpointWriter {
     std::vector<std::size_t> empty_tensors;
     std::mutex mutex;  // guards the members below, and Progress of the pieces in this file
     std::unique_ptr<WritableFile> file;
+    bool is_begun = false;  // its size, values and empty tensors are written
     bool is_finished = false;
   };
 
@@ -239,19 +240,22 @@ std::int64_t DcpWriter::block_numel(PieceId piece) const {
 /// Creates the file with its values and empty tensors. Requires: `file.mutex` held.
 WritableFile& DcpWriter::open(RankFile& file) {
   TESSERA_CHECK(!file.is_finished);
-  if (file.file) return *file.file;
-  auto out = fs_.create(join_path(staged_.staging_path(), file.name));
-  out->resize(file.nbytes);
-  if (file.nbytes >= kMinUncachedFileNbytes) out->bypass_cache();
+  if (file.is_begun) return *file.file;
+  // A step that failed is tried again by the next thread, so that it does not tell of a failure
+  // that only follows from the first.
+  if (!file.file) file.file = fs_.create(join_path(staged_.staging_path(), file.name));
+  WritableFile& out = *file.file;
+  out.resize(file.nbytes);
+  if (file.nbytes >= kMinUncachedFileNbytes) out.bypass_cache();
   if (file.rank == 0) {
     for (std::size_t v = 0; v < values_.size(); ++v) {
       const std::string bytes = torch_zip::torch_save_value(values_[v]);
-      out->write_at(storage_.values[v].offset, std::as_bytes(std::span(bytes)));
+      out.write_at(storage_.values[v].offset, std::as_bytes(std::span(bytes)));
     }
   }
-  for (const std::size_t tensor : file.empty_tensors) write_headers(*out, {tensor, 0}, 0);
-  file.file = std::move(out);
-  return *file.file;
+  for (const std::size_t tensor : file.empty_tensors) write_headers(out, {tensor, 0}, 0);
+  file.is_begun = true;
+  return out;
 }
 
 void DcpWriter::write_headers(WritableFile& out, PieceId piece, std::uint32_t crc) {

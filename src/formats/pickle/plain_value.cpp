@@ -163,6 +163,7 @@ class Walk {
     const Step step(budget_, object);
     std::vector<Value> values;
     const std::size_t num_items = object.num_items("items");
+    values.reserve(num_items);
     for (std::size_t i = 0; i < num_items; ++i) values.push_back(value(object.item(i)));
     return values;
   }

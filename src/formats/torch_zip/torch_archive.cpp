@@ -37,7 +37,10 @@ const pickle::AllowList& torchscript_globals() {
 class Flattener {
  public:
   Flattener(const pickle::ObjectGraph& graph, TensorParser& parser)
-      : budget_(graph), parser_(parser) {}
+      : budget_(graph),
+        parser_(parser),
+        opened_(graph.num_objects(), Known::no_idea),
+        with_tensor_(graph.num_objects(), Known::no_idea) {}
 
   std::vector<Leaf> flatten(Object root) {
     visit(root);
@@ -133,6 +136,8 @@ class Flattener {
     return value_to_string(value);
   }
 
+  enum class Known : std::uint8_t { no_idea, no, yes };
+
   bool list_is_opened(Object list) {
     return remember(opened_, list, [&](Object item) {
       if (parser_.is_tensor(item) || is_mapping(item)) return true;
@@ -154,8 +159,9 @@ class Flattener {
   /// Says whether any item of a container (value of a dict) is one that `wanted` looks for. Each
   /// container is looked through once, however often the graph shares it.
   template <class Wanted>
-  bool remember(std::map<std::uint32_t, bool>& known, Object container, const Wanted& wanted) {
-    if (const auto found = known.find(container.id()); found != known.end()) return found->second;
+  bool remember(std::vector<Known>& known, Object container, const Wanted& wanted) {
+    Known& answer = known[container.id()];
+    if (answer != Known::no_idea) return answer == Known::yes;
     const WalkBudget::Step step(budget_, container);
     const bool is_dict = container.is(ObjectKind::dict) || container.is(ObjectKind::call);
     const std::size_t size =
@@ -164,7 +170,7 @@ class Flattener {
     for (std::size_t i = 0; i < size && !any; ++i) {
       any = wanted(without_types(is_dict ? container.entry_value(i) : container.item(i)));
     }
-    known.emplace(container.id(), any);
+    answer = any ? Known::yes : Known::no;
     return any;
   }
 
@@ -172,8 +178,8 @@ class Flattener {
   TensorParser& parser_;
   KeyPath path_;
   std::vector<Leaf> leaves_;
-  std::map<std::uint32_t, bool> opened_;       // by id
-  std::map<std::uint32_t, bool> with_tensor_;  // by id
+  std::vector<Known> opened_;       // by id
+  std::vector<Known> with_tensor_;  // by id
 };
 
 /// Flips the sign bits that torch would flip. Requires: a floating-point or complex dtype.
