@@ -89,9 +89,9 @@ void print_tensors(const CheckpointReader& reader, const std::vector<Row>& rows,
     return contents.tensors[row.tensor].pieces.size() == 1;
   });
   using enum Table::Align;
-  Table table({left, left, left, left, right, right, left});
+  Table table({left, left, left, left, right, right, right, left});
   table.let_shrink(1);
-  table.let_alternate(4, 5);
+  table.let_alternate({4, 5}, 6);
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const formats::TensorEntry& tensor = contents.tensors[rows[r].tensor];
     std::vector<Table::Cell> cells;
@@ -103,7 +103,8 @@ void print_tensors(const CheckpointReader& reader, const std::vector<Row>& rows,
       cells.push_back(
           {"= " + printable(tensor.meta.fqn), Style::faint, Table::Cell::Extent::rest_of_line});
     } else {
-      cells.push_back({exact_size(tensor.meta.nbytes())});
+      cells.push_back({counted(tensor.meta.nbytes(), "byte")});
+      cells.push_back({rounded_size(tensor.meta.nbytes())});
       cells.push_back({iec_size(tensor.meta.nbytes())});
       cells.push_back({are_all_whole ? "" : counted(tensor.pieces.size(), "piece"), Style::faint});
     }

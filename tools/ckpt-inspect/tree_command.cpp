@@ -22,7 +22,7 @@ class TreePrinter {
   TreePrinter(const CheckpointReader& reader, const TreeOptions& options)
       : reader_(reader), options_(options) {
     table_.let_shrink(0);
-    table_.let_alternate(3, 4);
+    table_.let_alternate({3, 4}, 5);
   }
 
   void add(const TreeNode& node, int depth, std::int64_t num_ancestor_repeats = 1) {
@@ -40,7 +40,8 @@ class TreePrinter {
         table_.add_row({{label},
                         {repeats + std::string(dtype_name(meta.dtype))},
                         {shape_to_string(meta.shape)},
-                        {exact_size(node.totals.nbytes)},
+                        {counted(node.totals.nbytes, "byte")},
+                        {rounded_size(node.totals.nbytes)},
                         {iec_size(node.totals.nbytes)}});
         break;
       }
@@ -72,7 +73,8 @@ class TreePrinter {
       cells.push_back({repeats + counted(static_cast<std::uint64_t>(each.num_tensors), "tensor"),
                        Style::faint});
       cells.push_back({});
-      cells.push_back({exact_size(node.totals.nbytes), Style::faint});
+      cells.push_back({counted(node.totals.nbytes, "byte"), Style::faint});
+      cells.push_back({rounded_size(node.totals.nbytes), Style::faint});
       cells.push_back({iec_size(node.totals.nbytes), Style::faint});
     }
     table_.add_row(std::move(cells));
@@ -98,7 +100,7 @@ class TreePrinter {
   const CheckpointReader& reader_;
   const TreeOptions& options_;
   Table table_{{Table::Align::left, Table::Align::left, Table::Align::left, Table::Align::right,
-                Table::Align::right}};
+                Table::Align::right, Table::Align::right}};
 };
 
 void print_json(const CheckpointReader& reader, const TreeNode& node, int levels_left,

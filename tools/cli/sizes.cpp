@@ -67,9 +67,13 @@ std::string iec_size(std::uint64_t nbytes) {
   return text;
 }
 
+std::string rounded_size(std::uint64_t nbytes) {
+  return nbytes < 1024 ? "" : "(" + iec_size(nbytes) + ")";
+}
+
 std::string exact_size(std::uint64_t nbytes) {
   std::string text = counted(nbytes, "byte");
-  if (nbytes >= 1024) text += " (" + iec_size(nbytes) + ")";
+  if (const std::string rounded = rounded_size(nbytes); !rounded.empty()) text += " " + rounded;
   return text;
 }
 

@@ -15,6 +15,9 @@ std::optional<std::uint64_t> parse_size(std::string_view text);
 /// Returns `4.0 MiB`; below 1024, `512 bytes`.
 std::string iec_size(std::uint64_t nbytes);
 
+/// Returns what `exact_size` puts behind the bytes: `(4.0 MiB)`; below 1024, nothing.
+std::string rounded_size(std::uint64_t nbytes);
+
 /// Returns `4194304 bytes (4.0 MiB)`; below 1024, `512 bytes`.
 std::string exact_size(std::uint64_t nbytes);
 

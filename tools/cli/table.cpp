@@ -35,7 +35,7 @@ void Table::print(Terminal& terminal) const {
     const auto available = static_cast<std::size_t>(terminal.width());
     for (const Alternates& pair : alternates_) {
       if (total_width(widths, is_shown) <= available) break;
-      is_shown[pair.wide] = false;
+      for (const std::size_t column : pair.wide) is_shown[column] = false;
       is_shown[pair.narrow] = true;
     }
     const std::size_t total = total_width(widths, is_shown);

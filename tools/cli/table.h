@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/terminal.h"
@@ -25,9 +26,9 @@ class Table {
 
   /// Names the column that gives way where the terminal is too narrow.
   void let_shrink(std::size_t column) { shrinking_ = column; }
-  /// Says that two columns tell the same: `wide` is shown where there is room, else `narrow`.
-  void let_alternate(std::size_t wide, std::size_t narrow) {
-    alternates_.push_back({wide, narrow});
+  /// Says that columns tell the same: those in `wide` are shown where there is room, else `narrow`.
+  void let_alternate(std::vector<std::size_t> wide, std::size_t narrow) {
+    alternates_.push_back({std::move(wide), narrow});
   }
   /// Adds a row, which may have fewer cells than there are columns.
   void add_row(std::vector<Cell> cells) { rows_.push_back(std::move(cells)); }
@@ -37,7 +38,7 @@ class Table {
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   struct Alternates {
-    std::size_t wide;
+    std::vector<std::size_t> wide;
     std::size_t narrow;
   };
 

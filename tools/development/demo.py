@@ -98,7 +98,7 @@ def demo(*, torch_version: str | None) -> int:
     finished("PyTorch saves, 4 ranks", saved, seconds)
 
     heading("What is in the checkpoint, which rank holds what, and is it whole?")
-    show_and_run(["ckpt-inspect", "tree", str(saved)], python)
+    show_and_run(["ckpt-inspect", "tree", str(saved), "--depth", "3"], python)
     show_and_run(["ckpt-inspect", "layout", str(saved), "model.*"], python)
     show_and_run(["ckpt-inspect", "verify", str(saved)], python)
 
