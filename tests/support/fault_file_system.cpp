@@ -15,6 +15,7 @@ class FaultFileSystem::FaultReadableFile final : public ReadableFile {
   void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
     fs_.count_read(path());
     base_->read_at(offset, out);
+    fs_.num_bytes_read_ += out.size();
   }
 
  private:
@@ -36,9 +37,7 @@ class FaultFileSystem::FaultWritableFile final : public WritableFile {
     fs_.count_change(path(), "resize " + fs_.shown(path()) + " " + std::to_string(nbytes));
     base_->resize(nbytes);
   }
-  void sync() override {
-    fs_.count_change(path(), "sync " + fs_.shown(path()));
-  }
+  void sync() override { fs_.count_change(path(), "sync " + fs_.shown(path())); }
   void close() override {
     const std::unique_ptr<WritableFile> closing = std::move(base_);
     const std::string path = closing->path();

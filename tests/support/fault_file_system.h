@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <mutex>
@@ -26,6 +27,7 @@ class FaultFileSystem final : public FileSystem {
 
   std::int64_t num_operations() const;
   bool has_failed() const;
+  std::uint64_t num_bytes_read() const { return num_bytes_read_; }  // since it was made
 
   /// Returns what changed the disk, one line per operation in order, with failures marked:
   /// `create a.partial`, `write a.partial [0, 8)`, `sync a.partial`, `rename a.partial a`.
@@ -59,6 +61,7 @@ class FaultFileSystem final : public FileSystem {
   Fault fault_ = Fault::once;
   mutable std::int64_t num_operations_ = 0;
   mutable bool has_failed_ = false;
+  mutable std::atomic<std::uint64_t> num_bytes_read_ = 0;
   std::string transcript_;
 };
 
