@@ -17,6 +17,7 @@ from python_environment import python_environment
 LABELS = ("unit", "property", "cli", "interop", "development", "slow")
 NEED_PYTHON = {"cli", "interop", "slow"}
 CORE_LABELS = ("unit", "property", "cli")  # what runs a second time under the sanitizers
+SANITIZED = ("unit_tests", "property_tests", "cli_unit_tests", "ckpt-inspect", "ckpt-reshard")
 
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:check_initialization_order=1",
@@ -133,7 +134,7 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     tallies = tallies_by_label(run_ctest(directory, selection, {}))
 
     if not quick and (label is None or label in CORE_LABELS):
-        directory = build("asan")
+        directory = build("asan", targets=SANITIZED)
         again = [label] if label else CORE_LABELS
         heading(f"testing under AddressSanitizer and UBSan ({', '.join(again)})")
         selection = ["-L", f"^({'|'.join(again)})$", "-LE", "^slow$"]
