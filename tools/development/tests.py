@@ -14,8 +14,8 @@ from debian_packages import install_packages
 from places import ROOT, locked
 from python_environment import python_environment
 
-LABELS = ("unit", "property", "cli", "interop", "development", "slow")
-NEED_PYTHON = {"cli", "interop", "slow"}
+LABELS = ("unit", "property", "cli", "interop", "distributed", "development", "slow")
+NEED_PYTHON = {"cli", "interop", "distributed", "slow"}
 CORE_LABELS = ("unit", "property", "cli")  # what runs a second time under the sanitizers
 SANITIZED = ("unit_tests", "property_tests", "cli_unit_tests", "ckpt-inspect", "ckpt-reshard")
 
@@ -126,7 +126,7 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     install_packages({"build", "python"})
     definitions: tuple[str, ...] = ()
     if label is None or label in NEED_PYTHON:
-        definitions = (f"TESSERA_PYTHON={python_environment(torch_version) / 'bin/python'}",)
+        definitions = (f"TESSERA_PYTHON={python_environment(torch_version) / 'bin/python'}", "TESSERA_RUNTIME=ON")
 
     directory = build("dev", definitions=definitions)
     heading(f"testing ({label or 'all but slow'})")

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace tessera::dist {
+
+/// A collective that is under way. Not thread-safe.
+class Pending {
+ public:
+  Pending() = default;  // of something that is over already
+  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what)
+      : work_(std::move(work)), what_(std::move(what)) {}
+
+  /// Returns when the collective is over on this rank (on CUDA: is in the current stream's order).
+  /// Throws: Error(io) naming rank, group and what was sent, where a peer fails or is late.
+  void wait();
+  bool is_over() const { return work_ == nullptr; }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;  // null: nothing to wait for
+  std::string what_;
+};
+
+/// What a rank handed to collectives so far. Units: bytes, counted where c10d takes them: of an
+/// all-gather the gathered tensor, of a reduce-scatter the whole one that goes in, of an
+/// all-reduce or a broadcast the tensor.
+struct Traffic {
+  std::uint64_t all_gather = 0;
+  std::uint64_t reduce_scatter = 0;
+  std::uint64_t all_reduce = 0;
+  std::uint64_t broadcast = 0;
+  friend bool operator==(const Traffic&, const Traffic&) = default;
+};
+
+/// The ranks along one axis of a mesh, as one of them sees it. A group of one rank has no backend
+/// and copies. Every method that starts a collective is collective over the group: all ranks call
+/// it in the same order. Owns its backend. Not thread-safe, apart from `traffic`.
+class Group {
+ public:
+  /// A group of one rank.
+  explicit Group(std::string name);
+  /// `store` is for what ranks tell each other beside the tensors; its keys are the group's own.
+  Group(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
+        c10::intrusive_ptr<c10d::Store> store);
+
+  const std::string& name() const { return name_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// Returns nullptr in a group of one rank.
+  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+
+  /// Gathers equal parts of all ranks. Shape: `part` `[n]`, `whole` `[size * n]`, both contiguous.
+  /// `what` names the tensor in errors.
+  Pending all_gather(at::Tensor whole, at::Tensor part, const std::string& what);
+  /// Sums `whole` over the ranks and leaves this rank its part. Shapes as for `all_gather`.
+  Pending reduce_scatter(at::Tensor part, at::Tensor whole, const std::string& what);
+  /// Sums in place.
+  Pending all_reduce(at::Tensor tensor, const std::string& what);
+  /// Replaces `tensor` by that of `root`, a rank of this group.
+  Pending broadcast(at::Tensor tensor, int root, const std::string& what);
+
+  /// Returns the greatest value of all ranks. Blocks.
+  double max(double value, const std::string& what);
+
+  /// Returns 0, 1, 2, …: numbers what ranks tell each other through the store. Equal on all ranks
+  /// that call it equally often.
+  std::uint64_t next_number() { return next_number_++; }
+
+  Traffic traffic() const;
+
+ private:
+  Pending start(c10::intrusive_ptr<c10d::Work> work, const char* collective,
+                const std::string& what) const;
+
+  std::string name_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::uint64_t next_number_ = 0;
+  std::atomic<std::uint64_t> all_gather_nbytes_ = 0;
+  std::atomic<std::uint64_t> reduce_scatter_nbytes_ = 0;
+  std::atomic<std::uint64_t> all_reduce_nbytes_ = 0;
+  std::atomic<std::uint64_t> broadcast_nbytes_ = 0;
+};
+
+}  // namespace tessera::dist

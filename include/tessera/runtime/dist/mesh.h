@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/runtime/dist/group.h"
+
+namespace tessera::dist {
+
+/// The ranks of a job as a grid with named axes, row-major: in a mesh of shape (A, B), rank =
+/// a * B + b. Copies share their groups. What PyTorch calls DeviceMesh.
+class Mesh {
+ public:
+  struct Axis {
+    std::string name;
+    std::shared_ptr<Group> group;  // the ranks that differ from this one in this axis alone
+  };
+
+  /// A mesh of this process alone, with one axis `shard`.
+  Mesh();
+  /// Requires: `world.size()` is the product of the axes' sizes. `world` may be an axis itself.
+  Mesh(std::shared_ptr<Group> world, std::vector<Axis> axes);
+
+  int rank() const { return world_->rank(); }
+  int world_size() const { return world_->size(); }
+  const std::shared_ptr<Group>& world() const { return world_; }
+  const std::vector<Axis>& axes() const { return axes_; }
+  /// Throws: Error(invalid_argument) naming the axes that there are.
+  const std::shared_ptr<Group>& axis(const std::string& name) const;
+
+ private:
+  std::shared_ptr<Group> world_;
+  std::vector<Axis> axes_;
+};
+
+struct MeshOptions {
+  /// Names and sizes of the axes, outermost first. One size may be -1: what is left of the world.
+  /// Empty: one axis `shard`.
+  std::vector<std::pair<std::string, int>> axes;
+  /// How long a rank waits for another in one collective, and at the start.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  /// The network interface that Gloo binds to, such as `eth0`. Empty: GLOO_SOCKET_IFNAME, else the
+  /// one of the host's name, else loopback.
+  std::string interface;
+};
+
+/// Connects the ranks that share `store`, over Gloo. Collective. Throws: Error(invalid_argument)
+/// where the axes do not make up the world; Error(io) where a rank does not come in time.
+Mesh connect_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                  const MeshOptions& options = {});
+
+}  // namespace tessera::dist

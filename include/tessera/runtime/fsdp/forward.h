@@ -1,0 +1,108 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tessera/runtime/registry/registry.h"
+
+namespace tessera {
+namespace fsdp {
+class Pass;
+}
+
+/// A forward over a fully sharded root: while it lives, parameters have their full shapes, and an
+/// operator that uses one gathers its unit. Where gradients are recorded the pass goes on after the
+/// scope, up to the end of the backward; then parameters are shards again, and `.grad` holds this
+/// rank's part of the average over the ranks. A scope that an exception leaves drops the pass.
+/// Collective in its effects: every rank does the same in the same order.
+class [[nodiscard]] ForwardScope {
+ public:
+  /// Throws: Error(invalid_argument) where nothing at or below `root` is sharded, or a part of it
+  /// has another root, or a parameter was replaced, moved or converted since.
+  explicit ForwardScope(torch::nn::Module& root);
+  ~ForwardScope() noexcept(false);
+  ForwardScope(const ForwardScope&) = delete;
+  ForwardScope& operator=(const ForwardScope&) = delete;
+
+  /// Lets a second backward through `output` (retain_graph) open the pass again.
+  void watch(const at::Tensor& output);
+  /// Returns a floating-point tensor in the root's param_dtype, any other as it is.
+  at::Tensor cast_input(at::Tensor input) const;
+
+ private:
+  std::shared_ptr<fsdp::Pass> pass_;
+  int num_uncaught_;
+};
+
+/// Gradients of passes that end within this scope are not reduced: they add up, unsharded, until a
+/// pass outside of it does. Not collective.
+class [[nodiscard]] NoSyncScope {
+ public:
+  explicit NoSyncScope(torch::nn::Module& root);
+  ~NoSyncScope();
+  NoSyncScope(const NoSyncScope&) = delete;
+  NoSyncScope& operator=(const NoSyncScope&) = delete;
+
+ private:
+  std::shared_ptr<fsdp::Pass> pass_;
+};
+
+namespace detail {
+
+template <class T>
+decltype(auto) cast_input(const ForwardScope& scope, T&& value) {
+  if constexpr (std::is_same_v<std::remove_cvref_t<T>, at::Tensor>) {
+    return scope.cast_input(std::forward<T>(value));
+  } else {
+    return std::forward<T>(value);
+  }
+}
+
+inline void watch(ForwardScope& scope, const at::Tensor& output) {
+  scope.watch(output);
+}
+template <class T>
+void watch(ForwardScope& scope, const std::vector<T>& outputs) {
+  for (const T& output : outputs) watch(scope, output);
+}
+template <class... Ts>
+void watch(ForwardScope& scope, const std::tuple<Ts...>& outputs);
+template <class A, class B>
+void watch(ForwardScope& scope, const std::pair<A, B>& outputs) {
+  watch(scope, outputs.first);
+  watch(scope, outputs.second);
+}
+template <class T>
+void watch(ForwardScope& /*scope*/, const T& /*no tensor*/) {}
+template <class... Ts>
+void watch(ForwardScope& scope, const std::tuple<Ts...>& outputs) {
+  std::apply([&](const Ts&... each) { (watch(scope, each), ...); }, outputs);
+}
+
+}  // namespace detail
+
+/// Calls `module.forward(args...)` within a pass, with floating-point arguments in the root's
+/// param_dtype. See ForwardScope.
+template <class Module, class... Args>
+  requires std::is_base_of_v<torch::nn::Module, Module>
+auto forward(Module& module, Args&&... args) {
+  ForwardScope scope(module);
+  auto output = module.forward(detail::cast_input(scope, std::forward<Args>(args))...);
+  detail::watch(scope, output);
+  return output;
+}
+template <class Module, class... Args>
+auto forward(const std::shared_ptr<Module>& module, Args&&... args) {
+  return forward(*module, std::forward<Args>(args)...);
+}
+template <class Impl, class... Args>
+auto forward(const torch::nn::ModuleHolder<Impl>& module, Args&&... args) {
+  return forward(*module.ptr(), std::forward<Args>(args)...);
+}
+
+}  // namespace tessera

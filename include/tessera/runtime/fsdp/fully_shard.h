@@ -1,0 +1,79 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/dtype.h"
+#include "tessera/base/shape.h"
+#include "tessera/layout/region.h"
+#include "tessera/runtime/dist/mesh.h"
+#include "tessera/runtime/fsdp/policy.h"
+#include "tessera/runtime/fsdp/strategy.h"
+
+namespace tessera {
+
+struct FullyShardOptions {
+  /// Over its axis `shard` parameters are sharded; over `replicate`, where there is one, they are
+  /// replicated (hybrid strategies). Default: this process alone.
+  dist::Mesh mesh{};
+  /// Which modules below become units of their own. None: no further ones.
+  AnyFsdpPolicy policy{};
+  ShardingStrategy strategy = ShardingStrategy::full_shard;
+  MixedPrecision mixed_precision{};
+  /// Modules whose parameters, and those below them, are left alone.
+  std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules{};
+  /// Parameters that are left alone.
+  std::vector<at::Tensor> ignored_states{};
+  /// Whether to give every rank the parameters and buffers of rank 0 first, each sent once.
+  enum class ModuleStates { as_they_are, sync } module_states = ModuleStates::as_they_are;
+};
+
+/// Shards the parameters of `module` over the ranks of a mesh, in place: the module keeps its type
+/// and its names, needs no wrapper, and its `forward` stays as it is. Between passes
+/// `module.parameters()` are this rank's parts, to be given to any torch::optim optimizer; a pass
+/// (`tessera::forward`) shows them whole. Modules below that are sharded already keep their own
+/// units; the rest of the parameters become this module's, flat, in the order of the module tree.
+/// Composable: apply it from the inside out, or let `policy` do so.
+/// Collective over the mesh where module states are synced. Call it before the optimizer is built.
+/// Throws: Error(invalid_argument) where the module is not held by a shared_ptr, is sharded
+/// already, or mixes devices; Error(unsupported) for a dtype that cannot be flattened.
+/// Source: torch.distributed._composable.fully_shard over FSDP1 with use_orig_params=True
+/// (github.com/pytorch/pytorch, changes 88450, 90933, 91044).
+void fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
+
+/// A flat parameter, as data.
+struct FlatParameterInfo {
+  struct Parameter {
+    std::string fqn;  // below the fully sharded module
+    Shape shape;
+    std::int64_t offset = 0;  // elements, in the flat parameter
+    std::int64_t numel = 0;
+  };
+  std::string module_fqn;  // below the module that was asked; empty for itself
+  DType dtype = DType::float32;
+  ShardingStrategy strategy = ShardingStrategy::full_shard;
+  std::vector<Parameter> parameters;
+  std::map<std::string, std::string> shared;  // fqn of a tied parameter -> that of the one it is
+  std::int64_t unpadded_numel = 0;
+  std::int64_t sharded_numel = 0;  // of each rank, padding included
+  bool is_unsharded = false;       // gathered right now
+};
+
+/// Returns the flat parameters of all fully sharded modules at and below `module`, in the order of
+/// the module tree. Not collective.
+std::vector<FlatParameterInfo> flat_parameters(const torch::nn::Module& module);
+
+/// Returns the fully sharded modules at and below `module` by their names below it, in the order of
+/// the module tree. Not collective.
+std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_modules(
+    const torch::nn::Module& module);
+
+/// Returns the collectives of the last pass over `root`, or of the one that is open, in order:
+/// `unshard layers.0`, `reduce layers.0`. Not collective.
+std::vector<std::string> recorded_order(const torch::nn::Module& root);
+
+}  // namespace tessera

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace tessera {
+
+/// Decides which modules below a root become fully sharded modules of their own. The tree is walked
+/// from the leaves up, as in torch.distributed.fsdp.wrap.
+class FsdpPolicy {
+ public:
+  virtual ~FsdpPolicy() = default;
+  /// Whether to look at the children of `module`. Units: `nonwrapped_numel` counts the elements of
+  /// all parameters at and below the module that are not ignored.
+  virtual bool recurse(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
+  /// Whether `module` becomes a unit. Units: `nonwrapped_numel` leaves out what units below have.
+  virtual bool wrap(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
+};
+
+namespace detail {
+template <class T, class = void>
+struct ModuleImpl {
+  using Type = T;
+};
+template <class Holder>
+struct ModuleImpl<Holder, std::void_t<typename Holder::ContainedType>> {
+  using Type = typename Holder::ContainedType;
+};
+}  // namespace detail
+
+/// Modules of given types: `ModuleWrapPolicy<Block>()`, for a module class or its TORCH_MODULE
+/// holder, or several of them.
+template <class... Modules>
+class ModuleWrapPolicy final : public FsdpPolicy {
+ public:
+  bool recurse(const torch::nn::Module&, std::int64_t) const override { return true; }
+  bool wrap(const torch::nn::Module& module, std::int64_t) const override {
+    return (module.as<typename detail::ModuleImpl<Modules>::Type>() || ...);
+  }
+};
+
+/// Modules with at least `min_nonwrapped_numel` elements that no unit below them has.
+class SizeBasedPolicy final : public FsdpPolicy {
+ public:
+  explicit SizeBasedPolicy(std::int64_t min_nonwrapped_numel)
+      : min_nonwrapped_numel_(min_nonwrapped_numel) {}
+  bool recurse(const torch::nn::Module&, std::int64_t nonwrapped_numel) const override {
+    return nonwrapped_numel >= min_nonwrapped_numel_;
+  }
+  bool wrap(const torch::nn::Module&, std::int64_t nonwrapped_numel) const override {
+    return nonwrapped_numel >= min_nonwrapped_numel_;
+  }
+
+ private:
+  std::int64_t min_nonwrapped_numel_;
+};
+
+/// Modules for which a function returns true.
+class LambdaPolicy final : public FsdpPolicy {
+ public:
+  explicit LambdaPolicy(std::function<bool(const torch::nn::Module&)> wraps)
+      : wraps_(std::move(wraps)) {}
+  bool recurse(const torch::nn::Module&, std::int64_t) const override { return true; }
+  bool wrap(const torch::nn::Module& module, std::int64_t) const override { return wraps_(module); }
+
+ private:
+  std::function<bool(const torch::nn::Module&)> wraps_;
+};
+
+/// A policy of any kind, to be copied about; none: the root alone becomes a unit.
+class AnyFsdpPolicy {
+ public:
+  AnyFsdpPolicy() = default;
+  template <class Policy, class = std::enable_if_t<std::is_base_of_v<FsdpPolicy, Policy>>>
+  AnyFsdpPolicy(Policy policy) : policy_(std::make_shared<Policy>(std::move(policy))) {}
+
+  const FsdpPolicy* get() const { return policy_.get(); }
+
+ private:
+  std::shared_ptr<const FsdpPolicy> policy_;  // shared: options are copied, policies are constant
+};
+
+}  // namespace tessera

@@ -1,0 +1,8 @@
+#pragma once
+
+/// Everything that a trainer uses. Needs libtorch; the tools and the core do without this header.
+#include "tessera/runtime/dist/launch.h"
+#include "tessera/runtime/dist/mesh.h"
+#include "tessera/runtime/fsdp/clip_grad_norm.h"
+#include "tessera/runtime/fsdp/forward.h"
+#include "tessera/runtime/fsdp/fully_shard.h"

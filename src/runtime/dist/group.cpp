@@ -1,0 +1,107 @@
+#include "tessera/runtime/dist/group.h"
+
+#include <torch/torch.h>
+#include <mutex>
+
+#include "tessera/base/error.h"
+
+namespace tessera::dist {
+namespace {
+
+// c10d's flight recorder is one for the process and takes note of what is started without a lock
+// of its own (seen in torch 2.11). More than one thread starts collectives where ranks are
+// threads, and beside a save in the background.
+std::mutex& starting_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+}  // namespace
+
+void Pending::wait() {
+  if (!work_) return;
+  const auto work = std::exchange(work_, nullptr);
+  try {
+    work->wait();
+  } catch (const std::exception& error) {
+    throw Error(ErrorKind::io, {}, what_ + ": " + error.what());
+  }
+}
+
+Group::Group(std::string name) : name_(std::move(name)) {}
+
+Group::Group(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
+             c10::intrusive_ptr<c10d::Store> store)
+    : name_(std::move(name)),
+      backend_(std::move(backend)),
+      store_(std::move(store)),
+      rank_(backend_->getRank()),
+      size_(backend_->getSize()) {}
+
+Pending Group::start(c10::intrusive_ptr<c10d::Work> work, const char* collective,
+                     const std::string& what) const {
+  return {std::move(work), "rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " (" +
+                               name_ + "): " + collective + " of " + what};
+}
+
+Pending Group::all_gather(at::Tensor whole, at::Tensor part, const std::string& what) {
+  TESSERA_CHECK(whole.numel() == part.numel() * size_ && whole.is_contiguous());
+  const at::NoGradGuard no_grad;
+  all_gather_nbytes_ += whole.nbytes();
+  if (size_ == 1) {
+    whole.copy_(part);
+    return {};
+  }
+  const std::lock_guard lock(starting_mutex());
+  return start(backend_->_allgather_base(whole, part), "all-gather", what);
+}
+
+Pending Group::reduce_scatter(at::Tensor part, at::Tensor whole, const std::string& what) {
+  TESSERA_CHECK(whole.numel() == part.numel() * size_ && whole.is_contiguous());
+  const at::NoGradGuard no_grad;
+  reduce_scatter_nbytes_ += whole.nbytes();
+  if (size_ == 1) {
+    part.copy_(whole);
+    return {};
+  }
+  const std::lock_guard lock(starting_mutex());
+  return start(backend_->_reduce_scatter_base(part, whole), "reduce-scatter", what);
+}
+
+Pending Group::all_reduce(at::Tensor tensor, const std::string& what) {
+  all_reduce_nbytes_ += tensor.nbytes();
+  if (size_ == 1) return {};
+  std::vector<at::Tensor> tensors = {std::move(tensor)};
+  const std::lock_guard lock(starting_mutex());
+  return start(backend_->allreduce(tensors), "all-reduce", what);
+}
+
+Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
+  broadcast_nbytes_ += tensor.nbytes();
+  if (size_ == 1) return {};
+  std::vector<at::Tensor> tensors = {std::move(tensor)};
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  const std::lock_guard lock(starting_mutex());
+  return start(backend_->broadcast(tensors, options), "broadcast", what);
+}
+
+double Group::max(double value, const std::string& what) {
+  if (size_ == 1) return value;
+  std::vector<at::Tensor> tensors = {torch::full({1}, value, at::kDouble)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  Pending pending;
+  {
+    const std::lock_guard lock(starting_mutex());
+    pending = start(backend_->allreduce(tensors, options), "all-reduce", what);
+  }
+  pending.wait();
+  return tensors[0].item<double>();
+}
+
+Traffic Group::traffic() const {
+  return {all_gather_nbytes_, reduce_scatter_nbytes_, all_reduce_nbytes_, broadcast_nbytes_};
+}
+
+}  // namespace tessera::dist

@@ -1,0 +1,132 @@
+#include "tessera/runtime/dist/mesh.h"
+
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "tessera/base/error.h"
+
+namespace tessera::dist {
+namespace {
+
+using Axes = std::vector<std::pair<std::string, int>>;
+
+std::string shape_text(const Axes& axes) {
+  std::string text;
+  for (const auto& [name, size] : axes) {
+    text += (text.empty() ? "" : ", ") + name + " " + std::to_string(size);
+  }
+  return text;
+}
+
+[[noreturn]] void refuse_axes(const Axes& axes, const std::string& expected) {
+  throw Error::expected(ErrorKind::invalid_argument, {}, "mesh", expected, shape_text(axes));
+}
+
+/// Returns the axes with a size of -1 replaced by what is left of the world.
+Axes complete(Axes axes, int world_size) {
+  if (axes.empty()) axes = {{"shard", world_size}};
+  int product = 1;
+  std::pair<std::string, int>* open = nullptr;
+  for (auto& axis : axes) {
+    if (axis.second == -1 && open == nullptr) {
+      open = &axis;
+    } else if (axis.second < 1 || axis.second > world_size) {
+      refuse_axes(axes, "sizes from 1 to the " + std::to_string(world_size) +
+                            " ranks, one of them -1 at most");
+    } else {
+      product *= axis.second;
+    }
+  }
+  if (open != nullptr && world_size % product == 0) {
+    open->second = world_size / product;
+    product = world_size;
+  }
+  if (product != world_size) {
+    refuse_axes(axes, "sizes whose product is the " + std::to_string(world_size) + " ranks");
+  }
+  return axes;
+}
+
+std::shared_ptr<::gloo::transport::Device> gloo_device(const std::string& interface) {
+  using c10d::ProcessGroupGloo;
+  if (!interface.empty()) return ProcessGroupGloo::createDeviceForInterface(interface);
+  if (const char* name = std::getenv("GLOO_SOCKET_IFNAME"); name != nullptr && *name != '\0') {
+    return ProcessGroupGloo::createDeviceForInterface(name);
+  }
+  return ProcessGroupGloo::createDefaultDevice();
+}
+
+class GlooConnector {
+ public:
+  GlooConnector(c10::intrusive_ptr<c10d::Store> store, const MeshOptions& options)
+      : store_(std::move(store)), options_(options) {}
+
+  /// Connects `size` ranks under a name that no other group of this store has.
+  std::shared_ptr<Group> connect(const std::string& name, const std::string& key, int rank,
+                                 int size) const {
+    if (size == 1) return std::make_shared<Group>(name);
+    const auto store = c10::make_intrusive<c10d::PrefixStore>("tessera/" + key, store_);
+    auto gloo = c10d::ProcessGroupGloo::Options::create(options_.timeout);
+    try {
+      gloo->devices.push_back(gloo_device(options_.interface));
+      return std::make_shared<Group>(
+          name, c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo), store);
+    } catch (const std::exception& error) {
+      throw Error(ErrorKind::io, {},
+                  "rank " + std::to_string(rank) + " of " + std::to_string(size) + " (" + name +
+                      "): connecting over Gloo: " + error.what());
+    }
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+  const MeshOptions& options_;
+};
+
+}  // namespace
+
+Mesh::Mesh() : world_(std::make_shared<Group>("shard")), axes_{{"shard", world_}} {}
+
+Mesh::Mesh(std::shared_ptr<Group> world, std::vector<Axis> axes)
+    : world_(std::move(world)), axes_(std::move(axes)) {
+  int product = 1;
+  for (const Axis& axis : axes_) product *= axis.group->size();
+  TESSERA_CHECK(product == world_->size());
+}
+
+const std::shared_ptr<Group>& Mesh::axis(const std::string& name) const {
+  std::string names;
+  for (const Axis& axis : axes_) {
+    if (axis.name == name) return axis.group;
+    names += (names.empty() ? "" : ", ") + axis.name;
+  }
+  throw Error::expected(ErrorKind::invalid_argument, {}, "mesh axis", "one of " + names, name);
+}
+
+Mesh connect_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                  const MeshOptions& options) {
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "rank", "a rank below the world size",
+                          std::to_string(rank) + " of " + std::to_string(world_size));
+  }
+  const Axes axes = complete(options.axes, world_size);
+  const GlooConnector connector(store, options);
+  if (axes.size() == 1) {
+    const auto world = connector.connect(axes[0].first, axes[0].first, rank, world_size);
+    return {world, {{axes[0].first, world}}};
+  }
+  const auto world = connector.connect("world", "world", rank, world_size);
+  std::vector<Mesh::Axis> groups;
+  int stride = world_size;
+  for (const auto& [name, size] : axes) {
+    stride /= size;
+    const int coordinate = rank / stride % size;
+    const int first = rank - coordinate * stride;  // the group's rank 0
+    groups.push_back(
+        {name, connector.connect(name, name + "/" + std::to_string(first), coordinate, size)});
+  }
+  return {world, std::move(groups)};
+}
+
+}  // namespace tessera::dist

@@ -1,0 +1,83 @@
+#include "tessera/runtime/fsdp/clip_grad_norm.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "runtime/fsdp/flat_param_handle.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+/// Adds up norms in double precision: sums of powers, or the greatest for infinity.
+class Norm {
+ public:
+  explicit Norm(double type) : type_(type) {}
+  void add(const at::Tensor& gradient) {
+    if (gradient.numel() == 0) return;
+    add_power(power(
+        at::linalg_vector_norm(gradient, type_, c10::nullopt, false, at::kDouble).item<double>()));
+  }
+  void add_power(double power) { power_ = is_max() ? std::max(power_, power) : power_ + power; }
+  double power() const { return power_; }
+  double value() const { return is_max() ? power_ : std::pow(power_, 1 / type_); }
+  bool is_max() const { return std::isinf(type_); }
+
+ private:
+  double power(double norm) const { return is_max() ? norm : std::pow(norm, type_); }
+
+  double type_;
+  double power_ = 0;
+};
+
+}  // namespace
+
+double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_type) {
+  if (!(norm_type > 0)) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "norm_type",
+                          "a positive number or infinity", std::to_string(norm_type));
+  }
+  const at::NoGradGuard no_grad;
+  // Of what ranks hold parts of, each adds its own; what every rank holds counts once.
+  std::vector<std::shared_ptr<dist::Group>> groups;
+  std::map<const dist::Group*, Norm> sharded;
+  Norm total(norm_type);
+  std::vector<at::Tensor> gradients;
+  std::set<const c10::TensorImpl*> seen;
+  for (const at::Tensor& parameter : root.parameters()) {
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    const auto handle = fsdp::FlatParamHandle::of(parameter);
+    Norm* norm = &total;
+    if (handle && handle->is_sharded()) {
+      const auto& group = handle->options().shard_group;
+      const auto [it, is_new] = sharded.try_emplace(group.get(), norm_type);
+      if (is_new) groups.push_back(group);
+      norm = &it->second;
+    }
+    if (!parameter.grad().defined()) continue;
+    norm->add(parameter.grad());
+    gradients.push_back(parameter.grad());
+  }
+  for (const auto& group : groups) {
+    const Norm& own = sharded.at(group.get());
+    if (own.is_max()) {
+      total.add_power(group->max(own.power(), "gradient norm"));
+      continue;
+    }
+    at::Tensor sum = torch::full({1}, own.power(), at::kDouble);
+    group->all_reduce(sum, "gradient norm").wait();
+    total.add_power(sum.item<double>());
+  }
+  const double norm = total.value();
+  const double factor = max_norm / (norm + 1e-6);  // as torch.nn.utils.clip_grad_norm_
+  if (factor < 1) {
+    for (at::Tensor& gradient : gradients) gradient.mul_(factor);
+  }
+  return norm;
+}
+
+}  // namespace tessera

@@ -1,0 +1,405 @@
+#include "runtime/fsdp/flat_param_handle.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/torch.h>
+
+#include "runtime/torch_bridge.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using at::Tensor;
+
+void free_memory(const Tensor& tensor) {
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(0));
+  storage->set_nbytes(std::size_t{0});
+}
+
+void allocate_memory(const Tensor& tensor) {
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  const std::size_t nbytes = static_cast<std::size_t>(tensor.numel() * tensor.element_size());
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(nbytes));
+  storage->set_nbytes(nbytes);
+}
+
+/// Splits an average over `num_ranks` in a division before the sum and one after, so that neither
+/// overflows half precision. As PyTorch's FSDP does it, and so with its roundings.
+double predivide_factor(int num_ranks) {
+  int factor = 1;
+  while (num_ranks % factor == 0 && num_ranks / factor > factor) factor *= 2;
+  return factor;
+}
+
+}  // namespace
+
+/// Sits on each parameter, and keeps the handle alive.
+class FlatParamHandle::GradientHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  GradientHook(std::shared_ptr<FlatParamHandle> handle, std::size_t index)
+      : handle_(std::move(handle)), index_(index) {}
+  void operator()(const Tensor& /*parameter*/) override {
+    if (const auto events = handle_->events_.lock()) events->gradient_ready(*handle_, index_);
+  }
+  const std::shared_ptr<FlatParamHandle>& handle() const { return handle_; }
+
+ private:
+  std::shared_ptr<FlatParamHandle> handle_;
+  std::size_t index_;
+};
+
+std::shared_ptr<FlatParamHandle> FlatParamHandle::create(std::vector<ManagedParameter> parameters,
+                                                         std::vector<SharedParameter> shared,
+                                                         HandleOptions options) {
+  std::vector<std::pair<std::string, Shape>> shapes;
+  for (const ManagedParameter& parameter : parameters) {
+    shapes.emplace_back(parameter.fqn,
+                        Shape(parameter.tensor.sizes().begin(), parameter.tensor.sizes().end()));
+  }
+  std::shared_ptr<FlatParamHandle> handle(new FlatParamHandle(
+      make_flat_unit("", dtype_of(parameters.front().tensor.scalar_type()), std::move(shapes)),
+      std::move(shared), std::move(options)));
+  handle->take_over(parameters);
+  return handle;
+}
+
+FlatParamHandle::~FlatParamHandle() = default;
+
+std::shared_ptr<FlatParamHandle> FlatParamHandle::of(const Tensor& parameter) {
+  if (torch::autograd::impl::get_autograd_meta(parameter) == nullptr) return nullptr;
+  const auto* const hook = dynamic_cast<const GradientHook*>(
+      torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+  return hook == nullptr ? nullptr : hook->handle();
+}
+
+std::string FlatParamHandle::display_name() const {
+  return unit_.name.empty() ? "the root" : unit_.name;
+}
+
+void FlatParamHandle::join_root(const std::string& fqn) {
+  if (std::exchange(has_root_, true)) {
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "fully sharded module",
+                          "one root", "a second one",
+                          "forward of a part, when the whole has been used as the root?");
+  }
+  unit_.name = fqn;
+}
+
+void FlatParamHandle::refuse(ErrorKind kind, std::size_t index, const std::string& expected,
+                             const std::string& found, const std::string& likely_cause) const {
+  const std::string& fqn = unit_.parameters[index].fqn;
+  throw Error::expected(kind, {.fqn = unit_.name.empty() ? fqn : unit_.name + "." + fqn},
+                        "parameter of a fully sharded module", expected, found, likely_cause);
+}
+
+void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters) {
+  const at::NoGradGuard no_grad;
+  const std::size_t num_parameters = parameters.size();
+  const Tensor& first = parameters.front().tensor;
+  const std::int64_t shard_numel = sharded_numel(unit_, options_.shard_group->size());
+  const auto own = first.options().requires_grad(false);
+  Tensor flat = torch::empty({shard_numel * num_ranks()}, own);
+  for (std::size_t i = 0; i < num_parameters; ++i) {
+    full_view(flat, i).copy_(parameters[i].tensor);
+  }
+  const std::int64_t unpadded = unpadded_numel(unit_);
+  if (unpadded < flat.numel()) flat.narrow(0, unpadded, flat.numel() - unpadded).zero_();
+  sharded_flat_param_ =
+      is_sharded() ? flat.narrow(0, options_.shard_group->rank() * shard_numel, shard_numel).clone()
+                   : flat;
+
+  if (has_own_full_buffer()) {
+    const auto& param_dtype = options_.mixed_precision.param_dtype;
+    unsharded_flat_param_ =
+        torch::empty({flat.numel()}, own.dtype(param_dtype.value_or(first.scalar_type())));
+    // Made while the buffer has memory: afterwards narrow would refuse.
+    for (std::size_t i = 0; i < num_parameters; ++i) {
+      full_views_.push_back(with_touch_key(full_view(unsharded_flat_param_, i)));
+    }
+    registration_.emplace(unsharded_flat_param_.storage(), static_cast<TouchListener&>(*this));
+    free_memory(unsharded_flat_param_);
+  }
+
+  has_gradient_.resize(num_parameters);
+  was_reduced_.resize(num_parameters);
+  kept_gradients_.resize(num_parameters);
+  has_unsynced_.resize(num_parameters);
+  for (std::size_t i = 0; i < num_parameters; ++i) {
+    const Tensor& parameter = parameters[i].tensor;
+    weak_parameters_.push_back({WeakTensor::Impl(parameter.getIntrusivePtr())});
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        parameter, std::make_unique<GradientHook>(shared_from_this(), i));
+  }
+  show_sharded_views();
+}
+
+bool FlatParamHandle::has_own_full_buffer() const {
+  const auto& param_dtype = options_.mixed_precision.param_dtype;
+  return is_sharded() || (param_dtype && dtype_of(*param_dtype) != unit_.dtype);
+}
+
+Tensor FlatParamHandle::full_view(const Tensor& flat, std::size_t index) const {
+  const FlatUnitParameter& parameter = unit_.parameters[index];
+  return flat.narrow(0, parameter.offset, numel_of(parameter.shape)).view(parameter.shape);
+}
+
+/// Of a group of one rank, the shard is the whole and keeps its shape.
+Tensor FlatParamHandle::sharded_view(const Tensor& flat_shard, std::size_t index) const {
+  if (!is_sharded()) return full_view(flat_shard, index);
+  const FlatUnitParameter& parameter = unit_.parameters[index];
+  const int rank = options_.shard_group->rank();
+  const FlatRange range = shard_of_parameter(unit_, parameter, rank, options_.shard_group->size());
+  if (range.numel() == 0) return flat_shard.narrow(0, 0, 0);
+  return flat_shard.narrow(0, parameter.offset + range.begin - rank * flat_shard.numel(),
+                           range.numel());
+}
+
+void FlatParamHandle::show_sharded_views() {
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    if (Tensor shown = parameter(i); shown.defined()) {
+      shown.set_data(sharded_view(sharded_flat_param_, i));
+    }
+  }
+}
+
+bool FlatParamHandle::reshards_after_forward() const {
+  return options_.strategy == ShardingStrategy::full_shard ||
+         options_.strategy == ShardingStrategy::hybrid_shard;
+}
+
+// --- passes
+
+void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events) {
+  TESSERA_CHECK(!is_in_pass());
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    const Tensor shown = parameter(i);
+    if (!shown.defined()) {
+      refuse(ErrorKind::invalid_argument, i, "the parameter that fully_shard took over",
+             "none that is alive", "replaced in its module?");
+    }
+    if (!shown.storage().is_alias_of(sharded_flat_param_.storage())) {
+      refuse(ErrorKind::invalid_argument, i, "a view of the flat parameter", "other memory",
+             "module->to(), set_data or a loaded module after fully_shard?");
+    }
+  }
+  versions_.clear();
+  num_trainable_ = 0;
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    Tensor shown = parameter(i);
+    if (shown.requires_grad()) ++num_trainable_;
+    kept_gradients_[i] = std::exchange(shown.mutable_grad(), Tensor());
+    if (!full_views_.empty()) shown.set_data(full_views_[i]);
+    versions_.push_back(static_cast<std::uint32_t>(shown._version()));
+    was_reduced_[i] = false;
+  }
+  events_ = events;
+  is_in_pass_ = true;
+}
+
+void FlatParamHandle::leave_pass() {
+  TESSERA_CHECK(is_in_pass() && !is_reducing() && !has_gradients());
+  std::optional<std::size_t> written;
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    const Tensor shown = parameter(i);
+    if (shown.defined() && !full_views_.empty() &&
+        static_cast<std::uint32_t>(shown._version()) != versions_[i]) {
+      written = i;
+    }
+  }
+  const at::NoGradGuard no_grad;
+  const UntouchedScope untouched;
+  is_in_pass_ = false;
+  reshard();
+  show_sharded_views();
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    Tensor shown = parameter(i);
+    if (!shown.defined()) continue;
+    Tensor gradient = std::exchange(kept_gradients_[i], Tensor());
+    if (was_reduced_[i]) {
+      const Tensor reduced = sharded_view(sharded_grad_, i);
+      if (gradient.defined()) {
+        gradient.add_(reduced);
+      } else {
+        // A view would not let Optimizer::zero_grad detach it in place.
+        gradient = torch::empty({0}, reduced.options());
+        gradient.set_data(reduced);
+      }
+    }
+    shown.mutable_grad() = std::move(gradient);
+  }
+  sharded_grad_ = Tensor();
+  if (written) {
+    refuse(ErrorKind::invalid_argument, *written,
+           "no write between forward and the end of backward", "one, which is lost",
+           "clamping or max_norm inside forward, or a step before backward?");
+  }
+}
+
+void FlatParamHandle::abort_pass() noexcept {
+  if (!is_in_pass()) return;
+  for (dist::Pending* pending : {&gather_, &reduce_}) {
+    try {
+      pending->wait();
+    } catch (const std::exception&) {
+      // The failure that led here has been told.
+    }
+  }
+  if (residence_ == Residence::gathering) residence_ = Residence::unsharded;
+  cast_shard_ = unsharded_grad_ = unsharded_grad_in_flight_ = sharded_grad_in_flight_ = Tensor();
+  num_gradients_ = 0;
+  has_gradient_.assign(has_gradient_.size(), false);
+  was_reduced_.assign(was_reduced_.size(), false);
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    if (const Tensor shown = parameter(i); shown.defined()) {
+      versions_[i] = static_cast<std::uint32_t>(shown._version());
+    }
+  }
+  leave_pass();
+}
+
+void FlatParamHandle::touched() {
+  if (const auto events = events_.lock(); is_in_pass_ && events)
+    return events->parameter_touched(*this);
+  refuse(ErrorKind::invalid_argument, 0, "use within a pass",
+         "use after it, by way of a tensor that the pass left behind",
+         "a second backward without tessera::forward, or a view that was kept?");
+}
+
+void FlatParamHandle::start_unshard() {
+  if (residence_ != Residence::sharded || full_views_.empty()) return;
+  const at::NoGradGuard no_grad;
+  allocate_memory(unsharded_flat_param_);
+  cast_shard_ = sharded_flat_param_.to(unsharded_flat_param_.scalar_type());
+  residence_ = Residence::gathering;
+  gather_ = options_.shard_group->all_gather(unsharded_flat_param_, cast_shard_, display_name());
+}
+
+void FlatParamHandle::finish_unshard() {
+  if (residence_ != Residence::gathering) return;
+  residence_ = Residence::unsharded;
+  gather_.wait();
+  cast_shard_ = Tensor();
+}
+
+void FlatParamHandle::reshard() {
+  finish_unshard();
+  if (residence_ != Residence::unsharded) return;
+  free_memory(unsharded_flat_param_);
+  residence_ = Residence::sharded;
+}
+
+// --- gradients
+
+void FlatParamHandle::take_gradient(std::size_t index) {
+  Tensor parameter = this->parameter(index);
+  const Tensor gradient = std::exchange(parameter.mutable_grad(), Tensor());
+  TESSERA_CHECK(gradient.defined());
+  if (gradient.layout() != at::kStrided) {
+    refuse(ErrorKind::unsupported, index, "a dense gradient", "a sparse one",
+           "an embedding made with sparse(true)?");
+  }
+  if (gradient.requires_grad()) {
+    refuse(ErrorKind::unsupported, index, "a gradient without a graph", "one with a graph",
+           "create_graph: not possible for sharded parameters");
+  }
+  const at::NoGradGuard no_grad;
+  if (!unsharded_grad_.defined()) {
+    const auto& precision = options_.mixed_precision;
+    const at::ScalarType dtype = precision.reduce_dtype.value_or(
+        precision.param_dtype.value_or(sharded_flat_param_.scalar_type()));
+    unsharded_grad_ = torch::empty({sharded_flat_param_.numel() * num_ranks()},
+                                   sharded_flat_param_.options().dtype(dtype));
+  }
+  Tensor slot = full_view(unsharded_grad_, index);
+  if (has_gradient_[index]) {
+    slot.add_(gradient);
+    return;
+  }
+  slot.copy_(gradient);
+  has_gradient_[index] = true;
+  ++num_gradients_;
+}
+
+void FlatParamHandle::start_reduce() {
+  TESSERA_CHECK(has_gradients() && !is_reducing());
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < has_gradient_.size(); ++i) {
+    Tensor slot = full_view(unsharded_grad_, i);
+    const bool is_unsynced = has_unsynced_[i];
+    if (has_gradient_[i] && is_unsynced) {
+      slot.add_(full_view(unsynced_grad_, i));
+    } else if (is_unsynced) {
+      slot.copy_(full_view(unsynced_grad_, i));
+    } else if (!has_gradient_[i]) {
+      slot.zero_();
+    }
+    was_reduced_[i] = was_reduced_[i] || has_gradient_[i] || is_unsynced;
+  }
+  const std::int64_t unpadded = unpadded_numel(unit_);
+  if (unpadded < unsharded_grad_.numel()) {
+    unsharded_grad_.narrow(0, unpadded, unsharded_grad_.numel() - unpadded).zero_();
+  }
+  unsynced_grad_ = Tensor();
+  has_unsynced_.assign(has_unsynced_.size(), false);
+  has_gradient_.assign(has_gradient_.size(), false);
+  num_gradients_ = 0;
+
+  const int num_averaged = options_.shard_group->size() * options_.replicate_group->size();
+  unsharded_grad_in_flight_ = std::exchange(unsharded_grad_, Tensor());
+  if (const double factor = predivide_factor(num_averaged); factor > 1) {
+    unsharded_grad_in_flight_.div_(factor);
+  }
+  if (is_sharded()) {
+    sharded_grad_in_flight_ =
+        torch::empty({sharded_flat_param_.numel()}, unsharded_grad_in_flight_.options());
+    reduce_ = options_.shard_group->reduce_scatter(sharded_grad_in_flight_,
+                                                   unsharded_grad_in_flight_, display_name());
+  } else {
+    sharded_grad_in_flight_ = unsharded_grad_in_flight_;
+    reduce_ = options_.replicate_group->all_reduce(sharded_grad_in_flight_, display_name());
+  }
+}
+
+void FlatParamHandle::finish_reduce() {
+  if (!is_reducing()) return;
+  const at::NoGradGuard no_grad;
+  reduce_.wait();
+  unsharded_grad_in_flight_ = Tensor();
+  Tensor reduced = std::exchange(sharded_grad_in_flight_, Tensor());
+  if (is_sharded()) options_.replicate_group->all_reduce(reduced, display_name()).wait();
+  const int num_averaged = options_.shard_group->size() * options_.replicate_group->size();
+  if (const double factor = num_averaged / predivide_factor(num_averaged); factor > 1) {
+    reduced.div_(factor);
+  }
+  if (options_.mixed_precision.gradients == MixedPrecision::Gradients::master_dtype) {
+    reduced = reduced.to(sharded_flat_param_.scalar_type());
+  }
+  if (sharded_grad_.defined()) {
+    sharded_grad_.add_(reduced);
+  } else {
+    sharded_grad_ = std::move(reduced);
+  }
+}
+
+void FlatParamHandle::keep_unsharded_gradient() {
+  if (!has_gradients()) return;
+  const at::NoGradGuard no_grad;
+  if (!unsynced_grad_.defined()) {
+    unsynced_grad_ = std::exchange(unsharded_grad_, Tensor());
+    has_unsynced_ = has_gradient_;
+  } else {
+    for (std::size_t i = 0; i < has_gradient_.size(); ++i) {
+      if (!has_gradient_[i]) continue;
+      Tensor slot = full_view(unsynced_grad_, i);
+      has_unsynced_[i] ? slot.add_(full_view(unsharded_grad_, i))
+                       : slot.copy_(full_view(unsharded_grad_, i));
+      has_unsynced_[i] = true;
+    }
+    unsharded_grad_ = Tensor();
+  }
+  has_gradient_.assign(has_gradient_.size(), false);
+  num_gradients_ = 0;
+}
+
+}  // namespace tessera::fsdp

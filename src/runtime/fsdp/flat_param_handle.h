@@ -1,0 +1,175 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/fsdp/touch_dispatch.h"
+#include "tessera/base/error.h"
+#include "tessera/layout/flat_unit.h"
+#include "tessera/runtime/dist/group.h"
+#include "tessera/runtime/fsdp/strategy.h"
+
+namespace tessera::fsdp {
+
+class FlatParamHandle;
+
+/// What a handle tells its root. Both calls come on the thread that runs the operator or the
+/// backward.
+class HandleEvents {
+ public:
+  /// An operator uses a parameter of the handle.
+  virtual void parameter_touched(FlatParamHandle& handle) = 0;
+  /// The backward has a gradient of parameter `index` in its `.grad`.
+  virtual void gradient_ready(FlatParamHandle& handle, std::size_t index) = 0;
+
+ protected:
+  virtual ~HandleEvents() = default;
+};
+
+/// A parameter of a handle, with its name below the fully sharded module.
+struct ManagedParameter {
+  std::string fqn;
+  at::Tensor tensor;
+};
+struct SharedParameter {
+  std::string fqn;
+  std::size_t index;  // of the parameter that it is
+};
+
+struct HandleOptions {
+  ShardingStrategy strategy = ShardingStrategy::full_shard;
+  MixedPrecision mixed_precision;
+  std::shared_ptr<dist::Group> shard_group;
+  std::shared_ptr<dist::Group> replicate_group;  // of one rank where nothing is replicated
+};
+
+/// The flat parameter of a fully sharded module: its parameters of one dtype, one after the other.
+///
+/// Life cycle. Between passes each parameter shows this rank's part of itself, a 1-d view of the
+/// flat shard, perhaps empty. `enter_pass` gives them their full shapes, over a flat buffer that
+/// has no memory yet; `unshard` gives it memory and gathers it; `reshard` takes the memory back.
+/// Gradients are copied out of `.grad` into one flat gradient, summed over the ranks, and handed
+/// back by `leave_pass`. The parameters' TensorImpls, which module and optimizer hold, stay.
+/// Holds its parameters weakly, as they hold it. Not thread-safe; its root locks.
+class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandle>,
+                              private TouchListener {
+ public:
+  /// Takes the parameters over: copies this rank's part of each, and frees the rest.
+  /// Requires: one dtype and one device; every parameter a leaf that nobody manages yet.
+  static std::shared_ptr<FlatParamHandle> create(std::vector<ManagedParameter> parameters,
+                                                 std::vector<SharedParameter> shared,
+                                                 HandleOptions options);
+  ~FlatParamHandle();
+
+  const FlatUnit& unit() const { return unit_; }
+  const std::vector<SharedParameter>& shared_parameters() const { return shared_; }
+  const HandleOptions& options() const { return options_; }
+  /// Returns the unit's name for messages: `layers.0`, `the root`.
+  std::string display_name() const;
+  /// Takes the name that the owning module has below its root. Throws: Error(invalid_argument)
+  /// where another root has taken it in.
+  void join_root(const std::string& fqn);
+
+  /// Returns the parameter, or an undefined tensor where it has died.
+  at::Tensor parameter(std::size_t index) const { return weak_parameters_[index].lock(); }
+  /// Returns the handle of a parameter, or nullptr.
+  static std::shared_ptr<FlatParamHandle> of(const at::Tensor& parameter);
+
+  // --- between passes
+  bool is_in_pass() const { return is_in_pass_; }
+  const at::Tensor& sharded_flat_param() const { return sharded_flat_param_; }
+  /// Full shapes from here on; sharded gradients are put aside. Throws: Error(invalid_argument)
+  /// naming a parameter that no longer is the runtime's (replaced, moved, converted).
+  void enter_pass(const std::shared_ptr<HandleEvents>& events);
+  /// Sharded shapes and gradients from here on. Throws: Error(invalid_argument) naming a parameter
+  /// that was written to during the pass.
+  void leave_pass();
+  /// As `leave_pass`, but drops what the pass computed and checks nothing.
+  void abort_pass() noexcept;
+
+  // --- within a pass
+  enum class Residence { sharded, gathering, unsharded };
+  Residence residence() const { return residence_; }
+  /// Whether parameters ever leave this rank at all.
+  bool is_sharded() const { return options_.shard_group->size() > 1; }
+  bool reshards_after_forward() const;
+  /// Starts the gather. Collective over the shard group.
+  void start_unshard();
+  void finish_unshard();
+  void reshard();
+
+  // --- gradients
+  bool has_gradients() const { return num_gradients_ > 0; }
+  bool has_all_gradients() const { return num_gradients_ == num_trainable_; }
+  bool has_gradient(std::size_t index) const { return has_gradient_[index]; }
+  /// Moves the parameter's `.grad` to the flat gradient. Throws: Error(unsupported) for a sparse
+  /// one, or one that has a graph (create_graph).
+  void take_gradient(std::size_t index);
+  /// Starts to average the flat gradient over the ranks. Collective.
+  void start_reduce();
+  bool is_reducing() const { return unsharded_grad_in_flight_.defined(); }
+  void finish_reduce();
+  /// Keeps the flat gradient of this pass for the next one (no_sync).
+  void keep_unsharded_gradient();
+
+ private:
+  class GradientHook;
+
+  FlatParamHandle(FlatUnit unit, std::vector<SharedParameter> shared, HandleOptions options)
+      : unit_(std::move(unit)), shared_(std::move(shared)), options_(std::move(options)) {}
+  void take_over(const std::vector<ManagedParameter>& parameters);
+  void touched() override;
+
+  std::int64_t num_ranks() const { return options_.shard_group->size(); }
+  bool has_own_full_buffer() const;
+  at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
+  at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
+  void show_sharded_views();
+  [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,
+                           const std::string& found, const std::string& likely_cause = {}) const;
+
+  FlatUnit unit_;
+  std::vector<SharedParameter> shared_;
+  HandleOptions options_;
+  struct WeakTensor {
+    using Impl = c10::weak_intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl>;
+    Impl impl;
+    at::Tensor lock() const {
+      auto strong = impl.lock();
+      return strong ? at::Tensor(std::move(strong)) : at::Tensor();
+    }
+  };
+  std::vector<WeakTensor> weak_parameters_;
+
+  bool has_root_ = false;
+  bool is_in_pass_ = false;
+  std::weak_ptr<HandleEvents> events_;  // while in a pass
+  Residence residence_ = Residence::sharded;
+
+  at::Tensor sharded_flat_param_;       // [sharded_numel], the parameters' own dtype
+  at::Tensor unsharded_flat_param_;     // [padded numel], param_dtype; without memory while sharded
+  std::vector<at::Tensor> full_views_;  // of unsharded_flat_param_, with the touch key
+  std::optional<TouchRegistration> registration_;
+  at::Tensor cast_shard_;  // alive until the gather is over
+  dist::Pending gather_;
+  std::vector<std::uint32_t> versions_;  // of the parameters when the pass began
+
+  std::size_t num_trainable_ = 0;
+  std::size_t num_gradients_ = 0;
+  std::vector<bool> has_gradient_;
+  std::vector<bool> was_reduced_;           // in this pass
+  std::vector<at::Tensor> kept_gradients_;  // sharded, of earlier passes
+  at::Tensor unsharded_grad_;               // [padded numel], filled by take_gradient
+  at::Tensor unsynced_grad_;                // the same of passes under no_sync
+  std::vector<bool> has_unsynced_;          // per parameter
+  at::Tensor unsharded_grad_in_flight_;
+  at::Tensor sharded_grad_in_flight_;
+  dist::Pending reduce_;
+  at::Tensor sharded_grad_;  // [sharded_numel], reduced in this pass
+};
+
+}  // namespace tessera::fsdp

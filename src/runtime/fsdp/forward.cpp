@@ -1,0 +1,44 @@
+#include "tessera/runtime/fsdp/forward.h"
+
+#include <torch/torch.h>
+
+#include <exception>
+
+#include "runtime/fsdp/pass.h"
+
+namespace tessera {
+
+ForwardScope::ForwardScope(torch::nn::Module& root)
+    : pass_(fsdp::Pass::of(root)), num_uncaught_(std::uncaught_exceptions()) {
+  pass_->enter_forward();
+}
+
+ForwardScope::~ForwardScope() noexcept(false) {
+  pass_->leave_forward(std::uncaught_exceptions() > num_uncaught_);
+}
+
+void ForwardScope::watch(const at::Tensor& output) {
+  if (!output.defined() || !output.requires_grad()) return;
+  output.register_hook([weak = std::weak_ptr(pass_)](const at::Tensor& /*gradient*/) {
+    if (const auto pass = weak.lock()) pass->enter_backward();
+  });
+}
+
+at::Tensor ForwardScope::cast_input(at::Tensor input) const {
+  const MixedPrecision& precision = pass_->handles().front()->options().mixed_precision;
+  if (!precision.param_dtype || precision.inputs == MixedPrecision::Inputs::keep ||
+      !input.defined() || !input.is_floating_point()) {
+    return input;
+  }
+  return input.to(*precision.param_dtype);
+}
+
+NoSyncScope::NoSyncScope(torch::nn::Module& root) : pass_(fsdp::Pass::of(root)) {
+  pass_->set_gradients(fsdp::Pass::Gradients::keep_unsharded);
+}
+
+NoSyncScope::~NoSyncScope() {
+  pass_->set_gradients(fsdp::Pass::Gradients::sync);
+}
+
+}  // namespace tessera

@@ -1,0 +1,209 @@
+#include "tessera/runtime/fsdp/fully_shard.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <set>
+
+#include "runtime/fsdp/pass.h"
+#include "runtime/fsdp/traversal.h"
+#include "runtime/torch_bridge.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+std::string_view to_string(ShardingStrategy strategy) {
+  switch (strategy) {
+    case ShardingStrategy::full_shard:
+      return "FULL_SHARD";
+    case ShardingStrategy::shard_grad_op:
+      return "SHARD_GRAD_OP";
+    case ShardingStrategy::no_shard:
+      return "NO_SHARD";
+    case ShardingStrategy::hybrid_shard:
+      return "HYBRID_SHARD";
+    case ShardingStrategy::hybrid_shard_zero2:
+      return "HYBRID_SHARD_ZERO2";
+  }
+  return "";
+}
+
+namespace fsdp {
+namespace {
+
+using torch::nn::Module;
+
+bool is_hybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::hybrid_shard ||
+         strategy == ShardingStrategy::hybrid_shard_zero2;
+}
+
+HandleOptions handle_options(const FullyShardOptions& options) {
+  HandleOptions handle;
+  handle.strategy = options.strategy;
+  handle.mixed_precision = options.mixed_precision;
+  if (options.strategy == ShardingStrategy::no_shard) {
+    handle.shard_group = std::make_shared<dist::Group>("shard");
+    handle.replicate_group = options.mesh.world();
+  } else if (is_hybrid(options.strategy)) {
+    handle.shard_group = options.mesh.axis("shard");
+    handle.replicate_group = options.mesh.axis("replicate");
+  } else {
+    if (options.mesh.axes().size() != 1) {
+      throw Error::expected(ErrorKind::invalid_argument, {},
+                            "mesh of " + std::string(to_string(options.strategy)), "one axis",
+                            std::to_string(options.mesh.axes().size()) + " axes", "HYBRID_SHARD?");
+    }
+    handle.shard_group = options.mesh.world();
+    handle.replicate_group = std::make_shared<dist::Group>("replicate");
+  }
+  return handle;
+}
+
+/// Sends what rank 0 has, each tensor once.
+void sync_module_states(const ModulePtr& module, const FullyShardOptions& options) {
+  const at::NoGradGuard no_grad;
+  dist::Group& world = *options.mesh.world();
+  std::set<const c10::TensorImpl*> sent;
+  const auto send = [&](const std::string& fqn, const at::Tensor& tensor) {
+    if (!tensor.defined() || !sent.insert(tensor.unsafeGetTensorImpl()).second) return;
+    at::Tensor contiguous = tensor.detach().contiguous();
+    world.broadcast(contiguous, 0, fqn).wait();
+    if (!contiguous.is_alias_of(tensor)) tensor.detach().copy_(contiguous);
+  };
+  for (const FoundParameter& parameter : unmanaged_parameters(module, options)) {
+    send(parameter.fqn, parameter.tensor);
+  }
+  for (const auto& buffer : module->named_buffers()) send(buffer.key(), buffer.value());
+}
+
+void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
+  const auto& dtype = options.mixed_precision.buffer_dtype;
+  if (!dtype) return;
+  for (auto& buffer : module->buffers()) {
+    if (buffer.defined() && buffer.is_floating_point() && buffer.scalar_type() != *dtype) {
+      buffer.set_data(buffer.to(*dtype));
+    }
+  }
+}
+
+/// Puts what belongs to no unit yet into flat parameters of `module`, one per dtype.
+void make_unit(const ModulePtr& module, const FullyShardOptions& options) {
+  struct Group {
+    std::vector<ManagedParameter> parameters;
+    std::vector<SharedParameter> shared;
+  };
+  std::vector<std::pair<at::ScalarType, Group>> groups;  // in the order in which dtypes are met
+  std::optional<FoundParameter> first;
+  for (const FoundParameter& found : unmanaged_parameters(module, options)) {
+    if (!first) first = found;
+    if (found.tensor.device() != first->tensor.device()) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn}, "device",
+                            first->tensor.device().str() + " as for " + first->fqn,
+                            found.tensor.device().str());
+    }
+    if (!found.tensor.is_leaf() || !at::isFloatingType(found.tensor.scalar_type())) {
+      throw Error::expected(ErrorKind::unsupported, {.fqn = found.fqn}, "parameter",
+                            "a floating-point leaf",
+                            std::string(c10::toString(found.tensor.scalar_type())) +
+                                (found.tensor.is_leaf() ? "" : " with a graph"),
+                            "ignored_states leaves it out");
+    }
+    auto it = std::ranges::find(groups, found.tensor.scalar_type(),
+                                &std::pair<at::ScalarType, Group>::first);
+    if (it == groups.end()) it = groups.insert(groups.end(), {found.tensor.scalar_type(), {}});
+    Group& group = it->second;
+    const auto tied = std::ranges::find_if(group.parameters, [&](const ManagedParameter& each) {
+      return each.tensor.is_same(found.tensor);
+    });
+    if (tied != group.parameters.end()) {
+      group.shared.push_back(
+          {found.fqn, static_cast<std::size_t>(tied - group.parameters.begin())});
+    } else {
+      group.parameters.push_back({found.fqn, found.tensor});
+    }
+  }
+  auto unit = std::make_shared<ShardedModule>();
+  unit->module = module;
+  for (auto& [dtype, group] : groups) {
+    unit->handles.push_back(FlatParamHandle::create(
+        std::move(group.parameters), std::move(group.shared), handle_options(options)));
+  }
+  registry::attach(*module, std::move(unit));
+}
+
+template <class Visit>
+void for_each_sharded_module(const Module& module, const std::string& fqn, const Visit& visit) {
+  if (const auto sharded = registry::find<ShardedModule>(module)) visit(fqn, *sharded);
+  for (const auto& child : module.named_children()) {
+    for_each_sharded_module(*child.value(), join_fqn(fqn, child.key()), visit);
+  }
+}
+
+FlatParameterInfo info_of(const FlatParamHandle& handle) {
+  const FlatUnit& unit = handle.unit();
+  FlatParameterInfo info;
+  info.module_fqn = unit.name;
+  info.dtype = unit.dtype;
+  info.strategy = handle.options().strategy;
+  for (const FlatUnitParameter& parameter : unit.parameters) {
+    info.parameters.push_back(
+        {parameter.fqn, parameter.shape, parameter.offset, numel_of(parameter.shape)});
+  }
+  for (const SharedParameter& shared : handle.shared_parameters()) {
+    info.shared[shared.fqn] = unit.parameters[shared.index].fqn;
+  }
+  info.unpadded_numel = unpadded_numel(unit);
+  info.sharded_numel = handle.sharded_flat_param().numel();
+  info.is_unsharded = handle.residence() == FlatParamHandle::Residence::unsharded;
+  return info;
+}
+
+}  // namespace
+}  // namespace fsdp
+
+void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
+  const fsdp::ModulePtr root = registry::weak_module(module).lock();
+  if (registry::find<fsdp::ShardedModule>(module)) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "fully_shard of " + module.name(),
+                          "a module that is not sharded yet", "one that is");
+  }
+  const std::vector<fsdp::NamedModule> units = fsdp::units_by_policy(root, options);
+  if (options.module_states == FullyShardOptions::ModuleStates::sync) {
+    fsdp::sync_module_states(root, options);
+  }
+  fsdp::cast_buffers(root, options);
+  // Reverse order of the tree: what is inside becomes a unit before what is around it.
+  for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
+    fsdp::make_unit(unit->module, options);
+  }
+}
+
+std::vector<FlatParameterInfo> flat_parameters(const torch::nn::Module& module) {
+  std::vector<FlatParameterInfo> infos;
+  fsdp::for_each_sharded_module(module, "",
+                                [&](const std::string& fqn, const fsdp::ShardedModule& unit) {
+                                  for (const auto& handle : unit.handles) {
+                                    infos.push_back(fsdp::info_of(*handle));
+                                    infos.back().module_fqn = fqn;
+                                  }
+                                });
+  return infos;
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_modules(
+    const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> modules;
+  fsdp::for_each_sharded_module(module, "",
+                                [&](const std::string& fqn, const fsdp::ShardedModule& unit) {
+                                  modules.emplace_back(fqn, unit.module.lock());
+                                });
+  return modules;
+}
+
+std::vector<std::string> recorded_order(const torch::nn::Module& root) {
+  const auto pass = registry::find<fsdp::Pass>(root);
+  return pass ? pass->order().events() : std::vector<std::string>();
+}
+
+}  // namespace tessera

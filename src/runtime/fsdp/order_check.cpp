@@ -1,0 +1,63 @@
+#include "runtime/fsdp/order_check.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+
+void OrderCheck::begin_pass(Kind kind) {
+  kind_ = kind;
+  events_.clear();
+  has_deviated_ = false;
+}
+
+void OrderCheck::announce(const std::string& event, dist::Group& group) {
+  const std::vector<std::string>& recorded = recorded_[static_cast<std::size_t>(kind_)];
+  const std::size_t position = events_.size();
+  events_.push_back(event);
+  if (!has_deviated_ && position < recorded.size() && recorded[position] == event) return;
+  has_deviated_ = true;
+  compare_with_others(event, group);
+}
+
+void OrderCheck::end_pass() {
+  recorded_[static_cast<std::size_t>(kind_)] = events_;
+}
+
+void OrderCheck::abort_pass() {
+  recorded_[static_cast<std::size_t>(kind_)].clear();
+}
+
+void OrderCheck::compare_with_others(const std::string& event, dist::Group& group) {
+  if (group.size() == 1) return;
+  c10d::Store& store = *group.store();
+  const auto key = [&](std::uint64_t number, int rank) {
+    return "order/" + std::to_string(number) + "/" + std::to_string(rank);
+  };
+  const std::uint64_t number = group.next_number();
+  store.set(key(number, group.rank()), std::vector<std::uint8_t>(event.begin(), event.end()));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank == group.rank()) continue;
+    std::string other;
+    try {
+      const std::vector<std::uint8_t> bytes = store.get(key(number, rank));
+      other.assign(bytes.begin(), bytes.end());
+    } catch (const std::exception&) {
+      throw Error(ErrorKind::io, {},
+                  "rank " + std::to_string(group.rank()) + " (" + group.name() + ") is about to " +
+                      event + "; rank " + std::to_string(rank) + " said nothing in time");
+    }
+    if (other == event) continue;
+    std::string before;
+    const std::size_t last = events_.size() - 1;
+    for (std::size_t i = last < 4 ? 0 : last - 4; i < last; ++i) before += events_[i] + ", ";
+    throw Error::expected(
+        ErrorKind::mismatch, {}, "order of collectives", "the same on all ranks of " + group.name(),
+        event + " on rank " + std::to_string(group.rank()) + ", " + other + " on rank " +
+            std::to_string(rank) + (before.empty() ? "" : "; before it: " + before + "here"),
+        "a branch that differs between ranks?");
+  }
+  // Whoever announced this comparison has finished the one before.
+  if (number > 0) store.deleteKey(key(number - 1, group.rank()));
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/runtime/dist/group.h"
+
+namespace tessera::fsdp {
+
+/// Holds the order of collectives against that of the other ranks. Two ranks that gather different
+/// units of one size would mix them silently. Where a pass repeats the one before it, ranks agree
+/// as they did then; where it is the first, or deviates, they compare notes through the store
+/// before each collective, with the store's time-out.
+class OrderCheck {
+ public:
+  /// Which of the sequences that are kept apart a pass follows.
+  enum class Kind { training, inference };
+
+  void begin_pass(Kind kind);
+  /// Announces a collective, such as `unshard layers.1`, over `group`. Collective where it is new.
+  /// Throws: Error(mismatch) with what each rank is about to do; Error(io) where a rank says
+  /// nothing in time.
+  void announce(const std::string& event, dist::Group& group);
+  void end_pass();
+  /// Forgets the pass: what it did is no example.
+  void abort_pass();
+
+  /// Returns what the current pass, or the last one, did.
+  const std::vector<std::string>& events() const { return events_; }
+
+ private:
+  void compare_with_others(const std::string& event, dist::Group& group);
+
+  std::vector<std::string> recorded_[2];  // of the last pass of each kind
+  Kind kind_ = Kind::training;
+  std::vector<std::string> events_;
+  bool has_deviated_ = false;
+};
+
+}  // namespace tessera::fsdp

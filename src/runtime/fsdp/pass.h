@@ -1,0 +1,89 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/fsdp/flat_param_handle.h"
+#include "runtime/fsdp/order_check.h"
+#include "tessera/runtime/registry/registry.h"
+
+namespace tessera::fsdp {
+
+/// A module that fully_shard was applied to, with its flat parameters, one per dtype.
+struct ShardedModule final : registry::ModuleState {
+  std::weak_ptr<torch::nn::Module> module;
+  std::vector<std::shared_ptr<FlatParamHandle>> handles;
+};
+
+/// One forward and its backward over a root module and all fully sharded modules in it: decides
+/// when which flat parameter is gathered, freed and reduced.
+///
+/// States. Idle: parameters show their shards. Open: full shapes; operators that touch a parameter
+/// gather its unit. An open pass ends with the backward, or with the outermost scope where no
+/// gradient is recorded. docs/fully_shard.md has the table.
+/// [Note: Leaving] Touching a unit outside the subtree of a unit that is open means that the
+/// latter's forward (or, in a backward, its backward) is over, so it is freed.
+/// Kept by the registry at the root module, and by the handles while they are in it. Thread-safe.
+class Pass final : public HandleEvents,
+                   public registry::ModuleState,
+                   public std::enable_shared_from_this<Pass> {
+ public:
+  /// Returns the pass of `root`, made at the first use. Throws: Error(invalid_argument) where a
+  /// unit in it belongs to another root already, or nothing in it is sharded.
+  static std::shared_ptr<Pass> of(torch::nn::Module& root);
+
+  explicit Pass(torch::nn::Module& root);
+
+  /// Enters or leaves a forward; they nest.
+  void enter_forward();
+  void leave_forward(bool has_failed) noexcept(false);
+  /// Opens an idle pass again, for another backward through what it computed.
+  void enter_backward();
+
+  void abort() noexcept;
+  bool is_open() const { return is_open_; }
+
+  enum class Gradients { sync, keep_unsharded };
+  void set_gradients(Gradients gradients) { gradients_ = gradients; }
+  Gradients gradients() const { return gradients_; }
+
+  const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
+  const OrderCheck& order() const { return order_; }
+
+ private:
+  struct Place {              // of a handle, parallel to handles_
+    std::size_t unit;         // numbered in the order of the module tree
+    std::size_t subtree_end;  // units [unit, subtree_end) are inside
+  };
+
+  void parameter_touched(FlatParamHandle& handle) override;
+  void gradient_ready(FlatParamHandle& handle, std::size_t index) override;
+
+  void open();
+  void close();
+  void queue_end_of_backward();
+  void end_backward();
+  void leave_units_outside(std::size_t handle, bool is_backward);
+  void reduce(FlatParamHandle& handle);
+  void finish_reduces();
+  std::size_t index_of(const FlatParamHandle& handle) const;
+
+  mutable std::recursive_mutex mutex_;
+  std::vector<std::shared_ptr<FlatParamHandle>> handles_;  // in the order of the module tree
+  std::vector<Place> places_;
+  OrderCheck order_;
+
+  bool is_open_ = false;
+  int forward_depth_ = 0;
+  bool records_gradients_ = false;  // a forward of this pass did
+  bool is_end_queued_ = false;      // at the end of the backward that is running
+  Gradients gradients_ = Gradients::sync;
+  std::vector<std::size_t> gathered_;  // handles that are not sharded now
+  FlatParamHandle* last_touched_ = nullptr;
+};
+
+}  // namespace tessera::fsdp

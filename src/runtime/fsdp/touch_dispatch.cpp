@@ -1,0 +1,82 @@
+#include "runtime/fsdp/touch_dispatch.h"
+
+#include <torch/library.h>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+namespace {
+
+/// Who stands behind which storage. One for the process: ranks may be threads, their storages
+/// differ.
+struct Listeners {
+  std::shared_mutex mutex;
+  std::unordered_map<const c10::StorageImpl*, TouchListener*> by_storage;
+
+  static Listeners& instance() {
+    static auto* const listeners = new Listeners;  // outlives every static tensor
+    return *listeners;
+  }
+};
+
+void see(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.key_set().has(kTouchKey) || !tensor.has_storage()) return;
+  TouchListener* listener = nullptr;
+  {
+    Listeners& listeners = Listeners::instance();
+    const std::shared_lock lock(listeners.mutex);
+    const auto it = listeners.by_storage.find(tensor.storage().unsafeGetStorageImpl());
+    if (it != listeners.by_storage.end()) listener = it->second;
+  }
+  if (listener != nullptr) listener->touched();
+}
+
+void see_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack) {
+  const std::size_t num_arguments = op.schema().arguments().size();
+  for (std::size_t i = stack->size() - num_arguments; i < stack->size(); ++i) {
+    const c10::IValue& argument = (*stack)[i];
+    if (argument.isTensor()) {
+      see(argument.toTensor());
+    } else if (argument.isList()) {
+      for (const c10::IValue& item : argument.toListRef()) {
+        if (item.isTensor()) see(item.toTensor());
+      }
+    }
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTouchKey), stack);
+}
+
+}  // namespace
+
+TouchRegistration::TouchRegistration(const c10::Storage& storage, TouchListener& listener)
+    : storage_(storage.unsafeGetStorageImpl()) {
+  Listeners& listeners = Listeners::instance();
+  const std::unique_lock lock(listeners.mutex);
+  TESSERA_CHECK(listeners.by_storage.emplace(storage_, &listener).second);
+}
+
+TouchRegistration::~TouchRegistration() {
+  Listeners& listeners = Listeners::instance();
+  const std::unique_lock lock(listeners.mutex);
+  listeners.by_storage.erase(storage_);
+}
+
+at::Tensor with_touch_key(const at::Tensor& tensor) {
+  auto keyed = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(tensor.storage()), tensor.key_set() | c10::DispatchKeySet(kTouchKey),
+      tensor.dtype());
+  keyed.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                     tensor.storage_offset());
+  return keyed;
+}
+
+}  // namespace tessera::fsdp
+
+// The macros of torch/library.h: a fallback for every operator under this key.
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&tessera::fsdp::see_arguments>());
+}

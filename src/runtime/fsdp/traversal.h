@@ -1,0 +1,39 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/runtime/fsdp/fully_shard.h"
+
+namespace tessera::fsdp {
+
+using ModulePtr = std::shared_ptr<torch::nn::Module>;
+
+/// A module and its name below the one that a walk began at.
+struct NamedModule {
+  std::string fqn;
+  ModulePtr module;
+};
+
+/// Returns the modules below `root` that the policy makes units, and `root` itself at the front, in
+/// the order of the module tree. Does not descend into ignored modules, nor into what is sharded or
+/// replicated already.
+std::vector<NamedModule> units_by_policy(const ModulePtr& root, const FullyShardOptions& options);
+
+/// A parameter as it is found in the tree: the same tensor may come more than once (tied weights).
+struct FoundParameter {
+  std::string fqn;
+  at::Tensor tensor;
+};
+
+/// Returns the parameters of `module` and of those below it that belong to no unit yet and are not
+/// ignored, in the order of the module tree.
+std::vector<FoundParameter> unmanaged_parameters(const ModulePtr& module,
+                                                 const FullyShardOptions& options);
+
+std::string join_fqn(const std::string& prefix, const std::string& name);
+
+}  // namespace tessera::fsdp

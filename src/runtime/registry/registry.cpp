@@ -1,0 +1,98 @@
+#include "tessera/runtime/registry/registry.h"
+
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+
+namespace tessera::registry {
+namespace {
+
+using torch::nn::Module;
+
+struct Entry {
+  std::weak_ptr<const Module> module;  // what lies at the address may be another module by now
+  std::map<std::type_index, std::shared_ptr<ModuleState>> states;
+};
+
+class Registry {
+ public:
+  static Registry& instance() {
+    static auto* const registry = new Registry;  // outlives every static module
+    return *registry;
+  }
+
+  std::shared_ptr<ModuleState> find(const Module& module, std::type_index type) {
+    const std::lock_guard lock(mutex_);
+    const auto it = entries_.find(&module);
+    if (it == entries_.end() || it->second.module.expired()) return nullptr;
+    const auto state = it->second.states.find(type);
+    return state == it->second.states.end() ? nullptr : state->second;
+  }
+
+  void attach(Module& module, std::type_index type, std::shared_ptr<ModuleState> state) {
+    const std::weak_ptr<Module> weak = weak_module(module);
+    const auto dead = take_dead();
+    const std::lock_guard lock(mutex_);
+    Entry& entry = entries_[&module];
+    if (entry.module.expired()) entry.states.clear();  // of one that had this address
+    entry.module = weak;
+    entry.states[type] = std::move(state);
+  }
+
+  std::size_t num_modules() {
+    const auto dead = take_dead();
+    const std::lock_guard lock(mutex_);
+    return entries_.size();
+  }
+
+ private:
+  /// What is returned dies without the lock: destructors may look things up.
+  std::vector<Entry> take_dead() {
+    std::vector<Entry> dead;
+    const std::lock_guard lock(mutex_);
+    for (auto it = entries_.begin(); it != entries_.end();) {
+      if (it->second.module.expired()) {
+        dead.push_back(std::move(it->second));
+        it = entries_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+    return dead;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<const Module*, Entry> entries_;
+};
+
+}  // namespace
+
+std::weak_ptr<Module> weak_module(Module& module) {
+  std::weak_ptr<Module> weak = module.weak_from_this();
+  if (weak.expired()) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "module " + module.name(),
+                          "one that a shared_ptr holds (std::make_shared or a ModuleHolder)",
+                          "one on the stack or inside another object");
+  }
+  return weak;
+}
+
+namespace detail {
+
+std::shared_ptr<ModuleState> find(const Module& module, std::type_index type) {
+  return Registry::instance().find(module, type);
+}
+
+void attach(Module& module, std::type_index type, std::shared_ptr<ModuleState> state) {
+  Registry::instance().attach(module, type, std::move(state));
+}
+
+}  // namespace detail
+
+std::size_t num_modules() {
+  return Registry::instance().num_modules();
+}
+
+}  // namespace tessera::registry
