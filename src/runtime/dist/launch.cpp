@@ -89,9 +89,13 @@ std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& loo
     return found;
   }
   if (lookup("OMPI_COMM_WORLD_RANK")) {
-    LaunchEnvironment found = read(Variables("mpirun", lookup), "mpirun", "OMPI_COMM_WORLD_RANK",
+    const Variables variables("mpirun", lookup);
+    LaunchEnvironment found = read(variables, "mpirun", "OMPI_COMM_WORLD_RANK",
                                    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK");
-    found.master_address = lookup("MASTER_ADDR").value_or("127.0.0.1");
+    const int local_size = variables.number_or("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxRanks, 1);
+    found.master_address = local_size == found.world_size
+                               ? lookup("MASTER_ADDR").value_or("127.0.0.1")
+                               : variables.text("MASTER_ADDR");  // of which host, mpirun says not
     return found;
   }
   // An interactive shell inside an allocation has SLURM_PROCID, too, but no step of more tasks.

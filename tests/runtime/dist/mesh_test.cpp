@@ -1,0 +1,101 @@
+#include "tessera/runtime/dist/mesh.h"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "runtime/support/ranks.h"
+#include "tessera/base/error.h"
+
+namespace tessera::dist {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string error_of(int world_size, std::vector<std::pair<std::string, int>> axes) {
+  MeshOptions options;
+  options.axes = std::move(axes);
+  try {
+    connect_gloo(nullptr, 0, world_size, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(MeshTest, OneProcessNeedsNoStore) {
+  const Mesh mesh = connect_gloo(nullptr, 0, 1);
+  EXPECT_EQ(mesh.world_size(), 1);
+  at::Tensor whole = torch::zeros({2});
+  mesh.world()->all_gather(whole, torch::ones({2}), "x").wait();
+  EXPECT_TRUE(whole.equal(torch::ones({2})));
+  EXPECT_EQ(mesh.world()->traffic().all_gather, 8U);
+}
+
+TEST(MeshTest, AxesThatDoNotMakeUpTheWorldAreRefused) {
+  EXPECT_THAT(error_of(4, {{"replicate", 3}, {"shard", 2}}), HasSubstr("replicate 3, shard 2"));
+  EXPECT_THAT(error_of(4, {{"replicate", -1}, {"shard", -1}}), HasSubstr("one of them -1"));
+  EXPECT_THAT(error_of(4, {{"shard", 0}}), HasSubstr("shard 0"));
+  EXPECT_THAT(error_of(4, {{"replicate", 3}, {"shard", -1}}), HasSubstr("product"));
+  try {
+    static_cast<void>(Mesh().axis("replicate"));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("one of shard"));
+  }
+}
+
+TEST(MeshTest, CollectivesRunAlongEachAxis) {
+  MeshOptions options;
+  options.axes = {{"replicate", 2}, {"shard", -1}};
+  test::on_ranks(
+      6,
+      [](const Mesh& mesh) {
+        // Ranks 0 1 2 and 3 4 5 are shard groups, 0 3, 1 4, 2 5 replicas.
+        EXPECT_EQ(mesh.axis("shard")->size(), 3);
+        EXPECT_EQ(mesh.axis("shard")->rank(), mesh.rank() % 3);
+        EXPECT_EQ(mesh.axis("replicate")->rank(), mesh.rank() / 3);
+        at::Tensor whole = torch::zeros({3});
+        mesh.axis("shard")
+            ->all_gather(whole, torch::full({1}, mesh.rank()).to(torch::kFloat), "x")
+            .wait();
+        const float first = static_cast<float>(mesh.rank() / 3 * 3);
+        EXPECT_TRUE(whole.equal(torch::tensor({first, first + 1, first + 2})));
+        at::Tensor sum = torch::full({1}, mesh.rank());
+        mesh.axis("replicate")->all_reduce(sum, "x").wait();
+        EXPECT_EQ(sum.item<int>(), 2 * (mesh.rank() % 3) + 3);
+        at::Tensor part = torch::zeros({2});
+        mesh.axis("shard")->reduce_scatter(part, torch::arange(6).to(torch::kFloat), "x").wait();
+        const float begin = static_cast<float>(2 * (mesh.rank() % 3));
+        EXPECT_TRUE(part.equal(torch::tensor({3 * begin, 3 * (begin + 1)})));
+        EXPECT_EQ(mesh.world()->max(mesh.rank(), "x"), 5);
+        at::Tensor sent = torch::full({1}, mesh.rank());
+        mesh.world()->broadcast(sent, 4, "x").wait();
+        EXPECT_EQ(sent.item<int>(), 4);
+      },
+      options);
+}
+
+TEST(MeshTest, B22_ARankThatIsMissingIsATimeOutThatNamesTheCollective) {
+  MeshOptions options;
+  options.timeout = std::chrono::milliseconds(1000);
+  test::on_ranks(
+      2,
+      [](const Mesh& mesh) {
+        if (mesh.rank() == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+          return;
+        }
+        at::Tensor tensor = torch::ones({3});
+        try {
+          mesh.world()->all_reduce(tensor, "layers.0").wait();
+          FAIL();
+        } catch (const Error& error) {
+          EXPECT_EQ(error.kind(), ErrorKind::io);
+          EXPECT_THAT(error.what(), HasSubstr("rank 0 of 2 (shard): all-reduce of layers.0"));
+        }
+      },
+      options);
+}
+
+}  // namespace
+}  // namespace tessera::dist
