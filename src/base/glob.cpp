@@ -99,9 +99,8 @@ std::vector<std::string> NameSelection::unused(const std::vector<std::string_vie
   std::vector<std::string> unused;
   const auto collect = [&](const std::vector<std::string>& patterns, const char* prefix) {
     for (const std::string& pattern : patterns) {
-      if (std::none_of(names.begin(), names.end(), [&](std::string_view name) {
-            return pattern_selects(pattern, name);
-          })) {
+      if (std::none_of(names.begin(), names.end(),
+                       [&](std::string_view name) { return pattern_selects(pattern, name); })) {
         unused.push_back(prefix + pattern);
       }
     }

@@ -6,10 +6,14 @@ namespace tessera::formats {
 
 std::string_view format_name(Format format) {
   switch (format) {
-    case Format::native: return "native";
-    case Format::safetensors: return "safetensors";
-    case Format::dcp: return "dcp";
-    case Format::torch_zip: return "torch";
+    case Format::native:
+      return "native";
+    case Format::safetensors:
+      return "safetensors";
+    case Format::dcp:
+      return "dcp";
+    case Format::torch_zip:
+      return "torch";
   }
   TESSERA_CHECK(false && "unnamed Format");
   return {};
@@ -24,13 +28,20 @@ std::optional<Format> parse_format(std::string_view name) {
 
 std::string_view state_kind_name(StateKind kind) {
   switch (kind) {
-    case StateKind::plain: return "plain";
-    case StateKind::pointwise: return "pointwise";
-    case StateKind::row_wise: return "row_wise";
-    case StateKind::scalar_parameter: return "scalar_parameter";
-    case StateKind::scalar_table: return "scalar_table";
-    case StateKind::opaque: return "opaque";
-    case StateKind::row_wise_per_shard: return "row_wise_per_shard";
+    case StateKind::plain:
+      return "plain";
+    case StateKind::pointwise:
+      return "pointwise";
+    case StateKind::row_wise:
+      return "row_wise";
+    case StateKind::scalar_parameter:
+      return "scalar_parameter";
+    case StateKind::scalar_table:
+      return "scalar_table";
+    case StateKind::opaque:
+      return "opaque";
+    case StateKind::row_wise_per_shard:
+      return "row_wise_per_shard";
   }
   TESSERA_CHECK(false && "unnamed StateKind");
   return {};

@@ -79,7 +79,8 @@ void expect_holds(const formats::CheckpointReader& reader, const std::string& ex
   }
   std::map<std::string, std::string> expected_values;
   for (const auto& [name, value] : *values->get_if<Value::Dict>()) {
-    expected_values[*name.get_if<std::string>()] = value_to_json(value_from_json(value, expectation_path));
+    expected_values[*name.get_if<std::string>()] =
+        value_to_json(value_from_json(value, expectation_path));
   }
   EXPECT_EQ(found_values, expected_values);
 }

@@ -19,9 +19,8 @@ std::vector<InvalidFixture> invalid_fixtures(const std::string& format_name) {
   const auto text_of = [](const Value& value) { return *value.get_if<std::string>(); };
   std::vector<InvalidFixture> fixtures;
   for (const auto& [name, row] : *table.get_if<Value::Dict>()) {
-    InvalidFixture invalid{.path = folder + "/" + text_of(name),
-                           .rule = text_of(*row.find("rule")),
-                           .contains = {}};
+    InvalidFixture invalid{
+        .path = folder + "/" + text_of(name), .rule = text_of(*row.find("rule")), .contains = {}};
     for (const Value& words : *row.find("contains")->get_if<Value::List>()) {
       invalid.contains.push_back(text_of(words));
     }

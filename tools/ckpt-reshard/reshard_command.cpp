@@ -167,7 +167,8 @@ std::string contents_line(const ReshardOptions& options, const Plan& plan) {
   if (!contents.values.empty()) line += ", " + counted(contents.values.size(), "value");
   if (!contents.aliases.empty())
     line += ", " + counted(contents.aliases.size(), "alias", "aliases");
-  line += ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(format_name(*options.format));
+  line +=
+      ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(format_name(*options.format));
   if (options.format != Format::safetensors) {
     line += " for " + counted(static_cast<std::uint64_t>(contents.world_size), "rank");
   }

@@ -85,7 +85,8 @@ class Value {
   Storage storage_;
 };
 
-/// Returns `none`, `bool`, `int`, `float`, `str`, `bytes`, `symbol`, `list`, `tuple`, `set`, `dict`.
+/// Returns `none`, `bool`, `int`, `float`, `str`, `bytes`, `symbol`, `list`, `tuple`, `set`,
+/// `dict`.
 std::string_view type_name(const Value& value);
 
 /// Returns the value as Python would print it, on one line, cut to about `max_nbytes`.

@@ -91,13 +91,14 @@ struct CheckpointContents {
 
 /// Where a piece's bytes lie, for people to look at.
 struct PieceStorage {
-  std::string file;  // relative to the checkpoint
+  std::string file;                     // relative to the checkpoint
   std::optional<ByteRange> byte_range;  // nothing where the piece is not one range
   std::string encoding;                 // `plain`, `zstd`
   std::uint64_t stored_nbytes = 0;
 };
 
-/// One result of a check. Rules are stable words: `checksum`, `coverage`, `structure`, `crc-absent`.
+/// One result of a check. Rules are stable words: `checksum`, `coverage`, `structure`,
+/// `crc-absent`.
 struct Finding {
   enum class Severity { note, error } severity = Severity::error;
   std::string rule;

@@ -10,7 +10,8 @@ namespace tessera::formats {
 
 /// Returns the format of what lies at `path`, from names in a directory or a file's first bytes.
 /// Throws: Error(not_found) where there is nothing; Error(corruption) on an empty file, or a
-/// checkpoint that lacks its index; Error(unsupported) on anything else, saying what was looked for.
+/// checkpoint that lacks its index; Error(unsupported) on anything else, saying what was looked
+/// for.
 Format detect_format(const FileSystem& fs, const std::string& path);
 
 struct OpenOptions {

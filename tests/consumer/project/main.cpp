@@ -12,8 +12,8 @@
 
 int main() {
   using namespace tessera;
-  const std::filesystem::path path = std::filesystem::temp_directory_path() /
-                                     ("tessera_consumer_" + std::to_string(std::rand()));
+  const std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("tessera_consumer_" + std::to_string(std::rand()));
   std::filesystem::remove_all(path);
 
   formats::CheckpointContents contents;
