@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 
 #include "ckpt-inspect/json_parts.h"
@@ -103,7 +104,7 @@ void print_histogram(const Histogram& histogram, Terminal& terminal) {
     const std::int64_t count = histogram.counts[bin];
     const double share =
         largest > 0 ? static_cast<double>(count) / static_cast<double>(largest) : 0;
-    auto bar_width = static_cast<std::size_t>(share * static_cast<double>(kBarWidth) + 0.5);
+    auto bar_width = static_cast<std::size_t>(std::lround(share * static_cast<double>(kBarWidth)));
     if (count > 0) bar_width = std::max<std::size_t>(1, bar_width);
     std::string bar;
     for (std::size_t i = 0; i < bar_width; ++i) bar += "█";

@@ -223,7 +223,7 @@ void print_plan(const ReshardOptions& options, const Plan& plan, Terminal& termi
 }
 
 void move(const ReshardOptions& options, const Plan& plan, const CheckpointReader& reader,
-          Terminal& terminal, std::stop_token stop) {
+          Terminal& terminal, const std::stop_token& stop) {
   std::vector<Value> values;
   for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
   const auto writer = create_writer(options, plan, std::move(values));

@@ -98,7 +98,7 @@ void Object::fail_expected(std::string_view rule, std::string_view expected) con
 std::string Object::describe() const {
   const auto quoted = [](std::string_view text) { return "'" + printable(text, 60) + "'"; };
   const detail::Node& self = node();
-  const std::string kind_text(kind_name(self.kind));
+  std::string kind_text(kind_name(self.kind));
   switch (self.kind) {
     case ObjectKind::none:
       return kind_text;

@@ -81,7 +81,7 @@ std::string latin1_text(std::string_view bytes) {
 bool pickle_complex(Pickler& pickler, std::string_view numbers) {
   const std::size_t comma = numbers.find(',');
   if (comma == std::string_view::npos) return false;
-  double parts[2];
+  double parts[2] = {};
   std::size_t i = 0;
   for (const std::string_view text : {numbers.substr(0, comma), numbers.substr(comma + 1)}) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parts[i++]);

@@ -3,12 +3,19 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "runtime/torch_bridge.h"
 
 namespace tessera::fsdp {
 namespace {
 
 using at::Tensor;
+
+bool has_memory(const Tensor& tensor) {
+  return tensor.storage().nbytes() > 0;
+}
 
 void free_memory(const Tensor& tensor) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
@@ -39,7 +46,13 @@ class FlatParamHandle::GradientHook final : public torch::autograd::PostAccumula
   GradientHook(std::shared_ptr<FlatParamHandle> handle, std::size_t index)
       : handle_(std::move(handle)), index_(index) {}
   void operator()(const Tensor& /*parameter*/) override {
-    if (const auto events = handle_->events_.lock()) events->gradient_ready(*handle_, index_);
+    const auto events = handle_->events_.lock();
+    if (!handle_->is_in_pass_ || !events) {
+      handle_->refuse(ErrorKind::invalid_argument, index_, "a backward within a pass",
+                      "one outside of it, whose gradients no other rank would see",
+                      "the module's own forward, where tessera::forward was meant?");
+    }
+    events->gradient_ready(*handle_, index_);
   }
   const std::shared_ptr<FlatParamHandle>& handle() const { return handle_; }
 
@@ -108,7 +121,13 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
       is_sharded() ? flat.narrow(0, options_.shard_group->rank() * shard_numel, shard_numel).clone()
                    : flat;
 
+  for (std::size_t i = 0; i < num_parameters; ++i) {
+    sharded_views_.push_back(sharded_view(sharded_flat_param_, i));
+  }
   if (has_own_full_buffer()) {
+    for (at::Tensor& view : sharded_views_) view = with_touch_key(view);
+    sharded_registration_.emplace(sharded_flat_param_.storage(),
+                                  static_cast<TouchListener&>(*this));
     const auto& param_dtype = options_.mixed_precision.param_dtype;
     unsharded_flat_param_ =
         torch::empty({flat.numel()}, own.dtype(param_dtype.value_or(first.scalar_type())));
@@ -116,7 +135,8 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
     for (std::size_t i = 0; i < num_parameters; ++i) {
       full_views_.push_back(with_touch_key(full_view(unsharded_flat_param_, i)));
     }
-    registration_.emplace(unsharded_flat_param_.storage(), static_cast<TouchListener&>(*this));
+    full_registration_.emplace(unsharded_flat_param_.storage(),
+                               static_cast<TouchListener&>(*this));
     free_memory(unsharded_flat_param_);
   }
 
@@ -130,7 +150,7 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
     torch::autograd::impl::set_post_acc_grad_hooks(
         parameter, std::make_unique<GradientHook>(shared_from_this(), i));
   }
-  show_sharded_views();
+  show(sharded_views_);
 }
 
 bool FlatParamHandle::has_own_full_buffer() const {
@@ -154,22 +174,26 @@ Tensor FlatParamHandle::sharded_view(const Tensor& flat_shard, std::size_t index
                            range.numel());
 }
 
-void FlatParamHandle::show_sharded_views() {
+void FlatParamHandle::show(const std::vector<Tensor>& views) {
   for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
-    if (Tensor shown = parameter(i); shown.defined()) {
-      shown.set_data(sharded_view(sharded_flat_param_, i));
-    }
+    if (Tensor shown = parameter(i); shown.defined()) shown.set_data(views[i]);
   }
 }
 
-bool FlatParamHandle::reshards_after_forward() const {
-  return options_.strategy == ShardingStrategy::full_shard ||
-         options_.strategy == ShardingStrategy::hybrid_shard;
+/// Views begin within their parameter, or, where that is empty, where the next one begins.
+std::size_t FlatParamHandle::parameter_at(const Tensor& view) const {
+  std::int64_t position = view.storage_offset();
+  if (is_sharded() && view.storage().is_alias_of(sharded_flat_param_.storage())) {
+    position += options_.shard_group->rank() * sharded_flat_param_.numel();
+  }
+  const auto after = std::ranges::upper_bound(unit_.parameters, position, {},
+                                              &FlatUnitParameter::offset);
+  return static_cast<std::size_t>(after - unit_.parameters.begin()) - 1;
 }
 
 // --- passes
 
-void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events) {
+void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events, Tracing tracing) {
   TESSERA_CHECK(!is_in_pass());
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
@@ -189,9 +213,16 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events) {
     Tensor shown = parameter(i);
     if (shown.requires_grad()) ++num_trainable_;
     kept_gradients_[i] = std::exchange(shown.mutable_grad(), Tensor());
-    if (!full_views_.empty()) shown.set_data(full_views_[i]);
+    if (!full_views_.empty()) {
+      shown.set_data(full_views_[i]);
+    } else if (tracing == Tracing::on) {
+      shown.set_data(with_touch_key(sharded_views_[i]));
+    }
     versions_.push_back(static_cast<std::uint32_t>(shown._version()));
     was_reduced_[i] = false;
+  }
+  if (full_views_.empty() && tracing == Tracing::on) {
+    full_registration_.emplace(sharded_flat_param_.storage(), static_cast<TouchListener&>(*this));
   }
   events_ = events;
   is_in_pass_ = true;
@@ -211,7 +242,8 @@ void FlatParamHandle::leave_pass() {
   const UntouchedScope untouched;
   is_in_pass_ = false;
   reshard();
-  show_sharded_views();
+  if (full_views_.empty()) full_registration_.reset();  // of tracing
+  show(sharded_views_);
   for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
     Tensor shown = parameter(i);
     if (!shown.defined()) continue;
@@ -258,19 +290,31 @@ void FlatParamHandle::abort_pass() noexcept {
   leave_pass();
 }
 
-void FlatParamHandle::touched() {
-  if (const auto events = events_.lock(); is_in_pass_ && events)
-    return events->parameter_touched(*this);
-  refuse(ErrorKind::invalid_argument, 0, "use within a pass",
+void FlatParamHandle::touched(const Tensor& argument) {
+  if (argument.storage().is_alias_of(sharded_flat_param_.storage()) && !full_views_.empty()) {
+    if (!at::GradMode::is_enabled() || !argument.requires_grad()) return;  // an optimizer's step
+    refuse(ErrorKind::invalid_argument, parameter_at(argument), "use within a pass",
+           "use of this rank's part outside of one",
+           "the module's own forward, where tessera::forward was meant?");
+  }
+  if (const auto events = events_.lock(); is_in_pass_ && events) {
+    return events->parameter_touched(*this, parameter_at(argument));
+  }
+  refuse(ErrorKind::invalid_argument, parameter_at(argument), "use within a pass",
          "use after it, by way of a tensor that the pass left behind",
          "a second backward without tessera::forward, or a view that was kept?");
+}
+
+void FlatParamHandle::prepare_unshard() {
+  if (residence_ != Residence::sharded || full_views_.empty()) return;
+  const at::NoGradGuard no_grad;
+  cast_shard_ = sharded_flat_param_.to(unsharded_flat_param_.scalar_type());
 }
 
 void FlatParamHandle::start_unshard() {
   if (residence_ != Residence::sharded || full_views_.empty()) return;
   const at::NoGradGuard no_grad;
-  allocate_memory(unsharded_flat_param_);
-  cast_shard_ = sharded_flat_param_.to(unsharded_flat_param_.scalar_type());
+  if (!has_memory(unsharded_flat_param_)) allocate_memory(unsharded_flat_param_);
   residence_ = Residence::gathering;
   gather_ = options_.shard_group->all_gather(unsharded_flat_param_, cast_shard_, display_name());
 }
@@ -285,7 +329,12 @@ void FlatParamHandle::finish_unshard() {
 void FlatParamHandle::reshard() {
   finish_unshard();
   if (residence_ != Residence::unsharded) return;
-  free_memory(unsharded_flat_param_);
+  if (options_.freed_parameters == FreedParameters::poisoned) {
+    const at::NoGradGuard no_grad;
+    unsharded_flat_param_.fill_(std::numeric_limits<double>::quiet_NaN());
+  } else {
+    free_memory(unsharded_flat_param_);
+  }
   residence_ = Residence::sharded;
 }
 

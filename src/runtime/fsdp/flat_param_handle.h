@@ -21,8 +21,8 @@ class FlatParamHandle;
 /// backward.
 class HandleEvents {
  public:
-  /// An operator uses a parameter of the handle.
-  virtual void parameter_touched(FlatParamHandle& handle) = 0;
+  /// An operator uses parameter `index` of the handle.
+  virtual void parameter_touched(FlatParamHandle& handle, std::size_t index) = 0;
   /// The backward has a gradient of parameter `index` in its `.grad`.
   virtual void gradient_ready(FlatParamHandle& handle, std::size_t index) = 0;
 
@@ -45,13 +45,14 @@ struct HandleOptions {
   MixedPrecision mixed_precision;
   std::shared_ptr<dist::Group> shard_group;
   std::shared_ptr<dist::Group> replicate_group;  // of one rank where nothing is replicated
+  FreedParameters freed_parameters = FreedParameters::freed;
 };
 
 /// The flat parameter of a fully sharded module: its parameters of one dtype, one after the other.
 ///
 /// Life cycle. Between passes each parameter shows this rank's part of itself, a 1-d view of the
 /// flat shard, perhaps empty. `enter_pass` gives them their full shapes, over a flat buffer that
-/// has no memory yet; `unshard` gives it memory and gathers it; `reshard` takes the memory back.
+/// has no memory yet; `start_unshard` gives it memory and gathers it; `reshard` takes it back.
 /// Gradients are copied out of `.grad` into one flat gradient, summed over the ranks, and handed
 /// back by `leave_pass`. The parameters' TensorImpls, which module and optimizer hold, stay.
 /// Holds its parameters weakly, as they hold it. Not thread-safe; its root locks.
@@ -80,11 +81,13 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   static std::shared_ptr<FlatParamHandle> of(const at::Tensor& parameter);
 
   // --- between passes
+  /// Whether a pass hears of every use, or only of those that need a gather.
+  enum class Tracing { off, on };
   bool is_in_pass() const { return is_in_pass_; }
   const at::Tensor& sharded_flat_param() const { return sharded_flat_param_; }
   /// Full shapes from here on; sharded gradients are put aside. Throws: Error(invalid_argument)
   /// naming a parameter that no longer is the runtime's (replaced, moved, converted).
-  void enter_pass(const std::shared_ptr<HandleEvents>& events);
+  void enter_pass(const std::shared_ptr<HandleEvents>& events, Tracing tracing = Tracing::off);
   /// Sharded shapes and gradients from here on. Throws: Error(invalid_argument) naming a parameter
   /// that was written to during the pass.
   void leave_pass();
@@ -96,7 +99,10 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   Residence residence() const { return residence_; }
   /// Whether parameters ever leave this rank at all.
   bool is_sharded() const { return options_.shard_group->size() > 1; }
-  bool reshards_after_forward() const;
+  bool reshards_after_forward() const { return reshards_after_forward_; }
+  void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
+  /// What goes before the gather and needs no unsharded memory: the cast.
+  void prepare_unshard();
   /// Starts the gather. Collective over the shard group.
   void start_unshard();
   void finish_unshard();
@@ -120,15 +126,20 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   class GradientHook;
 
   FlatParamHandle(FlatUnit unit, std::vector<SharedParameter> shared, HandleOptions options)
-      : unit_(std::move(unit)), shared_(std::move(shared)), options_(std::move(options)) {}
+      : unit_(std::move(unit)),
+        shared_(std::move(shared)),
+        options_(std::move(options)),
+        reshards_after_forward_(options_.strategy == ShardingStrategy::full_shard ||
+                                options_.strategy == ShardingStrategy::hybrid_shard) {}
   void take_over(const std::vector<ManagedParameter>& parameters);
-  void touched() override;
+  void touched(const at::Tensor& argument) override;
 
   std::int64_t num_ranks() const { return options_.shard_group->size(); }
   bool has_own_full_buffer() const;
+  std::size_t parameter_at(const at::Tensor& view) const;
   at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
   at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
-  void show_sharded_views();
+  void show(const std::vector<at::Tensor>& views);
   [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,
                            const std::string& found, const std::string& likely_cause = {}) const;
 
@@ -145,6 +156,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   };
   std::vector<WeakTensor> weak_parameters_;
 
+  bool reshards_after_forward_;
   bool has_root_ = false;
   bool is_in_pass_ = false;
   std::weak_ptr<HandleEvents> events_;  // while in a pass
@@ -152,8 +164,10 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
 
   at::Tensor sharded_flat_param_;       // [sharded_numel], the parameters' own dtype
   at::Tensor unsharded_flat_param_;     // [padded numel], param_dtype; without memory while sharded
-  std::vector<at::Tensor> full_views_;  // of unsharded_flat_param_, with the touch key
-  std::optional<TouchRegistration> registration_;
+  std::vector<at::Tensor> sharded_views_;  // of sharded_flat_param_
+  std::vector<at::Tensor> full_views_;     // of unsharded_flat_param_, with the touch key
+  std::optional<TouchRegistration> sharded_registration_;
+  std::optional<TouchRegistration> full_registration_;
   at::Tensor cast_shard_;  // alive until the gather is over
   dist::Pending gather_;
   std::vector<std::uint32_t> versions_;  // of the parameters when the pass began

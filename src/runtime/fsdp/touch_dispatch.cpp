@@ -22,7 +22,9 @@ struct Listeners {
   }
 };
 
-void see(const at::Tensor& tensor) {
+}  // namespace
+
+void touch_storage(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.key_set().has(kTouchKey) || !tensor.has_storage()) return;
   TouchListener* listener = nullptr;
   {
@@ -31,19 +33,27 @@ void see(const at::Tensor& tensor) {
     const auto it = listeners.by_storage.find(tensor.storage().unsafeGetStorageImpl());
     if (it != listeners.by_storage.end()) listener = it->second;
   }
-  if (listener != nullptr) listener->touched();
+  if (listener != nullptr) listener->touched(tensor);
+}
+
+namespace {
+
+/// Reading what a tensor is, not what is in it.
+bool uses_memory(const c10::OperatorHandle& op) {
+  static const c10::OperatorName detach("aten::detach", "");
+  return op.operator_name() != detach;
 }
 
 void see_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack) {
-  const std::size_t num_arguments = op.schema().arguments().size();
+  const std::size_t num_arguments = uses_memory(op) ? op.schema().arguments().size() : 0;
   for (std::size_t i = stack->size() - num_arguments; i < stack->size(); ++i) {
     const c10::IValue& argument = (*stack)[i];
     if (argument.isTensor()) {
-      see(argument.toTensor());
+      touch_storage(argument.toTensor());
     } else if (argument.isList()) {
       for (const c10::IValue& item : argument.toListRef()) {
-        if (item.isTensor()) see(item.toTensor());
+        if (item.isTensor()) touch_storage(item.toTensor());
       }
     }
   }

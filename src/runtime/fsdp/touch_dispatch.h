@@ -16,9 +16,9 @@ inline constexpr c10::DispatchKey kTouchKey = c10::DispatchKey::TESTING_ONLY_Gen
 /// Hears of operators that use the storage that it stands behind.
 class TouchListener {
  public:
-  /// Called before the operator runs, on the thread that runs it. What it throws, the operator
-  /// throws.
-  virtual void touched() = 0;
+  /// Called before the operator runs, on the thread that runs it, with the argument as the operator
+  /// gets it. What it throws, the operator throws.
+  virtual void touched(const at::Tensor& argument) = 0;
 
  protected:
   ~TouchListener() = default;
@@ -36,6 +36,9 @@ class TouchRegistration {
  private:
   const c10::StorageImpl* storage_;
 };
+
+/// Does what an operator does that uses `tensor`; nothing where it carries no key.
+void touch_storage(const at::Tensor& tensor);
 
 /// Returns a tensor over the same storage that carries the key. Not a view as autograd knows it.
 at::Tensor with_touch_key(const at::Tensor& tensor);

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "runtime/support/checks.h"
 #include "runtime/support/models.h"
 #include "runtime/support/ranks.h"
 #include "tessera/base/error.h"
@@ -10,57 +11,16 @@ namespace tessera {
 namespace {
 
 using test::Block;
+using test::error_of;
+using test::expect_same;
+using test::gradients;
 using test::Mlp;
+using test::seeded;
+using test::sharded_transformer;
+using test::some_ids;
 using test::Transformer;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-template <class Model>
-Model seeded() {
-  Model model{nullptr};
-  test::with_generator([&] {
-    torch::manual_seed(3);
-    model = Model();
-  });
-  return model;
-}
-
-Transformer sharded_transformer(const dist::Mesh& mesh) {
-  Transformer model = seeded<Transformer>();
-  fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<Block>()});
-  return model;
-}
-
-at::Tensor some_ids() {
-  return torch::arange(6).remainder(5).reshape({2, 3});
-}
-
-template <class Action>
-std::string error_of(Action&& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "none";
-}
-
-std::vector<at::Tensor> gradients(const torch::nn::Module& model) {
-  std::vector<at::Tensor> found;
-  for (const at::Tensor& parameter : model.parameters()) {
-    found.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
-  }
-  return found;
-}
-
-void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
-                 double factor = 1) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    ASSERT_TRUE(a[i].defined() && b[i].defined()) << i;
-    EXPECT_TRUE(torch::allclose(a[i], b[i] * factor, 1e-5, 1e-7)) << i;
-  }
-}
 
 TEST(PassTest, B4_B17_GathersAndReducesInTheExpectedOrder) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {

@@ -37,12 +37,12 @@ class Mesh {
 struct MeshOptions {
   /// Names and sizes of the axes, outermost first. One size may be -1: what is left of the world.
   /// Empty: one axis `shard`.
-  std::vector<std::pair<std::string, int>> axes;
+  std::vector<std::pair<std::string, int>> axes{};
   /// How long a rank waits for another in one collective, and at the start.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   /// The network interface that Gloo binds to, such as `eth0`. Empty: GLOO_SOCKET_IFNAME, else the
   /// one of the host's name, else loopback.
-  std::string interface;
+  std::string interface{};
 };
 
 /// Connects the ranks that share `store`, over Gloo. Collective. Throws: Error(invalid_argument)

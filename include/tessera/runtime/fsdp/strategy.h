@@ -40,4 +40,25 @@ struct MixedPrecision {
   enum class Inputs { cast, keep } inputs = Inputs::cast;
 };
 
+/// What becomes of a unit's gathered parameters when they are no longer needed.
+enum class FreedParameters {
+  freed,     // their memory is given back
+  poisoned,  // for debugging: memory stays and holds NaN, so that a use without a gather shows
+};
+
+/// When a backward gathers the next unit. Names as in torch.distributed.fsdp.BackwardPrefetch.
+enum class BackwardPrefetch {
+  backward_pre,   // before the gradients of the current one are computed: overlaps most
+  backward_post,  // after them, when the current one has been freed: one unit less in memory
+  none,           // when it is used
+};
+inline constexpr BackwardPrefetch BACKWARD_PRE = BackwardPrefetch::backward_pre;
+inline constexpr BackwardPrefetch BACKWARD_POST = BackwardPrefetch::backward_post;
+
+/// When a forward gathers the next unit.
+enum class ForwardPrefetch {
+  none,  // when it is used
+  next,  // before the current one computes
+};
+
 }  // namespace tessera

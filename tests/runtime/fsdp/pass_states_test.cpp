@@ -1,0 +1,277 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <thread>
+
+#include "runtime/support/checks.h"
+
+namespace tessera {
+namespace {
+
+using test::Block;
+using test::error_of;
+using test::expect_gradients_of;
+using test::Mlp;
+using test::MlpImpl;
+using test::seeded;
+using test::sharded_transformer;
+using test::some_ids;
+using test::Transformer;
+using ::testing::HasSubstr;
+
+Mlp sharded_mlp(const dist::Mesh& mesh, ShardingStrategy strategy = FULL_SHARD) {
+  Mlp model = seeded<Mlp>();
+  fully_shard(*model, {.mesh = mesh,
+                       .policy = ModuleWrapPolicy<torch::nn::Linear>(),
+                       .strategy = strategy});
+  return model;
+}
+
+at::Tensor some_input() {
+  return torch::linspace(-1, 1, 14).reshape({2, 7});
+}
+
+void expect_idle(const torch::nn::Module& model) {
+  for (const FlatParameterInfo& info : flat_parameters(model)) {
+    EXPECT_FALSE(info.is_unsharded) << info.module_fqn;
+  }
+}
+
+TEST(PassStatesTest, GradientsOfInputsByAutogradGrad) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = sharded_mlp(mesh);
+    const at::Tensor x = some_input().requires_grad_();
+    const at::Tensor expected = torch::autograd::grad({unsharded->forward(x).sum()}, {x})[0];
+    const at::Tensor found = torch::autograd::grad({forward(model, x).sum()}, {x})[0];
+    EXPECT_TRUE(torch::allclose(found, expected));
+    expect_idle(*model);
+    EXPECT_EQ(model->up->weight.dim(), 1);
+  });
+}
+
+TEST(PassStatesTest, GradientsOfParametersByAutogradGradAreThisRanksOwn) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = sharded_mlp(mesh);
+    const at::Tensor x = some_input() * (mesh.rank() + 1);
+    const at::Tensor expected =
+        torch::autograd::grad({unsharded->forward(x).sum()}, {unsharded->middle->weight})[0];
+    const at::Tensor found =
+        torch::autograd::grad({forward(model, x).sum()}, {model->middle->weight})[0];
+    ASSERT_EQ(found.sizes(), expected.sizes());
+    EXPECT_TRUE(torch::allclose(found, expected));
+    expect_idle(*model);
+    EXPECT_FALSE(model->middle->weight.grad().defined());
+  });
+}
+
+TEST(PassStatesTest, CreateGraphIsRefusedByName) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = sharded_mlp(mesh);
+    const at::Tensor loss = forward(model, some_input()).sum();
+    const std::string error =
+        error_of([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); });
+    EXPECT_THAT(error, HasSubstr("down."));
+    EXPECT_THAT(error, HasSubstr("create_graph"));
+    forward(model, some_input()).sum().backward();
+    expect_idle(*model);
+  });
+}
+
+TEST(PassStatesTest, ADoubleBackwardThroughAnEndedPassIsRefusedByName) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = sharded_mlp(mesh);
+    const at::Tensor x = some_input().requires_grad_();
+    at::Tensor output;
+    {
+      ForwardScope scope(*model);
+      output = model->forward(x);
+    }
+    const at::Tensor gradient = torch::autograd::grad({output.sum()}, {x}, {}, true, true)[0];
+    EXPECT_THAT(error_of([&] { gradient.pow(2).sum().backward(); }),
+                HasSubstr("parameter of a fully sharded module: expected use within a pass"));
+  });
+}
+
+TEST(PassStatesTest, InferenceModeBetweenSteps) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = sharded_mlp(mesh);
+    at::Tensor expected = unsharded->forward(some_input());
+    expected.sum().backward();
+    for (int i = 0; i < 2; ++i) {
+      const c10::InferenceMode inference;
+      EXPECT_TRUE(torch::allclose(forward(model, some_input()), expected));
+      expect_idle(*model);
+    }
+    forward(model, some_input()).sum().backward();
+    expect_gradients_of(*unsharded, *model, mesh);
+    {
+      const c10::InferenceMode inference;
+      EXPECT_TRUE(torch::allclose(forward(model, some_input()), expected));
+    }
+    forward(model, some_input()).sum().backward();
+    expect_gradients_of(*unsharded, *model, mesh, 2);
+  });
+}
+
+TEST(PassStatesTest, ForwardsWithoutBackwardPileNothingUp) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = sharded_mlp(mesh);
+    unsharded->forward(some_input()).sum().backward();
+    for (int i = 0; i < 5; ++i) static_cast<void>(forward(model, some_input()));
+    forward(model, some_input()).sum().backward();
+    expect_gradients_of(*unsharded, *model, mesh);
+    expect_idle(*model);
+  });
+}
+
+/// One of two branches, as the caller says.
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() {
+    left = register_module("left", torch::nn::Linear(5, 3));
+    right = register_module("right", torch::nn::Linear(5, 3));
+    last = register_module("last", torch::nn::Linear(3, 2));
+  }
+  at::Tensor forward(const at::Tensor& x, bool goes_left) {
+    return last->forward(torch::relu(goes_left ? left->forward(x) : right->forward(x)));
+  }
+  torch::nn::Linear left{nullptr}, right{nullptr}, last{nullptr};
+};
+TORCH_MODULE(Branches);
+
+TEST(PassStatesTest, UnusedParametersHaveNoGradient) {
+  for (const bool has_units : {true, false}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      Branches unsharded = seeded<Branches>();
+      Branches model = seeded<Branches>();
+      FullyShardOptions options{.mesh = mesh};
+      if (has_units) options.policy = ModuleWrapPolicy<torch::nn::Linear>();
+      fully_shard(*model, options);
+      const at::Tensor x = torch::linspace(0, 1, 10).reshape({2, 5});
+      for (const bool goes_left : {true, true, false}) {
+        unsharded->forward(x, goes_left).sum().backward();
+        forward(model, x, goes_left).sum().backward();
+        expect_idle(*model);
+      }
+      expect_gradients_of(*unsharded, *model, mesh);
+      EXPECT_TRUE(model->left->weight.grad().defined());
+    });
+  }
+}
+
+TEST(PassStatesTest, ABranchThatOnlyOneRankTakesIsToldNotMixedUp) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Branches model = seeded<Branches>();
+    fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
+    const at::Tensor x = torch::ones({2, 5});
+    for (int i = 0; i < 2; ++i) forward(model, x, true).sum().backward();
+    const std::string error = error_of([&] { forward(model, x, mesh.rank() == 0); });
+    if (mesh.rank() == 1) {
+      EXPECT_THAT(error, HasSubstr("unshard right"));
+    }
+    EXPECT_NE(error, "none");
+  }, {.timeout = std::chrono::seconds(3)});
+}
+
+/// A base that is frozen, with a small addition that is trained, as LoRA has it.
+struct AdaptedImpl : torch::nn::Module {
+  AdaptedImpl() {
+    base = register_module("base", torch::nn::Sequential(torch::nn::Linear(5, 5),
+                                                         torch::nn::Linear(5, 5)));
+    first = register_module("first", torch::nn::Linear(5, 5));
+    for (at::Tensor& parameter : base->parameters()) parameter.requires_grad_(false);
+    last = register_module("last", torch::nn::Linear(5, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor h = first->forward(x);
+    return last->forward(torch::tanh(base->forward(h) + h));
+  }
+  torch::nn::Sequential base{nullptr};
+  torch::nn::Linear first{nullptr}, last{nullptr};
+};
+TORCH_MODULE(Adapted);
+
+TEST(PassStatesTest, FrozenUnitsAreFreedInTheBackward) {
+  for (const ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      Adapted unsharded = seeded<Adapted>();
+      Adapted model = seeded<Adapted>();
+      fully_shard(*model, {.mesh = mesh,
+                           .policy = ModuleWrapPolicy<torch::nn::Linear>(),
+                           .strategy = strategy});
+      const at::Tensor x = torch::linspace(0, 1, 10).reshape({2, 5});
+      at::Tensor output = forward(model, x);
+      // When the first layer's gradient comes, the frozen layers after it must have been freed.
+      std::vector<std::string> open;
+      for (int i = 0; i < 2; ++i) {
+        if (i > 0) output = forward(model, x);
+        output.sum().backward();
+        unsharded->forward(x).sum().backward();
+        expect_idle(*model);
+        expect_gradients_of(*unsharded, *model, mesh);
+        EXPECT_FALSE(model->base[0]->as<torch::nn::Linear>()->weight.grad().defined());
+      }
+    });
+  }
+}
+
+TEST(PassStatesTest, AUnitUsedTwiceInOneForward) {
+  struct TwiceImpl : torch::nn::Module {
+    TwiceImpl() {
+      inner = register_module("inner", torch::nn::Linear(4, 4));
+      between = register_module("between", torch::nn::Linear(4, 4));
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      return inner->forward(torch::tanh(between->forward(torch::tanh(inner->forward(x)))));
+    }
+    torch::nn::Linear inner{nullptr}, between{nullptr};
+  };
+  for (const ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD}) {
+    test::on_ranks(3, [&](const dist::Mesh& mesh) {
+      std::shared_ptr<TwiceImpl> unsharded, model;
+      test::with_generator([&] {
+        torch::manual_seed(1);
+        unsharded = std::make_shared<TwiceImpl>();
+        torch::manual_seed(1);
+        model = std::make_shared<TwiceImpl>();
+      });
+      fully_shard(*model, {.mesh = mesh,
+                           .policy = ModuleWrapPolicy<torch::nn::Linear>(),
+                           .strategy = strategy});
+      for (int i = 0; i < 2; ++i) {
+        const at::Tensor x = torch::ones({2, 4});
+        unsharded->forward(x).sum().backward();
+        forward(model, x).sum().backward();
+        expect_gradients_of(*unsharded, *model, mesh);
+      }
+    });
+  }
+}
+
+
+TEST(PassStatesTest, UserThreadsMayRunTheForward) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = sharded_mlp(mesh);
+    unsharded->forward(some_input()).sum().backward();
+    at::Tensor output;
+    std::thread([&] { output = forward(model, some_input()); }).join();
+    std::thread([&] { output.sum().backward(); }).join();
+    expect_gradients_of(*unsharded, *model, mesh);
+    expect_idle(*model);
+  });
+}
+
+TEST(PassStatesTest, B22_UseOutsideAPassIsNamed) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = sharded_mlp(mesh);
+    const std::string error = error_of([&] { model->forward(some_input()); });
+    EXPECT_NE(error, "none");
+  });
+}
+
+}  // namespace
+}  // namespace tessera

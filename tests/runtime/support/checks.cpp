@@ -1,0 +1,62 @@
+#include "runtime/support/checks.h"
+
+namespace tessera::test {
+
+std::map<std::string, at::Tensor> whole_gradients(const torch::nn::Module& model,
+                                                  const dist::Mesh& mesh) {
+  const at::NoGradGuard no_grad;
+  const auto parameters = model.named_parameters();
+  std::map<std::string, at::Tensor> whole;
+  for (const FlatParameterInfo& info : flat_parameters(model)) {
+    const bool is_whole = info.sharded_numel >= info.unpadded_numel;
+    const std::int64_t first = is_whole ? 0 : mesh.rank() * info.sharded_numel;
+    // Beside each element whether a rank has a gradient for it.
+    at::Tensor part = torch::zeros({info.sharded_numel, 2}, torch::kDouble);
+    for (const auto& parameter : info.parameters) {
+      const std::string fqn =
+          info.module_fqn.empty() ? parameter.fqn : info.module_fqn + "." + parameter.fqn;
+      const at::Tensor& gradient = parameters[fqn].grad();
+      if (!gradient.defined() || gradient.numel() == 0) continue;
+      const std::int64_t begin = std::max<std::int64_t>(parameter.offset - first, 0);
+      at::Tensor rows = part.narrow(0, begin, gradient.numel());
+      rows.select(1, 0).copy_(gradient.flatten());
+      rows.select(1, 1).fill_(1);
+    }
+    at::Tensor flat = part;
+    if (!is_whole) {
+      flat = torch::empty({info.sharded_numel * mesh.world_size(), 2}, torch::kDouble);
+      mesh.world()->all_gather(flat, part, "gradients").wait();
+    }
+    for (const auto& parameter : info.parameters) {
+      const std::string fqn =
+          info.module_fqn.empty() ? parameter.fqn : info.module_fqn + "." + parameter.fqn;
+      const at::Tensor rows = flat.narrow(0, parameter.offset, parameter.numel);
+      if (rows.select(1, 1).eq(1).all().item<bool>()) {
+        whole[fqn] = rows.select(1, 0).reshape(parameter.shape);
+      }
+    }
+  }
+  return whole;
+}
+
+void expect_gradients_of(const torch::nn::Module& unsharded, const torch::nn::Module& sharded,
+                         const dist::Mesh& mesh, double factor) {
+  const std::map<std::string, at::Tensor> found = whole_gradients(sharded, mesh);
+  for (const auto& parameter : unsharded.named_parameters()) {
+    const std::string& fqn = parameter.key();
+    const at::Tensor& expected = parameter.value().grad();
+    const auto it = found.find(fqn);
+    if (it == found.end()) {
+      // Tied weights stand under their first name; what is ignored stands with its owner.
+      const at::Tensor own = sharded.named_parameters()[fqn].grad();
+      EXPECT_TRUE(expected.defined() || !own.defined()) << fqn;
+      continue;
+    }
+    ASSERT_TRUE(expected.defined()) << fqn << ": a gradient where the unsharded model has none";
+    ASSERT_EQ(it->second.sizes(), expected.sizes()) << fqn;
+    EXPECT_TRUE(torch::allclose(it->second, expected.to(torch::kDouble) * factor, 1e-5, 1e-7))
+        << fqn << "\n" << it->second << "\n" << expected;
+  }
+}
+
+}  // namespace tessera::test

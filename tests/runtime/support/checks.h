@@ -1,0 +1,73 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "runtime/support/models.h"
+#include "runtime/support/ranks.h"
+#include "tessera/tessera.h"
+
+namespace tessera::test {
+
+/// Returns a model that is the same on every rank.
+template <class Model>
+Model seeded() {
+  Model model{nullptr};
+  with_generator([&] {
+    torch::manual_seed(3);
+    model = Model();
+  });
+  return model;
+}
+
+inline Transformer sharded_transformer(const dist::Mesh& mesh) {
+  Transformer model = seeded<Transformer>();
+  fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<Block>()});
+  return model;
+}
+
+inline at::Tensor some_ids() {
+  return torch::arange(6).remainder(5).reshape({2, 3});
+}
+
+template <class Action>
+std::string error_of(Action&& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+inline std::vector<at::Tensor> gradients(const torch::nn::Module& model) {
+  std::vector<at::Tensor> found;
+  for (const at::Tensor& parameter : model.parameters()) {
+    found.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
+  }
+  return found;
+}
+
+inline void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
+                 double factor = 1) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    ASSERT_TRUE(a[i].defined() && b[i].defined()) << i;
+    EXPECT_TRUE(torch::allclose(a[i], b[i] * factor, 1e-5, 1e-7)) << i;
+  }
+}
+
+/// Returns the average gradients of a fully sharded model by name, whole, gathered from all ranks.
+/// Where no rank has one: undefined.
+std::map<std::string, at::Tensor> whole_gradients(const torch::nn::Module& model,
+                                                  const dist::Mesh& mesh);
+
+/// Holds them against those of an unsharded model, times `factor`.
+void expect_gradients_of(const torch::nn::Module& unsharded, const torch::nn::Module& sharded,
+                         const dist::Mesh& mesh, double factor = 1);
+
+}  // namespace tessera::test
