@@ -6,3 +6,4 @@
 #include "tessera/runtime/fsdp/clip_grad_norm.h"
 #include "tessera/runtime/fsdp/forward.h"
 #include "tessera/runtime/fsdp/fully_shard.h"
+#include "tessera/runtime/fsdp/touch.h"

@@ -61,7 +61,8 @@ class FlatParamHandle::GradientHook final : public torch::autograd::PostAccumula
   std::size_t index_;
 };
 
-std::shared_ptr<FlatParamHandle> FlatParamHandle::create(std::vector<ManagedParameter> parameters,
+std::shared_ptr<FlatParamHandle> FlatParamHandle::create(const std::string& unit_name,
+                                                         std::vector<ManagedParameter> parameters,
                                                          std::vector<SharedParameter> shared,
                                                          HandleOptions options) {
   std::vector<std::pair<std::string, Shape>> shapes;
@@ -70,7 +71,7 @@ std::shared_ptr<FlatParamHandle> FlatParamHandle::create(std::vector<ManagedPara
                         Shape(parameter.tensor.sizes().begin(), parameter.tensor.sizes().end()));
   }
   std::shared_ptr<FlatParamHandle> handle(new FlatParamHandle(
-      make_flat_unit("", dtype_of(parameters.front().tensor.scalar_type()), std::move(shapes)),
+      make_flat_unit(unit_name, dtype_of(parameters.front().tensor.scalar_type()), std::move(shapes)),
       std::move(shared), std::move(options)));
   handle->take_over(parameters);
   return handle;

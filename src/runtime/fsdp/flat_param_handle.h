@@ -61,7 +61,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
  public:
   /// Takes the parameters over: copies this rank's part of each, and frees the rest.
   /// Requires: one dtype and one device; every parameter a leaf that nobody manages yet.
-  static std::shared_ptr<FlatParamHandle> create(std::vector<ManagedParameter> parameters,
+  /// `unit_name` is what the unit is called as far as is known by now.
+  static std::shared_ptr<FlatParamHandle> create(const std::string& unit_name,
+                                                 std::vector<ManagedParameter> parameters,
                                                  std::vector<SharedParameter> shared,
                                                  HandleOptions options);
   ~FlatParamHandle();
@@ -99,6 +101,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   Residence residence() const { return residence_; }
   /// Whether parameters ever leave this rank at all.
   bool is_sharded() const { return options_.shard_group->size() > 1; }
+  /// Whether full parameters lie apart from this rank's own: they are sharded, or cast.
+  bool has_own_full_buffer() const;
   bool reshards_after_forward() const { return reshards_after_forward_; }
   void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
   /// What goes before the gather and needs no unsharded memory: the cast.
@@ -135,7 +139,6 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   void touched(const at::Tensor& argument) override;
 
   std::int64_t num_ranks() const { return options_.shard_group->size(); }
-  bool has_own_full_buffer() const;
   std::size_t parameter_at(const at::Tensor& view) const;
   at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
   at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;

@@ -42,6 +42,7 @@ HandleOptions handle_options(const FullyShardOptions& options) {
   HandleOptions handle;
   handle.strategy = options.strategy;
   handle.mixed_precision = options.mixed_precision;
+  handle.freed_parameters = options.freed_parameters;
   if (options.strategy == ShardingStrategy::no_shard) {
     handle.shard_group = std::make_shared<dist::Group>("shard");
     handle.replicate_group = options.mesh.world();
@@ -88,7 +89,8 @@ void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
 }
 
 /// Puts what belongs to no unit yet into flat parameters of `module`, one per dtype.
-void make_unit(const ModulePtr& module, const FullyShardOptions& options) {
+void make_unit(const NamedModule& at, const FullyShardOptions& options) {
+  const ModulePtr& module = at.module;
   struct Group {
     std::vector<ManagedParameter> parameters;
     std::vector<SharedParameter> shared;
@@ -125,9 +127,11 @@ void make_unit(const ModulePtr& module, const FullyShardOptions& options) {
   }
   auto unit = std::make_shared<ShardedModule>();
   unit->module = module;
+  unit->forward_prefetch = options.forward_prefetch;
+  unit->backward_prefetch = options.backward_prefetch;
   for (auto& [dtype, group] : groups) {
     unit->handles.push_back(FlatParamHandle::create(
-        std::move(group.parameters), std::move(group.shared), handle_options(options)));
+        at.fqn, std::move(group.parameters), std::move(group.shared), handle_options(options)));
   }
   registry::attach(*module, std::move(unit));
 }
@@ -175,11 +179,11 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   fsdp::cast_buffers(root, options);
   // Reverse order of the tree: what is inside becomes a unit before what is around it.
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
-    fsdp::make_unit(unit->module, options);
+    fsdp::make_unit(*unit, options);
   }
 }
 
-std::vector<FlatParameterInfo> flat_parameters(const torch::nn::Module& module) {
+std::vector<FlatParameterInfo> handles(const torch::nn::Module& module) {
   std::vector<FlatParameterInfo> infos;
   fsdp::for_each_sharded_module(module, "",
                                 [&](const std::string& fqn, const fsdp::ShardedModule& unit) {
@@ -189,6 +193,48 @@ std::vector<FlatParameterInfo> flat_parameters(const torch::nn::Module& module) 
                                   }
                                 });
   return infos;
+}
+
+std::optional<FlatParameterInfo> flat_param_of(const at::Tensor& parameter) {
+  const auto handle = fsdp::FlatParamHandle::of(parameter);
+  if (!handle) return std::nullopt;
+  return fsdp::info_of(*handle);
+}
+
+void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_forward,
+                               bool recurse) {
+  const auto own = registry::find<fsdp::ShardedModule>(module);
+  if (!own) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "module " + module.name(),
+                          "a fully sharded one", "one that is not");
+  }
+  const auto set = [&](const fsdp::ShardedModule& unit) {
+    for (const auto& handle : unit.handles) {
+      handle->set_reshards_after_forward(reshard_after_forward);
+    }
+  };
+  if (!recurse) return set(*own);
+  fsdp::for_each_sharded_module(
+      module, "", [&](const std::string&, const fsdp::ShardedModule& unit) { set(unit); });
+}
+
+ExecutionInfo execution_info(const torch::nn::Module& root) {
+  ExecutionInfo info;
+  const auto pass = registry::find<fsdp::Pass>(root);
+  if (!pass) return info;
+  for (const fsdp::ParameterUse& use : pass->forward_order()) {
+    const FlatUnit& unit = pass->handles()[use.handle]->unit();
+    const std::string& fqn = unit.parameters[use.parameter].fqn;
+    info.param_forward_order.push_back(fsdp::join_fqn(unit.name, fqn));
+    auto usage = std::ranges::find(info.module_to_param_usage_infos, unit.name,
+                                   &ExecutionInfo::ParamUsageInfo::module_fqn);
+    if (usage == info.module_to_param_usage_infos.end()) {
+      info.module_forward_order.push_back(unit.name);
+      usage = info.module_to_param_usage_infos.insert(usage, {unit.name, {}});
+    }
+    usage->params.push_back(fqn);
+  }
+  return info;
 }
 
 std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_modules(

@@ -4,7 +4,7 @@
 
 namespace tessera::fsdp {
 
-void OrderCheck::begin_pass(Kind kind) {
+void OrderCheck::begin_pass(PassKind kind) {
   kind_ = kind;
   events_.clear();
   has_deviated_ = false;

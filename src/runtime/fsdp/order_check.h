@@ -8,16 +8,16 @@
 
 namespace tessera::fsdp {
 
+/// Which of the sequences that are kept apart a pass follows.
+enum class PassKind { training, inference };
+
 /// Holds the order of collectives against that of the other ranks. Two ranks that gather different
 /// units of one size would mix them silently. Where a pass repeats the one before it, ranks agree
 /// as they did then; where it is the first, or deviates, they compare notes through the store
 /// before each collective, with the store's time-out.
 class OrderCheck {
  public:
-  /// Which of the sequences that are kept apart a pass follows.
-  enum class Kind { training, inference };
-
-  void begin_pass(Kind kind);
+  void begin_pass(PassKind kind);
   /// Announces a collective, such as `unshard layers.1`, over `group`. Collective where it is new.
   /// Throws: Error(mismatch) with what each rank is about to do; Error(io) where a rank says
   /// nothing in time.
@@ -33,7 +33,7 @@ class OrderCheck {
   void compare_with_others(const std::string& event, dist::Group& group);
 
   std::vector<std::string> recorded_[2];  // of the last pass of each kind
-  Kind kind_ = Kind::training;
+  PassKind kind_ = PassKind::training;
   std::vector<std::string> events_;
   bool has_deviated_ = false;
 };

@@ -57,7 +57,8 @@ Pass::Pass(Module& root) {
       [&](const ShardedModule& sharded, const std::string& fqn, std::size_t unit, std::size_t end) {
         for (const auto& handle : sharded.handles) {
           handle->join_root(fqn);
-          found.push_back({handle, {unit, end}});
+          found.push_back(
+              {handle, {unit, end, sharded.forward_prefetch, sharded.backward_prefetch}});
         }
       });
   if (found.empty()) {
@@ -86,8 +87,9 @@ void Pass::enter_forward() {
   if (!is_open_) {
     open();
     records_gradients_ = false;
-    order_.begin_pass(at::GradMode::is_enabled() ? OrderCheck::Kind::training
-                                                 : OrderCheck::Kind::inference);
+    const PassKind kind = at::GradMode::is_enabled() ? PassKind::training : PassKind::inference;
+    order_.begin_pass(kind);
+    execution_order_.begin_pass(kind);
   }
   records_gradients_ = records_gradients_ || at::GradMode::is_enabled();
   ++forward_depth_;
@@ -99,14 +101,15 @@ void Pass::leave_forward(bool has_failed) {
   --forward_depth_;
   if (forward_depth_ > 0 || !is_open_) return;
   if (has_failed) return abort();
-  if (!records_gradients_) close();
+  if (!records_gradients_ || has_had_backward_) close();
 }
 
 void Pass::enter_backward() {
   const std::lock_guard lock(mutex_);
   if (!is_open_) {
     open();
-    order_.begin_pass(OrderCheck::Kind::training);
+    order_.begin_pass(PassKind::training);
+    execution_order_.begin_pass(PassKind::training);
     records_gradients_ = true;
   }
   queue_end_of_backward();
@@ -114,17 +117,22 @@ void Pass::enter_backward() {
 
 void Pass::open() {
   const UntouchedScope untouched;
+  is_tracing_ = forward_order_.empty();
+  is_visited_.clear();
+  for (const auto& handle : handles_) is_visited_.emplace_back(handle->unit().parameters.size());
   std::size_t num_entered = 0;
   try {
     for (; num_entered < handles_.size(); ++num_entered) {
-      handles_[num_entered]->enter_pass(shared_from_this());
+      handles_[num_entered]->enter_pass(shared_from_this(), is_tracing_
+                                                                ? FlatParamHandle::Tracing::on
+                                                                : FlatParamHandle::Tracing::off);
     }
   } catch (...) {
     for (std::size_t i = 0; i < num_entered; ++i) handles_[i]->abort_pass();
     throw;
   }
   is_open_ = true;
-  is_end_queued_ = false;
+  is_end_queued_ = has_had_backward_ = false;
   last_touched_ = nullptr;
   gathered_.clear();
 }
@@ -136,6 +144,7 @@ void Pass::close() {
   last_touched_ = nullptr;
   gathered_.clear();
   order_.end_pass();
+  execution_order_.end_pass();
   std::exception_ptr first;
   for (const auto& handle : handles_) {
     try {
@@ -155,41 +164,94 @@ void Pass::abort() noexcept {
   last_touched_ = nullptr;
   gathered_.clear();
   order_.abort_pass();
+  execution_order_.abort_pass();
   const UntouchedScope untouched;
   for (const auto& handle : handles_) handle->abort_pass();
 }
 
 // --- what operators and the backward tell
 
-void Pass::parameter_touched(FlatParamHandle& handle) {
+void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
   const std::lock_guard lock(mutex_);
   const bool is_backward = is_in_backward();
   if (is_backward) queue_end_of_backward();
+  const std::size_t position = index_of(handle);
+  if (is_tracing_ && !is_backward) record_use(position, index);
   if (last_touched_ == &handle && handle.residence() == FlatParamHandle::Residence::unsharded) {
     return;
   }
   const UntouchedScope untouched;
-  const std::size_t index = index_of(handle);
-  leave_units_outside(index, is_backward);
+  leave_units_outside(position, is_backward);
   last_touched_ = &handle;
-  if (handle.residence() == FlatParamHandle::Residence::sharded) {
-    order_.announce("unshard " + handle.display_name(), group_of(handle));
-    handle.start_unshard();
-    gathered_.push_back(index);
+  auto it = std::ranges::find(gathered_, position, &Gathered::handle);
+  const LastUse use = is_backward ? LastUse::backward : LastUse::forward;
+  if (it != gathered_.end() && it->last_use == use) return handle.finish_unshard();
+  const auto phase =
+      is_backward ? ExecutionOrder::Phase::backward : ExecutionOrder::Phase::forward;
+  const auto course = execution_order_.note({position, phase});
+  if (it == gathered_.end()) {
+    gather(position, use);
+  } else {
+    it->last_use = use;
+  }
+  if (course == ExecutionOrder::Course::deviating) free_unused();
+  const Place& place = places_[position];
+  if (is_backward ? place.backward_prefetch == BackwardPrefetch::backward_pre
+                  : place.forward_prefetch == ForwardPrefetch::next) {
+    gather_next(phase);
   }
   handle.finish_unshard();
+}
+
+void Pass::record_use(std::size_t handle, std::size_t parameter) {
+  if (is_visited_[handle][parameter]) return;
+  is_visited_[handle][parameter] = true;
+  forward_order_.push_back({handle, parameter});
 }
 
 // [Note: Leaving]
 void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
   const std::size_t unit = places_[handle].unit;
-  std::erase_if(gathered_, [&](std::size_t other) {
+  for (std::size_t i = gathered_.size(); i-- > 0;) {
+    const auto [other, last_use] = gathered_[i];
     const Place& place = places_[other];
-    if (place.unit <= unit && unit < place.subtree_end) return false;
-    if (!is_backward && !handles_[other]->reshards_after_forward()) return false;
-    handles_[other]->reshard();
-    return true;
-  });
+    if (place.unit <= unit && unit < place.subtree_end) continue;
+    if (is_backward ? last_use == LastUse::backward
+                    : last_use == LastUse::forward && handles_[other]->reshards_after_forward()) {
+      free(other);
+    }
+  }
+}
+
+void Pass::gather(std::size_t handle, LastUse last_use) {
+  FlatParamHandle& gathered = *handles_[handle];
+  if (gathered.residence() == FlatParamHandle::Residence::sharded && gathered.has_own_full_buffer()) {
+    order_.announce("unshard " + gathered.display_name(), group_of(gathered));
+    gathered.prepare_unshard();
+    rate_limiter_.wait_for_room();
+    gathered.start_unshard();
+  }
+  gathered_.push_back({handle, last_use});
+}
+
+void Pass::free(std::size_t handle) {
+  handles_[handle]->reshard();
+  if (handles_[handle]->has_own_full_buffer()) rate_limiter_.note_freed();
+  std::erase_if(gathered_, [&](const Gathered& each) { return each.handle == handle; });
+  if (last_touched_ == handles_[handle].get()) last_touched_ = nullptr;
+}
+
+void Pass::gather_next(ExecutionOrder::Phase phase) {
+  const auto next = execution_order_.next();
+  if (!next || next->phase != phase) return;
+  if (std::ranges::find(gathered_, next->handle, &Gathered::handle) != gathered_.end()) return;
+  gather(next->handle, LastUse::none);
+}
+
+void Pass::free_unused() {
+  for (std::size_t i = gathered_.size(); i-- > 0;) {
+    if (gathered_[i].last_use == LastUse::none) free(gathered_[i].handle);
+  }
 }
 
 void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
@@ -205,10 +267,11 @@ void Pass::reduce(FlatParamHandle& handle) {
   finish_reduces();  // at most one whole gradient is on its way
   order_.announce("reduce " + handle.display_name(), group_of(handle));
   handle.start_reduce();
-  handle.reshard();
-  const std::size_t index = index_of(handle);
-  std::erase(gathered_, index);
-  if (last_touched_ == &handle) last_touched_ = nullptr;
+  const std::size_t position = index_of(handle);
+  free(position);
+  if (places_[position].backward_prefetch == BackwardPrefetch::backward_post) {
+    gather_next(ExecutionOrder::Phase::backward);
+  }
 }
 
 void Pass::finish_reduces() {
@@ -226,10 +289,6 @@ void Pass::queue_end_of_backward() {
 void Pass::end_backward() {
   const std::lock_guard lock(mutex_);
   if (!is_open_) return;
-  if (forward_depth_ > 0) {  // a backward inside a forward: its pass goes on
-    is_end_queued_ = false;
-    return;
-  }
   const UntouchedScope untouched;
   try {
     for (const auto& handle : handles_) {
@@ -244,7 +303,9 @@ void Pass::end_backward() {
     abort();
     throw;
   }
-  close();
+  if (forward_depth_ == 0) return close();
+  is_end_queued_ = false;  // a backward inside a forward: its pass goes on until that is left
+  has_had_backward_ = true;
 }
 
 }  // namespace tessera::fsdp

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "runtime/fsdp/execution_order.h"
 #include "runtime/fsdp/flat_param_handle.h"
 #include "runtime/fsdp/order_check.h"
+#include "runtime/fsdp/rate_limiter.h"
 #include "tessera/runtime/registry/registry.h"
 
 namespace tessera::fsdp {
@@ -17,6 +19,14 @@ namespace tessera::fsdp {
 struct ShardedModule final : registry::ModuleState {
   std::weak_ptr<torch::nn::Module> module;
   std::vector<std::shared_ptr<FlatParamHandle>> handles;
+  ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
+};
+
+/// The first use of a parameter in a forward.
+struct ParameterUse {
+  std::size_t handle;  // by its place in Pass::handles
+  std::size_t parameter;
 };
 
 /// One forward and its backward over a root module and all fully sharded modules in it: decides
@@ -26,7 +36,8 @@ struct ShardedModule final : registry::ModuleState {
 /// gather its unit. An open pass ends with the backward, or with the outermost scope where no
 /// gradient is recorded. docs/fully_shard.md has the table.
 /// [Note: Leaving] Touching a unit outside the subtree of a unit that is open means that the
-/// latter's forward (or, in a backward, its backward) is over, so it is freed.
+/// latter's forward (or, in a backward, its backward) is over, so it is freed. What has been
+/// gathered ahead of time, or was kept for the backward, stays until it is used there.
 /// Kept by the registry at the root module, and by the handles while they are in it. Thread-safe.
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
@@ -53,21 +64,37 @@ class Pass final : public HandleEvents,
 
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
   const OrderCheck& order() const { return order_; }
+  /// Returns what the first forward used, in order.
+  const std::vector<ParameterUse>& forward_order() const { return forward_order_; }
+  /// Replaces what frees and allocations on the device wait for.
+  void set_rate_limiter(RateLimiter limiter) { rate_limiter_ = std::move(limiter); }
 
  private:
   struct Place {              // of a handle, parallel to handles_
     std::size_t unit;         // numbered in the order of the module tree
     std::size_t subtree_end;  // units [unit, subtree_end) are inside
+    ForwardPrefetch forward_prefetch;
+    BackwardPrefetch backward_prefetch;
+  };
+  enum class LastUse { none, forward, backward };  // since it was gathered
+  struct Gathered {
+    std::size_t handle;
+    LastUse last_use;
   };
 
-  void parameter_touched(FlatParamHandle& handle) override;
+  void parameter_touched(FlatParamHandle& handle, std::size_t index) override;
   void gradient_ready(FlatParamHandle& handle, std::size_t index) override;
 
   void open();
   void close();
   void queue_end_of_backward();
   void end_backward();
+  void record_use(std::size_t handle, std::size_t parameter);
   void leave_units_outside(std::size_t handle, bool is_backward);
+  void gather(std::size_t handle, LastUse last_use);
+  void free(std::size_t handle);
+  void gather_next(ExecutionOrder::Phase phase);
+  void free_unused();
   void reduce(FlatParamHandle& handle);
   void finish_reduces();
   std::size_t index_of(const FlatParamHandle& handle) const;
@@ -81,8 +108,14 @@ class Pass final : public HandleEvents,
   int forward_depth_ = 0;
   bool records_gradients_ = false;  // a forward of this pass did
   bool is_end_queued_ = false;      // at the end of the backward that is running
+  bool has_had_backward_ = false;   // within the forward that is running
   Gradients gradients_ = Gradients::sync;
-  std::vector<std::size_t> gathered_;  // handles that are not sharded now
+  ExecutionOrder execution_order_;
+  RateLimiter rate_limiter_;
+  bool is_tracing_ = false;
+  std::vector<ParameterUse> forward_order_;
+  std::vector<std::vector<bool>> is_visited_;  // parallel to handles_: while tracing
+  std::vector<Gathered> gathered_;             // handles that are not sharded now
   FlatParamHandle* last_touched_ = nullptr;
 };
 

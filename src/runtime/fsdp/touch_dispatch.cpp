@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
+#include "tessera/runtime/fsdp/touch.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -85,6 +86,10 @@ at::Tensor with_touch_key(const at::Tensor& tensor) {
 }
 
 }  // namespace tessera::fsdp
+
+void tessera::touch(const at::Tensor& parameter) {
+  fsdp::touch_storage(parameter);
+}
 
 // The macros of torch/library.h: a fallback for every operator under this key.
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {

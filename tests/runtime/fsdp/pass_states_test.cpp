@@ -32,7 +32,7 @@ at::Tensor some_input() {
 }
 
 void expect_idle(const torch::nn::Module& model) {
-  for (const FlatParameterInfo& info : flat_parameters(model)) {
+  for (const FlatParameterInfo& info : handles(model)) {
     EXPECT_FALSE(info.is_unsharded) << info.module_fqn;
   }
 }
@@ -252,6 +252,34 @@ TEST(PassStatesTest, AUnitUsedTwiceInOneForward) {
 }
 
 
+TEST(PassStatesTest, ABackwardInsideTheScopeEndsWithIt) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = sharded_mlp(mesh);
+    for (int step = 1; step <= 2; ++step) {
+      unsharded->forward(some_input()).sum().backward();
+      {
+        const ForwardScope scope(*model);
+        model->forward(some_input()).sum().backward();
+      }
+      expect_idle(*model);
+      expect_gradients_of(*unsharded, *model, mesh);
+    }
+  });
+}
+
+TEST(PassStatesTest, ShardGradOpGathersOncePerStep) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = sharded_mlp(mesh, SHARD_GRAD_OP);
+    for (int step = 0; step < 2; ++step) {
+      forward(model, some_input()).sum().backward();
+      EXPECT_THAT(recorded_order(*model),
+                  ::testing::ElementsAre("unshard up", "unshard middle", "unshard down",
+                                         "reduce down", "reduce middle", "reduce up"));
+    }
+  });
+}
+
 TEST(PassStatesTest, UserThreadsMayRunTheForward) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
@@ -268,8 +296,19 @@ TEST(PassStatesTest, UserThreadsMayRunTheForward) {
 TEST(PassStatesTest, B22_UseOutsideAPassIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh);
-    const std::string error = error_of([&] { model->forward(some_input()); });
-    EXPECT_NE(error, "none");
+    EXPECT_THAT(error_of([&] { model->forward(some_input()); }),
+                HasSubstr("up.weight: parameter of a fully sharded module: expected use within a "
+                          "pass"));
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : model->parameters()) parameter.mul_(1);  // as an optimizer would
+  });
+}
+
+TEST(PassStatesTest, B22_ABackwardOutsideAPassIsNamed) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = sharded_mlp(mesh, NO_SHARD);
+    EXPECT_THAT(error_of([&] { model->forward(some_input()).sum().backward(); }),
+                HasSubstr("parameter of a fully sharded module: expected a backward within a pass"));
   });
 }
 

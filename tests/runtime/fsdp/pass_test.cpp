@@ -24,7 +24,10 @@ using ::testing::HasSubstr;
 
 TEST(PassTest, B4_B17_GathersAndReducesInTheExpectedOrder) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
-    Transformer model = sharded_transformer(mesh);
+    Transformer model = seeded<Transformer>();
+    fully_shard(*model, {.mesh = mesh,
+                         .policy = ModuleWrapPolicy<Block>(),
+                         .backward_prefetch = BackwardPrefetch::none});
     for (int step = 0; step < 3; ++step) {
       forward(model, some_ids()).sum().backward();
       EXPECT_THAT(
@@ -39,7 +42,7 @@ TEST(PassTest, B4_B17_GathersAndReducesInTheExpectedOrder) {
 TEST(PassTest, B3_FlatParametersAreInTheOrderOfTheTree) {
   test::on_ranks(3, [](const dist::Mesh& mesh) {
     Transformer model = sharded_transformer(mesh);
-    const std::vector<FlatParameterInfo> infos = flat_parameters(*model);
+    const std::vector<FlatParameterInfo> infos = handles(*model);
     ASSERT_EQ(infos.size(), 4U);
     EXPECT_EQ(infos[0].module_fqn, "");
     EXPECT_EQ(infos[3].module_fqn, "blocks.2");
@@ -87,7 +90,7 @@ TEST(PassTest, AnEvaluationBetweenStepsEndsByItself) {
       static_cast<void>(forward(model, some_ids()));
     }
     EXPECT_EQ(model->norm->weight.grad().sizes(), model->norm->weight.sizes());
-    for (const FlatParameterInfo& info : flat_parameters(*model)) EXPECT_FALSE(info.is_unsharded);
+    for (const FlatParameterInfo& info : handles(*model)) EXPECT_FALSE(info.is_unsharded);
     expect_same(gradients(*model), expected);
   });
 }
@@ -151,7 +154,7 @@ TEST(PassTest, AnExceptionInTheForwardLeavesShards) {
                 }),
                 HasSubstr("index out of range"));
     EXPECT_EQ(model->norm->weight.dim(), 1);
-    for (const FlatParameterInfo& info : flat_parameters(*model)) EXPECT_FALSE(info.is_unsharded);
+    for (const FlatParameterInfo& info : handles(*model)) EXPECT_FALSE(info.is_unsharded);
     forward(model, some_ids()).sum().backward();
     EXPECT_TRUE(model->norm->bias.grad().defined());
   });
@@ -262,7 +265,7 @@ TEST(PassTest, B21_IgnoredStatesAreLeftAlone) {
                          .ignored_states = {model->up->bias}});
     EXPECT_EQ(model->down->weight.dim(), 2);
     EXPECT_EQ(model->up->bias.numel(), 13);
-    EXPECT_EQ(flat_parameters(*model).at(0).parameters.size(), 3U);
+    EXPECT_EQ(handles(*model).at(0).parameters.size(), 3U);
     forward(model, torch::ones({2, 7})).sum().backward();
     EXPECT_EQ(model->down->weight.grad().sizes(), model->down->weight.sizes());
   });

@@ -7,7 +7,7 @@ std::map<std::string, at::Tensor> whole_gradients(const torch::nn::Module& model
   const at::NoGradGuard no_grad;
   const auto parameters = model.named_parameters();
   std::map<std::string, at::Tensor> whole;
-  for (const FlatParameterInfo& info : flat_parameters(model)) {
+  for (const FlatParameterInfo& info : handles(model)) {
     const bool is_whole = info.sharded_numel >= info.unpadded_numel;
     const std::int64_t first = is_whole ? 0 : mesh.rank() * info.sharded_numel;
     // Beside each element whether a rank has a gradient for it.

@@ -28,6 +28,11 @@ struct FullyShardOptions {
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules{};
   /// Parameters that are left alone.
   std::vector<at::Tensor> ignored_states{};
+  /// When the next unit is gathered, as the pass before used them. Prefetching gathers it while the
+  /// current one computes, and holds one unit more in memory.
+  ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
+  FreedParameters freed_parameters = FreedParameters::freed;
   /// Whether to give every rank the parameters and buffers of rank 0 first, each sent once.
   enum class ModuleStates { as_they_are, sync } module_states = ModuleStates::as_they_are;
 };
@@ -65,12 +70,39 @@ struct FlatParameterInfo {
 
 /// Returns the flat parameters of all fully sharded modules at and below `module`, in the order of
 /// the module tree. Not collective.
-std::vector<FlatParameterInfo> flat_parameters(const torch::nn::Module& module);
+std::vector<FlatParameterInfo> handles(const torch::nn::Module& module);
+
+/// Returns the flat parameter that a parameter is a part of, with `module_fqn` below its root once
+/// a pass has begun; nothing for one that is not sharded. Not collective.
+std::optional<FlatParameterInfo> flat_param_of(const at::Tensor& parameter);
 
 /// Returns the fully sharded modules at and below `module` by their names below it, in the order of
 /// the module tree. Not collective.
 std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_modules(
     const torch::nn::Module& module);
+
+/// Sets whether `module`'s unit is freed after its forward, as FULL_SHARD does, or kept up to its
+/// backward, as SHARD_GRAD_OP does; `recurse`: those of the units in it too. Takes effect at once.
+/// Not collective, but to be the same on all ranks. Throws: Error(invalid_argument) where the
+/// module is not fully sharded.
+void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_forward,
+                               bool recurse = true);
+
+/// What the first forward over a root used, in order. Source: torch.distributed.fsdp._trace_utils
+/// (github.com/pytorch/pytorch, change 89917).
+struct ExecutionInfo {
+  struct ParamUsageInfo {
+    std::string module_fqn;            // of the fully sharded module
+    std::vector<std::string> params;   // names below it, in the order of their first use
+  };
+  std::vector<std::string> module_forward_order;  // fully sharded modules
+  std::vector<std::string> param_forward_order;   // names below the root
+  std::vector<ParamUsageInfo> module_to_param_usage_infos;
+};
+
+/// Returns the record of the first forward over `root`; empty before it. Works on one rank too.
+/// Not collective.
+ExecutionInfo execution_info(const torch::nn::Module& root);
 
 /// Returns the collectives of the last pass over `root`, or of the one that is open, in order:
 /// `unshard layers.0`, `reduce layers.0`. Not collective.
