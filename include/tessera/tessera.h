@@ -7,3 +7,4 @@
 #include "tessera/runtime/fsdp/forward.h"
 #include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/fsdp/touch.h"
+#include "tessera/runtime/recompute/recompute.h"

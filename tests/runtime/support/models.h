@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include "tessera/runtime/recompute/recompute.h"
+
 namespace tessera::test {
 
 /// Layers of odd sizes: nothing divides by the number of ranks.
@@ -54,9 +56,13 @@ struct TransformerImpl : torch::nn::Module {
   }
   at::Tensor forward(at::Tensor ids) {
     at::Tensor x = embedding->forward(ids);
-    for (const auto& block : *blocks) x = block->as<BlockImpl>()->forward(x);
+    for (const auto& block : *blocks) {
+      const auto run = std::dynamic_pointer_cast<BlockImpl>(block);
+      x = recomputation ? recompute(*recomputation, run, x) : run->forward(x);
+    }
     return head->forward(norm->forward(x));
   }
+  std::optional<RecomputeOptions> recomputation;
   torch::nn::Embedding embedding{nullptr};
   torch::nn::ModuleList blocks{nullptr};
   torch::nn::LayerNorm norm{nullptr};

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/pimpl.h>
+
+#include <functional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+/// How `recompute` comes by what it did not keep.
+enum class Recomputation {
+  /// Operators keep a note instead of each tensor, and the first note that a backward reads runs
+  /// the function again. Works with torch::autograd::grad. As use_reentrant=False in PyTorch.
+  saved_tensors,
+  /// One node stands for the function; its backward runs it again, and a backward of its own
+  /// through it. Not for torch::autograd::grad. As use_reentrant=True.
+  reentrant,
+};
+
+enum class RngState { preserve, leave };  // of the generators, for dropout
+
+struct RecomputeOptions {
+  Recomputation recomputation = Recomputation::saved_tensors;
+  /// Preserved: the second run draws the same random numbers as the first.
+  RngState rng_state = RngState::preserve;
+};
+
+namespace detail {
+
+using RecomputeBody = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+std::vector<at::Tensor> recompute(RecomputeBody body, const std::vector<at::Tensor>& inputs,
+                                  const RecomputeOptions& options);
+
+template <class T>
+inline constexpr bool is_tensor = std::is_same_v<std::remove_cvref_t<T>, at::Tensor>;
+
+/// Calls a function, or the `forward` of a module, its holder or a pointer to it.
+template <class F, class... Args>
+decltype(auto) call(F& function, Args&&... args) {
+  if constexpr (std::is_invocable_v<F&, Args...>) {
+    return std::invoke(function, std::forward<Args>(args)...);
+  } else {
+    return function->forward(std::forward<Args>(args)...);
+  }
+}
+
+/// Puts `tensors` in the place of the tensors of `args`, from the first on.
+template <class Tuple>
+void fill_tensors(Tuple& args, const std::vector<at::Tensor>& tensors) {
+  std::size_t next = 0;
+  const auto fill = [&](auto& arg) {
+    if constexpr (is_tensor<decltype(arg)>) arg = tensors[next++];
+  };
+  std::apply([&](auto&... each) { (fill(each), ...); }, args);
+}
+
+template <class Result>
+std::vector<at::Tensor> flatten(Result&& result) {
+  if constexpr (is_tensor<Result>) {
+    return {std::forward<Result>(result)};
+  } else if constexpr (std::is_same_v<std::remove_cvref_t<Result>, std::vector<at::Tensor>>) {
+    return std::forward<Result>(result);
+  } else {
+    return std::apply([](auto&&... each) { return std::vector<at::Tensor>{each...}; },
+                      std::forward<Result>(result));
+  }
+}
+
+template <class Result>
+Result unflatten(std::vector<at::Tensor> tensors) {
+  if constexpr (is_tensor<Result>) {
+    return std::move(tensors[0]);
+  } else if constexpr (std::is_same_v<Result, std::vector<at::Tensor>>) {
+    return tensors;
+  } else {
+    Result result;
+    fill_tensors(result, tensors);
+    return result;
+  }
+}
+
+}  // namespace detail
+
+/// Calls `function(args...)` and keeps only the tensors among `args`: what its backward needs is
+/// computed again by a second call during the backward. `function` is a callable, a module, its
+/// holder or a shared_ptr to it; it is copied, as are the other arguments, so a lambda that
+/// captures by reference must not outlive what it captures. It returns a tensor, a vector or a
+/// tuple of tensors, and must do the same in both calls. Calls nest. Within a pass of fully sharded
+/// modules, units are gathered again for the second call.
+/// Not collective by itself. The backward throws: Error(mismatch) where the second call keeps other
+/// tensors than the first; Error(unsupported) for torch::autograd::grad through a reentrant one.
+/// Source: Chen et al., https://arxiv.org/abs/1604.06174; torch.utils.checkpoint.
+template <class F, class... Args>
+auto recompute(const RecomputeOptions& options, F&& function, Args&&... args) {
+  using Result =
+      std::remove_cvref_t<decltype(detail::call(std::declval<std::decay_t<F>&>(), args...))>;
+  std::vector<at::Tensor> inputs;
+  const auto collect = [&](const auto& arg) {
+    if constexpr (detail::is_tensor<decltype(arg)>) inputs.push_back(arg);
+  };
+  (collect(args), ...);
+  std::tuple<std::remove_cvref_t<Args>...> kept(std::forward<Args>(args)...);
+  detail::fill_tensors(kept, std::vector<at::Tensor>(inputs.size()));
+  detail::RecomputeBody body = [function = std::decay_t<F>(std::forward<F>(function)),
+                                kept = std::move(kept)](
+                                   const std::vector<at::Tensor>& tensors) mutable {
+    auto filled = kept;
+    detail::fill_tensors(filled, tensors);
+    return detail::flatten(std::apply(
+        [&](auto&... each) -> decltype(auto) { return detail::call(function, each...); }, filled));
+  };
+  return detail::unflatten<Result>(detail::recompute(std::move(body), inputs, options));
+}
+template <class F, class... Args>
+  requires(!std::is_same_v<std::remove_cvref_t<F>, RecomputeOptions>)
+auto recompute(F&& function, Args&&... args) {
+  return recompute(RecomputeOptions{}, std::forward<F>(function), std::forward<Args>(args)...);
+}
+
+}  // namespace tessera

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "tessera/runtime/recompute/recompute.h"
+
+namespace tessera {
+
+/// `recompute` by notes in the place of saved tensors.
+std::vector<at::Tensor> recompute_saved_tensors(detail::RecomputeBody body,
+                                                const std::vector<at::Tensor>& inputs,
+                                                RngState rng_state);
+
+/// `recompute` by one node for the whole function.
+std::vector<at::Tensor> recompute_reentrant(detail::RecomputeBody body,
+                                            const std::vector<at::Tensor>& inputs,
+                                            RngState rng_state);
+
+}  // namespace tessera

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+/// The states of the default generators of the CPU and of the devices that tensors are on.
+class RngStates {
+ public:
+  RngStates() = default;  // of none
+  static RngStates of_devices(const std::vector<at::Tensor>& tensors);
+
+  /// Puts these states back, and returns those that there were.
+  RngStates exchange() const;
+
+ private:
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+/// Runs a scope from given states on; afterwards generators go on as if it had not been.
+class RngScope {
+ public:
+  explicit RngScope(const RngStates& states) : before_(states.exchange()) {}
+  ~RngScope() { static_cast<void>(before_.exchange()); }
+  RngScope(const RngScope&) = delete;
+  RngScope& operator=(const RngScope&) = delete;
+
+ private:
+  RngStates before_;
+};
+
+}  // namespace tessera
