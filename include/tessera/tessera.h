@@ -8,3 +8,4 @@
 #include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/fsdp/touch.h"
 #include "tessera/runtime/recompute/recompute.h"
+#include "tessera/runtime/replicate/replicate.h"

@@ -25,6 +25,7 @@ void ForwardScope::watch(const at::Tensor& output) {
 }
 
 at::Tensor ForwardScope::cast_input(at::Tensor input) const {
+  if (pass_->handles().empty()) return input;
   const MixedPrecision& precision = pass_->handles().front()->options().mixed_precision;
   if (!precision.param_dtype || precision.inputs == MixedPrecision::Inputs::keep ||
       !input.defined() || !input.is_floating_point()) {

@@ -3,8 +3,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <set>
 
+#include "runtime/dist/sync_states.h"
 #include "runtime/fsdp/pass.h"
 #include "runtime/fsdp/traversal.h"
 #include "runtime/torch_bridge.h"
@@ -61,21 +61,12 @@ HandleOptions handle_options(const FullyShardOptions& options) {
   return handle;
 }
 
-/// Sends what rank 0 has, each tensor once.
 void sync_module_states(const ModulePtr& module, const FullyShardOptions& options) {
-  const at::NoGradGuard no_grad;
-  dist::Group& world = *options.mesh.world();
-  std::set<const c10::TensorImpl*> sent;
-  const auto send = [&](const std::string& fqn, const at::Tensor& tensor) {
-    if (!tensor.defined() || !sent.insert(tensor.unsafeGetTensorImpl()).second) return;
-    at::Tensor contiguous = tensor.detach().contiguous();
-    world.broadcast(contiguous, 0, fqn).wait();
-    if (!contiguous.is_alias_of(tensor)) tensor.detach().copy_(contiguous);
-  };
+  dist::StateSync sync(*options.mesh.world());
   for (const FoundParameter& parameter : unmanaged_parameters(module, options)) {
-    send(parameter.fqn, parameter.tensor);
+    sync.sync(parameter.fqn, parameter.tensor);
   }
-  for (const auto& buffer : module->named_buffers()) send(buffer.key(), buffer.value());
+  for (const auto& buffer : module->named_buffers()) sync.sync(buffer.key(), buffer.value());
 }
 
 void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
@@ -134,6 +125,7 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
         at.fqn, std::move(group.parameters), std::move(group.shared), handle_options(options)));
   }
   registry::attach(*module, std::move(unit));
+  registry::note_applied(*module, "fully_shard");
 }
 
 template <class Visit>
@@ -168,9 +160,9 @@ FlatParameterInfo info_of(const FlatParamHandle& handle) {
 
 void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   const fsdp::ModulePtr root = registry::weak_module(module).lock();
-  if (registry::find<fsdp::ShardedModule>(module)) {
+  if (const auto api = registry::applied_api(module)) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "fully_shard of " + module.name(),
-                          "a module that is not sharded yet", "one that is");
+                          "a module that no API was applied to yet", *api + " applied to it");
   }
   const std::vector<fsdp::NamedModule> units = fsdp::units_by_policy(root, options);
   if (options.module_states == FullyShardOptions::ModuleStates::sync) {

@@ -22,6 +22,14 @@ dist::Group& group_of(const FlatParamHandle& handle) {
   return handle.is_sharded() ? *options.shard_group : *options.replicate_group;
 }
 
+void collect_members(const Module& module,
+                     std::vector<std::shared_ptr<registry::PassMember>>& members) {
+  if (auto member = registry::find<registry::PassMember>(module)) {
+    members.push_back(std::move(member));
+  }
+  for (const auto& child : module.children()) collect_members(*child, members);
+}
+
 /// Numbers the units below a module in the order of the tree, and calls `visit` for each with the
 /// numbers of the units inside it.
 template <class Visit>
@@ -61,9 +69,10 @@ Pass::Pass(Module& root) {
               {handle, {unit, end, sharded.forward_prefetch, sharded.backward_prefetch}});
         }
       });
-  if (found.empty()) {
+  collect_members(root, members_);
+  if (found.empty() && members_.empty()) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "forward of " + root.name(),
-                          "a module with fully_shard applied to it or in it", "none");
+                          "a module with fully_shard or replicate applied to it or in it", "none");
   }
   std::ranges::stable_sort(found, {}, [](const Found& each) { return each.place.unit; });
   for (Found& each : found) {
@@ -92,6 +101,9 @@ void Pass::enter_forward() {
     execution_order_.begin_pass(kind);
   }
   records_gradients_ = records_gradients_ || at::GradMode::is_enabled();
+  if (forward_depth_ == 0) {
+    for (const auto& member : members_) member->begin_forward();
+  }
   ++forward_depth_;
 }
 
@@ -113,6 +125,15 @@ void Pass::enter_backward() {
     records_gradients_ = true;
   }
   queue_end_of_backward();
+}
+
+void Pass::set_gradients(Gradients gradients) {
+  const std::lock_guard lock(mutex_);
+  gradients_ = gradients;
+  for (const auto& member : members_) {
+    member->set_gradient_sync(gradients == Gradients::sync ? registry::GradientSync::on
+                                                           : registry::GradientSync::off);
+  }
 }
 
 void Pass::open() {

@@ -44,7 +44,7 @@ class Pass final : public HandleEvents,
                    public std::enable_shared_from_this<Pass> {
  public:
   /// Returns the pass of `root`, made at the first use. Throws: Error(invalid_argument) where a
-  /// unit in it belongs to another root already, or nothing in it is sharded.
+  /// unit in it belongs to another root already, or nothing in it is sharded or replicated.
   static std::shared_ptr<Pass> of(torch::nn::Module& root);
 
   explicit Pass(torch::nn::Module& root);
@@ -59,10 +59,11 @@ class Pass final : public HandleEvents,
   bool is_open() const { return is_open_; }
 
   enum class Gradients { sync, keep_unsharded };
-  void set_gradients(Gradients gradients) { gradients_ = gradients; }
-  Gradients gradients() const { return gradients_; }
+  void set_gradients(Gradients gradients);
 
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
+  /// Replicated modules in the tree, and others that take part without units.
+  const std::vector<std::shared_ptr<registry::PassMember>>& members() const { return members_; }
   const OrderCheck& order() const { return order_; }
   /// Returns what the first forward used, in order.
   const std::vector<ParameterUse>& forward_order() const { return forward_order_; }
@@ -102,6 +103,7 @@ class Pass final : public HandleEvents,
   mutable std::recursive_mutex mutex_;
   std::vector<std::shared_ptr<FlatParamHandle>> handles_;  // in the order of the module tree
   std::vector<Place> places_;
+  std::vector<std::shared_ptr<registry::PassMember>> members_;
   OrderCheck order_;
 
   bool is_open_ = false;

@@ -20,7 +20,7 @@ bool is_ignored(const at::Tensor& parameter, const FullyShardOptions& options) {
 
 /// A subtree that this call leaves alone.
 bool is_closed(const ModulePtr& module, const FullyShardOptions& options) {
-  return is_ignored(module, options) || registry::find<ShardedModule>(*module) != nullptr;
+  return is_ignored(module, options) || registry::applied_api(*module);
 }
 
 std::int64_t total_numel(const ModulePtr& module, const FullyShardOptions& options) {

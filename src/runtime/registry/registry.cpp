@@ -79,6 +79,24 @@ std::weak_ptr<Module> weak_module(Module& module) {
   return weak;
 }
 
+namespace {
+
+struct AppliedApi final : ModuleState {
+  explicit AppliedApi(std::string its_name) : name(std::move(its_name)) {}
+  std::string name;
+};
+
+}  // namespace
+
+void note_applied(Module& module, std::string api) {
+  attach(module, std::make_shared<AppliedApi>(std::move(api)));
+}
+
+std::optional<std::string> applied_api(const Module& module) {
+  const auto applied = find<AppliedApi>(module);
+  return applied ? std::optional(applied->name) : std::nullopt;
+}
+
 namespace detail {
 
 std::shared_ptr<ModuleState> find(const Module& module, std::type_index type) {

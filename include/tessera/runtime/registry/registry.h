@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <typeindex>
 #include <vector>
@@ -37,6 +38,22 @@ template <class State>
 void attach(torch::nn::Module& module, std::shared_ptr<State> state) {
   detail::attach(module, typeid(State), std::move(state));
 }
+
+/// Notes that an API (`fully_shard`, `replicate`) has been applied to a module.
+void note_applied(torch::nn::Module& module, std::string api);
+/// Returns the API that has been applied to this very module; nothing where none has. Never changes
+/// the module or the registry. Source: github.com/pytorch/pytorch, change 113654.
+std::optional<std::string> applied_api(const torch::nn::Module& module);
+
+enum class GradientSync { on, off };  // off: gradients add up on each rank by themselves
+
+/// What an API keeps at a module to take part in the passes over a root above it, or over itself.
+class PassMember : public ModuleState {
+ public:
+  /// A forward over the root begins.
+  virtual void begin_forward() = 0;
+  virtual void set_gradient_sync(GradientSync sync) = 0;
+};
 
 /// Returns how many modules have a state. Lets go of the states of modules that have died.
 std::size_t num_modules();

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <set>
+#include <string>
+
+#include "tessera/runtime/dist/group.h"
+
+namespace tessera::dist {
+
+/// Gives every rank of a group what rank 0 has, each tensor once.
+class StateSync {
+ public:
+  explicit StateSync(Group& group) : group_(group) {}
+  /// Collective; `fqn` names the tensor in errors.
+  void sync(const std::string& fqn, const at::Tensor& tensor);
+
+ private:
+  Group& group_;
+  std::set<const c10::TensorImpl*> sent_;
+};
+
+}  // namespace tessera::dist

@@ -1,0 +1,186 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "runtime/support/checks.h"
+
+namespace tessera {
+namespace {
+
+using test::error_of;
+using test::Mlp;
+using test::seeded;
+using ::testing::HasSubstr;
+
+at::Tensor rows_of(const at::Tensor& batch, const dist::Mesh& mesh) {
+  return batch.chunk(mesh.world_size())[static_cast<std::size_t>(mesh.rank())];
+}
+
+at::Tensor some_batch() {
+  return torch::linspace(-1, 1, 12 * 7).reshape({12, 7});
+}
+
+void expect_same_gradients(const torch::nn::Module& expected, const torch::nn::Module& found,
+                           double factor = 1) {
+  const auto parameters = found.named_parameters();
+  for (const auto& parameter : expected.named_parameters()) {
+    const at::Tensor& gradient = parameters[parameter.key()].grad();
+    ASSERT_EQ(gradient.defined(), parameter.value().grad().defined()) << parameter.key();
+    if (!gradient.defined()) continue;
+    EXPECT_TRUE(torch::allclose(gradient, parameter.value().grad() * factor, 1e-5, 1e-7))
+        << parameter.key();
+  }
+}
+
+TEST(ReplicateTest, B8_GradientsAreTheAverageOverTheRanks) {
+  for (const std::int64_t bucket_nbytes : {1, 200, 1 << 20}) {
+    test::on_ranks(3, [&](const dist::Mesh& mesh) {
+      Mlp unsharded = seeded<Mlp>();
+      Mlp model = seeded<Mlp>();
+      replicate(*model, {.mesh = mesh, .bucket_nbytes = bucket_nbytes});
+      for (int step = 0; step < 3; ++step) {
+        unsharded->forward(some_batch()).mean().backward();
+        model->forward(rows_of(some_batch(), mesh)).mean().backward();
+        expect_same_gradients(*unsharded, *model);
+      }
+    });
+  }
+}
+
+TEST(ReplicateTest, B8_EachStepSendsEachGradientOnce) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh, .module_states = ReplicateOptions::ModuleStates::as_they_are});
+    const std::uint64_t before = mesh.world()->traffic().all_reduce;
+    model->forward(some_batch()).mean().backward();
+    const std::uint64_t num_elements = 7 * 13 + 13 + 13 * 11 + 11 + 11 * 3 + 3;
+    EXPECT_EQ(mesh.world()->traffic().all_reduce - before, (num_elements + 6) * sizeof(float));
+  });
+}
+
+TEST(ReplicateTest, B20_StatesOfRankZeroAreSentOnce) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : model->parameters()) parameter.fill_(mesh.rank() + 1);
+    }
+    replicate(*model, {.mesh = mesh});
+    for (const at::Tensor& parameter : model->parameters()) {
+      EXPECT_TRUE(parameter.eq(1).all().item<bool>());
+    }
+    EXPECT_EQ(mesh.world()->traffic().broadcast,
+              (7 * 13 + 13 + 13 * 11 + 11 + 11 * 3 + 3) * sizeof(float));
+  });
+}
+
+TEST(ReplicateTest, NoSyncHoldsTheAveragingBack) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh});
+    const auto step = [&] { forward(model, rows_of(some_batch(), mesh)).mean().backward(); };
+    unsharded->forward(some_batch()).mean().backward();
+    const std::uint64_t before = mesh.world()->traffic().all_reduce;
+    {
+      const NoSyncScope no_sync(*model);
+      step();
+      step();
+    }
+    EXPECT_EQ(mesh.world()->traffic().all_reduce, before);
+    step();
+    expect_same_gradients(*unsharded, *model, 3);
+  });
+}
+
+TEST(ReplicateTest, ParametersThatOnlySomeRanksUse) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh, .bucket_nbytes = 1});
+    for (int step = 1; step <= 2; ++step) {
+      at::Tensor loss = model->up->forward(torch::ones({1, 7})).sum();
+      if (mesh.rank() == 0) loss = loss + model->middle->forward(torch::ones({1, 13})).sum();
+      loss.backward();
+      EXPECT_FALSE(model->down->weight.grad().defined());
+      EXPECT_TRUE(model->up->bias.grad().eq(step).all().item<bool>());
+      EXPECT_TRUE(model->middle->bias.grad().eq(0.5 * step).all().item<bool>());
+    }
+  });
+}
+
+TEST(ReplicateTest, B19_RecomputationInsideIt) {
+  for (const Recomputation recomputation : {Recomputation::saved_tensors, Recomputation::reentrant}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      Mlp unsharded = seeded<Mlp>();
+      Mlp model = seeded<Mlp>();
+      replicate(*model, {.mesh = mesh, .bucket_nbytes = 1});
+      const auto twice = [](Mlp mlp, const at::Tensor& x) {
+        return mlp->forward(x) + mlp->forward(x * 2);
+      };
+      for (int step = 0; step < 2; ++step) {
+        twice(unsharded, some_batch()).mean().backward();
+        const auto half = [&](double factor) {
+          return recompute({.recomputation = recomputation},
+                           [=](const at::Tensor& x) mutable { return model->forward(x * factor); },
+                           rows_of(some_batch(), mesh));
+        };
+        (half(1) + half(2)).mean().backward();
+        expect_same_gradients(*unsharded, *model);
+      }
+    });
+  }
+}
+
+TEST(ReplicateTest, BuffersFollowRankZero) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    torch::nn::BatchNorm1d norm(4);
+    replicate(*norm, {.mesh = mesh});
+    forward(norm, torch::randn({8, 4}) + mesh.rank()).sum().backward();
+    const at::Tensor own = norm->running_mean.clone();
+    forward(norm, torch::zeros({8, 4})).sum().backward();
+    at::Tensor of_rank_zero = own.clone();
+    mesh.world()->broadcast(of_rank_zero, 0, "expected").wait();
+    EXPECT_TRUE(torch::allclose(norm->running_mean, of_rank_zero * 0.9));
+  });
+}
+
+TEST(ReplicateTest, B8_NestedInFullyShardItsSubtreeIsLeftAlone) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = seeded<Mlp>();
+    replicate(*model->middle, {.mesh = mesh});
+    fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
+    EXPECT_EQ(model->middle->weight.dim(), 2);
+    std::vector<std::string> units;
+    for (const auto& [fqn, module] : fsdp_modules(*model)) units.push_back(fqn);
+    EXPECT_THAT(units, ::testing::ElementsAre("", "up", "down"));
+    for (int step = 1; step <= 2; ++step) {
+      unsharded->forward(some_batch()).mean().backward();
+      forward(model, rows_of(some_batch(), mesh)).mean().backward();
+      test::expect_gradients_of(*unsharded, *model, mesh);
+      EXPECT_TRUE(torch::allclose(model->middle->weight.grad(), unsharded->middle->weight.grad()));
+    }
+    const double expected =
+        torch::nn::utils::clip_grad_norm_(unsharded->parameters(), 1e9);
+    EXPECT_NEAR(clip_grad_norm_(*model, 1e9), expected, 1e-6);
+    const NoSyncScope no_sync(*model);
+    const at::Tensor before = model->middle->weight.grad().clone();
+    forward(model, rows_of(some_batch(), mesh)).mean().backward();
+    EXPECT_FALSE(model->middle->weight.grad().equal(before));
+  });
+}
+
+TEST(ReplicateTest, B9_WhatIsAppliedAlreadyIsNamed) {
+  Mlp model;
+  EXPECT_FALSE(registry::applied_api(*model));
+  fully_shard(*model->middle);
+  EXPECT_EQ(registry::applied_api(*model->middle), "fully_shard");
+  EXPECT_THAT(error_of([&] { replicate(*model); }),
+              HasSubstr("middle: replicate: expected a module that no API was applied to, found "
+                        "fully_shard"));
+  replicate(*model->up);
+  EXPECT_THAT(error_of([&] { fully_shard(*model->up); }), HasSubstr("found replicate"));
+  EXPECT_FALSE(registry::applied_api(*model));
+}
+
+}  // namespace
+}  // namespace tessera
