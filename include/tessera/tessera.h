@@ -6,6 +6,7 @@
 #include "tessera/runtime/fsdp/clip_grad_norm.h"
 #include "tessera/runtime/fsdp/forward.h"
 #include "tessera/runtime/fsdp/fully_shard.h"
+#include "tessera/runtime/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/runtime/fsdp/touch.h"
 #include "tessera/runtime/recompute/recompute.h"
 #include "tessera/runtime/replicate/replicate.h"

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <exception>
 
 #include "runtime/fsdp/pass.h"
@@ -32,6 +33,15 @@ at::Tensor ForwardScope::cast_input(at::Tensor input) const {
     return input;
   }
   return input.to(*precision.param_dtype);
+}
+
+bool is_in_pass(const torch::nn::Module& module) {
+  if (const auto sharded = registry::find<fsdp::ShardedModule>(module);
+      sharded && !sharded->handles.empty()) {
+    return sharded->handles.front()->is_in_pass();
+  }
+  return std::ranges::any_of(module.children(),
+                             [](const auto& child) { return is_in_pass(*child); });
 }
 
 NoSyncScope::NoSyncScope(torch::nn::Module& root) : pass_(fsdp::Pass::of(root)) {

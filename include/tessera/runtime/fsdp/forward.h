@@ -52,6 +52,9 @@ class [[nodiscard]] NoSyncScope {
   std::shared_ptr<fsdp::Pass> pass_;
 };
 
+/// Returns whether a pass over `module`, or over a root above it, is open. Not collective.
+bool is_in_pass(const torch::nn::Module& module);
+
 namespace detail {
 
 template <class T>
