@@ -7,6 +7,7 @@
 #include "tessera/runtime/fsdp/forward.h"
 #include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/fsdp/fully_sharded_data_parallel.h"
+#include "tessera/runtime/fsdp/meta_device.h"
 #include "tessera/runtime/fsdp/touch.h"
 #include "tessera/runtime/recompute/recompute.h"
 #include "tessera/runtime/replicate/replicate.h"

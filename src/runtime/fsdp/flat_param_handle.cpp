@@ -71,7 +71,8 @@ std::shared_ptr<FlatParamHandle> FlatParamHandle::create(const std::string& unit
                         Shape(parameter.tensor.sizes().begin(), parameter.tensor.sizes().end()));
   }
   std::shared_ptr<FlatParamHandle> handle(new FlatParamHandle(
-      make_flat_unit(unit_name, dtype_of(parameters.front().tensor.scalar_type()), std::move(shapes)),
+      make_flat_unit(unit_name, dtype_of(parameters.front().tensor.scalar_type()),
+                     std::move(shapes)),
       std::move(shared), std::move(options)));
   handle->take_over(parameters);
   return handle;
@@ -121,6 +122,11 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
   sharded_flat_param_ =
       is_sharded() ? flat.narrow(0, options_.shard_group->rank() * shard_numel, shard_numel).clone()
                    : flat;
+  compute_device_ = first.device();
+  if (options_.offload == Offload::params) {
+    sharded_flat_param_ = sharded_flat_param_.to(at::kCPU);
+    if (compute_device_.is_cuda()) sharded_flat_param_ = sharded_flat_param_.pin_memory();
+  }
 
   for (std::size_t i = 0; i < num_parameters; ++i) {
     sharded_views_.push_back(sharded_view(sharded_flat_param_, i));
@@ -136,8 +142,7 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
     for (std::size_t i = 0; i < num_parameters; ++i) {
       full_views_.push_back(with_touch_key(full_view(unsharded_flat_param_, i)));
     }
-    full_registration_.emplace(unsharded_flat_param_.storage(),
-                               static_cast<TouchListener&>(*this));
+    full_registration_.emplace(unsharded_flat_param_.storage(), static_cast<TouchListener&>(*this));
     free_memory(unsharded_flat_param_);
   }
 
@@ -156,7 +161,8 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
 
 bool FlatParamHandle::has_own_full_buffer() const {
   const auto& param_dtype = options_.mixed_precision.param_dtype;
-  return is_sharded() || (param_dtype && dtype_of(*param_dtype) != unit_.dtype);
+  return is_sharded() || (param_dtype && dtype_of(*param_dtype) != unit_.dtype) ||
+         sharded_flat_param_.device() != compute_device_;
 }
 
 Tensor FlatParamHandle::full_view(const Tensor& flat, std::size_t index) const {
@@ -187,8 +193,8 @@ std::size_t FlatParamHandle::parameter_at(const Tensor& view) const {
   if (is_sharded() && view.storage().is_alias_of(sharded_flat_param_.storage())) {
     position += options_.shard_group->rank() * sharded_flat_param_.numel();
   }
-  const auto after = std::ranges::upper_bound(unit_.parameters, position, {},
-                                              &FlatUnitParameter::offset);
+  const auto after =
+      std::ranges::upper_bound(unit_.parameters, position, {}, &FlatUnitParameter::offset);
   return static_cast<std::size_t>(after - unit_.parameters.begin()) - 1;
 }
 
@@ -309,7 +315,8 @@ void FlatParamHandle::touched(const Tensor& argument) {
 void FlatParamHandle::prepare_unshard() {
   if (residence_ != Residence::sharded || full_views_.empty()) return;
   const at::NoGradGuard no_grad;
-  cast_shard_ = sharded_flat_param_.to(unsharded_flat_param_.scalar_type());
+  cast_shard_ = sharded_flat_param_.to(compute_device_, unsharded_flat_param_.scalar_type(),
+                                       /*non_blocking=*/true);
 }
 
 void FlatParamHandle::start_unshard() {
@@ -359,7 +366,7 @@ void FlatParamHandle::take_gradient(std::size_t index) {
     const at::ScalarType dtype = precision.reduce_dtype.value_or(
         precision.param_dtype.value_or(sharded_flat_param_.scalar_type()));
     unsharded_grad_ = torch::empty({sharded_flat_param_.numel() * num_ranks()},
-                                   sharded_flat_param_.options().dtype(dtype));
+                                   at::TensorOptions(compute_device_).dtype(dtype));
   }
   Tensor slot = full_view(unsharded_grad_, index);
   if (has_gradient_[index]) {
@@ -425,6 +432,7 @@ void FlatParamHandle::finish_reduce() {
   if (options_.mixed_precision.gradients == MixedPrecision::Gradients::master_dtype) {
     reduced = reduced.to(sharded_flat_param_.scalar_type());
   }
+  reduced = reduced.to(sharded_flat_param_.device());
   if (sharded_grad_.defined()) {
     sharded_grad_.add_(reduced);
   } else {

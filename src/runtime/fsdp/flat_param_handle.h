@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/layout/flat_unit.h"
 #include "tessera/runtime/dist/group.h"
-#include "tessera/runtime/fsdp/strategy.h"
+#include "tessera/runtime/fsdp/fully_shard.h"
 
 namespace tessera::fsdp {
 
@@ -46,6 +46,7 @@ struct HandleOptions {
   std::shared_ptr<dist::Group> shard_group;
   std::shared_ptr<dist::Group> replicate_group;  // of one rank where nothing is replicated
   FreedParameters freed_parameters = FreedParameters::freed;
+  Offload offload = Offload::none;
 };
 
 /// The flat parameter of a fully sharded module: its parameters of one dtype, one after the other.
@@ -165,8 +166,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::weak_ptr<HandleEvents> events_;  // while in a pass
   Residence residence_ = Residence::sharded;
 
-  at::Tensor sharded_flat_param_;       // [sharded_numel], the parameters' own dtype
-  at::Tensor unsharded_flat_param_;     // [padded numel], param_dtype; without memory while sharded
+  at::Device compute_device_ = at::kCPU;
+  at::Tensor sharded_flat_param_;    // [sharded_numel], the parameters' own dtype
+  at::Tensor unsharded_flat_param_;  // [padded numel], param_dtype; without memory while sharded
   std::vector<at::Tensor> sharded_views_;  // of sharded_flat_param_
   std::vector<at::Tensor> full_views_;     // of unsharded_flat_param_, with the touch key
   std::optional<TouchRegistration> sharded_registration_;

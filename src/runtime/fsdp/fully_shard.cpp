@@ -43,6 +43,7 @@ HandleOptions handle_options(const FullyShardOptions& options) {
   handle.strategy = options.strategy;
   handle.mixed_precision = options.mixed_precision;
   handle.freed_parameters = options.freed_parameters;
+  handle.offload = options.offload;
   if (options.strategy == ShardingStrategy::no_shard) {
     handle.shard_group = std::make_shared<dist::Group>("shard");
     handle.replicate_group = options.mesh.world();
@@ -61,20 +62,73 @@ HandleOptions handle_options(const FullyShardOptions& options) {
   return handle;
 }
 
+/// Visits the modules of a unit: not those of units in it, whose turn has been.
+template <class Visit>
+void for_each_open_module(const ModulePtr& module, const FullyShardOptions& options,
+                          const Visit& visit) {
+  visit(*module);
+  for (const auto& child : module->children()) {
+    if (!is_closed(child, options)) for_each_open_module(child, options, visit);
+  }
+}
+
+/// Sends what rank 0 has, each tensor once.
 void sync_module_states(const ModulePtr& module, const FullyShardOptions& options) {
   dist::StateSync sync(*options.mesh.world());
   for (const FoundParameter& parameter : unmanaged_parameters(module, options)) {
     sync.sync(parameter.fqn, parameter.tensor);
   }
-  for (const auto& buffer : module->named_buffers()) sync.sync(buffer.key(), buffer.value());
+  for_each_open_module(module, options, [&](const Module& each) {
+    for (const auto& buffer : each.named_buffers(false)) sync.sync(buffer.key(), buffer.value());
+  });
 }
 
 void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
   const auto& dtype = options.mixed_precision.buffer_dtype;
   if (!dtype) return;
-  for (auto& buffer : module->buffers()) {
-    if (buffer.defined() && buffer.is_floating_point() && buffer.scalar_type() != *dtype) {
-      buffer.set_data(buffer.to(*dtype));
+  for_each_open_module(module, options, [&](const Module& each) {
+    for (at::Tensor& buffer : each.buffers(/*recurse=*/false)) {
+      if (buffer.defined() && buffer.is_floating_point() && buffer.scalar_type() != *dtype) {
+        buffer.set_data(buffer.to(*dtype));
+      }
+    }
+  });
+}
+
+/// Gives a module's own meta tensors memory, and values by the user's function.
+void materialize(const ModulePtr& module, const std::string& fqn,
+                 const FullyShardOptions& options) {
+  bool has_meta = false;
+  const auto give_memory = [&](const std::string& name, const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_meta()) return;
+    has_meta = true;
+    if (!options.param_init_fn) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = join_fqn(fqn, name)},
+                            "parameter of a module to be fully sharded", "one with memory",
+                            "one on the meta device", "param_init_fn gives it memory and values");
+    }
+    const at::NoGradGuard no_grad;
+    const at::Tensor memory = torch::empty_like(tensor, tensor.options().device(options.device));
+    // In place: module and members hold this very TensorImpl.
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
+  };
+  for (const auto& each : module->named_parameters(/*recurse=*/false)) {
+    give_memory(each.key(), each.value());
+  }
+  for (const auto& each : module->named_buffers(/*recurse=*/false)) {
+    give_memory(each.key(), each.value());
+  }
+  if (!has_meta) return;
+  const at::NoGradGuard no_grad;
+  options.param_init_fn(*module);
+}
+
+void materialize_all(const ModulePtr& module, const std::string& fqn,
+                     const FullyShardOptions& options) {
+  materialize(module, fqn, options);
+  for (const auto& child : module->named_children()) {
+    if (!is_closed(child.value(), options)) {
+      materialize_all(child.value(), join_fqn(fqn, child.key()), options);
     }
   }
 }
@@ -101,6 +155,13 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
                             std::string(c10::toString(found.tensor.scalar_type())) +
                                 (found.tensor.is_leaf() ? "" : " with a graph"),
                             "ignored_states leaves it out");
+    }
+    if (found.tensor.grad().defined()) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
+                            "parameter of a module to be fully sharded", "one without a gradient",
+                            "one with a whole gradient",
+                            "fully_shard goes before the first backward and the optimizer; state "
+                            "of an optimizer that has stepped has the whole shapes too");
     }
     auto it = std::ranges::find(groups, found.tensor.scalar_type(),
                                 &std::pair<at::ScalarType, Group>::first);
@@ -165,12 +226,13 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
                           "a module that no API was applied to yet", *api + " applied to it");
   }
   const std::vector<fsdp::NamedModule> units = fsdp::units_by_policy(root, options);
-  if (options.module_states == FullyShardOptions::ModuleStates::sync) {
-    fsdp::sync_module_states(root, options);
-  }
-  fsdp::cast_buffers(root, options);
   // Reverse order of the tree: what is inside becomes a unit before what is around it.
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
+    fsdp::materialize_all(unit->module, unit->fqn, options);
+    if (options.module_states == FullyShardOptions::ModuleStates::sync) {
+      fsdp::sync_module_states(unit->module, options);
+    }
+    fsdp::cast_buffers(unit->module, options);
     fsdp::make_unit(*unit, options);
   }
 }

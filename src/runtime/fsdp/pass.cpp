@@ -207,8 +207,7 @@ void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
   auto it = std::ranges::find(gathered_, position, &Gathered::handle);
   const LastUse use = is_backward ? LastUse::backward : LastUse::forward;
   if (it != gathered_.end() && it->last_use == use) return handle.finish_unshard();
-  const auto phase =
-      is_backward ? ExecutionOrder::Phase::backward : ExecutionOrder::Phase::forward;
+  const auto phase = is_backward ? ExecutionOrder::Phase::backward : ExecutionOrder::Phase::forward;
   const auto course = execution_order_.note({position, phase});
   if (it == gathered_.end()) {
     gather(position, use);
@@ -246,7 +245,8 @@ void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
 
 void Pass::gather(std::size_t handle, LastUse last_use) {
   FlatParamHandle& gathered = *handles_[handle];
-  if (gathered.residence() == FlatParamHandle::Residence::sharded && gathered.has_own_full_buffer()) {
+  if (gathered.residence() == FlatParamHandle::Residence::sharded &&
+      gathered.has_own_full_buffer()) {
     order_.announce("unshard " + gathered.display_name(), group_of(gathered));
     gathered.prepare_unshard();
     rate_limiter_.wait_for_room();

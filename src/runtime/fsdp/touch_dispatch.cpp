@@ -45,8 +45,25 @@ bool uses_memory(const c10::OperatorHandle& op) {
   return op.operator_name() != detach;
 }
 
+/// How often this thread is within a MetaDeviceScope.
+thread_local int meta_device_depth = 0;
+
+/// Asks for the meta device where an operator makes a tensor out of nothing.
+void make_on_meta_device(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  bool takes_tensors = false;
+  std::optional<std::size_t> device;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    takes_tensors = takes_tensors || (*stack)[stack->size() - arguments.size() + i].isTensor();
+    if (arguments[i].name() == "device") device = i;
+  }
+  if (!device || takes_tensors) return;
+  (*stack)[stack->size() - arguments.size() + *device] = c10::Device(c10::kMeta);
+}
+
 void see_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack) {
+  if (meta_device_depth > 0) make_on_meta_device(op, stack);
   const std::size_t num_arguments = uses_memory(op) ? op.schema().arguments().size() : 0;
   for (std::size_t i = stack->size() - num_arguments; i < stack->size(); ++i) {
     const c10::IValue& argument = (*stack)[i];
@@ -74,6 +91,14 @@ TouchRegistration::~TouchRegistration() {
   Listeners& listeners = Listeners::instance();
   const std::unique_lock lock(listeners.mutex);
   listeners.by_storage.erase(storage_);
+}
+
+void enter_meta_device() {
+  if (meta_device_depth++ == 0) c10::impl::tls_set_dispatch_key_included(kTouchKey, true);
+}
+
+void leave_meta_device() {
+  if (--meta_device_depth == 0) c10::impl::tls_set_dispatch_key_included(kTouchKey, false);
 }
 
 at::Tensor with_touch_key(const at::Tensor& tensor) {

@@ -43,6 +43,11 @@ void touch_storage(const at::Tensor& tensor);
 /// Returns a tensor over the same storage that carries the key. Not a view as autograd knows it.
 at::Tensor with_touch_key(const at::Tensor& tensor);
 
+/// Between these two, the fallback sees every operator of this thread, and has what it makes made
+/// on the meta device. They nest.
+void enter_meta_device();
+void leave_meta_device();
+
 /// Keeps the runtime's own operators on this thread from touching, for as long as it lives.
 class UntouchedScope {
  private:

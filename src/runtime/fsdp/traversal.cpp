@@ -18,11 +18,6 @@ bool is_ignored(const at::Tensor& parameter, const FullyShardOptions& options) {
                              [&](const at::Tensor& each) { return each.is_same(parameter); });
 }
 
-/// A subtree that this call leaves alone.
-bool is_closed(const ModulePtr& module, const FullyShardOptions& options) {
-  return is_ignored(module, options) || registry::applied_api(*module);
-}
-
 std::int64_t total_numel(const ModulePtr& module, const FullyShardOptions& options) {
   std::int64_t numel = 0;
   for (const FoundParameter& parameter : unmanaged_parameters(module, options)) {
@@ -79,6 +74,10 @@ void collect(const ModulePtr& module, const std::string& fqn, const FullyShardOp
 }
 
 }  // namespace
+
+bool is_closed(const ModulePtr& module, const FullyShardOptions& options) {
+  return is_ignored(module, options) || registry::applied_api(*module);
+}
 
 std::string join_fqn(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;

@@ -23,6 +23,10 @@ struct NamedModule {
 /// replicated already.
 std::vector<NamedModule> units_by_policy(const ModulePtr& root, const FullyShardOptions& options);
 
+/// Returns whether `fully_shard` leaves the subtree of `module` alone: it is ignored, or an API has
+/// been applied to it.
+bool is_closed(const ModulePtr& module, const FullyShardOptions& options);
+
 /// A parameter as it is found in the tree: the same tensor may come more than once (tied weights).
 struct FoundParameter {
   std::string fqn;

@@ -33,9 +33,10 @@ class ReentrantRecomputeBackward final : public torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
     const std::lock_guard lock(mutex_);
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
-      throw Error(ErrorKind::unsupported, {},
-                  "recompute, reentrant: torch::autograd::grad through it would miss gradients; use "
-                  "Recomputation::saved_tensors, or loss.backward()");
+      throw Error(
+          ErrorKind::unsupported, {},
+          "recompute, reentrant: torch::autograd::grad through it would miss gradients; use "
+          "Recomputation::saved_tensors, or loss.backward()");
     }
     variable_list inputs;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
@@ -83,8 +84,8 @@ std::vector<at::Tensor> recompute_reentrant(detail::RecomputeBody body,
     const at::NoGradGuard no_grad;
     outputs = body(inputs);
   }
-  const auto node = std::make_shared<ReentrantRecomputeBackward>(std::move(body), inputs,
-                                                                 std::move(rng_states));
+  const auto node =
+      std::make_shared<ReentrantRecomputeBackward>(std::move(body), inputs, std::move(rng_states));
   const at::Tensor requires_grad = torch::empty({0}, torch::requires_grad());
   torch::autograd::edge_list edges;
   for (const at::Tensor& input : inputs) {

@@ -155,10 +155,10 @@ void Frame::compute_again(std::vector<at::Tensor>& saved) {
   }
   for (std::size_t i = 0; i < saved.size(); ++i) {
     if (saved[i].sizes() == at::IntArrayRef(sizes_[i])) continue;
-    throw Error::expected(
-        ErrorKind::mismatch, {}, "tensor " + std::to_string(i) + " that a recomputed function saves",
-        "shape " + describe(sizes_[i]) + " as in its forward", describe(saved[i].sizes()),
-        "a function that is not the same twice?");
+    throw Error::expected(ErrorKind::mismatch, {},
+                          "tensor " + std::to_string(i) + " that a recomputed function saves",
+                          "shape " + describe(sizes_[i]) + " as in its forward",
+                          describe(saved[i].sizes()), "a function that is not the same twice?");
   }
 }
 

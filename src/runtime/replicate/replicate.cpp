@@ -165,15 +165,16 @@ void Reducer::send(Bucket& bucket) {
   }
   bucket.flat.narrow(0, 0, bucket.numel).div_(options_.mesh.world_size());
   bucket.is_late = false;
-  bucket.pending = options_.mesh.world()->all_reduce(bucket.flat, "gradients of " + parameters_[bucket.parameters.front()].fqn);
+  bucket.pending = options_.mesh.world()->all_reduce(
+      bucket.flat, "gradients of " + parameters_[bucket.parameters.front()].fqn);
 }
 
 void Reducer::receive(Bucket& bucket) {
   const at::NoGradGuard no_grad;
   bucket.pending.wait();
-  const Tensor flags = bucket.flat.narrow(0, bucket.numel,
-                                          static_cast<std::int64_t>(bucket.parameters.size()))
-                           .to(at::kCPU, at::kFloat);
+  const Tensor flags =
+      bucket.flat.narrow(0, bucket.numel, static_cast<std::int64_t>(bucket.parameters.size()))
+          .to(at::kCPU, at::kFloat);
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     Parameter& parameter = parameters_[bucket.parameters[i]];
     parameter.is_pending = false;
@@ -236,11 +237,10 @@ void replicate(Module& module, const ReplicateOptions& options) {
   std::vector<std::pair<std::string, Tensor>> parameters;
   for (const auto& parameter : module.named_parameters()) {
     const auto is_same = [&](const Tensor& each) { return each.is_same(parameter.value()); };
-    const bool is_left_out = !parameter.value().requires_grad() ||
-                             std::ranges::any_of(options.ignored_states, is_same) ||
-                             std::ranges::any_of(parameters, [&](const auto& each) {
-                               return is_same(each.second);
-                             });
+    const bool is_left_out =
+        !parameter.value().requires_grad() ||
+        std::ranges::any_of(options.ignored_states, is_same) ||
+        std::ranges::any_of(parameters, [&](const auto& each) { return is_same(each.second); });
     if (!is_left_out) parameters.emplace_back(parameter.key(), parameter.value());
   }
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {

@@ -44,16 +44,15 @@ TEST(ExecutionOrderTest, B21_BackwardPostPrefetchGathersAfterIt) {
     for (int step = 0; step < 2; ++step) forward(model, some_ids()).sum().backward();
     const at::Tensor output = forward(model, some_ids());
     std::vector<std::string> when_reduced;
-    model->blocks[2]->as<Block>()->norm->weight.register_hook([&](const at::Tensor&) {
-      when_reduced = recorded_order(*model);
-    });
+    model->blocks[2]->as<Block>()->norm->weight.register_hook(
+        [&](const at::Tensor&) { when_reduced = recorded_order(*model); });
     output.sum().backward();
     EXPECT_EQ(when_reduced.back(), "unshard blocks.2");
-    EXPECT_THAT(recorded_order(*model),
-                ElementsAre("unshard the root", "unshard blocks.0", "unshard blocks.1",
-                            "unshard blocks.2", "unshard blocks.2", "reduce blocks.2",
-                            "unshard blocks.1", "reduce blocks.1", "unshard blocks.0",
-                            "reduce blocks.0", "reduce the root"));
+    EXPECT_THAT(
+        recorded_order(*model),
+        ElementsAre("unshard the root", "unshard blocks.0", "unshard blocks.1", "unshard blocks.2",
+                    "unshard blocks.2", "reduce blocks.2", "unshard blocks.1", "reduce blocks.1",
+                    "unshard blocks.0", "reduce blocks.0", "reduce the root"));
   });
 }
 
@@ -168,11 +167,11 @@ TEST(ExecutionOrderTest, ReshardAfterForwardCanBeSetPerModule) {
     set_reshard_after_forward(*model->blocks[1], false);
     for (int step = 0; step < 2; ++step) {
       forward(model, some_ids()).sum().backward();
-      EXPECT_THAT(recorded_order(*model),
-                  ElementsAre("unshard the root", "unshard blocks.0", "unshard blocks.1",
-                              "unshard blocks.2", "unshard blocks.2", "reduce blocks.2",
-                              "reduce blocks.1", "unshard blocks.0", "reduce blocks.0",
-                              "reduce the root"));
+      EXPECT_THAT(
+          recorded_order(*model),
+          ElementsAre("unshard the root", "unshard blocks.0", "unshard blocks.1",
+                      "unshard blocks.2", "unshard blocks.2", "reduce blocks.2", "reduce blocks.1",
+                      "unshard blocks.0", "reduce blocks.0", "reduce the root"));
     }
     EXPECT_THAT(test::error_of([&] { set_reshard_after_forward(*model->norm, true); }),
                 ::testing::HasSubstr("fully sharded"));

@@ -103,9 +103,8 @@ TEST(FourWaysTest, B2_B3_B4_AllLeadToTheSameUnitsAndTheSameOrder) {
     fully_shard(*composable_by_policy, by_policy);
     outcomes.push_back(run(composable_by_policy));
 
-    auto wrapper_by_hand = seeded_model([&] {
-      return FullyShardedDataParallel<WrappedMod>(WrappedMod(by_hand), by_hand);
-    });
+    auto wrapper_by_hand = seeded_model(
+        [&] { return FullyShardedDataParallel<WrappedMod>(WrappedMod(by_hand), by_hand); });
     outcomes.push_back(run(wrapper_by_hand));
 
     auto wrapper_by_policy =

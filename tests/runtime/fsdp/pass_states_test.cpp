@@ -21,9 +21,9 @@ using ::testing::HasSubstr;
 
 Mlp sharded_mlp(const dist::Mesh& mesh, ShardingStrategy strategy = FULL_SHARD) {
   Mlp model = seeded<Mlp>();
-  fully_shard(*model, {.mesh = mesh,
-                       .policy = ModuleWrapPolicy<torch::nn::Linear>(),
-                       .strategy = strategy});
+  fully_shard(
+      *model,
+      {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
   return model;
 }
 
@@ -163,24 +163,27 @@ TEST(PassStatesTest, UnusedParametersHaveNoGradient) {
 }
 
 TEST(PassStatesTest, ABranchThatOnlyOneRankTakesIsToldNotMixedUp) {
-  test::on_ranks(2, [](const dist::Mesh& mesh) {
-    Branches model = seeded<Branches>();
-    fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
-    const at::Tensor x = torch::ones({2, 5});
-    for (int i = 0; i < 2; ++i) forward(model, x, true).sum().backward();
-    const std::string error = error_of([&] { forward(model, x, mesh.rank() == 0); });
-    if (mesh.rank() == 1) {
-      EXPECT_THAT(error, HasSubstr("unshard right"));
-    }
-    EXPECT_NE(error, "none");
-  }, {.timeout = std::chrono::seconds(3)});
+  test::on_ranks(2,
+                 [](const dist::Mesh& mesh) {
+                   Branches model = seeded<Branches>();
+                   fully_shard(*model,
+                               {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
+                   const at::Tensor x = torch::ones({2, 5});
+                   for (int i = 0; i < 2; ++i) forward(model, x, true).sum().backward();
+                   const std::string error = error_of([&] { forward(model, x, mesh.rank() == 0); });
+                   if (mesh.rank() == 1) {
+                     EXPECT_THAT(error, HasSubstr("unshard right"));
+                   }
+                   EXPECT_NE(error, "none");
+                 },
+                 {.timeout = std::chrono::seconds(3)});
 }
 
 /// A base that is frozen, with a small addition that is trained, as LoRA has it.
 struct AdaptedImpl : torch::nn::Module {
   AdaptedImpl() {
-    base = register_module("base", torch::nn::Sequential(torch::nn::Linear(5, 5),
-                                                         torch::nn::Linear(5, 5)));
+    base = register_module("base",
+                           torch::nn::Sequential(torch::nn::Linear(5, 5), torch::nn::Linear(5, 5)));
     first = register_module("first", torch::nn::Linear(5, 5));
     for (at::Tensor& parameter : base->parameters()) parameter.requires_grad_(false);
     last = register_module("last", torch::nn::Linear(5, 2));
@@ -199,9 +202,9 @@ TEST(PassStatesTest, FrozenUnitsAreFreedInTheBackward) {
     test::on_ranks(2, [&](const dist::Mesh& mesh) {
       Adapted unsharded = seeded<Adapted>();
       Adapted model = seeded<Adapted>();
-      fully_shard(*model, {.mesh = mesh,
-                           .policy = ModuleWrapPolicy<torch::nn::Linear>(),
-                           .strategy = strategy});
+      fully_shard(
+          *model,
+          {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
       const at::Tensor x = torch::linspace(0, 1, 10).reshape({2, 5});
       at::Tensor output = forward(model, x);
       // When the first layer's gradient comes, the frozen layers after it must have been freed.
@@ -238,9 +241,9 @@ TEST(PassStatesTest, AUnitUsedTwiceInOneForward) {
         torch::manual_seed(1);
         model = std::make_shared<TwiceImpl>();
       });
-      fully_shard(*model, {.mesh = mesh,
-                           .policy = ModuleWrapPolicy<torch::nn::Linear>(),
-                           .strategy = strategy});
+      fully_shard(
+          *model,
+          {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
       for (int i = 0; i < 2; ++i) {
         const at::Tensor x = torch::ones({2, 4});
         unsharded->forward(x).sum().backward();
@@ -250,7 +253,6 @@ TEST(PassStatesTest, AUnitUsedTwiceInOneForward) {
     });
   }
 }
-
 
 TEST(PassStatesTest, ABackwardInsideTheScopeEndsWithIt) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
@@ -307,8 +309,9 @@ TEST(PassStatesTest, B22_UseOutsideAPassIsNamed) {
 TEST(PassStatesTest, B22_ABackwardOutsideAPassIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh, NO_SHARD);
-    EXPECT_THAT(error_of([&] { model->forward(some_input()).sum().backward(); }),
-                HasSubstr("parameter of a fully sharded module: expected a backward within a pass"));
+    EXPECT_THAT(
+        error_of([&] { model->forward(some_input()).sum().backward(); }),
+        HasSubstr("parameter of a fully sharded module: expected a backward within a pass"));
   });
 }
 

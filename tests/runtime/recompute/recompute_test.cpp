@@ -91,7 +91,9 @@ TEST_P(RecomputeTest, DropoutDrawsTheSameNumbersAgain) {
 TEST_P(RecomputeTest, ARetainedGraphIsComputedOnceMore) {
   const at::Tensor x = some_input().requires_grad_();
   const at::Tensor loss =
-      recompute(options(), [](const at::Tensor& input) { return input.exp().tanh(); }, x).sum();
+      recompute(
+          options(), [](const at::Tensor& input) { return input.exp().tanh(); }, x)
+          .sum();
   loss.backward({}, /*retain_graph=*/true);
   const at::Tensor once = x.grad().clone();
   loss.backward();
@@ -101,9 +103,11 @@ TEST_P(RecomputeTest, ARetainedGraphIsComputedOnceMore) {
 at::Tensor nested(const RecomputeOptions& options, int depth, const at::Tensor& x) {
   if (depth == 0) return x.sin();
   return recompute(
-      options, [options, depth](const at::Tensor& input) {
+      options,
+      [options, depth](const at::Tensor& input) {
         return nested(options, depth - 1, input).sin() + input;
-      }, x);
+      },
+      x);
 }
 
 TEST_P(RecomputeTest, B19_NestsSixtyDeep) {
@@ -144,9 +148,9 @@ TEST_P(RecomputeTest, B19_UnitsAreGatheredAgainForTheSecondCall) {
         };
         test::Transformer unsharded = seeded<test::Transformer>();
         test::Transformer model = model_of();
-        fully_shard(*model, {.mesh = mesh,
-                             .policy = ModuleWrapPolicy<test::Block>(),
-                             .strategy = strategy});
+        fully_shard(
+            *model,
+            {.mesh = mesh, .policy = ModuleWrapPolicy<test::Block>(), .strategy = strategy});
         for (int step = 0; step < 3; ++step) {
           unsharded->forward(some_ids()).sum().backward();
           forward(model, some_ids()).sum().backward();
@@ -164,7 +168,8 @@ TEST_P(RecomputeTest, B19_AWholeShardedModelInsideOne) {
     test::Transformer model = test::sharded_transformer(mesh);
     for (int step = 0; step < 2; ++step) {
       unsharded->forward(some_ids()).sum().backward();
-      recompute(options(), [&](const at::Tensor& ids) { return forward(model, ids); }, some_ids())
+      recompute(
+          options(), [&](const at::Tensor& ids) { return forward(model, ids); }, some_ids())
           .sum()
           .backward();
       expect_gradients_of(*unsharded, *model, mesh);
@@ -185,17 +190,18 @@ TEST(RecomputeWaysTest, AutogradGradWorksThroughSavedTensorsAndIsRefusedThroughR
   const at::Tensor expected = torch::autograd::grad({body(x).sum()}, {x})[0];
   EXPECT_TRUE(torch::autograd::grad({recompute(body, x).sum()}, {x})[0].equal(expected));
   const RecomputeOptions reentrant{.recomputation = Recomputation::reentrant};
-  EXPECT_THAT(error_of([&] {
-                static_cast<void>(torch::autograd::grad({recompute(reentrant, body, x).sum()}, {x}));
-              }),
-              HasSubstr("torch::autograd::grad"));
+  EXPECT_THAT(
+      error_of([&] {
+        static_cast<void>(torch::autograd::grad({recompute(reentrant, body, x).sum()}, {x}));
+      }),
+      HasSubstr("torch::autograd::grad"));
 }
 
 TEST(RecomputeWaysTest, AFunctionThatIsNotTheSameTwiceIsNamed) {
   const auto calls = std::make_shared<int>(0);
-  const at::Tensor y = recompute(
-      [calls](const at::Tensor& x) { return (*calls)++ == 0 ? x.exp().tanh() : x.exp(); },
-      some_input().requires_grad_());
+  const at::Tensor y =
+      recompute([calls](const at::Tensor& x) { return (*calls)++ == 0 ? x.exp().tanh() : x.exp(); },
+                some_input().requires_grad_());
   EXPECT_THAT(error_of([&] { y.sum().backward(); }), HasSubstr("recomputed function saves"));
 }
 

@@ -108,7 +108,8 @@ TEST(ReplicateTest, ParametersThatOnlySomeRanksUse) {
 }
 
 TEST(ReplicateTest, B19_RecomputationInsideIt) {
-  for (const Recomputation recomputation : {Recomputation::saved_tensors, Recomputation::reentrant}) {
+  for (const Recomputation recomputation :
+       {Recomputation::saved_tensors, Recomputation::reentrant}) {
     test::on_ranks(2, [&](const dist::Mesh& mesh) {
       Mlp unsharded = seeded<Mlp>();
       Mlp model = seeded<Mlp>();
@@ -119,9 +120,10 @@ TEST(ReplicateTest, B19_RecomputationInsideIt) {
       for (int step = 0; step < 2; ++step) {
         twice(unsharded, some_batch()).mean().backward();
         const auto half = [&](double factor) {
-          return recompute({.recomputation = recomputation},
-                           [=](const at::Tensor& x) mutable { return model->forward(x * factor); },
-                           rows_of(some_batch(), mesh));
+          return recompute(
+              {.recomputation = recomputation},
+              [=](const at::Tensor& x) mutable { return model->forward(x * factor); },
+              rows_of(some_batch(), mesh));
         };
         (half(1) + half(2)).mean().backward();
         expect_same_gradients(*unsharded, *model);
@@ -159,8 +161,7 @@ TEST(ReplicateTest, B8_NestedInFullyShardItsSubtreeIsLeftAlone) {
       test::expect_gradients_of(*unsharded, *model, mesh);
       EXPECT_TRUE(torch::allclose(model->middle->weight.grad(), unsharded->middle->weight.grad()));
     }
-    const double expected =
-        torch::nn::utils::clip_grad_norm_(unsharded->parameters(), 1e9);
+    const double expected = torch::nn::utils::clip_grad_norm_(unsharded->parameters(), 1e9);
     EXPECT_NEAR(clip_grad_norm_(*model, 1e9), expected, 1e-6);
     const NoSyncScope no_sync(*model);
     const at::Tensor before = model->middle->weight.grad().clone();

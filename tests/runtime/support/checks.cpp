@@ -55,7 +55,9 @@ void expect_gradients_of(const torch::nn::Module& unsharded, const torch::nn::Mo
     ASSERT_TRUE(expected.defined()) << fqn << ": a gradient where the unsharded model has none";
     ASSERT_EQ(it->second.sizes(), expected.sizes()) << fqn;
     EXPECT_TRUE(torch::allclose(it->second, expected.to(torch::kDouble) * factor, 1e-5, 1e-7))
-        << fqn << "\n" << it->second << "\n" << expected;
+        << fqn << "\n"
+        << it->second << "\n"
+        << expected;
   }
 }
 

@@ -53,7 +53,7 @@ inline std::vector<at::Tensor> gradients(const torch::nn::Module& model) {
 }
 
 inline void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
-                 double factor = 1) {
+                        double factor = 1) {
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) {
     ASSERT_TRUE(a[i].defined() && b[i].defined()) << i;

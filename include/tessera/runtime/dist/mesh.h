@@ -42,7 +42,7 @@ struct MeshOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   /// The network interface that Gloo binds to, such as `eth0`. Empty: GLOO_SOCKET_IFNAME, else the
   /// one of the host's name, else loopback.
-  std::string interface{};
+  std::string interface {};
 };
 
 /// Connects the ranks that share `store`, over Gloo. Collective. Throws: Error(invalid_argument)

@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -15,6 +16,12 @@
 #include "tessera/runtime/fsdp/strategy.h"
 
 namespace tessera {
+
+/// Where this rank's parts lie between passes.
+enum class Offload {
+  none,    // on the device of the parameters
+  params,  // on the CPU, with their gradients, so that the optimizer steps there
+};
 
 struct FullyShardOptions {
   /// Over its axis `shard` parameters are sharded; over `replicate`, where there is one, they are
@@ -33,6 +40,12 @@ struct FullyShardOptions {
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
   FreedParameters freed_parameters = FreedParameters::freed;
+  Offload offload = Offload::none;
+  /// Called for each module that has parameters or buffers of its own on the meta device, when they
+  /// have been given memory on `device`, uninitialised, and before they are sharded: gives them
+  /// their values. One unit after the other, so that no rank ever holds all parameters at once.
+  std::function<void(torch::nn::Module&)> param_init_fn{};
+  at::Device device = at::kCPU;  // for parameters from the meta device
   /// Whether to give every rank the parameters and buffers of rank 0 first, each sent once.
   enum class ModuleStates { as_they_are, sync } module_states = ModuleStates::as_they_are;
 };
@@ -45,8 +58,9 @@ struct FullyShardOptions {
 /// Composable: apply it from the inside out, or let `policy` do so.
 /// Collective over the mesh where module states are synced. Call it before the optimizer is built.
 /// Throws: Error(invalid_argument) where the module is not held by a shared_ptr, is sharded
-/// already, or mixes devices; Error(unsupported) for a dtype that cannot be flattened.
-/// Source: torch.distributed._composable.fully_shard over FSDP1 with use_orig_params=True
+/// already, mixes devices, has gradients, or meta tensors and no `param_init_fn`;
+/// Error(unsupported) for a dtype that cannot be flattened. Source:
+/// torch.distributed._composable.fully_shard over FSDP1 with use_orig_params=True
 /// (github.com/pytorch/pytorch, changes 88450, 90933, 91044).
 void fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 
@@ -92,8 +106,8 @@ void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_for
 /// (github.com/pytorch/pytorch, change 89917).
 struct ExecutionInfo {
   struct ParamUsageInfo {
-    std::string module_fqn;            // of the fully sharded module
-    std::vector<std::string> params;   // names below it, in the order of their first use
+    std::string module_fqn;           // of the fully sharded module
+    std::vector<std::string> params;  // names below it, in the order of their first use
   };
   std::vector<std::string> module_forward_order;  // fully sharded modules
   std::vector<std::string> param_forward_order;   // names below the root
