@@ -1,0 +1,165 @@
+// Trains a small transformer on text, sharded over all ranks. Alone:
+//   train_transformer README.md
+// On two processes of this machine (torchrun comes with PyTorch; mpirun and srun do as well):
+//   torchrun --no-python --nproc-per-node 2 train_transformer README.md
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <map>
+
+#include "model.h"
+#include "tessera/tessera.h"
+#include "text.h"
+
+namespace example {
+namespace {
+
+struct Options {
+  std::vector<std::string> files;
+  tessera::ShardingStrategy strategy = tessera::FULL_SHARD;
+  bool is_bf16 = false;
+  bool is_recomputed = false;
+  std::int64_t num_steps = 200;
+  std::int64_t batch = 16;  // rows of all ranks together
+  double learning_rate = 1e-3;
+  std::string losses_file;
+  Config model;
+};
+
+/// Reads the command line, or ends the process with its help or an error.
+Options parse(int argc, char** argv) {
+  Options options;
+  CLI::App app(
+      "Trains a character-level transformer on text files, its parameters sharded over all "
+      "ranks that torchrun, mpirun or srun starts.");
+  const std::map<std::string, tessera::ShardingStrategy> strategies = {
+      {"FULL_SHARD", tessera::FULL_SHARD},
+      {"SHARD_GRAD_OP", tessera::SHARD_GRAD_OP},
+      {"NO_SHARD", tessera::NO_SHARD}};
+  std::string strategy = "FULL_SHARD";
+  app.add_option("files", options.files, "the text")->required()->check(CLI::ExistingFile);
+  app.add_option("--strategy", strategy, "how parameters are kept")
+      ->check(CLI::IsMember(strategies))
+      ->capture_default_str();
+  app.add_flag("--bf16", options.is_bf16,
+               "compute in bfloat16; parameters and optimizer keep float32");
+  app.add_flag("--recompute", options.is_recomputed, "keep no activations of the blocks");
+  app.add_option("--steps", options.num_steps, "how many steps")->capture_default_str();
+  app.add_option("--batch", options.batch, "rows per step, of all ranks together")
+      ->capture_default_str();
+  app.add_option("--lr", options.learning_rate, "learning rate of AdamW")->capture_default_str();
+  app.add_option("--width", options.model.width, "width of the model")->capture_default_str();
+  app.add_option("--layers", options.model.num_layers, "number of blocks")->capture_default_str();
+  app.add_option("--losses", options.losses_file, "write step and loss to a CSV file");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error));
+  }
+  options.strategy = strategies.at(strategy);
+  if (options.is_recomputed) options.model.recompute.emplace();
+  return options;
+}
+
+/// Says on rank 0 how far the training is: in one line that moves, on a terminal.
+class Progress {
+ public:
+  Progress(bool is_shown, std::int64_t num_steps) : is_shown_(is_shown), num_steps_(num_steps) {}
+
+  void step(std::int64_t number, double loss, std::int64_t num_tokens) {
+    num_tokens_ += num_tokens;
+    const bool is_last = number == num_steps_;
+    if (!is_shown_ || (!is_terminal_ && number % 20 != 0 && !is_last)) return;
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin_;
+    std::printf("%sstep %4lld/%lld  loss %.4f  %8.0f tokens/s%s", is_terminal_ ? "\r" : "",
+                static_cast<long long>(number), static_cast<long long>(num_steps_), loss,
+                static_cast<double>(num_tokens_) / passed.count(),
+                is_terminal_ && !is_last ? "" : "\n");
+    std::fflush(stdout);
+  }
+
+ private:
+  bool is_shown_;
+  bool is_terminal_ = isatty(STDOUT_FILENO) != 0;
+  std::int64_t num_steps_;
+  std::int64_t num_tokens_ = 0;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+void train(const Options& options) {
+  const tessera::dist::Mesh mesh = tessera::dist::init_from_env();
+  if (options.batch % mesh.world_size() != 0) {
+    throw std::runtime_error("--batch: expected a multiple of the " +
+                             std::to_string(mesh.world_size()) + " ranks, found " +
+                             std::to_string(options.batch));
+  }
+  Config config = options.model;
+  const Text text(options.files, config.sequence);
+  config.vocabulary = text.vocabulary();
+
+  torch::manual_seed(0);
+  const auto model = std::make_shared<TransformerImpl>(config);
+  std::int64_t num_parameters = 0;
+  for (const at::Tensor& parameter : model->parameters()) num_parameters += parameter.numel();
+  tessera::MixedPrecision precision;
+  if (options.is_bf16) precision.param_dtype = torch::kBFloat16;
+  tessera::fully_shard(*model, {.mesh = mesh,
+                                .policy = tessera::ModuleWrapPolicy<Block>(),
+                                .strategy = options.strategy,
+                                .mixed_precision = precision});
+  torch::optim::AdamW optimizer(model->parameters(), options.learning_rate);
+
+  const bool is_first = mesh.rank() == 0;
+  if (is_first) {
+    std::printf("%lld parameters in %zu units on %d rank(s), %s; %lld characters of text\n",
+                static_cast<long long>(num_parameters), tessera::fsdp_modules(*model).size(),
+                mesh.world_size(), std::string(to_string(options.strategy)).c_str(),
+                static_cast<long long>(text.size()));
+  }
+  std::ofstream losses;
+  if (is_first && !options.losses_file.empty()) {
+    losses.open(options.losses_file);
+    if (!losses) throw std::runtime_error(options.losses_file + ": cannot be written");
+    losses << "step,loss\n";
+  }
+  Progress progress(is_first, options.num_steps);
+  for (std::int64_t step = 1; step <= options.num_steps; ++step) {
+    const Text::Batch batch = text.batch(step, options.batch);
+    const auto part = [&](const at::Tensor& rows) {
+      return rows.chunk(mesh.world_size())[static_cast<std::size_t>(mesh.rank())];
+    };
+    const at::Tensor logits = tessera::forward(model, part(batch.ids));
+    const at::Tensor loss = torch::nn::functional::cross_entropy(
+        logits.flatten(0, 1).to(torch::kFloat), part(batch.targets).flatten());
+    loss.backward();
+    tessera::clip_grad_norm_(*model, 1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+
+    const at::Tensor mean = loss.detach() / mesh.world_size();
+    mesh.world()->all_reduce(mean, "loss").wait();
+    if (losses) losses << step << ',' << mean.item<float>() << '\n';
+    progress.step(step, mean.item<double>(), batch.ids.numel());
+  }
+}
+
+}  // namespace
+}  // namespace example
+
+int main(int argc, char** argv) {
+  const example::Options options = example::parse(argc, argv);
+  try {
+    example::train(options);
+  } catch (const c10::Error& error) {
+    std::cerr << "train_transformer: " << error.what_without_backtrace() << '\n';
+    return 1;
+  } catch (const std::exception& error) {
+    std::cerr << "train_transformer: " << error.what() << '\n';
+    return 1;
+  }
+  return 0;
+}
