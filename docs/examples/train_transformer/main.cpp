@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <iomanip>
 #include <iostream>
 #include <map>
 
@@ -124,7 +125,7 @@ void train(const Options& options) {
   if (is_first && !options.losses_file.empty()) {
     losses.open(options.losses_file);
     if (!losses) throw std::runtime_error(options.losses_file + ": cannot be written");
-    losses << "step,loss\n";
+    losses << "step,loss\n" << std::setprecision(9);
   }
   Progress progress(is_first, options.num_steps);
   for (std::int64_t step = 1; step <= options.num_steps; ++step) {

@@ -47,11 +47,11 @@ Pending Group::start(c10::intrusive_ptr<c10d::Work> work, const char* collective
 Pending Group::all_gather(at::Tensor whole, at::Tensor part, const std::string& what) {
   TESSERA_CHECK(whole.numel() == part.numel() * size_ && whole.is_contiguous());
   const at::NoGradGuard no_grad;
-  all_gather_nbytes_ += whole.nbytes();
   if (size_ == 1) {
     whole.copy_(part);
     return {};
   }
+  all_gather_nbytes_ += whole.nbytes();
   const std::lock_guard lock(starting_mutex());
   return start(backend_->_allgather_base(whole, part), "all-gather", what);
 }
@@ -59,26 +59,26 @@ Pending Group::all_gather(at::Tensor whole, at::Tensor part, const std::string& 
 Pending Group::reduce_scatter(at::Tensor part, at::Tensor whole, const std::string& what) {
   TESSERA_CHECK(whole.numel() == part.numel() * size_ && whole.is_contiguous());
   const at::NoGradGuard no_grad;
-  reduce_scatter_nbytes_ += whole.nbytes();
   if (size_ == 1) {
     part.copy_(whole);
     return {};
   }
+  reduce_scatter_nbytes_ += whole.nbytes();
   const std::lock_guard lock(starting_mutex());
   return start(backend_->_reduce_scatter_base(part, whole), "reduce-scatter", what);
 }
 
 Pending Group::all_reduce(at::Tensor tensor, const std::string& what) {
-  all_reduce_nbytes_ += tensor.nbytes();
   if (size_ == 1) return {};
+  all_reduce_nbytes_ += tensor.nbytes();
   std::vector<at::Tensor> tensors = {std::move(tensor)};
   const std::lock_guard lock(starting_mutex());
   return start(backend_->allreduce(tensors), "all-reduce", what);
 }
 
 Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
-  broadcast_nbytes_ += tensor.nbytes();
   if (size_ == 1) return {};
+  broadcast_nbytes_ += tensor.nbytes();
   std::vector<at::Tensor> tensors = {std::move(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root;

@@ -31,7 +31,7 @@ class Pending {
 
 /// What a rank handed to collectives so far. Units: bytes, counted where c10d takes them: of an
 /// all-gather the gathered tensor, of a reduce-scatter the whole one that goes in, of an
-/// all-reduce or a broadcast the tensor.
+/// all-reduce or a broadcast the tensor. Nothing in a group of one rank.
 struct Traffic {
   std::uint64_t all_gather = 0;
   std::uint64_t reduce_scatter = 0;

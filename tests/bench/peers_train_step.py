@@ -1,0 +1,124 @@
+"""Times training steps of a transformer with PyTorch's own FSDP and DDP; run under torchrun.
+
+Prints one JSON object on rank 0, as tests/bench/train_step.cpp does, whose model this one repeats.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        batch, sequence, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, sequence, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(mixed.transpose(1, 2).reshape(batch, sequence, -1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attend(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    def __init__(self, vocabulary: int, width: int, layers: int, heads: int, sequence: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(torch.zeros(sequence, width))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids) + self.position[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Traffic:
+    """Counts bytes where torch.distributed takes them, as tessera::dist::Traffic does."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        for name, position, keyword in (("all_gather_into_tensor", 0, "output_tensor"), ("all_gather", 0, "tensor_list"),
+                                        ("reduce_scatter_tensor", 1, "input"), ("all_reduce", 0, "tensor")):
+            setattr(dist, name, self.counting(getattr(dist, name), position, keyword))
+
+    def counting(self, function, position: int, keyword: str):
+        def call(*args, **kwargs):
+            whole = args[position] if len(args) > position else kwargs[keyword]
+            self.nbytes += sum(part.nbytes for part in whole) if isinstance(whole, list) else whole.nbytes
+            return function(*args, **kwargs)
+
+        return call
+
+
+def resident_nbytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def main() -> None:
+    way = sys.argv[1]
+    width, layers, heads, sequence, batch, steps = map(int, sys.argv[2:])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    traffic = Traffic()
+    # Imported before the memory of a run is counted.
+    from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    torch.mm(torch.ones(512, 512, requires_grad=True), torch.ones(512, 512)).sum().backward()
+    before = resident_nbytes()
+    torch.manual_seed(0)
+    model = Transformer(256, width, layers, heads, sequence)
+    if way == "fsdp1":
+        model = Fsdp1(model, auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True,
+                      device_id=torch.device("cpu"), forward_prefetch=True)
+    elif way == "fsdp2":
+        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    elif way == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+        traffic.nbytes = sum(p.nbytes for p in model.parameters())  # its reducer is out of reach
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    ids = torch.randint(256, (batch, sequence + 1))
+    seconds = []
+    sent = traffic.nbytes
+    for _ in range(steps):
+        so_far = traffic.nbytes
+        begin = time.perf_counter()
+        logits = model(ids[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - begin)
+        sent = traffic.nbytes if way == "ddp" else traffic.nbytes - so_far
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    if dist.get_rank() == 0:
+        print(json.dumps({"seconds": seconds, "peak_nbytes": peak, "nbytes_sent": sent, "loss": loss.item()}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

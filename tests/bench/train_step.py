@@ -1,0 +1,66 @@
+"""Training steps of a sharded transformer against PyTorch's FSDP1, FSDP2 and DDP, and the cost of the touch."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from build import build
+from side_by_side import Result
+
+PEERS = Path(__file__).with_name("peers_train_step.py")
+BENCHMARK = "step of 50M parameters, 2 ranks, batch {batch}"
+TOUCH = "step of 1M parameters, 1 rank, batch 1"
+NUM_WARM_UP = 3
+
+
+def run(command: list, ranks: int, python: Path) -> dict:
+    """Runs a trainer on `ranks` ranks of one thread each. Returns what its rank 0 printed."""
+    launch = [python.parent / "torchrun", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    if launch and command[0] != PEERS:
+        launch.append("--no-python")
+    if not launch and command[0] == PEERS:
+        launch = [python]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run([str(word) for word in [*launch, *command]], capture_output=True, text=True,
+                          env=environment, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: int, steps: int,
+            python: Path) -> list[Result]:
+    """Interleaves runs of all contenders; seconds are those of steps after the first few."""
+    results = {name: Result(benchmark, name, [], 0) for name in contenders}
+    sent = {}
+    for _ in range(rounds):
+        for name, command in contenders.items():
+            measured = run([*command, str(steps)], ranks, python)
+            results[name].seconds += measured["seconds"][NUM_WARM_UP:]
+            results[name].peak_nbytes = max(results[name].peak_nbytes, measured["peak_nbytes"])
+            sent[name] = measured["nbytes_sent"]
+    first = next(iter(results.values()))
+    for name, result in results.items():
+        result.name += f" ({sent[name] / 1e6:.0f} MB sent)" if sent[name] else ""
+        if result is not first:
+            result.baseline = first.name
+            result.ratio = first.median / result.median
+    return list(results.values())
+
+
+def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
+    build("release", targets=("train_step",), definitions=(f"TESSERA_PYTHON={python}", "TESSERA_RUNTIME=ON"))
+    trainer = tools / "train_step"
+    results = []
+    shape = ["64", "2", "2", "16"] if quick else ["640", "10", "10", "64"]
+    for batch in ("8", "2"):
+        contenders = {way: [PEERS, way, *shape, batch] for way in ("fsdp1", "fsdp2", "ddp")}
+        contenders |= {f"tessera {way}": [trainer, way, *shape, batch]
+                       for way in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "replicate")}
+        results += compare(BENCHMARK.format(batch=batch), contenders, ranks=2, rounds=1 if quick else 3,
+                           steps=5 if quick else 8, python=python)
+    small = ["64", "2", "2", "16", "1"] if quick else ["128", "5", "4", "64", "1"]
+    contenders = {f"tessera {way}": [trainer, way, *small] for way in ("plain", "NO_SHARD", "FULL_SHARD")}
+    results += compare(TOUCH, contenders, ranks=1, rounds=1 if quick else 5, steps=10 if quick else 300, python=python)
+    return results

@@ -1,0 +1,58 @@
+"""Trains the example on one rank and on two, and shows that the loss curves coincide."""
+
+import csv
+import shutil
+from pathlib import Path
+
+from build import build
+from console import heading, say, table
+from debian_packages import install_packages
+from demo import show_and_run
+from places import ROOT
+from python_environment import python_environment
+
+WORK = ROOT / "build" / "demo-train"
+TOLERANCE = 1e-3  # sums run in another order on two ranks, and a hundred steps carry that on
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def read_losses(path: Path) -> list[float]:
+    with path.open() as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+def curve(losses: list[float], width: int = 50) -> str:
+    """Draws losses as one line of bars."""
+    places = [losses[i * (len(losses) - 1) // (width - 1)] for i in range(width)]
+    low, high = min(places), max(places)
+    return "".join(BARS[round((loss - low) / ((high - low) or 1) * (len(BARS) - 1))] for loss in places)
+
+
+def demo_train(*, torch_version: str | None) -> int:
+    """Returns 0 if both runs have the same losses at every step."""
+    install_packages({"build", "python"})
+    python = python_environment(torch_version)
+    build("dev", targets=("train_transformer",),
+          definitions=(f"TESSERA_PYTHON={python / 'bin/python'}", "TESSERA_RUNTIME=ON"))
+    shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True)
+    text = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+    curves = {}
+    for ranks in (1, 2):
+        heading(f"A character-level transformer learns this project's documents on {ranks} rank(s)")
+        file = WORK / f"losses-{ranks}.csv"
+        launch = ["torchrun", "--no-python", "--standalone", "--nproc-per-node", "2"] if ranks > 1 else []
+        show_and_run([*launch, "train_transformer", *text, "--steps", "100", "--losses", str(file)], python)
+        curves[ranks] = read_losses(file)
+
+    rows = [["step", "loss, 1 rank", "loss, 2 ranks", "difference"]]
+    for step in (0, 19, 39, 59, 79, 99):
+        one, two = curves[1][step], curves[2][step]
+        rows.append([str(step + 1), f"{one:.5f}", f"{two:.5f}", f"{abs(one - two):.1e}"])
+    say(table(rows, right={0, 1, 2, 3}))
+    for ranks, losses in curves.items():
+        say(f"{ranks} rank(s)  {losses[0]:.2f} {curve(losses)} {losses[-1]:.2f}")
+    largest = max(abs(one - two) for one, two in zip(curves[1], curves[2], strict=True))
+    verdict = "the curves coincide" if largest <= TOLERANCE else f"the curves part: more than {TOLERANCE}"
+    say(f"largest difference of 100 steps: {largest:.1e}; {verdict}")
+    return 0 if largest <= TOLERANCE else 1
