@@ -1,0 +1,132 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "runtime/support/checks.h"
+
+namespace tessera {
+namespace dist {
+
+void PrintTo(const Traffic& traffic, std::ostream* out) {
+  *out << "all-gather " << traffic.all_gather << ", reduce-scatter " << traffic.reduce_scatter
+       << ", all-reduce " << traffic.all_reduce << ", broadcast " << traffic.broadcast;
+}
+
+}  // namespace dist
+namespace {
+
+using test::Block;
+using test::seeded;
+using test::some_ids;
+using test::Transformer;
+
+/// Bytes of the padded flat parameters: of the root, and of the blocks together.
+struct Sizes {
+  std::uint64_t root = 0;
+  std::uint64_t blocks = 0;
+};
+
+Sizes sizes_of(const Transformer& model, int num_ranks) {
+  Sizes sizes;
+  for (const FlatParameterInfo& info : handles(*model)) {
+    const auto nbytes = static_cast<std::uint64_t>(info.sharded_numel * num_ranks) * sizeof(float);
+    (info.module_fqn.empty() ? sizes.root : sizes.blocks) += nbytes;
+  }
+  return sizes;
+}
+
+dist::Traffic operator-(const dist::Traffic& a, const dist::Traffic& b) {
+  return {a.all_gather - b.all_gather, a.reduce_scatter - b.reduce_scatter,
+          a.all_reduce - b.all_reduce, a.broadcast - b.broadcast};
+}
+
+class CommunicationTest : public ::testing::TestWithParam<std::tuple<ShardingStrategy, int>> {};
+
+// The formulas of docs/fully_shard.md, with P the padded bytes of all flat parameters.
+TEST_P(CommunicationTest, B10_BytesPerStepFollowTheFormula) {
+  const auto [strategy, num_ranks] = GetParam();
+  test::on_ranks(num_ranks, [strategy = strategy, num_ranks = num_ranks](const dist::Mesh& mesh) {
+    Transformer model = seeded<Transformer>();
+    fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<Block>(), .strategy = strategy});
+    const bool is_sharded = strategy != NO_SHARD;
+    const Sizes sizes = sizes_of(model, is_sharded ? num_ranks : 1);
+    const std::uint64_t all = sizes.root + sizes.blocks;
+    dist::Traffic expected;
+    if (strategy == FULL_SHARD) {
+      expected = {all + sizes.blocks, all, 0, 0};  // the root stays gathered between the two
+    } else if (strategy == SHARD_GRAD_OP) {
+      expected = {all, all, 0, 0};
+    } else {
+      expected = {0, 0, all, 0};
+    }
+    for (int step = 0; step < 3; ++step) {
+      const dist::Traffic before = mesh.world()->traffic();
+      forward(model, some_ids()).sum().backward();
+      EXPECT_EQ(mesh.world()->traffic() - before, expected) << "step " << step;
+    }
+    const dist::Traffic before = mesh.world()->traffic();
+    {
+      const NoSyncScope no_sync(*model);
+      forward(model, some_ids()).sum().backward();
+    }
+    const dist::Traffic found = mesh.world()->traffic() - before;
+    EXPECT_EQ(found.reduce_scatter + found.all_reduce, 0U);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, CommunicationTest,
+                         ::testing::Combine(::testing::Values(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD),
+                                            ::testing::Values(2, 3, 4)));
+
+TEST(CommunicationBytesTest, B10_HybridGathersWithinTheShardAxisAndAveragesShardsAcross) {
+  dist::MeshOptions mesh_options;
+  mesh_options.axes = {{"replicate", 2}, {"shard", 2}};
+  for (const ShardingStrategy strategy : {HYBRID_SHARD, HYBRID_SHARD_ZERO2}) {
+    test::on_ranks(
+        4,
+        [&](const dist::Mesh& mesh) {
+          Transformer model = seeded<Transformer>();
+          fully_shard(*model,
+                      {.mesh = mesh, .policy = ModuleWrapPolicy<Block>(), .strategy = strategy});
+          const Sizes sizes = sizes_of(model, 2);
+          const std::uint64_t all = sizes.root + sizes.blocks;
+          forward(model, some_ids()).sum().backward();
+          const std::uint64_t gathered = strategy == HYBRID_SHARD ? all + sizes.blocks : all;
+          EXPECT_EQ(mesh.axis("shard")->traffic(), (dist::Traffic{gathered, all, 0, 0}));
+          EXPECT_EQ(mesh.axis("replicate")->traffic(), (dist::Traffic{0, 0, all / 2, 0}));
+        },
+        mesh_options);
+  }
+}
+
+TEST(CommunicationBytesTest, B13_NothingIsPaddedWhereNothingNeedsTo) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const auto even = std::make_shared<torch::nn::LinearImpl>(4, 4);
+    fully_shard(*even, {.mesh = mesh});
+    EXPECT_EQ(handles(*even)[0].sharded_numel * 2, handles(*even)[0].unpadded_numel);
+    const auto odd = std::make_shared<torch::nn::LinearImpl>(4, 3);
+    fully_shard(*odd, {.mesh = mesh});
+    EXPECT_EQ(handles(*odd)[0].unpadded_numel, 15);
+    EXPECT_EQ(handles(*odd)[0].sharded_numel, 8);
+  });
+}
+
+TEST(CommunicationBytesTest, B11_LowPrecisionHalvesTheBytes) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const auto traffic_of = [&](const MixedPrecision& precision) {
+      const dist::Traffic before = mesh.world()->traffic();
+      Transformer model = seeded<Transformer>();
+      fully_shard(*model, {.mesh = mesh, .mixed_precision = precision});
+      forward(model, some_ids()).sum().backward();
+      return mesh.world()->traffic() - before;
+    };
+    const dist::Traffic full = traffic_of({});
+    const dist::Traffic half = traffic_of({.param_dtype = torch::kBFloat16});
+    const dist::Traffic mixed =
+        traffic_of({.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat});
+    EXPECT_EQ(half, (dist::Traffic{full.all_gather / 2, full.reduce_scatter / 2, 0, 0}));
+    EXPECT_EQ(mixed, (dist::Traffic{full.all_gather / 2, full.reduce_scatter, 0, 0}));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

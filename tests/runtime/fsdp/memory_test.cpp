@@ -1,0 +1,120 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "runtime/support/checks.h"
+#include "runtime/support/counting_allocator.h"
+
+namespace tessera {
+namespace {
+
+using test::allocated_memory;
+
+/// Layers whose parameters dwarf all activations.
+struct DeepImpl : torch::nn::Module {
+  static constexpr std::int64_t kWidth = 128;
+  static constexpr std::int64_t kNumLayers = 16;
+  static constexpr std::int64_t kLayerNbytes = (kWidth * kWidth + kWidth) * 4;
+  DeepImpl() {
+    for (std::int64_t i = 0; i < kNumLayers; ++i) {
+      layers.push_back(
+          register_module("layer" + std::to_string(i), torch::nn::Linear(kWidth, kWidth)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) x = torch::tanh(layer->forward(x));
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Deep);
+
+constexpr std::int64_t kActivationNbytes = 64 << 10;  // of one row, and small change
+
+Deep sharded(const dist::Mesh& mesh, const FullyShardOptions& options) {
+  Deep model = test::seeded<Deep>();
+  FullyShardOptions with_mesh = options;
+  with_mesh.mesh = mesh;
+  with_mesh.policy = ModuleWrapPolicy<torch::nn::Linear>();
+  fully_shard(*model, with_mesh);
+  return model;
+}
+
+TEST(MemoryTest, BetweenPassesARankHoldsItsPart) {
+  test::on_ranks(4, [](const dist::Mesh& mesh) {
+    const std::int64_t before = allocated_memory().now;
+    const Deep model = sharded(mesh, {});
+    const std::int64_t whole = DeepImpl::kNumLayers * DeepImpl::kLayerNbytes;
+    EXPECT_LE(allocated_memory().now - before, whole / 4 + kActivationNbytes);
+    EXPECT_GE(allocated_memory().now - before, whole / 4);
+  });
+}
+
+/// Peaks of a step. Beside the shards: the unit that computes, one that is gathered ahead, and one
+/// that is about to be freed; in the backward, gradients of the layer at hand (autograd's, and the
+/// flat one) and the one that is on its way; all reduced gradients at the end.
+TEST(MemoryTest, B14_AStepHoldsAFewUnitsAtATime) {
+  for (const BackwardPrefetch prefetch : {BackwardPrefetch::none, BACKWARD_POST, BACKWARD_PRE}) {
+    test::on_ranks(4, [&](const dist::Mesh& mesh) {
+      Deep model = sharded(mesh, {.backward_prefetch = prefetch});
+      const at::Tensor x = torch::ones({1, DeepImpl::kWidth});
+      const std::int64_t shard = DeepImpl::kNumLayers * DeepImpl::kLayerNbytes / 4;
+      for (int step = 0; step < 4; ++step) {
+        for (at::Tensor& parameter : model->parameters()) parameter.mutable_grad() = at::Tensor();
+        const std::int64_t before = allocated_memory().now;
+        test::reset_peak();
+        const at::Tensor loss = forward(model, x).sum();
+        const std::int64_t forward_peak = allocated_memory().peak - before;
+        EXPECT_LE(forward_peak, 2 * DeepImpl::kLayerNbytes + kActivationNbytes) << step;
+        test::reset_peak();
+        loss.backward();
+        const std::int64_t backward_peak = allocated_memory().peak - before;
+        const std::int64_t units = prefetch == BACKWARD_PRE ? 2 : 1;
+        EXPECT_LE(backward_peak,
+                  units * DeepImpl::kLayerNbytes    // parameters
+                      + 3 * DeepImpl::kLayerNbytes  // gradients: autograd's, flat, on its way
+                      + DeepImpl::kLayerNbytes      // Gloo's copy of the one on its way
+                      + shard                       // reduced gradients
+                      + kActivationNbytes)
+            << step;
+        EXPECT_LT(backward_peak, DeepImpl::kNumLayers * DeepImpl::kLayerNbytes) << step;
+      }
+    });
+  }
+}
+
+TEST(MemoryTest, NothingGrowsOverTwoHundredSteps) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Deep model = sharded(mesh, {});
+    torch::optim::AdamW optimizer(model->parameters());
+    std::int64_t early = 0;  // the most after a step: Gloo's threads let go a moment later
+    for (int step = 0; step < 200; ++step) {
+      {
+        const at::Tensor output = forward(model, torch::ones({1, DeepImpl::kWidth}));
+        output.sum().backward();
+      }
+      optimizer.step();
+      optimizer.zero_grad();
+      if (step % 7 == 0) {
+        const at::NoGradGuard no_grad;
+        static_cast<void>(forward(model, torch::ones({1, DeepImpl::kWidth})));
+      }
+      if (step < 50) early = std::max(early, allocated_memory().now);
+    }
+    EXPECT_LE(allocated_memory().now, early);
+  });
+}
+
+TEST(MemoryTest, B9_ADeadModuleLeavesNothing) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const std::int64_t before = allocated_memory().now;
+    for (int i = 0; i < 3; ++i) {
+      Deep model = sharded(mesh, {});
+      forward(model, torch::ones({1, DeepImpl::kWidth})).sum().backward();
+    }
+    registry::num_modules();  // lets go of what belonged to modules that have died
+    EXPECT_EQ(allocated_memory().now, before);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
