@@ -69,6 +69,11 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     throw Error::expected(ErrorKind::invalid_argument, {.path = destination_}, "destination",
                           "a path that ends in a name", "'" + destination_ + "'");
   }
+  if (const std::string parent = parent_of(destination_);
+      fs_.kind_of(parent) != FileKind::directory) {
+    throw Error::expected(ErrorKind::io, {.path = destination_}, "destination",
+                          "a folder to be written into", "none at " + printable(parent));
+  }
   if (overwrite_ == OverwritePolicy::refuse && fs_.kind_of(destination_)) {
     throw Error(ErrorKind::already_exists, {.path = destination_}, "destination exists");
   }

@@ -3,7 +3,16 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
 install(TARGETS tessera_core EXPORT tessera_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT tessera_targets NAMESPACE tessera:: FILE tessera-targets.cmake DESTINATION ${package_dir})
-install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(TESSERA_RUNTIME)
+  install(TARGETS tessera_runtime EXPORT tessera_runtime_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT tessera_runtime_targets NAMESPACE tessera:: FILE tessera-runtime-targets.cmake
+          DESTINATION ${package_dir})
+  install(FILES src/cmake/Torch.cmake DESTINATION ${package_dir})
+  install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+else()
+  install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+          PATTERN runtime EXCLUDE PATTERN tessera.h EXCLUDE)
+endif()
 configure_package_config_file(src/cmake/tessera-config.cmake.in ${CMAKE_BINARY_DIR}/tessera-config.cmake
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/tessera-config-version.cmake

@@ -1,7 +1,7 @@
 # Finds libtorch in a Python environment, as the target tessera_deps::torch (CPU) and, where the wheel
 # was built with CUDA, tessera_deps::torch_cuda. CMake files of torch itself are passed over: they ask for
 # a CUDA compiler and for the toolkit's libraries, and the runtime needs neither (docs/decisions/0005).
-set(TESSERA_TORCH_DIR "" CACHE PATH "The folder of the installed torch package (include/, lib/)")
+set(TESSERA_TORCH_DIR "${TESSERA_TORCH_DIR}" CACHE PATH "The folder of the installed torch package (include/, lib/)")
 set(torch_dir ${TESSERA_TORCH_DIR})
 if(NOT torch_dir AND TESSERA_PYTHON)
   cmake_path(GET TESSERA_PYTHON PARENT_PATH bin)

@@ -77,6 +77,12 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
   if (names.empty()) {
     throw refusal(ErrorKind::unsupported, path, "expected a checkpoint, found an empty directory");
   }
+  if (has([](const std::string& name) {
+        return name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth");
+      })) {
+    throw refusal(ErrorKind::unsupported, path,
+                  "expected a checkpoint, found a directory of torch.save files (name one of them)");
+  }
   std::string what =
       "expected a checkpoint (index.h5, .metadata or *.safetensors), found a directory with none "
       "of them";
@@ -95,6 +101,11 @@ Format format_of_file(const FileSystem& fs, const std::string& path) {
   }
   std::string head(std::min<std::uint64_t>(file->nbytes(), 520), '\0');
   file->read_at(0, std::as_writable_bytes(std::span(head)));
+  if (head.starts_with(kZipSignature) && path.ends_with(".distcp")) {
+    throw refusal(
+        ErrorKind::unsupported, path,
+        "expected a checkpoint, found one file of a distributed one (name its directory)");
+  }
   if (head.starts_with(kZipSignature)) return Format::torch_zip;
   if (head.starts_with(kNativeSignature)) {
     throw refusal(ErrorKind::unsupported, path,

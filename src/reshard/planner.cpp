@@ -202,8 +202,28 @@ class Planner {
     for (std::size_t i = 0; i < source_.values.size(); ++i) {
       if (options_.only.selects(source_.values[i].name)) selected_values_.push_back(i);
     }
-    if (selected_.empty() && selected_values_.empty() && !options_.only.selects_everything()) {
-      refuse("--only", "a pattern that selects something", "no name that matches");
+    for (const std::string& file : source_.missing_files) {
+      missing("structure", "", "the file " + printable(file) + " that the checkpoint says it has",
+              "none");
+    }
+    check_patterns();
+  }
+
+  /// A pattern or a prefix that fits no name is more likely a slip than a wish.
+  void check_patterns() const {
+    std::vector<std::string_view> names;
+    for (const TensorEntry& tensor : source_.tensors) names.push_back(tensor.meta.fqn);
+    for (const Alias& alias : source_.aliases) names.push_back(alias.fqn);
+    for (const formats::ValueEntry& value : source_.values) names.push_back(value.name);
+    for (const std::string& pattern : options_.only.unused(names)) {
+      refuse("--only", "a pattern that matches a name", "'" + printable(pattern) + "'");
+    }
+    for (const Rename& rename : options_.renames) {
+      const auto fits = [&](std::string_view name) {
+        return name.starts_with(rename.from) && options_.only.selects(name);
+      };
+      if (std::ranges::any_of(names, fits)) continue;
+      refuse("--rename", "a prefix of a name that is moved", "'" + printable(rename.from) + "'");
     }
   }
 

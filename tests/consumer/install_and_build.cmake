@@ -13,7 +13,7 @@ run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK} -G ${GENERATOR} -DCMAKE_CXX_COMPILE
     -DCMAKE_CXX_FLAGS=${FLAGS} -DCMAKE_PREFIX_PATH=${PREFIX})
 run(${CMAKE_COMMAND} --build ${WORK})
 run(${WORK}/consumer)
-if(NOT output MATCHES "w +float32 +\\[3, 4\\]")
+if(NOT output MATCHES "${EXPECTED}")
   message(FATAL_ERROR "the consumer printed: ${output}")
 endif()
 foreach(tool ckpt-inspect ckpt-reshard)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -78,7 +79,61 @@ int count_option(const std::string& name, int number) {
 }
 
 Format format_for_destination(const std::string& path) {
+  for (const char* suffix : {".pt", ".pth", ".bin"}) {
+    if (!path.ends_with(suffix)) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "destination",
+                          "a name of a format that can be written, or --to",
+                          "the name of a torch.save file, which cannot be written yet");
+  }
   return path.ends_with(".safetensors") ? Format::safetensors : Format::native;
+}
+
+/// Returns the path with links resolved of what is there, and of the folder of what is not.
+std::string resolved(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path)) return fs.resolve_links(path);
+  const std::size_t slash = path.find_last_not_of('/');
+  const std::string trimmed = path.substr(0, slash + 1);
+  const std::size_t cut = trimmed.rfind('/');
+  const std::string parent = cut == std::string::npos ? "." : trimmed.substr(0, cut + 1);
+  return fs.kind_of(parent) ? fs.resolve_links(parent) + "/" + trimmed.substr(cut + 1) : path;
+}
+
+/// Refuses a destination within the source or around it, and to replace what is no checkpoint.
+void check_destination(const FileSystem& fs, const ReshardOptions& options) {
+  const std::string source = resolved(fs, options.source) + "/";
+  const std::string destination = resolved(fs, options.destination) + "/";
+  if (source != destination &&
+      (source.starts_with(destination) || destination.starts_with(source))) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = options.destination}, "destination",
+                          "a place beside the source",
+                          source.starts_with(destination) ? "a folder that the source lies in"
+                                                          : "a place inside the source");
+  }
+  if (!fs.kind_of(options.destination)) return;
+  if (!options.overwrite) {
+    throw Error(ErrorKind::already_exists, {.path = options.destination},
+                "the destination exists (--overwrite replaces it)");
+  }
+  if (fs.kind_of(options.destination) == FileKind::directory &&
+      fs.list_directory(options.destination).empty()) {
+    return;
+  }
+  try {
+    formats::detect_format(fs, options.destination);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unsupported) return;  // one that is damaged
+    throw Error::expected(ErrorKind::invalid_argument, {.path = options.destination}, "--overwrite",
+                          "a checkpoint to replace", "something else, which stays as it is");
+  }
+}
+
+/// Returns what a short name for a dtype stands for; empty for others.
+std::string full_dtype_name(const std::string& name) {
+  static const std::map<std::string, std::string> names = {
+      {"bf16", "bfloat16"}, {"fp16", "float16"}, {"half", "float16"},
+      {"fp32", "float32"},  {"float", "float32"}, {"fp64", "float64"}, {"double", "float64"}};
+  const auto it = names.find(name);
+  return it == names.end() ? "" : it->second;
 }
 
 /// Refuses options that the format of the destination has no use for.
@@ -102,7 +157,11 @@ PlanOptions plan_options(const ReshardOptions& options) {
   plan.renames = parse_renames(options.renames);
   if (!options.cast.empty()) {
     plan.cast = parse_dtype(options.cast);
-    if (!plan.cast) refuse_option("--cast", "a dtype of torch", options.cast);
+    if (!plan.cast) {
+      const std::string meant = full_dtype_name(options.cast);
+      refuse_option("--cast", "a dtype of torch" + (meant.empty() ? "" : " such as " + meant),
+                    options.cast);
+    }
   }
   if (options.allow_missing) plan.missing = reshard::Relaxation::allow;
   if (options.allow_lossy) plan.lossy = reshard::Relaxation::allow;
@@ -219,7 +278,10 @@ void print_plan(const ReshardOptions& options, const Plan& plan, Terminal& termi
                    {std::to_string(share.nbytes)}});
   }
   table.print(terminal);
-  terminal.print("would write " + contents_line(options, plan) + "\n");
+  const bool is_compressed =
+      parse_compression(options.compress).compression != NativeWriteOptions::Compression::none;
+  terminal.print("would write " + contents_line(options, plan) +
+                 (is_compressed ? ", before compression" : "") + "\n");
 }
 
 void move(const ReshardOptions& options, const Plan& plan, const CheckpointReader& reader,
@@ -296,10 +358,7 @@ ExitCode run_reshard(ReshardOptions options, Terminal& terminal) {
   if (!options.format) options.format = format_for_destination(options.destination);
   check_format_options(options);
   FileSystem& fs = FileSystem::posix();
-  if (!options.dry_run && !options.overwrite && fs.kind_of(options.destination)) {
-    throw Error(ErrorKind::already_exists, {.path = options.destination},
-                "the destination exists (--overwrite replaces it)");
-  }
+  if (!options.dry_run) check_destination(fs, options);
   const PlanOptions wanted = plan_options(options);
   StopSignals signals;
   const auto reader =

@@ -85,6 +85,7 @@ struct CheckpointContents {
   std::vector<Alias> aliases{};
   std::vector<FlatUnit> units{};                     // flat parameters, where known
   std::map<std::string, std::string> annotations{};  // free text that the format carried
+  std::vector<std::string> missing_files{};          // that it says it has, and has not
 
   const TensorEntry* find_tensor(std::string_view fqn) const;  // an alias is not followed
 };

@@ -498,9 +498,16 @@ class SafetensorsReader final : public CheckpointReader {
 
   void read_values(const FileSet& set) {
     const auto& digest = set.index_path.empty() ? values_digest_in_header_ : set.values_digest;
-    if (!digest || set.model_path.empty()) return;
+    if (!digest) return;
+    if (set.model_path.empty()) {
+      throw Error::expected(ErrorKind::unsupported, {.path = set.directory}, "directory",
+                            "the files of one model, or an index of them",
+                            "several files, one of which has values of its own",
+                            "name one of the files");
+    }
     const std::string path = set.model_path + std::string(detail::kValuesSuffix);
     if (fs_.kind_of(path) != FileKind::regular) {
+      contents_.missing_files.push_back(path);
       findings_.push_back({.severity = Finding::Severity::error,
                            .rule = "structure",
                            .where = {.path = path},
