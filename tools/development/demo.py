@@ -74,6 +74,8 @@ def demo(*, torch_version: str | None) -> int:
     install_packages({"build", "python"})
     python = python_environment(torch_version)
     build("dev", targets=("ckpt-inspect", "ckpt-reshard"))
+    if WORK.exists():
+        say(f"removing {WORK.relative_to(ROOT)} of an earlier run")
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
 
