@@ -80,8 +80,9 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
   if (has([](const std::string& name) {
         return name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth");
       })) {
-    throw refusal(ErrorKind::unsupported, path,
-                  "expected a checkpoint, found a directory of torch.save files (name one of them)");
+    throw refusal(
+        ErrorKind::unsupported, path,
+        "expected a checkpoint, found a directory of torch.save files (name one of them)");
   }
   std::string what =
       "expected a checkpoint (index.h5, .metadata or *.safetensors), found a directory with none "

@@ -130,8 +130,8 @@ void check_destination(const FileSystem& fs, const ReshardOptions& options) {
 /// Returns what a short name for a dtype stands for; empty for others.
 std::string full_dtype_name(const std::string& name) {
   static const std::map<std::string, std::string> names = {
-      {"bf16", "bfloat16"}, {"fp16", "float16"}, {"half", "float16"},
-      {"fp32", "float32"},  {"float", "float32"}, {"fp64", "float64"}, {"double", "float64"}};
+      {"bf16", "bfloat16"}, {"fp16", "float16"}, {"half", "float16"},  {"fp32", "float32"},
+      {"float", "float32"}, {"fp64", "float64"}, {"double", "float64"}};
   const auto it = names.find(name);
   return it == names.end() ? "" : it->second;
 }

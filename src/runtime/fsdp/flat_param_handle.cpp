@@ -30,6 +30,18 @@ void allocate_memory(const Tensor& tensor) {
   storage->set_nbytes(nbytes);
 }
 
+/// As in PyTorch's FSDP with use_orig_params: what kernels read in vectors.
+constexpr std::int64_t kAlignmentNbytes = 16;
+
+/// Moves parameters so that each begins at a multiple of `numel` elements.
+void align(FlatUnit& unit, std::int64_t numel) {
+  std::int64_t end = 0;
+  for (FlatUnitParameter& parameter : unit.parameters) {
+    parameter.offset = (end + numel - 1) / numel * numel;
+    end = parameter.offset + numel_of(parameter.shape);
+  }
+}
+
 /// Splits an average over `num_ranks` in a division before the sum and one after, so that neither
 /// overflows half precision. As PyTorch's FSDP does it, and so with its roundings.
 double predivide_factor(int num_ranks) {
@@ -70,10 +82,13 @@ std::shared_ptr<FlatParamHandle> FlatParamHandle::create(const std::string& unit
     shapes.emplace_back(parameter.fqn,
                         Shape(parameter.tensor.sizes().begin(), parameter.tensor.sizes().end()));
   }
-  std::shared_ptr<FlatParamHandle> handle(new FlatParamHandle(
-      make_flat_unit(unit_name, dtype_of(parameters.front().tensor.scalar_type()),
-                     std::move(shapes)),
-      std::move(shared), std::move(options)));
+  FlatUnit unit = make_flat_unit(unit_name, dtype_of(parameters.front().tensor.scalar_type()),
+                                 std::move(shapes));
+  const at::ScalarType compute_dtype =
+      options.mixed_precision.param_dtype.value_or(parameters.front().tensor.scalar_type());
+  align(unit, kAlignmentNbytes / static_cast<std::int64_t>(c10::elementSize(compute_dtype)));
+  std::shared_ptr<FlatParamHandle> handle(
+      new FlatParamHandle(std::move(unit), std::move(shared), std::move(options)));
   handle->take_over(parameters);
   return handle;
 }
@@ -117,8 +132,7 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
   for (std::size_t i = 0; i < num_parameters; ++i) {
     full_view(flat, i).copy_(parameters[i].tensor);
   }
-  const std::int64_t unpadded = unpadded_numel(unit_);
-  if (unpadded < flat.numel()) flat.narrow(0, unpadded, flat.numel() - unpadded).zero_();
+  zero_padding(flat);
   sharded_flat_param_ =
       is_sharded() ? flat.narrow(0, options_.shard_group->rank() * shard_numel, shard_numel).clone()
                    : flat;
@@ -157,6 +171,18 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
         parameter, std::make_unique<GradientHook>(shared_from_this(), i));
   }
   show(sharded_views_);
+}
+
+void FlatParamHandle::zero_padding(const Tensor& flat) const {
+  std::int64_t end = 0;
+  const auto zero = [&](std::int64_t next) {
+    if (next > end) flat.narrow(0, end, next - end).zero_();
+  };
+  for (const FlatUnitParameter& parameter : unit_.parameters) {
+    zero(parameter.offset);
+    end = parameter.offset + numel_of(parameter.shape);
+  }
+  zero(flat.numel());
 }
 
 bool FlatParamHandle::has_own_full_buffer() const {
@@ -393,10 +419,7 @@ void FlatParamHandle::start_reduce() {
     }
     was_reduced_[i] = was_reduced_[i] || has_gradient_[i] || is_unsynced;
   }
-  const std::int64_t unpadded = unpadded_numel(unit_);
-  if (unpadded < unsharded_grad_.numel()) {
-    unsharded_grad_.narrow(0, unpadded, unsharded_grad_.numel() - unpadded).zero_();
-  }
+  zero_padding(unsharded_grad_);
   unsynced_grad_ = Tensor();
   has_unsynced_.assign(has_unsynced_.size(), false);
   has_gradient_.assign(has_gradient_.size(), false);

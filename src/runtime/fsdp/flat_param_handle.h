@@ -143,6 +143,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::size_t parameter_at(const at::Tensor& view) const;
   at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
   at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
+  /// Zeroes what lies between parameters and after the last.
+  void zero_padding(const at::Tensor& flat) const;
   void show(const std::vector<at::Tensor>& views);
   [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,
                            const std::string& found, const std::string& likely_cause = {}) const;

@@ -115,9 +115,9 @@ TEST(FourWaysTest, B2_B3_B4_AllLeadToTheSameUnitsAndTheSameOrder) {
     EXPECT_THAT(
         outcomes[0].parameters,
         ElementsAre(":shift@0", "sub1:scale@0", "sub1:subsub1.weight@4", "sub1:subsub1.bias@16",
-                    "sub1:subsub2.weight@19", "sub1:subsub2.bias@31", "sub2:scale@0",
-                    "sub2:subsub1.weight@4", "sub2:subsub1.bias@16", "sub2:subsub2.weight@19",
-                    "sub2:subsub2.bias@31"));
+                    "sub1:subsub2.weight@20", "sub1:subsub2.bias@32", "sub2:scale@0",
+                    "sub2:subsub1.weight@4", "sub2:subsub1.bias@16", "sub2:subsub2.weight@20",
+                    "sub2:subsub2.bias@32"));
     // The root's one parameter is read by additions alone, whose gradients need no values: it is
     // not gathered again in the backward, where PyTorch's FSDP keeps the root gathered.
     EXPECT_THAT(outcomes[0].order,

@@ -49,11 +49,12 @@ TEST(PassTest, B3_FlatParametersAreInTheOrderOfTheTree) {
     ASSERT_EQ(infos[0].parameters.size(), 3U);
     EXPECT_EQ(infos[0].parameters[0].fqn, "embedding.weight");
     EXPECT_EQ(infos[0].parameters[1].fqn, "norm.weight");
-    EXPECT_EQ(infos[0].parameters[1].offset, 190);
+    EXPECT_EQ(infos[0].parameters[1].offset, 192);  // 190, at the next 16 bytes
     EXPECT_EQ(infos[0].shared,
               (std::map<std::string, std::string>{{"head.weight", "embedding.weight"}}));
-    EXPECT_EQ(infos[0].unpadded_numel, 210);
-    EXPECT_EQ(infos[0].sharded_numel, 70);
+    EXPECT_EQ(infos[0].parameters[2].offset, 204);
+    EXPECT_EQ(infos[0].unpadded_numel, 214);
+    EXPECT_EQ(infos[0].sharded_numel, 72);
     const auto modules = fsdp_modules(*model);
     ASSERT_EQ(modules.size(), 4U);
     EXPECT_EQ(modules[1].first, "blocks.0");

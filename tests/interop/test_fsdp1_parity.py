@@ -1,0 +1,70 @@
+"""B4, B3, B12, B13: fully_shard against PyTorch's FSDP1 (use_orig_params=True), live, run for run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "bench"))
+from peers_train_step import Transformer  # noqa: E402
+
+STEPS, ROWS, SEQUENCE, VOCABULARY, WIDTH = 20, 12, 6, 19, 10
+
+
+def train(command: list[str], ranks: int, output: Path) -> list[dict]:
+    launch = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run([*launch, *command, str(output)], env=environment, check=True, timeout=300)
+    return [json.loads(Path(f"{output}{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def runs(request, tmp_path_factory) -> tuple[list[dict], list[dict]]:
+    work = tmp_path_factory.mktemp("parity")
+    torch.manual_seed(0)
+    values = dict(Transformer(VOCABULARY, WIDTH, 3, 2, SEQUENCE).state_dict())
+    values["ids"] = torch.randint(VOCABULARY, (STEPS, ROWS, SEQUENCE + 1))
+    save_file(values, work / "input.safetensors")
+    source = str(work / "input.safetensors")
+    trainer = str(Path(os.environ["TESSERA_BIN"]) / "fsdp_parity")
+    return (train([str(HERE / "fsdp1_peer.py"), source], request.param, work / "peer-"),
+            train(["--no-python", trainer, source], request.param, work / "ours-"))
+
+
+def test_b3_b13_flat_parameters_have_the_same_order_offsets_and_padding(runs):
+    for peer, ours in zip(*runs):
+        assert [unit["name"] for unit in ours["units"]] == [unit["name"] for unit in peer["units"]]
+        for of_peer, of_ours in zip(peer["units"], ours["units"]):
+            assert of_ours == of_peer
+
+
+def test_b13_every_rank_holds_the_same_elements(runs):
+    for peer, ours in zip(*runs):
+        assert ours["shards"].keys() == peer["shards"].keys()
+        for name, values in peer["shards"].items():
+            assert torch.equal(torch.tensor(ours["shards"][name]), torch.tensor(values)), name
+
+
+def test_b4_units_are_gathered_in_the_same_order(runs):
+    # The blocks' backwards all read weights, so that none is spared a gather.
+    for peer, ours in zip(*runs):
+        gathers = [event.removeprefix("unshard ").replace("the root", "")
+                   for event in ours["order"] if event.startswith("unshard ")]
+        assert gathers == peer["order"]
+
+
+def test_b1_losses_of_twenty_steps_are_the_same(runs):
+    for peer, ours in zip(*runs):
+        assert len(ours["losses"]) == STEPS
+        assert ours["losses"] == pytest.approx(peer["losses"], rel=1e-5)
+
+
+def test_b12_gradient_norms_are_the_same(runs):
+    for peer, ours in zip(*runs):
+        assert ours["norms"] == pytest.approx(peer["norms"], rel=1e-4)
