@@ -1,6 +1,9 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
+#include <string_view>
 #include <utility>
 
 #include "base/file_descriptor.h"
@@ -29,6 +32,18 @@ std::string parent_of(const std::string& path) {
 
 std::string last_component(const std::string& path) {
   return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
+}
+
+/// Whether what lies at a staging path may be what a writer left when it was killed. Anything else
+/// is somebody's, and stays.
+bool may_be_left_over(const FileSystem& fs, const std::string& staging_path, DestinationKind kind) {
+  const auto found = fs.kind_of(staging_path);
+  if (kind == DestinationKind::file) return found == FileKind::regular;
+  if (found != FileKind::directory) return false;
+  return std::ranges::all_of(fs.list_directory(staging_path), [](const std::string& name) {
+    return std::ranges::any_of(std::array{".h5", ".safetensors", ".json", ".distcp", ".metadata"},
+                               [&](std::string_view end) { return name.ends_with(end); });
+  });
 }
 
 /// What came of asking for the lock on an object.
@@ -111,6 +126,11 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     lock_fd_ = object.release();
     if (is_new) return;
     try {
+      if (!may_be_left_over(fs_, staging_path_, kind_)) {
+        throw Error(
+            ErrorKind::already_exists, {.path = staging_path_},
+            "staging: this name is needed for the work in progress, and something else has it");
+      }
       if (kind_ == DestinationKind::directory &&
           fs_.kind_of(staging_path_) == FileKind::directory) {
         for (const std::string& left_over : fs_.list_directory(staging_path_)) {

@@ -262,28 +262,45 @@ TEST_F(StagedDestinationTest, ADestinationThatAppearsMeanwhileIsNotOverwritten) 
 }
 
 TEST_F(StagedDestinationTest, WhatADeadProcessLeftIsTakenOverAndEmptied) {
-  for (const DestinationKind left_kind : {DestinationKind::file, DestinationKind::directory}) {
-    for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
-      const pid_t child = ::fork();
-      if (child == 0) {
-        StagedDestination staged(fs_, tmp_ / "out", left_kind, OverwritePolicy::refuse);
-        if (left_kind == DestinationKind::directory) {
-          put(fs_, join_path(staged.staging_path(), "left"), "x");
-        }
-        ::_exit(0);  // without running any destructor
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
+      if (kind == DestinationKind::directory) {
+        put(fs_, join_path(staged.staging_path(), "rank-00000.h5"), "x");
+        put(fs_, join_path(staged.staging_path(), ".metadata"), "x");
       }
-      int status = 0;
-      ASSERT_EQ(::waitpid(child, &status, 0), child);
-      ASSERT_EQ(names(), std::vector<std::string>{"out.partial"});
-      {
-        StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
-        staged.commit();
-      }
-      EXPECT_EQ(names(), std::vector<std::string>{"out"});
-      EXPECT_TRUE(std::filesystem::is_empty(tmp_ / "out"));
-      fs_.remove_all(tmp_ / "out");
+      ::_exit(0);  // without running any destructor
     }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_EQ(names(), std::vector<std::string>{"out.partial"});
+    {
+      StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
+      staged.commit();
+    }
+    EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    EXPECT_TRUE(std::filesystem::is_empty(tmp_ / "out"));
+    fs_.remove_all(tmp_ / "out");
   }
+}
+
+TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
+  put(fs_, tmp_ / "out.partial", "a thesis");
+  EXPECT_THAT(
+      [&] {
+        StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse);
+      },
+      ThrowsError(ErrorKind::already_exists, "something else has it"));
+  EXPECT_EQ(read_file(fs_, tmp_ / "out.partial", 100), "a thesis");
+  fs_.remove_all(tmp_ / "out.partial");
+  std::filesystem::create_directory(tmp_ / "out.partial");
+  put(fs_, tmp_ / "out.partial/chapter", "one");
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    EXPECT_THAT([&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::replace); },
+                ThrowsError(ErrorKind::already_exists, "something else has it"));
+  }
+  EXPECT_EQ(read_file(fs_, tmp_ / "out.partial/chapter", 100), "one");
 }
 
 TEST_F(StagedDestinationTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas) {

@@ -346,10 +346,34 @@ TEST_F(SafetensorsTest, ValuesOfOtherTensorsAreRefusedAndStrayOnesIgnored) {
               ThrowsError(ErrorKind::corruption, "plain.safetensors.values.json: checksum"));
 }
 
+TEST_F(SafetensorsTest, ValuesAsDeepAsReadersGiveThemComeBack) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {1}}, bytes_of<float>({1}));
+  Value deep = std::int64_t{1};
+  for (int i = 0; i < 64; ++i) {
+    deep = i % 2 == 0 ? Value(Value::Tuple{{deep}})
+                      : Value(Value::Dict{{std::int64_t{1}, std::move(deep)}});
+  }
+  source.add_value("deep", deep);
+  write(source, "a.safetensors");
+  EXPECT_EQ(open(tmp_ / "a.safetensors")->read_value(0), deep);
+}
+
+TEST_F(SafetensorsTest, ADirectoryOfSeveralFilesWithValuesOfTheirOwnIsRefused) {
+  std::filesystem::create_directory(tmp_ / "two");
+  write(make_rich_checkpoint(), "two/a.safetensors");
+  put_safetensors("two/b.safetensors",
+                  R"({"other":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
+  EXPECT_THAT([&] { open(tmp_ / "two"); },
+              ThrowsError(ErrorKind::unsupported, "name one of the files"));
+}
+
 TEST_F(SafetensorsTest, MissingValuesAreFoundByVerify) {
   write(make_rich_checkpoint(), "a.safetensors");
   fs_.remove_all(tmp_ / "a.safetensors.values.json");
   const auto reader = open(tmp_ / "a.safetensors");
+  EXPECT_THAT(reader->contents().missing_files,
+              ElementsAre(HasSubstr("a.safetensors.values.json")));
   std::vector<Finding> errors;
   std::uint64_t num_read = 0;
   reader->verify(

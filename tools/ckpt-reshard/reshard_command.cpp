@@ -109,6 +109,12 @@ void check_destination(const FileSystem& fs, const ReshardOptions& options) {
                           source.starts_with(destination) ? "a folder that the source lies in"
                                                           : "a place inside the source");
   }
+  const std::string staging = destination.substr(0, destination.size() - 1) + ".partial/";
+  if (source.starts_with(staging)) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = options.source}, "source",
+                          "another name than that of the destination's work in progress",
+                          "DST.partial, or a place inside it", "rename it first");
+  }
   if (!fs.kind_of(options.destination)) return;
   if (!options.overwrite) {
     throw Error(ErrorKind::already_exists, {.path = options.destination},

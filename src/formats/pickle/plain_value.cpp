@@ -40,6 +40,7 @@ constexpr AllowedGlobal kValueGlobals[] = {
     {"__builtin__", "dict", number(ValueGlobal::builtin_type)},
     {"builtins", "int", number(ValueGlobal::builtin_type)},
     {"__builtin__", "int", number(ValueGlobal::builtin_type)},
+    {"__builtin__", "long", number(ValueGlobal::builtin_type)},  // int, in protocol 2
     {"builtins", "float", number(ValueGlobal::builtin_type)},
     {"__builtin__", "float", number(ValueGlobal::builtin_type)},
     {"pathlib", "PosixPath", number(ValueGlobal::path)},

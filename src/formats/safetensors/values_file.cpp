@@ -48,7 +48,9 @@ class ValuesFileReader {
  public:
   ValuesFileReader(std::string_view text, const std::string& path)
       : path_(path),
-        document_(value_from_json(parse_json(text, path, {.max_nbytes = kMaxValuesNbytes}), path)) {
+        document_(value_from_json(
+            parse_json(text, path, {.max_depth = kMaxValuesDepth, .max_nbytes = kMaxValuesNbytes}),
+            path)) {
     const Value* schema = document_.find("schema");
     if (schema == nullptr || !schema->is<std::int64_t>()) refuse("", "schema", "a number");
     if (*schema != Value(kSchema)) {

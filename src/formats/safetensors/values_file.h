@@ -18,6 +18,8 @@ inline constexpr std::string_view kValuesDigestKey = "tessera.values";
 
 /// Bounds what is read, and therefore also what is written.
 inline constexpr std::size_t kMaxValuesNbytes = std::size_t{64} << 20;
+// Of JSON levels: a value takes up to three for each level of its own.
+inline constexpr int kMaxValuesDepth = 1000;
 
 /// Returns the text, or nothing (an empty string) where there is nothing to say.
 std::string format_values_file(const CheckpointContents& contents,
