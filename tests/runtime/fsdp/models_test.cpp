@@ -31,7 +31,9 @@ class MlpSubject final : public Subject {
 class ConvolutionSubject final : public Subject {
  public:
   torch::nn::Module& module() override { return *model_; }
-  at::Tensor input() const override { return torch::linspace(-1, 1, 200).reshape({2, 1, 10, 10}); }
+  at::Tensor input() const override {
+    return torch::sin(torch::arange(200) * 1.7).reshape({2, 1, 10, 10});
+  }
   at::Tensor loss(const at::Tensor& x) override { return model_->forward(x).pow(2).mean(); }
   AnyFsdpPolicy policy() const override {
     return ModuleWrapPolicy<torch::nn::Conv2d, torch::nn::BatchNorm2d>();
@@ -210,6 +212,8 @@ TEST_P(ModelsTest, B1_B10_B19_EqualTheUnshardedRun) {
     const Outcome expected = train_unsharded(kind, way);
     for (const int world_size : {1, 2, 3, 4}) {
       test::on_ranks(world_size, [&, kind = kind, strategy = strategy](const dist::Mesh& mesh) {
+        SCOPED_TRACE("way " + std::to_string(static_cast<int>(way)) + " on " +
+                     std::to_string(world_size) + " ranks");
         expect_same_outcome(train_sharded(kind, way, mesh, strategy), expected, 5e-5);
       });
     }
