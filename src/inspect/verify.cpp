@@ -41,6 +41,25 @@ void check_coverage_of_all(const formats::CheckpointReader& reader,
   }
 }
 
+void check_units(const formats::CheckpointReader& reader, const formats::FindingSink& sink) {
+  for (const FlatUnit& unit : reader.contents().units) {
+    for (const FlatUnitParameter& parameter : unit.parameters) {
+      const auto* const tensor = reader.contents().find_tensor(parameter.fqn);
+      if (tensor != nullptr && tensor->meta.shape == parameter.shape) continue;
+      const bool is_alias =
+          std::ranges::find(reader.contents().aliases, parameter.fqn, &formats::Alias::fqn) !=
+          reader.contents().aliases.end();
+      if (is_alias) continue;
+      sink({Finding::Severity::error,
+            "units",
+            {reader.path(), parameter.fqn, {}},
+            "a tensor of shape " + shape_to_string(parameter.shape) + ", as unit '" +
+                printable(unit.name) + "' says",
+            tensor == nullptr ? "no tensor of that name" : shape_to_string(tensor->meta.shape)});
+    }
+  }
+}
+
 // Leaves out values that the format itself has found fault with.
 void check_values(const formats::CheckpointReader& reader,
                   const std::set<std::string, std::less<>>& names_with_findings,
@@ -114,6 +133,7 @@ VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions
   };
   check_coverage_of_all(reader, sink);
   check_aliases(reader, sink);
+  check_units(reader, sink);
   try {
     reader.verify(sink, [&](std::uint64_t nbytes) {
       if (options.scan.progress) options.scan.progress(nbytes);

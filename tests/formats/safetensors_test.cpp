@@ -359,6 +359,21 @@ TEST_F(SafetensorsTest, ValuesAsDeepAsReadersGiveThemComeBack) {
   EXPECT_EQ(open(tmp_ / "a.safetensors")->read_value(0), deep);
 }
 
+TEST_F(SafetensorsTest, TextThatHappensToBeATensorsNameStaysText) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {1}}, bytes_of<float>({1}));
+  source.contents_for_change().annotations = {{"best", "w"}};
+  write(source, "a.safetensors");
+  const auto reader = open(tmp_ / "a.safetensors");
+  EXPECT_TRUE(reader->contents().aliases.empty());
+  EXPECT_EQ(reader->contents().annotations.at("best"), "w");
+  for (const std::string texts : {"[]", R"({\"a\":1})"}) {
+    put_safetensors("b.safetensors", R"({"__metadata__":{"tessera.texts":")" + texts + R"("}})", 0);
+    EXPECT_THAT([&] { open(tmp_ / "b.safetensors"); },
+                ThrowsError(ErrorKind::corruption, "tessera.texts"));
+  }
+}
+
 TEST_F(SafetensorsTest, ADirectoryOfSeveralFilesWithValuesOfTheirOwnIsRefused) {
   std::filesystem::create_directory(tmp_ / "two");
   write(make_rich_checkpoint(), "two/a.safetensors");

@@ -57,6 +57,17 @@ TEST(VerifyTest, ReportsAllFindingsInOneGo) {
   EXPECT_TRUE(report.has_errors());
 }
 
+TEST(VerifyTest, UnitsThatFitNoTensorAreFindings) {
+  MemoryCheckpoint checkpoint;
+  checkpoint.add({"t", DType::float32, {2}}, test::bytes_of<float>({1, 2}));
+  checkpoint.add_alias("tied", "t");
+  checkpoint.contents_for_change().units = {
+      make_flat_unit("unit", DType::float32, {{"t", {2}}, {"tied", {2}}, {"gone", {3}}})};
+  EXPECT_THAT(rules(verify(checkpoint, {})), ElementsAre("gone:units"));
+  checkpoint.contents_for_change().units[0].parameters = {{"t", {3}, 0}};
+  EXPECT_THAT(rules(verify(checkpoint, {})), ElementsAre("t:units"));
+}
+
 TEST(VerifyTest, NumbersThatAreNotFiniteAreFindingsWhenAsked) {
   MemoryCheckpoint checkpoint;
   checkpoint.add({"good", DType::float32, {1}}, test::bytes_of<float>({1}));

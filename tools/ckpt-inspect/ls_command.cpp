@@ -118,11 +118,11 @@ void print_values(const CheckpointReader& reader, const inspect::Selection& sele
   using enum Table::Align;
   Table table({left, left});
   for (std::size_t v : selection.values) {
-    const Value value = reader.read_value(v);
+    const ValueWords value = value_in_words(reader, v);
     const std::string& name = reader.contents().values[v].name;
     table.add_row({{printable(name, name.size() * 4)},
-                   {std::string(type_name(value))},
-                   {value_to_string(value), Style::plain, Table::Cell::Extent::rest_of_line}});
+                   {value.type},
+                   {value.text, Style::plain, Table::Cell::Extent::rest_of_line}});
   }
   table.print(terminal);
 }

@@ -57,6 +57,16 @@ std::string format_in_words(const formats::CheckpointReader& reader) {
   return text;
 }
 
+ValueWords value_in_words(const formats::CheckpointReader& reader, std::size_t value_index) {
+  try {
+    const Value value = reader.read_value(value_index);
+    return {std::string(type_name(value)), value_to_string(value)};
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unsupported) throw;
+    return {"refused", std::string(error.reason())};
+  }
+}
+
 std::string counts_in_words(const inspect::Totals& totals) {
   std::string text = counted(static_cast<std::uint64_t>(totals.num_tensors), "tensor");
   if (totals.num_aliases > 0) {

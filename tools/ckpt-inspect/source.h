@@ -58,6 +58,14 @@ class Work {
 /// Returns the format, with its ranks where the format knows them: `native, 4 ranks`.
 std::string format_in_words(const formats::CheckpointReader& reader);
 
+/// A value's type and itself, for a line of a table. One that is of a kind which is never read (an
+/// object of a class) is `refused`, with the reason: what stands beside it can be listed.
+struct ValueWords {
+  std::string type;
+  std::string text;
+};
+ValueWords value_in_words(const formats::CheckpointReader& reader, std::size_t value_index);
+
 /// Returns what names add up to: `3 tensors, 1 value`.
 std::string counts_in_words(const inspect::Totals& totals);
 

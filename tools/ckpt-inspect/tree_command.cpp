@@ -91,10 +91,9 @@ class TreePrinter {
                        Table::Cell::Extent::rest_of_line}});
       return;
     }
-    const Value value = reader_.read_value(node.index);
-    table_.add_row({{label},
-                    {std::string(type_name(value))},
-                    {value_to_string(value), Style::plain, Table::Cell::Extent::rest_of_line}});
+    const ValueWords value = value_in_words(reader_, node.index);
+    table_.add_row(
+        {{label}, {value.type}, {value.text, Style::plain, Table::Cell::Extent::rest_of_line}});
   }
 
   const CheckpointReader& reader_;

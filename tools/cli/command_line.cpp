@@ -457,7 +457,10 @@ std::string CommandLine::bash_completion() const {
     if (!command->name().empty()) names += (names.empty() ? "" : " ") + command->name();
     const bool is_default = command->name() == default_command_;
     cases += is_default ? "    *" : "    " + command->name();
-    cases += ")\n      options='" + options + "'\n      case $previous in\n" + values;
+    cases += ")\n      options='";
+    cases += options;
+    cases += "'\n      case $previous in\n";
+    cases += values;
     cases += "      esac ;;\n";
   }
   // The default command's pattern is `*`, which must come last.

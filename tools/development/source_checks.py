@@ -27,7 +27,7 @@ def format_sources(*, check: bool) -> int:
 
 
 def lint() -> int:
-    """Checks the formatting, and compiles everything with clang-tidy beside the compiler."""
+    """Checks the formatting, and compiles the core and the tools with clang-tidy beside the compiler."""
     install_packages({"build", "format", "lint"})
     heading("formatting")
     exit_code = format_sources(check=True)

@@ -255,6 +255,7 @@ class SafetensorsReader final : public CheckpointReader {
       }
     }
     finish_aliases();
+    contents_.annotations.merge(texts_);
     read_values(set);
     if (set.lacks_index) {
       findings_.push_back({.severity = Finding::Severity::error,
@@ -451,6 +452,19 @@ class SafetensorsReader final : public CheckpointReader {
         contents_.aliases.push_back(
             {.fqn = fqn, .target = *target.get_if<std::string>(), .key_path = {}});
       }
+    } else if (key == detail::kTextsKey) {
+      const Value texts = parse_json(text, path, {.max_nbytes = detail::kMaxHeaderNbytes});
+      const auto* dict = texts.get_if<Value::Dict>();
+      const bool is_sound = dict != nullptr && std::ranges::all_of(*dict, [](const auto& entry) {
+                              return entry.second.template is<std::string>();
+                            });
+      if (!is_sound) {
+        throw Error::expected(ErrorKind::corruption, {.path = path}, key,
+                              "an object that maps names to texts", "something else");
+      }
+      for (const auto& [name, content] : *dict) {
+        texts_.emplace(*name.get_if<std::string>(), *content.get_if<std::string>());
+      }
     } else if (key == detail::kValuesDigestKey) {
       values_digest_in_header_ = std::move(text);
     } else if (key != detail::kDcpShardingInfoKey && key != detail::kDcpVersionKey) {
@@ -546,6 +560,7 @@ class SafetensorsReader final : public CheckpointReader {
   std::map<std::string, NamedTensor> named_tensors_;  // while opening
   std::map<std::string, int> rank_of_part_;           // while opening
   std::optional<std::string> values_digest_in_header_;
+  std::map<std::string, std::string> texts_;  // while opening: annotations that are no aliases
 
   mutable std::mutex open_files_mutex_;
   // Shared with the calls that read right now.

@@ -246,13 +246,20 @@ class SafetensorsWriter final : public CheckpointWriter {
   /// a file that has no index beside it the digest of the values.
   detail::Metadata metadata_of(std::size_t shard_index) const {
     std::map<std::string, std::string> metadata;
+    Value::Dict texts;
     for (const auto& [key, text] : contents_.annotations) {
       if (key.starts_with("tessera.") || key == detail::kDcpShardingInfoKey ||
           key == detail::kDcpVersionKey) {
         continue;
       }
-      metadata.emplace(key, text);
+      // A key with a tensor's name as its text reads as a second name of that tensor.
+      if (contents_.find_tensor(text) != nullptr) {
+        texts.emplace_back(key, text);
+      } else {
+        metadata.emplace(key, text);
+      }
     }
+    if (!texts.empty()) metadata.emplace(detail::kTextsKey, value_to_json(std::move(texts)));
     metadata.emplace(detail::kFormatKey, "pt");
     Value::Dict aliases;
     for (const Alias& alias : contents_.aliases) {

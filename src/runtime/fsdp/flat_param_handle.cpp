@@ -160,6 +160,9 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
     free_memory(unsharded_flat_param_);
   }
 
+  const auto& reduce_dtype = options_.mixed_precision.reduce_dtype;
+  reduces_gradients_ = has_own_full_buffer() || options_.replicate_group->size() > 1 ||
+                       (reduce_dtype && dtype_of(*reduce_dtype) != unit_.dtype);
   has_gradient_.resize(num_parameters);
   was_reduced_.resize(num_parameters);
   kept_gradients_.resize(num_parameters);
@@ -245,7 +248,7 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events, Tr
   for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
     Tensor shown = parameter(i);
     if (shown.requires_grad()) ++num_trainable_;
-    kept_gradients_[i] = std::exchange(shown.mutable_grad(), Tensor());
+    if (reduces_gradients_) kept_gradients_[i] = std::exchange(shown.mutable_grad(), Tensor());
     if (!full_views_.empty()) {
       shown.set_data(full_views_[i]);
     } else if (tracing == Tracing::on) {
@@ -257,6 +260,7 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events, Tr
   if (full_views_.empty() && tracing == Tracing::on) {
     full_registration_.emplace(sharded_flat_param_.storage(), static_cast<TouchListener&>(*this));
   }
+  is_tracing_ = tracing == Tracing::on;
   events_ = events;
   is_in_pass_ = true;
 }
@@ -276,8 +280,8 @@ void FlatParamHandle::leave_pass() {
   is_in_pass_ = false;
   reshard();
   if (full_views_.empty()) full_registration_.reset();  // of tracing
-  show(sharded_views_);
-  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+  if (!full_views_.empty() || is_tracing_) show(sharded_views_);
+  for (std::size_t i = 0; reduces_gradients_ && i < weak_parameters_.size(); ++i) {
     Tensor shown = parameter(i);
     if (!shown.defined()) continue;
     Tensor gradient = std::exchange(kept_gradients_[i], Tensor());

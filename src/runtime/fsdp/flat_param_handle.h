@@ -104,6 +104,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool is_sharded() const { return options_.shard_group->size() > 1; }
   /// Whether full parameters lie apart from this rank's own: they are sharded, or cast.
   bool has_own_full_buffer() const;
+  /// Whether gradients go anywhere: to other ranks, or into another dtype. Else they stay where
+  /// autograd puts them.
+  bool reduces_gradients() const { return reduces_gradients_; }
   bool reshards_after_forward() const { return reshards_after_forward_; }
   void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
   /// What goes before the gather and needs no unsharded memory: the cast.
@@ -163,6 +166,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::vector<WeakTensor> weak_parameters_;
 
   bool reshards_after_forward_;
+  bool reduces_gradients_ = true;
+  bool is_tracing_ = false;
   bool has_root_ = false;
   bool is_in_pass_ = false;
   std::weak_ptr<HandleEvents> events_;  // while in a pass

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <set>
 
 #include "runtime/dist/sync_states.h"
 #include "runtime/fsdp/pass.h"
@@ -189,12 +190,19 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
   registry::note_applied(*module, "fully_shard");
 }
 
+/// Visits each once, where it comes first.
 template <class Visit>
-void for_each_sharded_module(const Module& module, const std::string& fqn, const Visit& visit) {
-  if (const auto sharded = registry::find<ShardedModule>(module)) visit(fqn, *sharded);
-  for (const auto& child : module.named_children()) {
-    for_each_sharded_module(*child.value(), join_fqn(fqn, child.key()), visit);
-  }
+void for_each_sharded_module(const Module& module, const Visit& visit) {
+  std::set<const ShardedModule*> seen;
+  const auto walk = [&](const auto& self, const Module& at, const std::string& fqn) -> void {
+    const auto sharded = registry::find<ShardedModule>(at);
+    if (sharded && !seen.insert(sharded.get()).second) return;
+    if (sharded) visit(fqn, *sharded);
+    for (const auto& child : at.named_children()) {
+      self(self, *child.value(), join_fqn(fqn, child.key()));
+    }
+  };
+  walk(walk, module, "");
 }
 
 FlatParameterInfo info_of(const FlatParamHandle& handle) {
@@ -239,7 +247,7 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
 
 std::vector<FlatParameterInfo> handles(const torch::nn::Module& module) {
   std::vector<FlatParameterInfo> infos;
-  fsdp::for_each_sharded_module(module, "",
+  fsdp::for_each_sharded_module(module,
                                 [&](const std::string& fqn, const fsdp::ShardedModule& unit) {
                                   for (const auto& handle : unit.handles) {
                                     infos.push_back(fsdp::info_of(*handle));
@@ -269,7 +277,7 @@ void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_for
   };
   if (!recurse) return set(*own);
   fsdp::for_each_sharded_module(
-      module, "", [&](const std::string&, const fsdp::ShardedModule& unit) { set(unit); });
+      module, [&](const std::string&, const fsdp::ShardedModule& unit) { set(unit); });
 }
 
 ExecutionInfo execution_info(const torch::nn::Module& root) {
@@ -294,7 +302,7 @@ ExecutionInfo execution_info(const torch::nn::Module& root) {
 std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_modules(
     const torch::nn::Module& module) {
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> modules;
-  fsdp::for_each_sharded_module(module, "",
+  fsdp::for_each_sharded_module(module,
                                 [&](const std::string& fqn, const fsdp::ShardedModule& unit) {
                                   modules.emplace_back(fqn, unit.module.lock());
                                 });

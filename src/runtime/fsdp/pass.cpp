@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <set>
 
 #include "tessera/base/error.h"
 
@@ -24,22 +25,27 @@ dist::Group& group_of(const FlatParamHandle& handle) {
 
 void collect_members(const Module& module,
                      std::vector<std::shared_ptr<registry::PassMember>>& members) {
-  if (auto member = registry::find<registry::PassMember>(module)) {
+  auto member = registry::find<registry::PassMember>(module);
+  // A module may stand in the tree twice.
+  if (member && std::ranges::find(members, member) == members.end()) {
     members.push_back(std::move(member));
   }
   for (const auto& child : module.children()) collect_members(*child, members);
 }
 
 /// Numbers the units below a module in the order of the tree, and calls `visit` for each with the
-/// numbers of the units inside it.
+/// numbers of the units inside it. A unit that stands in the tree twice counts where it comes
+/// first.
 template <class Visit>
 void number_units(const Module& module, const std::string& fqn, std::size_t& next,
-                  const Visit& visit) {
+                  std::set<const ShardedModule*>& seen, const Visit& visit) {
   const auto sharded = registry::find<ShardedModule>(module);
+  if (sharded && !seen.insert(sharded.get()).second) return;
   const std::size_t unit = next;
   if (sharded) ++next;
   for (const auto& child : module.named_children()) {
-    number_units(*child.value(), fqn.empty() ? child.key() : fqn + "." + child.key(), next, visit);
+    number_units(*child.value(), fqn.empty() ? child.key() : fqn + "." + child.key(), next, seen,
+                 visit);
   }
   if (sharded) visit(*sharded, fqn, unit, next);
 }
@@ -60,8 +66,9 @@ Pass::Pass(Module& root) {
   };
   std::vector<Found> found;
   std::size_t num_units = 0;
+  std::set<const ShardedModule*> seen;
   number_units(
-      root, "", num_units,
+      root, "", num_units, seen,
       [&](const ShardedModule& sharded, const std::string& fqn, std::size_t unit, std::size_t end) {
         for (const auto& handle : sharded.handles) {
           handle->join_root(fqn);
@@ -279,6 +286,7 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
   const std::lock_guard lock(mutex_);
   if (!is_open_) return;
   queue_end_of_backward();
+  if (!handle.reduces_gradients()) return;
   const UntouchedScope untouched;
   handle.take_gradient(index);
   if (handle.has_all_gradients() && gradients_ == Gradients::sync) reduce(handle);
