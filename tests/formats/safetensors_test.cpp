@@ -368,6 +368,7 @@ TEST_F(SafetensorsTest, TextThatHappensToBeATensorsNameStaysText) {
   EXPECT_TRUE(reader->contents().aliases.empty());
   EXPECT_EQ(reader->contents().annotations.at("best"), "w");
   for (const std::string texts : {"[]", R"({\"a\":1})"}) {
+    if (fs_.kind_of(tmp_ / "b.safetensors")) fs_.remove_all(tmp_ / "b.safetensors");
     put_safetensors("b.safetensors", R"({"__metadata__":{"tessera.texts":")" + texts + R"("}})", 0);
     EXPECT_THAT([&] { open(tmp_ / "b.safetensors"); },
                 ThrowsError(ErrorKind::corruption, "tessera.texts"));
