@@ -5,7 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from build import build
+from build import build, runtime_definitions
 from side_by_side import Result
 
 PEERS = Path(__file__).with_name("peers_train_step.py")
@@ -50,7 +50,7 @@ def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: 
 
 
 def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
-    build("release", targets=("train_step",), definitions=(f"TESSERA_PYTHON={python}", "TESSERA_RUNTIME=ON"))
+    build("release", targets=("train_step",), definitions=runtime_definitions(python))
     trainer = tools / "train_step"
     results = []
     shape = ["64", "2", "2", "16"] if quick else ["640", "10", "10", "64"]

@@ -20,6 +20,11 @@ def build_environment() -> dict[str, str]:
             "CCACHE_SLOPPINESS": "pch_defines,time_macros"} | os.environ
 
 
+def runtime_definitions(python: Path) -> tuple[str, ...]:
+    """Returns what configures the runtime, with the torch of an interpreter's environment."""
+    return (f"TESSERA_PYTHON={python}", "TESSERA_RUNTIME=ON")
+
+
 def announce_and_run(command: list[str]) -> int:
     say(f"$ {shown([relative_to_root(word) for word in command])}")
     return run(command, cwd=ROOT, environment=build_environment())

@@ -4,7 +4,7 @@ import csv
 import shutil
 from pathlib import Path
 
-from build import build
+from build import build, runtime_definitions
 from console import heading, say, table
 from debian_packages import install_packages
 from demo import show_and_run
@@ -32,8 +32,7 @@ def demo_train(*, torch_version: str | None) -> int:
     """Returns 0 if both runs have the same losses at every step."""
     install_packages({"build", "python"})
     python = python_environment(torch_version)
-    build("dev", targets=("train_transformer",),
-          definitions=(f"TESSERA_PYTHON={python / 'bin/python'}", "TESSERA_RUNTIME=ON"))
+    build("dev", targets=("train_transformer",), definitions=runtime_definitions(python / "bin/python"))
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     text = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]

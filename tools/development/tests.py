@@ -8,7 +8,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from build import build
+from build import build, runtime_definitions
 from console import Stop, heading, run_quietly, say, table, tail
 from debian_packages import install_packages
 from places import ROOT, locked
@@ -126,7 +126,7 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     install_packages({"build", "python"})
     definitions: tuple[str, ...] = ()
     if label is None or label in NEED_PYTHON:
-        definitions = (f"TESSERA_PYTHON={python_environment(torch_version) / 'bin/python'}", "TESSERA_RUNTIME=ON")
+        definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
 
     directory = build("dev", definitions=definitions)
     heading(f"testing ({label or 'all but slow'})")

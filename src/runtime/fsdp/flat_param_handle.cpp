@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "runtime/fsdp/traversal.h"
 #include "runtime/torch_bridge.h"
 
 namespace tessera::fsdp {
@@ -118,7 +119,7 @@ void FlatParamHandle::join_root(const std::string& fqn) {
 void FlatParamHandle::refuse(ErrorKind kind, std::size_t index, const std::string& expected,
                              const std::string& found, const std::string& likely_cause) const {
   const std::string& fqn = unit_.parameters[index].fqn;
-  throw Error::expected(kind, {.fqn = unit_.name.empty() ? fqn : unit_.name + "." + fqn},
+  throw Error::expected(kind, {.fqn = join_fqn(unit_.name, fqn)},
                         "parameter of a fully sharded module", expected, found, likely_cause);
 }
 
@@ -169,7 +170,7 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
   has_unsynced_.resize(num_parameters);
   for (std::size_t i = 0; i < num_parameters; ++i) {
     const Tensor& parameter = parameters[i].tensor;
-    weak_parameters_.push_back({WeakTensor::Impl(parameter.getIntrusivePtr())});
+    weak_parameters_.emplace_back(parameter);
     torch::autograd::impl::set_post_acc_grad_hooks(
         parameter, std::make_unique<GradientHook>(shared_from_this(), i));
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/fsdp/touch_dispatch.h"
+#include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/flat_unit.h"
 #include "tessera/runtime/dist/group.h"
@@ -155,14 +156,6 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   FlatUnit unit_;
   std::vector<SharedParameter> shared_;
   HandleOptions options_;
-  struct WeakTensor {
-    using Impl = c10::weak_intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl>;
-    Impl impl;
-    at::Tensor lock() const {
-      auto strong = impl.lock();
-      return strong ? at::Tensor(std::move(strong)) : at::Tensor();
-    }
-  };
   std::vector<WeakTensor> weak_parameters_;
 
   bool reshards_after_forward_;

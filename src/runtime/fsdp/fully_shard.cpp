@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <set>
 
 #include "runtime/dist/sync_states.h"
 #include "runtime/fsdp/pass.h"
@@ -190,21 +189,6 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
   registry::note_applied(*module, "fully_shard");
 }
 
-/// Visits each once, where it comes first.
-template <class Visit>
-void for_each_sharded_module(const Module& module, const Visit& visit) {
-  std::set<const ShardedModule*> seen;
-  const auto walk = [&](const auto& self, const Module& at, const std::string& fqn) -> void {
-    const auto sharded = registry::find<ShardedModule>(at);
-    if (sharded && !seen.insert(sharded.get()).second) return;
-    if (sharded) visit(fqn, *sharded);
-    for (const auto& child : at.named_children()) {
-      self(self, *child.value(), join_fqn(fqn, child.key()));
-    }
-  };
-  walk(walk, module, "");
-}
-
 FlatParameterInfo info_of(const FlatParamHandle& handle) {
   const FlatUnit& unit = handle.unit();
   FlatParameterInfo info;
@@ -247,13 +231,12 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
 
 std::vector<FlatParameterInfo> handles(const torch::nn::Module& module) {
   std::vector<FlatParameterInfo> infos;
-  fsdp::for_each_sharded_module(module,
-                                [&](const std::string& fqn, const fsdp::ShardedModule& unit) {
-                                  for (const auto& handle : unit.handles) {
-                                    infos.push_back(fsdp::info_of(*handle));
-                                    infos.back().module_fqn = fqn;
-                                  }
-                                });
+  for (const fsdp::UnitInTree& unit : fsdp::units_in_tree(module)) {
+    for (const auto& handle : unit.sharded->handles) {
+      infos.push_back(fsdp::info_of(*handle));
+      infos.back().module_fqn = unit.fqn;
+    }
+  }
   return infos;
 }
 
@@ -276,8 +259,7 @@ void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_for
     }
   };
   if (!recurse) return set(*own);
-  fsdp::for_each_sharded_module(
-      module, [&](const std::string&, const fsdp::ShardedModule& unit) { set(unit); });
+  for (const fsdp::UnitInTree& unit : fsdp::units_in_tree(module)) set(*unit.sharded);
 }
 
 ExecutionInfo execution_info(const torch::nn::Module& root) {
@@ -302,10 +284,9 @@ ExecutionInfo execution_info(const torch::nn::Module& root) {
 std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_modules(
     const torch::nn::Module& module) {
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> modules;
-  fsdp::for_each_sharded_module(module,
-                                [&](const std::string& fqn, const fsdp::ShardedModule& unit) {
-                                  modules.emplace_back(fqn, unit.module.lock());
-                                });
+  for (const fsdp::UnitInTree& unit : fsdp::units_in_tree(module)) {
+    modules.emplace_back(unit.fqn, unit.sharded->module.lock());
+  }
   return modules;
 }
 

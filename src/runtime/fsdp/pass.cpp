@@ -5,8 +5,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <set>
 
+#include "runtime/fsdp/traversal.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
@@ -33,23 +33,6 @@ void collect_members(const Module& module,
   for (const auto& child : module.children()) collect_members(*child, members);
 }
 
-/// Numbers the units below a module in the order of the tree, and calls `visit` for each with the
-/// numbers of the units inside it. A unit that stands in the tree twice counts where it comes
-/// first.
-template <class Visit>
-void number_units(const Module& module, const std::string& fqn, std::size_t& next,
-                  std::set<const ShardedModule*>& seen, const Visit& visit) {
-  const auto sharded = registry::find<ShardedModule>(module);
-  if (sharded && !seen.insert(sharded.get()).second) return;
-  const std::size_t unit = next;
-  if (sharded) ++next;
-  for (const auto& child : module.named_children()) {
-    number_units(*child.value(), fqn.empty() ? child.key() : fqn + "." + child.key(), next, seen,
-                 visit);
-  }
-  if (sharded) visit(*sharded, fqn, unit, next);
-}
-
 }  // namespace
 
 std::shared_ptr<Pass> Pass::of(Module& root) {
@@ -60,31 +43,20 @@ std::shared_ptr<Pass> Pass::of(Module& root) {
 }
 
 Pass::Pass(Module& root) {
-  struct Found {
-    std::shared_ptr<FlatParamHandle> handle;
-    Place place;
-  };
-  std::vector<Found> found;
-  std::size_t num_units = 0;
-  std::set<const ShardedModule*> seen;
-  number_units(
-      root, "", num_units, seen,
-      [&](const ShardedModule& sharded, const std::string& fqn, std::size_t unit, std::size_t end) {
-        for (const auto& handle : sharded.handles) {
-          handle->join_root(fqn);
-          found.push_back(
-              {handle, {unit, end, sharded.forward_prefetch, sharded.backward_prefetch}});
-        }
-      });
+  const std::vector<UnitInTree> units = units_in_tree(root);
   collect_members(root, members_);
-  if (found.empty() && members_.empty()) {
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    const ShardedModule& sharded = *units[unit].sharded;
+    for (const auto& handle : sharded.handles) {
+      handle->join_root(units[unit].fqn);
+      handles_.push_back(handle);
+      places_.push_back(
+          {unit, units[unit].subtree_end, sharded.forward_prefetch, sharded.backward_prefetch});
+    }
+  }
+  if (handles_.empty() && members_.empty()) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "forward of " + root.name(),
                           "a module with fully_shard or replicate applied to it or in it", "none");
-  }
-  std::ranges::stable_sort(found, {}, [](const Found& each) { return each.place.unit; });
-  for (Found& each : found) {
-    handles_.push_back(std::move(each.handle));
-    places_.push_back(each.place);
   }
 }
 
@@ -147,7 +119,9 @@ void Pass::open() {
   const UntouchedScope untouched;
   is_tracing_ = forward_order_.empty();
   is_visited_.clear();
-  for (const auto& handle : handles_) is_visited_.emplace_back(handle->unit().parameters.size());
+  for (const auto& handle : handles_) {
+    if (is_tracing_) is_visited_.emplace_back(handle->unit().parameters.size());
+  }
   std::size_t num_entered = 0;
   try {
     for (; num_entered < handles_.size(); ++num_entered) {
@@ -203,12 +177,12 @@ void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
   const std::lock_guard lock(mutex_);
   const bool is_backward = is_in_backward();
   if (is_backward) queue_end_of_backward();
-  const std::size_t position = index_of(handle);
-  if (is_tracing_ && !is_backward) record_use(position, index);
+  if (is_tracing_ && !is_backward) record_use(index_of(handle), index);
   if (last_touched_ == &handle && handle.residence() == FlatParamHandle::Residence::unsharded) {
     return;
   }
   const UntouchedScope untouched;
+  const std::size_t position = index_of(handle);
   leave_units_outside(position, is_backward);
   last_touched_ = &handle;
   auto it = std::ranges::find(gathered_, position, &Gathered::handle);

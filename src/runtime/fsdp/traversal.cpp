@@ -73,7 +73,26 @@ void collect(const ModulePtr& module, const std::string& fqn, const FullyShardOp
   }
 }
 
+void collect_units(const Module& at, const std::string& fqn, std::vector<UnitInTree>& units) {
+  const auto sharded = registry::find<ShardedModule>(at);
+  const std::size_t number = units.size();
+  if (sharded) {
+    if (std::ranges::find(units, sharded, &UnitInTree::sharded) != units.end()) return;
+    units.push_back({fqn, sharded, 0});
+  }
+  for (const auto& child : at.named_children()) {
+    collect_units(*child.value(), join_fqn(fqn, child.key()), units);
+  }
+  if (sharded) units[number].subtree_end = units.size();
+}
+
 }  // namespace
+
+std::vector<UnitInTree> units_in_tree(const Module& root) {
+  std::vector<UnitInTree> units;
+  collect_units(root, "", units);
+  return units;
+}
 
 bool is_closed(const ModulePtr& module, const FullyShardOptions& options) {
   return is_ignored(module, options) || registry::applied_api(*module);

@@ -10,6 +10,7 @@
 
 namespace tessera::fsdp {
 
+struct ShardedModule;
 using ModulePtr = std::shared_ptr<torch::nn::Module>;
 
 /// A module and its name below the one that a walk began at.
@@ -37,6 +38,17 @@ struct FoundParameter {
 /// ignored, in the order of the module tree.
 std::vector<FoundParameter> unmanaged_parameters(const ModulePtr& module,
                                                  const FullyShardOptions& options);
+
+/// A fully sharded module in a tree. Its number is its place in the order of the tree.
+struct UnitInTree {
+  std::string fqn;
+  std::shared_ptr<ShardedModule> sharded;
+  std::size_t subtree_end;  // units from its own number to here are it and those inside
+};
+
+/// Returns the fully sharded modules at and below `root` in the order of the tree. One that stands
+/// there twice counts where it comes first.
+std::vector<UnitInTree> units_in_tree(const torch::nn::Module& root);
 
 std::string join_fqn(const std::string& prefix, const std::string& name);
 

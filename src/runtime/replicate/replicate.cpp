@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "runtime/dist/sync_states.h"
+#include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/registry.h"
 
@@ -38,17 +39,12 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
 
  private:
   struct Parameter {
-    using WeakImpl = c10::weak_intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl>;
     std::string fqn;
-    WeakImpl tensor;
+    WeakTensor tensor;
     std::size_t bucket;
     std::int64_t offset;
     std::int64_t numel;
     bool is_pending = false;  // has a gradient that other ranks have not seen
-    Tensor lock() const {
-      auto strong = tensor.lock();
-      return strong ? Tensor(std::move(strong)) : Tensor();
-    }
   };
   struct Bucket {
     std::vector<std::size_t> parameters;
@@ -104,7 +100,7 @@ void Reducer::take(const std::vector<std::pair<std::string, Tensor>>& parameters
       bucket->tensor_options = tensor_options;
     }
     bucket->parameters.push_back(parameters_.size());
-    parameters_.push_back({fqn, Parameter::WeakImpl(tensor.getIntrusivePtr()),
+    parameters_.push_back({fqn, WeakTensor(tensor),
                            static_cast<std::size_t>(bucket - buckets_.begin()), bucket->numel,
                            tensor.numel()});
     bucket->numel += tensor.numel();
@@ -127,7 +123,7 @@ void Reducer::gradient_ready(std::size_t index) {
   Parameter& parameter = parameters_[index];
   parameter.is_pending = true;
   if (sync_ == registry::GradientSync::off) return;
-  if (parameter.lock().grad().layout() != at::kStrided) {
+  if (parameter.tensor.lock().grad().layout() != at::kStrided) {
     throw Error::expected(ErrorKind::unsupported, {.fqn = parameter.fqn},
                           "parameter of a replicated module", "a dense gradient", "a sparse one",
                           "an embedding made with sparse(true)?");
@@ -155,7 +151,7 @@ void Reducer::send(Bucket& bucket) {
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     const Parameter& parameter = parameters_[bucket.parameters[i]];
     const Tensor slot = bucket.flat.narrow(0, parameter.offset, parameter.numel);
-    const Tensor tensor = parameter.lock();
+    const Tensor tensor = parameter.tensor.lock();
     if (tensor.defined() && tensor.grad().defined()) {
       slot.view(tensor.sizes()).copy_(tensor.grad());
     } else {
@@ -178,7 +174,7 @@ void Reducer::receive(Bucket& bucket) {
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     Parameter& parameter = parameters_[bucket.parameters[i]];
     parameter.is_pending = false;
-    Tensor tensor = parameter.lock();
+    Tensor tensor = parameter.tensor.lock();
     if (!tensor.defined() || flags.data_ptr<float>()[i] == 0) continue;
     const Tensor slot =
         bucket.flat.narrow(0, parameter.offset, parameter.numel).view(tensor.sizes());
