@@ -173,9 +173,12 @@ Outcome train_sharded(Kind kind, Way way, const dist::Mesh& mesh, ShardingStrate
       {
         ForwardScope scope(module);
         const at::Tensor x = scope.cast_input(subject->input() * static_cast<double>(i + 1));
-        loss = way == Way::recompute
-                   ? recompute([&](const at::Tensor& input) { return subject->loss(input); }, x)
-                   : subject->loss(x);
+        loss =
+            way == Way::recompute
+                ? recompute(
+                      {.rng_state = RngState::leave},  // ranks that are threads share one generator
+                      [&](const at::Tensor& input) { return subject->loss(input); }, x)
+                : subject->loss(x);
         scope.watch(loss);
       }
       loss.backward();
