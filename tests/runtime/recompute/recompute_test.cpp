@@ -16,6 +16,10 @@ using ::testing::HasSubstr;
 class RecomputeTest : public ::testing::TestWithParam<Recomputation> {
  protected:
   RecomputeOptions options() const { return {.recomputation = GetParam()}; }
+  /// For ranks that are threads: they share one generator, which another may be seeding.
+  RecomputeOptions options_of_ranks() const {
+    return {.recomputation = GetParam(), .rng_state = RngState::leave};
+  }
 };
 
 at::Tensor some_input() {
@@ -143,7 +147,7 @@ TEST_P(RecomputeTest, B19_UnitsAreGatheredAgainForTheSecondCall) {
       test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
         const auto model_of = [&] {
           test::Transformer model = seeded<test::Transformer>();
-          model->recomputation = options();
+          model->recomputation = options_of_ranks();
           return model;
         };
         test::Transformer unsharded = seeded<test::Transformer>();
@@ -169,7 +173,8 @@ TEST_P(RecomputeTest, B19_AWholeShardedModelInsideOne) {
     for (int step = 0; step < 2; ++step) {
       unsharded->forward(some_ids()).sum().backward();
       recompute(
-          options(), [&](const at::Tensor& ids) { return forward(model, ids); }, some_ids())
+          options_of_ranks(), [&](const at::Tensor& ids) { return forward(model, ids); },
+          some_ids())
           .sum()
           .backward();
       expect_gradients_of(*unsharded, *model, mesh);
