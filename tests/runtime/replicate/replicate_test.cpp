@@ -121,7 +121,7 @@ TEST(ReplicateTest, B19_RecomputationInsideIt) {
         twice(unsharded, some_batch()).mean().backward();
         const auto half = [&](double factor) {
           return recompute(
-              {.recomputation = recomputation},
+              {.recomputation = recomputation, .rng_state = RngState::leave},
               [=](const at::Tensor& x) mutable { return model->forward(x * factor); },
               rows_of(some_batch(), mesh));
         };
