@@ -29,7 +29,6 @@ if(EXISTS ${torch_dir}/lib/libtorch_cuda.so AND EXISTS ${torch_dir}/../nvidia/nc
   add_library(tessera_deps::torch_cuda INTERFACE IMPORTED)
   file(GLOB cuda_includes LIST_DIRECTORIES true ${torch_dir}/../nvidia/*/include)
   target_include_directories(tessera_deps::torch_cuda SYSTEM INTERFACE ${cuda_includes})
-  target_compile_definitions(tessera_deps::torch_cuda INTERFACE USE_C10D_NCCL)
   target_link_libraries(tessera_deps::torch_cuda INTERFACE tessera_deps::torch
     -Wl,--no-as-needed ${torch_dir}/lib/libtorch_cuda.so ${torch_dir}/lib/libc10_cuda.so -Wl,--as-needed)
 endif()

@@ -14,8 +14,8 @@ from debian_packages import install_packages
 from places import ROOT, locked
 from python_environment import python_environment
 
-LABELS = ("unit", "property", "cli", "interop", "distributed", "development", "slow")
-NEED_PYTHON = {"cli", "interop", "distributed", "slow"}
+LABELS = ("unit", "property", "cli", "interop", "distributed", "cuda", "development", "slow")
+NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow"}
 CORE_LABELS = ("unit", "property", "cli")  # what runs a second time under the sanitizers
 SANITIZED = ("unit_tests", "property_tests", "cli_unit_tests", "ckpt-inspect", "ckpt-reshard")
 

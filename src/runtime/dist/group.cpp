@@ -1,6 +1,6 @@
 #include "tessera/runtime/dist/group.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <mutex>
 
 #include "tessera/base/error.h"
@@ -28,13 +28,14 @@ void Pending::wait() {
   }
 }
 
-Group::Group(std::string name) : name_(std::move(name)) {}
+Group::Group(std::string name, at::Device device) : name_(std::move(name)), device_(device) {}
 
 Group::Group(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
-             c10::intrusive_ptr<c10d::Store> store)
+             c10::intrusive_ptr<c10d::Store> store, at::Device device)
     : name_(std::move(name)),
       backend_(std::move(backend)),
       store_(std::move(store)),
+      device_(device),
       rank_(backend_->getRank()),
       size_(backend_->getSize()) {}
 
@@ -47,7 +48,7 @@ Pending Group::start(c10::intrusive_ptr<c10d::Work> work, const char* collective
 Pending Group::all_gather(at::Tensor whole, at::Tensor part, const std::string& what) {
   TESSERA_CHECK(whole.numel() == part.numel() * size_ && whole.is_contiguous());
   const at::NoGradGuard no_grad;
-  if (size_ == 1) {
+  if (!backend_) {
     whole.copy_(part);
     return {};
   }
@@ -59,7 +60,7 @@ Pending Group::all_gather(at::Tensor whole, at::Tensor part, const std::string& 
 Pending Group::reduce_scatter(at::Tensor part, at::Tensor whole, const std::string& what) {
   TESSERA_CHECK(whole.numel() == part.numel() * size_ && whole.is_contiguous());
   const at::NoGradGuard no_grad;
-  if (size_ == 1) {
+  if (!backend_) {
     part.copy_(whole);
     return {};
   }
@@ -69,7 +70,7 @@ Pending Group::reduce_scatter(at::Tensor part, at::Tensor whole, const std::stri
 }
 
 Pending Group::all_reduce(at::Tensor tensor, const std::string& what) {
-  if (size_ == 1) return {};
+  if (!backend_) return {};
   all_reduce_nbytes_ += tensor.nbytes();
   std::vector<at::Tensor> tensors = {std::move(tensor)};
   const std::lock_guard lock(starting_mutex());
@@ -77,7 +78,7 @@ Pending Group::all_reduce(at::Tensor tensor, const std::string& what) {
 }
 
 Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
-  if (size_ == 1) return {};
+  if (!backend_) return {};
   broadcast_nbytes_ += tensor.nbytes();
   std::vector<at::Tensor> tensors = {std::move(tensor)};
   c10d::BroadcastOptions options;
@@ -87,8 +88,9 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
 }
 
 double Group::max(double value, const std::string& what) {
-  if (size_ == 1) return value;
-  std::vector<at::Tensor> tensors = {torch::full({1}, value, at::kDouble)};
+  if (!backend_) return value;
+  std::vector<at::Tensor> tensors = {
+      torch::full({1}, value, at::device(device_).dtype(at::kDouble))};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MAX;
   Pending pending;

@@ -73,13 +73,13 @@ LaunchEnvironment read(const Variables& variables, const std::string& launcher,
   return found;
 }
 
-std::optional<std::string> from_process(const std::string& name) {
+}  // namespace
+
+std::optional<std::string> process_environment(const std::string& name) {
   const char* value = std::getenv(name.c_str());
   if (value == nullptr) return std::nullopt;
   return value;
 }
-
-}  // namespace
 
 std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& lookup) {
   if (lookup("RANK") || lookup("WORLD_SIZE")) {
@@ -113,19 +113,19 @@ std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& loo
 }
 
 Mesh init_from_env(const MeshOptions& options) {
-  const auto found = launch_environment(from_process);
-  if (!found) return connect_gloo(nullptr, 0, 1, options);
+  const auto found = launch_environment(process_environment);
+  if (!found) return connect(nullptr, 0, 1, options);
   c10d::TCPStoreOptions store_options;
   store_options.port = static_cast<std::uint16_t>(found->master_port);
   // torchrun's agent holds the store already, where it says so.
-  const bool is_agents = from_process("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  const bool is_agents = process_environment("TORCHELASTIC_USE_AGENT_STORE") == "True";
   store_options.isServer = found->rank == 0 && !is_agents;
   store_options.numWorkers = found->world_size;
   store_options.waitWorkers = false;
   store_options.timeout = options.timeout;
   try {
-    return connect_gloo(c10::make_intrusive<c10d::TCPStore>(found->master_address, store_options),
-                        found->rank, found->world_size, options);
+    return connect(c10::make_intrusive<c10d::TCPStore>(found->master_address, store_options),
+                   found->rank, found->world_size, options);
   } catch (const c10::Error& error) {
     throw Error(ErrorKind::io, {},
                 "rank " + std::to_string(found->rank) + ": connecting to " + found->master_address +

@@ -1,8 +1,6 @@
 #include "tessera/runtime/dist/mesh.h"
 
-#include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "tessera/base/error.h"
 
@@ -48,34 +46,26 @@ Axes complete(Axes axes, int world_size) {
   return axes;
 }
 
-std::shared_ptr<::gloo::transport::Device> gloo_device(const std::string& interface) {
-  using c10d::ProcessGroupGloo;
-  if (!interface.empty()) return ProcessGroupGloo::createDeviceForInterface(interface);
-  if (const char* name = std::getenv("GLOO_SOCKET_IFNAME"); name != nullptr && *name != '\0') {
-    return ProcessGroupGloo::createDeviceForInterface(name);
-  }
-  return ProcessGroupGloo::createDefaultDevice();
-}
-
-class GlooConnector {
+class Connector {
  public:
-  GlooConnector(c10::intrusive_ptr<c10d::Store> store, const MeshOptions& options)
+  Connector(c10::intrusive_ptr<c10d::Store> store, const MeshOptions& options)
       : store_(std::move(store)), options_(options) {}
 
   /// Connects `size` ranks under a name that no other group of this store has.
   std::shared_ptr<Group> connect(const std::string& name, const std::string& key, int rank,
                                  int size) const {
-    if (size == 1) return std::make_shared<Group>(name);
+    const Transport& transport = options_.transport;
+    if (size == 1 && !(transport.connects_one_rank && store_)) {
+      return std::make_shared<Group>(name, transport.device);
+    }
     const auto store = c10::make_intrusive<c10d::PrefixStore>("tessera/" + key, store_);
-    auto gloo = c10d::ProcessGroupGloo::Options::create(options_.timeout);
     try {
-      gloo->devices.push_back(gloo_device(options_.interface));
-      return std::make_shared<Group>(
-          name, c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo), store);
+      return std::make_shared<Group>(name, transport.connect(store, rank, size, options_.timeout),
+                                     store, transport.device);
     } catch (const std::exception& error) {
       throw Error(ErrorKind::io, {},
                   "rank " + std::to_string(rank) + " of " + std::to_string(size) + " (" + name +
-                      "): connecting over Gloo: " + error.what());
+                      "): connecting over " + transport.name + ": " + error.what());
     }
   }
 
@@ -104,14 +94,14 @@ const std::shared_ptr<Group>& Mesh::axis(const std::string& name) const {
   throw Error::expected(ErrorKind::invalid_argument, {}, "mesh axis", "one of " + names, name);
 }
 
-Mesh connect_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                  const MeshOptions& options) {
+Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+             const MeshOptions& options) {
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "rank", "a rank below the world size",
                           std::to_string(rank) + " of " + std::to_string(world_size));
   }
   const Axes axes = complete(options.axes, world_size);
-  const GlooConnector connector(store, options);
+  const Connector connector(store, options);
   if (axes.size() == 1) {
     const auto world = connector.connect(axes[0].first, axes[0].first, rank, world_size);
     return {world, {{axes[0].first, world}}};

@@ -1,6 +1,6 @@
 #include "runtime/dist/sync_states.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 namespace tessera::dist {
 

@@ -1,6 +1,6 @@
 #include "tessera/runtime/fsdp/clip_grad_norm.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <limits>
@@ -13,24 +13,30 @@
 namespace tessera {
 namespace {
 
-/// Adds up norms in double precision: sums of powers, or the greatest for infinity.
+/// A norm over tensors, in double precision, on their device.
 class Norm {
  public:
   explicit Norm(double type) : type_(type) {}
   void add(const at::Tensor& gradient) {
     if (gradient.numel() == 0) return;
-    add_power(power(
-        at::linalg_vector_norm(gradient, type_, c10::nullopt, false, at::kDouble).item<double>()));
+    norms_.push_back(
+        at::linalg_vector_norm(gradient, type_, c10::nullopt, /*keepdim=*/false, at::kDouble));
   }
+  /// Adds one that is known as what it sums up to. See `power`.
   void add_power(double power) { power_ = is_max() ? std::max(power_, power) : power_ + power; }
-  double power() const { return power_; }
-  double value() const { return is_max() ? power_ : std::pow(power_, 1 / type_); }
+  /// Returns the sum of the elements' powers, or the greatest for infinity. Waits for the device,
+  /// once.
+  double power() const {
+    if (norms_.empty()) return power_;
+    const double norm = at::linalg_vector_norm(at::stack(norms_), type_).item<double>();
+    return is_max() ? std::max(power_, norm) : power_ + std::pow(norm, type_);
+  }
+  double value() const { return is_max() ? power() : std::pow(power(), 1 / type_); }
   bool is_max() const { return std::isinf(type_); }
 
  private:
-  double power(double norm) const { return is_max() ? norm : std::pow(norm, type_); }
-
   double type_;
+  std::vector<at::Tensor> norms_;
   double power_ = 0;
 };
 
@@ -68,7 +74,7 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
       total.add_power(group->max(own.power(), "gradient norm"));
       continue;
     }
-    at::Tensor sum = torch::full({1}, own.power(), at::kDouble);
+    at::Tensor sum = torch::full({1}, own.power(), at::device(group->device()).dtype(at::kDouble));
     group->all_reduce(sum, "gradient norm").wait();
     total.add_power(sum.item<double>());
   }

@@ -1,7 +1,8 @@
 #include "runtime/fsdp/flat_param_handle.h"
 
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <limits>
@@ -230,7 +231,8 @@ std::size_t FlatParamHandle::parameter_at(const Tensor& view) const {
 
 // --- passes
 
-void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events, Tracing tracing) {
+void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
+                                 const std::shared_ptr<const Streams>& streams, Tracing tracing) {
   TESSERA_CHECK(!is_in_pass());
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
@@ -263,6 +265,7 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events, Tr
   }
   is_tracing_ = tracing == Tracing::on;
   events_ = events;
+  streams_ = streams;
   is_in_pass_ = true;
 }
 
@@ -308,6 +311,7 @@ void FlatParamHandle::leave_pass() {
 
 void FlatParamHandle::abort_pass() noexcept {
   if (!is_in_pass()) return;
+  is_all_reducing_ = false;
   for (dist::Pending* pending : {&gather_, &reduce_}) {
     try {
       pending->wait();
@@ -346,6 +350,7 @@ void FlatParamHandle::touched(const Tensor& argument) {
 void FlatParamHandle::prepare_unshard() {
   if (residence_ != Residence::sharded || full_views_.empty()) return;
   const at::NoGradGuard no_grad;
+  const c10::StreamGuard on(streams_->pre_unshard);
   cast_shard_ = sharded_flat_param_.to(compute_device_, unsharded_flat_param_.scalar_type(),
                                        /*non_blocking=*/true);
 }
@@ -353,6 +358,8 @@ void FlatParamHandle::prepare_unshard() {
 void FlatParamHandle::start_unshard() {
   if (residence_ != Residence::sharded || full_views_.empty()) return;
   const at::NoGradGuard no_grad;
+  streams_->make_wait(streams_->unshard, streams_->pre_unshard);
+  const c10::StreamGuard on(streams_->unshard);
   if (!has_memory(unsharded_flat_param_)) allocate_memory(unsharded_flat_param_);
   residence_ = Residence::gathering;
   gather_ = options_.shard_group->all_gather(unsharded_flat_param_, cast_shard_, display_name());
@@ -361,7 +368,12 @@ void FlatParamHandle::start_unshard() {
 void FlatParamHandle::finish_unshard() {
   if (residence_ != Residence::gathering) return;
   residence_ = Residence::unsharded;
-  gather_.wait();
+  {
+    const c10::StreamGuard on(streams_->unshard);
+    gather_.wait();
+  }
+  streams_->make_wait(streams_->compute(), streams_->unshard);
+  streams_->note_use(cast_shard_, streams_->unshard);
   cast_shard_ = Tensor();
 }
 
@@ -371,7 +383,9 @@ void FlatParamHandle::reshard() {
   if (options_.freed_parameters == FreedParameters::poisoned) {
     const at::NoGradGuard no_grad;
     unsharded_flat_param_.fill_(std::numeric_limits<double>::quiet_NaN());
+    streams_->make_wait(streams_->unshard, streams_->compute());
   } else {
+    streams_->note_use(unsharded_flat_param_, streams_->compute());
     free_memory(unsharded_flat_param_);
   }
   residence_ = Residence::sharded;
@@ -430,9 +444,10 @@ void FlatParamHandle::start_reduce() {
   has_gradient_.assign(has_gradient_.size(), false);
   num_gradients_ = 0;
 
-  const int num_averaged = options_.shard_group->size() * options_.replicate_group->size();
+  streams_->make_wait(streams_->post_backward, streams_->compute());
+  const c10::StreamGuard on(streams_->post_backward);
   unsharded_grad_in_flight_ = std::exchange(unsharded_grad_, Tensor());
-  if (const double factor = predivide_factor(num_averaged); factor > 1) {
+  if (const double factor = predivide_factor(num_averaged()); factor > 1) {
     unsharded_grad_in_flight_.div_(factor);
   }
   if (is_sharded()) {
@@ -440,32 +455,47 @@ void FlatParamHandle::start_reduce() {
         torch::empty({sharded_flat_param_.numel()}, unsharded_grad_in_flight_.options());
     reduce_ = options_.shard_group->reduce_scatter(sharded_grad_in_flight_,
                                                    unsharded_grad_in_flight_, display_name());
+    if (streams_->run_behind_host()) start_all_reduce();
   } else {
     sharded_grad_in_flight_ = unsharded_grad_in_flight_;
     reduce_ = options_.replicate_group->all_reduce(sharded_grad_in_flight_, display_name());
   }
 }
 
+/// Starts the second half of a hybrid strategy's average. Waits for the first.
+void FlatParamHandle::start_all_reduce() {
+  if (options_.replicate_group->size() == 1 || std::exchange(is_all_reducing_, true)) return;
+  reduce_.wait();
+  streams_->make_wait(streams_->all_reduce, streams_->post_backward);
+  const c10::StreamGuard on(streams_->all_reduce);
+  reduce_ = options_.replicate_group->all_reduce(sharded_grad_in_flight_, display_name());
+}
+
 void FlatParamHandle::finish_reduce() {
   if (!is_reducing()) return;
   const at::NoGradGuard no_grad;
-  reduce_.wait();
-  unsharded_grad_in_flight_ = Tensor();
-  Tensor reduced = std::exchange(sharded_grad_in_flight_, Tensor());
-  if (is_sharded()) options_.replicate_group->all_reduce(reduced, display_name()).wait();
-  const int num_averaged = options_.shard_group->size() * options_.replicate_group->size();
-  if (const double factor = num_averaged / predivide_factor(num_averaged); factor > 1) {
-    reduced.div_(factor);
+  {
+    const c10::StreamGuard on(streams_->post_backward);
+    if (is_sharded()) start_all_reduce();
+    reduce_.wait();
+    if (const double factor = num_averaged() / predivide_factor(num_averaged()); factor > 1) {
+      sharded_grad_in_flight_.div_(factor);
+    }
+    Tensor reduced = sharded_grad_in_flight_;
+    if (options_.mixed_precision.gradients == MixedPrecision::Gradients::master_dtype) {
+      reduced = reduced.to(sharded_flat_param_.scalar_type());
+    }
+    reduced = reduced.to(sharded_flat_param_.device());
+    if (sharded_grad_.defined()) {
+      sharded_grad_.add_(reduced);
+    } else {
+      sharded_grad_ = std::move(reduced);
+    }
   }
-  if (options_.mixed_precision.gradients == MixedPrecision::Gradients::master_dtype) {
-    reduced = reduced.to(sharded_flat_param_.scalar_type());
-  }
-  reduced = reduced.to(sharded_flat_param_.device());
-  if (sharded_grad_.defined()) {
-    sharded_grad_.add_(reduced);
-  } else {
-    sharded_grad_ = std::move(reduced);
-  }
+  // Before their memory is given back, which is the compute stream's.
+  streams_->make_wait(streams_->compute(), streams_->post_backward);
+  unsharded_grad_in_flight_ = sharded_grad_in_flight_ = Tensor();
+  is_all_reducing_ = false;
 }
 
 void FlatParamHandle::keep_unsharded_gradient() {

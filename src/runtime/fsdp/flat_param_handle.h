@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/fsdp/streams.h"
 #include "runtime/fsdp/touch_dispatch.h"
 #include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
@@ -89,9 +90,12 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   enum class Tracing { off, on };
   bool is_in_pass() const { return is_in_pass_; }
   const at::Tensor& sharded_flat_param() const { return sharded_flat_param_; }
+  /// The device that gathered parameters lie on.
+  at::Device compute_device() const { return compute_device_; }
   /// Full shapes from here on; sharded gradients are put aside. Throws: Error(invalid_argument)
   /// naming a parameter that no longer is the runtime's (replaced, moved, converted).
-  void enter_pass(const std::shared_ptr<HandleEvents>& events, Tracing tracing = Tracing::off);
+  void enter_pass(const std::shared_ptr<HandleEvents>& events,
+                  const std::shared_ptr<const Streams>& streams, Tracing tracing = Tracing::off);
   /// Sharded shapes and gradients from here on. Throws: Error(invalid_argument) naming a parameter
   /// that was written to during the pass.
   void leave_pass();
@@ -127,6 +131,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Starts to average the flat gradient over the ranks. Collective.
   void start_reduce();
   bool is_reducing() const { return unsharded_grad_in_flight_.defined(); }
+  /// What operators get from here on finds the averaged gradient. Collective in hybrid strategies.
   void finish_reduce();
   /// Keeps the flat gradient of this pass for the next one (no_sync).
   void keep_unsharded_gradient();
@@ -144,12 +149,17 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   void touched(const at::Tensor& argument) override;
 
   std::int64_t num_ranks() const { return options_.shard_group->size(); }
+  /// Returns how many ranks' gradients are averaged.
+  int num_averaged() const {
+    return options_.shard_group->size() * options_.replicate_group->size();
+  }
   std::size_t parameter_at(const at::Tensor& view) const;
   at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
   at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
   /// Zeroes what lies between parameters and after the last.
   void zero_padding(const at::Tensor& flat) const;
   void show(const std::vector<at::Tensor>& views);
+  void start_all_reduce();
   [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,
                            const std::string& found, const std::string& likely_cause = {}) const;
 
@@ -163,7 +173,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool is_tracing_ = false;
   bool has_root_ = false;
   bool is_in_pass_ = false;
-  std::weak_ptr<HandleEvents> events_;  // while in a pass
+  std::weak_ptr<HandleEvents> events_;      // while in a pass
+  std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
   Residence residence_ = Residence::sharded;
 
   at::Device compute_device_ = at::kCPU;
@@ -188,7 +199,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   at::Tensor unsharded_grad_in_flight_;
   at::Tensor sharded_grad_in_flight_;
   dist::Pending reduce_;
-  at::Tensor sharded_grad_;  // [sharded_numel], reduced in this pass
+  bool is_all_reducing_ = false;  // of a gradient that is sharded
+  at::Tensor sharded_grad_;       // [sharded_numel], reduced in this pass
 };
 
 }  // namespace tessera::fsdp

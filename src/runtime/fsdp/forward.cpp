@@ -1,6 +1,6 @@
 #include "tessera/runtime/fsdp/forward.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <exception>

@@ -1,6 +1,6 @@
 #include "tessera/runtime/fsdp/fully_shard.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 
@@ -180,6 +180,7 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
   auto unit = std::make_shared<ShardedModule>();
   unit->module = module;
   unit->forward_prefetch = options.forward_prefetch;
+  unit->limit_all_gathers = options.limit_all_gathers;
   unit->backward_prefetch = options.backward_prefetch;
   for (auto& [dtype, group] : groups) {
     unit->handles.push_back(FlatParamHandle::create(
@@ -288,6 +289,17 @@ std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_mod
     modules.emplace_back(unit.fqn, unit.sharded->module.lock());
   }
   return modules;
+}
+
+std::vector<NamedStream> streams(const torch::nn::Module& root) {
+  const auto pass = registry::find<fsdp::Pass>(root);
+  if (!pass) return {};
+  const fsdp::Streams& streams = pass->streams();
+  return {{"default", streams.default_stream},
+          {"unshard", streams.unshard},
+          {"pre_unshard", streams.pre_unshard},
+          {"post_backward", streams.post_backward},
+          {"all_reduce", streams.all_reduce}};
 }
 
 std::vector<std::string> recorded_order(const torch::nn::Module& root) {

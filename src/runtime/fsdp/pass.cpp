@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 
@@ -21,6 +21,19 @@ bool is_in_backward() {
 dist::Group& group_of(const FlatParamHandle& handle) {
   const HandleOptions& options = handle.options();
   return handle.is_sharded() ? *options.shard_group : *options.replicate_group;
+}
+
+/// Returns the device that all units compute on.
+at::Device device_of(const std::vector<std::shared_ptr<FlatParamHandle>>& handles) {
+  if (handles.empty()) return at::kCPU;
+  const at::Device device = handles.front()->compute_device();
+  for (const auto& handle : handles) {
+    if (handle->compute_device() == device) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = handle->display_name()},
+                          "units of one root", "all on " + device.str(),
+                          "one on " + handle->compute_device().str());
+  }
+  return device;
 }
 
 void collect_members(const Module& module,
@@ -57,6 +70,12 @@ Pass::Pass(Module& root) {
   if (handles_.empty() && members_.empty()) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "forward of " + root.name(),
                           "a module with fully_shard or replicate applied to it or in it", "none");
+  }
+  streams_ = std::make_shared<Streams>(device_of(handles_));
+  const bool limits_all_gathers = std::ranges::any_of(
+      units, [](const UnitInTree& unit) { return unit.sharded->limit_all_gathers; });
+  if (limits_all_gathers && streams_->run_behind_host()) {
+    rate_limiter_ = RateLimiter([streams = streams_] { return streams->record_event(); });
   }
 }
 
@@ -125,14 +144,17 @@ void Pass::open() {
   std::size_t num_entered = 0;
   try {
     for (; num_entered < handles_.size(); ++num_entered) {
-      handles_[num_entered]->enter_pass(shared_from_this(), is_tracing_
-                                                                ? FlatParamHandle::Tracing::on
-                                                                : FlatParamHandle::Tracing::off);
+      handles_[num_entered]->enter_pass(
+          shared_from_this(), streams_,
+          is_tracing_ ? FlatParamHandle::Tracing::on : FlatParamHandle::Tracing::off);
     }
   } catch (...) {
     for (std::size_t i = 0; i < num_entered; ++i) handles_[i]->abort_pass();
     throw;
   }
+  // Gathers read what the optimizer's step wrote.
+  streams_->make_wait(streams_->unshard, streams_->compute());
+  streams_->make_wait(streams_->pre_unshard, streams_->compute());
   is_open_ = true;
   is_end_queued_ = has_had_backward_ = false;
   last_touched_ = nullptr;

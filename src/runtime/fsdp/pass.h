@@ -11,6 +11,7 @@
 #include "runtime/fsdp/flat_param_handle.h"
 #include "runtime/fsdp/order_check.h"
 #include "runtime/fsdp/rate_limiter.h"
+#include "runtime/fsdp/streams.h"
 #include "tessera/runtime/registry/registry.h"
 
 namespace tessera::fsdp {
@@ -21,6 +22,7 @@ struct ShardedModule final : registry::ModuleState {
   std::vector<std::shared_ptr<FlatParamHandle>> handles;
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
+  bool limit_all_gathers = true;
 };
 
 /// The first use of a parameter in a forward.
@@ -67,6 +69,7 @@ class Pass final : public HandleEvents,
   const OrderCheck& order() const { return order_; }
   /// Returns what the first forward used, in order.
   const std::vector<ParameterUse>& forward_order() const { return forward_order_; }
+  const Streams& streams() const { return *streams_; }
   /// Replaces what frees and allocations on the device wait for.
   void set_rate_limiter(RateLimiter limiter) { rate_limiter_ = std::move(limiter); }
 
@@ -113,6 +116,7 @@ class Pass final : public HandleEvents,
   bool has_had_backward_ = false;   // within the forward that is running
   Gradients gradients_ = Gradients::sync;
   ExecutionOrder execution_order_;
+  std::shared_ptr<const Streams> streams_;
   RateLimiter rate_limiter_;
   bool is_tracing_ = false;
   std::vector<ParameterUse> forward_order_;

@@ -1,6 +1,6 @@
 #include "tessera/runtime/recompute/recompute.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "runtime/recompute/recomputations.h"
 

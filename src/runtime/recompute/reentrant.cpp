@@ -1,7 +1,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "runtime/recompute/recomputations.h"
 #include "runtime/recompute/rng_states.h"

@@ -15,7 +15,7 @@ std::string error_of(int world_size, std::vector<std::pair<std::string, int>> ax
   MeshOptions options;
   options.axes = std::move(axes);
   try {
-    connect_gloo(nullptr, 0, world_size, options);
+    connect(nullptr, 0, world_size, options);
   } catch (const Error& error) {
     return error.what();
   }
@@ -23,7 +23,7 @@ std::string error_of(int world_size, std::vector<std::pair<std::string, int>> ax
 }
 
 TEST(MeshTest, OneProcessNeedsNoStore) {
-  const Mesh mesh = connect_gloo(nullptr, 0, 1);
+  const Mesh mesh = connect(nullptr, 0, 1);
   EXPECT_EQ(mesh.world_size(), 1);
   at::Tensor whole = torch::zeros({2});
   mesh.world()->all_gather(whole, torch::ones({2}), "x").wait();

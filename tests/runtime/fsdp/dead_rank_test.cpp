@@ -19,9 +19,9 @@ std::string train(const std::string& store_path, int rank) {
   at::set_num_threads(1);
   const auto store = c10::make_intrusive<c10d::FileStore>(store_path, 3);
   dist::MeshOptions options;
-  options.interface = "lo";
+  options.transport = dist::gloo("lo");
   options.timeout = std::chrono::seconds(10);
-  const dist::Mesh mesh = dist::connect_gloo(store, rank, 3, options);
+  const dist::Mesh mesh = dist::connect(store, rank, 3, options);
   test::Mlp model;
   fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
   return test::error_of([&] {

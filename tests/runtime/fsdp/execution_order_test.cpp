@@ -102,6 +102,19 @@ class CountedEvent final : public fsdp::FreeEvent {
   const test::TransformerImpl& model_;
 };
 
+TEST(ExecutionOrderTest, B15_EachStreamHasAName) {
+  const auto model = test::sharded_transformer({});
+  EXPECT_TRUE(streams(*model).empty());  // of a root there is none before its first pass
+  forward(model, test::some_ids()).sum().backward();
+  std::vector<std::string> names;
+  for (const NamedStream& named : streams(*model)) {
+    names.push_back(named.name);
+    EXPECT_EQ(named.stream, streams(*model).front().stream);  // the CPU has one
+  }
+  EXPECT_THAT(names,
+              ElementsAre("default", "unshard", "pre_unshard", "post_backward", "all_reduce"));
+}
+
 TEST(ExecutionOrderTest, B14_TheHostWaitsForTheOldestOfTwoFreedUnitsBeforeItTakesMemory) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = sharded(mesh, {});

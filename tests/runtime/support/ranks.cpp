@@ -40,7 +40,7 @@ void with_generator(const std::function<void()>& body) {
 void on_ranks(int world_size, const std::function<void(const dist::Mesh&)>& body,
               dist::MeshOptions options) {
   at::set_num_threads(1);
-  if (options.interface.empty()) options.interface = "lo";
+  options.transport = dist::gloo("lo");
   options.timeout = std::min(options.timeout, std::chrono::milliseconds(20'000));
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(options.timeout);
@@ -57,7 +57,7 @@ void on_ranks(int world_size, const std::function<void(const dist::Mesh&)>& body
       standing = &where;
       own_rank = rank;
       try {
-        body(dist::connect_gloo(store, static_cast<int>(rank), world_size, options));
+        body(dist::connect(store, static_cast<int>(rank), world_size, options));
         stand_at("its end");
       } catch (const std::exception& error) {
         failures[rank] = std::current_exception();

@@ -40,21 +40,23 @@ struct Traffic {
   friend bool operator==(const Traffic&, const Traffic&) = default;
 };
 
-/// The ranks along one axis of a mesh, as one of them sees it. A group of one rank has no backend
-/// and copies. Every method that starts a collective is collective over the group: all ranks call
-/// it in the same order. Owns its backend. Not thread-safe, apart from `traffic`.
+/// The ranks along one axis of a mesh, as one of them sees it. A group of one rank that has no
+/// backend copies. Every method that starts a collective is collective over the group: all ranks
+/// call it in the same order. Owns its backend. Not thread-safe, apart from `traffic`.
 class Group {
  public:
-  /// A group of one rank.
-  explicit Group(std::string name);
+  /// A group of one rank. `device`: see `device()`.
+  explicit Group(std::string name, at::Device device = at::kCPU);
   /// `store` is for what ranks tell each other beside the tensors; its keys are the group's own.
   Group(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
-        c10::intrusive_ptr<c10d::Store> store);
+        c10::intrusive_ptr<c10d::Store> store, at::Device device = at::kCPU);
 
   const std::string& name() const { return name_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Returns nullptr in a group of one rank.
+  /// Of small tensors that are made only to be sent.
+  at::Device device() const { return device_; }
+  /// Returns nullptr in a group that has no backend.
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
   /// Gathers equal parts of all ranks. Shape: `part` `[n]`, `whole` `[size * n]`, both contiguous.
@@ -83,6 +85,7 @@ class Group {
   std::string name_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   c10::intrusive_ptr<c10d::Store> store_;
+  at::Device device_;
   int rank_ = 0;
   int size_ = 1;
   std::uint64_t next_number_ = 0;

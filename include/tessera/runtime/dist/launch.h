@@ -21,6 +21,8 @@ struct LaunchEnvironment {
 
 /// Returns a variable's value, or nothing.
 using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
+/// The variables of this process.
+std::optional<std::string> process_environment(const std::string& name);
 
 /// Reads the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), of
 /// Open MPI's mpirun (OMPI_COMM_WORLD_*) or of Slurm's srun (SLURM_PROCID, …), in this order.
@@ -30,7 +32,7 @@ using EnvironmentLookup = std::function<std::optional<std::string>(const std::st
 std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& lookup);
 
 /// Connects the ranks of this job as their launcher's variables say; without a launcher, a mesh of
-/// this process alone. Collective. Throws as `connect_gloo` and `launch_environment` do.
+/// this process alone. Collective. Throws as `connect` and `launch_environment` do.
 Mesh init_from_env(const MeshOptions& options = {});
 
 }  // namespace tessera::dist

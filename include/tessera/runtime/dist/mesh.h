@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/runtime/dist/group.h"
+#include "tessera/runtime/dist/transport.h"
 
 namespace tessera::dist {
 
@@ -40,14 +41,14 @@ struct MeshOptions {
   std::vector<std::pair<std::string, int>> axes{};
   /// How long a rank waits for another in one collective, and at the start.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  /// The network interface that Gloo binds to, such as `eth0`. Empty: GLOO_SOCKET_IFNAME, else the
-  /// one of the host's name, else loopback.
-  std::string interface {};
+  /// What carries the tensors: `gloo()`, or `nccl()` of nccl.h.
+  Transport transport = gloo();
 };
 
-/// Connects the ranks that share `store`, over Gloo. Collective. Throws: Error(invalid_argument)
-/// where the axes do not make up the world; Error(io) where a rank does not come in time.
-Mesh connect_gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                  const MeshOptions& options = {});
+/// Connects the ranks that share `store`. Collective. Throws: Error(invalid_argument) where the
+/// axes do not make up the world; Error(io) where a rank does not come in time; Error(unsupported)
+/// where the transport has no device here.
+Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+             const MeshOptions& options = {});
 
 }  // namespace tessera::dist

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/Stream.h>
 #include <torch/nn/module.h>
 
 #include <functional>
@@ -39,13 +40,17 @@ struct FullyShardOptions {
   /// current one computes, and holds one unit more in memory.
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
+  /// On a device that runs behind the host: whether the host waits before a gather until all but
+  /// the last two parameters that it freed are free there too, so that gathers do not pile up in
+  /// memory.
+  bool limit_all_gathers = true;
   FreedParameters freed_parameters = FreedParameters::freed;
   Offload offload = Offload::none;
   /// Called for each module that has parameters or buffers of its own on the meta device, when they
   /// have been given memory on `device`, uninitialised, and before they are sharded: gives them
   /// their values. One unit after the other, so that no rank ever holds all parameters at once.
   std::function<void(torch::nn::Module&)> param_init_fn{};
-  at::Device device = at::kCPU;  // for parameters from the meta device
+  at::Device device = at::kCPU;  // of parameters that come from the meta device
   /// Whether to give every rank the parameters and buffers of rank 0 first, each sent once.
   enum class ModuleStates { as_they_are, sync } module_states = ModuleStates::as_they_are;
 };
@@ -117,6 +122,19 @@ struct ExecutionInfo {
 /// Returns the record of the first forward over `root`; empty before it. Works on one rank too.
 /// Not collective.
 ExecutionInfo execution_info(const torch::nn::Module& root);
+
+struct NamedStream {
+  std::string name;
+  c10::Stream stream;
+};
+
+/// Returns the streams that passes over `root` work on, to find them in a profile or to wait for
+/// them: `default` (the one that was current when the first pass began), `unshard` (gathers),
+/// `pre_unshard` (casts and copies before them), `post_backward` (reductions), `all_reduce` (those
+/// over the replicas of hybrid strategies). On CPU all are the one stream there is. Empty before
+/// the first pass. Not collective. Source: torch.distributed.fsdp, `_init_streams`
+/// (github.com/pytorch/pytorch, change 90611).
+std::vector<NamedStream> streams(const torch::nn::Module& root);
 
 /// Returns the collectives of the last pass over `root`, or of the one that is open, in order:
 /// `unshard layers.0`, `reduce layers.0`. Not collective.

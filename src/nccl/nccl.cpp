@@ -1,0 +1,48 @@
+#include "tessera/runtime/dist/nccl.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/runtime/dist/launch.h"
+
+namespace tessera::dist {
+namespace {
+
+c10::DeviceIndex checked(int index) {
+  const int num_devices = c10::cuda::device_count();
+  if (index < 0 || index >= num_devices) {
+    throw Error::expected(
+        ErrorKind::unsupported, {}, "NCCL", "a CUDA device with the index " + std::to_string(index),
+        num_devices == 0 ? "no CUDA device" : std::to_string(num_devices) + " CUDA devices");
+  }
+  return static_cast<c10::DeviceIndex>(index);
+}
+
+int local_rank() {
+  const auto found = launch_environment(process_environment);
+  return found ? found->local_rank : 0;
+}
+
+}  // namespace
+
+Transport nccl(std::optional<int> device_index) {
+  const at::Device device(at::kCUDA, checked(device_index ? *device_index : local_rank()));
+  c10::cuda::set_device(device.index());
+  Transport transport;
+  transport.name = "NCCL";
+  transport.device = device;
+  transport.connects_one_rank = true;
+  transport.connect = [device](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                               std::chrono::milliseconds timeout) {
+    auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+    options->timeout = timeout;
+    auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
+    backend->setBoundDeviceId(device);
+    return backend;
+  };
+  return transport;
+}
+
+}  // namespace tessera::dist

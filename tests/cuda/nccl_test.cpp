@@ -1,0 +1,60 @@
+#include "tessera/runtime/dist/nccl.h"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "cuda/needs_cuda.h"
+#include "runtime/support/checks.h"
+#include "tessera/tessera.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(NcclTest, A5_SaysWhichDeviceIsMissing) {
+  const std::string error = test::error_of([] { dist::nccl(99); });
+  EXPECT_THAT(error, HasSubstr("NCCL: expected a CUDA device with the index 99"));
+  if (!torch::cuda::is_available()) {
+    EXPECT_THAT(error, HasSubstr("found no CUDA device"));
+  }
+}
+
+dist::Mesh nccl_mesh_of_one() {
+  return dist::connect(c10::make_intrusive<c10d::HashStore>(), 0, 1, {.transport = dist::nccl(0)});
+}
+
+TEST(NcclTest, A5_CarriesEveryCollectiveOfOneRank) {
+  TESSERA_NEEDS_CUDA();
+  const dist::Mesh mesh = nccl_mesh_of_one();
+  dist::Group& group = *mesh.world();
+  const at::Tensor part = torch::arange(5, torch::device(torch::kCUDA).dtype(torch::kFloat));
+  at::Tensor whole = torch::zeros_like(part);
+  group.all_gather(whole, part, "a").wait();
+  EXPECT_TRUE(whole.equal(part));
+  at::Tensor reduced = torch::zeros_like(part);
+  group.reduce_scatter(reduced, part, "a").wait();
+  EXPECT_TRUE(reduced.equal(part));
+  group.all_reduce(whole, "a").wait();
+  group.broadcast(whole, 0, "a").wait();
+  EXPECT_TRUE(whole.equal(part));
+  EXPECT_EQ(group.max(2.5, "a"), 2.5);
+  EXPECT_EQ(group.traffic().all_gather, 5 * sizeof(float));  // by the backend, not by copying
+}
+
+TEST(NcclTest, B12_ClipsAndTrains) {
+  TESSERA_NEEDS_CUDA();
+  const dist::Mesh mesh = nccl_mesh_of_one();
+  test::Transformer model = test::seeded<test::Transformer>();
+  model->to(mesh.world()->device());
+  fully_shard(*model, {.mesh = mesh,
+                       .policy = ModuleWrapPolicy<test::Block>(),
+                       .mixed_precision = {.param_dtype = torch::kBFloat16}});
+  forward(model, test::some_ids().to(torch::kCUDA)).to(torch::kFloat).sum().backward();
+  EXPECT_GT(clip_grad_norm_(*model, 1e-3), 1e-3);
+  EXPECT_NEAR(clip_grad_norm_(*model, 1e9), 1e-3, 1e-5);
+}
+
+}  // namespace
+}  // namespace tessera
