@@ -123,7 +123,7 @@ def summary(tallies: dict[str, Tally]) -> str:
 def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     """Runs all tests but the slow ones, or those of one label. Returns the exit code."""
     begin = time.monotonic()
-    install_packages({"build", "python"})
+    install_packages({"build", "python", "test"})
     definitions: tuple[str, ...] = ()
     if label is None or label in NEED_PYTHON:
         definitions = runtime_definitions(python_environment(torch_version) / "bin/python")

@@ -1,5 +1,6 @@
 #include "tessera/runtime/fsdp/forward.h"
 
+#include <ATen/autocast_mode.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -10,11 +11,15 @@
 namespace tessera {
 
 ForwardScope::ForwardScope(torch::nn::Module& root)
-    : pass_(fsdp::Pass::of(root)), num_uncaught_(std::uncaught_exceptions()) {
+    : pass_(fsdp::Pass::of(root)),
+      num_uncaught_(std::uncaught_exceptions()),
+      was_autocast_cache_enabled_(at::autocast::is_autocast_cache_enabled()) {
   pass_->enter_forward();
+  at::autocast::set_autocast_cache_enabled(false);
 }
 
 ForwardScope::~ForwardScope() noexcept(false) {
+  at::autocast::set_autocast_cache_enabled(was_autocast_cache_enabled_);
   pass_->leave_forward(std::uncaught_exceptions() > num_uncaught_);
 }
 

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/types.h>
 
+#include "runtime/recompute/autocast_state.h"
 #include "runtime/recompute/recomputations.h"
 #include "runtime/recompute/rng_states.h"
 #include "tessera/base/error.h"
@@ -48,6 +49,7 @@ class ReentrantRecomputeBackward final : public torch::autograd::Node {
     {
       const at::AutoGradMode grad(true);
       const RngScope rng(rng_states_);
+      const AutocastScope autocast(autocast_);
       outputs = body_(inputs);
     }
     variable_list roots;
@@ -70,6 +72,7 @@ class ReentrantRecomputeBackward final : public torch::autograd::Node {
   detail::RecomputeBody body_;
   std::vector<SavedVariable> inputs_;
   RngStates rng_states_;
+  AutocastState autocast_ = AutocastState::of_this_thread();
 };
 
 }  // namespace

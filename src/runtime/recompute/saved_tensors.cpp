@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 
+#include "runtime/recompute/autocast_state.h"
 #include "runtime/recompute/recomputations.h"
 #include "runtime/recompute/rng_states.h"
 #include "tessera/base/error.h"
@@ -79,6 +80,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   detail::RecomputeBody body_;
   std::vector<SavedVariable> inputs_;
   RngStates rng_states_;
+  AutocastState autocast_ = AutocastState::of_this_thread();
   std::vector<std::vector<std::int64_t>> sizes_;  // of the tensors that the first call saved
   // What the second call saved and nobody took yet, by the backward that it was for.
   std::map<int, std::vector<at::Tensor>> saved_;
@@ -140,6 +142,7 @@ void Frame::compute_again(std::vector<at::Tensor>& saved) {
   {
     const at::AutoGradMode grad(true);
     const RngScope rng(rng_states_);
+    const AutocastScope autocast(autocast_);
     const HooksScope collect([&saved] { return std::make_unique<Collector>(saved); });
     body_(inputs);
   }

@@ -107,6 +107,26 @@ TEST(PassTest, TwoForwardsThenOneBackward) {
   });
 }
 
+TEST(PassTest, B11_AutocastKeepsNoCopyOfAWeightFromOnePassToTheNext) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    // Linear uses a view of its weight, of which autocast keeps no copies anyway.
+    torch::nn::Conv1d model(torch::nn::Conv1dOptions(3, 4, 1));
+    fully_shard(*model, {.mesh = mesh});
+    const test::AutocastToBFloat16 autocast;  // over several steps, as some trainers have it
+    const at::Tensor input = torch::ones({2, 3, 5});
+    const at::Tensor before = forward(model, input);
+    before.sum().backward();
+    {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : model->parameters()) parameter.mul_(0.5);
+    }
+    const at::Tensor after = forward(model, input);
+    EXPECT_TRUE(torch::allclose(after, before * 0.5, 1e-2, 1e-2)) << after << before;
+    after.sum().backward();
+    EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
+  });
+}
+
 TEST(PassTest, GradientsAddUpOverBackwards) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = sharded_transformer(mesh);

@@ -92,6 +92,24 @@ TEST_P(RecomputeTest, DropoutDrawsTheSameNumbersAgain) {
   });
 }
 
+TEST_P(RecomputeTest, AutocastIsWhatItWasInTheForward) {
+  const auto dtypes = std::make_shared<std::vector<at::ScalarType>>();
+  const at::Tensor weight = torch::ones({4, 4}).requires_grad_();
+  const auto body = [dtypes, weight](const at::Tensor& x) {
+    const at::Tensor product = torch::matmul(x, weight);
+    dtypes->push_back(product.scalar_type());
+    return product.to(torch::kFloat);
+  };
+  at::Tensor y;
+  {
+    const test::AutocastToBFloat16 autocast;
+    y = recompute(options(), body, some_input().requires_grad_());
+  }
+  y.sum().backward();
+  EXPECT_THAT(*dtypes, ::testing::ElementsAre(at::kBFloat16, at::kBFloat16));
+  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+}
+
 TEST_P(RecomputeTest, ARetainedGraphIsComputedOnceMore) {
   const at::Tensor x = some_input().requires_grad_();
   const at::Tensor loss =

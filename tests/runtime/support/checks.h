@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -33,6 +34,22 @@ inline Transformer sharded_transformer(const dist::Mesh& mesh) {
 inline at::Tensor some_ids() {
   return torch::arange(6).remainder(5).reshape({2, 3});
 }
+
+/// Computes in bfloat16 what autocast of the CPU says, as torch.autocast does in Python.
+class AutocastToBFloat16 {
+ public:
+  AutocastToBFloat16() {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::increment_nesting();
+  }
+  ~AutocastToBFloat16() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+  AutocastToBFloat16(const AutocastToBFloat16&) = delete;
+  AutocastToBFloat16& operator=(const AutocastToBFloat16&) = delete;
+};
 
 template <class Action>
 std::string error_of(Action&& action) {

@@ -19,7 +19,8 @@ class Pass;
 /// operator that uses one gathers its unit. Where gradients are recorded the pass goes on after the
 /// scope, up to the end of the backward; then parameters are shards again, and `.grad` holds this
 /// rank's part of the average over the ranks. A scope that an exception leaves drops the pass.
-/// Collective in its effects: every rank does the same in the same order.
+/// Within it autocast keeps no copies of weights, which would be whole now, and stale in the next
+/// pass. Collective in its effects: every rank does the same in the same order.
 class [[nodiscard]] ForwardScope {
  public:
   /// Throws: Error(invalid_argument) where nothing at or below `root` is sharded, or a part of it
@@ -37,6 +38,7 @@ class [[nodiscard]] ForwardScope {
  private:
   std::shared_ptr<fsdp::Pass> pass_;
   int num_uncaught_;
+  bool was_autocast_cache_enabled_;
 };
 
 /// Gradients of passes that end within this scope are not reduced: they add up, unsharded, until a

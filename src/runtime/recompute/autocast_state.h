@@ -1,0 +1,41 @@
+#pragma once
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <array>
+
+namespace tessera {
+
+/// What autocast does on this thread.
+class AutocastState {
+ public:
+  static AutocastState of_this_thread();
+  /// Makes this the state of this thread.
+  void apply() const;
+
+ private:
+  struct OfDevice {
+    c10::DeviceType device_type;
+    bool is_enabled;
+    c10::ScalarType dtype;
+  };
+  std::array<OfDevice, 2> devices_;
+  bool is_cache_enabled_;
+};
+
+/// Runs a scope under a given state.
+class AutocastScope {
+ public:
+  explicit AutocastScope(const AutocastState& state) : before_(AutocastState::of_this_thread()) {
+    state.apply();
+  }
+  ~AutocastScope() { before_.apply(); }
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  AutocastState before_;
+};
+
+}  // namespace tessera

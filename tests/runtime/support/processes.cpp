@@ -1,0 +1,76 @@
+#include "runtime/support/processes.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+
+namespace tessera::test {
+namespace {
+
+constexpr const char* kRank = "TESSERA_TEST_RANK";
+constexpr const char* kWorldSize = "TESSERA_TEST_WORLD_SIZE";
+constexpr const char* kFolder = "TESSERA_TEST_FOLDER";
+constexpr unsigned kSecondsToLive = 60;  // a rank that hangs dies of it
+
+std::string path_of(const std::string& folder, int rank) {
+  return folder + "/said-" + std::to_string(rank);
+}
+
+}  // namespace
+
+std::vector<std::string> run_processes(int world_size, const std::string& disabled_test) {
+  std::string folder = std::filesystem::temp_directory_path() / "tessera-ranks-XXXXXX";
+  EXPECT_NE(::mkdtemp(folder.data()), nullptr);
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < world_size; ++rank) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::setenv(kRank, std::to_string(rank).c_str(), 1);
+      ::setenv(kWorldSize, std::to_string(world_size).c_str(), 1);
+      ::setenv(kFolder, folder.c_str(), 1);
+      ::execl("/proc/self/exe", "runtime_tests", "--gtest_also_run_disabled_tests",
+              ("--gtest_filter=" + disabled_test).c_str(), "--gtest_brief=1", nullptr);
+      ::_exit(127);
+    }
+    children.push_back(child);
+  }
+  std::vector<std::string> said;
+  for (int rank = 0; rank < world_size; ++rank) {
+    int status = 0;
+    EXPECT_EQ(::waitpid(children[static_cast<std::size_t>(rank)], &status, 0),
+              children[static_cast<std::size_t>(rank)]);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << ": " << status;
+    std::ifstream file(path_of(folder, rank));
+    said.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  std::filesystem::remove_all(folder);
+  return said;
+}
+
+void as_process(const std::function<std::string(const dist::Mesh&)>& body) {
+  const char* const rank_text = std::getenv(kRank);
+  const char* const world_size_text = std::getenv(kWorldSize);
+  const char* const folder_text = std::getenv(kFolder);
+  ASSERT_TRUE(rank_text && world_size_text && folder_text) << "run by another test";
+  ::alarm(kSecondsToLive);
+  at::set_num_threads(1);
+  const std::string folder = folder_text;
+  const int rank = std::stoi(rank_text);
+  const int world_size = std::stoi(world_size_text);
+  dist::MeshOptions options;
+  options.transport = dist::gloo("lo");
+  options.timeout = std::chrono::seconds(10);
+  const dist::Mesh mesh =
+      dist::connect(c10::make_intrusive<c10d::FileStore>(folder + "/store", world_size), rank,
+                    world_size, options);
+  std::ofstream(path_of(folder, rank)) << body(mesh);
+}
+
+}  // namespace tessera::test

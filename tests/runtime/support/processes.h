@@ -1,0 +1,19 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/runtime/dist/mesh.h"
+
+namespace tessera::test {
+
+/// Runs a disabled test of this program in `world_size` processes, and returns what each said: what
+/// the test gave to `as_process`. For what ranks that are threads would share, or one would take
+/// with it. New programs, as threads do not outlive a fork.
+std::vector<std::string> run_processes(int world_size, const std::string& disabled_test);
+
+/// What such a test does: `body` returns what its process says.
+void as_process(const std::function<std::string(const dist::Mesh&)>& body);
+
+}  // namespace tessera::test
