@@ -24,6 +24,13 @@ SANITIZER_OPTIONS = {
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
 }
 
+# libtorch itself is not instrumented; the file says what is left out for that.
+THREAD_SANITIZER_OPTIONS = {
+    "TSAN_OPTIONS": f"history_size=4:suppressions={ROOT / 'tests/runtime/tsan-suppressions.txt'}",
+    "OMP_NUM_THREADS": "1",  # nor is OpenMP's library
+}
+RANKS_AS_PROCESSES = "^(DeadRankTest|DropoutTest|MemoryTest)"  # no threads, or an allocator of their own
+
 
 @dataclasses.dataclass
 class Tally:
@@ -120,6 +127,29 @@ def summary(tallies: dict[str, Tally]) -> str:
     return table(rows, right={1, 2, 3, 4})
 
 
+def report(tallies: dict[str, Tally], seconds: float) -> int:
+    """Prints the counts. Returns the exit code."""
+    total = Tally()
+    for tally in tallies.values():
+        total += tally
+    heading(f"tests by label, {seconds:.0f} s in all")
+    say(summary(tallies))
+    say()
+    say(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
+    return 1 if total.failed else 0
+
+
+def test_threads(*, torch_version: str | None) -> int:
+    """Runs the tests of the runtime whose ranks are threads under ThreadSanitizer. Returns the exit code."""
+    begin = time.monotonic()
+    install_packages({"build", "python"})
+    definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
+    directory = build("tsan", targets=("runtime_tests",), definitions=definitions)
+    heading("testing under ThreadSanitizer (ranks as threads)")
+    cases = run_ctest(directory / "tests/runtime", ["-E", f"{RANKS_AS_PROCESSES}|launchers"], THREAD_SANITIZER_OPTIONS)
+    return report(tallies_by_label(cases, " (tsan)"), time.monotonic() - begin)
+
+
 def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     """Runs all tests but the slow ones, or those of one label. Returns the exit code."""
     begin = time.monotonic()
@@ -140,11 +170,4 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
         selection = ["-L", f"^({'|'.join(again)})$", "-LE", "^slow$"]
         tallies |= tallies_by_label(run_ctest(directory, selection, SANITIZER_OPTIONS), " (asan)")
 
-    total = Tally()
-    for tally in tallies.values():
-        total += tally
-    heading(f"tests by label, {time.monotonic() - begin:.0f} s in all")
-    say(summary(tallies))
-    say()
-    say(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
-    return 1 if total.failed else 0
+    return report(tallies, time.monotonic() - begin)
