@@ -116,7 +116,7 @@ def main() -> None:
         sent = traffic.nbytes if way == "ddp" else traffic.nbytes - so_far
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     if dist.get_rank() == 0:
-        print(json.dumps({"seconds": seconds, "peak_nbytes": peak, "nbytes_sent": sent, "loss": loss.item()}))
+        print(json.dumps({way: {"seconds": seconds, "peak_nbytes": peak, "nbytes_sent": sent, "loss": loss.item()}}))
     dist.destroy_process_group()
 
 

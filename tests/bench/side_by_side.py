@@ -66,6 +66,11 @@ def compare(benchmark: str, contenders: list[Contender], *, rounds: int) -> list
             seconds, peak_nbytes = run_once(contender.command)
             result.seconds.append(seconds)
             result.peak_nbytes = max(result.peak_nbytes, peak_nbytes)
+    return with_ratios(results)
+
+
+def with_ratios(results: list[Result]) -> list[Result]:
+    """Compares all results with the first."""
     for result in results[1:]:
         result.baseline = results[0].name
         result.ratio = results[0].median / result.median

@@ -1,11 +1,15 @@
-// Times training steps of a transformer; run under torchrun. Prints one JSON object on rank 0.
-// tests/bench/peers_train_step.py does the same with PyTorch's own.
+// Times training steps of a transformer; run under torchrun. Several ways take turns, step by step.
+// Prints one JSON object on rank 0, with a member for each way; tests/bench/peers_train_step.py
+// does the same with PyTorch's own.
 #include <sys/resource.h>
 
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <memory>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "tessera/tessera.h"
 #include "train_transformer/model.h"
@@ -26,14 +30,72 @@ std::int64_t peak_nbytes() {
   return usage.ru_maxrss * 1024;
 }
 
+/// A model that is trained in one way, and what its steps took.
+class Trainer {
+ public:
+  Trainer(std::string way, const example::Config& config, const tessera::dist::Mesh& mesh)
+      : way_(std::move(way)), mesh_(mesh) {
+    torch::manual_seed(0);
+    model_ = std::make_shared<example::TransformerImpl>(config);
+    if (way_ == "replicate") {
+      tessera::replicate(*model_, {.mesh = mesh});
+    } else if (way_ != "plain") {
+      tessera::fully_shard(*model_, {.mesh = mesh,
+                                     .policy = tessera::ModuleWrapPolicy<example::Block>(),
+                                     .strategy = way_ == "NO_SHARD"        ? tessera::NO_SHARD
+                                                 : way_ == "SHARD_GRAD_OP" ? tessera::SHARD_GRAD_OP
+                                                                           : tessera::FULL_SHARD,
+                                     .forward_prefetch = tessera::ForwardPrefetch::next});
+    }
+    optimizer_ = std::make_unique<torch::optim::AdamW>(model_->parameters(), 1e-4);
+  }
+
+  /// Shape of `ids`: [batch, sequence + 1].
+  void step(const at::Tensor& ids) {
+    const tessera::dist::Traffic before = mesh_.world()->traffic();
+    const auto begin = std::chrono::steady_clock::now();
+    const at::Tensor input = ids.narrow(1, 0, ids.size(1) - 1);
+    const at::Tensor logits =
+        way_ == "plain" ? model_->forward(input) : tessera::forward(model_, input);
+    const at::Tensor loss = torch::nn::functional::cross_entropy(
+        logits.flatten(0, 1), ids.narrow(1, 1, ids.size(1) - 1).flatten());
+    loss.backward();
+    optimizer_->step();
+    optimizer_->zero_grad();
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    loss_ = loss.item<double>();
+    seconds_ += (seconds_.empty() ? "" : ", ") + std::to_string(passed.count());
+    const tessera::dist::Traffic now = mesh_.world()->traffic();
+    nbytes_sent_ = now.all_gather - before.all_gather + now.reduce_scatter - before.reduce_scatter +
+                   now.all_reduce - before.all_reduce + now.broadcast - before.broadcast;
+  }
+
+  /// Of the process, and so of all trainers in it: `peak_nbytes`.
+  std::string to_json(std::int64_t peak) const {
+    return "\"" + way_ + "\": {\"seconds\": [" + seconds_ +
+           "], \"peak_nbytes\": " + std::to_string(peak) +
+           ", \"nbytes_sent\": " + std::to_string(nbytes_sent_) +
+           ", \"loss\": " + std::to_string(loss_) + "}";
+  }
+
+ private:
+  std::string way_;
+  tessera::dist::Mesh mesh_;
+  std::shared_ptr<example::TransformerImpl> model_;
+  std::unique_ptr<torch::optim::AdamW> optimizer_;
+  std::string seconds_;
+  std::uint64_t nbytes_sent_ = 0;  // in the last step
+  double loss_ = 0;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 8) {
-    std::fprintf(stderr, "usage: train_step WAY WIDTH LAYERS HEADS SEQUENCE BATCH STEPS\n");
+    std::fprintf(stderr,
+                 "usage: train_step WAY[,WAY...] WIDTH LAYERS HEADS SEQUENCE BATCH STEPS\n");
     return 2;
   }
-  const std::string way = argv[1];
   at::set_num_threads(1);
   const tessera::dist::Mesh mesh = tessera::dist::init_from_env();
   // What libraries take once is not counted.
@@ -46,48 +108,18 @@ int main(int argc, char** argv) {
   config.num_layers = std::stoll(argv[3]);
   config.num_heads = std::stoll(argv[4]);
   config.sequence = std::stoll(argv[5]);
-  const std::int64_t batch = std::stoll(argv[6]);
-  const int num_steps = std::stoi(argv[7]);
-  torch::manual_seed(0);
-  const auto model = std::make_shared<example::TransformerImpl>(config);
-  if (way == "replicate") {
-    tessera::replicate(*model, {.mesh = mesh});
-  } else if (way != "plain") {
-    tessera::fully_shard(*model, {.mesh = mesh,
-                                  .policy = tessera::ModuleWrapPolicy<example::Block>(),
-                                  .strategy = way == "NO_SHARD"        ? tessera::NO_SHARD
-                                              : way == "SHARD_GRAD_OP" ? tessera::SHARD_GRAD_OP
-                                                                       : tessera::FULL_SHARD,
-                                  .forward_prefetch = tessera::ForwardPrefetch::next});
-  }
-  torch::optim::AdamW optimizer(model->parameters(), 1e-4);
+  std::vector<Trainer> trainers;
+  std::istringstream ways(argv[1]);
+  for (std::string way; std::getline(ways, way, ',');) trainers.emplace_back(way, config, mesh);
   const at::Tensor ids =
-      torch::randint(config.vocabulary, {batch, config.sequence + 1}, torch::kLong);
-  std::string seconds;
-  double loss_value = 0;
-  tessera::dist::Traffic traffic;
-  for (int step = 0; step < num_steps; ++step) {
-    const tessera::dist::Traffic so_far = mesh.world()->traffic();
-    const auto begin = std::chrono::steady_clock::now();
-    const at::Tensor input = ids.narrow(1, 0, config.sequence);
-    const at::Tensor logits =
-        way == "plain" ? model->forward(input) : tessera::forward(model, input);
-    const at::Tensor loss = torch::nn::functional::cross_entropy(
-        logits.flatten(0, 1), ids.narrow(1, 1, config.sequence).flatten());
-    loss.backward();
-    optimizer.step();
-    optimizer.zero_grad();
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
-    loss_value = loss.item<double>();
-    seconds += (step > 0 ? ", " : "") + std::to_string(passed.count());
-    const tessera::dist::Traffic now = mesh.world()->traffic();
-    traffic = {now.all_gather - so_far.all_gather, now.reduce_scatter - so_far.reduce_scatter,
-               now.all_reduce - so_far.all_reduce, now.broadcast - so_far.broadcast};
+      torch::randint(config.vocabulary, {std::stoll(argv[6]), config.sequence + 1}, torch::kLong);
+  for (int step = 0; step < std::stoi(argv[7]); ++step) {
+    for (Trainer& trainer : trainers) trainer.step(ids);
   }
   if (mesh.rank() != 0) return 0;
-  std::printf("{\"seconds\": [%s], \"peak_nbytes\": %lld, \"nbytes_sent\": %llu, \"loss\": %.6f}\n",
-              seconds.c_str(), static_cast<long long>(peak_nbytes() - before),
-              static_cast<unsigned long long>(traffic.all_gather + traffic.reduce_scatter +
-                                              traffic.all_reduce + traffic.broadcast),
-              loss_value);
+  std::string json;
+  for (const Trainer& trainer : trainers) {
+    json += (json.empty() ? "{" : ", ") + trainer.to_json(peak_nbytes() - before);
+  }
+  std::printf("%s}\n", json.c_str());
 }

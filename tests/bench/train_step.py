@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from build import build, runtime_definitions
-from side_by_side import Result
+from side_by_side import Result, with_ratios
 
 PEERS = Path(__file__).with_name("peers_train_step.py")
 BENCHMARK = "step of 50M parameters, 2 ranks, batch {batch}"
@@ -15,7 +15,7 @@ NUM_WARM_UP = 3
 
 
 def run(command: list, ranks: int, python: Path) -> dict:
-    """Runs a trainer on `ranks` ranks of one thread each. Returns what its rank 0 printed."""
+    """Runs a trainer on `ranks` ranks of one thread each. Returns what its rank 0 printed: figures by way."""
     launch = [python.parent / "torchrun", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     if launch and command[0] != PEERS:
         launch.append("--no-python")
@@ -36,17 +36,21 @@ def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: 
     sent = {}
     for _ in range(rounds):
         for name, command in contenders.items():
-            measured = run([*command, str(steps)], ranks, python)
+            measured, = run([*command, str(steps)], ranks, python).values()
             results[name].seconds += measured["seconds"][NUM_WARM_UP:]
             results[name].peak_nbytes = max(results[name].peak_nbytes, measured["peak_nbytes"])
             sent[name] = measured["nbytes_sent"]
-    first = next(iter(results.values()))
     for name, result in results.items():
         result.name += f" ({sent[name] / 1e6:.0f} MB sent)" if sent[name] else ""
-        if result is not first:
-            result.baseline = first.name
-            result.ratio = first.median / result.median
-    return list(results.values())
+    return with_ratios(list(results.values()))
+
+
+def cost_of_touch(trainer: Path, shape: list[str], *, steps: int, python: Path) -> list[Result]:
+    """Compares sharding where it has nothing to do with plain modules: in one process, step by step in turn."""
+    ways = "plain,NO_SHARD,FULL_SHARD"
+    measured = run([trainer, ways, *shape, str(steps)], 1, python)
+    return with_ratios([Result(TOUCH, f"tessera {way}", figures["seconds"][NUM_WARM_UP:], figures["peak_nbytes"])
+                        for way, figures in measured.items()])
 
 
 def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
@@ -61,6 +65,5 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]
         results += compare(BENCHMARK.format(batch=batch), contenders, ranks=2, rounds=1 if quick else 3,
                            steps=5 if quick else 8, python=python)
     small = ["64", "2", "2", "16", "1"] if quick else ["128", "5", "4", "64", "1"]
-    contenders = {f"tessera {way}": [trainer, way, *small] for way in ("plain", "NO_SHARD", "FULL_SHARD")}
-    results += compare(TOUCH, contenders, ranks=1, rounds=1 if quick else 5, steps=10 if quick else 300, python=python)
+    results += cost_of_touch(trainer, small, steps=10 if quick else 1000, python=python)
     return results
