@@ -22,6 +22,7 @@ namespace {
 struct Options {
   std::vector<std::string> files;
   tessera::ShardingStrategy strategy = tessera::FULL_SHARD;
+  int num_replicas = 1;  // more: of hybrid strategies
   bool is_bf16 = false;
   bool is_recomputed = false;
   std::int64_t num_steps = 200;
@@ -40,11 +41,17 @@ Options parse(int argc, char** argv) {
   const std::map<std::string, tessera::ShardingStrategy> strategies = {
       {"FULL_SHARD", tessera::FULL_SHARD},
       {"SHARD_GRAD_OP", tessera::SHARD_GRAD_OP},
-      {"NO_SHARD", tessera::NO_SHARD}};
+      {"NO_SHARD", tessera::NO_SHARD},
+      {"HYBRID_SHARD", tessera::HYBRID_SHARD},
+      {"HYBRID_SHARD_ZERO2", tessera::HYBRID_SHARD_ZERO2}};
   std::string strategy = "FULL_SHARD";
   app.add_option("files", options.files, "the text")->required()->check(CLI::ExistingFile);
   app.add_option("--strategy", strategy, "how parameters are kept")
       ->check(CLI::IsMember(strategies))
+      ->capture_default_str();
+  app.add_option("--replicas", options.num_replicas,
+                 "copies of the parameters that HYBRID_SHARD keeps, each sharded over its ranks")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag("--bf16", options.is_bf16,
                "compute in bfloat16; parameters and optimizer keep float32");
@@ -92,7 +99,12 @@ class Progress {
 };
 
 void train(const Options& options) {
-  const tessera::dist::Mesh mesh = tessera::dist::init_from_env();
+  tessera::dist::MeshOptions mesh_options;
+  if (options.strategy == tessera::HYBRID_SHARD ||
+      options.strategy == tessera::HYBRID_SHARD_ZERO2) {
+    mesh_options.axes = {{"replicate", options.num_replicas}, {"shard", -1}};
+  }
+  const tessera::dist::Mesh mesh = tessera::dist::init_from_env(mesh_options);
   if (options.batch % mesh.world_size() != 0) {
     throw std::runtime_error("--batch: expected a multiple of the " +
                              std::to_string(mesh.world_size()) + " ranks, found " +

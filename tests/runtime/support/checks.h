@@ -31,6 +31,18 @@ inline Transformer sharded_transformer(const dist::Mesh& mesh) {
   return model;
 }
 
+/// libtorch lists a tied parameter under each of its names; an optimizer must not step it twice.
+inline std::vector<at::Tensor> unique_parameters(const torch::nn::Module& model) {
+  std::vector<at::Tensor> parameters;
+  for (const at::Tensor& parameter : model.parameters()) {
+    if (std::ranges::none_of(parameters,
+                             [&](const auto& each) { return each.is_same(parameter); })) {
+      parameters.push_back(parameter);
+    }
+  }
+  return parameters;
+}
+
 inline at::Tensor some_ids() {
   return torch::arange(6).remainder(5).reshape({2, 3});
 }
