@@ -87,6 +87,28 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
   return start(backend_->broadcast(tensors, options), "broadcast", what);
 }
 
+void Group::scatter(at::Tensor part, const at::Tensor& whole, int root, const std::string& what) {
+  const at::NoGradGuard no_grad;
+  TESSERA_CHECK(rank_ != root || whole.numel() == part.numel() * size_);
+  const auto part_of = [&](int rank) { return whole.narrow(0, rank * part.numel(), part.numel()); };
+  std::vector<Pending> pending;
+  if (rank_ == root) {
+    part.copy_(part_of(rank_));
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == root) continue;
+      scatter_nbytes_ += part.nbytes();
+      std::vector<at::Tensor> tensors = {part_of(rank)};
+      const std::lock_guard lock(starting_mutex());
+      pending.push_back(start(backend_->send(tensors, rank, /*tag=*/0), "scatter", what));
+    }
+  } else {
+    std::vector<at::Tensor> tensors = {part};
+    const std::lock_guard lock(starting_mutex());
+    pending.push_back(start(backend_->recv(tensors, root, /*tag=*/0), "scatter", what));
+  }
+  for (Pending& each : pending) each.wait();
+}
+
 double Group::max(double value, const std::string& what) {
   if (!backend_) return value;
   std::vector<at::Tensor> tensors = {
@@ -103,7 +125,8 @@ double Group::max(double value, const std::string& what) {
 }
 
 Traffic Group::traffic() const {
-  return {all_gather_nbytes_, reduce_scatter_nbytes_, all_reduce_nbytes_, broadcast_nbytes_};
+  return {all_gather_nbytes_, reduce_scatter_nbytes_, all_reduce_nbytes_, broadcast_nbytes_,
+          scatter_nbytes_};
 }
 
 }  // namespace tessera::dist

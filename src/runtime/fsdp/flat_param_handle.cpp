@@ -229,12 +229,7 @@ std::size_t FlatParamHandle::parameter_at(const Tensor& view) const {
   return static_cast<std::size_t>(after - unit_.parameters.begin()) - 1;
 }
 
-// --- passes
-
-void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
-                                 const std::shared_ptr<const Streams>& streams, Tracing tracing) {
-  TESSERA_CHECK(!is_in_pass());
-  const at::NoGradGuard no_grad;
+void FlatParamHandle::check_parameters() const {
   for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
     const Tensor shown = parameter(i);
     if (!shown.defined()) {
@@ -246,6 +241,19 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
              "module->to(), set_data or a loaded module after fully_shard?");
     }
   }
+}
+
+// --- passes
+
+void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
+                                 const std::shared_ptr<const Streams>& streams, Tracing tracing) {
+  TESSERA_CHECK(!is_in_pass());
+  if (is_whole()) {
+    refuse(ErrorKind::invalid_argument, 0, "a pass outside of unshard_params", "one within it",
+           "call the module's own forward there, without gradients");
+  }
+  const at::NoGradGuard no_grad;
+  check_parameters();
   versions_.clear();
   num_trainable_ = 0;
   for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {

@@ -14,6 +14,7 @@
 #include "tessera/layout/flat_unit.h"
 #include "tessera/runtime/dist/group.h"
 #include "tessera/runtime/fsdp/fully_shard.h"
+#include "tessera/runtime/fsdp/unshard_params.h"
 
 namespace tessera::fsdp {
 
@@ -102,6 +103,17 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// As `leave_pass`, but drops what the pass computed and checks nothing.
   void abort_pass() noexcept;
 
+  // --- whole parameters outside of a pass
+  bool is_whole() const { return whole_.has_value(); }
+  /// Shows whole parameters in their own dtype. They nest. Collective. Throws:
+  /// Error(invalid_argument) within a pass, within another such scope with other options, or as
+  /// `enter_pass` does.
+  void show_whole(const UnshardParamsOptions& options);
+  /// Shows this rank's parts again, as they were or as they were written to. Collective where rank
+  /// 0's are written back. Throws: Error(invalid_argument) naming a parameter that was given
+  /// another shape, which is then as it was.
+  void hide_whole();
+
   // --- within a pass
   enum class Residence { sharded, gathering, unsharded };
   Residence residence() const { return residence_; }
@@ -147,6 +159,25 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
                                 options_.strategy == ShardingStrategy::hybrid_shard) {}
   void take_over(const std::vector<ManagedParameter>& parameters);
   void touched(const at::Tensor& argument) override;
+  /// Throws: Error(invalid_argument) naming a parameter that is no longer the runtime's.
+  void check_parameters() const;
+
+  struct Whole {
+    UnshardParamsOptions options;
+    int depth = 1;
+    at::Tensor flat;       // [padded numel], the parameters' own dtype; undefined: not on this rank
+    at::Tensor flat_grad;  // the same of gradients, with_grads
+    std::vector<bool> has_grad;             // on any rank
+    std::vector<at::Tensor> sharded_grads;  // put aside
+  };
+  bool shows_whole() const;
+  at::Tensor gather_whole(const at::Tensor& flat_shard) const;
+  at::Tensor flat_sharded_grads() const;
+  std::vector<bool> have_grads() const;
+  std::optional<std::size_t> take_written(const at::Tensor& flat,
+                                          const std::vector<at::Tensor>& shown) const;
+  void take_from_first(const at::Tensor& flat, at::Tensor part) const;
+  void write_back(const at::Tensor& flat, const at::Tensor& part) const;
 
   std::int64_t num_ranks() const { return options_.shard_group->size(); }
   /// Returns how many ranks' gradients are averaged.
@@ -187,6 +218,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   at::Tensor cast_shard_;  // alive until the gather is over
   dist::Pending gather_;
   std::vector<std::uint32_t> versions_;  // of the parameters when the pass began
+
+  std::optional<Whole> whole_;
 
   std::size_t num_trainable_ = 0;
   std::size_t num_gradients_ = 0;

@@ -190,25 +190,6 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
   registry::note_applied(*module, "fully_shard");
 }
 
-FlatParameterInfo info_of(const FlatParamHandle& handle) {
-  const FlatUnit& unit = handle.unit();
-  FlatParameterInfo info;
-  info.module_fqn = unit.name;
-  info.dtype = unit.dtype;
-  info.strategy = handle.options().strategy;
-  for (const FlatUnitParameter& parameter : unit.parameters) {
-    info.parameters.push_back(
-        {parameter.fqn, parameter.shape, parameter.offset, numel_of(parameter.shape)});
-  }
-  for (const SharedParameter& shared : handle.shared_parameters()) {
-    info.shared[shared.fqn] = unit.parameters[shared.index].fqn;
-  }
-  info.unpadded_numel = unpadded_numel(unit);
-  info.sharded_numel = handle.sharded_flat_param().numel();
-  info.is_unsharded = handle.residence() == FlatParamHandle::Residence::unsharded;
-  return info;
-}
-
 }  // namespace
 }  // namespace fsdp
 
@@ -228,23 +209,6 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
     fsdp::cast_buffers(unit->module, options);
     fsdp::make_unit(*unit, options);
   }
-}
-
-std::vector<FlatParameterInfo> handles(const torch::nn::Module& module) {
-  std::vector<FlatParameterInfo> infos;
-  for (const fsdp::UnitInTree& unit : fsdp::units_in_tree(module)) {
-    for (const auto& handle : unit.sharded->handles) {
-      infos.push_back(fsdp::info_of(*handle));
-      infos.back().module_fqn = unit.fqn;
-    }
-  }
-  return infos;
-}
-
-std::optional<FlatParameterInfo> flat_param_of(const at::Tensor& parameter) {
-  const auto handle = fsdp::FlatParamHandle::of(parameter);
-  if (!handle) return std::nullopt;
-  return fsdp::info_of(*handle);
 }
 
 void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_forward,

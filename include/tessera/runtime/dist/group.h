@@ -31,12 +31,13 @@ class Pending {
 
 /// What a rank handed to collectives so far. Units: bytes, counted where c10d takes them: of an
 /// all-gather the gathered tensor, of a reduce-scatter the whole one that goes in, of an
-/// all-reduce or a broadcast the tensor. Nothing in a group of one rank.
+/// all-reduce or a broadcast the tensor, of a scatter what is sent. Nothing in a group of one rank.
 struct Traffic {
   std::uint64_t all_gather = 0;
   std::uint64_t reduce_scatter = 0;
   std::uint64_t all_reduce = 0;
   std::uint64_t broadcast = 0;
+  std::uint64_t scatter = 0;
   friend bool operator==(const Traffic&, const Traffic&) = default;
 };
 
@@ -68,6 +69,10 @@ class Group {
   Pending all_reduce(at::Tensor tensor, const std::string& what);
   /// Replaces `tensor` by that of `root`, a rank of this group.
   Pending broadcast(at::Tensor tensor, int root, const std::string& what);
+  /// Gives each rank its part of `whole`, which is defined on `root` alone. Shapes as for
+  /// `all_gather`. Blocks. From rank to rank, as Gloo's own scatter takes memory for a second
+  /// whole.
+  void scatter(at::Tensor part, const at::Tensor& whole, int root, const std::string& what);
 
   /// Returns the greatest value of all ranks. Blocks.
   double max(double value, const std::string& what);
@@ -93,6 +98,7 @@ class Group {
   std::atomic<std::uint64_t> reduce_scatter_nbytes_ = 0;
   std::atomic<std::uint64_t> all_reduce_nbytes_ = 0;
   std::atomic<std::uint64_t> broadcast_nbytes_ = 0;
+  std::atomic<std::uint64_t> scatter_nbytes_ = 0;
 };
 
 }  // namespace tessera::dist

@@ -1,0 +1,190 @@
+#include <torch/types.h>
+
+#include "runtime/fsdp/flat_param_handle.h"
+#include "tessera/base/error.h"
+
+// Whole parameters outside of a pass: what unshard_params shows.
+
+namespace tessera::fsdp {
+
+using at::Tensor;
+
+namespace {
+
+bool are_same(const UnshardParamsOptions& a, const UnshardParamsOptions& b) {
+  return a.writeback == b.writeback && a.rank0_only == b.rank0_only &&
+         a.offload_to_cpu == b.offload_to_cpu && a.with_grads == b.with_grads;
+}
+
+}  // namespace
+
+/// Whether this rank shows whole parameters in the scope that is open.
+bool FlatParamHandle::shows_whole() const {
+  return !whole_->options.rank0_only ||
+         (options_.shard_group->rank() == 0 && options_.replicate_group->rank() == 0);
+}
+
+/// Returns the whole of what ranks have parts of, in memory of its own, where this rank shows it.
+Tensor FlatParamHandle::gather_whole(const Tensor& flat_shard) const {
+  Tensor whole;
+  if (is_sharded()) {
+    const Tensor part = flat_shard.to(compute_device_);
+    whole = torch::empty({part.numel() * num_ranks()}, part.options());
+    options_.shard_group->all_gather(whole, part, display_name()).wait();
+  } else if (shows_whole()) {
+    whole = flat_shard.clone();
+  }
+  if (!shows_whole()) return {};
+  return whole_->options.offload_to_cpu ? whole.to(at::kCPU) : whole;
+}
+
+/// Returns this rank's parts of all gradients, one after the other; zeros where there is none.
+Tensor FlatParamHandle::flat_sharded_grads() const {
+  at::ScalarType dtype = sharded_flat_param_.scalar_type();
+  if (const MixedPrecision& precision = options_.mixed_precision;
+      precision.gradients == MixedPrecision::Gradients::low_precision) {
+    dtype = precision.reduce_dtype.value_or(precision.param_dtype.value_or(dtype));
+  }
+  Tensor flat =
+      torch::zeros({sharded_flat_param_.numel()}, sharded_flat_param_.options().dtype(dtype));
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    if (whole_->sharded_grads[i].defined()) sharded_view(flat, i).copy_(whole_->sharded_grads[i]);
+  }
+  return flat;
+}
+
+/// Returns of which parameters any rank of the shard group has a gradient.
+std::vector<bool> FlatParamHandle::have_grads() const {
+  const std::vector<Tensor>& grads = whole_->sharded_grads;
+  Tensor counts = torch::zeros({static_cast<std::int64_t>(grads.size())}, at::kInt);
+  for (std::size_t i = 0; i < grads.size(); ++i) counts.data_ptr<int>()[i] = grads[i].defined();
+  counts = counts.to(options_.shard_group->device());
+  options_.shard_group->all_reduce(counts, display_name()).wait();
+  counts = counts.to(at::kCPU);
+  return std::vector<bool>(counts.data_ptr<int>(), counts.data_ptr<int>() + grads.size());
+}
+
+void FlatParamHandle::show_whole(const UnshardParamsOptions& options) {
+  if (is_in_pass_) {
+    refuse(ErrorKind::invalid_argument, 0, "unshard_params outside of a pass", "one within it",
+           "a loss whose backward has not run?");
+  }
+  if (whole_) {
+    if (!are_same(whole_->options, options)) {
+      refuse(ErrorKind::invalid_argument, 0, "a nested unshard_params with the outer one's options",
+             "other ones");
+    }
+    ++whole_->depth;
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  check_parameters();
+  whole_.emplace();
+  whole_->options = options;
+  try {
+    for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+      whole_->sharded_grads.push_back(parameter(i).grad());
+    }
+    whole_->flat = gather_whole(sharded_flat_param_);
+    if (options.with_grads) {
+      whole_->has_grad = have_grads();
+      whole_->flat_grad = gather_whole(flat_sharded_grads());
+    }
+  } catch (...) {
+    whole_.reset();
+    throw;
+  }
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    Tensor shown = parameter(i);
+    shown.mutable_grad() = Tensor();
+    if (!shows_whole()) continue;
+    shown.set_data(full_view(whole_->flat, i));
+    if (options.with_grads && whole_->has_grad[i]) {
+      Tensor gradient = torch::empty({0}, whole_->flat_grad.options());
+      gradient.set_data(full_view(whole_->flat_grad, i));
+      shown.mutable_grad() = std::move(gradient);
+    }
+  }
+}
+
+/// Copies what parameters or gradients were given in place of their views into `flat`. Returns one
+/// that does not fit.
+std::optional<std::size_t> FlatParamHandle::take_written(const Tensor& flat,
+                                                         const std::vector<Tensor>& shown) const {
+  std::optional<std::size_t> unfit;
+  for (std::size_t i = 0; i < shown.size(); ++i) {
+    if (!shown[i].defined() || shown[i].storage().is_alias_of(flat.storage())) continue;
+    const Tensor slot = full_view(flat, i);
+    if (slot.sizes() == shown[i].sizes()) {
+      slot.copy_(shown[i]);
+    } else {
+      unfit = i;
+    }
+  }
+  return unfit;
+}
+
+/// Replaces every rank's `part` by what it holds of rank 0's `flat`. Takes no memory for the rest.
+void FlatParamHandle::take_from_first(const Tensor& flat, Tensor part) const {
+  Tensor received = part.to(compute_device_);
+  if (options_.replicate_group->rank() == 0) {
+    const Tensor whole = flat.defined() ? flat.to(compute_device_) : flat;
+    options_.shard_group->scatter(received, whole, 0, display_name());
+  }
+  options_.replicate_group->broadcast(received, 0, display_name()).wait();
+  if (!received.is_same(part)) part.copy_(received);
+}
+
+/// Replaces `part` by this rank's part of what was written to `flat`: here, or on rank 0.
+void FlatParamHandle::write_back(const Tensor& flat, const Tensor& part) const {
+  if (whole_->options.rank0_only) return take_from_first(flat, part);
+  part.copy_(is_sharded()
+                 ? flat.narrow(0, options_.shard_group->rank() * part.numel(), part.numel())
+                 : flat);
+}
+
+void FlatParamHandle::hide_whole() {
+  if (--whole_->depth > 0) return;
+  const at::NoGradGuard no_grad;
+  std::vector<Tensor> shown;
+  std::vector<Tensor> shown_grads;
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    shown.push_back(parameter(i));
+    shown_grads.push_back(shown[i].defined() ? shown[i].mutable_grad() : Tensor());
+  }
+  std::optional<std::size_t> unfit;
+  std::exception_ptr failure;
+  if (whole_->options.writeback) {
+    try {
+      if (shows_whole()) unfit = take_written(whole_->flat, shown);
+      write_back(whole_->flat, sharded_flat_param_);
+      if (whole_->options.with_grads) {
+        const Tensor grads = flat_sharded_grads();
+        if (shows_whole()) {
+          const auto unfit_grad = take_written(whole_->flat_grad, shown_grads);
+          if (!unfit) unfit = unfit_grad;
+        }
+        write_back(whole_->flat_grad, grads);
+        for (std::size_t i = 0; i < shown.size(); ++i) {
+          Tensor& gradient = whole_->sharded_grads[i];
+          if (gradient.defined()) gradient.copy_(sharded_view(grads, i));
+        }
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  for (std::size_t i = 0; i < shown.size(); ++i) {
+    if (!shown[i].defined()) continue;
+    shown[i].set_data(sharded_views_[i]);
+    shown[i].mutable_grad() = whole_->sharded_grads[i];
+  }
+  whole_.reset();
+  if (failure) std::rethrow_exception(failure);
+  if (unfit) {
+    refuse(ErrorKind::invalid_argument, *unfit, "data of the parameter's own shape", "another one",
+           "set_data within unshard_params?");
+  }
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,273 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "runtime/support/checks.h"
+#include "runtime/support/counting_allocator.h"
+
+namespace tessera {
+namespace {
+
+using test::Block;
+using test::error_of;
+using test::seeded;
+using test::some_ids;
+using test::Transformer;
+using ::testing::HasSubstr;
+
+struct Setup {
+  ShardingStrategy strategy;
+  int world_size;
+  Offload offload = Offload::none;
+  friend void PrintTo(const Setup& setup, std::ostream* out) {
+    *out << to_string(setup.strategy) << " on " << setup.world_size
+         << (setup.offload == Offload::params ? ", offloaded" : "");
+  }
+};
+
+class UnshardParamsTest : public ::testing::TestWithParam<Setup> {
+ protected:
+  /// Runs `body` on ranks with a model that is sharded as the parameter of the test says.
+  static void on_sharded(
+      const std::function<void(const dist::Mesh&, Transformer&, const Transformer&)>& body) {
+    const auto setup = GetParam();
+    dist::MeshOptions options;
+    const bool is_hybrid = setup.strategy == HYBRID_SHARD;
+    if (is_hybrid) options.axes = {{"replicate", 2}, {"shard", -1}};
+    test::on_ranks(
+        setup.world_size,
+        [&](const dist::Mesh& mesh) {
+          const Transformer unsharded = seeded<Transformer>();
+          Transformer model = seeded<Transformer>();
+          fully_shard(*model, {.mesh = mesh,
+                               .policy = ModuleWrapPolicy<Block>(),
+                               .strategy = setup.strategy,
+                               .offload = setup.offload});
+          body(mesh, model, unsharded);
+        },
+        options);
+  }
+};
+
+/// Holds whole parameters against those of an unsharded model, times `factor`.
+void expect_values_of(const Transformer& unsharded, Transformer& sharded, double factor = 1) {
+  const auto scope = unshard_params(*sharded, {.writeback = false});
+  const auto found = sharded->named_parameters();
+  for (const auto& expected : unsharded->named_parameters()) {
+    ASSERT_EQ(found[expected.key()].sizes(), expected.value().sizes()) << expected.key();
+    EXPECT_TRUE(found[expected.key()].equal(expected.value() * factor)) << expected.key();
+  }
+}
+
+void scale_all(const Transformer& model, double factor) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& parameter : test::unique_parameters(*model)) parameter.mul_(factor);
+}
+
+TEST_P(UnshardParamsTest, C4_ParametersAreWholeInTheScopeAndPartsAfterIt) {
+  on_sharded([](const dist::Mesh&, Transformer& model, const Transformer& unsharded) {
+    const at::Tensor weight = model->blocks[0]->as<Block>()->up->weight;
+    const auto before = weight.sizes().vec();
+    {
+      const auto scope = unshard_params(*model);
+      EXPECT_EQ(weight.sizes(), (std::vector<std::int64_t>{30, 10}));
+      const at::NoGradGuard no_grad;
+      const at::Tensor expected = Transformer(unsharded)->forward(some_ids());
+      EXPECT_TRUE(model->forward(some_ids()).equal(expected));
+    }
+    EXPECT_EQ(weight.sizes().vec(), before);
+    expect_values_of(unsharded, model);
+    forward(model, some_ids()).sum().backward();  // and a pass works after it
+  });
+}
+
+TEST_P(UnshardParamsTest, C4_EveryRankKeepsItsPartOfWhatItWrites) {
+  on_sharded([](const dist::Mesh&, Transformer& model, const Transformer& unsharded) {
+    {
+      const auto scope = unshard_params(*model);
+      scale_all(model, 2);
+    }
+    expect_values_of(unsharded, model, 2);
+  });
+}
+
+TEST_P(UnshardParamsTest, C4_WithoutWritebackWritesAreDropped) {
+  on_sharded([](const dist::Mesh&, Transformer& model, const Transformer& unsharded) {
+    {
+      const auto scope = unshard_params(*model, {.writeback = false});
+      scale_all(model, 2);
+    }
+    expect_values_of(unsharded, model);
+  });
+}
+
+TEST_P(UnshardParamsTest, C5_AllRanksKeepTheirPartsOfWhatRankZeroWrites) {
+  for (const bool offload_to_cpu : {false, true}) {
+    on_sharded([&](const dist::Mesh& mesh, Transformer& model, const Transformer& unsharded) {
+      const at::Tensor weight = model->norm->weight;
+      const auto part = weight.sizes().vec();
+      {
+        const auto scope =
+            unshard_params(*model, {.rank0_only = true, .offload_to_cpu = offload_to_cpu});
+        if (mesh.rank() == 0) {
+          EXPECT_EQ(weight.numel(), 10);
+          scale_all(model, 2);
+        } else {
+          EXPECT_EQ(weight.sizes().vec(), part);
+          scale_all(model, 77);  // of its parts: dropped
+        }
+      }
+      expect_values_of(unsharded, model, 2);
+    });
+  }
+}
+
+TEST_P(UnshardParamsTest, C5_AlsoAfterAnExceptionInTheScope) {
+  on_sharded([](const dist::Mesh& mesh, Transformer& model, const Transformer& unsharded) {
+    const std::string error = error_of([&] {
+      const auto scope = unshard_params(*model, {.rank0_only = true});
+      if (mesh.rank() == 0) scale_all(model, 2);
+      throw std::runtime_error("the user's own");
+    });
+    EXPECT_EQ(error, "the user's own");
+    expect_values_of(unsharded, model, 2);
+  });
+}
+
+TEST_P(UnshardParamsTest, C4_GradientsAreWholeAndWrittenBack) {
+  for (const bool rank0_only : {false, true}) {
+    on_sharded([&](const dist::Mesh& mesh, Transformer& model, const Transformer& unsharded) {
+      Transformer(unsharded)->forward(some_ids()).sum().backward();
+      forward(model, some_ids()).sum().backward();
+      const UnshardParamsOptions options = {.rank0_only = rank0_only, .with_grads = true};
+      {
+        const auto scope = unshard_params(*model, options);
+        if (mesh.rank() == 0 || !rank0_only) {
+          const auto found = model->named_parameters();
+          for (const auto& expected : unsharded->named_parameters()) {
+            EXPECT_TRUE(
+                torch::allclose(found[expected.key()].grad(), expected.value().grad(), 1e-5, 1e-6))
+                << expected.key();
+          }
+          for (const at::Tensor& parameter : test::unique_parameters(*model)) {
+            parameter.grad().mul_(2);
+          }
+        }
+      }
+      test::expect_gradients_of(*unsharded, *model, mesh, 2);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Setups, UnshardParamsTest,
+                         ::testing::Values(Setup{FULL_SHARD, 1}, Setup{FULL_SHARD, 2},
+                                           Setup{FULL_SHARD, 3}, Setup{SHARD_GRAD_OP, 2},
+                                           Setup{NO_SHARD, 2}, Setup{HYBRID_SHARD, 4},
+                                           Setup{FULL_SHARD, 2, Offload::params}));
+
+TEST(UnshardParamsScopeTest, C4_OfASubtreeOrOfOneUnitAlone) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Transformer model = test::sharded_transformer(mesh);
+    const auto sizes = [&](int block) {
+      return model->blocks[static_cast<std::size_t>(block)]->as<Block>()->up->weight.dim();
+    };
+    {
+      const auto scope = unshard_params(*model->blocks[1]);
+      EXPECT_EQ(sizes(0), 1);
+      EXPECT_EQ(sizes(1), 2);
+      EXPECT_EQ(model->embedding->weight.dim(), 1);
+    }
+    {
+      const auto scope = unshard_params(*model, {.recurse = false});
+      EXPECT_EQ(sizes(1), 1);
+      EXPECT_EQ(model->embedding->weight.dim(), 2);
+    }
+    {
+      // A part of a unit: the unit that it belongs to.
+      const auto scope = unshard_params(*model->blocks[2]->as<Block>()->up);
+      EXPECT_EQ(sizes(2), 2);
+    }
+    EXPECT_THAT(
+        error_of([&] {
+          static_cast<void>(unshard_params(*model->blocks[2]->as<Block>()->up, {.recurse = false}));
+        }),
+        HasSubstr("expected a fully sharded module, or recurse"));
+  });
+}
+
+TEST(UnshardParamsScopeTest, C4_NestsWithTheSameOptions) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Transformer model = test::sharded_transformer(mesh);
+    const auto scope = unshard_params(*model);
+    {
+      const auto inner = unshard_params(*model->blocks[1]);
+      EXPECT_EQ(model->embedding->weight.dim(), 2);
+    }
+    EXPECT_EQ(model->blocks[1]->as<Block>()->up->weight.dim(), 2);
+    EXPECT_THAT(error_of([&] { static_cast<void>(unshard_params(*model, {.writeback = false})); }),
+                HasSubstr("a nested unshard_params with the outer one's options"));
+    EXPECT_EQ(model->blocks[1]->as<Block>()->up->weight.dim(), 2);
+  });
+}
+
+TEST(UnshardParamsScopeTest, C4_IsRefusedWithinAPassAndPassesWithinIt) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Transformer model = test::sharded_transformer(mesh);
+    const at::Tensor loss = forward(model, some_ids()).sum();
+    EXPECT_THAT(error_of([&] { static_cast<void>(unshard_params(*model)); }),
+                HasSubstr("unshard_params outside of a pass"));
+    loss.backward();
+    {
+      const auto scope = unshard_params(*model);
+      EXPECT_THAT(error_of([&] { forward(model, some_ids()); }),
+                  HasSubstr("a pass outside of unshard_params"));
+    }
+    forward(model, some_ids()).sum().backward();
+  });
+}
+
+TEST(UnshardParamsScopeTest, C4_TakesOtherDataOfTheSameShapeAndNamesWhatDoesNotFit) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Transformer model = test::sharded_transformer(mesh);
+    at::Tensor weight = model->norm->weight;
+    {
+      const auto scope = unshard_params(*model, {.rank0_only = true});
+      if (mesh.rank() == 0) weight.set_data(torch::arange(10, at::kFloat));
+    }
+    {
+      const auto scope = unshard_params(*model, {.writeback = false});
+      EXPECT_TRUE(weight.equal(torch::arange(10, at::kFloat)));
+    }
+    const std::string error = error_of([&] {
+      const auto scope = unshard_params(*model, {.rank0_only = true});
+      if (mesh.rank() == 0) weight.set_data(torch::zeros({3}));
+    });
+    EXPECT_THAT(error, mesh.rank() == 0 ? HasSubstr("norm.weight") : HasSubstr("none"));
+    const auto scope = unshard_params(*model, {.writeback = false});
+    EXPECT_TRUE(weight.equal(torch::arange(10, at::kFloat)));  // as it was
+  });
+}
+
+TEST(UnshardParamsScopeTest, C5_WritingBackFromRankZeroTakesNoMoreMemoryThanNot) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Transformer model = test::sharded_transformer(mesh);
+    // Gloo's thread lets go of a tensor some time after its collective: the least of several
+    // rounds.
+    const auto peak_of = [&](bool writeback) {
+      std::int64_t least = std::numeric_limits<std::int64_t>::max();
+      for (int round = 0; round < 20; ++round) {
+        std::optional<UnshardedParams> scope(
+            std::in_place, *model,
+            UnshardParamsOptions{.writeback = writeback, .rank0_only = true});
+        test::reset_peak();  // of leaving the scope: a gather is the same for both
+        scope.reset();
+        least = std::min(least, test::allocated_memory().peak);
+      }
+      return least;
+    };
+    test::allocated_memory();  // counts from here on
+    EXPECT_LE(peak_of(true), peak_of(false));
+  });
+}
+
+}  // namespace
+}  // namespace tessera
