@@ -19,6 +19,8 @@
 namespace example {
 namespace {
 
+constexpr int kWrongUsage = 2;
+
 struct Options {
   std::vector<std::string> files;
   tessera::ShardingStrategy strategy = tessera::FULL_SHARD;
@@ -30,6 +32,10 @@ struct Options {
   double learning_rate = 1e-3;
   std::string losses_file;
   Config model;
+
+  bool is_hybrid() const {
+    return strategy == tessera::HYBRID_SHARD || strategy == tessera::HYBRID_SHARD_ZERO2;
+  }
 };
 
 /// Reads the command line, or ends the process with its help or an error.
@@ -51,24 +57,45 @@ Options parse(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--replicas", options.num_replicas,
                  "copies of the parameters that HYBRID_SHARD keeps, each sharded over its ranks")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_flag("--bf16", options.is_bf16,
                "compute in bfloat16; parameters and optimizer keep float32");
   app.add_flag("--recompute", options.is_recomputed, "keep no activations of the blocks");
-  app.add_option("--steps", options.num_steps, "how many steps")->capture_default_str();
+  app.add_option("--steps", options.num_steps, "how many steps")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
   app.add_option("--batch", options.batch, "rows per step, of all ranks together")
+      ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--lr", options.learning_rate, "learning rate of AdamW")->capture_default_str();
-  app.add_option("--width", options.model.width, "width of the model")->capture_default_str();
-  app.add_option("--layers", options.model.num_layers, "number of blocks")->capture_default_str();
+  app.add_option("--width", options.model.width, "width of the model")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--layers", options.model.num_layers, "number of blocks")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
   app.add_option("--losses", options.losses_file, "write step and loss to a CSV file");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error));
+    const int code = app.exit(error);
+    std::exit(code == 0 ? 0 : kWrongUsage);
   }
   options.strategy = strategies.at(strategy);
+  if (options.is_hybrid() != (options.num_replicas > 1)) {
+    std::fprintf(stderr,
+                 "train_transformer: --replicas: expected 2 or more with HYBRID strategies, and "
+                 "only with them\n");
+    std::exit(kWrongUsage);
+  }
+  if (options.model.width % options.model.num_heads != 0) {
+    std::fprintf(stderr,
+                 "train_transformer: --width: expected a multiple of the %lld heads, found %lld\n",
+                 static_cast<long long>(options.model.num_heads),
+                 static_cast<long long>(options.model.width));
+    std::exit(kWrongUsage);
+  }
   if (options.is_recomputed) options.model.recompute.emplace();
   return options;
 }

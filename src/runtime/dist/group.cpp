@@ -1,8 +1,11 @@
 #include "tessera/runtime/dist/group.h"
 
 #include <torch/types.h>
+#include <cmath>
+#include <limits>
 #include <mutex>
 
+#include "runtime/dist/message.h"
 #include "tessera/base/error.h"
 
 namespace tessera::dist {
@@ -24,7 +27,7 @@ void Pending::wait() {
   try {
     work->wait();
   } catch (const std::exception& error) {
-    throw Error(ErrorKind::io, {}, what_ + ": " + error.what());
+    throw Error(ErrorKind::io, {}, what_ + ": " + message_of(error));
   }
 }
 
@@ -111,8 +114,10 @@ void Group::scatter(at::Tensor part, const at::Tensor& whole, int root, const st
 
 double Group::max(double value, const std::string& what) {
   if (!backend_) return value;
+  // Whether it is no number is sent apart: what the greatest of NaNs is differs.
+  const bool is_nan = std::isnan(value);
   std::vector<at::Tensor> tensors = {
-      torch::full({1}, value, at::device(device_).dtype(at::kDouble))};
+      torch::tensor({is_nan ? 0.0 : value, is_nan ? 1.0 : 0.0}, at::kDouble).to(device_)};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MAX;
   Pending pending;
@@ -121,7 +126,9 @@ double Group::max(double value, const std::string& what) {
     pending = start(backend_->allreduce(tensors, options), "all-reduce", what);
   }
   pending.wait();
-  return tensors[0].item<double>();
+  const at::Tensor greatest = tensors[0].to(at::kCPU);
+  const double* const values = greatest.data_ptr<double>();
+  return values[1] > 0 ? std::numeric_limits<double>::quiet_NaN() : values[0];
 }
 
 Traffic Group::traffic() const {

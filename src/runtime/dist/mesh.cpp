@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "runtime/dist/message.h"
 #include "tessera/base/error.h"
 
 namespace tessera::dist {
@@ -65,7 +66,7 @@ class Connector {
     } catch (const std::exception& error) {
       throw Error(ErrorKind::io, {},
                   "rank " + std::to_string(rank) + " of " + std::to_string(size) + " (" + name +
-                      "): connecting over " + transport.name + ": " + error.what());
+                      "): connecting over " + transport.name + ": " + message_of(error));
     }
   }
 

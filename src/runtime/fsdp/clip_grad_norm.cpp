@@ -23,18 +23,20 @@ class Norm {
         at::linalg_vector_norm(gradient, type_, c10::nullopt, /*keepdim=*/false, at::kDouble));
   }
   /// Adds one that is known as what it sums up to. See `power`.
-  void add_power(double power) { power_ = is_max() ? std::max(power_, power) : power_ + power; }
+  void add_power(double power) { power_ = is_max() ? max_or_nan(power_, power) : power_ + power; }
   /// Returns the sum of the elements' powers, or the greatest for infinity. Waits for the device,
   /// once.
   double power() const {
     if (norms_.empty()) return power_;
     const double norm = at::linalg_vector_norm(at::stack(norms_), type_).item<double>();
-    return is_max() ? std::max(power_, norm) : power_ + std::pow(norm, type_);
+    return is_max() ? max_or_nan(power_, norm) : power_ + std::pow(norm, type_);
   }
   double value() const { return is_max() ? power() : std::pow(power(), 1 / type_); }
   bool is_max() const { return std::isinf(type_); }
 
  private:
+  static double max_or_nan(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+
   double type_;
   std::vector<at::Tensor> norms_;
   double power_ = 0;

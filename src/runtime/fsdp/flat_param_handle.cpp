@@ -169,11 +169,20 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
   was_reduced_.resize(num_parameters);
   kept_gradients_.resize(num_parameters);
   has_unsynced_.resize(num_parameters);
+  is_put_aside_.resize(num_parameters);
   for (std::size_t i = 0; i < num_parameters; ++i) {
     const Tensor& parameter = parameters[i].tensor;
     weak_parameters_.emplace_back(parameter);
     torch::autograd::impl::set_post_acc_grad_hooks(
         parameter, std::make_unique<GradientHook>(shared_from_this(), i));
+    // By this way a hook of the user's joins it; one that libtorch keeps itself would go then. A
+    // frozen parameter takes none, and may be trained later.
+    const bool is_trained = parameter.requires_grad();
+    parameter.set_requires_grad(true);
+    parameter.register_hook([handle = shared_from_this(), i](const Tensor& /*gradient*/) {
+      handle->put_gradient_aside(i);
+    });
+    parameter.set_requires_grad(is_trained);
   }
   show(sharded_views_);
 }
@@ -259,7 +268,6 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
   for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
     Tensor shown = parameter(i);
     if (shown.requires_grad()) ++num_trainable_;
-    if (reduces_gradients_) kept_gradients_[i] = std::exchange(shown.mutable_grad(), Tensor());
     if (!full_views_.empty()) {
       shown.set_data(full_views_[i]);
     } else if (tracing == Tracing::on) {
@@ -267,6 +275,7 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
     }
     versions_.push_back(static_cast<std::uint32_t>(shown._version()));
     was_reduced_[i] = false;
+    is_put_aside_[i] = false;
   }
   if (full_views_.empty() && tracing == Tracing::on) {
     full_registration_.emplace(sharded_flat_param_.storage(), static_cast<TouchListener&>(*this));
@@ -296,7 +305,8 @@ void FlatParamHandle::leave_pass() {
   for (std::size_t i = 0; reduces_gradients_ && i < weak_parameters_.size(); ++i) {
     Tensor shown = parameter(i);
     if (!shown.defined()) continue;
-    Tensor gradient = std::exchange(kept_gradients_[i], Tensor());
+    Tensor gradient = is_put_aside_[i] ? std::exchange(kept_gradients_[i], Tensor())
+                                       : Tensor(shown.mutable_grad());
     if (was_reduced_[i]) {
       const Tensor reduced = sharded_view(sharded_grad_, i);
       if (gradient.defined()) {
@@ -343,9 +353,11 @@ void FlatParamHandle::abort_pass() noexcept {
 void FlatParamHandle::touched(const Tensor& argument) {
   if (argument.storage().is_alias_of(sharded_flat_param_.storage()) && !full_views_.empty()) {
     if (!at::GradMode::is_enabled() || !argument.requires_grad()) return;  // an optimizer's step
-    refuse(ErrorKind::invalid_argument, parameter_at(argument), "use within a pass",
-           "use of this rank's part outside of one",
-           "the module's own forward, where tessera::forward was meant?");
+    refuse(
+        ErrorKind::invalid_argument, parameter_at(argument), "use within a pass",
+        "use of this rank's part outside of one",
+        "the module's own forward where tessera::forward was meant, or to(); to print this rank's "
+        "part take NoGradGuard");
   }
   if (const auto events = events_.lock(); is_in_pass_ && events) {
     return events->parameter_touched(*this, parameter_at(argument));
@@ -401,6 +413,24 @@ void FlatParamHandle::reshard() {
 
 // --- gradients
 
+Tensor FlatParamHandle::make_unsharded_grad() const {
+  const auto& precision = options_.mixed_precision;
+  const at::ScalarType dtype = precision.reduce_dtype.value_or(
+      precision.param_dtype.value_or(sharded_flat_param_.scalar_type()));
+  return torch::empty({sharded_flat_param_.numel() * num_ranks()},
+                      at::TensorOptions(compute_device_).dtype(dtype));
+}
+
+/// A full gradient cannot be added to a sharded one.
+void FlatParamHandle::put_gradient_aside(std::size_t index) {
+  const auto events = events_.lock();
+  if (!is_in_pass_ || !events) return;  // refused when the gradient is there
+  events->gradient_comes();
+  if (!reduces_gradients_ || is_put_aside_[index]) return;
+  is_put_aside_[index] = true;
+  kept_gradients_[index] = std::exchange(parameter(index).mutable_grad(), Tensor());
+}
+
 void FlatParamHandle::take_gradient(std::size_t index) {
   Tensor parameter = this->parameter(index);
   const Tensor gradient = std::exchange(parameter.mutable_grad(), Tensor());
@@ -414,13 +444,7 @@ void FlatParamHandle::take_gradient(std::size_t index) {
            "create_graph: not possible for sharded parameters");
   }
   const at::NoGradGuard no_grad;
-  if (!unsharded_grad_.defined()) {
-    const auto& precision = options_.mixed_precision;
-    const at::ScalarType dtype = precision.reduce_dtype.value_or(
-        precision.param_dtype.value_or(sharded_flat_param_.scalar_type()));
-    unsharded_grad_ = torch::empty({sharded_flat_param_.numel() * num_ranks()},
-                                   at::TensorOptions(compute_device_).dtype(dtype));
-  }
+  if (!unsharded_grad_.defined()) unsharded_grad_ = make_unsharded_grad();
   Tensor slot = full_view(unsharded_grad_, index);
   if (has_gradient_[index]) {
     slot.add_(gradient);
@@ -432,8 +456,9 @@ void FlatParamHandle::take_gradient(std::size_t index) {
 }
 
 void FlatParamHandle::start_reduce() {
-  TESSERA_CHECK(has_gradients() && !is_reducing());
+  TESSERA_CHECK((has_gradients() || has_unsynced_gradients()) && !is_reducing());
   const at::NoGradGuard no_grad;
+  if (!unsharded_grad_.defined()) unsharded_grad_ = make_unsharded_grad();
   for (std::size_t i = 0; i < has_gradient_.size(); ++i) {
     Tensor slot = full_view(unsharded_grad_, i);
     const bool is_unsynced = has_unsynced_[i];

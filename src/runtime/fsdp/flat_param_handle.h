@@ -20,12 +20,14 @@ namespace tessera::fsdp {
 
 class FlatParamHandle;
 
-/// What a handle tells its root. Both calls come on the thread that runs the operator or the
+/// What a handle tells its root. All calls come on the thread that runs the operator or the
 /// backward.
 class HandleEvents {
  public:
   /// An operator uses parameter `index` of the handle.
   virtual void parameter_touched(FlatParamHandle& handle, std::size_t index) = 0;
+  /// A backward is about to add a gradient to a parameter's `.grad`.
+  virtual void gradient_comes() = 0;
   /// The backward has a gradient of parameter `index` in its `.grad`.
   virtual void gradient_ready(FlatParamHandle& handle, std::size_t index) = 0;
 
@@ -93,8 +95,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   const at::Tensor& sharded_flat_param() const { return sharded_flat_param_; }
   /// The device that gathered parameters lie on.
   at::Device compute_device() const { return compute_device_; }
-  /// Full shapes from here on; sharded gradients are put aside. Throws: Error(invalid_argument)
-  /// naming a parameter that no longer is the runtime's (replaced, moved, converted).
+  /// Full shapes from here on; `.grad` stays sharded, up to the backward. Throws:
+  /// Error(invalid_argument) naming a parameter that no longer is the runtime's (replaced, moved,
+  /// converted).
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
                   const std::shared_ptr<const Streams>& streams, Tracing tracing = Tracing::off);
   /// Sharded shapes and gradients from here on. Throws: Error(invalid_argument) naming a parameter
@@ -135,6 +138,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
 
   // --- gradients
   bool has_gradients() const { return num_gradients_ > 0; }
+  /// Of earlier passes, under no_sync.
+  bool has_unsynced_gradients() const { return unsynced_grad_.defined(); }
   bool has_all_gradients() const { return num_gradients_ == num_trainable_; }
   bool has_gradient(std::size_t index) const { return has_gradient_[index]; }
   /// Moves the parameter's `.grad` to the flat gradient. Throws: Error(unsupported) for a sparse
@@ -158,6 +163,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
         reshards_after_forward_(options_.strategy == ShardingStrategy::full_shard ||
                                 options_.strategy == ShardingStrategy::hybrid_shard) {}
   void take_over(const std::vector<ManagedParameter>& parameters);
+  void put_gradient_aside(std::size_t index);
   void touched(const at::Tensor& argument) override;
   /// Throws: Error(invalid_argument) naming a parameter that is no longer the runtime's.
   void check_parameters() const;
@@ -190,6 +196,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Zeroes what lies between parameters and after the last.
   void zero_padding(const at::Tensor& flat) const;
   void show(const std::vector<at::Tensor>& views);
+  at::Tensor make_unsharded_grad() const;
   void start_all_reduce();
   [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,
                            const std::string& found, const std::string& likely_cause = {}) const;
@@ -225,7 +232,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::size_t num_gradients_ = 0;
   std::vector<bool> has_gradient_;
   std::vector<bool> was_reduced_;           // in this pass
-  std::vector<at::Tensor> kept_gradients_;  // sharded, of earlier passes
+  std::vector<bool> is_put_aside_;          // in this pass
+  std::vector<at::Tensor> kept_gradients_;  // that were: sharded, of earlier passes
   at::Tensor unsharded_grad_;               // [padded numel], filled by take_gradient
   at::Tensor unsynced_grad_;                // the same of passes under no_sync
   std::vector<bool> has_unsynced_;          // per parameter

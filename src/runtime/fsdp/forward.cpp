@@ -20,14 +20,17 @@ ForwardScope::ForwardScope(torch::nn::Module& root)
 
 ForwardScope::~ForwardScope() noexcept(false) {
   at::autocast::set_autocast_cache_enabled(was_autocast_cache_enabled_);
-  pass_->leave_forward(std::uncaught_exceptions() > num_uncaught_);
+  pass_->leave_forward(std::uncaught_exceptions() > num_uncaught_, is_watched_);
 }
 
 void ForwardScope::watch(const at::Tensor& output) {
-  if (!output.defined() || !output.requires_grad()) return;
-  output.register_hook([weak = std::weak_ptr(pass_)](const at::Tensor& /*gradient*/) {
-    if (const auto pass = weak.lock()) pass->enter_backward();
-  });
+  // A leaf is no result of this forward, and would collect a hook in each.
+  if (!output.defined() || !output.requires_grad() || output.is_leaf()) return;
+  is_watched_ = true;
+  output.register_hook(
+      [weak = std::weak_ptr(pass_), token = pass_->graph_token()](const at::Tensor& /*gradient*/) {
+        if (const auto pass = weak.lock()) pass->enter_backward();
+      });
 }
 
 at::Tensor ForwardScope::cast_input(at::Tensor input) const {
@@ -49,12 +52,13 @@ bool is_in_pass(const torch::nn::Module& module) {
                              [](const auto& child) { return is_in_pass(*child); });
 }
 
-NoSyncScope::NoSyncScope(torch::nn::Module& root) : pass_(fsdp::Pass::of(root)) {
-  pass_->set_gradients(fsdp::Pass::Gradients::keep_unsharded);
-}
+NoSyncScope::NoSyncScope(torch::nn::Module& root)
+    : pass_(fsdp::Pass::of(root)),
+      is_outermost_(pass_->set_gradients(fsdp::Pass::Gradients::keep_unsharded) ==
+                    fsdp::Pass::Gradients::sync) {}
 
 NoSyncScope::~NoSyncScope() {
-  pass_->set_gradients(fsdp::Pass::Gradients::sync);
+  if (is_outermost_) pass_->set_gradients(fsdp::Pass::Gradients::sync);
 }
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #include "runtime/fsdp/traversal.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
+#include "tessera/runtime/dist/launch.h"
 
 namespace tessera {
 
@@ -48,6 +49,18 @@ HandleOptions handle_options(const FullyShardOptions& options) {
     handle.shard_group = std::make_shared<dist::Group>("shard");
     handle.replicate_group = options.mesh.world();
   } else if (is_hybrid(options.strategy)) {
+    std::string names;
+    bool has_both = options.mesh.axes().size() == 2;
+    for (const dist::Mesh::Axis& axis : options.mesh.axes()) {
+      names += (names.empty() ? "" : ", ") + axis.name;
+      has_both = has_both && (axis.name == "replicate" || axis.name == "shard");
+    }
+    if (!has_both) {
+      throw Error::expected(
+          ErrorKind::invalid_argument, {}, "mesh of " + std::string(to_string(options.strategy)),
+          "the axes replicate and shard", names,
+          "init_from_env({.axes = {{\"replicate\", 2}, {\"shard\", -1}}}) makes them");
+    }
     handle.shard_group = options.mesh.axis("shard");
     handle.replicate_group = options.mesh.axis("replicate");
   } else {
@@ -60,6 +73,16 @@ HandleOptions handle_options(const FullyShardOptions& options) {
     handle.replicate_group = std::make_shared<dist::Group>("replicate");
   }
   return handle;
+}
+
+/// Ranks that a launcher has started and that train each by themselves are hardly meant.
+void warn_of_forgotten_mesh(const FullyShardOptions& options) {
+  if (options.mesh.world_size() > 1) return;
+  const auto launched = dist::launch_environment(dist::process_environment);
+  if (!launched || launched->world_size == 1) return;
+  TORCH_WARN_ONCE("fully_shard over this process alone, though ", launched->launcher,
+                  " has started ", launched->world_size,
+                  " ranks: is .mesh = dist::init_from_env() missing?");
 }
 
 /// Visits the modules of a unit: not those of units in it, whose turn has been.
@@ -199,6 +222,7 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "fully_shard of " + module.name(),
                           "a module that no API was applied to yet", *api + " applied to it");
   }
+  fsdp::warn_of_forgotten_mesh(options);
   const std::vector<fsdp::NamedModule> units = fsdp::units_by_policy(root, options);
   // Reverse order of the tree: what is inside becomes a unit before what is around it.
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {

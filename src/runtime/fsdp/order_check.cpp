@@ -3,6 +3,11 @@
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
+namespace {
+
+constexpr const char* kEnd = "end the pass";
+
+}  // namespace
 
 void OrderCheck::begin_pass(PassKind kind) {
   kind_ = kind;
@@ -10,17 +15,22 @@ void OrderCheck::begin_pass(PassKind kind) {
   has_deviated_ = false;
 }
 
-void OrderCheck::announce(const std::string& event, dist::Group& group) {
+void OrderCheck::announce(const std::string& event, const std::vector<dist::Group*>& groups) {
   const std::vector<std::string>& recorded = recorded_[static_cast<std::size_t>(kind_)];
   const std::size_t position = events_.size();
   events_.push_back(event);
   if (!has_deviated_ && position < recorded.size() && recorded[position] == event) return;
   has_deviated_ = true;
-  compare_with_others(event, group);
+  for (dist::Group* const group : groups) compare_with_others(event, *group);
 }
 
-void OrderCheck::end_pass() {
-  recorded_[static_cast<std::size_t>(kind_)] = events_;
+void OrderCheck::end_pass(const std::vector<dist::Group*>& groups) {
+  std::vector<std::string>& recorded = recorded_[static_cast<std::size_t>(kind_)];
+  const bool is_cut_short = !has_deviated_ && events_.size() < recorded.size();
+  if (is_cut_short) {
+    for (dist::Group* const group : groups) compare_with_others(kEnd, *group);
+  }
+  recorded = events_;
 }
 
 void OrderCheck::abort_pass() {
@@ -48,7 +58,7 @@ void OrderCheck::compare_with_others(const std::string& event, dist::Group& grou
     }
     if (other == event) continue;
     std::string before;
-    const std::size_t last = events_.size() - 1;
+    const std::size_t last = event == kEnd ? events_.size() : events_.size() - 1;
     for (std::size_t i = last < 4 ? 0 : last - 4; i < last; ++i) before += events_[i] + ", ";
     throw Error::expected(
         ErrorKind::mismatch, {}, "order of collectives", "the same on all ranks of " + group.name(),

@@ -18,11 +18,13 @@ enum class PassKind { training, inference };
 class OrderCheck {
  public:
   void begin_pass(PassKind kind);
-  /// Announces a collective, such as `unshard layers.1`, over `group`. Collective where it is new.
+  /// Announces a collective, such as `unshard layers.1`, over `groups`. Collective where it is new.
   /// Throws: Error(mismatch) with what each rank is about to do; Error(io) where a rank says
   /// nothing in time.
-  void announce(const std::string& event, dist::Group& group);
-  void end_pass();
+  void announce(const std::string& event, const std::vector<dist::Group*>& groups);
+  /// Announces the end over `groups`, where the recorded pass went on. Collective and throws as
+  /// `announce`.
+  void end_pass(const std::vector<dist::Group*>& groups);
   /// Forgets the pass: what it did is no example.
   void abort_pass();
 

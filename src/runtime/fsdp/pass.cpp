@@ -18,9 +18,24 @@ bool is_in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-dist::Group& group_of(const FlatParamHandle& handle) {
-  const HandleOptions& options = handle.options();
-  return handle.is_sharded() ? *options.shard_group : *options.replicate_group;
+/// Returns the groups that the handle's gradients are averaged over.
+std::vector<dist::Group*> groups_of(const FlatParamHandle& handle) {
+  std::vector<dist::Group*> groups;
+  for (const auto& group : {handle.options().shard_group, handle.options().replicate_group}) {
+    if (group->size() > 1) groups.push_back(group.get());
+  }
+  return groups;
+}
+
+/// Returns the groups of all handles, each once.
+std::vector<dist::Group*> groups_of(const std::vector<std::shared_ptr<FlatParamHandle>>& handles) {
+  std::vector<dist::Group*> groups;
+  for (const auto& handle : handles) {
+    for (dist::Group* const group : groups_of(*handle)) {
+      if (std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
+    }
+  }
+  return groups;
 }
 
 /// Returns the device that all units compute on.
@@ -105,12 +120,41 @@ void Pass::enter_forward() {
   ++forward_depth_;
 }
 
-void Pass::leave_forward(bool has_failed) {
+/// Dies with a graph.
+class Pass::GraphToken {
+ public:
+  GraphToken(std::weak_ptr<Pass> pass, std::uint64_t number)
+      : pass_(std::move(pass)), number_(number) {}
+  ~GraphToken() {
+    if (const auto pass = pass_.lock()) pass->graph_died(number_);
+  }
+  GraphToken(const GraphToken&) = delete;
+  GraphToken& operator=(const GraphToken&) = delete;
+
+ private:
+  std::weak_ptr<Pass> pass_;
+  std::uint64_t number_;
+};
+
+std::shared_ptr<void> Pass::graph_token() {
+  const std::lock_guard lock(mutex_);
+  ++num_graphs_;
+  return std::make_shared<GraphToken>(weak_from_this(), number_);
+}
+
+void Pass::graph_died(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  if (number != number_ || !is_open_ || --num_graphs_ > 0) return;
+  if (forward_depth_ == 0 && !has_unwatched_graph_ && !is_end_queued_) abort();
+}
+
+void Pass::leave_forward(bool has_failed, bool is_watched) {
   const std::lock_guard lock(mutex_);
   TESSERA_CHECK(forward_depth_ > 0);
   --forward_depth_;
   if (forward_depth_ > 0 || !is_open_) return;
   if (has_failed) return abort();
+  has_unwatched_graph_ = has_unwatched_graph_ || !is_watched;
   if (!records_gradients_ || has_had_backward_) close();
 }
 
@@ -125,13 +169,14 @@ void Pass::enter_backward() {
   queue_end_of_backward();
 }
 
-void Pass::set_gradients(Gradients gradients) {
+Pass::Gradients Pass::set_gradients(Gradients gradients) {
   const std::lock_guard lock(mutex_);
-  gradients_ = gradients;
+  const Gradients before = std::exchange(gradients_, gradients);
   for (const auto& member : members_) {
     member->set_gradient_sync(gradients == Gradients::sync ? registry::GradientSync::on
                                                            : registry::GradientSync::off);
   }
+  return before;
 }
 
 void Pass::open() {
@@ -156,6 +201,9 @@ void Pass::open() {
   streams_->make_wait(streams_->unshard, streams_->compute());
   streams_->make_wait(streams_->pre_unshard, streams_->compute());
   is_open_ = true;
+  ++number_;
+  num_graphs_ = 0;
+  has_unwatched_graph_ = false;
   is_end_queued_ = has_had_backward_ = false;
   last_touched_ = nullptr;
   gathered_.clear();
@@ -163,11 +211,16 @@ void Pass::open() {
 
 void Pass::close() {
   const UntouchedScope untouched;
+  try {
+    order_.end_pass(groups_of(handles_));
+  } catch (...) {
+    abort();
+    throw;
+  }
   is_open_ = false;
   is_end_queued_ = false;
   last_touched_ = nullptr;
   gathered_.clear();
-  order_.end_pass();
   execution_order_.end_pass();
   std::exception_ptr first;
   for (const auto& handle : handles_) {
@@ -201,12 +254,17 @@ void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
   if (is_backward) queue_end_of_backward();
   if (is_tracing_ && !is_backward) record_use(index_of(handle), index);
   if (last_touched_ == &handle && handle.residence() == FlatParamHandle::Residence::unsharded) {
+    operator_of_last_touch_ = current_operator();
     return;
   }
   const UntouchedScope untouched;
   const std::size_t position = index_of(handle);
+  for (Gathered& each : gathered_) {
+    if (handles_[each.handle].get() == last_touched_) each.last_operator = operator_of_last_touch_;
+  }
   leave_units_outside(position, is_backward);
   last_touched_ = &handle;
+  operator_of_last_touch_ = current_operator();
   auto it = std::ranges::find(gathered_, position, &Gathered::handle);
   const LastUse use = is_backward ? LastUse::backward : LastUse::forward;
   if (it != gathered_.end() && it->last_use == use) return handle.finish_unshard();
@@ -236,9 +294,10 @@ void Pass::record_use(std::size_t handle, std::size_t parameter) {
 void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
   const std::size_t unit = places_[handle].unit;
   for (std::size_t i = gathered_.size(); i-- > 0;) {
-    const auto [other, last_use] = gathered_[i];
+    const auto [other, last_use, last_operator] = gathered_[i];
     const Place& place = places_[other];
     if (place.unit <= unit && unit < place.subtree_end) continue;
+    if (last_operator == current_operator()) continue;
     if (is_backward ? last_use == LastUse::backward
                     : last_use == LastUse::forward && handles_[other]->reshards_after_forward()) {
       free(other);
@@ -250,7 +309,7 @@ void Pass::gather(std::size_t handle, LastUse last_use) {
   FlatParamHandle& gathered = *handles_[handle];
   if (gathered.residence() == FlatParamHandle::Residence::sharded &&
       gathered.has_own_full_buffer()) {
-    order_.announce("unshard " + gathered.display_name(), group_of(gathered));
+    order_.announce("unshard " + gathered.display_name(), {gathered.options().shard_group.get()});
     gathered.prepare_unshard();
     rate_limiter_.wait_for_room();
     gathered.start_unshard();
@@ -290,7 +349,7 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
 
 void Pass::reduce(FlatParamHandle& handle) {
   finish_reduces();  // at most one whole gradient is on its way
-  order_.announce("reduce " + handle.display_name(), group_of(handle));
+  order_.announce("reduce " + handle.display_name(), groups_of(handle));
   handle.start_reduce();
   const std::size_t position = index_of(handle);
   free(position);
@@ -306,9 +365,24 @@ void Pass::finish_reduces() {
 // The engine binds a callback to the graph task that runs now. Within recomputation that may be an
 // inner one; what comes first in a backward is in the outer one.
 void Pass::queue_end_of_backward() {
-  if (std::exchange(is_end_queued_, true)) return;
+  if (is_end_queued_ && !queued_end_.expired()) return;
+  if (is_end_queued_) {
+    // The backward before this one failed: what it left is no gradient.
+    abort();
+    open();
+    order_.begin_pass(PassKind::training);
+    execution_order_.begin_pass(PassKind::training);
+  }
+  const auto token = std::make_shared<int>();
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [pass = shared_from_this()] { pass->end_backward(); });
+      [pass = shared_from_this(), token] { pass->end_backward(); });
+  is_end_queued_ = true;
+  queued_end_ = token;
+}
+
+void Pass::gradient_comes() {
+  const std::lock_guard lock(mutex_);
+  if (is_open_) queue_end_of_backward();
 }
 
 void Pass::end_backward() {
@@ -319,7 +393,7 @@ void Pass::end_backward() {
     for (const auto& handle : handles_) {
       if (gradients_ == Gradients::keep_unsharded) {
         handle->keep_unsharded_gradient();
-      } else if (handle->has_gradients()) {
+      } else if (handle->has_gradients() || handle->has_unsynced_gradients()) {
         reduce(*handle);
       }
     }

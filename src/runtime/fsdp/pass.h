@@ -38,9 +38,10 @@ struct ParameterUse {
 /// gather its unit. An open pass ends with the backward, or with the outermost scope where no
 /// gradient is recorded. docs/fully_shard.md has the table.
 /// [Note: Leaving] Touching a unit outside the subtree of a unit that is open means that the
-/// latter's forward (or, in a backward, its backward) is over, so it is freed. What has been
-/// gathered ahead of time, or was kept for the backward, stays until it is used there.
-/// Kept by the registry at the root module, and by the handles while they are in it. Thread-safe.
+/// latter's forward (or, in a backward, its backward) is over, so it is freed; but not what the
+/// same operator uses. What has been gathered ahead of time, or was kept for the backward, stays
+/// until it is used there. Kept by the registry at the root module, and by the handles while they
+/// are in it. Thread-safe.
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
                    public std::enable_shared_from_this<Pass> {
@@ -53,7 +54,11 @@ class Pass final : public HandleEvents,
 
   /// Enters or leaves a forward; they nest.
   void enter_forward();
-  void leave_forward(bool has_failed) noexcept(false);
+  /// `is_watched`: graphs that it has recorded keep a token.
+  void leave_forward(bool has_failed, bool is_watched) noexcept(false);
+  /// Returns what a graph that this pass records is to keep. Where all graphs of a pass keep one
+  /// and are gone without a backward, none can come any more, and the pass ends.
+  std::shared_ptr<void> graph_token();
   /// Opens an idle pass again, for another backward through what it computed.
   void enter_backward();
 
@@ -61,7 +66,8 @@ class Pass final : public HandleEvents,
   bool is_open() const { return is_open_; }
 
   enum class Gradients { sync, keep_unsharded };
-  void set_gradients(Gradients gradients);
+  /// Returns what was set before.
+  Gradients set_gradients(Gradients gradients);
 
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
   /// Replicated modules in the tree, and others that take part without units.
@@ -84,13 +90,18 @@ class Pass final : public HandleEvents,
   struct Gathered {
     std::size_t handle;
     LastUse last_use;
+    std::uint64_t last_operator = 0;
   };
 
   void parameter_touched(FlatParamHandle& handle, std::size_t index) override;
+  void gradient_comes() override;
   void gradient_ready(FlatParamHandle& handle, std::size_t index) override;
+
+  class GraphToken;
 
   void open();
   void close();
+  void graph_died(std::uint64_t number);
   void queue_end_of_backward();
   void end_backward();
   void record_use(std::size_t handle, std::size_t parameter);
@@ -112,7 +123,11 @@ class Pass final : public HandleEvents,
   bool is_open_ = false;
   int forward_depth_ = 0;
   bool records_gradients_ = false;  // a forward of this pass did
+  std::uint64_t number_ = 0;        // of passes that have been opened
+  int num_graphs_ = 0;              // alive, of those that keep a token
+  bool has_unwatched_graph_ = false;
   bool is_end_queued_ = false;      // at the end of the backward that is running
+  std::weak_ptr<void> queued_end_;  // lives as long as that backward
   bool has_had_backward_ = false;   // within the forward that is running
   Gradients gradients_ = Gradients::sync;
   ExecutionOrder execution_order_;
@@ -123,6 +138,7 @@ class Pass final : public HandleEvents,
   std::vector<std::vector<bool>> is_visited_;  // parallel to handles_: while tracing
   std::vector<Gathered> gathered_;             // handles that are not sharded now
   FlatParamHandle* last_touched_ = nullptr;
+  std::uint64_t operator_of_last_touch_ = 0;
 };
 
 }  // namespace tessera::fsdp

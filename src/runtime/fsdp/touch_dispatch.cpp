@@ -45,6 +45,8 @@ bool uses_memory(const c10::OperatorHandle& op) {
   return op.operator_name() != detach;
 }
 
+thread_local std::uint64_t operator_number = 0;
+
 /// How often this thread is within a MetaDeviceScope.
 thread_local int meta_device_depth = 0;
 
@@ -64,6 +66,7 @@ void make_on_meta_device(const c10::OperatorHandle& op, torch::jit::Stack* stack
 void see_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack) {
   if (meta_device_depth > 0) make_on_meta_device(op, stack);
+  ++operator_number;
   const std::size_t num_arguments = uses_memory(op) ? op.schema().arguments().size() : 0;
   for (std::size_t i = stack->size() - num_arguments; i < stack->size(); ++i) {
     const c10::IValue& argument = (*stack)[i];
@@ -101,6 +104,14 @@ void leave_meta_device() {
   if (--meta_device_depth == 0) c10::impl::tls_set_dispatch_key_included(kTouchKey, false);
 }
 
+std::uint64_t current_operator() {
+  return operator_number;
+}
+
+void begin_operator() {
+  ++operator_number;
+}
+
 at::Tensor with_touch_key(const at::Tensor& tensor) {
   auto keyed = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(tensor.storage()), tensor.key_set() | c10::DispatchKeySet(kTouchKey),
@@ -113,6 +124,7 @@ at::Tensor with_touch_key(const at::Tensor& tensor) {
 }  // namespace tessera::fsdp
 
 void tessera::touch(const at::Tensor& parameter) {
+  fsdp::begin_operator();
   fsdp::touch_storage(parameter);
 }
 

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <cstdint>
+
 namespace tessera::fsdp {
 
 /// [Note: Touch] libtorch's modules have no forward hooks, so a unit is gathered when an operator
@@ -39,6 +41,12 @@ class TouchRegistration {
 
 /// Does what an operator does that uses `tensor`; nothing where it carries no key.
 void touch_storage(const at::Tensor& tensor);
+
+/// Returns the number of the operator whose arguments are being looked at on this thread: what one
+/// operator uses must be there together.
+std::uint64_t current_operator();
+/// Numbers what is looked at from here on as another one.
+void begin_operator();
 
 /// Returns a tensor over the same storage that carries the key. Not a view as autograd knows it.
 at::Tensor with_touch_key(const at::Tensor& tensor);

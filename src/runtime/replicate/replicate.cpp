@@ -67,9 +67,9 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   registry::GradientSync sync_ = registry::GradientSync::on;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::vector<bool> was_ready_;  // parallel to parameters_, in this backward
-  std::size_t num_sent_ = 0;     // buckets that have left, from the first on
-  bool is_end_queued_ = false;
+  std::vector<bool> was_ready_;     // parallel to parameters_, in this backward
+  std::size_t num_sent_ = 0;        // buckets that have left, from the first on
+  std::weak_ptr<void> queued_end_;  // lives as long as the backward at whose end it was queued
 };
 
 /// Sits on each parameter.
@@ -128,9 +128,12 @@ void Reducer::gradient_ready(std::size_t index) {
                           "parameter of a replicated module", "a dense gradient", "a sparse one",
                           "an embedding made with sparse(true)?");
   }
-  if (!std::exchange(is_end_queued_, true)) {
+  if (queued_end_.expired()) {
+    reset();  // what a backward that failed has left
+    const auto token = std::make_shared<int>();
     torch::autograd::Engine::get_default_engine().queue_callback(
-        [self = shared_from_this()] { self->end_backward(); });
+        [self = shared_from_this(), token] { self->end_backward(); });
+    queued_end_ = token;
   }
   Bucket& bucket = buckets_[parameter.bucket];
   if (parameter.bucket < num_sent_) bucket.is_late = true;
@@ -212,7 +215,7 @@ void Reducer::reset() {
   }
   was_ready_.assign(was_ready_.size(), false);
   num_sent_ = 0;
-  is_end_queued_ = false;
+  queued_end_.reset();
 }
 
 void refuse_applied(const Module& module, const std::string& fqn) {

@@ -30,7 +30,8 @@ class [[nodiscard]] ForwardScope {
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
 
-  /// Lets a second backward through `output` (retain_graph) open the pass again.
+  /// Lets a second backward through `output` (retain_graph) open the pass again; and lets the pass
+  /// end where everything that was watched is dropped without a backward.
   void watch(const at::Tensor& output);
   /// Returns a floating-point tensor in the root's param_dtype, any other as it is.
   at::Tensor cast_input(at::Tensor input) const;
@@ -38,11 +39,13 @@ class [[nodiscard]] ForwardScope {
  private:
   std::shared_ptr<fsdp::Pass> pass_;
   int num_uncaught_;
+  bool is_watched_ = false;
   bool was_autocast_cache_enabled_;
 };
 
 /// Gradients of passes that end within this scope are not reduced: they add up, unsharded, until a
-/// pass outside of it does. Not collective.
+/// pass outside of it does. Scopes nest. `zero_grad` does not reach what is kept here. Not
+/// collective.
 class [[nodiscard]] NoSyncScope {
  public:
   explicit NoSyncScope(torch::nn::Module& root);
@@ -52,6 +55,7 @@ class [[nodiscard]] NoSyncScope {
 
  private:
   std::shared_ptr<fsdp::Pass> pass_;
+  bool is_outermost_;
 };
 
 /// Returns whether a pass over `module`, or over a root above it, is open. Not collective.

@@ -61,7 +61,8 @@ struct FullyShardOptions {
 /// (`tessera::forward`) shows them whole. Modules below that are sharded already keep their own
 /// units; the rest of the parameters become this module's, flat, in the order of the module tree.
 /// Composable: apply it from the inside out, or let `policy` do so.
-/// Collective over the mesh where module states are synced. Call it before the optimizer is built.
+/// Collective over the mesh where module states are synced. Call it before the optimizer is built;
+/// one that keeps no state yet may be there (not Adagrad, which makes its own at once).
 /// Throws: Error(invalid_argument) where the module is not held by a shared_ptr, is sharded
 /// already, mixes devices, has gradients, or meta tensors and no `param_init_fn`;
 /// Error(unsupported) for a dtype that cannot be flattened. Source:

@@ -1,0 +1,214 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "runtime/support/checks.h"
+
+// Programs that are a little off the usual course, and must be right or refused all the same.
+
+namespace tessera {
+namespace {
+
+using test::error_of;
+using test::expect_gradients_of;
+using test::expect_same;
+using test::gradients;
+using test::seeded;
+using ::testing::HasSubstr;
+
+struct PairImpl : torch::nn::Module {
+  PairImpl() {
+    left = register_module("left", torch::nn::Linear(5, 5));
+    right = register_module("right", torch::nn::Linear(5, 5));
+    last = register_module("last", torch::nn::Linear(5, 2));
+  }
+  /// Operators that use both units at once.
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor both = torch::cat({left->weight, right->weight}, 0);
+    const at::Tensor difference = left->weight - right->weight;
+    return last->forward(torch::tanh(x.mm(both.t()).narrow(1, 0, 5) + x.mm(difference)));
+  }
+  torch::nn::Linear left{nullptr}, right{nullptr}, last{nullptr};
+};
+TORCH_MODULE(Pair);
+
+at::Tensor some_rows() {
+  return torch::linspace(-1, 1, 10).reshape({2, 5});
+}
+
+class PassFaultsTest : public ::testing::TestWithParam<ShardingStrategy> {};
+
+TEST_P(PassFaultsTest, B1_OneOperatorOverParametersOfSeveralUnits) {
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    Pair unsharded = seeded<Pair>();
+    Pair model = seeded<Pair>();
+    fully_shard(
+        *model,
+        {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = GetParam()});
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor expected = unsharded->forward(some_rows()).pow(2).sum();
+      const at::Tensor found = forward(model, some_rows()).pow(2).sum();
+      EXPECT_TRUE(torch::allclose(found, expected));
+      expected.backward();
+      found.backward();
+    }
+    expect_gradients_of(*unsharded, *model, mesh);
+  });
+}
+
+test::Mlp sharded_mlp(const dist::Mesh& mesh, ShardingStrategy strategy) {
+  test::Mlp model = seeded<test::Mlp>();
+  fully_shard(
+      *model,
+      {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
+  return model;
+}
+
+at::Tensor some_input() {
+  return torch::linspace(-1, 1, 14).reshape({2, 7});
+}
+
+TEST_P(PassFaultsTest, B21_GradientsMayBeZeroedBetweenForwardAndBackward) {
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::Mlp model = sharded_mlp(mesh, GetParam());
+    forward(model, some_input()).sum().backward();
+    const std::vector<at::Tensor> once = gradients(*model);
+    for (const bool set_to_none : {true, false}) {
+      const at::Tensor loss = forward(model, some_input()).sum();
+      model->zero_grad(set_to_none);
+      loss.backward();
+      expect_same(gradients(*model), once);
+    }
+  });
+}
+
+TEST_P(PassFaultsTest, B21_AForwardWhoseResultIsDroppedLeavesNothingOpen) {
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::Mlp model = sharded_mlp(mesh, GetParam());
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    forward(model, some_input()).sum().backward();
+    const std::vector<at::Tensor> once = gradients(*model);
+    static_cast<void>(forward(model, some_input()));  // a validation that forgets NoGradGuard
+    EXPECT_FALSE(is_in_pass(*model));
+    expect_same(gradients(*model), once);
+    const at::Tensor before = model->down->weight.detach().clone();
+    optimizer.step();
+    EXPECT_TRUE(before.numel() == 0 || !model->down->weight.detach().equal(before));
+  });
+}
+
+TEST_P(PassFaultsTest, B22_AStepBetweenForwardAndBackwardIsNotSilent) {
+  if (GetParam() == NO_SHARD) return;  // whole parameters, whole gradients: a step like any other
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::Mlp model = sharded_mlp(mesh, GetParam());
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    forward(model, some_input()).sum().backward();
+    const at::Tensor kept = forward(model, some_input());
+    EXPECT_NE(error_of([&] { optimizer.step(); }), "none");
+  });
+}
+
+TEST_P(PassFaultsTest, B22_ABackwardThatFailedLeavesNothingBehind) {
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::Mlp model = sharded_mlp(mesh, GetParam());
+    forward(model, some_input()).sum().backward();
+    const std::vector<at::Tensor> once = gradients(*model);
+    model->zero_grad();
+    bool fails = true;
+    at::Tensor input = some_input().requires_grad_();
+    input.register_hook([&](const at::Tensor&) {
+      if (fails) throw std::runtime_error("the user's own");
+    });
+    const at::Tensor loss = forward(model, input).sum();
+    EXPECT_THAT(error_of([&] { loss.backward({}, /*retain_graph=*/true); }),
+                HasSubstr("the user's own"));
+    fails = false;
+    loss.backward();
+    expect_same(gradients(*model), once);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, PassFaultsTest,
+                         ::testing::Values(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD),
+                         [](const auto& test) { return std::string(to_string(test.param)); });
+
+TEST(PassFaultsAloneTest, B21_NoSyncScopesNest) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
+    const std::uint64_t before = mesh.world()->traffic().reduce_scatter;
+    const NoSyncScope outer(*model);
+    { const NoSyncScope inner(*model); }
+    forward(model, some_input()).sum().backward();
+    EXPECT_EQ(mesh.world()->traffic().reduce_scatter, before);
+  });
+}
+
+/// Uses a unit, or passes it by.
+struct MaybeImpl : torch::nn::Module {
+  MaybeImpl() {
+    first = register_module("first", torch::nn::Linear(5, 5));
+    second = register_module("second", torch::nn::Linear(5, 5));
+  }
+  at::Tensor forward(const at::Tensor& x, bool uses_first) {
+    return second->forward(uses_first ? first->forward(x) : x);
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Maybe);
+
+Maybe sharded_maybe(const dist::Mesh& mesh) {
+  Maybe model = seeded<Maybe>();
+  fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
+  return model;
+}
+
+TEST(PassFaultsAloneTest, B21_WhatWasKeptUnderNoSyncIsReducedThoughThePassDoesNotUseIt) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Maybe unsharded = seeded<Maybe>();
+    Maybe model = sharded_maybe(mesh);
+    {
+      const NoSyncScope no_sync(*model);
+      forward(model, some_rows(), true).sum().backward();
+    }
+    forward(model, some_rows(), false).sum().backward();
+    unsharded->forward(some_rows(), true).sum().backward();
+    unsharded->forward(some_rows(), false).sum().backward();
+    expect_gradients_of(*unsharded, *model, mesh);
+  });
+}
+
+TEST(PassFaultsAloneTest, B22_ARankWhosePassEndsEarlyIsToldNotMixedUp) {
+  dist::MeshOptions options;
+  options.timeout = std::chrono::milliseconds(1500);
+  test::on_ranks(
+      2,
+      [](const dist::Mesh& mesh) {
+        test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
+        const at::NoGradGuard no_grad;
+        forward(model, some_input());
+        const std::string error = error_of([&] {
+          // Rank 1 leaves after the first layer, once.
+          {
+            const ForwardScope scope(*model);
+            const at::Tensor hidden = model->up->forward(some_input());
+            if (mesh.rank() == 0) model->down->forward(model->middle->forward(hidden));
+          }
+          forward(model, some_input());
+        });
+        EXPECT_NE(error, "none");
+        if (mesh.rank() == 1) {
+          EXPECT_THAT(error, HasSubstr("end the pass"));
+        }
+      },
+      options);
+}
+
+TEST(PassFaultsAloneTest, B12_TheGreatestOfGradientsThatAreNoNumbersIsNone) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
+    (forward(model, some_input()).sum() * std::numeric_limits<double>::quiet_NaN()).backward();
+    EXPECT_TRUE(std::isnan(clip_grad_norm_(*model, 1, std::numeric_limits<double>::infinity())));
+  });
+}
+
+}  // namespace
+}  // namespace tessera
