@@ -307,7 +307,7 @@ void FlatParamHandle::leave_pass() {
     if (!shown.defined()) continue;
     Tensor gradient = is_put_aside_[i] ? std::exchange(kept_gradients_[i], Tensor())
                                        : Tensor(shown.mutable_grad());
-    if (was_reduced_[i]) {
+    if (was_reduced_[i] && sharded_grad_.defined()) {
       const Tensor reduced = sharded_view(sharded_grad_, i);
       if (gradient.defined()) {
         gradient.add_(reduced);
@@ -529,6 +529,14 @@ void FlatParamHandle::finish_reduce() {
   streams_->make_wait(streams_->compute(), streams_->post_backward);
   unsharded_grad_in_flight_ = sharded_grad_in_flight_ = Tensor();
   is_all_reducing_ = false;
+}
+
+std::vector<bool> FlatParamHandle::gave_gradients() const {
+  std::vector<bool> gave = was_reduced_;
+  for (std::size_t i = 0; i < gave.size(); ++i) {
+    gave[i] = gave[i] || has_gradient_[i] || has_unsynced_[i];
+  }
+  return gave;
 }
 
 void FlatParamHandle::keep_unsharded_gradient() {

@@ -150,6 +150,11 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool is_reducing() const { return unsharded_grad_in_flight_.defined(); }
   /// What operators get from here on finds the averaged gradient. Collective in hybrid strategies.
   void finish_reduce();
+  /// Returns for each parameter whether this rank has given, or is about to give, a gradient of it
+  /// in this pass.
+  std::vector<bool> gave_gradients() const;
+  /// Says for which parameters any rank did: what was reduced holds theirs.
+  void set_reduced(const std::vector<bool>& any_gave) { was_reduced_ = any_gave; }
   /// Keeps the flat gradient of this pass for the next one (no_sync).
   void keep_unsharded_gradient();
 

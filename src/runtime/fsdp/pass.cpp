@@ -385,6 +385,38 @@ void Pass::gradient_comes() {
   if (is_open_) queue_end_of_backward();
 }
 
+/// A rank that has not used a parameter holds a part of its gradient all the same, where others
+/// have.
+void Pass::share_what_was_reduced() {
+  std::vector<std::vector<dist::Group*>> all_groups;  // each set of groups once, in order
+  for (const auto& handle : handles_) {
+    auto groups = groups_of(*handle);
+    if (!groups.empty() && std::ranges::find(all_groups, groups) == all_groups.end()) {
+      all_groups.push_back(std::move(groups));
+    }
+  }
+  for (const auto& groups : all_groups) {
+    std::vector<int> counts;
+    for (const auto& handle : handles_) {
+      if (groups_of(*handle) != groups) continue;
+      for (const bool gave : handle->gave_gradients()) counts.push_back(gave ? 1 : 0);
+    }
+    at::Tensor sum = torch::tensor(counts, at::kInt).to(groups.front()->device());
+    for (dist::Group* const group : groups)
+      group->all_reduce(sum, "which gradients there are").wait();
+    // Only who lacks one waits for the device.
+    if (std::ranges::find(counts, 0) == counts.end()) continue;
+    sum = sum.to(at::kCPU);
+    const int* next = sum.data_ptr<int>();
+    for (const auto& handle : handles_) {
+      if (groups_of(*handle) != groups) continue;
+      std::vector<bool> any_gave(handle->unit().parameters.size());
+      for (std::size_t i = 0; i < any_gave.size(); ++i) any_gave[i] = *next++ > 0;
+      handle->set_reduced(any_gave);
+    }
+  }
+}
+
 void Pass::end_backward() {
   const std::lock_guard lock(mutex_);
   if (!is_open_) return;
@@ -397,6 +429,7 @@ void Pass::end_backward() {
         reduce(*handle);
       }
     }
+    if (gradients_ == Gradients::sync) share_what_was_reduced();
     finish_reduces();
   } catch (...) {
     abort();

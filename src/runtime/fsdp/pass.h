@@ -112,6 +112,7 @@ class Pass final : public HandleEvents,
   void free_unused();
   void reduce(FlatParamHandle& handle);
   void finish_reduces();
+  void share_what_was_reduced();
   std::size_t index_of(const FlatParamHandle& handle) const;
 
   mutable std::recursive_mutex mutex_;

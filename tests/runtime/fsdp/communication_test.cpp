@@ -23,6 +23,7 @@ using test::Transformer;
 struct Sizes {
   std::uint64_t root = 0;
   std::uint64_t blocks = 0;
+  std::uint64_t flags = 0;  // by which ranks tell each other which gradients there are
 };
 
 Sizes sizes_of(const Transformer& model, int num_ranks) {
@@ -30,6 +31,7 @@ Sizes sizes_of(const Transformer& model, int num_ranks) {
   for (const FlatParameterInfo& info : handles(*model)) {
     const auto nbytes = static_cast<std::uint64_t>(info.sharded_numel * num_ranks) * sizeof(float);
     (info.module_fqn.empty() ? sizes.root : sizes.blocks) += nbytes;
+    sizes.flags += info.parameters.size() * sizeof(int);
   }
   return sizes;
 }
@@ -52,11 +54,12 @@ TEST_P(CommunicationTest, B10_BytesPerStepFollowTheFormula) {
     const std::uint64_t all = sizes.root + sizes.blocks;
     dist::Traffic expected;
     if (strategy == FULL_SHARD) {
-      expected = {all + sizes.blocks, all, 0, 0};  // the root stays gathered between the two
+      expected = {all + sizes.blocks, all, sizes.flags,
+                  0};  // the root stays gathered between the two
     } else if (strategy == SHARD_GRAD_OP) {
-      expected = {all, all, 0, 0};
+      expected = {all, all, sizes.flags, 0};
     } else {
-      expected = {0, 0, all, 0};
+      expected = {0, 0, all + sizes.flags, 0};
     }
     for (int step = 0; step < 3; ++step) {
       const dist::Traffic before = mesh.world()->traffic();
@@ -91,8 +94,9 @@ TEST(CommunicationBytesTest, B10_HybridGathersWithinTheShardAxisAndAveragesShard
           const std::uint64_t all = sizes.root + sizes.blocks;
           forward(model, some_ids()).sum().backward();
           const std::uint64_t gathered = strategy == HYBRID_SHARD ? all + sizes.blocks : all;
-          EXPECT_EQ(mesh.axis("shard")->traffic(), (dist::Traffic{gathered, all, 0, 0}));
-          EXPECT_EQ(mesh.axis("replicate")->traffic(), (dist::Traffic{0, 0, all / 2, 0}));
+          EXPECT_EQ(mesh.axis("shard")->traffic(), (dist::Traffic{gathered, all, sizes.flags, 0}));
+          EXPECT_EQ(mesh.axis("replicate")->traffic(),
+                    (dist::Traffic{0, 0, all / 2 + sizes.flags, 0}));
         },
         mesh_options);
   }
@@ -123,8 +127,9 @@ TEST(CommunicationBytesTest, B11_LowPrecisionHalvesTheBytes) {
     const dist::Traffic half = traffic_of({.param_dtype = torch::kBFloat16});
     const dist::Traffic mixed =
         traffic_of({.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat});
-    EXPECT_EQ(half, (dist::Traffic{full.all_gather / 2, full.reduce_scatter / 2, 0, 0}));
-    EXPECT_EQ(mixed, (dist::Traffic{full.all_gather / 2, full.reduce_scatter, 0, 0}));
+    EXPECT_EQ(half,
+              (dist::Traffic{full.all_gather / 2, full.reduce_scatter / 2, full.all_reduce, 0}));
+    EXPECT_EQ(mixed, (dist::Traffic{full.all_gather / 2, full.reduce_scatter, full.all_reduce, 0}));
   });
 }
 

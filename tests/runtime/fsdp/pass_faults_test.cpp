@@ -176,6 +176,23 @@ TEST(PassFaultsAloneTest, B21_WhatWasKeptUnderNoSyncIsReducedThoughThePassDoesNo
   });
 }
 
+/// One unit, of which ranks use different parameters: the average is that of all ranks.
+TEST(PassFaultsAloneTest, B10_AParameterThatOneRankAloneUsesIsTrainedOnAll) {
+  for (const ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD}) {
+    test::on_ranks(3, [&](const dist::Mesh& mesh) {
+      Maybe unsharded = seeded<Maybe>();
+      Maybe model = seeded<Maybe>();
+      fully_shard(*model, {.mesh = mesh, .strategy = strategy});
+      forward(model, some_rows(), mesh.rank() == 1).sum().backward();
+      for (int rank = 0; rank < 3; ++rank) {
+        (unsharded->forward(some_rows(), rank == 1).sum() / 3).backward();
+      }
+      expect_gradients_of(*unsharded, *model, mesh);
+      EXPECT_TRUE(model->first->weight.grad().defined());
+    });
+  }
+}
+
 TEST(PassFaultsAloneTest, B22_ARankWhosePassEndsEarlyIsToldNotMixedUp) {
   dist::MeshOptions options;
   options.timeout = std::chrono::milliseconds(1500);
