@@ -1,6 +1,5 @@
 #include "runtime/fsdp/pass.h"
 
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/types.h>
 
@@ -107,11 +106,8 @@ void Pass::enter_forward() {
   // A backward that ended with an exception never came to its end.
   if (is_open_ && is_end_queued_ && !is_in_backward()) abort();
   if (!is_open_) {
-    open();
+    open(at::GradMode::is_enabled() ? PassKind::training : PassKind::inference);
     records_gradients_ = false;
-    const PassKind kind = at::GradMode::is_enabled() ? PassKind::training : PassKind::inference;
-    order_.begin_pass(kind);
-    execution_order_.begin_pass(kind);
   }
   records_gradients_ = records_gradients_ || at::GradMode::is_enabled();
   if (forward_depth_ == 0) {
@@ -161,9 +157,7 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
 void Pass::enter_backward() {
   const std::lock_guard lock(mutex_);
   if (!is_open_) {
-    open();
-    order_.begin_pass(PassKind::training);
-    execution_order_.begin_pass(PassKind::training);
+    open(PassKind::training);
     records_gradients_ = true;
   }
   queue_end_of_backward();
@@ -179,7 +173,7 @@ Pass::Gradients Pass::set_gradients(Gradients gradients) {
   return before;
 }
 
-void Pass::open() {
+void Pass::open(PassKind kind) {
   const UntouchedScope untouched;
   is_tracing_ = forward_order_.empty();
   is_visited_.clear();
@@ -207,6 +201,8 @@ void Pass::open() {
   is_end_queued_ = has_had_backward_ = false;
   last_touched_ = nullptr;
   gathered_.clear();
+  order_.begin_pass(kind);
+  execution_order_.begin_pass(kind);
 }
 
 void Pass::close() {
@@ -365,19 +361,14 @@ void Pass::finish_reduces() {
 // The engine binds a callback to the graph task that runs now. Within recomputation that may be an
 // inner one; what comes first in a backward is in the outer one.
 void Pass::queue_end_of_backward() {
-  if (is_end_queued_ && !queued_end_.expired()) return;
+  if (is_end_queued_ && end_of_backward_.is_queued()) return;
   if (is_end_queued_) {
     // The backward before this one failed: what it left is no gradient.
     abort();
-    open();
-    order_.begin_pass(PassKind::training);
-    execution_order_.begin_pass(PassKind::training);
+    open(PassKind::training);
   }
-  const auto token = std::make_shared<int>();
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [pass = shared_from_this(), token] { pass->end_backward(); });
+  end_of_backward_.queue([pass = shared_from_this()] { pass->end_backward(); });
   is_end_queued_ = true;
-  queued_end_ = token;
 }
 
 void Pass::gradient_comes() {

@@ -12,6 +12,7 @@
 #include "runtime/fsdp/order_check.h"
 #include "runtime/fsdp/rate_limiter.h"
 #include "runtime/fsdp/streams.h"
+#include "runtime/registry/end_of_backward.h"
 #include "tessera/runtime/registry/registry.h"
 
 namespace tessera::fsdp {
@@ -99,7 +100,7 @@ class Pass final : public HandleEvents,
 
   class GraphToken;
 
-  void open();
+  void open(PassKind kind);
   void close();
   void graph_died(std::uint64_t number);
   void queue_end_of_backward();
@@ -127,9 +128,9 @@ class Pass final : public HandleEvents,
   std::uint64_t number_ = 0;        // of passes that have been opened
   int num_graphs_ = 0;              // alive, of those that keep a token
   bool has_unwatched_graph_ = false;
-  bool is_end_queued_ = false;      // at the end of the backward that is running
-  std::weak_ptr<void> queued_end_;  // lives as long as that backward
-  bool has_had_backward_ = false;   // within the forward that is running
+  bool is_end_queued_ = false;  // at the end of the backward that is running
+  registry::EndOfBackward end_of_backward_;
+  bool has_had_backward_ = false;  // within the forward that is running
   Gradients gradients_ = Gradients::sync;
   ExecutionOrder execution_order_;
   std::shared_ptr<const Streams> streams_;

@@ -1,6 +1,5 @@
 #include "tessera/runtime/replicate/replicate.h"
 
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/types.h>
 
@@ -8,6 +7,7 @@
 #include <mutex>
 
 #include "runtime/dist/sync_states.h"
+#include "runtime/registry/end_of_backward.h"
 #include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/registry.h"
@@ -67,9 +67,9 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   registry::GradientSync sync_ = registry::GradientSync::on;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::vector<bool> was_ready_;     // parallel to parameters_, in this backward
-  std::size_t num_sent_ = 0;        // buckets that have left, from the first on
-  std::weak_ptr<void> queued_end_;  // lives as long as the backward at whose end it was queued
+  std::vector<bool> was_ready_;  // parallel to parameters_, in this backward
+  std::size_t num_sent_ = 0;     // buckets that have left, from the first on
+  registry::EndOfBackward end_of_backward_;
 };
 
 /// Sits on each parameter.
@@ -128,12 +128,9 @@ void Reducer::gradient_ready(std::size_t index) {
                           "parameter of a replicated module", "a dense gradient", "a sparse one",
                           "an embedding made with sparse(true)?");
   }
-  if (queued_end_.expired()) {
+  if (!end_of_backward_.is_queued()) {
     reset();  // what a backward that failed has left
-    const auto token = std::make_shared<int>();
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [self = shared_from_this(), token] { self->end_backward(); });
-    queued_end_ = token;
+    end_of_backward_.queue([self = shared_from_this()] { self->end_backward(); });
   }
   Bucket& bucket = buckets_[parameter.bucket];
   if (parameter.bucket < num_sent_) bucket.is_late = true;
@@ -215,7 +212,7 @@ void Reducer::reset() {
   }
   was_ready_.assign(was_ready_.size(), false);
   num_sent_ = 0;
-  queued_end_.reset();
+  end_of_backward_.forget();
 }
 
 void refuse_applied(const Module& module, const std::string& fqn) {

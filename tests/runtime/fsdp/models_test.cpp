@@ -290,30 +290,36 @@ dist::MeshOptions mesh_options_of(ShardingStrategy strategy) {
   return options;
 }
 
+/// Holds what ranks come to against `expected`: exactly, but on three.
+void expect_on_all_world_sizes(const Setup& setup, Way way, const MixedPrecision& precision,
+                               const Outcome& expected, const Tolerance& of_three) {
+  for (const int world_size : world_sizes_of(setup.strategy)) {
+    test::on_ranks(
+        world_size,
+        [&](const dist::Mesh& mesh) {
+          SCOPED_TRACE("way " + std::to_string(static_cast<int>(way)) + " on " +
+                       std::to_string(world_size) + " ranks");
+          expect_same_outcome(train_sharded(setup.kind, way, mesh, setup.strategy, precision),
+                              expected, world_size == 3 ? of_three : kNone);
+        },
+        mesh_options_of(setup.strategy));
+  }
+}
+
 class ModelsTest : public ::testing::TestWithParam<Setup> {};
 class ModelsInBFloat16Test : public ::testing::TestWithParam<Setup> {};
 
 /// All ranks have the same gradients, whose average is exact where the number of ranks is a power
 /// of two: bit for bit the unsharded run. Else a sum of three is rounded.
 TEST_P(ModelsTest, B1_B10_B12_B19_EqualTheUnshardedRun) {
-  const auto [kind, strategy] = GetParam();
+  const Kind kind = GetParam().kind;
   for (const Way way : {Way::plain, Way::recompute, Way::accumulate, Way::accumulate_no_sync}) {
     const bool has_batch_statistics = kind == Kind::convolution;
     if (way == Way::recompute && has_batch_statistics) {
       continue;  // a second call updates them twice
     }
     const Outcome expected = train_unsharded(kind, way);
-    for (const int world_size : world_sizes_of(strategy)) {
-      test::on_ranks(
-          world_size,
-          [&, kind = kind, strategy = strategy](const dist::Mesh& mesh) {
-            SCOPED_TRACE("way " + std::to_string(static_cast<int>(way)) + " on " +
-                         std::to_string(world_size) + " ranks");
-            expect_same_outcome(train_sharded(kind, way, mesh, strategy), expected,
-                                world_size == 3 ? Tolerance{1e-6, 5e-6} : kNone);
-          },
-          mesh_options_of(strategy));
-    }
+    expect_on_all_world_sizes(GetParam(), way, {}, expected, {1e-6, 5e-6});
   }
 }
 
@@ -327,17 +333,7 @@ TEST_P(ModelsInBFloat16Test, B11_IsTheSameOnAnyNumberOfRanks) {
     for (std::size_t i = 0; i < expected.losses.size(); ++i) {
       expect_near(expected.losses[i], in_float.losses[i], 0.02, "loss in bfloat16");
     }
-    for (const int world_size : world_sizes_of(strategy)) {
-      test::on_ranks(
-          world_size,
-          [&, kind = kind, strategy = strategy](const dist::Mesh& mesh) {
-            SCOPED_TRACE("way " + std::to_string(static_cast<int>(way)) + " on " +
-                         std::to_string(world_size) + " ranks");
-            expect_same_outcome(train_sharded(kind, way, mesh, strategy, precision), expected,
-                                world_size == 3 ? Tolerance{1e-2, 5e-2} : kNone);
-          },
-          mesh_options_of(strategy));
-    }
+    expect_on_all_world_sizes(GetParam(), way, precision, expected, {1e-2, 5e-2});
   }
 }
 
