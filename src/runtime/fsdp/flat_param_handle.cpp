@@ -75,10 +75,10 @@ class FlatParamHandle::GradientHook final : public torch::autograd::PostAccumula
   std::size_t index_;
 };
 
-std::shared_ptr<FlatParamHandle> FlatParamHandle::create(const std::string& unit_name,
-                                                         std::vector<ManagedParameter> parameters,
-                                                         std::vector<SharedParameter> shared,
-                                                         HandleOptions options) {
+std::shared_ptr<FlatParamHandle> FlatParamHandle::create(
+    const std::shared_ptr<torch::nn::Module>& owner, const std::string& unit_name,
+    std::vector<ManagedParameter> parameters, std::vector<SharedParameter> shared,
+    HandleOptions options) {
   std::vector<std::pair<std::string, Shape>> shapes;
   for (const ManagedParameter& parameter : parameters) {
     shapes.emplace_back(parameter.fqn,
@@ -91,6 +91,7 @@ std::shared_ptr<FlatParamHandle> FlatParamHandle::create(const std::string& unit
   align(unit, kAlignmentNbytes / static_cast<std::int64_t>(c10::elementSize(compute_dtype)));
   std::shared_ptr<FlatParamHandle> handle(
       new FlatParamHandle(std::move(unit), std::move(shared), std::move(options)));
+  handle->owner_ = owner;
   handle->take_over(parameters);
   return handle;
 }
@@ -108,13 +109,23 @@ std::string FlatParamHandle::display_name() const {
   return unit_.name.empty() ? "the root" : unit_.name;
 }
 
-void FlatParamHandle::join_root(const std::string& fqn) {
-  if (std::exchange(has_root_, true)) {
+void FlatParamHandle::join_root(std::weak_ptr<const void> root, const std::string& fqn) {
+  if (!root_.expired()) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "fully sharded module",
                           "one root", "a second one",
-                          "forward of a part, when the whole has been used as the root?");
+                          "forward of the whole and of a part of it, each as a root?");
   }
+  root_ = std::move(root);
   unit_.name = fqn;
+}
+
+void FlatParamHandle::check_tree(const std::unordered_set<const at::TensorImpl*>& in_tree) const {
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    const Tensor shown = parameter(i);
+    if (shown.defined() && in_tree.contains(shown.unsafeGetTensorImpl())) continue;
+    refuse(ErrorKind::invalid_argument, i, "the parameter that fully_shard took over",
+           "none of its modules that has it", "replaced in its module?");
+  }
 }
 
 void FlatParamHandle::refuse(ErrorKind kind, std::size_t index, const std::string& expected,

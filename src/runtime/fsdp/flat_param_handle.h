@@ -1,10 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "runtime/fsdp/streams.h"
@@ -68,20 +70,25 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Takes the parameters over: copies this rank's part of each, and frees the rest.
   /// Requires: one dtype and one device; every parameter a leaf that nobody manages yet.
   /// `unit_name` is what the unit is called as far as is known by now.
-  static std::shared_ptr<FlatParamHandle> create(const std::string& unit_name,
+  static std::shared_ptr<FlatParamHandle> create(const std::shared_ptr<torch::nn::Module>& owner,
+                                                 const std::string& unit_name,
                                                  std::vector<ManagedParameter> parameters,
                                                  std::vector<SharedParameter> shared,
                                                  HandleOptions options);
   ~FlatParamHandle();
 
+  /// The fully sharded module.
+  const std::weak_ptr<torch::nn::Module>& owner() const { return owner_; }
   const FlatUnit& unit() const { return unit_; }
   const std::vector<SharedParameter>& shared_parameters() const { return shared_; }
   const HandleOptions& options() const { return options_; }
   /// Returns the unit's name for messages: `layers.0`, `the root`.
   std::string display_name() const;
   /// Takes the name that the owning module has below its root. Throws: Error(invalid_argument)
-  /// where another root has taken it in.
-  void join_root(const std::string& fqn);
+  /// where another root that is alive has taken it in.
+  void join_root(std::weak_ptr<const void> root, const std::string& fqn);
+  /// Throws: Error(invalid_argument) naming a parameter that no module of the tree has any more.
+  void check_tree(const std::unordered_set<const at::TensorImpl*>& in_tree) const;
 
   /// Returns the parameter, or an undefined tensor where it has died.
   at::Tensor parameter(std::size_t index) const { return weak_parameters_[index].lock(); }
@@ -206,6 +213,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,
                            const std::string& found, const std::string& likely_cause = {}) const;
 
+  std::weak_ptr<torch::nn::Module> owner_;
   FlatUnit unit_;
   std::vector<SharedParameter> shared_;
   HandleOptions options_;
@@ -214,7 +222,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool reshards_after_forward_;
   bool reduces_gradients_ = true;
   bool is_tracing_ = false;
-  bool has_root_ = false;
+  std::weak_ptr<const void> root_;
   bool is_in_pass_ = false;
   std::weak_ptr<HandleEvents> events_;      // while in a pass
   std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first

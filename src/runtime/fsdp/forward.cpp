@@ -34,8 +34,7 @@ void ForwardScope::watch(const at::Tensor& output) {
 }
 
 at::Tensor ForwardScope::cast_input(at::Tensor input) const {
-  if (pass_->handles().empty()) return input;
-  const MixedPrecision& precision = pass_->handles().front()->options().mixed_precision;
+  const MixedPrecision& precision = pass_->input_precision();
   if (!precision.param_dtype || precision.inputs == MixedPrecision::Inputs::keep ||
       !input.defined() || !input.is_floating_point()) {
     return input;
@@ -44,12 +43,14 @@ at::Tensor ForwardScope::cast_input(at::Tensor input) const {
 }
 
 bool is_in_pass(const torch::nn::Module& module) {
-  if (const auto sharded = registry::find<fsdp::ShardedModule>(module);
-      sharded && !sharded->handles.empty()) {
-    return sharded->handles.front()->is_in_pass();
+  if (const auto sharded = registry::find<fsdp::ShardedModule>(module)) {
+    const auto pass = sharded->pass.lock();
+    return pass && pass->is_open();
   }
-  return std::ranges::any_of(module.children(),
-                             [](const auto& child) { return is_in_pass(*child); });
+  return std::ranges::any_of(module.parameters(), [](const at::Tensor& parameter) {
+    const auto handle = fsdp::FlatParamHandle::of(parameter);
+    return handle && handle->is_in_pass();
+  });
 }
 
 NoSyncScope::NoSyncScope(torch::nn::Module& root)

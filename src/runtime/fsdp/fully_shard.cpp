@@ -1,5 +1,6 @@
 #include "tessera/runtime/fsdp/fully_shard.h"
 
+#include <torch/csrc/autograd/variable.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -118,13 +119,13 @@ void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
   });
 }
 
-/// Gives a module's own meta tensors memory, and values by the user's function.
+/// Gives a module's own meta tensors memory, and values by the user's function. Where that throws
+/// they are as they were.
 void materialize(const ModulePtr& module, const std::string& fqn,
                  const FullyShardOptions& options) {
-  bool has_meta = false;
+  std::vector<std::pair<at::Tensor, at::Tensor>> given;  // with what was there
   const auto give_memory = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_meta()) return;
-    has_meta = true;
     if (!options.param_init_fn) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = join_fqn(fqn, name)},
                             "parameter of a module to be fully sharded", "one with memory",
@@ -132,6 +133,7 @@ void materialize(const ModulePtr& module, const std::string& fqn,
     }
     const at::NoGradGuard no_grad;
     const at::Tensor memory = torch::empty_like(tensor, tensor.options().device(options.device));
+    given.emplace_back(tensor, tensor.detach());
     // In place: module and members hold this very TensorImpl.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
   };
@@ -141,9 +143,16 @@ void materialize(const ModulePtr& module, const std::string& fqn,
   for (const auto& each : module->named_buffers(/*recurse=*/false)) {
     give_memory(each.key(), each.value());
   }
-  if (!has_meta) return;
+  if (given.empty()) return;
   const at::NoGradGuard no_grad;
-  options.param_init_fn(*module);
+  try {
+    options.param_init_fn(*module);
+  } catch (...) {
+    for (const auto& [tensor, before] : given) {
+      tensor.unsafeGetTensorImpl()->shallow_copy_from(before.getIntrusivePtr());
+    }
+    throw;
+  }
 }
 
 void materialize_all(const ModulePtr& module, const std::string& fqn,
@@ -153,6 +162,23 @@ void materialize_all(const ModulePtr& module, const std::string& fqn,
     if (!is_closed(child.value(), options)) {
       materialize_all(child.value(), join_fqn(fqn, child.key()), options);
     }
+  }
+}
+
+/// Throws where the module's parameters are those of a unit around it: it cannot become one of its
+/// own any more. A module that has none but tied ones of a unit beside it may.
+void refuse_part_of_unit(const Module& module) {
+  const std::vector<at::Tensor> parameters = module.parameters();
+  for (const at::Tensor& parameter : parameters) {
+    const auto handle = FlatParamHandle::of(parameter);
+    const ModulePtr owner = handle ? handle->owner().lock() : nullptr;
+    if (!owner || owner.get() == &module) continue;
+    const auto inside = owner->modules(/*include_self=*/false);
+    if (std::ranges::find(inside, &module, &ModulePtr::get) == inside.end()) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {}, "fully_shard of " + module.name(),
+                          "a module whose parameters are in no unit yet",
+                          "one whose parameters are in the unit of " + owner->name() + " around it",
+                          "fully_shard goes from the inside out, or by a policy");
   }
 }
 
@@ -179,6 +205,13 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
                                 (found.tensor.is_leaf() ? "" : " with a graph"),
                             "ignored_states leaves it out");
     }
+    if (torch::autograd::impl::post_acc_grad_hooks(found.tensor)) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
+                            "parameter of a module to be fully sharded",
+                            "one that is no other API's", "one that replicate had taken over",
+                            "a weight tied to one of a replicated module? ignored_states leaves it "
+                            "out");
+    }
     if (found.tensor.grad().defined()) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
                             "parameter of a module to be fully sharded", "one without a gradient",
@@ -202,13 +235,16 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
   }
   auto unit = std::make_shared<ShardedModule>();
   unit->module = module;
+  unit->mixed_precision = options.mixed_precision;
   unit->forward_prefetch = options.forward_prefetch;
   unit->limit_all_gathers = options.limit_all_gathers;
   unit->backward_prefetch = options.backward_prefetch;
   for (auto& [dtype, group] : groups) {
-    unit->handles.push_back(FlatParamHandle::create(
-        at.fqn, std::move(group.parameters), std::move(group.shared), handle_options(options)));
+    unit->handles.push_back(FlatParamHandle::create(module, at.fqn, std::move(group.parameters),
+                                                    std::move(group.shared),
+                                                    handle_options(options)));
   }
+  if (unit->handles.empty()) refuse_part_of_unit(*module);
   registry::attach(*module, std::move(unit));
   registry::note_applied(*module, "fully_shard");
 }
@@ -292,7 +328,10 @@ std::vector<NamedStream> streams(const torch::nn::Module& root) {
 
 std::vector<std::string> recorded_order(const torch::nn::Module& root) {
   const auto pass = registry::find<fsdp::Pass>(root);
-  return pass ? pass->order().events() : std::vector<std::string>();
+  std::vector<std::string> names;
+  if (!pass) return names;
+  for (const fsdp::OrderedEvent& event : pass->order().events()) names.push_back(event.name);
+  return names;
 }
 
 }  // namespace tessera

@@ -5,7 +5,14 @@
 namespace tessera::fsdp {
 namespace {
 
-constexpr const char* kEnd = "end the pass";
+const OrderedEvent& end_event() {
+  static const OrderedEvent event{"end the pass", ""};
+  return event;
+}
+
+std::string text_of(const OrderedEvent& event) {
+  return event.details.empty() ? event.name : event.name + " (" + event.details + ")";
+}
 
 }  // namespace
 
@@ -15,8 +22,8 @@ void OrderCheck::begin_pass(PassKind kind) {
   has_deviated_ = false;
 }
 
-void OrderCheck::announce(const std::string& event, const std::vector<dist::Group*>& groups) {
-  const std::vector<std::string>& recorded = recorded_[static_cast<std::size_t>(kind_)];
+void OrderCheck::announce(const OrderedEvent& event, const std::vector<dist::Group*>& groups) {
+  const std::vector<OrderedEvent>& recorded = recorded_[static_cast<std::size_t>(kind_)];
   const std::size_t position = events_.size();
   events_.push_back(event);
   if (!has_deviated_ && position < recorded.size() && recorded[position] == event) return;
@@ -25,26 +32,28 @@ void OrderCheck::announce(const std::string& event, const std::vector<dist::Grou
 }
 
 void OrderCheck::end_pass(const std::vector<dist::Group*>& groups) {
-  std::vector<std::string>& recorded = recorded_[static_cast<std::size_t>(kind_)];
+  std::vector<OrderedEvent>& recorded = recorded_[static_cast<std::size_t>(kind_)];
   const bool is_cut_short = !has_deviated_ && events_.size() < recorded.size();
   if (is_cut_short) {
-    for (dist::Group* const group : groups) compare_with_others(kEnd, *group);
+    for (dist::Group* const group : groups) compare_with_others(end_event(), *group);
   }
   recorded = events_;
 }
 
 void OrderCheck::abort_pass() {
-  recorded_[static_cast<std::size_t>(kind_)].clear();
+  std::vector<OrderedEvent>& recorded = recorded_[static_cast<std::size_t>(kind_)];
+  if (has_deviated_ || events_.size() < recorded.size()) recorded.clear();
 }
 
-void OrderCheck::compare_with_others(const std::string& event, dist::Group& group) {
+void OrderCheck::compare_with_others(const OrderedEvent& event, dist::Group& group) {
   if (group.size() == 1) return;
+  const std::string own = text_of(event);
   c10d::Store& store = *group.store();
   const auto key = [&](std::uint64_t number, int rank) {
     return "order/" + std::to_string(number) + "/" + std::to_string(rank);
   };
   const std::uint64_t number = group.next_number();
-  store.set(key(number, group.rank()), std::vector<std::uint8_t>(event.begin(), event.end()));
+  store.set(key(number, group.rank()), std::vector<std::uint8_t>(own.begin(), own.end()));
   for (int rank = 0; rank < group.size(); ++rank) {
     if (rank == group.rank()) continue;
     std::string other;
@@ -54,15 +63,15 @@ void OrderCheck::compare_with_others(const std::string& event, dist::Group& grou
     } catch (const std::exception&) {
       throw Error(ErrorKind::io, {},
                   "rank " + std::to_string(group.rank()) + " (" + group.name() + ") is about to " +
-                      event + "; rank " + std::to_string(rank) + " said nothing in time");
+                      own + "; rank " + std::to_string(rank) + " said nothing in time");
     }
-    if (other == event) continue;
+    if (other == own) continue;
     std::string before;
-    const std::size_t last = event == kEnd ? events_.size() : events_.size() - 1;
-    for (std::size_t i = last < 4 ? 0 : last - 4; i < last; ++i) before += events_[i] + ", ";
+    const std::size_t last = event == end_event() ? events_.size() : events_.size() - 1;
+    for (std::size_t i = last < 4 ? 0 : last - 4; i < last; ++i) before += events_[i].name + ", ";
     throw Error::expected(
         ErrorKind::mismatch, {}, "order of collectives", "the same on all ranks of " + group.name(),
-        event + " on rank " + std::to_string(group.rank()) + ", " + other + " on rank " +
+        own + " on rank " + std::to_string(group.rank()) + ", " + other + " on rank " +
             std::to_string(rank) + (before.empty() ? "" : "; before it: " + before + "here"),
         "a branch that differs between ranks?");
   }

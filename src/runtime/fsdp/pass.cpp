@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "runtime/fsdp/traversal.h"
 #include "tessera/base/error.h"
@@ -24,6 +25,14 @@ std::vector<dist::Group*> groups_of(const FlatParamHandle& handle) {
     if (group->size() > 1) groups.push_back(group.get());
   }
   return groups;
+}
+
+/// Returns what ranks are about to do with a handle.
+OrderedEvent event_of(const std::string& verb, const FlatParamHandle& handle) {
+  const FlatUnit& unit = handle.unit();
+  return {verb + " " + handle.display_name(), std::string(dtype_name(unit.dtype)) + ", " +
+                                                  std::to_string(unpadded_numel(unit)) +
+                                                  " elements"};
 }
 
 /// Returns the groups of all handles, each once.
@@ -64,26 +73,38 @@ void collect_members(const Module& module,
 
 std::shared_ptr<Pass> Pass::of(Module& root) {
   if (auto pass = registry::find<Pass>(root)) return pass;
-  auto pass = std::make_shared<Pass>(root);
+  auto pass = std::make_shared<Pass>();
+  pass->take_in(root);
   registry::attach(root, pass);
   return pass;
 }
 
-Pass::Pass(Module& root) {
+/// Makes what is in the tree of `root` its own. A pass that throws here dies, and leaves it free.
+void Pass::take_in(Module& root) {
+  root_ = registry::weak_module(root);
   const std::vector<UnitInTree> units = units_in_tree(root);
   collect_members(root, members_);
+  if (units.empty() && members_.empty()) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "forward of " + root.name(),
+                          "a module with fully_shard or replicate applied to it or in it", "none");
+  }
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    const ShardedModule& sharded = *units[unit].sharded;
+    ShardedModule& sharded = *units[unit].sharded;
+    sharded.pass = weak_from_this();
     for (const auto& handle : sharded.handles) {
-      handle->join_root(units[unit].fqn);
+      handle->join_root(weak_from_this(), units[unit].fqn);
       handles_.push_back(handle);
       places_.push_back(
           {unit, units[unit].subtree_end, sharded.forward_prefetch, sharded.backward_prefetch});
     }
   }
-  if (handles_.empty() && members_.empty()) {
-    throw Error::expected(ErrorKind::invalid_argument, {}, "forward of " + root.name(),
-                          "a module with fully_shard or replicate applied to it or in it", "none");
+  // The unit of the root itself says it, or else the first one does.
+  if (!units.empty()) input_precision_ = units.front().sharded->mixed_precision;
+  for (const auto& handle : handles_) {
+    auto groups = groups_of(*handle);
+    if (!groups.empty() && std::ranges::find(reduced_over_, groups) == reduced_over_.end()) {
+      reduced_over_.push_back(std::move(groups));
+    }
   }
   streams_ = std::make_shared<Streams>(device_of(handles_));
   const bool limits_all_gathers = std::ranges::any_of(
@@ -173,8 +194,20 @@ Pass::Gradients Pass::set_gradients(Gradients gradients) {
   return before;
 }
 
+/// Throws where a module with parameters of units was replaced by another. Those of the optimizer
+/// would go on as they are, unused.
+void Pass::check_tree() const {
+  const ModulePtr root = root_.lock();
+  if (!root) return;  // in its destructor
+  std::unordered_set<const at::TensorImpl*> in_tree;
+  for_each_parameter(
+      *root, [&](const at::Tensor& parameter) { in_tree.insert(parameter.unsafeGetTensorImpl()); });
+  for (const auto& handle : handles_) handle->check_tree(in_tree);
+}
+
 void Pass::open(PassKind kind) {
   const UntouchedScope untouched;
+  check_tree();
   is_tracing_ = forward_order_.empty();
   is_visited_.clear();
   for (const auto& handle : handles_) {
@@ -305,7 +338,7 @@ void Pass::gather(std::size_t handle, LastUse last_use) {
   FlatParamHandle& gathered = *handles_[handle];
   if (gathered.residence() == FlatParamHandle::Residence::sharded &&
       gathered.has_own_full_buffer()) {
-    order_.announce("unshard " + gathered.display_name(), {gathered.options().shard_group.get()});
+    order_.announce(event_of("unshard", gathered), {gathered.options().shard_group.get()});
     gathered.prepare_unshard();
     rate_limiter_.wait_for_room();
     gathered.start_unshard();
@@ -345,7 +378,7 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
 
 void Pass::reduce(FlatParamHandle& handle) {
   finish_reduces();  // at most one whole gradient is on its way
-  order_.announce("reduce " + handle.display_name(), groups_of(handle));
+  order_.announce(event_of("reduce", handle), groups_of(handle));
   handle.start_reduce();
   const std::size_t position = index_of(handle);
   free(position);
@@ -379,14 +412,7 @@ void Pass::gradient_comes() {
 /// A rank that has not used a parameter holds a part of its gradient all the same, where others
 /// have.
 void Pass::share_what_was_reduced() {
-  std::vector<std::vector<dist::Group*>> all_groups;  // each set of groups once, in order
-  for (const auto& handle : handles_) {
-    auto groups = groups_of(*handle);
-    if (!groups.empty() && std::ranges::find(all_groups, groups) == all_groups.end()) {
-      all_groups.push_back(std::move(groups));
-    }
-  }
-  for (const auto& groups : all_groups) {
+  for (const auto& groups : reduced_over_) {
     std::vector<int> counts;
     for (const auto& handle : handles_) {
       if (groups_of(*handle) != groups) continue;

@@ -17,10 +17,14 @@
 
 namespace tessera::fsdp {
 
+class Pass;
+
 /// A module that fully_shard was applied to, with its flat parameters, one per dtype.
 struct ShardedModule final : registry::ModuleState {
   std::weak_ptr<torch::nn::Module> module;
+  std::weak_ptr<Pass> pass;  // of the root that it is in, once that has been used
   std::vector<std::shared_ptr<FlatParamHandle>> handles;
+  MixedPrecision mixed_precision;
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
   bool limit_all_gathers = true;
@@ -51,8 +55,6 @@ class Pass final : public HandleEvents,
   /// unit in it belongs to another root already, or nothing in it is sharded or replicated.
   static std::shared_ptr<Pass> of(torch::nn::Module& root);
 
-  explicit Pass(torch::nn::Module& root);
-
   /// Enters or leaves a forward; they nest.
   void enter_forward();
   /// `is_watched`: graphs that it has recorded keep a token.
@@ -71,6 +73,8 @@ class Pass final : public HandleEvents,
   Gradients set_gradients(Gradients gradients);
 
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
+  /// Says which dtype the root's inputs get.
+  const MixedPrecision& input_precision() const { return input_precision_; }
   /// Replicated modules in the tree, and others that take part without units.
   const std::vector<std::shared_ptr<registry::PassMember>>& members() const { return members_; }
   const OrderCheck& order() const { return order_; }
@@ -100,6 +104,8 @@ class Pass final : public HandleEvents,
 
   class GraphToken;
 
+  void take_in(torch::nn::Module& root);
+  void check_tree() const;
   void open(PassKind kind);
   void close();
   void graph_died(std::uint64_t number);
@@ -119,6 +125,9 @@ class Pass final : public HandleEvents,
   mutable std::recursive_mutex mutex_;
   std::vector<std::shared_ptr<FlatParamHandle>> handles_;  // in the order of the module tree
   std::vector<Place> places_;
+  std::vector<std::vector<dist::Group*>> reduced_over_;  // each set of groups once, in order
+  std::weak_ptr<torch::nn::Module> root_;
+  MixedPrecision input_precision_;
   std::vector<std::shared_ptr<registry::PassMember>> members_;
   OrderCheck order_;
 

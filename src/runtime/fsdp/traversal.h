@@ -50,6 +50,14 @@ struct UnitInTree {
 /// there twice counts where it comes first.
 std::vector<UnitInTree> units_in_tree(const torch::nn::Module& root);
 
+/// Calls `visit` with each parameter in the tree of `root`, a shared one as often as it stands
+/// there.
+template <class Visit>
+void for_each_parameter(const torch::nn::Module& root, const Visit& visit) {
+  for (const at::Tensor& parameter : root.parameters(/*recurse=*/false)) visit(parameter);
+  for (const auto& child : root.children()) for_each_parameter(*child, visit);
+}
+
 std::string join_fqn(const std::string& prefix, const std::string& name);
 
 }  // namespace tessera::fsdp

@@ -237,7 +237,15 @@ void replicate(Module& module, const ReplicateOptions& options) {
         !parameter.value().requires_grad() ||
         std::ranges::any_of(options.ignored_states, is_same) ||
         std::ranges::any_of(parameters, [&](const auto& each) { return is_same(each.second); });
-    if (!is_left_out) parameters.emplace_back(parameter.key(), parameter.value());
+    if (is_left_out) continue;
+    if (torch::autograd::impl::post_acc_grad_hooks(parameter.value())) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = parameter.key()},
+                            "parameter of a module to be replicated", "one that is no other API's",
+                            "one that a module elsewhere had taken over",
+                            "a weight tied to one of a sharded module? ignored_states leaves it "
+                            "out");
+    }
+    parameters.emplace_back(parameter.key(), parameter.value());
   }
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {
     dist::StateSync sync(*options.mesh.world());

@@ -227,5 +227,114 @@ TEST(PassFaultsAloneTest, B12_TheGreatestOfGradientsThatAreNoNumbersIsNone) {
   });
 }
 
+TEST(PassFaultsAloneTest, B22_AReplacedModuleIsNamed) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    forward(model, some_input()).sum().backward();
+    model->middle = torch::nn::Linear(13, 11);
+    model->replace_module("middle", model->middle);
+    const std::string error = error_of([&] { forward(model, some_input()); });
+    EXPECT_THAT(error, HasSubstr("middle.weight"));
+    EXPECT_THAT(error, HasSubstr("replaced in its module?"));
+  });
+}
+
+TEST(PassFaultsAloneTest, B22_RanksWithUnitsOfDifferentSizesAreTold) {
+  dist::MeshOptions options;
+  options.timeout = std::chrono::milliseconds(1500);
+  test::on_ranks(
+      2,
+      [](const dist::Mesh& mesh) {
+        torch::nn::Linear model(4, mesh.rank() == 0 ? 3 : 5);
+        fully_shard(*model, {.mesh = mesh});
+        const std::string error = error_of([&] { forward(model, torch::ones({1, 4})); });
+        EXPECT_THAT(error, HasSubstr("15 elements"));
+        EXPECT_THAT(error, HasSubstr("25 elements"));
+      },
+      options);
+}
+
+TEST(PassFaultsAloneTest, B22_APartOfAUnitCannotBecomeOneLater) {
+  test::Mlp model;
+  fully_shard(*model);
+  EXPECT_THAT(error_of([&] { fully_shard(*model->middle); }), HasSubstr("inside out"));
+  EXPECT_TRUE(fsdp_modules(*model->middle).empty());
+}
+
+TEST(PassFaultsAloneTest, B22_WeightsTiedBetweenReplicateAndFullyShardAreRefused) {
+  for (const bool replicated_first : {true, false}) {
+    test::Transformer model;
+    const auto shard = [&] { fully_shard(*model->embedding); };
+    const auto copy = [&] { replicate(*model->head); };
+    EXPECT_EQ(error_of([&] { replicated_first ? copy() : shard(); }), "none");
+    const std::string error = error_of([&] { replicated_first ? shard() : copy(); });
+    EXPECT_THAT(error, HasSubstr("weight")) << replicated_first;
+    EXPECT_THAT(error, HasSubstr("tied")) << replicated_first;
+  }
+}
+
+TEST(PassFaultsAloneTest, B22_AnInitFunctionThatThrowsLeavesMetaTensors) {
+  test::Mlp model = on_meta_device([] { return test::Mlp(); });
+  int num_calls = 0;
+  FullyShardOptions options;
+  options.param_init_fn = [&](torch::nn::Module& module) {
+    if (++num_calls == 2) throw std::runtime_error("the user's own");
+    for (at::Tensor& parameter : module.parameters(false)) parameter.fill_(1);
+  };
+  EXPECT_THAT(error_of([&] { fully_shard(*model, options); }), HasSubstr("the user's own"));
+  fully_shard(*model, options);
+  for (const at::Tensor& parameter : model->parameters()) {
+    EXPECT_TRUE(parameter.detach().eq(1).all().item<bool>());
+  }
+}
+
+/// A unit that has no parameters at all.
+TEST(PassFaultsAloneTest, B5_AModuleWithoutParametersMayBeWrapped) {
+  FullyShardedDataParallel<torch::nn::ReLU> relu(torch::nn::ReLU(), FullyShardOptions{});
+  EXPECT_TRUE(relu(torch::ones({2}).neg()).eq(0).all().item<bool>());
+  torch::nn::Sequential model(torch::nn::Linear(5, 5), torch::nn::ReLU());
+  fully_shard(*model->ptr(1));
+  fully_shard(*model);
+  const ForwardScope scope(*model);
+  EXPECT_TRUE(is_in_pass(*model->ptr(0)));
+  EXPECT_TRUE(is_in_pass(*model->ptr(1)));
+}
+
+/// The root has no parameters of its own, and the first unit in it another dtype.
+TEST(PassFaultsAloneTest, B14_InputsGetTheDtypeOfTheRoot) {
+  for (const bool root_computes_in_bf16 : {true, false}) {
+    torch::nn::Sequential net(torch::nn::Linear(5, 5), torch::nn::Linear(5, 5));
+    MixedPrecision bf16{.param_dtype = at::kBFloat16};
+    fully_shard(*net->ptr(0), {.mixed_precision = root_computes_in_bf16 ? MixedPrecision{} : bf16});
+    fully_shard(*net->ptr(1));
+    fully_shard(*net, {.mixed_precision = root_computes_in_bf16 ? bf16 : MixedPrecision{}});
+    const ForwardScope scope(*net);
+    EXPECT_EQ(scope.cast_input(torch::ones({1, 5})).scalar_type(),
+              root_computes_in_bf16 ? at::kBFloat16 : at::kFloat);
+  }
+}
+
+/// One rank alone fails when all collectives are done: the others know nothing of it.
+TEST(PassFaultsAloneTest, B22_ARankThatFailsAfterTheLastGatherKeepsStep) {
+  dist::MeshOptions options;
+  options.timeout = std::chrono::milliseconds(1500);
+  test::on_ranks(
+      2,
+      [](const dist::Mesh& mesh) {
+        test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
+        const at::NoGradGuard no_grad;
+        forward(model, some_input());
+        EXPECT_EQ(error_of([&] {
+                    const ForwardScope scope(*model);
+                    model->forward(some_input());
+                    if (mesh.rank() == 1) throw std::runtime_error("the user's own");
+                  }),
+                  mesh.rank() == 1 ? "the user's own" : "none");
+        EXPECT_EQ(error_of([&] { forward(model, some_input()); }), "none");
+      },
+      options);
+}
+
 }  // namespace
 }  // namespace tessera

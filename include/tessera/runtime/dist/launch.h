@@ -27,8 +27,8 @@ std::optional<std::string> process_environment(const std::string& name);
 /// Reads the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), of
 /// Open MPI's mpirun (OMPI_COMM_WORLD_*) or of Slurm's srun (SLURM_PROCID, …), in this order.
 /// Nothing where no launcher is at work. MASTER_ADDR and MASTER_PORT go before what the others
-/// imply. Throws: Error(invalid_argument) naming a variable that is missing or is no sensible
-/// number.
+/// imply: this host or the job's first one, and 29500. Throws: Error(invalid_argument) naming a
+/// variable that is missing or is no sensible number.
 std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& lookup);
 
 /// Connects the ranks of this job as their launcher's variables say; without a launcher, a mesh of

@@ -19,12 +19,14 @@ class Pass;
 /// operator that uses one gathers its unit. Where gradients are recorded the pass goes on after the
 /// scope, up to the end of the backward; then parameters are shards again, and `.grad` holds this
 /// rank's part of the average over the ranks. A scope that an exception leaves drops the pass.
+/// Parameters are not to be written to meanwhile: the end of the pass throws where it sees that (a
+/// write by way of `data()` or a pointer is not seen, and is lost where the unit is sharded).
 /// Within it autocast keeps no copies of weights, which would be whole now, and stale in the next
 /// pass. Collective in its effects: every rank does the same in the same order.
 class [[nodiscard]] ForwardScope {
  public:
-  /// Throws: Error(invalid_argument) where nothing at or below `root` is sharded, or a part of it
-  /// has another root, or a parameter was replaced, moved or converted since.
+  /// Throws: Error(invalid_argument) where nothing at or below `root` is sharded or replicated, or
+  /// a part of it has another root, or a parameter was replaced, moved or converted since.
   explicit ForwardScope(torch::nn::Module& root);
   ~ForwardScope() noexcept(false);
   ForwardScope(const ForwardScope&) = delete;

@@ -57,14 +57,16 @@ struct FullyShardOptions {
 
 /// Shards the parameters of `module` over the ranks of a mesh, in place: the module keeps its type
 /// and its names, needs no wrapper, and its `forward` stays as it is. Between passes
-/// `module.parameters()` are this rank's parts, to be given to any torch::optim optimizer; a pass
+/// `module.parameters()` are this rank's parts, to be given to an optimizer of torch::optim; a pass
 /// (`tessera::forward`) shows them whole. Modules below that are sharded already keep their own
 /// units; the rest of the parameters become this module's, flat, in the order of the module tree.
 /// Composable: apply it from the inside out, or let `policy` do so.
 /// Collective over the mesh where module states are synced. Call it before the optimizer is built;
-/// one that keeps no state yet may be there (not Adagrad, which makes its own at once).
+/// one that keeps no state yet may be there (not Adagrad, which makes its own at once). LBFGS is
+/// none for parts of parameters: its dot products would be those of each rank's alone.
 /// Throws: Error(invalid_argument) where the module is not held by a shared_ptr, is sharded
-/// already, mixes devices, has gradients, or meta tensors and no `param_init_fn`;
+/// already, is a part of a unit around it, mixes devices, has gradients, meta tensors and no
+/// `param_init_fn`, or parameters that replicate has taken over;
 /// Error(unsupported) for a dtype that cannot be flattened. Source:
 /// torch.distributed._composable.fully_shard over FSDP1 with use_orig_params=True
 /// (github.com/pytorch/pytorch, changes 88450, 90933, 91044).
@@ -138,7 +140,7 @@ struct NamedStream {
 std::vector<NamedStream> streams(const torch::nn::Module& root);
 
 /// Returns the collectives of the last pass over `root`, or of the one that is open, in order:
-/// `unshard layers.0`, `reduce layers.0`. Not collective.
+/// `unshard layers.0`, `reduce layers.0`. Empty on one rank. Not collective.
 std::vector<std::string> recorded_order(const torch::nn::Module& root);
 
 }  // namespace tessera

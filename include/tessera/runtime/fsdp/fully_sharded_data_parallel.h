@@ -17,8 +17,9 @@ namespace tessera {
 /// `fully_shard(*module, options)`. `Sub` is a module class or its TORCH_MODULE holder.
 ///
 ///   struct NetImpl : torch::nn::Module {
-///     NetImpl() { block = register_module("block", FullyShardedDataParallel<Block>(Block(8),
-///     options)); } FullyShardedDataParallel<Block> block{nullptr};
+///     NetImpl() { block = register_module("block", Sharded(Block(8), options)); }
+///     using Sharded = FullyShardedDataParallel<Block>;
+///     Sharded block{nullptr};
 ///   };
 ///
 /// Copies share their module. Source: torch.distributed.fsdp.FullyShardedDataParallel.
