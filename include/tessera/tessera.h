@@ -12,4 +12,7 @@
 #include "tessera/runtime/fsdp/touch.h"
 #include "tessera/runtime/fsdp/unshard_params.h"
 #include "tessera/runtime/recompute/recompute.h"
+#include "tessera/runtime/registry/state_dict_hooks.h"
 #include "tessera/runtime/replicate/replicate.h"
+#include "tessera/runtime/state/optim_state_dict.h"
+#include "tessera/runtime/state/state_dict.h"

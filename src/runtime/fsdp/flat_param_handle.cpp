@@ -263,6 +263,39 @@ void FlatParamHandle::check_parameters() const {
   }
 }
 
+std::size_t FlatParamHandle::index_of(const Tensor& parameter) const {
+  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
+    if (this->parameter(i).is_same(parameter)) return i;
+  }
+  TESSERA_CHECK(false);
+}
+
+StateTensor FlatParamHandle::state_of(std::size_t index) const {
+  if (is_in_pass_ || is_whole()) {
+    refuse(ErrorKind::invalid_argument, index,
+           "a state dict outside of passes and of unshard_params",
+           is_in_pass_ ? "one within a pass" : "one within unshard_params",
+           is_in_pass_ ? "a loss whose backward has not run?" : "");
+  }
+  check_parameters();
+  const FlatUnitParameter& parameter = unit_.parameters[index];
+  StateTensor state;
+  state.dtype = unit_.dtype;
+  state.shape = parameter.shape;
+  const auto region_of = [&](int rank) -> Region {
+    if (!is_sharded()) return whole_box(parameter.shape);
+    return shard_of_parameter(unit_, parameter, rank, options_.shard_group->size());
+  };
+  for (int rank = 0; rank < options_.shard_group->size(); ++rank) {
+    Region region = region_of(rank);
+    if (numel_of(region) == 0) continue;
+    state.layout.push_back({region, options_.holders[static_cast<std::size_t>(rank)]});
+    if (rank != options_.shard_group->rank()) continue;
+    state.parts.push_back({std::move(region), sharded_view(sharded_flat_param_, index)});
+  }
+  return state;
+}
+
 // --- passes
 
 void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,

@@ -17,6 +17,7 @@
 #include "tessera/runtime/dist/group.h"
 #include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/fsdp/unshard_params.h"
+#include "tessera/runtime/registry/state_dict.h"
 
 namespace tessera::fsdp {
 
@@ -54,6 +55,8 @@ struct HandleOptions {
   std::shared_ptr<dist::Group> replicate_group;  // of one rank where nothing is replicated
   FreedParameters freed_parameters = FreedParameters::freed;
   Offload offload = Offload::none;
+  /// The mesh's ranks that hold each part, by rank of the shard group.
+  std::vector<std::vector<int>> holders{};
 };
 
 /// The flat parameter of a fully sharded module: its parameters of one dtype, one after the other.
@@ -123,6 +126,13 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// 0's are written back. Throws: Error(invalid_argument) naming a parameter that was given
   /// another shape, which is then as it was.
   void hide_whole();
+
+  // --- state dicts
+  /// Returns what this rank holds of a parameter, in the flat parameter's own memory, and who holds
+  /// the rest. Throws: Error(invalid_argument) within a pass or unshard_params.
+  StateTensor state_of(std::size_t index) const;
+  /// Returns the place of a parameter of this handle.
+  std::size_t index_of(const at::Tensor& parameter) const;
 
   // --- within a pass
   enum class Residence { sharded, gathering, unsharded };

@@ -7,6 +7,7 @@
 
 #include "runtime/dist/sync_states.h"
 #include "runtime/fsdp/pass.h"
+#include "runtime/fsdp/state_dict_hooks.h"
 #include "runtime/fsdp/traversal.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
@@ -38,6 +39,23 @@ using torch::nn::Module;
 bool is_hybrid(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::hybrid_shard ||
          strategy == ShardingStrategy::hybrid_shard_zero2;
+}
+
+/// Returns the mesh's ranks that hold each part of a flat parameter, ascending.
+std::vector<std::vector<int>> holders_of_parts(const FullyShardOptions& options) {
+  const int world_size = options.mesh.world_size();
+  const bool is_replicated = options.strategy == ShardingStrategy::no_shard;
+  int num_parts = is_replicated ? 1 : world_size;
+  int stride = 1;  // between ranks that hold neighbouring parts
+  if (is_hybrid(options.strategy)) {
+    num_parts = options.mesh.axis("shard")->size();
+    if (options.mesh.axes().back().name != "shard") stride = world_size / num_parts;
+  }
+  std::vector<std::vector<int>> holders(static_cast<std::size_t>(num_parts));
+  for (int rank = 0; rank < world_size; ++rank) {
+    holders[static_cast<std::size_t>(rank / stride % num_parts)].push_back(rank);
+  }
+  return holders;
 }
 
 HandleOptions handle_options(const FullyShardOptions& options) {
@@ -73,6 +91,7 @@ HandleOptions handle_options(const FullyShardOptions& options) {
     handle.shard_group = options.mesh.world();
     handle.replicate_group = std::make_shared<dist::Group>("replicate");
   }
+  handle.holders = holders_of_parts(options);
   return handle;
 }
 
@@ -110,12 +129,17 @@ void sync_module_states(const ModulePtr& module, const FullyShardOptions& option
 void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
   const auto& dtype = options.mixed_precision.buffer_dtype;
   if (!dtype) return;
-  for_each_open_module(module, options, [&](const Module& each) {
-    for (at::Tensor& buffer : each.buffers(/*recurse=*/false)) {
-      if (buffer.defined() && buffer.is_floating_point() && buffer.scalar_type() != *dtype) {
-        buffer.set_data(buffer.to(*dtype));
+  for_each_open_module(module, options, [&](Module& each) {
+    std::map<std::string, DType> own_dtypes;
+    for (auto& item : each.named_buffers(/*recurse=*/false)) {
+      at::Tensor& buffer = item.value();
+      if (!buffer.defined() || !buffer.is_floating_point() || buffer.scalar_type() == *dtype) {
+        continue;
       }
+      own_dtypes.emplace(item.key(), dtype_of(buffer.scalar_type()));
+      buffer.set_data(buffer.to(*dtype));
     }
+    if (!own_dtypes.empty()) attach_state_dict_hooks_of_cast_buffers(each, std::move(own_dtypes));
   });
 }
 
@@ -245,8 +269,9 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
                                                     handle_options(options)));
   }
   if (unit->handles.empty()) refuse_part_of_unit(*module);
+  attach_state_dict_hooks(*module, *unit, options.mesh);
   registry::attach(*module, std::move(unit));
-  registry::note_applied(*module, "fully_shard");
+  registry::note_applied(*module, "fully_shard", options.mesh);
 }
 
 }  // namespace

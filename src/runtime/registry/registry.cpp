@@ -82,19 +82,26 @@ std::weak_ptr<Module> weak_module(Module& module) {
 namespace {
 
 struct AppliedApi final : ModuleState {
-  explicit AppliedApi(std::string its_name) : name(std::move(its_name)) {}
+  AppliedApi(std::string its_name, dist::Mesh its_mesh)
+      : name(std::move(its_name)), mesh(std::move(its_mesh)) {}
   std::string name;
+  dist::Mesh mesh;
 };
 
 }  // namespace
 
-void note_applied(Module& module, std::string api) {
-  attach(module, std::make_shared<AppliedApi>(std::move(api)));
+void note_applied(Module& module, std::string api, dist::Mesh mesh) {
+  attach(module, std::make_shared<AppliedApi>(std::move(api), std::move(mesh)));
 }
 
 std::optional<std::string> applied_api(const Module& module) {
   const auto applied = find<AppliedApi>(module);
   return applied ? std::optional(applied->name) : std::nullopt;
+}
+
+std::optional<dist::Mesh> applied_mesh(const Module& module) {
+  const auto applied = find<AppliedApi>(module);
+  return applied ? std::optional(applied->mesh) : std::nullopt;
 }
 
 namespace detail {

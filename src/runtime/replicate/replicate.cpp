@@ -257,7 +257,7 @@ void replicate(Module& module, const ReplicateOptions& options) {
   const auto reducer = std::make_shared<Reducer>(owner, options);
   reducer->take(parameters);
   registry::attach<registry::PassMember>(module, reducer);
-  registry::note_applied(module, "replicate");
+  registry::note_applied(module, "replicate", options.mesh);
 }
 
 }  // namespace tessera

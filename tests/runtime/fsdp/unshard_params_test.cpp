@@ -248,6 +248,7 @@ TEST(UnshardParamsScopeTest, C4_TakesOtherDataOfTheSameShapeAndNamesWhatDoesNotF
 }
 
 TEST(UnshardParamsScopeTest, C5_WritingBackFromRankZeroTakesNoMoreMemoryThanNot) {
+  test::allocated_memory();  // counts from here on
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = test::sharded_transformer(mesh);
     // Gloo's thread lets go of a tensor some time after its collective: the least of several
@@ -264,7 +265,6 @@ TEST(UnshardParamsScopeTest, C5_WritingBackFromRankZeroTakesNoMoreMemoryThanNot)
       }
       return least;
     };
-    test::allocated_memory();  // counts from here on
     EXPECT_LE(peak_of(true), peak_of(false));
   });
 }

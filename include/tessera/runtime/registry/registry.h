@@ -8,6 +8,8 @@
 #include <typeindex>
 #include <vector>
 
+#include "tessera/runtime/dist/mesh.h"
+
 namespace tessera::registry {
 
 /// What Tessera has applied to a module, kept beside it: the module itself is never changed, and a
@@ -39,11 +41,13 @@ void attach(torch::nn::Module& module, std::shared_ptr<State> state) {
   detail::attach(module, typeid(State), std::move(state));
 }
 
-/// Notes that an API (`fully_shard`, `replicate`) has been applied to a module.
-void note_applied(torch::nn::Module& module, std::string api);
+/// Notes that an API (`fully_shard`, `replicate`) has been applied to a module, over a mesh.
+void note_applied(torch::nn::Module& module, std::string api, dist::Mesh mesh);
 /// Returns the API that has been applied to this very module; nothing where none has. Never changes
 /// the module or the registry. Source: github.com/pytorch/pytorch, change 113654.
 std::optional<std::string> applied_api(const torch::nn::Module& module);
+/// Returns the mesh that it was applied over. Never changes anything either.
+std::optional<dist::Mesh> applied_mesh(const torch::nn::Module& module);
 
 enum class GradientSync { on, off };  // off: gradients add up on each rank by themselves
 

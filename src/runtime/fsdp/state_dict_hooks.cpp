@@ -1,0 +1,139 @@
+#include "runtime/fsdp/state_dict_hooks.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <set>
+
+#include "runtime/fsdp/pass.h"
+#include "runtime/fsdp/traversal.h"
+#include "runtime/registry/state_parts.h"
+#include "runtime/torch_bridge.h"
+#include "tessera/runtime/registry/state_dict_hooks.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using torch::nn::Module;
+
+/// Calls `visit` with the name, handle and place of each sharded parameter that the module itself
+/// has.
+template <class Visit>
+void for_each_managed(const Module& module, const Visit& visit) {
+  for (const auto& each : module.named_parameters(/*recurse=*/false)) {
+    if (!each.value().defined()) continue;
+    if (const auto handle = FlatParamHandle::of(each.value())) {
+      visit(each.key(), *handle, handle->index_of(each.value()));
+    }
+  }
+}
+
+void attach_to_owner(Module& module, const dist::Mesh& mesh) {
+  registry::add_state_dict_post_hook(
+      module, [mesh](Module& owner, StateDict& state_dict, const std::string& prefix,
+                     const StateDictOptions& options) {
+        for_each_managed(
+            owner, [&](const std::string& name, FlatParamHandle& handle, std::size_t index) {
+              const std::string fqn = prefix + name;
+              StateEntry* const entry = state_dict.find(fqn);
+              if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
+              StateTensor state = handle.state_of(index);
+              if (options.type == FULL) {
+                const bool keeps = !options.rank0_only || mesh.rank() == 0;
+                state = state::gather(state, *mesh.world(), keeps, options.offload_to_cpu, fqn);
+              } else if (options.offload_to_cpu) {
+                for (TensorPart& part : state.parts) part.tensor = part.tensor.to(at::kCPU);
+              }
+              if (options.type == LOCAL) state.layout.clear();
+              *entry = std::move(state);
+            });
+      });
+  registry::add_load_state_dict_pre_hook(module, [](Module& owner, StateDict& state_dict,
+                                                    const std::string& prefix, LoadReport& report) {
+    for_each_managed(owner, [&](const std::string& name, FlatParamHandle& handle,
+                                std::size_t index) {
+      const std::string fqn = prefix + name;
+      StateEntry* const entry = state_dict.find(fqn);
+      // What is not there is told by the walk; an alias is dealt with under its target's name.
+      if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
+      const StateTensor wanted = handle.state_of(index);
+      const StateTensor* found = find_fitting(state_dict, fqn, wanted.dtype, wanted.shape, report);
+      const at::Tensor shown = handle.parameter(index);
+      at::Tensor part = torch::empty(shown.sizes(), shown.options().requires_grad(false));
+      if (found != nullptr && !wanted.parts.empty()) {
+        if (const auto own = state::cut(*found, wanted.parts.front().region)) {
+          part = own->view(shown.sizes()).to(shown.scalar_type());
+        } else {
+          report.add("hole", fqn, region_to_string(wanted.parts.front().region),
+                     "parts that do not hold all of it");
+        }
+      }
+      // Also where it is wrong, which has been told: the walk finds what fits the shown part.
+      *entry = StateTensor::whole(part);
+    });
+  });
+}
+
+}  // namespace
+
+void attach_state_dict_hooks(Module& module, const ShardedModule& unit, const dist::Mesh& mesh) {
+  std::set<const at::TensorImpl*> managed;
+  for (const auto& handle : unit.handles) {
+    for (std::size_t i = 0; i < handle->unit().parameters.size(); ++i) {
+      managed.insert(handle->parameter(i).unsafeGetTensorImpl());
+    }
+  }
+  for (const auto& each : module.modules()) {
+    const std::vector<at::Tensor> own = each->parameters(/*recurse=*/false);
+    const bool owns_some = std::ranges::any_of(own, [&](const at::Tensor& parameter) {
+      return managed.contains(parameter.unsafeGetTensorImpl());
+    });
+    if (owns_some) attach_to_owner(*each, mesh);
+  }
+  registry::add_state_dict_post_hook(
+      module, [](Module& owner, StateDict& state_dict, const std::string& prefix,
+                 const StateDictOptions& options) {
+        const auto sharded = registry::find<ShardedModule>(owner);
+        if (options.type != SHARDED || !sharded) return;
+        for (const auto& handle : sharded->handles) {
+          FlatUnit named = handle->unit();
+          named.name = prefix.empty() ? prefix : prefix.substr(0, prefix.size() - 1);
+          for (FlatUnitParameter& parameter : named.parameters) {
+            parameter.fqn = prefix + parameter.fqn;
+          }
+          state_dict.units.push_back(std::move(named));
+        }
+      });
+}
+
+void attach_state_dict_hooks_of_cast_buffers(Module& module,
+                                             std::map<std::string, DType> own_dtypes) {
+  registry::add_state_dict_post_hook(
+      module, [own_dtypes](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
+                           const StateDictOptions& /*options*/) {
+        for (const auto& [name, dtype] : own_dtypes) {
+          StateEntry* const entry = state_dict.find(prefix + name);
+          auto* const buffer = entry == nullptr ? nullptr : std::get_if<StateTensor>(entry);
+          if (buffer == nullptr) continue;
+          *entry = StateTensor::whole(buffer->tensor(prefix + name).to(scalar_type_of(dtype)));
+        }
+      });
+  registry::add_load_state_dict_pre_hook(
+      module, [own_dtypes](Module& owner, StateDict& state_dict, const std::string& prefix,
+                           LoadReport& report) {
+        const auto buffers = owner.named_buffers(/*recurse=*/false);
+        for (const auto& [name, dtype] : own_dtypes) {
+          const at::Tensor* const buffer = buffers.find(name);
+          StateEntry* const entry = state_dict.find(prefix + name);
+          if (buffer == nullptr || entry == nullptr) continue;
+          const StateTensor* found =
+              find_fitting(state_dict, prefix + name, dtype,
+                           Shape(buffer->sizes().begin(), buffer->sizes().end()), report);
+          *entry = StateTensor::whole(found != nullptr && found->is_whole()
+                                          ? found->tensor(prefix + name).to(buffer->scalar_type())
+                                          : *buffer);
+        }
+      });
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,76 @@
+#include "tessera/runtime/registry/state_dict_hooks.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+
+void LoadReport::add(std::string rule, std::string fqn, std::string expected, std::string found) {
+  problems.push_back({formats::Finding::Severity::error,
+                      std::move(rule),
+                      {.fqn = std::move(fqn)},
+                      std::move(expected),
+                      std::move(found)});
+}
+
+StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType dtype,
+                          std::span<const std::int64_t> shape, LoadReport& report) {
+  StateEntry* entry = state_dict.find(fqn);
+  if (entry != nullptr && std::holds_alternative<StateAlias>(*entry)) {
+    entry = state_dict.find(std::get<StateAlias>(*entry).target);
+  }
+  if (entry == nullptr) {
+    if (!report.options.allow_missing) report.add("missing", fqn, "a tensor", "none");
+    return nullptr;
+  }
+  auto* const tensor = std::get_if<StateTensor>(entry);
+  if (tensor == nullptr) {
+    report.add("missing", fqn, "a tensor", "another value");
+    return nullptr;
+  }
+  if (!std::ranges::equal(tensor->shape, shape)) {
+    report.add("shape", fqn, shape_to_string(shape), shape_to_string(tensor->shape));
+    return nullptr;
+  }
+  const bool may_cast =
+      report.options.allow_cast && is_floating_point(tensor->dtype) && is_floating_point(dtype);
+  if (tensor->dtype != dtype && !may_cast) {
+    report.add("dtype", fqn, std::string(dtype_name(dtype)),
+               std::string(dtype_name(tensor->dtype)));
+    return nullptr;
+  }
+  return tensor;
+}
+
+namespace registry {
+namespace {
+
+template <class Hook>
+HookHandle add(torch::nn::Module& module, Hook hook,
+               std::map<std::uint64_t, Hook> StateDictHooks::*table) {
+  auto hooks = find<StateDictHooks>(module);
+  if (!hooks) attach(module, hooks = std::make_shared<StateDictHooks>());
+  const std::uint64_t number = hooks->next_number++;
+  ((*hooks).*table).emplace(number, std::move(hook));
+  return HookHandle([weak = std::weak_ptr(hooks), table, number] {
+    if (const auto alive = weak.lock()) ((*alive).*table).erase(number);
+  });
+}
+
+}  // namespace
+
+HookHandle add_state_dict_pre_hook(torch::nn::Module& module, StateDictPreHook hook) {
+  return add(module, std::move(hook), &StateDictHooks::pre);
+}
+HookHandle add_state_dict_post_hook(torch::nn::Module& module, StateDictPostHook hook) {
+  return add(module, std::move(hook), &StateDictHooks::post);
+}
+HookHandle add_load_state_dict_pre_hook(torch::nn::Module& module, LoadPreHook hook) {
+  return add(module, std::move(hook), &StateDictHooks::load_pre);
+}
+HookHandle add_load_state_dict_post_hook(torch::nn::Module& module, LoadPostHook hook) {
+  return add(module, std::move(hook), &StateDictHooks::load_post);
+}
+
+}  // namespace registry
+}  // namespace tessera

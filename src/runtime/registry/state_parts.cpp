@@ -1,0 +1,173 @@
+#include "runtime/registry/state_parts.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+
+#include "runtime/torch_bridge.h"
+#include "tessera/base/error.h"
+
+namespace tessera::state {
+namespace {
+
+using at::Tensor;
+
+Tensor flat(const Tensor& tensor) {
+  return tensor.view({-1});
+}
+
+/// Returns the tensor's memory as bytes, for transports that do not know each dtype.
+Tensor bytes_of(const Tensor& tensor) {
+  return flat(tensor).view(at::kByte);
+}
+
+std::int64_t held_numel(const StateTensor& entry, int rank) {
+  std::int64_t numel = 0;
+  for (const Region& region : regions_of_rank(entry, rank)) numel += numel_of(region);
+  return numel;
+}
+
+std::int64_t most_held(const StateTensor& entry, int num_ranks) {
+  std::int64_t most = 0;
+  for (int rank = 0; rank < num_ranks; ++rank) most = std::max(most, held_numel(entry, rank));
+  return most;
+}
+
+}  // namespace
+
+std::int64_t copy_common(const Shape& shape, const TensorPart& source, TensorPart& destination) {
+  const CopyRuns runs(shape, source.region, destination.region);
+  const Tensor from = flat(source.tensor);
+  const Tensor to = flat(destination.tensor);
+  runs.for_each_in({0, numel_of(destination.region)}, [&](const CopyRuns::Run& run) {
+    to.narrow(0, run.destination_begin, run.numel)
+        .copy_(from.narrow(0, run.source_begin, run.numel));
+  });
+  return runs.numel();
+}
+
+std::optional<Tensor> cut(const StateTensor& entry, const Region& region) {
+  const std::int64_t numel = numel_of(region);
+  const auto options = [&] {
+    return entry.parts.empty() ? at::TensorOptions(scalar_type_of(entry.dtype))
+                               : entry.parts.front().tensor.options().requires_grad(false);
+  };
+  if (numel == 0) return torch::empty({0}, options());
+  for (const TensorPart& part : entry.parts) {
+    const CopyRuns runs(entry.shape, part.region, region);
+    if (runs.num_runs() != 1 || runs.numel() != numel) continue;
+    Tensor view;
+    runs.for_each_in({0, numel}, [&](const CopyRuns::Run& run) {
+      view = flat(part.tensor).narrow(0, run.source_begin, run.numel);
+    });
+    return view;
+  }
+  TensorPart wanted{region, torch::empty({numel}, options())};
+  std::int64_t num_copied = 0;
+  for (std::size_t i = 0; i < entry.parts.size(); ++i) {
+    const bool is_replica = std::any_of(
+        entry.parts.begin(), entry.parts.begin() + static_cast<std::ptrdiff_t>(i),
+        [&](const TensorPart& before) { return before.region == entry.parts[i].region; });
+    if (!is_replica) num_copied += copy_common(entry.shape, entry.parts[i], wanted);
+  }
+  if (num_copied != numel) return std::nullopt;
+  return wanted.tensor;
+}
+
+std::vector<Region> regions_of_rank(const StateTensor& entry, int rank) {
+  std::vector<Region> regions;
+  if (entry.layout.empty()) regions.push_back(whole_box(entry.shape));
+  for (const Shard& shard : entry.layout) {
+    if (std::ranges::binary_search(shard.ranks, rank)) regions.push_back(shard.region);
+  }
+  return regions;
+}
+
+StateTensor gather(const StateTensor& entry, dist::Group& world, bool keeps, bool to_cpu,
+                   const std::string& fqn) {
+  const at::NoGradGuard no_grad;
+  StateTensor whole = entry;
+  whole.parts.clear();
+  whole.layout.clear();
+  const auto take = [&](Tensor tensor) {
+    if (to_cpu) {
+      tensor = tensor.to(at::kCPU);
+    } else if (!entry.parts.empty()) {
+      tensor = tensor.to(entry.parts.front().tensor.device());
+    }
+    whole.parts.push_back({whole_box(entry.shape), std::move(tensor)});
+  };
+  // All ranks hold all: each copies its own.
+  if (std::ranges::all_of(entry.layout, [&](const Shard& shard) {
+        return static_cast<int>(shard.ranks.size()) == world.size();
+      })) {
+    if (!keeps) return whole;
+    const auto own = cut(entry, whole_box(entry.shape));
+    TESSERA_CHECK(own.has_value());
+    take(to_cpu && !own->is_cpu() ? *own : own->clone());
+    return whole;
+  }
+
+  const std::int64_t most = most_held(entry, world.size());
+  const at::ScalarType dtype = scalar_type_of(entry.dtype);
+  Tensor part = torch::empty({most}, at::TensorOptions(dtype).device(world.device()));
+  std::int64_t end = 0;
+  for (const TensorPart& each : entry.parts) {
+    part.narrow(0, end, each.tensor.numel()).copy_(flat(each.tensor));
+    end += each.tensor.numel();
+  }
+  Tensor all = torch::empty({most * world.size()}, part.options());
+  world.all_gather(bytes_of(all), bytes_of(part), fqn).wait();
+  if (!keeps) return whole;
+  TensorPart result{whole_box(entry.shape), torch::empty({numel_of(entry.shape)}, part.options())};
+  std::vector<Region> done;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    std::int64_t begin = rank * most;
+    for (const Region& region : regions_of_rank(entry, rank)) {
+      const std::int64_t numel = numel_of(region);
+      if (std::ranges::find(done, region) == done.end()) {
+        copy_common(entry.shape, {region, all.narrow(0, begin, numel)}, result);
+        done.push_back(region);
+      }
+      begin += numel;
+    }
+  }
+  take(result.tensor);
+  return whole;
+}
+
+void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
+             const std::string& fqn) {
+  const at::NoGradGuard no_grad;
+  const std::int64_t most = most_held(wanted, world.size());
+  if (most == 0) return;
+  const auto options = at::TensorOptions(scalar_type_of(wanted.dtype)).device(world.device());
+  Tensor part = torch::empty({most}, options);
+  Tensor all;
+  if (world.rank() == 0) {
+    all = torch::zeros({most * world.size()}, options);
+    for (int rank = 0; rank < world.size(); ++rank) {
+      std::int64_t begin = rank * most;
+      for (const Region& region : regions_of_rank(wanted, rank)) {
+        const std::int64_t numel = numel_of(region);
+        const auto own = cut(*whole, region);
+        TESSERA_CHECK(own.has_value());
+        all.narrow(0, begin, numel).copy_(*own);
+        begin += numel;
+      }
+    }
+  }
+  if (world.size() == 1) {
+    part = all;
+  } else {
+    world.scatter(bytes_of(part), all.defined() ? bytes_of(all) : all, 0, fqn);
+  }
+  std::int64_t begin = 0;
+  for (const TensorPart& each : wanted.parts) {
+    const std::int64_t numel = each.tensor.numel();
+    flat(each.tensor).copy_(part.narrow(0, begin, numel));
+    begin += numel;
+  }
+}
+
+}  // namespace tessera::state

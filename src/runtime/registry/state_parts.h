@@ -1,0 +1,34 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "tessera/runtime/dist/group.h"
+#include "tessera/runtime/registry/state_dict.h"
+
+// Whole tensors from parts, and parts from others, whatever regions they are.
+
+namespace tessera::state {
+
+/// Copies what `source` has of `destination` into it: elements in the regions' own orders. Returns
+/// how many elements the two share. Requires: both contiguous and of the same dtype.
+std::int64_t copy_common(const Shape& shape, const TensorPart& source, TensorPart& destination);
+
+/// Returns the elements of a region out of what is held here, as a view where it can be one.
+/// Nothing where some are not held. Shape: `[numel]`.
+std::optional<at::Tensor> cut(const StateTensor& entry, const Region& region);
+
+/// Returns what a rank holds by an entry's layout; a layout that is empty: all of it.
+std::vector<Region> regions_of_rank(const StateTensor& entry, int rank);
+
+/// Returns the entry with its tensor whole, in memory of its own, on the CPU if wanted, where
+/// `keeps`; without parts elsewhere. Collective over `world`, which the layout's ranks count in.
+StateTensor gather(const StateTensor& entry, dist::Group& world, bool keeps, bool to_cpu,
+                   const std::string& fqn);
+
+/// Sends each rank its parts of what rank 0 holds whole. `wanted`: the entry as every rank has it,
+/// with parts of the right sizes that are overwritten. Collective over `world`.
+void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
+             const std::string& fqn);
+
+}  // namespace tessera::state

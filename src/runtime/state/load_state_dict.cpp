@@ -1,0 +1,166 @@
+#include <torch/types.h>
+
+#include <cstring>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "runtime/registry/state_parts.h"
+#include "runtime/state/load_problems.h"
+#include "runtime/torch_bridge.h"
+#include "tessera/base/error.h"
+#include "tessera/runtime/state/state_dict.h"
+
+namespace tessera {
+namespace {
+
+using torch::nn::Module;
+
+struct Assignment {
+  at::Tensor to;
+  at::Tensor from;
+};
+
+class LoadWalk {
+ public:
+  LoadWalk(StateDict& state_dict, LoadReport& report) : state_dict_(state_dict), report_(report) {}
+
+  void visit(Module& module, const std::string& prefix) {
+    const auto hooks = registry::find<registry::StateDictHooks>(module);
+    if (hooks) {
+      for (const auto& [number, hook] : hooks->load_pre) {
+        hook(module, state_dict_, prefix, report_);
+      }
+    }
+    for (const auto& each : module.named_parameters(/*recurse=*/false)) {
+      take(prefix + each.key(), each.value());
+    }
+    for (const auto& each : module.named_buffers(/*recurse=*/false)) {
+      take(prefix + each.key(), each.value());
+    }
+    for (const auto& child : module.named_children()) {
+      visit(*child.value(), prefix + child.key() + ".");
+    }
+    if (hooks && !hooks->load_post.empty()) to_finish_.push_back({&module, hooks});
+  }
+
+  void report_unexpected() {
+    if (report_.options.allow_unexpected) return;
+    for (const StateDict::Item& item : state_dict_) {
+      if (!wanted_.contains(item.fqn)) report_.add("unexpected", item.fqn, "no such key", "one");
+    }
+  }
+
+  void assign() {
+    for (Assignment& each : assignments_) each.to.detach().copy_(each.from);
+    for (const auto& [module, hooks] : to_finish_) {
+      for (const auto& [number, hook] : hooks->load_post) hook(*module);
+    }
+  }
+
+ private:
+  void take(const std::string& fqn, const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    wanted_.insert(fqn);
+    const StateTensor* entry =
+        find_fitting(state_dict_, fqn, dtype_of(tensor.scalar_type()),
+                     Shape(tensor.sizes().begin(), tensor.sizes().end()), report_);
+    if (entry == nullptr || !taken_.insert(tensor.unsafeGetTensorImpl()).second) return;
+    const auto whole = state::cut(*entry, whole_box(entry->shape));
+    if (!whole) {
+      report_.add("hole", fqn, "every element", "parts that do not hold all");
+      return;
+    }
+    assignments_.push_back({tensor, whole->view(tensor.sizes())});
+  }
+
+  StateDict& state_dict_;
+  LoadReport& report_;
+  std::unordered_set<std::string> wanted_;
+  std::unordered_set<const at::TensorImpl*> taken_;
+  std::vector<Assignment> assignments_;
+  std::vector<std::pair<Module*, std::shared_ptr<registry::StateDictHooks>>> to_finish_;
+};
+
+/// Returns rank 0's text on all ranks.
+std::string broadcast_text(const std::string& text, dist::Group& world) {
+  at::Tensor nbytes = torch::tensor({static_cast<std::int64_t>(text.size())}).to(world.device());
+  world.broadcast(nbytes, 0, "the length of a report").wait();
+  at::Tensor bytes = torch::empty({nbytes.item<std::int64_t>()}, at::kByte);
+  if (bytes.numel() == 0) return {};
+  if (world.rank() == 0) std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  bytes = bytes.to(world.device());
+  world.broadcast(bytes, 0, "a report").wait();
+  bytes = bytes.to(at::kCPU);
+  return {static_cast<const char*>(bytes.data_ptr()), static_cast<std::size_t>(bytes.numel())};
+}
+
+/// Returns what this rank needs of rank 0's state dict.
+StateDict receive(Module& module, const StateDict& of_first, const LoadStateDictOptions& options) {
+  const dist::Mesh mesh = mesh_of(module);
+  dist::Group& world = *mesh.world();
+  StateDict wanted = state_dict(module, {.type = SHARDED});
+  // Which keys are there, and whether they fit, rank 0 alone knows.
+  std::string failure;
+  std::string missing;  // keys, a line each
+  StateDict sent = of_first;
+  std::unordered_map<std::string, const StateTensor*> found_here;
+  if (world.rank() == 0) {
+    LoadReport report{options};
+    for (const StateDict::Item& item : wanted) {
+      const auto* tensor = std::get_if<StateTensor>(&item.entry);
+      if (tensor == nullptr) continue;
+      const StateTensor* found = find_fitting(sent, item.fqn, tensor->dtype, tensor->shape, report);
+      if (found == nullptr) {
+        missing += item.fqn + "\n";
+        continue;
+      }
+      found_here[item.fqn] = found;
+      if (!state::cut(*found, whole_box(found->shape))) {
+        report.add("hole", item.fqn, "every element", "parts that do not hold all");
+      }
+    }
+    if (!options.allow_unexpected) {
+      for (const StateDict::Item& item : sent) {
+        if (!wanted.contains(item.fqn)) report.add("unexpected", item.fqn, "no such key", "one");
+      }
+    }
+    try {
+      state::refuse_problems("state dict for " + module.name(), report.problems);
+    } catch (const Error& error) {
+      failure = error.what();
+    }
+  }
+  failure = broadcast_text(failure, world);
+  if (!failure.empty()) throw Error(ErrorKind::mismatch, {}, failure);
+  missing = "\n" + broadcast_text(missing, world);
+  StateDict received;
+  for (const StateDict::Item& item : wanted) {
+    if (missing.find("\n" + item.fqn + "\n") != std::string::npos) continue;
+    const auto* tensor = std::get_if<StateTensor>(&item.entry);
+    if (tensor == nullptr) {
+      received.set(item.fqn, item.entry);
+      continue;
+    }
+    StateTensor own = *tensor;
+    for (TensorPart& part : own.parts) part.tensor = torch::empty_like(part.tensor);
+    state::scatter(world.rank() == 0 ? found_here.at(item.fqn) : nullptr, own, world, item.fqn);
+    received.set(item.fqn, std::move(own));
+  }
+  return received;
+}
+
+}  // namespace
+
+void load_state_dict(Module& module, const StateDict& state_dict,
+                     const LoadStateDictOptions& options) {
+  const at::NoGradGuard no_grad;
+  StateDict work = options.rank0_only ? receive(module, state_dict, options) : state_dict;
+  LoadReport report{options};
+  LoadWalk walk(work, report);
+  walk.visit(module, "");
+  walk.report_unexpected();
+  state::refuse_problems("state dict for " + module.name(), report.problems);
+  walk.assign();
+}
+
+}  // namespace tessera

@@ -1,0 +1,80 @@
+#include "runtime/state/optimizer_parameters.h"
+
+#include <torch/types.h>
+
+#include <unordered_map>
+
+#include "runtime/torch_bridge.h"
+#include "tessera/base/error.h"
+#include "tessera/runtime/state/state_dict.h"
+
+namespace tessera::state {
+
+std::vector<std::vector<std::string>> parameter_names(const torch::nn::Module& model,
+                                                      const torch::optim::Optimizer& optimizer) {
+  std::unordered_map<const at::TensorImpl*, std::string> fqns;
+  for (const auto& each : model.named_parameters()) {
+    fqns.emplace(each.value().unsafeGetTensorImpl(), each.key());
+  }
+  std::vector<std::vector<std::string>> names;
+  for (const auto& group : optimizer.param_groups()) {
+    std::vector<std::string>& of_group = names.emplace_back();
+    for (const at::Tensor& tensor : group.params()) {
+      const auto it = fqns.find(tensor.unsafeGetTensorImpl());
+      if (it == fqns.end()) {
+        throw Error::expected(ErrorKind::invalid_argument, {},
+                              "parameter " + std::to_string(of_group.size()) +
+                                  " of the optimizer's group " + std::to_string(names.size() - 1),
+                              "a parameter of the model", "none of it",
+                              "an optimizer of another model, or a module that was replaced?");
+      }
+      of_group.push_back(it->second);
+    }
+  }
+  return names;
+}
+
+std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
+                                              const torch::optim::Optimizer& optimizer) {
+  const StateDict state = state_dict(model, {.type = SHARDED});
+  const auto names = parameter_names(model, optimizer);
+  std::vector<OptimizerParameter> parameters;
+  for (std::size_t group = 0; group < names.size(); ++group) {
+    for (std::size_t i = 0; i < names[group].size(); ++i) {
+      const std::string& fqn = names[group][i];
+      parameters.push_back({group, optimizer.param_groups()[group].params()[i], fqn,
+                            std::get<StateTensor>(*state.find(fqn))});
+    }
+  }
+  return parameters;
+}
+
+StateTensor laid_out_as(const OptimizerParameter& parameter, const at::Tensor& local) {
+  StateTensor entry = parameter.layout;
+  entry.dtype = dtype_of(local.scalar_type());
+  entry.kind = formats::StateKind::pointwise;
+  entry.parameter = parameter.fqn;
+  std::int64_t held = 0;
+  for (const TensorPart& part : entry.parts) held += numel_of(part.region);
+  if (local.numel() != held) {
+    throw Error::expected(
+        ErrorKind::invalid_argument, {.fqn = parameter.fqn}, "optimizer state of the parameter",
+        std::to_string(held) + " elements, as this rank holds of it", std::to_string(local.numel()),
+        "an optimizer that had state before fully_shard?");
+  }
+  const at::Tensor flat = local.detach().contiguous().view({-1});
+  std::int64_t begin = 0;
+  for (TensorPart& part : entry.parts) {
+    part.tensor = flat.narrow(0, begin, numel_of(part.region));
+    begin += numel_of(part.region);
+  }
+  return entry;
+}
+
+at::Tensor step_tensor(std::int64_t step) {
+  const auto real = static_cast<float>(step);
+  if (static_cast<std::int64_t>(real) != step) return torch::tensor(step, at::kLong);
+  return torch::tensor(real, at::kFloat);
+}
+
+}  // namespace tessera::state

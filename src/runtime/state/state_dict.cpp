@@ -1,0 +1,133 @@
+#include "tessera/runtime/state/state_dict.h"
+
+#include <torch/types.h>
+
+#include <unordered_map>
+
+#include "runtime/registry/state_parts.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+using torch::nn::Module;
+
+/// What a StateDictTypeScope keeps at its module.
+struct ConfiguredType final : registry::ModuleState {
+  std::optional<StateDictOptions> options;
+};
+
+class Walk {
+ public:
+  explicit Walk(const Module& root) : is_first_rank_(mesh_of(root).rank() == 0) {}
+
+  void visit(Module& module, const std::string& prefix, StateDictOptions options) {
+    const auto configured = registry::find<ConfiguredType>(module);
+    const bool is_own = configured && configured->options;
+    if (is_own) options = *configured->options;
+    if (options.rank0_only && options.type != FULL) {
+      throw Error::expected(ErrorKind::invalid_argument, {}, "state_dict of " + module.name(),
+                            "rank0_only with type FULL", "with another type",
+                            "each rank's parts are on that rank alone");
+    }
+    const auto hooks = registry::find<registry::StateDictHooks>(module);
+    if (hooks) {
+      for (const auto& [number, hook] : hooks->pre) hook(module, prefix, options);
+    }
+    for (const auto& each : module.named_parameters(/*recurse=*/false)) {
+      take(prefix + each.key(), each.value(), options);
+    }
+    for (const auto& each : module.named_buffers(/*recurse=*/false)) {
+      take(prefix + each.key(), each.value(), options);
+    }
+    for (const auto& child : module.named_children()) {
+      visit(*child.value(), prefix + child.key() + ".", options);
+    }
+    if (hooks) {
+      for (const auto& [number, hook] : hooks->post) hook(module, state_dict_, prefix, options);
+    }
+    const bool is_boundary = prefix.empty() || is_own;
+    if (is_boundary && options.rank0_only && !is_first_rank_) drop(prefix);
+  }
+
+  StateDict result() { return std::move(state_dict_); }
+
+ private:
+  void take(const std::string& fqn, const at::Tensor& tensor, const StateDictOptions& options) {
+    if (!tensor.defined()) return;
+    const auto [first, is_new] = fqns_.emplace(tensor.unsafeGetTensorImpl(), fqn);
+    if (!is_new) {
+      state_dict_.set(fqn, StateAlias{first->second});
+      return;
+    }
+    StateTensor entry = StateTensor::whole(tensor);
+    at::Tensor& own = entry.parts.front().tensor;
+    if (options.offload_to_cpu && !own.is_cpu()) {
+      own = own.to(at::kCPU);
+    } else if (options.type == FULL && (is_first_rank_ || !options.rank0_only)) {
+      own = own.clone();
+    }
+    state_dict_.set(fqn, std::move(entry));
+  }
+
+  void drop(const std::string& prefix) {
+    std::vector<std::string> fqns;
+    for (const StateDict::Item& item : state_dict_) {
+      if (item.fqn.starts_with(prefix)) fqns.push_back(item.fqn);
+    }
+    for (const std::string& fqn : fqns) state_dict_.erase(fqn);
+  }
+
+  bool is_first_rank_;
+  StateDict state_dict_;
+  std::unordered_map<const at::TensorImpl*, std::string> fqns_;
+};
+
+void collect_meshes(const Module& module, std::optional<dist::Mesh>& found) {
+  if (auto mesh = registry::applied_mesh(module)) {
+    if (found && found->world_size() != mesh->world_size() && found->world_size() > 1 &&
+        mesh->world_size() > 1) {
+      throw Error::expected(ErrorKind::invalid_argument, {}, "meshes of the modules in one model",
+                            "one world",
+                            std::to_string(found->world_size()) + " ranks and " +
+                                std::to_string(mesh->world_size()) + " ranks");
+    }
+    if (!found || mesh->world_size() > found->world_size()) found = std::move(mesh);
+  }
+  for (const auto& child : module.children()) collect_meshes(*child, found);
+}
+
+}  // namespace
+
+dist::Mesh mesh_of(const Module& module) {
+  std::optional<dist::Mesh> found;
+  collect_meshes(module, found);
+  return found.value_or(dist::Mesh());
+}
+
+StateDict state_dict(Module& module, const StateDictOptions& options) {
+  const at::NoGradGuard no_grad;
+  Walk walk(module);
+  walk.visit(module, "", options);
+  return walk.result();
+}
+
+StateDictTypeScope::StateDictTypeScope(Module& module, const StateDictOptions& options)
+    : module_(registry::weak_module(module)) {
+  auto configured = registry::find<ConfiguredType>(module);
+  if (!configured) {
+    configured = std::make_shared<ConfiguredType>();
+    registry::attach(module, configured);
+  }
+  before_ = std::exchange(configured->options, options);
+}
+
+StateDictTypeScope::~StateDictTypeScope() {
+  const auto module = module_.lock();
+  if (!module) return;
+  if (const auto configured = registry::find<ConfiguredType>(*module)) {
+    configured->options = before_;
+  }
+}
+
+}  // namespace tessera

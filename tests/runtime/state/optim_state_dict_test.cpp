@@ -1,0 +1,227 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "runtime/state/configurations.h"
+#include "runtime/state/optimizers.h"
+
+namespace tessera {
+namespace {
+
+using test::Configuration;
+using test::error_of;
+using test::make_optimizer;
+using test::OptimizerKind;
+using test::seeded;
+using test::some_ids;
+using test::Transformer;
+using test::unique_parameters;
+using ::testing::HasSubstr;
+
+/// Trains two steps. With `mesh`, each rank on the same batch, so that averages are that of one.
+template <class Step>
+void train(torch::optim::Optimizer& optimizer, Step&& loss, int num_steps = 2) {
+  for (int step = 0; step < num_steps; ++step) {
+    optimizer.zero_grad();
+    loss().backward();
+    optimizer.step();
+  }
+}
+
+/// Holds all that two state dicts of type FULL say against each other.
+void expect_equal(const StateDict& found, const StateDict& expected, double tolerance = 0) {
+  EXPECT_EQ(found.size(), expected.size());
+  for (const StateDict::Item& item : expected) {
+    ASSERT_TRUE(found.contains(item.fqn)) << item.fqn;
+    if (const auto* value = std::get_if<Value>(&item.entry)) {
+      EXPECT_EQ(std::get<Value>(*found.find(item.fqn)), *value) << item.fqn;
+      continue;
+    }
+    const at::Tensor a = found.tensor(item.fqn);
+    const at::Tensor b = expected.tensor(item.fqn);
+    EXPECT_EQ(a.sizes(), b.sizes()) << item.fqn;
+    EXPECT_EQ(a.scalar_type(), b.scalar_type()) << item.fqn;
+    EXPECT_TRUE(tolerance == 0 ? a.equal(b) : torch::allclose(a, b, tolerance, tolerance))
+        << item.fqn;
+  }
+}
+
+class OptimStateDictTest
+    : public ::testing::TestWithParam<std::tuple<OptimizerKind, Configuration>> {};
+
+TEST_P(OptimStateDictTest, C7_FullIsThatOfTheUnshardedRunAndIsLoadedBack) {
+  const auto [kind, configuration] = GetParam();
+  test::on_ranks(
+      configuration.world_size,
+      [&, kind = kind, configuration = configuration](const dist::Mesh& mesh) {
+        Transformer unsharded = seeded<Transformer>();
+        const auto reference = make_optimizer(kind, unique_parameters(*unsharded));
+        train(*reference, [&] { return unsharded->forward(some_ids()).pow(2).mean(); });
+
+        Transformer model = seeded<Transformer>();
+        configuration.apply(model, mesh);
+        const auto optimizer = make_optimizer(kind, unique_parameters(*model));
+        train(*optimizer, [&] { return forward(model, some_ids()).pow(2).mean(); });
+        const StateDict found = optim_state_dict(*model, *optimizer);
+        expect_equal(found, optim_state_dict(*unsharded, *reference), 1e-4);
+
+        // From each type into an optimizer that has not stepped.
+        for (const StateDictType type : {FULL, SHARDED, LOCAL}) {
+          const StateDict saved = optim_state_dict(*model, *optimizer, {.type = type});
+          const auto fresh = make_optimizer(kind, unique_parameters(*model), 0.5);
+          load_optim_state_dict(*model, *fresh, saved);
+          expect_equal(optim_state_dict(*model, *fresh), found);
+        }
+        const StateDict of_first = optim_state_dict(*model, *optimizer, {.rank0_only = true});
+        EXPECT_EQ(of_first.size(), mesh.rank() == 0 ? found.size() : 0);
+      },
+      configuration.mesh_options());
+}
+
+INSTANTIATE_TEST_SUITE_P(Configurations, OptimStateDictTest,
+                         ::testing::Combine(::testing::ValuesIn(test::kOptimizerKinds),
+                                            ::testing::ValuesIn(test::configurations({1, 2, 4}))),
+                         [](const auto& test) {
+                           return test::name_of(std::get<0>(test.param)) + "_" +
+                                  std::get<1>(test.param).name();
+                         });
+
+TEST(OptimStateDictFormTest, C8_NamesAndFormsArePythons) {
+  test::Mlp model = seeded<test::Mlp>();
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.25));
+  train(
+      optimizer,
+      [&] {
+        return model->forward(torch::ones({2, 7})).sum();
+      },
+      3);
+  const StateDict found = optim_state_dict(*model, optimizer);
+  const at::Tensor step = found.tensor("state.up.weight.step");
+  EXPECT_EQ(step.dim(), 0);
+  EXPECT_EQ(step.scalar_type(), at::kFloat);
+  EXPECT_EQ(step.item<float>(), 3);
+  const auto value = [&](const std::string& name) {
+    return std::get<Value>(*found.find("param_groups.0." + name));
+  };
+  EXPECT_EQ(value("lr"), Value(0.25));
+  EXPECT_EQ(value("betas"), Value(Value::Tuple{{0.9, 0.999}}));
+  EXPECT_EQ(value("decoupled_weight_decay"), Value(true));
+  for (const char* name : {"maximize", "capturable", "differentiable", "amsgrad"}) {
+    EXPECT_EQ(value(name), Value(false)) << name;
+  }
+  for (const char* name : {"foreach", "fused"}) EXPECT_EQ(value(name), Value()) << name;
+  EXPECT_EQ(value("params"), Value(Value::List{"up.weight", "up.bias", "middle.weight",
+                                               "middle.bias", "down.weight", "down.bias"}));
+  for (const StateDict::Item& item : found) {
+    EXPECT_EQ(formats::spell(item.key_path), item.fqn);
+    const auto* tensor = std::get_if<StateTensor>(&item.entry);
+    if (tensor == nullptr) continue;
+    EXPECT_EQ(tensor->kind, item.fqn.ends_with(".step") ? formats::StateKind::scalar_parameter
+                                                        : formats::StateKind::pointwise);
+    EXPECT_TRUE(item.fqn.starts_with("state." + tensor->parameter + "."));
+  }
+}
+
+TEST(OptimStateDictFormTest, C8_FieldsThatNobodyKnowsAreCarriedThrough) {
+  test::Mlp model;
+  torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(0.1));
+  StateDict saved = optim_state_dict(*model, optimizer);
+  saved.set("param_groups.0.initial_lr", Value(0.75));
+  saved.set("param_groups.0.foreach", Value(false));
+  saved.set("param_groups.0.lr", Value(std::int64_t{1}));
+  load_optim_state_dict(*model, optimizer, saved);
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 1.0);
+  const StateDict after = optim_state_dict(*model, optimizer);
+  EXPECT_EQ(std::get<Value>(*after.find("param_groups.0.initial_lr")), Value(0.75));
+  EXPECT_EQ(std::get<Value>(*after.find("param_groups.0.foreach")), Value(false));
+}
+
+TEST(OptimStateDictFormTest, C8_AStepThatFloat32WouldRoundIsKept) {
+  torch::nn::Linear model(2, 2);
+  torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(0.1));
+  train(optimizer, [&] { return model->forward(torch::ones({1, 2})).sum(); });
+  auto& state = optimizer.state()[model->weight.unsafeGetTensorImpl()];
+  static_cast<torch::optim::AdamParamState&>(*state).step((1 << 24) + 1);
+  const StateDict saved = optim_state_dict(*model, optimizer);
+  static_cast<torch::optim::AdamParamState&>(*state).step(1);
+  load_optim_state_dict(*model, optimizer, saved);
+  auto& loaded = optimizer.state()[model->weight.unsafeGetTensorImpl()];
+  EXPECT_EQ(static_cast<torch::optim::AdamParamState&>(*loaded).step(), (1 << 24) + 1);
+}
+
+TEST(OptimStateDictFormTest, C8_ParametersWithoutStateAndFrozenOnes) {
+  test::Mlp model = seeded<test::Mlp>();
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
+  train(optimizer, [&] { return model->up->forward(torch::ones({2, 7})).sum(); });
+  model->up->weight.requires_grad_(false);
+  const StateDict found = optim_state_dict(*model, optimizer);
+  EXPECT_TRUE(found.contains("state.up.weight.exp_avg"));
+  EXPECT_FALSE(found.contains("state.down.weight.exp_avg"));
+  torch::optim::AdamW fresh(model->parameters(), torch::optim::AdamWOptions(0.1));
+  train(fresh, [&] { return model->forward(torch::ones({2, 7})).sum(); });
+  load_optim_state_dict(*model, fresh, found);
+  expect_equal(optim_state_dict(*model, fresh), found);  // what it had for others is gone
+}
+
+TEST(OptimStateDictFormTest, C7_KeysByNumberAndBack) {
+  test::Mlp model = seeded<test::Mlp>();
+  const auto optimizer = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
+  train(*optimizer, [&] { return model->forward(torch::ones({2, 7})).sum(); });
+  const StateDict by_name = optim_state_dict(*model, *optimizer);
+  const StateDict by_id =
+      rekey_optim_state_dict(by_name, OptimStateKey::param_id, *model, *optimizer);
+  // Groups: up.weight, middle.bias | up.bias, middle.weight, down.weight, down.bias
+  EXPECT_TRUE(by_id.tensor("state.1.exp_avg").equal(by_name.tensor("state.middle.bias.exp_avg")));
+  EXPECT_EQ(std::get<Value>(*by_id.find("param_groups.1.params")), Value(Value::List{2, 3, 4, 5}));
+  expect_equal(rekey_optim_state_dict(by_id, OptimStateKey::param_name, *model, *optimizer),
+               by_name);
+  EXPECT_THAT(
+      error_of([&] { rekey_optim_state_dict(by_id, OptimStateKey::param_id, *model, *optimizer); }),
+      HasSubstr("a parameter's name"));
+}
+
+TEST(OptimStateDictFaultTest, C7_WhatDoesNotFitIsNamed) {
+  test::Mlp model = seeded<test::Mlp>();
+  torch::optim::LBFGS lbfgs(model->parameters(), torch::optim::LBFGSOptions(0.1));
+  EXPECT_THAT(error_of([&] { optim_state_dict(*model, lbfgs); }), HasSubstr("LBFGS"));
+
+  torch::optim::Adam foreign(test::seeded<test::Mlp>()->parameters(),
+                             torch::optim::AdamOptions(0.1));
+  EXPECT_THAT(error_of([&] { optim_state_dict(*model, foreign); }),
+              HasSubstr("parameter 0 of the optimizer's group 0"));
+
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
+  train(optimizer, [&] { return model->forward(torch::ones({2, 7})).sum(); });
+  const StateDict good = optim_state_dict(*model, optimizer);
+  StateDict wrong = good;
+  wrong.erase("state.up.weight.exp_avg_sq");
+  wrong.set("state.up.bias.exp_avg", StateTensor::whole(torch::ones({2})));
+  wrong.set("state.up.bias.other", StateTensor::whole(torch::ones({2})));
+  const std::string error = error_of([&] { load_optim_state_dict(*model, optimizer, wrong); });
+  EXPECT_THAT(error, HasSubstr("3 problems"));
+  EXPECT_THAT(error, HasSubstr("state.up.weight.exp_avg_sq: missing"));
+  EXPECT_THAT(error, HasSubstr("state.up.bias.exp_avg: shape"));
+  EXPECT_THAT(error, HasSubstr("state.up.bias.other: unexpected"));
+  expect_equal(optim_state_dict(*model, optimizer), good);
+
+  wrong = good;
+  wrong.set("param_groups.0.maximize", Value(true));
+  EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, optimizer, wrong); }),
+              HasSubstr("maximize"));
+  torch::optim::Adam adam(model->parameters(), torch::optim::AdamOptions(0.1));
+  EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, adam, good); }),
+              HasSubstr("decoupled_weight_decay"));
+  wrong = good;
+  wrong.set("param_groups.0.lr", Value("fast"));
+  EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, adam, wrong); }), HasSubstr("lr"));
+}
+
+TEST(OptimStateDictFaultTest, C7_ParametersOfOneGroupMustBeInOne) {
+  test::Mlp model = seeded<test::Mlp>();
+  const auto two = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
+  torch::optim::AdamW one(model->parameters(), torch::optim::AdamWOptions(0.1));
+  EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, one, optim_state_dict(*model, *two)); }),
+              HasSubstr("in groups 0 and 1"));
+}
+
+}  // namespace
+}  // namespace tessera

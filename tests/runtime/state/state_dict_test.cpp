@@ -1,0 +1,321 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "runtime/state/configurations.h"
+
+namespace tessera {
+namespace {
+
+using test::Block;
+using test::Configuration;
+using test::error_of;
+using test::seeded;
+using test::some_ids;
+using test::Transformer;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// Returns the keys in order; aliases as `key=target`.
+std::vector<std::string> keys_of(const StateDict& state_dict) {
+  std::vector<std::string> keys;
+  for (const StateDict::Item& item : state_dict) {
+    const auto* alias = std::get_if<StateAlias>(&item.entry);
+    keys.push_back(alias == nullptr ? item.fqn : item.fqn + "=" + alias->target);
+  }
+  return keys;
+}
+
+void expect_equal(const StateDict& found, const StateDict& expected) {
+  EXPECT_EQ(keys_of(found), keys_of(expected));
+  for (const StateDict::Item& item : expected) {
+    EXPECT_TRUE(found.tensor(item.fqn).equal(expected.tensor(item.fqn))) << item.fqn;
+  }
+}
+
+class StateDictTest : public ::testing::TestWithParam<Configuration> {
+ protected:
+  static void on_ranks_with(
+      const std::function<void(const dist::Mesh&, Transformer&, const StateDict&)>& body) {
+    const Configuration configuration = GetParam();
+    test::on_ranks(
+        configuration.world_size,
+        [&](const dist::Mesh& mesh) {
+          Transformer unsharded = seeded<Transformer>();
+          Transformer model = seeded<Transformer>();
+          configuration.apply(model, mesh);
+          body(mesh, model, state_dict(*unsharded));
+        },
+        configuration.mesh_options());
+  }
+};
+
+TEST_P(StateDictTest, C2_FullIsThatOfTheUnshardedModel) {
+  on_ranks_with([](const dist::Mesh& mesh, Transformer& model, const StateDict& unsharded) {
+    expect_equal(state_dict(*model), unsharded);
+    expect_equal(state_dict(*model, {.offload_to_cpu = true}), unsharded);
+    const StateDict of_first = state_dict(*model, {.rank0_only = true});
+    expect_equal(of_first, mesh.rank() == 0 ? unsharded : StateDict());
+  });
+}
+
+TEST_P(StateDictTest, C2_PartsCoverEachTensorOnceAndAliasTheParameters) {
+  on_ranks_with([](const dist::Mesh& mesh, Transformer& model, const StateDict& unsharded) {
+    const StateDict sharded = state_dict(*model, {.type = SHARDED});
+    EXPECT_EQ(keys_of(sharded), keys_of(unsharded));
+    for (const StateDict::Item& item : sharded) {
+      const auto* tensor = std::get_if<StateTensor>(&item.entry);
+      if (tensor == nullptr) continue;
+      const at::Tensor whole = unsharded.tensor(item.fqn);
+      EXPECT_EQ(tensor->shape, Shape(whole.sizes().begin(), whole.sizes().end()));
+      std::vector<Region> regions;
+      for (const Shard& shard : tensor->layout) regions.push_back(shard.region);
+      if (!regions.empty()) {
+        EXPECT_TRUE(check_coverage(regions, tensor->shape).empty());
+      }
+      for (const TensorPart& part : tensor->parts) {
+        const auto range = as_flat_range(part.region, tensor->shape);
+        ASSERT_TRUE(range) << item.fqn;
+        EXPECT_TRUE(
+            part.tensor.view({-1}).equal(whole.view({-1}).narrow(0, range->begin, range->numel())));
+        const bool is_holder =
+            tensor->layout.empty() || std::ranges::any_of(tensor->layout, [&](const Shard& shard) {
+              return shard.region == part.region &&
+                     std::ranges::find(shard.ranks, mesh.rank()) != shard.ranks.end();
+            });
+        EXPECT_TRUE(is_holder) << item.fqn;
+        part.tensor.zero_();
+      }
+    }
+    for (const at::Tensor& parameter : model->parameters()) {
+      EXPECT_TRUE(parameter.detach().eq(0).all().item<bool>());
+    }
+  });
+}
+
+TEST_P(StateDictTest, C2_EachTypeIsLoadedBack) {
+  on_ranks_with([](const dist::Mesh& mesh, Transformer& model, const StateDict& unsharded) {
+    for (const StateDictType type : {FULL, SHARDED, LOCAL}) {
+      StateDict saved = state_dict(*model, {.type = type});
+      for (StateDict::Item& item : saved) {
+        auto* tensor = std::get_if<StateTensor>(&item.entry);
+        if (tensor == nullptr) continue;
+        for (TensorPart& part : tensor->parts) part.tensor = part.tensor.clone();
+      }
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& parameter : model->parameters()) parameter.fill_(7);
+      }
+      load_state_dict(*model, saved);
+      expect_equal(state_dict(*model), unsharded);
+    }
+    {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : model->parameters()) parameter.fill_(7);
+    }
+    load_state_dict(*model, mesh.rank() == 0 ? unsharded : StateDict(), {.rank0_only = true});
+    expect_equal(state_dict(*model), unsharded);
+  });
+}
+
+TEST_P(StateDictTest, C1_AStateDictOfAPartBeforeTheFirstForwardLeavesTheRootAsItIs) {
+  on_ranks_with([](const dist::Mesh& /*mesh*/, Transformer& model, const StateDict& unsharded) {
+    const StateDict part = state_dict(*model->blocks[2]);
+    for (const StateDict::Item& item : part) {
+      EXPECT_TRUE(part.tensor(item.fqn).equal(unsharded.tensor("blocks.2." + item.fqn)));
+    }
+    forward(model, some_ids()).sum().backward();
+    expect_equal(state_dict(*model), unsharded);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Configurations, StateDictTest,
+                         ::testing::ValuesIn(test::configurations({1, 2, 3, 4})),
+                         [](const auto& test) { return test.param.name(); });
+
+/// Modules and hooks of change 90436: what runs when.
+TEST(StateDictHooksTest, C1_PreHooksRunFromTheRootAndPostHooksFromTheLeaves) {
+  test::Mlp model;
+  std::vector<std::string> calls;
+  const auto note = [&](const std::string& what, const std::string& prefix) {
+    calls.push_back(what + " " + (prefix.empty() ? "root" : prefix));
+  };
+  const auto attach = [&](torch::nn::Module& module) {
+    registry::add_state_dict_pre_hook(
+        module, [&](torch::nn::Module&, const std::string& prefix, const StateDictOptions&) {
+          note("pre", prefix);
+        });
+    registry::add_load_state_dict_pre_hook(
+        module, [&](torch::nn::Module&, StateDict&, const std::string& prefix, LoadReport&) {
+          note("load pre", prefix);
+        });
+    const bool is_root = &module == model.get();
+    registry::add_load_state_dict_post_hook(
+        module, [&, is_root](torch::nn::Module&) { note("load post", is_root ? "" : "child"); });
+    return registry::add_state_dict_post_hook(
+        module, [&](torch::nn::Module&, StateDict&, const std::string& prefix,
+                    const StateDictOptions&) { note("post", prefix); });
+  };
+  registry::HookHandle of_root = attach(*model);
+  attach(*model->up);
+  const StateDict saved = state_dict(*model);
+  EXPECT_THAT(calls, ElementsAre("pre root", "pre up.", "post up.", "post root"));
+  calls.clear();
+  load_state_dict(*model, saved);
+  EXPECT_THAT(calls,
+              ElementsAre("load pre root", "load pre up.", "load post child", "load post root"));
+  calls.clear();
+  of_root.remove();
+  state_dict(*model);
+  EXPECT_THAT(calls, ElementsAre("pre root", "pre up.", "post up."));
+}
+
+TEST(StateDictHooksTest, C1_UsersHooksMeetTensorsOfTheWholeModel) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp model = seeded<test::Mlp>();
+    fully_shard(*model, {.mesh = mesh});
+    registry::add_state_dict_post_hook(
+        *model->up, [](torch::nn::Module&, StateDict& state_dict, const std::string& prefix,
+                       const StateDictOptions&) {
+          const at::Tensor weight = state_dict.tensor(prefix + "weight");
+          EXPECT_EQ(weight.sizes(), at::IntArrayRef({13, 7}));
+          state_dict.erase(prefix + "weight");
+          state_dict.set(prefix + "transposed", StateTensor::whole(weight.t()));
+        });
+    registry::add_load_state_dict_pre_hook(*model->up, [](torch::nn::Module&, StateDict& state_dict,
+                                                          const std::string& prefix, LoadReport&) {
+      const at::Tensor transposed = state_dict.tensor(prefix + "transposed");
+      state_dict.erase(prefix + "transposed");
+      state_dict.set(prefix + "weight", StateTensor::whole(transposed.t()));
+    });
+    StateDict saved = state_dict(*model);
+    EXPECT_EQ(saved.tensor("up.transposed").sizes(), at::IntArrayRef({7, 13}));
+    EXPECT_FALSE(saved.contains("up.weight"));
+  });
+}
+
+TEST(StateDictOptionsTest, C2_ASubtreeMayHaveATypeOfItsOwn) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Transformer model = test::sharded_transformer(mesh);
+    const StateDictTypeScope outer(*model->blocks[0], {.type = FULL, .rank0_only = true});
+    std::optional<StateDictTypeScope> inner;
+    inner.emplace(*model->blocks[1], StateDictOptions{.type = FULL});
+    const StateDict found = state_dict(*model, {.type = SHARDED});
+    EXPECT_EQ(found.contains("blocks.0.up.weight"), mesh.rank() == 0);
+    EXPECT_TRUE(std::get<StateTensor>(*found.find("blocks.1.up.weight")).layout.empty());
+    EXPECT_FALSE(std::get<StateTensor>(*found.find("blocks.2.up.weight")).layout.empty());
+    inner.reset();
+    const StateDict after = state_dict(*model, {.type = SHARDED});
+    EXPECT_FALSE(std::get<StateTensor>(*after.find("blocks.1.up.weight")).layout.empty());
+  });
+}
+
+TEST(StateDictOptionsTest, C3_WrapperAndComposableWayGiveTheSame) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const FullyShardOptions options{.mesh = mesh};
+    test::Mlp by_wrapper = seeded<test::Mlp>();
+    FullyShardedDataParallel<torch::nn::Linear> middle(by_wrapper->middle, options);
+    FullyShardedDataParallel<test::Mlp> wrapped(by_wrapper, options);
+    test::Mlp composed = seeded<test::Mlp>();
+    fully_shard(*composed->middle, options);
+    fully_shard(*composed, options);
+    expect_equal(state_dict(*wrapped), state_dict(*composed));
+    for (const StateDictType type : {SHARDED, LOCAL}) {
+      const StateDict a = state_dict(*wrapped, {.type = type});
+      const StateDict b = state_dict(*composed, {.type = type});
+      EXPECT_EQ(keys_of(a), keys_of(b));
+      for (const StateDict::Item& item : a) {
+        const auto& of_a = std::get<StateTensor>(item.entry);
+        const auto& of_b = std::get<StateTensor>(*b.find(item.fqn));
+        EXPECT_EQ(of_a.layout, of_b.layout);
+        ASSERT_EQ(of_a.parts.size(), of_b.parts.size());
+        for (std::size_t i = 0; i < of_a.parts.size(); ++i) {
+          EXPECT_EQ(of_a.parts[i].region, of_b.parts[i].region);
+          EXPECT_TRUE(of_a.parts[i].tensor.equal(of_b.parts[i].tensor));
+        }
+      }
+      EXPECT_EQ(a.units, b.units);
+    }
+  });
+}
+
+TEST(StateDictOptionsTest, C2_BuffersThatMixedPrecisionCastAreSavedInTheirOwnDtype) {
+  torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
+  fully_shard(*model, {.mixed_precision = {.buffer_dtype = at::kBFloat16}});
+  EXPECT_EQ(model->named_buffers()["1.running_var"].scalar_type(), at::kBFloat16);
+  StateDict saved = state_dict(*model);
+  EXPECT_EQ(saved.tensor("1.running_var").scalar_type(), at::kFloat);
+  EXPECT_EQ(saved.tensor("1.num_batches_tracked").scalar_type(), at::kLong);
+  saved.tensor("1.running_var").fill_(3);
+  load_state_dict(*model, saved);
+  EXPECT_TRUE(model->named_buffers()["1.running_var"].eq(3).all().item<bool>());
+  EXPECT_EQ(model->named_buffers()["1.running_var"].scalar_type(), at::kBFloat16);
+}
+
+TEST(LoadStateDictTest, E7_OneReportListsAllAndNothingIsReplaced) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp model = seeded<test::Mlp>();
+    fully_shard(*model, {.mesh = mesh});
+    const StateDict before = state_dict(*model);
+    StateDict wrong = before;
+    wrong.erase("up.bias");
+    wrong.set("extra", StateTensor::whole(torch::ones({2})));
+    wrong.set("middle.weight", StateTensor::whole(torch::ones({13, 11})));
+    wrong.set("down.bias", StateTensor::whole(torch::ones({3}, at::kBFloat16)));
+    wrong.set("down.weight", StateTensor::whole(torch::zeros({3, 11})));
+    const auto load = [&](const LoadStateDictOptions& options) {
+      const bool sends = !options.rank0_only || mesh.rank() == 0;
+      return error_of([&] { load_state_dict(*model, sends ? wrong : StateDict(), options); });
+    };
+    for (const bool rank0_only : {false, true}) {
+      const std::string error = load({.rank0_only = rank0_only});
+      EXPECT_THAT(error, HasSubstr("4 problems"));
+      EXPECT_THAT(error, HasSubstr("up.bias: missing"));
+      EXPECT_THAT(error, HasSubstr("extra: unexpected"));
+      EXPECT_THAT(error, HasSubstr("middle.weight: shape: expected [11, 13], found [13, 11]"));
+      EXPECT_THAT(error, HasSubstr("down.bias: dtype: expected float32, found bfloat16"));
+      expect_equal(state_dict(*model), before);
+    }
+    wrong.erase("middle.weight");
+    const LoadStateDictOptions relaxed{
+        .allow_missing = true, .allow_unexpected = true, .allow_cast = true};
+    for (const bool rank0_only : {false, true}) {
+      LoadStateDictOptions options = relaxed;
+      options.rank0_only = rank0_only;
+      EXPECT_EQ(load(options), "none");
+      const StateDict after = state_dict(*model);
+      EXPECT_TRUE(after.tensor("down.bias").eq(1).all().item<bool>());
+      EXPECT_TRUE(after.tensor("down.weight").eq(0).all().item<bool>());
+      EXPECT_TRUE(after.tensor("up.bias").equal(before.tensor("up.bias")));
+      load_state_dict(*model, before);
+    }
+  });
+}
+
+TEST(LoadStateDictTest, E7_PartsThatDoNotHoldWhatARankNeedsAreAHole) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp model = seeded<test::Mlp>();
+    fully_shard(*model, {.mesh = mesh});
+    StateDict mine = state_dict(*model, {.type = LOCAL});
+    test::Mlp whole = seeded<test::Mlp>();
+    EXPECT_THAT(error_of([&] { load_state_dict(*whole, mine); }), HasSubstr("hole"));
+  });
+}
+
+TEST(StateDictOptionsTest, C2_NotWithinAPassOrUnshardParams) {
+  test::Mlp model;
+  fully_shard(*model, {.mixed_precision = {.param_dtype = at::kBFloat16}});
+  const at::Tensor loss = forward(model, torch::ones({1, 7})).sum();
+  EXPECT_THAT(error_of([&] { state_dict(*model); }), HasSubstr("within a pass"));
+  loss.backward();
+  EXPECT_EQ(error_of([&] { state_dict(*model); }), "none");
+  {
+    const auto scope = unshard_params(*model);
+    EXPECT_THAT(error_of([&] { state_dict(*model); }), HasSubstr("within unshard_params"));
+  }
+  EXPECT_THAT(error_of([&] { state_dict(*model, {.type = SHARDED, .rank0_only = true}); }),
+              HasSubstr("rank0_only"));
+}
+
+}  // namespace
+}  // namespace tessera
