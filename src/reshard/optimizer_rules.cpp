@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "reshard/piece_index.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/table_plan.h"
 
@@ -89,12 +90,6 @@ StateName split_state_name(std::string_view rest, const ParameterNames& paramete
   }
   const std::size_t last = rest.rfind('.');
   return {std::nullopt, last == std::string_view::npos ? rest : rest.substr(last + 1)};
-}
-
-std::vector<Region> regions_of(const TensorEntry& tensor) {
-  std::vector<Region> regions;
-  for (const formats::Piece& piece : tensor.pieces) regions.push_back(piece.region);
-  return regions;
 }
 
 /// Classifies state of torchrec's fused optimizers.

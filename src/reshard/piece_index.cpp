@@ -73,4 +73,25 @@ std::vector<std::uint32_t> PieceIndex::pieces_sharing(const Region& region, int 
   return pieces;
 }
 
+std::vector<Region> regions_of(const formats::TensorEntry& tensor) {
+  std::vector<Region> regions;
+  regions.reserve(tensor.pieces.size());
+  for (const formats::Piece& piece : tensor.pieces) regions.push_back(piece.region);
+  return regions;
+}
+
+void find_sources(const formats::TensorEntry& source, const formats::TensorEntry& destination,
+                  TensorCopy& copy) {
+  if (destination.pieces.empty()) return;
+  const PieceIndex index(source);
+  if (!copy.merged_widths.empty()) {
+    const auto all = index.pieces_sharing(whole_box(source.meta.shape), 0);
+    copy.source_pieces.assign(destination.pieces.size(), all);
+    return;
+  }
+  for (const formats::Piece& piece : destination.pieces) {
+    copy.source_pieces.push_back(index.pieces_sharing(piece.region, piece.rank));
+  }
+}
+
 }  // namespace tessera::reshard

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
 
 namespace tessera::reshard {
 
@@ -33,5 +34,11 @@ class PieceIndex {
   std::vector<Group> groups_;  // by bounds.begin
   std::int64_t longest_bounds_ = 0;
 };
+
+std::vector<Region> regions_of(const formats::TensorEntry& tensor);
+
+/// Fills in which pieces of the source tensor each piece of a destination tensor needs.
+void find_sources(const formats::TensorEntry& source, const formats::TensorEntry& destination,
+                  TensorCopy& copy);
 
 }  // namespace tessera::reshard

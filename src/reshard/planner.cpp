@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "reshard/piece_index.h"
+#include "reshard/source_check.h"
+#include "reshard/writer_balance.h"
 #include "tessera/base/cast.h"
 #include "tessera/base/digest.h"
 #include "tessera/reshard/optimizer_rules.h"
@@ -16,48 +18,11 @@ namespace {
 
 using formats::Alias;
 using formats::CheckpointContents;
-using formats::Finding;
 using formats::Format;
 using formats::KeyPath;
 using formats::Piece;
 using formats::StateKind;
 using formats::TensorEntry;
-
-/// Chooses, among the ranks that hold a shard, the one that has least to write so far.
-class WriterBalance {
- public:
-  explicit WriterBalance(int world_size) : nbytes_(static_cast<std::size_t>(world_size), 0) {
-    for (int rank = 0; rank < world_size; ++rank) by_load_.emplace(0, rank);
-  }
-
-  int choose(std::span<const int> ranks, std::uint64_t nbytes) {
-    int chosen = ranks.front();
-    if (ranks.size() == nbytes_.size()) {
-      chosen = by_load_.begin()->second;
-    } else {
-      for (const int rank : ranks) {
-        if (load_of(rank) < load_of(chosen)) chosen = rank;
-      }
-    }
-    by_load_.erase({load_of(chosen), chosen});
-    nbytes_[static_cast<std::size_t>(chosen)] += nbytes;
-    by_load_.emplace(load_of(chosen), chosen);
-    return chosen;
-  }
-
- private:
-  std::uint64_t load_of(int rank) const { return nbytes_[static_cast<std::size_t>(rank)]; }
-
-  std::vector<std::uint64_t> nbytes_;
-  std::set<std::pair<std::uint64_t, int>> by_load_;
-};
-
-std::string renamed(const std::string& name, const std::vector<Rename>& renames) {
-  for (const Rename& rename : renames) {
-    if (name.starts_with(rename.from)) return rename.to + name.substr(rename.from.size());
-  }
-  return name;
-}
 
 /// Returns the key path of a renamed key: whole steps at the front are replaced where the renamed
 /// prefix ends between steps; otherwise the key becomes a top-level one.
@@ -82,15 +47,6 @@ KeyPath renamed_path(const KeyPath& path, const std::string& name, const std::st
     if (step + 1 < path.size()) front += '.';
   }
   return {};
-}
-
-/// Says whether a tensor is what FSDP1 writes for a whole unit under LOCAL_STATE_DICT, by the names
-/// it gives such vectors (`_flat_param`; `flat_param_0` before torch 1.13). Nothing in the
-/// checkpoint says what lies in it.
-bool is_bare_flat_vector(std::string_view fqn) {
-  const std::size_t dot = fqn.rfind('.');
-  const std::string_view name = dot == std::string_view::npos ? fqn : fqn.substr(dot + 1);
-  return name == "_flat_param" || name.starts_with("flat_param_");
 }
 
 class Planner {
@@ -123,22 +79,6 @@ class Planner {
     KeyPath key_path;
   };
 
-  void problem(std::string rule, std::string fqn, std::string expected, std::string found) {
-    plan_.problems.push_back({Finding::Severity::error,
-                              std::move(rule),
-                              {source_path_, std::move(fqn), {}},
-                              std::move(expected),
-                              std::move(found)});
-  }
-  /// Reports what is missing: a problem, unless the caller allowed it.
-  void missing(std::string rule, std::string fqn, std::string expected, std::string found) {
-    problem(std::move(rule), std::move(fqn), std::move(expected), std::move(found));
-    if (options_.missing == Relaxation::allow) {
-      plan_.notes.push_back(std::move(plan_.problems.back()));
-      plan_.notes.back().severity = Finding::Severity::note;
-      plan_.problems.pop_back();
-    }
-  }
   [[noreturn]] static void refuse(std::string_view rule, std::string_view expected,
                                   std::string_view found) {
     throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected, found);
@@ -202,10 +142,7 @@ class Planner {
     for (std::size_t i = 0; i < source_.values.size(); ++i) {
       if (options_.only.selects(source_.values[i].name)) selected_values_.push_back(i);
     }
-    for (const std::string& file : source_.missing_files) {
-      missing("structure", "", "the file " + printable(file) + " that the checkpoint says it has",
-              "none");
-    }
+    report_missing_files(source_, options_.missing, report_);
     check_patterns();
   }
 
@@ -261,11 +198,12 @@ class Planner {
     for (const FlatUnitParameter& parameter : unit.parameters) {
       const TensorEntry* tensor = find_source(parameter.fqn);
       if (tensor == nullptr) {
-        missing("units", parameter.fqn, "a tensor of that name", "none");
+        report_.relaxable(options_.missing, "units", parameter.fqn, "a tensor of that name",
+                          "none");
         fits = false;
       } else if (tensor->meta.shape != parameter.shape) {
-        problem("units", parameter.fqn, "shape " + shape_to_string(tensor->meta.shape),
-                shape_to_string(parameter.shape));
+        report_.problem("units", parameter.fqn, "shape " + shape_to_string(tensor->meta.shape),
+                        shape_to_string(parameter.shape));
         fits = false;
       }
     }
@@ -284,12 +222,15 @@ class Planner {
     const TensorEntry& tensor = source_.tensors[selected.source_tensor];
     const StateRole& role = roles_[selected.source_tensor];
     if (is_bare_flat_vector(tensor.meta.fqn)) {
-      problem("flat vector", selected.source_name,
-              "a layout that names its parameters (--flat-layout FILE)",
-              "a bare flat vector of FSDP1");
+      report_.problem("flat vector", selected.source_name,
+                      "a layout that names its parameters (--flat-layout FILE)",
+                      "a bare flat vector of FSDP1");
       return;
     }
-    if (!has_sound_pieces(tensor) || !has_shape_of_kind(tensor, role)) return;
+    if (!has_sound_pieces(tensor, options_.missing, report_) ||
+        !has_shape_of_kind(source_, tensor, role, report_)) {
+      return;
+    }
 
     TensorEntry entry;
     entry.meta = {selected.name, tensor.meta.dtype, tensor.meta.shape};
@@ -317,56 +258,15 @@ class Planner {
     plan_.copies.push_back(std::move(copy));
   }
 
-  bool has_sound_pieces(const TensorEntry& tensor) {
-    std::vector<Region> regions;
-    for (const Piece& piece : tensor.pieces) regions.push_back(piece.region);
-    bool is_sound = true;
-    for (const CoverageProblem& found : check_coverage(regions, tensor.meta.shape)) {
-      is_sound = false;
-      if (found.kind == CoverageProblem::Kind::hole) {
-        missing("coverage", tensor.meta.fqn, "every element in a piece", found.detail);
-      } else {
-        problem("coverage", tensor.meta.fqn, "every element once", found.detail);
-      }
-    }
-    return is_sound;
-  }
-
-  /// Checks that state has a shape that can follow its parameter: a file may say what it likes.
-  bool has_shape_of_kind(const TensorEntry& tensor, const StateRole& role) {
-    if (!role.parameter_index) return true;
-    const TensorEntry& parameter = source_.tensors[*role.parameter_index];
-    const Shape& shape = parameter.meta.shape;
-    const Shape& found = tensor.meta.shape;
-    switch (role.kind) {
-      case StateKind::pointwise:
-        if (found == shape) return true;
-        break;
-      case StateKind::row_wise:
-        if (!shape.empty() && !found.empty() && found[0] == shape[0]) return true;
-        break;
-      case StateKind::row_wise_per_shard:
-        if (shape.size() == 2 && found.size() == 1) return true;
-        break;
-      default:
-        return true;
-    }
-    problem("kind of state", tensor.meta.fqn,
-            "a shape that is " + std::string(state_kind_name(role.kind)) + " for " +
-                parameter.meta.fqn + " " + shape_to_string(shape),
-            shape_to_string(found));
-    return false;
-  }
-
   bool cast(TensorEntry& entry) {
     const bool is_cast_kind = entry.kind == StateKind::plain ||
                               entry.kind == StateKind::pointwise ||
                               entry.kind == StateKind::row_wise;
     if (!options_.cast || !is_cast_kind || !is_floating_point(entry.meta.dtype)) return true;
     if (!can_cast(entry.meta.dtype, *options_.cast)) {
-      problem("cast", entry.meta.fqn,
-              "a dtype that casts to " + std::string(dtype_name(*options_.cast)),
-              std::string(dtype_name(entry.meta.dtype)));
+      report_.problem("cast", entry.meta.fqn,
+                      "a dtype that casts to " + std::string(dtype_name(*options_.cast)),
+                      std::string(dtype_name(entry.meta.dtype)));
       return false;
     }
     entry.meta.dtype = *options_.cast;
@@ -380,35 +280,17 @@ class Planner {
     if (role.kind != StateKind::row_wise_per_shard || !role.parameter_index || !strategy_)
       return true;
     const TensorEntry& table = source_.tensors[*role.parameter_index];
-    std::vector<Region> source_regions;
-    for (const Piece& piece : table.pieces) source_regions.push_back(piece.region);
     std::vector<Region> new_regions;
     for (const Shard& shard : parameter_shards(*role.parameter_index)) {
       new_regions.push_back(shard.region);
     }
-    const auto widths = column_widths(source_regions, table.meta.shape);
-    const Shape blocks = {table.meta.shape[0] * static_cast<std::int64_t>(widths.size())};
-    if (tensor.meta.shape != blocks) {
-      problem("row-wise state per column shard", tensor.meta.fqn,
-              "shape " + shape_to_string(blocks) + ", rows of " + table.meta.fqn +
-                  " times its column shards",
-              shape_to_string(tensor.meta.shape));
-      return false;
-    }
+    const auto widths = column_widths(regions_of(table), table.meta.shape);
+    if (!has_rows_per_column_shard(tensor, table, widths, report_)) return false;
     // The block order is that of the columns, so equal widths mean the same shards.
     if (widths == column_widths(new_regions, table.meta.shape)) return true;
-    if (options_.lossy == Relaxation::refuse) {
-      problem("row-wise state per column shard", tensor.meta.fqn,
-              "the same column shards at the destination (--allow-lossy merges them by a weighted "
-              "mean)",
-              "other column shards");
+    if (!may_merge(tensor.meta.fqn, widths.size(), options_.lossy, "--allow-lossy", report_)) {
       return false;
     }
-    plan_.notes.push_back({Finding::Severity::note,
-                           "merged",
-                           {source_path_, tensor.meta.fqn, {}},
-                           "one row-wise accumulator",
-                           std::to_string(widths.size()) + ", merged by a weighted mean"});
     entry.kind = StateKind::row_wise;
     entry.meta.shape = {table.meta.shape[0]};
     copy.merged_widths = widths;
@@ -476,19 +358,6 @@ class Planner {
     entry.pieces = std::move(pieces);
   }
 
-  static void find_sources(const TensorEntry& tensor, const TensorEntry& entry, TensorCopy& copy) {
-    if (!copy.merged_widths.empty()) {
-      std::vector<std::uint32_t> all =
-          PieceIndex(tensor).pieces_sharing(whole_box(tensor.meta.shape), 0);
-      copy.source_pieces.assign(entry.pieces.size(), all);
-      return;
-    }
-    const PieceIndex index(tensor);
-    for (const Piece& piece : entry.pieces) {
-      copy.source_pieces.push_back(index.pieces_sharing(piece.region, piece.rank));
-    }
-  }
-
   void plan_values() {
     for (const std::size_t i : selected_values_) {
       const formats::ValueEntry& value = source_.values[i];
@@ -531,10 +400,10 @@ class Planner {
     for (const Alias& alias : destination.aliases) ++num_uses[alias.fqn];
     for (const auto& [name, count] : num_uses) {
       if (name.empty() && !options_.renames.empty()) {
-        problem("rename", "", "a name", "an empty one");
+        report_.problem("rename", "", "a name", "an empty one");
       }
       if (count == 1) continue;
-      problem("rename", std::string(name), "one entry of that name", std::to_string(count));
+      report_.problem("rename", std::string(name), "one entry of that name", std::to_string(count));
     }
     // An alias of a tensor that is left out has nothing to stand for.
     std::erase_if(destination.aliases, [&](const Alias& alias) {
@@ -549,7 +418,9 @@ class Planner {
       if (auto table = table_of_weight(tensor.meta.fqn)) tables.insert(std::move(*table));
     }
     for (const auto& [name, rule] : options_.table_plan->tables) {
-      if (!tables.contains(name)) missing("table plan", name, "a table of that name", "none");
+      if (!tables.contains(name)) {
+        report_.relaxable(options_.missing, "table plan", name, "a table of that name", "none");
+      }
     }
   }
 
@@ -557,6 +428,7 @@ class Planner {
   const std::string& source_path_;
   const PlanOptions& options_;
   Plan plan_;
+  PlanReport report_{plan_, source_path_};
   std::optional<Strategy> strategy_;  // nothing: the pieces stay as they are
   std::vector<Selected> selected_;
   std::vector<std::size_t> selected_values_;

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+
+/// Writes what a planner finds into its plan. Keeps views of plan and path, which must outlive it.
+class PlanReport {
+ public:
+  PlanReport(Plan& plan, const std::string& source_path) : plan_(plan), source_path_(source_path) {}
+
+  void problem(std::string rule, std::string fqn, std::string expected, std::string found) {
+    plan_.problems.push_back(finding(formats::Finding::Severity::error, std::move(rule),
+                                     std::move(fqn), std::move(expected), std::move(found)));
+  }
+  void note(std::string rule, std::string fqn, std::string expected, std::string found) {
+    plan_.notes.push_back(finding(formats::Finding::Severity::note, std::move(rule), std::move(fqn),
+                                  std::move(expected), std::move(found)));
+  }
+  /// Reports a problem, or a note of it where the caller allowed it.
+  void relaxable(Relaxation relaxation, std::string rule, std::string fqn, std::string expected,
+                 std::string found) {
+    if (relaxation == Relaxation::allow) {
+      note(std::move(rule), std::move(fqn), std::move(expected), std::move(found));
+    } else {
+      problem(std::move(rule), std::move(fqn), std::move(expected), std::move(found));
+    }
+  }
+
+ private:
+  formats::Finding finding(formats::Finding::Severity severity, std::string rule, std::string fqn,
+                           std::string expected, std::string found) const {
+    return {severity,
+            std::move(rule),
+            {source_path_, std::move(fqn), {}},
+            std::move(expected),
+            std::move(found)};
+  }
+
+  Plan& plan_;
+  const std::string& source_path_;
+};
+
+}  // namespace tessera::reshard

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/plan_report.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/optimizer_rules.h"
+#include "tessera/reshard/planner.h"
+
+// What every planner asks of the source, in the same words. A check reports what it finds, and
+// says whether the tensor can be used.
+namespace tessera::reshard {
+
+inline constexpr const char* kColumnShardRule = "row-wise state per column shard";
+
+/// Returns the name with the first prefix that fits it replaced.
+std::string renamed(const std::string& name, const std::vector<Rename>& renames);
+
+/// Says whether a tensor is what FSDP1 writes for a whole unit under LOCAL_STATE_DICT, by the names
+/// it gives such vectors (`_flat_param`; `flat_param_0` before torch 1.13). Nothing in the
+/// checkpoint says what lies in it.
+bool is_bare_flat_vector(std::string_view fqn);
+
+void report_missing_files(const formats::CheckpointContents& source, Relaxation missing,
+                          PlanReport& report);
+
+/// Checks that the pieces hold every element once. `missing` lets holes pass, overlaps never.
+bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, PlanReport& report);
+
+/// Checks that state has a shape that can follow its parameter: a file may say what it likes.
+bool has_shape_of_kind(const formats::CheckpointContents& source,
+                       const formats::TensorEntry& tensor, const StateRole& role,
+                       PlanReport& report);
+
+/// Checks that row_wise_per_shard state has one block of rows per column shard of its table.
+bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
+                               const formats::TensorEntry& table,
+                               std::span<const std::int64_t> widths, PlanReport& report);
+
+/// Says whether state of `num_shards` column shards may be merged into one, which loses something.
+/// `option` names what allows it.
+bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
+               std::string_view option, PlanReport& report);
+
+}  // namespace tessera::reshard
