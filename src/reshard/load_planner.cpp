@@ -1,0 +1,321 @@
+#include "tessera/reshard/load_planner.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "reshard/piece_index.h"
+#include "reshard/plan_report.h"
+#include "reshard/source_check.h"
+#include "tessera/base/cast.h"
+#include "tessera/reshard/optimizer_rules.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::Alias;
+using formats::CheckpointContents;
+using formats::Piece;
+using formats::StateKind;
+using formats::TensorEntry;
+using formats::ValueEntry;
+
+bool is_row_wise(StateKind kind) {
+  return kind == StateKind::row_wise || kind == StateKind::row_wise_per_shard;
+}
+
+class LoadPlanner {
+ public:
+  LoadPlanner(const CheckpointContents& source, const std::string& source_path,
+              const CheckpointContents& wanted, int rank, const LoadPlanOptions& options)
+      : source_(source),
+        source_path_(source_path),
+        wanted_(wanted),
+        rank_(rank),
+        options_(options),
+        roles_(classify_state(source)) {}
+
+  Plan plan() {
+    TESSERA_CHECK(rank_ >= 0 && rank_ < wanted_.world_size);
+    list_wanted_names();
+    list_source_entries();
+    check_patterns();
+    report_missing_files(source_, options_.missing, report_);
+    plan_.destination.world_size = wanted_.world_size;
+    for (const TensorEntry& tensor : wanted_.tensors) plan_tensor(tensor);
+    for (const ValueEntry& value : wanted_.values) plan_value(value);
+    report_unexpected();
+    return std::move(plan_);
+  }
+
+ private:
+  /// What the source has under a name.
+  struct SourceEntry {
+    enum class Kind { tensor, alias, value } kind;
+    std::string name;
+    std::size_t index;  // among the source's tensors (also of an alias) or values
+  };
+
+  void list_wanted_names() {
+    for (const TensorEntry& tensor : wanted_.tensors) wanted_names_.insert(tensor.meta.fqn);
+    for (const ValueEntry& value : wanted_.values) wanted_names_.insert(value.name);
+    for (const Alias& alias : wanted_.aliases) {
+      wanted_names_.insert(alias.fqn);
+      tied_names_.emplace(alias.target, alias.fqn);
+    }
+  }
+
+  void list_source_entries() {
+    using Kind = SourceEntry::Kind;
+    for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
+      add_source_entry({Kind::tensor, source_.tensors[i].meta.fqn, i});
+    }
+    for (const Alias& alias : source_.aliases) {
+      const TensorEntry* target = source_.find_tensor(alias.target);
+      TESSERA_CHECK(target != nullptr);  // the reader checked it
+      add_source_entry(
+          {Kind::alias, alias.fqn, static_cast<std::size_t>(target - source_.tensors.data())});
+    }
+    for (std::size_t i = 0; i < source_.values.size(); ++i) {
+      add_source_entry({Kind::value, source_.values[i].name, i});
+    }
+  }
+
+  void add_source_entry(SourceEntry entry) {
+    std::string name = renamed(entry.name, options_.renames);
+    const bool is_selected = options_.only.selects(name);
+    const auto [it, is_new] = source_entries_.emplace(std::move(name), std::move(entry));
+    if (is_new || !is_selected) return;
+    report_.problem("rename", it->first, "one entry of that name", "another one");
+  }
+
+  /// A pattern or a prefix that fits no name is more likely a slip than a wish.
+  void check_patterns() const {
+    const auto refuse = [](std::string_view rule, std::string_view expected,
+                           const std::string& found) {
+      throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected,
+                            "'" + printable(found) + "'");
+    };
+    const std::vector<std::string_view> names(wanted_names_.begin(), wanted_names_.end());
+    for (const std::string& pattern : options_.only.unused(names)) {
+      refuse("only", "a pattern that matches a wanted name", pattern);
+    }
+    for (const Rename& rename : options_.renames) {
+      const auto fits = [&](const std::string& name) { return name.starts_with(rename.from); };
+      const bool is_used = std::ranges::any_of(source_.aliases, fits, &Alias::fqn) ||
+                           std::ranges::any_of(source_.values, fits, &ValueEntry::name) ||
+                           std::ranges::any_of(source_.tensors, [&](const TensorEntry& tensor) {
+                             return fits(tensor.meta.fqn);
+                           });
+      if (!is_used) refuse("renames", "a prefix of a name in the checkpoint", rename.from);
+    }
+  }
+
+  const SourceEntry* find_entry(std::string_view name) const {
+    const auto it = source_entries_.find(name);
+    return it == source_entries_.end() ? nullptr : &it->second;
+  }
+
+  void plan_tensor(const TensorEntry& wanted) {
+    const auto source_tensor = find_source_tensor(wanted);
+    if (!source_tensor) return;
+    const TensorEntry& tensor = source_.tensors[*source_tensor];
+    const StateRole& role = roles_[*source_tensor];
+    if (is_bare_flat_vector(tensor.meta.fqn)) {
+      report_flat_vector(tensor.meta.fqn, Relaxation::refuse);
+      return;
+    }
+    TensorCopy copy{*source_tensor, {}, {}};
+    bool fits = has_sound_pieces(tensor, options_.missing, report_);
+    fits = has_shape_of_kind(source_, tensor, role, report_) && fits;
+    fits = has_kind(wanted, tensor, role) && fits;
+    fits = has_dtype(wanted, tensor) && fits;
+    fits = has_shape(wanted, tensor, role, copy) && fits;
+    if (!fits) return;
+
+    TensorEntry entry = wanted;
+    for (Piece& piece : entry.pieces) {
+      piece.rank = rank_;
+      plan_.nbytes_to_write +=
+          static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(entry.meta.dtype);
+    }
+    find_sources(tensor, entry, copy);
+    plan_.destination.tensors.push_back(std::move(entry));
+    plan_.copies.push_back(std::move(copy));
+  }
+
+  /// Looks up all selected names of a tensor, its own first. Returns what the first one has.
+  std::optional<std::size_t> find_source_tensor(const TensorEntry& wanted) {
+    std::vector<std::string_view> names = {wanted.meta.fqn};
+    const auto [begin, end] = tied_names_.equal_range(wanted.meta.fqn);
+    for (auto it = begin; it != end; ++it) names.push_back(it->second);
+
+    std::optional<std::size_t> found;
+    for (const std::string_view name : names) {
+      if (!options_.only.selects(name)) continue;
+      const SourceEntry* entry = find_entry(name);
+      if (entry == nullptr) {
+        report_.relaxable(options_.missing, "missing", std::string(name), "a tensor of that name",
+                          "none");
+      } else if (entry->kind == SourceEntry::Kind::value) {
+        report_.problem("kind of entry", std::string(name), "a tensor", "a value");
+      } else if (!found) {
+        found = entry->index;
+      } else if (entry->index != *found) {
+        // Stored apart. Only the first is read, but another shape says that they are not the same.
+        const Shape& shape = source_.tensors[entry->index].meta.shape;
+        if (shape != wanted.meta.shape) report_shape(std::string(name), wanted.meta.shape, shape);
+      }
+    }
+    return found;
+  }
+
+  bool has_kind(const TensorEntry& wanted, const TensorEntry& tensor, const StateRole& role) {
+    if (wanted.kind == tensor.kind || wanted.kind == role.kind) return true;
+    // Opaque is what nothing is known about. Column shards are compared along with the shape.
+    if (wanted.kind == StateKind::opaque || role.kind == StateKind::opaque) return true;
+    if (is_row_wise(wanted.kind) && is_row_wise(role.kind)) return true;
+    report_.problem("kind of state", wanted.meta.fqn, std::string(state_kind_name(wanted.kind)),
+                    std::string(state_kind_name(role.kind)));
+    return false;
+  }
+
+  bool has_dtype(const TensorEntry& wanted, const TensorEntry& tensor) {
+    const DType to = wanted.meta.dtype;
+    const DType from = tensor.meta.dtype;
+    if (from == to) return true;
+    const bool is_castable = is_floating_point(from) && is_floating_point(to) && can_cast(from, to);
+    report_.relaxable(is_castable ? options_.cast : Relaxation::refuse, "dtype", wanted.meta.fqn,
+                      std::string(dtype_name(to)), std::string(dtype_name(from)));
+    return is_castable;
+  }
+
+  bool has_shape(const TensorEntry& wanted, const TensorEntry& tensor, const StateRole& role,
+                 TensorCopy& copy) {
+    if (is_row_wise(wanted.kind) && role.kind == StateKind::row_wise_per_shard &&
+        role.parameter_index) {
+      const TensorEntry& table = source_.tensors[*role.parameter_index];
+      if (table.meta.shape.size() != 2) return false;  // has_shape_of_kind said so
+      return has_column_shards(wanted, tensor, table, copy);
+    }
+    if (wanted.meta.shape == tensor.meta.shape) return true;
+    report_shape(wanted.meta.fqn, wanted.meta.shape, tensor.meta.shape);
+    return false;
+  }
+
+  /// Decides about state that each column shard of a table keeps for itself: it is taken as it is
+  /// for the same column shards, or merged where one accumulator is wanted.
+  bool has_column_shards(const TensorEntry& wanted, const TensorEntry& tensor,
+                         const TensorEntry& table, TensorCopy& copy) {
+    const auto widths = column_widths(regions_of(table), table.meta.shape);
+    if (!has_rows_per_column_shard(tensor, table, widths, report_)) return false;
+    const bool is_merged = wanted.kind == StateKind::row_wise && widths.size() > 1;
+    const Shape shape = is_merged ? Shape{table.meta.shape[0]} : tensor.meta.shape;
+    if (wanted.meta.shape != shape) {
+      report_shape(wanted.meta.fqn, wanted.meta.shape, shape);
+      return false;
+    }
+    if (is_merged) {
+      copy.merged_widths = widths;
+      return may_merge(wanted.meta.fqn, widths.size(), options_.lossy, "lossy", report_);
+    }
+    const TensorEntry* wanted_table = wanted_.find_tensor(wanted.parameter);
+    if (wanted_table == nullptr || is_cut_by_columns(*wanted_table, widths)) return true;
+    report_.problem(kColumnShardRule, wanted.meta.fqn, "the same column shards at the destination",
+                    "other column shards");
+    return false;
+  }
+
+  /// Says whether all pieces of a table lie in the columns of one shard each, and fill them.
+  static bool is_cut_by_columns(const TensorEntry& table, const std::vector<std::int64_t>& widths) {
+    std::map<std::int64_t, std::int64_t> width_at;  // by column offset
+    std::int64_t offset = 0;
+    for (const std::int64_t width : widths) {
+      width_at.emplace(offset, width);
+      offset += width;
+    }
+    return std::ranges::all_of(table.pieces, [&](const Piece& piece) {
+      if (numel_of(piece.region) == 0) return true;
+      const auto* box = std::get_if<Box>(&piece.region);
+      if (box == nullptr || box->sizes.size() != 2) return widths.size() == 1;
+      const auto shard = width_at.find(box->offsets[1]);
+      return shard != width_at.end() && shard->second == box->sizes[1];
+    });
+  }
+
+  void plan_value(const ValueEntry& wanted) {
+    if (!options_.only.selects(wanted.name)) return;
+    const SourceEntry* entry = find_entry(wanted.name);
+    if (entry == nullptr) {
+      report_.relaxable(options_.missing, "missing", wanted.name, "a value of that name", "none");
+    } else if (entry->kind != SourceEntry::Kind::value) {
+      report_.problem("kind of entry", wanted.name, "a value", "a tensor");
+    } else {
+      plan_.destination.values.push_back(wanted);
+      plan_.value_sources.push_back(entry->index);
+    }
+  }
+
+  void report_unexpected() {
+    for (const auto& [name, entry] : source_entries_) {
+      if (!options_.only.selects(name) || wanted_names_.contains(name)) continue;
+      if (entry.kind == SourceEntry::Kind::tensor && is_bare_flat_vector(entry.name)) {
+        report_flat_vector(entry.name, options_.unexpected);
+        continue;
+      }
+      constexpr std::string_view kFound[] = {"a tensor", "an alias", "a value"};
+      report_.relaxable(options_.unexpected, "unexpected", entry.name, "a name that is wanted",
+                        std::string(kFound[static_cast<std::size_t>(entry.kind)]));
+    }
+  }
+
+  void report_flat_vector(const std::string& fqn, Relaxation relaxation) {
+    report_.relaxable(relaxation, "flat vector", fqn,
+                      "a layout that names its parameters (OpenOptions::flat_layout_path)",
+                      "a bare flat vector of FSDP1");
+  }
+  void report_shape(std::string fqn, const Shape& expected, const Shape& found) {
+    report_.problem("shape", std::move(fqn), shape_to_string(expected), shape_to_string(found));
+  }
+
+  const CheckpointContents& source_;
+  const std::string& source_path_;
+  const CheckpointContents& wanted_;
+  const int rank_;
+  const LoadPlanOptions& options_;
+  const std::vector<StateRole> roles_;  // parallel to the source's tensors
+  Plan plan_;
+  PlanReport report_{plan_, source_path_};
+  std::set<std::string_view> wanted_names_;
+  std::multimap<std::string_view, std::string_view> tied_names_;    // by the tensor's own
+  std::map<std::string, SourceEntry, std::less<>> source_entries_;  // by the name they get
+};
+
+}  // namespace
+
+Plan plan_load(const CheckpointContents& source, const std::string& source_path,
+               const CheckpointContents& wanted, int rank, const LoadPlanOptions& options) {
+  return LoadPlanner(source, source_path, wanted, rank, options).plan();
+}
+
+std::string problems_to_string(const std::vector<formats::Finding>& problems,
+                               std::size_t max_lines) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(problems.size(), max_lines); ++i) {
+    const formats::Finding& problem = problems[i];
+    if (i != 0) text += '\n';
+    text += Error::expected(ErrorKind::mismatch, problem.where, problem.rule, problem.expected,
+                            problem.found)
+                .what();
+  }
+  if (problems.size() > max_lines) {
+    if (!text.empty()) text += '\n';
+    text += "and " + std::to_string(problems.size() - max_lines) + " more";
+  }
+  return text;
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,553 @@
+#include "tessera/reshard/load_planner.h"
+
+#include <gmock/gmock.h>
+
+#include "reshard/resharding.h"
+#include "support/copy_checkpoint.h"
+#include "support/error_matchers.h"
+#include "support/temporary_directory.h"
+#include "tessera/formats/dcp.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/native.h"
+#include "tessera/formats/safetensors.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointContents;
+using formats::CheckpointReader;
+using formats::Finding;
+using formats::Format;
+using formats::Piece;
+using formats::StateKind;
+using formats::TensorEntry;
+using test::Bytes;
+using test::bytes_of;
+using test::counting_bytes;
+using test::MemoryCheckpoint;
+using test::MemoryWriter;
+using test::ThrowsError;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
+
+// What a checkpoint is saved as, and what a job holds.
+const std::vector<std::pair<std::string, int>> kLayouts = {
+    {"replicated", 1}, {"replicated", 3}, {"flat", 2},       {"flat", 4},
+    {"dim0", 3},       {"dim0", 4},       {"hybrid:2x2", 4}, {"columns", 2}};
+
+/// A model under AdamW with everything that is awkward: an uneven cut, more ranks than rows,
+/// tensors of no dimensions and of no elements, a scalar of the optimizer.
+MemoryCheckpoint model() {
+  MemoryCheckpoint checkpoint("model");
+  checkpoint.add({"model.bias", DType::bfloat16, {5}}, counting_bytes(10, 2));
+  checkpoint.add({"model.empty", DType::float32, {0, 4}}, {});
+  checkpoint.add({"model.scale", DType::float32, {}}, counting_bytes(4, 3));
+  checkpoint.add({"model.thin", DType::float32, {1, 3, 2}}, counting_bytes(24, 4));
+  checkpoint.add({"model.weight", DType::float32, {7, 6}}, counting_bytes(168, 5));
+  TensorEntry& moment = checkpoint.add({"optim.state.weight.exp_avg", DType::float32, {7, 6}},
+                                       counting_bytes(168, 6));
+  moment.kind = StateKind::pointwise;
+  moment.parameter = "model.weight";
+  TensorEntry& step =
+      checkpoint.add({"optim.state.weight.step", DType::float32, {}}, bytes_of<float>({17}));
+  step.kind = StateKind::scalar_parameter;
+  step.parameter = "model.weight";
+  checkpoint.add_value("epoch", Value(3));
+  checkpoint.contents_for_change().units = {
+      make_flat_unit("", DType::float32,
+                     {{"model.bias", {5}}, {"model.thin", {1, 3, 2}}, {"model.weight", {7, 6}}})};
+  return checkpoint;
+}
+
+/// Returns what `rank` holds of a tensor under a layout.
+std::vector<Piece> pieces_of(const TensorEntry& tensor, const CheckpointContents& contents,
+                             const std::string& layout, int world_size, int rank) {
+  const Shape& shape = tensor.meta.shape;
+  if (layout == "columns" && shape.size() == 2) {
+    const std::int64_t width = shape[1] / world_size;
+    return {{Box{{0, width * rank}, {shape[0], width}}, rank}};
+  }
+  const Strategy strategy = parse_strategy(layout == "columns" ? "replicated" : layout, world_size);
+  const FlatUnitIndex units(contents.units);
+  const std::string& unit_parameter =
+      tensor.kind == StateKind::pointwise ? tensor.parameter : tensor.meta.fqn;
+  std::vector<Piece> pieces;
+  for (const Shard& shard : shards_of(strategy, shape, units.find(unit_parameter))) {
+    if (std::ranges::find(shard.ranks, rank) != shard.ranks.end()) {
+      pieces.push_back({shard.region, rank});
+    }
+  }
+  return pieces;
+}
+
+/// Returns contents with the pieces of the ranks in `[first, end)`.
+CheckpointContents laid_out(CheckpointContents contents, const std::string& layout, int world_size,
+                            int first, int end) {
+  contents.world_size = world_size;
+  for (TensorEntry& tensor : contents.tensors) {
+    tensor.pieces.clear();
+    for (int rank = first; rank < end; ++rank) {
+      for (Piece& piece : pieces_of(tensor, contents, layout, world_size, rank)) {
+        tensor.pieces.push_back(std::move(piece));
+      }
+    }
+  }
+  return contents;
+}
+
+CheckpointContents held_by(int rank, const CheckpointContents& contents, const std::string& layout,
+                           int world_size) {
+  return laid_out(contents, layout, world_size, rank, rank + 1);
+}
+
+/// Loads into memory what `wanted` lists.
+MemoryCheckpoint load(const CheckpointReader& source, const CheckpointContents& wanted, int rank,
+                      const LoadPlanOptions& options = {}) {
+  const Plan plan = plan_load(source.contents(), source.path(), wanted, rank, options);
+  if (!plan.problems.empty()) throw std::runtime_error(problems_to_string(plan.problems, 10));
+  std::vector<Value> values;
+  for (const std::size_t i : plan.value_sources) values.push_back(source.read_value(i));
+  MemoryWriter writer(plan.destination, std::move(values));
+  execute(plan, source, writer, {.num_threads = 2});
+  writer.commit();
+  return writer.result();
+}
+
+void expect_pieces_equal(const MemoryCheckpoint& loaded, const MemoryCheckpoint& truth) {
+  for (std::size_t t = 0; t < loaded.contents().tensors.size(); ++t) {
+    const TensorEntry& tensor = loaded.contents().tensors[t];
+    SCOPED_TRACE(tensor.meta.fqn);
+    const auto index = static_cast<std::size_t>(truth.contents().find_tensor(tensor.meta.fqn) -
+                                                truth.contents().tensors.data());
+    const Bytes whole = whole_tensor(truth, index);
+    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      const Region& region = tensor.pieces[p].region;
+      const std::uint64_t item_nbytes = itemsize(tensor.meta.dtype);
+      Bytes bytes(static_cast<std::size_t>(numel_of(region)) * item_nbytes);
+      loaded.read_piece(t, p, {0, numel_of(region)}, bytes);
+      EXPECT_EQ(bytes, test::gather_region(whole, tensor.meta.shape, region, item_nbytes));
+    }
+  }
+}
+
+void expect_loads_into_every_layout(const std::string& path) {
+  const MemoryCheckpoint truth = model();
+  const auto reader = formats::open_checkpoint(FileSystem::posix(), path);
+  for (const auto& [layout, world_size] : kLayouts) {
+    for (int rank = 0; rank < world_size; ++rank) {
+      SCOPED_TRACE(layout + " rank " + std::to_string(rank));
+      const CheckpointContents wanted = held_by(rank, truth.contents(), layout, world_size);
+      const MemoryCheckpoint loaded = load(*reader, wanted, rank);
+      EXPECT_THAT(loaded.contents().tensors, SizeIs(truth.contents().tensors.size()));
+      expect_pieces_equal(loaded, truth);
+      EXPECT_EQ(loaded.read_value(0), Value(3));
+    }
+  }
+}
+
+TEST(LoadPlannerTest, A4_EveryLayoutLoadsIntoEveryLayoutFromNative) {
+  const MemoryCheckpoint truth = model();
+  for (const auto& [layout, world_size] : kLayouts) {
+    SCOPED_TRACE("saved as " + layout + " by " + std::to_string(world_size));
+    test::TemporaryDirectory directory;
+    const auto writer = formats::create_native(
+        FileSystem::posix(), directory / "c",
+        laid_out(truth.contents(), layout, world_size, 0, world_size), {Value(3)});
+    copy_checkpoint(truth, *writer);
+    expect_loads_into_every_layout(directory / "c");
+  }
+}
+
+TEST(LoadPlannerTest, A4_EveryLayoutLoadsFromDcp) {
+  const MemoryCheckpoint truth = model();
+  for (const int world_size : {1, 3}) {
+    test::TemporaryDirectory directory;
+    const auto writer = formats::create_dcp(
+        FileSystem::posix(), directory / "c",
+        laid_out(truth.contents(), "dim0", world_size, 0, world_size), {Value(3)});
+    copy_checkpoint(truth, *writer);
+    expect_loads_into_every_layout(directory / "c");
+  }
+}
+
+TEST(LoadPlannerTest, A4_EveryLayoutLoadsFromSafetensors) {
+  const MemoryCheckpoint truth = model();
+  test::TemporaryDirectory directory;
+  const auto writer = formats::create_safetensors(FileSystem::posix(), directory / "c.safetensors",
+                                                  truth.contents(), {Value(3)});
+  copy_checkpoint(truth, *writer);
+  expect_loads_into_every_layout(directory / "c.safetensors");
+}
+
+TEST(LoadPlannerTest, E14_ARankMayHoldNothingOrPiecesThatOverlap) {
+  const MemoryCheckpoint source = model();
+  CheckpointContents wanted = source.contents();
+  wanted.world_size = 3;
+  for (TensorEntry& tensor : wanted.tensors) tensor.pieces.clear();
+  const Plan nothing = plan_load(source.contents(), "src", wanted, 2, {});
+  EXPECT_THAT(nothing.problems, IsEmpty());
+  EXPECT_EQ(nothing.nbytes_to_write, 0U);
+  EXPECT_THAT(nothing.destination.tensors, SizeIs(wanted.tensors.size()));
+
+  wanted.tensors[4].pieces = {{Box{{0, 0}, {4, 6}}, 2}, {FlatRange{20, 30}, 2}, {FlatRange{}, 2}};
+  EXPECT_EQ(plan_load(source.contents(), "src", wanted, 2, {}).nbytes_to_write, 34U * 4);
+  expect_pieces_equal(load(source, wanted, 2), source);
+}
+
+TEST(LoadPlannerTest, ReplicasAreReadFromTheRankItselfWhereItHasOne) {
+  MemoryCheckpoint source("src", 3);
+  const Region whole = whole_box(Shape{5});
+  source.add({"w", DType::float32, {5}}, counting_bytes(20), {{whole, 0}, {whole, 1}, {whole, 2}});
+  CheckpointContents wanted = held_by(2, source.contents(), "replicated", 3);
+  wanted.tensors[0].pieces[0].rank = 0;  // the rank that asks is what counts
+  const Plan plan = plan_load(source.contents(), "src", wanted, 2, {});
+  EXPECT_THAT(plan.copies[0].source_pieces, ElementsAre(ElementsAre(2)));
+}
+
+// What does not fit.
+
+std::vector<std::string> rules_and_names(const std::vector<Finding>& findings) {
+  std::vector<std::string> texts;
+  for (const Finding& finding : findings) texts.push_back(finding.rule + " " + finding.where.fqn);
+  return texts;
+}
+
+/// A checkpoint and what a job wants, which differ in nothing yet.
+struct Pair {
+  CheckpointContents source = model().contents();
+  CheckpointContents wanted = held_by(0, source, "dim0", 2);
+
+  Plan plan(const LoadPlanOptions& options = {}) const {
+    return plan_load(source, "src", wanted, 0, options);
+  }
+  static TensorEntry& find(CheckpointContents& contents, std::string_view fqn) {
+    return *std::ranges::find(contents.tensors, fqn,
+                              [](const TensorEntry& tensor) { return tensor.meta.fqn; });
+  }
+  static void erase(CheckpointContents& contents, std::string_view fqn) {
+    std::erase_if(contents.tensors, [&](const TensorEntry& t) { return t.meta.fqn == fqn; });
+  }
+  static void add(CheckpointContents& contents, TensorMeta meta) {
+    TensorEntry entry;
+    entry.pieces = {{whole_box(meta.shape), 0}};
+    entry.meta = std::move(meta);
+    contents.tensors.push_back(std::move(entry));
+    std::ranges::sort(contents.tensors, {}, [](const TensorEntry& t) { return t.meta.fqn; });
+  }
+};
+
+TEST(LoadPlannerTest, E7_MissingNamesAreRefusedOrStayAsTheyAre) {
+  Pair pair;
+  Pair::erase(pair.source, "model.bias");
+  pair.source.values.clear();
+  const Plan plan = pair.plan();
+  ASSERT_THAT(rules_and_names(plan.problems), ElementsAre("missing model.bias", "missing epoch"));
+  EXPECT_EQ(plan.problems[0].expected, "a tensor of that name");
+  EXPECT_EQ(plan.problems[1].expected, "a value of that name");
+
+  const Plan relaxed = pair.plan({.missing = Relaxation::allow});
+  EXPECT_THAT(relaxed.problems, IsEmpty());
+  EXPECT_THAT(relaxed.notes, SizeIs(2));
+  EXPECT_EQ(relaxed.destination.find_tensor("model.bias"), nullptr);
+  EXPECT_THAT(relaxed.destination.values, IsEmpty());
+}
+
+TEST(LoadPlannerTest, E7_UnexpectedNamesAreRefusedOrPassedOver) {
+  Pair pair;
+  Pair::erase(pair.wanted, "model.bias");
+  pair.wanted.values.clear();
+  pair.source.aliases = {{"model.head", "model.weight", {}}};
+  const Plan plan = pair.plan();
+  ASSERT_THAT(rules_and_names(plan.problems),
+              ElementsAre("unexpected epoch", "unexpected model.bias", "unexpected model.head"));
+  EXPECT_EQ(plan.problems[0].found, "a value");
+  EXPECT_EQ(plan.problems[1].found, "a tensor");
+  EXPECT_EQ(plan.problems[2].found, "an alias");
+
+  const Plan relaxed = pair.plan({.unexpected = Relaxation::allow});
+  EXPECT_THAT(relaxed.problems, IsEmpty());
+  EXPECT_THAT(relaxed.notes, SizeIs(3));
+}
+
+TEST(LoadPlannerTest, E7_ShapesMustBeEqualWhateverIsAllowed) {
+  Pair pair;
+  Pair::find(pair.wanted, "model.bias").meta.shape = {6};
+  const Plan plan = pair.plan({.missing = Relaxation::allow,
+                               .unexpected = Relaxation::allow,
+                               .cast = Relaxation::allow,
+                               .lossy = Relaxation::allow});
+  ASSERT_THAT(rules_and_names(plan.problems), ElementsAre("shape model.bias"));
+  EXPECT_EQ(plan.problems[0].expected, "[6]");
+  EXPECT_EQ(plan.problems[0].found, "[5]");
+}
+
+TEST(LoadPlannerTest, E7_OnlyFloatingDtypesAreCastAndOnlyWhereThatIsAllowed) {
+  MemoryCheckpoint source("src");
+  source.add({"w", DType::float32, {2}}, bytes_of<float>({1.0F, -2.5F}));
+  CheckpointContents wanted = source.contents();
+  wanted.tensors[0].meta.dtype = DType::bfloat16;
+  const Plan plan = plan_load(source.contents(), "src", wanted, 0, {});
+  ASSERT_THAT(rules_and_names(plan.problems), ElementsAre("dtype w"));
+  EXPECT_EQ(plan.problems[0].expected, "bfloat16");
+  EXPECT_EQ(plan.problems[0].found, "float32");
+
+  const MemoryCheckpoint loaded = load(source, wanted, 0, {.cast = Relaxation::allow});
+  EXPECT_EQ(whole_tensor(loaded, 0), bytes_of<std::uint16_t>({0x3F80, 0xC020}));
+
+  wanted.tensors[0].meta.dtype = DType::int32;
+  EXPECT_THAT(plan_load(source.contents(), "src", wanted, 0, {.cast = Relaxation::allow}).problems,
+              SizeIs(1));
+}
+
+TEST(LoadPlannerTest, E7_HolesAndOverlapsOfWhatIsNeededAreProblems) {
+  Pair pair;
+  Pair::find(pair.source, "model.bias").pieces = {{FlatRange{0, 4}, 0}};
+  Pair::find(pair.source, "model.weight").pieces = {{FlatRange{0, 30}, 0}, {FlatRange{29, 42}, 1}};
+  EXPECT_THAT(rules_and_names(pair.plan().problems),
+              ElementsAre("coverage model.bias", "coverage model.weight"));
+  EXPECT_THAT(rules_and_names(pair.plan({.missing = Relaxation::allow}).problems),
+              ElementsAre("coverage model.weight"));
+  EXPECT_THAT(pair.plan({.only = NameSelection({"!model.bias", "!model.weight"})}).problems,
+              IsEmpty());
+}
+
+TEST(LoadPlannerTest, E10_KindsOfStateMustAgreeUnlessOneIsUnknown) {
+  Pair pair;
+  TensorEntry& moment = Pair::find(pair.source, "optim.state.weight.exp_avg");
+  moment.kind = StateKind::scalar_parameter;
+  const Plan plan = pair.plan();
+  ASSERT_THAT(rules_and_names(plan.problems),
+              ElementsAre("kind of state optim.state.weight.exp_avg"));
+  EXPECT_EQ(plan.problems[0].expected, "pointwise");
+  EXPECT_EQ(plan.problems[0].found, "scalar_parameter");
+  moment.kind = StateKind::opaque;
+  EXPECT_THAT(pair.plan().problems, IsEmpty());
+  moment.kind = StateKind::plain;  // as formats of others have it: the name says what it is
+  EXPECT_THAT(pair.plan().problems, IsEmpty());
+}
+
+TEST(LoadPlannerTest, E3_StateWhoseShapeContradictsItsParameterIsAProblem) {
+  Pair pair;
+  TensorEntry& moment = Pair::find(pair.source, "optim.state.weight.exp_avg");
+  moment.meta.shape = {5, 6};
+  moment.pieces = {{whole_box(moment.meta.shape), 0}};
+  EXPECT_THAT(
+      rules_and_names(pair.plan().problems),
+      ElementsAre("kind of state optim.state.weight.exp_avg", "shape optim.state.weight.exp_avg"));
+}
+
+TEST(LoadPlannerTest, E2_BareFlatVectorsAreRefused) {
+  Pair pair;
+  Pair::add(pair.source, {"model._flat_param", DType::float32, {64}});
+  EXPECT_THAT(rules_and_names(pair.plan().problems), ElementsAre("flat vector model._flat_param"));
+  Pair::add(pair.wanted, {"model._flat_param", DType::float32, {64}});
+  EXPECT_THAT(rules_and_names(pair.plan({.unexpected = Relaxation::allow}).problems),
+              ElementsAre("flat vector model._flat_param"));
+}
+
+TEST(LoadPlannerTest, ATensorIsNoValue) {
+  Pair pair;
+  Pair::add(pair.source, {"epoch", DType::int64, {}});
+  pair.source.values = {{"model.bias", {}}};
+  Pair::erase(pair.source, "model.bias");
+  const Plan plan = pair.plan({.missing = Relaxation::allow});
+  EXPECT_THAT(rules_and_names(plan.problems),
+              ElementsAre("kind of entry model.bias", "kind of entry epoch"));
+}
+
+TEST(LoadPlannerTest, FilesThatTheCheckpointLacksAreMissing) {
+  Pair pair;
+  pair.source.missing_files = {"c.safetensors.values.json"};
+  EXPECT_THAT(rules_and_names(pair.plan().problems), ElementsAre("structure "));
+  EXPECT_THAT(pair.plan({.missing = Relaxation::allow}).problems, IsEmpty());
+}
+
+TEST(LoadPlannerTest, E7_AllProblemsComeInOneReportThatIsTheSameOnEveryRank) {
+  Pair pair;
+  Pair::erase(pair.source, "model.empty");
+  Pair::add(pair.source, {"model.extra", DType::float32, {2}});
+  Pair::add(pair.source, {"model._flat_param", DType::float32, {2}});
+  Pair::find(pair.source, "model.scale").meta.dtype = DType::int32;
+  Pair::find(pair.source, "model.bias").pieces.clear();
+  Pair::find(pair.source, "model.thin").meta.shape = {3, 2, 1};
+  Pair::find(pair.source, "model.thin").pieces = {{whole_box(Shape{3, 2, 1}), 0}};
+  Pair::find(pair.source, "optim.state.weight.step").kind = StateKind::pointwise;
+  pair.source.values.clear();
+  pair.source.missing_files = {"lost"};
+  std::set<std::string> reports;
+  for (int rank = 0; rank < 8; ++rank) {
+    const CheckpointContents wanted = held_by(rank, model().contents(), "dim0", 8);
+    const Plan plan = plan_load(pair.source, "src", wanted, rank, {});
+    reports.insert(problems_to_string(plan.problems, 100));
+    EXPECT_THAT(rules_and_names(plan.problems),
+                UnorderedElementsAre("structure ", "coverage model.bias", "missing model.empty",
+                                     "dtype model.scale", "shape model.thin",
+                                     "kind of state optim.state.weight.step",  // by its shape
+                                     "kind of state optim.state.weight.step", "missing epoch",
+                                     "flat vector model._flat_param", "unexpected model.extra"));
+  }
+  EXPECT_THAT(reports, SizeIs(1));
+}
+
+TEST(LoadPlannerTest, ProblemsAreToldUpToALimit) {
+  const std::vector<Finding> problems(
+      3, {Finding::Severity::error, "shape", {"src", "w", {}}, "[6]", "[5]"});
+  EXPECT_EQ(problems_to_string(problems, 2),
+            "src: w: shape: expected [6], found [5]\nsrc: w: shape: expected [6], found [5]\n"
+            "and 1 more");
+  EXPECT_EQ(problems_to_string(problems, 3).find("more"), std::string::npos);
+  EXPECT_EQ(problems_to_string({}, 3), "");
+}
+
+// Names.
+
+TEST(LoadPlannerTest, E9_AWantedAliasIsSatisfiedByATensorAndByAnAlias) {
+  MemoryCheckpoint source("src");
+  source.add({"embed", DType::float32, {3}}, counting_bytes(12));
+  source.add({"head", DType::float32, {3}}, counting_bytes(12));
+  CheckpointContents wanted;
+  wanted.tensors = {source.contents().tensors[0]};
+  wanted.aliases = {{"head", "embed", {}}};
+  EXPECT_THAT(load(source, wanted, 0).contents().tensors, SizeIs(1));
+
+  MemoryCheckpoint tied("tied");
+  tied.add({"embed", DType::float32, {3}}, counting_bytes(12));
+  EXPECT_THAT(rules_and_names(plan_load(tied.contents(), "tied", wanted, 0, {}).problems),
+              ElementsAre("missing head"));
+  tied.add_alias("head", "embed");
+  expect_pieces_equal(load(tied, wanted, 0), tied);
+
+  source.contents_for_change().tensors[1].meta.shape = {1, 3};
+  EXPECT_THAT(rules_and_names(plan_load(source.contents(), "src", wanted, 0, {}).problems),
+              ElementsAre("shape head"));
+}
+
+TEST(LoadPlannerTest, E9_AWantedTensorMayComeFromAnAlias) {
+  MemoryCheckpoint source("src");
+  source.add({"head", DType::float32, {3}}, counting_bytes(12));
+  source.add_alias("embed", "head");
+  CheckpointContents untied;
+  untied.tensors = {source.contents().tensors[0], source.contents().tensors[0]};
+  untied.tensors[0].meta.fqn = "embed";
+  const MemoryCheckpoint loaded = load(source, untied, 0);
+  EXPECT_EQ(whole_tensor(loaded, 0), counting_bytes(12));
+  EXPECT_EQ(whole_tensor(loaded, 1), counting_bytes(12));
+
+  CheckpointContents tied = untied;  // the other way round than the checkpoint has it
+  tied.tensors.pop_back();
+  tied.aliases = {{"head", "embed", {}}};
+  EXPECT_EQ(whole_tensor(load(source, tied, 0), 0), counting_bytes(12));
+}
+
+TEST(LoadPlannerTest, E9_ATensorThatIsThereUnderATiedNameOnlyIsLoadedFromThere) {
+  MemoryCheckpoint source("src");
+  source.add({"head", DType::float32, {3}}, counting_bytes(12));
+  CheckpointContents wanted;
+  wanted.tensors = {source.contents().tensors[0]};
+  wanted.tensors[0].meta.fqn = "embed";
+  wanted.aliases = {{"head", "embed", {}}};
+  EXPECT_THAT(rules_and_names(plan_load(source.contents(), "src", wanted, 0, {}).problems),
+              ElementsAre("missing embed"));
+  const MemoryCheckpoint loaded = load(source, wanted, 0, {.missing = Relaxation::allow});
+  ASSERT_THAT(loaded.contents().tensors, SizeIs(1));
+  EXPECT_EQ(loaded.contents().tensors[0].meta.fqn, "embed");
+  EXPECT_EQ(whole_tensor(loaded, 0), counting_bytes(12));
+  EXPECT_THAT(load(source, wanted, 0, {.only = NameSelection({"head"})}).contents().tensors,
+              SizeIs(1));
+}
+
+TEST(LoadPlannerTest, OnlyLeavesTheRestAsItIs) {
+  Pair pair;
+  Pair::erase(pair.source, "model.thin");
+  Pair::add(pair.source, {"model.extra", DType::float32, {2}});
+  Pair::find(pair.source, "model.scale").meta.dtype = DType::int32;
+  const Plan plan = pair.plan({.only = NameSelection({"model.weight", "model.bias"})});
+  EXPECT_THAT(plan.problems, IsEmpty());
+  ASSERT_THAT(plan.destination.tensors, SizeIs(2));
+  EXPECT_EQ(plan.destination.tensors[1].meta.fqn, "model.weight");
+  EXPECT_THAT(plan.destination.values, IsEmpty());
+  EXPECT_THAT([&] { pair.plan({.only = NameSelection({"nothing*"})}); },
+              ThrowsError(ErrorKind::invalid_argument, "nothing*"));
+}
+
+TEST(LoadPlannerTest, RenamesLeadFromTheCheckpointsNamesToTheWantedOnes) {
+  MemoryCheckpoint source("src");
+  source.add({"net.w", DType::float32, {3}}, counting_bytes(12));
+  source.add_alias("net.tied", "net.w");
+  source.add_value("old_epoch", Value(9));
+  CheckpointContents wanted;
+  wanted.tensors = {source.contents().tensors[0]};
+  wanted.tensors[0].meta.fqn = "model.w";
+  wanted.aliases = {{"model.tied", "model.w", {}}};
+  wanted.values = {{"epoch", {}}};
+  const LoadPlanOptions options{.renames = {{"net.", "model."}, {"old_", ""}}};
+  const MemoryCheckpoint loaded = load(source, wanted, 0, options);
+  EXPECT_EQ(whole_tensor(loaded, 0), counting_bytes(12));
+  EXPECT_EQ(loaded.read_value(0), Value(9));
+
+  EXPECT_THAT(
+      [&] {
+        plan_load(source.contents(), "src", wanted, 0, {.renames = {{"nothing", ""}}});
+      },
+      ThrowsError(ErrorKind::invalid_argument, "nothing"));
+  const Plan clash = plan_load(
+      source.contents(), "src", wanted, 0,
+      {.unexpected = Relaxation::allow, .renames = {{"net.tied", "model.w"}, {"net.", "model."}}});
+  EXPECT_THAT(rules_and_names(clash.problems), ::testing::Contains("rename model.w"));
+}
+
+// Row-wise state that each column shard of a table keeps for itself.
+
+struct Tables {
+  MemoryCheckpoint source{"src", 2};
+  CheckpointContents wanted;
+
+  Tables() {
+    source.add({"model.embedding_bags.t0.weight", DType::float32, {2, 4}}, counting_bytes(32),
+               {{Box{{0, 0}, {2, 3}}, 0}, {Box{{0, 3}, {2, 1}}, 1}});
+    TensorEntry& state = source.add(
+        {"optim.state.embedding_bags.t0.weight.t0.momentum1", DType::float32, {4}},
+        bytes_of<float>({1.0F, 2.0F, 5.0F, 10.0F}), {{Box{{0}, {2}}, 0}, {Box{{2}, {2}}, 1}});
+    state.kind = StateKind::row_wise_per_shard;
+    state.parameter = "model.embedding_bags.t0.weight";
+    wanted = source.contents();
+  }
+};
+
+TEST(LoadPlannerTest, D9_StatePerColumnShardIsMergedWhereThatIsAllowed) {
+  Tables tables;
+  tables.wanted.tensors[0].pieces = {{Box{{1, 0}, {1, 4}}, 1}};
+  TensorEntry& state = tables.wanted.tensors[1];
+  state.kind = StateKind::row_wise;
+  state.meta.shape = {2};
+  state.pieces = {{Box{{1}, {1}}, 1}};
+  const Plan plan = plan_load(tables.source.contents(), "src", tables.wanted, 1, {});
+  ASSERT_THAT(plan.problems, SizeIs(1));
+  EXPECT_EQ(plan.problems[0].rule, "row-wise state per column shard");
+  EXPECT_THAT(plan.problems[0].expected, HasSubstr("lossy merges"));
+  const MemoryCheckpoint merged =
+      load(tables.source, tables.wanted, 1, {.lossy = Relaxation::allow});
+  Bytes bytes(4);
+  merged.read_piece(1, 0, {0, 1}, bytes);
+  EXPECT_EQ(bytes, bytes_of<float>({4.0F}));  // (3 * 2 + 1 * 10) / 4
+}
+
+TEST(LoadPlannerTest, D9_StatePerColumnShardNeedsTheSameColumns) {
+  Tables tables;
+  const auto plan_with = [&](Box of_table) {
+    tables.wanted.tensors[0].pieces = {{std::move(of_table), 1}};
+    tables.wanted.tensors[1].pieces = {{Box{{2}, {2}}, 1}};
+    return plan_load(tables.source.contents(), "src", tables.wanted, 1,
+                     {.lossy = Relaxation::allow});
+  };
+  EXPECT_THAT(plan_with(Box{{0, 3}, {2, 1}}).problems, IsEmpty());
+  EXPECT_THAT(rules_and_names(plan_with(Box{{0, 2}, {2, 2}}).problems),
+              ElementsAre("row-wise state per column shard "
+                          "optim.state.embedding_bags.t0.weight.t0.momentum1"));
+}
+
+}  // namespace
+}  // namespace tessera::reshard
