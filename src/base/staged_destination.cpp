@@ -17,7 +17,7 @@ using detail::FileDescriptor;
 using detail::retry_on_interrupt;
 using detail::throw_system_error;
 
-constexpr const char* kStagingSuffix = ".partial";
+constexpr std::string_view kStagingSuffix = ".partial";
 
 std::string without_trailing_slashes(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -40,7 +40,8 @@ bool may_be_left_over(const FileSystem& fs, const std::string& staging_path, Des
   const auto found = fs.kind_of(staging_path);
   if (kind == DestinationKind::file) return found == FileKind::regular;
   if (found != FileKind::directory) return false;
-  return std::ranges::all_of(fs.list_directory(staging_path), [](const std::string& name) {
+  return std::ranges::all_of(fs.list_directory(staging_path), [](std::string_view name) {
+    if (name.ends_with(kStagingSuffix)) name.remove_suffix(kStagingSuffix.size());
     return std::ranges::any_of(std::array{".h5", ".safetensors", ".json", ".distcp", ".metadata"},
                                [&](std::string_view end) { return name.ends_with(end); });
   });
@@ -76,7 +77,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
                                      OverwritePolicy overwrite)
     : fs_(fs),
       destination_(without_trailing_slashes(std::move(destination))),
-      staging_path_(destination_ + kStagingSuffix),
+      staging_path_(destination_ + std::string(kStagingSuffix)),
       kind_(kind),
       overwrite_(overwrite) {
   const std::string name = last_component(destination_);

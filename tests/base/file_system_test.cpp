@@ -269,6 +269,7 @@ TEST_F(StagedDestinationTest, WhatADeadProcessLeftIsTakenOverAndEmptied) {
       if (kind == DestinationKind::directory) {
         put(fs_, join_path(staged.staging_path(), "rank-00000.h5"), "x");
         put(fs_, join_path(staged.staging_path(), ".metadata"), "x");
+        put(fs_, join_path(staged.staging_path(), "rank-00001.h5.partial"), "x");
       }
       ::_exit(0);  // without running any destructor
     }
