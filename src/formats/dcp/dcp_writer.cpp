@@ -13,6 +13,9 @@
 
 #include "base/utf8.h"
 #include "formats/dcp/metadata.h"
+#include "formats/dcp/parts.h"
+#include "formats/part_files.h"
+#include "formats/staged_writer.h"
 #include "formats/torch_zip/torch_save_layout.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/digest.h"
@@ -143,25 +146,101 @@ void choose_replicas(const std::string& destination, CheckpointContents& content
   }
 }
 
-/// Every item is a torch.save file within `__<rank>_0.distcp`, one after the other: first the
-/// values, then the tensors' pieces. All places are known when this is made; an item's headers are
-/// written with its last block, when its CRC is known. Thread-safe where CheckpointWriter is.
-class DcpWriter final : public CheckpointWriter {
- public:
-  DcpWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
-            std::vector<Value> values, OverwritePolicy overwrite);
+/// What is written, and where it lies.
+struct FileLayout {
+  CheckpointContents contents;
+  Storage storage;
+  struct File {
+    int rank = 0;
+    std::uint64_t nbytes = 0;
+  };
+  std::vector<File> files;                               // parallel to storage.files
+  std::vector<std::vector<std::uint64_t>> data_offsets;  // of pieces in their files
+};
 
-  const CheckpointContents& contents() const override { return contents_; }
+CheckpointContents checked(const std::string& destination, CheckpointContents contents) {
+  check_contents(destination, contents);
+  choose_replicas(destination, contents);
+  contents.units.clear();
+  contents.annotations.clear();
+  return contents;
+}
+
+/// Every item is a torch.save file within `__<rank>_0.distcp`, one after the other: first the
+/// values, then the tensors' pieces.
+FileLayout lay_out(const std::string& destination, CheckpointContents contents,
+                   const std::vector<Value>& values) {
+  TESSERA_CHECK(values.size() == contents.values.size());
+  FileLayout layout;
+  layout.contents = checked(destination, std::move(contents));
+  std::map<int, std::uint32_t> file_of_rank;
+  if (!values.empty()) file_of_rank[0];
+  for (const TensorEntry& tensor : layout.contents.tensors) {
+    for (const Piece& piece : tensor.pieces) file_of_rank[piece.rank];
+  }
+  for (auto& [rank, index] : file_of_rank) {
+    index = static_cast<std::uint32_t>(layout.files.size());
+    layout.files.push_back({.rank = rank});
+    layout.storage.files.push_back("__" + std::to_string(rank) + "_0.distcp");
+  }
+  const auto place = [&](std::uint32_t file, std::uint64_t nbytes, ByteRange data = {}) {
+    StorageInfo info{file, layout.files[file].nbytes, nbytes};
+    if (data.nbytes() >= kMinPagedNbytes) {
+      info.offset = round_up(info.offset + data.begin, kPageNbytes) - data.begin;
+    }
+    layout.files[file].nbytes = info.offset + nbytes;
+    return info;
+  };
+
+  for (const Value& value : values) {
+    layout.storage.values.push_back(place(0, torch_zip::torch_save_value(value).size()));
+  }
+  for (const TensorEntry& tensor : layout.contents.tensors) {
+    std::vector<StorageInfo>& places = layout.storage.pieces.emplace_back();
+    std::vector<std::uint64_t>& data_offsets = layout.data_offsets.emplace_back();
+    for (const Piece& piece : tensor.pieces) {
+      const TorchSaveLayout item =
+          torch_zip::tensor_save_layout(tensor.meta.dtype, std::get<Box>(piece.region).sizes);
+      const ByteRange data = item.storage_range(0);
+      places.push_back(place(file_of_rank[piece.rank], item.nbytes(), data));
+      data_offsets.push_back(places.back().offset + data.begin);
+    }
+  }
+  return layout;
+}
+
+void write_metadata(WritableFile& out, const FileLayout& layout) {
+  const std::string metadata = dcp::pickle_metadata(layout.contents, layout.storage);
+  out.write_at(0, std::as_bytes(std::span(metadata)));
+  out.sync();
+  out.close();
+}
+
+/// Writes the files of some ranks into a directory. What becomes of them is for `commit`.
+/// All places are known when this is made; an item's headers are written with its last block, when
+/// its CRC is known. Thread-safe where CheckpointWriter is.
+class RankFilesWriter : public CheckpointWriter {
+ public:
+  /// Files have `suffix` behind their names.
+  RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
+                  std::vector<Value> values, RankSelection ranks, std::string suffix);
+
+  const CheckpointContents& contents() const override { return layout_.contents; }
   std::vector<PieceId> write_order() const override;
   std::int64_t block_numel(PieceId piece) const override;
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override;
   void abandon() noexcept override {}  // nobody waits here
-  void commit() override;
+
+ protected:
+  FileSystem& file_system() { return fs_; }
+  const std::string& directory() const { return directory_; }
+  const FileLayout& layout() const { return layout_; }
+  /// Completes the files and returns their names, without suffix. Requires: every block written.
+  std::vector<std::string> finish_files();
 
  private:
   /// A piece being written.
   struct Progress {
-    std::uint64_t data_begin = 0;  // in its file
     std::int64_t blocks_left = 0;
     std::vector<std::uint32_t> block_crcs;
   };
@@ -178,121 +257,88 @@ class DcpWriter final : public CheckpointWriter {
     bool is_finished = false;
   };
 
-  void lay_out();
   RankFile& file_of(PieceId piece) { return *files_[storage_of(piece).file]; }
   const StorageInfo& storage_of(PieceId piece) const {
-    return storage_.pieces[piece.tensor_index][piece.piece_index];
+    return layout_.storage.pieces[piece.tensor_index][piece.piece_index];
   }
-  const Box& box_of(PieceId piece) const {
-    return std::get<Box>(contents_.tensors[piece.tensor_index].pieces[piece.piece_index].region);
+  const TensorEntry& tensor_of(PieceId piece) const {
+    return layout_.contents.tensors[piece.tensor_index];
   }
+  const Piece& piece_of(PieceId piece) const { return tensor_of(piece).pieces[piece.piece_index]; }
+  const Box& box_of(PieceId piece) const { return std::get<Box>(piece_of(piece).region); }
   WritableFile& open(RankFile& file);
   void write_headers(WritableFile& out, PieceId piece, std::uint32_t crc);
   void finish(RankFile& file);
 
   FileSystem& fs_;
-  CheckpointContents contents_;
-  std::vector<Value> values_;
-  Storage storage_;
-  std::vector<std::vector<Progress>> progress_;   // parallel to contents_.tensors and their pieces
-  std::vector<std::unique_ptr<RankFile>> files_;  // by rank; unique_ptr as a mutex cannot move
-  StagedDestination staged_;
+  const std::string directory_;
+  const FileLayout layout_;
+  const std::vector<Value> values_;
+  const RankSelection ranks_;
+  const std::string suffix_;
+  std::vector<std::vector<Progress>> progress_;   // parallel to contents and their pieces
+  std::vector<std::unique_ptr<RankFile>> files_;  // of all ranks; a mutex cannot move
 };
 
-CheckpointContents checked(const std::string& destination, CheckpointContents contents) {
-  check_contents(destination, contents);
-  choose_replicas(destination, contents);
-  contents.units.clear();
-  contents.annotations.clear();
-  return contents;
-}
-
-DcpWriter::DcpWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
-                     std::vector<Value> values, OverwritePolicy overwrite)
+RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
+                                 std::vector<Value> values, RankSelection ranks, std::string suffix)
     : fs_(fs),
-      contents_(checked(destination, std::move(contents))),
+      directory_(std::move(directory)),
+      layout_(std::move(layout)),
       values_(std::move(values)),
-      staged_(fs, destination, DestinationKind::directory, overwrite) {
-  TESSERA_CHECK(values_.size() == contents_.values.size());
-  lay_out();
-}
-
-void DcpWriter::lay_out() {
-  std::map<int, std::uint32_t> file_of_rank;
-  if (!values_.empty()) file_of_rank[0];
-  for (const TensorEntry& tensor : contents_.tensors) {
-    for (const Piece& piece : tensor.pieces) file_of_rank[piece.rank];
-  }
-  for (auto& [rank, index] : file_of_rank) {
-    index = static_cast<std::uint32_t>(files_.size());
+      ranks_(ranks),
+      suffix_(std::move(suffix)) {
+  for (std::size_t file = 0; file < layout_.files.size(); ++file) {
     files_.push_back(std::make_unique<RankFile>());
-    files_.back()->rank = rank;
-    files_.back()->name = "__" + std::to_string(rank) + "_0.distcp";
-    storage_.files.push_back(files_.back()->name);
+    files_.back()->name = layout_.storage.files[file];
+    files_.back()->rank = layout_.files[file].rank;
+    files_.back()->nbytes = layout_.files[file].nbytes;
   }
-  const auto place = [&](std::uint32_t file, std::uint64_t nbytes, ByteRange data = {}) {
-    StorageInfo info{file, files_[file]->nbytes, nbytes};
-    if (data.nbytes() >= kMinPagedNbytes) {
-      info.offset = round_up(info.offset + data.begin, kPageNbytes) - data.begin;
-    }
-    files_[file]->nbytes = info.offset + nbytes;
-    return info;
-  };
-
-  for (const Value& value : values_) {
-    storage_.values.push_back(place(0, torch_zip::torch_save_value(value).size()));
-  }
-  for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
-    const TensorEntry& tensor = contents_.tensors[t];
-    std::vector<StorageInfo>& places = storage_.pieces.emplace_back();
-    std::vector<Progress>& progress = progress_.emplace_back();
-    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
-      const Box& box = std::get<Box>(tensor.pieces[p].region);
-      const TorchSaveLayout layout = torch_zip::tensor_save_layout(tensor.meta.dtype, box.sizes);
-      const std::uint32_t file = file_of_rank[tensor.pieces[p].rank];
-      places.push_back(place(file, layout.nbytes(), layout.storage_range(0)));
-      Progress& piece = progress.emplace_back();
-      piece.data_begin = places.back().offset + layout.storage_range(0).begin;
-      if (box.numel() == 0) {
-        files_[file]->empty_tensors.push_back(t);
+  for (std::size_t t = 0; t < layout_.contents.tensors.size(); ++t) {
+    const std::size_t num_pieces = layout_.contents.tensors[t].pieces.size();
+    std::vector<Progress>& progress = progress_.emplace_back(num_pieces);
+    for (std::size_t p = 0; p < num_pieces; ++p) {
+      const std::int64_t numel = box_of({t, p}).numel();
+      if (numel == 0) {
+        file_of({t, p}).empty_tensors.push_back(t);
         continue;
       }
-      piece.blocks_left = ceil_div(box.numel(), block_numel({t, p}));
-      ++files_[file]->pieces_left;
+      progress[p].blocks_left = ceil_div(numel, block_numel({t, p}));
+      ++file_of({t, p}).pieces_left;
     }
   }
 }
 
-std::vector<CheckpointWriter::PieceId> DcpWriter::write_order() const {
+std::vector<CheckpointWriter::PieceId> RankFilesWriter::write_order() const {
   std::vector<PieceId> order;
-  for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
-    for (std::size_t p = 0; p < contents_.tensors[t].pieces.size(); ++p) {
-      if (box_of({t, p}).numel() != 0) order.push_back({t, p});
+  for (std::size_t t = 0; t < layout_.contents.tensors.size(); ++t) {
+    for (std::size_t p = 0; p < layout_.contents.tensors[t].pieces.size(); ++p) {
+      const bool is_own = ranks_.contains(piece_of({t, p}).rank);
+      if (is_own && box_of({t, p}).numel() != 0) order.push_back({t, p});
     }
   }
   std::ranges::stable_sort(order, {}, [&](PieceId piece) { return storage_of(piece).file; });
   return order;
 }
 
-std::int64_t DcpWriter::block_numel(PieceId piece) const {
-  return static_cast<std::int64_t>(kBlockNbytes /
-                                   itemsize(contents_.tensors[piece.tensor_index].meta.dtype));
+std::int64_t RankFilesWriter::block_numel(PieceId piece) const {
+  return static_cast<std::int64_t>(kBlockNbytes / itemsize(tensor_of(piece).meta.dtype));
 }
 
 /// Creates the file with its values and empty tensors. Requires: `file.mutex` held.
-WritableFile& DcpWriter::open(RankFile& file) {
+WritableFile& RankFilesWriter::open(RankFile& file) {
   TESSERA_CHECK(!file.is_finished);
   if (file.is_begun) return *file.file;
   // A step that failed is tried again by the next thread, so that it does not tell of a failure
   // that only follows from the first.
-  if (!file.file) file.file = fs_.create(join_path(staged_.staging_path(), file.name));
+  if (!file.file) file.file = fs_.create(join_path(directory_, file.name + suffix_));
   WritableFile& out = *file.file;
   out.resize(file.nbytes);
   if (file.nbytes >= kMinUncachedFileNbytes) out.bypass_cache();
   if (file.rank == 0) {
     for (std::size_t v = 0; v < values_.size(); ++v) {
       const std::string bytes = torch_zip::torch_save_value(values_[v]);
-      out.write_at(storage_.values[v].offset, std::as_bytes(std::span(bytes)));
+      out.write_at(layout_.storage.values[v].offset, std::as_bytes(std::span(bytes)));
     }
   }
   for (const std::size_t tensor : file.empty_tensors) write_headers(out, {tensor, 0}, 0);
@@ -300,16 +346,18 @@ WritableFile& DcpWriter::open(RankFile& file) {
   return out;
 }
 
-void DcpWriter::write_headers(WritableFile& out, PieceId piece, std::uint32_t crc) {
-  const TorchSaveLayout layout = torch_zip::tensor_save_layout(
-      contents_.tensors[piece.tensor_index].meta.dtype, box_of(piece).sizes);
-  for (const auto& [begin, bytes] : layout.parts_around_storages(std::span(&crc, 1))) {
+void RankFilesWriter::write_headers(WritableFile& out, PieceId piece, std::uint32_t crc) {
+  const TorchSaveLayout item =
+      torch_zip::tensor_save_layout(tensor_of(piece).meta.dtype, box_of(piece).sizes);
+  for (const auto& [begin, bytes] : item.parts_around_storages(std::span(&crc, 1))) {
     out.write_at(storage_of(piece).offset + begin, std::as_bytes(std::span(bytes)));
   }
 }
 
-void DcpWriter::write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) {
-  const std::uint64_t element_nbytes = itemsize(contents_.tensors[piece.tensor_index].meta.dtype);
+void RankFilesWriter::write_block(PieceId piece, std::int64_t begin,
+                                  std::span<const std::byte> bytes) {
+  TESSERA_CHECK(ranks_.contains(piece_of(piece).rank));
+  const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
   const std::int64_t numel = box_of(piece).numel();
   const std::int64_t block = block_numel(piece);
   TESSERA_CHECK(begin % block == 0 && begin < numel);
@@ -325,7 +373,9 @@ void DcpWriter::write_block(PieceId piece, std::int64_t begin, std::span<const s
     const std::lock_guard lock(file.mutex);
     out = &open(file);
   }
-  out->write_at(progress.data_begin + static_cast<std::uint64_t>(begin) * element_nbytes, bytes);
+  out->write_at(layout_.data_offsets[piece.tensor_index][piece.piece_index] +
+                    static_cast<std::uint64_t>(begin) * element_nbytes,
+                bytes);
   {
     const std::lock_guard lock(file.mutex);
     TESSERA_CHECK(progress.blocks_left > 0);
@@ -351,36 +401,110 @@ void DcpWriter::write_block(PieceId piece, std::int64_t begin, std::span<const s
 }
 
 /// Requires: nobody writes to the file any more.
-void DcpWriter::finish(RankFile& file) {
+void RankFilesWriter::finish(RankFile& file) {
   file.file->sync();
   file.file->close();
   file.file.reset();
   file.is_finished = true;
 }
 
-void DcpWriter::commit() {
+std::vector<std::string> RankFilesWriter::finish_files() {
+  std::vector<std::string> names;
   for (const auto& file : files_) {
+    if (!ranks_.contains(file->rank)) continue;
     TESSERA_CHECK(file->pieces_left == 0);
+    names.push_back(file->name);
     if (file->is_finished) continue;
     const std::lock_guard lock(file->mutex);
     open(*file);
     finish(*file);
   }
-  const std::string metadata = dcp::pickle_metadata(contents_, storage_);
-  const auto out = fs_.create(join_path(staged_.staging_path(), dcp::kMetadataFile));
-  out->write_at(0, std::as_bytes(std::span(metadata)));
-  out->sync();
-  out->close();
-  staged_.commit();
+  return names;
 }
 
+/// Writes all files, and `.metadata` last.
+class DcpWriter final : public RankFilesWriter {
+ public:
+  DcpWriter(FileSystem& fs, std::string directory, FileLayout layout, std::vector<Value> values,
+            RankSelection all_ranks)
+      : RankFilesWriter(fs, std::move(directory), std::move(layout), std::move(values), all_ranks,
+                        "") {}
+
+  void commit() override {
+    finish_files();
+    const auto out = file_system().create(join_path(directory(), dcp::kMetadataFile));
+    write_metadata(*out, layout());
+  }
+};
+
+/// Writes one rank's file, if it has one; it gets its name with `commit`.
+class DcpPartWriter final : public RankFilesWriter {
+ public:
+  DcpPartWriter(FileSystem& fs, std::string directory, FileLayout layout, std::vector<Value> values,
+                int rank)
+      : RankFilesWriter(fs, std::move(directory), std::move(layout), std::move(values),
+                        {rank, rank + 1}, kUncommittedSuffix) {}
+
+  void commit() override {
+    for (const std::string& name : finish_files()) {
+      const std::string path = join_path(directory(), name);
+      file_system().rename(path + kUncommittedSuffix, path);
+    }
+  }
+};
+
 }  // namespace
+
+namespace dcp {
+
+std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
+                                              CheckpointContents contents,
+                                              std::vector<Value> values, int rank) {
+  FileLayout layout = lay_out(directory, std::move(contents), values);
+  return std::make_unique<DcpPartWriter>(fs, std::move(directory), std::move(layout),
+                                         std::move(values), rank);
+}
+
+void require_parts(const FileSystem& fs, const std::string& directory, CheckpointContents contents,
+                   const std::vector<Value>& values) {
+  const FileLayout layout = lay_out(directory, std::move(contents), values);
+  for (std::size_t file = 0; file < layout.files.size(); ++file) {
+    const std::string path = join_path(directory, layout.storage.files[file]);
+    if (!fs.kind_of(path)) {
+      throw Error::expected(ErrorKind::corruption, {.path = path}, "part", "a file", "none",
+                            "a part that was not committed?");
+    }
+    const std::uint64_t nbytes = fs.open(path)->nbytes();
+    if (nbytes != layout.files[file].nbytes) {
+      throw Error::expected(ErrorKind::corruption, {.path = path}, "file size",
+                            std::to_string(layout.files[file].nbytes) + " bytes",
+                            std::to_string(nbytes) + " bytes",
+                            "ranks that do not agree on what they write?");
+    }
+  }
+}
+
+void finish_parts(FileSystem& fs, const std::string& directory, CheckpointContents contents,
+                  const std::vector<Value>& values) {
+  const FileLayout layout = lay_out(directory, std::move(contents), values);
+  StagedDestination staged(fs, join_path(directory, kMetadataFile), DestinationKind::file,
+                           OverwritePolicy::refuse);
+  write_metadata(*fs.open_for_update(staged.staging_path()), layout);
+  staged.commit();
+}
+
+}  // namespace dcp
 
 std::unique_ptr<CheckpointWriter> create_dcp(FileSystem& fs, std::string destination,
                                              CheckpointContents contents, std::vector<Value> values,
                                              OverwritePolicy overwrite) {
-  return std::make_unique<DcpWriter>(fs, std::move(destination), std::move(contents),
-                                     std::move(values), overwrite);
+  FileLayout layout = lay_out(destination, std::move(contents), values);
+  auto staged = std::make_unique<StagedDestination>(fs, std::move(destination),
+                                                    DestinationKind::directory, overwrite);
+  const RankSelection all_ranks{0, std::max(layout.contents.world_size, 1)};
+  auto writer = std::make_unique<DcpWriter>(fs, staged->staging_path(), std::move(layout),
+                                            std::move(values), all_ranks);
+  return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
 }
 
 }  // namespace tessera::formats

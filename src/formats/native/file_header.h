@@ -44,6 +44,9 @@ inline constexpr std::size_t kHeaderFieldsNbytes = 8 + 4 * 4 + 8 + 16 + 8 + 8 + 
 inline constexpr std::size_t kHeaderNbytes = 4096;
 static_assert(kHeaderFieldsNbytes == 72 && kHeaderFieldsNbytes + 4016 + 8 == kHeaderNbytes);
 
+/// The checkpoint id in a rank file that waits for its checkpoint to be known [Note: Parts].
+inline constexpr std::uint64_t kUnsealedId = 0;
+
 inline constexpr std::uint64_t kMaxIndexNbytes = std::uint64_t{512} << 20;
 inline constexpr std::uint32_t kMaxWorldSize = 1'000'000;
 

@@ -515,6 +515,17 @@ Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceI
   return part;
 }
 
+void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
+                  const Index& rank_index) {
+  auto id = pieces.begin();
+  for (const auto& stored_pieces : rank_index.storage) {
+    for (const StoredPiece& stored : stored_pieces) {
+      whole.storage[id->tensor_index][id->piece_index] = stored;
+      ++id;
+    }
+  }
+}
+
 Index merge_ranks(std::vector<Index> ranks, const std::string& path) {
   TESSERA_CHECK(!ranks.empty());
   struct Source {

@@ -91,6 +91,11 @@ std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
 /// have no pieces at all, and all that is no tensor.
 Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces);
 
+/// Takes over where the pieces of a complete rank file lie: `pieces` are that rank's, of which
+/// `select_pieces` made `rank_index`.
+void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
+                  const Index& rank_index);
+
 /// Puts the ranks' indexes together: one per rank, in order, each as `select_pieces` made it.
 /// Throws: Error(corruption) naming `path` where they contradict each other.
 Index merge_ranks(std::vector<Index> ranks, const std::string& path);

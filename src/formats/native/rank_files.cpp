@@ -6,6 +6,22 @@
 #include "tessera/base/error.h"
 
 namespace tessera::formats::native {
+namespace {
+
+/// Returns the ranks, `0, 3, 7`, at most ten of them by number.
+std::string list_ranks(const std::vector<std::int64_t>& ranks) {
+  constexpr std::size_t kMaxListed = 10;
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size() && i < kMaxListed; ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > kMaxListed) {
+    text += " and " + std::to_string(ranks.size() - kMaxListed) + " more";
+  }
+  return text;
+}
+
+}  // namespace
 
 std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs,
                                              const std::string& checkpoint_path, std::int64_t rank,
@@ -31,6 +47,28 @@ std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs,
     throw Error(ErrorKind::corruption, {.path = path}, "header: contradicts the index");
   }
   return file;
+}
+
+RankFileIndex read_rank_file_index(const FileSystem& fs, const std::string& checkpoint_path,
+                                   std::int64_t rank, std::int64_t world_size) {
+  const std::string path = join_path(checkpoint_path, rank_file_name(rank));
+  require_contained(fs, checkpoint_path, rank_file_name(rank));
+  const auto file = fs.open(path);
+  const FileHeader header = read_header(*file);
+  require_rank_role(header, path, rank, world_size);
+  return {header, decode_index(read_index_bytes(*file, header), header, path)};
+}
+
+void require_rank_files(const FileSystem& fs, const std::string& checkpoint_path,
+                        std::int64_t world_size, std::string_view likely_cause) {
+  std::vector<std::int64_t> missing;
+  for (std::int64_t rank = 0; rank < world_size; ++rank) {
+    if (!fs.kind_of(join_path(checkpoint_path, rank_file_name(rank)))) missing.push_back(rank);
+  }
+  if (missing.empty()) return;
+  throw Error::expected(ErrorKind::corruption, {.path = checkpoint_path}, "rank files",
+                        std::to_string(world_size) + " of them",
+                        "none for rank " + list_ranks(missing), likely_cause);
 }
 
 RankFiles::RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uint64_t checkpoint_id,

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/native/index.h"
@@ -43,5 +44,23 @@ std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs,
                                              const std::string& checkpoint_path, std::int64_t rank,
                                              std::uint64_t checkpoint_id,
                                              const std::vector<RankFileRecord>& records);
+
+/// What a rank file says of itself.
+struct RankFileIndex {
+  FileHeader header;
+  Index index;
+
+  RankFileRecord record() const {
+    return {header.file_nbytes, header.index_checksum, header.structure_checksum};
+  }
+};
+
+/// Reads the header and the index of the rank's file in a checkpoint of `world_size` ranks.
+RankFileIndex read_rank_file_index(const FileSystem& fs, const std::string& checkpoint_path,
+                                   std::int64_t rank, std::int64_t world_size);
+
+/// Throws Error(corruption) that lists the ranks without a file.
+void require_rank_files(const FileSystem& fs, const std::string& checkpoint_path,
+                        std::int64_t world_size, std::string_view likely_cause);
 
 }  // namespace tessera::formats::native

@@ -6,7 +6,10 @@
 #include <utility>
 
 #include "formats/native/index_file.h"
+#include "formats/native/parts.h"
 #include "formats/native/rank_file.h"
+#include "formats/part_files.h"
+#include "formats/staged_writer.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/formats/native.h"
@@ -51,51 +54,42 @@ void validate_pieces_per_rank(const CheckpointContents& contents, const std::str
   }
 }
 
-class NativeWriter final : public CheckpointWriter {
+/// Writes the files of some ranks into a directory. What becomes of them is for `commit`.
+class RankFilesWriter : public CheckpointWriter {
   struct RankSlot {
     std::mutex mutex;  // of the pointer
     std::unique_ptr<RankFileWriter> file;
   };
 
  public:
-  NativeWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
-               const std::vector<Value>& values, OverwritePolicy overwrite,
-               const NativeWriteOptions& options)
+  /// Files have `suffix` behind their names.
+  RankFilesWriter(FileSystem& fs, std::string directory, Index index, RankSelection ranks,
+                  std::string suffix, const NativeWriteOptions& options)
       : fs_(fs),
+        directory_(std::move(directory)),
+        index_(std::move(index)),
+        ranks_(ranks),
+        suffix_(std::move(suffix)),
         options_(options),
-        rank_slots_(static_cast<std::size_t>(std::max(contents.world_size, 0))) {
-    validate_options(options_);
-    validate_contents(contents, ErrorKind::invalid_argument, destination);
-    validate_pieces_per_rank(contents, destination);
-    if (values.size() != contents.values.size()) {
-      throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "values",
-                            std::to_string(contents.values.size()), std::to_string(values.size()));
-    }
-    index_.chunk_nbytes = options_.chunk_nbytes;
-    index_.has_virtual_datasets =
-        options_.virtual_datasets == NativeWriteOptions::VirtualDatasets::write;
-    for (const Value& value : values) index_.value_json.push_back(value_to_json(value));
-    index_.contents = std::move(contents);
+        pieces_by_rank_(pieces_by_rank(index_.contents)),
+        rank_slots_(pieces_by_rank_.size()) {
     for (const TensorEntry& tensor : index_.contents.tensors) {
-      index_.storage.emplace_back(tensor.pieces.size());
       numbers_on_rank_.emplace_back(tensor.pieces.size());
     }
-    pieces_by_rank_ = pieces_by_rank(index_.contents);
     for (const auto& pieces : pieces_by_rank_) {
       for (std::size_t number = 0; number < pieces.size(); ++number) {
         numbers_on_rank_[pieces[number].tensor_index][pieces[number].piece_index] = number;
       }
     }
-    staged_ = std::make_unique<StagedDestination>(fs_, std::move(destination),
-                                                  DestinationKind::directory, overwrite);
   }
 
   const CheckpointContents& contents() const override { return index_.contents; }
 
   std::vector<PieceId> write_order() const override {
     std::vector<PieceId> order;
-    for (const auto& pieces : pieces_by_rank_) {
-      std::ranges::copy_if(pieces, std::back_inserter(order),
+    for (int rank = ranks_.begin; rank < ranks_.end; ++rank) {
+      std::ranges::copy_if(pieces_by_rank_[static_cast<std::size_t>(rank)],
+                           std::back_inserter(order),
                            [&](const PieceId& id) { return numel_of(piece_of(id).region) > 0; });
     }
     return order;
@@ -108,7 +102,7 @@ class NativeWriter final : public CheckpointWriter {
   }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
-    rank_file(static_cast<std::size_t>(piece_of(piece).rank))
+    rank_file(piece_of(piece).rank)
         .write_block(numbers_on_rank_[piece.tensor_index][piece.piece_index], begin, bytes);
   }
 
@@ -120,75 +114,138 @@ class NativeWriter final : public CheckpointWriter {
     }
   }
 
-  void commit() override {
-    std::vector<FileHeader> headers;
-    for (std::size_t rank = 0; rank < rank_slots_.size(); ++rank) {
-      const RankFileWriter& file = rank_file(rank);
-      TESSERA_CHECK(file.is_complete());
-      take_storage(rank, file.index());
-      index_.rank_files.push_back(file.record());
-      FileHeader& header = headers.emplace_back();
-      header.role = FileRole::rank;
-      header.rank = static_cast<std::uint32_t>(rank);
-      header.world_size = static_cast<std::uint32_t>(rank_slots_.size());
-      header.index_range = file.index_range();
-      header.index_checksum = file.record().index_checksum;
-      header.structure_checksum = file.record().structure_checksum;
-      header.file_nbytes = file.record().nbytes;
-      rank_slots_[rank].file.reset();
-    }
-    const std::uint64_t checkpoint_id =
-        write_index_file(fs_, join_path(staged_->staging_path(), kIndexFileName), index_);
-    for (FileHeader& header : headers) {
-      header.checkpoint_id = checkpoint_id;
-      write_header(fs_, rank_path(header.rank), header);
-    }
-    staged_->commit();
+ protected:
+  FileSystem& file_system() { return fs_; }
+  const std::string& directory() const { return directory_; }
+  RankSelection ranks() const { return ranks_; }
+
+  std::string rank_path(int rank) const {
+    return join_path(directory_, rank_file_name(rank) + suffix_);
   }
+
+  /// Lets go of a complete rank file and takes over what became of it. Returns its header, in which
+  /// the checkpoint id is missing.
+  FileHeader finish_rank(int rank) {
+    const RankFileWriter& file = rank_file(rank);
+    TESSERA_CHECK(file.is_complete());
+    const auto number = static_cast<std::size_t>(rank);
+    take_storage(index_, pieces_by_rank_[number], file.index());
+    index_.rank_files.push_back(file.record());
+    FileHeader header;
+    header.role = FileRole::rank;
+    header.rank = static_cast<std::uint32_t>(rank);
+    header.world_size = static_cast<std::uint32_t>(rank_slots_.size());
+    header.checkpoint_id = kUnsealedId;
+    header.index_range = file.index_range();
+    header.index_checksum = file.record().index_checksum;
+    header.structure_checksum = file.record().structure_checksum;
+    header.file_nbytes = file.record().nbytes;
+    rank_slots_[number].file.reset();
+    return header;
+  }
+
+  /// Returns the index with all that `finish_rank` has taken over.
+  const Index& index() const { return index_; }
 
  private:
   const Piece& piece_of(PieceId id) const {
     return index_.contents.tensors[id.tensor_index].pieces[id.piece_index];
   }
 
-  std::string rank_path(std::size_t rank) const {
-    return join_path(staged_->staging_path(), rank_file_name(static_cast<std::int64_t>(rank)));
-  }
-
   /// Returns the rank's file, which comes into being when its first block does.
-  RankFileWriter& rank_file(std::size_t rank) {
-    RankSlot& slot = rank_slots_[rank];
+  RankFileWriter& rank_file(int rank) {
+    TESSERA_CHECK(ranks_.contains(rank));
+    const auto number = static_cast<std::size_t>(rank);
+    RankSlot& slot = rank_slots_[number];
     const std::lock_guard lock(slot.mutex);
     if (abandoned_) throw Error(ErrorKind::interrupted, {}, "writing was abandoned");
     if (!slot.file) {
       slot.file = std::make_unique<RankFileWriter>(
-          fs_, rank_path(rank), select_pieces(index_, pieces_by_rank_[rank]), options_);
+          fs_, rank_path(rank), select_pieces(index_, pieces_by_rank_[number]), options_);
     }
     return *slot.file;
   }
 
-  /// Takes over where the pieces of a complete rank file lie.
-  void take_storage(std::size_t rank, const Index& rank_index) {
-    auto id = pieces_by_rank_[rank].begin();
-    for (const auto& stored_pieces : rank_index.storage) {
-      for (const StoredPiece& stored : stored_pieces) {
-        index_.storage[id->tensor_index][id->piece_index] = stored;
-        ++id;
-      }
-    }
-  }
-
   FileSystem& fs_;
-  const NativeWriteOptions options_;
+  const std::string directory_;
   Index index_;
+  const RankSelection ranks_;
+  const std::string suffix_;
+  const NativeWriteOptions options_;
   std::vector<std::vector<PieceId>> pieces_by_rank_;
   std::vector<std::vector<std::size_t>> numbers_on_rank_;  // [tensor][piece]
-  std::unique_ptr<StagedDestination> staged_;              // outlives the files within
   std::vector<RankSlot> rank_slots_;                       // by rank
   std::atomic<bool> abandoned_ = false;
 };
 
+/// Writes all rank files and the index.
+class NativeWriter final : public RankFilesWriter {
+ public:
+  NativeWriter(FileSystem& fs, std::string directory, Index index, RankSelection all_ranks,
+               const NativeWriteOptions& options)
+      : RankFilesWriter(fs, std::move(directory), std::move(index), all_ranks, "", options) {}
+
+  void commit() override {
+    std::vector<FileHeader> headers;
+    for (int rank = ranks().begin; rank < ranks().end; ++rank) {
+      headers.push_back(finish_rank(rank));
+    }
+    const std::uint64_t checkpoint_id =
+        write_index_file(file_system(), join_path(directory(), kIndexFileName), index());
+    for (FileHeader& header : headers) {
+      header.checkpoint_id = checkpoint_id;
+      write_header(file_system(), rank_path(static_cast<int>(header.rank)), header);
+    }
+  }
+};
+
+/// Writes one rank's file, which gets its name with `commit`.
+class NativePartWriter final : public RankFilesWriter {
+ public:
+  NativePartWriter(FileSystem& fs, std::string directory, Index index, int rank,
+                   const NativeWriteOptions& options)
+      : RankFilesWriter(fs, std::move(directory), std::move(index), {rank, rank + 1},
+                        kUncommittedSuffix, options) {}
+
+  void commit() override {
+    const int rank = ranks().begin;
+    write_header(file_system(), rank_path(rank), finish_rank(rank));
+    file_system().rename(rank_path(rank), join_path(directory(), rank_file_name(rank)));
+  }
+};
+
 }  // namespace
+
+Index describe_checkpoint(CheckpointContents contents, const std::vector<Value>& values,
+                          const NativeWriteOptions& options, const std::string& path) {
+  validate_options(options);
+  validate_contents(contents, ErrorKind::invalid_argument, path);
+  validate_pieces_per_rank(contents, path);
+  if (values.size() != contents.values.size()) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "values",
+                          std::to_string(contents.values.size()), std::to_string(values.size()));
+  }
+  Index index;
+  index.chunk_nbytes = options.chunk_nbytes;
+  index.has_virtual_datasets =
+      options.virtual_datasets == NativeWriteOptions::VirtualDatasets::write;
+  for (const Value& value : values) index.value_json.push_back(value_to_json(value));
+  index.contents = std::move(contents);
+  for (const TensorEntry& tensor : index.contents.tensors) {
+    index.storage.emplace_back(tensor.pieces.size());
+  }
+  return index;
+}
+
+std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
+                                              CheckpointContents contents,
+                                              const std::vector<Value>& values, int rank,
+                                              const NativeWriteOptions& options) {
+  Index index = describe_checkpoint(std::move(contents), values, options, directory);
+  return std::make_unique<NativePartWriter>(fs, std::move(directory), std::move(index), rank,
+                                            options);
+}
+
 }  // namespace native
 
 std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string destination,
@@ -196,8 +253,14 @@ std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string dest
                                                 std::vector<Value> values,
                                                 OverwritePolicy overwrite,
                                                 const NativeWriteOptions& options) {
-  return std::make_unique<native::NativeWriter>(fs, std::move(destination), std::move(contents),
-                                                values, overwrite, options);
+  native::Index index =
+      native::describe_checkpoint(std::move(contents), values, options, destination);
+  auto staged = std::make_unique<StagedDestination>(fs, std::move(destination),
+                                                    DestinationKind::directory, overwrite);
+  const RankSelection all_ranks{0, index.contents.world_size};
+  auto writer = std::make_unique<native::NativeWriter>(fs, staged->staging_path(), std::move(index),
+                                                       all_ranks, options);
+  return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
 }
 
 }  // namespace tessera::formats

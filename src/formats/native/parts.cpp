@@ -1,0 +1,60 @@
+#include "formats/native/parts.h"
+
+#include <span>
+#include <utility>
+
+#include "formats/native/checksum_text.h"
+#include "formats/native/rank_file.h"
+#include "formats/native/rank_files.h"
+#include "tessera/base/digest.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::native {
+namespace {
+
+/// Returns what the index says apart from where pieces lie.
+std::vector<std::byte> encode_without_places(Index index) {
+  for (auto& pieces : index.storage) {
+    for (StoredPiece& piece : pieces) piece = {.position = piece.position};
+  }
+  return encode_index(index);
+}
+
+}  // namespace
+
+std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
+                         CheckpointContents contents, const std::vector<Value>& values,
+                         const NativeWriteOptions& options) {
+  Index whole = describe_checkpoint(std::move(contents), values, options, directory);
+  const auto pieces = pieces_by_rank(whole.contents);
+  const auto world_size = static_cast<std::int64_t>(pieces.size());
+  require_rank_files(fs, directory, world_size, "a part that was not committed?");
+  for (std::int64_t rank = 0; rank < world_size; ++rank) {
+    const RankFileIndex found = read_rank_file_index(fs, directory, rank, world_size);
+    const auto& own_pieces = pieces[static_cast<std::size_t>(rank)];
+    if (encode_without_places(found.index) !=
+        encode_without_places(select_pieces(whole, own_pieces))) {
+      throw Error::expected(ErrorKind::corruption,
+                            {.path = join_path(directory, rank_file_name(rank))}, "part",
+                            "the contents, values and options of the coordinator", "others",
+                            "ranks that do not agree on what they write?");
+    }
+    take_storage(whole, own_pieces, found.index);
+    whole.rank_files.push_back(found.record());
+  }
+  return xxh3_64(encode_index(whole));
+}
+
+void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint64_t token) {
+  const std::string path = join_path(directory, rank_file_name(rank));
+  FileHeader header = read_header(*fs.open(path));
+  require_rank_role(header, path, rank, header.world_size);
+  if (header.checkpoint_id != kUnsealedId) {
+    throw Error::expected(ErrorKind::corruption, {.path = path}, "checkpoint id",
+                          "none before the part is sealed", checksum_text(header.checkpoint_id));
+  }
+  header.checkpoint_id = token;
+  write_header(fs, path, header);
+}
+
+}  // namespace tessera::formats::native

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "formats/native/index.h"
+#include "tessera/base/file_system.h"
+#include "tessera/base/value.h"
+#include "tessera/formats/native.h"
+
+namespace tessera::formats::native {
+
+// What parts.h promises, for this format; `rebuild_native_index` is what finishes.
+
+std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
+                                              CheckpointContents contents,
+                                              const std::vector<Value>& values, int rank,
+                                              const NativeWriteOptions& options);
+
+std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
+                         CheckpointContents contents, const std::vector<Value>& values,
+                         const NativeWriteOptions& options);
+
+void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint64_t token);
+
+/// Returns the index of a checkpoint that is to be written, but for where its pieces will lie.
+/// Throws: Error(invalid_argument) naming `path`.
+Index describe_checkpoint(CheckpointContents contents, const std::vector<Value>& values,
+                          const NativeWriteOptions& options, const std::string& path);
+
+}  // namespace tessera::formats::native

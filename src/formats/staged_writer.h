@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats {
+
+/// Makes what another writer writes at a staging path appear at its destination.
+class StagedWriter final : public CheckpointWriter {
+ public:
+  StagedWriter(std::unique_ptr<StagedDestination> staged, std::unique_ptr<CheckpointWriter> writer)
+      : staged_(std::move(staged)), writer_(std::move(writer)) {}
+
+  const CheckpointContents& contents() const override { return writer_->contents(); }
+  std::vector<PieceId> write_order() const override { return writer_->write_order(); }
+  std::int64_t block_numel(PieceId piece) const override { return writer_->block_numel(piece); }
+  void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
+    writer_->write_block(piece, begin, bytes);
+  }
+  void abandon() noexcept override { writer_->abandon(); }
+  void commit() override {
+    writer_->commit();
+    staged_->commit();
+  }
+
+ private:
+  std::unique_ptr<StagedDestination> staged_;  // outlives the files within
+  std::unique_ptr<CheckpointWriter> writer_;
+};
+
+}  // namespace tessera::formats
