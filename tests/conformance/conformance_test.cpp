@@ -190,6 +190,11 @@ TEST_P(WriterConformanceTest, VerifyFindsNothingWrongWithWhatWasWritten) {
   EXPECT_GE(num_read, 30U);
 }
 
+TEST_P(WriterConformanceTest, CheckFilesFindsNothingWrongWithWhatWasWritten) {
+  write(one_of_everything());
+  open()->check_files([](const Finding& finding) { ADD_FAILURE() << finding.found; });
+}
+
 TEST_P(WriterConformanceTest, WriteOrderNamesEveryPieceWithElementsOnce) {
   const MemoryCheckpoint source = fit_to_format(one_of_everything(), format());
   const auto writer =

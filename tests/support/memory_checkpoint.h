@@ -66,6 +66,7 @@ class MemoryCheckpoint final : public formats::CheckpointReader {
   Value read_value(std::size_t value_index) const override;
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override;
+  void check_files(const formats::FindingSink&) const override {}
   void verify(const formats::FindingSink& sink,
               const formats::ProgressSink& progress) const override;
 

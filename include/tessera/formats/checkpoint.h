@@ -136,6 +136,11 @@ class CheckpointReader {
 
   virtual PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const = 0;
 
+  /// Checks that every file which the checkpoint names is there, has its size, and belongs to it as
+  /// far as the format can tell. Reads no tensor data. Reports, and goes on where it can.
+  /// Throws: Error(io).
+  virtual void check_files(const FindingSink& sink) const = 0;
+
   /// Checks all that the format can check beyond what opening did: every stored byte against its
   /// checksum, structure, files present. Reports, and goes on where it can.
   virtual void verify(const FindingSink& sink, const ProgressSink& progress) const = 0;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -75,6 +76,7 @@ class DcpReader final : public CheckpointReader {
 
   Value read_value(std::size_t value_index) const override;
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
+  void check_files(const FindingSink& sink) const override;
   void verify(const FindingSink& sink, const ProgressSink& progress) const override;
 
  private:
@@ -226,6 +228,27 @@ class ItemCheck {
   std::size_t num_members_ = 0;
   std::size_t num_without_crc_ = 0;
 };
+
+void DcpReader::check_files(const FindingSink& sink) const {
+  const auto& [contents, storage] = metadata_;
+  // A file of another save has other items: the last one of each file tells, without their data.
+  std::vector<const StorageInfo*> last_items(storage.files.size());
+  const auto note = [&](const StorageInfo& info) {
+    const StorageInfo*& last = last_items[info.file];
+    if (last == nullptr || info.offset > last->offset) last = &info;
+  };
+  for (const StorageInfo& info : storage.values) note(info);
+  for (const auto& pieces : storage.pieces) std::ranges::for_each(pieces, note);
+  ItemCheck check(sink, {});
+  for (std::uint32_t f = 0; f < last_items.size(); ++f) {
+    try {
+      open_file(f);
+      if (last_items[f] != nullptr) open_item(*last_items[f]);
+    } catch (const Error& error) {
+      check.report_structure(error);
+    }
+  }
+}
 
 void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress) const {
   ItemCheck check(sink, progress);

@@ -91,6 +91,10 @@ class NativeReader final : public CheckpointReader {
     return storage;
   }
 
+  void check_files(const FindingSink& sink) const override {
+    check_rank_files(fs_, path_, checkpoint_id_, index_.rank_files, sink);
+  }
+
   void verify(const FindingSink& sink, const ProgressSink& progress) const override {
     verify_checkpoint(fs_, path_, checkpoint_id_, index_, sink, progress);
   }

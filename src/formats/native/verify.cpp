@@ -192,6 +192,18 @@ class RankFileCheck {
 
 }  // namespace
 
+void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
+                      const std::vector<RankFileRecord>& records, const FindingSink& sink) {
+  for (std::size_t rank = 0; rank < records.size(); ++rank) {
+    try {
+      open_rank_file(fs, path, static_cast<std::int64_t>(rank), checkpoint_id, records);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      sink(make_finding(error, "the file of rank " + std::to_string(rank)));
+    }
+  }
+}
+
 void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
                        const Index& index, const FindingSink& sink, const ProgressSink& progress) {
   const auto report = [&](const Findings& findings) {

@@ -305,8 +305,12 @@ class SafetensorsReader final : public CheckpointReader {
             .stored_nbytes = location.byte_range.nbytes()};
   }
 
-  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
+  void check_files(const FindingSink& sink) const override {
     for (const Finding& finding : findings_) sink(finding);
+  }
+
+  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
+    check_files(sink);
     sink({.severity = Finding::Severity::note,
           .rule = "checksum-absent",
           .where = {.path = path_},
