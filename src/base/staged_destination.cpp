@@ -1,4 +1,3 @@
-#include <sys/file.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -6,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/advisory_lock.h"
 #include "base/file_descriptor.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -14,10 +14,10 @@ namespace tessera {
 namespace {
 
 using detail::FileDescriptor;
+using detail::LockResult;
 using detail::retry_on_interrupt;
 using detail::throw_system_error;
-
-constexpr std::string_view kStagingSuffix = ".partial";
+using detail::try_lock;
 
 std::string without_trailing_slashes(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -41,21 +41,12 @@ bool may_be_left_over(const FileSystem& fs, const std::string& staging_path, Des
   if (kind == DestinationKind::file) return found == FileKind::regular;
   if (found != FileKind::directory) return false;
   return std::ranges::all_of(fs.list_directory(staging_path), [](std::string_view name) {
-    if (name.ends_with(kStagingSuffix)) name.remove_suffix(kStagingSuffix.size());
+    if (name.ends_with(StagedDestination::kSuffix)) {
+      name.remove_suffix(StagedDestination::kSuffix.size());
+    }
     return std::ranges::any_of(std::array{".h5", ".safetensors", ".json", ".distcp", ".metadata"},
                                [&](std::string_view end) { return name.ends_with(end); });
   });
-}
-
-/// What came of asking for the lock on an object.
-enum class LockResult { held, held_by_another, unavailable };
-
-LockResult try_lock(const FileDescriptor& object) {
-  if (retry_on_interrupt([&] { return ::flock(object.get(), LOCK_EX | LOCK_NB); }) == 0) {
-    return LockResult::held;
-  }
-  // Some network file systems have no flock at all.
-  return errno == EWOULDBLOCK ? LockResult::held_by_another : LockResult::unavailable;
 }
 
 /// Opens what lies at `path`, without following a link; nothing where it is absent or a link.
@@ -77,7 +68,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
                                      OverwritePolicy overwrite)
     : fs_(fs),
       destination_(without_trailing_slashes(std::move(destination))),
-      staging_path_(destination_ + std::string(kStagingSuffix)),
+      staging_path_(destination_ + std::string(kSuffix)),
       kind_(kind),
       overwrite_(overwrite) {
   const std::string name = last_component(destination_);

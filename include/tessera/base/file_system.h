@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
@@ -102,6 +103,8 @@ enum class OverwritePolicy { refuse, replace };
 /// Not thread-safe; the files inside are the writer's own.
 class StagedDestination {
  public:
+  static constexpr std::string_view kSuffix = ".partial";
+
   /// Trailing slashes of `destination` are ignored. Its parent must exist.
   /// Throws: Error(already_exists) where the destination is in the way and `overwrite` is refuse,
   /// or where another living process holds the staging path.

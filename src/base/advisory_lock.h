@@ -1,0 +1,24 @@
+#pragma once
+
+#include <sys/file.h>
+
+#include <cerrno>
+
+#include "base/file_descriptor.h"
+
+namespace tessera::detail {
+
+/// What came of asking for the lock on an object.
+enum class LockResult { held, held_by_another, unavailable };
+
+/// Asks for the advisory lock on a file or directory, without waiting. It is held until the
+/// descriptor is closed, in every process that has inherited it.
+inline LockResult try_lock(const FileDescriptor& object) {
+  if (retry_on_interrupt([&] { return ::flock(object.get(), LOCK_EX | LOCK_NB); }) == 0) {
+    return LockResult::held;
+  }
+  // Some network file systems have no flock at all.
+  return errno == EWOULDBLOCK ? LockResult::held_by_another : LockResult::unavailable;
+}
+
+}  // namespace tessera::detail

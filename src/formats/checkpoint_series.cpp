@@ -1,0 +1,201 @@
+#include "tessera/formats/checkpoint_series.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/advisory_lock.h"
+#include "base/file_descriptor.h"
+#include "formats/safetensors/values_file.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/formats/detect.h"
+
+namespace tessera::formats {
+namespace {
+
+constexpr std::string_view kRemovingSuffix = ".removing";
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+/// Takes the digits that begin at `at`, and returns them without leading zeros.
+std::string_view take_number(std::string_view text, std::size_t& at) {
+  while (at < text.size() && text[at] == '0') ++at;
+  const std::size_t begin = at;
+  while (at < text.size() && is_digit(text[at])) ++at;
+  return text.substr(begin, at - begin);
+}
+
+/// The natural order of names; total, as what differs in leading zeros only goes by its bytes.
+bool natural_less(std::string_view a, std::string_view b) {
+  std::size_t i = 0;
+  std::size_t j = 0;
+  while (i < a.size() && j < b.size()) {
+    if (is_digit(a[i]) && is_digit(b[j])) {
+      const std::string_view x = take_number(a, i);
+      const std::string_view y = take_number(b, j);
+      if (x.size() != y.size()) return x.size() < y.size();
+      if (x != y) return x < y;
+    } else {
+      const auto x = static_cast<unsigned char>(a[i++]);
+      const auto y = static_cast<unsigned char>(b[j++]);
+      if (x != y) return x < y;
+    }
+  }
+  const std::size_t num_left_in_a = a.size() - i;
+  const std::size_t num_left_in_b = b.size() - j;
+  return num_left_in_a != num_left_in_b ? num_left_in_a < num_left_in_b : a < b;
+}
+
+std::vector<std::string> names_newest_first(const FileSystem& fs, const std::string& directory) {
+  std::vector<std::string> names = fs.list_directory(directory);
+  // What a file system keeps for itself there is often not even readable.
+  std::erase_if(
+      names, [](const std::string& name) { return name.starts_with('.') || name == "lost+found"; });
+  std::ranges::sort(names, [](const auto& a, const auto& b) { return natural_less(b, a); });
+  return names;
+}
+
+/// What was found at a path.
+struct Examined {
+  enum class State { none, invalid, valid } state = State::none;
+  bool is_open = false;  // it is a checkpoint without doubt, though perhaps an invalid one
+  std::string why{};     // where it is invalid
+};
+
+/// Returns the first error of a reader's check; empty where there is none.
+template <class Check>
+std::string first_error(const Check& check) {
+  std::mutex mutex;
+  std::optional<Finding> first;
+  check([&](const Finding& finding) {
+    const std::scoped_lock lock(mutex);
+    if (finding.severity == Finding::Severity::error && !first) first = finding;
+  });
+  if (!first) return {};
+  const ErrorKind kind = first->rule == "io" ? ErrorKind::io : ErrorKind::corruption;
+  const Error error =
+      Error::expected(kind, first->where, first->rule, first->expected, first->found);
+  if (kind == ErrorKind::io) throw error;
+  return error.what();
+}
+
+Examined examine(const FileSystem& fs, const std::string& path, Validation validation) {
+  using State = Examined::State;
+  std::unique_ptr<CheckpointReader> reader;
+  bool has_format = false;
+  try {
+    detect_format(fs, path);
+    has_format = true;
+    reader = open_checkpoint(fs, path);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+    if (!has_format && error.kind() != ErrorKind::corruption) return {};
+    return {.state = State::invalid, .is_open = false, .why = error.what()};
+  }
+  std::string why = first_error([&](const FindingSink& sink) { reader->check_files(sink); });
+  if (why.empty() && validation == Validation::checksums) {
+    why = first_error([&](const FindingSink& sink) { reader->verify(sink, [](std::uint64_t) {}); });
+  }
+  return {
+      .state = why.empty() ? State::valid : State::invalid, .is_open = true, .why = std::move(why)};
+}
+
+/// Says whether a path is an object of its own, no link, that holds no directories.
+bool is_removable(const FileSystem& fs, const std::string& directory, const std::string& name) {
+  const std::string path = join_path(directory, name);
+  const auto kind = fs.kind_of(path);
+  if (!kind || kind == FileKind::other) return false;
+  if (fs.resolve_links(path) != join_path(fs.resolve_links(directory), name)) return false;
+  return kind == FileKind::regular ||
+         std::ranges::none_of(fs.list_directory(path), [&](const std::string& entry) {
+           return fs.kind_of(join_path(path, entry)) == FileKind::directory;
+         });
+}
+
+/// Deletes what has been renamed: `path` is the name that it had.
+void delete_renamed(FileSystem& fs, const std::string& path) {
+  // The values beside a safetensors file, unless it has been written anew.
+  if (path.ends_with(".safetensors") && !fs.kind_of(path)) {
+    fs.remove_all(path + std::string(detail::kValuesSuffix));
+  }
+  fs.remove_all(path + std::string(kRemovingSuffix));
+}
+
+}  // namespace
+
+LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
+                         Validation validation) {
+  LatestValid latest;
+  if (!fs.kind_of(directory)) return latest;
+  for (const std::string& name : names_newest_first(fs, directory)) {
+    const std::string path = join_path(directory, name);
+    if (name.ends_with(StagedDestination::kSuffix)) {
+      latest.skipped.push_back({path, "a save that has not ended"});
+      continue;
+    }
+    if (name.ends_with(kRemovingSuffix)) {
+      latest.skipped.push_back({path, "a removal that has not ended"});
+      continue;
+    }
+    Examined found = examine(fs, path, validation);
+    if (found.state == Examined::State::valid) {
+      latest.path = path;
+      break;
+    }
+    if (found.state == Examined::State::invalid) {
+      latest.skipped.push_back({path, std::move(found.why)});
+    }
+  }
+  return latest;
+}
+
+std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept) {
+  if (num_kept < 1) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, "keep_last",
+                          "at least 1 checkpoint to keep", std::to_string(num_kept));
+  }
+  std::vector<std::string> removed;
+  int num_valid = 0;
+  for (const std::string& name : names_newest_first(fs, directory)) {
+    const std::string path = join_path(directory, name);
+    if (name.ends_with(StagedDestination::kSuffix) || !is_removable(fs, directory, name)) continue;
+    if (name.ends_with(kRemovingSuffix)) {
+      delete_renamed(fs, path.substr(0, path.size() - kRemovingSuffix.size()));
+      continue;
+    }
+    const Examined found = examine(fs, path, Validation::structure);
+    if (num_valid == num_kept) {
+      if (found.is_open) removed.push_back(path);
+    } else if (found.state == Examined::State::valid) {
+      ++num_valid;
+    }
+  }
+  if (removed.empty()) return removed;
+  for (const std::string& path : removed) fs.rename(path, path + std::string(kRemovingSuffix));
+  fs.sync_directory(directory);
+  for (const std::string& path : removed) delete_renamed(fs, path);
+  return removed;
+}
+
+DirectoryLock::DirectoryLock(const std::string& directory) {
+  auto object = tessera::detail::open_file(directory, O_RDONLY | O_DIRECTORY);
+  if (tessera::detail::try_lock(object) == tessera::detail::LockResult::held_by_another) {
+    throw Error(ErrorKind::already_exists, {.path = directory},
+                "another writer is at work in this directory");
+  }
+  fd_ = object.release();
+}
+
+DirectoryLock::~DirectoryLock() {
+  ::close(fd_);
+}
+
+}  // namespace tessera::formats
