@@ -16,3 +16,4 @@
 #include "tessera/runtime/replicate/replicate.h"
 #include "tessera/runtime/state/optim_state_dict.h"
 #include "tessera/runtime/state/state_dict.h"
+#include "tessera/runtime/state/train_state.h"

@@ -13,7 +13,7 @@ constexpr std::size_t kMaxPathNbytes = 1024;
 constexpr std::size_t kMaxFqnNbytes = 200;
 constexpr std::size_t kMaxWhatNbytes = 2000;
 
-std::string message_line(const ErrorWhere& where, const std::string& reason) {
+std::string place_of(const ErrorWhere& where) {
   std::string line;
   if (!where.path.empty()) line += printable(where.path, kMaxPathNbytes) + ": ";
   if (!where.fqn.empty()) line += printable(where.fqn, kMaxFqnNbytes) + ": ";
@@ -21,7 +21,7 @@ std::string message_line(const ErrorWhere& where, const std::string& reason) {
     line += "bytes [" + std::to_string(where.byte_range->begin) + ", " +
             std::to_string(where.byte_range->end) + "): ";
   }
-  return line + reason;
+  return line;
 }
 
 }  // namespace
@@ -49,10 +49,20 @@ std::string_view to_string(ErrorKind kind) {
 }
 
 Error::Error(ErrorKind kind, ErrorWhere where, std::string_view what)
-    : std::runtime_error(message_line(where, printable(what, kMaxWhatNbytes))),
-      kind_(kind),
-      where_(std::move(where)),
-      reason_nbytes_(printable(what, kMaxWhatNbytes).size()) {}
+    : Error(kind, where, place_of(where), printable(what, kMaxWhatNbytes)) {}
+
+Error Error::listing(ErrorKind kind, ErrorWhere where, std::string_view what,
+                     std::string_view list) {
+  std::string reason = printable(what, kMaxWhatNbytes);
+  while (!list.empty()) {
+    const std::string_view line = list.substr(0, list.find('\n'));
+    const std::size_t indent = std::min(line.find_first_not_of(' '), line.size());
+    reason += "\n  " + printable(line.substr(indent), kMaxWhatNbytes);
+    list.remove_prefix(std::min(line.size() + 1, list.size()));
+  }
+  std::string place = place_of(where);
+  return Error(kind, std::move(where), place, reason);
+}
 
 std::string_view Error::reason() const noexcept {
   const std::string_view line = what();

@@ -36,8 +36,8 @@ struct ErrorWhere {
 ///
 /// The line reads `<path>: <fqn>: bytes [<begin>, <end>): <what>`; `what` is, wherever two things
 /// were compared,
-/// `<rule>: expected <x>, found <y> (<likely cause>)`. Messages are a single line: control
-/// characters that came from a file are escaped, and over-long names are shortened.
+/// `<rule>: expected <x>, found <y> (<likely cause>)`. Messages are a single line, but for lists:
+/// control characters that came from a file are escaped, and over-long names are shortened.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, ErrorWhere where, std::string_view what);
@@ -47,17 +47,27 @@ class Error : public std::runtime_error {
                         std::string_view expected, std::string_view found,
                         std::string_view likely_cause = {});
 
+  /// Returns an error whose first line is `what`, with the lines of `list`, indented, below it.
+  static Error listing(ErrorKind kind, ErrorWhere where, std::string_view what,
+                       std::string_view list);
+
   ErrorKind kind() const noexcept { return kind_; }
   const ErrorWhere& where() const noexcept { return where_; }
-  /// Returns the line without the place: `<what>`.
+  /// Returns the text without the place: `<what>`.
   std::string_view reason() const noexcept;
   /// Returns the same failure at `fqn`: for a caller that knows which tensor the bytes belong to.
   Error at_tensor(std::string fqn) const;
 
  private:
+  Error(ErrorKind kind, ErrorWhere where, const std::string& place, const std::string& reason)
+      : std::runtime_error(place + reason),
+        kind_(kind),
+        where_(std::move(where)),
+        reason_nbytes_(reason.size()) {}
+
   ErrorKind kind_;
   ErrorWhere where_;
-  std::size_t reason_nbytes_;  // at the end of the line
+  std::size_t reason_nbytes_;  // at the end of the text
 };
 
 /// Thrown by TESSERA_CHECK: a broken promise of our own code, never of input.

@@ -131,7 +131,11 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
     }
   }
   failure = broadcast_text(failure, world);
-  if (!failure.empty()) throw Error(ErrorKind::mismatch, {}, failure);
+  if (!failure.empty()) {
+    const std::size_t end = std::min(failure.find('\n'), failure.size());
+    throw Error::listing(ErrorKind::mismatch, {}, failure.substr(0, end),
+                         std::string_view(failure).substr(std::min(end + 1, failure.size())));
+  }
   missing = "\n" + broadcast_text(missing, world);
   StateDict received;
   for (const StateDict::Item& item : wanted) {

@@ -2,15 +2,13 @@
 
 #include <torch/types.h>
 
-#include <algorithm>
-#include <charconv>
 #include <map>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "runtime/registry/state_parts.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/optimizer_adapters.h"
+#include "runtime/state/optimizer_groups.h"
 #include "runtime/state/optimizer_parameters.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
@@ -38,18 +36,6 @@ Value::Dict fields_of_group(const StateDict& state_dict, std::size_t group) {
     }
   }
   return fields;
-}
-
-std::vector<std::string> names_in(const Value::Dict& fields) {
-  std::vector<std::string> names;
-  for (const auto& [key, value] : fields) {
-    const auto* items = value.get_if<Value::List>();
-    if (!(key == Value("params")) || items == nullptr) continue;
-    for (const Value& item : *items) {
-      if (const auto* name = item.get_if<std::string>()) names.push_back(*name);
-    }
-  }
-  return names;
 }
 
 /// Loads in two steps: everything is found and checked, then everything is replaced.
@@ -90,34 +76,15 @@ class OptimizerLoad {
  private:
   /// Finds, for each group, the one in the state dict that has its parameters.
   void match_groups() {
-    std::unordered_map<std::string, std::size_t> group_of;
-    std::vector<Value::Dict> fields;
+    std::vector<Value::Dict> saved;
     for (Value::Dict next = fields_of_group(source_, 0); !next.empty();
-         next = fields_of_group(source_, fields.size())) {
-      for (const std::string& name : names_in(next)) group_of.emplace(name, fields.size());
-      fields.push_back(std::move(next));
+         next = fields_of_group(source_, saved.size())) {
+      saved.push_back(std::move(next));
     }
-    options_.resize(optimizer_.param_groups().size());
-    std::vector<std::optional<std::size_t>> match(options_.size());
-    for (const OptimizerParameter& parameter : parameters_) {
-      const auto it = group_of.find(parameter.fqn);
-      if (it == group_of.end()) {
-        if (!report_.options.allow_missing) {
-          report_.add("missing", parameter.fqn, "a group that has it", "none");
-        }
-        continue;
-      }
-      std::optional<std::size_t>& matched = match[parameter.group];
-      if (!matched) {
-        matched = it->second;
-      } else if (*matched != it->second) {
-        report_.add("groups", parameter.fqn,
-                    "the parameters of group " + std::to_string(parameter.group) + " in one group",
-                    "in groups " + std::to_string(*matched) + " and " + std::to_string(it->second));
-      }
-    }
-    for (std::size_t group = 0; group < match.size(); ++group) {
-      if (match[group]) options_[group] = adapter_.with_fields(fields[*match[group]]);
+    const auto fields =
+        state::match_groups(parameters_, optimizer_.param_groups().size(), saved, report_);
+    for (const auto& of_group : fields) {
+      options_.push_back(of_group ? adapter_.with_fields(*of_group) : nullptr);
     }
   }
 

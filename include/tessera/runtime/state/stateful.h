@@ -1,0 +1,79 @@
+#pragma once
+
+#include <torch/optim/schedulers/lr_scheduler.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "tessera/base/value.h"
+
+namespace tessera {
+
+/// What is not a tensor of model or optimizer and belongs to a trainer's state all the same: how to
+/// read it, and how to set it. Refers to what it was made of, which must outlive it.
+struct Stateful {
+  std::function<Value()> state_dict;
+  /// Throws where the value is none that it knows.
+  std::function<void(const Value&)> load_state_dict;
+  /// For PerRank::split of what is no list: returns the value for a rank that was not there when
+  /// `saved`, another one's, was. Empty: there is no such thing.
+  std::function<Value(const Value& saved, int rank)> branch{};
+};
+
+/// Returns the integer, number, flag or text in a value. Throws: Error(mismatch).
+std::int64_t integer_in(const Value& value);
+double number_in(const Value& value);
+bool flag_in(const Value& value);
+std::string text_in(const Value& value);
+
+/// For a `Value`, an integer, a floating-point number, a bool or a std::string; for a learning-rate
+/// scheduler of torch::optim (`{"last_epoch": …}`, the one thing that changes in it); for any type
+/// with `Value state_dict() const` and `load_state_dict(const Value&)`.
+template <class T>
+Stateful stateful(T& object) {
+  if constexpr (std::is_same_v<T, Stateful>) {
+    return object;
+  } else if constexpr (std::is_same_v<T, Value>) {
+    return {[&object] { return object; }, [&object](const Value& value) { object = value; }};
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return {[&object] { return Value(object); },
+            [&object](const Value& value) { object = flag_in(value); }};
+  } else if constexpr (std::is_integral_v<T>) {
+    return {[&object] { return Value(static_cast<std::int64_t>(object)); },
+            [&object](const Value& value) { object = static_cast<T>(integer_in(value)); }};
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return {[&object] { return Value(static_cast<double>(object)); },
+            [&object](const Value& value) { object = static_cast<T>(number_in(value)); }};
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return {[&object] { return Value(object); },
+            [&object](const Value& value) { object = text_in(value); }};
+  } else if constexpr (std::is_base_of_v<torch::optim::LRScheduler, T>) {
+    // The one way to a protected member: by a pointer to it that a derived class may name.
+    struct Access : torch::optim::LRScheduler {
+      static auto step_count() { return &Access::step_count_; }
+    };
+    torch::optim::LRScheduler& scheduler = object;
+    return {[&scheduler] {
+              const auto count = scheduler.*Access::step_count();
+              return Value(Value::Dict{{"last_epoch", static_cast<std::int64_t>(count)}});
+            },
+            [&scheduler](const Value& value) {
+              const Value* const epoch = value.find("last_epoch");
+              scheduler.*Access::step_count() =
+                  static_cast<unsigned>(integer_in(epoch == nullptr ? Value() : *epoch));
+            }};
+  } else {
+    return {[&object] { return Value(object.state_dict()); },
+            [&object](const Value& value) { object.load_state_dict(value); }};
+  }
+}
+
+/// The state of the CPU's random numbers, for `TrainState::per_rank`. Ranks that a checkpoint does
+/// not know get numbers of their own by PerRank::split.
+Stateful cpu_rng();
+
+}  // namespace tessera

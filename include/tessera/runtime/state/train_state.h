@@ -1,0 +1,147 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/optim/optimizer.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+#include "tessera/formats/checkpoint_series.h"
+#include "tessera/formats/native.h"
+#include "tessera/reshard/planner.h"
+#include "tessera/runtime/state/stateful.h"
+
+namespace tessera {
+
+/// What becomes of a value that differs between ranks when it is loaded at another world size.
+enum class PerRank {
+  refuse,     // loading is an error that names it
+  replicate,  // rank r gets that of rank r % N of the N that were saved
+  merge,      // every rank gets the list of all
+  split,      // lists are joined and dealt out anew, in equal runs; random numbers branch off
+  drop,       // it stays as it is
+};
+
+struct SaveOptions {
+  formats::Format format = formats::Format::native;  // native or dcp
+  OverwritePolicy overwrite = OverwritePolicy::refuse;
+  formats::NativeWriteOptions native{};
+  /// Whether to return when the state has been copied, and to write in the background. What goes
+  /// wrong there the next save or `wait` throws.
+  bool async = false;
+  /// How many checkpoints to keep in the directory that this one goes to, the newest by name;
+  /// 0: all. Others go when this one is complete.
+  int keep_last = 0;
+  /// Of this rank's buffers. Units: bytes.
+  std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
+};
+
+struct SaveReport {
+  std::uint64_t nbytes_written = 0;    // of tensors, by this rank
+  bool has_planned = true;             // false: the layout is that of the save before
+  std::chrono::nanoseconds stalled{};  // how long the trainer was held up
+};
+
+/// What loading lets pass; by default nothing.
+struct LoadOptions {
+  bool allow_missing = false;
+  bool allow_unexpected = false;
+  bool allow_cast = false;
+  bool allow_lossy = false;         // merge state that is kept per column shard
+  std::vector<std::string> only{};  // globs over names such as `model.*`; the rest stays as it is
+  std::vector<reshard::Rename> renames{};  // from the checkpoint's names to these
+  std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
+};
+
+struct LoadSummary {
+  std::string path;
+  formats::Format format = formats::Format::native;
+  int saved_world_size = 1;
+  std::uint64_t nbytes_loaded = 0;      // of tensors, to this rank
+  std::vector<formats::Finding> notes;  // what was let pass
+};
+
+/// A trainer's state as one thing to save and to load: a model, an optimizer, and what else there
+/// is by name. Refers to all of it, which must outlive it. Keys are those of PyTorch's distributed
+/// checkpoint of `{"model": …, "optim": …, <name>: …}`.
+///
+/// Keeps what one save can use of the one before: the plan, buffers, and a connection between the
+/// ranks of its own, so that saving in the background never meets the trainer's collectives. Making
+/// one is collective over the model's mesh; all ranks make theirs in the same order. Waits for its
+/// save when it dies. Not thread-safe.
+class TrainState {
+ public:
+  explicit TrainState(std::shared_ptr<torch::nn::Module> model);
+  TrainState(std::shared_ptr<torch::nn::Module> model, torch::optim::Optimizer& optimizer);
+  template <class Impl>
+  explicit TrainState(const torch::nn::ModuleHolder<Impl>& model)
+      : TrainState(std::shared_ptr<torch::nn::Module>(model.ptr())) {}
+  template <class Impl>
+  TrainState(const torch::nn::ModuleHolder<Impl>& model, torch::optim::Optimizer& optimizer)
+      : TrainState(std::shared_ptr<torch::nn::Module>(model.ptr()), optimizer) {}
+  TrainState(TrainState&&) noexcept;
+  TrainState& operator=(TrainState&&) noexcept;
+  ~TrainState();
+
+  /// Adds a value that is the same on all ranks; rank 0's is saved. See `stateful`.
+  template <class T>
+  TrainState& with(std::string name, T& object) & {
+    add(std::move(name), stateful(object));
+    return *this;
+  }
+  template <class T>
+  TrainState&& with(std::string name, T& object) && {
+    add(std::move(name), stateful(object));
+    return std::move(*this);
+  }
+  /// Adds a value of which every rank has its own.
+  template <class T>
+  TrainState& per_rank(std::string name, T&& object, PerRank policy = PerRank::refuse) & {
+    add_per_rank(std::move(name), stateful(object), policy);
+    return *this;
+  }
+  template <class T>
+  TrainState&& per_rank(std::string name, T&& object, PerRank policy = PerRank::refuse) && {
+    add_per_rank(std::move(name), stateful(object), policy);
+    return std::move(*this);
+  }
+
+  /// Waits for a save in the background. Throws what went wrong in it, once.
+  void wait();
+
+ private:
+  friend SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options);
+  friend LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options);
+  void add(std::string name, Stateful object);
+  void add_per_rank(std::string name, Stateful object, PerRank policy);
+
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Saves the state as a checkpoint at `path`, whole or not at all: each rank writes its share, and
+/// when all are done it appears there. Replicas are written once, spread over the ranks that hold
+/// them. Ranks agree on what they write without comparing it tensor by tensor, and a layout that
+/// has not changed is not planned again. Between saves the directory of `path` is held with a lock,
+/// so that no other trainer writes there.
+/// Collective. Throws on all ranks where any fails: Error(already_exists), Error(io),
+/// Error(mismatch) where ranks have different states; then the destination is what it was.
+SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
+
+/// Loads a checkpoint of any format, world size and strategy: reads what this rank holds, and no
+/// more. Everything is checked before anything is replaced; where reading itself fails (damage, a
+/// dead disk), model parameters may be part old, part new.
+/// Collective. Throws on all ranks where any fails: Error(mismatch) that lists all that is missing,
+/// unexpected or does not fit; Error(corruption), Error(not_found), Error(io).
+LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
+
+/// Loads the newest checkpoint in a directory that `latest_valid` found.
+LoadSummary load(TrainState& state, const formats::LatestValid& found,
+                 const LoadOptions& options = {});
+
+}  // namespace tessera

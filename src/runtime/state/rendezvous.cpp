@@ -1,0 +1,104 @@
+#include "runtime/state/rendezvous.h"
+
+#include "runtime/dist/message.h"
+#include "tessera/base/error.h"
+
+namespace tessera::state {
+namespace {
+
+constexpr char kSaid = '+';    // before what ranks said
+constexpr char kFailed = '-';  // before why there is nothing
+
+std::string join(const std::vector<std::string>& texts) {
+  std::string joined;
+  for (const std::string& text : texts) {
+    joined += std::to_string(text.size()) + ":" + text;
+  }
+  return joined;
+}
+
+std::vector<std::string> split(const std::string& joined) {
+  std::vector<std::string> texts;
+  for (std::size_t at = 0; at < joined.size();) {
+    const std::size_t colon = joined.find(':', at);
+    const std::size_t nbytes = std::stoull(joined.substr(at, colon - at));
+    texts.push_back(joined.substr(colon + 1, nbytes));
+    at = colon + 1 + nbytes;
+  }
+  return texts;
+}
+
+std::vector<std::uint8_t> bytes_of(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(const dist::Mesh& mesh) : rank_(mesh.rank()), size_(mesh.world_size()) {
+  if (size_ == 1) return;
+  name_ = "state/" + std::to_string(mesh.world()->next_number()) + "/";
+  store_ = mesh.world()->store()->clone();
+  // Rank 0 waits for the others, and tells who did not come; they wait for it a little longer.
+  const auto timeout = mesh.world()->store()->getTimeout();
+  store_->setTimeout(rank_ == 0 ? timeout : timeout + timeout / 2 + std::chrono::seconds(1));
+}
+
+std::string Rendezvous::get(const std::string& key) const {
+  const std::vector<std::uint8_t> bytes = store_->get(key);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<std::string> Rendezvous::exchange(const std::string& own, const std::string& what) {
+  if (size_ == 1) return {own};
+  if (!failure_.empty()) throw Error(ErrorKind::io, {}, failure_);
+  const std::string prefix = name_ + std::to_string(number_) + "/";
+  try {
+    if (rank_ == 0) return collect(prefix, own, what);
+    store_->set(prefix + std::to_string(rank_), bytes_of(own));
+    std::string answer;
+    try {
+      answer = get(prefix + "all");
+    } catch (const std::exception& error) {
+      throw Error(ErrorKind::io, {},
+                  "rank " + std::to_string(rank_) + ": " + what +
+                      ": rank 0 says nothing: " + dist::message_of(error));
+    }
+    ++number_;
+    if (answer.front() == kFailed) throw Error(ErrorKind::io, {}, answer.substr(1));
+    return split(answer.substr(1));
+  } catch (const Error& error) {
+    failure_ = error.what();
+    throw;
+  }
+}
+
+/// Rank 0's half.
+std::vector<std::string> Rendezvous::collect(const std::string& prefix, const std::string& own,
+                                             const std::string& what) {
+  std::vector<std::string> texts = {own};
+  for (int rank = 1; rank < size_; ++rank) {
+    try {
+      texts.push_back(get(prefix + std::to_string(rank)));
+    } catch (const std::exception& error) {
+      const std::string failure =
+          what + ": rank " + std::to_string(rank) + " says nothing: " + dist::message_of(error);
+      try {
+        store_->set(prefix + "all", bytes_of(kFailed + failure));
+      } catch (const std::exception&) {
+        // Nobody is left to be told.
+      }
+      throw Error(ErrorKind::io, {}, "rank 0: " + failure);
+    }
+  }
+  store_->set(prefix + "all", bytes_of(kSaid + join(texts)));
+  // Whoever spoke now has read the answer before.
+  if (number_ > 0) {
+    const std::string before = name_ + std::to_string(number_ - 1) + "/";
+    store_->deleteKey(before + "all");
+    for (int rank = 1; rank < size_; ++rank) store_->deleteKey(before + std::to_string(rank));
+  }
+  ++number_;
+  return texts;
+}
+
+}  // namespace tessera::state

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "tessera/runtime/dist/mesh.h"
+
+namespace tessera::state {
+
+/// What ranks tell each other about saves and loads: through the store, over a connection of its
+/// own, so that it may be waited for on another thread than the trainer's. Not thread-safe.
+class Rendezvous {
+ public:
+  /// Collective in that all ranks make theirs in the same order.
+  explicit Rendezvous(const dist::Mesh& mesh);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// Returns what each rank says, by rank. Collective. Throws: Error(io) naming a rank that says
+  /// nothing in time; then, and from then on, every call does.
+  std::vector<std::string> exchange(const std::string& own, const std::string& what);
+
+ private:
+  std::string get(const std::string& key) const;
+  std::vector<std::string> collect(const std::string& prefix, const std::string& own,
+                                   const std::string& what);
+
+  int rank_;
+  int size_;
+  c10::intrusive_ptr<c10d::Store> store_;  // null: a process alone
+  std::string name_;
+  std::uint64_t number_ = 0;  // of the next exchange
+  std::string failure_;
+};
+
+}  // namespace tessera::state

@@ -1,0 +1,343 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+
+#include "runtime/state/saved_states.h"
+#include "support/temporary_directory.h"
+#include "tessera/formats/detect.h"
+
+namespace tessera {
+namespace {
+
+using test::Configuration;
+using test::error_of;
+using test::OptimizerKind;
+using test::Trainer;
+using ::testing::HasSubstr;
+
+constexpr Configuration::Kind kSharded = Configuration::Kind::fully_sharded;
+const Configuration kFullOn2{kSharded, FULL_SHARD, 1, 2};
+
+/// Runs `body` on the ranks of a configuration.
+void on(const Configuration& configuration,
+        const std::function<void(const dist::Mesh&, Trainer&)>& body) {
+  test::on_ranks(
+      configuration.world_size,
+      [&](const dist::Mesh& mesh) {
+        Trainer trainer(configuration, mesh, OptimizerKind::adamw_two_groups);
+        body(mesh, trainer);
+      },
+      configuration.mesh_options());
+}
+
+/// Train on = save, move to other ranks and another strategy, train on.
+TEST(TrainStateTest, A4_ResumedElsewhereTrainsOnAsIfNothingHadHappened) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/step-3";
+  std::vector<double> expected;
+  on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    trainer.train(3);
+    TrainState state(trainer.model, *trainer.optimizer);
+    save(state, path);
+    const std::vector<double> losses = trainer.train(20);
+    if (mesh.rank() == 0) expected = losses;
+  });
+  for (const Configuration& to : test::configurations({1, 2, 4})) {
+    on(to, [&](const dist::Mesh& /*mesh*/, Trainer& trainer) {
+      TrainState state(trainer.model, *trainer.optimizer);
+      load(state, path);
+      const std::vector<double> losses = trainer.train(20);
+      for (std::size_t i = 0; i < losses.size(); ++i) {
+        EXPECT_NEAR(losses[i], expected[i], 1e-6 * expected[i]) << to.name() << " step " << i;
+      }
+    });
+  }
+}
+
+struct Counter {
+  Value state_dict() const { return Value::Dict{{"seen", seen}, {"name", "loader"}}; }
+  void load_state_dict(const Value& value) { seen = integer_in(*value.find("seen")); }
+  std::int64_t seen = 0;
+};
+
+TEST(TrainStateTest, C8_ValuesAndSchedulersTravelAlong) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    torch::optim::StepLR scheduler(*trainer.optimizer, 2, 0.5);
+    for (int step = 0; step < 3; ++step) {
+      trainer.train(1);
+      scheduler.step();
+    }
+    int step = 3;
+    double best = 0.25;
+    std::string run = "first";
+    Counter counter{mesh.rank() == 0 ? 17 : 0};  // rank 0's is saved
+    Value more = Value::Dict{{"nested", Value::Dict{{"list", Value::List{1, "two"}}}}};
+    auto state = TrainState{trainer.model, *trainer.optimizer}
+                     .with("scheduler", scheduler)
+                     .with("step", step)
+                     .with("best", best)
+                     .with("run", run)
+                     .with("loader", counter)
+                     .with("more", more);
+    save(state, path);
+    EXPECT_THAT(error_of([&] { state.with("step", step); }), HasSubstr("'step'"));
+    EXPECT_THAT(error_of([&] { state.with("a.b", step); }), HasSubstr("no dots"));
+  });
+  on({kSharded, NO_SHARD, 1, 1}, [&](const dist::Mesh& /*mesh*/, Trainer& trainer) {
+    torch::optim::StepLR scheduler(*trainer.optimizer, 2, 0.5);
+    std::int64_t step = 0;
+    float best = 0;
+    std::string run;
+    Counter counter;
+    Value more;
+    auto state = TrainState{trainer.model, *trainer.optimizer}
+                     .with("scheduler", scheduler)
+                     .with("step", step)
+                     .with("best", best)
+                     .with("run", run)
+                     .with("loader", counter)
+                     .with("more", more);
+    load(state, path);
+    EXPECT_EQ(step, 3);
+    EXPECT_EQ(best, 0.25F);
+    EXPECT_EQ(run, "first");
+    EXPECT_EQ(counter.seen, 17);
+    EXPECT_EQ(more, Value(Value::Dict{{"nested", Value::Dict{{"list", Value::List{1, "two"}}}}}));
+    const double lr = trainer.optimizer->param_groups()[0].options().get_lr();
+    scheduler.step();
+    EXPECT_DOUBLE_EQ(trainer.optimizer->param_groups()[0].options().get_lr(), lr);
+    scheduler.step();  // after four it halves
+    EXPECT_DOUBLE_EQ(trainer.optimizer->param_groups()[0].options().get_lr(), lr / 2);
+  });
+}
+
+TEST(TrainStateTest, E13_ValuesOfEachRankFollowTheirPolicy) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    Value own(std::int64_t{10 + mesh.rank()});
+    Value list = mesh.rank() == 0 ? Value(Value::List{0, 1, 2}) : Value(Value::List{3});
+    auto state = TrainState{trainer.model, *trainer.optimizer}
+                     .per_rank("own", own)
+                     .per_rank("list", list, PerRank::split);
+    save(state, path);
+    own = Value();
+    load(state, path);  // the same number of ranks: each its own, whatever the policy
+    EXPECT_EQ(own, Value(10 + mesh.rank()));
+  });
+  on({kSharded, FULL_SHARD, 1, 4}, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    Value own;
+    Value list;
+    const auto load_with = [&](PerRank of_own, PerRank of_list) {
+      auto state = TrainState{trainer.model, *trainer.optimizer}
+                       .per_rank("own", own, of_own)
+                       .per_rank("list", list, of_list);
+      load(state, path);
+    };
+    EXPECT_THAT(error_of([&] { load_with(PerRank::refuse, PerRank::split); }),
+                HasSubstr("own: per rank: expected as many ranks as saved"));
+    EXPECT_EQ(own, Value());
+    load_with(PerRank::replicate, PerRank::split);
+    EXPECT_EQ(own, Value(10 + mesh.rank() % 2));
+    EXPECT_EQ(list, Value(Value::List{mesh.rank()}));
+    load_with(PerRank::merge, PerRank::drop);
+    EXPECT_EQ(own, Value(Value::List{10, 11}));
+    EXPECT_THAT(error_of([&] { load_with(PerRank::split, PerRank::split); }),
+                HasSubstr("to be split"));
+  });
+}
+
+TEST(TrainStateTest, E13_RandomNumbersGoOnAndBranchOff) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  torch::manual_seed(5);
+  const Stateful rng = cpu_rng();
+  auto state = TrainState{model}.per_rank("rng", rng, PerRank::split);
+  save(state, directory.path() + "/a");
+  const at::Tensor expected = torch::rand({4});
+  load(state, directory.path() + "/a");
+  EXPECT_TRUE(torch::rand({4}).equal(expected));
+  const Value saved = rng.state_dict();
+  EXPECT_FALSE(rng.branch(saved, 1) == rng.branch(saved, 2));
+  EXPECT_EQ(rng.branch(saved, 1), rng.branch(saved, 1));
+}
+
+TEST(TrainStateTest, E11_AnUnchangedLayoutIsNotPlannedAgainAndGivesEqualBytes) {
+  const test::TemporaryDirectory directory;
+  on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    trainer.train(1);
+    TrainState state(trainer.model, *trainer.optimizer);
+    EXPECT_TRUE(save(state, directory.path() + "/a").has_planned);
+    const dist::Traffic before = mesh.world()->traffic();
+    EXPECT_FALSE(save(state, directory.path() + "/b").has_planned);
+    EXPECT_EQ(mesh.world()->traffic(), before);
+  });
+  for (const char* file : {"index.h5", "rank-00000.h5", "rank-00001.h5"}) {
+    const auto bytes = [&](const std::string& name) {
+      return read_file(FileSystem::posix(), directory.path() + "/" + name + "/" + file, 1 << 24);
+    };
+    EXPECT_EQ(bytes("a"), bytes("b")) << file;
+  }
+}
+
+TEST(TrainStateTest, E11_ReplicasAreWrittenOnceAndByAll) {
+  const test::TemporaryDirectory directory;
+  on({Configuration::Kind::replicated, FULL_SHARD, 1, 4},
+     [&](const dist::Mesh& mesh, Trainer& trainer) {
+       TrainState state(trainer.model, *trainer.optimizer);
+       const std::uint64_t own = save(state, directory.path() + "/a").nbytes_written;
+       const at::Tensor all = torch::tensor({static_cast<std::int64_t>(own)});
+       mesh.world()->all_reduce(all, "bytes").wait();
+       std::int64_t whole = 0;
+       for (const at::Tensor& parameter : test::unique_parameters(*trainer.model)) {
+         whole += static_cast<std::int64_t>(parameter.nbytes());
+       }
+       EXPECT_EQ(all.item<std::int64_t>(), whole);
+       EXPECT_LT(static_cast<double>(own), 0.35 * static_cast<double>(whole));
+       EXPECT_GT(static_cast<double>(own), 0.15 * static_cast<double>(whole));
+     });
+}
+
+TEST(TrainStateTest, E13_ASaveInTheBackgroundIsIsolated) {
+  const test::TemporaryDirectory directory;
+  on(kFullOn2, [&](const dist::Mesh& /*mesh*/, Trainer& trainer) {
+    trainer.train(2);
+    const StateDict expected = trainer.whole();
+    TrainState state(trainer.model, *trainer.optimizer);
+    save(state, directory.path() + "/a", {.async = true});
+    {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : trainer.model->parameters()) parameter.fill_(7);
+    }
+    trainer.train(3);                      // its collectives and those of the save do not meet
+    load(state, directory.path() + "/a");  // waits for it
+    test::expect_same_state(trainer.whole(), expected, "saved in the background");
+  });
+}
+
+TEST(TrainStateTest, E13_TheNextCallThrowsWhatWentWrongInTheBackground) {
+  const test::TemporaryDirectory directory;
+  on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    TrainState state(trainer.model, *trainer.optimizer);
+    save(state, directory.path() + "/a", {.async = true});
+    // The place is taken meanwhile.
+    if (mesh.rank() == 0) std::filesystem::create_directories(directory.path() + "/a/x");
+    mesh.world()->max(0, "both are here");
+    const std::string error = error_of([&] { state.wait(); });
+    if (error == "none") return;                         // the save was faster
+    EXPECT_EQ(error_of([&] { state.wait(); }), "none");  // told once
+    EXPECT_EQ(error_of([&] { save(state, directory.path() + "/b"); }), "none");
+  });
+}
+
+TEST(TrainStateTest, E4_AFailureOnOneRankIsOneOnAllAndLeavesNothing) {
+  const test::TemporaryDirectory directory;
+  on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    TrainState state(trainer.model, *trainer.optimizer);
+    save(state, directory.path() + "/a");
+    EXPECT_THAT(error_of([&] { save(state, directory.path() + "/a"); }), HasSubstr("exists"));
+    EXPECT_THAT(error_of([&] { save(state, directory.path() + "/none/a"); }), HasSubstr("none"));
+    // One rank has other state than the rest.
+    if (mesh.rank() == 1) trainer.model->register_buffer("extra", torch::ones({2}));
+    EXPECT_THAT(error_of([&] { save(state, directory.path() + "/b"); }),
+                HasSubstr("state to save"));
+    EXPECT_THAT(error_of([&] { load(state, directory.path() + "/a"); }),
+                HasSubstr("extra: missing"));
+    EXPECT_EQ(error_of([&] { load(state, directory.path() + "/a", {.allow_missing = true}); }),
+              "none");
+  });
+  EXPECT_EQ(FileSystem::posix().list_directory(directory.path()), std::vector<std::string>{"a"});
+}
+
+TEST(TrainStateTest, E4_OneTrainerAtATimeWritesADirectory) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  TrainState first(model);
+  save(first, directory.path() + "/a");
+  {
+    TrainState second(model);
+    EXPECT_THAT(error_of([&] { save(second, directory.path() + "/b"); }),
+                HasSubstr(directory.path()));
+  }
+  save(first, directory.path() + "/b");
+}
+
+TEST(TrainStateTest, E4_TheLatestValidIsFoundAndOldOnesGo) {
+  const test::TemporaryDirectory directory;
+  on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    TrainState state(trainer.model, *trainer.optimizer);
+    for (const int step : {8, 9, 10, 11}) {
+      save(state, directory.path() + "/step-" + std::to_string(step), {.keep_last = 3});
+    }
+    if (mesh.rank() == 0) std::filesystem::remove(directory.path() + "/step-11/rank-00001.h5");
+    mesh.world()->max(0, "removed");
+    const auto latest = formats::latest_valid(FileSystem::posix(), directory.path());
+    EXPECT_EQ(latest.path, directory.path() + "/step-10");
+    ASSERT_EQ(latest.skipped.size(), 1U);
+    EXPECT_THAT(latest.skipped[0].path, HasSubstr("step-11"));
+    EXPECT_EQ(load(state, latest).path, latest.path);
+  });
+  EXPECT_EQ(FileSystem::posix().list_directory(directory.path()),
+            (std::vector<std::string>{"step-10", "step-11", "step-9"}));
+  torch::nn::Linear model(2, 2);
+  TrainState state(model);
+  const test::TemporaryDirectory empty;
+  EXPECT_THAT(
+      error_of([&] { load(state, formats::latest_valid(FileSystem::posix(), empty.path())); }),
+      HasSubstr("a valid one"));
+}
+
+TEST(TrainStateTest, E7_OneReportOnAllRanks) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  on(kFullOn2, [&](const dist::Mesh& /*mesh*/, Trainer& trainer) {
+    trainer.train(1);
+    TrainState state(trainer.model, *trainer.optimizer);
+    save(state, path);
+  });
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::Transformer model(2, 12);  // a layer less, and wider
+    fully_shard(*model, {.mesh = mesh});
+    torch::optim::AdamW optimizer(test::unique_parameters(*model), torch::optim::AdamWOptions(0.1));
+    int step = 0;
+    auto state = TrainState{model, optimizer}.with("step", step);
+    const std::string error = error_of([&] { load(state, path); });
+    EXPECT_THAT(error, HasSubstr(path));
+    EXPECT_THAT(error, HasSubstr("model.blocks.0.up.weight: shape"));
+    EXPECT_THAT(error, HasSubstr("model.blocks.2.up.weight: unexpected"));
+    EXPECT_THAT(error, HasSubstr("step: missing"));
+    EXPECT_THAT(error, HasSubstr("in groups"));
+  });
+  on(kFullOn2, [&](const dist::Mesh& /*mesh*/, Trainer& trainer) {
+    TrainState state(trainer.model);  // without the optimizer
+    EXPECT_THAT(error_of([&] { load(state, path); }), HasSubstr("unexpected"));
+    EXPECT_EQ(error_of([&] { load(state, path, {.allow_unexpected = true}); }), "none");
+    TrainState both(trainer.model, *trainer.optimizer);
+    EXPECT_EQ(error_of([&] { load(both, path, {.only = {"model.*"}}); }), "none");
+    EXPECT_TRUE(trainer.optimizer->state().empty());
+  });
+}
+
+TEST(TrainStateTest, E7_OtherNamesAndDtypesAreForTheCallerToAllow) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Linear model(4, 3);
+  TrainState state(model);
+  save(state, path);
+  torch::nn::Linear half(4, 3);
+  half->to(at::kBFloat16);
+  TrainState of_half(half);
+  EXPECT_THAT(error_of([&] { load(of_half, path); }), HasSubstr("model.weight: dtype"));
+  load(of_half, path, {.allow_cast = true});
+  EXPECT_TRUE(half->weight.equal(model->weight.to(at::kBFloat16)));
+  torch::nn::Sequential nested(torch::nn::Linear(4, 3));
+  TrainState of_nested(nested);
+  load(of_nested, path, {.renames = {{"model.", "model.0."}}});
+  EXPECT_TRUE(nested->parameters()[0].equal(model->weight));
+}
+
+}  // namespace
+}  // namespace tessera
