@@ -1,0 +1,73 @@
+"""Trains a transformer with PyTorch from given values, or from a checkpoint, and saves it at the end; under torchrun.
+
+tests/runtime/parity/resume_parity.cpp does the same with Tessera.
+
+usage: resume_peer.py INPUT FROM TO WAY FIRST LAST OUTPUT-PREFIX     (FROM, TO: `-` for none; WAY: fsdp1 or fsdp2)
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+from peers_train_step import Block, Transformer  # noqa: E402
+
+
+def shard(model: torch.nn.Module, way: str) -> torch.nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if way == "fsdp1":
+        return Fsdp(model, auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True,
+                    device_mesh=mesh, device_id=torch.device("cpu"))
+    for module in model.modules():
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def main() -> None:
+    source, begin, end, way, first, last, output = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    values = load_file(source)
+    ids = values.pop("ids")
+    vocabulary, width = values["embedding.weight"].shape
+    model = Transformer(vocabulary, width, 3, 2, ids.shape[2] - 1)
+    model.load_state_dict(values)
+    model = shard(model, way)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    if begin != "-":
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        state = {"model": model_state, "optim": optimizer_state}
+        dcp.load(state, checkpoint_id=begin)  # the default planner is strict about missing keys
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    losses = []
+    for batch in ids[int(first):int(last)]:
+        rows = batch.chunk(dist.get_world_size())[dist.get_rank()]
+        logits = model(rows[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / dist.get_world_size())
+    Path(f"{output}{dist.get_rank()}.json").write_text(json.dumps(losses))
+    if end != "-":
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        dcp.save({"model": model_state, "optim": optimizer_state}, checkpoint_id=end)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A4, C8: PyTorch's FSDP1 and FSDP2 go on from Tessera's checkpoints, and Tessera from theirs, at other world sizes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ckpt_tools import BIN, reshard, run
+from safetensors.torch import save_file
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "bench"))
+from peers_train_step import Transformer  # noqa: E402
+
+MIDDLE, STEPS, ROWS, SEQUENCE, VOCABULARY, WIDTH = 4, 24, 12, 6, 19, 10
+
+
+class Trainers:
+    """Runs trainers of both languages on the same data; returns the losses of all ranks together."""
+
+    def __init__(self, work: Path):
+        self.work = work
+        torch.manual_seed(0)
+        values = dict(Transformer(VOCABULARY, WIDTH, 3, 2, SEQUENCE).state_dict())
+        values["ids"] = torch.randint(VOCABULARY, (STEPS, ROWS, SEQUENCE + 1))
+        save_file(values, work / "input.safetensors")
+
+    def _train(self, ranks: int, command: list) -> list[float]:
+        launch = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        output = self.work / "losses-"
+        subprocess.run([*launch, *map(str, command), str(output)], env=environment, check=True, timeout=300)
+        return json.loads(Path(f"{output}0.json").read_text())
+
+    def python(self, way, ranks, first, last, begin="-", end="-"):
+        peer = HERE / "resume_peer.py"
+        return self._train(ranks, [peer, self.work / "input.safetensors", begin, end, way, first, last])
+
+    def ours(self, way, ranks, first, last, begin="-", end="-", form="dcp"):
+        trainer = BIN / "resume_parity"
+        return self._train(ranks, ["--no-python", trainer, self.work / "input.safetensors", begin, end, form, way,
+                                   first, last])
+
+
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory) -> Trainers:
+    return Trainers(tmp_path_factory.mktemp("resume"))
+
+
+def expect_same_checkpoint(a: Path, b: Path) -> None:
+    """Bit by bit: every tensor and every value."""
+    process = run("ckpt-inspect", "diff", a, b)
+    assert process.returncode == 0, process.stdout
+
+
+@pytest.mark.parametrize("way", ["fsdp1", "fsdp2"])
+def test_c8_tessera_goes_on_from_pytorch(trainers, tmp_path, way):
+    trainers.python(way, 2, 0, MIDDLE, end=tmp_path / "theirs")
+    expected = trainers.python(way, 2, MIDDLE, STEPS, begin=tmp_path / "theirs")
+    losses = trainers.ours("FULL_SHARD", 3, MIDDLE, STEPS, begin=tmp_path / "theirs")
+    assert losses == pytest.approx(expected, rel=1e-5)
+    trainers.ours("HYBRID_SHARD", 4, MIDDLE, MIDDLE, begin=tmp_path / "theirs", end=tmp_path / "ours")
+    expect_same_checkpoint(tmp_path / "theirs", tmp_path / "ours")
+
+
+@pytest.mark.parametrize("way", ["fsdp1", "fsdp2"])
+def test_c8_pytorch_goes_on_from_tessera(trainers, tmp_path, way):
+    trainers.ours("HYBRID_SHARD", 4, 0, MIDDLE, end=tmp_path / "ours")
+    expected = trainers.ours("FULL_SHARD", 2, MIDDLE, STEPS, begin=tmp_path / "ours")
+    losses = trainers.python(way, 3, MIDDLE, STEPS, begin=tmp_path / "ours")
+    assert losses == pytest.approx(expected, rel=1e-5)
+    trainers.python(way, 2, MIDDLE, MIDDLE, begin=tmp_path / "ours", end=tmp_path / "theirs")
+    expect_same_checkpoint(tmp_path / "ours", tmp_path / "theirs")
+
+
+def test_a4_pytorch_goes_on_from_a_native_checkpoint_that_was_converted(trainers, tmp_path):
+    trainers.ours("replicate", 2, 0, MIDDLE, end=tmp_path / "native", form="native")
+    expected = trainers.ours("FULL_SHARD", 2, MIDDLE, STEPS, begin=tmp_path / "native")
+    reshard(tmp_path / "native", tmp_path / "dcp", "--to", "dcp", "--world-size", "3")
+    assert trainers.python("fsdp2", 2, MIDDLE, STEPS, begin=tmp_path / "dcp") == pytest.approx(expected, rel=1e-5)

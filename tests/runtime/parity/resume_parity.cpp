@@ -1,0 +1,105 @@
+// Trains a transformer from given values, or from a checkpoint, and saves it at the end; the peer
+// tests/interop/resume_peer.py does the same with PyTorch. Run under torchrun.
+#include <fstream>
+#include <iostream>
+
+#include "tessera/formats/detect.h"
+#include "tessera/tessera.h"
+#include "train_transformer/model.h"
+
+namespace {
+
+struct Arguments {
+  std::string input;   // safetensors: parameters, and `ids` [steps, rows, sequence + 1]
+  std::string from;    // a checkpoint to go on from; `-`: the input's values
+  std::string to;      // where to save at the end; `-`: nowhere
+  std::string format;  // of what is saved
+  std::string way;     // FULL_SHARD, HYBRID_SHARD (2 x n), replicate
+  std::int64_t first;  // step
+  std::int64_t last;
+  std::string output;  // prefix of a file of losses per rank
+};
+
+/// Reads tensors from the input by name, as they lie there: one piece each.
+at::Tensor read_tensor(const tessera::formats::CheckpointReader& reader, const std::string& name) {
+  const auto* entry = reader.contents().find_tensor(name);
+  if (entry == nullptr) throw std::runtime_error("no tensor " + name);
+  const auto index = static_cast<std::size_t>(entry - reader.contents().tensors.data());
+  const bool is_integer = entry->meta.dtype == tessera::DType::int64;
+  at::Tensor tensor = torch::empty(entry->meta.shape, is_integer ? torch::kLong : torch::kFloat);
+  reader.read_piece(index, 0, {0, tensor.numel()},
+                    {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()});
+  return tensor;
+}
+
+void run(const Arguments& arguments) {
+  tessera::dist::MeshOptions mesh_options;
+  if (arguments.way == "HYBRID_SHARD") mesh_options.axes = {{"replicate", 2}, {"shard", -1}};
+  const auto mesh = tessera::dist::init_from_env(mesh_options);
+  const auto reader =
+      tessera::formats::open_checkpoint(tessera::FileSystem::posix(), arguments.input);
+  const at::Tensor ids = read_tensor(*reader, "ids");
+  example::Config config;
+  config.vocabulary = read_tensor(*reader, "embedding.weight").size(0);
+  config.width = read_tensor(*reader, "embedding.weight").size(1);
+  config.sequence = ids.size(2) - 1;
+  config.num_layers = 3;
+  config.num_heads = 2;
+  const auto model = std::make_shared<example::TransformerImpl>(config);
+  {
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : model->named_parameters()) {
+      parameter.value().copy_(read_tensor(*reader, parameter.key()));
+    }
+  }
+  if (arguments.way == "replicate") {
+    tessera::replicate(*model, {.mesh = mesh});
+  } else {
+    const bool is_hybrid = arguments.way == "HYBRID_SHARD";
+    tessera::fully_shard(*model,
+                         {.mesh = mesh,
+                          .policy = tessera::ModuleWrapPolicy<example::Block>(),
+                          .strategy = is_hybrid ? tessera::HYBRID_SHARD : tessera::FULL_SHARD});
+  }
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
+  tessera::TrainState state{model, optimizer};
+  if (arguments.from != "-") tessera::load(state, arguments.from);
+  std::ofstream out(arguments.output + std::to_string(mesh.rank()) + ".json");
+  out.precision(17);
+  out << "[";
+  for (std::int64_t step = arguments.first; step < arguments.last; ++step) {
+    const at::Tensor rows = ids[step].chunk(mesh.world_size())[mesh.rank()];
+    const at::Tensor logits = tessera::forward(model, rows.narrow(1, 0, config.sequence));
+    const at::Tensor loss = torch::nn::functional::cross_entropy(
+        logits.flatten(0, 1), rows.narrow(1, 1, config.sequence).flatten());
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    at::Tensor mean = loss.detach().clone();
+    mesh.world()->all_reduce(mean, "loss").wait();
+    out << (step == arguments.first ? "" : ",") << mean.item<double>() / mesh.world_size();
+  }
+  out << "]\n";
+  if (arguments.to == "-") return;
+  tessera::SaveOptions options;
+  options.format = *tessera::formats::parse_format(arguments.format);
+  tessera::save(state, arguments.to, options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 9) {
+    std::cerr << "usage: resume_parity INPUT FROM TO FORMAT WAY FIRST LAST OUTPUT-PREFIX\n";
+    return 2;
+  }
+  at::set_num_threads(1);
+  try {
+    run({argv[1], argv[2], argv[3], argv[4], argv[5], std::stoll(argv[6]), std::stoll(argv[7]),
+         argv[8]});
+  } catch (const std::exception& error) {
+    std::cerr << "resume_parity: " << error.what() << '\n';
+    return 1;
+  }
+  return 0;
+}
