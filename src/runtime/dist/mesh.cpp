@@ -102,6 +102,7 @@ Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_s
                           std::to_string(rank) + " of " + std::to_string(world_size));
   }
   const Axes axes = complete(options.axes, world_size);
+  if (store) store->setTimeout(options.timeout);
   const Connector connector(store, options);
   if (axes.size() == 1) {
     const auto world = connector.connect(axes[0].first, axes[0].first, rank, world_size);

@@ -1,5 +1,8 @@
 #include "runtime/state/rendezvous.h"
 
+#include <algorithm>
+#include <exception>
+
 #include "runtime/dist/message.h"
 #include "tessera/base/error.h"
 
@@ -38,8 +41,12 @@ Rendezvous::Rendezvous(const dist::Mesh& mesh) : rank_(mesh.rank()), size_(mesh.
   if (size_ == 1) return;
   name_ = "state/" + std::to_string(mesh.world()->next_number()) + "/";
   store_ = mesh.world()->store()->clone();
-  // Rank 0 waits for the others, and tells who did not come; they wait for it a little longer.
-  const auto timeout = mesh.world()->store()->getTimeout();
+  set_timeout(mesh.world()->store()->getTimeout());
+}
+
+// Rank 0 tells who did not come; the others wait for that a little longer.
+void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
+  if (!store_) return;
   store_->setTimeout(rank_ == 0 ? timeout : timeout + timeout / 2 + std::chrono::seconds(1));
 }
 
@@ -70,6 +77,30 @@ std::vector<std::string> Rendezvous::exchange(const std::string& own, const std:
     failure_ = error.what();
     throw;
   }
+}
+
+std::vector<std::string> Rendezvous::together(const std::string& what,
+                                              const std::function<std::string()>& body) {
+  std::exception_ptr own;
+  std::string said(1, kSaid);
+  try {
+    said += body();
+  } catch (const std::exception& error) {
+    own = std::current_exception();
+    said = kFailed + std::string(error.what());
+  }
+  std::vector<std::string> all = exchange(said, what);
+  if (own) std::rethrow_exception(own);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::string& text = all[rank];
+    if (text.front() != kFailed) continue;
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    throw Error::listing(ErrorKind::io, {},
+                         what + ": rank " + std::to_string(rank) + ": " + text.substr(1, end - 1),
+                         std::string_view(text).substr(std::min(end + 1, text.size())));
+  }
+  for (std::string& text : all) text.erase(0, 1);
+  return all;
 }
 
 /// Rank 0's half.

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -23,6 +24,14 @@ class Rendezvous {
   /// Returns what each rank says, by rank. Collective. Throws: Error(io) naming a rank that says
   /// nothing in time; then, and from then on, every call does.
   std::vector<std::string> exchange(const std::string& own, const std::string& what);
+
+  /// Does `body` on every rank, and returns what each body returned, by rank. Collective. Throws on
+  /// all ranks where one does: there its own, elsewhere Error(io) that names the rank.
+  std::vector<std::string> together(const std::string& what,
+                                    const std::function<std::string()>& body);
+
+  /// How long rank 0 waits for the others.
+  void set_timeout(std::chrono::milliseconds timeout);
 
  private:
   std::string get(const std::string& key) const;

@@ -3,25 +3,24 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <future>
 #include <map>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/optimizer_adapters.h"
-#include "runtime/state/optimizer_groups.h"
+#include "runtime/state/optimizer_load.h"
 #include "runtime/state/optimizer_parameters.h"
 #include "runtime/state/per_rank.h"
 #include "runtime/state/rendezvous.h"
+#include "runtime/state/save_job.h"
 #include "runtime/state/value_tree.h"
-#include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/detect.h"
-#include "tessera/formats/parts.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/load_planner.h"
 #include "tessera/runtime/state/optim_state_dict.h"
@@ -31,12 +30,13 @@ namespace tessera {
 namespace {
 
 using formats::CheckpointContents;
-using state::LiveReader;
+using state::directory_of;
 using state::LiveState;
 using state::LiveWriter;
 using state::OptimizerAdapter;
-using state::OptimizerParameter;
+using state::OptimizerLoad;
 using state::Rendezvous;
+using state::SaveJob;
 using state::ValueTree;
 using torch::nn::Module;
 
@@ -51,82 +51,6 @@ struct PerRankValue {
   std::string name;
   Stateful object;
   PerRank policy;
-};
-
-/// Returns the parent directory of a checkpoint, to be locked.
-std::string directory_of(const std::string& path) {
-  const std::size_t end = path.find_last_not_of('/');
-  const std::size_t slash = path.rfind('/', end);
-  if (slash == std::string::npos || end == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
-/// Does `body` on this rank, and tells the others. Returns what all bodies returned, by rank.
-/// Throws on all ranks where one did; on that one its own.
-template <class Body>
-std::vector<std::string> together(Rendezvous& rendezvous, const std::string& what, Body&& body) {
-  std::exception_ptr own;
-  std::string said = "+";
-  try {
-    said += body();
-  } catch (const std::exception& error) {
-    own = std::current_exception();
-    said = std::string("-") + error.what();
-  }
-  std::vector<std::string> all = rendezvous.exchange(said, what);
-  if (own) std::rethrow_exception(own);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].front() == '-') {
-      throw Error(ErrorKind::io, {},
-                  what + ": rank " + std::to_string(rank) + ": " + all[rank].substr(1));
-    }
-    all[rank].erase(0, 1);
-  }
-  return all;
-}
-
-/// One save, from the plan on. Runs on any thread.
-class SaveJob {
- public:
-  Rendezvous* rendezvous = nullptr;
-  std::shared_ptr<const LiveState> live;
-  std::shared_ptr<const reshard::Plan> plan;
-  std::vector<std::vector<TensorPart>> held;
-  CheckpointContents contents;  // with values
-  std::vector<Value> values;
-  SaveOptions options;
-  std::string directory;                      // where parts are written
-  std::unique_ptr<StagedDestination> staged;  // on rank 0
-
-  void run() {
-    FileSystem& fs = FileSystem::posix();
-    const int rank = rendezvous->rank();
-    const formats::PartOptions part_options{options.format, options.native};
-    together(*rendezvous, "writing " + directory, [&] {
-      const auto writer = formats::create_part(fs, directory, contents, values, rank, part_options);
-      const LiveReader reader(state::held_contents(*live, rank), std::move(held));
-      reshard::execute(*plan, reader, *writer, {.memory_nbytes = options.memory_nbytes});
-      writer->commit();
-      return "";
-    });
-    const auto tokens = together(*rendezvous, "joining " + directory, [&] {
-      if (rank != 0) return std::string();
-      return std::to_string(formats::join_parts(fs, directory, contents, values, part_options));
-    });
-    together(*rendezvous, "sealing " + directory, [&] {
-      formats::seal_part(fs, directory, rank, std::stoull(tokens.front()), part_options);
-      return "";
-    });
-    together(*rendezvous, "finishing " + directory, [&] {
-      if (rank != 0) return "";
-      formats::finish_parts(fs, directory, contents, values, part_options);
-      staged->commit();
-      if (options.keep_last > 0) {
-        formats::keep_last(fs, directory_of(staged->destination()), options.keep_last);
-      }
-      return "";
-    });
-  }
 };
 
 }  // namespace
@@ -184,8 +108,6 @@ class TrainState::Impl {
   void take_values(const std::vector<std::string>& said, SaveJob& job, StateDict& state) const;
   void take_snapshot(SaveJob& job);
 
-  // --- loading
-  struct OptimizerLoad;
   void check_values(const ValueTree& tree, const NameSelection& only, bool allow_missing,
                     std::vector<formats::Finding>& problems) const;
   void load_values(const ValueTree& tree, const NameSelection& only) const;
@@ -321,14 +243,14 @@ void TrainState::Impl::take_snapshot(SaveJob& job) {
 SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   wait();
+  if (options.timeout) rendezvous_.set_timeout(*options.timeout);
   SaveReport report;
   auto job = std::make_shared<SaveJob>();
-  job->rendezvous = &rendezvous_;
   job->options = options;
   StateDict all;
   std::string digest;
   // What each says: the digest, where parts go (rank 0), values.
-  const auto said = together(rendezvous_, "saving " + path, [&] {
+  const auto said = rendezvous_.together("saving " + path, [&] {
     all = tensors_and_fields(true);
     digest = state::layout_digest(all, mesh_.world_size(), options.format);
     if (digest != digest_) {
@@ -371,12 +293,12 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
   take_values(values, *job, all);
   report.nbytes_written = plan_->nbytes_to_write;
   if (!options.async) {
-    job->run();
+    job->run(rendezvous_);
   } else {
     take_snapshot(*job);
     background_ = std::thread([this, job] {
       try {
-        job->run();
+        job->run(rendezvous_);
       } catch (...) {
         background_failure_ = std::current_exception();
       }
@@ -387,76 +309,6 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
 }
 
 // --- loading
-
-/// State that is read into new memory, and becomes the optimizer's when all of it is there.
-struct TrainState::Impl::OptimizerLoad {
-  struct Step {
-    std::int64_t* to;
-    at::Tensor from;
-  };
-  const OptimizerAdapter* adapter = nullptr;
-  std::vector<OptimizerParameter> parameters;
-  std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states;  // by parameter
-  std::vector<Step> steps;
-
-  /// Adds what the checkpoint has for each parameter to what is wanted.
-  void want(torch::optim::Optimizer& optimizer, const std::map<std::string, DType>& saved,
-            StateDict& wanted) {
-    for (const OptimizerParameter& parameter : parameters) {
-      const auto& options = optimizer.param_groups()[parameter.group].options();
-      const std::string prefix = std::string(kOptimizer) + ".state." + parameter.fqn + ".";
-      auto loaded = adapter->make_state();
-      const auto slots = adapter->slots(*loaded, options);
-      std::int64_t* const step = adapter->step(*loaded);
-      const bool has_some = adapter->makes_state_at_once() || saved.contains(prefix + "step") ||
-                            std::ranges::any_of(slots, [&](const auto& slot) {
-                              return saved.contains(prefix + slot.name);
-                            });
-      if (!has_some) {
-        states.push_back(nullptr);
-        continue;
-      }
-      for (const OptimizerAdapter::Slot& slot : slots) {
-        const auto found = saved.find(prefix + slot.name);
-        if (found == saved.end() && !slot.is_required) continue;
-        const DType dtype = found == saved.end() ? DType::float32 : found->second;
-        *slot.tensor = torch::empty(
-            parameter.tensor.sizes(),
-            parameter.tensor.options().requires_grad(false).dtype(scalar_type_of(dtype)));
-        StateTensor entry = state::laid_out_as(parameter, *slot.tensor);
-        entry.parameter = std::string(kModel) + "." + parameter.fqn;
-        wanted.set(prefix + slot.name, std::move(entry));
-      }
-      if (step != nullptr) {
-        const auto found = saved.find(prefix + "step");
-        const DType dtype = found == saved.end() ? DType::float32 : found->second;
-        const at::Tensor number = torch::zeros({}, scalar_type_of(dtype));
-        StateTensor entry = StateTensor::whole(number);
-        entry.kind = formats::StateKind::scalar_parameter;
-        entry.parameter = std::string(kModel) + "." + parameter.fqn;
-        steps.push_back({step, std::get<StateTensor>(StateEntry(entry)).parts.front().tensor});
-        wanted.set(prefix + "step", std::move(entry));
-      }
-      states.push_back(std::move(loaded));
-    }
-  }
-
-  /// Replaces the optimizer's state. `selects`: whether a parameter's state was loaded.
-  void replace(torch::optim::Optimizer& optimizer,
-               std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options) {
-    for (const Step& step : steps) {
-      *step.to = static_cast<std::int64_t>(step.from.to(at::kDouble).item<double>());
-    }
-    for (std::size_t i = 0; i < options.size(); ++i) {
-      if (options[i]) optimizer.param_groups()[i].set_options(std::move(options[i]));
-    }
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      void* const key = parameters[i].tensor.unsafeGetTensorImpl();
-      optimizer.state().erase(key);
-      if (states[i]) optimizer.state()[key] = std::move(states[i]);
-    }
-  }
-};
 
 namespace {
 
@@ -534,14 +386,12 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
   summary.path = path;
   std::unique_ptr<formats::CheckpointReader> reader;
   reshard::Plan plan;
-  OptimizerLoad optimizer_load;
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> group_options;
+  std::optional<OptimizerLoad> optimizer_load;
   ValueTree tree;
   CheckpointContents wanted;
   std::vector<std::vector<TensorPart>> parts;
   const NameSelection only{options.only};
-  const bool loads_optimizer = optimizer_ != nullptr && only.selects(kOptimizer);
-  together(rendezvous_, "loading " + path, [&] {
+  rendezvous_.together("loading " + path, [&] {
     reader = formats::open_checkpoint(fs, path);
     const CheckpointContents& source = reader->contents();
     summary.format = reader->format();
@@ -551,10 +401,9 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
       saved.emplace(renamed(tensor.meta.fqn, options.renames), tensor.meta.dtype);
     }
     StateDict all = tensors_and_fields(false);
-    if (loads_optimizer) {
-      optimizer_load.adapter = &OptimizerAdapter::of(*optimizer_);
-      optimizer_load.parameters = state::parameters_of(*model_, *optimizer_);
-      optimizer_load.want(*optimizer_, saved, all);
+    if (optimizer_ != nullptr) {
+      optimizer_load.emplace(*model_, *optimizer_);
+      optimizer_load->want(saved, all);
     }
     LiveState live = state::share_out(all, mesh_.world_size(), formats::Format::native);
     wanted = state::held_contents(live, mesh_.rank());
@@ -587,16 +436,8 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
                        source.values[index].key_path, reader->read_value(index));
     }
     check_values(tree, only, options.allow_missing, plan.problems);
-    if (loads_optimizer) {
-      const LoadStateDictOptions relaxed{.allow_missing = options.allow_missing};
-      LoadReport report{relaxed};
-      const auto fields = state::match_groups(
-          optimizer_load.parameters, optimizer_->param_groups().size(), groups_in(tree), report);
-      for (const formats::Finding& problem : report.problems) plan.problems.push_back(problem);
-      for (const auto& of_group : fields) {
-        group_options.push_back(of_group ? optimizer_load.adapter->with_fields(*of_group)
-                                         : nullptr);
-      }
+    if (optimizer_load) {
+      optimizer_load->take_groups(groups_in(tree), only, options.allow_missing, plan.problems);
     }
     // The path is told once, for all.
     for (formats::Finding& problem : plan.problems) problem.where.path.clear();
@@ -610,14 +451,18 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
             static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(tensor.meta.dtype);
       }
     }
-    return "";
+    return std::string();
   });
-  together(rendezvous_, "reading " + path, [&] {
+  rendezvous_.together("reading " + path, [&] {
     LiveWriter writer(plan.destination, parts);
     reshard::execute(plan, *reader, writer, {.memory_nbytes = options.memory_nbytes});
-    if (loads_optimizer) optimizer_load.replace(*optimizer_, std::move(group_options));
+    std::set<std::string> filled;
+    for (const formats::TensorEntry& tensor : plan.destination.tensors) {
+      filled.insert(tensor.meta.fqn);
+    }
+    if (optimizer_load) optimizer_load->replace(filled);
     load_values(tree, only);
-    return "";
+    return std::string();
   });
   summary.notes = std::move(plan.notes);
   return summary;

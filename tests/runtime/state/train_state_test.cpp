@@ -321,6 +321,57 @@ TEST(TrainStateTest, E7_OneReportOnAllRanks) {
   });
 }
 
+TEST(TrainStateTest, E7_WhatIsNotLoadedOfAnOptimizerStaysAsItIs) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+  const auto train = [&](torch::optim::Optimizer& optimizer) {
+    optimizer.zero_grad();
+    model->forward(torch::ones({1, 4})).sum().backward();
+    optimizer.step();
+  };
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
+  {
+    train(optimizer);
+    TrainState state(model, optimizer);
+    save(state, path);
+  }
+  torch::optim::AdamW other(model->parameters(), torch::optim::AdamWOptions(0.2));
+  train(other);
+  train(other);
+  const StateDict before = optim_state_dict(*model, other);
+  const StateDict saved = optim_state_dict(*model, optimizer);
+  TrainState state(model, other);
+  load(state, path, {.only = {"optim.state.0.weight.*", "optim.state.0.bias.*"}});
+  StateDict after = optim_state_dict(*model, other);
+  for (const char* name : {"exp_avg", "exp_avg_sq", "step"}) {
+    for (const std::string parameter : {"0.weight", "1.weight"}) {
+      const std::string fqn = "state." + parameter + "." + name;
+      EXPECT_TRUE(after.tensor(fqn).equal((parameter[0] == '0' ? saved : before).tensor(fqn)))
+          << fqn;
+    }
+  }
+  EXPECT_EQ(other.param_groups()[0].options().get_lr(), 0.2);
+  // A checkpoint of the model alone.
+  TrainState of_model(model);
+  save(of_model, directory.path() + "/b");
+  EXPECT_THAT(error_of([&] { load(state, directory.path() + "/b"); }),
+              HasSubstr("0.weight: missing: expected a group that has it"));
+  load(state, directory.path() + "/b", {.allow_missing = true});
+  test::expect_same_state(optim_state_dict(*model, other), after, "model alone");
+  // Amsgrad wants what the checkpoint has not.
+  torch::optim::AdamW amsgrad(model->parameters(), torch::optim::AdamWOptions(0.1).amsgrad(true));
+  train(amsgrad);
+  const StateDict of_amsgrad = optim_state_dict(*model, amsgrad);
+  TrainState wants_more(model, amsgrad);
+  EXPECT_THAT(error_of([&] { load(wants_more, path); }),
+              HasSubstr("optim.state.0.weight.max_exp_avg_sq: missing"));
+  load(wants_more, path, {.allow_missing = true});
+  EXPECT_TRUE(optim_state_dict(*model, amsgrad)
+                  .tensor("state.0.weight.exp_avg")
+                  .equal(of_amsgrad.tensor("state.0.weight.exp_avg")));
+}
+
 TEST(TrainStateTest, E7_OtherNamesAndDtypesAreForTheCallerToAllow) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/a";

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +18,7 @@ namespace {
 constexpr const char* kRank = "TESSERA_TEST_RANK";
 constexpr const char* kWorldSize = "TESSERA_TEST_WORLD_SIZE";
 constexpr const char* kFolder = "TESSERA_TEST_FOLDER";
+constexpr const char* kTimeout = "TESSERA_TEST_TIMEOUT_MS";
 constexpr unsigned kSecondsToLive = 60;  // a rank that hangs dies of it
 
 std::string path_of(const std::string& folder, int rank) {
@@ -25,7 +27,8 @@ std::string path_of(const std::string& folder, int rank) {
 
 }  // namespace
 
-std::vector<std::string> run_processes(int world_size, const std::string& disabled_test) {
+std::vector<std::string> run_processes(int world_size, const std::string& disabled_test,
+                                       const ProcessOptions& options) {
   std::string folder = std::filesystem::temp_directory_path() / "tessera-ranks-XXXXXX";
   EXPECT_NE(::mkdtemp(folder.data()), nullptr);
   std::vector<pid_t> children;
@@ -35,6 +38,10 @@ std::vector<std::string> run_processes(int world_size, const std::string& disabl
       ::setenv(kRank, std::to_string(rank).c_str(), 1);
       ::setenv(kWorldSize, std::to_string(world_size).c_str(), 1);
       ::setenv(kFolder, folder.c_str(), 1);
+      ::setenv(kTimeout, std::to_string(options.timeout.count()).c_str(), 1);
+      for (const auto& [name, value] : options.environment) {
+        ::setenv(name.c_str(), value.c_str(), 1);
+      }
       ::execl("/proc/self/exe", "runtime_tests", "--gtest_also_run_disabled_tests",
               ("--gtest_filter=" + disabled_test).c_str(), "--gtest_brief=1", nullptr);
       ::_exit(127);
@@ -46,7 +53,10 @@ std::vector<std::string> run_processes(int world_size, const std::string& disabl
     int status = 0;
     EXPECT_EQ(::waitpid(children[static_cast<std::size_t>(rank)], &status, 0),
               children[static_cast<std::size_t>(rank)]);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << ": " << status;
+    const bool has_ended_well = rank == options.doomed
+                                    ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
+                                    : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    EXPECT_TRUE(has_ended_well) << "rank " << rank << ": " << status;
     std::ifstream file(path_of(folder, rank));
     said.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   }
@@ -66,7 +76,7 @@ void as_process(const std::function<std::string(const dist::Mesh&)>& body) {
   const int world_size = std::stoi(world_size_text);
   dist::MeshOptions options;
   options.transport = dist::gloo("lo");
-  options.timeout = std::chrono::seconds(10);
+  options.timeout = std::chrono::milliseconds(std::stoi(std::getenv(kTimeout)));
   const dist::Mesh mesh =
       dist::connect(c10::make_intrusive<c10d::FileStore>(folder + "/store", world_size), rank,
                     world_size, options);

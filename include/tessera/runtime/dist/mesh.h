@@ -39,7 +39,8 @@ struct MeshOptions {
   /// Names and sizes of the axes, outermost first. One size may be -1: what is left of the world.
   /// Empty: one axis `shard`.
   std::vector<std::pair<std::string, int>> axes{};
-  /// How long a rank waits for another in one collective, and at the start.
+  /// How long a rank waits for another in one collective, at the start, and at the store, whose
+  /// time-out it becomes.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   /// What carries the tensors: `gloo()`, or `nccl()` of nccl.h.
   Transport transport = gloo();

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,9 @@ struct SaveOptions {
   int keep_last = 0;
   /// Of this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
+  /// How long a rank waits for the slowest one, in this save and from then on. None: as long as in
+  /// a collective of the mesh.
+  std::optional<std::chrono::milliseconds> timeout{};
 };
 
 struct SaveReport {

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/state/live_checkpoint.h"
+#include "runtime/state/rendezvous.h"
+#include "tessera/base/file_system.h"
+#include "tessera/reshard/planner.h"
+#include "tessera/runtime/state/train_state.h"
+
+namespace tessera::state {
+
+/// One rank's half of a save, from the plan on.
+struct SaveJob {
+  SaveOptions options;
+  std::shared_ptr<const LiveState> live;
+  std::shared_ptr<const reshard::Plan> plan;
+  std::vector<std::vector<TensorPart>> held;  // what is written: the trainer's memory, or a copy
+  formats::CheckpointContents contents;       // of the whole checkpoint, with values
+  std::vector<Value> values;                  // parallel to contents.values
+  std::string directory;                      // where parts are written
+  std::unique_ptr<StagedDestination> staged;  // on rank 0; dies without a commit: removes all
+
+  /// Writes, joins, seals, and makes the checkpoint appear. Runs on any thread. Collective; throws
+  /// on all ranks where one fails.
+  void run(Rendezvous& rendezvous);
+};
+
+/// Returns the directory that a checkpoint lies in.
+std::string directory_of(const std::string& path);
+
+}  // namespace tessera::state
