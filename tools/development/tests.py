@@ -29,7 +29,7 @@ THREAD_SANITIZER_OPTIONS = {
     "TSAN_OPTIONS": f"history_size=4:suppressions={ROOT / 'tests/runtime/tsan-suppressions.txt'}",
     "OMP_NUM_THREADS": "1",  # nor is OpenMP's library
 }
-RANKS_AS_PROCESSES = "^(DeadRankTest|DropoutTest|MemoryTest)"  # no threads, or an allocator of their own
+RANKS_AS_PROCESSES = "^(DeadRankTest|DropoutTest|KilledSaveTest|MemoryTest)"  # no threads, or an allocator of their own
 
 
 @dataclasses.dataclass
