@@ -1,5 +1,7 @@
 #include "runtime/state/load_problems.h"
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/reshard/load_planner.h"
 
@@ -12,6 +14,11 @@ void refuse_problems(const std::string& what, const std::vector<formats::Finding
                        what + ": " + std::to_string(problems.size()) +
                            (problems.size() == 1 ? " problem" : " problems"),
                        reshard::problems_to_string(problems, kMaxLines));
+}
+
+void rethrow_text(ErrorKind kind, std::string_view text) {
+  const std::size_t end = std::min(text.find('\n'), text.size());
+  throw Error::listing(kind, {}, text.substr(0, end), text.substr(std::min(end + 1, text.size())));
 }
 
 }  // namespace tessera::state

@@ -131,11 +131,7 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
     }
   }
   failure = broadcast_text(failure, world);
-  if (!failure.empty()) {
-    const std::size_t end = std::min(failure.find('\n'), failure.size());
-    throw Error::listing(ErrorKind::mismatch, {}, failure.substr(0, end),
-                         std::string_view(failure).substr(std::min(end + 1, failure.size())));
-  }
+  if (!failure.empty()) state::rethrow_text(ErrorKind::mismatch, failure);
   missing = "\n" + broadcast_text(missing, world);
   StateDict received;
   for (const StateDict::Item& item : wanted) {

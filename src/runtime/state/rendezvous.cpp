@@ -1,9 +1,9 @@
 #include "runtime/state/rendezvous.h"
 
-#include <algorithm>
 #include <exception>
 
 #include "runtime/dist/message.h"
+#include "runtime/state/load_problems.h"
 #include "tessera/base/error.h"
 
 namespace tessera::state {
@@ -94,10 +94,7 @@ std::vector<std::string> Rendezvous::together(const std::string& what,
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const std::string& text = all[rank];
     if (text.front() != kFailed) continue;
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    throw Error::listing(ErrorKind::io, {},
-                         what + ": rank " + std::to_string(rank) + ": " + text.substr(1, end - 1),
-                         std::string_view(text).substr(std::min(end + 1, text.size())));
+    rethrow_text(ErrorKind::io, what + ": rank " + std::to_string(rank) + ": " + text.substr(1));
   }
   for (std::string& text : all) text.erase(0, 1);
   return all;

@@ -8,6 +8,7 @@
 #include <set>
 #include <thread>
 
+#include "reshard/source_check.h"
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/optimizer_adapters.h"
@@ -30,6 +31,7 @@ namespace tessera {
 namespace {
 
 using formats::CheckpointContents;
+using reshard::renamed;
 using state::directory_of;
 using state::LiveState;
 using state::LiveWriter;
@@ -99,8 +101,7 @@ class TrainState::Impl {
   }
 
   void finish_background() {
-    if (!background_.joinable()) return;
-    background_.join();
+    if (background_.joinable()) background_.join();
   }
 
   StateDict tensors_and_fields(bool has_optimizer) const;
@@ -312,13 +313,6 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
 
 namespace {
 
-std::string renamed(const std::string& name, const std::vector<reshard::Rename>& renames) {
-  for (const reshard::Rename& rename : renames) {
-    if (name.starts_with(rename.from)) return rename.to + name.substr(rename.from.size());
-  }
-  return name;
-}
-
 /// Returns the fields of the optimizer's groups in a checkpoint, by group.
 std::vector<Value::Dict> groups_in(const ValueTree& tree) {
   std::vector<Value::Dict> groups;
@@ -498,9 +492,11 @@ LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& 
 LoadSummary load(TrainState& state, const formats::LatestValid& found, const LoadOptions& options) {
   if (found.path.empty()) {
     std::string skipped;
-    for (const auto& each : found.skipped) skipped += "\n  " + each.path + ": " + each.why;
-    throw Error::expected(ErrorKind::not_found, {}, "directory of checkpoints", "a valid one",
-                          skipped.empty() ? "none" : "none but" + skipped);
+    for (const auto& each : found.skipped) skipped += each.path + ": " + each.why + "\n";
+    throw Error::listing(ErrorKind::not_found, {},
+                         std::string("directory of checkpoints: expected a valid one, found none") +
+                             (skipped.empty() ? "" : " but"),
+                         skipped);
   }
   return load(state, found.path, options);
 }

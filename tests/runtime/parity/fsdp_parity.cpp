@@ -4,28 +4,9 @@
 #include <fstream>
 #include <iostream>
 
-#include "tessera/base/file_system.h"
-#include "tessera/base/json.h"
-#include "tessera/formats/detect.h"
-#include "tessera/tessera.h"
-#include "train_transformer/model.h"
+#include "runtime/parity/parity_input.h"
 
 namespace {
-
-using tessera::formats::CheckpointReader;
-
-/// Returns a whole tensor of a checkpoint. Requires: one piece, of float32 or int64.
-at::Tensor read_tensor(const CheckpointReader& reader, const std::string& name) {
-  const auto& tensors = reader.contents().tensors;
-  const auto* entry = reader.contents().find_tensor(name);
-  if (entry == nullptr) throw std::runtime_error("no tensor " + name);
-  const auto index = static_cast<std::size_t>(entry - tensors.data());
-  at::Tensor tensor = torch::empty(
-      entry->meta.shape, entry->meta.dtype == tessera::DType::int64 ? torch::kLong : torch::kFloat);
-  reader.read_piece(index, 0, {0, tensor.numel()},
-                    {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()});
-  return tensor;
-}
 
 template <class Values>
 std::string list_of(const Values& values) {
@@ -45,21 +26,9 @@ std::string list_of(const Values& values) {
 
 void run(const std::string& input, const std::string& output) {
   const auto mesh = tessera::dist::init_from_env();
-  const auto reader = tessera::formats::open_checkpoint(tessera::FileSystem::posix(), input);
-  const at::Tensor ids = read_tensor(*reader, "ids");  // [steps, rows, sequence + 1]
-  example::Config config;
-  config.width = read_tensor(*reader, "embedding.weight").size(1);
-  config.vocabulary = read_tensor(*reader, "embedding.weight").size(0);
-  config.sequence = ids.size(2) - 1;
-  config.num_layers = 3;
-  config.num_heads = 2;
-  const auto model = std::make_shared<example::TransformerImpl>(config);
-  {
-    const at::NoGradGuard no_grad;
-    for (auto& parameter : model->named_parameters()) {
-      parameter.value().copy_(read_tensor(*reader, parameter.key()));
-    }
-  }
+  const tessera::test::ParityInput data(input);
+  const auto model = data.make_model();
+  const at::Tensor& ids = data.ids;
   tessera::fully_shard(*model, {.mesh = mesh,
                                 .policy = tessera::ModuleWrapPolicy<example::Block>(),
                                 .backward_prefetch = tessera::BackwardPrefetch::none});
@@ -92,9 +61,9 @@ void run(const std::string& input, const std::string& output) {
   std::vector<double> norms;
   for (std::int64_t step = 0; step < ids.size(0); ++step) {
     const at::Tensor rows = ids[step].chunk(mesh.world_size())[mesh.rank()];
-    const at::Tensor logits = tessera::forward(model, rows.narrow(1, 0, config.sequence));
+    const at::Tensor logits = tessera::forward(model, rows.narrow(1, 0, data.sequence()));
     const at::Tensor loss = torch::nn::functional::cross_entropy(
-        logits.flatten(0, 1), rows.narrow(1, 1, config.sequence).flatten());
+        logits.flatten(0, 1), rows.narrow(1, 1, data.sequence()).flatten());
     loss.backward();
     norms.push_back(tessera::clip_grad_norm_(*model, 0.5));
     optimizer.step();

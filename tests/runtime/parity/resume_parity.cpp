@@ -3,9 +3,7 @@
 #include <fstream>
 #include <iostream>
 
-#include "tessera/formats/detect.h"
-#include "tessera/tessera.h"
-#include "train_transformer/model.h"
+#include "runtime/parity/parity_input.h"
 
 namespace {
 
@@ -20,38 +18,13 @@ struct Arguments {
   std::string output;  // prefix of a file of losses per rank
 };
 
-/// Reads tensors from the input by name, as they lie there: one piece each.
-at::Tensor read_tensor(const tessera::formats::CheckpointReader& reader, const std::string& name) {
-  const auto* entry = reader.contents().find_tensor(name);
-  if (entry == nullptr) throw std::runtime_error("no tensor " + name);
-  const auto index = static_cast<std::size_t>(entry - reader.contents().tensors.data());
-  const bool is_integer = entry->meta.dtype == tessera::DType::int64;
-  at::Tensor tensor = torch::empty(entry->meta.shape, is_integer ? torch::kLong : torch::kFloat);
-  reader.read_piece(index, 0, {0, tensor.numel()},
-                    {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()});
-  return tensor;
-}
-
 void run(const Arguments& arguments) {
   tessera::dist::MeshOptions mesh_options;
   if (arguments.way == "HYBRID_SHARD") mesh_options.axes = {{"replicate", 2}, {"shard", -1}};
   const auto mesh = tessera::dist::init_from_env(mesh_options);
-  const auto reader =
-      tessera::formats::open_checkpoint(tessera::FileSystem::posix(), arguments.input);
-  const at::Tensor ids = read_tensor(*reader, "ids");
-  example::Config config;
-  config.vocabulary = read_tensor(*reader, "embedding.weight").size(0);
-  config.width = read_tensor(*reader, "embedding.weight").size(1);
-  config.sequence = ids.size(2) - 1;
-  config.num_layers = 3;
-  config.num_heads = 2;
-  const auto model = std::make_shared<example::TransformerImpl>(config);
-  {
-    const at::NoGradGuard no_grad;
-    for (auto& parameter : model->named_parameters()) {
-      parameter.value().copy_(read_tensor(*reader, parameter.key()));
-    }
-  }
+  const tessera::test::ParityInput data(arguments.input);
+  const auto model = data.make_model();
+  const at::Tensor& ids = data.ids;
   if (arguments.way == "replicate") {
     tessera::replicate(*model, {.mesh = mesh});
   } else {
@@ -69,9 +42,9 @@ void run(const Arguments& arguments) {
   out << "[";
   for (std::int64_t step = arguments.first; step < arguments.last; ++step) {
     const at::Tensor rows = ids[step].chunk(mesh.world_size())[mesh.rank()];
-    const at::Tensor logits = tessera::forward(model, rows.narrow(1, 0, config.sequence));
+    const at::Tensor logits = tessera::forward(model, rows.narrow(1, 0, data.sequence()));
     const at::Tensor loss = torch::nn::functional::cross_entropy(
-        logits.flatten(0, 1), rows.narrow(1, 1, config.sequence).flatten());
+        logits.flatten(0, 1), rows.narrow(1, 1, data.sequence()).flatten());
     loss.backward();
     optimizer.step();
     optimizer.zero_grad();
