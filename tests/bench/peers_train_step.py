@@ -4,6 +4,7 @@ Prints one JSON object on rank 0, as tests/bench/train_step.cpp does, whose mode
 """
 
 import json
+import os
 import resource
 import sys
 import time
@@ -117,7 +118,9 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     if dist.get_rank() == 0:
         print(json.dumps({way: {"seconds": seconds, "peak_nbytes": peak, "nbytes_sent": sent, "loss": loss.item()}}))
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads can abort an ordinary interpreter exit
 
 
 if __name__ == "__main__":

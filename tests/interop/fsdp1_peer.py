@@ -4,6 +4,7 @@ tests/runtime/parity/fsdp_parity.cpp does the same with fully_shard.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -74,7 +75,9 @@ def main() -> None:
         losses.append(loss.item())
     Path(f"{output}{dist.get_rank()}.json").write_text(json.dumps(
         {"units": units, "shards": shards, "order": order, "losses": losses, "norms": norms}))
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads can abort an ordinary interpreter exit
 
 
 if __name__ == "__main__":

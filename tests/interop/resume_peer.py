@@ -6,6 +6,7 @@ usage: resume_peer.py INPUT FROM TO WAY FIRST LAST OUTPUT-PREFIX     (FROM, TO: 
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -66,7 +67,9 @@ def main() -> None:
     if end != "-":
         model_state, optimizer_state = get_state_dict(model, optimizer)
         dcp.save({"model": model_state, "optim": optimizer_state}, checkpoint_id=end)
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads can abort an ordinary interpreter exit
 
 
 if __name__ == "__main__":
