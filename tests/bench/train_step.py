@@ -1,32 +1,15 @@
 """Training steps of a sharded transformer against PyTorch's FSDP1, FSDP2 and DDP, and the cost of the touch."""
 
-import json
-import os
-import subprocess
 from pathlib import Path
 
 from build import build, runtime_definitions
 from side_by_side import Result, with_ratios
+from torchrun import run_on_ranks
 
 PEERS = Path(__file__).with_name("peers_train_step.py")
 BENCHMARK = "step of 50M parameters, 2 ranks, batch {batch}"
 TOUCH = "step of 1M parameters, 1 rank, batch 1"
 NUM_WARM_UP = 3
-
-
-def run(command: list, ranks: int, python: Path) -> dict:
-    """Runs a trainer on `ranks` ranks of one thread each. Returns what its rank 0 printed: figures by way."""
-    launch = [python.parent / "torchrun", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    if launch and command[0] != PEERS:
-        launch.append("--no-python")
-    if not launch and command[0] == PEERS:
-        launch = [python]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run([str(word) for word in [*launch, *command]], capture_output=True, text=True,
-                          env=environment, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{command[0]}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: int, steps: int,
@@ -36,7 +19,7 @@ def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: 
     sent = {}
     for _ in range(rounds):
         for name, command in contenders.items():
-            measured, = run([*command, str(steps)], ranks, python).values()
+            measured, = run_on_ranks([*command, str(steps)], ranks, python).values()
             results[name].seconds += measured["seconds"][NUM_WARM_UP:]
             results[name].peak_nbytes = max(results[name].peak_nbytes, measured["peak_nbytes"])
             sent[name] = measured["nbytes_sent"]
@@ -48,7 +31,7 @@ def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: 
 def cost_of_touch(trainer: Path, shape: list[str], *, steps: int, python: Path) -> list[Result]:
     """Compares sharding where it has nothing to do with plain modules: in one process, step by step in turn."""
     ways = "plain,NO_SHARD,FULL_SHARD"
-    measured = run([trainer, ways, *shape, str(steps)], 1, python)
+    measured = run_on_ranks([trainer, ways, *shape, str(steps)], 1, python)
     return with_ratios([Result(TOUCH, f"tessera {way}", figures["seconds"][NUM_WARM_UP:], figures["peak_nbytes"])
                         for way, figures in measured.items()])
 

@@ -2,7 +2,8 @@
 
 tests/runtime/parity/resume_parity.cpp does the same with Tessera.
 
-usage: resume_peer.py INPUT FROM TO WAY FIRST LAST OUTPUT-PREFIX     (FROM, TO: `-` for none; WAY: fsdp1 or fsdp2)
+usage: resume_peer.py INPUT FROM TO WAY FIRST LAST OUTPUT-PREFIX     (FROM, TO: `-` for none; WAY: fsdp1, fsdp2, or
+fsdp2-flattened, with `flatten_optimizer_state_dict`)
 """
 
 import json
@@ -15,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
 from torch.distributed.fsdp import fully_shard
@@ -47,11 +48,13 @@ def main() -> None:
     model.load_state_dict(values)
     model = shard(model, way)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    form = StateDictOptions(flatten_optimizer_state_dict=way == "fsdp2-flattened")
     if begin != "-":
-        model_state, optimizer_state = get_state_dict(model, optimizer)
+        model_state, optimizer_state = get_state_dict(model, optimizer, options=form)
         state = {"model": model_state, "optim": optimizer_state}
         dcp.load(state, checkpoint_id=begin)  # the default planner is strict about missing keys
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"],
+                       options=form)
     losses = []
     for batch in ids[int(first):int(last)]:
         rows = batch.chunk(dist.get_world_size())[dist.get_rank()]
@@ -65,7 +68,7 @@ def main() -> None:
         losses.append(mean.item() / dist.get_world_size())
     Path(f"{output}{dist.get_rank()}.json").write_text(json.dumps(losses))
     if end != "-":
-        model_state, optimizer_state = get_state_dict(model, optimizer)
+        model_state, optimizer_state = get_state_dict(model, optimizer, options=form)
         dcp.save({"model": model_state, "optim": optimizer_state}, checkpoint_id=end)
     dist.barrier()
     sys.stdout.flush()

@@ -76,6 +76,16 @@ def test_c8_pytorch_goes_on_from_tessera(trainers, tmp_path, way):
     expect_same_checkpoint(tmp_path / "ours", tmp_path / "theirs")
 
 
+def test_c7_flattened_optimizer_state_goes_both_ways(trainers, tmp_path):
+    way = "fsdp2-flattened"
+    trainers.ours("FULL_SHARD", 3, 0, MIDDLE, end=tmp_path / "ours", form="flattened")
+    expected = trainers.ours("FULL_SHARD", 2, MIDDLE, STEPS, begin=tmp_path / "ours")
+    assert trainers.python(way, 2, MIDDLE, STEPS, begin=tmp_path / "ours") == pytest.approx(expected, rel=1e-5)
+    trainers.python(way, 2, MIDDLE, MIDDLE, begin=tmp_path / "ours", end=tmp_path / "theirs")
+    expect_same_checkpoint(tmp_path / "ours", tmp_path / "theirs")
+    assert trainers.ours("replicate", 1, MIDDLE, STEPS, begin=tmp_path / "theirs") == pytest.approx(expected, rel=1e-5)
+
+
 def test_a4_pytorch_goes_on_from_a_native_checkpoint_that_was_converted(trainers, tmp_path):
     trainers.ours("replicate", 2, 0, MIDDLE, end=tmp_path / "native", form="native")
     expected = trainers.ours("FULL_SHARD", 2, MIDDLE, STEPS, begin=tmp_path / "native")

@@ -14,16 +14,14 @@
 #include "cli/stop_signals.h"
 #include "cli/table.h"
 #include "tessera/base/file_system.h"
-#include "tessera/formats/dcp.h"
+#include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
-#include "tessera/formats/safetensors.h"
 #include "tessera/reshard/executor.h"
 
 namespace tessera::cli {
 namespace {
 
 using formats::CheckpointReader;
-using formats::CheckpointWriter;
 using formats::Finding;
 using formats::Format;
 using formats::NativeWriteOptions;
@@ -185,27 +183,13 @@ OverwritePolicy overwrite_policy(const ReshardOptions& options) {
   return options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
 }
 
-std::unique_ptr<CheckpointWriter> create_writer(const ReshardOptions& options, const Plan& plan,
-                                                std::vector<Value> values) {
-  FileSystem& fs = FileSystem::posix();
-  const OverwritePolicy overwrite = overwrite_policy(options);
-  switch (*options.format) {
-    case Format::native:
-      return formats::create_native(fs, options.destination, plan.destination, std::move(values),
-                                    overwrite, parse_compression(options.compress));
-    case Format::safetensors: {
-      formats::SafetensorsWriteOptions write;
-      if (options.max_shard_nbytes != 0) write.max_shard_nbytes = options.max_shard_nbytes;
-      return formats::create_safetensors(fs, options.destination, plan.destination,
-                                         std::move(values), overwrite, write);
-    }
-    case Format::dcp:
-      return formats::create_dcp(fs, options.destination, plan.destination, std::move(values),
-                                 overwrite);
-    case Format::torch_zip:
-      break;
-  }
-  refuse_option("--to", "native, safetensors or dcp", "torch");
+formats::CreateOptions create_options(const ReshardOptions& options) {
+  formats::CreateOptions create;
+  create.format = *options.format;
+  create.overwrite = overwrite_policy(options);
+  create.native = parse_compression(options.compress);
+  if (options.max_shard_nbytes != 0) create.safetensors.max_shard_nbytes = options.max_shard_nbytes;
+  return create;
 }
 
 struct RankShare {
@@ -294,7 +278,9 @@ void move(const ReshardOptions& options, const Plan& plan, const CheckpointReade
           Terminal& terminal, const std::stop_token& stop) {
   std::vector<Value> values;
   for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
-  const auto writer = create_writer(options, plan, std::move(values));
+  const auto writer =
+      formats::create_checkpoint(FileSystem::posix(), options.destination, plan.destination,
+                                 std::move(values), create_options(options));
   {
     Progress progress(terminal, "reshard", plan.nbytes_to_write,
                       options.quiet ? ProgressDisplay::off : ProgressDisplay::on_terminal);

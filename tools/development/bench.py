@@ -13,7 +13,8 @@ from debian_packages import install_packages
 from places import ROOT
 from python_environment import python_environment
 
-NAMES = {"listing": "listing", "reshard": "reshard", "build": "core_build", "train": "train_step"}
+NAMES = {"listing": "listing", "reshard": "reshard", "build": "core_build", "train": "train_step",
+         "state": "train_state"}
 
 
 def seconds_text(seconds: float) -> str:

@@ -107,7 +107,7 @@ std::string layout_digest(const StateDict& state_dict, int world_size, formats::
   };
   add(std::to_string(world_size) + " " + std::string(formats::format_name(format)));
   for (const StateDict::Item& item : state_dict) {
-    add(item.fqn);
+    add(item.fqn + " " + std::to_string(item.key_path.size()));
     if (const auto* alias = std::get_if<StateAlias>(&item.entry)) add("= " + alias->target);
     const auto* tensor = std::get_if<StateTensor>(&item.entry);
     if (tensor == nullptr) continue;

@@ -1,10 +1,10 @@
 #include <torch/types.h>
 
-#include <cstring>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "runtime/registry/state_parts.h"
+#include "runtime/state/broadcast_text.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
@@ -81,19 +81,6 @@ class LoadWalk {
   std::vector<std::pair<Module*, std::shared_ptr<registry::StateDictHooks>>> to_finish_;
 };
 
-/// Returns rank 0's text on all ranks.
-std::string broadcast_text(const std::string& text, dist::Group& world) {
-  at::Tensor nbytes = torch::tensor({static_cast<std::int64_t>(text.size())}).to(world.device());
-  world.broadcast(nbytes, 0, "the length of a report").wait();
-  at::Tensor bytes = torch::empty({nbytes.item<std::int64_t>()}, at::kByte);
-  if (bytes.numel() == 0) return {};
-  if (world.rank() == 0) std::memcpy(bytes.data_ptr(), text.data(), text.size());
-  bytes = bytes.to(world.device());
-  world.broadcast(bytes, 0, "a report").wait();
-  bytes = bytes.to(at::kCPU);
-  return {static_cast<const char*>(bytes.data_ptr()), static_cast<std::size_t>(bytes.numel())};
-}
-
 /// Returns what this rank needs of rank 0's state dict.
 StateDict receive(Module& module, const StateDict& of_first, const LoadStateDictOptions& options) {
   const dist::Mesh mesh = mesh_of(module);
@@ -130,9 +117,9 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
       failure = error.what();
     }
   }
-  failure = broadcast_text(failure, world);
+  failure = state::broadcast_text(failure, world);
   if (!failure.empty()) state::rethrow_text(ErrorKind::mismatch, failure);
-  missing = "\n" + broadcast_text(missing, world);
+  missing = "\n" + state::broadcast_text(missing, world);
   StateDict received;
   for (const StateDict::Item& item : wanted) {
     if (missing.find("\n" + item.fqn + "\n") != std::string::npos) continue;

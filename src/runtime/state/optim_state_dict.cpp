@@ -2,22 +2,29 @@
 
 #include <torch/types.h>
 
+#include <cstring>
 #include <map>
-#include <unordered_set>
+#include <set>
+#include <unordered_map>
 
 #include "runtime/registry/state_parts.h"
+#include "runtime/state/broadcast_text.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/optimizer_adapters.h"
-#include "runtime/state/optimizer_groups.h"
+#include "runtime/state/optimizer_load.h"
 #include "runtime/state/optimizer_parameters.h"
-#include "runtime/torch_bridge.h"
+#include "runtime/state/value_tree.h"
 #include "tessera/base/error.h"
+#include "tessera/base/json.h"
 
 namespace tessera {
 namespace {
 
+using formats::KeyPath;
 using state::OptimizerAdapter;
+using state::OptimizerLoad;
 using state::OptimizerParameter;
+using state::ValueTree;
 using torch::nn::Module;
 using torch::optim::Optimizer;
 
@@ -25,147 +32,113 @@ std::string group_prefix(std::size_t group) {
   return "param_groups." + std::to_string(group) + ".";
 }
 
-/// Returns the fields of a group in a state dict, without the group's prefix.
-Value::Dict fields_of_group(const StateDict& state_dict, std::size_t group) {
-  const std::string prefix = group_prefix(group);
-  Value::Dict fields;
+/// What a state dict says of itself beside elements.
+struct Catalogue {
+  std::map<std::string, DType> tensors;
+  ValueTree values;
+};
+
+Catalogue catalogue_of(const StateDict& state_dict) {
+  Catalogue catalogue;
   for (const StateDict::Item& item : state_dict) {
-    if (!item.fqn.starts_with(prefix)) continue;
-    if (const auto* value = std::get_if<Value>(&item.entry)) {
-      fields.emplace_back(item.fqn.substr(prefix.size()), *value);
+    if (const auto* tensor = std::get_if<StateTensor>(&item.entry)) {
+      catalogue.tensors.emplace(item.fqn, tensor->dtype);
+    } else if (const auto* value = std::get_if<Value>(&item.entry)) {
+      catalogue.values.add_renamed(item.fqn, item.fqn, item.key_path, *value);
     }
   }
-  return fields;
+  return catalogue;
 }
 
-/// Loads in two steps: everything is found and checked, then everything is replaced.
-class OptimizerLoad {
- public:
-  OptimizerLoad(Module& model, Optimizer& optimizer, const StateDict& source,
-                const LoadStateDictOptions& options)
-      : optimizer_(optimizer),
-        adapter_(OptimizerAdapter::of(optimizer)),
-        source_(source),
-        report_{options},
-        parameters_(state::parameters_of(model, optimizer)) {}
-
-  void check() {
-    match_groups();
-    for (const OptimizerParameter& parameter : parameters_) load_state(parameter);
-    if (!report_.options.allow_unexpected) {
-      for (const StateDict::Item& item : source_) {
-        if (item.fqn.starts_with("state.") && !taken_.contains(item.fqn)) {
-          report_.add("unexpected", item.fqn, "no such key", "one");
-        }
-      }
-    }
-    state::refuse_problems("optimizer state dict", report_.problems);
+Value to_value(const KeyPath& path) {
+  Value::List steps;
+  for (const auto& step : path) {
+    std::visit([&](const auto& each) { steps.push_back(Value(each)); }, step);
   }
+  return steps;
+}
 
-  void replace() {
-    for (std::size_t i = 0; i < options_.size(); ++i) {
-      if (options_[i]) optimizer_.param_groups()[i].set_options(std::move(options_[i]));
-    }
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      void* const key = parameters_[i].tensor.unsafeGetTensorImpl();
-      optimizer_.state().erase(key);
-      if (states_[i]) optimizer_.state()[key] = std::move(states_[i]);
+KeyPath path_from(const Value& value) {
+  KeyPath path;
+  for (const Value& step : *value.get_if<Value::List>()) {
+    if (const auto* number = step.get_if<std::int64_t>()) {
+      path.emplace_back(*number);
+    } else {
+      path.emplace_back(*step.get_if<std::string>());
     }
   }
+  return path;
+}
 
- private:
-  /// Finds, for each group, the one in the state dict that has its parameters.
-  void match_groups() {
-    std::vector<Value::Dict> saved;
-    for (Value::Dict next = fields_of_group(source_, 0); !next.empty();
-         next = fields_of_group(source_, saved.size())) {
-      saved.push_back(std::move(next));
-    }
-    const auto fields =
-        state::match_groups(parameters_, optimizer_.param_groups().size(), saved, report_);
-    for (const auto& of_group : fields) {
-      options_.push_back(of_group ? adapter_.with_fields(*of_group) : nullptr);
+/// Returns rank 0's on all ranks.
+Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
+  Value::List tensors;
+  for (const auto& [fqn, dtype] : catalogue.tensors) {
+    tensors.push_back(Value::List{fqn, std::string(dtype_name(dtype))});
+  }
+  Value::List values;
+  for (const auto& [name, leaf] : catalogue.values.leaves()) {
+    values.push_back(Value::List{to_value(leaf.path), leaf.value});
+  }
+  const std::string what = "rank 0's state dict";
+  const std::string text = state::broadcast_text(
+      value_to_json(Value::List{std::move(tensors), std::move(values)}), world);
+  const Value received = value_from_json(parse_json(text, what), what);
+  const auto& parts = *received.get_if<Value::List>();
+  Catalogue result;
+  for (const Value& each : *parts[0].get_if<Value::List>()) {
+    const auto& tensor = *each.get_if<Value::List>();
+    result.tensors.emplace(*tensor[0].get_if<std::string>(),
+                           *parse_dtype(*tensor[1].get_if<std::string>()));
+  }
+  for (const Value& each : *parts[1].get_if<Value::List>()) {
+    const auto& leaf = *each.get_if<Value::List>();
+    result.values.add_leaf(path_from(leaf[0]), leaf[1]);
+  }
+  return result;
+}
+
+/// Finds what is wanted in a state dict, and reports what it does not have whole.
+std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
+                                                             const StateDict& wanted,
+                                                             LoadReport& report) {
+  std::unordered_map<std::string, const StateTensor*> found;
+  for (const StateDict::Item& item : wanted) {
+    const auto& own = std::get<StateTensor>(item.entry);
+    const StateTensor* entry = find_fitting(source, item.fqn, own.dtype, own.shape, report);
+    if (entry == nullptr) continue;
+    found.emplace(item.fqn, entry);
+    // What rank 0 sends on it has whole.
+    const std::vector<TensorPart> whole = {{whole_box(own.shape), {}}};
+    for (const TensorPart& part : report.options.rank0_only ? whole : own.parts) {
+      if (state::cut(*entry, part.region)) continue;
+      report.add("hole", item.fqn, region_to_string(part.region),
+                 "parts that do not hold all of it");
+      break;
     }
   }
-
-  void load_state(const OptimizerParameter& parameter) {
-    const std::string prefix = "state." + parameter.fqn + ".";
-    const auto& options = options_[parameter.group]
-                              ? *options_[parameter.group]
-                              : optimizer_.param_groups()[parameter.group].options();
-    auto loaded = adapter_.make_state();
-    bool has_some = false;
-    StateDict own;  // find_fitting wants one that it may change
-    const auto take = [&](const std::string& name) {
-      const std::string fqn = prefix + name;
-      const StateEntry* const entry = source_.find(fqn);
-      if (entry == nullptr) return false;
-      taken_.insert(fqn);
-      own.set(fqn, *entry);
-      has_some = true;
-      return true;
-    };
-    std::vector<std::string> missing;
-    for (const OptimizerAdapter::Slot& slot : adapter_.slots(*loaded, options)) {
-      if (take(slot.name)) {
-        load_slot(parameter, prefix + slot.name, own, *slot.tensor);
-      } else if (slot.is_required) {
-        missing.push_back(prefix + slot.name);
-      }
-    }
-    if (std::int64_t* const step = adapter_.step(*loaded)) {
-      if (take("step")) {
-        load_step(prefix + "step", own, *step);
-      } else {
-        missing.push_back(prefix + "step");
-      }
-    }
-    if (!report_.options.allow_missing && (has_some || adapter_.makes_state_at_once())) {
-      for (const std::string& fqn : missing) report_.add("missing", fqn, "a tensor", "none");
-    }
-    states_.push_back(has_some && missing.empty() ? std::move(loaded) : nullptr);
-  }
-
-  void load_slot(const OptimizerParameter& parameter, const std::string& fqn, StateDict& own,
-                 at::Tensor& slot) {
-    // Its dtype is its own: an optimizer may keep state in another one than the parameter's.
-    const auto* entry = std::get_if<StateTensor>(own.find(fqn));
-    const DType dtype = entry == nullptr ? DType::float32 : entry->dtype;
-    const StateTensor* const found = find_fitting(own, fqn, dtype, parameter.layout.shape, report_);
-    if (found == nullptr) return;
-    slot =
-        torch::empty(parameter.tensor.sizes(),
-                     parameter.tensor.options().requires_grad(false).dtype(scalar_type_of(dtype)));
-    std::int64_t begin = 0;
-    for (const TensorPart& part : parameter.layout.parts) {
-      const auto cut = state::cut(*found, part.region);
-      if (!cut) {
-        report_.add("hole", fqn, region_to_string(part.region), "parts that do not hold all of it");
-        return;
-      }
-      slot.view({-1}).narrow(0, begin, cut->numel()).copy_(*cut);
-      begin += cut->numel();
+  if (report.options.allow_unexpected) return found;
+  for (const StateDict::Item& item : source) {
+    if (item.fqn.starts_with("state.") && !wanted.contains(item.fqn)) {
+      report.add("unexpected", item.fqn, "no such key", "one");
     }
   }
+  return found;
+}
 
-  void load_step(const std::string& fqn, StateDict& own, std::int64_t& step) {
-    const auto* const entry = std::get_if<StateTensor>(own.find(fqn));
-    if (entry == nullptr || !entry->is_whole() || numel_of(entry->shape) != 1) {
-      report_.add("shape", fqn, "one number", "another entry");
-      return;
-    }
-    step = static_cast<std::int64_t>(entry->tensor(fqn).to(at::kDouble).item<double>());
+/// Throws on all ranks what is wrong with the state dict of any that has one.
+void refuse(const LoadReport& report, dist::Group* from_first) {
+  std::string failure;
+  try {
+    state::refuse_problems("optimizer state dict", report.problems);
+  } catch (const Error& error) {
+    if (from_first == nullptr) throw;
+    failure = error.what();
   }
-
-  Optimizer& optimizer_;
-  const OptimizerAdapter& adapter_;
-  const StateDict& source_;
-  LoadReport report_;
-  std::vector<OptimizerParameter> parameters_;
-  std::unordered_set<std::string> taken_;
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;    // by group
-  std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> states_;  // by parameter
-};
+  if (from_first == nullptr) return;
+  failure = state::broadcast_text(failure, *from_first);
+  if (!failure.empty()) state::rethrow_text(ErrorKind::mismatch, failure);
+}
 
 /// Returns the names, by number, in the order of the groups.
 std::vector<std::string> numbered_names(const Module& model, const Optimizer& optimizer) {
@@ -233,9 +206,71 @@ StateDict optim_state_dict(Module& model, const Optimizer& optimizer,
 void load_optim_state_dict(Module& model, Optimizer& optimizer, const StateDict& state_dict,
                            const LoadStateDictOptions& options) {
   const at::NoGradGuard no_grad;
-  OptimizerLoad load(model, optimizer, state_dict, options);
-  load.check();
-  load.replace();
+  const dist::Mesh mesh = mesh_of(model);
+  dist::Group* const from_first = options.rank0_only ? mesh.world().get() : nullptr;
+  Catalogue catalogue = catalogue_of(state_dict);
+  if (from_first != nullptr) catalogue = broadcast(catalogue, *from_first);
+
+  OptimizerLoad load(model, optimizer);
+  const StateDict wanted = load.want(catalogue.tensors);
+  LoadReport report{options};
+  load.take_groups(catalogue.values, {}, NameSelection(), report);
+  StateDict source = state_dict;  // find_fitting wants one that it may change
+  std::unordered_map<std::string, const StateTensor*> found;
+  if (from_first == nullptr || mesh.rank() == 0) found = find_all(source, wanted, report);
+  refuse(report, from_first);
+
+  std::set<std::string> filled;
+  for (const StateDict::Item& item : wanted) {
+    if (!catalogue.tensors.contains(item.fqn)) continue;  // it may be missing
+    const auto& own = std::get<StateTensor>(item.entry);
+    const auto it = found.find(item.fqn);
+    if (from_first != nullptr) {
+      state::scatter(it == found.end() ? nullptr : it->second, own, *from_first, item.fqn);
+    } else {
+      for (const TensorPart& part : own.parts) {
+        part.tensor.view({-1}).copy_(*state::cut(*it->second, part.region));
+      }
+    }
+    filled.insert(item.fqn);
+  }
+  load.replace(filled);
+}
+
+StateDict flatten_optim_state_dict(const StateDict& state_dict) {
+  StateDict result;
+  result.units = state_dict.units;
+  std::map<std::string, std::vector<StateDict::Item>> groups;  // fields, by group
+  for (const StateDict::Item& item : state_dict) {
+    if (!item.fqn.starts_with("param_groups.")) {
+      result.set(item.fqn, item.entry, KeyPath{item.fqn});
+      continue;
+    }
+    groups[item.fqn.substr(0, item.fqn.find('.', std::strlen("param_groups.")))].push_back(item);
+  }
+  for (const auto& [group, fields] : groups) {
+    const StateEntry* const params = state_dict.find(group + ".params");
+    const auto* const value = params == nullptr ? nullptr : std::get_if<Value>(params);
+    const auto* const names = value == nullptr ? nullptr : value->get_if<Value::List>();
+    if (names == nullptr) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = group + ".params"}, "key",
+                            "the names of the group's parameters", "none");
+    }
+    for (const Value& each : *names) {
+      const auto* const name = each.get_if<std::string>();
+      if (name == nullptr) {
+        throw Error::expected(ErrorKind::invalid_argument, {.fqn = group + ".params"},
+                              "key of a parameter", "its name", "a number",
+                              "rekey_optim_state_dict gives names");
+      }
+      for (const StateDict::Item& field : fields) {
+        if (field.fqn == group + ".params") continue;
+        const std::string fqn = "param_groups." + *name + field.fqn.substr(group.size());
+        result.set(fqn, field.entry, KeyPath{fqn});
+      }
+    }
+  }
+  return result;
 }
 
 StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,

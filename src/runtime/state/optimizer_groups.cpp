@@ -1,10 +1,20 @@
 #include "runtime/state/optimizer_groups.h"
 
+#include <algorithm>
+#include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 
 namespace tessera::state {
 namespace {
+
+using formats::KeyPath;
+
+bool has_members(const Value::Dict& fields) {
+  return std::ranges::any_of(fields,
+                             [](const auto& field) { return field.first == Value("params"); });
+}
 
 std::vector<std::string> names_in(const Value::Dict& fields) {
   std::vector<std::string> names;
@@ -18,7 +28,63 @@ std::vector<std::string> names_in(const Value::Dict& fields) {
   return names;
 }
 
+KeyPath below(KeyPath path, KeyPath::value_type step) {
+  path.push_back(std::move(step));
+  return path;
+}
+
+std::vector<Value::Dict> numbered_groups(const ValueTree& tree, const KeyPath& path) {
+  std::vector<Value::Dict> groups;
+  for (std::int64_t group = 0;; ++group) {
+    const auto found = tree.find(below(path, group));
+    const auto* fields = found ? found->get_if<Value::Dict>() : nullptr;
+    if (fields == nullptr || !has_members(*fields)) return groups;
+    groups.push_back(*fields);
+  }
+}
+
+std::vector<Value::Dict> flattened_groups(const ValueTree& tree, const std::string& prefix,
+                                          const std::vector<OptimizerParameter>& parameters) {
+  std::set<std::string> names;
+  for (const OptimizerParameter& parameter : parameters) names.insert(parameter.fqn);
+  std::map<std::string, Value::Dict> fields_of;  // by parameter
+  for (const auto& [name, leaf] : tree.leaves()) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string rest = name.substr(prefix.size());
+    // The longest name that it begins with: `a.b` may be a parameter beside `a`.
+    std::size_t dot = rest.rfind('.');
+    while (dot != std::string::npos && dot > 0 && !names.contains(rest.substr(0, dot))) {
+      dot = rest.rfind('.', dot - 1);
+    }
+    if (dot == std::string::npos || dot == 0) continue;
+    fields_of[rest.substr(0, dot)].emplace_back(rest.substr(dot + 1), leaf.value);
+  }
+  std::vector<Value::Dict> groups;
+  std::vector<Value::List> members;
+  for (auto& [fqn, fields] : fields_of) {
+    const auto same = std::ranges::find(groups, fields);
+    const auto group = static_cast<std::size_t>(same - groups.begin());
+    if (same == groups.end()) {
+      groups.push_back(std::move(fields));
+      members.emplace_back();
+    }
+    members[group].emplace_back(fqn);
+  }
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    groups[group].emplace_back("params", std::move(members[group]));
+  }
+  return groups;
+}
+
 }  // namespace
+
+std::vector<Value::Dict> saved_groups(const ValueTree& tree, const KeyPath& root,
+                                      const std::vector<OptimizerParameter>& parameters) {
+  const KeyPath path = below(root, std::string("param_groups"));
+  std::vector<Value::Dict> groups = numbered_groups(tree, path);
+  if (!groups.empty()) return groups;
+  return flattened_groups(tree, formats::spell(path) + ".", parameters);
+}
 
 std::vector<std::optional<Value::Dict>> match_groups(
     const std::vector<OptimizerParameter>& parameters, std::size_t num_groups,

@@ -4,10 +4,18 @@
 #include <vector>
 
 #include "runtime/state/optimizer_parameters.h"
+#include "runtime/state/value_tree.h"
 #include "tessera/base/value.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
 
 namespace tessera::state {
+
+/// Returns the fields of saved groups, with `params` a list of names:
+/// `param_groups.<number>.<field>` or, flattened, `param_groups.<fqn>.<field>`, of which those of
+/// equal fields are one group. What stands under no parameter's name is left out. `root`: where in
+/// the tree the state dict is.
+std::vector<Value::Dict> saved_groups(const ValueTree& tree, const formats::KeyPath& root,
+                                      const std::vector<OptimizerParameter>& parameters);
 
 /// Returns, for each of an optimizer's groups, the fields of the one among `saved` that has its
 /// parameters; nothing for one that has none there. Reports parameters that no saved group has, and

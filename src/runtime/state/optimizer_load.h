@@ -12,36 +12,40 @@
 
 #include "runtime/state/optimizer_adapters.h"
 #include "runtime/state/optimizer_parameters.h"
+#include "runtime/state/value_tree.h"
 #include "tessera/base/glob.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/runtime/registry/state_dict.h"
+#include "tessera/runtime/registry/state_dict_hooks.h"
 
 namespace tessera::state {
 
-/// Loads a checkpoint into an optimizer in steps: what is wanted of it, into new memory; what its
-/// groups are to be; and, when all has been read, the exchange. Keys begin with `optim.`.
+/// Loads optimizer state in steps: what is wanted of it, into new memory; what the groups are to
+/// be; and, when all has been read, the exchange. Keys are those of `optim_state_dict`.
 class OptimizerLoad {
  public:
   OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
 
-  /// Adds what the checkpoint has of each parameter's state to `wanted`. `saved`: the names and
-  /// dtypes of its tensors.
-  void want(const std::map<std::string, DType>& saved, StateDict& wanted);
+  /// Returns what there is of each parameter's state. `saved`: names and dtypes of what there is.
+  StateDict want(const std::map<std::string, DType>& saved);
 
-  /// Takes the fields of the checkpoint's groups. Reports parameters without a group, and groups
-  /// that do not fit. Throws: Error(unsupported), Error(mismatch) for fields that cannot be taken.
-  void take_groups(const std::vector<Value::Dict>& saved, const NameSelection& only,
-                   bool allow_missing, std::vector<formats::Finding>& problems);
+  /// Takes the fields of the saved groups (see `saved_groups`). Reports parameters without a group,
+  /// and groups that do not fit. Throws: Error(unsupported), Error(mismatch) for fields that cannot
+  /// be taken.
+  void take_groups(const ValueTree& tree, const formats::KeyPath& root, const NameSelection& only,
+                   LoadReport& report);
 
-  /// Replaces the optimizer's state and fields. A parameter of which not all that was wanted has
-  /// been filled keeps its state; one that the checkpoint has without state loses it.
+  /// Replaces the optimizer's state and fields. Where not all that was wanted of a parameter has
+  /// been filled, the rest of its state stays; one that was saved without state loses it.
   void replace(const std::set<std::string>& filled);
 
  private:
   struct Step {
     std::int64_t* to;
+    std::int64_t* present;  // of the state that the optimizer has; null: none
     at::Tensor from;
+    std::string name;  // key
   };
   /// What becomes of a parameter.
   struct Loaded {
@@ -53,11 +57,16 @@ class OptimizerLoad {
   Loaded want_of(const OptimizerParameter& parameter, const std::map<std::string, DType>& saved,
                  StateDict& wanted) const;
 
+  torch::optim::OptimizerParamState* present_state(const OptimizerParameter& parameter) const;
+  at::Tensor memory_for(const std::string& slot_name, at::ScalarType dtype,
+                        const OptimizerParameter& parameter,
+                        torch::optim::OptimizerParamState* present) const;
+
   torch::optim::Optimizer& optimizer_;
   const OptimizerAdapter& adapter_;
   std::vector<OptimizerParameter> parameters_;
   std::vector<Loaded> loaded_;             // parallel to parameters_
-  std::unordered_set<std::string> known_;  // parameters that a group of the checkpoint has
+  std::unordered_set<std::string> known_;  // parameters that a saved group has
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>
       options_;  // by group; null: as it is
 };

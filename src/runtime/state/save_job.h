@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,15 @@
 
 namespace tessera::state {
 
+/// Returns the format of the parts that ranks write: of formats that take a single writer, native.
+formats::Format format_of_parts(formats::Format format);
+
+/// What rank 0 moves parts to, where the format takes a single writer.
+struct OneFile {
+  reshard::Plan plan;
+  std::unique_ptr<formats::CheckpointWriter> writer;
+};
+
 /// One rank's half of a save, from the plan on.
 struct SaveJob {
   SaveOptions options;
@@ -22,10 +32,17 @@ struct SaveJob {
   std::vector<Value> values;                  // parallel to contents.values
   std::string directory;                      // where parts are written
   std::unique_ptr<StagedDestination> staged;  // on rank 0; dies without a commit: removes all
+  std::optional<OneFile> one_file;            // on rank 0; for such a format
+
+  /// Starts what a single writer writes, on rank 0. Throws what the format refuses.
+  void start_one_file(const std::string& path);
 
   /// Writes, joins, seals, and makes the checkpoint appear. Runs on any thread. Collective; throws
   /// on all ranks where one fails.
   void run(Rendezvous& rendezvous);
+
+ private:
+  void finish();
 };
 
 /// Returns the directory that a checkpoint lies in.

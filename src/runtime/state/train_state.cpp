@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
@@ -104,7 +105,7 @@ class TrainState::Impl {
     if (background_.joinable()) background_.join();
   }
 
-  StateDict tensors_and_fields(bool has_optimizer) const;
+  StateDict tensors_and_fields(const SaveOptions& options) const;
   std::string say_values() const;
   void take_values(const std::vector<std::string>& said, SaveJob& job, StateDict& state) const;
   void take_snapshot(SaveJob& job);
@@ -131,41 +132,45 @@ class TrainState::Impl {
   std::exception_ptr background_failure_;
 };
 
+namespace {
+
+/// Moves the entries of a part of the state to `all`, under the part's name.
+void add_under(const std::string& name, StateDict part, StateDict& all) {
+  for (StateDict::Item& item : part) {
+    formats::KeyPath path = {name};
+    if (item.key_path.empty()) path.emplace_back(item.fqn);
+    path.insert(path.end(), item.key_path.begin(), item.key_path.end());
+    if (auto* alias = std::get_if<StateAlias>(&item.entry)) {
+      alias->target = name + "." + alias->target;
+    } else if (auto* tensor = std::get_if<StateTensor>(&item.entry)) {
+      if (!tensor->parameter.empty()) {
+        tensor->parameter = std::string(kModel) + "." + tensor->parameter;
+      }
+    }
+    all.set(name + "." + item.fqn, std::move(item.entry), std::move(path));
+  }
+  for (FlatUnit& unit : part.units) {
+    unit.name = unit.name.empty() ? name : name + "." + unit.name;
+    for (FlatUnitParameter& parameter : unit.parameters) {
+      parameter.fqn = name + "." + parameter.fqn;
+    }
+    all.units.push_back(std::move(unit));
+  }
+}
+
+}  // namespace
+
 // --- saving
 
 /// Returns all that is a tensor, and the fields of the optimizer's groups, under the keys of the
 /// checkpoint.
-StateDict TrainState::Impl::tensors_and_fields(bool has_optimizer) const {
+StateDict TrainState::Impl::tensors_and_fields(const SaveOptions& options) const {
   StateDict all;
-  const auto add = [&](const std::string& name, StateDict part, bool is_nested) {
-    for (StateDict::Item& item : part) {
-      formats::KeyPath path = {name};
-      if (is_nested) {
-        path.insert(path.end(), item.key_path.begin(), item.key_path.end());
-      } else {
-        path.emplace_back(item.fqn);
-      }
-      if (auto* alias = std::get_if<StateAlias>(&item.entry)) {
-        alias->target = name + "." + alias->target;
-      } else if (auto* tensor = std::get_if<StateTensor>(&item.entry)) {
-        if (!tensor->parameter.empty()) {
-          tensor->parameter = std::string(kModel) + "." + tensor->parameter;
-        }
-      }
-      all.set(name + "." + item.fqn, std::move(item.entry), std::move(path));
-    }
-    for (FlatUnit& unit : part.units) {
-      unit.name = unit.name.empty() ? name : name + "." + unit.name;
-      for (FlatUnitParameter& parameter : unit.parameters) {
-        parameter.fqn = name + "." + parameter.fqn;
-      }
-      all.units.push_back(std::move(unit));
-    }
-  };
-  add(kModel, state_dict(*model_, {.type = SHARDED}), false);
-  if (has_optimizer && optimizer_ != nullptr) {
-    add(kOptimizer, optim_state_dict(*model_, *optimizer_, {.type = SHARDED}), true);
-  }
+  add_under(kModel, state_dict(*model_, {.type = SHARDED}), all);
+  if (optimizer_ == nullptr) return all;
+  StateDict optimizer = optim_state_dict(*model_, *optimizer_, {.type = SHARDED});
+  if (options.flatten_optimizer_state_dict) optimizer = flatten_optim_state_dict(optimizer);
+  add_under(kOptimizer, std::move(optimizer), all);
   return all;
 }
 
@@ -235,7 +240,11 @@ void TrainState::Impl::take_snapshot(SaveJob& job) {
             torch::empty({tensor.numel()},
                          at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
       }
-      buffer.copy_(tensor.view({-1}));
+      if (tensor.is_cpu()) {
+        std::memcpy(buffer.data_ptr(), tensor.data_ptr(), tensor.nbytes());  // faster than copy_
+      } else {
+        buffer.copy_(tensor.view({-1}));
+      }
       tensor = buffer;
     }
   }
@@ -248,15 +257,15 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
   SaveReport report;
   auto job = std::make_shared<SaveJob>();
   job->options = options;
+  const formats::Format parts = state::format_of_parts(options.format);
   StateDict all;
   std::string digest;
   // What each says: the digest, where parts go (rank 0), values.
   const auto said = rendezvous_.together("saving " + path, [&] {
-    all = tensors_and_fields(true);
-    digest = state::layout_digest(all, mesh_.world_size(), options.format);
+    all = tensors_and_fields(options);
+    digest = state::layout_digest(all, mesh_.world_size(), parts);
     if (digest != digest_) {
-      live_ =
-          std::make_shared<LiveState>(state::share_out(all, mesh_.world_size(), options.format));
+      live_ = std::make_shared<LiveState>(state::share_out(all, mesh_.world_size(), parts));
       plan_ = std::make_shared<reshard::Plan>(state::plan_save(*live_, mesh_.rank()));
       digest_ = digest;
     } else {
@@ -270,7 +279,8 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
         locked_directory_ = parent;
       }
       job->staged = std::make_unique<StagedDestination>(
-          FileSystem::posix(), path, DestinationKind::directory, options.overwrite);
+          FileSystem::posix(), parts == options.format ? path : path + ".parts",
+          DestinationKind::directory, options.overwrite);
       directory = job->staged->staging_path();
     }
     return value_to_json(Value::List{digest, directory, say_values()});
@@ -292,6 +302,12 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
   job->held = state::held_by(all, live_->contents);
   job->contents = live_->contents;
   take_values(values, *job, all);
+  if (parts != options.format) {
+    rendezvous_.together("saving " + path, [&] {
+      if (mesh_.rank() == 0) job->start_one_file(path);
+      return std::string();
+    });
+  }
   report.nbytes_written = plan_->nbytes_to_write;
   if (!options.async) {
     job->run(rendezvous_);
@@ -313,15 +329,21 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
 
 namespace {
 
-/// Returns the fields of the optimizer's groups in a checkpoint, by group.
-std::vector<Value::Dict> groups_in(const ValueTree& tree) {
-  std::vector<Value::Dict> groups;
-  for (std::int64_t group = 0;; ++group) {
-    const auto found = tree.find({kOptimizer, "param_groups", group});
-    const auto* fields = found ? found->get_if<Value::Dict>() : nullptr;
-    if (fields == nullptr) return groups;
-    groups.push_back(*fields);
+/// Returns a key of a part of the state without the part's name; nothing for keys of others.
+std::optional<std::string> key_under(const std::string& name, const std::string& key) {
+  if (!key.starts_with(name + ".")) return std::nullopt;
+  return key.substr(name.size() + 1);
+}
+
+/// Returns the optimizer's tensors in a checkpoint, with their dtypes.
+std::map<std::string, DType> optimizer_tensors(const CheckpointContents& contents,
+                                               const std::vector<reshard::Rename>& renames) {
+  std::map<std::string, DType> tensors;
+  for (const formats::TensorEntry& tensor : contents.tensors) {
+    const auto key = key_under(kOptimizer, renamed(tensor.meta.fqn, renames));
+    if (key) tensors.emplace(*key, tensor.meta.dtype);
   }
+  return tensors;
 }
 
 }  // namespace
@@ -390,14 +412,11 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
     const CheckpointContents& source = reader->contents();
     summary.format = reader->format();
     summary.saved_world_size = source.world_size;
-    std::map<std::string, DType> saved;
-    for (const formats::TensorEntry& tensor : source.tensors) {
-      saved.emplace(renamed(tensor.meta.fqn, options.renames), tensor.meta.dtype);
-    }
-    StateDict all = tensors_and_fields(false);
+    StateDict all;
+    add_under(kModel, state_dict(*model_, {.type = SHARDED}), all);
     if (optimizer_ != nullptr) {
       optimizer_load.emplace(*model_, *optimizer_);
-      optimizer_load->want(saved, all);
+      add_under(kOptimizer, optimizer_load->want(optimizer_tensors(source, options.renames)), all);
     }
     LiveState live = state::share_out(all, mesh_.world_size(), formats::Format::native);
     wanted = state::held_contents(live, mesh_.rank());
@@ -431,7 +450,10 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
     }
     check_values(tree, only, options.allow_missing, plan.problems);
     if (optimizer_load) {
-      optimizer_load->take_groups(groups_in(tree), only, options.allow_missing, plan.problems);
+      const LoadStateDictOptions relaxed{.allow_missing = options.allow_missing};
+      LoadReport report{relaxed};
+      optimizer_load->take_groups(tree, {kOptimizer}, only, report);
+      plan.problems.insert(plan.problems.end(), report.problems.begin(), report.problems.end());
     }
     // The path is told once, for all.
     for (formats::Finding& problem : plan.problems) problem.where.path.clear();
@@ -450,9 +472,9 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
   rendezvous_.together("reading " + path, [&] {
     LiveWriter writer(plan.destination, parts);
     reshard::execute(plan, *reader, writer, {.memory_nbytes = options.memory_nbytes});
-    std::set<std::string> filled;
+    std::set<std::string> filled;  // of the optimizer
     for (const formats::TensorEntry& tensor : plan.destination.tensors) {
-      filled.insert(tensor.meta.fqn);
+      if (const auto key = key_under(kOptimizer, tensor.meta.fqn)) filled.insert(*key);
     }
     if (optimizer_load) optimizer_load->replace(filled);
     load_values(tree, only);

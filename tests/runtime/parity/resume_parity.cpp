@@ -55,7 +55,10 @@ void run(const Arguments& arguments) {
   out << "]\n";
   if (arguments.to == "-") return;
   tessera::SaveOptions options;
-  options.format = *tessera::formats::parse_format(arguments.format);
+  options.flatten_optimizer_state_dict = arguments.format == "flattened";
+  options.format = options.flatten_optimizer_state_dict
+                       ? tessera::formats::Format::dcp
+                       : *tessera::formats::parse_format(arguments.format);
   tessera::save(state, arguments.to, options);
 }
 

@@ -73,6 +73,9 @@ TEST_P(OptimStateDictTest, C7_FullIsThatOfTheUnshardedRunAndIsLoadedBack) {
         }
         const StateDict of_first = optim_state_dict(*model, *optimizer, {.rank0_only = true});
         EXPECT_EQ(of_first.size(), mesh.rank() == 0 ? found.size() : 0);
+        const auto fresh = make_optimizer(kind, unique_parameters(*model), 0.5);
+        load_optim_state_dict(*model, *fresh, of_first, {.rank0_only = true});
+        expect_equal(optim_state_dict(*model, *fresh), found);
       },
       configuration.mesh_options());
 }
@@ -177,6 +180,60 @@ TEST(OptimStateDictFormTest, C7_KeysByNumberAndBack) {
   EXPECT_THAT(
       error_of([&] { rekey_optim_state_dict(by_id, OptimStateKey::param_id, *model, *optimizer); }),
       HasSubstr("a parameter's name"));
+}
+
+TEST(OptimStateDictFormTest, C7_FlattenedGroupsAreToldForEachParameter) {
+  torch::nn::Sequential model(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
+  const auto optimizer = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
+  train(*optimizer, [&] { return model->forward(torch::ones({2, 3})).sum(); });
+  const StateDict nested = optim_state_dict(*model, *optimizer);
+  const StateDict flattened = flatten_optim_state_dict(nested);
+  for (const StateDict::Item& item : flattened) {
+    EXPECT_EQ(item.key_path, formats::KeyPath{item.fqn});
+    EXPECT_FALSE(item.fqn.ends_with(".params"));
+  }
+  for (const int group : {0, 1}) {
+    const std::string prefix = "param_groups." + std::to_string(group) + ".";
+    const auto names = std::get<Value>(*nested.find(prefix + "params"));
+    for (const Value& name : *names.get_if<Value::List>()) {
+      const std::string own = "param_groups." + *name.get_if<std::string>() + ".";
+      for (const std::string field : {"lr", "betas", "weight_decay", "maximize"}) {
+        EXPECT_EQ(std::get<Value>(*flattened.find(own + field)),
+                  std::get<Value>(*nested.find(prefix + field)));
+      }
+    }
+  }
+  StateDict bare;  // without paths, as a user may build one
+  for (const StateDict::Item& item : flattened) bare.set(item.fqn, item.entry);
+  for (const StateDict* saved : {&flattened, &std::as_const(bare)}) {
+    const auto fresh = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters(), 0.5);
+    load_optim_state_dict(*model, *fresh, *saved);
+    expect_equal(optim_state_dict(*model, *fresh), nested);
+  }
+  StateDict other = flattened;
+  other.set("param_groups.0.weight.lr", Value(0.75));
+  torch::optim::AdamW one(model->parameters(), torch::optim::AdamWOptions(0.1));
+  EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, one, other); }), HasSubstr("in groups"));
+  other.erase("param_groups.0.weight.lr");
+  const StateDict by_id =
+      rekey_optim_state_dict(nested, OptimStateKey::param_id, *model, *optimizer);
+  EXPECT_THAT(error_of([&] { flatten_optim_state_dict(by_id); }), HasSubstr("rekey"));
+}
+
+TEST(OptimStateDictFaultTest, C7_WhatRank0HasThatDoesNotFitIsNamedOnAllRanks) {
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::Mlp model = seeded<test::Mlp>();
+    fully_shard(*model, {.mesh = mesh});
+    const auto optimizer = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
+    train(*optimizer, [&] { return forward(model, torch::ones({2, 7})).sum(); });
+    StateDict saved = optim_state_dict(*model, *optimizer, {.rank0_only = true});
+    if (mesh.rank() == 0) {
+      saved.set("state.up.bias.exp_avg", StateTensor::whole(torch::ones({2})));
+    }
+    EXPECT_THAT(
+        error_of([&] { load_optim_state_dict(*model, *optimizer, saved, {.rank0_only = true}); }),
+        HasSubstr("state.up.bias.exp_avg: shape"));
+  });
 }
 
 TEST(OptimStateDictFaultTest, C7_WhatDoesNotFitIsNamed) {

@@ -252,6 +252,40 @@ TEST(TrainStateTest, E4_AFailureOnOneRankIsOneOnAllAndLeavesNothing) {
   EXPECT_EQ(FileSystem::posix().list_directory(directory.path()), std::vector<std::string>{"a"});
 }
 
+TEST(TrainStateTest, E2_FormatsOfOneWriterAreWrittenByAllRanksThroughRank0) {
+  const test::TemporaryDirectory directory;
+  StateDict expected;
+  on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    trainer.train(2);
+    std::int64_t seen = 5;
+    TrainState state(trainer.model, *trainer.optimizer);
+    state.with("seen", seen);
+    for (const bool in_background : {false, true}) {
+      const std::string path =
+          directory.path() + (in_background ? "/b.safetensors" : "/a.safetensors");
+      const SaveOptions options{.format = formats::Format::safetensors, .async = in_background};
+      save(state, path, options);
+      state.wait();
+      EXPECT_THAT(error_of([&] { save(state, path, options); }), HasSubstr("exists"));
+    }
+    const StateDict whole = trainer.whole();
+    if (mesh.rank() == 0) expected = whole;
+  });
+  EXPECT_EQ(FileSystem::posix().list_directory(directory.path()),
+            (std::vector<std::string>{"a.safetensors", "a.safetensors.values.json", "b.safetensors",
+                                      "b.safetensors.values.json"}));
+  for (const char* name : {"/a.safetensors", "/b.safetensors"}) {
+    on({kSharded, FULL_SHARD, 1, 3}, [&](const dist::Mesh& /*mesh*/, Trainer& trainer) {
+      std::int64_t seen = 0;
+      TrainState state(trainer.model, *trainer.optimizer);
+      state.with("seen", seen);
+      load(state, directory.path() + name);
+      EXPECT_EQ(seen, 5);
+      test::expect_same_state(trainer.whole(), expected, name);
+    });
+  }
+}
+
 TEST(TrainStateTest, E4_OneTrainerAtATimeWritesADirectory) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);

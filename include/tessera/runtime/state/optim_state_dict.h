@@ -22,13 +22,20 @@ StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimiz
                            const StateDictOptions& options = {});
 
 /// Replaces an optimizer's state and the fields of its groups by those of `state_dict`, whole
-/// tensors or parts of any layout that hold what this rank needs. Groups are matched by their
-/// parameters. State that the checkpoint does not have for a parameter is dropped. All is checked
-/// before anything is replaced.
-/// Not collective. Throws: Error(mismatch) listing everything that is missing, unexpected or does
-/// not fit; Error(unsupported) naming a field whose value libtorch cannot follow (`maximize`).
+/// tensors or parts of any layout that hold what this rank needs, nested or flattened. Groups are
+/// matched by their parameters. A parameter that was saved without state loses its own. All is
+/// checked before anything is replaced. Not collective, but with `rank0_only`. Throws:
+/// Error(mismatch) listing everything that is missing, unexpected or does not fit;
+/// Error(unsupported) naming a field whose value libtorch cannot follow (`maximize`).
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});
+
+/// Returns the state with the fields of its groups told for each parameter:
+/// `param_groups.<fqn>.lr` instead of `param_groups.0.lr` and `param_groups.0.params`; every key is
+/// one step. So optimizers of parts of a model, pipeline stages for one, save into one checkpoint.
+/// Not collective. Throws: Error(invalid_argument) where a group's parameters are not told by name.
+/// Source: `flatten_optimizer_state_dict` of torch.distributed.checkpoint.state_dict.
+StateDict flatten_optim_state_dict(const StateDict& state_dict);
 
 /// How optimizer state names its parameters.
 enum class OptimStateKey {

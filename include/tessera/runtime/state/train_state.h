@@ -29,9 +29,14 @@ enum class PerRank {
 };
 
 struct SaveOptions {
-  formats::Format format = formats::Format::native;  // native or dcp
+  /// Ranks write native and dcp together. The others are one process's: ranks write native parts
+  /// beside the destination, which rank 0 then streams into it, so that for that time there is room
+  /// for two on the disk, and ranks wait for rank 0.
+  formats::Format format = formats::Format::native;
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};
+  /// Whether the optimizer's groups are told for each parameter: see `flatten_optim_state_dict`.
+  bool flatten_optimizer_state_dict = false;
   /// Whether to return when the state has been copied, and to write in the background. What goes
   /// wrong there the next save or `wait` throws.
   bool async = false;
@@ -139,7 +144,7 @@ SaveReport save(TrainState& state, const std::string& path, const SaveOptions& o
 
 /// Loads a checkpoint of any format, world size and strategy: reads what this rank holds, and no
 /// more. Everything is checked before anything is replaced; where reading itself fails (damage, a
-/// dead disk), model parameters may be part old, part new.
+/// dead disk), tensors may be part old, part new.
 /// Collective. Throws on all ranks where any fails: Error(mismatch) that lists all that is missing,
 /// unexpected or does not fit; Error(corruption), Error(not_found), Error(io).
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
