@@ -26,6 +26,10 @@ std::optional<Format> parse_format(std::string_view name) {
   return std::nullopt;
 }
 
+bool holds_whole_tensors(Format format) {
+  return format == Format::safetensors || format == Format::torch_zip;
+}
+
 std::string_view state_kind_name(StateKind kind) {
   switch (kind) {
     case StateKind::plain:

@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/formats/dcp.h"
+#include "tessera/formats/torch_zip.h"
 
 namespace tessera::formats {
 
@@ -21,10 +22,10 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
     case Format::dcp:
       return create_dcp(fs, destination, std::move(contents), std::move(values), options.overwrite);
     case Format::torch_zip:
-      break;
+      return create_torch_zip(fs, destination, std::move(contents), std::move(values),
+                              options.overwrite);
   }
-  throw Error::expected(ErrorKind::unsupported, {.path = destination}, "format to write",
-                        "native, safetensors or dcp", std::string(format_name(options.format)));
+  TESSERA_CHECK(false && "unnamed Format");
 }
 
 }  // namespace tessera::formats

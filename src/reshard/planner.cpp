@@ -88,9 +88,9 @@ class Planner {
     int& world_size = plan_.destination.world_size;
     const bool has_rule =
         options_.world_size != 0 || !options_.strategy.empty() || options_.table_plan;
-    if (options_.format == Format::safetensors) {
+    if (formats::holds_whole_tensors(options_.format)) {
       if (has_rule) {
-        refuse("--to safetensors",
+        refuse("--to " + std::string(format_name(options_.format)),
                "no world size, strategy or table plan, as it holds whole tensors", "one of them");
       }
       strategy_ = parse_strategy("replicated", 1);

@@ -56,6 +56,34 @@ FormatUnderTest safetensors(std::string name, std::string destination,
           .lacks = {DType::complex32, DType::complex128}};
 }
 
+bool is_opened(const Value& value) {
+  if (const auto* dict = value.get_if<Value::Dict>()) return !dict->empty();
+  const auto* list = value.get_if<Value::List>();
+  return list != nullptr && std::ranges::any_of(*list, [](const Value& item) {
+           return item.get_if<Value::Dict>() != nullptr || is_opened(item);
+         });
+}
+
+/// Adds what is left of a value where its dicts, and the lists that hold some, are opened.
+void add_opened(MemoryCheckpoint& checkpoint, const KeyPath& path, const Value& value) {
+  const auto add = [&](auto step, const Value& item) {
+    KeyPath item_path = path;
+    item_path.emplace_back(std::move(step));
+    add_opened(checkpoint, item_path, item);
+  };
+  if (!is_opened(value)) {
+    checkpoint.add_value(formats::spell(path), value).key_path = path;
+  } else if (const auto* dict = value.get_if<Value::Dict>()) {
+    for (const auto& [key, item] : *dict) {
+      const auto* text = key.get_if<std::string>();
+      add(text != nullptr ? *text : value_to_string(key), item);
+    }
+  } else {
+    std::int64_t position = 0;
+    for (const Value& item : *value.get_if<Value::List>()) add(position++, item);
+  }
+}
+
 }  // namespace
 
 std::vector<FormatUnderTest> formats_that_write() {
@@ -69,12 +97,19 @@ std::vector<FormatUnderTest> formats_that_write() {
            .create = formats::create_dcp,
            .pieces = FormatUnderTest::Pieces::boxes,
            .aliases = FormatUnderTest::Extras::lost,
-           .state_kinds = FormatUnderTest::Extras::lost}};
+           .state_kinds = FormatUnderTest::Extras::lost},
+          {.name = "torch_zip",
+           .destination = "checkpoint.pt",
+           .open = formats::open_torch_zip,
+           .create = formats::create_torch_zip,
+           .pieces = FormatUnderTest::Pieces::whole,
+           .state_kinds = FormatUnderTest::Extras::lost,
+           .values = FormatUnderTest::Nesting::opened}};
 }
 
 std::vector<FormatUnderTest> formats_that_read() {
   std::vector<FormatUnderTest> all = formats_that_write();
-  all.push_back({.name = "torch_zip",
+  all.push_back({.name = "torch_zip_of_torch",
                  .destination = "checkpoint.pt",
                  .open = formats::open_torch_zip,
                  .fixture = fixture("torch_zip/valid/shared.pt")});
@@ -119,6 +154,23 @@ MemoryCheckpoint fit_to_format(const MemoryCheckpoint& source, const FormatUnder
     contents.annotations = source.contents().annotations;
   }
   return fitted;
+}
+
+MemoryCheckpoint as_it_comes_back(const MemoryCheckpoint& source, const FormatUnderTest& format) {
+  const MemoryCheckpoint fitted = fit_to_format(source, format);
+  if (format.values == FormatUnderTest::Nesting::kept) return fitted;
+  MemoryCheckpoint back(fitted.path(), fitted.contents().world_size);
+  for (std::size_t i = 0; i < fitted.contents().tensors.size(); ++i) {
+    const TensorEntry& tensor = fitted.contents().tensors[i];
+    back.add(tensor.meta, whole_tensor(fitted, i)).key_path = tensor.key_path;
+  }
+  for (std::size_t i = 0; i < fitted.contents().values.size(); ++i) {
+    const formats::ValueEntry& value = fitted.contents().values[i];
+    add_opened(back, value.key_path.empty() ? KeyPath{value.name} : value.key_path,
+               fitted.read_value(i));
+  }
+  back.contents_for_change().aliases = fitted.contents().aliases;
+  return back;
 }
 
 void write_checkpoint(const FormatUnderTest& format, FileSystem& fs, const std::string& path,

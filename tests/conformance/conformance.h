@@ -23,6 +23,7 @@ struct FormatUnderTest {
 
   enum class Pieces { whole, boxes, any };
   enum class Extras { lost, kept };
+  enum class Nesting { kept, opened };
 
   std::string name;
   std::string destination;  // name of the file or directory
@@ -32,6 +33,7 @@ struct FormatUnderTest {
   Pieces pieces = Pieces::any;        // what a tensor may be cut into
   Extras aliases = Extras::kept;      // second names
   Extras state_kinds = Extras::kept;  // kinds of optimizer state, units and annotations
+  Nesting values = Nesting::kept;     // whether a dict within a value is told from a dict around it
   std::vector<DType> lacks{};
 
   bool holds(DType dtype) const;
@@ -46,6 +48,10 @@ std::vector<FormatUnderTest> formats_that_read();
 /// Returns `source` with its pieces, aliases and kinds cut down to what the format can hold. No
 /// element is lost: where a format has no shards, each tensor is one piece.
 MemoryCheckpoint fit_to_format(const MemoryCheckpoint& source, const FormatUnderTest& format);
+
+/// Returns `source` as the format's reader shows it once it is written: cut down to what the format
+/// can hold, and with values opened where the format cannot tell them from what is around them.
+MemoryCheckpoint as_it_comes_back(const MemoryCheckpoint& source, const FormatUnderTest& format);
 
 /// Writes `source`, cut down to what the format can hold, on `num_threads` threads.
 void write_checkpoint(const FormatUnderTest& format, FileSystem& fs, const std::string& path,

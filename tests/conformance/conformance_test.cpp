@@ -35,7 +35,7 @@ class ConformanceTest : public ::testing::TestWithParam<FormatUnderTest> {
 
   void expect_round_trip(const MemoryCheckpoint& source) {
     write(source, 3);
-    expect_equal_checkpoints(*open(), fit_to_format(source, format()));
+    expect_equal_checkpoints(*open(), as_it_comes_back(source, format()));
   }
 
   /// Returns every file below the temporary directory with its bytes.
@@ -254,12 +254,12 @@ TEST_P(WriterConformanceTest, AFailureOfAnyOperationSurfacesAndLeavesNoDestinati
         } else if (fs_.kind_of(path())) {
           // A disk that fails for good right after the rename lets nobody undo it: then it is
           // whole.
-          expect_equal_checkpoints(*open(), fit_to_format(source, format()));
+          expect_equal_checkpoints(*open(), as_it_comes_back(source, format()));
         }
         if (fault == FaultFileSystem::Fault::from_then_on) clear();
       }
     }
-    expect_equal_checkpoints(*open(), fit_to_format(source, format()));
+    expect_equal_checkpoints(*open(), as_it_comes_back(source, format()));
     clear();
   }
 }
@@ -281,10 +281,10 @@ TEST_P(WriterConformanceTest, AFailureWhileReplacingLeavesTheOldOne) {
       succeeded = true;
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
-      expect_equal_checkpoints(*open(), fit_to_format(old, format()));
+      expect_equal_checkpoints(*open(), as_it_comes_back(old, format()));
     }
   }
-  expect_equal_checkpoints(*open(), fit_to_format(source, format()));
+  expect_equal_checkpoints(*open(), as_it_comes_back(source, format()));
 }
 
 TEST_P(WriterConformanceTest, WithoutCommitNothingIsLeft) {
@@ -311,11 +311,11 @@ TEST_P(WriterConformanceTest, AnExistingDestinationIsReplacedOnlyWhereThatIsAske
   write(old);
   const MemoryCheckpoint source = one_of_everything();
   EXPECT_THAT([&] { write(source); }, ThrowsError(ErrorKind::already_exists, format().destination));
-  expect_equal_checkpoints(*open(), fit_to_format(old, format()));
+  expect_equal_checkpoints(*open(), as_it_comes_back(old, format()));
   write_checkpoint(format(), fs_, path(), source, 1, OverwritePolicy::replace);
-  expect_equal_checkpoints(*open(), fit_to_format(source, format()));
+  expect_equal_checkpoints(*open(), as_it_comes_back(source, format()));
   write_checkpoint(format(), fs_, path(), old, 1, OverwritePolicy::replace);
-  expect_equal_checkpoints(*open(), fit_to_format(old, format()));
+  expect_equal_checkpoints(*open(), as_it_comes_back(old, format()));
 }
 
 class ReaderConformanceTest : public ConformanceTest {

@@ -11,7 +11,8 @@ MAKE = FIXTURES / "make"
 BIN = Path(os.environ.get("TESSERA_BIN", ROOT / "build" / "bin"))
 ADDRESS_SPACE = 2 << 30  # bytes; both tools promise to work within it (ulimit -v 2097152)
 
-FORMATS = ("native", "safetensors", "dcp")
+FORMATS = ("native", "safetensors", "dcp", "torch")
+WHOLE_TENSORS = ("safetensors", "torch")  # formats without ranks
 
 
 def run(tool, *arguments, cwd=None, timeout=60):

@@ -1,10 +1,12 @@
-"""What we write, the peers read: PyTorch with its strict planner, safetensors, h5py through virtual datasets."""
+"""What we write, the peers read: PyTorch with its strict planner and `torch.load`, safetensors."""
 
+import functools
 import hashlib
 import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +19,17 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from ckpt_tools import FIXTURES, MAKE, expectation, reshard, tensors_by_name, valid_fixtures
+from ckpt_tools import FIXTURES, MAKE, expectation, listing, reshard, succeed, tensors_by_name, valid_fixtures
 
 sys.path.insert(0, str(MAKE))
-from expect import tensor_row, value_json  # noqa: E402
+from expect import flatten, tensor_row, value_json  # noqa: E402
 
 # native files keep every dtype; the others refuse or have no word for some
 SOURCES = [(i, p) for i, p in valid_fixtures() if "flat" not in i]
 NOT_TORCHSCRIPT = [(i, p) for i, p in SOURCES if "torchscript" not in i]
 # torchrec's momentum per column shard can only be merged with --allow-lossy
 DCP_SOURCES = [(i, p) for i, p in NOT_TORCHSCRIPT if "torchrec" not in i]
+TORCH_SOURCES = [(i, p) for i, p in SOURCES if i not in {"dcp/valid/torchrec", "native/v1/plain"}]
 SAFETENSORS_SOURCES = [(i, p) for i, p in NOT_TORCHSCRIPT if not i.endswith(("torch_zip/valid/dtypes.pt", "dcp/valid/dtypes"))]
 
 
@@ -73,6 +76,42 @@ def test_pytorch_loads_our_dcp(source, world_size, tmp_path):
     assert tensors.keys() == {name for name, leaf in state.items() if torch.is_tensor(leaf)}
 
 
+@parametrize(TORCH_SOURCES)
+@pytest.mark.parametrize("mmap", [False, True], ids=["read", "mapped"])
+def test_torch_load_reads_ours(source, mmap, tmp_path):
+    """A2, A4, E2, E9: `weights_only`: every tensor and value under its name; tied names share memory."""
+    expected = expectation(source)
+    moved = reshard(source, tmp_path / "moved.pt")
+    assert zipfile.ZipFile(moved).testzip() is None
+    state = torch.load(moved, weights_only=True, mmap=mmap)
+    leaves = dict(flatten(state, empty_mappings=True))
+    tensors = {name: leaf for name, leaf in leaves.items() if torch.is_tensor(leaf)}
+    assert {name: digest(tensor) for name, tensor in tensors.items()} == tensors_by_name(expected)
+    if "values" in expected:
+        values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
+        for name in expected["values"].keys() - values.keys():  # torch 2.2 saved a list of dicts as one value
+            values = {key: leaf for key, leaf in values.items() if not key.startswith(f"{name}.")}
+            values[name] = functools.reduce(lambda dict_, key: dict_[key], name.split("."), state)
+        found = {name: value_json(leaf) for name, leaf in values.items()}
+        assert json.dumps(found, sort_keys=True) == json.dumps(expected["values"], sort_keys=True)
+    for alias in listing(source).get("aliases", []):
+        assert tensors[alias["name"]].data_ptr() == tensors[alias["target"]].data_ptr()
+    succeed("ckpt-inspect", "verify", moved)
+
+
+def test_a_module_loads_what_went_through_every_format(tmp_path):
+    """A4, E2: native, DCP and safetensors behind it, `load_state_dict` takes it strictly."""
+    torch.manual_seed(0)
+    model, other = (torch.nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    here = tmp_path / "model.pt"
+    for target in ("native", "dcp", "safetensors", "torch"):
+        here = reshard(here, tmp_path / target, "--to", target)
+    other.load_state_dict(torch.load(here, weights_only=True), strict=True)
+    for key, tensor in model.state_dict().items():
+        assert digest(other.state_dict()[key]) == digest(tensor)
+
+
 def test_nesting_survives_a_move(tmp_path):
     """E2: nested lists and dicts come back nested, also by way of the other formats."""
     source = FIXTURES / "dcp" / "valid" / "nested"
@@ -90,6 +129,7 @@ def test_nesting_survives_a_move(tmp_path):
         return ("tensor", digest(state)) if torch.is_tensor(state) else state
 
     assert plain(back) == plain(original)
+    assert plain(torch.load(reshard(moved, tmp_path / "moved.pt"), weights_only=True)) == plain(original)
 
 
 # Left out: state per column shard, which whole tensors cannot hold without loss; dtypes it has no word for.

@@ -123,14 +123,14 @@ formats::TensorEntry& MemoryCheckpoint::add(TensorMeta meta, const Bytes& whole,
   return *contents_.tensors.insert(at, std::move(entry));
 }
 
-void MemoryCheckpoint::add_value(std::string name, Value value) {
+formats::ValueEntry& MemoryCheckpoint::add_value(std::string name, Value value) {
   const auto at = std::lower_bound(
       contents_.values.begin(), contents_.values.end(), name,
       [](const formats::ValueEntry& entry, const std::string& key) { return entry.name < key; });
   values_.insert(values_.begin() + (at - contents_.values.begin()), std::move(value));
   formats::ValueEntry entry;
   entry.name = std::move(name);
-  contents_.values.insert(at, std::move(entry));
+  return *contents_.values.insert(at, std::move(entry));
 }
 
 void MemoryCheckpoint::add_alias(std::string fqn, std::string target) {

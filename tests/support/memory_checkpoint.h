@@ -49,7 +49,7 @@ class MemoryCheckpoint final : public formats::CheckpointReader {
   /// Returns the entry, so that a test can say more about it. The entry moves when more is added.
   formats::TensorEntry& add(TensorMeta meta, const Bytes& whole,
                             std::vector<formats::Piece> pieces = {});
-  void add_value(std::string name, Value value);
+  formats::ValueEntry& add_value(std::string name, Value value);
   void add_alias(std::string fqn, std::string target);
 
   formats::CheckpointContents& contents_for_change() { return contents_; }

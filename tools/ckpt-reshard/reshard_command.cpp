@@ -78,10 +78,7 @@ int count_option(const std::string& name, int number) {
 
 Format format_for_destination(const std::string& path) {
   for (const char* suffix : {".pt", ".pth", ".bin"}) {
-    if (!path.ends_with(suffix)) continue;
-    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "destination",
-                          "a name of a format that can be written, or --to",
-                          "the name of a torch.save file, which cannot be written yet");
+    if (path.ends_with(suffix)) return Format::torch_zip;
   }
   return path.ends_with(".safetensors") ? Format::safetensors : Format::native;
 }
@@ -218,7 +215,7 @@ std::string contents_line(const ReshardOptions& options, const Plan& plan) {
     line += ", " + counted(contents.aliases.size(), "alias", "aliases");
   line +=
       ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(format_name(*options.format));
-  if (options.format != Format::safetensors) {
+  if (!formats::holds_whole_tensors(*options.format)) {
     line += " for " + counted(static_cast<std::uint64_t>(contents.world_size), "rank");
   }
   return line;
@@ -312,9 +309,10 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
                 "The checkpoint to read: native, safetensors, DCP or torch.save")
       .argument("DST", options.destination, "The checkpoint to write; must not exist")
       .choice(
-          "--to", {"native", "safetensors", "dcp"},
+          "--to", {"native", "safetensors", "dcp", "torch"},
           [&](const std::string& name) { options.format = *formats::parse_format(name); },
-          "Format of DST (default: safetensors where DST ends so, else native)")
+          "Format of DST (default: safetensors where DST ends so, torch where in .pt, .pth or "
+          ".bin, else native)")
       .option("--world-size", "N", options.world_size, "Ranks to write for")
       .option("--strategy", "NAME", options.strategy,
               "replicated, flat (FSDP1), dim0 (FSDP2), hybrid:AxB, hybrid-flat:AxB")

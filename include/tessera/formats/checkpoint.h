@@ -27,6 +27,9 @@ enum class Format { native, safetensors, dcp, torch_zip };
 std::string_view format_name(Format format);
 std::optional<Format> parse_format(std::string_view name);
 
+/// Says whether a format holds whole tensors only, so that its checkpoints have no ranks.
+bool holds_whole_tensors(Format format);
+
 /// How a tensor's elements relate to a parameter, which is what decides how it reshards.
 /// Stored on disk; never renumber.
 enum class StateKind : std::uint8_t {

@@ -20,8 +20,7 @@ struct CreateOptions {
 };
 
 /// Starts a checkpoint of any format. `values` is parallel to `contents.values`; `fs` must outlive
-/// the writer. Throws: what the format's own `create_…` throws; Error(unsupported) for a format
-/// that is read only.
+/// the writer. Throws: what the format's own `create_…` throws.
 std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::string& destination,
                                                     CheckpointContents contents,
                                                     std::vector<Value> values,

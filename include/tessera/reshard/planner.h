@@ -61,8 +61,8 @@ struct Plan {
 ///
 /// Without a strategy: the pieces stay as they are (replicas stored once) where neither world size
 /// nor tables change; `replicated` beside a table plan; `dim0` at another world size. safetensors
-/// holds whole tensors, so neither strategy nor world size nor plan may be given. DCP knows only
-/// boxes and no aliases: ranges become boxes, an alias a tensor of its own.
+/// and torch.save files hold whole tensors, so neither strategy nor world size nor plan may be
+/// given. DCP knows only boxes and no aliases: ranges become boxes, an alias a tensor of its own.
 /// Optimizer state follows its parameter by its role (optimizer_rules.h).
 /// Throws: Error(invalid_argument) where the options contradict each other. What is wrong with the
 /// source's contents is in `problems`, all of it.

@@ -11,9 +11,9 @@
 #include <variant>
 #include <vector>
 
-#include "base/utf8.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/parts.h"
+#include "formats/key_paths.h"
 #include "formats/part_files.h"
 #include "formats/staged_writer.h"
 #include "formats/torch_zip/torch_save_layout.h"
@@ -44,61 +44,13 @@ constexpr std::uint64_t kMinUncachedFileNbytes = std::uint64_t{8} << 20;
                         expected, found);
 }
 
-void check_key_path(const std::string& destination, const std::string& name, const KeyPath& path) {
-  if (path.empty() || spell(path) == name) return;
-  refuse(destination, name, "key path", "steps that spell the name", spell(path));
-}
-
-/// Checks that the key paths of all entries make up one tree: what one entry is in cannot be
-/// another entry, or be a dict for one and a list for the other.
-class KeyTree {
- public:
-  explicit KeyTree(const std::string& destination) : destination_(destination) {}
-
-  void add(const std::string& name, const KeyPath& key_path, std::string_view what) {
-    if (!tessera::detail::is_valid_utf8(name)) {
-      refuse(destination_, name, "name", "UTF-8", "other bytes");
-    }
-    const KeyPath path = key_path.empty() ? KeyPath{name} : key_path;
-    std::string at;  // unambiguous, unlike the spelling
-    for (std::size_t i = 0; i < path.size(); ++i) {
-      const auto* text = std::get_if<std::string>(&path[i]);
-      note(name, at, text != nullptr ? "a dict" : "a list", path, i);
-      at += text != nullptr ? "s" + std::to_string(text->size()) + *text
-                            : "i" + std::to_string(std::get<std::int64_t>(path[i])) + ";";
-    }
-    note(name, at, what, path, path.size());
-  }
-
- private:
-  void note(const std::string& name, const std::string& at, std::string_view what,
-            const KeyPath& path, std::size_t num_steps) {
-    const auto [it, is_new] = kinds_.emplace(at, what);
-    if (is_new || it->second == what) return;
-    const KeyPath front(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(num_steps));
-    refuse(destination_, name, "key path", std::string(it->second) + " at " + spell(front),
-           std::string(what));
-  }
-
-  const std::string& destination_;
-  std::map<std::string, std::string_view> kinds_;
-};
-
 void check_contents(const std::string& destination, const CheckpointContents& contents) {
-  KeyTree tree(destination);
-  for (const auto& value : contents.values) tree.add(value.name, value.key_path, "a value");
-  for (const TensorEntry& tensor : contents.tensors) {
-    tree.add(tensor.meta.fqn, tensor.key_path, "a tensor");
-  }
+  check_key_paths(contents, destination);
   if (!contents.aliases.empty()) {
     refuse(destination, contents.aliases.front().fqn, "alias", "a tensor of its own",
            "an alias of " + contents.aliases.front().target);
   }
-  for (const ValueEntry& value : contents.values) {
-    check_key_path(destination, value.name, value.key_path);
-  }
   for (const TensorEntry& tensor : contents.tensors) {
-    check_key_path(destination, tensor.meta.fqn, tensor.key_path);
     for (const Piece& piece : tensor.pieces) {
       if (!std::holds_alternative<Box>(piece.region)) {
         refuse(destination, tensor.meta.fqn, "piece", "a box", region_to_string(piece.region));

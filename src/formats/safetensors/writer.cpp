@@ -10,6 +10,7 @@
 #include "formats/safetensors/header.h"
 #include "formats/safetensors/metadata_keys.h"
 #include "formats/safetensors/values_file.h"
+#include "formats/whole_tensors.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/formats/safetensors.h"
@@ -26,12 +27,6 @@ std::string shard_name(std::size_t shard, std::size_t num_shards) {
   char name[64];
   std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", shard + 1, num_shards);
   return name;
-}
-
-bool is_whole(const TensorEntry& tensor) {
-  if (tensor.pieces.size() != 1) return false;
-  const auto range = as_flat_range(tensor.pieces[0].region, tensor.meta.shape);
-  return range && range->numel() == tensor.meta.numel();
 }
 
 /// Says why safetensors cannot hold a tensor, in a word or two; nothing where it can.
@@ -75,14 +70,7 @@ class SafetensorsWriter final : public CheckpointWriter {
                     const SafetensorsWriteOptions& options)
       : fs_(fs), overwrite_(overwrite), contents_(std::move(contents)) {
     TESSERA_CHECK(values.size() == contents_.values.size());
-    for (const TensorEntry& tensor : contents_.tensors) {
-      if (tensor.meta.numel() > 0 && !is_whole(tensor)) {
-        throw Error::expected(
-            ErrorKind::invalid_argument, {.path = destination, .fqn = tensor.meta.fqn}, "pieces",
-            "one that is the whole tensor", std::to_string(tensor.pieces.size()) + " pieces",
-            "safetensors is written unsharded");
-      }
-    }
+    require_whole_tensors(contents_, destination, "safetensors");
     refuse_what_safetensors_lacks(contents_, destination);
     values_text_ = detail::format_values_file(contents_, values);
     if (values_text_.size() > detail::kMaxValuesNbytes) {

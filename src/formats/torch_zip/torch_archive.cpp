@@ -43,7 +43,11 @@ class Flattener {
         with_tensor_(graph.num_objects(), Known::no_idea) {}
 
   std::vector<Leaf> flatten(Object root) {
-    visit(root);
+    try {
+      visit(root);
+    } catch (const Error& error) {
+      throw error.at_tensor(spell(path_));
+    }
     return std::move(leaves_);
   }
 
@@ -71,6 +75,8 @@ class Flattener {
     const WalkBudget::Step step(budget_, object);
     const Object entries = entries_of(object);
     const std::size_t num_entries = entries.num_entries("entries");
+    // The object that was saved may be empty; it has no name to be a value under.
+    if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     for (std::size_t i = 0; i < num_entries; ++i) {
       path_.emplace_back(key_text(entries.entry_key(i)));
@@ -87,11 +93,7 @@ class Flattener {
       path_nbytes += 40 + (text != nullptr ? text->size() : 0);
     }
     budget_.spend(object, path_nbytes);
-    try {
-      leaves_.push_back({.path = path_, .content = read()});
-    } catch (const Error& error) {
-      throw error.at_tensor(spell(path_));
-    }
+    leaves_.push_back({.path = path_, .content = read()});
   }
 
   static Object without_types(Object object) {
@@ -176,7 +178,7 @@ class Flattener {
 
   WalkBudget budget_;
   TensorParser& parser_;
-  KeyPath path_;
+  KeyPath path_;  // of what is being visited, also while an error passes
   std::vector<Leaf> leaves_;
   std::vector<Known> opened_;       // by id
   std::vector<Known> with_tensor_;  // by id

@@ -68,8 +68,9 @@ class TorchArchive {
   /// PyTorch's distributed checkpoint cuts. [Note: Flattening] A dict is opened. A list is opened
   /// where it holds a tensor, a dict, or a list that is opened; any other list is one value. A
   /// tuple is opened where it holds a tensor at any depth (there a tuple is always one value), and
-  /// a dict without entries is a value (there it is lost). TorchScript modules are opened as dicts.
-  /// Throws: Error(corruption), Error(unsupported) naming what is no dense tensor or plain value.
+  /// a dict without entries is a value (there it is lost), unless it is all that was saved.
+  /// TorchScript modules are opened as dicts. Throws: Error(corruption), Error(unsupported) naming
+  /// what is no dense tensor or plain value.
   std::vector<Leaf> leaves() const;
 
   /// Returns the saved object as one value. Throws: Error(unsupported) naming what is no plain

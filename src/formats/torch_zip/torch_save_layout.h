@@ -30,6 +30,7 @@ class TorchSaveLayout {
   TorchSaveLayout(std::string pickle, std::span<const std::uint64_t> storage_nbytes);
 
   std::uint64_t nbytes() const { return nbytes_; }
+  std::size_t num_storages() const { return num_storages_; }
   ByteRange storage_range(std::size_t storage) const;
 
   struct Part {

@@ -1,3 +1,5 @@
+#include "formats/torch_zip/torch_zip_reader.h"
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -33,12 +35,6 @@ void refuse_older_formats(const ReadableFile& file) {
                                   : "pickle.dump instead of torch.save?");
 }
 
-std::unique_ptr<ReadableFile> open_file(const FileSystem& fs, const std::string& path) {
-  std::unique_ptr<ReadableFile> file = fs.open(path);
-  refuse_older_formats(*file);
-  return file;
-}
-
 std::string name_of(const Leaf& leaf) {
   if (!leaf.path.empty()) return spell(leaf.path);
   return std::holds_alternative<TensorRecord>(leaf.content) ? "tensor" : "value";
@@ -52,10 +48,8 @@ KeyPath key_path_of(KeyPath path) {
 
 class TorchZipReader final : public CheckpointReader {
  public:
-  TorchZipReader(const FileSystem& fs, std::string path)
-      : path_(std::move(path)),
-        file_(open_file(fs, path_)),
-        archive_(*file_, {0, file_->nbytes()}) {
+  explicit TorchZipReader(std::unique_ptr<ReadableFile> file)
+      : path_(file->path()), file_(std::move(file)), archive_(*file_, {0, file_->nbytes()}) {
     std::vector<std::pair<std::string, Leaf>> leaves;
     for (Leaf& leaf : archive_.leaves()) {
       std::string name = name_of(leaf);
@@ -180,8 +174,13 @@ class TorchZipReader final : public CheckpointReader {
 
 }  // namespace
 
+std::unique_ptr<CheckpointReader> torch_zip::read_torch_zip(std::unique_ptr<ReadableFile> file) {
+  refuse_older_formats(*file);
+  return std::make_unique<TorchZipReader>(std::move(file));
+}
+
 std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::string path) {
-  return std::make_unique<TorchZipReader>(fs, std::move(path));
+  return torch_zip::read_torch_zip(fs.open(path));
 }
 
 }  // namespace tessera::formats

@@ -10,7 +10,7 @@
 namespace tessera::state {
 
 formats::Format format_of_parts(formats::Format format) {
-  return format == formats::Format::dcp ? format : formats::Format::native;
+  return formats::holds_whole_tensors(format) ? formats::Format::native : format;
 }
 
 void SaveJob::start_one_file(const std::string& path) {

@@ -254,16 +254,19 @@ TEST(TrainStateTest, E4_AFailureOnOneRankIsOneOnAllAndLeavesNothing) {
 
 TEST(TrainStateTest, E2_FormatsOfOneWriterAreWrittenByAllRanksThroughRank0) {
   const test::TemporaryDirectory directory;
+  static constexpr const char* kNames[] = {"/a.safetensors", "/b.safetensors", "/a.pt", "/b.pt"};
   StateDict expected;
   on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
     trainer.train(2);
     std::int64_t seen = 5;
     TrainState state(trainer.model, *trainer.optimizer);
     state.with("seen", seen);
-    for (const bool in_background : {false, true}) {
-      const std::string path =
-          directory.path() + (in_background ? "/b.safetensors" : "/a.safetensors");
-      const SaveOptions options{.format = formats::Format::safetensors, .async = in_background};
+    for (const char* name : kNames) {
+      const std::string path = directory.path() + name;
+      const bool is_torch = path.ends_with(".pt");
+      const SaveOptions options{
+          .format = is_torch ? formats::Format::torch_zip : formats::Format::safetensors,
+          .async = path.find("/b") != std::string::npos};
       save(state, path, options);
       state.wait();
       EXPECT_THAT(error_of([&] { save(state, path, options); }), HasSubstr("exists"));
@@ -272,9 +275,9 @@ TEST(TrainStateTest, E2_FormatsOfOneWriterAreWrittenByAllRanksThroughRank0) {
     if (mesh.rank() == 0) expected = whole;
   });
   EXPECT_EQ(FileSystem::posix().list_directory(directory.path()),
-            (std::vector<std::string>{"a.safetensors", "a.safetensors.values.json", "b.safetensors",
-                                      "b.safetensors.values.json"}));
-  for (const char* name : {"/a.safetensors", "/b.safetensors"}) {
+            (std::vector<std::string>{"a.pt", "a.safetensors", "a.safetensors.values.json", "b.pt",
+                                      "b.safetensors", "b.safetensors.values.json"}));
+  for (const char* name : kNames) {
     on({kSharded, FULL_SHARD, 1, 3}, [&](const dist::Mesh& /*mesh*/, Trainer& trainer) {
       std::int64_t seen = 0;
       TrainState state(trainer.model, *trainer.optimizer);

@@ -1,0 +1,65 @@
+#include "formats/key_paths.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string_view>
+#include <variant>
+
+#include "base/utf8.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats {
+namespace {
+
+class KeyTree {
+ public:
+  explicit KeyTree(const std::string& destination) : destination_(destination) {}
+
+  void add(const std::string& name, const KeyPath& key_path, std::string_view what) {
+    if (!tessera::detail::is_valid_utf8(name)) refuse(name, "name", "UTF-8", "other bytes");
+    const KeyPath path = key_path.empty() ? KeyPath{name} : key_path;
+    std::string at;  // unambiguous, unlike the spelling
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      const auto* text = std::get_if<std::string>(&path[i]);
+      note(name, at, text != nullptr ? "a dict" : "a list", path, i);
+      at += text != nullptr ? "s" + std::to_string(text->size()) + *text
+                            : "i" + std::to_string(std::get<std::int64_t>(path[i])) + ";";
+    }
+    note(name, at, what, path, path.size());
+    if (spell(path) != name) {
+      refuse(name, "key path", "steps that spell the name", spell(path));
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& name, std::string_view rule,
+                           std::string_view expected, std::string_view found) const {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = destination_, .fqn = name}, rule,
+                          expected, found);
+  }
+
+  void note(const std::string& name, const std::string& at, std::string_view what,
+            const KeyPath& path, std::size_t num_steps) {
+    const auto [it, is_new] = kinds_.emplace(at, what);
+    if (is_new || it->second == what) return;
+    const KeyPath front(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(num_steps));
+    refuse(name, "key path", std::string(it->second) + " at " + spell(front), what);
+  }
+
+  const std::string& destination_;
+  std::map<std::string, std::string_view> kinds_;
+};
+
+}  // namespace
+
+void check_key_paths(const CheckpointContents& contents, const std::string& destination) {
+  KeyTree tree(destination);
+  for (const ValueEntry& value : contents.values) tree.add(value.name, value.key_path, "a value");
+  for (const TensorEntry& tensor : contents.tensors) {
+    tree.add(tensor.meta.fqn, tensor.key_path, "a tensor");
+  }
+  for (const Alias& alias : contents.aliases) tree.add(alias.fqn, alias.key_path, "a tensor");
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,153 @@
+#include "formats/torch_zip/state_dict_pickle.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "formats/pickle/pickler.h"
+#include "formats/torch_zip/torch_save_layout.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::torch_zip {
+namespace {
+
+constexpr std::size_t kMaxSteps = 64;
+constexpr std::int64_t kMaxHoles = std::int64_t{1} << 20;
+
+/// What stands at the end of a key path: a tensor, by its place in the contents, or a value.
+struct Entry {
+  const std::string* name;
+  KeyPath path;
+  std::variant<std::size_t, const Value*> content;
+};
+
+/// Returns all entries in the order of a walk through the nested dicts and lists.
+std::vector<Entry> entries_of(const CheckpointContents& contents,
+                              const std::vector<Value>& values) {
+  std::vector<Entry> entries;
+  const auto add = [&](const std::string& name, const KeyPath& path, auto content) {
+    entries.push_back({&name, path.empty() ? KeyPath{name} : path, content});
+  };
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    add(contents.tensors[i].meta.fqn, contents.tensors[i].key_path, i);
+  }
+  for (const Alias& alias : contents.aliases) {
+    const TensorEntry* target = contents.find_tensor(alias.target);
+    TESSERA_CHECK(target != nullptr);
+    add(alias.fqn, alias.key_path, static_cast<std::size_t>(target - contents.tensors.data()));
+  }
+  for (std::size_t i = 0; i < contents.values.size(); ++i) {
+    add(contents.values[i].name, contents.values[i].key_path, &values[i]);
+  }
+  std::ranges::sort(entries, {}, &Entry::path);
+  return entries;
+}
+
+class StateDictPickler {
+ public:
+  StateDictPickler(const CheckpointContents& contents, const std::string& destination)
+      : contents_(contents), destination_(destination) {}
+
+  std::string pickle(std::span<const Entry> entries) && {
+    if (entries.empty()) {
+      pickler_.empty_dict();
+    } else {
+      push(entries, 0);
+    }
+    return std::move(pickler_).finish();
+  }
+
+ private:
+  [[noreturn]] void refuse(const Entry& entry, std::string_view rule, const std::string& expected,
+                           const std::string& found) const {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = destination_, .fqn = *entry.name},
+                          rule, expected, found);
+  }
+
+  /// Pushes what the entries make up below their first `depth` steps, which they share.
+  void push(std::span<const Entry> entries, std::size_t depth) {
+    const Entry& first = entries.front();
+    if (first.path.size() > kMaxSteps) {
+      refuse(first, "key path", "at most " + std::to_string(kMaxSteps) + " steps",
+             std::to_string(first.path.size()));
+    }
+    if (first.path.size() == depth) return push_content(first);
+    if (std::holds_alternative<std::string>(first.path[depth])) {
+      push_dict(entries, depth);
+    } else {
+      push_list(entries, depth);
+    }
+  }
+
+  void push_dict(std::span<const Entry> entries, std::size_t depth) {
+    pickler_.empty_dict();
+    pickler_.mark();
+    while (!entries.empty()) {
+      pickler_.interned(std::get<std::string>(entries.front().path[depth]));
+      push(take_item(entries, depth), depth + 1);
+    }
+    pickler_.set_items_from_mark();
+  }
+
+  void push_list(std::span<const Entry> entries, std::size_t depth) {
+    pickler_.empty_list();
+    pickler_.mark();
+    for (std::int64_t next = 0; !entries.empty(); ++next) {
+      const std::int64_t position = std::get<std::int64_t>(entries.front().path[depth]);
+      if (position < 0) {
+        refuse(entries.front(), "position in a list", "0 or more", std::to_string(position));
+      }
+      if (position - next > holes_left_) {
+        refuse(entries.front(), "position in a list",
+               "at most " + std::to_string(next + holes_left_) + ", as little is left out before",
+               std::to_string(position));
+      }
+      holes_left_ -= position - next;
+      for (; next < position; ++next) pickler_.none();
+      push(take_item(entries, depth), depth + 1);
+    }
+    pickler_.append_from_mark();
+  }
+
+  /// Takes the entries off the front that share their step at `depth`.
+  static std::span<const Entry> take_item(std::span<const Entry>& entries, std::size_t depth) {
+    const auto& step = entries.front().path[depth];
+    const auto end = std::ranges::find_if(
+        entries, [&](const Entry& entry) { return entry.path[depth] != step; });
+    const auto num_taken = static_cast<std::size_t>(end - entries.begin());
+    const std::span<const Entry> taken = entries.first(num_taken);
+    entries = entries.subspan(num_taken);
+    return taken;
+  }
+
+  void push_content(const Entry& entry) {
+    if (const auto* tensor = std::get_if<std::size_t>(&entry.content)) {
+      const TensorMeta& meta = contents_.tensors[*tensor].meta;
+      return pickle_tensor(pickler_, meta.dtype, meta.shape, std::to_string(*tensor));
+    }
+    try {
+      pickle::pickle_value(pickler_, *std::get<const Value*>(entry.content));
+    } catch (const Error& error) {
+      throw Error(error.kind(), {.path = destination_, .fqn = *entry.name}, error.reason());
+    }
+  }
+
+  const CheckpointContents& contents_;
+  const std::string& destination_;
+  pickle::Pickler pickler_{2};
+  std::int64_t holes_left_ = kMaxHoles;
+};
+
+}  // namespace
+
+std::string pickle_state_dict(const CheckpointContents& contents, const std::vector<Value>& values,
+                              const std::string& destination) {
+  TESSERA_CHECK(values.size() == contents.values.size());
+  return StateDictPickler(contents, destination).pickle(entries_of(contents, values));
+}
+
+}  // namespace tessera::formats::torch_zip

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <memory>
+
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::torch_zip {
+
+/// Does what `open_torch_zip` does, for a file that is open.
+std::unique_ptr<CheckpointReader> read_torch_zip(std::unique_ptr<ReadableFile> file);
+
+}  // namespace tessera::formats::torch_zip

@@ -1,0 +1,187 @@
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "formats/key_paths.h"
+#include "formats/torch_zip/state_dict_pickle.h"
+#include "formats/torch_zip/torch_save_layout.h"
+#include "formats/torch_zip/torch_zip_reader.h"
+#include "formats/whole_tensors.h"
+#include "tessera/base/checked_math.h"
+#include "tessera/base/digest.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/torch_zip.h"
+
+namespace tessera::formats {
+namespace {
+
+using torch_zip::TorchSaveLayout;
+
+constexpr std::uint64_t kBlockNbytes = std::uint64_t{8} << 20;
+
+/// A file that is laid out and not written: storages read as zero.
+class UnwrittenFile final : public ReadableFile {
+ public:
+  UnwrittenFile(const TorchSaveLayout& layout, std::string path)
+      : path_(std::move(path)), nbytes_(layout.nbytes()) {
+    const std::vector<std::uint32_t> no_crcs(layout.num_storages());
+    parts_ = layout.parts_around_storages(no_crcs);
+  }
+
+  const std::string& path() const override { return path_; }
+  std::uint64_t nbytes() const override { return nbytes_; }
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
+    TESSERA_CHECK(offset <= nbytes_ && out.size() <= nbytes_ - offset);
+    std::ranges::fill(out, std::byte{0});
+    const std::uint64_t end = offset + out.size();
+    auto part = std::ranges::upper_bound(parts_, offset, {}, &TorchSaveLayout::Part::begin);
+    if (part != parts_.begin()) --part;
+    for (; part != parts_.end() && part->begin < end; ++part) {
+      const std::uint64_t from = std::max(offset, part->begin);
+      const std::uint64_t to = std::min(end, part->begin + part->bytes.size());
+      if (from >= to) continue;
+      const auto bytes = std::as_bytes(std::span(part->bytes));
+      std::ranges::copy(bytes.subspan(from - part->begin, to - from),
+                        out.subspan(from - offset).begin());
+    }
+  }
+
+ private:
+  std::string path_;
+  std::uint64_t nbytes_;
+  std::vector<TorchSaveLayout::Part> parts_;
+};
+
+/// Refuses what our own reader would refuse: two entries of one flattened name, deep nesting,
+/// sizes.
+void require_readable(const TorchSaveLayout& layout, const std::string& destination) {
+  try {
+    torch_zip::read_torch_zip(std::make_unique<UnwrittenFile>(layout, destination));
+  } catch (const Error& error) {
+    throw Error(ErrorKind::unsupported, {.path = destination, .fqn = error.where().fqn},
+                "a torch.save file of this cannot be read: " + std::string(error.reason()));
+  }
+}
+
+CheckpointContents on_one_rank(CheckpointContents contents, const std::string& destination) {
+  require_whole_tensors(contents, destination, "torch.save");
+  check_key_paths(contents, destination);
+  contents.world_size = 1;
+  contents.units.clear();
+  contents.annotations.clear();
+  for (TensorEntry& tensor : contents.tensors) {
+    tensor.pieces = {{.region = whole_box(tensor.meta.shape), .rank = 0}};
+  }
+  return contents;
+}
+
+TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Value>& values,
+                        const std::string& destination) {
+  std::vector<std::uint64_t> storage_nbytes;
+  for (const TensorEntry& tensor : contents.tensors) storage_nbytes.push_back(tensor.meta.nbytes());
+  TorchSaveLayout layout(torch_zip::pickle_state_dict(contents, values, destination),
+                         storage_nbytes);
+  require_readable(layout, destination);
+  return layout;
+}
+
+/// Writes storages at places that are known from the start, and what lies around them, which has
+/// their CRCs, with `commit`.
+class TorchZipWriter final : public CheckpointWriter {
+ public:
+  TorchZipWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
+                 const std::vector<Value>& values, OverwritePolicy overwrite)
+      : contents_(on_one_rank(std::move(contents), destination)),
+        layout_(lay_out(contents_, values, destination)),
+        staged_(fs, std::move(destination), DestinationKind::file, overwrite),
+        file_(fs.open_for_update(staged_.staging_path())) {
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      block_crcs_.emplace_back(ceil_div(tensor_nbytes(i), kBlockNbytes));
+      unwritten_nbytes_ += tensor_nbytes(i);
+    }
+    file_->resize(layout_.nbytes());
+  }
+
+  const CheckpointContents& contents() const override { return contents_; }
+
+  std::vector<PieceId> write_order() const override {
+    std::vector<PieceId> order;
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      if (tensor_nbytes(i) > 0) order.push_back({i, 0});
+    }
+    return order;
+  }
+
+  std::int64_t block_numel(PieceId piece) const override {
+    return static_cast<std::int64_t>(kBlockNbytes /
+                                     itemsize(contents_.tensors.at(piece.tensor_index).meta.dtype));
+  }
+
+  void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
+    const std::size_t i = piece.tensor_index;
+    const std::uint64_t begin_byte =
+        static_cast<std::uint64_t>(begin) * itemsize(contents_.tensors.at(i).meta.dtype);
+    TESSERA_CHECK(piece.piece_index == 0 && begin_byte % kBlockNbytes == 0);
+    TESSERA_CHECK(begin_byte < tensor_nbytes(i) &&
+                  bytes.size() == std::min(kBlockNbytes, tensor_nbytes(i) - begin_byte));
+    block_crcs_[i][begin_byte / kBlockNbytes] = crc32(0, bytes);
+    file_->write_at(layout_.storage_range(i).begin + begin_byte, bytes);
+    unwritten_nbytes_ -= bytes.size();
+  }
+
+  void abandon() noexcept override {}  // nobody waits in write_block
+
+  void commit() override {
+    TESSERA_CHECK(unwritten_nbytes_ == 0);
+    for (const auto& [begin, bytes] : layout_.parts_around_storages(storage_crcs())) {
+      file_->write_at(begin, std::as_bytes(std::span(bytes)));
+    }
+    file_->sync();
+    file_->close();
+    staged_.commit();
+  }
+
+ private:
+  std::uint64_t tensor_nbytes(std::size_t i) const { return contents_.tensors[i].meta.nbytes(); }
+
+  std::vector<std::uint32_t> storage_crcs() const {
+    std::vector<std::uint32_t> crcs;
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      std::uint64_t left = tensor_nbytes(i);
+      std::uint32_t crc = 0;
+      for (const std::uint32_t block_crc : block_crcs_[i]) {
+        const std::uint64_t block_nbytes = std::min(kBlockNbytes, left);
+        crc = crc32_combine(crc, block_crc, block_nbytes);
+        left -= block_nbytes;
+      }
+      crcs.push_back(crc);
+    }
+    return crcs;
+  }
+
+  const CheckpointContents contents_;
+  const TorchSaveLayout layout_;
+  StagedDestination staged_;
+  std::unique_ptr<WritableFile> file_;
+  std::vector<std::vector<std::uint32_t>> block_crcs_;  // by tensor; a block's is its writer's own
+  std::atomic<std::uint64_t> unwritten_nbytes_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointWriter> create_torch_zip(FileSystem& fs, std::string destination,
+                                                   CheckpointContents contents,
+                                                   std::vector<Value> values,
+                                                   OverwritePolicy overwrite) {
+  return std::make_unique<TorchZipWriter>(fs, std::move(destination), std::move(contents), values,
+                                          overwrite);
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats {
+
+/// Checks that every tensor with elements is one piece that is all of it. `format` is for the
+/// message. Throws: Error(invalid_argument) with `destination` and the tensor's name.
+void require_whole_tensors(const CheckpointContents& contents, const std::string& destination,
+                           std::string_view format);
+
+}  // namespace tessera::formats
