@@ -146,7 +146,7 @@ def test_threads(*, torch_version: str | None) -> int:
     definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
     directory = build("tsan", targets=("runtime_tests",), definitions=definitions)
     heading("testing under ThreadSanitizer (ranks as threads)")
-    cases = run_ctest(directory / "tests/runtime", ["-E", f"{RANKS_AS_PROCESSES}|launchers"], THREAD_SANITIZER_OPTIONS)
+    cases = run_ctest(directory / "tests/runtime", ["-E", f"{RANKS_AS_PROCESSES}|launchers", "-LE", "^slow$"], THREAD_SANITIZER_OPTIONS)
     return report(tallies_by_label(cases, " (tsan)"), time.monotonic() - begin)
 
 

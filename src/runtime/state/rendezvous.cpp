@@ -35,6 +35,19 @@ std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
+/// Says why there is nothing, and of what kind that is.
+std::string failure_text(const std::exception& error) {
+  const auto* const ours = dynamic_cast<const Error*>(&error);
+  const ErrorKind kind = ours != nullptr ? ours->kind() : ErrorKind::io;
+  return std::string(1, kFailed) + std::to_string(static_cast<int>(kind)) + " " + error.what();
+}
+
+[[noreturn]] void rethrow_failure(const std::string& text, const std::string& where) {
+  const std::size_t space = text.find(' ');
+  rethrow_text(static_cast<ErrorKind>(std::stoi(text.substr(1, space - 1))),
+               where + ": " + text.substr(space + 1));
+}
+
 }  // namespace
 
 Rendezvous::Rendezvous(const dist::Mesh& mesh) : rank_(mesh.rank()), size_(mesh.world_size()) {
@@ -87,14 +100,13 @@ std::vector<std::string> Rendezvous::together(const std::string& what,
     said += body();
   } catch (const std::exception& error) {
     own = std::current_exception();
-    said = kFailed + std::string(error.what());
+    said = failure_text(error);
   }
   std::vector<std::string> all = exchange(said, what);
   if (own) std::rethrow_exception(own);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const std::string& text = all[rank];
-    if (text.front() != kFailed) continue;
-    rethrow_text(ErrorKind::io, what + ": rank " + std::to_string(rank) + ": " + text.substr(1));
+    if (all[rank].front() != kFailed) continue;
+    rethrow_failure(all[rank], what + ": rank " + std::to_string(rank));
   }
   for (std::string& text : all) text.erase(0, 1);
   return all;

@@ -26,7 +26,7 @@ class Rendezvous {
   std::vector<std::string> exchange(const std::string& own, const std::string& what);
 
   /// Does `body` on every rank, and returns what each body returned, by rank. Collective. Throws on
-  /// all ranks where one does: there its own, elsewhere Error(io) that names the rank.
+  /// all ranks where one does: there its own, elsewhere one of its kind that names the rank.
   std::vector<std::string> together(const std::string& what,
                                     const std::function<std::string()>& body);
 

@@ -1,6 +1,7 @@
 #include "runtime/state/save_job.h"
 
 #include "runtime/state/load_problems.h"
+#include "tessera/base/error.h"
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -8,25 +9,39 @@
 #include "tessera/reshard/executor.h"
 
 namespace tessera::state {
+namespace {
+
+/// Removes what is older. A failure says that the new checkpoint is none of its victims.
+void remove_older(FileSystem& fs, const std::string& path, int num_kept) {
+  try {
+    formats::keep_last(fs, directory_of(path), num_kept);
+  } catch (const Error& error) {
+    throw Error(
+        error.kind(), error.where(),
+        std::string(error.reason()) + " (removing older checkpoints; " + path + " is complete)");
+  }
+}
+
+}  // namespace
 
 formats::Format format_of_parts(formats::Format format) {
   return formats::holds_whole_tensors(format) ? formats::Format::native : format;
 }
 
-void SaveJob::start_one_file(const std::string& path) {
+void SaveJob::start_one_file() {
   OneFile file;
   file.plan = reshard::plan_reshard(contents, path, {.format = options.format});
   refuse_problems(path, file.plan.problems);
   std::vector<Value> moved;
   for (const std::size_t i : file.plan.value_sources) moved.push_back(values[i]);
   file.writer =
-      formats::create_checkpoint(FileSystem::posix(), path, file.plan.destination, std::move(moved),
+      formats::create_checkpoint(*options.file_system, path, file.plan.destination, std::move(moved),
                                  {.format = options.format, .overwrite = options.overwrite});
   one_file = std::move(file);
 }
 
 void SaveJob::run(Rendezvous& rendezvous) {
-  FileSystem& fs = FileSystem::posix();
+  FileSystem& fs = *options.file_system;
   const int rank = rendezvous.rank();
   const formats::PartOptions part_options{format_of_parts(options.format), options.native};
   rendezvous.together("writing " + directory, [&] {
@@ -46,7 +61,6 @@ void SaveJob::run(Rendezvous& rendezvous) {
   });
   rendezvous.together("finishing " + directory, [&] {
     if (rank != 0) return std::string();
-    formats::finish_parts(fs, directory, contents, values, part_options);
     finish();
     return std::string();
   });
@@ -54,18 +68,20 @@ void SaveJob::run(Rendezvous& rendezvous) {
 
 /// Makes the checkpoint appear.
 void SaveJob::finish() {
-  FileSystem& fs = FileSystem::posix();
-  const std::string in = directory_of(staged->destination());
-  if (one_file) {
-    const auto parts = formats::open_checkpoint(fs, directory);
-    reshard::execute(one_file->plan, *parts, *one_file->writer,
-                     {.memory_nbytes = options.memory_nbytes});
-    one_file->writer->commit();
-    staged.reset();
+  FileSystem& fs = *options.file_system;
+  // End with this call: a failure is told when the destination is again what it was.
+  const std::unique_ptr<StagedDestination> parts = std::move(staged);
+  const std::optional<OneFile> file = std::move(one_file);
+  formats::finish_parts(fs, directory, contents, values,
+                        {format_of_parts(options.format), options.native});
+  if (file) {
+    const auto reader = formats::open_checkpoint(fs, directory);
+    reshard::execute(file->plan, *reader, *file->writer, {.memory_nbytes = options.memory_nbytes});
+    file->writer->commit();
   } else {
-    staged->commit();
+    parts->commit();
   }
-  if (options.keep_last > 0) formats::keep_last(fs, in, options.keep_last);
+  if (options.keep_last > 0) remove_older(fs, path, options.keep_last);
 }
 
 std::string directory_of(const std::string& path) {

@@ -25,6 +25,7 @@ struct OneFile {
 /// One rank's half of a save, from the plan on.
 struct SaveJob {
   SaveOptions options;
+  std::string path;  // of the checkpoint
   std::shared_ptr<const LiveState> live;
   std::shared_ptr<const reshard::Plan> plan;
   std::vector<std::vector<TensorPart>> held;  // what is written: the trainer's memory, or a copy
@@ -35,7 +36,7 @@ struct SaveJob {
   std::optional<OneFile> one_file;            // on rank 0; for such a format
 
   /// Starts what a single writer writes, on rank 0. Throws what the format refuses.
-  void start_one_file(const std::string& path);
+  void start_one_file();
 
   /// Writes, joins, seals, and makes the checkpoint appear. Runs on any thread. Collective; throws
   /// on all ranks where one fails.

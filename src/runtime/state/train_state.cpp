@@ -257,6 +257,7 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
   SaveReport report;
   auto job = std::make_shared<SaveJob>();
   job->options = options;
+  job->path = path;
   const formats::Format parts = state::format_of_parts(options.format);
   StateDict all;
   std::string digest;
@@ -279,7 +280,7 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
         locked_directory_ = parent;
       }
       job->staged = std::make_unique<StagedDestination>(
-          FileSystem::posix(), parts == options.format ? path : path + ".parts",
+          *options.file_system, parts == options.format ? path : path + ".parts",
           DestinationKind::directory, options.overwrite);
       directory = job->staged->staging_path();
     }
@@ -304,7 +305,7 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
   take_values(values, *job, all);
   if (parts != options.format) {
     rendezvous_.together("saving " + path, [&] {
-      if (mesh_.rank() == 0) job->start_one_file(path);
+      if (mesh_.rank() == 0) job->start_one_file();
       return std::string();
     });
   }
@@ -397,7 +398,6 @@ void TrainState::Impl::load_values(const ValueTree& tree, const NameSelection& o
 LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& options) {
   finish_background();  // it may be writing what is to be read
   const at::NoGradGuard no_grad;
-  const FileSystem& fs = FileSystem::posix();
   LoadSummary summary;
   summary.path = path;
   std::unique_ptr<formats::CheckpointReader> reader;
@@ -408,7 +408,7 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
   std::vector<std::vector<TensorPart>> parts;
   const NameSelection only{options.only};
   rendezvous_.together("loading " + path, [&] {
-    reader = formats::open_checkpoint(fs, path);
+    reader = formats::open_checkpoint(*options.file_system, path);
     const CheckpointContents& source = reader->contents();
     summary.format = reader->format();
     summary.saved_world_size = source.world_size;
@@ -472,6 +472,10 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
   rendezvous_.together("reading " + path, [&] {
     LiveWriter writer(plan.destination, parts);
     reshard::execute(plan, *reader, writer, {.memory_nbytes = options.memory_nbytes});
+    return std::string();
+  });
+  // When all ranks have read: what is not read in place stays whole where one of them failed.
+  rendezvous_.together("taking over " + path, [&] {
     std::set<std::string> filled;  // of the optimizer
     for (const formats::TensorEntry& tensor : plan.destination.tensors) {
       if (const auto key = key_under(kOptimizer, tensor.meta.fqn)) filled.insert(*key);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/native.h"
@@ -48,6 +49,9 @@ struct SaveOptions {
   /// How long a rank waits for the slowest one, in this save and from then on. None: as long as in
   /// a collective of the mesh.
   std::optional<std::chrono::milliseconds> timeout{};
+  /// What this rank's files are written through. Must outlive the save; locks are the operating
+  /// system's own, whatever it is.
+  FileSystem* file_system = &FileSystem::posix();
 };
 
 struct SaveReport {
@@ -65,6 +69,7 @@ struct LoadOptions {
   std::vector<std::string> only{};  // globs over names such as `model.*`; the rest stays as it is
   std::vector<reshard::Rename> renames{};  // from the checkpoint's names to these
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
+  const FileSystem* file_system = &FileSystem::posix();  // what this rank's files are read through
 };
 
 struct LoadSummary {
@@ -139,14 +144,16 @@ class TrainState {
 /// has not changed is not planned again. Between saves the directory of `path` is held with a lock,
 /// so that no other trainer writes there.
 /// Collective. Throws on all ranks where any fails: Error(already_exists), Error(io),
-/// Error(mismatch) where ranks have different states; then the destination is what it was.
+/// Error(mismatch) where ranks have different states; then the destination is what it was. Where
+/// only the removal of older checkpoints failed, the error says that this one is complete.
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
 
 /// Loads a checkpoint of any format, world size and strategy: reads what this rank holds, and no
 /// more. Everything is checked before anything is replaced; where reading itself fails (damage, a
-/// dead disk), tensors may be part old, part new.
-/// Collective. Throws on all ranks where any fails: Error(mismatch) that lists all that is missing,
-/// unexpected or does not fit; Error(corruption), Error(not_found), Error(io).
+/// dead disk), tensors may be part old, part new, and all else is what it was.
+/// Collective. Throws on all ranks where any fails, errors of the same kind where one does:
+/// Error(mismatch) that lists all that is missing, unexpected or does not fit; Error(corruption),
+/// Error(not_found), Error(io).
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
 
 /// Loads the newest checkpoint in a directory that `latest_valid` found.
