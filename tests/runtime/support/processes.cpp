@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 namespace tessera::test {
 namespace {
@@ -19,10 +20,37 @@ constexpr const char* kRank = "TESSERA_TEST_RANK";
 constexpr const char* kWorldSize = "TESSERA_TEST_WORLD_SIZE";
 constexpr const char* kFolder = "TESSERA_TEST_FOLDER";
 constexpr const char* kTimeout = "TESSERA_TEST_TIMEOUT_MS";
+constexpr const char* kStoreInRank0 = "TESSERA_TEST_STORE_IN_RANK0";  // where it is set
 constexpr unsigned kSecondsToLive = 60;  // a rank that hangs dies of it
 
 std::string path_of(const std::string& folder, int rank) {
   return folder + "/said-" + std::to_string(rank);
+}
+
+/// Rank 0 tells the port of its store in a file.
+c10::intrusive_ptr<c10d::Store> store_in_rank0(const std::string& folder, int rank,
+                                               int world_size) {
+  const std::string path = folder + "/port";
+  c10d::TCPStoreOptions options;
+  options.port = 0;  // any
+  options.isServer = rank == 0;
+  options.numWorkers = world_size;
+  options.waitWorkers = false;
+  if (rank != 0) {
+    while (!std::filesystem::exists(path)) ::usleep(5'000);
+    std::ifstream(path) >> options.port;
+  }
+  auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  if (rank == 0) {
+    std::ofstream(path + ".partial") << store->getPort();
+    std::filesystem::rename(path + ".partial", path);
+  }
+  return store;
+}
+
+c10::intrusive_ptr<c10d::Store> make_store(const std::string& folder, int rank, int world_size) {
+  if (std::getenv(kStoreInRank0) != nullptr) return store_in_rank0(folder, rank, world_size);
+  return c10::make_intrusive<c10d::FileStore>(folder + "/store", world_size);
 }
 
 }  // namespace
@@ -39,6 +67,7 @@ std::vector<std::string> run_processes(int world_size, const std::string& disabl
       ::setenv(kWorldSize, std::to_string(world_size).c_str(), 1);
       ::setenv(kFolder, folder.c_str(), 1);
       ::setenv(kTimeout, std::to_string(options.timeout.count()).c_str(), 1);
+      if (options.store == StorePlace::rank0) ::setenv(kStoreInRank0, "1", 1);
       for (const auto& [name, value] : options.environment) {
         ::setenv(name.c_str(), value.c_str(), 1);
       }
@@ -78,8 +107,7 @@ void as_process(const std::function<std::string(const dist::Mesh&)>& body) {
   options.transport = dist::gloo("lo");
   options.timeout = std::chrono::milliseconds(std::stoi(std::getenv(kTimeout)));
   const dist::Mesh mesh =
-      dist::connect(c10::make_intrusive<c10d::FileStore>(folder + "/store", world_size), rank,
-                    world_size, options);
+      dist::connect(make_store(folder, rank, world_size), rank, world_size, options);
   std::ofstream(path_of(folder, rank)) << body(mesh);
 }
 

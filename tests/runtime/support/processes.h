@@ -11,10 +11,15 @@
 
 namespace tessera::test {
 
+/// Where the store lies that ranks meet at: in a file that outlives them, as an agent's does, or in
+/// rank 0, with which it dies.
+enum class StorePlace { file, rank0 };
+
 struct ProcessOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(10);  // of the mesh
   std::map<std::string, std::string> environment{};              // beside this process's own
   std::optional<int> doomed{};                                   // a rank that is to be killed
+  StorePlace store = StorePlace::file;
 };
 
 /// Runs a disabled test of this program in `world_size` processes, and returns what each said: what
