@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cstring>
+#include <limits>
 #include <mutex>
 
 #include "tessera/base/error.h"
@@ -49,6 +50,13 @@ bool flag_in(const Value& value) {
 std::string text_in(const Value& value) {
   if (const auto* text = value.get_if<std::string>()) return *text;
   refuse("a string", value);
+}
+
+unsigned detail::steps_at_epoch(const Value& scheduler) {
+  const Value* const found = scheduler.find("last_epoch");
+  const std::int64_t epoch = integer_in(found == nullptr ? Value() : *found);
+  if (epoch < -1 || epoch >= std::numeric_limits<unsigned>::max()) refuse("an epoch", *found);
+  return static_cast<unsigned>(epoch + 1);
 }
 
 Stateful cpu_rng() {

@@ -30,9 +30,15 @@ double number_in(const Value& value);
 bool flag_in(const Value& value);
 std::string text_in(const Value& value);
 
+namespace detail {
+/// Returns how often a scheduler of libtorch has stepped when Python's is at `last_epoch`: once
+/// more, as Python's takes a step when it is made. Throws: Error(mismatch).
+unsigned steps_at_epoch(const Value& scheduler);
+}  // namespace detail
+
 /// For a `Value`, an integer, a floating-point number, a bool or a std::string; for a learning-rate
-/// scheduler of torch::optim (`{"last_epoch": …}`, the one thing that changes in it); for any type
-/// with `Value state_dict() const` and `load_state_dict(const Value&)`.
+/// scheduler of torch::optim (`{"last_epoch": …}` as Python counts it, the one thing that changes
+/// in it); for any type with `Value state_dict() const` and `load_state_dict(const Value&)`.
 template <class T>
 Stateful stateful(T& object) {
   if constexpr (std::is_same_v<T, Stateful>) {
@@ -58,13 +64,11 @@ Stateful stateful(T& object) {
     };
     torch::optim::LRScheduler& scheduler = object;
     return {[&scheduler] {
-              const auto count = scheduler.*Access::step_count();
-              return Value(Value::Dict{{"last_epoch", static_cast<std::int64_t>(count)}});
+              const auto count = static_cast<std::int64_t>(scheduler.*Access::step_count());
+              return Value(Value::Dict{{"last_epoch", count - 1}});
             },
             [&scheduler](const Value& value) {
-              const Value* const epoch = value.find("last_epoch");
-              scheduler.*Access::step_count() =
-                  static_cast<unsigned>(integer_in(epoch == nullptr ? Value() : *epoch));
+              scheduler.*Access::step_count() = detail::steps_at_epoch(value);
             }};
   } else {
     return {[&object] { return Value(object.state_dict()); },
