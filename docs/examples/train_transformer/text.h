@@ -2,11 +2,10 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <fstream>
 #include <iterator>
-#include <random>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -14,26 +13,27 @@
 
 namespace example {
 
-/// Characters (bytes) of text files, as numbers from 0 on.
+/// Characters (bytes) of text files, numbered from 0 on in the order of their codes.
 class Text {
  public:
   /// Throws: std::runtime_error naming a file that cannot be read, or text shorter than `sequence`.
   Text(const std::vector<std::string>& files, std::int64_t sequence);
 
-  std::int64_t vocabulary() const { return static_cast<std::int64_t>(characters_.size()); }
+  std::int64_t vocabulary() const { return vocabulary_; }
   std::int64_t size() const { return ids_.size(0); }
 
   struct Batch {
     at::Tensor ids;      // [rows, sequence], int64
     at::Tensor targets;  // [rows, sequence]: the character after each
   };
-  /// Returns `num_rows` pieces at places that depend on `step` alone: the same on every rank.
+  /// Returns `num_rows` pieces at places that depend on `step` alone: the same on every rank, on
+  /// every machine, and in any language that repeats the formula.
   Batch batch(std::int64_t step, std::int64_t num_rows) const;
 
  private:
   std::int64_t sequence_;
-  std::string characters_;  // that occur, in order
-  at::Tensor ids_;          // [characters], int64
+  std::int64_t vocabulary_ = 0;
+  at::Tensor ids_;  // [characters], int64
 };
 
 inline Text::Text(const std::vector<std::string>& files, std::int64_t sequence)
@@ -48,22 +48,25 @@ inline Text::Text(const std::vector<std::string>& files, std::int64_t sequence)
     throw std::runtime_error("text: expected more than " + std::to_string(sequence) +
                              " characters, found " + std::to_string(text.size()));
   }
-  const std::set<char> distinct(text.begin(), text.end());
-  characters_.assign(distinct.begin(), distinct.end());
+  std::array<std::int64_t, 256> number_of{};
+  for (const unsigned char character : std::set<unsigned char>(text.begin(), text.end())) {
+    number_of[character] = vocabulary_++;
+  }
   ids_ = torch::empty({static_cast<std::int64_t>(text.size())}, torch::kLong);
   std::int64_t* const ids = ids_.data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < text.size(); ++i) {
-    ids[i] = std::ranges::lower_bound(characters_, text[i]) - characters_.begin();
+    ids[i] = number_of[static_cast<unsigned char>(text[i])];
   }
 }
 
 inline Text::Batch Text::batch(std::int64_t step, std::int64_t num_rows) const {
-  std::mt19937_64 random(static_cast<std::uint64_t>(step));
-  std::uniform_int_distribution<std::int64_t> begins(0, size() - sequence_ - 1);
+  constexpr std::int64_t kStride = 2'654'435'761;  // 2^32 / golden ratio: places spread evenly
+  const std::int64_t num_places = size() - sequence_;
   std::vector<at::Tensor> ids;
   std::vector<at::Tensor> targets;
   for (std::int64_t row = 0; row < num_rows; ++row) {
-    const std::int64_t begin = begins(random);
+    const std::int64_t number = (step * num_rows + row) % num_places;
+    const std::int64_t begin = number * (kStride % num_places) % num_places;
     ids.push_back(ids_.narrow(0, begin, sequence_));
     targets.push_back(ids_.narrow(0, begin + 1, sequence_));
   }
