@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
@@ -347,6 +348,11 @@ std::map<std::string, DType> optimizer_tensors(const CheckpointContents& content
   return tensors;
 }
 
+/// Returns the last step of a path. What leads to one directory may differ between hosts.
+std::string last_step(const std::string& path) {
+  return std::filesystem::path(path + "/").parent_path().filename().string();
+}
+
 }  // namespace
 
 /// Finds what cannot be loaded of values.
@@ -407,7 +413,7 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
   CheckpointContents wanted;
   std::vector<std::vector<TensorPart>> parts;
   const NameSelection only{options.only};
-  rendezvous_.together("loading " + path, [&] {
+  const auto said = rendezvous_.together("loading " + path, [&] {
     reader = formats::open_checkpoint(*options.file_system, path);
     const CheckpointContents& source = reader->contents();
     summary.format = reader->format();
@@ -467,8 +473,14 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
             static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(tensor.meta.dtype);
       }
     }
-    return std::string();
+    return last_step(path);
   });
+  for (std::size_t rank = 0; rank < said.size(); ++rank) {
+    if (said[rank] == said.front()) continue;
+    throw Error::expected(ErrorKind::mismatch, {}, "checkpoint to load",
+                          "'" + said.front() + "' as on rank 0",
+                          "'" + said[rank] + "' on rank " + std::to_string(rank));
+  }
   rendezvous_.together("reading " + path, [&] {
     LiveWriter writer(plan.destination, parts);
     reshard::execute(plan, *reader, writer, {.memory_nbytes = options.memory_nbytes});

@@ -358,6 +358,21 @@ TEST(TrainStateTest, E7_OneReportOnAllRanks) {
   });
 }
 
+// As where one host sees a directory later than another.
+TEST(TrainStateTest, E7_RanksThatLoadDifferentCheckpointsAreRefused) {
+  const test::TemporaryDirectory directory;
+  on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    TrainState state(trainer.model, *trainer.optimizer);
+    save(state, directory.path() + "/step-1");
+    save(state, directory.path() + "/step-2");
+    const std::string own = mesh.rank() == 0 ? "/step-2" : "/step-1";
+    const std::string error = error_of([&] { load(state, directory.path() + own); });
+    EXPECT_THAT(error, HasSubstr("'step-2'"));
+    EXPECT_THAT(error, HasSubstr("'step-1' on rank 1"));
+    EXPECT_EQ(error_of([&] { load(state, directory.path() + "/step-2/"); }), "none");
+  });
+}
+
 TEST(TrainStateTest, E7_WhatIsNotLoadedOfAnOptimizerStaysAsItIs) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/a";
