@@ -21,8 +21,17 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
+def styled(text: str, code: int) -> str:
+    """Returns text in a style or colour of terminals, where there is one that is to have it."""
+    return f"\033[{code}m{text}\033[0m" if on_terminal() and not os.environ.get("NO_COLOR") else text
+
+
+def bold(text: str) -> str:
+    return styled(text, 1)
+
+
 def heading(text: str) -> None:
-    say(f"\033[1m==> {text}\033[0m" if on_terminal() else f"==> {text}")
+    say(bold(f"==> {text}"))
 
 
 def shown(command: list[str]) -> str:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from build import build
-from console import Stop, heading, on_terminal, run, say, shown, table
+from console import Stop, bold, heading, run, say, shown, table
 from debian_packages import install_packages
 from places import ROOT, relative_to_root
 from python_environment import python_environment
@@ -31,21 +31,27 @@ def bytes_under(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def show_and_run(command: list[str], python: Path) -> float:
-    """Prints a command, runs it with the environment's programs in reach, and returns its seconds.
-
-    Paths below the root are made relative, so that the command printed is the command run.
-    """
+def show_command(command: list[str]) -> list[str]:
+    """Prints a command, and returns it with paths below the root made relative: as it is to be run from there."""
     command = [relative_to_root(word) for word in command]
-    prompt = f"$ {shown(command)}"
-    say(f"\033[1m{prompt}\033[0m" if on_terminal() else prompt)
-    environment = os.environ | {
+    say(bold(f"$ {shown(command)}"))
+    return command
+
+
+def environment_with(python: Path) -> dict[str, str]:
+    """Returns an environment with the programs of an environment of Python, and those built here, in reach."""
+    return os.environ | {
         "PATH": os.pathsep.join([str(ROOT / "build/bin"), str(python / "bin"), os.environ.get("PATH", "")]),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
+
+
+def show_and_run(command: list[str], python: Path) -> float:
+    """Prints a command, runs it, and returns its seconds."""
+    command = show_command(command)
     begin = time.monotonic()
-    exit_code = run(command, cwd=ROOT, environment=environment)
+    exit_code = run(command, cwd=ROOT, environment=environment_with(python))
     seconds = time.monotonic() - begin
     say()
     if exit_code != 0:

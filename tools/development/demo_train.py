@@ -8,24 +8,17 @@ from build import build, runtime_definitions
 from console import heading, say, table
 from debian_packages import install_packages
 from demo import show_and_run
+from loss_curve import plot
 from places import ROOT
 from python_environment import python_environment
 
 WORK = ROOT / "build" / "demo-train"
 TOLERANCE = 1e-3  # sums run in another order on two ranks, and a hundred steps carry that on
-BARS = "▁▂▃▄▅▆▇█"
 
 
 def read_losses(path: Path) -> list[float]:
     with path.open() as file:
         return [float(row["loss"]) for row in csv.DictReader(file)]
-
-
-def curve(losses: list[float], width: int = 50) -> str:
-    """Draws losses as one line of bars."""
-    places = [losses[i * (len(losses) - 1) // (width - 1)] for i in range(width)]
-    low, high = min(places), max(places)
-    return "".join(BARS[round((loss - low) / ((high - low) or 1) * (len(BARS) - 1))] for loss in places)
 
 
 def demo_train(*, torch_version: str | None) -> int:
@@ -50,7 +43,8 @@ def demo_train(*, torch_version: str | None) -> int:
         rows.append([str(step + 1), f"{one:.5f}", f"{two:.5f}", f"{abs(one - two):.1e}"])
     say(table(rows, right={0, 1, 2, 3}))
     for ranks, losses in curves.items():
-        say(f"{ranks} rank(s)  {losses[0]:.2f} {curve(losses)} {losses[-1]:.2f}")
+        line = plot(losses, low=min(losses), high=max(losses), width=50, height=1)[0]
+        say(f"{ranks} rank(s)  {losses[0]:.2f} {line} {losses[-1]:.2f}")
     largest = max(abs(one - two) for one, two in zip(curves[1], curves[2], strict=True))
     verdict = "the curves coincide" if largest <= TOLERANCE else f"the curves part: more than {TOLERANCE}"
     say(f"largest difference of 100 steps: {largest:.1e}; {verdict}")

@@ -1,0 +1,61 @@
+"""A4, E4: docs/examples/resume_anywhere is killed in a save, and goes on elsewhere, in C++ and in Python and back."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ckpt_tools import BIN
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "development"))
+from demo_resume import kill_while_saving  # noqa: E402
+from loss_curve import read_stretches  # noqa: E402
+
+TORCHRUN = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+GO_ON = ROOT / "docs" / "examples" / "resume_anywhere" / "go_on_fsdp2.py"
+TEXT = ROOT / "LICENSE"
+
+
+def in_cpp(ranks: int, directory: Path, losses: Path, steps: int, *options) -> list[str]:
+    return [*TORCHRUN, str(ranks), "--no-python", str(BIN / "resume_anywhere"), str(directory), str(TEXT), "--save-every", "6",
+            "--losses", str(losses), "--steps", str(steps), *map(str, options)]
+
+
+def in_python(ranks: int, checkpoint: Path, losses: Path, steps: int, to: Path) -> list[str]:
+    return [*TORCHRUN, str(ranks), str(GO_ON), str(checkpoint), str(TEXT), "--losses", str(losses), "--steps", str(steps),
+            "--save", str(to)]
+
+
+def run(command: list[str]) -> str:
+    process = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def losses_in(path: Path) -> list[float]:
+    return [loss for stretch in read_stretches(path) for loss in stretch.losses]
+
+
+def test_a4_e4_losses_are_those_of_a_run_that_never_stopped(tmp_path):
+    in_one_go, moved, checkpoints = tmp_path / "in-one-go.jsonl", tmp_path / "moved.jsonl", tmp_path / "checkpoints"
+    run(in_cpp(2, tmp_path / "in-one-go", in_one_go, 54))
+
+    doomed = subprocess.Popen(in_cpp(2, checkpoints, moved, 54), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    assert kill_while_saving(doomed, 1, checkpoints / "step-36")
+    assert doomed.returncode != 0
+
+    # At step 40 the learning rate halves: all of it must go along, none of it happen twice.
+    said = run(in_cpp(4, checkpoints, moved, 40, "--strategy", "HYBRID_SHARD", "--dcp", tmp_path / "dcp"))
+    assert f"goes on from {checkpoints}/step-3" in said
+    run(in_python(2, tmp_path / "dcp", moved, 47, checkpoints / "step-47"))
+    said = run(in_cpp(1, checkpoints, moved, 54, "--strategy", "NO_SHARD"))
+    assert f"goes on from {checkpoints}/step-47, saved by 2 ranks" in said
+
+    assert [stretch.by for stretch in read_stretches(moved)][1:] == [
+        "Tessera, 4 ranks, HYBRID_SHARD", "PyTorch, 2 ranks, FSDP2", "Tessera, 1 rank, NO_SHARD"]
+    expected = losses_in(in_one_go)
+    assert len(expected) == 54 and expected[-1] < 0.7 * expected[0]
+    assert losses_in(moved) == pytest.approx(expected, rel=1e-5)
