@@ -59,11 +59,12 @@ Rendezvous::Rendezvous(const dist::Mesh& mesh) : rank_(mesh.rank()), size_(mesh.
 
 // Rank 0 tells who did not come; the others wait for that a little longer.
 void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
-  if (!store_) return;
-  store_->setTimeout(rank_ == 0 ? timeout : timeout + timeout / 2 + std::chrono::seconds(1));
+  timeout_ = rank_ == 0 ? timeout : timeout + timeout / 2 + std::chrono::seconds(1);
 }
 
+// Waits with a time-out of its own: ranks that are threads may share the store, and its time-out.
 std::string Rendezvous::get(const std::string& key) const {
+  store_->wait({key}, timeout_);
   const std::vector<std::uint8_t> bytes = store_->get(key);
   return {bytes.begin(), bytes.end()};
 }

@@ -41,6 +41,7 @@ class Rendezvous {
   int rank_;
   int size_;
   c10::intrusive_ptr<c10d::Store> store_;  // null: a process alone
+  std::chrono::milliseconds timeout_{};
   std::string name_;
   std::uint64_t number_ = 0;  // of the next exchange
   std::string failure_;

@@ -289,6 +289,18 @@ TEST(TrainStateTest, E2_FormatsOfOneWriterAreWrittenByAllRanksThroughRank0) {
   }
 }
 
+TEST(TrainStateTest, E4_HowLongRanksWaitForASaveIsNotHowLongTheMeshWaits) {
+  const test::TemporaryDirectory directory;
+  on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+    const auto timeout = mesh.world()->store()->getTimeout();
+    for (const char* name : {"/a", "/b", "/c"}) {
+      TrainState state(trainer.model, *trainer.optimizer);
+      save(state, directory.path() + name, {.timeout = std::chrono::seconds(5)});
+    }
+    EXPECT_EQ(mesh.world()->store()->getTimeout(), timeout);
+  });
+}
+
 TEST(TrainStateTest, E4_OneTrainerAtATimeWritesADirectory) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);
