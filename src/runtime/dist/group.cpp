@@ -98,18 +98,35 @@ void Group::scatter(at::Tensor part, const at::Tensor& whole, int root, const st
   if (rank_ == root) {
     part.copy_(part_of(rank_));
     for (int rank = 0; rank < size_; ++rank) {
-      if (rank == root) continue;
-      scatter_nbytes_ += part.nbytes();
-      std::vector<at::Tensor> tensors = {part_of(rank)};
-      const std::lock_guard lock(starting_mutex());
-      pending.push_back(start(backend_->send(tensors, rank, /*tag=*/0), "scatter", what));
+      if (rank != root) pending.push_back(start_sending(part_of(rank), rank, what));
     }
   } else {
-    std::vector<at::Tensor> tensors = {part};
-    const std::lock_guard lock(starting_mutex());
-    pending.push_back(start(backend_->recv(tensors, root, /*tag=*/0), "scatter", what));
+    receive(part, root, what);
   }
   for (Pending& each : pending) each.wait();
+}
+
+Pending Group::start_sending(at::Tensor tensor, int to, const std::string& what) {
+  TESSERA_CHECK(to != rank_ && tensor.is_contiguous());
+  sent_nbytes_ += tensor.nbytes();
+  std::vector<at::Tensor> tensors = {std::move(tensor)};
+  const std::lock_guard lock(starting_mutex());
+  return start(backend_->send(tensors, to, /*tag=*/0), "sending", what);
+}
+
+void Group::send(at::Tensor tensor, int to, const std::string& what) {
+  start_sending(std::move(tensor), to, what).wait();
+}
+
+void Group::receive(at::Tensor tensor, int from, const std::string& what) {
+  TESSERA_CHECK(from != rank_ && tensor.is_contiguous());
+  std::vector<at::Tensor> tensors = {std::move(tensor)};
+  Pending pending;
+  {
+    const std::lock_guard lock(starting_mutex());
+    pending = start(backend_->recv(tensors, from, /*tag=*/0), "receiving", what);
+  }
+  pending.wait();
 }
 
 double Group::max(double value, const std::string& what) {
@@ -133,7 +150,7 @@ double Group::max(double value, const std::string& what) {
 
 Traffic Group::traffic() const {
   return {all_gather_nbytes_, reduce_scatter_nbytes_, all_reduce_nbytes_, broadcast_nbytes_,
-          scatter_nbytes_};
+          sent_nbytes_};
 }
 
 }  // namespace tessera::dist

@@ -39,8 +39,8 @@ void attach_to_owner(Module& module, const dist::Mesh& mesh) {
               if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
               StateTensor state = handle.state_of(index);
               if (options.type == FULL) {
-                const bool keeps = !options.rank0_only || mesh.rank() == 0;
-                state = state::gather(state, *mesh.world(), keeps, options.offload_to_cpu, fqn);
+                std::get<StateTensor>(*entry).parts.clear();  // no copy of the shard meanwhile
+                state = state::gather(state, *mesh.world(), options, fqn);
               } else if (options.offload_to_cpu) {
                 for (TensorPart& part : state.parts) part.tensor = part.tensor.to(at::kCPU);
               }

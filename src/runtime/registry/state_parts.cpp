@@ -83,31 +83,58 @@ std::vector<Region> regions_of_rank(const StateTensor& entry, int rank) {
   return regions;
 }
 
-StateTensor gather(const StateTensor& entry, dist::Group& world, bool keeps, bool to_cpu,
-                   const std::string& fqn) {
-  const at::NoGradGuard no_grad;
-  StateTensor whole = entry;
-  whole.parts.clear();
-  whole.layout.clear();
-  const auto take = [&](Tensor tensor) {
-    if (to_cpu) {
-      tensor = tensor.to(at::kCPU);
-    } else if (!entry.parts.empty()) {
-      tensor = tensor.to(entry.parts.front().tensor.device());
-    }
-    whole.parts.push_back({whole_box(entry.shape), std::move(tensor)});
-  };
-  // All ranks hold all: each copies its own.
-  if (std::ranges::all_of(entry.layout, [&](const Shard& shard) {
-        return static_cast<int>(shard.ranks.size()) == world.size();
-      })) {
-    if (!keeps) return whole;
-    const auto own = cut(entry, whole_box(entry.shape));
-    TESSERA_CHECK(own.has_value());
-    take(to_cpu && !own->is_cpu() ? *own : own->clone());
-    return whole;
-  }
+namespace {
 
+/// Calls `visit` with each region, the first rank that holds it, and where among what that rank
+/// holds it begins. In the same order on all ranks.
+template <class Visit>
+void for_each_first_holder(const StateTensor& entry, int num_ranks, const Visit& visit) {
+  std::vector<Region> done;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    std::int64_t begin = 0;
+    for (const Region& region : regions_of_rank(entry, rank)) {
+      if (std::ranges::find(done, region) == done.end()) {
+        visit(region, rank, begin);
+        done.push_back(region);
+      }
+      begin += numel_of(region);
+    }
+  }
+}
+
+Tensor own_shard(const StateTensor& entry, const Region& region) {
+  const auto own = cut(entry, region);
+  TESSERA_CHECK(own.has_value());
+  return *own;
+}
+
+/// Sends rank 0 each shard of the tensor, one after the other. Undefined on other ranks.
+Tensor gather_on_first(const StateTensor& entry, dist::Group& world, const std::string& fqn) {
+  const auto options = at::TensorOptions(scalar_type_of(entry.dtype)).device(world.device());
+  const bool is_first = world.rank() == 0;
+  TensorPart whole{whole_box(entry.shape), {}};
+  if (is_first) whole.tensor = torch::empty({numel_of(entry.shape)}, options);
+  for_each_first_holder(entry, world.size(), [&](const Region& region, int rank, std::int64_t) {
+    if (numel_of(region) == 0) return;
+    if (!is_first) {
+      if (rank == world.rank()) {
+        world.send(bytes_of(own_shard(entry, region).to(world.device())), 0, fqn);
+      }
+      return;
+    }
+    Tensor shard;
+    if (rank == 0) {
+      shard = own_shard(entry, region);
+    } else {
+      shard = torch::empty({numel_of(region)}, options);
+      world.receive(bytes_of(shard), rank, fqn);
+    }
+    copy_common(entry.shape, {region, shard}, whole);
+  });
+  return whole.tensor;
+}
+
+Tensor gather_on_all(const StateTensor& entry, dist::Group& world, const std::string& fqn) {
   const std::int64_t most = most_held(entry, world.size());
   const at::ScalarType dtype = scalar_type_of(entry.dtype);
   Tensor part = torch::empty({most}, at::TensorOptions(dtype).device(world.device()));
@@ -118,21 +145,42 @@ StateTensor gather(const StateTensor& entry, dist::Group& world, bool keeps, boo
   }
   Tensor all = torch::empty({most * world.size()}, part.options());
   world.all_gather(bytes_of(all), bytes_of(part), fqn).wait();
-  if (!keeps) return whole;
-  TensorPart result{whole_box(entry.shape), torch::empty({numel_of(entry.shape)}, part.options())};
-  std::vector<Region> done;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    std::int64_t begin = rank * most;
-    for (const Region& region : regions_of_rank(entry, rank)) {
-      const std::int64_t numel = numel_of(region);
-      if (std::ranges::find(done, region) == done.end()) {
-        copy_common(entry.shape, {region, all.narrow(0, begin, numel)}, result);
-        done.push_back(region);
-      }
-      begin += numel;
-    }
+  TensorPart whole{whole_box(entry.shape), torch::empty({numel_of(entry.shape)}, part.options())};
+  const auto take = [&](const Region& region, int rank, std::int64_t begin) {
+    const Tensor shard = all.narrow(0, rank * most + begin, numel_of(region));
+    copy_common(entry.shape, {region, shard}, whole);
+  };
+  for_each_first_holder(entry, world.size(), take);
+  return whole.tensor;
+}
+
+}  // namespace
+
+StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDictOptions& options,
+                   const std::string& fqn) {
+  const at::NoGradGuard no_grad;
+  const bool keeps = !options.rank0_only || world.rank() == 0;
+  StateTensor whole = entry;
+  whole.parts.clear();
+  whole.layout.clear();
+  const bool all_hold_all = std::ranges::all_of(entry.layout, [&](const Shard& shard) {
+    return static_cast<int>(shard.ranks.size()) == world.size();
+  });
+  Tensor tensor;
+  if (!all_hold_all) {
+    tensor =
+        options.rank0_only ? gather_on_first(entry, world, fqn) : gather_on_all(entry, world, fqn);
+  } else if (keeps) {
+    tensor = own_shard(entry, whole_box(entry.shape));
+    if (tensor.is_cpu() || !options.offload_to_cpu) tensor = tensor.clone();
   }
-  take(result.tensor);
+  if (!keeps) return whole;
+  if (options.offload_to_cpu) {
+    tensor = tensor.to(at::kCPU);
+  } else if (!entry.parts.empty()) {
+    tensor = tensor.to(entry.parts.front().tensor.device());
+  }
+  whole.parts.push_back({whole_box(entry.shape), std::move(tensor)});
   return whole;
 }
 
@@ -150,9 +198,7 @@ void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& w
       std::int64_t begin = rank * most;
       for (const Region& region : regions_of_rank(wanted, rank)) {
         const std::int64_t numel = numel_of(region);
-        const auto own = cut(*whole, region);
-        TESSERA_CHECK(own.has_value());
-        all.narrow(0, begin, numel).copy_(*own);
+        all.narrow(0, begin, numel).copy_(own_shard(*whole, region));
         begin += numel;
       }
     }

@@ -5,6 +5,7 @@
 
 #include "tessera/runtime/dist/group.h"
 #include "tessera/runtime/registry/state_dict.h"
+#include "tessera/runtime/registry/state_dict_hooks.h"
 
 // Whole tensors from parts, and parts from others, whatever regions they are.
 
@@ -21,9 +22,10 @@ std::optional<at::Tensor> cut(const StateTensor& entry, const Region& region);
 /// Returns what a rank holds by an entry's layout; a layout that is empty: all of it.
 std::vector<Region> regions_of_rank(const StateTensor& entry, int rank);
 
-/// Returns the entry with its tensor whole, in memory of its own, on the CPU if wanted, where
-/// `keeps`; without parts elsewhere. Collective over `world`, which the layout's ranks count in.
-StateTensor gather(const StateTensor& entry, dist::Group& world, bool keeps, bool to_cpu,
+/// Returns the entry with its tensor whole, in memory of its own; with `rank0_only` without parts
+/// on other ranks, which then take no memory, and rank 0 beside the tensor that of one shard.
+/// Collective over `world`, which the layout's ranks count in.
+StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDictOptions& options,
                    const std::string& fqn);
 
 /// Sends each rank its parts of what rank 0 holds whole. `wanted`: the entry as every rank has it,

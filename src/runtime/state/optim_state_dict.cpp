@@ -162,7 +162,7 @@ StateDict optim_state_dict(Module& model, const Optimizer& optimizer,
                        StateTensor entry) {
     const std::string fqn = "state." + parameter.fqn + "." + name;
     if (options.type == FULL) {
-      entry = state::gather(entry, *mesh.world(), keeps, options.offload_to_cpu, fqn);
+      entry = state::gather(entry, *mesh.world(), options, fqn);
     } else if (options.offload_to_cpu) {
       for (TensorPart& part : entry.parts) part.tensor = part.tensor.to(at::kCPU);
     }

@@ -71,6 +71,16 @@ TEST(MeshTest, CollectivesRunAlongEachAxis) {
         at::Tensor sent = torch::full({1}, mesh.rank());
         mesh.world()->broadcast(sent, 4, "x").wait();
         EXPECT_EQ(sent.item<int>(), 4);
+        if (mesh.rank() == 5) {
+          mesh.world()->send(torch::full({2}, 7), 1, "x");
+          mesh.world()->send(torch::full({2}, 8), 1, "x");
+          EXPECT_EQ(mesh.world()->traffic().sent, 4 * sizeof(std::int64_t));
+        } else if (mesh.rank() == 1) {
+          at::Tensor received = torch::zeros({2, 2}, torch::kLong);
+          mesh.world()->receive(received[0], 5, "x");
+          mesh.world()->receive(received[1], 5, "x");
+          EXPECT_TRUE(received.equal(torch::tensor({{7, 7}, {8, 8}})));
+        }
       },
       options);
 }

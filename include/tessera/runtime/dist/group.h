@@ -31,13 +31,14 @@ class Pending {
 
 /// What a rank handed to collectives so far. Units: bytes, counted where c10d takes them: of an
 /// all-gather the gathered tensor, of a reduce-scatter the whole one that goes in, of an
-/// all-reduce or a broadcast the tensor, of a scatter what is sent. Nothing in a group of one rank.
+/// all-reduce or a broadcast the tensor, from rank to rank what is sent. Nothing in a group of one
+/// rank.
 struct Traffic {
   std::uint64_t all_gather = 0;
   std::uint64_t reduce_scatter = 0;
   std::uint64_t all_reduce = 0;
   std::uint64_t broadcast = 0;
-  std::uint64_t scatter = 0;
+  std::uint64_t sent = 0;
   friend bool operator==(const Traffic&, const Traffic&) = default;
 };
 
@@ -73,6 +74,10 @@ class Group {
   /// `all_gather`. Blocks. From rank to rank, as Gloo's own scatter takes memory for a second
   /// whole.
   void scatter(at::Tensor part, const at::Tensor& whole, int root, const std::string& what);
+  /// Sends a tensor to rank `to`, which receives it; what two ranks send each other arrives in
+  /// order. Shape: the same on both, contiguous. Collective: no. Blocks.
+  void send(at::Tensor tensor, int to, const std::string& what);
+  void receive(at::Tensor tensor, int from, const std::string& what);
 
   /// Returns the greatest value of all ranks. Blocks.
   double max(double value, const std::string& what);
@@ -86,6 +91,7 @@ class Group {
  private:
   Pending start(c10::intrusive_ptr<c10d::Work> work, const char* collective,
                 const std::string& what) const;
+  Pending start_sending(at::Tensor tensor, int to, const std::string& what);
 
   std::string name_;
   c10::intrusive_ptr<c10d::Backend> backend_;
@@ -98,7 +104,7 @@ class Group {
   std::atomic<std::uint64_t> reduce_scatter_nbytes_ = 0;
   std::atomic<std::uint64_t> all_reduce_nbytes_ = 0;
   std::atomic<std::uint64_t> broadcast_nbytes_ = 0;
-  std::atomic<std::uint64_t> scatter_nbytes_ = 0;
+  std::atomic<std::uint64_t> sent_nbytes_ = 0;
 };
 
 }  // namespace tessera::dist
