@@ -24,6 +24,7 @@ using formats::KeyPath;
 using state::OptimizerAdapter;
 using state::OptimizerLoad;
 using state::OptimizerParameter;
+using state::SavedTensor;
 using state::ValueTree;
 using torch::nn::Module;
 using torch::optim::Optimizer;
@@ -34,7 +35,7 @@ std::string group_prefix(std::size_t group) {
 
 /// What a state dict says of itself beside elements.
 struct Catalogue {
-  std::map<std::string, DType> tensors;
+  std::map<std::string, SavedTensor> tensors;
   ValueTree values;
 };
 
@@ -42,7 +43,7 @@ Catalogue catalogue_of(const StateDict& state_dict) {
   Catalogue catalogue;
   for (const StateDict::Item& item : state_dict) {
     if (const auto* tensor = std::get_if<StateTensor>(&item.entry)) {
-      catalogue.tensors.emplace(item.fqn, tensor->dtype);
+      catalogue.tensors.emplace(item.fqn, SavedTensor{tensor->dtype});
     } else if (const auto* value = std::get_if<Value>(&item.entry)) {
       catalogue.values.add_renamed(item.fqn, item.fqn, item.key_path, *value);
     }
@@ -73,8 +74,8 @@ KeyPath path_from(const Value& value) {
 /// Returns rank 0's on all ranks.
 Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
   Value::List tensors;
-  for (const auto& [fqn, dtype] : catalogue.tensors) {
-    tensors.push_back(Value::List{fqn, std::string(dtype_name(dtype))});
+  for (const auto& [fqn, saved] : catalogue.tensors) {
+    tensors.push_back(Value::List{fqn, std::string(dtype_name(saved.dtype))});
   }
   Value::List values;
   for (const auto& [name, leaf] : catalogue.values.leaves()) {
@@ -89,7 +90,7 @@ Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
   for (const Value& each : *parts[0].get_if<Value::List>()) {
     const auto& tensor = *each.get_if<Value::List>();
     result.tensors.emplace(*tensor[0].get_if<std::string>(),
-                           *parse_dtype(*tensor[1].get_if<std::string>()));
+                           SavedTensor{*parse_dtype(*tensor[1].get_if<std::string>())});
   }
   for (const Value& each : *parts[1].get_if<Value::List>()) {
     const auto& leaf = *each.get_if<Value::List>();

@@ -15,9 +15,14 @@ std::string prefix_of(const OptimizerParameter& parameter) {
 }
 
 /// Returns the dtype that was saved under a name, or one for what was not.
-DType dtype_in(const std::map<std::string, DType>& saved, const std::string& name) {
+DType dtype_in(const std::map<std::string, SavedTensor>& saved, const std::string& name) {
   const auto it = saved.find(name);
-  return it == saved.end() ? DType::float32 : it->second;
+  return it == saved.end() ? DType::float32 : it->second.dtype;
+}
+
+bool fits(const at::Tensor& slot, const at::Tensor& parameter, at::ScalarType dtype) {
+  return slot.defined() && slot.is_contiguous() && slot.scalar_type() == dtype &&
+         slot.sizes() == parameter.sizes() && slot.device() == parameter.device();
 }
 
 }  // namespace
@@ -29,7 +34,7 @@ OptimizerLoad::OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer& 
   options_.resize(optimizer.param_groups().size());
 }
 
-StateDict OptimizerLoad::want(const std::map<std::string, DType>& saved) {
+StateDict OptimizerLoad::want(const std::map<std::string, SavedTensor>& saved) {
   StateDict wanted;
   for (const OptimizerParameter& parameter : parameters_) {
     loaded_.push_back(want_of(parameter, saved, wanted));
@@ -37,33 +42,21 @@ StateDict OptimizerLoad::want(const std::map<std::string, DType>& saved) {
   return wanted;
 }
 
-torch::optim::OptimizerParamState* OptimizerLoad::present_state(
+/// Returns the tensors of a parameter's state by the names of their slots.
+std::map<std::string, at::Tensor> OptimizerLoad::held_by(
     const OptimizerParameter& parameter) const {
+  std::map<std::string, at::Tensor> held;
   const auto it = optimizer_.state().find(parameter.tensor.unsafeGetTensorImpl());
-  return it == optimizer_.state().end() ? nullptr : it->second.get();
-}
-
-/// Returns where a slot is loaded to: what the optimizer has, where it fits, so that a load takes
-/// no memory beside the state itself.
-at::Tensor OptimizerLoad::memory_for(const std::string& slot_name, at::ScalarType dtype,
-                                     const OptimizerParameter& parameter,
-                                     torch::optim::OptimizerParamState* present) const {
-  if (present != nullptr) {
-    const auto& options = optimizer_.param_groups()[parameter.group].options();
-    for (const OptimizerAdapter::Slot& slot : adapter_.slots(*present, options)) {
-      const at::Tensor& tensor = *slot.tensor;
-      if (slot.name == slot_name && tensor.defined() && tensor.scalar_type() == dtype &&
-          tensor.sizes() == parameter.tensor.sizes() && tensor.is_contiguous()) {
-        return tensor;
-      }
-    }
+  if (it == optimizer_.state().end()) return held;
+  const auto& options = optimizer_.param_groups()[parameter.group].options();
+  for (const OptimizerAdapter::Slot& slot : adapter_.slots(*it->second, options)) {
+    if (slot.tensor->defined()) held.emplace(slot.name, *slot.tensor);
   }
-  return torch::empty(parameter.tensor.sizes(),
-                      parameter.tensor.options().requires_grad(false).dtype(dtype));
+  return held;
 }
 
 OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter,
-                                             const std::map<std::string, DType>& saved,
+                                             const std::map<std::string, SavedTensor>& saved,
                                              StateDict& wanted) const {
   const std::string prefix = prefix_of(parameter);
   Loaded loaded;
@@ -80,22 +73,32 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
     wanted.set(prefix + name, std::move(entry));
     loaded.wanted.push_back(prefix + name);
   };
-  // A parameter's state is loaded as one: where some of it is not there, what is present stays.
-  const bool is_complete = std::ranges::all_of(
-      slots, [&](const auto& slot) { return is_saved(slot) || !slot.is_required; });
-  auto* const present = is_complete ? present_state(parameter) : nullptr;
+  std::int64_t* const step = adapter_.step(*state);
+  const auto is_going_to_be_read = [&](const std::string& name) {
+    const auto it = saved.find(prefix + name);
+    return it != saved.end() && it->second.is_read;
+  };
+  const bool is_replaced =
+      (step == nullptr || is_going_to_be_read("step")) &&
+      std::ranges::all_of(slots, [&](const OptimizerAdapter::Slot& slot) {
+        return (!is_saved(slot) && !slot.is_required) || is_going_to_be_read(slot.name);
+      });
+  auto held = is_replaced ? held_by(parameter) : std::map<std::string, at::Tensor>();
   for (const OptimizerAdapter::Slot& slot : slots) {
     if (!is_saved(slot) && !slot.is_required) continue;
     const at::ScalarType dtype = scalar_type_of(dtype_in(saved, prefix + slot.name));
-    *slot.tensor = memory_for(slot.name, dtype, parameter, present);
-    add(slot.name, laid_out_as(parameter, *slot.tensor));
+    at::Tensor& tensor = *slot.tensor = held[slot.name];
+    if (!fits(tensor, parameter.tensor, dtype)) {
+      tensor = torch::empty(parameter.tensor.sizes(),
+                            parameter.tensor.options().requires_grad(false).dtype(dtype));
+    }
+    add(slot.name, laid_out_as(parameter, tensor));
   }
-  if (std::int64_t* const step = adapter_.step(*state)) {
+  if (step != nullptr) {
     StateTensor entry =
         StateTensor::whole(torch::zeros({}, scalar_type_of(dtype_in(saved, prefix + "step"))));
     entry.kind = formats::StateKind::scalar_parameter;
-    loaded.steps.push_back({step, present == nullptr ? nullptr : adapter_.step(*present),
-                            entry.parts.front().tensor, prefix + "step"});
+    loaded.steps.push_back({step, entry.parts.front().tensor});
     add("step", std::move(entry));
   }
   loaded.state = std::move(state);
@@ -129,12 +132,11 @@ void OptimizerLoad::replace(const std::set<std::string>& filled) {
     }
     const bool is_whole = std::ranges::all_of(
         loaded.wanted, [&](const std::string& name) { return filled.contains(name); });
+    if (!is_whole) continue;
     for (const Step& step : loaded.steps) {
-      std::int64_t* const to = is_whole ? step.to : step.present;
-      if (to == nullptr || !filled.contains(step.name)) continue;
-      *to = static_cast<std::int64_t>(step.from.to(at::kDouble).item<double>());
+      *step.to = static_cast<std::int64_t>(step.from.to(at::kDouble).item<double>());
     }
-    if (is_whole) optimizer_.state()[key] = std::move(loaded.state);
+    optimizer_.state()[key] = std::move(loaded.state);
   }
 }
 

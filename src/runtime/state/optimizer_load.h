@@ -21,14 +21,21 @@
 
 namespace tessera::state {
 
-/// Loads optimizer state in steps: what is wanted of it, into new memory; what the groups are to
-/// be; and, when all has been read, the exchange. Keys are those of `optim_state_dict`.
+/// A tensor of saved optimizer state.
+struct SavedTensor {
+  DType dtype;
+  bool is_read = true;  // false: it is there, but not among what is loaded
+};
+
+/// Loads optimizer state in steps: what is wanted of it, and the memory for it; what the groups are
+/// to be; and, when all has been read, the exchange. Keys are those of `optim_state_dict`.
 class OptimizerLoad {
  public:
   OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
 
-  /// Returns what there is of each parameter's state. `saved`: names and dtypes of what there is.
-  StateDict want(const std::map<std::string, DType>& saved);
+  /// Returns what there is of each parameter's state: in the memory that the optimizer has it in,
+  /// where all of it is going to be replaced and fits there, else in new memory.
+  StateDict want(const std::map<std::string, SavedTensor>& saved);
 
   /// Takes the fields of the saved groups (see `saved_groups`). Reports parameters without a group,
   /// and groups that do not fit. Throws: Error(unsupported), Error(mismatch) for fields that cannot
@@ -36,16 +43,14 @@ class OptimizerLoad {
   void take_groups(const ValueTree& tree, const formats::KeyPath& root, const NameSelection& only,
                    LoadReport& report);
 
-  /// Replaces the optimizer's state and fields. Where not all that was wanted of a parameter has
-  /// been filled, the rest of its state stays; one that was saved without state loses it.
+  /// Replaces the optimizer's state and fields. A parameter of which not all that was wanted has
+  /// been filled keeps its state; one that was saved without state loses it.
   void replace(const std::set<std::string>& filled);
 
  private:
   struct Step {
     std::int64_t* to;
-    std::int64_t* present;  // of the state that the optimizer has; null: none
     at::Tensor from;
-    std::string name;  // key
   };
   /// What becomes of a parameter.
   struct Loaded {
@@ -54,13 +59,9 @@ class OptimizerLoad {
     std::vector<Step> steps;          // one, or none
   };
 
-  Loaded want_of(const OptimizerParameter& parameter, const std::map<std::string, DType>& saved,
-                 StateDict& wanted) const;
-
-  torch::optim::OptimizerParamState* present_state(const OptimizerParameter& parameter) const;
-  at::Tensor memory_for(const std::string& slot_name, at::ScalarType dtype,
-                        const OptimizerParameter& parameter,
-                        torch::optim::OptimizerParamState* present) const;
+  Loaded want_of(const OptimizerParameter& parameter,
+                 const std::map<std::string, SavedTensor>& saved, StateDict& wanted) const;
+  std::map<std::string, at::Tensor> held_by(const OptimizerParameter& parameter) const;
 
   torch::optim::Optimizer& optimizer_;
   const OptimizerAdapter& adapter_;

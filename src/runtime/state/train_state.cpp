@@ -337,13 +337,15 @@ std::optional<std::string> key_under(const std::string& name, const std::string&
   return key.substr(name.size() + 1);
 }
 
-/// Returns the optimizer's tensors in a checkpoint, with their dtypes.
-std::map<std::string, DType> optimizer_tensors(const CheckpointContents& contents,
-                                               const std::vector<reshard::Rename>& renames) {
-  std::map<std::string, DType> tensors;
+/// Returns the optimizer's tensors in a checkpoint, by their keys there.
+std::map<std::string, state::SavedTensor> optimizer_tensors(
+    const CheckpointContents& contents, const std::vector<reshard::Rename>& renames,
+    const NameSelection& only) {
+  std::map<std::string, state::SavedTensor> tensors;
   for (const formats::TensorEntry& tensor : contents.tensors) {
-    const auto key = key_under(kOptimizer, renamed(tensor.meta.fqn, renames));
-    if (key) tensors.emplace(*key, tensor.meta.dtype);
+    const std::string name = renamed(tensor.meta.fqn, renames);
+    const auto key = key_under(kOptimizer, name);
+    if (key) tensors.emplace(*key, state::SavedTensor{tensor.meta.dtype, only.selects(name)});
   }
   return tensors;
 }
@@ -422,7 +424,8 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
     add_under(kModel, state_dict(*model_, {.type = SHARDED}), all);
     if (optimizer_ != nullptr) {
       optimizer_load.emplace(*model_, *optimizer_);
-      add_under(kOptimizer, optimizer_load->want(optimizer_tensors(source, options.renames)), all);
+      add_under(kOptimizer,
+                optimizer_load->want(optimizer_tensors(source, options.renames, only)), all);
     }
     LiveState live = state::share_out(all, mesh_.world_size(), formats::Format::native);
     wanted = state::held_contents(live, mesh_.rank());
