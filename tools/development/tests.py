@@ -29,7 +29,8 @@ THREAD_SANITIZER_OPTIONS = {
     "TSAN_OPTIONS": f"history_size=4:suppressions={ROOT / 'tests/runtime/tsan-suppressions.txt'}",
     "OMP_NUM_THREADS": "1",  # nor is OpenMP's library
 }
-RANKS_AS_PROCESSES = "^(DeadRankTest|DropoutTest|KilledSaveTest|MemoryTest)"  # no threads, or an allocator of their own
+# No threads, or memory that is counted.
+RANKS_AS_PROCESSES = "^(DeadRankTest|DropoutTest|KilledSaveTest|MemoryTest|StateMemoryTest|ResumeTest.*RandomNumbers)"
 
 
 @dataclasses.dataclass
@@ -146,7 +147,8 @@ def test_threads(*, torch_version: str | None) -> int:
     definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
     directory = build("tsan", targets=("runtime_tests",), definitions=definitions)
     heading("testing under ThreadSanitizer (ranks as threads)")
-    cases = run_ctest(directory / "tests/runtime", ["-E", f"{RANKS_AS_PROCESSES}|launchers", "-LE", "^slow$"], THREAD_SANITIZER_OPTIONS)
+    selection = ["-LE", "^slow$", "-E", f"{RANKS_AS_PROCESSES}|launchers"]
+    cases = run_ctest(directory / "tests/runtime", selection, THREAD_SANITIZER_OPTIONS)
     return report(tallies_by_label(cases, " (tsan)"), time.monotonic() - begin)
 
 

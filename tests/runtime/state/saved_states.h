@@ -3,62 +3,93 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "runtime/state/configurations.h"
 #include "runtime/state/optimizers.h"
 
 namespace tessera::test {
 
-/// A model and its optimizer, spread as a configuration says.
+inline constexpr std::int64_t kNumRows =
+    24;  // of a batch: 1, 2, 3, 4 and 8 ranks have equal shares
+
+/// A model and its optimizer, spread as a configuration says. A buffer counts the steps and decides
+/// what each trains on, so that a run that goes on must have got it back.
 struct Trainer {
-  Trainer(const Configuration& configuration, const dist::Mesh& mesh, OptimizerKind kind,
+  Trainer(const Configuration& configuration, const dist::Mesh& its_mesh, OptimizerKind kind,
           at::ScalarType dtype = at::kFloat)
-      : model(seeded<Transformer>()) {
+      : model(seeded<Transformer>()), mesh(its_mesh) {
     model->to(dtype);
+    step = model->register_buffer("step", torch::zeros({}, at::kLong));
     configuration.apply(model, mesh);
     optimizer = make_optimizer(kind, unique_parameters(*model));
   }
 
-  /// Trains on the same batch on every rank. Returns the losses.
+  /// Trains, each rank on its rows. Returns the losses over all rows, the same on every rank.
   std::vector<double> train(int num_steps) {
     std::vector<double> losses;
-    for (int step = 0; step < num_steps; ++step) {
+    for (int i = 0; i < num_steps; ++i) {
       optimizer->zero_grad();
-      const at::Tensor loss = forward(model, some_ids()).to(at::kFloat).pow(2).mean();
+      const at::Tensor loss = forward(model, own_rows()).to(at::kFloat).pow(2).mean();
       loss.backward();
       optimizer->step();
-      losses.push_back(loss.item<double>());
+      step.add_(1);
+      const at::Tensor sum = loss.detach().to(at::kDouble);
+      mesh.world()->all_reduce(sum, "loss").wait();
+      losses.push_back(sum.item<double>() / mesh.world_size());
     }
     return losses;
   }
 
-  /// Returns all tensors and values, whole, the same on every rank.
-  StateDict whole() {
-    StateDict all = state_dict(*model);
-    for (StateDict::Item& item : optim_state_dict(*model, *optimizer)) {
+  /// Returns all tensors and values; by default whole, the same on every rank.
+  StateDict state(const StateDictOptions& options = {}) {
+    StateDict all = state_dict(*model, options);
+    for (StateDict::Item& item : optim_state_dict(*model, *optimizer, options)) {
       all.set("optim." + item.fqn, item.entry);
     }
     return all;
   }
 
   Transformer model;
+  dist::Mesh mesh;
+  at::Tensor step;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
+
+ private:
+  at::Tensor own_rows() const {
+    const at::Tensor ids = torch::arange(3 * kNumRows).mul(2 * step + 3);
+    const at::Tensor rows = ids.remainder(TransformerImpl::kVocabulary).view({kNumRows, 3});
+    return rows.chunk(mesh.world_size())[static_cast<std::size_t>(mesh.rank())];
+  }
 };
 
+/// Holds what this rank has of a state dict against one of whole tensors, bit by bit.
+void expect_same_parts(const StateDict& found, const StateDict& expected, const std::string& what);
+
 /// Holds two state dicts of whole tensors against each other, bit by bit.
-inline void expect_same_state(const StateDict& found, const StateDict& expected,
-                              const std::string& what) {
-  EXPECT_EQ(found.size(), expected.size()) << what;
-  for (const StateDict::Item& item : expected) {
-    const StateEntry* const entry = found.find(item.fqn);
-    ASSERT_NE(entry, nullptr) << what << ": " << item.fqn;
-    if (const auto* value = std::get_if<Value>(&item.entry)) {
-      EXPECT_EQ(std::get<Value>(*entry), *value) << what << ": " << item.fqn;
-    } else {
-      EXPECT_TRUE(found.tensor(item.fqn).equal(expected.tensor(item.fqn)))
-          << what << ": " << item.fqn;
-    }
-  }
-}
+void expect_same_state(const StateDict& found, const StateDict& expected, const std::string& what);
+
+/// How long to train before a save and after it, and how.
+struct RunOptions {
+  OptimizerKind kind = OptimizerKind::adamw_two_groups;
+  at::ScalarType dtype = at::kFloat;
+  int num_steps_before = 3;
+  int num_steps_after = 20;
+  formats::Format format = formats::Format::native;
+};
+
+/// What a run held when it saved, and its losses from there on.
+struct SavedRun {
+  StateDict state;
+  std::vector<double> losses;
+};
+
+/// Trains, saves at `path`, and goes on.
+SavedRun run_that_saves(const Configuration& configuration, const std::string& path,
+                        const RunOptions& options);
+
+/// Trains on and expects the losses of the run that went on, each up to a part of it.
+void expect_to_go_on_as(const SavedRun& run, Trainer& trainer, double tolerance,
+                        const std::string& what);
 
 }  // namespace tessera::test

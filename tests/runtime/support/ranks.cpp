@@ -20,6 +20,13 @@ struct Standing {
   std::vector<std::string> places;
 };
 
+void print(Standing& where) {
+  const std::lock_guard lock(where.mutex);
+  for (std::size_t rank = 0; rank < where.places.size(); ++rank) {
+    std::fprintf(stderr, "rank %zu stands at %s\n", rank, where.places[rank].c_str());
+  }
+}
+
 thread_local Standing* standing = nullptr;
 thread_local std::size_t own_rank = 0;
 
@@ -71,16 +78,15 @@ void on_ranks(int world_size, const std::function<void(const dist::Mesh&)>& body
   {
     std::unique_lock lock(mutex);
     if (!finished.wait_for(lock, kTimeLimit, [&] { return num_finished == num_ranks; })) {
-      const std::lock_guard places_lock(where.mutex);
-      for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-        std::fprintf(stderr, "rank %zu stands at %s\n", rank, where.places[rank].c_str());
-      }
+      print(where);
       std::_Exit(124);
     }
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
+    if (!failure) continue;
+    print(where);  // the first rank's failure may be that another one failed
+    std::rethrow_exception(failure);
   }
 }
 
