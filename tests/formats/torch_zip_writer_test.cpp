@@ -79,18 +79,20 @@ TEST_F(TorchZipWriterTest, TheArchiveIsLaidOutAsTorchDoes) {
   MemoryCheckpoint source;
   source.add({"a", DType::float32, {3}}, bytes_of<float>({1, 2, 3}));
   source.add({"b", DType::int64, {0, 2}}, {});
+  source.add({"c", DType::int8, {256 << 10}}, patterned_bytes(256 << 10, 1));
   test::copy_checkpoint(source, *create(source));
   const auto file = fs_.open(tmp_ / "x.pt");
   const zip::ZipReader archive(*file, {0, file->nbytes()});
   std::vector<std::string> names;
   for (std::size_t i = 0; i < archive.members().size(); ++i) {
     names.push_back(archive.members()[i].name);
-    EXPECT_EQ(archive.data_range(i).begin % 64, 0U);
+    const bool is_large = archive.members()[i].nbytes >= 256 << 10;
+    EXPECT_EQ(archive.data_range(i).begin % (is_large ? 4096 : 64), 0U);
     EXPECT_EQ(archive.members()[i].crc32, archive.compute_crc(i, [](std::uint64_t) {}));
   }
-  EXPECT_THAT(names,
-              ElementsAre("archive/data.pkl", "archive/byteorder", "archive/data/0",
-                          "archive/data/1", "archive/version", "archive/.data/serialization_id"));
+  EXPECT_THAT(names, ElementsAre("archive/data.pkl", "archive/byteorder", "archive/data/0",
+                                 "archive/data/1", "archive/data/2", "archive/version",
+                                 "archive/.data/serialization_id"));
 }
 
 TEST_F(TorchZipWriterTest, KeyPathsBecomeNestedDictsAndLists) {
@@ -129,7 +131,7 @@ TEST_F(TorchZipWriterTest, AnAliasSharesTheStorageWhicheverNameComesFirst) {
   source.add_alias("m.c", "m.b");
   source.contents_for_change().aliases[1].key_path = {"m", "c"};
   const auto reader = round_trip(source);
-  EXPECT_THAT(shown(*reader), ElementsAre("tensor a", "alias m.b of a", "alias m.c of a"));
+  ASSERT_THAT(shown(*reader), ElementsAre("tensor a", "alias m.b of a", "alias m.c of a"));
   EXPECT_EQ(reader->contents().aliases[1].key_path, (KeyPath{"m", "c"}));
   EXPECT_EQ(test::whole_tensor(*reader, 0), bytes_of<std::int16_t>({1, 2}));
 }
@@ -144,7 +146,7 @@ TEST_F(TorchZipWriterTest, DictsInValuesAreOpenedByReadersAsAnyOtherDict) {
 
 TEST_F(TorchZipWriterTest, BytesDoNotDependOnTheOrderOfBlocks) {
   MemoryCheckpoint source;
-  const std::uint64_t nbytes = (std::uint64_t{20} << 20) + 2;  // three blocks, the last one short
+  const std::uint64_t nbytes = (std::uint64_t{20} << 20) + 2;  // six blocks, the last one short
   source.add({"large", DType::bfloat16, {static_cast<std::int64_t>(nbytes / 2)}},
              patterned_bytes(nbytes, 1));
   source.add({"small", DType::uint8, {3}}, patterned_bytes(3, 2));
@@ -163,7 +165,7 @@ TEST_F(TorchZipWriterTest, BytesDoNotDependOnTheOrderOfBlocks) {
       blocks.push_back({piece, {begin, std::min(begin + step, numel)}});
     }
   }
-  ASSERT_EQ(blocks.size(), 4U);
+  ASSERT_EQ(blocks.size(), 7U);
   std::ranges::reverse(blocks);
   const auto write = [&](std::size_t first) {
     for (std::size_t i = first; i < blocks.size(); i += 2) {

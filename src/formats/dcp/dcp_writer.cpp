@@ -14,6 +14,7 @@
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/parts.h"
 #include "formats/key_paths.h"
+#include "formats/paged_data.h"
 #include "formats/part_files.h"
 #include "formats/staged_writer.h"
 #include "formats/torch_zip/torch_save_layout.h"
@@ -31,12 +32,6 @@ using dcp::StorageInfo;
 using torch_zip::TorchSaveLayout;
 
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
-
-// Data of this size and more begin at a page of the file, so that they can be written (and mapped)
-// without the page cache's help; what lies between two items then is zero.
-constexpr std::uint64_t kMinPagedNbytes = std::uint64_t{256} << 10;
-constexpr std::uint64_t kPageNbytes = 4096;
-constexpr std::uint64_t kMinUncachedFileNbytes = std::uint64_t{8} << 20;
 
 [[noreturn]] void refuse(const std::string& destination, const std::string& fqn,
                          std::string_view rule, std::string_view expected, std::string_view found) {
@@ -119,7 +114,7 @@ CheckpointContents checked(const std::string& destination, CheckpointContents co
 }
 
 /// Every item is a torch.save file within `__<rank>_0.distcp`, one after the other: first the
-/// values, then the tensors' pieces.
+/// values, then the tensors' pieces. What lies between two items is zero.
 FileLayout lay_out(const std::string& destination, CheckpointContents contents,
                    const std::vector<Value>& values) {
   TESSERA_CHECK(values.size() == contents.values.size());

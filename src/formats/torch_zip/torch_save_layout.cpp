@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "formats/paged_data.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 
@@ -60,6 +61,7 @@ std::string decimal20(std::uint64_t value) {
 }
 
 constexpr std::size_t kSerializationIdNbytes = 40;
+constexpr std::uint64_t kAlignmentNbytes = 64;
 
 }  // namespace
 
@@ -95,7 +97,8 @@ void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::i
   pickler.reduce();
 }
 
-TorchSaveLayout::TorchSaveLayout(std::string pickle, std::span<const std::uint64_t> storage_nbytes)
+TorchSaveLayout::TorchSaveLayout(std::string pickle, std::span<const std::uint64_t> storage_nbytes,
+                                 LargeStorages large_storages)
     : num_storages_(storage_nbytes.size()) {
   const std::string prefix = "archive/";
   const auto add = [&](const std::string& name, std::string content) {
@@ -106,7 +109,10 @@ TorchSaveLayout::TorchSaveLayout(std::string pickle, std::span<const std::uint64
   add("byteorder", "little");
   first_storage_ = layout_.num_members();
   for (std::size_t i = 0; i < num_storages_; ++i) {
-    layout_.add_member(prefix + "data/" + std::to_string(i), storage_nbytes[i]);
+    const bool is_paged =
+        large_storages == LargeStorages::at_pages && storage_nbytes[i] >= kMinPagedNbytes;
+    layout_.add_member(prefix + "data/" + std::to_string(i), storage_nbytes[i],
+                       is_paged ? kPageNbytes : kAlignmentNbytes);
     contents_.emplace_back();
   }
   add("version", "3\n");

@@ -27,7 +27,11 @@ void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::i
 /// Immutable; safe to share between threads.
 class TorchSaveLayout {
  public:
-  TorchSaveLayout(std::string pickle, std::span<const std::uint64_t> storage_nbytes);
+  /// Where a large storage may begin: at a multiple of 64 bytes, as torch has it, or of a page.
+  enum class LargeStorages { at_64_bytes, at_pages };
+
+  TorchSaveLayout(std::string pickle, std::span<const std::uint64_t> storage_nbytes,
+                  LargeStorages large_storages = LargeStorages::at_64_bytes);
 
   std::uint64_t nbytes() const { return nbytes_; }
   std::size_t num_storages() const { return num_storages_; }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "formats/key_paths.h"
+#include "formats/paged_data.h"
 #include "formats/torch_zip/state_dict_pickle.h"
 #include "formats/torch_zip/torch_save_layout.h"
 #include "formats/torch_zip/torch_zip_reader.h"
@@ -24,7 +25,7 @@ namespace {
 
 using torch_zip::TorchSaveLayout;
 
-constexpr std::uint64_t kBlockNbytes = std::uint64_t{8} << 20;
+constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
 
 /// A file that is laid out and not written: storages read as zero.
 class UnwrittenFile final : public ReadableFile {
@@ -87,7 +88,7 @@ TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Va
   std::vector<std::uint64_t> storage_nbytes;
   for (const TensorEntry& tensor : contents.tensors) storage_nbytes.push_back(tensor.meta.nbytes());
   TorchSaveLayout layout(torch_zip::pickle_state_dict(contents, values, destination),
-                         storage_nbytes);
+                         storage_nbytes, TorchSaveLayout::LargeStorages::at_pages);
   require_readable(layout, destination);
   return layout;
 }
@@ -107,6 +108,7 @@ class TorchZipWriter final : public CheckpointWriter {
       unwritten_nbytes_ += tensor_nbytes(i);
     }
     file_->resize(layout_.nbytes());
+    if (layout_.nbytes() >= kMinUncachedFileNbytes) file_->bypass_cache();
   }
 
   const CheckpointContents& contents() const override { return contents_; }

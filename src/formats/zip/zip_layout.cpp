@@ -47,13 +47,13 @@ void append_or_zip64(std::string& out, std::uint64_t value) {
 
 }  // namespace
 
-std::size_t ZipLayout::add_member(std::string name, std::uint64_t nbytes) {
-  TESSERA_CHECK(std::has_single_bit(alignment_) && alignment_ <= 16384);
+std::size_t ZipLayout::add_member(std::string name, std::uint64_t nbytes, std::uint64_t alignment) {
+  TESSERA_CHECK(std::has_single_bit(alignment) && alignment <= 16384);
   TESSERA_CHECK(name.size() <= kMax16);
   const std::uint64_t unpadded = members_end_ + kLocalHeaderNbytes + name.size() +
                                  (needs_zip64(nbytes) ? kZip64SizesNbytes : 0) +
                                  kPaddingHeaderNbytes;
-  const std::uint64_t data_begin = round_up(unpadded, alignment_);
+  const std::uint64_t data_begin = round_up(unpadded, alignment);
   members_.push_back({std::move(name), members_end_, {data_begin, data_begin + nbytes}});
   members_end_ = data_begin + nbytes;
   return members_.size() - 1;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/byte_range.h"
@@ -20,7 +21,7 @@ namespace tessera::formats::zip {
 /// central directory | zip64 end record and locator? | end record
 /// ```
 /// The padding (extra field `FB`, as PyTorch calls it) makes each member's data begin at a multiple
-/// of the alignment within the archive. Dates are zero, zip64 fields appear only where needed.
+/// of its alignment within the archive. Dates are zero, zip64 fields appear only where needed.
 /// Source: PKWARE APPNOTE.TXT 6.3.10, sections 4.3 and 4.5.
 /// Immutable once all members are added; then safe to share between threads.
 class ZipLayout {
@@ -29,7 +30,11 @@ class ZipLayout {
   explicit ZipLayout(std::uint64_t alignment = 64) : alignment_(alignment) {}
 
   /// Appends a member and returns its index. Requires: a name shorter than 64 KiB.
-  std::size_t add_member(std::string name, std::uint64_t nbytes);
+  std::size_t add_member(std::string name, std::uint64_t nbytes) {
+    return add_member(std::move(name), nbytes, alignment_);
+  }
+  /// Does the same for a member with an alignment of its own.
+  std::size_t add_member(std::string name, std::uint64_t nbytes, std::uint64_t alignment);
 
   std::size_t num_members() const { return members_.size(); }
   const std::string& name(std::size_t member) const { return members_[member].name; }
