@@ -34,9 +34,9 @@ void SaveJob::start_one_file() {
   refuse_problems(path, file.plan.problems);
   std::vector<Value> moved;
   for (const std::size_t i : file.plan.value_sources) moved.push_back(values[i]);
-  file.writer =
-      formats::create_checkpoint(*options.file_system, path, file.plan.destination, std::move(moved),
-                                 {.format = options.format, .overwrite = options.overwrite});
+  file.writer = formats::create_checkpoint(
+      *options.file_system, path, file.plan.destination, std::move(moved),
+      {.format = options.format, .overwrite = options.overwrite});
   one_file = std::move(file);
 }
 

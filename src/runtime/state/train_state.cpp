@@ -424,8 +424,8 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
     add_under(kModel, state_dict(*model_, {.type = SHARDED}), all);
     if (optimizer_ != nullptr) {
       optimizer_load.emplace(*model_, *optimizer_);
-      add_under(kOptimizer,
-                optimizer_load->want(optimizer_tensors(source, options.renames, only)), all);
+      add_under(kOptimizer, optimizer_load->want(optimizer_tensors(source, options.renames, only)),
+                all);
     }
     LiveState live = state::share_out(all, mesh_.world_size(), formats::Format::native);
     wanted = state::held_contents(live, mesh_.rank());

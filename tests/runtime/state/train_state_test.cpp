@@ -248,7 +248,7 @@ TEST(TrainStateTest, E2_FormatsOfOneWriterAreWrittenByAllRanksThroughRank0) {
       state.wait();
       EXPECT_THAT(error_of([&] { save(state, path, options); }), HasSubstr("exists"));
     }
-    const StateDict whole = trainer.whole();
+    const StateDict whole = trainer.state();
     if (mesh.rank() == 0) expected = whole;
   });
   EXPECT_EQ(FileSystem::posix().list_directory(directory.path()),
@@ -261,7 +261,7 @@ TEST(TrainStateTest, E2_FormatsOfOneWriterAreWrittenByAllRanksThroughRank0) {
       state.with("seen", seen);
       load(state, directory.path() + name);
       EXPECT_EQ(seen, 5);
-      test::expect_same_state(trainer.whole(), expected, name);
+      test::expect_same_state(trainer.state(), expected, name);
     });
   }
 }
