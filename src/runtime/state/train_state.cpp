@@ -3,13 +3,13 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
 #include <thread>
 
+#include "base/streaming_copy.h"
 #include "reshard/source_check.h"
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/load_problems.h"
@@ -242,7 +242,7 @@ void TrainState::Impl::take_snapshot(SaveJob& job) {
                          at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
       }
       if (tensor.is_cpu()) {
-        std::memcpy(buffer.data_ptr(), tensor.data_ptr(), tensor.nbytes());  // faster than copy_
+        streaming_copy(buffer.data_ptr(), tensor.data_ptr(), tensor.nbytes());
       } else {
         buffer.copy_(tensor.view({-1}));
       }
