@@ -1,7 +1,8 @@
 # `cmake --install` gives a package that `find_package(tessera)` finds.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
-install(TARGETS tessera_core EXPORT tessera_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS tessera_core tessera_embedding_kernels EXPORT tessera_targets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT tessera_targets NAMESPACE tessera:: FILE tessera-targets.cmake DESTINATION ${package_dir})
 if(TESSERA_RUNTIME)
   set(runtime_targets tessera_runtime)

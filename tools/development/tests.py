@@ -17,7 +17,8 @@ from python_environment import python_environment
 LABELS = ("unit", "property", "cli", "interop", "distributed", "cuda", "development", "slow")
 NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow"}
 CORE_LABELS = ("unit", "property", "cli")  # what runs a second time under the sanitizers
-SANITIZED = ("unit_tests", "property_tests", "cli_unit_tests", "ckpt-inspect", "ckpt-reshard")
+SANITIZED = ("unit_tests", "embedding_kernel_tests", "property_tests", "cli_unit_tests", "ckpt-inspect",
+             "ckpt-reshard")
 
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:check_initialization_order=1",

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "embedding_kernels/bags.h"
+
+namespace tessera::embedding {
+
+/// The rows of each table that a batch names, and where it names them: what a backward goes over.
+///
+/// [Note: Order of sums] The gradient of a row is the sum of weight * gradient of the bag over its
+/// occurrences, in the order of the batch: by feature, then by sample, then by place in the bag. A
+/// row with more than `kBlockOccurrences` of them is hot: blocks of that many are each summed from
+/// zero, and then the blocks' sums in order. So threads can share a hot row, and any number of them
+/// gives the same bits.
+class TouchedRows {
+ public:
+  static constexpr std::int64_t kBlockOccurrences = 1024;
+
+  static constexpr std::int64_t num_blocks_of(std::int64_t num_occurrences) {
+    return (num_occurrences + kBlockOccurrences - 1) / kBlockOccurrences;
+  }
+
+  struct Occurrence {
+    std::uint32_t sample;
+    std::uint32_t column;  // the first one of its feature in the pooled output
+    float weight;
+  };
+  struct HotRow {
+    std::int64_t index;        // into the table's touched rows
+    std::int64_t first_block;  // into the table's blocks
+  };
+
+  /// The touched rows of one table, `rows.size()` of them.
+  struct OfTable {
+    std::span<const std::int64_t> rows;       // ascending, each once
+    std::span<const std::uint32_t> offsets;   // [rows + 1], into occurrences
+    std::span<const Occurrence> occurrences;  // by row, and for each in the order of the batch
+    std::span<const HotRow> hot_rows;         // by index
+    std::int64_t num_blocks = 0;              // of the hot rows
+
+    std::int64_t num_rows() const { return static_cast<std::int64_t>(rows.size()); }
+    std::int64_t num_occurrences() const { return static_cast<std::int64_t>(occurrences.size()); }
+    std::int64_t begin_of(std::int64_t index) const {
+      return offsets[static_cast<std::size_t>(index)];
+    }
+    std::int64_t end_of(std::int64_t index) const {
+      return offsets[static_cast<std::size_t>(index) + 1];
+    }
+    std::int64_t first_block_of(std::int64_t hot_index) const;
+  };
+
+  /// Finds the touched rows of a batch. Memory is kept from one batch to the next.
+  /// Throws: Error(unsupported) where a table has 2^32 rows or more, or a batch as many ids.
+  void assign(std::span<const TableView> tables, const Bags& bags, int num_threads);
+
+  /// Returns views that hold until the next `assign`.
+  OfTable operator[](int table) const;
+
+ private:
+  struct Table {
+    std::vector<std::int64_t> rows{};
+    std::vector<std::uint32_t> offsets{};
+    std::vector<Occurrence> occurrences{};
+    std::vector<HotRow> hot_rows{};
+    // Of the vectors above, which never shrink.
+    std::size_t num_rows = 0;
+    std::size_t num_occurrences = 0;
+    std::int64_t num_blocks = 0;
+  };
+  /// One thread's. An entry is a row in the upper half, and in the lower one a place among those
+  /// of the table: sorted as numbers, entries are in the order of sums.
+  struct Scratch {
+    std::vector<std::uint64_t> entries{};
+    std::vector<std::uint64_t> sorted{};
+    std::vector<Occurrence> in_batch_order{};
+  };
+
+  static void gather(const Bags& bags, std::span<const int> features, Scratch& scratch);
+  static void group(std::span<const std::uint64_t> sorted, const Scratch& scratch, Table& table);
+  static void find_hot_rows(Table& table);
+
+  std::vector<Table> tables_{};
+  std::vector<Scratch> scratch_{};
+};
+
+/// Returns the touched rows of one batch.
+TouchedRows touched_rows(std::span<const TableView> tables, const Bags& bags, int num_threads);
+
+}  // namespace tessera::embedding
