@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
 namespace tessera::inspect {
 namespace {
@@ -17,6 +18,22 @@ std::size_t cut_dimension(const Box& box, const Shape& shape) {
     dim = d;
   }
   return dim;
+}
+
+/// Says whether boxes that cover a 2-d tensor once are all rows' cuts by all columns' cuts.
+bool is_grid(const formats::TensorEntry& tensor) {
+  std::set<std::int64_t> row_cuts;
+  std::set<std::int64_t> column_cuts;
+  std::set<Shape> corners;
+  for (const formats::Piece& piece : tensor.pieces) {
+    const auto* box = std::get_if<Box>(&piece.region);
+    if (box == nullptr) return false;
+    if (box->numel() == 0) continue;
+    row_cuts.insert(box->offsets[0]);
+    column_cuts.insert(box->offsets[1]);
+    corners.insert(box->offsets);
+  }
+  return corners.size() == row_cuts.size() * column_cuts.size();
 }
 
 }  // namespace
@@ -88,6 +105,23 @@ std::string layout_pattern_to_string(const LayoutPattern& pattern) {
   if (pattern.num_replicas == 0) return text + " × ?";
   if (pattern.num_replicas > 1) text += " × " + std::to_string(pattern.num_replicas);
   return text;
+}
+
+std::optional<TableSharding> table_sharding(const formats::TensorEntry& tensor) {
+  if (tensor.meta.shape.size() != 2 || !table_of_weight(tensor.meta.fqn)) return std::nullopt;
+  const LayoutPattern pattern = layout_pattern(tensor);
+  if (pattern.cut == LayoutPattern::Cut::whole && pattern.num_replicas > 1) {
+    return TableSharding::data_parallel;
+  }
+  if (pattern.num_replicas != 1) return std::nullopt;
+  if (pattern.cut == LayoutPattern::Cut::dimension) {
+    return pattern.dim == 0 ? TableSharding::row_wise : TableSharding::column_wise;
+  }
+  // One row to a shard makes its box a range of the row-major order too.
+  const bool is_cut_both_ways =
+      (pattern.cut == LayoutPattern::Cut::boxes || pattern.cut == LayoutPattern::Cut::flat) &&
+      is_grid(tensor);
+  return is_cut_both_ways ? std::optional(TableSharding::grid) : std::nullopt;
 }
 
 std::vector<std::int64_t> numel_by_rank(const formats::TensorEntry& tensor, int world_size) {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <set>
 #include <utility>
 
 #include "layout/cut.h"
+#include "layout/table_json.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 
@@ -23,104 +23,45 @@ constexpr std::array<std::pair<std::string_view, TableSharding>, 7> kShardingNam
     {"grid", TableSharding::grid},
 }};
 
-std::string_view sharding_name(TableSharding sharding) {
-  for (const auto& [name, value] : kShardingNames) {
-    if (value == sharding) return name;
-  }
-  TESSERA_CHECK(false && "unnamed TableSharding");
-  return {};
-}
-
-/// Reads the parts of a plan, and names file and table in every refusal.
-class PlanReader {
- public:
-  explicit PlanReader(const std::string& path) : path_(path) {}
-
-  Error refusal(std::string_view rule, std::string_view expected, std::string_view found) const {
-    return Error::expected(ErrorKind::corruption, {.path = path_, .fqn = table_}, rule, expected,
-                           found);
-  }
-
-  const Value& member(const Value& object, std::string_view key, std::string_view expected) const {
-    const Value* found = object.find(key);
-    if (found == nullptr) throw refusal(key, expected, "nothing");
-    return *found;
-  }
-
-  int integer(const Value& value, std::string_view rule, int low, int high) const {
-    const auto* number = value.get_if<std::int64_t>();
-    if (number == nullptr || *number < low || *number > high) {
-      throw refusal(rule, "an integer from " + std::to_string(low) + " to " + std::to_string(high),
-                    value_to_string(value));
-    }
-    return static_cast<int>(*number);
-  }
-
-  void refuse_unknown_keys(const Value& object,
-                           std::initializer_list<std::string_view> known) const {
-    const auto* dict = object.get_if<Value::Dict>();
-    if (dict == nullptr) throw refusal("plan", "an object", type_name(object));
-    for (const auto& [key, value] : *dict) {
-      const auto* name = key.get_if<std::string>();
-      if (name == nullptr || std::find(known.begin(), known.end(), *name) == known.end()) {
-        throw refusal("plan", "only known keys", value_to_string(key));
-      }
-    }
-  }
-
-  TableRule rule(const std::string& table, const Value& json, int world_size) {
-    table_ = table;
-    refuse_unknown_keys(json, {"sharding", "ranks", "column_shards"});
-    TableRule rule;
-    const Value& sharding = member(json, "sharding", "a sharding type");
-    const auto* name = sharding.get_if<std::string>();
-    const auto known =
-        std::find_if(kShardingNames.begin(), kShardingNames.end(),
-                     [&](const auto& entry) { return name && entry.first == *name; });
-    if (known == kShardingNames.end()) {
-      std::string names;
-      for (const auto& entry : kShardingNames) {
-        names += (names.empty() ? "" : ", ") + std::string(entry.first);
-      }
-      throw refusal("sharding", names, value_to_string(sharding));
-    }
-    rule.sharding = known->second;
-
-    if (rule.sharding == TableSharding::data_parallel) {
-      rule.ranks.resize(static_cast<std::size_t>(world_size));
-      std::iota(rule.ranks.begin(), rule.ranks.end(), 0);
-    } else {
-      const Value& ranks = member(json, "ranks", "a list of ranks");
-      const auto* list = ranks.get_if<Value::List>();
-      if (list == nullptr || list->empty()) {
-        throw refusal("ranks", "a list of ranks", value_to_string(ranks));
-      }
-      for (const Value& rank : *list) {
-        rule.ranks.push_back(integer(rank, "ranks", 0, world_size - 1));
-      }
-      if (std::set<int>(rule.ranks.begin(), rule.ranks.end()).size() != rule.ranks.size()) {
-        throw refusal("ranks", "each rank once", value_to_string(ranks));
-      }
-      if (rule.sharding == TableSharding::table_wise && rule.ranks.size() != 1) {
-        throw refusal("ranks of a table_wise table", "1 rank", std::to_string(rule.ranks.size()));
-      }
-    }
-    if (rule.sharding == TableSharding::grid) {
-      const int num_ranks = static_cast<int>(rule.ranks.size());
-      rule.num_column_shards = integer(member(json, "column_shards", "a number of column shards"),
-                                       "column_shards", 1, num_ranks);
-      if (num_ranks % rule.num_column_shards != 0) {
-        throw refusal("column_shards", "a divisor of the " + std::to_string(num_ranks) + " ranks",
-                      std::to_string(rule.num_column_shards));
-      }
-    }
+/// Reads the rule of the table that `json` is at.
+TableRule read_rule(const TableJson& json, const Value& object, int world_size) {
+  json.refuse_unknown_keys(object, {"sharding", "ranks", "column_shards"});
+  TableRule rule;
+  rule.sharding = json.sharding(json.member(object, "sharding", "a sharding type"));
+  if (rule.sharding == TableSharding::data_parallel) {
+    rule.ranks.resize(static_cast<std::size_t>(world_size));
+    std::iota(rule.ranks.begin(), rule.ranks.end(), 0);
     return rule;
   }
+  rule.ranks = json.ranks(json.member(object, "ranks", "a list of ranks"), world_size);
+  const auto num_ranks = static_cast<int>(rule.ranks.size());
+  if (rule.sharding == TableSharding::table_wise && num_ranks != 1) {
+    throw json.refusal("ranks of a table_wise table", "1 rank", std::to_string(num_ranks));
+  }
+  if (rule.sharding == TableSharding::grid) {
+    rule.num_column_shards = static_cast<int>(
+        json.integer(json.member(object, "column_shards", "a number of column shards"),
+                     "column_shards", 1, num_ranks));
+    if (num_ranks % rule.num_column_shards != 0) {
+      throw json.refusal("column_shards",
+                         "a divisor of the " + std::to_string(num_ranks) + " ranks",
+                         std::to_string(rule.num_column_shards));
+    }
+  }
+  return rule;
+}
 
- private:
-  const std::string& path_;
-  std::string table_;
-};
+std::string rule_to_json(const TableRule& rule) {
+  std::string text = "{\"sharding\": " + json_quote(table_sharding_name(rule.sharding));
+  if (rule.sharding != TableSharding::data_parallel) {
+    const Value ranks(Value::List(rule.ranks.begin(), rule.ranks.end()));
+    text += ", \"ranks\": " + value_to_json(ranks);
+  }
+  if (rule.sharding == TableSharding::grid) {
+    text += ", \"column_shards\": " + std::to_string(rule.num_column_shards);
+  }
+  return text + "}";
+}
 
 Shard table_shard(FlatRange rows, FlatRange columns, int rank) {
   return {Box{{rows.begin, columns.begin}, {rows.numel(), columns.numel()}}, {rank}};
@@ -128,39 +69,55 @@ Shard table_shard(FlatRange rows, FlatRange columns, int rank) {
 
 }  // namespace
 
+std::string_view table_sharding_name(TableSharding sharding) {
+  for (const auto& [name, value] : kShardingNames) {
+    if (value == sharding) return name;
+  }
+  TESSERA_CHECK(false && "unnamed TableSharding");
+  return {};
+}
+
+std::optional<TableSharding> parse_table_sharding(std::string_view name) {
+  for (const auto& [known, value] : kShardingNames) {
+    if (known == name) return value;
+  }
+  return std::nullopt;
+}
+
+std::string table_sharding_names() {
+  std::string names;
+  for (const auto& [name, value] : kShardingNames) {
+    names.append(names.empty() ? "" : ", ").append(name);
+  }
+  return names;
+}
+
 TablePlan TablePlan::from_json(std::string_view text, const std::string& path) {
-  PlanReader reader(path);
-  const Value json = parse_json(text, path);
-  reader.refuse_unknown_keys(json, {"schema", "world_size", "tables"});
-  reader.integer(reader.member(json, "schema", "1"), "schema", 1, 1);
+  TableJson json(path, "plan");
+  const Value file = parse_json(text, path);
+  json.refuse_unknown_keys(file, {"schema", "world_size", "tables"});
+  const Value::Dict& tables = json.tables(file);
   TablePlan plan;
-  plan.world_size = reader.integer(reader.member(json, "world_size", "a number of ranks"),
-                                   "world_size", 1, kMaxWorldSize);
-  const Value& tables = reader.member(json, "tables", "an object of tables");
-  const auto* dict = tables.get_if<Value::Dict>();
-  if (dict == nullptr) throw reader.refusal("tables", "an object", type_name(tables));
-  for (const auto& [name, rule] : *dict) {
+  plan.world_size = static_cast<int>(json.integer(
+      json.member(file, "world_size", "a number of ranks"), "world_size", 1, kMaxWorldSize));
+  for (const auto& [name, rule] : tables) {
     const std::string& table = *name.get_if<std::string>();
-    plan.tables[table] = reader.rule(table, rule, plan.world_size);
+    json.at_table(table);
+    plan.tables[table] = read_rule(json, rule, plan.world_size);
   }
   return plan;
 }
 
 std::string TablePlan::to_json() const {
-  Value::Dict table_objects;
+  // By hand: value_to_json would not write every table's name as a plain key.
+  std::string text =
+      "{\n  \"schema\": 1,\n  \"world_size\": " + std::to_string(world_size) + ",\n  \"tables\": {";
+  const char* separator = "\n    ";
   for (const auto& [name, rule] : tables) {
-    Value::Dict object{{"sharding", std::string(sharding_name(rule.sharding))}};
-    if (rule.sharding != TableSharding::data_parallel) {
-      object.emplace_back("ranks", Value::List(rule.ranks.begin(), rule.ranks.end()));
-    }
-    if (rule.sharding == TableSharding::grid) {
-      object.emplace_back("column_shards", rule.num_column_shards);
-    }
-    table_objects.emplace_back(name, std::move(object));
+    text += separator + json_quote(name) + ": " + rule_to_json(rule);
+    separator = ",\n    ";
   }
-  return value_to_json(
-      Value::Dict{{"schema", 1}, {"world_size", world_size}, {"tables", std::move(table_objects)}},
-      JsonStyle::indented);
+  return text + (tables.empty() ? "}\n}\n" : "\n  }\n}\n");
 }
 
 std::optional<std::string> table_of_weight(std::string_view fqn) {

@@ -413,6 +413,11 @@ class Planner {
 
   void check_plan_names() {
     if (!options_.table_plan) return;
+    check_planned_tables_are_there();
+    if (options_.strategy.empty()) check_tables_are_planned();
+  }
+
+  void check_planned_tables_are_there() {
     std::set<std::string> tables;
     for (const TensorEntry& tensor : source_.tensors) {
       if (auto table = table_of_weight(tensor.meta.fqn)) tables.insert(std::move(*table));
@@ -421,6 +426,19 @@ class Planner {
       if (!tables.contains(name)) {
         report_.relaxable(options_.missing, "table plan", name, "a table of that name", "none");
       }
+    }
+  }
+
+  /// A large table that the plan forgot would be on every rank.
+  void check_tables_are_planned() {
+    for (const Selected& selected : selected_) {
+      const TensorMeta& meta = source_.tensors[selected.source_tensor].meta;
+      const auto table = table_of_weight(meta.fqn);
+      if (!table || meta.shape.size() != 2 || options_.table_plan->tables.contains(*table))
+        continue;
+      report_.problem("table plan", meta.fqn,
+                      "a rule for table " + *table + ", or --strategy for tables without one",
+                      "neither");
     }
   }
 

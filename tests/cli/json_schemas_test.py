@@ -146,6 +146,15 @@ class JsonSchemasTest(unittest.TestCase):
                               valid / "degenerate")
         self.assertFalse(document["equal"])
 
+    def test_plan(self):
+        source = OPTIONS.fixtures / "dcp/valid/torchrec"
+        document = self.check("ckpt-inspect plan", "ckpt-inspect", "plan", "--json", source,
+                              "--memory-per-rank", "16MiB", "--ranks-per-host", "2")
+        plan = pathlib.Path(self.folder.name) / "plan.json"
+        self.output("ckpt-inspect", "plan", source, "--memory-per-rank", "16MiB", "--ranks-per-host",
+                    "2", "--output", plan)
+        self.assertEqual(json.loads(plan.read_text(encoding="utf-8")), document["plan"])
+
     def test_reshard(self):
         source = OPTIONS.fixtures / "dcp/valid/fsdp2_adamw"
         destination = pathlib.Path(self.folder.name) / "native"

@@ -77,6 +77,24 @@ TEST(TablePlanTest, D10_JsonRoundTrips) {
   EXPECT_EQ(TablePlan::from_json(plan.to_json(), "again").to_json(), plan.to_json());
 }
 
+TEST(TablePlanTest, D10_JsonHasEveryTableUnderItsOwnName) {
+  TablePlan plan;
+  plan.world_size = 2;
+  for (const char* name : {"$dict", "$t", "a.b", "line\nbreak", "quote\"", "\xC3\xBC", ""}) {
+    plan.tables[name] = {.sharding = TableSharding::row_wise, .ranks = {1, 0}};
+  }
+  const TablePlan again = TablePlan::from_json(plan.to_json(), "again");
+  EXPECT_EQ(again.to_json(), plan.to_json());
+  ASSERT_EQ(again.tables.size(), plan.tables.size());
+  for (const auto& [name, rule] : plan.tables) EXPECT_TRUE(again.tables.contains(name)) << name;
+}
+
+TEST(TablePlanTest, D10_ShardingNamesAreReadBack) {
+  EXPECT_EQ(parse_table_sharding(table_sharding_name(TableSharding::grid)), TableSharding::grid);
+  EXPECT_EQ(parse_table_sharding("GRID"), std::nullopt);
+  EXPECT_THAT(table_sharding_names(), HasSubstr("table_wise, column_wise"));
+}
+
 TEST(TablePlanTest, TableNamesComeFromTheWeightsName) {
   EXPECT_EQ(table_of_weight("model.sparse.ebc.embedding_bags.t0.weight"), "t0");
   EXPECT_EQ(table_of_weight("embeddings.user.id.weight"), "user.id");

@@ -279,5 +279,26 @@ TEST(PlannerTest, TableThatThePlanNamesAndTheSourceLacksIsAProblem) {
   EXPECT_EQ(planned.problems[0].where.fqn, "t9");
 }
 
+TEST(PlannerTest, D10_TableThatThePlanLacksIsAProblemUnlessAStrategyIsGiven) {
+  TablePlan plan = plan_of(R"({"sharding":"column_wise","ranks":[1,0]})");
+  CheckpointContents contents = tables();
+  const Shape shape{4, 8};
+  contents.tensors.insert(contents.tensors.begin() + 1, tensor("model.ebc.embedding_bags.t1.weight",
+                                                               shape, {{whole_box(shape), 0}}));
+  const Plan refused = plan_reshard(contents, "src", {.table_plan = plan});
+  ASSERT_THAT(refused.problems, SizeIs(1));
+  EXPECT_EQ(refused.problems[0].where.fqn, "model.ebc.embedding_bags.t1.weight");
+  EXPECT_THAT(refused.problems[0].expected, HasSubstr("a rule for table t1"));
+
+  const Plan planned = plan_reshard(contents, "src", {.strategy = "dim0", .table_plan = plan});
+  EXPECT_THAT(planned.problems, IsEmpty());
+  EXPECT_THAT(regions_of(planned, "model.ebc.embedding_bags.t1.weight"),
+              ElementsAre(Box{{0, 0}, {2, 8}}, Box{{2, 0}, {2, 8}}));
+  EXPECT_THAT(
+      plan_reshard(contents, "src", {.table_plan = plan, .only = NameSelection({"*.t0.weight*"})})
+          .problems,
+      IsEmpty());
+}
+
 }  // namespace
 }  // namespace tessera::reshard

@@ -30,6 +30,16 @@ void append_rows(const TreeNode& node, const std::string& prefix, std::vector<Ro
   for (const TreeNode& child : node.children) append_rows(child, name, rows);
 }
 
+// Returns how the tensor is cut, and an embedding table's sharding type: `dim 0 / 4, row_wise`.
+std::string cut_in_words(const formats::TensorEntry& tensor,
+                         const inspect::LayoutPattern& pattern) {
+  std::string text = inspect::layout_pattern_to_string(pattern);
+  if (const auto sharding = inspect::table_sharding(tensor)) {
+    text.append(", ").append(table_sharding_name(*sharding));
+  }
+  return text;
+}
+
 // Returns rank numbers over their columns: `0123`, or `0       8       16`.
 std::string axis(std::size_t world_size, std::size_t step) {
   const std::size_t num_columns = (world_size + step - 1) / step;
@@ -90,7 +100,7 @@ void print_map(const CheckpointReader& reader, const inspect::Selection& selecti
     table.add_row(
         {{printable(row.name, row.name.size() * 4)},
          {inspect::draw_shares(inspect::numel_by_rank(tensor, contents.world_size), map_width)},
-         {inspect::layout_pattern_to_string(pattern), is_broken ? Style::bad : Style::plain}});
+         {cut_in_words(tensor, pattern), is_broken ? Style::bad : Style::plain}});
   }
   const RankTotals totals = totals_by_rank(reader, selection);
   const auto [least, most] = std::minmax_element(totals.nbytes.begin(), totals.nbytes.end());
@@ -125,6 +135,9 @@ void print_json(const CheckpointReader& reader, const inspect::Selection& select
     json.begin_object().member("name", tensor.meta.fqn);
     json.member("dtype", dtype_name(tensor.meta.dtype)).key("shape").value(tensor.meta.shape);
     json.member("layout", layout_pattern_to_string(inspect::layout_pattern(tensor)));
+    if (const auto sharding = inspect::table_sharding(tensor)) {
+      json.member("sharding", table_sharding_name(*sharding));
+    }
     json.key("pieces").begin_array();
     for (const formats::Piece& piece : tensor.pieces) {
       json.begin_object().member("rank", piece.rank).key("region");
@@ -152,7 +165,8 @@ void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& ter
   command.describe(
       "A line ends with how the tensor is cut: `whole`; `dim 0 / 4`: along dimension 0 into 4; "
       "`flat / 4`: into ranges of its row-major order; `boxes / 4`. `× 2`: every piece is there "
-      "twice. Layers that are cut alike share a line.");
+      "twice. Embedding tables have their sharding type beside it. Layers that are cut alike share "
+      "a line.");
   add_source_arguments(command, options.source);
   command.flag("--all", options.all, "Show alike layers one by one")
       .flag("--json", options.json, "Print JSON, with every piece's region");

@@ -1,6 +1,7 @@
 #include "ckpt-inspect/diff_command.h"
 #include "ckpt-inspect/layout_command.h"
 #include "ckpt-inspect/ls_command.h"
+#include "ckpt-inspect/plan_command.h"
 #include "ckpt-inspect/show_command.h"
 #include "ckpt-inspect/stats_command.h"
 #include "ckpt-inspect/tree_command.h"
@@ -16,6 +17,7 @@ int main(int argc, char** argv) {
     ShowOptions show;
     StatsOptions stats;
     LayoutOptions layout;
+    PlanCommandOptions plan;
     DiffCommandOptions diff;
     VerifyCommandOptions verify;
     add_tree_command(line, tree, terminal);
@@ -23,6 +25,7 @@ int main(int argc, char** argv) {
     add_show_command(line, show, terminal);
     add_stats_command(line, stats, terminal);
     add_layout_command(line, layout, terminal);
+    add_plan_command(line, plan, terminal);
     add_diff_command(line, diff, terminal);
     add_verify_command(line, verify, terminal);
     line.set_default_command("tree");

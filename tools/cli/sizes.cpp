@@ -1,8 +1,6 @@
 #include "cli/sizes.h"
 
-#include <array>
 #include <charconv>
-#include <cstdio>
 
 #include "tessera/base/checked_math.h"
 
@@ -51,37 +49,6 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
   const double nbytes = number * static_cast<double>(*factor);
   if (!(nbytes < 0x1p63)) return std::nullopt;
   return static_cast<std::uint64_t>(nbytes);
-}
-
-std::string iec_size(std::uint64_t nbytes) {
-  if (nbytes < 1024) return counted(nbytes, "byte");
-  static constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  double value = static_cast<double>(nbytes) / 1024;
-  std::size_t unit = 0;
-  while (value >= 1023.95 && unit + 1 < kUnits.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %s", value, kUnits[unit]);
-  return text;
-}
-
-std::string rounded_size(std::uint64_t nbytes) {
-  return nbytes < 1024 ? "" : "(" + iec_size(nbytes) + ")";
-}
-
-std::string exact_size(std::uint64_t nbytes) {
-  std::string text = counted(nbytes, "byte");
-  if (const std::string rounded = rounded_size(nbytes); !rounded.empty()) text += " " + rounded;
-  return text;
-}
-
-std::string counted(std::uint64_t count, std::string_view noun, std::string_view plural) {
-  std::string text = std::to_string(count) + " ";
-  if (count == 1) return text.append(noun);
-  if (!plural.empty()) return text.append(plural);
-  return text.append(noun).append("s");
 }
 
 }  // namespace tessera::cli

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tessera/formats/checkpoint.h"
+#include "tessera/layout/table_plan.h"
 
 namespace tessera::inspect {
 
@@ -30,6 +32,11 @@ LayoutPattern layout_pattern(const formats::TensorEntry& tensor);
 
 /// Returns `whole`, `whole × 4`, `dim 0 / 4`, `flat / 4 × 2`: the cut, the shards, the replicas.
 std::string layout_pattern_to_string(const LayoutPattern& pattern);
+
+/// Returns the sharding type of an embedding table's weight, as far as its pieces tell: row_wise,
+/// column_wise, grid, or data_parallel where all of it is there several times. Nothing for other
+/// tensors, and for a table that is there once: on disk table_wise and data_parallel look alike.
+std::optional<TableSharding> table_sharding(const formats::TensorEntry& tensor);
 
 /// Returns the elements of the tensor that each rank holds. Shape: `[world_size]`.
 std::vector<std::int64_t> numel_by_rank(const formats::TensorEntry& tensor, int world_size);

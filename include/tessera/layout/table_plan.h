@@ -21,9 +21,14 @@ enum class TableSharding {
   grid,               // columns over groups of ranks, rows within each group
 };
 
+/// Returns the word that plans use: `row_wise`.
+std::string_view table_sharding_name(TableSharding sharding);
+std::optional<TableSharding> parse_table_sharding(std::string_view name);
+std::string table_sharding_names();  // all of them, for messages
+
 struct TableRule {
   TableSharding sharding = TableSharding::table_wise;
-  std::vector<int> ranks;     // in order of the shards; data_parallel: all ranks
+  std::vector<int> ranks{};   // in order of the shards; data_parallel: all ranks
   int num_column_shards = 1;  // grid only: the number of groups, divides ranks.size()
 };
 

@@ -62,8 +62,9 @@ struct Plan {
 /// Without a strategy: the pieces stay as they are (replicas stored once) where neither world size
 /// nor tables change; `replicated` beside a table plan; `dim0` at another world size. safetensors
 /// and torch.save files hold whole tensors, so neither strategy nor world size nor plan may be
-/// given. DCP knows only boxes and no aliases: ranges become boxes, an alias a tensor of its own.
-/// Optimizer state follows its parameter by its role (optimizer_rules.h).
+/// given. A table that the table plan has no rule for follows the strategy where one is given, and
+/// is a problem where none is. DCP knows only boxes and no aliases: ranges become boxes, an alias a
+/// tensor of its own. Optimizer state follows its parameter by its role (optimizer_rules.h).
 /// Throws: Error(invalid_argument) where the options contradict each other. What is wrong with the
 /// source's contents is in `problems`, all of it.
 /// Cost: O(pieces log pieces) per tensor for the layouts met in practice.

@@ -1,0 +1,362 @@
+#include "layout/table_search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+constexpr int kNumBisections = 10;
+constexpr int kMostMovesTried = 20000;
+constexpr double kWorthwhile = 1e-3;  // as a share, of a move
+
+/// One way to go through tables and candidates.
+struct Attempt {
+  std::vector<std::size_t> tables;                   // in the order they are placed
+  std::vector<std::vector<std::size_t>> candidates;  // by table, in the order they are tried
+  LoadOrder load_order;
+};
+
+template <class Key>
+std::vector<std::size_t> sorted_by(std::size_t count, Key key) {
+  std::vector<std::size_t> order(count);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return key(a) < key(b); });
+  return order;
+}
+
+std::vector<std::vector<std::size_t>> least_work_first(std::span<const PlannerTable> tables) {
+  std::vector<std::vector<std::size_t>> orders;
+  for (const PlannerTable& table : tables) {
+    orders.emplace_back(table.candidates.size());
+    std::iota(orders.back().begin(), orders.back().end(), std::size_t{0});
+  }
+  return orders;
+}
+
+std::vector<std::vector<std::size_t>> most_even_first(std::span<const PlannerTable> tables) {
+  std::vector<std::vector<std::size_t>> orders;
+  for (const PlannerTable& table : tables) {
+    orders.push_back(sorted_by(table.candidates.size(), [&](std::size_t c) {
+      return table.candidates[c].largest_nbytes();
+    }));
+  }
+  return orders;
+}
+
+/// Largest first, by what the table needs at least.
+std::vector<std::size_t> by_nbytes(std::span<const PlannerTable> tables) {
+  return sorted_by(tables.size(), [&](std::size_t t) {
+    std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+    for (const ShardingCandidate& candidate : tables[t].candidates) {
+      least = std::min(least, candidate.total_nbytes);
+    }
+    return std::numeric_limits<std::uint64_t>::max() - least;
+  });
+}
+
+std::vector<std::size_t> by_seconds(std::span<const PlannerTable> tables) {
+  return sorted_by(tables.size(),
+                   [&](std::size_t t) { return -tables[t].candidates.front().total_seconds; });
+}
+
+Attempt even_attempt(std::span<const PlannerTable> tables) {
+  return {by_nbytes(tables), most_even_first(tables), LoadOrder::by_nbytes};
+}
+
+/// Places one table after the other; a table that finds no place stays without one.
+Assignment fill(const Attempt& attempt, const Assignment& empty, double limit_seconds) {
+  Assignment assignment = empty;
+  for (const std::size_t t : attempt.tables) {
+    for (const std::size_t c : attempt.candidates[t]) {
+      auto choice = assignment.find_ranks(t, c, limit_seconds, attempt.load_order);
+      if (!choice) continue;
+      assignment.put(t, std::move(*choice));
+      break;
+    }
+  }
+  return assignment;
+}
+
+bool is_complete(const Assignment& assignment) {
+  for (std::size_t t = 0; t < assignment.tables().size(); ++t) {
+    if (!assignment.choice(t)) return false;
+  }
+  return true;
+}
+
+/// Returns a time below which no rank can stay, however tables are placed.
+double least_seconds(std::span<const PlannerTable> tables, int world_size) {
+  double work = 0;
+  double longest = 0;
+  for (const PlannerTable& table : tables) {
+    work += table.candidates.front().total_seconds;
+    double shortest = kNoLimit;
+    for (const ShardingCandidate& candidate : table.candidates) {
+      shortest = std::min(shortest, candidate.largest_seconds());
+    }
+    longest = std::max(longest, shortest);
+  }
+  return std::max(work / world_size, longest);
+}
+
+/// Lowers the limit on a rank's time while every table finds a place.
+std::optional<Assignment> tighten(const Attempt& attempt, const Assignment& empty, double low) {
+  std::optional<Assignment> best;
+  Assignment first = fill(attempt, empty, kNoLimit);
+  double high = first.score().slowest_seconds;
+  if (is_complete(first)) best = std::move(first);
+  for (int i = 0; i < kNumBisections && low < high; ++i) {
+    const double middle = (low + high) / 2;
+    Assignment assignment = fill(attempt, empty, middle);
+    if (is_complete(assignment)) {
+      high = assignment.score().slowest_seconds;
+      best = std::move(assignment);
+    } else {
+      low = middle;
+    }
+  }
+  return best;
+}
+
+/// Moves tables of the slowest rank, alone or with another table, while that helps.
+class Improvement {
+ public:
+  explicit Improvement(Assignment assignment) : assignment_(std::move(assignment)) {}
+
+  Assignment run() {
+    while (num_moves_left_ > 0 && (move_one() || move_two())) {
+    }
+    return std::move(assignment_);
+  }
+
+ private:
+  struct Move {
+    std::vector<std::pair<std::size_t, Choice>> choices;
+    Assignment::Score score;
+  };
+
+  bool move_one() {
+    best_ = {{}, assignment_.score()};
+    for (const std::size_t t : tables_of_slowest_rank()) {
+      const Choice old = take(t);
+      try_all(t, [&](const Choice& choice) { keep_if_better({{t, choice}}); });
+      assignment_.put(t, old);
+    }
+    return apply_best();
+  }
+
+  bool move_two() {
+    best_ = {{}, assignment_.score()};
+    for (const std::size_t t : tables_of_slowest_rank()) {
+      for (std::size_t u = 0; u < assignment_.tables().size() && num_moves_left_ > 0; ++u) {
+        if (u == t) continue;
+        const Choice old_t = take(t);
+        const Choice old_u = take(u);
+        try_all(t, [&](const Choice& of_t) {
+          try_all(u, [&](const Choice& of_u) { keep_if_better({{t, of_t}, {u, of_u}}); });
+        });
+        assignment_.put(u, old_u);
+        assignment_.put(t, old_t);
+      }
+    }
+    return apply_best();
+  }
+
+  std::vector<std::size_t> tables_of_slowest_rank() const {
+    const int slowest = assignment_.slowest_rank();
+    std::vector<std::size_t> tables;
+    for (std::size_t t = 0; t < assignment_.tables().size(); ++t) {
+      const std::vector<int>& ranks = assignment_.choice(t)->ranks;
+      if (std::find(ranks.begin(), ranks.end(), slowest) != ranks.end()) tables.push_back(t);
+    }
+    return tables;
+  }
+
+  Choice take(std::size_t table) {
+    Choice old = *assignment_.choice(table);
+    assignment_.take(table);
+    return old;
+  }
+
+  /// Calls `visit` with the table in each place that it can have.
+  template <class Visit>
+  void try_all(std::size_t table, Visit visit) {
+    const std::size_t num_candidates = assignment_.tables()[table].candidates.size();
+    for (std::size_t c = 0; c < num_candidates && num_moves_left_ > 0; ++c) {
+      --num_moves_left_;
+      const auto choice = assignment_.find_ranks(table, c, kNoLimit, LoadOrder::by_seconds);
+      if (!choice) continue;
+      assignment_.put(table, *choice);
+      visit(*choice);
+      assignment_.take(table);
+    }
+  }
+
+  void keep_if_better(std::vector<std::pair<std::size_t, Choice>> choices) {
+    const Assignment::Score score = assignment_.score();
+    if (score.is_better_than(best_.score)) best_ = {std::move(choices), score};
+  }
+
+  bool apply_best() {
+    for (const auto& [table, choice] : best_.choices) assignment_.take(table);
+    for (const auto& [table, choice] : best_.choices) assignment_.put(table, choice);
+    return !best_.choices.empty();
+  }
+
+  Assignment assignment_;
+  Move best_;
+  int num_moves_left_ = kMostMovesTried;
+};
+
+}  // namespace
+
+Assignment::Assignment(std::span<const PlannerTable> tables, const PlannerMachine& machine)
+    : tables_(tables),
+      machine_(machine),
+      choices_(tables.size()),
+      loads_(static_cast<std::size_t>(machine.world_size)) {}
+
+bool Assignment::fits(int rank, const ShardCost& shard, double limit_seconds) const {
+  const ShardCost& load = loads_[static_cast<std::size_t>(rank)];
+  return shard.nbytes <= machine_.capacity_nbytes - load.nbytes &&
+         load.seconds + shard.seconds <= limit_seconds;
+}
+
+std::vector<int> Assignment::pick(std::vector<int> ranks, std::span<const ShardCost> shards,
+                                  double limit_seconds, LoadOrder order) const {
+  const auto load_of = [&](int rank) {
+    const ShardCost& load = loads_[static_cast<std::size_t>(rank)];
+    const auto nbytes = static_cast<double>(load.nbytes);
+    return order == LoadOrder::by_seconds ? std::tuple(load.seconds, nbytes, rank)
+                                          : std::tuple(nbytes, load.seconds, rank);
+  };
+  if (ranks.size() > shards.size()) {
+    std::sort(ranks.begin(), ranks.end(), [&](int a, int b) { return load_of(a) < load_of(b); });
+  }
+  std::vector<int> picked;
+  for (const int rank : ranks) {
+    if (picked.size() == shards.size()) break;
+    if (fits(rank, shards[picked.size()], limit_seconds)) picked.push_back(rank);
+  }
+  if (picked.size() < shards.size()) return {};
+  if (shards.front().nbytes == shards.back().nbytes) std::sort(picked.begin(), picked.end());
+  return picked;
+}
+
+std::vector<int> Assignment::pick_hosts(const AllowedRanks& allowed,
+                                        const ShardingCandidate& candidate, double limit_seconds,
+                                        LoadOrder order) const {
+  const auto num_hosts = static_cast<std::size_t>(candidate.num_hosts);
+  const std::span shards(candidate.shards.data(), candidate.shards.size() / num_hosts);
+  using Host = std::pair<double, std::vector<int>>;  // its most loaded rank's load, ranks
+  std::vector<Host> hosts;
+  for (const int host : allowed.hosts) {
+    std::vector<int> ranks(static_cast<std::size_t>(machine_.ranks_per_host));
+    std::iota(ranks.begin(), ranks.end(), host * machine_.ranks_per_host);
+    ranks = pick(std::move(ranks), shards, limit_seconds, order);
+    if (ranks.empty()) continue;
+    double most = 0;
+    for (const int rank : ranks) {
+      const ShardCost& load = loads_[static_cast<std::size_t>(rank)];
+      most = std::max(
+          most, order == LoadOrder::by_seconds ? load.seconds : static_cast<double>(load.nbytes));
+    }
+    hosts.emplace_back(most, std::move(ranks));
+  }
+  if (hosts.size() < num_hosts) return {};
+  std::stable_sort(hosts.begin(), hosts.end(),
+                   [](const Host& a, const Host& b) { return a.first < b.first; });
+  std::vector<int> picked;
+  for (std::size_t h = 0; h < num_hosts; ++h) {
+    picked.insert(picked.end(), hosts[h].second.begin(), hosts[h].second.end());
+  }
+  return picked;
+}
+
+std::optional<Choice> Assignment::find_ranks(std::size_t table, std::size_t candidate,
+                                             double limit_seconds, LoadOrder order) const {
+  const AllowedRanks& allowed = tables_[table].allowed;
+  const ShardingCandidate& way = tables_[table].candidates[candidate];
+  if (way.largest_nbytes() > machine_.capacity_nbytes || way.largest_seconds() > limit_seconds) {
+    return std::nullopt;
+  }
+  std::vector<int> ranks = way.num_hosts == 0
+                               ? pick(allowed.ranks, way.shards, limit_seconds, order)
+                               : pick_hosts(allowed, way, limit_seconds, order);
+  if (ranks.empty()) return std::nullopt;
+  return Choice{candidate, std::move(ranks)};
+}
+
+void Assignment::put(std::size_t table, Choice choice) {
+  choices_[table] = std::move(choice);
+  const ShardingCandidate& way = chosen(table);
+  for (std::size_t i = 0; i < way.shards.size(); ++i) {
+    ShardCost& load = loads_[static_cast<std::size_t>(choices_[table]->ranks[i])];
+    load.nbytes += way.shards[i].nbytes;
+    load.seconds += way.shards[i].seconds;
+  }
+}
+
+void Assignment::take(std::size_t table) {
+  const ShardingCandidate& way = chosen(table);
+  for (std::size_t i = 0; i < way.shards.size(); ++i) {
+    ShardCost& load = loads_[static_cast<std::size_t>(choices_[table]->ranks[i])];
+    load.nbytes -= way.shards[i].nbytes;
+    load.seconds -= way.shards[i].seconds;
+  }
+  choices_[table].reset();
+}
+
+int Assignment::slowest_rank() const {
+  const auto slowest = std::max_element(
+      loads_.begin(), loads_.end(),
+      [](const ShardCost& a, const ShardCost& b) { return a.seconds < b.seconds; });
+  return static_cast<int>(slowest - loads_.begin());
+}
+
+bool Assignment::Score::is_better_than(const Score& other) const {
+  if (slowest_seconds < other.slowest_seconds * (1 - kWorthwhile)) return true;
+  return slowest_seconds <= other.slowest_seconds * (1 + kWorthwhile) &&
+         squares < other.squares * (1 - kWorthwhile);
+}
+
+Assignment::Score Assignment::score() const {
+  Score score;
+  for (const ShardCost& load : loads_) {
+    score.slowest_seconds = std::max(score.slowest_seconds, load.seconds);
+    score.squares += load.seconds * load.seconds;
+  }
+  return score;
+}
+
+std::optional<Assignment> find_assignment(std::span<const PlannerTable> tables,
+                                          const PlannerMachine& machine) {
+  const Attempt attempts[] = {
+      {by_seconds(tables), least_work_first(tables), LoadOrder::by_seconds},
+      {by_nbytes(tables), least_work_first(tables), LoadOrder::by_nbytes},
+      even_attempt(tables),
+  };
+  const Assignment empty(tables, machine);
+  const double low = least_seconds(tables, machine.world_size);
+  std::optional<Assignment> best;
+  for (const Attempt& attempt : attempts) {
+    auto found = tighten(attempt, empty, low);
+    if (!found) continue;
+    Assignment improved = Improvement(std::move(*found)).run();
+    if (!best || improved.score().is_better_than(best->score())) best = std::move(improved);
+  }
+  return best;
+}
+
+Assignment place_what_fits(std::span<const PlannerTable> tables, const PlannerMachine& machine) {
+  return fill(even_attempt(tables), Assignment(tables, machine), kNoLimit);
+}
+
+}  // namespace tessera

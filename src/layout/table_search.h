@@ -1,0 +1,86 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "layout/table_costs.h"
+
+namespace tessera {
+
+/// A table with all that may become of it.
+struct PlannerTable {
+  TableSize size{};
+  TableConstraint constraint{};
+  AllowedRanks allowed{};
+  std::vector<ShardingCandidate> candidates{};  // least time of all ranks first
+};
+
+/// What has been decided about a table.
+struct Choice {
+  std::size_t candidate = 0;
+  std::vector<int> ranks{};  // of the candidate's shards
+};
+
+/// What the search keeps within, besides the tables.
+struct PlannerMachine {
+  int world_size = 1;
+  int ranks_per_host = 1;
+  std::uint64_t capacity_nbytes = 0;  // of a rank, for tables
+};
+
+/// Which of two ranks is less loaded.
+enum class LoadOrder { by_seconds, by_nbytes };
+
+/// Which table lies where so far, and what that costs every rank.
+class Assignment {
+ public:
+  /// Keeps a view of `tables`.
+  Assignment(std::span<const PlannerTable> tables, const PlannerMachine& machine);
+
+  /// Returns the least loaded ranks that can take the candidate's shards: none may come to more
+  /// than `limit_seconds`, or the memory it has. Nothing where there are too few.
+  std::optional<Choice> find_ranks(std::size_t table, std::size_t candidate, double limit_seconds,
+                                   LoadOrder order) const;
+  void put(std::size_t table, Choice choice);
+  void take(std::size_t table);
+
+  const std::optional<Choice>& choice(std::size_t table) const { return choices_[table]; }
+  const ShardingCandidate& chosen(std::size_t table) const {
+    return tables_[table].candidates[choices_[table]->candidate];
+  }
+  std::span<const ShardCost> loads() const { return loads_; }
+  int slowest_rank() const;
+  std::span<const PlannerTable> tables() const { return tables_; }
+
+  /// Smaller is better: the slowest rank's time, then how uneven the ranks are and how much they
+  /// do, as the sum of squares.
+  struct Score {
+    double slowest_seconds = 0;
+    double squares = 0;
+    /// Says whether it is better by more than a thousandth.
+    bool is_better_than(const Score& other) const;
+  };
+  Score score() const;
+
+ private:
+  bool fits(int rank, const ShardCost& shard, double limit_seconds) const;
+  std::vector<int> pick(std::vector<int> ranks, std::span<const ShardCost> shards,
+                        double limit_seconds, LoadOrder order) const;
+  std::vector<int> pick_hosts(const AllowedRanks& allowed, const ShardingCandidate& candidate,
+                              double limit_seconds, LoadOrder order) const;
+
+  std::span<const PlannerTable> tables_;
+  PlannerMachine machine_;
+  std::vector<std::optional<Choice>> choices_;
+  std::vector<ShardCost> loads_;  // by rank
+};
+
+/// Returns the best assignment found, or nothing where none was.
+std::optional<Assignment> find_assignment(std::span<const PlannerTable> tables,
+                                          const PlannerMachine& machine);
+
+/// Places the tables as evenly as they can be; those that found no room stay without a choice.
+Assignment place_what_fits(std::span<const PlannerTable> tables, const PlannerMachine& machine);
+
+}  // namespace tessera

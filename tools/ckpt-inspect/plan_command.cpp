@@ -1,0 +1,154 @@
+#include "ckpt-inspect/plan_command.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/layout/table_planner.h"
+#include "tessera/reshard/checkpoint_tables.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::uint64_t kMaxNotesNbytes = std::uint64_t{256} << 20;
+
+void set_bandwidth(double& target, std::uint64_t nbytes_per_second) {
+  if (nbytes_per_second != 0) target = static_cast<double>(nbytes_per_second);
+}
+
+PlannerOptions planner_options(const PlanCommandOptions& options, int checkpoint_world_size) {
+  PlannerOptions planner;
+  planner.world_size = options.world_size == PlanCommandOptions::kNotGiven ? checkpoint_world_size
+                                                                           : options.world_size;
+  planner.ranks_per_host = options.ranks_per_host;
+  planner.memory_per_rank_nbytes = options.memory_per_rank_nbytes;
+  planner.reserved_nbytes = options.reserved_nbytes;
+  planner.batch_size = options.batch_size;
+  set_bandwidth(planner.bandwidths.random_rows, options.random_row_bandwidth);
+  set_bandwidth(planner.bandwidths.within_host, options.host_bandwidth);
+  set_bandwidth(planner.bandwidths.between_hosts, options.network_bandwidth);
+  return planner;
+}
+
+std::vector<TableSize> tables_to_plan(const formats::CheckpointReader& reader,
+                                      const PlanCommandOptions& options) {
+  const inspect::Selection selection = select_names(reader, options.source);
+  std::vector<TableSize> tables =
+      reshard::checkpoint_tables(reader.contents(), selection.tensors, reader.path());
+  if (tables.empty()) {
+    throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, "plan",
+                          "a table, as `embedding_bags.NAME.weight` or `embeddings.NAME.weight`",
+                          "none among the tensors selected");
+  }
+  for (TableSize& table : tables) table.pooling_factor = options.pooling_factor;
+  return tables;
+}
+
+void check_output(const FileSystem& fs, const PlanCommandOptions& options) {
+  const auto kind = fs.kind_of(options.output_path);
+  if (!kind) return;
+  if (*kind != FileKind::regular) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = options.output_path}, "--output",
+                          "a file", "something else, which stays as it is");
+  }
+  if (options.overwrite) return;
+  throw Error(ErrorKind::already_exists, {.path = options.output_path},
+              "the file exists (--overwrite replaces it)");
+}
+
+void write_plan(const PlanCommandOptions& options, const TablePlan& plan) {
+  FileSystem& fs = FileSystem::posix();
+  StagedDestination staged(fs, options.output_path, DestinationKind::file,
+                           options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse);
+  const std::string text = plan.to_json();
+  const auto file = fs.open_for_update(staged.staging_path());
+  file->write_at(0, std::as_bytes(std::span(text)));
+  file->sync();
+  file->close();
+  staged.commit();
+}
+
+/// Prints two tables, whose first lines are titles, and a line that sums them up.
+void print_explanation(const ProposedPlan& proposed, Terminal& terminal) {
+  constexpr int kNumTables = 2;
+  const auto max_width = static_cast<std::size_t>(std::max(terminal.width(), 0));
+  const std::string text = proposed.to_text(terminal.output_is_terminal() ? max_width : 0);
+  int part = 0;
+  bool begins_part = true;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find('\n', begin);
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    const Style of_first_line = part < kNumTables ? Style::faint : Style::strong;
+    terminal.print(begins_part ? terminal.styled(of_first_line, line) : std::string(line));
+    terminal.print("\n");
+    begins_part = line.empty();
+    if (begins_part) ++part;
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+void add_plan_command(CommandLine& line, PlanCommandOptions& options, Terminal& terminal) {
+  Command& command =
+      line.add_command("plan", "Proposes which rank holds what of each embedding table",
+                       [&] { return run_plan(options, terminal); });
+  command.describe(
+      "Prints what each table and each rank comes to, and why; nothing but names, shapes and "
+      "dtypes is read. The plan is for trainers and for ckpt-reshard --plan. Times are estimates "
+      "by the bandwidths given, for telling plans apart.");
+  add_source_arguments(command, options.source);
+  command.option("--world-size", "N", options.world_size, "Ranks (default: as PATH has)")
+      .option("--ranks-per-host", "N", options.ranks_per_host, "Ranks of a host (default: all)")
+      .size_option("--memory-per-rank", "SIZE", options.memory_per_rank_nbytes,
+                   "Memory of a rank, all of it; must be given")
+      .size_option("--reserve", "SIZE", options.reserved_nbytes,
+                   "Of it, what is not for tables (default: 0)")
+      .option("--batch-size", "N", options.batch_size,
+              "Samples of a rank in a step (default: 1024)")
+      .option("--pooling-factor", "X", options.pooling_factor,
+              "Mean ids in a bag, of all tables (default: 1)")
+      .option("--notes", "FILE", options.notes_path,
+              "What holds for single tables, constraints too, as JSON")
+      .size_option("--row-bandwidth", "SIZE", options.random_row_bandwidth,
+                   "Bytes of random rows a rank reads or writes a second (default: 10GB)")
+      .size_option("--host-bandwidth", "SIZE", options.host_bandwidth,
+                   "Bytes a second to ranks of the same host (default: 10GB)")
+      .size_option("--network-bandwidth", "SIZE", options.network_bandwidth,
+                   "Bytes a second to ranks of other hosts (default: 1.25GB)")
+      .option("--output", "FILE", options.output_path, "Write the plan there, as JSON")
+      .flag("--overwrite", options.overwrite, "Replace that file")
+      .flag("--json", options.json, "Print plan and reasons as JSON");
+  command
+      .example("plan step-1000 --memory-per-rank 16GiB --output plan.json",
+               "For as many ranks as it was written by")
+      .example("plan step-1000 --world-size 16 --ranks-per-host 8 --memory-per-rank 40GiB",
+               "For two hosts of eight");
+}
+
+ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal) {
+  if (options.memory_per_rank_nbytes == 0) {
+    throw UsageError("--memory-per-rank is missing", "ckpt-inspect plan --help");
+  }
+  if (!options.output_path.empty()) check_output(FileSystem::posix(), options);
+  const auto reader = open_source(options.source);
+  std::vector<TableSize> tables = tables_to_plan(*reader, options);
+  PlannerOptions planner = planner_options(options, std::max(1, reader->contents().world_size));
+  if (!options.notes_path.empty()) {
+    read_table_notes(read_file(FileSystem::posix(), options.notes_path, kMaxNotesNbytes),
+                     options.notes_path, tables, planner);
+  }
+  const ProposedPlan proposed = propose_plan(tables, planner);
+  if (!options.output_path.empty()) write_plan(options, proposed.plan);
+  if (options.json) {
+    terminal.print(proposed.to_json());
+  } else {
+    print_explanation(proposed, terminal);
+  }
+  return ExitCode::done;
+}
+
+}  // namespace tessera::cli

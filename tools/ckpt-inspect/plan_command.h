@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ckpt-inspect/source.h"
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+
+struct PlanCommandOptions {
+  static constexpr int kNotGiven = -1;
+
+  SourceOptions source;
+  int world_size = kNotGiven;                // then as many as the checkpoint has
+  int ranks_per_host = 0;                    // 0: all
+  std::uint64_t memory_per_rank_nbytes = 0;  // 0: not given
+  std::uint64_t reserved_nbytes = 0;
+  int batch_size = 1024;
+  double pooling_factor = 1;
+  std::uint64_t random_row_bandwidth = 0;  // bytes per second; 0: the planner's default
+  std::uint64_t host_bandwidth = 0;
+  std::uint64_t network_bandwidth = 0;
+  std::string notes_path;   // empty: not given
+  std::string output_path;  // empty: not given
+  bool overwrite = false;
+  bool json = false;
+};
+
+void add_plan_command(CommandLine& line, PlanCommandOptions& options, Terminal& terminal);
+
+/// Proposes a plan for a checkpoint's embedding tables, and says why.
+ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal);
+
+}  // namespace tessera::cli
