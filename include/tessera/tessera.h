@@ -3,6 +3,9 @@
 /// Everything that a trainer uses. Needs libtorch; the tools and the core do without this header.
 #include "tessera/runtime/dist/launch.h"
 #include "tessera/runtime/dist/mesh.h"
+#include "tessera/runtime/embedding/input_pipeline.h"
+#include "tessera/runtime/embedding/plan.h"
+#include "tessera/runtime/embedding/shard.h"
 #include "tessera/runtime/fsdp/clip_grad_norm.h"
 #include "tessera/runtime/fsdp/forward.h"
 #include "tessera/runtime/fsdp/fully_shard.h"

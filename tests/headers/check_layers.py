@@ -8,7 +8,7 @@ import sys
 
 # A folder sees those with a lower number; folders of equal number do not see each other.
 LAYERS = {"base": 1, "layout": 2, "formats": 3, "reshard": 4, "inspect": 4, "runtime": 5}
-RUNTIME_LAYERS = {"dist": 1, "registry": 2, "fsdp": 3, "recompute": 3, "replicate": 3, "state": 3}
+RUNTIME_LAYERS = {"dist": 1, "registry": 2, "embedding": 3, "fsdp": 3, "recompute": 3, "replicate": 3, "state": 3}
 FOREIGN = re.compile(r"#include\s*[<\"](hdf5|H5|zstd|xxhash|nlohmann|CLI/|libdeflate|nettle|zlib|torch/|ATen/|c10/)")
 INCLUDE = re.compile(r"#include\s*\"(?:tessera/)?(\w+)/(\w+)")
 

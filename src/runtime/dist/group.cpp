@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <numeric>
 
 #include "runtime/dist/message.h"
 #include "tessera/base/error.h"
@@ -90,6 +91,25 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
   return start(backend_->broadcast(tensors, options), "broadcast", what);
 }
 
+Pending Group::all_to_all(at::Tensor received, std::vector<std::int64_t> num_received,
+                          at::Tensor sent, std::vector<std::int64_t> num_sent,
+                          const std::string& what) {
+  const auto is_cut_by = [&](const at::Tensor& tensor, const std::vector<std::int64_t>& sizes) {
+    return tensor.dim() == 1 && tensor.is_contiguous() &&
+           sizes.size() == static_cast<std::size_t>(size_) &&
+           tensor.numel() == std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  };
+  TESSERA_CHECK(is_cut_by(received, num_received) && is_cut_by(sent, num_sent));
+  const at::NoGradGuard no_grad;
+  if (!backend_) {
+    received.copy_(sent);
+    return {};
+  }
+  all_to_all_nbytes_ += sent.nbytes();
+  const std::lock_guard lock(starting_mutex());
+  return start(backend_->alltoall_base(received, sent, num_received, num_sent), "all-to-all", what);
+}
+
 void Group::scatter(at::Tensor part, const at::Tensor& whole, int root, const std::string& what) {
   const at::NoGradGuard no_grad;
   TESSERA_CHECK(rank_ != root || whole.numel() == part.numel() * size_);
@@ -149,8 +169,8 @@ double Group::max(double value, const std::string& what) {
 }
 
 Traffic Group::traffic() const {
-  return {all_gather_nbytes_, reduce_scatter_nbytes_, all_reduce_nbytes_, broadcast_nbytes_,
-          sent_nbytes_};
+  return {all_gather_nbytes_, reduce_scatter_nbytes_, all_reduce_nbytes_,
+          broadcast_nbytes_,  all_to_all_nbytes_,     sent_nbytes_};
 }
 
 }  // namespace tessera::dist

@@ -9,6 +9,7 @@
 
 #include "runtime/fsdp/flat_param_handle.h"
 #include "tessera/base/error.h"
+#include "tessera/runtime/registry/shards.h"
 
 namespace tessera {
 namespace {
@@ -59,9 +60,11 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
   for (const at::Tensor& parameter : root.parameters()) {
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     const auto handle = fsdp::FlatParamHandle::of(parameter);
+    const auto shard = registry::find_shard(parameter);
     Norm* norm = &total;
-    if (handle && handle->is_sharded()) {
-      const auto& group = handle->options().shard_group;
+    std::shared_ptr<dist::Group> group = shard ? shard->group : nullptr;
+    if (handle && handle->is_sharded()) group = handle->options().shard_group;
+    if (group != nullptr) {
       const auto [it, is_new] = sharded.try_emplace(group.get(), norm_type);
       if (is_new) groups.push_back(group);
       norm = &it->second;

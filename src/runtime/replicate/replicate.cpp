@@ -19,6 +19,22 @@ using at::Tensor;
 using torch::nn::Module;
 using ModulePtr = std::shared_ptr<Module>;
 
+/// Whether a module within reduces its gradients by itself.
+bool is_closed(const Module& module) {
+  return registry::applied_api(module) == "shard";
+}
+
+/// Visits a module and all below it, but for those that are closed, with their prefixes.
+template <class Visit>
+void for_each_open_module(Module& module, const std::string& prefix, const Visit& visit) {
+  visit(module, prefix);
+  for (const auto& child : module.named_children()) {
+    if (!is_closed(*child.value())) {
+      for_each_open_module(*child.value(), prefix + child.key() + ".", visit);
+    }
+  }
+}
+
 /// Averages the gradients of a module's parameters. Buckets start in one order on all ranks,
 /// whatever the order in which gradients come. A gradient that comes after its bucket has left
 /// (recomputation, a parameter used twice) makes it leave once more.
@@ -115,7 +131,11 @@ void Reducer::begin_forward() {
   const ModulePtr module = module_.lock();
   if (!module || !module->is_training() || sync_ == registry::GradientSync::off) return;
   dist::StateSync sync(*options_.mesh.world());
-  for (const auto& buffer : module->named_buffers()) sync.sync(buffer.key(), buffer.value());
+  for_each_open_module(*module, "", [&](const Module& each, const std::string& prefix) {
+    for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
+      sync.sync(prefix + buffer.key(), buffer.value());
+    }
+  });
 }
 
 void Reducer::gradient_ready(std::size_t index) {
@@ -221,6 +241,7 @@ void refuse_applied(const Module& module, const std::string& fqn) {
                           "a module that no API was applied to", *api + " applied to it");
   }
   for (const auto& child : module.named_children()) {
+    if (is_closed(*child.value())) continue;
     refuse_applied(*child.value(), fqn.empty() ? child.key() : fqn + "." + child.key());
   }
 }
@@ -231,28 +252,39 @@ void replicate(Module& module, const ReplicateOptions& options) {
   const ModulePtr owner = registry::weak_module(module).lock();
   refuse_applied(module, "");
   std::vector<std::pair<std::string, Tensor>> parameters;
-  for (const auto& parameter : module.named_parameters()) {
-    const auto is_same = [&](const Tensor& each) { return each.is_same(parameter.value()); };
+  const auto take = [&](const std::string& fqn, const Tensor& parameter) {
+    const auto is_same = [&](const Tensor& each) { return each.is_same(parameter); };
     const bool is_left_out =
-        !parameter.value().requires_grad() ||
+        !parameter.defined() || !parameter.requires_grad() ||
         std::ranges::any_of(options.ignored_states, is_same) ||
         std::ranges::any_of(parameters, [&](const auto& each) { return is_same(each.second); });
-    if (is_left_out) continue;
-    if (torch::autograd::impl::post_acc_grad_hooks(parameter.value())) {
-      throw Error::expected(ErrorKind::invalid_argument, {.fqn = parameter.key()},
+    if (is_left_out) return;
+    if (torch::autograd::impl::post_acc_grad_hooks(parameter)) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
                             "parameter of a module to be replicated", "one that is no other API's",
                             "one that a module elsewhere had taken over",
                             "a weight tied to one of a sharded module? ignored_states leaves it "
                             "out");
     }
-    parameters.emplace_back(parameter.key(), parameter.value());
-  }
+    parameters.emplace_back(fqn, parameter);
+  };
+  for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
+    for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
+      take(prefix + parameter.key(), parameter.value());
+    }
+  });
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {
     dist::StateSync sync(*options.mesh.world());
-    for (const auto& parameter : module.named_parameters()) {
-      sync.sync(parameter.key(), parameter.value());
-    }
-    for (const auto& buffer : module.named_buffers()) sync.sync(buffer.key(), buffer.value());
+    for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
+      for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
+        sync.sync(prefix + parameter.key(), parameter.value());
+      }
+    });
+    for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
+      for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
+        sync.sync(prefix + buffer.key(), buffer.value());
+      }
+    });
   }
   const auto reducer = std::make_shared<Reducer>(owner, options);
   reducer->take(parameters);

@@ -16,6 +16,7 @@
 #include "runtime/state/value_tree.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
+#include "tessera/runtime/registry/fused_updates.h"
 
 namespace tessera {
 namespace {
@@ -152,60 +153,116 @@ std::vector<std::string> numbered_names(const Module& model, const Optimizer& op
 
 }  // namespace
 
-StateDict optim_state_dict(Module& model, const Optimizer& optimizer,
-                           const StateDictOptions& options) {
-  const at::NoGradGuard no_grad;
-  const OptimizerAdapter& adapter = OptimizerAdapter::of(optimizer);
-  const dist::Mesh mesh = mesh_of(model);
-  const bool keeps = !options.rank0_only || mesh.rank() == 0;
-  StateDict result;
-  const auto add = [&](const OptimizerParameter& parameter, const std::string& name,
-                       StateTensor entry) {
-    const std::string fqn = "state." + parameter.fqn + "." + name;
-    if (options.type == FULL) {
-      entry = state::gather(entry, *mesh.world(), options, fqn);
-    } else if (options.offload_to_cpu) {
+namespace {
+
+/// Makes an optimizer state dict, collectively.
+class OptimizerWalk {
+ public:
+  OptimizerWalk(Module& model, const StateDictOptions& options)
+      : model_(model),
+        options_(options),
+        mesh_(mesh_of(model)),
+        keeps_(!options.rank0_only || mesh_.rank() == 0) {}
+
+  void take(const Optimizer& optimizer);
+  void take_fused();
+  StateDict result() { return std::move(result_); }
+
+ private:
+  void add(const std::string& parameter, const std::string& name, StateTensor entry) {
+    const std::string fqn = "state." + parameter + "." + name;
+    entry.parameter = parameter;
+    if (options_.type == FULL) {
+      entry = state::gather(entry, *mesh_.world(), options_, fqn);
+    } else if (options_.offload_to_cpu) {
       for (TensorPart& part : entry.parts) part.tensor = part.tensor.to(at::kCPU);
     }
-    if (options.type == LOCAL) entry.layout.clear();
-    if (keeps) result.set(fqn, std::move(entry), {"state", parameter.fqn, name});
-  };
-  const auto parameters = state::parameters_of(model, optimizer);
+    if (options_.type == LOCAL) entry.layout.clear();
+    if (keeps_) result_.set(fqn, std::move(entry), {"state", parameter, name});
+  }
+  void add_step(const std::string& parameter, std::int64_t step) {
+    StateTensor entry = StateTensor::whole(state::step_tensor(step));
+    entry.kind = formats::StateKind::scalar_parameter;
+    add(parameter, "step", std::move(entry));
+  }
+  void add_group(Value::Dict fields, Value::List names) {
+    const std::size_t group = num_groups_++;
+    if (!keeps_) return;
+    fields.emplace_back("params", std::move(names));
+    for (auto& [key, value] : fields) {
+      const std::string& name = *key.get_if<std::string>();
+      result_.set(group_prefix(group) + name, std::move(value),
+                  {"param_groups", static_cast<std::int64_t>(group), name});
+    }
+  }
+
+  Module& model_;
+  const StateDictOptions& options_;
+  dist::Mesh mesh_;
+  bool keeps_;
+  std::size_t num_groups_ = 0;
+  StateDict result_;
+};
+
+void OptimizerWalk::take(const Optimizer& optimizer) {
+  const OptimizerAdapter& adapter = OptimizerAdapter::of(optimizer);
+  const auto parameters = state::parameters_of(model_, optimizer);
   for (const OptimizerParameter& parameter : parameters) {
     const auto it = optimizer.state().find(parameter.tensor.unsafeGetTensorImpl());
     if (it == optimizer.state().end()) continue;
     const auto& group_options = optimizer.param_groups()[parameter.group].options();
     for (const auto& slot : adapter.slots(*it->second, group_options)) {
       if (slot.tensor->defined()) {
-        add(parameter, slot.name, state::laid_out_as(parameter, *slot.tensor));
+        add(parameter.fqn, slot.name, state::laid_out_as(parameter, *slot.tensor));
       }
     }
-    if (const std::int64_t* const step = adapter.step(*it->second)) {
-      StateTensor entry = StateTensor::whole(state::step_tensor(*step));
-      entry.kind = formats::StateKind::scalar_parameter;
-      entry.parameter = parameter.fqn;
-      add(parameter, "step", std::move(entry));
-    }
+    if (const std::int64_t* const step = adapter.step(*it->second)) add_step(parameter.fqn, *step);
   }
-  if (!keeps) return result;
   for (std::size_t group = 0; group < optimizer.param_groups().size(); ++group) {
-    Value::Dict fields = adapter.fields(optimizer.param_groups()[group].options());
     Value::List names;
     for (const OptimizerParameter& parameter : parameters) {
       if (parameter.group == group) names.emplace_back(parameter.fqn);
     }
-    fields.emplace_back("params", std::move(names));
-    for (auto& [key, value] : fields) {
-      const std::string& name = *key.get_if<std::string>();
-      result.set(group_prefix(group) + name, std::move(value),
-                 {"param_groups", static_cast<std::int64_t>(group), name});
-    }
+    add_group(adapter.fields(optimizer.param_groups()[group].options()), std::move(names));
   }
-  return result;
 }
 
-void load_optim_state_dict(Module& model, Optimizer& optimizer, const StateDict& state_dict,
-                           const LoadStateDictOptions& options) {
+/// Takes the state of parameters that modules update by themselves, a group for each module.
+void OptimizerWalk::take_fused() {
+  for (const auto& found : registry::find_fused_updates(model_)) {
+    Value::List names;
+    for (const auto& parameter : found.updates->parameters()) {
+      const std::string fqn = found.prefix + parameter.name;
+      for (const auto& slot : parameter.slots) add(fqn, slot.name, slot.entry);
+      if (parameter.step != nullptr) add_step(fqn, *parameter.step);
+      names.emplace_back(fqn);
+    }
+    add_group(found.updates->fields(), std::move(names));
+  }
+}
+
+}  // namespace
+
+StateDict optim_state_dict(Module& model, const Optimizer& optimizer,
+                           const StateDictOptions& options) {
+  const at::NoGradGuard no_grad;
+  OptimizerWalk walk(model, options);
+  walk.take(optimizer);
+  walk.take_fused();
+  return walk.result();
+}
+
+StateDict optim_state_dict(Module& model, const StateDictOptions& options) {
+  const at::NoGradGuard no_grad;
+  OptimizerWalk walk(model, options);
+  walk.take_fused();
+  return walk.result();
+}
+
+namespace {
+
+void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict,
+                const LoadStateDictOptions& options) {
   const at::NoGradGuard no_grad;
   const dist::Mesh mesh = mesh_of(model);
   dist::Group* const from_first = options.rank0_only ? mesh.world().get() : nullptr;
@@ -236,6 +293,18 @@ void load_optim_state_dict(Module& model, Optimizer& optimizer, const StateDict&
     filled.insert(item.fqn);
   }
   load.replace(filled);
+}
+
+}  // namespace
+
+void load_optim_state_dict(Module& model, Optimizer& optimizer, const StateDict& state_dict,
+                           const LoadStateDictOptions& options) {
+  load_state(model, &optimizer, state_dict, options);
+}
+
+void load_optim_state_dict(Module& model, const StateDict& state_dict,
+                           const LoadStateDictOptions& options) {
+  load_state(model, nullptr, state_dict, options);
 }
 
 StateDict flatten_optim_state_dict(const StateDict& state_dict) {

@@ -27,11 +27,16 @@ bool fits(const at::Tensor& slot, const at::Tensor& parameter, at::ScalarType dt
 
 }  // namespace
 
-OptimizerLoad::OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer& optimizer)
-    : optimizer_(optimizer),
-      adapter_(OptimizerAdapter::of(optimizer)),
-      parameters_(parameters_of(model, optimizer)) {
-  options_.resize(optimizer.param_groups().size());
+OptimizerLoad::OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer* optimizer)
+    : optimizer_(optimizer), adapter_(optimizer ? &OptimizerAdapter::of(*optimizer) : nullptr) {
+  if (optimizer_ != nullptr) {
+    parameters_ = parameters_of(model, *optimizer_);
+    options_.resize(optimizer_->param_groups().size());
+  }
+  for (auto& found : registry::find_fused_updates(model)) {
+    auto parameters = found.updates->parameters();
+    fused_.push_back({std::move(found), std::move(parameters), std::nullopt});
+  }
 }
 
 StateDict OptimizerLoad::want(const std::map<std::string, SavedTensor>& saved) {
@@ -39,17 +44,40 @@ StateDict OptimizerLoad::want(const std::map<std::string, SavedTensor>& saved) {
   for (const OptimizerParameter& parameter : parameters_) {
     loaded_.push_back(want_of(parameter, saved, wanted));
   }
+  for (const Fused& each : fused_) {
+    for (const registry::FusedParameter& parameter : each.parameters) {
+      want_fused(parameter, each.found.prefix + parameter.name, saved, wanted);
+    }
+  }
   return wanted;
+}
+
+/// What a module keeps is there from the start: all of it is wanted, in its own memory.
+void OptimizerLoad::want_fused(const registry::FusedParameter& parameter, const std::string& fqn,
+                               const std::map<std::string, SavedTensor>& saved, StateDict& wanted) {
+  const std::string prefix = "state." + fqn + ".";
+  for (const auto& slot : parameter.slots) {
+    StateTensor entry = slot.entry;
+    entry.parameter = fqn;
+    wanted.set(prefix + slot.name, std::move(entry));
+  }
+  if (parameter.step == nullptr) return;
+  const std::string key = prefix + "step";
+  StateTensor entry = StateTensor::whole(torch::zeros({}, scalar_type_of(dtype_in(saved, key))));
+  entry.kind = formats::StateKind::scalar_parameter;
+  entry.parameter = fqn;
+  fused_steps_.emplace_back(key, Step{parameter.step, entry.parts.front().tensor});
+  wanted.set(key, std::move(entry));
 }
 
 /// Returns the tensors of a parameter's state by the names of their slots.
 std::map<std::string, at::Tensor> OptimizerLoad::held_by(
     const OptimizerParameter& parameter) const {
   std::map<std::string, at::Tensor> held;
-  const auto it = optimizer_.state().find(parameter.tensor.unsafeGetTensorImpl());
-  if (it == optimizer_.state().end()) return held;
-  const auto& options = optimizer_.param_groups()[parameter.group].options();
-  for (const OptimizerAdapter::Slot& slot : adapter_.slots(*it->second, options)) {
+  const auto it = optimizer_->state().find(parameter.tensor.unsafeGetTensorImpl());
+  if (it == optimizer_->state().end()) return held;
+  const auto& options = optimizer_->param_groups()[parameter.group].options();
+  for (const OptimizerAdapter::Slot& slot : adapter_->slots(*it->second, options)) {
     if (slot.tensor->defined()) held.emplace(slot.name, *slot.tensor);
   }
   return held;
@@ -60,12 +88,12 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
                                              StateDict& wanted) const {
   const std::string prefix = prefix_of(parameter);
   Loaded loaded;
-  auto state = adapter_.make_state();
-  const auto slots = adapter_.slots(*state, optimizer_.param_groups()[parameter.group].options());
+  auto state = adapter_->make_state();
+  const auto slots = adapter_->slots(*state, optimizer_->param_groups()[parameter.group].options());
   const auto is_saved = [&](const OptimizerAdapter::Slot& slot) {
     return saved.contains(prefix + slot.name);
   };
-  const bool has_some = adapter_.makes_state_at_once() || saved.contains(prefix + "step") ||
+  const bool has_some = adapter_->makes_state_at_once() || saved.contains(prefix + "step") ||
                         std::ranges::any_of(slots, is_saved);
   if (!has_some) return loaded;
   const auto add = [&](const std::string& name, StateTensor entry) {
@@ -73,7 +101,7 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
     wanted.set(prefix + name, std::move(entry));
     loaded.wanted.push_back(prefix + name);
   };
-  std::int64_t* const step = adapter_.step(*state);
+  std::int64_t* const step = adapter_->step(*state);
   const auto is_going_to_be_read = [&](const std::string& name) {
     const auto it = saved.find(prefix + name);
     return it != saved.end() && it->second.is_read;
@@ -107,36 +135,54 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
 
 void OptimizerLoad::take_groups(const ValueTree& tree, const formats::KeyPath& root,
                                 const NameSelection& only, LoadReport& report) {
-  const std::vector<Value::Dict> saved = saved_groups(tree, root, parameters_);
+  std::vector<OptimizerParameter> members = parameters_;
+  for (std::size_t i = 0; i < fused_.size(); ++i) {
+    for (const registry::FusedParameter& parameter : fused_[i].parameters) {
+      members.push_back({options_.size() + i, {}, fused_[i].found.prefix + parameter.name, {}});
+    }
+  }
+  const std::vector<Value::Dict> saved = saved_groups(tree, root, members);
   if (saved.empty() && !only.selects_everything()) return;
-  const auto fields = match_groups(parameters_, options_.size(), saved, report);
-  for (std::size_t group = 0; group < fields.size(); ++group) {
+  auto fields = match_groups(members, options_.size() + fused_.size(), saved, report);
+  for (std::size_t i = 0; i < fused_.size(); ++i) {
+    fused_[i].fields = std::move(fields[options_.size() + i]);
+    if (fused_[i].fields) fused_[i].found.updates->check_fields(*fused_[i].fields);
+  }
+  for (std::size_t group = 0; group < options_.size(); ++group) {
     if (!fields[group]) continue;
-    options_[group] = adapter_.with_fields(*fields[group]);
+    options_[group] = adapter_->with_fields(*fields[group]);
     for (const OptimizerParameter& parameter : parameters_) {
       if (parameter.group == group) known_.insert(parameter.fqn);
     }
   }
 }
 
+void OptimizerLoad::take_step(const Step& step) {
+  *step.to = static_cast<std::int64_t>(step.from.to(at::kDouble).item<double>());
+}
+
 void OptimizerLoad::replace(const std::set<std::string>& filled) {
   for (std::size_t group = 0; group < options_.size(); ++group) {
-    if (options_[group]) optimizer_.param_groups()[group].set_options(std::move(options_[group]));
+    if (options_[group]) optimizer_->param_groups()[group].set_options(std::move(options_[group]));
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     void* const key = parameters_[i].tensor.unsafeGetTensorImpl();
     Loaded& loaded = loaded_[i];
     if (!loaded.state) {
-      if (known_.contains(parameters_[i].fqn)) optimizer_.state().erase(key);
+      if (known_.contains(parameters_[i].fqn)) optimizer_->state().erase(key);
       continue;
     }
     const bool is_whole = std::ranges::all_of(
         loaded.wanted, [&](const std::string& name) { return filled.contains(name); });
     if (!is_whole) continue;
-    for (const Step& step : loaded.steps) {
-      *step.to = static_cast<std::int64_t>(step.from.to(at::kDouble).item<double>());
-    }
-    optimizer_.state()[key] = std::move(loaded.state);
+    for (const Step& step : loaded.steps) take_step(step);
+    optimizer_->state()[key] = std::move(loaded.state);
+  }
+  for (const Fused& each : fused_) {
+    if (each.fields) each.found.updates->set_fields(*each.fields);
+  }
+  for (const auto& [key, step] : fused_steps_) {
+    if (filled.contains(key)) take_step(step);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -16,6 +17,7 @@
 #include "tessera/base/glob.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
+#include "tessera/runtime/registry/fused_updates.h"
 #include "tessera/runtime/registry/state_dict.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
 
@@ -31,7 +33,8 @@ struct SavedTensor {
 /// to be; and, when all has been read, the exchange. Keys are those of `optim_state_dict`.
 class OptimizerLoad {
  public:
-  OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
+  /// `optimizer`: null where parameters are updated by their modules alone.
+  OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer* optimizer);
 
   /// Returns what there is of each parameter's state: in the memory that the optimizer has it in,
   /// where all of it is going to be replaced and fits there, else in new memory.
@@ -59,15 +62,28 @@ class OptimizerLoad {
     std::vector<Step> steps;          // one, or none
   };
 
+  static void take_step(const Step& step);
   Loaded want_of(const OptimizerParameter& parameter,
                  const std::map<std::string, SavedTensor>& saved, StateDict& wanted) const;
   std::map<std::string, at::Tensor> held_by(const OptimizerParameter& parameter) const;
 
-  torch::optim::Optimizer& optimizer_;
-  const OptimizerAdapter& adapter_;
+  void want_fused(const registry::FusedParameter& parameter, const std::string& fqn,
+                  const std::map<std::string, SavedTensor>& saved, StateDict& wanted);
+
+  /// A module that updates parameters, and what becomes of its group and of their steps.
+  struct Fused {
+    registry::FoundFusedUpdates found;
+    std::vector<registry::FusedParameter> parameters;
+    std::optional<Value::Dict> fields;
+  };
+
+  torch::optim::Optimizer* optimizer_;
+  const OptimizerAdapter* adapter_;
   std::vector<OptimizerParameter> parameters_;
-  std::vector<Loaded> loaded_;             // parallel to parameters_
-  std::unordered_set<std::string> known_;  // parameters that a saved group has
+  std::vector<Loaded> loaded_;  // parallel to parameters_
+  std::vector<Fused> fused_;
+  std::vector<std::pair<std::string, Step>> fused_steps_;  // by key
+  std::unordered_set<std::string> known_;                  // parameters that a saved group has
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>
       options_;  // by group; null: as it is
 };

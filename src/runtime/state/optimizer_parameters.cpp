@@ -3,33 +3,63 @@
 #include <torch/types.h>
 
 #include <unordered_map>
+#include <unordered_set>
 
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
+#include "tessera/runtime/registry/fused_updates.h"
 #include "tessera/runtime/state/state_dict.h"
 
 namespace tessera::state {
 
-std::vector<std::vector<std::string>> parameter_names(const torch::nn::Module& model,
-                                                      const torch::optim::Optimizer& optimizer) {
+namespace {
+
+struct NamedParameter {
+  at::Tensor tensor;
+  std::string fqn;
+};
+
+/// Returns the parameters of each group.
+std::vector<std::vector<NamedParameter>> named_parameters(
+    const torch::nn::Module& model, const torch::optim::Optimizer& optimizer) {
   std::unordered_map<const at::TensorImpl*, std::string> fqns;
   for (const auto& each : model.named_parameters()) {
     fqns.emplace(each.value().unsafeGetTensorImpl(), each.key());
   }
-  std::vector<std::vector<std::string>> names;
+  std::unordered_set<const at::TensorImpl*> fused;
+  for (const auto& found : registry::find_fused_updates(model)) {
+    for (const auto& each : found.updates->parameters()) {
+      fused.insert(each.tensor.unsafeGetTensorImpl());
+    }
+  }
+  std::vector<std::vector<NamedParameter>> parameters;
   for (const auto& group : optimizer.param_groups()) {
-    std::vector<std::string>& of_group = names.emplace_back();
+    std::vector<NamedParameter>& of_group = parameters.emplace_back();
     for (const at::Tensor& tensor : group.params()) {
+      if (fused.contains(tensor.unsafeGetTensorImpl())) continue;
       const auto it = fqns.find(tensor.unsafeGetTensorImpl());
       if (it == fqns.end()) {
         throw Error::expected(ErrorKind::invalid_argument, {},
                               "parameter " + std::to_string(of_group.size()) +
-                                  " of the optimizer's group " + std::to_string(names.size() - 1),
+                                  " of the optimizer's group " +
+                                  std::to_string(parameters.size() - 1),
                               "a parameter of the model", "none of it",
                               "an optimizer of another model, or a module that was replaced?");
       }
-      of_group.push_back(it->second);
+      of_group.push_back({tensor, it->second});
     }
+  }
+  return parameters;
+}
+
+}  // namespace
+
+std::vector<std::vector<std::string>> parameter_names(const torch::nn::Module& model,
+                                                      const torch::optim::Optimizer& optimizer) {
+  std::vector<std::vector<std::string>> names;
+  for (const auto& group : named_parameters(model, optimizer)) {
+    std::vector<std::string>& of_group = names.emplace_back();
+    for (const NamedParameter& parameter : group) of_group.push_back(parameter.fqn);
   }
   return names;
 }
@@ -37,13 +67,12 @@ std::vector<std::vector<std::string>> parameter_names(const torch::nn::Module& m
 std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
                                               const torch::optim::Optimizer& optimizer) {
   const StateDict state = state_dict(model, {.type = SHARDED});
-  const auto names = parameter_names(model, optimizer);
+  const auto groups = named_parameters(model, optimizer);
   std::vector<OptimizerParameter> parameters;
-  for (std::size_t group = 0; group < names.size(); ++group) {
-    for (std::size_t i = 0; i < names[group].size(); ++i) {
-      const std::string& fqn = names[group][i];
-      parameters.push_back({group, optimizer.param_groups()[group].params()[i], fqn,
-                            std::get<StateTensor>(*state.find(fqn))});
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    for (const NamedParameter& each : groups[group]) {
+      parameters.push_back(
+          {group, each.tensor, each.fqn, std::get<StateTensor>(*state.find(each.fqn))});
     }
   }
   return parameters;

@@ -18,7 +18,8 @@ struct OptimizerParameter {
   StateTensor layout;  // the parameter itself
 };
 
-/// Returns the parameters of all groups, in order. Throws: Error(invalid_argument) naming the group
+/// Returns the parameters of all groups, in order, without those that their modules update by
+/// themselves (see registry::FusedUpdates). Throws: Error(invalid_argument) naming the group
 /// and number of one that the model does not have.
 std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
                                               const torch::optim::Optimizer& optimizer);

@@ -26,6 +26,7 @@
 #include "tessera/formats/detect.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/load_planner.h"
+#include "tessera/runtime/registry/fused_updates.h"
 #include "tessera/runtime/state/optim_state_dict.h"
 #include "tessera/runtime/state/state_dict.h"
 
@@ -106,6 +107,9 @@ class TrainState::Impl {
     if (background_.joinable()) background_.join();
   }
 
+  bool has_optimizer_state() const {
+    return optimizer_ != nullptr || !registry::find_fused_updates(*model_).empty();
+  }
   StateDict tensors_and_fields(const SaveOptions& options) const;
   std::string say_values() const;
   void take_values(const std::vector<std::string>& said, SaveJob& job, StateDict& state) const;
@@ -168,8 +172,10 @@ void add_under(const std::string& name, StateDict part, StateDict& all) {
 StateDict TrainState::Impl::tensors_and_fields(const SaveOptions& options) const {
   StateDict all;
   add_under(kModel, state_dict(*model_, {.type = SHARDED}), all);
-  if (optimizer_ == nullptr) return all;
-  StateDict optimizer = optim_state_dict(*model_, *optimizer_, {.type = SHARDED});
+  if (!has_optimizer_state()) return all;
+  StateDict optimizer = optimizer_ != nullptr
+                            ? optim_state_dict(*model_, *optimizer_, {.type = SHARDED})
+                            : optim_state_dict(*model_, StateDictOptions{.type = SHARDED});
   if (options.flatten_optimizer_state_dict) optimizer = flatten_optim_state_dict(optimizer);
   add_under(kOptimizer, std::move(optimizer), all);
   return all;
@@ -422,8 +428,8 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
     summary.saved_world_size = source.world_size;
     StateDict all;
     add_under(kModel, state_dict(*model_, {.type = SHARDED}), all);
-    if (optimizer_ != nullptr) {
-      optimizer_load.emplace(*model_, *optimizer_);
+    if (has_optimizer_state()) {
+      optimizer_load.emplace(*model_, optimizer_);
       add_under(kOptimizer, optimizer_load->want(optimizer_tensors(source, options.renames, only)),
                 all);
     }
@@ -435,7 +441,7 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
       const std::string name = renamed(value.name, options.renames);
       const std::string first = name.substr(0, name.find('.'));
       const auto has_name = [&](const auto& each) { return each.name == first; };
-      const bool is_wanted = (first == kOptimizer && optimizer_ != nullptr) ||
+      const bool is_wanted = (first == kOptimizer && has_optimizer_state()) ||
                              std::ranges::any_of(values_, has_name) ||
                              std::ranges::any_of(per_rank_, has_name);
       if (is_wanted) wanted.values.push_back({name, {}});

@@ -57,9 +57,9 @@ TEST_P(CommunicationTest, B10_BytesPerStepFollowTheFormula) {
       expected = {all + sizes.blocks, all, sizes.flags,
                   0};  // the root stays gathered between the two
     } else if (strategy == SHARD_GRAD_OP) {
-      expected = {all, all, sizes.flags, 0};
+      expected = {all, all, sizes.flags};
     } else {
-      expected = {0, 0, all + sizes.flags, 0};
+      expected = {0, 0, all + sizes.flags};
     }
     for (int step = 0; step < 3; ++step) {
       const dist::Traffic before = mesh.world()->traffic();
@@ -94,9 +94,9 @@ TEST(CommunicationBytesTest, B10_HybridGathersWithinTheShardAxisAndAveragesShard
           const std::uint64_t all = sizes.root + sizes.blocks;
           forward(model, some_ids()).sum().backward();
           const std::uint64_t gathered = strategy == HYBRID_SHARD ? all + sizes.blocks : all;
-          EXPECT_EQ(mesh.axis("shard")->traffic(), (dist::Traffic{gathered, all, sizes.flags, 0}));
+          EXPECT_EQ(mesh.axis("shard")->traffic(), (dist::Traffic{gathered, all, sizes.flags}));
           EXPECT_EQ(mesh.axis("replicate")->traffic(),
-                    (dist::Traffic{0, 0, all / 2 + sizes.flags, 0}));
+                    (dist::Traffic{0, 0, all / 2 + sizes.flags}));
         },
         mesh_options);
   }
@@ -127,9 +127,8 @@ TEST(CommunicationBytesTest, B11_LowPrecisionHalvesTheBytes) {
     const dist::Traffic half = traffic_of({.param_dtype = torch::kBFloat16});
     const dist::Traffic mixed =
         traffic_of({.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat});
-    EXPECT_EQ(half,
-              (dist::Traffic{full.all_gather / 2, full.reduce_scatter / 2, full.all_reduce, 0}));
-    EXPECT_EQ(mixed, (dist::Traffic{full.all_gather / 2, full.reduce_scatter, full.all_reduce, 0}));
+    EXPECT_EQ(half, (dist::Traffic{full.all_gather / 2, full.reduce_scatter / 2, full.all_reduce}));
+    EXPECT_EQ(mixed, (dist::Traffic{full.all_gather / 2, full.reduce_scatter, full.all_reduce}));
   });
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 namespace tessera::dist {
 
@@ -31,13 +32,14 @@ class Pending {
 
 /// What a rank handed to collectives so far. Units: bytes, counted where c10d takes them: of an
 /// all-gather the gathered tensor, of a reduce-scatter the whole one that goes in, of an
-/// all-reduce or a broadcast the tensor, from rank to rank what is sent. Nothing in a group of one
-/// rank.
+/// all-reduce or a broadcast the tensor, of an all-to-all what goes in, from rank to rank what is
+/// sent. Nothing in a group of one rank.
 struct Traffic {
   std::uint64_t all_gather = 0;
   std::uint64_t reduce_scatter = 0;
   std::uint64_t all_reduce = 0;
   std::uint64_t broadcast = 0;
+  std::uint64_t all_to_all = 0;
   std::uint64_t sent = 0;
   friend bool operator==(const Traffic&, const Traffic&) = default;
 };
@@ -70,6 +72,11 @@ class Group {
   Pending all_reduce(at::Tensor tensor, const std::string& what);
   /// Replaces `tensor` by that of `root`, a rank of this group.
   Pending broadcast(at::Tensor tensor, int root, const std::string& what);
+  /// Gives each rank a piece of `sent`, and puts together what each rank has for this one, both in
+  /// order of rank. Shapes: contiguous of one dimension, cut by `num_sent` and `num_received`, one
+  /// number for each rank; equal for the two ranks of a piece.
+  Pending all_to_all(at::Tensor received, std::vector<std::int64_t> num_received, at::Tensor sent,
+                     std::vector<std::int64_t> num_sent, const std::string& what);
   /// Gives each rank its part of `whole`, which is defined on `root` alone. Shapes as for
   /// `all_gather`. Blocks. From rank to rank, as Gloo's own scatter takes memory for a second
   /// whole.
@@ -104,6 +111,7 @@ class Group {
   std::atomic<std::uint64_t> reduce_scatter_nbytes_ = 0;
   std::atomic<std::uint64_t> all_reduce_nbytes_ = 0;
   std::atomic<std::uint64_t> broadcast_nbytes_ = 0;
+  std::atomic<std::uint64_t> all_to_all_nbytes_ = 0;
   std::atomic<std::uint64_t> sent_nbytes_ = 0;
 };
 

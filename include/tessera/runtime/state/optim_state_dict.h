@@ -12,7 +12,9 @@ namespace tessera {
 /// names). State that goes element by element with its parameter is sharded as that is; `step` is a
 /// float32 tensor without dimensions, as in Python. Groups have every field that Python has, and
 /// those that a checkpoint brought and libtorch does not know. Parameters without state have none
-/// here; frozen ones keep theirs.
+/// here; frozen ones keep theirs. Parameters that a module updates within the backward
+/// (FusedEmbeddingBagCollection, `shard`) have their state here too, in groups of their own behind
+/// the optimizer's, whether that has them or not.
 /// Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop of torch::optim.
 /// Collective over the model's mesh for FULL. Throws: Error(unsupported) naming another optimizer;
 /// Error(invalid_argument) naming a parameter that the model does not have, or state that was made
@@ -20,6 +22,9 @@ namespace tessera {
 /// github.com/pytorch/pytorch, change 91234.
 StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                            const StateDictOptions& options = {});
+
+/// The same of a model that has no optimizer but what its modules update by themselves.
+StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Replaces an optimizer's state and the fields of its groups by those of `state_dict`, whole
 /// tensors or parts of any layout that hold what this rank needs, nested or flattened. Groups are
@@ -29,6 +34,10 @@ StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimiz
 /// Error(unsupported) naming a field whose value libtorch cannot follow (`maximize`).
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});
+
+/// The same of a model that has no optimizer but what its modules update by themselves.
+void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict,
+                           const LoadStateDictOptions& options = {});
 
 /// Returns the state with the fields of its groups told for each parameter:
 /// `param_groups.<fqn>.lr` instead of `param_groups.0.lr` and `param_groups.0.params`; every key is

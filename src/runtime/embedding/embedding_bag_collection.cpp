@@ -1,0 +1,104 @@
+#include "tessera/runtime/embedding/embedding_bag_collection.h"
+
+#include <torch/nn/functional/embedding.h>
+#include <torch/types.h>
+
+#include <cmath>
+
+#include "runtime/embedding/initial_weight.h"
+#include "runtime/embedding/table_batch.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+EmbeddingBagCollectionBase::EmbeddingBagCollectionBase(TableSet tables)
+    : tables_(std::move(tables)),
+      embedding_bags_(register_module("embedding_bags",
+                                      std::make_shared<torch::nn::Module>("EmbeddingBags"))) {}
+
+void EmbeddingBagCollectionBase::register_weight(const std::string& table, at::Tensor weight) {
+  embedding_bags_->register_module(table, std::make_shared<torch::nn::Module>("EmbeddingBag"))
+      ->register_parameter("weight", std::move(weight));
+}
+
+at::Tensor EmbeddingBagCollectionBase::weight(const std::string& table) const {
+  const auto modules = embedding_bags_->named_children();
+  const auto* const module = modules.find(table);
+  if (module == nullptr) {
+    throw Error::expected(ErrorKind::not_found, {}, "embedding table", "one of the collection",
+                          "'" + table + "'");
+  }
+  return (*module)->named_parameters(/*recurse=*/false)["weight"];
+}
+
+namespace embedding {
+
+void initialize(const EmbeddingBagConfig& config, at::Tensor weight) {
+  const at::NoGradGuard no_grad;
+  if (config.init_fn) {
+    config.init_fn(weight);
+  } else if (config.num_embeddings > 0) {
+    const double bound = 1 / std::sqrt(static_cast<double>(config.num_embeddings));
+    weight.uniform_(-bound, bound);
+  }
+}
+
+}  // namespace embedding
+
+EmbeddingBagCollection::EmbeddingBagCollection(std::vector<EmbeddingBagConfig> tables,
+                                               const EmbeddingBagCollectionOptions& options)
+    : EmbeddingBagCollectionBase(TableSet(std::move(tables), options)) {
+  for (const EmbeddingBagConfig& config : this->tables().configs()) {
+    at::Tensor weight = torch::empty({config.num_embeddings, config.embedding_dim},
+                                     at::TensorOptions(config.dtype).device(options.device));
+    if (!weight.is_meta()) embedding::initialize(config, weight);
+    register_weight(config.name, std::move(weight));
+  }
+}
+
+namespace {
+
+/// Sums rows of one table by bag, in float32.
+at::Tensor pooled_sums(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& offsets,
+                       const at::Tensor& sample_weights) {
+  if (ids.numel() == 0) {
+    // Nothing to look up, perhaps in nothing; still a function of the weight.
+    return torch::zeros({offsets.numel() - 1, weight.size(1)}) + weight.narrow(0, 0, 0).sum();
+  }
+  namespace F = torch::nn::functional;
+  return F::embedding_bag(ids, weight.to(at::kFloat),
+                          F::EmbeddingBagFuncOptions()
+                              .offsets(offsets)
+                              .mode(torch::kSum)
+                              .include_last_offset(true)
+                              .per_sample_weights(sample_weights));
+}
+
+}  // namespace
+
+KeyedTensor EmbeddingBagCollection::forward(const KeyedJaggedTensor& batch) {
+  const embedding::TableBatch slices = embedding::batch_for(tables(), batch);
+  const at::Tensor sample_weights =
+      batch.has_weights() ? batch.weights().to(at::kFloat) : at::Tensor();
+  std::vector<at::Tensor> columns;
+  for (std::size_t i = 0; i < tables().outputs().size(); ++i) {
+    const EmbeddingBagConfig& config = tables().configs()[tables().outputs()[i].table];
+    const embedding::TableBatch::Slice& slice = slices.slices[i];
+    at::Tensor lengths = torch::zeros({slices.batch_size}, at::kLong);
+    if (!slice.is_missing) lengths = slices.lengths.narrow(0, slice.first_bag, slices.batch_size);
+    const at::Tensor offsets = torch::cat({torch::zeros({1}, at::kLong), lengths.cumsum(0)});
+    const auto cut = [&](const at::Tensor& tensor) {
+      return tensor.narrow(0, slice.begin, slice.end - slice.begin);
+    };
+    at::Tensor pooled = pooled_sums(weight(config.name), cut(slices.ids), offsets,
+                                    sample_weights.defined() ? cut(sample_weights) : at::Tensor());
+    if (config.pooling == Pooling::mean) {
+      pooled = pooled / lengths.clamp_min(1).to(at::kFloat).unsqueeze(1);
+    }
+    columns.push_back(std::move(pooled));
+  }
+  return tables().named(columns.empty() ? torch::zeros({slices.batch_size, 0})
+                                        : torch::cat(columns, 1));
+}
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/runtime/embedding/fused_optimizer.h"
+
+namespace tessera::embedding {
+
+/// What a fused optimizer keeps of one table, or of this rank's shard of it.
+struct FusedState {
+  struct Slot {
+    std::string name;
+    formats::StateKind kind;  // pointwise `[rows, columns]` or row-wise `[rows]`
+    at::Tensor tensor;        // float32
+  };
+  std::vector<Slot> slots;
+  std::int64_t step = 0;
+
+  /// Returns nullptr where there is no such slot.
+  float* data(const std::string& name) const;
+};
+
+/// Returns state before the first step, for a shard. Shape: `[rows, columns]`.
+FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns);
+
+/// Whether the optimizer counts steps.
+bool counts_steps(const FusedOptimizer& optimizer);
+
+/// Returns the fields of a parameter group. `optimizer` is its name, the others are those of
+/// torch.optim in Python.
+Value::Dict fields_of(const FusedOptimizer& optimizer);
+/// Returns the optimizer with these fields. Throws: Error(mismatch) naming one that is missing, no
+/// number, or of another optimizer.
+FusedOptimizer with_fields(const FusedOptimizer& optimizer, const Value::Dict& fields);
+
+}  // namespace tessera::embedding

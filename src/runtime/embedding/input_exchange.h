@@ -1,0 +1,89 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "runtime/embedding/table_batch.h"
+#include "tessera/layout/region.h"
+#include "tessera/runtime/dist/group.h"
+
+namespace tessera::embedding {
+
+/// A shard of a table, on some rank.
+struct Assignment {
+  std::size_t table = 0;
+  FlatRange rows;                    // of the table
+  FlatRange columns;                 // of the table
+  std::vector<std::size_t> outputs;  // of the TableSet: what features it is looked up by
+};
+
+/// By rank, in the order of the tables.
+using Assignments = std::vector<std::vector<Assignment>>;
+
+/// Bags of what a rank holds, from the batches of all ranks: bag `o * num_samples + s` is sample s
+/// of the o-th output of its assignments, in their order. Samples are in order of rank.
+struct LocalBags {
+  std::int64_t num_samples = 0;
+  at::Tensor ids;      // [N] int64, rows of the shards
+  at::Tensor offsets;  // [outputs * num_samples + 1] int64
+  at::Tensor weights;  // [N] float32; undefined: all 1
+};
+
+/// A batch on its way to the ranks that hold its rows, in two messages: how much there is (one
+/// all-gather), and lengths, ids and weights (one all-to-all of int64: of rank d's part `outputs *
+/// batch` lengths, `n` ids and, where there are weights, `ceil(n / 2)` pairs of them). Every method
+/// is collective. Not thread-safe.
+class Input {
+ public:
+  enum class Positions { keep, forget };  // of sent ids, for gradients of weights
+
+  /// Starts the first message. What is wrong with this rank's batch all ranks throw in `advance`.
+  Input(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
+        std::shared_ptr<dist::Group> group, const KeyedJaggedTensor& batch, Positions positions);
+
+  /// Starts the second message, once. Throws: Error(invalid_argument) where a rank refused its
+  /// batch.
+  void advance();
+  /// Returns what this rank looks up. Waits for the second message.
+  const LocalBags& bags();
+
+  const TableBatch& batch() const { return batch_; }  // this rank's own
+  /// Number of samples of each rank. Requires: `advance`.
+  const std::vector<std::int64_t>& batch_sizes() const { return batch_sizes_; }
+
+  /// Adds the gradients of this rank's weights to `to`, from those of `bags().weights` on all
+  /// ranks. Shape: both as the weights. Requires: Positions::keep.
+  void return_weight_gradients(const at::Tensor& from, at::Tensor to);
+
+ private:
+  void count(int rank);
+  void pack(int rank, std::int64_t* lengths, std::int64_t* ids, float* weights);
+  void unpack();
+  std::int64_t num_outputs(int rank) const;
+  std::int64_t payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const;
+  int rank() const { return group_->rank(); }
+
+  std::shared_ptr<const Assignments> assignments_;
+  std::shared_ptr<dist::Group> group_;
+  bool is_weighted_;
+  Positions keeps_positions_;
+  TableBatch batch_;
+  std::exception_ptr refusal_;
+  at::Tensor
+      headers_;  // [ranks, 1 + ranks]: size of the batch, -1 where it is refused; ids to each
+  at::Tensor header_;
+  at::Tensor sent_, received_;
+  dist::Pending pending_;
+  std::vector<std::int64_t> num_sent_;                // ids, by rank
+  std::vector<std::int64_t> num_received_;            // ids, by rank
+  std::vector<std::int64_t> batch_sizes_;             // by rank
+  std::vector<std::vector<std::int64_t>> positions_;  // of the ids sent to each rank
+  bool has_advanced_ = false;
+  bool has_arrived_ = false;
+  LocalBags bags_;
+};
+
+}  // namespace tessera::embedding

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "embedding_kernels/bags.h"
+#include "embedding_kernels/fused_update.h"
+#include "embedding_kernels/touched_rows.h"
+#include "runtime/embedding/fused_state.h"
+#include "runtime/embedding/input_exchange.h"
+#include "tessera/layout/strategy.h"
+#include "tessera/layout/table_plan.h"
+#include "tessera/runtime/embedding/shard.h"
+
+namespace tessera::embedding {
+
+/// What this rank holds of a table.
+struct LocalTable {
+  std::size_t table = 0;
+  std::string name;
+  Kernel kernel = Kernel::dense;
+  TableRule rule;
+  std::vector<Shard> layout;     // of all ranks
+  Box region;                    // of the whole table; no rows where this rank holds nothing
+  std::int64_t num_columns = 0;  // of the whole table
+  at::Tensor weight;             // the parameter; shape: that of the region
+  FusedState state;              // of a fused table
+  /// Ranks that hold other columns of the same rows, and this one, in order of their columns.
+  std::vector<int> column_peers;
+
+  bool is_replicated() const { return rule.sharding == TableSharding::data_parallel; }
+  bool is_empty() const { return region.numel() == 0; }
+};
+
+/// Tables that are looked up together: pooled rows in the forward, and in the backward gradients of
+/// the dense ones and steps of the fused ones. Refers to the tables, which are where they were.
+class Lookup {
+ public:
+  Lookup() = default;
+  /// `tables`: all of the collection. `assignments`: what is looked up here.
+  Lookup(const std::vector<Assignment>& assignments, std::vector<LocalTable>& tables,
+         std::shared_ptr<dist::Group> group);
+
+  std::int64_t width() const { return width_; }
+
+  /// Shape of the result: `[num_samples, width]`, float32.
+  at::Tensor pooled(const LocalBags& bags) const;
+  /// Shape: `gradient` as the result of `pooled`.
+  at::Tensor sample_weight_gradients(const LocalBags& bags, const at::Tensor& gradient) const;
+  /// Takes the steps of the fused tables, and sets `gradients[table]` of the dense ones: averages
+  /// over the ranks of the group. Where the tables are shards, ranks that hold columns of one row
+  /// tell each other the squares of its gradient, in one all-to-all where there are such tables;
+  /// where they are replicas, ranks exchange the gradients themselves: an all-reduce for each dense
+  /// table, one all-gather and two all-to-alls for each fused one. Collective.
+  void backward(const LocalBags& bags, const at::Tensor& gradient, const FusedOptimizer* optimizer,
+                std::vector<at::Tensor>& gradients);
+
+ private:
+  std::vector<TableView> views() const;
+  Bags view(const LocalBags& bags) const;
+  TableUpdate update_of(std::size_t looked, const FusedOptimizer& optimizer) const;
+  void add_dense(std::size_t looked, const PooledGradient& gradient,
+                 std::vector<at::Tensor>& gradients);
+  void step_shards(const PooledGradient& gradient, const FusedOptimizer& optimizer);
+  void step_split_rows(const PooledGradient& gradient, const FusedOptimizer& optimizer);
+  void step_replica(std::size_t looked, const PooledGradient& gradient,
+                    const FusedOptimizer& optimizer);
+
+  std::vector<LocalTable*> looked_;  // in order of the assignments
+  std::vector<int> table_of_feature_;
+  std::vector<std::int64_t> column_of_feature_;
+  std::int64_t width_ = 0;
+  bool splits_rows_ = false;  // whether any rank holds but some columns of a fused table
+  std::shared_ptr<dist::Group> group_;
+  TouchedRows touched_;
+};
+
+/// Whether a table takes its steps within the backward.
+bool takes_steps(const LocalTable& table);
+
+}  // namespace tessera::embedding

@@ -1,0 +1,47 @@
+#include "tessera/runtime/embedding/plan.h"
+
+#include "runtime/embedding/fused_state.h"
+#include "runtime/torch_bridge.h"
+
+namespace tessera::embedding {
+namespace {
+
+/// Adds what an optimizer keeps.
+void add_state(const FusedOptimizer& optimizer, TableSize& size) {
+  for (const FusedState::Slot& slot : initial_state(optimizer, 0, 0).slots) {
+    const bool is_row_wise = slot.kind == formats::StateKind::row_wise;
+    (is_row_wise ? size.state_nbytes_per_row : size.state_nbytes_per_element) += sizeof(float);
+  }
+}
+
+}  // namespace
+
+ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mesh& mesh,
+                  const PlanOptions& options) {
+  PlannerOptions planner;
+  planner.world_size = mesh.world_size();
+  planner.ranks_per_host = options.ranks_per_host;
+  planner.memory_per_rank_nbytes = options.memory_per_rank;
+  planner.batch_size = options.batch_size;
+  planner.bandwidths = options.bandwidths;
+  planner.constraints = options.constraints;
+  std::vector<TableSize> sizes;
+  for (const EmbeddingBagConfig& config : tables) {
+    TableSize& size = sizes.emplace_back();
+    size.name = config.name;
+    size.rows = config.num_embeddings;
+    size.columns = config.embedding_dim;
+    size.dtype = dtype_of(config.dtype);
+    size.num_features = static_cast<int>(config.feature_names.size());
+    const auto factor = options.pooling_factors.find(config.name);
+    if (factor != options.pooling_factors.end()) size.pooling_factor = factor->second;
+    if (options.optimizer) {
+      add_state(*options.optimizer, size);
+    } else {
+      planner.constraints[config.name].kernel = TableKernel::dense;
+    }
+  }
+  return propose_plan(sizes, planner);
+}
+
+}  // namespace tessera::embedding

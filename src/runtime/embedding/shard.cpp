@@ -1,0 +1,99 @@
+#include "tessera/runtime/embedding/shard.h"
+
+#include <torch/types.h>
+
+#include "runtime/embedding/sharded_tables.h"
+#include "runtime/embedding/table_state.h"
+#include "tessera/runtime/registry/registry.h"
+#include "tessera/runtime/registry/shards.h"
+
+namespace tessera {
+namespace {
+
+using embedding::LocalTable;
+using embedding::ShardedTables;
+
+TablePlan plan_alone(const TableSet& tables) {
+  TablePlan plan;
+  for (const EmbeddingBagConfig& config : tables.configs()) {
+    plan.tables[config.name] = {TableSharding::table_wise, {0}};
+  }
+  return plan;
+}
+
+}  // namespace
+
+ShardedEmbeddingBagCollection::ShardedEmbeddingBagCollection(
+    const EmbeddingBagCollectionBase& collection, const TablePlan& plan, const dist::Mesh& mesh,
+    const ShardOptions& options)
+    : EmbeddingBagCollectionBase(collection.tables()),
+      sharded_(std::make_shared<ShardedTables>(collection, plan, mesh, options)) {
+  for (const LocalTable& table : sharded_->local()) {
+    register_weight(table.name, table.weight);
+    const StateTensor whole = sharded_->weight_entry(table);
+    registry::note_shard(table.weight,
+                         {{"embedding_bags." + table.name + ".weight", whole.dtype, whole.shape},
+                          table.is_replicated() ? nullptr : mesh.world()});
+  }
+}
+ShardedEmbeddingBagCollection::~ShardedEmbeddingBagCollection() = default;
+
+const TablePlan& ShardedEmbeddingBagCollection::plan() const {
+  return sharded_->plan();
+}
+
+std::shared_ptr<registry::FusedUpdates> ShardedEmbeddingBagCollection::fused_updates() const {
+  return embedding::fused_updates(sharded_);
+}
+
+DistributedInput ShardedEmbeddingBagCollection::distribute(const KeyedJaggedTensor& batch) {
+  return DistributedInput(sharded_->start(batch));
+}
+
+KeyedTensor ShardedEmbeddingBagCollection::forward(DistributedInput input) {
+  return tables().named(sharded_->forward(input.inputs_));
+}
+
+KeyedTensor ShardedEmbeddingBagCollection::forward(const KeyedJaggedTensor& batch) {
+  return forward(distribute(batch));
+}
+
+void DistributedInput::advance() {
+  inputs_->sharded->advance();
+}
+
+FusedEmbeddingBagCollection::FusedEmbeddingBagCollection(
+    std::vector<EmbeddingBagConfig> tables, const embedding::FusedOptimizer& optimizer,
+    const EmbeddingBagCollectionOptions& options)
+    : EmbeddingBagCollectionBase(TableSet(std::move(tables), options)) {
+  const EmbeddingBagCollection collection(this->tables().configs(), options);
+  tables_alone_ = std::make_shared<ShardedTables>(collection, plan_alone(this->tables()),
+                                                  dist::Mesh(), ShardOptions{{}, optimizer});
+  for (const LocalTable& table : tables_alone_->local()) register_weight(table.name, table.weight);
+}
+FusedEmbeddingBagCollection::~FusedEmbeddingBagCollection() = default;
+
+std::shared_ptr<registry::FusedUpdates> FusedEmbeddingBagCollection::fused_updates() const {
+  return embedding::fused_updates(tables_alone_);
+}
+
+KeyedTensor FusedEmbeddingBagCollection::forward(const KeyedJaggedTensor& batch) {
+  return tables().named(tables_alone_->forward(tables_alone_->start(batch)));
+}
+
+std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectionBase& collection,
+                                                     const TablePlan& plan, const dist::Mesh& mesh,
+                                                     const ShardOptions& options) {
+  auto sharded = std::make_shared<ShardedEmbeddingBagCollection>(collection, plan, mesh, options);
+  embedding::attach_state_dict_hooks(*sharded, sharded->sharded_);
+  registry::note_applied(*sharded, "shard", mesh);
+  return sharded;
+}
+
+std::optional<TensorMeta> global_meta(const at::Tensor& parameter) {
+  const auto shard = registry::find_shard(parameter);
+  if (!shard) return std::nullopt;
+  return shard->whole;
+}
+
+}  // namespace tessera

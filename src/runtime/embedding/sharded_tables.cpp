@@ -1,0 +1,412 @@
+#include "runtime/embedding/sharded_tables.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "runtime/embedding/initial_weight.h"
+#include "runtime/torch_bridge.h"
+#include "tessera/base/error.h"
+
+namespace tessera::embedding {
+namespace {
+
+using at::Tensor;
+
+void check_plan(const TableSet& tables, const TablePlan& plan, int world_size) {
+  if (plan.world_size != world_size) {
+    throw Error::expected(ErrorKind::mismatch, {}, "plan for embedding tables",
+                          "one for the mesh's " + std::to_string(world_size) + " ranks",
+                          "one for " + std::to_string(plan.world_size));
+  }
+  std::set<std::string> names;
+  for (const EmbeddingBagConfig& config : tables.configs()) {
+    names.insert(config.name);
+    const auto rule = plan.tables.find(config.name);
+    if (rule == plan.tables.end()) {
+      throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "plan for embedding tables",
+                            "a rule for every table", "none for this one");
+    }
+    for (const int rank : rule->second.ranks) {
+      if (rank >= 0 && rank < world_size) continue;
+      throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "rank in a table's rule",
+                            "0 to " + std::to_string(world_size - 1), std::to_string(rank));
+    }
+  }
+  for (const auto& [name, rule] : plan.tables) {
+    if (names.contains(name)) continue;
+    throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "plan for embedding tables",
+                          "tables of the collection", "another one");
+  }
+}
+
+void check_kernels(const TableSet& tables, const ShardOptions& options) {
+  for (const auto& [name, kernel] : options.kernel) {
+    const auto& configs = tables.configs();
+    if (std::ranges::find(configs, name, &EmbeddingBagConfig::name) == configs.end()) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = name}, "kernel of a table",
+                            "a table of the collection", "no such table");
+    }
+    if (kernel == Kernel::fused && !options.optimizer) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = name}, "kernel of a table",
+                            "dense, or an optimizer", "fused without an optimizer");
+    }
+  }
+}
+
+const Box& box_of(const Shard& shard) {
+  return std::get<Box>(shard.region);
+}
+
+bool holds(const Shard& shard, int rank) {
+  return std::ranges::find(shard.ranks, rank) != shard.ranks.end();
+}
+
+/// Returns the ranks that hold the rows of `region`, in order of their columns.
+std::vector<int> column_peers(const std::vector<Shard>& layout, const Box& region) {
+  std::vector<std::pair<std::int64_t, int>> peers;
+  for (const Shard& shard : layout) {
+    const Box& box = box_of(shard);
+    if (box.offsets[0] == region.offsets[0]) peers.emplace_back(box.offsets[1], shard.ranks[0]);
+  }
+  std::ranges::sort(peers);
+  std::vector<int> ranks;
+  for (const auto& [column, rank] : peers) ranks.push_back(rank);
+  return ranks;
+}
+
+}  // namespace
+
+ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const TablePlan& plan,
+                             const dist::Mesh& mesh, const ShardOptions& options)
+    : tables_(collection.tables()),
+      plan_(plan),
+      mesh_(mesh),
+      optimizer_(options.optimizer),
+      alone_(std::make_shared<dist::Group>("tables alone")) {
+  check_plan(tables_, plan, mesh.world_size());
+  check_kernels(tables_, options);
+  Assignments sharded(static_cast<std::size_t>(mesh.world_size()));
+  Assignments replicated(1);
+  for (std::size_t table = 0; table < tables_.configs().size(); ++table) {
+    local_.push_back(place(collection, table, options));
+    std::vector<std::size_t> outputs;
+    for (std::size_t i = 0; i < tables_.outputs().size(); ++i) {
+      if (tables_.outputs()[i].table == table) outputs.push_back(i);
+    }
+    const bool is_replicated = local_.back().is_replicated();
+    for (const Shard& shard : local_.back().layout) {
+      const Box& box = box_of(shard);
+      const Assignment assignment{table,
+                                  {box.offsets[0], box.offsets[0] + box.sizes[0]},
+                                  {box.offsets[1], box.offsets[1] + box.sizes[1]},
+                                  outputs};
+      if (box.numel() == 0) continue;
+      if (is_replicated) {
+        replicated[0].push_back(assignment);
+      } else {
+        for (const int rank : shard.ranks) {
+          sharded[static_cast<std::size_t>(rank)].push_back(assignment);
+        }
+      }
+    }
+  }
+  const auto own = static_cast<std::size_t>(mesh.rank());
+  sharded_lookup_ = Lookup(sharded[own], local_, mesh.world());
+  replicated_lookup_ = Lookup(replicated[0], local_, mesh.world());
+  sharded_ = std::make_shared<const Assignments>(std::move(sharded));
+  replicated_ = std::make_shared<const Assignments>(std::move(replicated));
+}
+
+/// Makes this rank's part of a table.
+LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, std::size_t table,
+                                const ShardOptions& options) {
+  const EmbeddingBagConfig& config = tables_.configs()[table];
+  const Shape shape = {config.num_embeddings, config.embedding_dim};
+  LocalTable local;
+  local.table = table;
+  local.name = config.name;
+  local.rule = plan_.tables.at(config.name);
+  local.num_columns = config.embedding_dim;
+  const auto kernel = options.kernel.find(config.name);
+  local.kernel = kernel != options.kernel.end() ? kernel->second
+                 : options.optimizer            ? Kernel::fused
+                                                : Kernel::dense;
+  local.layout = table_shards(local.rule, shape, mesh_.world_size());
+  local.region = Box{{0, 0}, {0, config.embedding_dim}};
+  for (const Shard& shard : local.layout) {
+    if (holds(shard, mesh_.rank())) local.region = box_of(shard);
+  }
+  if (!local.is_replicated()) local.column_peers = column_peers(local.layout, local.region);
+  const Tensor whole = collection.weight(config.name).detach();
+  if (whole.is_meta()) {
+    local.weight = torch::empty(local.region.sizes, config.dtype);
+    initialize(config, local.weight);
+  } else {
+    local.weight = whole.narrow(0, local.region.offsets[0], local.region.sizes[0])
+                       .narrow(1, local.region.offsets[1], local.region.sizes[1])
+                       .clone(at::MemoryFormat::Contiguous);
+  }
+  local.weight.requires_grad_(collection.weight(config.name).requires_grad());
+  if (local.kernel == Kernel::fused) {
+    local.state = initial_state(*options.optimizer, local.region.sizes[0], local.region.sizes[1]);
+  }
+  return local;
+}
+
+StateTensor ShardedTables::weight_entry(const LocalTable& table) const {
+  StateTensor entry;
+  entry.dtype = dtype_of(table.weight.scalar_type());
+  const EmbeddingBagConfig& config = tables_.configs()[table.table];
+  entry.shape = {config.num_embeddings, config.embedding_dim};
+  entry.layout = table.layout;
+  if (!table.is_empty() || numel_of(entry.shape) == 0) {
+    entry.parts.push_back({table.region, table.weight.detach()});
+  }
+  return entry;
+}
+
+StateTensor ShardedTables::state_entry(const LocalTable& table,
+                                       const FusedState::Slot& slot) const {
+  StateTensor entry = weight_entry(table);
+  entry.dtype = DType::float32;
+  entry.kind = slot.kind;
+  if (slot.kind == formats::StateKind::row_wise) {
+    // All column shards of a row keep the same.
+    entry.shape.resize(1);
+    std::map<std::int64_t, Shard> by_row;
+    for (const Shard& shard : table.layout) {
+      const Box& box = box_of(shard);
+      Shard& rows = by_row[box.offsets[0]];
+      rows.region = Box{{box.offsets[0]}, {box.sizes[0]}};
+      rows.ranks.insert(rows.ranks.end(), shard.ranks.begin(), shard.ranks.end());
+    }
+    entry.layout.clear();
+    for (auto& [row, shard] : by_row) {
+      std::ranges::sort(shard.ranks);
+      entry.layout.push_back(std::move(shard));
+    }
+    if (!entry.parts.empty()) {
+      entry.parts.front().region = Box{{table.region.offsets[0]}, {table.region.sizes[0]}};
+    }
+  }
+  if (!entry.parts.empty()) entry.parts.front().tensor = slot.tensor;
+  return entry;
+}
+
+// --- forward and backward
+
+/// Sits in the autograd graph between the pooled output and the weights of tables and batch.
+class LookupNode final : public torch::autograd::Node {
+ public:
+  LookupNode(std::shared_ptr<ShardedTables> tables, std::shared_ptr<Inputs> inputs)
+      : tables_(std::move(tables)), inputs_(std::move(inputs)) {}
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    if (at::GradMode::is_enabled()) {
+      throw Error::expected(ErrorKind::unsupported, {}, "backward of an embedding collection",
+                            "create_graph(false)", "create_graph(true)");
+    }
+    if (!inputs_) {
+      throw Error::expected(ErrorKind::invalid_argument, {}, "backward of an embedding collection",
+                            "the first one of its forward", "another one",
+                            "tables have been updated since: retain_graph has no meaning here");
+    }
+    const auto inputs = std::exchange(inputs_, nullptr);
+    // An output that has no gradient on this rank may have one on another.
+    Tensor gradient =
+        gradients[0].defined()
+            ? gradients[0].to(at::kFloat)
+            : torch::zeros({inputs->sharded->batch().batch_size, tables_->tables().output_width()});
+    Tensor weight_gradients;
+    if (inputs->weights.defined()) {
+      weight_gradients = torch::zeros({inputs->weights.numel()}, at::kFloat);
+    }
+    auto result = tables_->backward(*inputs, gradient, weight_gradients);
+    result.push_back(std::move(weight_gradients));
+    return result;
+  }
+
+  void release_variables() override { inputs_ = nullptr; }
+
+ private:
+  std::shared_ptr<ShardedTables> tables_;
+  std::shared_ptr<Inputs> inputs_;
+};
+
+std::shared_ptr<Inputs> ShardedTables::start(const KeyedJaggedTensor& batch) {
+  auto inputs = std::make_shared<Inputs>();
+  if (batch.has_weights() && batch.weights().requires_grad() && at::GradMode::is_enabled()) {
+    inputs->weights = batch.weights().to(at::kFloat);
+  }
+  const auto positions =
+      inputs->weights.defined() ? Input::Positions::keep : Input::Positions::forget;
+  inputs->sharded = std::make_unique<Input>(tables_, sharded_, mesh_.world(), batch, positions);
+  inputs->replicated = std::make_unique<Input>(tables_, replicated_, alone_, batch, positions);
+  return inputs;
+}
+
+Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
+  Tensor output;
+  {
+    const at::NoGradGuard no_grad;
+    output = pooled(*inputs);
+  }
+  torch::autograd::variable_list sources;
+  for (const LocalTable& table : local_) sources.push_back(table.weight);
+  sources.push_back(inputs->weights);
+  if (at::GradMode::is_enabled() && torch::autograd::compute_requires_grad(sources)) {
+    auto node = std::make_shared<LookupNode>(shared_from_this(), inputs);
+    node->set_next_edges(torch::autograd::collect_next_edges(sources));
+    torch::autograd::set_history(output, node);
+  }
+  return output;
+}
+
+namespace {
+
+/// Calls `visit(output, column, width, first)` for each run of columns that assignments make up:
+/// its output of the TableSet, its first column there and in what the assignments' rank pools.
+template <class Visit>
+void for_each_block(const TableSet& tables, const std::vector<Assignment>& assignments,
+                    const Visit& visit) {
+  std::int64_t first = 0;
+  for (const Assignment& each : assignments) {
+    for (const std::size_t output : each.outputs) {
+      visit(tables.outputs()[output].column + each.columns.begin, each.columns.numel(), first);
+      first += each.columns.numel();
+    }
+  }
+}
+
+std::int64_t width_of(const std::vector<Assignment>& assignments) {
+  std::int64_t width = 0;
+  for (const Assignment& each : assignments) {
+    width += static_cast<std::int64_t>(each.outputs.size()) * each.columns.numel();
+  }
+  return width;
+}
+
+/// Adds what a rank has pooled to the output. Shapes: `[batch, width]` and `[batch, output width]`.
+void add_pooled(const TableSet& tables, const std::vector<Assignment>& assignments,
+                std::int64_t batch_size, const float* pooled, Tensor& output) {
+  auto* const to = output.mutable_data_ptr<float>();
+  const std::int64_t width = width_of(assignments);
+  for_each_block(tables, assignments,
+                 [&](std::int64_t column, std::int64_t num_columns, std::int64_t first) {
+                   for (std::int64_t sample = 0; sample < batch_size; ++sample) {
+                     const float* const source = pooled + sample * width + first;
+                     float* const sum = to + sample * tables.output_width() + column;
+                     for (std::int64_t k = 0; k < num_columns; ++k) sum[k] += source[k];
+                   }
+                 });
+}
+
+/// Cuts out of a gradient of the output what a rank pooled.
+void cut_gradient(const TableSet& tables, const std::vector<Assignment>& assignments,
+                  std::int64_t batch_size, const Tensor& gradient, float* cut) {
+  const auto* const from = gradient.const_data_ptr<float>();
+  const std::int64_t width = width_of(assignments);
+  for_each_block(tables, assignments,
+                 [&](std::int64_t column, std::int64_t num_columns, std::int64_t first) {
+                   for (std::int64_t sample = 0; sample < batch_size; ++sample) {
+                     std::copy_n(from + sample * tables.output_width() + column, num_columns,
+                                 cut + sample * width + first);
+                   }
+                 });
+}
+
+}  // namespace
+
+Tensor ShardedTables::pooled(Inputs& inputs) {
+  Input& sharded = *inputs.sharded;
+  const LocalBags& bags = sharded.bags();
+  const std::int64_t batch_size = sharded.batch().batch_size;
+  const auto num_ranks = static_cast<std::size_t>(mesh_.world_size());
+  const Tensor local = sharded_lookup_.pooled(bags).view({-1});
+  std::vector<std::int64_t> num_sent, num_received;
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    num_sent.push_back(sharded.batch_sizes()[rank] * sharded_lookup_.width());
+    num_received.push_back(batch_size * width_of((*sharded_)[rank]));
+  }
+  Tensor received = local;
+  if (num_ranks > 1) {
+    received =
+        torch::empty({std::accumulate(num_received.begin(), num_received.end(), std::int64_t{0})});
+    mesh_.world()->all_to_all(received, num_received, local, num_sent, "pooled rows").wait();
+  }
+  Tensor output = torch::zeros({batch_size, tables_.output_width()});
+  const auto* from = received.const_data_ptr<float>();
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    add_pooled(tables_, (*sharded_)[rank], batch_size, from, output);
+    from += num_received[rank];
+  }
+  const Tensor replicated = replicated_lookup_.pooled(inputs.replicated->bags());
+  add_pooled(tables_, replicated_->front(), batch_size, replicated.const_data_ptr<float>(), output);
+  divide_means(tables_, sharded.batch(), output);
+  return output;
+}
+
+std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
+                                            Tensor weight_gradients) {
+  Input& sharded = *inputs.sharded;
+  const std::int64_t batch_size = sharded.batch().batch_size;
+  const auto num_ranks = static_cast<std::size_t>(mesh_.world_size());
+  gradient = gradient.clone(at::MemoryFormat::Contiguous);
+  divide_means(tables_, sharded.batch(), gradient);
+
+  std::vector<std::int64_t> num_sent, num_received;
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    num_sent.push_back(batch_size * width_of((*sharded_)[rank]));
+    num_received.push_back(sharded.batch_sizes()[rank] * sharded_lookup_.width());
+  }
+  const auto total = [](const std::vector<std::int64_t>& sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  };
+  Tensor sent = torch::empty({total(num_sent)});
+  auto* to = sent.mutable_data_ptr<float>();
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    cut_gradient(tables_, (*sharded_)[rank], batch_size, gradient, to);
+    to += num_sent[rank];
+  }
+  Tensor received = sent;
+  if (num_ranks > 1) {
+    received = torch::empty({total(num_received)});
+    mesh_.world()
+        ->all_to_all(received, num_received, sent, num_sent, "gradients of pooled rows")
+        .wait();
+  }
+  const Tensor local = received.view({sharded.bags().num_samples, sharded_lookup_.width()});
+  Tensor replicated = torch::empty({batch_size, replicated_lookup_.width()});
+  cut_gradient(tables_, replicated_->front(), batch_size, gradient,
+               replicated.mutable_data_ptr<float>());
+
+  if (weight_gradients.defined()) {  // before rows change
+    sharded.return_weight_gradients(sharded_lookup_.sample_weight_gradients(sharded.bags(), local),
+                                    weight_gradients);
+    inputs.replicated->return_weight_gradients(
+        replicated_lookup_.sample_weight_gradients(inputs.replicated->bags(), replicated),
+        weight_gradients);
+  }
+  for (LocalTable& table : local_) {
+    if (takes_steps(table)) ++table.state.step;  // of empty shards too: ranks say the same
+  }
+  std::vector<Tensor> gradients(local_.size());
+  for (const LocalTable& table : local_) {
+    // Of empty shards too: an optimizer has state of the same parameters on all ranks.
+    if (table.kernel == Kernel::dense && table.weight.requires_grad() && table.is_empty()) {
+      gradients[table.table] = torch::zeros_like(table.weight, at::TensorOptions());
+    }
+  }
+  const FusedOptimizer* const optimizer = optimizer_ ? &*optimizer_ : nullptr;
+  sharded_lookup_.backward(sharded.bags(), local, optimizer, gradients);
+  replicated_lookup_.backward(inputs.replicated->bags(), replicated, optimizer, gradients);
+  return gradients;
+}
+
+}  // namespace tessera::embedding

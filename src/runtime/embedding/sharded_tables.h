@@ -1,0 +1,68 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/embedding/fused_state.h"
+#include "runtime/embedding/input_exchange.h"
+#include "runtime/embedding/lookup.h"
+#include "tessera/runtime/embedding/shard.h"
+#include "tessera/runtime/registry/fused_updates.h"
+
+namespace tessera::embedding {
+
+/// A batch on its way, for tables of both kinds.
+struct Inputs {
+  std::unique_ptr<Input> sharded;
+  std::unique_ptr<Input> replicated;  // of data_parallel tables: this rank's own batch
+  at::Tensor weights;                 // of the batch, float32, with their autograd history
+};
+
+/// The tables of a collection as a rank holds them by a plan, and their lookup over all ranks.
+class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
+ public:
+  /// Throws as `shard` does. Rows are taken from `collection`.
+  ShardedTables(const EmbeddingBagCollectionBase& collection, const TablePlan& plan,
+                const dist::Mesh& mesh, const ShardOptions& options);
+
+  const TableSet& tables() const { return tables_; }
+  const TablePlan& plan() const { return plan_; }
+  const dist::Mesh& mesh() const { return mesh_; }
+  std::vector<LocalTable>& local() { return local_; }  // parallel to the tables
+
+  /// Collective.
+  std::shared_ptr<Inputs> start(const KeyedJaggedTensor& batch);
+  /// Returns `[batch, output width]`, a function of the weights of the tables and of the batch.
+  /// Collective; so is the backward.
+  at::Tensor forward(const std::shared_ptr<Inputs>& inputs);
+
+  /// What a table's weight is in a state dict; pieces of row-wise state likewise.
+  StateTensor weight_entry(const LocalTable& table) const;
+  StateTensor state_entry(const LocalTable& table, const FusedState::Slot& slot) const;
+
+  FusedOptimizer& optimizer() { return *optimizer_; }
+  bool has_optimizer() const { return optimizer_.has_value(); }
+
+ private:
+  friend class LookupNode;
+  at::Tensor pooled(Inputs& inputs);
+  /// Returns the tables' gradients, undefined where there are none, parallel to `local_`.
+  std::vector<at::Tensor> backward(Inputs& inputs, at::Tensor gradient,
+                                   at::Tensor weight_gradients);
+  LocalTable place(const EmbeddingBagCollectionBase& collection, std::size_t table,
+                   const ShardOptions& options);
+
+  TableSet tables_;
+  TablePlan plan_;
+  dist::Mesh mesh_;
+  std::optional<FusedOptimizer> optimizer_;
+  std::shared_ptr<dist::Group> alone_;  // this rank's group of one
+  std::vector<LocalTable> local_;
+  std::shared_ptr<const Assignments> sharded_;     // by rank
+  std::shared_ptr<const Assignments> replicated_;  // of this rank alone
+  Lookup sharded_lookup_;
+  Lookup replicated_lookup_;
+};
+
+}  // namespace tessera::embedding

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/runtime/embedding/embedding_bag_collection.h"
+
+namespace tessera::embedding {
+
+/// A batch as a set of tables looks it up: what each output of the TableSet takes from it.
+struct TableBatch {
+  std::int64_t batch_size = 0;
+  at::Tensor ids;      // [N] int64
+  at::Tensor lengths;  // [keys * batch_size] int64
+  at::Tensor weights;  // [N] float32; undefined: none
+  struct Slice {       // of one output
+    std::int64_t begin = 0;
+    std::int64_t end = 0;        // of its ids
+    std::int64_t first_bag = 0;  // in `lengths`
+    bool is_missing = false;     // all its bags are empty
+  };
+  std::vector<Slice> slices;  // parallel to TableSet::outputs
+
+  std::int64_t length(const Slice& slice, std::int64_t sample) const {
+    return slice.is_missing ? 0 : lengths.const_data_ptr<std::int64_t>()[slice.first_bag + sample];
+  }
+};
+
+/// Finds what the tables look up. Throws: Error(invalid_argument) naming what does not fit: a
+/// feature that is not there, weights, an id out of range by table, feature, sample and position.
+TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& batch);
+
+/// Divides the columns of outputs that are means by the number of ids in each bag, in place. An
+/// empty bag stays as it is. Shape: `[batch_size, output_width]`, contiguous, float32.
+void divide_means(const TableSet& tables, const TableBatch& batch, at::Tensor pooled);
+
+}  // namespace tessera::embedding

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+
+#include "runtime/embedding/sharded_tables.h"
+
+namespace tessera::embedding {
+
+/// Makes a collection's state dicts hold whole tables, or what is held of them and by whom.
+void attach_state_dict_hooks(torch::nn::Module& collection,
+                             const std::shared_ptr<ShardedTables>& tables);
+
+/// Returns the optimizer state of the fused tables, for whoever saves and loads optimizer state;
+/// nullptr where there are none.
+std::shared_ptr<registry::FusedUpdates> fused_updates(const std::shared_ptr<ShardedTables>& tables);
+
+}  // namespace tessera::embedding

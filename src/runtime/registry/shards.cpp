@@ -1,0 +1,53 @@
+#include "tessera/runtime/registry/shards.h"
+
+#include <mutex>
+#include <unordered_map>
+
+#include "runtime/weak_tensor.h"
+
+namespace tessera::registry {
+namespace {
+
+class Shards {
+ public:
+  static Shards& of_process() {
+    static Shards shards;
+    return shards;
+  }
+
+  /// Lets go of those of parameters that have died: another may come to lie where one was.
+  void note(const at::Tensor& parameter, ParameterShard shard) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(shards_,
+                  [](const auto& each) { return !each.second.parameter.lock().defined(); });
+    shards_.insert_or_assign(parameter.unsafeGetTensorImpl(),
+                             Entry{WeakTensor(parameter), std::move(shard)});
+  }
+
+  std::optional<ParameterShard> find(const at::Tensor& parameter) {
+    const std::lock_guard lock(mutex_);
+    const auto it = shards_.find(parameter.unsafeGetTensorImpl());
+    if (it == shards_.end() || !it->second.parameter.lock().defined()) return std::nullopt;
+    return it->second.shard;
+  }
+
+ private:
+  struct Entry {
+    WeakTensor parameter;
+    ParameterShard shard;
+  };
+  std::mutex mutex_;
+  std::unordered_map<const at::TensorImpl*, Entry> shards_;
+};
+
+}  // namespace
+
+void note_shard(const at::Tensor& parameter, ParameterShard shard) {
+  Shards::of_process().note(parameter, std::move(shard));
+}
+
+std::optional<ParameterShard> find_shard(const at::Tensor& parameter) {
+  return Shards::of_process().find(parameter);
+}
+
+}  // namespace tessera::registry

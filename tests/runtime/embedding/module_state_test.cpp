@@ -1,0 +1,177 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "runtime/embedding/tables.h"
+#include "runtime/support/checks.h"
+#include "tessera/runtime/state/optim_state_dict.h"
+#include "tessera/runtime/state/state_dict.h"
+
+// D1 to D6: sharded tables are an ordinary module.
+
+namespace tessera {
+namespace {
+
+using embedding::FusedOptimizer;
+using testing::ElementsAre;
+
+std::vector<std::string> parameter_names(const torch::nn::Module& module) {
+  std::vector<std::string> names;
+  for (const auto& each : module.named_parameters()) names.push_back(each.key());
+  return names;
+}
+
+std::vector<std::string> keys_of(const StateDict& state) {
+  std::vector<std::string> keys;
+  for (const StateDict::Item& item : state) keys.push_back(item.fqn);
+  return keys;
+}
+
+const auto kNames = ElementsAre("embedding_bags.users.weight", "embedding_bags.cities.weight",
+                                "embedding_bags.days.weight", "embedding_bags.again.weight");
+
+std::shared_ptr<ShardedEmbeddingBagCollection> sharded(const dist::Mesh& mesh,
+                                                       const std::string& plan,
+                                                       const ShardOptions& options = {}) {
+  return shard(test::small_collection(), test::plan_of(test::plan_kind(plan), mesh.world_size()),
+               mesh, options);
+}
+
+TEST(ModuleStateTest, D1D2D3D4NamesAreThoseOfTheUnshardedTablesOnEveryRank) {
+  const auto alone = test::small_collection();
+  EXPECT_THAT(parameter_names(alone), kNames);
+  for (const test::PlanKind& kind : test::plan_kinds()) {
+    test::on_ranks(4, [&](const dist::Mesh& mesh) {
+      const auto tables = sharded(mesh, kind.name, {.optimizer = embedding::Sgd{}});
+      EXPECT_THAT(parameter_names(*tables), kNames) << kind.name;
+      EXPECT_TRUE(tables->named_buffers().is_empty());
+      EXPECT_THAT(keys_of(state_dict(*tables, {.type = SHARDED})), kNames) << kind.name;
+      for (const auto& module : tables->named_modules("", false)) {
+        EXPECT_EQ(module.value()->parameters(/*recurse=*/false).size(),
+                  module.key().find("embedding_bags.") == 0 ? 1U : 0U)
+            << module.key();
+      }
+    });
+  }
+}
+
+TEST(ModuleStateTest, D4StateDictsAndGlobalMetaHaveWholeShapes) {
+  test::on_ranks(3, [](const dist::Mesh& mesh) {
+    const auto tables = sharded(mesh, "row_wise");
+    const StateDict state = state_dict(*tables, {.type = SHARDED});
+    const auto& cities = std::get<StateTensor>(*state.find("embedding_bags.cities.weight"));
+    EXPECT_EQ(cities.shape, (Shape{3, 5}));
+    ASSERT_EQ(cities.parts.size(), 1U);
+    EXPECT_EQ(numel_of(cities.parts[0].region), 5);
+    EXPECT_EQ(cities.layout.size(), 3U);
+    const auto meta = global_meta(tables->weight("users"));
+    ASSERT_TRUE(meta);
+    EXPECT_EQ(meta->fqn, "embedding_bags.users.weight");
+    EXPECT_EQ(meta->shape, (Shape{11, 8}));
+    EXPECT_FALSE(global_meta(torch::zeros({3})));
+  });
+}
+
+TEST(ModuleStateTest, D4StateDictsLoadIntoEachOther) {
+  const auto alone = test::small_collection();
+  torch::NoGradGuard no_grad;
+  for (const at::Tensor& weight : alone.parameters()) weight.add_(1);
+  auto& source = const_cast<EmbeddingBagCollection&>(alone);
+  const StateDict whole = state_dict(source);
+  for (const test::PlanKind& kind : test::plan_kinds()) {
+    test::on_ranks(3, [&](const dist::Mesh& mesh) {
+      const auto tables = sharded(mesh, kind.name);
+      load_state_dict(*tables, whole);
+      const StateDict gathered = state_dict(*tables);
+      EmbeddingBagCollection again = test::small_collection();
+      load_state_dict(again, gathered);
+      const auto loaded = again.parameters();
+      for (std::size_t i = 0; i < loaded.size(); ++i) {
+        EXPECT_TRUE(torch::equal(loaded[i], alone.parameters()[i])) << kind.name;
+      }
+    });
+  }
+}
+
+TEST(ModuleStateTest, D3D4AnOptimizerMayHaveFusedParametersAndLeavesThemAlone) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    at::set_num_threads(1);
+    const auto tables = sharded(mesh, "table_wise", {.optimizer = embedding::Sgd{.lr = 0.1}});
+    const auto same = sharded(mesh, "table_wise", {.optimizer = embedding::Sgd{.lr = 0.1}});
+    torch::optim::SGD optimizer(tables->parameters(),
+                                torch::optim::SGDOptions(0.5).momentum(0.9).weight_decay(0.1));
+    for (int step = 0; step < 3; ++step) {
+      const auto batch = test::small_batch(mesh.rank(), step);
+      test::loss_of(tables->forward(batch).values()).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      test::loss_of(same->forward(batch).values()).backward();
+    }
+    for (const std::string table : {"users", "cities", "days", "again"}) {
+      EXPECT_TRUE(torch::equal(tables->weight(table), same->weight(table))) << table;
+      EXPECT_FALSE(tables->weight(table).grad().defined()) << table;
+    }
+    const StateDict state = optim_state_dict(*tables, optimizer);
+    const auto* const members =
+        std::get<Value>(*state.find("param_groups.1.params")).get_if<Value::List>();
+    ASSERT_NE(members, nullptr);
+    EXPECT_EQ(members->size(), 4U) << "the tables' own group";
+  });
+}
+
+TEST(ModuleStateTest, D6KernelsAreChosenApartFromTheSharding) {
+  for (const std::string plan : {"table_wise", "row_wise", "column_wise", "data_parallel"}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      at::set_num_threads(1);
+      const auto tables = sharded(mesh, plan,
+                                  {.kernel = {{"users", Kernel::dense}, {"days", Kernel::fused}},
+                                   .optimizer = embedding::Sgd{.lr = 0.1}});
+      const auto fused = sharded(mesh, plan, {.optimizer = embedding::Sgd{.lr = 0.1}});
+      torch::optim::SGD optimizer(tables->parameters(), torch::optim::SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        const auto batch = test::small_batch(mesh.rank(), step);
+        test::loss_of(tables->forward(batch).values()).backward();
+        EXPECT_FALSE(tables->weight("days").grad().defined());
+        optimizer.step();
+        optimizer.zero_grad();
+        test::loss_of(fused->forward(batch).values()).backward();
+      }
+      for (const std::string table : {"users", "days", "again"}) {
+        EXPECT_TRUE(torch::allclose(tables->weight(table), fused->weight(table), 1e-6, 1e-7))
+            << plan << ": " << table;
+      }
+    });
+  }
+}
+
+TEST(ModuleStateTest, D5TablesReduceTheirGradientsWhateverIsAroundThem) {
+  enum class Around { nothing, replicate, fully_shard };
+  for (const std::string plan : {"data_parallel", "mixed"}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      at::set_num_threads(1);
+      std::vector<std::vector<at::Tensor>> weights;
+      for (const Around around : {Around::nothing, Around::replicate, Around::fully_shard}) {
+        test::ModelWithTables model = test::model_with(sharded(
+            mesh, plan, {.kernel = {{"days", Kernel::dense}}, .optimizer = embedding::Adagrad{}}));
+        if (around == Around::replicate) replicate(*model, {.mesh = mesh});
+        if (around == Around::fully_shard) fully_shard(*model, {.mesh = mesh});
+        torch::optim::SGD optimizer(model->tables->parameters(), torch::optim::SGDOptions(0.1));
+        for (int step = 0; step < 3; ++step) {
+          const auto batch = test::small_batch(mesh.rank(), step);
+          test::loss_of(around == Around::nothing ? model->forward(batch)
+                                                  : tessera::forward(model, batch))
+              .backward();
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+        weights.push_back(model->tables->parameters());
+      }
+      for (std::size_t i = 0; i < weights[0].size(); ++i) {
+        EXPECT_TRUE(torch::equal(weights[0][i], weights[1][i])) << plan << ", replicate: " << i;
+        EXPECT_TRUE(torch::equal(weights[0][i], weights[2][i])) << plan << ", fully_shard: " << i;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera

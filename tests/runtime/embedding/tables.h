@@ -1,0 +1,67 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/runtime/embedding/shard.h"
+
+// Small tables with everything that makes sharding hard: fewer rows than ranks, a feature of two
+// tables, two features of one table, widths that no number of ranks divides.
+
+namespace tessera::test {
+
+struct TableOptions {
+  bool is_weighted = false;
+  Pooling pooling = Pooling::sum;
+  at::ScalarType dtype = at::kFloat;
+};
+
+std::vector<EmbeddingBagConfig> small_tables(const TableOptions& options = {});
+
+/// The same rows on every rank and in every run. Rows, weights of samples and with them gradients
+/// begin above 0: where the terms of one cancel, the last bit decides a step of Adagrad.
+EmbeddingBagCollection small_collection(const TableOptions& options = {});
+
+/// What rank `rank` gets in step `step`: batches differ in size, one is empty.
+KeyedJaggedTensor small_batch(int rank, int step, const TableOptions& options = {});
+std::int64_t small_batch_size(int rank, int step);
+
+/// Joins what ranks get into one batch, in order of rank.
+KeyedJaggedTensor joined(const std::vector<KeyedJaggedTensor>& batches);
+
+/// A way to shard all tables, and its plan at a world size.
+struct PlanKind {
+  std::string name;
+  std::vector<TableSharding> shardings;  // taken in turn by the tables
+};
+const std::vector<PlanKind>& plan_kinds();
+TablePlan plan_of(const PlanKind& kind, int world_size);
+
+const PlanKind& plan_kind(const std::string& name);
+
+/// A model with tables in it.
+struct ModelWithTablesImpl : torch::nn::Module {
+  explicit ModelWithTablesImpl(std::shared_ptr<EmbeddingBagCollectionBase> its_tables)
+      : tables(register_module("tables", std::move(its_tables))),
+        top(register_module("top", torch::nn::Linear(32, 3))) {}
+  at::Tensor forward(const KeyedJaggedTensor& batch) {
+    return top->forward(tables->forward(batch).values());
+  }
+  std::shared_ptr<EmbeddingBagCollectionBase> tables;
+  torch::nn::Linear top{nullptr};
+};
+TORCH_MODULE(ModelWithTables);
+
+/// The same top on every rank and in every run.
+ModelWithTables model_with(std::shared_ptr<EmbeddingBagCollectionBase> tables);
+
+/// A loss that is no linear function of the output, so that a wrong row shows in later steps.
+at::Tensor loss_of(const at::Tensor& pooled);
+
+/// Optimizers by name, with weight decay and clipping.
+std::vector<embedding::FusedOptimizer> fused_optimizers();
+
+}  // namespace tessera::test
