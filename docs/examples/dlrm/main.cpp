@@ -161,7 +161,8 @@ void train(const Options& options) {
     mesh.world()->all_reduce(mean, "loss").wait();
     const auto value = mean.item<double>();
     recent = recent == 0 ? value : 0.95 * recent + 0.05 * value;
-    losses << R"({"step": )" << step << R"(, "loss": )" << std::setprecision(9) << value << "}\n";
+    losses << R"({"step": )" << step << R"(, "loss": )" << std::setprecision(9) << value
+           << R"(, "by": ")" << ranks(mesh.world_size()) << "\"}\n";
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     char line[120];
     std::snprintf(line, sizeof line, "step %ld of %ld, loss %.4f, %.0f samples/s",
