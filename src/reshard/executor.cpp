@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/piece_index.h"
 #include "tessera/base/cast.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/parallel.h"
@@ -188,6 +189,10 @@ class Execution {
   const Region& region_of(PieceId id) const {
     return destination_of(id).pieces[id.piece_index].region;
   }
+  Region source_region_of(PieceId id) const {
+    return region_in_source(plan_.copies[id.tensor_index], region_of(id),
+                            destination_of(id).meta.shape);
+  }
   DType source_dtype_of(PieceId id) const {
     return reader_.contents().tensors[plan_.copies[id.tensor_index].source_tensor].meta.dtype;
   }
@@ -224,7 +229,7 @@ class Execution {
       const std::span<std::byte> gathered =
           is_cast ? workspace->uncast.get(numel * itemsize(source_dtype)) : bytes;
       Gatherer(reader_, copy.source_tensor, *workspace)
-          .gather(copy.source_pieces[id.piece_index], region_of(id), {begin, end}, gathered);
+          .gather(copy.source_pieces[id.piece_index], source_region_of(id), {begin, end}, gathered);
       if (is_cast) cast_elements(source_dtype, gathered, tensor.meta.dtype, bytes);
     }
     writer_.write_block(id, begin, bytes);
@@ -238,8 +243,10 @@ class Execution {
     const TensorCopy& copy = plan_.copies[id.tensor_index];
     const TensorEntry& destination = destination_of(id);
     const DType source_dtype = source_dtype_of(id);
-    const std::int64_t rows = destination.meta.numel();
-    const auto row_region = as_flat_range(region_of(id), destination.meta.shape);
+    const std::int64_t num_shards = static_cast<std::int64_t>(copy.merged_widths.size());
+    const std::int64_t rows =
+        reader_.contents().tensors[copy.source_tensor].meta.numel() / num_shards;
+    const auto row_region = as_flat_range(source_region_of(id), Shape{rows});
     TESSERA_CHECK(row_region.has_value());  // row-wise state is cut by rows
     const auto numel = static_cast<std::size_t>(window.numel());
     std::vector<double> sum(numel, 0.0);

@@ -12,6 +12,7 @@
 #include "reshard/source_check.h"
 #include "tessera/base/cast.h"
 #include "tessera/reshard/optimizer_rules.h"
+#include "tessera/reshard/torchrec_names.h"
 
 namespace tessera::reshard {
 namespace {
@@ -70,22 +71,31 @@ class LoadPlanner {
 
   void list_source_entries() {
     using Kind = SourceEntry::Kind;
+    const std::vector<StateName> canonical = canonical_names(source_);
+    auto other_name = canonical.begin();
     for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
-      add_source_entry({Kind::tensor, source_.tensors[i].meta.fqn, i});
+      const std::string& fqn = source_.tensors[i].meta.fqn;
+      const bool has_other = other_name != canonical.end() && other_name->tensor_index == i;
+      const bool is_wanted_as_it_is = wanted_names_.contains(renamed(fqn, options_.renames));
+      add_source_entry({Kind::tensor, fqn, i},
+                       has_other && !is_wanted_as_it_is ? other_name->fqn : fqn);
+      if (has_other) ++other_name;
     }
     for (const Alias& alias : source_.aliases) {
       const TensorEntry* target = source_.find_tensor(alias.target);
       TESSERA_CHECK(target != nullptr);  // the reader checked it
       add_source_entry(
-          {Kind::alias, alias.fqn, static_cast<std::size_t>(target - source_.tensors.data())});
+          {Kind::alias, alias.fqn, static_cast<std::size_t>(target - source_.tensors.data())},
+          alias.fqn);
     }
     for (std::size_t i = 0; i < source_.values.size(); ++i) {
-      add_source_entry({Kind::value, source_.values[i].name, i});
+      add_source_entry({Kind::value, source_.values[i].name, i}, source_.values[i].name);
     }
   }
 
-  void add_source_entry(SourceEntry entry) {
-    std::string name = renamed(entry.name, options_.renames);
+  /// `known_as` is the name that the renames start from.
+  void add_source_entry(SourceEntry entry, const std::string& known_as) {
+    std::string name = renamed(known_as, options_.renames);
     const bool is_selected = options_.only.selects(name);
     const auto [it, is_new] = source_entries_.emplace(std::move(name), std::move(entry));
     if (is_new || !is_selected) return;

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "reshard/piece_index.h"
+#include "reshard/state_key.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/table_plan.h"
 
@@ -22,19 +23,11 @@ constexpr std::string_view kPointwiseNames[] = {
     "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
     "square_avg", "grad_avg",   "acc_delta",      "sum",
     "exp_inf",    "prev",       "step_size",      "ax"};
+constexpr std::string_view kRowWiseNames[] = {"row_sum", "row_exp_avg_sq"};
 constexpr std::string_view kScalarNames[] = {"step", "mu", "eta", "mu_product"};
 
 bool contains(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-/// Returns what lies behind `state.` when that is a whole step of the key.
-std::optional<std::string_view> behind_state(std::string_view fqn) {
-  constexpr std::string_view kStep = "state.";
-  if (fqn.starts_with(kStep)) return fqn.substr(kStep.size());
-  const std::size_t at = fqn.find(".state.");
-  if (at == std::string_view::npos) return std::nullopt;
-  return fqn.substr(at + 1 + kStep.size());
 }
 
 /// Finds parameters by the name that an optimizer knows them under: their key with or without its
@@ -108,6 +101,12 @@ StateKind torchrec_kind(std::string_view name, const TensorEntry& state, const T
   return StateKind::opaque;
 }
 
+bool has_one_per_row(const TensorEntry& state, const TensorEntry& parameter) {
+  return !state.meta.shape.empty() && !parameter.meta.shape.empty() &&
+         state.meta.shape[0] == parameter.meta.shape[0] &&
+         state.meta.numel() == state.meta.shape[0];
+}
+
 StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& state,
                        std::string_view rest, const ParameterNames& parameters) {
   const StateName parts = split_state_name(rest, parameters);
@@ -122,12 +121,15 @@ StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& st
     // A name says what the state means; it cannot say so of a tensor that does not fit.
     if (contains(kPointwiseNames, parts.name) && state.meta.shape == parameter.meta.shape) {
       role.kind = StateKind::pointwise;
+    } else if (contains(kRowWiseNames, parts.name) && has_one_per_row(state, parameter)) {
+      role.kind = StateKind::row_wise;
     } else if (contains(kScalarNames, parts.name) && state.meta.numel() == 1) {
       role.kind = StateKind::scalar_parameter;
     }
     return role;
   }
   if (contains(kPointwiseNames, parts.name)) role.kind = StateKind::pointwise;
+  if (contains(kRowWiseNames, parts.name)) role.kind = StateKind::row_wise;
   if (contains(kScalarNames, parts.name)) role.kind = StateKind::scalar_parameter;
   return role;
 }
@@ -188,6 +190,26 @@ std::vector<Shard> row_wise_shards(std::span<const Shard> parameter_shards,
   return shards;
 }
 
+std::vector<Shard> shards_of_row_blocks(std::span<const Shard> parameter_shards,
+                                        std::span<const std::int64_t> parameter_shape) {
+  TESSERA_CHECK(parameter_shape.size() == 2);
+  std::map<std::int64_t, std::int64_t> block_at;  // by column offset
+  for (const Shard& shard : parameter_shards) {
+    const auto* box = std::get_if<Box>(&shard.region);
+    TESSERA_CHECK(box != nullptr);
+    block_at.emplace(box->offsets[1], 0);
+  }
+  std::int64_t num_blocks = 0;
+  for (auto& [offset, block] : block_at) block = num_blocks++;
+  std::vector<Shard> shards;
+  for (const Shard& shard : parameter_shards) {
+    const Box& box = std::get<Box>(shard.region);
+    const std::int64_t first_row = block_at.at(box.offsets[1]) * parameter_shape[0];
+    shards.push_back({Box{{first_row + box.offsets[0]}, {box.sizes[0]}}, shard.ranks});
+  }
+  return shards;
+}
+
 std::vector<std::int64_t> column_widths(std::span<const Region> regions,
                                         std::span<const std::int64_t> shape) {
   if (shape.size() != 2) return {1};
@@ -196,11 +218,17 @@ std::vector<std::int64_t> column_widths(std::span<const Region> regions,
     if (numel_of(region) == 0) continue;
     const auto* box = std::get_if<Box>(&region);
     if (box == nullptr) return {shape[1]};
-    width_at.emplace(box->offsets[1], box->sizes[1]);
+    const auto [it, is_new] = width_at.emplace(box->offsets[1], box->sizes[1]);
+    if (it->second != box->sizes[1]) return {shape[1]};
   }
-  if (width_at.empty()) return {shape[1]};
   std::vector<std::int64_t> widths;
-  for (const auto& [offset, width] : width_at) widths.push_back(width);
+  std::int64_t end = 0;
+  for (const auto& [offset, width] : width_at) {
+    if (offset != end) return {shape[1]};
+    end += width;
+    widths.push_back(width);
+  }
+  if (widths.empty() || end != shape[1]) return {shape[1]};
   return widths;
 }
 

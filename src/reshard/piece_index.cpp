@@ -80,6 +80,16 @@ std::vector<Region> regions_of(const formats::TensorEntry& tensor) {
   return regions;
 }
 
+Region region_in_source(const TensorCopy& copy, const Region& destination,
+                        std::span<const std::int64_t> destination_shape) {
+  if (copy.num_repeated_rows == 0) return destination;
+  const auto rows = as_flat_range(destination, destination_shape);
+  TESSERA_CHECK(rows.has_value());  // row-wise state is cut by rows
+  const std::int64_t begin = rows->begin % copy.num_repeated_rows;
+  TESSERA_CHECK(begin + rows->numel() <= copy.num_repeated_rows);
+  return FlatRange{begin, begin + rows->numel()};
+}
+
 void find_sources(const formats::TensorEntry& source, const formats::TensorEntry& destination,
                   TensorCopy& copy) {
   if (destination.pieces.empty()) return;
@@ -90,7 +100,8 @@ void find_sources(const formats::TensorEntry& source, const formats::TensorEntry
     return;
   }
   for (const formats::Piece& piece : destination.pieces) {
-    copy.source_pieces.push_back(index.pieces_sharing(piece.region, piece.rank));
+    const Region region = region_in_source(copy, piece.region, destination.meta.shape);
+    copy.source_pieces.push_back(index.pieces_sharing(region, piece.rank));
   }
 }
 

@@ -37,6 +37,11 @@ class PieceIndex {
 
 std::vector<Region> regions_of(const formats::TensorEntry& tensor);
 
+/// Returns the region of the source (or of what is merged) that a destination region is copied
+/// from.
+Region region_in_source(const TensorCopy& copy, const Region& destination,
+                        std::span<const std::int64_t> destination_shape);
+
 /// Fills in which pieces of the source tensor each piece of a destination tensor needs.
 void find_sources(const formats::TensorEntry& source, const formats::TensorEntry& destination,
                   TensorCopy& copy);

@@ -57,6 +57,7 @@ class Planner {
 
   Plan plan() {
     choose_layout_rule();
+    choose_state_names();
     select_names();
     roles_ = classify_state(source_);
     plan_units();
@@ -75,6 +76,7 @@ class Planner {
   struct Selected {
     std::size_t source_tensor;
     std::string source_name;  // its own, or that of an alias which becomes a tensor
+    bool has_torchrec_name;   // at the destination
     std::string name;
     KeyPath key_path;
   };
@@ -117,12 +119,25 @@ class Planner {
     world_size = strategy_->world_size();
   }
 
+  void choose_state_names() {
+    std::vector<StateName> names;
+    if (options_.optimizer_names == OptimizerNames::canonical) names = canonical_names(source_);
+    if (options_.optimizer_names == OptimizerNames::torchrec) {
+      names = torchrec_names(source_, options_.table_plan ? &*options_.table_plan : nullptr);
+    }
+    for (StateName& name : names) state_names_.emplace(name.tensor_index, std::move(name));
+  }
+
   void select_names() {
     std::map<std::string, std::size_t> place_of_target;  // selected tensors, by source name
     for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
       const TensorEntry& tensor = source_.tensors[i];
       if (!options_.only.selects(tensor.meta.fqn)) continue;
-      place_of_target[tensor.meta.fqn] = select(i, tensor.meta.fqn, tensor.key_path);
+      const auto state_name = state_names_.find(i);
+      place_of_target[tensor.meta.fqn] =
+          state_name == state_names_.end()
+              ? select(i, tensor.meta.fqn, tensor.meta.fqn, tensor.key_path)
+              : select(i, tensor.meta.fqn, state_name->second.fqn, state_name->second.key_path);
     }
     for (const Alias& alias : source_.aliases) {
       if (!options_.only.selects(alias.fqn)) continue;
@@ -136,7 +151,7 @@ class Planner {
       const TensorEntry* tensor = source_.find_tensor(alias.target);
       TESSERA_CHECK(tensor != nullptr);  // the reader checked it
       const std::size_t place = select(static_cast<std::size_t>(tensor - source_.tensors.data()),
-                                       alias.fqn, alias.key_path);
+                                       alias.fqn, alias.fqn, alias.key_path);
       place_of_target.emplace(alias.target, place);
     }
     for (std::size_t i = 0; i < source_.values.size(); ++i) {
@@ -164,9 +179,11 @@ class Planner {
     }
   }
 
-  std::size_t select(std::size_t source_tensor, const std::string& name, const KeyPath& key_path) {
-    selected_.push_back(
-        {source_tensor, name, renamed(name, options_.renames), path_of(name, key_path)});
+  /// `name` is what the renames start from.
+  std::size_t select(std::size_t source_tensor, const std::string& source_name,
+                     const std::string& name, const KeyPath& key_path) {
+    selected_.push_back({source_tensor, source_name, has_torchrec_name(name),
+                         renamed(name, options_.renames), path_of(name, key_path)});
     return selected_.size() - 1;
   }
   KeyPath path_of(const std::string& name, const KeyPath& key_path) const {
@@ -240,9 +257,10 @@ class Planner {
       entry.parameter = renamed(source_.tensors[*role.parameter_index].meta.fqn, options_.renames);
     }
     TensorCopy copy{selected.source_tensor, {}, {}};
-    if (!cast(entry) || !merge_column_shards(tensor, role, entry, copy)) return;
+    if (!cast(entry) || !form_rows(selected, role, entry, copy)) return;
 
-    if (strategy_) {
+    const bool has_new_form = !copy.merged_widths.empty() || copy.num_repeated_rows != 0;
+    if (strategy_ || has_new_form) {
       for (const Shard& shard : shards_for(selected, entry, role)) {
         const std::uint64_t nbytes =
             static_cast<std::uint64_t>(numel_of(shard.region)) * itemsize(entry.meta.dtype);
@@ -273,32 +291,51 @@ class Planner {
     return true;
   }
 
-  /// Decides about state that each column shard of a table keeps for itself. It stays as it is
-  /// while the table's columns do; else its rows are merged, which loses something.
-  bool merge_column_shards(const TensorEntry& tensor, const StateRole& role, TensorEntry& entry,
-                           TensorCopy& copy) {
-    if (role.kind != StateKind::row_wise_per_shard || !role.parameter_index || !strategy_)
-      return true;
+  /// Decides how often row-wise state of a table lies at the destination: for each of its column
+  /// shards, or once. It stays as it is while the columns do. Fewer accumulators from more are
+  /// merged, which loses something; more from one are copies.
+  bool form_rows(const Selected& selected, const StateRole& role, TensorEntry& entry,
+                 TensorCopy& copy) {
+    const bool is_per_shard = role.kind == StateKind::row_wise_per_shard;
+    if ((!is_per_shard && role.kind != StateKind::row_wise) || !role.parameter_index) return true;
+    const TensorEntry& tensor = source_.tensors[selected.source_tensor];
     const TensorEntry& table = source_.tensors[*role.parameter_index];
-    std::vector<Region> new_regions;
-    for (const Shard& shard : parameter_shards(*role.parameter_index)) {
-      new_regions.push_back(shard.region);
-    }
-    const auto widths = column_widths(regions_of(table), table.meta.shape);
-    if (!has_rows_per_column_shard(tensor, table, widths, report_)) return false;
+    const std::vector<std::int64_t> whole = column_widths({}, table.meta.shape);
+    const auto from = is_per_shard ? column_widths(regions_of(table), table.meta.shape) : whole;
+    if (is_per_shard && !has_rows_per_column_shard(tensor, table, from, report_)) return false;
+    const auto to =
+        is_kept_per_column_shard(selected, role) ? new_column_widths(*role.parameter_index) : whole;
     // The block order is that of the columns, so equal widths mean the same shards.
-    if (widths == column_widths(new_regions, table.meta.shape)) return true;
-    if (!may_merge(tensor.meta.fqn, widths.size(), options_.lossy, "--allow-lossy", report_)) {
-      return false;
+    if (from == to) return true;
+    if (from.size() > 1) {
+      if (!may_merge(tensor.meta.fqn, from.size(), options_.lossy, "--allow-lossy", report_)) {
+        return false;
+      }
+      copy.merged_widths = from;
     }
-    entry.kind = StateKind::row_wise;
-    entry.meta.shape = {table.meta.shape[0]};
-    copy.merged_widths = widths;
+    const std::int64_t rows = table.meta.shape[0];
+    const auto num_blocks = static_cast<std::int64_t>(to.size());
+    entry.kind = to.size() > 1 ? StateKind::row_wise_per_shard : StateKind::row_wise;
+    entry.meta.shape = {rows * num_blocks};
+    if (to.size() > 1) copy.num_repeated_rows = rows;
     return true;
+  }
+
+  /// Says whether state has one block of rows for each column shard that its table will have.
+  bool is_kept_per_column_shard(const Selected& selected, const StateRole& role) const {
+    return selected.has_torchrec_name || (role.kind == StateKind::row_wise_per_shard &&
+                                          options_.optimizer_names == OptimizerNames::as_stored);
+  }
+
+  std::vector<std::int64_t> new_column_widths(std::size_t table_index) const {
+    std::vector<Region> regions;
+    for (const Shard& shard : parameter_shards(table_index)) regions.push_back(shard.region);
+    return column_widths(regions, source_.tensors[table_index].meta.shape);
   }
 
   std::vector<Shard> parameter_shards(std::size_t parameter_index) const {
     const TensorEntry& parameter = source_.tensors[parameter_index];
+    if (!strategy_) return kept_shards(parameter);
     if (options_.table_plan) {
       if (const auto table = table_of_weight(parameter.meta.fqn)) {
         const auto rule = options_.table_plan->tables.find(*table);
@@ -321,27 +358,38 @@ class Planner {
         if (!role.parameter_index) return parameter_shards(selected.source_tensor);
         return row_wise_shards(parameter_shards(*role.parameter_index),
                                source_.tensors[*role.parameter_index].meta.shape, entry.meta.shape);
+      case StateKind::row_wise_per_shard:
+        if (!role.parameter_index) break;
+        return shards_of_row_blocks(parameter_shards(*role.parameter_index),
+                                    source_.tensors[*role.parameter_index].meta.shape);
       case StateKind::scalar_parameter:
       case StateKind::scalar_table:
       case StateKind::opaque:
-      case StateKind::row_wise_per_shard:
         break;
     }
     return shards_of({Strategy::Sharding::replicated, strategy_->world_size(), 1},
                      entry.meta.shape);
   }
 
-  /// Takes over the source's pieces, one of each set of replicas, on the first rank that has it.
-  static void keep_pieces(const TensorEntry& tensor, TensorEntry& entry) {
+  /// Returns the source's pieces, one of each set of replicas, on the first rank that has it.
+  static std::vector<Shard> kept_shards(const TensorEntry& tensor) {
     std::map<Region, int> rank_of;
     for (const Piece& piece : tensor.pieces) {
       const auto [it, is_new] = rank_of.emplace(piece.region, piece.rank);
       if (!is_new) it->second = std::min(it->second, piece.rank);
     }
+    std::vector<Shard> shards;
     for (const auto& [region, rank] : rank_of) {
-      if (numel_of(region) != 0) entry.pieces.push_back({region, rank});
+      if (numel_of(region) != 0) shards.push_back({region, {rank}});
     }
-    if (entry.pieces.empty()) entry.pieces.push_back({whole_box(entry.meta.shape), 0});
+    if (shards.empty()) shards.push_back({whole_box(tensor.meta.shape), {0}});
+    return shards;
+  }
+
+  static void keep_pieces(const TensorEntry& tensor, TensorEntry& entry) {
+    for (Shard& shard : kept_shards(tensor)) {
+      entry.pieces.push_back({std::move(shard.region), shard.ranks[0]});
+    }
   }
 
   static void cut_into_boxes(TensorEntry& entry) {
@@ -447,7 +495,8 @@ class Planner {
   const PlanOptions& options_;
   Plan plan_;
   PlanReport report_{plan_, source_path_};
-  std::optional<Strategy> strategy_;  // nothing: the pieces stay as they are
+  std::optional<Strategy> strategy_;              // nothing: the pieces stay as they are
+  std::map<std::size_t, StateName> state_names_;  // by tensor of the source
   std::vector<Selected> selected_;
   std::vector<std::size_t> selected_values_;
   std::vector<StateRole> roles_;
@@ -479,6 +528,7 @@ std::string plan_digest(const Plan& plan, const CheckpointContents& source) {
     add(formats::state_kind_name(tensor.kind));
     add(source.tensors[copy.source_tensor].meta.fqn);
     for (const std::int64_t width : copy.merged_widths) add_number(width);
+    if (copy.num_repeated_rows != 0) add_number(copy.num_repeated_rows);
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
       add(region_to_string(tensor.pieces[p].region));
       add_number(tensor.pieces[p].rank);

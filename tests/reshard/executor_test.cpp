@@ -56,6 +56,39 @@ TEST(ExecutorTest, D9_MergedStateIsTheMeanWeightedByColumnWidths) {
   EXPECT_EQ(whole_tensor(moved, 1), bytes_of<float>({2.0F, 4.0F}));  // (3 a + 1 b) / 4
 }
 
+TEST(ExecutorTest, D9_EachColumnShardGetsTheRowsOfOneAccumulator) {
+  MemoryCheckpoint source("src", 2);
+  source.add({"model.embedding_bags.t0.weight", DType::float32, {5, 4}}, counting_bytes(80));
+  source.add({"optim.state.embedding_bags.t0.weight.row_sum", DType::float32, {5}},
+             bytes_of<float>({1.0F, 2.0F, 3.0F, 4.0F, 5.0F}),
+             {{Box{{0}, {2}}, 0}, {Box{{2}, {3}}, 1}});
+  const auto grid = TablePlan::from_json(R"({"schema":1,"world_size":4,"tables":{"t0":
+      {"sharding":"grid","ranks":[3,2,1,0],"column_shards":2}}})",
+                                         "p");
+  const MemoryCheckpoint moved =
+      reshard_in_memory(source, {.table_plan = grid, .optimizer_names = OptimizerNames::torchrec});
+  EXPECT_EQ(moved.contents().tensors[1].meta.fqn,
+            "optim.state.embedding_bags.t0.weight.t0.momentum1");
+  EXPECT_EQ(moved.contents().tensors[1].pieces.size(), 4U);
+  EXPECT_EQ(whole_tensor(moved, 1), bytes_of<float>({1.0F, 2.0F, 3.0F, 4.0F, 5.0F,  //
+                                                     1.0F, 2.0F, 3.0F, 4.0F, 5.0F}));
+}
+
+TEST(ExecutorTest, D9_OtherColumnShardsGetTheMergedRowsEach) {
+  MemoryCheckpoint source("src", 2);
+  source.add({"model.embedding_bags.t0.weight", DType::float32, {2, 6}}, counting_bytes(48),
+             {{Box{{0, 0}, {2, 2}}, 0}, {Box{{0, 2}, {2, 4}}, 1}});
+  source.add({"optim.state.embedding_bags.t0.weight.t0.momentum1", DType::float32, {4}},
+             bytes_of<float>({1.0F, 2.0F, 4.0F, 8.0F}), {{Box{{0}, {2}}, 0}, {Box{{2}, {2}}, 1}});
+  const auto columns = TablePlan::from_json(
+      R"({"schema":1,"world_size":3,"tables":{"t0":{"sharding":"column_wise","ranks":[0,1,2]}}})",
+      "p");
+  const MemoryCheckpoint moved =
+      reshard_in_memory(source, {.table_plan = columns, .lossy = Relaxation::allow});
+  EXPECT_EQ(whole_tensor(moved, 1),  // (2 a + 4 b) / 6
+            bytes_of<float>({3.0F, 6.0F, 3.0F, 6.0F, 3.0F, 6.0F}));
+}
+
 TEST(ExecutorTest, DamageInTheSourceAbandonsTheWriter) {
   MemoryCheckpoint source;
   source.add({"w", DType::float32, {1000}}, counting_bytes(4000));

@@ -535,6 +535,17 @@ TEST(LoadPlannerTest, D9_StatePerColumnShardIsMergedWhereThatIsAllowed) {
   EXPECT_EQ(bytes, bytes_of<float>({4.0F}));  // (3 * 2 + 1 * 10) / 4
 }
 
+TEST(LoadPlannerTest, D9_CanonicalNamesAreFilledFromTorchrecs) {
+  Tables tables;
+  TensorEntry& state = tables.wanted.tensors[1];
+  state.meta = {"optim.state.embedding_bags.t0.weight.row_sum", DType::float32, {2}};
+  state.kind = StateKind::row_wise;
+  state.pieces = {{Box{{0}, {2}}, 0}};
+  const MemoryCheckpoint merged =
+      load(tables.source, tables.wanted, 0, {.lossy = Relaxation::allow});
+  EXPECT_EQ(whole_tensor(merged, 1), bytes_of<float>({2.0F, 4.0F}));  // (3 a + 1 b) / 4
+}
+
 TEST(LoadPlannerTest, D9_StatePerColumnShardNeedsTheSameColumns) {
   Tables tables;
   const auto plan_with = [&](Box of_table) {

@@ -65,6 +65,18 @@ TEST(OptimizerRulesTest, D9_TorchrecsMomentumIsRowWisePointwiseOrPerShard) {
   EXPECT_EQ(classify_state(contents)[2].kind, StateKind::row_wise_per_shard);
 }
 
+TEST(OptimizerRulesTest, E10_CanonicalRowWiseStateIsKnownByItsName) {
+  const auto contents = contents_of({{"model.embedding_bags.t.weight", {6, 6}},
+                                     {"optim.state.embedding_bags.t.weight.row_exp_avg_sq", {6}},
+                                     {"optim.state.embedding_bags.t.weight.row_sum", {12}},
+                                     {"optim.state.embedding_bags.t.weight.sum", {6, 6}}});
+  const auto roles = classify_state(contents);
+  EXPECT_EQ(roles[1].kind, StateKind::row_wise);
+  EXPECT_EQ(roles[1].parameter_index, 0U);
+  EXPECT_EQ(roles[2].kind, StateKind::opaque);  // not one element per row
+  EXPECT_EQ(roles[3].kind, StateKind::pointwise);
+}
+
 TEST(OptimizerRulesTest, ARecordedKindIsTakenAsItIs) {
   auto contents = contents_of({{"a", {4, 4}}, {"odd", {4, 4}}});
   contents.tensors[1].kind = StateKind::pointwise;
@@ -90,6 +102,25 @@ TEST(OptimizerRulesTest, ColumnWidthsComeInOrderOfColumnNotOfRank) {
   const std::vector<Region> regions{Box{{0, 5}, {6, 3}}, Box{{0, 0}, {3, 5}}, Box{{3, 0}, {3, 5}}};
   EXPECT_THAT(column_widths(regions, Shape{6, 8}), ElementsAre(5, 3));
   EXPECT_THAT(column_widths({}, Shape{6, 8}), ElementsAre(8));
+}
+
+TEST(OptimizerRulesTest, D9_BoxesThatAreNoColumnsFromTopToBottomAreNoColumnShards) {
+  // A flat range cut into boxes: the end of row 0, rows 1 to 4, the beginning of row 5.
+  const std::vector<Region> range{Box{{0, 3}, {1, 5}}, Box{{1, 0}, {4, 8}}, Box{{5, 0}, {1, 2}}};
+  EXPECT_THAT(column_widths(range, Shape{6, 8}), ElementsAre(8));
+  const std::vector<Region> hole{Box{{0, 0}, {6, 2}}, Box{{0, 4}, {6, 4}}};
+  EXPECT_THAT(column_widths(hole, Shape{6, 8}), ElementsAre(8));
+}
+
+TEST(OptimizerRulesTest, D9_RowBlocksFollowTheShardsOfTheTable) {
+  // A grid of 5 rows and 8 columns: column shards over hosts, rows over the ranks of each.
+  const std::vector<Shard> grid{{Box{{0, 4}, {3, 4}}, {2}},
+                                {Box{{3, 4}, {2, 4}}, {3}},
+                                {Box{{0, 0}, {3, 4}}, {0}},
+                                {Box{{3, 0}, {2, 4}}, {1}}};
+  EXPECT_THAT(shards_of_row_blocks(grid, Shape{5, 8}),
+              ElementsAre(Shard{Box{{5}, {3}}, {2}}, Shard{Box{{8}, {2}}, {3}},
+                          Shard{Box{{0}, {3}}, {0}}, Shard{Box{{3}, {2}}, {1}}));
 }
 
 }  // namespace

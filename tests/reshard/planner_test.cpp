@@ -254,6 +254,54 @@ TEST(PlannerTest, D9_MergingStatePerColumnShardNeedsAllowLossy) {
   EXPECT_THAT(merged.copies[1].merged_widths, ElementsAre(4, 4));
 }
 
+TEST(PlannerTest, D7_PiecesOfAGridComeInOrderOfRegionAsWritersHaveThem) {
+  TablePlan grid = plan_of(R"({"sharding":"grid","ranks":[0,1],"column_shards":2})");
+  grid.world_size = 4;
+  grid.tables["t0"].ranks = {3, 2, 1, 0};
+  const Plan plan = plan_reshard(tables(), "src", {.format = Format::dcp, .table_plan = grid});
+  EXPECT_THAT(plan.destination.tensors[0].pieces,
+              ElementsAre(Piece{Box{{0, 0}, {3, 4}}, 3}, Piece{Box{{0, 4}, {3, 4}}, 1},
+                          Piece{Box{{3, 0}, {3, 4}}, 2}, Piece{Box{{3, 4}, {3, 4}}, 0}));
+  EXPECT_THAT(plan.destination.tensors[1].pieces,
+              ElementsAre(Piece{Box{{0}, {3}}, 3}, Piece{Box{{3}, {3}}, 2}, Piece{Box{{6}, {3}}, 1},
+                          Piece{Box{{9}, {3}}, 0}));
+}
+
+TEST(PlannerTest, D9_StateUnderTorchrecsNamesGetsABlockForEachNewColumnShard) {
+  CheckpointContents contents = tables();
+  contents.tensors[0].pieces = {{whole_box(Shape{6, 8}), 0}};
+  contents.tensors[1] = tensor(contents.tensors[1].meta.fqn, {6});
+  const TablePlan columns = plan_of(R"({"sharding":"column_wise","ranks":[1,0]})");
+  const Plan plan = plan_reshard(contents, "src", {.table_plan = columns});
+  EXPECT_THAT(plan.problems, IsEmpty());
+  EXPECT_EQ(plan.destination.tensors[1].kind, StateKind::row_wise_per_shard);
+  EXPECT_THAT(plan.destination.tensors[1].pieces,
+              ElementsAre(Piece{Box{{0}, {6}}, 1}, Piece{Box{{6}, {6}}, 0}));
+  EXPECT_EQ(plan.copies[1].num_repeated_rows, 6);
+
+  const Plan canonical = plan_reshard(
+      contents, "src", {.table_plan = columns, .optimizer_names = OptimizerNames::canonical});
+  EXPECT_THAT(canonical.problems, IsEmpty());
+  const TensorEntry& state = canonical.destination.tensors[1];
+  EXPECT_EQ(state.meta.fqn, "optim.state.ebc.embedding_bags.t0.weight.row_sum");
+  EXPECT_EQ(state.kind, StateKind::row_wise);
+  EXPECT_EQ(state.meta.shape, (Shape{6}));
+}
+
+TEST(PlannerTest, D9_CanonicalStatePerRowNeedsLeaveToMergeColumnShards) {
+  const PlanOptions options{.optimizer_names = OptimizerNames::canonical};
+  const Plan refused = plan_reshard(tables(), "src", options);
+  ASSERT_THAT(refused.problems, SizeIs(1));
+  EXPECT_THAT(refused.problems[0].expected, HasSubstr("--allow-lossy"));
+
+  const Plan merged = plan_reshard(
+      tables(), "src", {.optimizer_names = OptimizerNames::canonical, .lossy = Relaxation::allow});
+  EXPECT_THAT(merged.problems, IsEmpty());
+  EXPECT_EQ(merged.destination.tensors[1].kind, StateKind::row_wise);
+  EXPECT_THAT(merged.destination.tensors[1].pieces, ElementsAre(Piece{Box{{0}, {6}}, 0}));
+  EXPECT_THAT(regions_of(merged, "model.ebc.embedding_bags.t0.weight"), SizeIs(2));
+}
+
 TEST(PlannerTest, E3_StateWhoseShapeContradictsItsTagIsAProblem) {
   for (const StateKind kind :
        {StateKind::pointwise, StateKind::row_wise, StateKind::row_wise_per_shard}) {

@@ -155,6 +155,7 @@ PlanOptions plan_options(const ReshardOptions& options) {
   plan.world_size = count_option("--world-size", options.world_size);
   plan.strategy = options.strategy;
   plan.only = NameSelection(options.only);
+  plan.optimizer_names = options.optimizer_names;
   plan.renames = parse_renames(options.renames);
   if (!options.cast.empty()) {
     plan.cast = parse_dtype(options.cast);
@@ -174,6 +175,12 @@ PlanOptions plan_options(const ReshardOptions& options) {
     plan.units = flat_units_from_json(read_option_file(options.units_path), options.units_path);
   }
   return plan;
+}
+
+reshard::OptimizerNames optimizer_names(const std::string& name) {
+  if (name == "canonical") return reshard::OptimizerNames::canonical;
+  if (name == "torchrec") return reshard::OptimizerNames::torchrec;
+  return reshard::OptimizerNames::as_stored;
 }
 
 OverwritePolicy overwrite_policy(const ReshardOptions& options) {
@@ -326,6 +333,10 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
       .option("--only", "GLOB", options.only,
               "Move names that match; `!GLOB` leaves out; repeatable")
       .option("--rename", "FROM=TO", options.renames, "Replace a leading FROM of names; repeatable")
+      .choice(
+          "--optimizer-names", {"as-stored", "canonical", "torchrec"},
+          [&](const std::string& name) { options.optimizer_names = optimizer_names(name); },
+          "Names and form of embedding tables' fused optimizer state (default: as-stored)")
       .option("--cast", "DTYPE", options.cast,
               "Convert floating tensors, scalar optimizer state aside")
       .size_option("--max-shard-size", "SIZE", options.max_shard_nbytes,

@@ -26,6 +26,7 @@ struct ReshardOptions {
   std::string compress = "none";
   std::vector<std::string> only;
   std::vector<std::string> renames;
+  reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
   std::string cast;
   bool allow_missing = false;
   bool allow_lossy = false;

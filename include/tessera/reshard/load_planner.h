@@ -30,6 +30,9 @@ struct LoadPlanOptions {
 /// tensor there: it is enough that the checkpoint has every name. Where it has a tensor only under
 /// a tied name, the tensor comes from there, and the other name is missing.
 ///
+/// State under torchrec's names fills wanted tensors with canonical ones (torchrec_names.h), unless
+/// torchrec's name itself is wanted.
+///
 /// `problems` has all that does not fit: missing and unexpected names, shapes, dtypes, kinds of
 /// state, holes and overlaps in what is needed, bare flat vectors. It is the same on every rank,
 /// with one exception: that a table is cut by other columns (row_wise_per_shard) is seen by the

@@ -22,12 +22,14 @@ struct StateRole {
 /// A kind that the checkpoint records is taken as it is. Formats of others record none; there the
 /// kind follows from the name under `<prefix>state.<parameter>.<name>`, never from a shape:
 ///
-/// | name | kind |
-/// |---|---|
-/// | exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg, acc_delta, sum,
-/// exp_inf, prev, step_size, ax | pointwise | | step, mu, eta, mu_product | scalar of the parameter
-/// | | <table>.iter | scalar of the table | | <table>.<name> of torchrec's fused optimizers |
-/// pointwise or row-wise, as declared below | | anything else | opaque |
+/// - pointwise: exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg,
+///   acc_delta, sum, exp_inf, prev, step_size, ax;
+/// - row-wise: row_sum, row_exp_avg_sq;
+/// - scalar of the parameter: step, mu, eta, mu_product;
+/// - `<table>.iter`: scalar of the table;
+/// - other `<table>.<name>` of torchrec's fused optimizers: pointwise or row-wise, as declared
+/// below;
+/// - anything else: opaque.
 ///
 /// torchrec gives row-wise and pointwise Adagrad the same name `momentum1`; the number of
 /// dimensions says which one it is, and `rows x column shards` elements say that every column shard
@@ -42,8 +44,15 @@ std::vector<Shard> row_wise_shards(std::span<const Shard> parameter_shards,
                                    std::span<const std::int64_t> parameter_shape,
                                    std::span<const std::int64_t> state_shape);
 
+/// Returns who holds what of row_wise_per_shard state: each shard of the table its rows, in the
+/// block of its columns. Shape: `[rows * column shards]`. Requires: a 2-d table cut into boxes that
+/// cover it once.
+std::vector<Shard> shards_of_row_blocks(std::span<const Shard> parameter_shards,
+                                        std::span<const std::int64_t> parameter_shape);
+
 /// Returns the widths of the column shards that regions cut a 2-d table into, in order of column;
-/// one entry where it is not cut by column. Units: elements.
+/// one entry where they do not cut it by column: each shard's columns from top to bottom, side by
+/// side. Units: elements.
 std::vector<std::int64_t> column_widths(std::span<const Region> regions,
                                         std::span<const std::int64_t> shape);
 

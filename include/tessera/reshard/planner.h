@@ -10,6 +10,7 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/strategy.h"
 #include "tessera/layout/table_plan.h"
+#include "tessera/reshard/torchrec_names.h"
 
 namespace tessera::reshard {
 
@@ -28,8 +29,9 @@ struct PlanOptions {
   int world_size = 0;      // 0: as the strategy, the plan or the source says
   std::string strategy{};  // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};
-  std::vector<FlatUnit> units{};            // replace the source's; under the source's names
-  NameSelection only{};                     // over the source's names
+  std::vector<FlatUnit> units{};  // replace the source's; under the source's names
+  NameSelection only{};           // over the source's names
+  OptimizerNames optimizer_names = OptimizerNames::as_stored;
   std::vector<Rename> renames{};            // the first that fits a name is taken
   std::optional<DType> cast{};              // for floating tensors but scalars of an optimizer
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or not there
@@ -45,6 +47,10 @@ struct TensorCopy {
   /// column shard, and these are the shards' widths, the weights of the mean. All source pieces are
   /// then needed for every destination piece.
   std::vector<std::int64_t> merged_widths{};
+  /// Not 0 for row-wise state that each column shard of the destination gets a copy of: element i
+  /// of the destination is row `i % num_repeated_rows` of the source (or of what is merged). Every
+  /// destination piece lies within one copy.
+  std::int64_t num_repeated_rows = 0;
 };
 
 /// A plan: a pure function of the source's contents and the options, equal on every rank.
@@ -65,6 +71,9 @@ struct Plan {
 /// given. A table that the table plan has no rule for follows the strategy where one is given, and
 /// is a problem where none is. DCP knows only boxes and no aliases: ranges become boxes, an alias a
 /// tensor of its own. Optimizer state follows its parameter by its role (optimizer_rules.h).
+/// Row-wise state of a table gets the form that its name at the destination stands for
+/// (torchrec_names.h): under torchrec's, one block of rows per column shard; else one element per
+/// row.
 /// Throws: Error(invalid_argument) where the options contradict each other. What is wrong with the
 /// source's contents is in `problems`, all of it.
 /// Cost: O(pieces log pieces) per tensor for the layouts met in practice.

@@ -1,0 +1,29 @@
+#include "reshard/state_key.h"
+
+#include "tessera/layout/table_plan.h"
+
+namespace tessera::reshard {
+
+std::optional<std::string_view> behind_state(std::string_view fqn) {
+  constexpr std::string_view kStep = "state.";
+  if (fqn.starts_with(kStep)) return fqn.substr(kStep.size());
+  const std::size_t at = fqn.find(".state.");
+  if (at == std::string_view::npos) return std::nullopt;
+  return fqn.substr(at + 1 + kStep.size());
+}
+
+std::optional<FusedStateKey> parse_fused_state_key(std::string_view fqn) {
+  const std::size_t last = fqn.rfind('.');
+  if (last == std::string_view::npos || !behind_state(fqn)) return std::nullopt;
+  const std::string_view rest = fqn.substr(0, last);
+  for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;
+       dot = rest.rfind('.', dot - 1)) {
+    const auto table = table_of_weight(rest.substr(0, dot));
+    if (table && *table == rest.substr(dot + 1)) {
+      return FusedStateKey{rest.substr(0, dot), rest.substr(dot + 1), fqn.substr(last + 1)};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+namespace tessera::reshard {
+
+/// Returns what lies behind `state.` when that is a whole step of the key.
+std::optional<std::string_view> behind_state(std::string_view fqn);
+
+/// The parts of a key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`.
+/// Views of the key.
+struct FusedStateKey {
+  std::string_view weight;  // `<prefix>state.<fqn>`
+  std::string_view table;
+  std::string_view name;
+};
+std::optional<FusedStateKey> parse_fused_state_key(std::string_view fqn);
+
+}  // namespace tessera::reshard

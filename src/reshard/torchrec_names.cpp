@@ -1,0 +1,159 @@
+#include "tessera/reshard/torchrec_names.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "reshard/state_key.h"
+#include "tessera/reshard/optimizer_rules.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointContents;
+using formats::KeyPath;
+using formats::StateKind;
+
+constexpr std::string_view kFirst = "momentum1";
+constexpr std::string_view kSecond = "exp_avg_sq";
+constexpr std::string_view kSecondBefore05 = "momentum2";
+
+/// The state of one table: which tensor it is by the last step of its name.
+using TableState = std::map<std::string_view, std::size_t>;
+
+bool has_names(const TableState& state, std::initializer_list<std::string_view> names) {
+  return state.size() == names.size() &&
+         std::ranges::all_of(names, [&](std::string_view name) { return state.contains(name); });
+}
+
+/// Returns a key path with its end, spelled `from`, replaced.
+KeyPath with_end(KeyPath path, std::string_view from, std::string_view to) {
+  std::string end;
+  while (!path.empty()) {
+    const std::string step = formats::spell({path.back()});
+    path.pop_back();
+    end = end.empty() ? step : step + "." + end;
+    if (end.size() < from.size()) continue;
+    path.emplace_back(end.substr(0, end.size() - from.size()).append(to));
+    return path;
+  }
+  return {};
+}
+
+/// Collects the names that replace ends of others.
+class Names {
+ public:
+  explicit Names(const CheckpointContents& contents) : contents_(contents) {}
+
+  void replace_end(std::size_t tensor_index, std::size_t end_size, std::string_view to) {
+    const formats::TensorEntry& tensor = contents_.tensors[tensor_index];
+    const std::string& fqn = tensor.meta.fqn;
+    const std::size_t keep = fqn.size() - end_size;
+    names_.push_back({tensor_index, fqn.substr(0, keep).append(to),
+                      with_end(tensor.key_path, std::string_view(fqn).substr(keep), to)});
+  }
+
+  std::vector<StateName> in_order() {
+    std::ranges::sort(names_, {}, &StateName::tensor_index);
+    return std::move(names_);
+  }
+
+ private:
+  const CheckpointContents& contents_;
+  std::vector<StateName> names_;
+};
+
+bool is_by_row(StateKind kind) {
+  return kind == StateKind::row_wise || kind == StateKind::row_wise_per_shard;
+}
+
+/// Returns the canonical names of a table's state; none where its optimizer is not known.
+std::vector<std::pair<std::size_t, std::string_view>> canonical_ends(
+    const TableState& state, const std::vector<StateRole>& roles) {
+  if (!state.contains(kFirst)) return {};
+  const std::size_t first = state.at(kFirst);
+  const StateKind first_kind = roles[first].kind;
+  if (has_names(state, {kFirst})) {
+    if (is_by_row(first_kind)) return {{first, "row_sum"}};
+    if (first_kind == StateKind::pointwise) return {{first, "sum"}};
+    return {};
+  }
+  for (const std::string_view name : {kSecond, kSecondBefore05}) {
+    if (!has_names(state, {kFirst, name}) || first_kind != StateKind::pointwise) continue;
+    const std::size_t second = state.at(name);
+    if (is_by_row(roles[second].kind)) return {{first, "exp_avg"}, {second, "row_exp_avg_sq"}};
+    if (roles[second].kind == StateKind::pointwise)
+      return {{first, "exp_avg"}, {second, "exp_avg_sq"}};
+  }
+  return {};
+}
+
+/// Returns torchrec's names of a table's state; none where it is not that of a fused optimizer.
+std::vector<std::pair<std::size_t, std::string_view>> torchrec_ends(TableState state) {
+  state.erase("step");
+  for (const std::string_view name : {"sum", "row_sum"}) {
+    if (has_names(state, {name})) return {{state.at(name), kFirst}};
+  }
+  for (const std::string_view name : {"exp_avg_sq", "row_exp_avg_sq"}) {
+    if (has_names(state, {"exp_avg", name}))
+      return {{state.at("exp_avg"), kFirst}, {state.at(name), kSecond}};
+  }
+  return {};
+}
+
+/// Says whether torchrec updates a table within backward, rather than by torch.optim.
+bool is_fused(const std::string& table, const TableState& state, const TablePlan* plan) {
+  if (plan != nullptr) {
+    const auto rule = plan->tables.find(table);
+    if (rule != plan->tables.end()) return rule->second.sharding != TableSharding::data_parallel;
+  }
+  return !(state.contains("sum") && state.contains("step"));
+}
+
+}  // namespace
+
+bool has_torchrec_name(std::string_view fqn) {
+  return parse_fused_state_key(fqn).has_value();
+}
+
+std::vector<StateName> canonical_names(const CheckpointContents& contents) {
+  std::map<std::string_view, TableState> tables;  // by the weight's key
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const auto key = parse_fused_state_key(contents.tensors[i].meta.fqn);
+    if (key) tables[key->weight].emplace(key->name, i);
+  }
+  if (tables.empty()) return {};
+  const std::vector<StateRole> roles = classify_state(contents);
+  Names names(contents);
+  for (const auto& [weight, state] : tables) {
+    for (const auto& [tensor_index, end] : canonical_ends(state, roles)) {
+      const std::size_t key_size = contents.tensors[tensor_index].meta.fqn.size();
+      names.replace_end(tensor_index, key_size - weight.size() - 1, end);
+    }
+  }
+  return names.in_order();
+}
+
+std::vector<StateName> torchrec_names(const CheckpointContents& contents, const TablePlan* plan) {
+  std::map<std::string_view, TableState> tables;  // by the weight's key
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const std::string_view fqn = contents.tensors[i].meta.fqn;
+    const std::size_t dot = fqn.rfind('.');
+    if (dot == std::string_view::npos || !behind_state(fqn)) continue;
+    if (table_of_weight(fqn.substr(0, dot)))
+      tables[fqn.substr(0, dot)].emplace(fqn.substr(dot + 1), i);
+  }
+  Names names(contents);
+  for (const auto& [weight, state] : tables) {
+    const std::string table = *table_of_weight(weight);
+    if (!is_fused(table, state, plan)) continue;
+    for (const auto& [tensor_index, end] : torchrec_ends(state)) {
+      const std::size_t key_size = contents.tensors[tensor_index].meta.fqn.size();
+      names.replace_end(tensor_index, key_size - weight.size() - 1, table + "." + std::string(end));
+    }
+  }
+  return names.in_order();
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,128 @@
+#include "tessera/reshard/torchrec_names.h"
+
+#include <gmock/gmock.h>
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointContents;
+using formats::KeyPath;
+using formats::TensorEntry;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+const std::string kTable = "model.ebc.embedding_bags.t.weight";
+const std::string kState = "optim.state.ebc.embedding_bags.t.weight.";
+
+/// A table of 6 rows and 8 columns on two column shards, with state under `kState`.
+CheckpointContents table_with(std::vector<std::pair<std::string, Shape>> state) {
+  std::ranges::sort(state);
+  CheckpointContents contents;
+  TensorEntry table;
+  table.meta = {kTable, DType::float32, {6, 8}};
+  table.pieces = {{Box{{0, 0}, {6, 4}}, 0}, {Box{{0, 4}, {6, 4}}, 1}};
+  contents.tensors.push_back(std::move(table));
+  for (auto& [name, shape] : state) {
+    TensorEntry entry;
+    entry.meta = {kState + name, DType::float32, shape};
+    entry.pieces = {{whole_box(shape), 0}};
+    contents.tensors.push_back(std::move(entry));
+  }
+  return contents;
+}
+
+/// Returns (own name, other name) behind `kState`.
+std::vector<std::pair<std::string, std::string>> ends(const CheckpointContents& contents,
+                                                      const std::vector<StateName>& names) {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (const StateName& name : names) {
+    EXPECT_TRUE(name.fqn.starts_with(kState));
+    found.emplace_back(contents.tensors[name.tensor_index].meta.fqn.substr(kState.size()),
+                       name.fqn.substr(kState.size()));
+  }
+  return found;
+}
+
+std::vector<std::pair<std::string, std::string>> canonical(
+    std::vector<std::pair<std::string, Shape>> state) {
+  const CheckpointContents contents = table_with(std::move(state));
+  return ends(contents, canonical_names(contents));
+}
+
+std::vector<std::pair<std::string, std::string>> torchrec(
+    std::vector<std::pair<std::string, Shape>> state, const TablePlan* plan = nullptr) {
+  const CheckpointContents contents = table_with(std::move(state));
+  return ends(contents, torchrec_names(contents, plan));
+}
+
+TEST(TorchrecNamesTest, D9_MomentumIsNamedAfterItsOptimizer) {
+  EXPECT_THAT(canonical({{"t.momentum1", {6}}}), ElementsAre(Pair("t.momentum1", "row_sum")));
+  EXPECT_THAT(canonical({{"t.momentum1", {12}}}), ElementsAre(Pair("t.momentum1", "row_sum")));
+  EXPECT_THAT(canonical({{"t.momentum1", {6, 8}}}), ElementsAre(Pair("t.momentum1", "sum")));
+  EXPECT_THAT(canonical({{"t.momentum1", {6, 8}}, {"t.exp_avg_sq", {6, 8}}}),
+              ElementsAre(Pair("t.exp_avg_sq", "exp_avg_sq"), Pair("t.momentum1", "exp_avg")));
+  EXPECT_THAT(canonical({{"t.momentum1", {6, 8}}, {"t.exp_avg_sq", {12}}}),
+              ElementsAre(Pair("t.exp_avg_sq", "row_exp_avg_sq"), Pair("t.momentum1", "exp_avg")));
+  EXPECT_THAT(canonical({{"t.momentum1", {6, 8}}, {"t.momentum2", {6}}}),
+              ElementsAre(Pair("t.momentum1", "exp_avg"), Pair("t.momentum2", "row_exp_avg_sq")));
+}
+
+TEST(TorchrecNamesTest, D9_StateOfOtherOptimizersStaysAsItIs) {
+  // RMSprop by rows: its momentum1 is a decaying mean.
+  EXPECT_THAT(canonical({{"t.momentum1", {6}}, {"t.prev_iter", {6}}, {"t.iter", {1}}}), IsEmpty());
+  EXPECT_THAT(canonical({{"t.momentum1", {5}}}), IsEmpty());      // fits no row
+  EXPECT_THAT(canonical({{"other.momentum1", {6}}}), IsEmpty());  // another table
+  EXPECT_THAT(canonical({{"row_sum", {6}}, {"sum", {6, 8}}}), IsEmpty());
+}
+
+TEST(TorchrecNamesTest, D9_TorchrecsNamesComeBack) {
+  EXPECT_THAT(torchrec({{"row_sum", {6}}}), ElementsAre(Pair("row_sum", "t.momentum1")));
+  EXPECT_THAT(torchrec({{"sum", {6, 8}}}), ElementsAre(Pair("sum", "t.momentum1")));
+  EXPECT_THAT(torchrec({{"exp_avg", {6, 8}}, {"exp_avg_sq", {6, 8}}, {"step", {}}}),
+              ElementsAre(Pair("exp_avg", "t.momentum1"), Pair("exp_avg_sq", "t.exp_avg_sq")));
+  EXPECT_THAT(torchrec({{"exp_avg", {6, 8}}, {"row_exp_avg_sq", {6}}}),
+              ElementsAre(Pair("exp_avg", "t.momentum1"), Pair("row_exp_avg_sq", "t.exp_avg_sq")));
+  EXPECT_THAT(torchrec({{"momentum_buffer", {6, 8}}}), IsEmpty());
+  EXPECT_THAT(torchrec({{"t.momentum1", {12}}}), IsEmpty());  // has it already
+}
+
+TEST(TorchrecNamesTest, D9_TablesOfTorchOptimKeepItsNames) {
+  const std::vector<std::pair<std::string, Shape>> adagrad{{"step", {}}, {"sum", {6, 8}}};
+  EXPECT_THAT(torchrec(adagrad), IsEmpty());
+  TablePlan plan{.world_size = 2, .tables = {{"t", {TableSharding::data_parallel, {0, 1}}}}};
+  EXPECT_THAT(torchrec({{"sum", {6, 8}}}, &plan), IsEmpty());
+  plan.tables["t"] = {TableSharding::row_wise, {0, 1}};
+  EXPECT_THAT(torchrec(adagrad, &plan), ElementsAre(Pair("sum", "t.momentum1")));
+}
+
+TEST(TorchrecNamesTest, KeyPathsKeepTheirSteps) {
+  CheckpointContents contents = table_with({{"t.momentum1", {6}}});
+  KeyPath& path = contents.tensors[1].key_path;
+  const std::string parameter = "ebc.embedding_bags.t.weight";
+  path = {"optim", "state", parameter, "t.momentum1"};  // a dict of dicts
+  EXPECT_EQ(canonical_names(contents)[0].key_path,
+            (KeyPath{"optim", "state", parameter, "row_sum"}));
+  path = {"optim", "state." + parameter + ".t.momentum1"};  // one flat dict
+  EXPECT_EQ(canonical_names(contents)[0].key_path,
+            (KeyPath{"optim", "state." + parameter + ".row_sum"}));
+  path.clear();
+  EXPECT_THAT(canonical_names(contents)[0].key_path, IsEmpty());
+
+  contents = table_with({{"row_sum", {6}}});
+  contents.tensors[1].key_path = {"optim", "state", parameter, "row_sum"};
+  EXPECT_EQ(torchrec_names(contents, nullptr)[0].key_path,
+            (KeyPath{"optim", "state", parameter, "t.momentum1"}));
+}
+
+TEST(TorchrecNamesTest, ANameOfTorchrecHoldsItsTableTwice) {
+  EXPECT_TRUE(has_torchrec_name(kState + "t.momentum1"));
+  EXPECT_TRUE(has_torchrec_name("state.embeddings.a.b.weight.a.b.iter"));  // a table `a.b`
+  EXPECT_FALSE(has_torchrec_name(kState + "row_sum"));
+  EXPECT_FALSE(has_torchrec_name(kState + "u.momentum1"));
+  EXPECT_FALSE(has_torchrec_name(kTable));
+  EXPECT_FALSE(has_torchrec_name("model.ebc.embedding_bags.t.weight.t.momentum1"));  // no state
+}
+
+}  // namespace
+}  // namespace tessera::reshard
