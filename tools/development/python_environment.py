@@ -17,6 +17,9 @@ from places import HERE, cache_directory, locked
 OLDEST_PYTHON = (3, 10)
 NEEDED_GIB = 8  # what pip needs while it unpacks torch and the CUDA libraries that come with it
 
+PIP_INSTALL = ("-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
+               "--retries", "2")
+
 PROBE = ("import sys, platform, ensurepip, venv; "
          "print('.'.join(map(str, sys.version_info[:3])), platform.machine(), sys.base_prefix)")
 
@@ -75,6 +78,21 @@ def python_environment(torch_version: str | None = None) -> Path:
     return directory
 
 
+def install(pip: list, log: Path) -> None:
+    """Runs pip, or says why it could not do its work."""
+    if run_quietly(pip, log) == 0:
+        return
+    text = log.read_text(errors="replace")
+    if NO_NETWORK.search(text):
+        raise Stop("no network: pip cannot reach its package index; connect (or set HTTPS_PROXY or PIP_INDEX_URL) "
+                   "and run this again")
+    say(tail(log))
+    unknown = re.search(r"No matching distribution found for (\S+)", text)
+    why = (f"no {unknown.group(1)} for Python {platform.python_version()} on {platform.machine()}"
+           if unknown else "pip failed")
+    raise Stop(f"{why} (whole log: {log})")
+
+
 def build_environment(directory: Path, wanted: str) -> None:
     torch = re.search(r"^torch==(\S+)", wanted, re.MULTILINE).group(1)
     heading(f"building the Python environment with torch {torch}: about 3 GB to download once, 5 GB on disk")
@@ -95,18 +113,7 @@ def build_environment(directory: Path, wanted: str) -> None:
         say(tail(log))
         raise Stop(f"{python} -m venv failed (whole log: {log})")
     (directory / "requirements.txt").write_text(wanted)
-    pip = [directory / "bin/python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check",
-           "--progress-bar", "off", "--retries", "2", "--only-binary", ":all:",
-           "-r", directory / "requirements.txt"]
-    if run_quietly(pip, log) != 0:
-        text = log.read_text(errors="replace")
-        if NO_NETWORK.search(text):
-            raise Stop("no network: pip cannot reach its package index; connect (or set HTTPS_PROXY or PIP_INDEX_URL) "
-                       "and run this again")
-        say(tail(log))
-        unknown = re.search(r"No matching distribution found for (\S+)", text)
-        why = (f"no {unknown.group(1)} for Python {platform.python_version()} on {platform.machine()}"
-               if unknown else "pip failed")
-        raise Stop(f"{why} (whole log: {log})")
+    pip = [directory / "bin/python", *PIP_INSTALL, "--only-binary", ":all:", "-r", directory / "requirements.txt"]
+    install(pip, log)
     (directory / "complete").touch()
     say(f"    ready after {time.monotonic() - begin:.0f} s")

@@ -13,9 +13,12 @@ from console import Stop, heading, run_quietly, say, table, tail
 from debian_packages import install_packages
 from places import ROOT, locked
 from python_environment import python_environment
+from torchrec_packages import torchrec_packages
 
-LABELS = ("unit", "property", "cli", "interop", "distributed", "cuda", "development", "slow")
-NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow"}
+LABELS = ("unit", "property", "cli", "interop", "distributed", "cuda", "development", "slow",
+          "interop-torchrec")
+NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow", "interop-torchrec"}
+ON_DEMAND = "^(slow|interop-torchrec)$"  # labels that only --label runs
 CORE_LABELS = ("unit", "property", "cli")  # what runs a second time under the sanitizers
 SANITIZED = ("unit_tests", "embedding_kernel_tests", "property_tests", "cli_unit_tests", "ckpt-inspect",
              "ckpt-reshard")
@@ -154,16 +157,18 @@ def test_threads(*, torch_version: str | None) -> int:
 
 
 def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
-    """Runs all tests but the slow ones, or those of one label. Returns the exit code."""
+    """Runs all tests but those on demand, or those of one label. Returns the exit code."""
     begin = time.monotonic()
     install_packages({"build", "python", "test"})
     definitions: tuple[str, ...] = ()
     if label is None or label in NEED_PYTHON:
         definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
+    if label == "interop-torchrec":
+        definitions += (f"TESSERA_TORCHREC_PACKAGES={torchrec_packages(torch_version)}",)
 
     directory = build("dev", definitions=definitions)
-    heading(f"testing ({label or 'all but slow'})")
-    selection = ["-L", f"^{label}$"] if label else ["-LE", "^slow$"]
+    heading(f"testing ({label or 'all but those on demand'})")
+    selection = ["-L", f"^{label}$"] if label else ["-LE", ON_DEMAND]
     tallies = tallies_by_label(run_ctest(directory, selection, {}))
 
     if not quick and (label is None or label in CORE_LABELS):

@@ -31,7 +31,7 @@ struct PlanOptions {
   std::optional<TablePlan> table_plan{};
   std::vector<FlatUnit> units{};  // replace the source's; under the source's names
   NameSelection only{};           // over the source's names
-  OptimizerNames optimizer_names = OptimizerNames::as_stored;
+  OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
   std::vector<Rename> renames{};            // the first that fits a name is taken
   std::optional<DType> cast{};              // for floating tensors but scalars of an optimizer
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or not there
