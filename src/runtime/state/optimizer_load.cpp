@@ -136,24 +136,37 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
 void OptimizerLoad::take_groups(const ValueTree& tree, const formats::KeyPath& root,
                                 const NameSelection& only, LoadReport& report) {
   std::vector<OptimizerParameter> members = parameters_;
+  std::vector<OptimizerParameter> fused;
   for (std::size_t i = 0; i < fused_.size(); ++i) {
     for (const registry::FusedParameter& parameter : fused_[i].parameters) {
-      members.push_back({options_.size() + i, {}, fused_[i].found.prefix + parameter.name, {}});
+      fused.push_back({i, {}, fused_[i].found.prefix + parameter.name, {}});
     }
   }
+  members.insert(members.end(), fused.begin(), fused.end());
   const std::vector<Value::Dict> saved = saved_groups(tree, root, members);
+  take_fused_groups(fused, saved, report);
   if (saved.empty() && !only.selects_everything()) return;
-  auto fields = match_groups(members, options_.size() + fused_.size(), saved, report);
-  for (std::size_t i = 0; i < fused_.size(); ++i) {
-    fused_[i].fields = std::move(fields[options_.size() + i]);
-    if (fused_[i].fields) fused_[i].found.updates->check_fields(*fused_[i].fields);
-  }
+  const auto fields = match_groups(parameters_, options_.size(), saved, report);
   for (std::size_t group = 0; group < options_.size(); ++group) {
     if (!fields[group]) continue;
     options_[group] = adapter_->with_fields(*fields[group]);
     for (const OptimizerParameter& parameter : parameters_) {
       if (parameter.group == group) known_.insert(parameter.fqn);
     }
+  }
+}
+
+/// torchrec saves no groups of its tables: theirs may be missing, and then stay as they are.
+void OptimizerLoad::take_fused_groups(const std::vector<OptimizerParameter>& fused,
+                                      const std::vector<Value::Dict>& saved, LoadReport& report) {
+  LoadStateDictOptions lenient = report.options;
+  lenient.allow_missing = true;
+  LoadReport own{lenient};
+  auto fields = match_groups(fused, fused_.size(), saved, own);
+  report.problems.insert(report.problems.end(), own.problems.begin(), own.problems.end());
+  for (std::size_t i = 0; i < fused_.size(); ++i) {
+    fused_[i].fields = std::move(fields[i]);
+    if (fused_[i].fields) fused_[i].found.updates->check_fields(*fused_[i].fields);
   }
 }
 

@@ -62,6 +62,8 @@ class OptimizerLoad {
     std::vector<Step> steps;          // one, or none
   };
 
+  void take_fused_groups(const std::vector<OptimizerParameter>& fused,
+                         const std::vector<Value::Dict>& saved, LoadReport& report);
   static void take_step(const Step& step);
   Loaded want_of(const OptimizerParameter& parameter,
                  const std::map<std::string, SavedTensor>& saved, StateDict& wanted) const;
