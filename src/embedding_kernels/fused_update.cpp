@@ -55,8 +55,9 @@ void sum_block(const TableGradient& table, std::int64_t begin, std::int64_t end,
   sum_rows(BagGradients(table), begin, end, table.dim, out);
 }
 
-HWY_INLINE void sum_row(const TableGradient& table, const BagGradients& bags, std::int64_t index,
-                        float* g) {
+// Not inline: a copy in each of the many kinds of update costs more to compile than a call to run.
+HWY_NOINLINE void sum_row(const TableGradient& table, const BagGradients& bags, std::int64_t index,
+                          float* g) {
   const std::int64_t begin = table.touched.begin_of(index);
   const std::int64_t end = table.touched.end_of(index);
   if (end - begin <= TouchedRows::kBlockOccurrences) {
@@ -78,7 +79,8 @@ HWY_INLINE hn::Vec<D> clipped(D d, hn::Vec<D> v, float limit) {
 }
 
 template <class T>
-HWY_INLINE void finish_gradient(const GradientRule& rule, const T* w, float* g, std::int64_t dim) {
+HWY_NOINLINE void finish_gradient(const GradientRule& rule, const T* w, float* g,
+                                  std::int64_t dim) {
   if (rule.scale == 1 && rule.max_gradient == 0 && rule.weight_decay == 0) return;
   for_columns(dim, [&](auto d, std::int64_t column) HWY_ATTR {
     auto v = hn::Mul(hn::Set(d, rule.scale), load(d, g + column));
