@@ -1,0 +1,401 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "embedding_kernels/cuda/elements.cuh"
+#include "embedding_kernels/cuda/kernels.h"
+
+namespace tessera::embedding::cuda {
+namespace {
+
+constexpr std::int64_t kBlockOccurrences = embedding::TouchedRows::kBlockOccurrences;
+constexpr std::int64_t kSharedNbytes = 48 * 1024;  // that a block of threads has without asking
+
+/// One table's update with its numbers as kernels use them; see [Note: Update of a row].
+struct DeviceUpdate {
+  enum class Kind { none, sgd, adagrad, row_wise_adagrad, adam, row_wise_adam } kind = Kind::none;
+  TableView view{};
+  OptimizerState state{};
+  float lr = 0, eps = 0, beta1 = 0, beta2 = 0, rest1 = 0, rest2 = 0;
+  float correction1 = 0, correction2 = 0;
+  float max_gradient = 0;
+  float decay_of_gradient = 0;  // weight_decay where it is part of g
+  float decay_of_step = 0;      // where it is part of the step
+};
+
+DeviceUpdate::Kind kind_of(const FusedOptimizer& optimizer) {
+  using Kind = DeviceUpdate::Kind;
+  constexpr Kind kKinds[] = {Kind::sgd, Kind::adagrad, Kind::row_wise_adagrad, Kind::adam,
+                             Kind::row_wise_adam};
+  static_assert(std::is_same_v<FusedOptimizer,
+                               std::variant<Sgd, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam>>);
+  return kKinds[optimizer.index()];
+}
+
+DeviceUpdate on_device(const TableUpdate& update) {
+  DeviceUpdate made{.kind = kind_of(update.optimizer), .view = update.view, .state = update.state};
+  std::visit(
+      [&]<class Optimizer>(const Optimizer& optimizer) {
+        made.lr = static_cast<float>(optimizer.lr);
+        made.max_gradient = static_cast<float>(optimizer.max_gradient);
+        const auto decay = static_cast<float>(optimizer.weight_decay);
+        if constexpr (!std::is_same_v<Optimizer, Sgd>) {
+          made.eps = static_cast<float>(optimizer.eps);
+        }
+        if constexpr (std::is_same_v<Optimizer, Adam> || std::is_same_v<Optimizer, RowWiseAdam>) {
+          const auto step = static_cast<double>(update.state.step);
+          made.beta1 = static_cast<float>(optimizer.beta1);
+          made.beta2 = static_cast<float>(optimizer.beta2);
+          made.rest1 = static_cast<float>(1 - optimizer.beta1);
+          made.rest2 = static_cast<float>(1 - optimizer.beta2);
+          made.correction1 = static_cast<float>(1 / (1 - std::pow(optimizer.beta1, step)));
+          made.correction2 = static_cast<float>(1 / (1 - std::pow(optimizer.beta2, step)));
+          made.decay_of_step = decay;
+        } else {
+          made.decay_of_gradient = decay;
+        }
+      },
+      update.optimizer);
+  return made;
+}
+
+/// A touched row, as one warp sees it.
+struct TouchedRow {
+  std::int64_t table;
+  std::int64_t row;
+  std::int64_t begin;  // of its occurrences
+  std::int64_t count;
+
+  __device__ TouchedRow(const TouchedRows::View& touched, std::int64_t index)
+      : table(static_cast<std::int64_t>(touched.keys[index] >> touched.row_bits)),
+        row(static_cast<std::int64_t>(touched.keys[index] &
+                                      ((std::uint64_t{1} << touched.row_bits) - 1))),
+        begin(touched.offsets[index]),
+        count(touched.counts[index]) {}
+};
+
+/// Sums the gradients of occurrences [begin, end) into `g[0, dim)`, in order.
+__device__ void sum_occurrences(const TouchedRows::View& touched, const PooledGradient& gradient,
+                                std::int64_t begin, std::int64_t end, std::int64_t dim, float* g) {
+  for (std::int64_t column = lane(); column < dim; column += kWarpThreads) {
+    float sum = 0;
+#pragma unroll 4
+    for (std::int64_t i = begin; i < end; ++i) {
+      const TouchedRows::Occurrence& at = touched.occurrences[i];
+      const std::int64_t first = at.sample * gradient.stride + at.column;
+      sum = fmaf(at.weight, gradient.data[first + column], sum);
+    }
+    g[column] = sum;
+  }
+}
+
+/// Returns the touched row to which a block belongs: the last whose first block is not after it.
+__device__ std::int64_t row_of_block(const TouchedRows::View& touched, std::uint32_t block) {
+  std::int64_t begin = 0;
+  std::int64_t end = *touched.num_rows;
+  while (end - begin > 1) {
+    const std::int64_t middle = begin + (end - begin) / 2;
+    if (touched.first_blocks[middle] <= block) {
+      begin = middle;
+    } else {
+      end = middle;
+    }
+  }
+  return begin;
+}
+
+/// A warp takes a block of a hot row. Of tables that no kernel asks for, `dims` is 0.
+__global__ void sum_blocks(TouchedRows::View touched, PooledGradient gradient,
+                           const std::int64_t* dims, std::int64_t max_dim, float* block_sums) {
+  const std::int64_t num_blocks = touched.first_blocks[touched.num_ids];
+  for (std::int64_t block = first_item(); block < num_blocks; block += num_warps()) {
+    const std::int64_t index = row_of_block(touched, static_cast<std::uint32_t>(block));
+    const TouchedRow row(touched, index);
+    const std::int64_t begin =
+        row.begin + (block - touched.first_blocks[index]) * kBlockOccurrences;
+    const std::int64_t end = row.begin + row.count;
+    sum_occurrences(touched, gradient, begin,
+                    begin + kBlockOccurrences < end ? begin + kBlockOccurrences : end,
+                    dims[row.table], block_sums + block * max_dim);
+  }
+}
+
+/// What the gradient of any touched row is summed from.
+struct GradientSource {
+  TouchedRows::View touched;
+  PooledGradient gradient;
+  const float* block_sums;  // [blocks, max_dim]
+  std::int64_t max_dim;
+};
+
+__device__ void sum_row(const GradientSource& source, std::int64_t index, const TouchedRow& row,
+                        std::int64_t dim, float* g) {
+  if (row.count <= kBlockOccurrences) {
+    sum_occurrences(source.touched, source.gradient, row.begin, row.begin + row.count, dim, g);
+    return;
+  }
+  const float* blocks =
+      source.block_sums +
+      static_cast<std::int64_t>(source.touched.first_blocks[index]) * source.max_dim;
+  const std::int64_t num_blocks = (row.count + kBlockOccurrences - 1) / kBlockOccurrences;
+  for (std::int64_t column = lane(); column < dim; column += kWarpThreads) {
+    float sum = 0;
+    for (std::int64_t block = 0; block < num_blocks; ++block) {
+      sum += blocks[block * source.max_dim + column];
+    }
+    g[column] = sum;
+  }
+}
+
+/// Scales, clips and decays g. Returns the sum of its squares. A lane sees its own columns alone.
+template <class T>
+__device__ float finish_gradient(const DeviceUpdate& update, float scale, const T* w, float* g) {
+  float squares = 0;
+  for (std::int64_t k = lane(); k < update.view.dim; k += kWarpThreads) {
+    float v = scale * g[k];
+    if (update.max_gradient > 0) {
+      v = v > update.max_gradient ? update.max_gradient : v;
+      v = v < -update.max_gradient ? -update.max_gradient : v;
+    }
+    if (update.decay_of_gradient != 0) v = fmaf(update.decay_of_gradient, to_float(w[k]), v);
+    g[k] = v;
+    squares = fmaf(v, v, squares);
+  }
+  return sum_over_warp(squares);
+}
+
+__device__ float next_weight(const DeviceUpdate& update, float w, float m, float root) {
+  const float step = m * update.correction1 / root + update.decay_of_step * w;
+  return w - update.lr * step;
+}
+
+template <class T>
+__device__ void apply(const DeviceUpdate& update, T* w, const float* g, std::int64_t row,
+                      float mean_square) {
+  using Kind = DeviceUpdate::Kind;
+  const std::int64_t dim = update.view.dim;
+  const OptimizerState& state = update.state;
+  float row_root = 0;
+  if (update.kind == Kind::row_wise_adagrad) {
+    const float sum = state.row_sum[row] + mean_square;
+    row_root = sqrtf(sum) + update.eps;
+    __syncwarp();  // every lane has read it
+    if (lane() == 0) state.row_sum[row] = sum;
+  } else if (update.kind == Kind::row_wise_adam) {
+    const float v = update.beta2 * state.row_exp_avg_sq[row] + update.rest2 * mean_square;
+    row_root = sqrtf(v * update.correction2) + update.eps;
+    __syncwarp();
+    if (lane() == 0) state.row_exp_avg_sq[row] = v;
+  }
+  for (std::int64_t k = lane(); k < dim; k += kWarpThreads) {
+    const float before = to_float(w[k]);
+    const std::int64_t i = row * dim + k;
+    switch (update.kind) {
+      case Kind::none:
+        break;
+      case Kind::sgd:
+        store(w + k, before - update.lr * g[k]);
+        break;
+      case Kind::adagrad: {
+        const float sum = fmaf(g[k], g[k], state.sum[i]);
+        state.sum[i] = sum;
+        store(w + k, before - update.lr * g[k] / (sqrtf(sum) + update.eps));
+        break;
+      }
+      case Kind::row_wise_adagrad:
+        store(w + k, before - update.lr / row_root * g[k]);
+        break;
+      case Kind::adam:
+      case Kind::row_wise_adam: {
+        const float m = fmaf(update.beta1, state.exp_avg[i], update.rest1 * g[k]);
+        state.exp_avg[i] = m;
+        float root = row_root;
+        if (update.kind == Kind::adam) {
+          const float v = fmaf(update.beta2, state.exp_avg_sq[i], update.rest2 * g[k] * g[k]);
+          state.exp_avg_sq[i] = v;
+          root = sqrtf(v * update.correction2) + update.eps;
+        }
+        store(w + k, next_weight(update, before, m, root));
+        break;
+      }
+    }
+  }
+}
+
+/// A warp takes a row. `updates` has one for each table, of kind none where it has none.
+__global__ void update_rows(GradientSource source, const DeviceUpdate* updates) {
+  extern __shared__ float gradients[];
+  float* g = gradients + warp_in_block() * source.max_dim;
+  const std::int64_t num_rows = *source.touched.num_rows;
+  for (std::int64_t index = first_item(); index < num_rows; index += num_warps()) {
+    const TouchedRow row(source.touched, index);
+    const DeviceUpdate& update = updates[row.table];
+    if (update.kind == DeviceUpdate::Kind::none) continue;
+    const std::int64_t dim = update.view.dim;
+    sum_row(source, index, row, dim, g);
+    with_weights(update.view, [&](auto* weights) {
+      auto* w = weights + row.row * dim;
+      const float squares = finish_gradient(update, source.gradient.scale, w, g);
+      apply(update, w, g, row.row, squares / static_cast<float>(dim));
+    });
+  }
+}
+
+__global__ void write_gradients(GradientSource source, DeviceUpdate update, int table,
+                                float* gradients, float* squares) {
+  const std::int64_t dim = update.view.dim;
+  const std::int64_t begin = source.touched.table_begins[table];
+  const std::int64_t end = source.touched.table_begins[table + 1];
+  for (std::int64_t index = begin + first_item(); index < end; index += num_warps()) {
+    const TouchedRow row(source.touched, index);
+    float* g = gradients + (index - begin) * dim;
+    sum_row(source, index, row, dim, g);
+    with_weights(update.view, [&](auto* weights) {
+      const float sum = finish_gradient(update, source.gradient.scale, weights + row.row * dim, g);
+      if (lane() == 0) squares[index - begin] = sum;
+    });
+  }
+}
+
+__global__ void apply_gradients(TouchedRows::View touched, DeviceUpdate update, int table,
+                                const float* gradients, const float* squares, float row_width) {
+  const std::int64_t dim = update.view.dim;
+  const std::int64_t begin = touched.table_begins[table];
+  const std::int64_t end = touched.table_begins[table + 1];
+  for (std::int64_t index = begin + first_item(); index < end; index += num_warps()) {
+    const TouchedRow row(touched, index);
+    with_weights(update.view, [&](auto* weights) {
+      apply(update, weights + row.row * dim, gradients + (index - begin) * dim, row.row,
+            squares[index - begin] / row_width);
+    });
+  }
+}
+
+__global__ void add_gradients(GradientSource source, int table, std::int64_t dim, float* out) {
+  extern __shared__ float gradients[];
+  float* g = gradients + warp_in_block() * source.max_dim;
+  const std::int64_t begin = source.touched.table_begins[table];
+  const std::int64_t end = source.touched.table_begins[table + 1];
+  for (std::int64_t index = begin + first_item(); index < end; index += num_warps()) {
+    const TouchedRow row(source.touched, index);
+    sum_row(source, index, row, dim, g);
+    float* out_row = out + row.row * dim;
+    for (std::int64_t k = lane(); k < dim; k += kWarpThreads) {
+      out_row[k] += source.gradient.scale * g[k];
+    }
+  }
+}
+
+/// The blocks of threads of a kernel in which each warp keeps a row in shared memory.
+struct Launch {
+  int num_threads;
+  std::size_t shared_nbytes;
+
+  explicit Launch(std::int64_t max_dim) {
+    const std::int64_t warp_nbytes =
+        std::max<std::int64_t>(max_dim, 1) * static_cast<std::int64_t>(sizeof(float));
+    if (warp_nbytes > kSharedNbytes) {
+      throw Error::expected(ErrorKind::unsupported, {}, "columns of a table on a GPU",
+                            "at most " + std::to_string(kSharedNbytes / 4),
+                            std::to_string(max_dim));
+    }
+    const std::int64_t warps = std::min<std::int64_t>(kBlockWarps, kSharedNbytes / warp_nbytes);
+    num_threads = static_cast<int>(warps) * kWarpThreads;
+    shared_nbytes = static_cast<std::size_t>(warps * warp_nbytes);
+  }
+  unsigned num_blocks(std::int64_t num_rows) const {
+    return num_blocks_for(num_rows, num_threads / kWarpThreads);
+  }
+};
+
+/// Sums the blocks of hot rows of tables with these widths (0: not asked for).
+class SummedGradients {
+ public:
+  SummedGradients(const std::vector<std::int64_t>& dims, const TouchedRows& touched,
+                  const PooledGradient& gradient, cudaStream_t stream) {
+    const TouchedRows::View view = touched.view();
+    for (const std::int64_t dim : dims) max_dim_ = std::max(max_dim_, dim);
+    // A hot row has a whole block for each one that is not.
+    const std::int64_t max_blocks = 2 * view.num_ids / kBlockOccurrences;
+    block_sums_ = DeviceArray<float>(max_blocks * max_dim_, stream);
+    source_ = {.touched = view,
+               .gradient = gradient,
+               .block_sums = block_sums_.data(),
+               .max_dim = max_dim_};
+    if (max_blocks == 0) return;
+    const DeviceArray<std::int64_t> dims_on_device(std::span<const std::int64_t>(dims), stream);
+    sum_blocks<<<num_blocks_for(max_blocks), kBlockThreads, 0, stream>>>(
+        view, gradient, dims_on_device.data(), max_dim_, block_sums_.data());
+    check(cudaGetLastError(), "sum hot rows");
+  }
+
+  const GradientSource& source() const { return source_; }
+
+ private:
+  std::int64_t max_dim_ = 0;
+  DeviceArray<float> block_sums_{};
+  GradientSource source_{};
+};
+
+std::vector<std::int64_t> dims_with(int num_tables, int table, std::int64_t dim) {
+  std::vector<std::int64_t> dims(static_cast<std::size_t>(num_tables));
+  dims[static_cast<std::size_t>(table)] = dim;
+  return dims;
+}
+
+}  // namespace
+
+void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touched,
+                  const PooledGradient& gradient, cudaStream_t stream) {
+  std::vector<DeviceUpdate> of_table(static_cast<std::size_t>(touched.num_tables()));
+  std::vector<std::int64_t> dims(of_table.size());
+  for (const TableUpdate& update : updates) {
+    of_table[static_cast<std::size_t>(update.table)] = on_device(update);
+    dims[static_cast<std::size_t>(update.table)] = update.view.dim;
+  }
+  if (updates.empty() || touched.view().num_ids == 0) return;
+  const SummedGradients sums(dims, touched, gradient, stream);
+  const Launch launch(sums.source().max_dim);
+  const DeviceArray<DeviceUpdate> updates_on_device(std::span<const DeviceUpdate>(of_table),
+                                                    stream);
+  update_rows<<<launch.num_blocks(touched.view().num_ids), launch.num_threads, launch.shared_nbytes,
+                stream>>>(sums.source(), updates_on_device.data());
+  check(cudaGetLastError(), "fused update");
+}
+
+void row_gradients(const TableUpdate& update, const TouchedRows& touched,
+                   const PooledGradient& gradient, float* gradients, float* squares,
+                   cudaStream_t stream) {
+  if (touched.view().num_ids == 0) return;
+  const SummedGradients sums(dims_with(touched.num_tables(), update.table, update.view.dim),
+                             touched, gradient, stream);
+  write_gradients<<<num_blocks_for(touched.view().num_ids), kBlockThreads, 0, stream>>>(
+      sums.source(), on_device(update), update.table, gradients, squares);
+  check(cudaGetLastError(), "row gradients");
+}
+
+void apply_row_gradients(const TableUpdate& update, const TouchedRows& touched,
+                         const float* gradients, const float* squares, std::int64_t row_width,
+                         cudaStream_t stream) {
+  if (touched.view().num_ids == 0) return;
+  apply_gradients<<<num_blocks_for(touched.view().num_ids), kBlockThreads, 0, stream>>>(
+      touched.view(), on_device(update), update.table, gradients, squares,
+      static_cast<float>(row_width));
+  check(cudaGetLastError(), "apply row gradients");
+}
+
+void add_dense_gradient(const TouchedRows& touched, int table, std::int64_t dim,
+                        const PooledGradient& gradient, float* out, cudaStream_t stream) {
+  if (touched.view().num_ids == 0) return;
+  const SummedGradients sums(dims_with(touched.num_tables(), table, dim), touched, gradient,
+                             stream);
+  const Launch launch(dim);
+  add_gradients<<<launch.num_blocks(touched.view().num_ids), launch.num_threads,
+                  launch.shared_nbytes, stream>>>(sums.source(), table, dim, out);
+  check(cudaGetLastError(), "dense gradient");
+}
+
+}  // namespace tessera::embedding::cuda
