@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <tuple>
 #include <utility>
 
 namespace tessera {
@@ -13,6 +12,8 @@ namespace {
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 constexpr int kNumBisections = 10;
 constexpr int kMostMovesTried = 20000;
+constexpr std::size_t kMostTablesCombined = 12;
+constexpr int kMostPlacesCombined = 50000;
 constexpr double kWorthwhile = 1e-3;  // as a share, of a move
 
 /// One way to go through tables and candidates.
@@ -125,6 +126,68 @@ std::optional<Assignment> tighten(const Attempt& attempt, const Assignment& empt
   return best;
 }
 
+/// Tries the ways of all tables with each other, each on the ranks that one of the load orders
+/// takes first: for few tables, where memory leaves little choice.
+class Combination {
+ public:
+  Combination(const Assignment& empty, std::optional<Assignment> best)
+      : assignment_(empty),
+        best_(std::move(best)),
+        order_(by_nbytes(empty.tables())),
+        work_from_(order_.size() + 1) {
+    for (std::size_t i = order_.size(); i-- > 0;) {
+      const PlannerTable& table = empty.tables()[order_[i]];
+      work_from_[i] = work_from_[i + 1] + table.candidates.front().total_seconds;
+    }
+    set_limit();
+  }
+
+  std::optional<Assignment> run() {
+    place_from(0);
+    return std::move(best_);
+  }
+
+ private:
+  void set_limit() {
+    limit_seconds_ = best_ ? best_->score().slowest_seconds * (1 - kWorthwhile) : kNoLimit;
+  }
+
+  void place_from(std::size_t i) {
+    if (i == order_.size()) {
+      best_ = assignment_;
+      set_limit();
+      return;
+    }
+    const std::size_t t = order_[i];
+    for (std::size_t c = 0; c < assignment_.tables()[t].candidates.size(); ++c) {
+      std::vector<int> ranks_before;
+      for (const LoadOrder load_order :
+           {LoadOrder::by_seconds, LoadOrder::by_nbytes, LoadOrder::fullest_first}) {
+        if (--num_places_left_ < 0) return;
+        auto choice = assignment_.find_ranks(t, c, limit_seconds_, load_order);
+        if (!choice || choice->ranks == ranks_before) continue;
+        ranks_before = choice->ranks;
+        assignment_.put(t, std::move(*choice));
+        if (can_stay_within_limit(i + 1)) place_from(i + 1);
+        assignment_.take(t);
+      }
+    }
+  }
+
+  bool can_stay_within_limit(std::size_t i) const {
+    double work = work_from_[i];
+    for (const ShardCost& load : assignment_.loads()) work += load.seconds;
+    return work / static_cast<double>(assignment_.loads().size()) <= limit_seconds_;
+  }
+
+  Assignment assignment_;
+  std::optional<Assignment> best_;
+  std::vector<std::size_t> order_;
+  std::vector<double> work_from_;  // least time of all ranks for the i-th table and those behind it
+  double limit_seconds_ = kNoLimit;
+  int num_places_left_ = kMostPlacesCombined;
+};
+
 /// Moves tables of the slowest rank, alone or with another table, while that helps.
 class Improvement {
  public:
@@ -229,16 +292,24 @@ bool Assignment::fits(int rank, const ShardCost& shard, double limit_seconds) co
          load.seconds + shard.seconds <= limit_seconds;
 }
 
+double Assignment::load_of(int rank, LoadOrder order) const {
+  const ShardCost& load = loads_[static_cast<std::size_t>(rank)];
+  switch (order) {
+    case LoadOrder::by_seconds:
+      return load.seconds;
+    case LoadOrder::by_nbytes:
+      return static_cast<double>(load.nbytes);
+    case LoadOrder::fullest_first:
+      return -static_cast<double>(load.nbytes);
+  }
+  return 0;
+}
+
 std::vector<int> Assignment::pick(std::vector<int> ranks, std::span<const ShardCost> shards,
                                   double limit_seconds, LoadOrder order) const {
-  const auto load_of = [&](int rank) {
-    const ShardCost& load = loads_[static_cast<std::size_t>(rank)];
-    const auto nbytes = static_cast<double>(load.nbytes);
-    return order == LoadOrder::by_seconds ? std::tuple(load.seconds, nbytes, rank)
-                                          : std::tuple(nbytes, load.seconds, rank);
-  };
   if (ranks.size() > shards.size()) {
-    std::sort(ranks.begin(), ranks.end(), [&](int a, int b) { return load_of(a) < load_of(b); });
+    std::stable_sort(ranks.begin(), ranks.end(),
+                     [&](int a, int b) { return load_of(a, order) < load_of(b, order); });
   }
   std::vector<int> picked;
   for (const int rank : ranks) {
@@ -262,11 +333,9 @@ std::vector<int> Assignment::pick_hosts(const AllowedRanks& allowed,
     std::iota(ranks.begin(), ranks.end(), host * machine_.ranks_per_host);
     ranks = pick(std::move(ranks), shards, limit_seconds, order);
     if (ranks.empty()) continue;
-    double most = 0;
+    double most = -kNoLimit;
     for (const int rank : ranks) {
-      const ShardCost& load = loads_[static_cast<std::size_t>(rank)];
-      most = std::max(
-          most, order == LoadOrder::by_seconds ? load.seconds : static_cast<double>(load.nbytes));
+      most = std::max(most, load_of(rank, order));
     }
     hosts.emplace_back(most, std::move(ranks));
   }
@@ -341,6 +410,7 @@ std::optional<Assignment> find_assignment(std::span<const PlannerTable> tables,
   const Attempt attempts[] = {
       {by_seconds(tables), least_work_first(tables), LoadOrder::by_seconds},
       {by_nbytes(tables), least_work_first(tables), LoadOrder::by_nbytes},
+      {by_nbytes(tables), least_work_first(tables), LoadOrder::fullest_first},
       even_attempt(tables),
   };
   const Assignment empty(tables, machine);
@@ -352,7 +422,8 @@ std::optional<Assignment> find_assignment(std::span<const PlannerTable> tables,
     Assignment improved = Improvement(std::move(*found)).run();
     if (!best || improved.score().is_better_than(best->score())) best = std::move(improved);
   }
-  return best;
+  if (tables.size() > kMostTablesCombined) return best;
+  return Combination(empty, std::move(best)).run();
 }
 
 Assignment place_what_fits(std::span<const PlannerTable> tables, const PlannerMachine& machine) {

@@ -29,8 +29,9 @@ struct PlannerMachine {
   std::uint64_t capacity_nbytes = 0;  // of a rank, for tables
 };
 
-/// Which of two ranks is less loaded.
-enum class LoadOrder { by_seconds, by_nbytes };
+/// Which ranks are taken first: those with least time, or least memory in use; or those where least
+/// memory is left, so that large shards find room elsewhere.
+enum class LoadOrder { by_seconds, by_nbytes, fullest_first };
 
 /// Which table lies where so far, and what that costs every rank.
 class Assignment {
@@ -38,7 +39,7 @@ class Assignment {
   /// Keeps a view of `tables`.
   Assignment(std::span<const PlannerTable> tables, const PlannerMachine& machine);
 
-  /// Returns the least loaded ranks that can take the candidate's shards: none may come to more
+  /// Returns the first ranks in `order` that can take the candidate's shards: none may come to more
   /// than `limit_seconds`, or the memory it has. Nothing where there are too few.
   std::optional<Choice> find_ranks(std::size_t table, std::size_t candidate, double limit_seconds,
                                    LoadOrder order) const;
@@ -64,6 +65,7 @@ class Assignment {
   Score score() const;
 
  private:
+  double load_of(int rank, LoadOrder order) const;
   bool fits(int rank, const ShardCost& shard, double limit_seconds) const;
   std::vector<int> pick(std::vector<int> ranks, std::span<const ShardCost> shards,
                         double limit_seconds, LoadOrder order) const;

@@ -203,14 +203,14 @@ class ExhaustiveSearch {
  public:
   ExhaustiveSearch(const std::vector<TableSize>& tables, const PlannerOptions& options,
                    std::uint64_t capacity_nbytes)
-      : capacity_nbytes_(capacity_nbytes), loads_(static_cast<std::size_t>(options.world_size)) {
+      : capacity_nbytes_(capacity_nbytes),
+        ranks_per_host_(num_ranks_per_host(options)),
+        loads_(static_cast<std::size_t>(options.world_size)) {
     AllowedRanks all;
     all.ranks.resize(loads_.size());
     std::iota(all.ranks.begin(), all.ranks.end(), 0);
-    for (int h = 0; h < options.world_size / num_ranks_per_host(options); ++h) {
-      all.hosts.push_back(h);
-    }
-    ranks_ = all.ranks;
+    all.hosts.resize(loads_.size() / static_cast<std::size_t>(ranks_per_host_));
+    std::iota(all.hosts.begin(), all.hosts.end(), 0);
     for (const TableSize& size : tables) {
       const auto constraint = options.constraints.find(size.name);
       candidates_.push_back(sharding_candidates(
@@ -235,32 +235,54 @@ class ExhaustiveSearch {
       return;
     }
     for (const ShardingCandidate& candidate : candidates_[t]) {
-      if (candidate.num_hosts > 0) continue;  // none in worlds of one host
-      std::vector<bool> used(loads_.size());
-      place_shard(t, candidate, 0, used);
+      std::vector<int> ranks;
+      place_shards(t, candidate, ranks);
     }
   }
 
-  void place_shard(std::size_t t, const ShardingCandidate& candidate, std::size_t s,
-                   std::vector<bool>& used) {
+  void place_shards(std::size_t t, const ShardingCandidate& candidate, std::vector<int>& ranks) {
+    const std::size_t s = ranks.size();
     if (s == candidate.shards.size()) {
       place(t + 1);
       return;
     }
     const ShardCost& shard = candidate.shards[s];
-    for (std::size_t r = 0; r < loads_.size(); ++r) {
-      if (used[r] || loads_[r].nbytes + shard.nbytes > capacity_nbytes_) continue;
-      used[r] = true;
-      const ShardCost before = loads_[r];
-      loads_[r] = {before.nbytes + shard.nbytes, before.seconds + shard.seconds};
-      place_shard(t, candidate, s + 1, used);
-      loads_[r] = before;
-      used[r] = false;
+    for (int rank = 0; rank < static_cast<int>(loads_.size()); ++rank) {
+      ShardCost& load = loads_[static_cast<std::size_t>(rank)];
+      if (load.nbytes + shard.nbytes > capacity_nbytes_ || !may_follow(candidate, ranks, rank)) {
+        continue;
+      }
+      const ShardCost before = load;
+      load = {before.nbytes + shard.nbytes, before.seconds + shard.seconds};
+      ranks.push_back(rank);
+      place_shards(t, candidate, ranks);
+      ranks.pop_back();
+      load = before;
     }
   }
 
+  /// Of equal shards next to each other only one order is tried.
+  bool may_follow(const ShardingCandidate& candidate, const std::vector<int>& ranks,
+                  int rank) const {
+    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) return false;
+    if (ranks.empty()) return true;
+    const std::size_t s = ranks.size();
+    const bool begins_host =
+        candidate.num_hosts > 0 &&
+        s % (candidate.shards.size() / static_cast<std::size_t>(candidate.num_hosts)) == 0;
+    if (begins_host) {
+      return std::none_of(ranks.begin(), ranks.end(), [&](int other) {
+        return other / ranks_per_host_ == rank / ranks_per_host_;
+      });
+    }
+    if (candidate.num_hosts > 0 && ranks.back() / ranks_per_host_ != rank / ranks_per_host_) {
+      return false;
+    }
+    return candidate.shards[s].nbytes != candidate.shards[s - 1].nbytes || rank > ranks.back();
+  }
+
   std::uint64_t capacity_nbytes_;
-  std::vector<int> ranks_;
+  int ranks_per_host_;
   std::vector<std::vector<ShardingCandidate>> candidates_;
   std::vector<ShardCost> loads_;
   double best_ = std::numeric_limits<double>::infinity();
@@ -275,17 +297,23 @@ TEST(TablePlannerTest, D10_CloseToTheBestOfAllPlansOnTinyCases) {
   double worst_ratio = 0;
   int num_solved = 0;
   int num_missed = 0;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 3000; ++i) {
     SCOPED_TRACE(i);
     std::vector<TableSize> tables;
-    const int num_tables = pick(1, 4);
+    PlannerOptions tight = options(pick(2, 4), 0);
+    if (tight.world_size == 4) tight.ranks_per_host = 2;
+    const int num_tables = pick(1, tight.world_size == 4 ? 4 : 6);
+    const bool is_placed_whole = pick(0, 1) == 0;
     for (int t = 0; t < num_tables; ++t) {
       tables.push_back(table("t" + std::to_string(t), std::int64_t{1} << pick(4, 18),
                              std::int64_t{8} << pick(0, 4)));
       tables.back().pooling_factor = pick(1, 40);
       tables.back().state_nbytes_per_element = static_cast<std::uint64_t>(pick(0, 1) * 4);
+      if (is_placed_whole) {
+        tight.constraints[tables.back().name].shardings = {TableSharding::table_wise,
+                                                           TableSharding::row_wise};
+      }
     }
-    PlannerOptions tight = options(pick(2, 3), 0);
     tight.batch_size = 64;
     tight.bandwidths.within_host = pick(0, 1) == 0 ? 1e9 : 20e9;
     // From less than what can hold all to plenty.
@@ -314,9 +342,9 @@ TEST(TablePlannerTest, D10_CloseToTheBestOfAllPlansOnTinyCases) {
   }
   RecordProperty("worst_ratio", std::to_string(worst_ratio));
   RecordProperty("solved", num_solved);
-  EXPECT_GT(num_solved, 200);
+  EXPECT_GT(num_solved, 1500);
   EXPECT_EQ(num_missed, 0) << "cases that fit, but were refused";
-  EXPECT_LE(worst_ratio, 1.3);
+  EXPECT_LE(worst_ratio, 1.1);
   EXPECT_GE(worst_ratio, 1 - 1e-9);  // better than the best of all would be a wrong test
 }
 
@@ -335,7 +363,7 @@ TEST(TablePlannerTest, D10_AThousandTablesOn128RanksAreBalanced) {
   const ProposedPlan proposed = propose_plan(tables, large);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   RecordProperty("seconds", std::to_string(seconds.count()));
-  EXPECT_LT(seconds.count(), 30);  // a second where nothing else runs
+  EXPECT_LT(seconds.count(), 30);  // 0.6 where nothing else runs
   double total = 0;
   for (const PlannedRank& rank : proposed.ranks) {
     EXPECT_LE(rank.nbytes, 24 * kGiB);

@@ -1,11 +1,13 @@
-#include <rapidcheck/gtest.h>
-
 #include <algorithm>
-#include <set>
+#include <map>
 #include <string>
 #include <vector>
 
-#include "generators.h"
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include "property/generators.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/table_planner.h"
 
@@ -62,7 +64,7 @@ PlannerOptions arbitrary_options(const std::vector<TableSize>& tables) {
   options.reserved_nbytes = static_cast<std::uint64_t>(pick(0, 1000));
   options.memory_per_rank_nbytes = std::uint64_t{1} << pick(14, 30);
   for (const TableSize& table : tables) {
-    if (pick(0, 3) == 0) {
+    if (pick(0, 7) == 0) {
       options.constraints[table.name] = arbitrary_constraint(options.world_size);
     }
   }

@@ -106,13 +106,13 @@ struct ProposedPlan {
 /// A data_parallel table is looked up for the rank's own samples, and all-reduced: 2 (W-1)/W times
 /// its bytes. Times add up; nothing overlaps, and every id of a batch counts as a row of its own.
 ///
-/// How: for a limit on a rank's time, each table in turn, large ones first, takes the sharding
-/// with least time of all ranks together that keeps every rank within limit and memory, on the
-/// least loaded ranks. The limit is lowered by bisection while that succeeds, for three orders of
-/// tables and choices; then tables of the slowest rank are moved while that helps. The result is a
-/// function of the arguments alone. row_wise uses all ranks that the table may use; table_row_wise,
-/// table_column_wise and grid take whole hosts, and are only proposed where there are several, or
-/// where a constraint asks for them.
+/// How: for a limit on a rank's time, each table in turn takes the sharding with least time of all
+/// ranks together that keeps every rank within limit and memory, on the least loaded ranks. The
+/// limit is lowered by bisection while that succeeds, for several orders of tables and choices;
+/// then tables of the slowest rank are moved while that helps. Of up to 12 tables all shardings are
+/// also tried with each other. The result is a function of the arguments alone. row_wise uses all
+/// ranks that the table may use; table_row_wise, table_column_wise and grid take whole hosts, and
+/// are only proposed where there are several, or where a constraint asks for them.
 ///
 /// The parts (enumerate, estimate, partition, explain) are those of torchrec's planner
 /// (https://docs.pytorch.org/torchrec/planner-api-reference.html); costs and search are not.
@@ -120,7 +120,7 @@ struct ProposedPlan {
 /// Collective: no. Throws: Error(invalid_argument) that names the table and what is wrong with it,
 /// an option, or a constraint that leaves no way to shard it; Error(mismatch) where the tables do
 /// not fit, with the bytes that are needed and there, and the tables.
-/// Cost: 1,000 tables on 128 ranks take a second.
+/// Cost: 0.6 s for 1,000 tables on 128 ranks.
 ProposedPlan propose_plan(std::span<const TableSize> tables, const PlannerOptions& options);
 
 /// Sets features, pooling factor, weights and constraints of tables from JSON, all of it optional:
