@@ -13,11 +13,27 @@ namespace {
 constexpr std::size_t kGap = 2;
 constexpr std::size_t kMostRanksColumns = 24;
 constexpr std::size_t kReasonIndent = 4;
+constexpr std::size_t kLeastNameColumns = 16;
+
+/// Says whether a byte of UTF-8 text begins a character.
+bool begins_column(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+}
 
 std::size_t columns_of(std::string_view text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
-  }));
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins_column));
+}
+
+/// Returns the text, or `…` and its last characters where it is wider. Requires: `max_width > 0`.
+std::string without_beginning(const std::string& text, std::size_t max_width) {
+  const std::size_t width = columns_of(text);
+  if (width <= max_width) return text;
+  const std::size_t num_left_out = width - (max_width - 1);
+  std::size_t begin = 0;
+  for (std::size_t passed = 0; begin < text.size(); ++begin) {
+    if (begins_column(text[begin]) && passed++ == num_left_out) break;
+  }
+  return "…" + text.substr(begin);
 }
 
 /// Returns `2`, `[0:4]` or `[2, 0, 5:7]`; where that is long, the number of ranks.
@@ -47,26 +63,27 @@ class TextTable {
     rows_.push_back({std::move(cells), std::move(note)});
   }
 
-  /// Notes stand behind their rows, or below all of them where a line would be too long.
+  /// Where a line would be longer than `max_width` (0: any), notes stand below their rows, and then
+  /// the first column loses beginnings.
   std::string text(std::size_t max_width) const {
     std::size_t own_width = 0;
     for (const std::size_t width : widths_) own_width += width + kGap;
-    bool are_below = false;
-    for (const Row& row : rows_) {
-      are_below = are_below || (max_width > 0 && own_width + columns_of(row.note) > max_width);
+    std::size_t note_width = 0;
+    for (const Row& row : rows_) note_width = std::max(note_width, columns_of(row.note));
+    const bool are_notes_below = max_width > 0 && own_width + note_width > max_width;
+    std::array<std::size_t, N> widths = widths_;
+    if (max_width > 0 && own_width - kGap > max_width) {
+      const std::size_t excess = own_width - kGap - max_width;
+      const std::size_t least = std::min(widths[0], kLeastNameColumns);
+      widths[0] = std::max(widths[0] - std::min(widths[0], excess), least);
     }
     std::string text;
     for (const Row& row : rows_) {
-      std::string line;
-      for (std::size_t c = 0; c < N; ++c) {
-        const std::string padding(widths_[c] - columns_of(row.cells[c]), ' ');
-        line += columns_[c] == Align::left ? row.cells[c] + padding : padding + row.cells[c];
-        line.append(kGap, ' ');
-      }
-      if (!are_below) line += row.note;
+      std::string line = line_of(row, widths);
+      if (!are_notes_below) line += row.note;
       line.erase(line.find_last_not_of(' ') + 1);
       text += line + "\n";
-      if (are_below && &row != &rows_.front()) {
+      if (are_notes_below && &row != &rows_.front()) {
         text += std::string(kReasonIndent, ' ') + row.note + "\n";
       }
     }
@@ -78,6 +95,18 @@ class TextTable {
     std::array<std::string, N> cells;
     std::string note;
   };
+
+  std::string line_of(const Row& row, const std::array<std::size_t, N>& widths) const {
+    std::string line;
+    for (std::size_t c = 0; c < N; ++c) {
+      const std::string cell = without_beginning(row.cells[c], widths[c]);
+      const std::string padding(widths[c] - columns_of(cell), ' ');
+      line += columns_[c] == Align::left ? cell + padding : padding + cell;
+      line.append(kGap, ' ');
+    }
+    return line;
+  }
+
   std::array<Align, N> columns_;
   std::array<std::size_t, N> widths_{};
   std::vector<Row> rows_;
@@ -148,7 +177,7 @@ std::string ProposedPlan::to_text(std::size_t max_width) const {
          duration_text(total_seconds /
                        static_cast<double>(std::max<std::size_t>(ranks.size(), 1))) +
          "; " + iec_size(memory_per_rank_nbytes) + " a rank, " + iec_size(common_nbytes) +
-         " of it for its batch and reserved\n";
+         " not for tables\n";
 }
 
 std::string ProposedPlan::to_json() const {

@@ -297,7 +297,7 @@ TEST(TablePlannerTest, D10_CloseToTheBestOfAllPlansOnTinyCases) {
   double worst_ratio = 0;
   int num_solved = 0;
   int num_missed = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     SCOPED_TRACE(i);
     std::vector<TableSize> tables;
     PlannerOptions tight = options(pick(2, 4), 0);
@@ -342,7 +342,7 @@ TEST(TablePlannerTest, D10_CloseToTheBestOfAllPlansOnTinyCases) {
   }
   RecordProperty("worst_ratio", std::to_string(worst_ratio));
   RecordProperty("solved", num_solved);
-  EXPECT_GT(num_solved, 1500);
+  EXPECT_GT(num_solved, 500);
   EXPECT_EQ(num_missed, 0) << "cases that fit, but were refused";
   EXPECT_LE(worst_ratio, 1.1);
   EXPECT_GE(worst_ratio, 1 - 1e-9);  // better than the best of all would be a wrong test
@@ -618,6 +618,21 @@ TEST(TablePlannerTest, D10_NarrowTextHasReasonsOnLinesOfTheirOwn) {
   const ProposedPlan proposed = propose_plan(tables, options(4, 8 * kGiB));
   EXPECT_THAT(proposed.to_text(70), HasSubstr("\n    table_wise: 9.7 GiB"));
   EXPECT_THAT(proposed.to_text(200), Not(HasSubstr("\n    table_wise:")));
+}
+
+TEST(TablePlannerTest, D10_NarrowTextKeepsTheEndsOfNames) {
+  std::string name(100, 'x');
+  name +=
+      "\xC3\xBC"
+      "end";
+  const ProposedPlan proposed =
+      propose_plan(std::vector<TableSize>{table(name, 100, 16)}, options(2, kGiB));
+  const std::string narrow = proposed.to_text(60);
+  EXPECT_THAT(narrow, HasSubstr("…xxx"));
+  EXPECT_THAT(narrow, HasSubstr("x\xC3\xBC"
+                                "end  data_parallel"));
+  EXPECT_THAT(narrow, Not(HasSubstr(std::string(60, 'x'))));
+  EXPECT_THAT(proposed.to_text(), HasSubstr(name));
 }
 
 }  // namespace
