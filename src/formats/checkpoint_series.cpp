@@ -189,7 +189,8 @@ DirectoryLock::DirectoryLock(const std::string& directory) {
   auto object = tessera::detail::open_file(directory, O_RDONLY | O_DIRECTORY);
   if (tessera::detail::try_lock(object) == tessera::detail::LockResult::held_by_another) {
     throw Error(ErrorKind::already_exists, {.path = directory},
-                "another writer is at work in this directory");
+                "another writer is at work in this directory (another job, or another "
+                "TrainState of this one?)");
   }
   fd_ = object.release();
 }

@@ -154,6 +154,18 @@ Format detect_format(const FileSystem& fs, const std::string& path) {
   return *kind == FileKind::directory ? format_of_directory(fs, path) : format_of_file(fs, path);
 }
 
+void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {
+  const auto kind = fs.kind_of(path);
+  if (!kind || (kind == FileKind::directory && fs.list_directory(path).empty())) return;
+  try {
+    detect_format(fs, path);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unsupported) return;  // one that is damaged
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
+                          "a checkpoint to replace", "something else, which stays as it is");
+  }
+}
+
 std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const std::string& path,
                                                   const OpenOptions& options) {
   std::unique_ptr<CheckpointReader> reader;

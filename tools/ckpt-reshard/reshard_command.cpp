@@ -115,17 +115,7 @@ void check_destination(const FileSystem& fs, const ReshardOptions& options) {
     throw Error(ErrorKind::already_exists, {.path = options.destination},
                 "the destination exists (--overwrite replaces it)");
   }
-  if (fs.kind_of(options.destination) == FileKind::directory &&
-      fs.list_directory(options.destination).empty()) {
-    return;
-  }
-  try {
-    formats::detect_format(fs, options.destination);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::unsupported) return;  // one that is damaged
-    throw Error::expected(ErrorKind::invalid_argument, {.path = options.destination}, "--overwrite",
-                          "a checkpoint to replace", "something else, which stays as it is");
-  }
+  formats::check_replaceable(fs, options.destination, "--overwrite");
 }
 
 /// Returns what a short name for a dtype stands for; empty for others.

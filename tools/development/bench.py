@@ -14,7 +14,7 @@ from places import ROOT
 from python_environment import python_environment
 
 NAMES = {"listing": "listing", "reshard": "reshard", "build": "core_build", "train": "train_step",
-         "state": "train_state"}
+         "state": "train_state", "tables": "train_tables"}
 
 
 def seconds_text(seconds: float) -> str:

@@ -110,7 +110,7 @@ def demo_resume(*, torch_version: str | None) -> int:
     """Returns 0 if the run that was moved about has the losses of the one that was not."""
     install_packages({"build", "python"})
     python = python_environment(torch_version)
-    build("dev", targets=("resume_anywhere",), definitions=runtime_definitions(python / "bin/python"))
+    build("dev", targets=("resume_anywhere", "ckpt-inspect"), definitions=runtime_definitions(python / "bin/python"))
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     checkpoints, in_one_go, moved = WORK / "checkpoints", WORK / "in-one-go.jsonl", WORK / "moved.jsonl"

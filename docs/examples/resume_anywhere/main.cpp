@@ -154,7 +154,11 @@ void train(const Options& options) {
     if (step % options.save_every == 0) {
       const std::string name = "step-" + std::to_string(step);
       say(name + ", loss " + std::to_string(mean.item<float>()));
-      tessera::save(state, options.directory + "/" + name, {.async = true, .keep_last = 3});
+      // `replace`: a damaged one that was passed over gives way.
+      tessera::save(state, options.directory + "/" + name,
+                    {.overwrite = tessera::OverwritePolicy::replace,
+                     .async = true,
+                     .keep_last = 3});
     }
   }
   state.wait();

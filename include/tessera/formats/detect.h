@@ -14,6 +14,10 @@ namespace tessera::formats {
 /// for.
 Format detect_format(const FileSystem& fs, const std::string& path);
 
+/// Passes where nothing is, an empty directory, or a checkpoint, also a damaged one. Throws:
+/// Error(invalid_argument) where something else would be lost; `option` is what asked to replace it.
+void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option);
+
 struct OpenOptions {
   std::string flat_layout_path{};  // of what bare flat vectors are made; empty: not given
 };

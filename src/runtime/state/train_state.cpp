@@ -69,7 +69,10 @@ class TrainState::Impl {
         rendezvous_(mesh_) {
     if (optimizer_ != nullptr) OptimizerAdapter::of(*optimizer_);  // refuse others now
   }
-  ~Impl() { finish_background(); }
+  ~Impl() {
+    finish_background();
+    if (background_failure_) say_lost_failure();
+  }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
@@ -110,7 +113,9 @@ class TrainState::Impl {
   bool has_optimizer_state() const {
     return optimizer_ != nullptr || !registry::find_fused_updates(*model_).empty();
   }
+  void say_lost_failure() const noexcept;
   StateDict tensors_and_fields(const SaveOptions& options) const;
+  std::string names_of_values() const;
   std::string say_values() const;
   void take_values(const std::vector<std::string>& said, SaveJob& job, StateDict& state) const;
   void take_snapshot(SaveJob& job);
@@ -163,6 +168,11 @@ void add_under(const std::string& name, StateDict part, StateDict& all) {
   }
 }
 
+/// Returns the last step of a path. What leads to one directory may differ between hosts.
+std::string last_step(const std::string& path) {
+  return std::filesystem::path(path + "/").parent_path().filename().string();
+}
+
 }  // namespace
 
 // --- saving
@@ -179,6 +189,27 @@ StateDict TrainState::Impl::tensors_and_fields(const SaveOptions& options) const
   if (options.flatten_optimizer_state_dict) optimizer = flatten_optim_state_dict(optimizer);
   add_under(kOptimizer, std::move(optimizer), all);
   return all;
+}
+
+/// A failure that nobody is going to ask for any more.
+void TrainState::Impl::say_lost_failure() const noexcept {
+  try {
+    std::rethrow_exception(background_failure_);
+  } catch (const std::exception& error) {
+    TORCH_WARN("a save in the background failed, and TrainState::wait was not called: ",
+               error.what());
+  }
+}
+
+/// Returns the names of all values, which ranks have alike, with what becomes of each rank's own.
+std::string TrainState::Impl::names_of_values() const {
+  std::string names;
+  const auto add = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+  for (const NamedValue& value : values_) add(value.name);
+  for (const PerRankValue& value : per_rank_) {
+    add(value.name + " of each rank (" + state::policy_name(value.policy) + ")");
+  }
+  return names.empty() ? "none" : names;
 }
 
 /// Returns what this rank has to say of values: all of them rank 0, its own the others.
@@ -280,7 +311,14 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
       report.has_planned = false;
     }
     std::string directory;
+    if (options.keep_last < 0) {
+      throw Error::expected(ErrorKind::invalid_argument, {}, "keep_last", "0 or more",
+                            std::to_string(options.keep_last));
+    }
     if (mesh_.rank() == 0) {
+      if (options.overwrite == OverwritePolicy::replace) {
+        formats::check_replaceable(*options.file_system, path, "OverwritePolicy::replace");
+      }
       if (const std::string parent = directory_of(path); parent != locked_directory_) {
         lock_.reset();
         lock_ = std::make_unique<formats::DirectoryLock>(parent);
@@ -291,12 +329,22 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
           DestinationKind::directory, options.overwrite);
       directory = job->staged->staging_path();
     }
-    return value_to_json(Value::List{digest, directory, say_values()});
+    return value_to_json(
+        Value::List{digest, directory, say_values(), names_of_values(), last_step(path)});
   });
   std::vector<std::string> values;
   for (std::size_t rank = 0; rank < said.size(); ++rank) {
     const Value parsed = value_from_json(parse_json(said[rank], "what ranks say"), "");
     const auto& items = *parsed.get_if<Value::List>();
+    const auto check_same = [&](const std::string& what, const std::string& own,
+                                const Value& other) {
+      if (other == Value(own)) return;
+      throw Error::expected(ErrorKind::mismatch, {.path = path}, what,
+                            own + " as on rank " + std::to_string(mesh_.rank()),
+                            *other.get_if<std::string>() + " on rank " + std::to_string(rank));
+    };
+    check_same("checkpoint to save", last_step(path), items[4]);
+    check_same("values of the state", names_of_values(), items[3]);
     if (*items[0].get_if<std::string>() != digest) {
       throw Error::expected(ErrorKind::mismatch, {}, "state to save",
                             "names, shapes and layout of rank " + std::to_string(mesh_.rank()),
@@ -356,11 +404,6 @@ std::map<std::string, state::SavedTensor> optimizer_tensors(
   return tensors;
 }
 
-/// Returns the last step of a path. What leads to one directory may differ between hosts.
-std::string last_step(const std::string& path) {
-  return std::filesystem::path(path + "/").parent_path().filename().string();
-}
-
 }  // namespace
 
 /// Finds what cannot be loaded of values.
@@ -391,20 +434,34 @@ void TrainState::Impl::check_values(const ValueTree& tree, const NameSelection& 
   }
 }
 
+namespace {
+
+/// Names the value in what is wrong with it.
+void load_into(const std::string& name, const Stateful& object, const Value& saved) {
+  try {
+    object.load_state_dict(saved);
+  } catch (const Error& error) {
+    throw error.at_tensor(name);
+  }
+}
+
+}  // namespace
+
 void TrainState::Impl::load_values(const ValueTree& tree, const NameSelection& only) const {
   for (const NamedValue& value : values_) {
     const auto found = only.selects(value.name) ? tree.find({value.name}) : std::nullopt;
-    if (found) value.object.load_state_dict(*found);
+    if (found) load_into(value.name, value.object, *found);
   }
   for (const PerRankValue& value : per_rank_) {
     const auto found = only.selects(value.name) ? tree.find({value.name, "ranks"}) : std::nullopt;
     const auto* const saved = found ? found->get_if<Value::List>() : nullptr;
     if (saved == nullptr || saved->empty()) continue;
     if (saved->size() == static_cast<std::size_t>(mesh_.world_size())) {
-      value.object.load_state_dict((*saved)[static_cast<std::size_t>(mesh_.rank())]);
+      load_into(value.name, value.object, (*saved)[static_cast<std::size_t>(mesh_.rank())]);
     } else if (value.policy != PerRank::drop) {
-      value.object.load_state_dict(state::value_for(value.name, value.object, value.policy, *saved,
-                                                    mesh_.rank(), mesh_.world_size()));
+      load_into(value.name, value.object,
+                state::value_for(value.name, value.object, value.policy, *saved, mesh_.rank(),
+                                 mesh_.world_size()));
     }
   }
 }

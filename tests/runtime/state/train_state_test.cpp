@@ -2,8 +2,10 @@
 #include <torch/torch.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "runtime/state/saved_states.h"
+#include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 
@@ -360,6 +362,93 @@ TEST(TrainStateTest, E7_RanksThatLoadDifferentCheckpointsAreRefused) {
     EXPECT_THAT(error, HasSubstr("'step-1' on rank 1"));
     EXPECT_EQ(error_of([&] { load(state, directory.path() + "/step-2/"); }), "none");
   });
+}
+
+TEST(TrainStateTest, E7_RanksThatSaveOtherValuesOrToOtherPathsAreRefused) {
+  const test::TemporaryDirectory directory;
+  const auto refusal_of = [&](const auto& prepare, const std::string& path_of_1 = "/a") {
+    std::string of_rank_0;
+    on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+      TrainState state(trainer.model, *trainer.optimizer);
+      std::int64_t number = 1;
+      prepare(state, number, mesh.rank());
+      const std::string error = error_of(
+          [&] { save(state, directory.path() + (mesh.rank() == 1 ? path_of_1 : "/a")); });
+      EXPECT_NE(error, "none") << "rank " << mesh.rank();
+      if (mesh.rank() == 0) of_rank_0 = error;
+    });
+    return of_rank_0;
+  };
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(refusal_of([&](TrainState& state, std::int64_t& number, int own) {
+                  if (own == rank) state.with("extra", number);
+                }),
+                HasSubstr("extra"));
+    EXPECT_THAT(refusal_of([&](TrainState& state, std::int64_t& number, int own) {
+                  if (own == rank) state.per_rank("extra", number);
+                }),
+                HasSubstr("extra of each rank"));
+  }
+  EXPECT_THAT(refusal_of([](TrainState&, std::int64_t&, int) {}, "/b"), HasSubstr("b on rank 1"));
+  EXPECT_TRUE(FileSystem::posix().list_directory(directory.path()).empty());
+}
+
+TEST(TrainStateTest, E7_AValueOfAnotherTypeIsNamed) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  std::int64_t number = 3;
+  TrainState state(model);
+  save(state.with("step", number), directory.path() + "/a");
+  std::string text;
+  TrainState other(model);
+  EXPECT_THAT(error_of([&] { load(other.with("step", text), directory.path() + "/a"); }),
+              HasSubstr("step: value: expected a string"));
+}
+
+TEST(TrainStateTest, E4_ReplacingTakesCheckpointsAlone) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  TrainState state(model);
+  const SaveOptions replacing{.overwrite = OverwritePolicy::replace};
+  const std::string path = directory.path() + "/runs/a";
+  std::filesystem::create_directories(directory.path() + "/runs");
+  save(state, path);
+  EXPECT_THAT(error_of([&] { save(state, directory.path() + "/runs", replacing); }),
+              HasSubstr("which stays as it is"));
+  std::filesystem::create_directories(directory.path() + "/mine");
+  std::ofstream(directory.path() + "/mine/notes.txt") << "text";
+  EXPECT_THAT(error_of([&] { save(state, directory.path() + "/mine", replacing); }),
+              HasSubstr("which stays as it is"));
+  EXPECT_TRUE(std::filesystem::exists(directory.path() + "/mine/notes.txt"));
+  // What latest_valid passes over must not be in the way for ever.
+  std::filesystem::resize_file(path + "/rank-00000.h5", 100);
+  EXPECT_THAT(error_of([&] { save(state, path); }), HasSubstr("OverwritePolicy::replace"));
+  save(state, path, replacing);
+  std::filesystem::remove(path + "/index.h5");
+  save(state, path, replacing);
+  EXPECT_EQ(error_of([&] { load(state, path); }), "none");
+  EXPECT_THAT(error_of([&] { save(state, directory.path() + "/b", {.keep_last = -1}); }),
+              HasSubstr("keep_last"));
+}
+
+TEST(TrainStateTest, E13_AFailureThatNobodyAskedForIsAWarning) {
+  struct Heard final : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { text += warning.msg(); }
+    std::string text;
+  } heard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  test::FaultFileSystem failing(FileSystem::posix(), directory.path());
+  // The first operations are those of the call itself, which throws.
+  for (int i = 0; i < 100 && heard.text.empty(); ++i) {
+    TrainState state(model);
+    failing.fail_operation(i, test::FaultFileSystem::Fault::from_then_on);
+    error_of([&] {
+      save(state, directory.path() + "/a", {.async = true, .file_system = &failing});
+    });
+  }
+  EXPECT_THAT(heard.text, HasSubstr("TrainState::wait was not called"));
 }
 
 TEST(TrainStateTest, E7_WhatIsNotLoadedOfAnOptimizerStaysAsItIs) {

@@ -34,6 +34,8 @@ struct SaveOptions {
   /// beside the destination, which rank 0 then streams into it, so that for that time there is room
   /// for two on the disk, and ranks wait for rank 0.
   formats::Format format = formats::Format::native;
+  /// What becomes of a checkpoint that is at the path already, perhaps a damaged one. `replace` puts
+  /// the new one in its place at once; what is no checkpoint is refused by either.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};
   /// Whether the optimizer's groups are told for each parameter: see `flatten_optim_state_dict`.
@@ -87,7 +89,8 @@ struct LoadSummary {
 /// Keeps what one save can use of the one before: the plan, buffers, and a connection between the
 /// ranks of its own, so that saving in the background never meets the trainer's collectives. Making
 /// one is collective over the model's mesh; all ranks make theirs in the same order. Waits for its
-/// save when it dies. Not thread-safe.
+/// save when it dies; a failure that was not asked for by then is a warning of torch. Not
+/// thread-safe.
 class TrainState {
  public:
   explicit TrainState(std::shared_ptr<torch::nn::Module> model);
@@ -147,6 +150,10 @@ class TrainState {
 /// Error(mismatch) where ranks have different states; then the destination is what it was. Where
 /// only the removal of older checkpoints failed, the error says that this one is complete.
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
+inline SaveReport save(TrainState&& state, const std::string& path,
+                       const SaveOptions& options = {}) {
+  return save(state, path, options);
+}
 
 /// Loads a checkpoint of any format, world size and strategy: reads what this rank holds, and no
 /// more. Everything is checked before anything is replaced; where reading itself fails (damage, a
@@ -155,6 +162,10 @@ SaveReport save(TrainState& state, const std::string& path, const SaveOptions& o
 /// Error(mismatch) that lists all that is missing, unexpected or does not fit; Error(corruption),
 /// Error(not_found), Error(io).
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
+inline LoadSummary load(TrainState&& state, const std::string& path,
+                        const LoadOptions& options = {}) {
+  return load(state, path, options);
+}
 
 /// Loads the newest checkpoint in a directory that `latest_valid` found.
 LoadSummary load(TrainState& state, const formats::LatestValid& found,
