@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -157,14 +159,40 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
   return latest;
 }
 
-std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept) {
+namespace {
+
+/// A name with its last number left out, where it has one.
+struct Numbered {
+  explicit Numbered(const std::string& name) {
+    constexpr const char* kDigits = "0123456789";
+    const std::size_t last = name.find_last_of(kDigits);
+    if (last == std::string::npos) return;
+    const std::size_t before = name.find_last_not_of(kDigits, last);
+    const std::size_t first = before == std::string::npos ? 0 : before + 1;
+    parts = {name.substr(0, first), name.substr(last + 1)};
+  }
+  std::optional<std::pair<std::string, std::string>> parts;  // before it and behind it
+};
+
+}  // namespace
+
+std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept,
+                                   const std::string& newest) {
   if (num_kept < 1) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, "keep_last",
                           "at least 1 checkpoint to keep", std::to_string(num_kept));
   }
   std::vector<std::string> removed;
-  int num_valid = 0;
+  const Numbered series(newest);
+  const auto is_of_series = [&](const std::string& name) {
+    if (newest.empty()) return true;
+    const bool is_removing = name.ends_with(kRemovingSuffix);
+    const Numbered other(is_removing ? name.substr(0, name.size() - kRemovingSuffix.size()) : name);
+    return name != newest && series.parts && other.parts == series.parts;
+  };
+  int num_valid = newest.empty() ? 0 : 1;
   for (const std::string& name : names_newest_first(fs, directory)) {
+    if (!is_of_series(name)) continue;
     const std::string path = join_path(directory, name);
     if (name.ends_with(StagedDestination::kSuffix) || !is_removable(fs, directory, name)) continue;
     if (name.ends_with(kRemovingSuffix)) {

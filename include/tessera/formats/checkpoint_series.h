@@ -44,7 +44,11 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 /// removes. Requires: `num_kept >= 1`; no other process writes into or removes from the directory
 /// (DirectoryLock).
 /// Throws: Error(invalid_argument); Error(io).
-std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept);
+/// `newest`: a name in the directory that stays and counts as the newest; then only names that
+/// differ from it in their last number alone are looked at (`step-900` beside `step-1000`), and
+/// none where it has no number. Empty: all names.
+std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept,
+                                   const std::string& newest = {});
 
 /// Makes its holder the only writer of a directory: an advisory lock on the directory itself, which
 /// leaves no file behind and ends with the process. Where the file system has no locks, it holds

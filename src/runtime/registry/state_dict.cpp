@@ -71,7 +71,13 @@ at::Tensor StateDict::tensor(const std::string& fqn) const {
     throw Error::expected(ErrorKind::not_found, {.fqn = fqn}, "key of the state dict",
                           "one that is there", "none");
   }
-  if (const auto* alias = std::get_if<StateAlias>(entry)) return tensor(alias->target);
+  if (const auto* alias = std::get_if<StateAlias>(entry)) {
+    entry = find(alias->target);
+    if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) {
+      throw Error::expected(ErrorKind::not_found, {.fqn = fqn}, "target of the alias",
+                            "a tensor", "none at " + alias->target);
+    }
+  }
   if (const auto* found = std::get_if<StateTensor>(entry)) return found->tensor(fqn);
   throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "entry of the state dict",
                         "a tensor", std::string(type_name(std::get<Value>(*entry))));

@@ -1,7 +1,11 @@
 #include "tessera/runtime/registry/state_dict_hooks.h"
 
+#include <torch/types.h>
+
 #include <algorithm>
 #include <utility>
+
+#include "runtime/torch_bridge.h"
 
 namespace tessera {
 
@@ -12,6 +16,24 @@ void LoadReport::add(std::string rule, std::string fqn, std::string expected, st
                       std::move(expected),
                       std::move(found)});
 }
+
+namespace {
+
+/// Returns what is wrong with a part, or nothing.
+std::string part_error(const StateTensor& whole, const TensorPart& part) {
+  if (auto error = region_error(part.region, whole.shape)) return *error;
+  if (!part.tensor.defined()) return "no tensor";
+  if (part.tensor.layout() != at::kStrided) return "a tensor that is not dense";
+  if (part.tensor.numel() != numel_of(part.region)) {
+    return std::to_string(part.tensor.numel()) + " elements for " + region_to_string(part.region);
+  }
+  if (!part.tensor.is_contiguous()) return "a tensor that is not contiguous";
+  const DType dtype = dtype_of(part.tensor.scalar_type());
+  if (dtype != whole.dtype) return std::string(dtype_name(dtype));
+  return {};
+}
+
+}  // namespace
 
 StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType dtype,
                           std::span<const std::int64_t> shape, LoadReport& report) {
@@ -37,6 +59,12 @@ StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType d
   if (tensor->dtype != dtype && !may_cast) {
     report.add("dtype", fqn, std::string(dtype_name(dtype)),
                std::string(dtype_name(tensor->dtype)));
+    return nullptr;
+  }
+  for (const TensorPart& part : tensor->parts) {
+    const std::string error = part_error(*tensor, part);
+    if (error.empty()) continue;
+    report.add("part", fqn, "one that lies in the tensor, contiguous and of its dtype", error);
     return nullptr;
   }
   return tensor;

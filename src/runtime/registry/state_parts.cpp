@@ -63,14 +63,15 @@ std::optional<Tensor> cut(const StateTensor& entry, const Region& region) {
     return view;
   }
   TensorPart wanted{region, torch::empty({numel}, options())};
-  std::int64_t num_copied = 0;
-  for (std::size_t i = 0; i < entry.parts.size(); ++i) {
-    const bool is_replica = std::any_of(
-        entry.parts.begin(), entry.parts.begin() + static_cast<std::ptrdiff_t>(i),
-        [&](const TensorPart& before) { return before.region == entry.parts[i].region; });
-    if (!is_replica) num_copied += copy_common(entry.shape, entry.parts[i], wanted);
+  std::vector<bool> is_there(static_cast<std::size_t>(numel));
+  for (const TensorPart& part : entry.parts) {
+    copy_common(entry.shape, part, wanted);
+    CopyRuns(entry.shape, part.region, region)
+        .for_each_in({0, numel}, [&](const CopyRuns::Run& run) {
+          std::fill_n(is_there.begin() + run.destination_begin, run.numel, true);
+        });
   }
-  if (num_copied != numel) return std::nullopt;
+  if (std::ranges::find(is_there, false) != is_there.end()) return std::nullopt;
   return wanted.tensor;
 }
 

@@ -1,11 +1,13 @@
 #include <torch/types.h>
 
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "runtime/registry/state_parts.h"
 #include "runtime/state/broadcast_text.h"
 #include "runtime/state/load_problems.h"
+#include "runtime/state/sharded_state_dict.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/state/state_dict.h"
@@ -27,7 +29,7 @@ class LoadWalk {
   void visit(Module& module, const std::string& prefix) {
     const auto hooks = registry::find<registry::StateDictHooks>(module);
     if (hooks) {
-      for (const auto& [number, hook] : hooks->load_pre) {
+      for (const auto& [number, hook] : std::map(hooks->load_pre)) {  // a hook may remove itself
         hook(module, state_dict_, prefix, report_);
       }
     }
@@ -53,7 +55,7 @@ class LoadWalk {
   void assign() {
     for (Assignment& each : assignments_) each.to.detach().copy_(each.from);
     for (const auto& [module, hooks] : to_finish_) {
-      for (const auto& [number, hook] : hooks->load_post) hook(*module);
+      for (const auto& [number, hook] : std::map(hooks->load_post)) hook(*module);
     }
   }
 
@@ -61,6 +63,10 @@ class LoadWalk {
   void take(const std::string& fqn, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     wanted_.insert(fqn);
+    if (tensor.is_meta()) {
+      report_.add("meta", fqn, "a tensor with memory to load into", "one on the meta device");
+      return;
+    }
     const StateTensor* entry =
         find_fitting(state_dict_, fqn, dtype_of(tensor.scalar_type()),
                      Shape(tensor.sizes().begin(), tensor.sizes().end()), report_);
@@ -85,7 +91,7 @@ class LoadWalk {
 StateDict receive(Module& module, const StateDict& of_first, const LoadStateDictOptions& options) {
   const dist::Mesh mesh = mesh_of(module);
   dist::Group& world = *mesh.world();
-  StateDict wanted = state_dict(module, {.type = SHARDED});
+  StateDict wanted = state::sharded_state_dict(module);
   // Which keys are there, and whether they fit, rank 0 alone knows.
   std::string failure;
   std::string missing;  // keys, a line each

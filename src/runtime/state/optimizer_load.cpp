@@ -3,9 +3,11 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "runtime/state/optimizer_groups.h"
 #include "runtime/torch_bridge.h"
+#include "tessera/base/error.h"
 
 namespace tessera::state {
 namespace {
@@ -114,7 +116,13 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
   auto held = is_replaced ? held_by(parameter) : std::map<std::string, at::Tensor>();
   for (const OptimizerAdapter::Slot& slot : slots) {
     if (!is_saved(slot) && !slot.is_required) continue;
-    const at::ScalarType dtype = scalar_type_of(dtype_in(saved, prefix + slot.name));
+    const DType saved_dtype = dtype_in(saved, prefix + slot.name);
+    if (!is_floating_point(saved_dtype)) {
+      throw Error::expected(ErrorKind::mismatch, {.fqn = prefix + slot.name},
+                            "dtype of optimizer state", "a floating one",
+                            std::string(dtype_name(saved_dtype)));
+    }
+    const at::ScalarType dtype = scalar_type_of(saved_dtype);
     at::Tensor& tensor = *slot.tensor = held[slot.name];
     if (!fits(tensor, parameter.tensor, dtype)) {
       tensor = torch::empty(parameter.tensor.sizes(),
@@ -171,10 +179,35 @@ void OptimizerLoad::take_fused_groups(const std::vector<OptimizerParameter>& fus
 }
 
 void OptimizerLoad::take_step(const Step& step) {
-  *step.to = static_cast<std::int64_t>(step.from.to(at::kDouble).item<double>());
+  if (step.from.scalar_type() == at::kLong) {
+    *step.to = step.from.item<std::int64_t>();
+  } else {
+    *step.to = static_cast<std::int64_t>(step.from.to(at::kDouble).item<double>());
+  }
+}
+
+/// Throws for a step that was read and is no count.
+void OptimizerLoad::check_step(const std::string& key, const Step& step) {
+  const double number = step.from.to(at::kDouble).item<double>();
+  constexpr double kMost = 9e18;
+  if (number >= 0 && number <= kMost && number == std::floor(number)) return;
+  throw Error::expected(ErrorKind::mismatch, {.fqn = key}, "step of an optimizer", "a count",
+                        value_to_string(Value(number)));
+}
+
+void OptimizerLoad::check_steps(const std::set<std::string>& filled) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const std::string key = prefix_of(parameters_[i]) + "step";
+    if (!filled.contains(key)) continue;
+    for (const Step& step : loaded_[i].steps) check_step(key, step);
+  }
+  for (const auto& [key, step] : fused_steps_) {
+    if (filled.contains(key)) check_step(key, step);
+  }
 }
 
 void OptimizerLoad::replace(const std::set<std::string>& filled) {
+  check_steps(filled);
   for (std::size_t group = 0; group < options_.size(); ++group) {
     if (options_[group]) optimizer_->param_groups()[group].set_options(std::move(options_[group]));
   }

@@ -46,6 +46,8 @@ class OptimizerLoad {
   void take_groups(const ValueTree& tree, const formats::KeyPath& root, const NameSelection& only,
                    LoadReport& report);
 
+  /// Throws: Error(mismatch) for a step that was read and is no count. `filled`: as for `replace`.
+  void check_steps(const std::set<std::string>& filled) const;
   /// Replaces the optimizer's state and fields. A parameter of which not all that was wanted has
   /// been filled keeps its state; one that was saved without state loses it.
   void replace(const std::set<std::string>& filled);
@@ -64,6 +66,7 @@ class OptimizerLoad {
 
   void take_fused_groups(const std::vector<OptimizerParameter>& fused,
                          const std::vector<Value::Dict>& saved, LoadReport& report);
+  static void check_step(const std::string& key, const Step& step);
   static void take_step(const Step& step);
   Loaded want_of(const OptimizerParameter& parameter,
                  const std::map<std::string, SavedTensor>& saved, StateDict& wanted) const;

@@ -5,10 +5,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "runtime/state/sharded_state_dict.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/fused_updates.h"
-#include "tessera/runtime/state/state_dict.h"
 
 namespace tessera::state {
 
@@ -66,13 +66,18 @@ std::vector<std::vector<std::string>> parameter_names(const torch::nn::Module& m
 
 std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
                                               const torch::optim::Optimizer& optimizer) {
-  const StateDict state = state_dict(model, {.type = SHARDED});
+  const StateDict state = sharded_state_dict(model);
   const auto groups = named_parameters(model, optimizer);
   std::vector<OptimizerParameter> parameters;
   for (std::size_t group = 0; group < groups.size(); ++group) {
     for (const NamedParameter& each : groups[group]) {
-      parameters.push_back(
-          {group, each.tensor, each.fqn, std::get<StateTensor>(*state.find(each.fqn))});
+      const StateEntry* const entry = state.find(each.fqn);
+      if (entry == nullptr || !std::holds_alternative<StateTensor>(*entry)) {
+        throw Error::expected(ErrorKind::invalid_argument, {.fqn = each.fqn},
+                              "parameter of the optimizer", "a tensor of the model's state dict",
+                              "none", "a state dict hook that renames or erases it?");
+      }
+      parameters.push_back({group, each.tensor, each.fqn, std::get<StateTensor>(*entry)});
     }
   }
   return parameters;

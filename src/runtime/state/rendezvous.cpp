@@ -1,5 +1,6 @@
 #include "runtime/state/rendezvous.h"
 
+#include <algorithm>
 #include <exception>
 
 #include "runtime/dist/message.h"
@@ -59,6 +60,12 @@ Rendezvous::Rendezvous(const dist::Mesh& mesh) : rank_(mesh.rank()), size_(mesh.
 
 // Rank 0 tells who did not come; the others wait for that a little longer.
 void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
+  if (timeout <= timeout.zero()) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "timeout", "more than 0 ms",
+                          std::to_string(timeout.count()) + " ms");
+  }
+  timeout = std::min(timeout, kLongest);
   timeout_ = rank_ == 0 ? timeout : timeout + timeout / 2 + std::chrono::seconds(1);
 }
 

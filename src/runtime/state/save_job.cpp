@@ -14,7 +14,9 @@ namespace {
 /// Removes what is older. A failure says that the new checkpoint is none of its victims.
 void remove_older(FileSystem& fs, const std::string& path, int num_kept) {
   try {
-    formats::keep_last(fs, directory_of(path), num_kept);
+    const std::string trimmed = path.substr(0, path.find_last_not_of('/') + 1);
+    formats::keep_last(fs, directory_of(path), num_kept,
+                       trimmed.substr(trimmed.rfind('/') + 1));  // npos + 1 is 0
   } catch (const Error& error) {
     throw Error(
         error.kind(), error.where(),

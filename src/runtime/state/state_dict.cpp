@@ -2,9 +2,11 @@
 
 #include <torch/types.h>
 
+#include <map>
 #include <unordered_map>
 
 #include "runtime/registry/state_parts.h"
+#include "runtime/state/sharded_state_dict.h"
 #include "tessera/base/error.h"
 
 namespace tessera {
@@ -19,11 +21,14 @@ struct ConfiguredType final : registry::ModuleState {
 
 class Walk {
  public:
-  explicit Walk(const Module& root) : is_first_rank_(mesh_of(root).rank() == 0) {}
+  enum class Scopes { obey, ignore };
+
+  explicit Walk(const Module& root, Scopes scopes)
+      : is_first_rank_(mesh_of(root).rank() == 0), scopes_(scopes) {}
 
   void visit(Module& module, const std::string& prefix, StateDictOptions options) {
     const auto configured = registry::find<ConfiguredType>(module);
-    const bool is_own = configured && configured->options;
+    const bool is_own = scopes_ == Scopes::obey && configured && configured->options;
     if (is_own) options = *configured->options;
     if (options.rank0_only && options.type != FULL) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "state_dict of " + module.name(),
@@ -32,7 +37,8 @@ class Walk {
     }
     const auto hooks = registry::find<registry::StateDictHooks>(module);
     if (hooks) {
-      for (const auto& [number, hook] : hooks->pre) hook(module, prefix, options);
+      // Copies: a hook may remove itself.
+      for (const auto& [number, hook] : std::map(hooks->pre)) hook(module, prefix, options);
     }
     for (const auto& each : module.named_parameters(/*recurse=*/false)) {
       take(prefix + each.key(), each.value(), options);
@@ -44,7 +50,9 @@ class Walk {
       visit(*child.value(), prefix + child.key() + ".", options);
     }
     if (hooks) {
-      for (const auto& [number, hook] : hooks->post) hook(module, state_dict_, prefix, options);
+      for (const auto& [number, hook] : std::map(hooks->post)) {
+        hook(module, state_dict_, prefix, options);
+      }
     }
     const bool is_boundary = prefix.empty() || is_own;
     if (is_boundary && options.rank0_only && !is_first_rank_) drop(prefix);
@@ -79,6 +87,7 @@ class Walk {
   }
 
   bool is_first_rank_;
+  Scopes scopes_;
   StateDict state_dict_;
   std::unordered_map<const at::TensorImpl*, std::string> fqns_;
 };
@@ -107,8 +116,15 @@ dist::Mesh mesh_of(const Module& module) {
 
 StateDict state_dict(Module& module, const StateDictOptions& options) {
   const at::NoGradGuard no_grad;
-  Walk walk(module);
+  Walk walk(module, Walk::Scopes::obey);
   walk.visit(module, "", options);
+  return walk.result();
+}
+
+StateDict state::sharded_state_dict(Module& module) {
+  const at::NoGradGuard no_grad;
+  Walk walk(module, Walk::Scopes::ignore);
+  walk.visit(module, "", {.type = SHARDED});
   return walk.result();
 }
 

@@ -52,6 +52,10 @@ std::string text_in(const Value& value) {
   refuse("a string", value);
 }
 
+void detail::refuse_number(const Value& value) {
+  refuse("a number that the variable can hold", value);
+}
+
 unsigned detail::steps_at_epoch(const Value& scheduler) {
   const Value* const found = scheduler.find("last_epoch");
   const std::int64_t epoch = integer_in(found == nullptr ? Value() : *found);

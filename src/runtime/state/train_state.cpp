@@ -19,6 +19,7 @@
 #include "runtime/state/per_rank.h"
 #include "runtime/state/rendezvous.h"
 #include "runtime/state/save_job.h"
+#include "runtime/state/sharded_state_dict.h"
 #include "runtime/state/value_tree.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
@@ -65,7 +66,7 @@ class TrainState::Impl {
   Impl(std::shared_ptr<Module> its_model, torch::optim::Optimizer* its_optimizer)
       : model_(std::move(its_model)),
         optimizer_(its_optimizer),
-        mesh_(mesh_of(*model_)),
+        mesh_(mesh_of(checked(model_))),
         rendezvous_(mesh_) {
     if (optimizer_ != nullptr) OptimizerAdapter::of(*optimizer_);  // refuse others now
   }
@@ -113,6 +114,13 @@ class TrainState::Impl {
   bool has_optimizer_state() const {
     return optimizer_ != nullptr || !registry::find_fused_updates(*model_).empty();
   }
+  static Module& checked(const std::shared_ptr<Module>& model) {
+    if (!model) {
+      throw Error::expected(ErrorKind::invalid_argument, {}, "model of a TrainState", "one",
+                            "a null pointer");
+    }
+    return *model;
+  }
   void say_lost_failure() const noexcept;
   StateDict tensors_and_fields(const SaveOptions& options) const;
   std::string names_of_values() const;
@@ -120,9 +128,11 @@ class TrainState::Impl {
   void take_values(const std::vector<std::string>& said, SaveJob& job, StateDict& state) const;
   void take_snapshot(SaveJob& job);
 
-  void check_values(const ValueTree& tree, const NameSelection& only, bool allow_missing,
+  StateDict copied_entries(const StateDict& all) const;
+  void check_values(const CheckpointContents& source, const ValueTree& tree,
+                    const NameSelection& only, const LoadOptions& options,
                     std::vector<formats::Finding>& problems) const;
-  void load_values(const ValueTree& tree, const NameSelection& only) const;
+  void load_values(const ValueTree& tree) const;
 
   std::shared_ptr<Module> model_;
   torch::optim::Optimizer* optimizer_;  // null: none
@@ -181,7 +191,7 @@ std::string last_step(const std::string& path) {
 /// checkpoint.
 StateDict TrainState::Impl::tensors_and_fields(const SaveOptions& options) const {
   StateDict all;
-  add_under(kModel, state_dict(*model_, {.type = SHARDED}), all);
+  add_under(kModel, state::sharded_state_dict(*model_), all);
   if (!has_optimizer_state()) return all;
   StateDict optimizer = optimizer_ != nullptr
                             ? optim_state_dict(*model_, *optimizer_, {.type = SHARDED})
@@ -391,6 +401,12 @@ std::optional<std::string> key_under(const std::string& name, const std::string&
   return key.substr(name.size() + 1);
 }
 
+std::vector<std::string> keys_of(const StateDict& state_dict) {
+  std::vector<std::string> keys;
+  for (const StateDict::Item& item : state_dict) keys.push_back(item.fqn);
+  return keys;
+}
+
 /// Returns the optimizer's tensors in a checkpoint, by their keys there.
 std::map<std::string, state::SavedTensor> optimizer_tensors(
     const CheckpointContents& contents, const std::vector<reshard::Rename>& renames,
@@ -406,20 +422,64 @@ std::map<std::string, state::SavedTensor> optimizer_tensors(
 
 }  // namespace
 
+/// Returns the model's entries that are not the memory which the model has: a hook has converted
+/// them, or they were not contiguous.
+StateDict TrainState::Impl::copied_entries(const StateDict& all) const {
+  std::set<const at::StorageImpl*> live;
+  for (const at::Tensor& tensor : model_->parameters()) {
+    if (tensor.defined() && tensor.has_storage()) {
+      live.insert(tensor.storage().unsafeGetStorageImpl());
+    }
+  }
+  for (const at::Tensor& tensor : model_->buffers()) {
+    if (tensor.defined() && tensor.has_storage()) {
+      live.insert(tensor.storage().unsafeGetStorageImpl());
+    }
+  }
+  StateDict copies;
+  for (const StateDict::Item& item : all) {
+    const auto* const tensor = std::get_if<StateTensor>(&item.entry);
+    const auto key = key_under(kModel, item.fqn);
+    if (tensor == nullptr || !key) continue;
+    const bool is_live = std::ranges::all_of(tensor->parts, [&](const TensorPart& part) {
+      return part.tensor.numel() == 0 ||
+             live.contains(part.tensor.storage().unsafeGetStorageImpl());
+    });
+    if (!is_live) copies.set(*key, item.entry);
+  }
+  return copies;
+}
+
 /// Finds what cannot be loaded of values.
-void TrainState::Impl::check_values(const ValueTree& tree, const NameSelection& only,
-                                    bool allow_missing,
+void TrainState::Impl::check_values(const CheckpointContents& source, const ValueTree& tree,
+                                    const NameSelection& only, const LoadOptions& options,
                                     std::vector<formats::Finding>& problems) const {
+  const bool allow_missing = options.allow_missing;
   const auto report = [&](const std::string& rule, const std::string& name,
                           const std::string& expected, const std::string& found) {
     problems.push_back({formats::Finding::Severity::error, rule, {.fqn = name}, expected, found});
   };
+  // A value may be many in the checkpoint, of which `only` takes all or none.
+  const auto is_wanted = [&](const std::string& name) {
+    std::size_t num_there = 0;
+    std::size_t num_selected = 0;
+    for (const formats::ValueEntry& entry : source.values) {
+      const std::string its_name = renamed(entry.name, options.renames);
+      if (its_name != name && !its_name.starts_with(name + ".")) continue;
+      ++num_there;
+      num_selected += only.selects(its_name) ? 1U : 0U;
+    }
+    if (num_selected != 0 && num_selected != num_there) {
+      report("only", name, "all of the value, or nothing", "a pattern that takes a part of it");
+    }
+    return num_there == 0 ? only.selects(name) : num_selected != 0;
+  };
   for (const NamedValue& value : values_) {
-    if (allow_missing || !only.selects(value.name) || tree.find({value.name})) continue;
+    if (!is_wanted(value.name) || allow_missing || tree.find({value.name})) continue;
     report("missing", value.name, "a value", "none");
   }
   for (const PerRankValue& value : per_rank_) {
-    if (!only.selects(value.name) || value.policy == PerRank::drop) continue;
+    if (value.policy == PerRank::drop || !is_wanted(value.name)) continue;
     const auto saved = tree.find({value.name, "ranks"});
     const auto* list = saved ? saved->get_if<Value::List>() : nullptr;
     if (list == nullptr || list->empty()) {
@@ -447,13 +507,14 @@ void load_into(const std::string& name, const Stateful& object, const Value& sav
 
 }  // namespace
 
-void TrainState::Impl::load_values(const ValueTree& tree, const NameSelection& only) const {
+/// Loads what is in the tree: what was selected.
+void TrainState::Impl::load_values(const ValueTree& tree) const {
   for (const NamedValue& value : values_) {
-    const auto found = only.selects(value.name) ? tree.find({value.name}) : std::nullopt;
+    const auto found = tree.find({value.name});
     if (found) load_into(value.name, value.object, *found);
   }
   for (const PerRankValue& value : per_rank_) {
-    const auto found = only.selects(value.name) ? tree.find({value.name, "ranks"}) : std::nullopt;
+    const auto found = tree.find({value.name, "ranks"});
     const auto* const saved = found ? found->get_if<Value::List>() : nullptr;
     if (saved == nullptr || saved->empty()) continue;
     if (saved->size() == static_cast<std::size_t>(mesh_.world_size())) {
@@ -477,6 +538,7 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
   ValueTree tree;
   CheckpointContents wanted;
   std::vector<std::vector<TensorPart>> parts;
+  StateDict copies;  // of the model: what is read into them has to be loaded from there
   const NameSelection only{options.only};
   const auto said = rendezvous_.together("loading " + path, [&] {
     reader = formats::open_checkpoint(*options.file_system, path);
@@ -484,7 +546,8 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
     summary.format = reader->format();
     summary.saved_world_size = source.world_size;
     StateDict all;
-    add_under(kModel, state_dict(*model_, {.type = SHARDED}), all);
+    add_under(kModel, state::sharded_state_dict(*model_), all);
+    copies = copied_entries(all);
     if (has_optimizer_state()) {
       optimizer_load.emplace(*model_, optimizer_);
       add_under(kOptimizer, optimizer_load->want(optimizer_tensors(source, options.renames, only)),
@@ -520,7 +583,7 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
       tree.add_renamed(source.values[index].name, plan.destination.values[i].name,
                        source.values[index].key_path, reader->read_value(index));
     }
-    check_values(tree, only, options.allow_missing, plan.problems);
+    check_values(source, tree, only, options, plan.problems);
     if (optimizer_load) {
       const LoadStateDictOptions relaxed{.allow_missing = options.allow_missing};
       LoadReport report{relaxed};
@@ -555,11 +618,18 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
   // When all ranks have read: what is not read in place stays whole where one of them failed.
   rendezvous_.together("taking over " + path, [&] {
     std::set<std::string> filled;  // of the optimizer
+    std::set<std::string> read;    // of the model
     for (const formats::TensorEntry& tensor : plan.destination.tensors) {
+      if (const auto key = key_under(kModel, tensor.meta.fqn)) read.insert(*key);
       if (const auto key = key_under(kOptimizer, tensor.meta.fqn)) filled.insert(*key);
     }
+    if (optimizer_load) optimizer_load->check_steps(filled);
+    for (const std::string& fqn : keys_of(copies)) {
+      if (!read.contains(fqn)) copies.erase(fqn);
+    }
+    if (!copies.empty()) load_state_dict(*model_, copies, {.allow_missing = true});
     if (optimizer_load) optimizer_load->replace(filled);
-    load_values(tree, only);
+    load_values(tree);
     return std::string();
   });
   summary.notes = std::move(plan.notes);

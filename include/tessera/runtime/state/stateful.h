@@ -2,9 +2,11 @@
 
 #include <torch/optim/schedulers/lr_scheduler.h>
 
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -31,6 +33,22 @@ bool flag_in(const Value& value);
 std::string text_in(const Value& value);
 
 namespace detail {
+[[noreturn]] void refuse_number(const Value& value);
+/// Returns the integer in a value. Throws: Error(mismatch), also where the type cannot hold it.
+template <class T>
+T integer_as(const Value& value) {
+  const std::int64_t integer = integer_in(value);
+  if (!std::in_range<T>(integer)) refuse_number(value);
+  return static_cast<T>(integer);
+}
+template <class T>
+T number_as(const Value& value) {
+  const double number = number_in(value);
+  if (std::isfinite(number) && std::abs(number) > std::numeric_limits<T>::max()) {
+    refuse_number(value);
+  }
+  return static_cast<T>(number);
+}
 /// Returns how often a scheduler of libtorch has stepped when Python's is at `last_epoch`: once
 /// more, as Python's takes a step when it is made. Throws: Error(mismatch).
 unsigned steps_at_epoch(const Value& scheduler);
@@ -50,10 +68,10 @@ Stateful stateful(T& object) {
             [&object](const Value& value) { object = flag_in(value); }};
   } else if constexpr (std::is_integral_v<T>) {
     return {[&object] { return Value(static_cast<std::int64_t>(object)); },
-            [&object](const Value& value) { object = static_cast<T>(integer_in(value)); }};
+            [&object](const Value& value) { object = detail::integer_as<T>(value); }};
   } else if constexpr (std::is_floating_point_v<T>) {
     return {[&object] { return Value(static_cast<double>(object)); },
-            [&object](const Value& value) { object = static_cast<T>(number_in(value)); }};
+            [&object](const Value& value) { object = detail::number_as<T>(value); }};
   } else if constexpr (std::is_same_v<T, std::string>) {
     return {[&object] { return Value(object); },
             [&object](const Value& value) { object = text_in(value); }};

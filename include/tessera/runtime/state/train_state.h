@@ -43,8 +43,9 @@ struct SaveOptions {
   /// Whether to return when the state has been copied, and to write in the background. What goes
   /// wrong there the next save or `wait` throws.
   bool async = false;
-  /// How many checkpoints to keep in the directory that this one goes to, the newest by name;
-  /// 0: all. Others go when this one is complete.
+  /// How many checkpoints to keep of those beside this one whose names differ from its own in the
+  /// last number alone (`step-900` beside `step-1000`), the newest by that number, and this one; 0:
+  /// all. Others go when this one is complete.
   int keep_last = 0;
   /// Of this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
@@ -119,11 +120,15 @@ class TrainState {
   /// Adds a value of which every rank has its own.
   template <class T>
   TrainState& per_rank(std::string name, T&& object, PerRank policy = PerRank::refuse) & {
+    static_assert(std::is_lvalue_reference_v<T> || std::is_same_v<std::decay_t<T>, Stateful>,
+                  "what is saved must outlive the TrainState");
     add_per_rank(std::move(name), stateful(object), policy);
     return *this;
   }
   template <class T>
   TrainState&& per_rank(std::string name, T&& object, PerRank policy = PerRank::refuse) && {
+    static_assert(std::is_lvalue_reference_v<T> || std::is_same_v<std::decay_t<T>, Stateful>,
+                  "what is saved must outlive the TrainState");
     add_per_rank(std::move(name), stateful(object), policy);
     return std::move(*this);
   }

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include "tessera/runtime/registry/state_dict.h"
+
+namespace tessera::state {
+
+/// Returns the state dict of type SHARDED, whatever StateDictTypeScope says: what there is, and who
+/// holds it.
+StateDict sharded_state_dict(torch::nn::Module& module);
+
+}  // namespace tessera::state

@@ -1,0 +1,238 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "runtime/state/small_trainer.h"
+#include "support/temporary_directory.h"
+
+// State that is out of the ordinary: what cannot be loaded is refused, and what is loaded is there.
+
+namespace tessera {
+namespace {
+
+using testing::HasSubstr;
+
+/// Saves a model, changes it, loads it. Returns whether everything is as it was.
+template <class Model>
+bool comes_back(Model& model) {
+  const test::TemporaryDirectory directory;
+  const at::NoGradGuard no_grad;
+  TrainState state(model);
+  save(state, directory.path() + "/a");
+  std::vector<at::Tensor> tensors, before;
+  for (const auto& each : model->named_parameters()) tensors.push_back(each.value());
+  for (const auto& each : model->named_buffers()) tensors.push_back(each.value());
+  for (at::Tensor& tensor : tensors) {
+    before.push_back(tensor.detach().clone());
+    tensor.detach().fill_(77);
+  }
+  load(state, directory.path() + "/a");
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!torch::equal(tensors[i], before[i])) return false;
+  }
+  return true;
+}
+
+TEST(HostileStateTest, C1_BuffersInADtypeOfTheirOwnAreLoaded) {
+  torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
+  fully_shard(*model, {.mixed_precision = {.param_dtype = torch::kBFloat16,
+                                           .buffer_dtype = torch::kBFloat16}});
+  forward(model, torch::rand({8, 4})).sum().backward();
+  EXPECT_TRUE(comes_back(model));
+}
+
+TEST(HostileStateTest, C1_TensorsThatAreNotContiguousAreLoaded) {
+  const auto model = std::make_shared<torch::nn::Module>("Odd");
+  model->register_parameter(
+      "w", torch::rand({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
+  model->register_buffer("t", torch::rand({3, 4}).t());
+  EXPECT_TRUE(comes_back(model));
+}
+
+TEST(HostileStateTest, C2_AScopeOfAnotherTypeDoesNotMatterToSaveAndLoad) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const test::TemporaryDirectory directory;
+    test::SmallTrainer trainer(mesh);
+    TrainState state = trainer.state();
+    std::string path = directory.path() + "/a";
+    std::vector<std::string> paths = {path};
+    for (const StateDictOptions options :
+         {StateDictOptions{.type = FULL}, StateDictOptions{.type = FULL, .rank0_only = true},
+          StateDictOptions{.type = LOCAL}}) {
+      const StateDictTypeScope scope(*trainer.model, options);
+      trainer.fill(3);
+      // Ranks are threads: rank 0's directory is as good as any.
+      static std::string shared;
+      if (mesh.rank() == 0) shared = directory.path() + "/" + std::to_string(int(options.type)) +
+                                     (options.rank0_only ? "0" : "");
+      mesh.world()->max(0, "path");
+      const std::string where = shared;
+      mesh.world()->max(0, "path read");
+      save(state, where);
+      trainer.fill(9);
+      load(state, where);
+      test::expect_filled(trainer.model->parameters(), 3, "parameters");
+      test::expect_filled(trainer.moments(), 3, "moments");
+    }
+    mesh.world()->max(0, "done");
+  });
+}
+
+TEST(HostileStateTest, C1_WhatHasNoMemoryIsRefused) {
+  torch::nn::Linear model(torch::nn::LinearOptions(3, 3));
+  const StateDict whole = state_dict(*model);
+  const test::TemporaryDirectory directory;
+  TrainState state(model);
+  save(state, directory.path() + "/a");
+  model->to(torch::kMeta);
+  TrainState other(model);
+  EXPECT_THAT(test::error_of([&] { load(other, directory.path() + "/a"); }), HasSubstr("meta"));
+  EXPECT_THAT(test::error_of([&] { load_state_dict(*model, whole); }), HasSubstr("meta"));
+}
+
+TEST(HostileStateTest, C1_PartsThatDoNotFitAreRefusedByName) {
+  torch::nn::Linear model(torch::nn::LinearOptions(8, 32).bias(false));
+  const auto refusal_of = [&](const std::vector<TensorPart>& parts) {
+    StateTensor entry;
+    entry.shape = {32, 8};
+    entry.parts = parts;
+    StateDict state;
+    state.set("weight", entry);
+    return test::error_of([&] { load_state_dict(*model, state); });
+  };
+  const auto ones = [](std::int64_t numel) { return torch::ones({numel}); };
+  EXPECT_THAT(refusal_of({{FlatRange{0, 128}, ones(128)}, {FlatRange{64, 192}, ones(128)}}),
+              HasSubstr("weight: hole"));
+  EXPECT_EQ(refusal_of({{FlatRange{0, 192}, ones(192)}, {FlatRange{64, 256}, ones(192)}}), "none");
+  EXPECT_THAT(refusal_of({{FlatRange{0, 1000}, ones(1000)}}), HasSubstr("weight: part"));
+  EXPECT_THAT(refusal_of({{FlatRange{-5, 256}, ones(261)}}), HasSubstr("weight: part"));
+  EXPECT_THAT(refusal_of({{Box{{}, {}}, ones(1)}}), HasSubstr("weight: part"));
+  EXPECT_THAT(refusal_of({{Box{{0, 0, 0}, {32, 8, 1}}, ones(256)}}), HasSubstr("weight: part"));
+  EXPECT_THAT(refusal_of({{FlatRange{0, 256}, ones(255)}}), HasSubstr("weight: part"));
+  EXPECT_THAT(refusal_of({{FlatRange{0, 256}, at::Tensor()}}), HasSubstr("weight: part"));
+  EXPECT_THAT(refusal_of({{FlatRange{0, 256}, torch::ones({256}, at::kLong)}}),
+              HasSubstr("weight: part"));
+  EXPECT_THAT(refusal_of({{FlatRange{0, 256}, torch::ones({16, 16}).t()}}),
+              HasSubstr("weight: part"));
+}
+
+TEST(HostileStateTest, C1_AnAliasOfItselfIsNotFollowedForEver) {
+  StateDict state;
+  state.set("a", StateAlias{"b"});
+  state.set("b", StateAlias{"a"});
+  EXPECT_THAT(test::error_of([&] { state.tensor("a"); }), HasSubstr("alias"));
+}
+
+TEST(HostileStateTest, C3_HooksMayRemoveThemselvesAndEraseParameters) {
+  torch::nn::Linear model(2, 2);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  registry::HookHandle handle;
+  int num_calls = 0;
+  handle = registry::add_state_dict_post_hook(
+      *model, [&](torch::nn::Module&, StateDict& state, const std::string&,
+                  const StateDictOptions&) {
+        ++num_calls;
+        state.erase("bias");
+        handle.remove();
+      });
+  EXPECT_THAT(test::error_of([&] { optim_state_dict(*model, optimizer); }),
+              HasSubstr("bias"));
+  state_dict(*model);
+  EXPECT_EQ(num_calls, 1);
+}
+
+TEST(HostileStateTest, E7_NumbersThatDoNotFitAreRefused) {
+  const auto refusal_of = [](auto to, const Value& from) {
+    return test::error_of([&] { stateful(to).load_state_dict(from); });
+  };
+  EXPECT_THAT(refusal_of(int{}, Value(std::int64_t{5'000'000'007})), HasSubstr("5000000007"));
+  EXPECT_THAT(refusal_of(unsigned{}, Value(-1)), HasSubstr("-1"));
+  EXPECT_THAT(refusal_of(std::uint8_t{}, Value(300)), HasSubstr("300"));
+  EXPECT_THAT(refusal_of(float{}, Value(1e300)), HasSubstr("1e+300"));
+  EXPECT_EQ(refusal_of(float{}, Value(std::numeric_limits<double>::infinity())), "none");
+  EXPECT_EQ(refusal_of(std::uint8_t{}, Value(255)), "none");
+}
+
+TEST(HostileStateTest, C7_StepsThatAreNoCountsAreRefused) {
+  torch::nn::Linear model(2, 2);
+  torch::optim::Adam optimizer(model->parameters());
+  model->forward(torch::ones({1, 2})).sum().backward();
+  optimizer.step();
+  for (const double step : {std::nan(""), -3.0, 1e19, 2.5}) {
+    StateDict state = optim_state_dict(*model, optimizer);
+    state.set("state.weight.step", StateTensor::whole(torch::tensor(step, at::kDouble)),
+              {"state", "weight", "step"});
+    EXPECT_THAT(test::error_of([&] { load_optim_state_dict(*model, optimizer, state); }),
+                HasSubstr("state.weight.step"))
+        << step;
+  }
+  StateDict state = optim_state_dict(*model, optimizer);
+  state.set("state.weight.exp_avg", StateTensor::whole(torch::ones({2, 2}, at::kBool)),
+            {"state", "weight", "exp_avg"});
+  EXPECT_THAT(test::error_of([&] { load_optim_state_dict(*model, optimizer, state); }),
+              HasSubstr("state.weight.exp_avg"));
+}
+
+TEST(HostileStateTest, E4_KeepLastRemovesOlderOnesOfTheSameNameAlone) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  TrainState state(model);
+  const auto path = [&](const std::string& name) { return directory.path() + "/" + name; };
+  for (const std::string name : {"step-9", "step-10", "other-3"}) save(state, path(name));
+  save(state, path("archive.safetensors"), {.format = formats::Format::safetensors});
+  save(state, path("best"), {.keep_last = 1});
+  EXPECT_TRUE(std::filesystem::exists(path("best")));
+  EXPECT_TRUE(std::filesystem::exists(path("step-9")));
+  save(state, path("step-11"), {.keep_last = 2});
+  EXPECT_FALSE(std::filesystem::exists(path("step-9")));
+  for (const std::string name : {"step-10", "step-11", "other-3", "best", "archive.safetensors"}) {
+    EXPECT_TRUE(std::filesystem::exists(path(name))) << name;
+  }
+  // One that is saved again out of turn stays.
+  save(state, path("step-2"), {.keep_last = 1});
+  EXPECT_TRUE(std::filesystem::exists(path("step-2")));
+}
+
+TEST(HostileStateTest, E13_PartsOfValuesCannotBeLoadedAlone) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  Value dict = Value::Dict{{"x", 1}, {"y", 2}};
+  TrainState state(model);
+  state.with("v", dict);
+  save(state, directory.path() + "/a");
+  const auto load_only = [&](const std::vector<std::string>& only) {
+    dict = 0;
+    return test::error_of([&] { load(state, directory.path() + "/a", {.only = only}); });
+  };
+  EXPECT_EQ(load_only({"v.*"}), "none");
+  EXPECT_EQ(dict, Value(Value::Dict{{"x", 1}, {"y", 2}}));
+  EXPECT_THAT(load_only({"model.*", "v.x"}), HasSubstr("v"));
+  EXPECT_EQ(dict, Value(0));
+  EXPECT_EQ(load_only({"model.*"}), "none");
+  EXPECT_EQ(dict, Value(0));
+}
+
+TEST(HostileStateTest, E4_TimesThatAreNoneAreRefused) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::SmallTrainer trainer(mesh);
+    TrainState state = trainer.state();
+    for (const auto timeout :
+         {std::chrono::milliseconds(0), std::chrono::milliseconds(-5)}) {
+      EXPECT_THAT(test::error_of([&] { save(state, "nowhere", {.timeout = timeout}); }),
+                  HasSubstr("timeout"));
+    }
+    const test::TemporaryDirectory directory;
+    EXPECT_THAT(test::error_of([&] {
+                  save(state, "/none/a", {.timeout = std::chrono::milliseconds::max()});
+                }),
+                HasSubstr("none"));
+  });
+  EXPECT_THAT(test::error_of([] { TrainState(std::shared_ptr<torch::nn::Module>()); }),
+              HasSubstr("model"));
+}
+
+}  // namespace
+}  // namespace tessera
