@@ -148,6 +148,9 @@ class Execution {
             const ExecuteOptions& options)
       : plan_(plan), reader_(reader), writer_(writer), options_(options) {
     for (const PieceId id : writer.write_order()) {
+      // A writer that has other pieces under these numbers would write bytes to wrong places.
+      TESSERA_CHECK(writer.contents().tensors[id.tensor_index].pieces[id.piece_index].region ==
+                    region_of(id));
       const std::int64_t numel = numel_of(region_of(id));
       const std::int64_t block_numel = writer.block_numel(id);
       pieces_.push_back({id, block_numel, num_blocks_});

@@ -270,6 +270,7 @@ class Planner {
       keep_pieces(tensor, entry);
     }
     if (options_.format == Format::dcp) cut_into_boxes(entry);
+    std::ranges::sort(entry.pieces, {}, &Piece::region);  // as writers that sort keep them
     find_sources(tensor, entry, copy);
     plan_.nbytes_to_write += entry.meta.nbytes();
     plan_.destination.tensors.push_back(std::move(entry));
