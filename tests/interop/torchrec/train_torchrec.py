@@ -9,7 +9,9 @@ initial       `<table>`: whole weights
 batches       `<step>.<rank>.lengths`: int64, of every table in order, its bags; `<step>.<rank>.values`: int64, the ids;
               `<step>.<rank>.weights`: float32, one per id, where tables are weighted
 result        `output.<step>.<rank>`: [bags, columns of all tables side by side] before the step's update; then the whole
-              state under the names that DCP has. The loss of a rank is the sum of squares of its output.
+              state under the names that DCP has
+
+The loss of a rank is the sum of squares of its output; torchrec trains on the mean of the ranks' losses.
 
 --load fills the model strictly from a DCP checkpoint before the first step; --save writes one after the last.
 """
