@@ -18,7 +18,7 @@ from ckpt_tools import reshard, run, succeed  # noqa: E402
 WORLD, HOST = 4, 2
 RULES = {
     "table_wise": {"sharding": "table_wise", "ranks": [1]},
-    "column_wise": {"sharding": "column_wise", "ranks": [3, 0]},
+    "column_wise": {"sharding": "column_wise", "ranks": [3, 0, 2, 1]},
     "row_wise": {"sharding": "row_wise", "ranks": [0, 1, 2, 3]},
     "table_row_wise": {"sharding": "table_row_wise", "ranks": [2, 3]},
     "table_column_wise": {"sharding": "table_column_wise", "ranks": [1, 0]},
@@ -36,8 +36,10 @@ def plan_for(shift):
     return {"schema": 1, "world_size": WORLD, "tables": rules | {"dp": {"sharding": "data_parallel"}}}
 
 
-def is_by_columns(plan, table):
-    return plan["tables"][table]["sharding"] in ("column_wise", "table_column_wise", "grid")
+def num_column_shards(plan, table):
+    rule = plan["tables"][table]
+    by_columns = {"column_wise": len(rule.get("ranks", [])), "table_column_wise": HOST, "grid": rule.get("column_shards")}
+    return by_columns.get(rule["sharding"], 1)
 
 
 def train(folder, plan, optimizer, **options):
@@ -84,30 +86,31 @@ def saved(request, tmp_path_factory):
     return request.param, folder / "saved", held
 
 
+def row_wise_state(held):
+    """(name, table) of what torchrec keeps once per row and column shard."""
+    return [(n, n.split(".")[-2]) for n, tensor in held.items() if n.endswith(".momentum1") and tensor.dim() == 1]
+
+
 def by_row(held, plan):
     """One accumulator per row in place of one per column shard: the mean, as all shards are equally wide."""
-    found = {}
-    for name, tensor in held.items():
-        table = name.split(".")[-2]
-        if name.endswith(".momentum1") and tensor.dim() == 1 and is_by_columns(plan, table):
-            tensor = tensor.double().view(2, -1).mean(0).to(tensor.dtype)
-        found[name] = tensor
+    found = dict(held)
+    for name, table in row_wise_state(held):
+        found[name] = held[name].double().view(num_column_shards(plan, table), -1).mean(0).to(held[name].dtype)
     return found
 
 
+def by_column_shard(held, plan):
+    """Copies for each column shard of one accumulator per row."""
+    return held | {name: held[name].repeat(num_column_shards(plan, table)) for name, table in row_wise_state(held)}
+
+
 def under_plan(held, before, after):
-    """What torchrec must hold under another plan: an accumulator per column shard, equal ones where one was made of many."""
-    merged = by_row(held, before)
-    expected = {}
-    for name, tensor in held.items():
-        table = name.split(".")[-2]
-        if name.endswith(".momentum1") and tensor.dim() == 1:
-            if is_by_columns(before, table) and is_by_columns(after, table):
-                expected[name] = tensor
-                continue
-            tensor = merged[name].repeat(2) if is_by_columns(after, table) else merged[name]
-        expected[name] = tensor
-    return expected
+    """What torchrec must hold under another plan: what it held where the columns stay, else copies of the mean."""
+    found = by_column_shard(by_row(held, before), after)
+    for name, table in row_wise_state(held):
+        if num_column_shards(before, table) == num_column_shards(after, table):
+            found[name] = held[name]
+    return found
 
 
 def assert_equal(found, expected):
@@ -150,11 +153,7 @@ def test_torchrec_loads_what_went_by_way_of_canonical_names(saved, tmp_path):
     back = reshard(
         native, tmp_path / "back", "--to", "dcp", "--plan", write_plan(tmp_path / "to.json", plan), "--optimizer-names", "torchrec"
     )
-    expected = {}
-    for name, tensor in by_row(held, plan_for(0)).items():
-        if name.endswith(".momentum1") and tensor.dim() == 1 and is_by_columns(plan, name.split(".")[-2]):
-            tensor = tensor.repeat(2)
-        expected[name] = tensor
+    expected = by_column_shard(by_row(held, plan_for(0)), plan)
     assert_equal(train(tmp_path, plan, optimizer, load=back), expected)
 
 
@@ -165,7 +164,7 @@ def test_torchrec_goes_on_as_if_nothing_had_been_moved(saved, tmp_path):
     save_file(batches(4), tmp_path / "batches.safetensors")
     plan = plan_for(0)
     swap = dict(zip(("table_wise", "row_wise", "table_row_wise"), ("row_wise", "table_row_wise", "table_wise")))
-    swap |= dict(zip(("column_wise", "grid", "table_column_wise"), ("grid", "table_column_wise", "column_wise")))
+    swap |= {"grid": "table_column_wise", "table_column_wise": "grid", "column_wise": "column_wise"}
     other = {name: RULES[swap[rule["sharding"]]] for name, rule in plan["tables"].items() if name != "dp"}
     there = reshard(source, tmp_path / "there", "--plan", write_plan(tmp_path / "other.json", plan | {"tables": other}))
     back = reshard(there, tmp_path / "back", "--to", "dcp", "--plan", write_plan(tmp_path / "to.json", plan))
