@@ -166,6 +166,7 @@ def test_torchrec_goes_on_as_if_nothing_had_been_moved(saved, tmp_path):
     swap = dict(zip(("table_wise", "row_wise", "table_row_wise"), ("row_wise", "table_row_wise", "table_wise")))
     swap |= {"grid": "table_column_wise", "table_column_wise": "grid", "column_wise": "column_wise"}
     other = {name: RULES[swap[rule["sharding"]]] for name, rule in plan["tables"].items() if name != "dp"}
+    other["dp"] = plan["tables"]["dp"]
     there = reshard(source, tmp_path / "there", "--plan", write_plan(tmp_path / "other.json", plan | {"tables": other}))
     back = reshard(there, tmp_path / "back", "--to", "dcp", "--plan", write_plan(tmp_path / "to.json", plan))
     more = {"batches": tmp_path / "batches.safetensors"}
