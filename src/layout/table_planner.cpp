@@ -254,11 +254,17 @@ class Misfit {
     for (std::size_t t = 0; t < tables_.size(); ++t) {
       if (!placed.choice(t)) needs.push_back(least_shard(tables_[t]));
     }
-    std::uint64_t fullest = std::numeric_limits<std::uint64_t>::max();
-    for (const ShardCost& load : placed.loads()) fullest = std::min(fullest, load.nbytes);
-    return error_of("memory of the ranks: expected room for every table, found at most " +
-                        exact_size(machine_.capacity_nbytes - fullest) +
-                        " left on a rank when all others were placed (constraints?)",
+    std::uint64_t most_left = 0;
+    double left_in_all = 0;
+    for (const ShardCost& load : placed.loads()) {
+      most_left = std::max(most_left, machine_.capacity_nbytes - load.nbytes);
+      left_in_all += static_cast<double>(machine_.capacity_nbytes - load.nbytes);
+    }
+    const std::string num_tables = counted(needs.size(), "table");
+    return error_of("memory of the ranks: expected room for every table, found " + num_tables +
+                        " left over, with " + sum_text(left_in_all) +
+                        " left on all ranks together and at most " + exact_size(most_left) +
+                        " on one (constraints?)",
                     std::move(needs), "smallest shard");
   }
 

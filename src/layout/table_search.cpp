@@ -13,7 +13,7 @@ constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 constexpr int kNumBisections = 10;
 constexpr int kMostMovesTried = 20000;
 constexpr std::size_t kMostTablesCombined = 12;
-constexpr int kMostPlacesCombined = 50000;
+constexpr int kMostPlacesCombined = 20000;
 constexpr double kWorthwhile = 1e-3;  // as a share, of a move
 
 /// One way to go through tables and candidates.
@@ -32,21 +32,14 @@ std::vector<std::size_t> sorted_by(std::size_t count, Key key) {
   return order;
 }
 
-std::vector<std::vector<std::size_t>> least_work_first(std::span<const PlannerTable> tables) {
+/// Orders every table's candidates by what `measure` returns for them.
+template <class Measure>
+std::vector<std::vector<std::size_t>> sorted_candidates(std::span<const PlannerTable> tables,
+                                                        Measure measure) {
   std::vector<std::vector<std::size_t>> orders;
   for (const PlannerTable& table : tables) {
-    orders.emplace_back(table.candidates.size());
-    std::iota(orders.back().begin(), orders.back().end(), std::size_t{0});
-  }
-  return orders;
-}
-
-std::vector<std::vector<std::size_t>> most_even_first(std::span<const PlannerTable> tables) {
-  std::vector<std::vector<std::size_t>> orders;
-  for (const PlannerTable& table : tables) {
-    orders.push_back(sorted_by(table.candidates.size(), [&](std::size_t c) {
-      return table.candidates[c].largest_nbytes();
-    }));
+    orders.push_back(sorted_by(table.candidates.size(),
+                               [&](std::size_t c) { return measure(table.candidates[c]); }));
   }
   return orders;
 }
@@ -67,8 +60,21 @@ std::vector<std::size_t> by_seconds(std::span<const PlannerTable> tables) {
                    [&](std::size_t t) { return -tables[t].candidates.front().total_seconds; });
 }
 
-Attempt even_attempt(std::span<const PlannerTable> tables) {
-  return {by_nbytes(tables), most_even_first(tables), LoadOrder::by_nbytes};
+std::vector<Attempt> attempts_for(std::span<const PlannerTable> tables) {
+  const auto least_work_first =
+      sorted_candidates(tables, [](const ShardingCandidate& c) { return c.total_seconds; });
+  const auto least_memory_first =
+      sorted_candidates(tables, [](const ShardingCandidate& c) { return c.total_nbytes; });
+  const auto most_even_first =
+      sorted_candidates(tables, [](const ShardingCandidate& c) { return c.largest_nbytes(); });
+  const auto largest_first = by_nbytes(tables);
+  return {
+      {by_seconds(tables), least_work_first, LoadOrder::by_seconds},
+      {largest_first, least_work_first, LoadOrder::by_nbytes},
+      {largest_first, least_work_first, LoadOrder::fullest_first},
+      {largest_first, least_memory_first, LoadOrder::fullest_first},
+      {largest_first, most_even_first, LoadOrder::by_nbytes},
+  };
 }
 
 /// Places one table after the other; a table that finds no place stays without one.
@@ -85,11 +91,16 @@ Assignment fill(const Attempt& attempt, const Assignment& empty, double limit_se
   return assignment;
 }
 
-bool is_complete(const Assignment& assignment) {
+std::size_t num_left_out(const Assignment& assignment) {
+  std::size_t count = 0;
   for (std::size_t t = 0; t < assignment.tables().size(); ++t) {
-    if (!assignment.choice(t)) return false;
+    if (!assignment.choice(t)) ++count;
   }
-  return true;
+  return count;
+}
+
+bool is_complete(const Assignment& assignment) {
+  return num_left_out(assignment) == 0;
 }
 
 /// Returns a time below which no rank can stay, however tables are placed.
@@ -407,16 +418,10 @@ Assignment::Score Assignment::score() const {
 
 std::optional<Assignment> find_assignment(std::span<const PlannerTable> tables,
                                           const PlannerMachine& machine) {
-  const Attempt attempts[] = {
-      {by_seconds(tables), least_work_first(tables), LoadOrder::by_seconds},
-      {by_nbytes(tables), least_work_first(tables), LoadOrder::by_nbytes},
-      {by_nbytes(tables), least_work_first(tables), LoadOrder::fullest_first},
-      even_attempt(tables),
-  };
   const Assignment empty(tables, machine);
   const double low = least_seconds(tables, machine.world_size);
   std::optional<Assignment> best;
-  for (const Attempt& attempt : attempts) {
+  for (const Attempt& attempt : attempts_for(tables)) {
     auto found = tighten(attempt, empty, low);
     if (!found) continue;
     Assignment improved = Improvement(std::move(*found)).run();
@@ -427,7 +432,13 @@ std::optional<Assignment> find_assignment(std::span<const PlannerTable> tables,
 }
 
 Assignment place_what_fits(std::span<const PlannerTable> tables, const PlannerMachine& machine) {
-  return fill(even_attempt(tables), Assignment(tables, machine), kNoLimit);
+  const Assignment empty(tables, machine);
+  Assignment fullest = empty;
+  for (const Attempt& attempt : attempts_for(tables)) {
+    Assignment filled = fill(attempt, empty, kNoLimit);
+    if (num_left_out(filled) < num_left_out(fullest)) fullest = std::move(filled);
+  }
+  return fullest;
 }
 
 }  // namespace tessera

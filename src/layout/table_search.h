@@ -82,7 +82,7 @@ class Assignment {
 std::optional<Assignment> find_assignment(std::span<const PlannerTable> tables,
                                           const PlannerMachine& machine);
 
-/// Places the tables as evenly as they can be; those that found no room stay without a choice.
+/// Places as many tables as the search can, whatever time they take; the others have no choice.
 Assignment place_what_fits(std::span<const PlannerTable> tables, const PlannerMachine& machine);
 
 }  // namespace tessera

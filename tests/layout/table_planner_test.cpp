@@ -289,7 +289,7 @@ class ExhaustiveSearch {
 };
 
 TEST(TablePlannerTest, D10_CloseToTheBestOfAllPlansOnTinyCases) {
-  std::mt19937 random(20260518);
+  std::mt19937 random(2);
   const auto pick = [&](int low, int high) {
     return static_cast<int>(low +
                             static_cast<int>(random() % static_cast<unsigned>(high - low + 1)));
@@ -344,7 +344,7 @@ TEST(TablePlannerTest, D10_CloseToTheBestOfAllPlansOnTinyCases) {
   RecordProperty("solved", num_solved);
   EXPECT_GT(num_solved, 500);
   EXPECT_EQ(num_missed, 0) << "cases that fit, but were refused";
-  EXPECT_LE(worst_ratio, 1.1);
+  EXPECT_LE(worst_ratio, 1.05);
   EXPECT_GE(worst_ratio, 1 - 1e-9);  // better than the best of all would be a wrong test
 }
 
@@ -438,8 +438,8 @@ TEST(TablePlannerTest, D10_TablesThatCannotBePackedAreNamedWithNumbers) {
     whole.constraints[each.name].shardings = {TableSharding::table_wise};
   }
   EXPECT_THAT(refusal(tables, whole, ErrorKind::mismatch),
-              AllOf(HasSubstr("memory of the ranks: expected room for every table"),
-                    HasSubstr("left on a rank"), HasSubstr("\n  c: smallest shard ")));
+              AllOf(HasSubstr("memory of the ranks: expected room for every table, found 1 table"),
+                    HasSubstr("left on all ranks together"), HasSubstr("\n  c: smallest shard ")));
   whole.constraints.clear();
   EXPECT_EQ(refusal(tables, whole, ErrorKind::mismatch), "");
 }

@@ -24,7 +24,7 @@ constexpr TableSharding kShardings[] = {
 
 std::vector<TableSize> arbitrary_tables() {
   std::vector<TableSize> tables;
-  const std::int64_t num_tables = pick(0, 12);
+  const std::int64_t num_tables = pick(0, 3) == 0 ? pick(0, 14) : pick(0, 4);
   for (std::int64_t t = 0; t < num_tables; ++t) {
     TableSize table;
     table.name = "t" + std::to_string(t);
@@ -46,6 +46,8 @@ TableConstraint arbitrary_constraint(int world_size) {
   for (const TableSharding sharding : kShardings) {
     if (pick(0, 3) == 0) constraint.shardings.push_back(sharding);
   }
+  // Which is always possible; without it many constraints contradict themselves.
+  if (pick(0, 3) > 0) constraint.shardings.push_back(TableSharding::table_wise);
   if (pick(0, 2) == 0) {
     for (int rank = 0; rank < world_size; ++rank) {
       if (pick(0, 2) > 0) constraint.ranks.push_back(rank);
@@ -62,7 +64,7 @@ PlannerOptions arbitrary_options(const std::vector<TableSize>& tables) {
   options.world_size = options.ranks_per_host * static_cast<int>(pick(1, 3));
   options.batch_size = pick(1, 256);
   options.reserved_nbytes = static_cast<std::uint64_t>(pick(0, 1000));
-  options.memory_per_rank_nbytes = std::uint64_t{1} << pick(14, 30);
+  options.memory_per_rank_nbytes = std::uint64_t{1} << pick(16, 32);
   for (const TableSize& table : tables) {
     if (pick(0, 7) == 0) {
       options.constraints[table.name] = arbitrary_constraint(options.world_size);

@@ -15,10 +15,6 @@ namespace {
 
 constexpr std::uint64_t kMaxNotesNbytes = std::uint64_t{256} << 20;
 
-void set_bandwidth(double& target, std::uint64_t nbytes_per_second) {
-  if (nbytes_per_second != 0) target = static_cast<double>(nbytes_per_second);
-}
-
 PlannerOptions planner_options(const PlanCommandOptions& options, int checkpoint_world_size) {
   PlannerOptions planner;
   planner.world_size = options.world_size == PlanCommandOptions::kNotGiven ? checkpoint_world_size
@@ -27,9 +23,9 @@ PlannerOptions planner_options(const PlanCommandOptions& options, int checkpoint
   planner.memory_per_rank_nbytes = options.memory_per_rank_nbytes;
   planner.reserved_nbytes = options.reserved_nbytes;
   planner.batch_size = options.batch_size;
-  set_bandwidth(planner.bandwidths.random_rows, options.random_row_bandwidth);
-  set_bandwidth(planner.bandwidths.within_host, options.host_bandwidth);
-  set_bandwidth(planner.bandwidths.between_hosts, options.network_bandwidth);
+  planner.bandwidths = {.random_rows = static_cast<double>(options.random_row_bandwidth),
+                        .within_host = static_cast<double>(options.host_bandwidth),
+                        .between_hosts = static_cast<double>(options.network_bandwidth)};
   return planner;
 }
 

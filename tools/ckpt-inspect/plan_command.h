@@ -18,9 +18,9 @@ struct PlanCommandOptions {
   std::uint64_t reserved_nbytes = 0;
   int batch_size = 1024;
   double pooling_factor = 1;
-  std::uint64_t random_row_bandwidth = 0;  // bytes per second; 0: the planner's default
-  std::uint64_t host_bandwidth = 0;
-  std::uint64_t network_bandwidth = 0;
+  std::uint64_t random_row_bandwidth = 10'000'000'000;  // bytes per second
+  std::uint64_t host_bandwidth = 10'000'000'000;
+  std::uint64_t network_bandwidth = 1'250'000'000;
   std::string notes_path;   // empty: not given
   std::string output_path;  // empty: not given
   bool overwrite = false;
