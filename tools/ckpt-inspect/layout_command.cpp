@@ -1,11 +1,16 @@
 #include "ckpt-inspect/layout_command.h"
 
 #include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
 
 #include "ckpt-inspect/json_parts.h"
 #include "cli/sizes.h"
 #include "cli/table.h"
+#include "tessera/base/file_system.h"
 #include "tessera/inspect/layout_map.h"
+#include "tessera/layout/table_plan.h"
 
 namespace tessera::cli {
 namespace {
@@ -17,6 +22,7 @@ constexpr int kTextColumns = 48;  // for the name and the pattern, beside the ma
 constexpr int kMinMapColumns = 16;
 constexpr int kMaxMapColumns = 64;
 constexpr std::size_t kTickColumns = 8;
+constexpr std::uint64_t kMaxPlanNbytes = std::uint64_t{256} << 20;
 
 // Tensors that are alike, as one line of the map.
 struct Row {
@@ -30,11 +36,25 @@ void append_rows(const TreeNode& node, const std::string& prefix, std::vector<Ro
   for (const TreeNode& child : node.children) append_rows(child, name, rows);
 }
 
+// What is mapped: a checkpoint, or its tables as a plan lays them out.
+struct Subject {
+  const formats::CheckpointContents& contents;
+  std::string format;  // the checkpoint's
+  std::string origin;  // in words, for the last line
+  const TablePlan* plan = nullptr;
+};
+
+std::optional<TableSharding> sharding_of(const formats::TensorEntry& tensor,
+                                         const Subject& subject) {
+  if (subject.plan == nullptr) return inspect::table_sharding(tensor);
+  return subject.plan->tables.at(*table_of_weight(tensor.meta.fqn)).sharding;
+}
+
 // Returns how the tensor is cut, and an embedding table's sharding type: `dim 0 / 4, row_wise`.
-std::string cut_in_words(const formats::TensorEntry& tensor,
-                         const inspect::LayoutPattern& pattern) {
+std::string cut_in_words(const formats::TensorEntry& tensor, const inspect::LayoutPattern& pattern,
+                         const Subject& subject) {
   std::string text = inspect::layout_pattern_to_string(pattern);
-  if (const auto sharding = inspect::table_sharding(tensor)) {
+  if (const auto sharding = sharding_of(tensor, subject)) {
     text.append(", ").append(table_sharding_name(*sharding));
   }
   return text;
@@ -59,11 +79,12 @@ struct RankTotals {
   std::vector<std::int64_t> nbytes;
 };
 
-RankTotals totals_by_rank(const CheckpointReader& reader, const inspect::Selection& selection) {
-  const auto world_size = static_cast<std::size_t>(reader.contents().world_size);
+RankTotals totals_by_rank(const formats::CheckpointContents& contents,
+                          const inspect::Selection& selection) {
+  const auto world_size = static_cast<std::size_t>(contents.world_size);
   RankTotals totals{std::vector<std::int64_t>(world_size), std::vector<std::int64_t>(world_size)};
   for (std::size_t t : selection.tensors) {
-    const formats::TensorEntry& tensor = reader.contents().tensors[t];
+    const formats::TensorEntry& tensor = contents.tensors[t];
     for (const formats::Piece& piece : tensor.pieces) {
       const auto rank = static_cast<std::size_t>(piece.rank);
       if (piece.rank < 0 || rank >= world_size) continue;
@@ -75,9 +96,9 @@ RankTotals totals_by_rank(const CheckpointReader& reader, const inspect::Selecti
   return totals;
 }
 
-void print_map(const CheckpointReader& reader, const inspect::Selection& selection,
+void print_map(const Subject& subject, const inspect::Selection& selection,
                const LayoutOptions& options, Terminal& terminal) {
-  const formats::CheckpointContents& contents = reader.contents();
+  const formats::CheckpointContents& contents = subject.contents;
   std::vector<Row> rows;
   const inspect::Folding folding{.tensors = options.all
                                                 ? inspect::Folding::Tensors::none
@@ -100,9 +121,9 @@ void print_map(const CheckpointReader& reader, const inspect::Selection& selecti
     table.add_row(
         {{printable(row.name, row.name.size() * 4)},
          {inspect::draw_shares(inspect::numel_by_rank(tensor, contents.world_size), map_width)},
-         {cut_in_words(tensor, pattern), is_broken ? Style::bad : Style::plain}});
+         {cut_in_words(tensor, pattern, subject), is_broken ? Style::bad : Style::plain}});
   }
-  const RankTotals totals = totals_by_rank(reader, selection);
+  const RankTotals totals = totals_by_rank(contents, selection);
   const auto [least, most] = std::minmax_element(totals.nbytes.begin(), totals.nbytes.end());
   if (least != totals.nbytes.end()) {
     const std::string low = iec_size(static_cast<std::uint64_t>(*least));
@@ -120,22 +141,21 @@ void print_map(const CheckpointReader& reader, const inspect::Selection& selecti
                      Style::strong,
                      counts_in_words(selection.totals) + " in " +
                          counted(static_cast<std::uint64_t>(selection.totals.num_pieces), "piece") +
-                         "; " + format_in_words(reader)) +
+                         "; " + subject.origin) +
                  "\n");
 }
 
-void print_json(const CheckpointReader& reader, const inspect::Selection& selection,
-                Terminal& terminal) {
-  const formats::CheckpointContents& contents = reader.contents();
+void print_json(const Subject& subject, const inspect::Selection& selection, Terminal& terminal) {
+  const formats::CheckpointContents& contents = subject.contents;
   JsonOutput json(terminal, kInspectJsonSchema);
-  json.member("format", format_name(reader.format()));
+  json.member("format", subject.format);
   json.member("world_size", contents.world_size).key("tensors").begin_array();
   for (std::size_t t : selection.tensors) {
     const formats::TensorEntry& tensor = contents.tensors[t];
     json.begin_object().member("name", tensor.meta.fqn);
     json.member("dtype", dtype_name(tensor.meta.dtype)).key("shape").value(tensor.meta.shape);
     json.member("layout", layout_pattern_to_string(inspect::layout_pattern(tensor)));
-    if (const auto sharding = inspect::table_sharding(tensor)) {
+    if (const auto sharding = sharding_of(tensor, subject)) {
       json.member("sharding", table_sharding_name(*sharding));
     }
     json.key("pieces").begin_array();
@@ -147,7 +167,7 @@ void print_json(const CheckpointReader& reader, const inspect::Selection& select
     json.end_array().end_object();
   }
   json.end_array().key("ranks").begin_array();
-  const RankTotals totals = totals_by_rank(reader, selection);
+  const RankTotals totals = totals_by_rank(contents, selection);
   for (std::size_t rank = 0; rank < totals.nbytes.size(); ++rank) {
     json.begin_object().member("rank", std::uint64_t{rank});
     json.member("pieces", totals.num_pieces[rank]).member("nbytes", totals.nbytes[rank]);
@@ -155,6 +175,66 @@ void print_json(const CheckpointReader& reader, const inspect::Selection& select
   }
   json.end_array();
   json.finish();
+}
+
+void print_layout(const Subject& subject, const inspect::Selection& selection,
+                  const LayoutOptions& options, Terminal& terminal) {
+  if (options.json) {
+    print_json(subject, selection, terminal);
+  } else {
+    print_map(subject, selection, options, terminal);
+  }
+}
+
+// Returns the selected tables, with all that each rank of the plan holds of them.
+formats::CheckpointContents planned_tables(const CheckpointReader& reader,
+                                           const inspect::Selection& selection,
+                                           const TablePlan& plan) {
+  formats::CheckpointContents planned;
+  planned.world_size = plan.world_size;
+  for (const std::size_t t : selection.tensors) {
+    const TensorMeta& meta = reader.contents().tensors[t].meta;
+    const auto table = table_of_weight(meta.fqn);
+    if (!table || meta.shape.size() != 2) continue;
+    const auto rule = plan.tables.find(*table);
+    if (rule == plan.tables.end()) {
+      throw Error::expected(ErrorKind::mismatch, {reader.path(), meta.fqn, {}}, "table plan",
+                            "a rule for table " + *table, "none");
+    }
+    formats::TensorEntry entry;
+    entry.meta = meta;
+    for (const Shard& shard : table_shards(rule->second, meta.shape, plan.world_size)) {
+      for (const int rank : shard.ranks) entry.pieces.push_back({shard.region, rank});
+    }
+    planned.tensors.push_back(std::move(entry));
+  }
+  return planned;
+}
+
+void check_that_tables_are_there(const CheckpointReader& reader, const TablePlan& plan) {
+  std::set<std::string> tables;
+  for (const formats::TensorEntry& tensor : reader.contents().tensors) {
+    if (auto table = table_of_weight(tensor.meta.fqn)) tables.insert(std::move(*table));
+  }
+  for (const auto& [name, rule] : plan.tables) {
+    if (tables.contains(name)) continue;
+    throw Error::expected(ErrorKind::mismatch, {reader.path(), name, {}}, "table plan",
+                          "a table of that name", "none");
+  }
+}
+
+void print_planned_layout(const CheckpointReader& reader, const LayoutOptions& options,
+                          Terminal& terminal) {
+  const TablePlan plan =
+      TablePlan::from_json(read_file(FileSystem::posix(), options.table_plan_path, kMaxPlanNbytes),
+                           options.table_plan_path);
+  check_that_tables_are_there(reader, plan);
+  const formats::CheckpointContents planned =
+      planned_tables(reader, select_names(reader, options.source), plan);
+  const std::string origin =
+      "planned for " + counted(static_cast<std::uint64_t>(plan.world_size), "rank");
+  print_layout({planned, std::string(format_name(reader.format())), origin, &plan},
+               inspect::select(planned, NameSelection(), reader.path()), options, terminal);
 }
 
 }  // namespace
@@ -169,6 +249,8 @@ void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& ter
       "a line.");
   add_source_arguments(command, options.source);
   command.flag("--all", options.all, "Show alike layers one by one")
+      .option("--plan", "FILE", options.table_plan_path,
+              "Map the embedding tables as a plan lays them out, as JSON")
       .flag("--json", options.json, "Print JSON, with every piece's region");
   add_flat_layout_option(command, options.source);
   command.example("layout step-1000 model", "The model's parameters by rank");
@@ -176,12 +258,13 @@ void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& ter
 
 ExitCode run_layout(const LayoutOptions& options, Terminal& terminal) {
   const auto reader = open_source(options.source);
-  const inspect::Selection selection = select_names(*reader, options.source);
-  if (options.json) {
-    print_json(*reader, selection, terminal);
-  } else {
-    print_map(*reader, selection, options, terminal);
+  if (!options.table_plan_path.empty()) {
+    print_planned_layout(*reader, options, terminal);
+    return ExitCode::done;
   }
+  print_layout(
+      {reader->contents(), std::string(format_name(reader->format())), format_in_words(*reader)},
+      select_names(*reader, options.source), options, terminal);
   return ExitCode::done;
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "ckpt-inspect/source.h"
 #include "cli/command_line.h"
 
@@ -7,6 +9,7 @@ namespace tessera::cli {
 
 struct LayoutOptions {
   SourceOptions source;
+  std::string table_plan_path;  // empty: not given
   bool all = false;
   bool json = false;
 };
