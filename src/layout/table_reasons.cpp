@@ -11,7 +11,6 @@ namespace tessera {
 namespace {
 
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
-
 constexpr double kRounding = 1e-9;
 
 std::string percent_text(double share) {
@@ -20,12 +19,13 @@ std::string percent_text(double share) {
   return text;
 }
 
-/// Returns how much more time the best other sharding type takes.
-std::string reason_of_cheapest(const PlannerTable& table, const ShardingCandidate& chosen) {
-  const auto next = std::find_if(
+/// Returns how much more time the next way takes, of another sharding type where there is one.
+std::string reason_of_cheapest(const PlannerTable& table) {
+  const ShardingCandidate& chosen = table.candidates[0];
+  auto next = std::find_if(
       table.candidates.begin(), table.candidates.end(),
       [&](const ShardingCandidate& other) { return other.sharding != chosen.sharding; });
-  if (next == table.candidates.end()) return "no other sharding is possible";
+  if (next == table.candidates.end()) next = table.candidates.begin() + 1;
   return "least time in all, " + duration_text(chosen.total_seconds) + "; " + next->in_words() +
          " takes " + duration_text(next->total_seconds);
 }
@@ -50,9 +50,7 @@ std::string reason_of(const Assignment& assignment, std::size_t t, const Planner
     const bool is_free = table.constraint.shardings.empty() && table.constraint.ranks.empty();
     return is_free ? "no other sharding is possible" : "all that its constraint allows";
   }
-  if (assignment.choice(t)->candidate == 0) {
-    return reason_of_cheapest(table, table.candidates.front());
-  }
+  if (assignment.choice(t)->candidate == 0) return reason_of_cheapest(table);
   const ShardingCandidate& cheapest = table.candidates.front();
   const std::string name = cheapest.in_words() + ": ";
   if (cheapest.largest_nbytes() > machine.capacity_nbytes) {

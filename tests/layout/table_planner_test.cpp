@@ -410,6 +410,15 @@ TEST(TablePlannerTest, D10_ConstraintsHold) {
   EXPECT_EQ(proposed.tables[0].reason, "all that its constraint allows");
 }
 
+TEST(TablePlannerTest, D10_ReasonsCompareWithTheSameTypeWhereNoOtherIsAllowed) {
+  PlannerOptions constrained = options(4, kGiB);
+  constrained.constraints["a"].shardings = {TableSharding::column_wise};
+  const ProposedPlan proposed =
+      propose_plan(std::vector<TableSize>{table("a", 10000, 64)}, constrained);
+  EXPECT_THAT(proposed.tables[0].reason,
+              AllOf(HasSubstr("column_wise over "), Not(HasSubstr("no other"))));
+}
+
 TEST(TablePlannerTest, D10_TablesThatAreTooLargeAreNamedWithNumbers) {
   const std::vector<TableSize> tables{table("fits", 1000, 64), table("huge", 40'000'000, 64)};
   EXPECT_THAT(

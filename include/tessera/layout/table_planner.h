@@ -85,7 +85,7 @@ struct ProposedPlan {
   /// Returns two tables for people, one line per table and one per rank. Where that makes lines
   /// longer than `max_width` columns (0: any), reasons stand on lines of their own.
   std::string to_text(std::size_t max_width = 0) const;
-  /// Returns all of it as a JSON object (docs/planning_tables.md has the schema).
+  /// Returns all of it as a JSON object (docs/cli/json-schema.md, ckpt-inspect plan).
   std::string to_json() const;
 };
 
