@@ -6,16 +6,17 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "embedding_kernels/fused_update.h"
+#include "embedding_kernels/huge_pages.h"
 #include "embedding_kernels/pooled.h"
 #include "embedding_kernels/touched_rows.h"
 
@@ -44,11 +45,15 @@ double median_seconds(const std::function<void()>& body) {
   return seconds[kRounds / 2];
 }
 
+bool with_huge_pages = false;
+
 /// Memory that has been written to, so that no page is missing when time is taken.
 struct Memory {
   std::unique_ptr<std::byte[]> bytes;
   explicit Memory(std::int64_t nbytes) : bytes(new std::byte[static_cast<std::size_t>(nbytes)]) {
-    std::memset(bytes.get(), 0, static_cast<std::size_t>(nbytes));
+    const std::span<std::byte> all(bytes.get(), static_cast<std::size_t>(nbytes));
+    if (with_huge_pages) prefer_huge_pages(all);
+    std::ranges::fill(all, std::byte{0});
   }
 };
 
@@ -291,9 +296,14 @@ void measure(const Case& measured) {
 
 }  // namespace
 
-/// Measures everything, or with `--quick` the case of most interest alone.
+/// Measures everything, or with `--quick` the case of most interest alone; with `--huge-pages` all
+/// memory is in such.
 int main(int argc, char** argv) {
-  const bool is_quick = argc > 1 && std::string_view(argv[1]) == "--quick";
+  bool is_quick = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string_view(argv[i]) == "--quick") is_quick = true;
+    if (std::string_view(argv[i]) == "--huge-pages") with_huge_pages = true;
+  }
   for (const int num_threads : {1, 2}) {
     for (const Ids ids : {Ids::uniform, Ids::zipf}) {
       for (const DType dtype : {DType::float32, DType::bfloat16}) {

@@ -186,9 +186,10 @@ TEST(FusedUpdateTest, D9_DuplicatesAreSummedInTheOrderOfTheBatch) {
     Random random;
     constexpr std::int64_t kDim = 37;
     const std::vector<Table> tables{test::random_table(random, DType::float32, 3, kDim)};
-    const Batch batch = test::random_batch(
+    Batch batch = test::random_batch(
         random, tables,
-        {.table_of_feature = {0, 0}, .batch = 900, .max_bag = 6, .hot_percent = 85});
+        {.table_of_feature = {0, 0}, .batch = 1500, .max_bag = 6, .hot_percent = 85});
+    for (std::size_t place = 0; place < batch.ids.size(); place += 5) batch.ids[place] = 2;
     std::vector<float> gradient = test::random_gradient(random, batch);
     for (float& element : gradient) element *= 0.1F;
 
@@ -199,6 +200,7 @@ TEST(FusedUpdateTest, D9_DuplicatesAreSummedInTheOrderOfTheBatch) {
     });
     ASSERT_GT(bags[0].size(), 3U * TouchedRows::kBlockOccurrences);
     ASSERT_LT(bags[1].size(), 1U * TouchedRows::kBlockOccurrences);
+    ASSERT_GT(bags[2].size(), 1U * TouchedRows::kBlockOccurrences);
 
     std::vector<float> expected(3 * kDim);
     for (const auto& [row, gradients] : bags) {
