@@ -82,7 +82,8 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
                           "a folder to be written into", "none at " + printable(parent));
   }
   if (overwrite_ == OverwritePolicy::refuse && fs_.kind_of(destination_)) {
-    throw Error(ErrorKind::already_exists, {.path = destination_}, "destination exists (OverwritePolicy::replace replaces a checkpoint)");
+    throw Error(ErrorKind::already_exists, {.path = destination_},
+                "destination exists (OverwritePolicy::replace replaces a checkpoint)");
   }
 
   // [Note: Staging lock] The lock lies on the staging object itself, so no lock file is left behind

@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
-#include <utility>
 #include <memory>
 #include <mutex>
 #include <optional>

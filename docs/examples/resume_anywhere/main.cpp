@@ -155,10 +155,9 @@ void train(const Options& options) {
       const std::string name = "step-" + std::to_string(step);
       say(name + ", loss " + std::to_string(mean.item<float>()));
       // `replace`: a damaged one that was passed over gives way.
-      tessera::save(state, options.directory + "/" + name,
-                    {.overwrite = tessera::OverwritePolicy::replace,
-                     .async = true,
-                     .keep_last = 3});
+      tessera::save(
+          state, options.directory + "/" + name,
+          {.overwrite = tessera::OverwritePolicy::replace, .async = true, .keep_last = 3});
     }
   }
   state.wait();

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "runtime/embedding/table_memory.h"
 #include "tessera/base/error.h"
 
 namespace tessera::embedding {
@@ -71,10 +72,11 @@ float* FusedState::data(const std::string& name) const {
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns) {
   FusedState state;
   const auto pointwise = [&](const char* name) {
-    state.slots.push_back({name, StateKind::pointwise, torch::zeros({rows, columns})});
+    state.slots.push_back(
+        {name, StateKind::pointwise, table_memory({rows, columns}, at::kFloat).zero_()});
   };
   const auto row_wise = [&](const char* name) {
-    state.slots.push_back({name, StateKind::row_wise, torch::zeros({rows})});
+    state.slots.push_back({name, StateKind::row_wise, table_memory({rows}, at::kFloat).zero_()});
   };
   std::visit(
       [&](const auto& each) {

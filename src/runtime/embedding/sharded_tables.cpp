@@ -10,6 +10,7 @@
 #include <set>
 
 #include "runtime/embedding/initial_weight.h"
+#include "runtime/embedding/table_memory.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 
@@ -144,13 +145,12 @@ LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, st
   }
   if (!local.is_replicated()) local.column_peers = column_peers(local.layout, local.region);
   const Tensor whole = collection.weight(config.name).detach();
+  local.weight = table_memory(local.region.sizes, config.dtype);
   if (whole.is_meta()) {
-    local.weight = torch::empty(local.region.sizes, config.dtype);
     initialize(config, local.weight);
   } else {
-    local.weight = whole.narrow(0, local.region.offsets[0], local.region.sizes[0])
-                       .narrow(1, local.region.offsets[1], local.region.sizes[1])
-                       .clone(at::MemoryFormat::Contiguous);
+    local.weight.copy_(whole.narrow(0, local.region.offsets[0], local.region.sizes[0])
+                           .narrow(1, local.region.offsets[1], local.region.sizes[1]));
   }
   local.weight.requires_grad_(collection.weight(config.name).requires_grad());
   if (local.kernel == Kernel::fused) {

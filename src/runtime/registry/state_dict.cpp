@@ -74,8 +74,8 @@ at::Tensor StateDict::tensor(const std::string& fqn) const {
   if (const auto* alias = std::get_if<StateAlias>(entry)) {
     entry = find(alias->target);
     if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) {
-      throw Error::expected(ErrorKind::not_found, {.fqn = fqn}, "target of the alias",
-                            "a tensor", "none at " + alias->target);
+      throw Error::expected(ErrorKind::not_found, {.fqn = fqn}, "target of the alias", "a tensor",
+                            "none at " + alias->target);
     }
   }
   if (const auto* found = std::get_if<StateTensor>(entry)) return found->tensor(fqn);

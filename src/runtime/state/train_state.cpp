@@ -441,6 +441,11 @@ StateDict TrainState::Impl::copied_entries(const StateDict& all) const {
     const auto* const tensor = std::get_if<StateTensor>(&item.entry);
     const auto key = key_under(kModel, item.fqn);
     if (tensor == nullptr || !key) continue;
+    for (const TensorPart& part : tensor->parts) {
+      if (!part.tensor.is_meta()) continue;
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = *key}, "tensor to load into",
+                            "one with memory", "one on the meta device");
+    }
     const bool is_live = std::ranges::all_of(tensor->parts, [&](const TensorPart& part) {
       return part.tensor.numel() == 0 ||
              live.contains(part.tensor.storage().unsafeGetStorageImpl());

@@ -12,8 +12,7 @@ namespace tessera::test {
 /// What both languages train on: a safetensors file with the parameters, and `ids`.
 class ParityInput {
  public:
-  explicit ParityInput(const std::string& path)
-      : file_(path), ids(file_.read("ids")) {}
+  explicit ParityInput(const std::string& path) : file_(path), ids(file_.read("ids")) {}
 
   /// Returns the model with the file's values.
   std::shared_ptr<example::TransformerImpl> make_model() const {

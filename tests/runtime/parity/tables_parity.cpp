@@ -1,5 +1,6 @@
 // Trains embedding tables from given rows, or from a checkpoint, as tests/interop/torchrec/
-// train_torchrec.py does with torchrec: the same tables, plan, batches and loss. Run under torchrun.
+// train_torchrec.py does with torchrec: the same tables, plan, batches and loss. Run under
+// torchrun.
 //   tables_parity TABLES.json PLAN.json OPTIMIZER INITIAL|- LOAD|- BATCHES FIRST_STEP SAVE OUTPUT
 // OUTPUT: a prefix; rank r writes `<prefix><r>.safetensors` with `model.output_<step>`.
 #include <fstream>

@@ -46,8 +46,8 @@ TEST(HostileStateTest, C1_BuffersInADtypeOfTheirOwnAreLoaded) {
 
 TEST(HostileStateTest, C1_TensorsThatAreNotContiguousAreLoaded) {
   const auto model = std::make_shared<torch::nn::Module>("Odd");
-  model->register_parameter(
-      "w", torch::rand({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
+  model->register_parameter("w",
+                            torch::rand({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
   model->register_buffer("t", torch::rand({3, 4}).t());
   EXPECT_TRUE(comes_back(model));
 }
@@ -66,8 +66,9 @@ TEST(HostileStateTest, C2_AScopeOfAnotherTypeDoesNotMatterToSaveAndLoad) {
       trainer.fill(3);
       // Ranks are threads: rank 0's directory is as good as any.
       static std::string shared;
-      if (mesh.rank() == 0) shared = directory.path() + "/" + std::to_string(int(options.type)) +
-                                     (options.rank0_only ? "0" : "");
+      if (mesh.rank() == 0)
+        shared = directory.path() + "/" + std::to_string(int(options.type)) +
+                 (options.rank0_only ? "0" : "");
       mesh.world()->max(0, "path");
       const std::string where = shared;
       mesh.world()->max(0, "path read");
@@ -82,12 +83,17 @@ TEST(HostileStateTest, C2_AScopeOfAnotherTypeDoesNotMatterToSaveAndLoad) {
 }
 
 TEST(HostileStateTest, C1_WhatHasNoMemoryIsRefused) {
-  torch::nn::Linear model(torch::nn::LinearOptions(3, 3));
-  const StateDict whole = state_dict(*model);
+  const auto model_on = [](at::Device device) {
+    auto model = std::make_shared<torch::nn::Module>("Model");
+    model->register_parameter("w", torch::empty({3, 3}, device));
+    return model;
+  };
+  const auto saved = model_on(at::kCPU);
+  const StateDict whole = state_dict(*saved);
   const test::TemporaryDirectory directory;
-  TrainState state(model);
+  TrainState state(saved);
   save(state, directory.path() + "/a");
-  model->to(torch::kMeta);
+  const auto model = model_on(at::kMeta);
   TrainState other(model);
   EXPECT_THAT(test::error_of([&] { load(other, directory.path() + "/a"); }), HasSubstr("meta"));
   EXPECT_THAT(test::error_of([&] { load_state_dict(*model, whole); }), HasSubstr("meta"));
@@ -132,14 +138,13 @@ TEST(HostileStateTest, C3_HooksMayRemoveThemselvesAndEraseParameters) {
   registry::HookHandle handle;
   int num_calls = 0;
   handle = registry::add_state_dict_post_hook(
-      *model, [&](torch::nn::Module&, StateDict& state, const std::string&,
-                  const StateDictOptions&) {
+      *model,
+      [&](torch::nn::Module&, StateDict& state, const std::string&, const StateDictOptions&) {
         ++num_calls;
         state.erase("bias");
         handle.remove();
       });
-  EXPECT_THAT(test::error_of([&] { optim_state_dict(*model, optimizer); }),
-              HasSubstr("bias"));
+  EXPECT_THAT(test::error_of([&] { optim_state_dict(*model, optimizer); }), HasSubstr("bias"));
   state_dict(*model);
   EXPECT_EQ(num_calls, 1);
 }
@@ -219,15 +224,13 @@ TEST(HostileStateTest, E4_TimesThatAreNoneAreRefused) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::SmallTrainer trainer(mesh);
     TrainState state = trainer.state();
-    for (const auto timeout :
-         {std::chrono::milliseconds(0), std::chrono::milliseconds(-5)}) {
+    for (const auto timeout : {std::chrono::milliseconds(0), std::chrono::milliseconds(-5)}) {
       EXPECT_THAT(test::error_of([&] { save(state, "nowhere", {.timeout = timeout}); }),
                   HasSubstr("timeout"));
     }
     const test::TemporaryDirectory directory;
-    EXPECT_THAT(test::error_of([&] {
-                  save(state, "/none/a", {.timeout = std::chrono::milliseconds::max()});
-                }),
+    EXPECT_THAT(test::error_of(
+                    [&] { save(state, "/none/a", {.timeout = std::chrono::milliseconds::max()}); }),
                 HasSubstr("none"));
   });
   EXPECT_THAT(test::error_of([] { TrainState(std::shared_ptr<torch::nn::Module>()); }),

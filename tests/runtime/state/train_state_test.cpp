@@ -372,8 +372,8 @@ TEST(TrainStateTest, E7_RanksThatSaveOtherValuesOrToOtherPathsAreRefused) {
       TrainState state(trainer.model, *trainer.optimizer);
       std::int64_t number = 1;
       prepare(state, number, mesh.rank());
-      const std::string error = error_of(
-          [&] { save(state, directory.path() + (mesh.rank() == 1 ? path_of_1 : "/a")); });
+      const std::string error =
+          error_of([&] { save(state, directory.path() + (mesh.rank() == 1 ? path_of_1 : "/a")); });
       EXPECT_NE(error, "none") << "rank " << mesh.rank();
       if (mesh.rank() == 0) of_rank_0 = error;
     });
@@ -444,9 +444,8 @@ TEST(TrainStateTest, E13_AFailureThatNobodyAskedForIsAWarning) {
   for (int i = 0; i < 100 && heard.text.empty(); ++i) {
     TrainState state(model);
     failing.fail_operation(i, test::FaultFileSystem::Fault::from_then_on);
-    error_of([&] {
-      save(state, directory.path() + "/a", {.async = true, .file_system = &failing});
-    });
+    error_of(
+        [&] { save(state, directory.path() + "/a", {.async = true, .file_system = &failing}); });
   }
   EXPECT_THAT(heard.text, HasSubstr("TrainState::wait was not called"));
 }

@@ -34,8 +34,8 @@ struct SaveOptions {
   /// beside the destination, which rank 0 then streams into it, so that for that time there is room
   /// for two on the disk, and ranks wait for rank 0.
   formats::Format format = formats::Format::native;
-  /// What becomes of a checkpoint that is at the path already, perhaps a damaged one. `replace` puts
-  /// the new one in its place at once; what is no checkpoint is refused by either.
+  /// What becomes of a checkpoint that is at the path already, perhaps a damaged one. `replace`
+  /// puts the new one in its place at once; what is no checkpoint is refused by either.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};
   /// Whether the optimizer's groups are told for each parameter: see `flatten_optim_state_dict`.

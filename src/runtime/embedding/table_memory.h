@@ -1,0 +1,16 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include "embedding_kernels/huge_pages.h"
+
+namespace tessera::embedding {
+
+/// Returns memory that is reached at random, not yet written: in huge pages where there are some.
+inline at::Tensor table_memory(at::IntArrayRef shape, at::ScalarType dtype) {
+  at::Tensor memory = torch::empty(shape, dtype);
+  prefer_huge_pages({static_cast<std::byte*>(memory.data_ptr()), memory.nbytes()});
+  return memory;
+}
+
+}  // namespace tessera::embedding
