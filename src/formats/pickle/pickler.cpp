@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/utf8.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/error.h"
 
@@ -136,7 +137,14 @@ struct ValuePickler {
   void operator()(std::int64_t value) const { pickler.integer(value); }
   void operator()(const Value::BigInt& value) const { pickler.big_integer(value.decimal); }
   void operator()(double value) const { pickler.real(value); }
-  void operator()(const std::string& value) const { pickler.text(value); }
+  void operator()(const std::string& value) const {
+    // A str that is not would be written, and no reader takes it.
+    if (!::tessera::detail::is_valid_utf8(value)) {
+      throw Error(ErrorKind::unsupported, {},
+                  "text that is no UTF-8 cannot be pickled: " + printable(value));
+    }
+    pickler.text(value);
+  }
   void operator()(const Value::Bytes& value) const { pickler.bytes(value.data); }
   void operator()(const Value::Symbol& value) const { pickle_symbol(pickler, value.name); }
   void operator()(const Value::List& items) const { list(items); }
@@ -160,6 +168,10 @@ struct ValuePickler {
     if (dict.empty()) return;
     pickler.mark();
     for (const auto& [key, value] : dict) {
+      if (key.is<Value::List>() || key.is<Value::Set>() || key.is<Value::Dict>()) {
+        throw Error(ErrorKind::unsupported, {},
+                    "a " + std::string(type_name(key)) + " as key of a dict cannot be pickled");
+      }
       pickle_value(pickler, key);
       pickle_value(pickler, value);
     }

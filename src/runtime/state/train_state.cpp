@@ -99,11 +99,11 @@ class TrainState::Impl {
  private:
   void check_name(const std::string& name) const {
     const auto is_taken = [&](const auto& each) { return each.name == name; };
-    if (name.empty() || name.find('.') != std::string::npos || name == kModel ||
-        name == kOptimizer || std::ranges::any_of(values_, is_taken) ||
-        std::ranges::any_of(per_rank_, is_taken)) {
+    const bool is_number = name.find_first_not_of("0123456789") == std::string::npos;
+    if (is_number || name.find('.') != std::string::npos || name == kModel || name == kOptimizer ||
+        std::ranges::any_of(values_, is_taken) || std::ranges::any_of(per_rank_, is_taken)) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "name of a value",
-                            "one that is new and has no dots", "'" + name + "'");
+                            "one that is new, has no dots, and is no number", "'" + name + "'");
     }
   }
 
@@ -129,6 +129,14 @@ class TrainState::Impl {
   void take_snapshot(SaveJob& job);
 
   StateDict copied_entries(const StateDict& all) const;
+  /// Returns what this rank gets of what each rank has saved.
+  Value own_value(const PerRankValue& value, const Value::List& saved) const {
+    if (saved.size() == static_cast<std::size_t>(mesh_.world_size())) {
+      return saved[static_cast<std::size_t>(mesh_.rank())];
+    }
+    return state::value_for(value.name, value.object, value.policy, saved, mesh_.rank(),
+                            mesh_.world_size());
+  }
   void check_values(const CheckpointContents& source, const ValueTree& tree,
                     const NameSelection& only, const LoadOptions& options,
                     std::vector<formats::Finding>& problems) const;
@@ -339,8 +347,9 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
           DestinationKind::directory, options.overwrite);
       directory = job->staged->staging_path();
     }
-    return value_to_json(
-        Value::List{digest, directory, say_values(), names_of_values(), last_step(path)});
+    return value_to_json(Value::List{digest, directory, say_values(), names_of_values(),
+                                     last_step(path),
+                                     std::string(formats::format_name(options.format))});
   });
   std::vector<std::string> values;
   for (std::size_t rank = 0; rank < said.size(); ++rank) {
@@ -354,6 +363,8 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
                             *other.get_if<std::string>() + " on rank " + std::to_string(rank));
     };
     check_same("checkpoint to save", last_step(path), items[4]);
+    check_same("format of the checkpoint", std::string(formats::format_name(options.format)),
+               items[5]);
     check_same("values of the state", names_of_values(), items[3]);
     if (*items[0].get_if<std::string>() != digest) {
       throw Error::expected(ErrorKind::mismatch, {}, "state to save",
@@ -479,9 +490,21 @@ void TrainState::Impl::check_values(const CheckpointContents& source, const Valu
     }
     return num_there == 0 ? only.selects(name) : num_selected != 0;
   };
+  const auto check_fits = [&](const std::string& name, const Stateful& object, const Value& saved) {
+    if (!object.check) return;
+    try {
+      object.check(saved);
+    } catch (const Error& error) {
+      report("value", name, "one that can be loaded", std::string(error.reason()));
+    }
+  };
   for (const NamedValue& value : values_) {
-    if (!is_wanted(value.name) || allow_missing || tree.find({value.name})) continue;
-    report("missing", value.name, "a value", "none");
+    if (!is_wanted(value.name)) continue;
+    if (const auto found = tree.find({value.name})) {
+      check_fits(value.name, value.object, *found);
+    } else if (!allow_missing) {
+      report("missing", value.name, "a value", "none");
+    }
   }
   for (const PerRankValue& value : per_rank_) {
     if (value.policy == PerRank::drop || !is_wanted(value.name)) continue;
@@ -495,6 +518,13 @@ void TrainState::Impl::check_values(const CheckpointContents& source, const Valu
           "per rank", value.name,
           "as many ranks as saved, or a policy: replicate, merge, split, drop",
           std::to_string(list->size()) + " saved, " + std::to_string(mesh_.world_size()) + " now");
+    } else {
+      try {
+        check_fits(value.name, value.object, own_value(value, *list));
+      } catch (const Error& error) {
+        report("per rank", value.name, "values that its policy can deal out",
+               std::string(error.reason()));
+      }
     }
   }
 }
@@ -522,13 +552,9 @@ void TrainState::Impl::load_values(const ValueTree& tree) const {
     const auto found = tree.find({value.name, "ranks"});
     const auto* const saved = found ? found->get_if<Value::List>() : nullptr;
     if (saved == nullptr || saved->empty()) continue;
-    if (saved->size() == static_cast<std::size_t>(mesh_.world_size())) {
-      load_into(value.name, value.object, (*saved)[static_cast<std::size_t>(mesh_.rank())]);
-    } else if (value.policy != PerRank::drop) {
-      load_into(value.name, value.object,
-                state::value_for(value.name, value.object, value.policy, *saved, mesh_.rank(),
-                                 mesh_.world_size()));
-    }
+    const bool is_dropped = value.policy == PerRank::drop &&
+                            saved->size() != static_cast<std::size_t>(mesh_.world_size());
+    if (!is_dropped) load_into(value.name, value.object, own_value(value, *saved));
   }
 }
 

@@ -220,6 +220,46 @@ TEST(HostileStateTest, E13_PartsOfValuesCannotBeLoadedAlone) {
   EXPECT_EQ(dict, Value(0));
 }
 
+TEST(HostileStateTest, E7_ValuesThatDoNotFitAreToldBeforeAnythingIsLoaded) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  std::string text = "abc";
+  std::int64_t fine = 1;
+  TrainState state(model);
+  save(state.with("a_fine", fine).with("step", text).per_rank("own", text),
+       directory.path() + "/a");
+  const at::NoGradGuard no_grad;
+  model->weight.fill_(7);
+  std::int64_t number = 5;
+  TrainState other(model);
+  other.with("a_fine", fine).with("step", number).per_rank("own", number);
+  fine = 2;
+  const std::string error = test::error_of([&] { load(other, directory.path() + "/a"); });
+  EXPECT_THAT(error, HasSubstr("step: value"));
+  EXPECT_THAT(error, HasSubstr("own: value"));
+  EXPECT_EQ(fine, 2);
+  EXPECT_TRUE(model->weight.eq(7).all().item<bool>());
+  EXPECT_THAT(test::error_of([&] { TrainState(model).with("0", number); }), HasSubstr("number"));
+}
+
+TEST(HostileStateTest, E2_ValuesThatNobodyCouldReadAreRefusedWhenSaved) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  for (Value value : {Value("r\xffn"), Value(Value::Dict{{Value::List{1}, 2}})}) {
+    TrainState state(model);
+    state.with("v", value);
+    for (const auto format : {formats::Format::dcp, formats::Format::torch_zip}) {
+      EXPECT_THAT(
+          test::error_of([&] { save(state, directory.path() + "/a.pt", {.format = format}); }),
+          HasSubstr("cannot be pickled"));
+    }
+    save(state, directory.path() + "/native", {.overwrite = OverwritePolicy::replace});
+    const Value saved = std::exchange(value, Value());
+    load(state, directory.path() + "/native");
+    EXPECT_EQ(value, saved);
+  }
+}
+
 TEST(HostileStateTest, E4_TimesThatAreNoneAreRefused) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::SmallTrainer trainer(mesh);

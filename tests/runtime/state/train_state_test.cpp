@@ -402,7 +402,8 @@ TEST(TrainStateTest, E7_AValueOfAnotherTypeIsNamed) {
   std::string text;
   TrainState other(model);
   EXPECT_THAT(error_of([&] { load(other.with("step", text), directory.path() + "/a"); }),
-              HasSubstr("step: value: expected a string"));
+              HasSubstr("step: value: expected one that can be loaded, found value: expected a "
+                        "string, found 3"));
 }
 
 TEST(TrainStateTest, E4_ReplacingTakesCheckpointsAlone) {

@@ -24,6 +24,9 @@ struct Stateful {
   /// For PerRank::split of what is no list: returns the value for a rank that was not there when
   /// `saved`, another one's, was. Empty: there is no such thing.
   std::function<Value(const Value& saved, int rank)> branch{};
+  /// Throws what `load_state_dict` would, and changes nothing: asked before anything is loaded.
+  /// Empty: nobody knows beforehand.
+  std::function<void(const Value&)> check{};
 };
 
 /// Returns the integer, number, flag or text in a value. Throws: Error(mismatch).
@@ -65,16 +68,24 @@ Stateful stateful(T& object) {
     return {[&object] { return object; }, [&object](const Value& value) { object = value; }};
   } else if constexpr (std::is_same_v<T, bool>) {
     return {[&object] { return Value(object); },
-            [&object](const Value& value) { object = flag_in(value); }};
+            [&object](const Value& value) { object = flag_in(value); },
+            {},
+            [](const Value& value) { flag_in(value); }};
   } else if constexpr (std::is_integral_v<T>) {
     return {[&object] { return Value(static_cast<std::int64_t>(object)); },
-            [&object](const Value& value) { object = detail::integer_as<T>(value); }};
+            [&object](const Value& value) { object = detail::integer_as<T>(value); },
+            {},
+            [](const Value& value) { detail::integer_as<T>(value); }};
   } else if constexpr (std::is_floating_point_v<T>) {
     return {[&object] { return Value(static_cast<double>(object)); },
-            [&object](const Value& value) { object = detail::number_as<T>(value); }};
+            [&object](const Value& value) { object = detail::number_as<T>(value); },
+            {},
+            [](const Value& value) { detail::number_as<T>(value); }};
   } else if constexpr (std::is_same_v<T, std::string>) {
     return {[&object] { return Value(object); },
-            [&object](const Value& value) { object = text_in(value); }};
+            [&object](const Value& value) { object = text_in(value); },
+            {},
+            [](const Value& value) { text_in(value); }};
   } else if constexpr (std::is_base_of_v<torch::optim::LRScheduler, T>) {
     // The one way to a protected member: by a pointer to it that a derived class may name.
     struct Access : torch::optim::LRScheduler {
@@ -87,7 +98,9 @@ Stateful stateful(T& object) {
             },
             [&scheduler](const Value& value) {
               scheduler.*Access::step_count() = detail::steps_at_epoch(value);
-            }};
+            },
+            {},
+            [](const Value& value) { detail::steps_at_epoch(value); }};
   } else {
     return {[&object] { return Value(object.state_dict()); },
             [&object](const Value& value) { object.load_state_dict(value); }};

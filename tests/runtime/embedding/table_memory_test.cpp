@@ -1,0 +1,89 @@
+#include <torch/torch.h>
+
+#include "runtime/embedding/tables.h"
+#include "runtime/support/counting_allocator.h"
+#include "runtime/support/ranks.h"
+#include "support/temporary_directory.h"
+#include "tessera/runtime/state/train_state.h"
+
+// D7: a rank takes its shard, its state, and the buffers of a step.
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kRows = 40'000;
+constexpr std::int64_t kColumns = 64;
+constexpr std::int64_t kTableNbytes = kRows * kColumns * 4;  // 10 MB
+constexpr std::int64_t kSlack = 64 << 10;                    // headers, empty shards
+
+EmbeddingBagConfig big_table(std::int64_t num_rows = kRows) {
+  EmbeddingBagConfig table;
+  table.name = "big";
+  table.num_embeddings = num_rows;
+  table.embedding_dim = kColumns;
+  table.feature_names = {"f"};
+  return table;
+}
+
+KeyedJaggedTensor batch_of(std::int64_t num_samples, int rank) {
+  const at::Tensor ids = torch::arange(num_samples * 3).mul(7 + rank).remainder(kRows);
+  return KeyedJaggedTensor::from_lengths({"f"}, ids, torch::full({num_samples}, 3, at::kLong));
+}
+
+TEST(TableMemoryTest, D7ARankTakesItsShardItsStateAndTheBuffersOfAStep) {
+  for (const TableSharding sharding : {TableSharding::row_wise, TableSharding::column_wise}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      at::set_num_threads(1);
+      const EmbeddingBagCollection whole({big_table()}, {.device = at::kMeta});
+      TablePlan plan;
+      plan.world_size = 2;
+      plan.tables["big"] = {sharding, {0, 1}};
+      const std::int64_t before = test::allocated_memory().now;
+      test::reset_peak();
+      const auto tables = shard(whole, plan, mesh, {.optimizer = embedding::Adagrad{}});
+      const std::int64_t held = test::allocated_memory().now - before;
+      EXPECT_LE(held, kTableNbytes + kSlack) << "half the table, and as much of state";
+      EXPECT_LE(test::allocated_memory().peak - before, kTableNbytes + kSlack);
+
+      // Ids twice as int64 here and on the way; outputs and gradients, sent and received.
+      constexpr std::int64_t kSamples = 200;
+      constexpr std::int64_t kWorkspace =
+          4 * 2 * kSamples * (3 + 1) * 8 + 8 * 2 * kSamples * kColumns * 4;
+      const std::int64_t at_start = test::allocated_memory().now;
+      for (int step = 0; step < 20; ++step) {
+        test::reset_peak();
+        tables->forward(batch_of(kSamples, mesh.rank())).values().sum().backward();
+        // Gloo's threads let go of what was sent a little later.
+        EXPECT_LE(test::allocated_memory().peak - at_start, kWorkspace + kSlack) << step;
+      }
+    });
+  }
+}
+
+TEST(TableMemoryTest, E10SavingAndLoadingUnderAnotherPlanGatherNoTable) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/saved";
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    at::set_num_threads(1);
+    const EmbeddingBagCollection whole({big_table(10 * kRows)}, {.device = at::kMeta});
+    constexpr std::int64_t kBuffers = 16 << 20;  // a rank's shard is three times as large
+    TablePlan plan;
+    plan.world_size = 2;
+    for (const TableSharding sharding : {TableSharding::row_wise, TableSharding::column_wise}) {
+      plan.tables["big"] = {sharding, {0, 1}};
+      const auto tables = shard(whole, plan, mesh, {.optimizer = embedding::RowWiseAdagrad{}});
+      TrainState state(tables);
+      const std::int64_t before = test::allocated_memory().now;
+      test::reset_peak();
+      if (sharding == TableSharding::row_wise) {
+        save(state, path, {.memory_nbytes = kBuffers});
+      } else {
+        load(state, path, {.memory_nbytes = kBuffers});
+      }
+      EXPECT_LE(test::allocated_memory().peak - before, kBuffers);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera
