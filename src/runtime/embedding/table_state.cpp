@@ -21,15 +21,8 @@ void take(const ShardedTables& tables, const LocalTable& table, StateDict& state
           const std::string& fqn, const StateDictOptions& options) {
   StateEntry* const entry = state_dict.find(fqn);
   if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
-  StateTensor state = tables.weight_entry(table);
-  if (options.type == FULL) {
-    std::get<StateTensor>(*entry).parts.clear();  // no copy of the shard meanwhile
-    state = state::gather(state, *tables.mesh().world(), options, fqn);
-  } else if (options.offload_to_cpu) {
-    for (TensorPart& part : state.parts) part.tensor = part.tensor.to(at::kCPU);
-  }
-  if (options.type == LOCAL) state.layout.clear();
-  *entry = std::move(state);
+  std::get<StateTensor>(*entry).parts.clear();  // no copy of the shard meanwhile
+  *entry = state::as_asked(tables.weight_entry(table), *tables.mesh().world(), options, fqn);
 }
 
 /// Puts this rank's shard in the place of a table, for the walk to load.

@@ -37,15 +37,8 @@ void attach_to_owner(Module& module, const dist::Mesh& mesh) {
               const std::string fqn = prefix + name;
               StateEntry* const entry = state_dict.find(fqn);
               if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
-              StateTensor state = handle.state_of(index);
-              if (options.type == FULL) {
-                std::get<StateTensor>(*entry).parts.clear();  // no copy of the shard meanwhile
-                state = state::gather(state, *mesh.world(), options, fqn);
-              } else if (options.offload_to_cpu) {
-                for (TensorPart& part : state.parts) part.tensor = part.tensor.to(at::kCPU);
-              }
-              if (options.type == LOCAL) state.layout.clear();
-              *entry = std::move(state);
+              std::get<StateTensor>(*entry).parts.clear();  // no copy of the shard meanwhile
+              *entry = state::as_asked(handle.state_of(index), *mesh.world(), options, fqn);
             });
       });
   registry::add_load_state_dict_pre_hook(module, [](Module& owner, StateDict& state_dict,

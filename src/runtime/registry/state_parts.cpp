@@ -185,6 +185,16 @@ StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDict
   return whole;
 }
 
+StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptions& options,
+                     const std::string& fqn) {
+  if (options.type == FULL) return gather(entry, world, options, fqn);
+  if (options.offload_to_cpu) {
+    for (TensorPart& part : entry.parts) part.tensor = part.tensor.to(at::kCPU);
+  }
+  if (options.type == LOCAL) entry.layout.clear();
+  return entry;
+}
+
 void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
              const std::string& fqn) {
   const at::NoGradGuard no_grad;

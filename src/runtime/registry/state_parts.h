@@ -28,6 +28,11 @@ std::vector<Region> regions_of_rank(const StateTensor& entry, int rank);
 StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDictOptions& options,
                    const std::string& fqn);
 
+/// Returns an entry of type SHARDED as a state dict of these options has it. Collective over
+/// `world` for FULL.
+StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptions& options,
+                     const std::string& fqn);
+
 /// Sends each rank its parts of what rank 0 holds whole. `wanted`: the entry as every rank has it,
 /// with parts of the right sizes that are overwritten. Collective over `world`.
 void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,

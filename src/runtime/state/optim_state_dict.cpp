@@ -172,12 +172,7 @@ class OptimizerWalk {
   void add(const std::string& parameter, const std::string& name, StateTensor entry) {
     const std::string fqn = "state." + parameter + "." + name;
     entry.parameter = parameter;
-    if (options_.type == FULL) {
-      entry = state::gather(entry, *mesh_.world(), options_, fqn);
-    } else if (options_.offload_to_cpu) {
-      for (TensorPart& part : entry.parts) part.tensor = part.tensor.to(at::kCPU);
-    }
-    if (options_.type == LOCAL) entry.layout.clear();
+    entry = state::as_asked(std::move(entry), *mesh_.world(), options_, fqn);
     if (keeps_) result_.set(fqn, std::move(entry), {"state", parameter, name});
   }
   void add_step(const std::string& parameter, std::int64_t step) {
