@@ -278,13 +278,17 @@ class Step {
   double sort_ = 0;
 };
 
-void measure(const Case& measured) {
-  const Bandwidth bandwidth = random_row_bandwidth(measured.row_nbytes(), measured.num_threads);
+Bandwidth measure_bandwidth(std::int64_t row_nbytes, int num_threads) {
+  const Bandwidth bandwidth = random_row_bandwidth(row_nbytes, num_threads);
   std::printf(
       "{\"random_rows_of_bytes\": %d, \"threads\": %d, \"read_GB_per_second\": %.1f, "
       "\"update_GB_per_second\": %.1f}\n",
-      static_cast<int>(measured.row_nbytes()), measured.num_threads, bandwidth.read / 1e9,
-      bandwidth.update / 1e9);
+      static_cast<int>(row_nbytes), num_threads, bandwidth.read / 1e9, bandwidth.update / 1e9);
+  return bandwidth;
+}
+
+void measure(const Case& measured) {
+  const Bandwidth bandwidth = measure_bandwidth(measured.row_nbytes(), measured.num_threads);
   Step step(measured, bandwidth);
   step.measure_forward();
   step.measure_update("sgd", Sgd{});
@@ -297,12 +301,18 @@ void measure(const Case& measured) {
 }  // namespace
 
 /// Measures everything, or with `--quick` the case of most interest alone; with `--huge-pages` all
-/// memory is in such.
+/// memory is in such. `--bandwidth NBYTES THREADS`, the last: only how fast rows of so many bytes
+/// are reached.
 int main(int argc, char** argv) {
   bool is_quick = false;
   for (int i = 1; i < argc; ++i) {
-    if (std::string_view(argv[i]) == "--quick") is_quick = true;
-    if (std::string_view(argv[i]) == "--huge-pages") with_huge_pages = true;
+    const std::string_view argument = argv[i];
+    if (argument == "--quick") is_quick = true;
+    if (argument == "--huge-pages") with_huge_pages = true;
+    if (argument == "--bandwidth" && i + 2 < argc) {
+      measure_bandwidth(std::stoll(argv[i + 1]), std::stoi(argv[i + 2]));
+      return 0;
+    }
   }
   for (const int num_threads : {1, 2}) {
     for (const Ids ids : {Ids::uniform, Ids::zipf}) {

@@ -54,6 +54,15 @@ std::int64_t peak_nbytes() {
   return 0;
 }
 
+/// Returns how many rows a batch names, of all tables.
+std::int64_t num_touched_rows(const tessera::KeyedJaggedTensor& batch) {
+  std::int64_t number = 0;
+  for (const auto& [key, bags] : batch.to_dict()) {
+    number += std::get<0>(at::_unique(bags.values())).numel();
+  }
+  return number;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -100,8 +109,11 @@ int main(int argc, char** argv) {
     seconds += (step == 0 ? "" : ", ") + std::to_string(duration.count());
   }
   if (mesh.rank() == 0) {
-    std::printf("{\"seconds\": [%s], \"peak_nbytes\": %lld}\n", seconds.c_str(),
-                static_cast<long long>(peak_nbytes()));
+    std::printf(
+        "{\"seconds\": [%s], \"peak_nbytes\": %lld, \"num_ids\": %lld, \"num_touched_rows\": %lld}\n",
+        seconds.c_str(), static_cast<long long>(peak_nbytes()),
+        static_cast<long long>(batches[0].values().numel()),
+        static_cast<long long>(num_touched_rows(batches[0])));
   }
   return 0;
 }

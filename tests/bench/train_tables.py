@@ -1,6 +1,10 @@
 """Steps of embedding tables against torchrec and torch.nn.EmbeddingBag, and the speed at which this machine reaches random rows."""
 
+import json
 import os
+import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from build import build, runtime_definitions
@@ -11,24 +15,40 @@ from torchrun import run_on_ranks
 PEERS = Path(__file__).with_name("peers_train_tables.py")
 TABLES, ROWS, BATCH, POOLING = 20, 100_000, 4096, 10
 NUM_WARM_UP = 2
+OPTIMIZERS = {"row_wise_adagrad": "row-wise Adagrad", "sgd": "SGD"}
+
+
+def seconds_of_rows_alone(kernels: Path, measured: dict, *, columns: int, threads: int) -> float:
+    """Returns how long this machine takes to read the rows that a step looks up and to update those that it touches, at
+    random and in huge pages, and nothing else."""
+    nbytes = columns * 4
+    lines = subprocess.run([kernels, "--huge-pages", "--bandwidth", str(nbytes), str(threads)], capture_output=True,
+                           text=True, check=True).stdout
+    bandwidth = json.loads(lines)
+    return (measured["num_ids"] * nbytes / bandwidth["read_GB_per_second"]
+            + 2 * measured["num_touched_rows"] * nbytes / bandwidth["update_GB_per_second"]) / 1e9
 
 
 def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: int, steps: int,
-            python: Path) -> list[Result]:
-    """Interleaves runs of all contenders; seconds are those of steps after the first few."""
+            python: Path, rows_alone: Callable[[dict], float] | None) -> list[Result]:
+    """Interleaves runs of all contenders, of which the last is ours; seconds are those of steps after the first few."""
     results = {name: Result(benchmark, name, [], 0) for name in contenders}
+    alone = Result(benchmark, "the rows alone, at random", [], 0)
     for _ in range(rounds):
         for name, command in contenders.items():
             measured = run_on_ranks([*command, steps], ranks, python)
             results[name].seconds += measured["seconds"][NUM_WARM_UP:]
             results[name].peak_nbytes = max(results[name].peak_nbytes, measured["peak_nbytes"])
-    for result in results.values():
+        if rows_alone:
+            alone.seconds.append(rows_alone(measured))
+    every = [*results.values(), *([alone] if rows_alone else [])]
+    for result in every:
         result.name += f" ({BATCH / result.median:,.0f} samples/s)"
-    return with_ratios(list(results.values()))
+    return with_ratios(every)
 
 
 def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
-    build("release", targets=("train_tables",), definitions=runtime_definitions(python))
+    build("release", targets=("train_tables", "embedding_kernels"), definitions=runtime_definitions(python))
     os.environ["PYTHONPATH"] = str(torchrec_packages())
     trainer = tools / "train_tables"
     rounds, steps = (1, 4) if quick else (5, 8)
@@ -39,12 +59,14 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]
     results = []
     for columns, distribution, threads, ranks in cases:
         shape = [TABLES, rows, columns, BATCH, POOLING, distribution, threads]
-        contenders = {"torchrec, row-wise Adagrad": [PEERS, "torchrec_row_wise_adagrad", *shape],
-                      "tessera, row-wise Adagrad": [trainer, "row_wise_adagrad", *shape],
-                      "torchrec, SGD": [PEERS, "torchrec_sgd", *shape],
-                      "tessera, SGD": [trainer, "sgd", *shape]}
-        if ranks == 1:
-            contenders["EmbeddingBag, sparse SGD"] = [PEERS, "embedding_bag_sgd", *shape]
+        rows_alone = partial(seconds_of_rows_alone, tools / "embedding_kernels", columns=columns,
+                             threads=threads) if ranks == 1 else None
         title = f"{TABLES} tables of {rows:,} x {columns}, {distribution} ids, {threads} threads, {ranks} ranks"
-        results += compare(title, contenders, ranks=ranks, rounds=rounds, steps=steps, python=python)
+        for optimizer, name in OPTIMIZERS.items():
+            contenders = {"torchrec": [PEERS, f"torchrec_{optimizer}", *shape]}
+            if ranks == 1 and optimizer == "sgd":
+                contenders["EmbeddingBag, sparse gradients"] = [PEERS, "embedding_bag_sgd", *shape]
+            contenders["tessera"] = [trainer, optimizer, *shape]
+            results += compare(f"{name}: {title}", contenders, ranks=ranks, rounds=rounds, steps=steps, python=python,
+                               rows_alone=rows_alone)
     return results

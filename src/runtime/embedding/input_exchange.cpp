@@ -1,14 +1,15 @@
 #include "runtime/embedding/input_exchange.h"
 
+#include <ATen/Parallel.h>
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
+#include "tessera/base/parallel.h"
 
 namespace tessera::embedding {
 namespace {
@@ -41,6 +42,17 @@ std::int64_t num_ids_in(const TableBatch& batch, const TableBatch::Slice& slice,
   return num_ids;
 }
 
+std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+
+/// Calls `body(each)` for all of a vector, on as many threads as libtorch uses.
+template <class T, class Body>
+void for_all(std::vector<T>& vector, const Body& body) {
+  parallel_for(static_cast<std::int64_t>(vector.size()), at::get_num_threads(), {},
+               [&](std::int64_t i) { body(vector[static_cast<std::size_t>(i)]); });
+}
+
 }  // namespace
 
 Input::Input(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
@@ -57,7 +69,7 @@ Input::Input(const TableSet& tables, std::shared_ptr<const Assignments> assignme
   auto* const header = header_.mutable_data_ptr<std::int64_t>();
   try {
     batch_ = batch_for(tables, batch);
-    for (int rank = 0; rank < num_ranks; ++rank) count(rank);
+    count_ids();
     header[0] = batch_.batch_size;
     std::ranges::copy(num_sent_, header + 1);
   } catch (const Error&) {
@@ -82,34 +94,78 @@ std::int64_t Input::payload(int rank, std::int64_t batch_size, std::int64_t num_
          (is_weighted_ ? ceil_div<std::int64_t>(num_ids, 2) : 0);
 }
 
-void Input::count(int rank) {
-  const auto to = static_cast<std::size_t>(rank);
-  for (const Assignment& each : (*assignments_)[to]) {
-    for (const std::size_t output : each.outputs) {
-      num_sent_[to] += num_ids_in(batch_, batch_.slices[output], each.rows);
+void Input::count_ids() {
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    for (const Assignment& each : (*assignments_)[static_cast<std::size_t>(rank)]) {
+      for (const std::size_t output : each.outputs) {
+        parts_.push_back({&each, batch_.slices[output], rank});
+      }
     }
+  }
+  for_all(parts_, [&](Part& part) {
+    part.num_ids = part.assignment->has_all_rows
+                       ? part.slice.end - part.slice.begin
+                       : num_ids_in(batch_, part.slice, part.assignment->rows);
+  });
+  for (Part& part : parts_) {
+    std::int64_t& num_sent = num_sent_[static_cast<std::size_t>(part.rank)];
+    part.begin = std::exchange(num_sent, num_sent + part.num_ids);
   }
 }
 
-void Input::pack(int rank, std::int64_t* lengths, std::int64_t* ids, float* weights) {
-  const auto to = static_cast<std::size_t>(rank);
-  if (keeps_positions_ == Positions::keep) {
-    positions_[to].reserve(static_cast<std::size_t>(num_sent_[to]));
+/// Writes what is sent to each rank, where it is `sizes` long.
+void Input::pack(const std::vector<std::int64_t>& sizes) {
+  struct Place {
+    const Part* part;
+    std::int64_t* lengths;
+    std::int64_t* ids;
+    float* weights;
+    std::int64_t* positions;
+  };
+  std::vector<Place> places;
+  auto* message = sent_.mutable_data_ptr<std::int64_t>();
+  auto part = parts_.begin();
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    const auto to = static_cast<std::size_t>(rank);
+    if (keeps_positions_ == Positions::keep) {
+      positions_[to].resize(static_cast<std::size_t>(num_sent_[to]));
+    }
+    std::int64_t* lengths = message;
+    std::int64_t* const ids = message + num_outputs(rank) * batch_.batch_size;
+    auto* const weights = reinterpret_cast<float*>(ids + num_sent_[to]);
+    for (; part != parts_.end() && part->rank == rank; ++part, lengths += batch_.batch_size) {
+      places.push_back({&*part, lengths, ids + part->begin, weights + part->begin,
+                        positions_[to].data() + part->begin});
+    }
+    message += sizes[to];
   }
+  for_all(places, [&](const Place& place) {
+    pack(*place.part, place.lengths, place.ids, place.weights, place.positions);
+  });
+}
+
+void Input::pack(const Part& part, std::int64_t* lengths, std::int64_t* ids, float* weights,
+                 std::int64_t* positions) const {
+  const TableBatch::Slice& slice = part.slice;
   const float* const from =
       is_weighted_ && batch_.weights.defined() ? batch_.weights.const_data_ptr<float>() : nullptr;
-  for (const Assignment& each : (*assignments_)[to]) {
-    for (const std::size_t output : each.outputs) {
-      std::fill_n(lengths, batch_.batch_size, 0);
-      for_each_id(batch_, batch_.slices[output], each.rows,
-                  [&](std::int64_t sample, std::int64_t position, std::int64_t row) {
-                    ++lengths[sample];
-                    *ids++ = row;
-                    if (from != nullptr) *weights++ = from[position];
-                    if (keeps_positions_ == Positions::keep) positions_[to].push_back(position);
-                  });
-      lengths += batch_.batch_size;
-    }
+  const bool keeps_positions = keeps_positions_ == Positions::keep;
+  if (slice.is_missing) {
+    std::fill_n(lengths, batch_.batch_size, 0);
+  } else if (part.assignment->has_all_rows) {
+    std::copy_n(longs(batch_.lengths) + slice.first_bag, batch_.batch_size, lengths);
+    std::copy_n(longs(batch_.ids) + slice.begin, part.num_ids, ids);
+    if (from != nullptr) std::copy_n(from + slice.begin, part.num_ids, weights);
+    if (keeps_positions) std::iota(positions, positions + part.num_ids, slice.begin);
+  } else {
+    std::fill_n(lengths, batch_.batch_size, 0);
+    for_each_id(batch_, slice, part.assignment->rows,
+                [&](std::int64_t sample, std::int64_t position, std::int64_t row) {
+                  ++lengths[sample];
+                  *ids++ = row;
+                  if (from != nullptr) *weights++ = from[position];
+                  if (keeps_positions) *positions++ = position;
+                });
   }
 }
 
@@ -132,21 +188,13 @@ void Input::advance() {
     receive_sizes.push_back(payload(rank(), batch_sizes_.back(), num_received_.back()));
     send_sizes.push_back(payload(static_cast<int>(peer), batch_.batch_size, num_sent_[peer]));
   }
-  const auto total = [](const std::vector<std::int64_t>& sizes) {
-    return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
-  };
-  sent_ = torch::empty({total(send_sizes)}, at::kLong);
-  auto* to = sent_.mutable_data_ptr<std::int64_t>();
-  for (std::size_t peer = 0; peer < num_ranks; ++peer) {
-    std::int64_t* const ids = to + num_outputs(static_cast<int>(peer)) * batch_.batch_size;
-    pack(static_cast<int>(peer), to, ids, reinterpret_cast<float*>(ids + num_sent_[peer]));
-    to += send_sizes[peer];
-  }
+  sent_ = torch::empty({sum_of(send_sizes)}, at::kLong);
+  pack(send_sizes);
   if (num_ranks == 1) {
     received_ = sent_;
     return;
   }
-  received_ = torch::empty({total(receive_sizes)}, at::kLong);
+  received_ = torch::empty({sum_of(receive_sizes)}, at::kLong);
   pending_ = group_->all_to_all(received_, receive_sizes, sent_, send_sizes, "ids of batches");
 }
 
@@ -161,21 +209,22 @@ const LocalBags& Input::bags() {
 
 /// Puts the bags of all ranks together, output by output.
 void Input::unpack() {
-  const std::int64_t outputs = num_outputs(rank());
-  const auto num_ranks = batch_sizes_.size();
-  const auto sum = [](const std::vector<std::int64_t>& each) {
-    return std::accumulate(each.begin(), each.end(), std::int64_t{0});
+  struct Run {  // what one rank sent for one output
+    const std::int64_t* lengths;
+    std::int64_t num_samples;
+    const std::int64_t* ids = nullptr;
+    const float* weights = nullptr;
+    std::int64_t* offsets = nullptr;  // the ends of its bags
+    std::int64_t begin = 0;           // among all ids
+    std::int64_t num_ids = 0;
   };
-  bags_.num_samples = sum(batch_sizes_);
-  const std::int64_t num_ids = sum(num_received_);
-  bags_.ids = torch::empty({num_ids}, at::kLong);
-  bags_.offsets = torch::empty({outputs * bags_.num_samples + 1}, at::kLong);
-  if (is_weighted_) bags_.weights = torch::empty({num_ids}, at::kFloat);
   struct Source {
     const std::int64_t* lengths;
     const std::int64_t* ids;
     const float* weights;
   };
+  const std::int64_t outputs = num_outputs(rank());
+  const auto num_ranks = batch_sizes_.size();
   std::vector<Source> sources;
   const std::int64_t* at = longs(received_);
   for (std::size_t peer = 0; peer < num_ranks; ++peer) {
@@ -183,30 +232,51 @@ void Input::unpack() {
     sources.push_back({at, ids, reinterpret_cast<const float*>(ids + num_received_[peer])});
     at += payload(rank(), batch_sizes_[peer], num_received_[peer]);
   }
+  std::vector<Run> runs;
+  for (std::int64_t output = 0; output < outputs; ++output) {
+    for (std::size_t peer = 0; peer < num_ranks; ++peer) {
+      runs.push_back({sources[peer].lengths + output * batch_sizes_[peer], batch_sizes_[peer]});
+    }
+  }
+  for_all(runs, [](Run& run) {
+    run.num_ids = std::accumulate(run.lengths, run.lengths + run.num_samples, std::int64_t{0});
+  });
+
+  bags_.num_samples = sum_of(batch_sizes_);
+  const std::int64_t num_ids = sum_of(num_received_);
+  bags_.offsets = torch::empty({outputs * bags_.num_samples + 1}, at::kLong);
+  if (num_ranks == 1) {  // in order as they came
+    const at::Tensor behind_lengths = received_.slice(0, outputs * bags_.num_samples);
+    bags_.ids = behind_lengths.narrow(0, 0, num_ids);
+    if (is_weighted_) {
+      bags_.weights = behind_lengths.slice(0, num_ids).view(at::kFloat).narrow(0, 0, num_ids);
+    }
+  } else {
+    bags_.ids = torch::empty({num_ids}, at::kLong);
+    if (is_weighted_) bags_.weights = torch::empty({num_ids}, at::kFloat);
+  }
   auto* const ids = bags_.ids.mutable_data_ptr<std::int64_t>();
   auto* const weights = is_weighted_ ? bags_.weights.mutable_data_ptr<float>() : nullptr;
   auto* offset = bags_.offsets.mutable_data_ptr<std::int64_t>();
-  std::int64_t end = 0;
   *offset++ = 0;
-  for (std::int64_t output = 0; output < outputs; ++output) {
-    for (std::size_t peer = 0; peer < num_ranks; ++peer) {
-      Source& source = sources[peer];
-      const std::int64_t begin = end;
-      for (std::int64_t sample = 0; sample < batch_sizes_[peer]; ++sample) {
-        *offset++ = end += source.lengths[sample];
-      }
-      const auto num_here = static_cast<std::size_t>(end - begin);
-      if (num_here > 0) {
-        std::memcpy(ids + begin, source.ids, num_here * sizeof(std::int64_t));
-        if (weights != nullptr) {
-          std::memcpy(weights + begin, source.weights, num_here * sizeof(float));
-        }
-      }
-      source.lengths += batch_sizes_[peer];
-      source.ids += num_here;
-      source.weights += num_here;
-    }
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    Run& run = runs[i];
+    Source& source = sources[i % num_ranks];
+    run.ids = std::exchange(source.ids, source.ids + run.num_ids);
+    run.weights = std::exchange(source.weights, source.weights + run.num_ids);
+    run.offsets = std::exchange(offset, offset + run.num_samples);
+    run.begin = std::exchange(begin, begin + run.num_ids);
   }
+  for_all(runs, [&](const Run& run) {
+    std::int64_t end = run.begin;
+    for (std::int64_t sample = 0; sample < run.num_samples; ++sample) {
+      run.offsets[sample] = end += run.lengths[sample];
+    }
+    if (num_ranks == 1) return;
+    std::copy_n(run.ids, run.num_ids, ids + run.begin);
+    if (weights != nullptr) std::copy_n(run.weights, run.num_ids, weights + run.begin);
+  });
 }
 
 void Input::return_weight_gradients(const at::Tensor& from, at::Tensor to) {
@@ -232,8 +302,7 @@ void Input::return_weight_gradients(const at::Tensor& from, at::Tensor to) {
   }
   at::Tensor returned = sorted;
   if (num_ranks > 1) {
-    returned = torch::empty({std::accumulate(num_sent_.begin(), num_sent_.end(), std::int64_t{0})},
-                            at::kFloat);
+    returned = torch::empty({sum_of(num_sent_)}, at::kFloat);
     group_->all_to_all(returned, num_sent_, sorted, num_received_, "gradients of sample weights")
         .wait();
   }

@@ -17,6 +17,7 @@ struct Assignment {
   std::size_t table = 0;
   FlatRange rows;                    // of the table
   FlatRange columns;                 // of the table
+  bool has_all_rows = false;         // of the table
   std::vector<std::size_t> outputs;  // of the TableSet: what features it is looked up by
 };
 
@@ -59,8 +60,18 @@ class Input {
   void return_weight_gradients(const at::Tensor& from, at::Tensor to);
 
  private:
-  void count(int rank);
-  void pack(int rank, std::int64_t* lengths, std::int64_t* ids, float* weights);
+  /// What one feature is looked up by on one rank, of this rank's batch.
+  struct Part {
+    const Assignment* assignment;
+    TableBatch::Slice slice;
+    int rank;
+    std::int64_t begin = 0;  // among the ids sent to that rank
+    std::int64_t num_ids = 0;
+  };
+  void count_ids();
+  void pack(const std::vector<std::int64_t>& sizes);
+  void pack(const Part& part, std::int64_t* lengths, std::int64_t* ids, float* weights,
+            std::int64_t* positions) const;
   void unpack();
   std::int64_t num_outputs(int rank) const;
   std::int64_t payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const;
@@ -71,6 +82,7 @@ class Input {
   bool is_weighted_;
   Positions keeps_positions_;
   TableBatch batch_;
+  std::vector<Part> parts_;  // by rank, and for each in the order of its outputs
   std::exception_ptr refusal_;
   at::Tensor
       headers_;  // [ranks, 1 + ranks]: size of the batch, -1 where it is refused; ids to each

@@ -43,15 +43,12 @@ bool takes_steps(const LocalTable& table) {
   return table.kernel == Kernel::fused && table.weight.requires_grad();
 }
 
-Lookup::Lookup(const std::vector<Assignment>& assignments, std::vector<LocalTable>& tables,
-               std::shared_ptr<dist::Group> group)
-    : group_(std::move(group)) {
+Lookup::Lookup(const std::vector<Assignment>& assignments, PooledColumns columns,
+               std::vector<LocalTable>& tables, std::shared_ptr<dist::Group> group)
+    : columns_(std::move(columns)), group_(std::move(group)) {
   for (const Assignment& each : assignments) {
-    for (std::size_t i = 0; i < each.outputs.size(); ++i) {
-      table_of_feature_.push_back(static_cast<int>(looked_.size()));
-      column_of_feature_.push_back(width_);
-      width_ += each.columns.numel();
-    }
+    table_of_feature_.insert(table_of_feature_.end(), each.outputs.size(),
+                             static_cast<int>(looked_.size()));
     looked_.push_back(&tables[each.table]);
   }
   splits_rows_ = std::ranges::any_of(tables, [](const LocalTable& table) {
@@ -67,23 +64,21 @@ std::vector<TableView> Lookup::views() const {
 
 Bags Lookup::view(const LocalBags& bags) const {
   return {table_of_feature_,
-          column_of_feature_,
+          columns_.first,
           bags.num_samples,
           span_of<std::int64_t>(bags.ids),
           span_of<std::int64_t>(bags.offsets),
           span_of<float>(bags.weights)};
 }
 
-Tensor Lookup::pooled(const LocalBags& bags) const {
-  Tensor result = torch::empty({bags.num_samples, width_});
-  pooled_sums(views(), view(bags), result.mutable_data_ptr<float>(), width_, at::get_num_threads());
-  return result;
+void Lookup::pooled(const LocalBags& bags, Tensor& to) const {
+  pooled_sums(views(), view(bags), to.mutable_data_ptr<float>(), width(), at::get_num_threads());
 }
 
 Tensor Lookup::sample_weight_gradients(const LocalBags& bags, const Tensor& gradient) const {
   Tensor result = torch::zeros({bags.ids.numel()});
   embedding::sample_weight_gradients(views(), view(bags),
-                                     {gradient.const_data_ptr<float>(), width_},
+                                     {gradient.const_data_ptr<float>(), width()},
                                      result.mutable_data_ptr<float>(), at::get_num_threads());
   return result;
 }
@@ -234,7 +229,7 @@ void Lookup::step_replica(std::size_t looked, const PooledGradient& gradient,
 
 void Lookup::backward(const LocalBags& bags, const Tensor& gradient,
                       const FusedOptimizer* optimizer, std::vector<Tensor>& gradients) {
-  const PooledGradient pooled{gradient.const_data_ptr<float>(), width_,
+  const PooledGradient pooled{gradient.const_data_ptr<float>(), width(),
                               1 / static_cast<float>(group_->size())};
   touched_.assign(views(), view(bags), at::get_num_threads());
   for (std::size_t i = 0; i < looked_.size(); ++i) {

@@ -34,20 +34,26 @@ struct LocalTable {
   bool is_empty() const { return region.numel() == 0; }
 };
 
+/// Where pooled rows lie in those of a sample.
+struct PooledColumns {
+  std::vector<std::int64_t> first;  // of each output of each assignment, in their order
+  std::int64_t width = 0;           // of all
+};
+
 /// Tables that are looked up together: pooled rows in the forward, and in the backward gradients of
 /// the dense ones and steps of the fused ones. Refers to the tables, which are where they were.
 class Lookup {
  public:
   Lookup() = default;
-  /// `tables`: all of the collection. `assignments`: what is looked up here.
-  Lookup(const std::vector<Assignment>& assignments, std::vector<LocalTable>& tables,
-         std::shared_ptr<dist::Group> group);
+  /// `tables`: all of the collection. `assignments`: what is looked up here, into `columns`.
+  Lookup(const std::vector<Assignment>& assignments, PooledColumns columns,
+         std::vector<LocalTable>& tables, std::shared_ptr<dist::Group> group);
 
-  std::int64_t width() const { return width_; }
+  std::int64_t width() const { return columns_.width; }
 
-  /// Shape of the result: `[num_samples, width]`, float32.
-  at::Tensor pooled(const LocalBags& bags) const;
-  /// Shape: `gradient` as the result of `pooled`.
+  /// Writes pooled rows to their columns of `to`. Shape: `[num_samples, width]`, float32.
+  void pooled(const LocalBags& bags, at::Tensor& to) const;
+  /// Shape: `gradient` as what `pooled` writes to.
   at::Tensor sample_weight_gradients(const LocalBags& bags, const at::Tensor& gradient) const;
   /// Takes the steps of the fused tables, and sets `gradients[table]` of the dense ones: averages
   /// over the ranks of the group. Where the tables are shards, ranks that hold columns of one row
@@ -70,8 +76,7 @@ class Lookup {
 
   std::vector<LocalTable*> looked_;  // in order of the assignments
   std::vector<int> table_of_feature_;
-  std::vector<std::int64_t> column_of_feature_;
-  std::int64_t width_ = 0;
+  PooledColumns columns_;
   bool splits_rows_ = false;  // whether any rank holds but some columns of a fused table
   std::shared_ptr<dist::Group> group_;
   TouchedRows touched_;

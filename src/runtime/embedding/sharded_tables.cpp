@@ -1,5 +1,6 @@
 #include "runtime/embedding/sharded_tables.h"
 
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/types.h>
@@ -12,7 +13,9 @@
 #include "runtime/embedding/initial_weight.h"
 #include "runtime/embedding/table_memory.h"
 #include "runtime/torch_bridge.h"
+#include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
+#include "tessera/base/parallel.h"
 
 namespace tessera::embedding {
 namespace {
@@ -81,6 +84,29 @@ std::vector<int> column_peers(const std::vector<Shard>& layout, const Box& regio
   return ranks;
 }
 
+/// Columns of the output itself.
+PooledColumns output_columns(const TableSet& tables, const std::vector<Assignment>& assignments) {
+  PooledColumns columns{{}, tables.output_width()};
+  for (const Assignment& each : assignments) {
+    for (const std::size_t output : each.outputs) {
+      columns.first.push_back(tables.outputs()[output].column + each.columns.begin);
+    }
+  }
+  return columns;
+}
+
+/// Columns one behind the other.
+PooledColumns packed_columns(const std::vector<Assignment>& assignments) {
+  PooledColumns columns;
+  for (const Assignment& each : assignments) {
+    for (std::size_t i = 0; i < each.outputs.size(); ++i) {
+      columns.first.push_back(columns.width);
+      columns.width += each.columns.numel();
+    }
+  }
+  return columns;
+}
+
 }  // namespace
 
 ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const TablePlan& plan,
@@ -106,6 +132,7 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
       const Assignment assignment{table,
                                   {box.offsets[0], box.offsets[0] + box.sizes[0]},
                                   {box.offsets[1], box.offsets[1] + box.sizes[1]},
+                                  box.sizes[0] == tables_.configs()[table].num_embeddings,
                                   outputs};
       if (box.numel() == 0) continue;
       if (is_replicated) {
@@ -117,11 +144,47 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
       }
     }
   }
+  lay_out_columns(sharded, replicated[0]);
   const auto own = static_cast<std::size_t>(mesh.rank());
-  sharded_lookup_ = Lookup(sharded[own], local_, mesh.world());
-  replicated_lookup_ = Lookup(replicated[0], local_, mesh.world());
+  sharded_lookup_ = Lookup(sharded[own], pooled_columns_[own], local_, mesh.world());
+  replicated_lookup_ =
+      Lookup(replicated[0], output_columns(tables_, replicated[0]), local_, mesh.world());
   sharded_ = std::make_shared<const Assignments>(std::move(sharded));
   replicated_ = std::make_shared<const Assignments>(std::move(replicated));
+}
+
+void ShardedTables::lay_out_columns(const Assignments& sharded,
+                                    const std::vector<Assignment>& replicated) {
+  std::set<std::int64_t> written;  // first columns of the output
+  std::int64_t num_written = 0;
+  const auto write = [&](std::int64_t column, std::int64_t width) {
+    const bool is_first = written.insert(column).second;
+    if (is_first) num_written += width;
+    return is_first;
+  };
+  for (const std::vector<Assignment>& assignments : sharded) {
+    // One rank alone looks up right where the output is.
+    const PooledColumns in_output = output_columns(tables_, assignments);
+    pooled_columns_.push_back(sharded.size() == 1 ? in_output : packed_columns(assignments));
+    std::vector<Block>& blocks = blocks_.emplace_back();
+    for (const Assignment& each : assignments) {
+      for (std::size_t i = 0; i < each.outputs.size(); ++i) {
+        const std::size_t block = blocks.size();
+        const std::int64_t to = in_output.first[block];
+        const std::int64_t width = each.columns.numel();
+        blocks.push_back({pooled_columns_.back().first[block], to, width, write(to, width)});
+      }
+    }
+  }
+  for (const Assignment& each : replicated) {
+    for (const std::size_t output : each.outputs) {
+      write(tables_.outputs()[output].column, each.columns.numel());
+    }
+  }
+  covers_output_ = num_written == tables_.output_width();
+  has_means_ = std::ranges::any_of(tables_.configs(), [](const EmbeddingBagConfig& config) {
+    return config.pooling == Pooling::mean;
+  });
 }
 
 /// Makes this rank's part of a table.
@@ -270,55 +333,18 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
 
 namespace {
 
-/// Calls `visit(output, column, width, first)` for each run of columns that assignments make up:
-/// its output of the TableSet, its first column there and in what the assignments' rank pools.
-template <class Visit>
-void for_each_block(const TableSet& tables, const std::vector<Assignment>& assignments,
-                    const Visit& visit) {
-  std::int64_t first = 0;
-  for (const Assignment& each : assignments) {
-    for (const std::size_t output : each.outputs) {
-      visit(tables.outputs()[output].column + each.columns.begin, each.columns.numel(), first);
-      first += each.columns.numel();
-    }
-  }
+/// Calls `body(sample)` for all samples of a batch, on as many threads as libtorch uses.
+template <class Body>
+void for_samples(std::int64_t batch_size, const Body& body) {
+  constexpr std::int64_t kSamples = 256;  // one task's
+  parallel_for(ceil_div(batch_size, kSamples), at::get_num_threads(), {}, [&](std::int64_t task) {
+    const std::int64_t end = std::min((task + 1) * kSamples, batch_size);
+    for (std::int64_t sample = task * kSamples; sample < end; ++sample) body(sample);
+  });
 }
 
-std::int64_t width_of(const std::vector<Assignment>& assignments) {
-  std::int64_t width = 0;
-  for (const Assignment& each : assignments) {
-    width += static_cast<std::int64_t>(each.outputs.size()) * each.columns.numel();
-  }
-  return width;
-}
-
-/// Adds what a rank has pooled to the output. Shapes: `[batch, width]` and `[batch, output width]`.
-void add_pooled(const TableSet& tables, const std::vector<Assignment>& assignments,
-                std::int64_t batch_size, const float* pooled, Tensor& output) {
-  auto* const to = output.mutable_data_ptr<float>();
-  const std::int64_t width = width_of(assignments);
-  for_each_block(tables, assignments,
-                 [&](std::int64_t column, std::int64_t num_columns, std::int64_t first) {
-                   for (std::int64_t sample = 0; sample < batch_size; ++sample) {
-                     const float* const source = pooled + sample * width + first;
-                     float* const sum = to + sample * tables.output_width() + column;
-                     for (std::int64_t k = 0; k < num_columns; ++k) sum[k] += source[k];
-                   }
-                 });
-}
-
-/// Cuts out of a gradient of the output what a rank pooled.
-void cut_gradient(const TableSet& tables, const std::vector<Assignment>& assignments,
-                  std::int64_t batch_size, const Tensor& gradient, float* cut) {
-  const auto* const from = gradient.const_data_ptr<float>();
-  const std::int64_t width = width_of(assignments);
-  for_each_block(tables, assignments,
-                 [&](std::int64_t column, std::int64_t num_columns, std::int64_t first) {
-                   for (std::int64_t sample = 0; sample < batch_size; ++sample) {
-                     std::copy_n(from + sample * tables.output_width() + column, num_columns,
-                                 cut + sample * width + first);
-                   }
-                 });
+std::int64_t sum_of(const std::vector<std::int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
 }
 
 }  // namespace
@@ -326,71 +352,94 @@ void cut_gradient(const TableSet& tables, const std::vector<Assignment>& assignm
 Tensor ShardedTables::pooled(Inputs& inputs) {
   Input& sharded = *inputs.sharded;
   const LocalBags& bags = sharded.bags();
-  const std::int64_t batch_size = sharded.batch().batch_size;
-  const auto num_ranks = static_cast<std::size_t>(mesh_.world_size());
-  const Tensor local = sharded_lookup_.pooled(bags).view({-1});
-  std::vector<std::int64_t> num_sent, num_received;
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    num_sent.push_back(sharded.batch_sizes()[rank] * sharded_lookup_.width());
-    num_received.push_back(batch_size * width_of((*sharded_)[rank]));
+  const std::vector<std::int64_t> shape{sharded.batch().batch_size, tables_.output_width()};
+  Tensor output = covers_output_ ? torch::empty(shape) : torch::zeros(shape);
+  if (mesh_.world_size() == 1) {
+    sharded_lookup_.pooled(bags, output);
+  } else {
+    exchange_pooled(bags, sharded, output);
   }
-  Tensor received = local;
-  if (num_ranks > 1) {
-    received =
-        torch::empty({std::accumulate(num_received.begin(), num_received.end(), std::int64_t{0})});
-    mesh_.world()->all_to_all(received, num_received, local, num_sent, "pooled rows").wait();
-  }
-  Tensor output = torch::zeros({batch_size, tables_.output_width()});
-  const auto* from = received.const_data_ptr<float>();
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    add_pooled(tables_, (*sharded_)[rank], batch_size, from, output);
-    from += num_received[rank];
-  }
-  const Tensor replicated = replicated_lookup_.pooled(inputs.replicated->bags());
-  add_pooled(tables_, replicated_->front(), batch_size, replicated.const_data_ptr<float>(), output);
-  divide_means(tables_, sharded.batch(), output);
+  replicated_lookup_.pooled(inputs.replicated->bags(), output);
+  if (has_means_) divide_means(tables_, sharded.batch(), output);
   return output;
+}
+
+void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
+                                    Tensor& output) const {
+  const std::int64_t batch_size = input.batch().batch_size;
+  std::vector<std::int64_t> num_sent, num_received;
+  for (std::size_t rank = 0; rank < blocks_.size(); ++rank) {
+    num_sent.push_back(input.batch_sizes()[rank] * sharded_lookup_.width());
+    num_received.push_back(batch_size * pooled_columns_[rank].width);
+  }
+  Tensor local = torch::empty({bags.num_samples, sharded_lookup_.width()});
+  sharded_lookup_.pooled(bags, local);
+  Tensor received = torch::empty({sum_of(num_received)});
+  mesh_.world()->all_to_all(received, num_received, local.view({-1}), num_sent, "pooled rows").wait();
+  auto* const to = output.mutable_data_ptr<float>();
+  for_samples(batch_size, [&](std::int64_t sample) {
+    float* const row = to + sample * tables_.output_width();
+    const auto* from = received.const_data_ptr<float>();
+    for (std::size_t rank = 0; rank < blocks_.size(); ++rank) {
+      const float* const pooled = from + sample * pooled_columns_[rank].width;
+      for (const Block& block : blocks_[rank]) {
+        const float* const source = pooled + block.from;
+        float* const sum = row + block.to;
+        if (block.is_first) {
+          std::copy_n(source, block.width, sum);
+        } else {
+          for (std::int64_t k = 0; k < block.width; ++k) sum[k] += source[k];
+        }
+      }
+      from += num_received[rank];
+    }
+  });
+}
+
+/// Gives each rank the gradient of what it pooled. Returns this rank's.
+Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradient) const {
+  const std::int64_t batch_size = input.batch().batch_size;
+  std::vector<std::int64_t> num_sent, num_received;
+  for (std::size_t rank = 0; rank < blocks_.size(); ++rank) {
+    num_sent.push_back(batch_size * pooled_columns_[rank].width);
+    num_received.push_back(input.batch_sizes()[rank] * sharded_lookup_.width());
+  }
+  Tensor sent = torch::empty({sum_of(num_sent)});
+  const auto* const from = gradient.const_data_ptr<float>();
+  auto* const to = sent.mutable_data_ptr<float>();
+  for_samples(batch_size, [&](std::int64_t sample) {
+    const float* const row = from + sample * tables_.output_width();
+    float* first = to;
+    for (std::size_t rank = 0; rank < blocks_.size(); ++rank) {
+      float* const cut = first + sample * pooled_columns_[rank].width;
+      for (const Block& block : blocks_[rank]) {
+        std::copy_n(row + block.to, block.width, cut + block.from);
+      }
+      first += num_sent[rank];
+    }
+  });
+  Tensor received = torch::empty({sum_of(num_received)});
+  mesh_.world()
+      ->all_to_all(received, num_received, sent, num_sent, "gradients of pooled rows")
+      .wait();
+  return received;
 }
 
 std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
                                             Tensor weight_gradients) {
   Input& sharded = *inputs.sharded;
-  const std::int64_t batch_size = sharded.batch().batch_size;
-  const auto num_ranks = static_cast<std::size_t>(mesh_.world_size());
-  gradient = gradient.clone(at::MemoryFormat::Contiguous);
-  divide_means(tables_, sharded.batch(), gradient);
-
-  std::vector<std::int64_t> num_sent, num_received;
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    num_sent.push_back(batch_size * width_of((*sharded_)[rank]));
-    num_received.push_back(sharded.batch_sizes()[rank] * sharded_lookup_.width());
+  if (has_means_) {
+    gradient = gradient.clone(at::MemoryFormat::Contiguous);
+    divide_means(tables_, sharded.batch(), gradient);
+  } else {
+    gradient = gradient.contiguous();
   }
-  const auto total = [](const std::vector<std::int64_t>& sizes) {
-    return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
-  };
-  Tensor sent = torch::empty({total(num_sent)});
-  auto* to = sent.mutable_data_ptr<float>();
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    cut_gradient(tables_, (*sharded_)[rank], batch_size, gradient, to);
-    to += num_sent[rank];
-  }
-  Tensor received = sent;
-  if (num_ranks > 1) {
-    received = torch::empty({total(num_received)});
-    mesh_.world()
-        ->all_to_all(received, num_received, sent, num_sent, "gradients of pooled rows")
-        .wait();
-  }
-  const Tensor local = received.view({sharded.bags().num_samples, sharded_lookup_.width()});
-  Tensor replicated = torch::empty({batch_size, replicated_lookup_.width()});
-  cut_gradient(tables_, replicated_->front(), batch_size, gradient,
-               replicated.mutable_data_ptr<float>());
-
+  const Tensor local = mesh_.world_size() == 1 ? gradient : exchange_gradient(sharded, gradient);
   if (weight_gradients.defined()) {  // before rows change
     sharded.return_weight_gradients(sharded_lookup_.sample_weight_gradients(sharded.bags(), local),
                                     weight_gradients);
     inputs.replicated->return_weight_gradients(
-        replicated_lookup_.sample_weight_gradients(inputs.replicated->bags(), replicated),
+        replicated_lookup_.sample_weight_gradients(inputs.replicated->bags(), gradient),
         weight_gradients);
   }
   for (LocalTable& table : local_) {
@@ -405,7 +454,7 @@ std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
   }
   const FusedOptimizer* const optimizer = optimizer_ ? &*optimizer_ : nullptr;
   sharded_lookup_.backward(sharded.bags(), local, optimizer, gradients);
-  replicated_lookup_.backward(inputs.replicated->bags(), replicated, optimizer, gradients);
+  replicated_lookup_.backward(inputs.replicated->bags(), gradient, optimizer, gradients);
   return gradients;
 }
 

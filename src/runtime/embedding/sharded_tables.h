@@ -46,10 +46,21 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
 
  private:
   friend class LookupNode;
+  /// Columns of the output that are columns of what a rank pools.
+  struct Block {
+    std::int64_t from = 0;
+    std::int64_t to = 0;
+    std::int64_t width = 0;
+    bool is_first = false;  // to write there: later ones have other rows of the table
+  };
   at::Tensor pooled(Inputs& inputs);
+  /// Pools on all ranks, and adds up what this rank's samples get.
+  void exchange_pooled(const LocalBags& bags, const Input& input, at::Tensor& output) const;
+  at::Tensor exchange_gradient(const Input& input, const at::Tensor& gradient) const;
   /// Returns the tables' gradients, undefined where there are none, parallel to `local_`.
   std::vector<at::Tensor> backward(Inputs& inputs, at::Tensor gradient,
                                    at::Tensor weight_gradients);
+  void lay_out_columns(const Assignments& sharded, const std::vector<Assignment>& replicated);
   LocalTable place(const EmbeddingBagCollectionBase& collection, std::size_t table,
                    const ShardOptions& options);
 
@@ -61,6 +72,10 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::vector<LocalTable> local_;
   std::shared_ptr<const Assignments> sharded_;     // by rank
   std::shared_ptr<const Assignments> replicated_;  // of this rank alone
+  std::vector<PooledColumns> pooled_columns_;      // of what each rank pools of `sharded_`
+  std::vector<std::vector<Block>> blocks_;         // by rank, parallel to its pooled columns
+  bool covers_output_ = false;                     // whether every column of it is some table's
+  bool has_means_ = false;
   Lookup sharded_lookup_;
   Lookup replicated_lookup_;
 };
