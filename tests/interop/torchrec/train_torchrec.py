@@ -1,7 +1,7 @@
 """Trains embedding tables with torchrec on CPU ranks, under a plan, from batches in a file.
 
 Usage: python train_torchrec.py --tables tables.json --plan plan.json --optimizer row_wise_adagrad
-           [--initial weights.safetensors] [--load DCP] [--batches batches.safetensors] [--save DCP] [--result FILE]
+           [--initial weights.safetensors] [--load DCP] [--batches batches.safetensors] [--save DCP] [--result FILE] [--tables-only]
 
 tables.json   [{"name": "t0", "rows": 11, "columns": 8, "pooling": "sum", "weighted": false}, ...]; each has one feature
 plan.json     as `ckpt-reshard --plan` reads it; the number of ranks is its world size
@@ -47,7 +47,8 @@ def features_of(tables, batches, step):
 
 def train(arguments, tables, plan):
     host_size = arguments.host_size or dist.get_world_size()
-    sharded = ShardedTables(tables, plan, host_size, arguments.optimizer, arguments.lr, arguments.eps)
+    sharded = ShardedTables(tables, plan, host_size, arguments.optimizer, arguments.lr, arguments.eps,
+                            has_over=not arguments.tables_only)
     if arguments.initial:
         sharded.set_weights(load_file(arguments.initial))
     if arguments.load:
@@ -77,6 +78,7 @@ def train(arguments, tables, plan):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", required=True)
+    parser.add_argument("--tables-only", action="store_true", help="no layer beside the tables")
     parser.add_argument("--plan", required=True)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="row_wise_adagrad")
     parser.add_argument("--lr", type=float, default=0.1)

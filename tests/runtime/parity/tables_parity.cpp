@@ -2,7 +2,8 @@
 // train_torchrec.py does with torchrec: the same tables, plan, batches and loss. Run under
 // torchrun.
 //   tables_parity TABLES.json PLAN.json OPTIMIZER INITIAL|- LOAD|- BATCHES FIRST_STEP SAVE OUTPUT
-// OUTPUT: a prefix; rank r writes `<prefix><r>.safetensors` with `model.output_<step>`.
+// OUTPUT: a folder; rank r writes `<r>/outputs.safetensors` there, with `model.output_<step>`.
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <sstream>
@@ -93,7 +94,9 @@ void run(char** argv) {
   }
   tessera::save(state, argv[8], {.format = tessera::formats::Format::dcp});
   tessera::TrainState own_outputs{outputs};
-  tessera::save(own_outputs, argv[9] + std::to_string(mesh.rank()) + ".safetensors",
+  const auto folder = std::filesystem::path(argv[9]) / std::to_string(mesh.rank());
+  std::filesystem::create_directories(folder);  // each its own: one writer to a folder
+  tessera::save(own_outputs, (folder / "outputs.safetensors").string(),
                 {.format = tessera::formats::Format::safetensors});
 }
 
