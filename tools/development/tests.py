@@ -145,14 +145,14 @@ def report(tallies: dict[str, Tally], seconds: float) -> int:
 
 
 def test_threads(*, torch_version: str | None) -> int:
-    """Runs the tests of the runtime whose ranks are threads under ThreadSanitizer. Returns the exit code."""
+    """Runs the tests of the runtime whose ranks are threads, and the kernels', under ThreadSanitizer. Returns the exit code."""
     begin = time.monotonic()
     install_packages({"build", "python"})
     definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
-    directory = build("tsan", targets=("runtime_tests",), definitions=definitions)
-    heading("testing under ThreadSanitizer (ranks as threads)")
-    selection = ["-LE", "^slow$", "-E", f"{RANKS_AS_PROCESSES}|launchers"]
-    cases = run_ctest(directory / "tests/runtime", selection, THREAD_SANITIZER_OPTIONS)
+    directory = build("tsan", targets=("runtime_tests", "embedding_kernel_tests"), definitions=definitions)
+    heading("testing under ThreadSanitizer (ranks as threads, kernels)")
+    selection = ["-L", "^(distributed|unit)$", "-E", f"{RANKS_AS_PROCESSES}|launchers"]
+    cases = run_ctest(directory, selection, THREAD_SANITIZER_OPTIONS)
     return report(tallies_by_label(cases, " (tsan)"), time.monotonic() - begin)
 
 
