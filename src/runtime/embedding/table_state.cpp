@@ -16,34 +16,6 @@ std::string weight_name(const LocalTable& table) {
   return "embedding_bags." + table.name + ".weight";
 }
 
-/// Puts what the state dict is to hold of a table in the place of this rank's shard.
-void take(const ShardedTables& tables, const LocalTable& table, StateDict& state_dict,
-          const std::string& fqn, const StateDictOptions& options) {
-  StateEntry* const entry = state_dict.find(fqn);
-  if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
-  std::get<StateTensor>(*entry).parts.clear();  // no copy of the shard meanwhile
-  *entry = state::as_asked(tables.weight_entry(table), *tables.mesh().world(), options, fqn);
-}
-
-/// Puts this rank's shard in the place of a table, for the walk to load.
-void cut_out(const ShardedTables& tables, const LocalTable& table, StateDict& state_dict,
-             const std::string& fqn, LoadReport& report) {
-  StateEntry* const entry = state_dict.find(fqn);
-  // What is not there is told by the walk; an alias is dealt with under its target's name.
-  if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
-  const StateTensor wanted = tables.weight_entry(table);
-  const StateTensor* found = find_fitting(state_dict, fqn, wanted.dtype, wanted.shape, report);
-  at::Tensor part = torch::empty(table.weight.sizes(), table.weight.options().requires_grad(false));
-  if (found != nullptr && part.numel() > 0) {
-    if (const auto own = state::cut(*found, table.region)) {
-      part = own->view(part.sizes()).to(part.scalar_type());
-    } else {
-      report.add("hole", fqn, region_to_string(table.region), "parts that do not hold all of it");
-    }
-  }
-  *entry = StateTensor::whole(part);
-}
-
 /// The optimizer state of the fused tables, for whoever saves and loads optimizer state.
 class TableUpdates final : public registry::FusedUpdates {
  public:
@@ -88,14 +60,16 @@ void attach_state_dict_hooks(Module& collection, const std::shared_ptr<ShardedTa
       collection, [tables](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
                            const StateDictOptions& options) {
         for (const LocalTable& table : tables->local()) {
-          take(*tables, table, state_dict, prefix + weight_name(table), options);
+          state::show_whole(state_dict, prefix + weight_name(table), tables->weight_entry(table),
+                            *tables->mesh().world(), options);
         }
       });
   registry::add_load_state_dict_pre_hook(
       collection, [tables](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
                            LoadReport& report) {
         for (const LocalTable& table : tables->local()) {
-          cut_out(*tables, table, state_dict, prefix + weight_name(table), report);
+          state::show_part(state_dict, prefix + weight_name(table), tables->weight_entry(table),
+                           table.weight, report);
         }
       });
 }

@@ -29,41 +29,21 @@ void for_each_managed(const Module& module, const Visit& visit) {
 }
 
 void attach_to_owner(Module& module, const dist::Mesh& mesh) {
-  registry::add_state_dict_post_hook(
-      module, [mesh](Module& owner, StateDict& state_dict, const std::string& prefix,
-                     const StateDictOptions& options) {
-        for_each_managed(
-            owner, [&](const std::string& name, FlatParamHandle& handle, std::size_t index) {
-              const std::string fqn = prefix + name;
-              StateEntry* const entry = state_dict.find(fqn);
-              if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
-              std::get<StateTensor>(*entry).parts.clear();  // no copy of the shard meanwhile
-              *entry = state::as_asked(handle.state_of(index), *mesh.world(), options, fqn);
-            });
-      });
-  registry::add_load_state_dict_pre_hook(module, [](Module& owner, StateDict& state_dict,
-                                                    const std::string& prefix, LoadReport& report) {
+  registry::add_state_dict_post_hook(module, [mesh](Module& owner, StateDict& state_dict,
+                                                    const std::string& prefix,
+                                                    const StateDictOptions& options) {
     for_each_managed(owner, [&](const std::string& name, FlatParamHandle& handle,
                                 std::size_t index) {
-      const std::string fqn = prefix + name;
-      StateEntry* const entry = state_dict.find(fqn);
-      // What is not there is told by the walk; an alias is dealt with under its target's name.
-      if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
-      const StateTensor wanted = handle.state_of(index);
-      const StateTensor* found = find_fitting(state_dict, fqn, wanted.dtype, wanted.shape, report);
-      const at::Tensor shown = handle.parameter(index);
-      at::Tensor part = torch::empty(shown.sizes(), shown.options().requires_grad(false));
-      if (found != nullptr && !wanted.parts.empty()) {
-        if (const auto own = state::cut(*found, wanted.parts.front().region)) {
-          part = own->view(shown.sizes()).to(shown.scalar_type());
-        } else {
-          report.add("hole", fqn, region_to_string(wanted.parts.front().region),
-                     "parts that do not hold all of it");
-        }
-      }
-      // Also where it is wrong, which has been told: the walk finds what fits the shown part.
-      *entry = StateTensor::whole(part);
+      state::show_whole(state_dict, prefix + name, handle.state_of(index), *mesh.world(), options);
     });
+  });
+  registry::add_load_state_dict_pre_hook(module, [](Module& owner, StateDict& state_dict,
+                                                    const std::string& prefix, LoadReport& report) {
+    for_each_managed(owner,
+                     [&](const std::string& name, FlatParamHandle& handle, std::size_t index) {
+                       state::show_part(state_dict, prefix + name, handle.state_of(index),
+                                        handle.parameter(index), report);
+                     });
   });
 }
 

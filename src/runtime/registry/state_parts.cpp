@@ -195,6 +195,31 @@ StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptio
   return entry;
 }
 
+void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
+                dist::Group& world, const StateDictOptions& options) {
+  StateEntry* const found = state_dict.find(fqn);
+  if (found == nullptr || std::holds_alternative<StateAlias>(*found)) return;
+  std::get<StateTensor>(*found).parts.clear();  // no copy of the shard meanwhile
+  *found = as_asked(std::move(entry), world, options, fqn);
+}
+
+void show_part(StateDict& state_dict, const std::string& fqn, const StateTensor& own,
+               const Tensor& parameter, LoadReport& report) {
+  StateEntry* const entry = state_dict.find(fqn);
+  if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
+  const StateTensor* const found = find_fitting(state_dict, fqn, own.dtype, own.shape, report);
+  Tensor part = torch::empty(parameter.sizes(), parameter.options().requires_grad(false));
+  if (found != nullptr && !own.parts.empty() && part.numel() > 0) {
+    const Region& region = own.parts.front().region;
+    if (const auto elements = cut(*found, region)) {
+      part = elements->view(part.sizes()).to(part.scalar_type());
+    } else {
+      report.add("hole", fqn, region_to_string(region), "parts that do not hold all of it");
+    }
+  }
+  *entry = StateTensor::whole(part);
+}
+
 void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
              const std::string& fqn) {
   const at::NoGradGuard no_grad;

@@ -33,6 +33,19 @@ StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDict
 StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptions& options,
                      const std::string& fqn);
 
+/// For a hook behind the walk of a module that holds but a part: puts `entry`, of type SHARDED, as
+/// these options have it in the place of what the walk found. An alias stays. Collective over
+/// `world` for FULL.
+void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
+                dist::Group& world, const StateDictOptions& options);
+
+/// For a hook before such a module is loaded: puts this rank's part of the entry, `own` as
+/// `parameter` shows it, in the entry's place, for the walk to load. Also where the entry does not
+/// fit, which is reported: the walk then finds what fits. What is not there is told by the walk; an
+/// alias is dealt with under its target's name.
+void show_part(StateDict& state_dict, const std::string& fqn, const StateTensor& own,
+               const at::Tensor& parameter, LoadReport& report);
+
 /// Sends each rank its parts of what rank 0 holds whole. `wanted`: the entry as every rank has it,
 /// with parts of the right sizes that are overwritten. Collective over `world`.
 void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
