@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "layout/cut.h"
@@ -34,19 +35,13 @@ TableRule read_rule(const TableJson& json, const Value& object, int world_size) 
     return rule;
   }
   rule.ranks = json.ranks(json.member(object, "ranks", "a list of ranks"), world_size);
-  const auto num_ranks = static_cast<int>(rule.ranks.size());
-  if (rule.sharding == TableSharding::table_wise && num_ranks != 1) {
-    throw json.refusal("ranks of a table_wise table", "1 rank", std::to_string(num_ranks));
-  }
   if (rule.sharding == TableSharding::grid) {
     rule.num_column_shards = static_cast<int>(
         json.integer(json.member(object, "column_shards", "a number of column shards"),
-                     "column_shards", 1, num_ranks));
-    if (num_ranks % rule.num_column_shards != 0) {
-      throw json.refusal("column_shards",
-                         "a divisor of the " + std::to_string(num_ranks) + " ranks",
-                         std::to_string(rule.num_column_shards));
-    }
+                     "column_shards", 1, static_cast<std::int64_t>(rule.ranks.size())));
+  }
+  if (const auto problem = problem_of(rule, world_size)) {
+    throw json.refusal(problem->what, problem->expected, problem->found);
   }
   return rule;
 }
@@ -68,6 +63,30 @@ Shard table_shard(FlatRange rows, FlatRange columns, int rank) {
 }
 
 }  // namespace
+
+std::optional<RuleProblem> problem_of(const TableRule& rule, int world_size) {
+  if (rule.sharding == TableSharding::data_parallel) return std::nullopt;  // all ranks
+  const auto num_ranks = static_cast<int>(rule.ranks.size());
+  if (num_ranks == 0) return RuleProblem{"ranks", "one or more", "none"};
+  std::set<int> seen;
+  for (const int rank : rule.ranks) {
+    if (rank < 0 || rank >= world_size) {
+      return RuleProblem{"rank", "0 to " + std::to_string(world_size - 1), std::to_string(rank)};
+    }
+    if (!seen.insert(rank).second) {
+      return RuleProblem{"ranks", "each once", std::to_string(rank) + " twice"};
+    }
+  }
+  if (rule.sharding == TableSharding::table_wise && num_ranks != 1) {
+    return RuleProblem{"ranks of a table_wise table", "1 rank", std::to_string(num_ranks)};
+  }
+  if (rule.sharding == TableSharding::grid &&
+      (rule.num_column_shards < 1 || num_ranks % rule.num_column_shards != 0)) {
+    return RuleProblem{"column_shards", "a divisor of the " + std::to_string(num_ranks) + " ranks",
+                       std::to_string(rule.num_column_shards)};
+  }
+  return std::nullopt;
+}
 
 std::string_view table_sharding_name(TableSharding sharding) {
   for (const auto& [name, value] : kShardingNames) {

@@ -32,6 +32,14 @@ struct TableRule {
   int num_column_shards = 1;  // grid only: the number of groups, divides ranks.size()
 };
 
+/// What keeps a rule from being one.
+struct RuleProblem {
+  std::string what;
+  std::string expected;
+  std::string found;
+};
+std::optional<RuleProblem> problem_of(const TableRule& rule, int world_size);
+
 /// Says which rank holds what of each embedding table. As JSON, with `column_shards` for grid only:
 /// `{"schema": 1, "world_size": 4, "tables": {"t0": {"sharding": "row_wise", "ranks": [0, 1]}}}`
 struct TablePlan {

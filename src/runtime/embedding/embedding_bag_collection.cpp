@@ -3,8 +3,6 @@
 #include <torch/nn/functional/embedding.h>
 #include <torch/types.h>
 
-#include <cmath>
-
 #include "runtime/embedding/initial_weight.h"
 #include "runtime/embedding/table_batch.h"
 #include "tessera/base/error.h"
@@ -18,7 +16,7 @@ EmbeddingBagCollectionBase::EmbeddingBagCollectionBase(TableSet tables)
 
 void EmbeddingBagCollectionBase::register_weight(const std::string& table, at::Tensor weight) {
   embedding_bags_->register_module(table, std::make_shared<torch::nn::Module>("EmbeddingBag"))
-      ->register_parameter("weight", std::move(weight));
+      ->register_parameter("weight", weight, weight.requires_grad());
 }
 
 at::Tensor EmbeddingBagCollectionBase::weight(const std::string& table) const {
@@ -31,20 +29,6 @@ at::Tensor EmbeddingBagCollectionBase::weight(const std::string& table) const {
   return (*module)->named_parameters(/*recurse=*/false)["weight"];
 }
 
-namespace embedding {
-
-void initialize(const EmbeddingBagConfig& config, at::Tensor weight) {
-  const at::NoGradGuard no_grad;
-  if (config.init_fn) {
-    config.init_fn(weight);
-  } else if (config.num_embeddings > 0) {
-    const double bound = 1 / std::sqrt(static_cast<double>(config.num_embeddings));
-    weight.uniform_(-bound, bound);
-  }
-}
-
-}  // namespace embedding
-
 EmbeddingBagCollection::EmbeddingBagCollection(std::vector<EmbeddingBagConfig> tables,
                                                const EmbeddingBagCollectionOptions& options)
     : EmbeddingBagCollectionBase(TableSet(std::move(tables), options)) {
@@ -52,7 +36,7 @@ EmbeddingBagCollection::EmbeddingBagCollection(std::vector<EmbeddingBagConfig> t
     at::Tensor weight = torch::empty({config.num_embeddings, config.embedding_dim},
                                      at::TensorOptions(config.dtype).device(options.device));
     if (!weight.is_meta()) embedding::initialize(config, weight);
-    register_weight(config.name, std::move(weight));
+    register_weight(config.name, weight.requires_grad_());
   }
 }
 
@@ -63,7 +47,7 @@ at::Tensor pooled_sums(const at::Tensor& weight, const at::Tensor& ids, const at
                        const at::Tensor& sample_weights) {
   if (ids.numel() == 0) {
     // Nothing to look up, perhaps in nothing; still a function of the weight.
-    return torch::zeros({offsets.numel() - 1, weight.size(1)}) + weight.narrow(0, 0, 0).sum();
+    return torch::zeros({offsets.numel() - 1, weight.size(1)}, at::kFloat) + weight.narrow(0, 0, 0).sum();
   }
   namespace F = torch::nn::functional;
   return F::embedding_bag(ids, weight.to(at::kFloat),
@@ -97,7 +81,7 @@ KeyedTensor EmbeddingBagCollection::forward(const KeyedJaggedTensor& batch) {
     }
     columns.push_back(std::move(pooled));
   }
-  return tables().named(columns.empty() ? torch::zeros({slices.batch_size, 0})
+  return tables().named(columns.empty() ? torch::zeros({slices.batch_size, 0}, at::kFloat)
                                         : torch::cat(columns, 1));
 }
 

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 #include <type_traits>
 
@@ -96,6 +97,26 @@ bool counts_steps(const FusedOptimizer& optimizer) {
                     optimizer);
 }
 
+void check_numbers(const FusedOptimizer& optimizer) {
+  const auto require = [](bool holds, const std::string& name, const std::string& expected,
+                          double found) {
+    if (holds) return;
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = name}, "number of a fused optimizer",
+                          expected, value_to_string(Value(found)));
+  };
+  std::visit(
+      [&](const auto& each) {
+        for_each_number(each, [&](const std::string& name, double number) {
+          require(std::isfinite(number) && number >= 0, name, "0 or more", number);
+        });
+        if constexpr (kIsAdam<std::decay_t<decltype(each)>>) {
+          require(each.beta1 >= 0 && each.beta1 < 1, "beta1", "0 to below 1", each.beta1);
+          require(each.beta2 >= 0 && each.beta2 < 1, "beta2", "0 to below 1", each.beta2);
+        }
+      },
+      optimizer);
+}
+
 Value::Dict fields_of(const FusedOptimizer& optimizer) {
   Value::Dict fields;
   fields.emplace_back(std::string("optimizer"), std::string(name_of(optimizer)));
@@ -127,6 +148,7 @@ FusedOptimizer with_fields(const FusedOptimizer& optimizer, const Value::Dict& f
         }
       },
       result);
+  check_numbers(result);
   return result;
 }
 

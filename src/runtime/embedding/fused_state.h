@@ -32,11 +32,15 @@ FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std
 /// Whether the optimizer counts steps.
 bool counts_steps(const FusedOptimizer& optimizer);
 
+/// Throws: Error(invalid_argument) naming a number that no optimizer has: negative, not finite, a
+/// beta that is not below 1.
+void check_numbers(const FusedOptimizer& optimizer);
+
 /// Returns the fields of a parameter group. `optimizer` is its name, the others are those of
 /// torch.optim in Python.
 Value::Dict fields_of(const FusedOptimizer& optimizer);
 /// Returns the optimizer with these fields. Throws: Error(mismatch) naming one that is missing, no
-/// number, or of another optimizer.
+/// number, or of another optimizer; as `check_numbers`.
 FusedOptimizer with_fields(const FusedOptimizer& optimizer, const Value::Dict& fields);
 
 }  // namespace tessera::embedding

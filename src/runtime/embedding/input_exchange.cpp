@@ -14,6 +14,13 @@
 namespace tessera::embedding {
 namespace {
 
+// What a rank tells of its batch, before the number of ids that it has for each rank.
+constexpr std::size_t kBatchSize = 0;  // kRefused: there is none
+constexpr std::size_t kFingerprint = 1;
+constexpr std::size_t kWantsWeightGradients = 2;
+constexpr std::size_t kNumFields = 3;
+constexpr std::int64_t kRefused = -1;
+
 const std::int64_t* longs(const at::Tensor& tensor) {
   return tensor.const_data_ptr<std::int64_t>();
 }
@@ -56,27 +63,31 @@ void for_all(std::vector<T>& vector, const Body& body) {
 }  // namespace
 
 Input::Input(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
-             std::shared_ptr<dist::Group> group, const KeyedJaggedTensor& batch,
-             Positions positions)
+             std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint)
     : assignments_(std::move(assignments)),
       group_(std::move(group)),
       is_weighted_(tables.options().is_weighted),
-      keeps_positions_(positions) {
-  const int num_ranks = group_->size();
-  num_sent_.resize(static_cast<std::size_t>(num_ranks));
-  positions_.resize(static_cast<std::size_t>(num_ranks));
-  header_ = torch::zeros({1 + num_ranks}, at::kLong);
-  auto* const header = header_.mutable_data_ptr<std::int64_t>();
+      wants_weight_gradients_(batch.wants_weight_gradients),
+      failure_(batch.refusal) {
+  const auto num_ranks = static_cast<std::size_t>(group_->size());
+  num_sent_.resize(num_ranks);
+  positions_.resize(num_ranks);
   try {
-    batch_ = batch_for(tables, batch);
-    count_ids();
-    header[0] = batch_.batch_size;
-    std::ranges::copy(num_sent_, header + 1);
-  } catch (const Error&) {
-    refusal_ = std::current_exception();
-    header[0] = -1;
+    if (!failure_) {
+      batch_ = batch_for(tables, *batch.batch);
+      count_ids();
+      pack();
+    }
+  } catch (...) {
+    failure_ = std::current_exception();
   }
-  headers_ = torch::empty({num_ranks * (1 + num_ranks)}, at::kLong);
+  header_ = torch::zeros({static_cast<std::int64_t>(kNumFields + num_ranks)}, at::kLong);
+  auto* const header = header_.mutable_data_ptr<std::int64_t>();
+  header[kBatchSize] = failure_ ? kRefused : batch_.batch_size;
+  header[kFingerprint] = static_cast<std::int64_t>(fingerprint);
+  header[kWantsWeightGradients] = static_cast<std::int64_t>(wants_weight_gradients_);
+  std::ranges::copy(num_sent_, header + kNumFields);
+  headers_ = torch::empty({header_.numel() * group_->size()}, at::kLong);
   pending_ = group_->all_gather(headers_, header_, "sizes of batches");
 }
 
@@ -113,8 +124,8 @@ void Input::count_ids() {
   }
 }
 
-/// Writes what is sent to each rank, where it is `sizes` long.
-void Input::pack(const std::vector<std::int64_t>& sizes) {
+/// Writes what is sent to each rank.
+void Input::pack() {
   struct Place {
     const Part* part;
     std::int64_t* lengths;
@@ -123,11 +134,13 @@ void Input::pack(const std::vector<std::int64_t>& sizes) {
     std::int64_t* positions;
   };
   std::vector<Place> places;
+  const std::vector<std::int64_t> sizes = send_sizes();
+  sent_ = torch::empty({sum_of(sizes)}, at::kLong);
   auto* message = sent_.mutable_data_ptr<std::int64_t>();
   auto part = parts_.begin();
   for (int rank = 0; rank < group_->size(); ++rank) {
     const auto to = static_cast<std::size_t>(rank);
-    if (keeps_positions_ == Positions::keep) {
+    if (wants_weight_gradients_) {
       positions_[to].resize(static_cast<std::size_t>(num_sent_[to]));
     }
     std::int64_t* lengths = message;
@@ -149,14 +162,13 @@ void Input::pack(const Part& part, std::int64_t* lengths, std::int64_t* ids, flo
   const TableBatch::Slice& slice = part.slice;
   const float* const from =
       is_weighted_ && batch_.weights.defined() ? batch_.weights.const_data_ptr<float>() : nullptr;
-  const bool keeps_positions = keeps_positions_ == Positions::keep;
   if (slice.is_missing) {
     std::fill_n(lengths, batch_.batch_size, 0);
   } else if (part.assignment->has_all_rows) {
     std::copy_n(longs(batch_.lengths) + slice.first_bag, batch_.batch_size, lengths);
     std::copy_n(longs(batch_.ids) + slice.begin, part.num_ids, ids);
     if (from != nullptr) std::copy_n(from + slice.begin, part.num_ids, weights);
-    if (keeps_positions) std::iota(positions, positions + part.num_ids, slice.begin);
+    if (wants_weight_gradients_) std::iota(positions, positions + part.num_ids, slice.begin);
   } else {
     std::fill_n(lengths, batch_.batch_size, 0);
     for_each_id(batch_, slice, part.assignment->rows,
@@ -164,45 +176,82 @@ void Input::pack(const Part& part, std::int64_t* lengths, std::int64_t* ids, flo
                   ++lengths[sample];
                   *ids++ = row;
                   if (from != nullptr) *weights++ = from[position];
-                  if (keeps_positions) *positions++ = position;
+                  if (wants_weight_gradients_) *positions++ = position;
                 });
   }
 }
 
+std::vector<std::int64_t> Input::send_sizes() const {
+  std::vector<std::int64_t> sizes;
+  for (std::size_t peer = 0; peer < num_sent_.size(); ++peer) {
+    sizes.push_back(payload(static_cast<int>(peer), batch_.batch_size, num_sent_[peer]));
+  }
+  return sizes;
+}
+
 void Input::advance() {
-  if (std::exchange(has_advanced_, true)) return;
-  pending_.wait();
-  const auto num_ranks = static_cast<std::size_t>(group_->size());
+  if (has_advanced_) return;
+  try {
+    pending_.wait();
+    if (failure_) std::rethrow_exception(failure_);
+    check_headers();
+    send();
+    has_advanced_ = true;
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
+}
+
+/// Takes what the ranks told each other in the first message.
+void Input::check_headers() {
+  const std::size_t num_ranks = num_sent_.size();
   const std::int64_t* const headers = longs(headers_);
-  if (refusal_) std::rethrow_exception(refusal_);
-  std::vector<std::int64_t> send_sizes, receive_sizes;
+  const std::size_t stride = kNumFields + num_ranks;
+  const std::int64_t* const own = headers + static_cast<std::size_t>(rank()) * stride;
   for (std::size_t peer = 0; peer < num_ranks; ++peer) {
-    const std::int64_t* const of_peer = headers + peer * (1 + num_ranks);
-    if (of_peer[0] < 0) {
+    const std::int64_t* const of_peer = headers + peer * stride;
+    if (of_peer[kFingerprint] != own[kFingerprint]) {
+      throw Error::expected(ErrorKind::mismatch, {}, "embedding collection",
+                            "the same tables, plan, kernels and optimizer on every rank",
+                            "another one on rank " + std::to_string(peer));
+    }
+    if (of_peer[kBatchSize] == kRefused) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "batch of an embedding collection",
                             "a sound one on every rank",
                             "one that rank " + std::to_string(peer) + " refused");
     }
-    batch_sizes_.push_back(of_peer[0]);
-    num_received_.push_back(of_peer[1 + static_cast<std::size_t>(rank())]);
-    receive_sizes.push_back(payload(rank(), batch_sizes_.back(), num_received_.back()));
-    send_sizes.push_back(payload(static_cast<int>(peer), batch_.batch_size, num_sent_[peer]));
+    batch_sizes_.push_back(of_peer[kBatchSize]);
+    num_received_.push_back(of_peer[kNumFields + static_cast<std::size_t>(rank())]);
+    returns_weight_gradients_ |= of_peer[kWantsWeightGradients] != 0;
   }
-  sent_ = torch::empty({sum_of(send_sizes)}, at::kLong);
-  pack(send_sizes);
-  if (num_ranks == 1) {
+}
+
+/// Starts the second message.
+void Input::send() {
+  if (num_sent_.size() == 1) {
     received_ = sent_;
     return;
   }
+  std::vector<std::int64_t> receive_sizes;
+  for (std::size_t peer = 0; peer < batch_sizes_.size(); ++peer) {
+    receive_sizes.push_back(payload(rank(), batch_sizes_[peer], num_received_[peer]));
+  }
   received_ = torch::empty({sum_of(receive_sizes)}, at::kLong);
-  pending_ = group_->all_to_all(received_, receive_sizes, sent_, send_sizes, "ids of batches");
+  pending_ = group_->all_to_all(received_, receive_sizes, sent_, send_sizes(), "ids of batches");
 }
 
 const LocalBags& Input::bags() {
-  if (std::exchange(has_arrived_, true)) return bags_;
+  if (has_arrived_) return bags_;
   advance();
-  pending_.wait();
-  unpack();
+  try {
+    pending_.wait();
+    unpack();
+    has_arrived_ = true;
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
   sent_ = received_ = at::Tensor();
   return bags_;
 }
@@ -268,6 +317,7 @@ void Input::unpack() {
     run.offsets = std::exchange(offset, offset + run.num_samples);
     run.begin = std::exchange(begin, begin + run.num_ids);
   }
+  TESSERA_CHECK(begin == num_ids);  // lengths and ids are from one batch
   for_all(runs, [&](const Run& run) {
     std::int64_t end = run.begin;
     for (std::int64_t sample = 0; sample < run.num_samples; ++sample) {
@@ -280,7 +330,7 @@ void Input::unpack() {
 }
 
 void Input::return_weight_gradients(const at::Tensor& from, at::Tensor to) {
-  TESSERA_CHECK(keeps_positions_ == Positions::keep && has_arrived_);
+  TESSERA_CHECK(returns_weight_gradients_ && has_arrived_);
   const auto num_ranks = batch_sizes_.size();
   const std::int64_t outputs = num_outputs(rank());
   at::Tensor sorted = torch::empty_like(from);  // by rank, as the ids came
@@ -306,6 +356,7 @@ void Input::return_weight_gradients(const at::Tensor& from, at::Tensor to) {
     group_->all_to_all(returned, num_sent_, sorted, num_received_, "gradients of sample weights")
         .wait();
   }
+  if (!to.defined()) return;
   const float* gradient = returned.const_data_ptr<float>();
   auto* const result = to.mutable_data_ptr<float>();
   for (const std::vector<std::int64_t>& positions : positions_) {

@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "runtime/embedding/table_batch.h"
@@ -33,20 +34,27 @@ struct LocalBags {
   at::Tensor weights;  // [N] float32; undefined: all 1
 };
 
+/// A rank's batch; where it has none, why.
+struct OwnBatch {
+  std::optional<KeyedJaggedTensor> batch;
+  std::exception_ptr refusal;
+  bool wants_weight_gradients = false;
+};
+
 /// A batch on its way to the ranks that hold its rows, in two messages: how much there is (one
 /// all-gather), and lengths, ids and weights (one all-to-all of int64: of rank d's part `outputs *
 /// batch` lengths, `n` ids and, where there are weights, `ceil(n / 2)` pairs of them). Every method
 /// is collective. Not thread-safe.
 class Input {
  public:
-  enum class Positions { keep, forget };  // of sent ids, for gradients of weights
-
-  /// Starts the first message. What is wrong with this rank's batch all ranks throw in `advance`.
+  /// Starts the first message; has taken all it needs of the batch. What is wrong with this rank's
+  /// batch all ranks throw in `advance`. `fingerprint`: what ranks have to have in common.
   Input(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
-        std::shared_ptr<dist::Group> group, const KeyedJaggedTensor& batch, Positions positions);
+        std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint);
 
-  /// Starts the second message, once. Throws: Error(invalid_argument) where a rank refused its
-  /// batch.
+  /// Starts the second message, once. Throws, each time: what was wrong with this rank's batch;
+  /// Error(invalid_argument) where another rank refused its batch; Error(mismatch) where a rank has
+  /// another fingerprint.
   void advance();
   /// Returns what this rank looks up. Waits for the second message.
   const LocalBags& bags();
@@ -55,8 +63,11 @@ class Input {
   /// Number of samples of each rank. Requires: `advance`.
   const std::vector<std::int64_t>& batch_sizes() const { return batch_sizes_; }
 
+  /// Whether some rank wants gradients of its weights. Requires: `advance`.
+  bool returns_weight_gradients() const { return returns_weight_gradients_; }
   /// Adds the gradients of this rank's weights to `to`, from those of `bags().weights` on all
-  /// ranks. Shape: both as the weights. Requires: Positions::keep.
+  /// ranks. Shape: both as the weights; `to` is undefined where this rank wants none. Requires:
+  /// `returns_weight_gradients()`.
   void return_weight_gradients(const at::Tensor& from, at::Tensor to);
 
  private:
@@ -69,10 +80,13 @@ class Input {
     std::int64_t num_ids = 0;
   };
   void count_ids();
-  void pack(const std::vector<std::int64_t>& sizes);
+  void pack();
+  void send();
+  void check_headers();
   void pack(const Part& part, std::int64_t* lengths, std::int64_t* ids, float* weights,
             std::int64_t* positions) const;
   void unpack();
+  std::vector<std::int64_t> send_sizes() const;
   std::int64_t num_outputs(int rank) const;
   std::int64_t payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const;
   int rank() const { return group_->rank(); }
@@ -80,12 +94,12 @@ class Input {
   std::shared_ptr<const Assignments> assignments_;
   std::shared_ptr<dist::Group> group_;
   bool is_weighted_;
-  Positions keeps_positions_;
+  bool wants_weight_gradients_;
+  bool returns_weight_gradients_ = false;
   TableBatch batch_;
-  std::vector<Part> parts_;  // by rank, and for each in the order of its outputs
-  std::exception_ptr refusal_;
-  at::Tensor
-      headers_;  // [ranks, 1 + ranks]: size of the batch, -1 where it is refused; ids to each
+  std::vector<Part> parts_;     // by rank, and for each in the order of its outputs
+  std::exception_ptr failure_;  // thrown again by whatever is called
+  at::Tensor headers_;          // [ranks, 3 + ranks], see kBatchSize
   at::Tensor header_;
   at::Tensor sent_, received_;
   dist::Pending pending_;

@@ -43,11 +43,16 @@ void check_vector(const Tensor& tensor, const std::string& what) {
   }
 }
 
+/// Returns lengths or offsets as int64, in memory of their own: they were checked, and stay so.
+Tensor own_copy(const Tensor& vector, at::Device device) {
+  return vector.to(device, at::kLong, /*non_blocking=*/false, /*copy=*/true).contiguous();
+}
+
 /// Returns lengths and offsets as int64 on the values' device, checked against them.
 std::pair<Tensor, Tensor> checked_lengths(const Tensor& values, const Tensor& lengths,
                                           const BagNames& name) {
   check_vector(lengths, "lengths");
-  const Tensor on_host = lengths.to(at::kCPU, at::kLong).contiguous();
+  const Tensor on_host = own_copy(lengths, at::kCPU);
   const std::int64_t num_bags = on_host.numel();
   Tensor offsets = torch::empty({num_bags + 1}, at::kLong);
   const auto* const length = on_host.const_data_ptr<std::int64_t>();
@@ -118,7 +123,7 @@ JaggedTensor JaggedTensor::from_offsets(Tensor values, Tensor offsets, Tensor we
   check_vector(values, "values");
   Tensor lengths = lengths_of(values, offsets, {});
   weights = checked_weights(values, std::move(weights));
-  return {values.contiguous(), std::move(lengths), offsets.to(at::kLong).contiguous(),
+  return {values.contiguous(), std::move(lengths), own_copy(offsets, values.device()),
           std::move(weights)};
 }
 
@@ -176,7 +181,7 @@ KeyedJaggedTensor KeyedJaggedTensor::from_offsets(std::vector<std::string> keys,
   weights = checked_weights(values, std::move(weights));
   return {std::move(keys),
           batch_size,
-          {values.contiguous(), std::move(lengths), offsets.to(at::kLong).contiguous(),
+          {values.contiguous(), std::move(lengths), own_copy(offsets, values.device()),
            std::move(weights)}};
 }
 

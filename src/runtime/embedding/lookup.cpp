@@ -8,6 +8,7 @@
 
 #include "embedding_kernels/pooled.h"
 #include "runtime/torch_bridge.h"
+#include "tessera/base/error.h"
 
 namespace tessera::embedding {
 namespace {
@@ -17,6 +18,19 @@ using at::Tensor;
 TableView view_of(const LocalTable& table) {
   return {table.weight.data_ptr(), dtype_of(table.weight.scalar_type()), table.weight.size(0),
           table.weight.size(1)};
+}
+
+/// Somebody may have given the parameter another tensor.
+void check_memory(const LocalTable& table) {
+  const Shape& shape = table.region.sizes;
+  const bool is_sound = table.weight.sizes() == at::IntArrayRef(shape) &&
+                        table.weight.is_contiguous() && table.weight.device() == at::kCPU &&
+                        table.weight.scalar_type() == table.dtype;
+  if (is_sound) return;
+  throw Error::expected(ErrorKind::invalid_argument, {.fqn = table.name}, "weight of a table",
+                        "its shard " + shape_to_string(shape) + ", contiguous, as it was made",
+                        c10::str(table.weight.scalar_type(), " of shape ", table.weight.sizes(),
+                                 " and strides ", table.weight.strides()));
 }
 
 template <class T>
@@ -58,7 +72,10 @@ Lookup::Lookup(const std::vector<Assignment>& assignments, PooledColumns columns
 
 std::vector<TableView> Lookup::views() const {
   std::vector<TableView> views;
-  for (const LocalTable* const table : looked_) views.push_back(view_of(*table));
+  for (const LocalTable* const table : looked_) {
+    check_memory(*table);
+    views.push_back(view_of(*table));
+  }
   return views;
 }
 
@@ -76,7 +93,7 @@ void Lookup::pooled(const LocalBags& bags, Tensor& to) const {
 }
 
 Tensor Lookup::sample_weight_gradients(const LocalBags& bags, const Tensor& gradient) const {
-  Tensor result = torch::zeros({bags.ids.numel()});
+  Tensor result = torch::zeros({bags.ids.numel()}, at::kFloat);
   embedding::sample_weight_gradients(views(), view(bags),
                                      {gradient.const_data_ptr<float>(), width()},
                                      result.mutable_data_ptr<float>(), at::get_num_threads());
@@ -96,7 +113,7 @@ TableUpdate Lookup::update_of(std::size_t looked, const FusedOptimizer& optimize
 void Lookup::add_dense(std::size_t looked, const PooledGradient& gradient,
                        std::vector<Tensor>& gradients) {
   const LocalTable& table = *looked_[looked];
-  Tensor dense = torch::zeros(table.weight.sizes());
+  Tensor dense = torch::zeros(table.weight.sizes(), at::kFloat);
   add_dense_gradient(touched_, static_cast<int>(looked), table.weight.size(1), gradient,
                      dense.mutable_data_ptr<float>(), at::get_num_threads());
   if (table.is_replicated()) {
@@ -131,13 +148,13 @@ void Lookup::step_split_rows(const PooledGradient& gradient, const FusedOptimize
     const std::int64_t num_rows = touched_[static_cast<int>(i)].num_rows();
     SplitTable& each = split.emplace_back();
     each.looked = i;
-    each.gradients = torch::empty({num_rows, table.weight.size(1)});
-    const Tensor own = torch::empty({num_rows});
+    each.gradients = torch::empty({num_rows, table.weight.size(1)}, at::kFloat);
+    const Tensor own = torch::empty({num_rows}, at::kFloat);
     row_gradients(update_of(i, optimizer), touched_, gradient,
                   each.gradients.mutable_data_ptr<float>(), own.mutable_data_ptr<float>(),
                   at::get_num_threads());
     for (const int peer : table.column_peers) {
-      each.squares.push_back(peer == group_->rank() ? own : torch::empty({num_rows}));
+      each.squares.push_back(peer == group_->rank() ? own : torch::empty({num_rows}, at::kFloat));
     }
   }
   // To each peer the tables in their order, which is the same on both sides, as are touched rows.
@@ -153,7 +170,7 @@ void Lookup::step_split_rows(const PooledGradient& gradient, const FusedOptimize
       sizes[static_cast<std::size_t>(rank)] += sent.back().numel();
     }
   }
-  const Tensor to_all = sent.empty() ? torch::empty({0}) : torch::cat(sent);
+  const Tensor to_all = sent.empty() ? torch::empty({0}, at::kFloat) : torch::cat(sent);
   Tensor from_all = torch::empty_like(to_all);
   group_->all_to_all(from_all, sizes, to_all, sizes, "squares of gradients").wait();
   std::int64_t begin = 0;
@@ -185,8 +202,8 @@ void Lookup::step_replica(std::size_t looked, const PooledGradient& gradient,
   const std::int64_t width = table.weight.size(1);
   const auto rows = touched_[static_cast<int>(looked)].rows;
   const auto num_rows = static_cast<std::int64_t>(rows.size());
-  Tensor gradients = torch::empty({num_rows * width});
-  const Tensor squares = torch::empty({num_rows});
+  Tensor gradients = torch::empty({num_rows * width}, at::kFloat);
+  const Tensor squares = torch::empty({num_rows}, at::kFloat);
   row_gradients(update_of(looked, without_changes_to_gradients(optimizer)), touched_, gradient,
                 gradients.mutable_data_ptr<float>(), squares.mutable_data_ptr<float>(),
                 at::get_num_threads());

@@ -1,7 +1,10 @@
 #include "tessera/runtime/embedding/plan.h"
 
+#include <algorithm>
+
 #include "runtime/embedding/fused_state.h"
 #include "runtime/torch_bridge.h"
+#include "tessera/base/error.h"
 
 namespace tessera::embedding {
 namespace {
@@ -25,6 +28,11 @@ ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mes
   planner.batch_size = options.batch_size;
   planner.bandwidths = options.bandwidths;
   planner.constraints = options.constraints;
+  for (const auto& [name, factor] : options.pooling_factors) {
+    if (std::ranges::find(tables, name, &EmbeddingBagConfig::name) != tables.end()) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = name}, "pooling factor",
+                          "a table of the collection", "no such table");
+  }
   std::vector<TableSize> sizes;
   for (const EmbeddingBagConfig& config : tables) {
     TableSize& size = sizes.emplace_back();

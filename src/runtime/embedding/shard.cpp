@@ -4,6 +4,7 @@
 
 #include "runtime/embedding/sharded_tables.h"
 #include "runtime/embedding/table_state.h"
+#include "tessera/base/error.h"
 #include "tessera/runtime/registry/registry.h"
 #include "tessera/runtime/registry/shards.h"
 
@@ -58,7 +59,23 @@ KeyedTensor ShardedEmbeddingBagCollection::forward(const KeyedJaggedTensor& batc
   return forward(distribute(batch));
 }
 
+DistributedInput ShardedEmbeddingBagCollection::refuse_batch(std::exception_ptr why) {
+  return DistributedInput(sharded_->refuse(std::move(why)));
+}
+
+const std::optional<embedding::FusedOptimizer>& ShardedEmbeddingBagCollection::optimizer() const {
+  return sharded_->optimizer();
+}
+
+void ShardedEmbeddingBagCollection::set_optimizer(const embedding::FusedOptimizer& optimizer) {
+  sharded_->set_optimizer(optimizer);
+}
+
 void DistributedInput::advance() {
+  if (inputs_ == nullptr) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "input of an embedding collection",
+                          "one that `distribute` has returned", "one that was moved from");
+  }
   inputs_->sharded->advance();
 }
 
@@ -73,6 +90,14 @@ FusedEmbeddingBagCollection::FusedEmbeddingBagCollection(
 }
 FusedEmbeddingBagCollection::~FusedEmbeddingBagCollection() = default;
 
+const embedding::FusedOptimizer& FusedEmbeddingBagCollection::optimizer() const {
+  return *tables_alone_->optimizer();
+}
+
+void FusedEmbeddingBagCollection::set_optimizer(const embedding::FusedOptimizer& optimizer) {
+  tables_alone_->set_optimizer(optimizer);
+}
+
 std::shared_ptr<registry::FusedUpdates> FusedEmbeddingBagCollection::fused_updates() const {
   return embedding::fused_updates(tables_alone_);
 }
@@ -84,6 +109,10 @@ KeyedTensor FusedEmbeddingBagCollection::forward(const KeyedJaggedTensor& batch)
 std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectionBase& collection,
                                                      const TablePlan& plan, const dist::Mesh& mesh,
                                                      const ShardOptions& options) {
+  if (dynamic_cast<const ShardedEmbeddingBagCollection*>(&collection) != nullptr) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "collection to be sharded",
+                          "one of whole tables", "a sharded one");
+  }
   auto sharded = std::make_shared<ShardedEmbeddingBagCollection>(collection, plan, mesh, options);
   embedding::attach_state_dict_hooks(*sharded, sharded->sharded_);
   registry::note_applied(*sharded, "shard", mesh);

@@ -14,6 +14,7 @@
 #include "runtime/embedding/table_memory.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/checked_math.h"
+#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parallel.h"
 
@@ -36,10 +37,10 @@ void check_plan(const TableSet& tables, const TablePlan& plan, int world_size) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "plan for embedding tables",
                             "a rule for every table", "none for this one");
     }
-    for (const int rank : rule->second.ranks) {
-      if (rank >= 0 && rank < world_size) continue;
-      throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "rank in a table's rule",
-                            "0 to " + std::to_string(world_size - 1), std::to_string(rank));
+    if (const auto problem = problem_of(rule->second, world_size)) {
+      throw Error::expected(ErrorKind::mismatch, {.fqn = config.name},
+                            problem->what + " in a table's rule", problem->expected,
+                            problem->found);
     }
   }
   for (const auto& [name, rule] : plan.tables) {
@@ -84,6 +85,21 @@ std::vector<int> column_peers(const std::vector<Shard>& layout, const Box& regio
   return ranks;
 }
 
+std::uint64_t fingerprint_of(const TableSet& tables, const TablePlan& plan,
+                             const std::vector<LocalTable>& local,
+                             const std::optional<FusedOptimizer>& optimizer) {
+  std::string text = plan.to_json();
+  for (std::size_t i = 0; i < local.size(); ++i) {
+    const EmbeddingBagConfig& config = tables.configs()[i];
+    text += c10::str(config.name, ' ', config.num_embeddings, ' ', config.embedding_dim, ' ',
+                     config.feature_names, ' ', static_cast<int>(config.pooling), ' ', config.dtype,
+                     ' ', static_cast<int>(local[i].kernel), '\n');
+  }
+  text += tables.options().is_weighted ? "weighted " : "";
+  text += optimizer ? name_of(*optimizer) : "no optimizer";
+  return xxh3_64(std::as_bytes(std::span(text)));
+}
+
 /// Columns of the output itself.
 PooledColumns output_columns(const TableSet& tables, const std::vector<Assignment>& assignments) {
   PooledColumns columns{{}, tables.output_width()};
@@ -118,10 +134,17 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
       alone_(std::make_shared<dist::Group>("tables alone")) {
   check_plan(tables_, plan, mesh.world_size());
   check_kernels(tables_, options);
+  if (optimizer_) check_numbers(*optimizer_);
+  std::optional<std::uint64_t> seed;
+  if (std::ranges::any_of(tables_.configs(), [&](const EmbeddingBagConfig& config) {
+        return collection.weight(config.name).is_meta();
+      })) {
+    seed = draw_seed(*mesh.world());
+  }
   Assignments sharded(static_cast<std::size_t>(mesh.world_size()));
   Assignments replicated(1);
   for (std::size_t table = 0; table < tables_.configs().size(); ++table) {
-    local_.push_back(place(collection, table, options));
+    local_.push_back(place(collection, table, options, seed));
     std::vector<std::size_t> outputs;
     for (std::size_t i = 0; i < tables_.outputs().size(); ++i) {
       if (tables_.outputs()[i].table == table) outputs.push_back(i);
@@ -149,6 +172,7 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
   sharded_lookup_ = Lookup(sharded[own], pooled_columns_[own], local_, mesh.world());
   replicated_lookup_ =
       Lookup(replicated[0], output_columns(tables_, replicated[0]), local_, mesh.world());
+  static_fingerprint_ = fingerprint_of(tables_, plan_, local_, optimizer_);
   sharded_ = std::make_shared<const Assignments>(std::move(sharded));
   replicated_ = std::make_shared<const Assignments>(std::move(replicated));
 }
@@ -189,14 +213,21 @@ void ShardedTables::lay_out_columns(const Assignments& sharded,
 
 /// Makes this rank's part of a table.
 LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, std::size_t table,
-                                const ShardOptions& options) {
+                                const ShardOptions& options, std::optional<std::uint64_t> seed) {
   const EmbeddingBagConfig& config = tables_.configs()[table];
   const Shape shape = {config.num_embeddings, config.embedding_dim};
+  const Tensor whole = collection.weight(config.name).detach();
+  if (whole.sizes() != at::IntArrayRef(shape)) {
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = config.name}, "weight of a table",
+                          shape_to_string(shape), c10::str(whole.sizes()),
+                          "shard takes whole tables");
+  }
   LocalTable local;
   local.table = table;
   local.name = config.name;
   local.rule = plan_.tables.at(config.name);
   local.num_columns = config.embedding_dim;
+  local.dtype = config.dtype;
   const auto kernel = options.kernel.find(config.name);
   local.kernel = kernel != options.kernel.end() ? kernel->second
                  : options.optimizer            ? Kernel::fused
@@ -207,10 +238,9 @@ LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, st
     if (holds(shard, mesh_.rank())) local.region = box_of(shard);
   }
   if (!local.is_replicated()) local.column_peers = column_peers(local.layout, local.region);
-  const Tensor whole = collection.weight(config.name).detach();
   local.weight = table_memory(local.region.sizes, config.dtype);
   if (whole.is_meta()) {
-    initialize(config, local.weight);
+    initialize_shard(config, local.region, *seed, local.weight);
   } else {
     local.weight.copy_(whole.narrow(0, local.region.offsets[0], local.region.sizes[0])
                            .narrow(1, local.region.offsets[1], local.region.sizes[1]));
@@ -285,12 +315,17 @@ class LookupNode final : public torch::autograd::Node {
     Tensor gradient =
         gradients[0].defined()
             ? gradients[0].to(at::kFloat)
-            : torch::zeros({inputs->sharded->batch().batch_size, tables_->tables().output_width()});
+            : torch::zeros({inputs->sharded->batch().batch_size, tables_->tables().output_width()},
+                           at::kFloat);
+    // A gradient of the batch's weights alone (torch::autograd::grad) moves no table.
+    const std::size_t num_tables = tables_->local().size();
+    bool moves_tables = false;
+    for (std::size_t i = 0; i < num_tables; ++i) moves_tables |= task_should_compute_output(i);
     Tensor weight_gradients;
     if (inputs->weights.defined()) {
       weight_gradients = torch::zeros({inputs->weights.numel()}, at::kFloat);
     }
-    auto result = tables_->backward(*inputs, gradient, weight_gradients);
+    auto result = tables_->backward(*inputs, gradient, weight_gradients, moves_tables);
     result.push_back(std::move(weight_gradients));
     return result;
   }
@@ -302,19 +337,53 @@ class LookupNode final : public torch::autograd::Node {
   std::shared_ptr<Inputs> inputs_;
 };
 
-std::shared_ptr<Inputs> ShardedTables::start(const KeyedJaggedTensor& batch) {
-  auto inputs = std::make_shared<Inputs>();
-  if (batch.has_weights() && batch.weights().requires_grad() && at::GradMode::is_enabled()) {
-    inputs->weights = batch.weights().to(at::kFloat);
+void ShardedTables::set_optimizer(const FusedOptimizer& optimizer) {
+  if (!optimizer_ || optimizer_->index() != optimizer.index()) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "optimizer of embedding tables",
+                          optimizer_ ? std::string(name_of(*optimizer_)) : "none",
+                          std::string(name_of(optimizer)));
   }
-  const auto positions =
-      inputs->weights.defined() ? Input::Positions::keep : Input::Positions::forget;
-  inputs->sharded = std::make_unique<Input>(tables_, sharded_, mesh_.world(), batch, positions);
-  inputs->replicated = std::make_unique<Input>(tables_, replicated_, alone_, batch, positions);
+  check_numbers(optimizer);
+  optimizer_ = optimizer;
+}
+
+/// Returns what ranks have to have in common, in 64 bits.
+std::uint64_t ShardedTables::fingerprint() const {
+  std::string trained;
+  for (const LocalTable& table : local_) trained += table.weight.requires_grad() ? '1' : '0';
+  return static_fingerprint_ ^ xxh3_64(std::as_bytes(std::span(trained)));
+}
+
+std::shared_ptr<Inputs> ShardedTables::start(const KeyedJaggedTensor& batch) {
+  OwnBatch own{.batch = batch, .refusal = nullptr};
+  own.wants_weight_gradients =
+      batch.has_weights() && batch.weights().requires_grad() && at::GradMode::is_enabled();
+  return start(own);
+}
+
+std::shared_ptr<Inputs> ShardedTables::refuse(std::exception_ptr why) {
+  return start(OwnBatch{.batch = std::nullopt, .refusal = std::move(why)});
+}
+
+std::shared_ptr<Inputs> ShardedTables::start(const OwnBatch& batch) {
+  auto inputs = std::make_shared<Inputs>();
+  inputs->tables = weak_from_this();
+  if (batch.wants_weight_gradients) inputs->weights = batch.batch->weights().to(at::kFloat);
+  inputs->sharded =
+      std::make_unique<Input>(tables_, sharded_, mesh_.world(), batch, fingerprint());
+  inputs->replicated = std::make_unique<Input>(tables_, replicated_, alone_, batch, fingerprint());
   return inputs;
 }
 
 Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
+  if (inputs == nullptr || inputs->tables.lock().get() != this || inputs->is_used) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "input of an embedding collection",
+                          "one that its `distribute` has returned, once",
+                          inputs == nullptr ? "none, or one that was moved from"
+                          : inputs->is_used ? "one that was looked up already"
+                                            : "another collection's");
+  }
+  inputs->is_used = true;
   Tensor output;
   {
     const at::NoGradGuard no_grad;
@@ -353,7 +422,7 @@ Tensor ShardedTables::pooled(Inputs& inputs) {
   Input& sharded = *inputs.sharded;
   const LocalBags& bags = sharded.bags();
   const std::vector<std::int64_t> shape{sharded.batch().batch_size, tables_.output_width()};
-  Tensor output = covers_output_ ? torch::empty(shape) : torch::zeros(shape);
+  Tensor output = covers_output_ ? torch::empty(shape, at::kFloat) : torch::zeros(shape, at::kFloat);
   if (mesh_.world_size() == 1) {
     sharded_lookup_.pooled(bags, output);
   } else {
@@ -372,9 +441,9 @@ void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
     num_sent.push_back(input.batch_sizes()[rank] * sharded_lookup_.width());
     num_received.push_back(batch_size * pooled_columns_[rank].width);
   }
-  Tensor local = torch::empty({bags.num_samples, sharded_lookup_.width()});
+  Tensor local = torch::empty({bags.num_samples, sharded_lookup_.width()}, at::kFloat);
   sharded_lookup_.pooled(bags, local);
-  Tensor received = torch::empty({sum_of(num_received)});
+  Tensor received = torch::empty({sum_of(num_received)}, at::kFloat);
   mesh_.world()->all_to_all(received, num_received, local.view({-1}), num_sent, "pooled rows").wait();
   auto* const to = output.mutable_data_ptr<float>();
   for_samples(batch_size, [&](std::int64_t sample) {
@@ -404,7 +473,7 @@ Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradie
     num_sent.push_back(batch_size * pooled_columns_[rank].width);
     num_received.push_back(input.batch_sizes()[rank] * sharded_lookup_.width());
   }
-  Tensor sent = torch::empty({sum_of(num_sent)});
+  Tensor sent = torch::empty({sum_of(num_sent)}, at::kFloat);
   const auto* const from = gradient.const_data_ptr<float>();
   auto* const to = sent.mutable_data_ptr<float>();
   for_samples(batch_size, [&](std::int64_t sample) {
@@ -418,7 +487,7 @@ Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradie
       first += num_sent[rank];
     }
   });
-  Tensor received = torch::empty({sum_of(num_received)});
+  Tensor received = torch::empty({sum_of(num_received)}, at::kFloat);
   mesh_.world()
       ->all_to_all(received, num_received, sent, num_sent, "gradients of pooled rows")
       .wait();
@@ -426,7 +495,7 @@ Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradie
 }
 
 std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
-                                            Tensor weight_gradients) {
+                                            Tensor weight_gradients, bool moves_tables) {
   Input& sharded = *inputs.sharded;
   if (has_means_) {
     gradient = gradient.clone(at::MemoryFormat::Contiguous);
@@ -435,17 +504,20 @@ std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
     gradient = gradient.contiguous();
   }
   const Tensor local = mesh_.world_size() == 1 ? gradient : exchange_gradient(sharded, gradient);
-  if (weight_gradients.defined()) {  // before rows change
+  if (sharded.returns_weight_gradients()) {  // before rows change
     sharded.return_weight_gradients(sharded_lookup_.sample_weight_gradients(sharded.bags(), local),
                                     weight_gradients);
+  }
+  if (weight_gradients.defined()) {
     inputs.replicated->return_weight_gradients(
         replicated_lookup_.sample_weight_gradients(inputs.replicated->bags(), gradient),
         weight_gradients);
   }
+  std::vector<Tensor> gradients(local_.size());
+  if (!moves_tables) return gradients;
   for (LocalTable& table : local_) {
     if (takes_steps(table)) ++table.state.step;  // of empty shards too: ranks say the same
   }
-  std::vector<Tensor> gradients(local_.size());
   for (const LocalTable& table : local_) {
     // Of empty shards too: an optimizer has state of the same parameters on all ranks.
     if (table.kernel == Kernel::dense && table.weight.requires_grad() && table.is_empty()) {

@@ -12,8 +12,12 @@
 
 namespace tessera::embedding {
 
+class ShardedTables;
+
 /// A batch on its way, for tables of both kinds.
 struct Inputs {
+  std::weak_ptr<const ShardedTables> tables;  // that it is for
+  bool is_used = false;                       // has been looked up
   std::unique_ptr<Input> sharded;
   std::unique_ptr<Input> replicated;  // of data_parallel tables: this rank's own batch
   at::Tensor weights;                 // of the batch, float32, with their autograd history
@@ -33,16 +37,20 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
 
   /// Collective.
   std::shared_ptr<Inputs> start(const KeyedJaggedTensor& batch);
+  /// Takes part without a batch. Collective.
+  std::shared_ptr<Inputs> refuse(std::exception_ptr why);
   /// Returns `[batch, output width]`, a function of the weights of the tables and of the batch.
-  /// Collective; so is the backward.
+  /// Collective; so is the backward. Throws: Error(invalid_argument) where the inputs are another
+  /// collection's, or have been looked up.
   at::Tensor forward(const std::shared_ptr<Inputs>& inputs);
 
   /// What a table's weight is in a state dict; pieces of row-wise state likewise.
   StateTensor weight_entry(const LocalTable& table) const;
   StateTensor state_entry(const LocalTable& table, const FusedState::Slot& slot) const;
 
-  FusedOptimizer& optimizer() { return *optimizer_; }
-  bool has_optimizer() const { return optimizer_.has_value(); }
+  const std::optional<FusedOptimizer>& optimizer() const { return optimizer_; }
+  /// Throws: Error(invalid_argument) for one of another kind, or numbers that no optimizer has.
+  void set_optimizer(const FusedOptimizer& optimizer);
 
  private:
   friend class LookupNode;
@@ -53,16 +61,19 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
     std::int64_t width = 0;
     bool is_first = false;  // to write there: later ones have other rows of the table
   };
+  std::shared_ptr<Inputs> start(const OwnBatch& batch);
+  std::uint64_t fingerprint() const;
   at::Tensor pooled(Inputs& inputs);
   /// Pools on all ranks, and adds up what this rank's samples get.
   void exchange_pooled(const LocalBags& bags, const Input& input, at::Tensor& output) const;
   at::Tensor exchange_gradient(const Input& input, const at::Tensor& gradient) const;
   /// Returns the tables' gradients, undefined where there are none, parallel to `local_`.
-  std::vector<at::Tensor> backward(Inputs& inputs, at::Tensor gradient,
-                                   at::Tensor weight_gradients);
+  /// `moves_tables`: false leaves the tables alone.
+  std::vector<at::Tensor> backward(Inputs& inputs, at::Tensor gradient, at::Tensor weight_gradients,
+                                   bool moves_tables);
   void lay_out_columns(const Assignments& sharded, const std::vector<Assignment>& replicated);
   LocalTable place(const EmbeddingBagCollectionBase& collection, std::size_t table,
-                   const ShardOptions& options);
+                   const ShardOptions& options, std::optional<std::uint64_t> seed);
 
   TableSet tables_;
   TablePlan plan_;
@@ -76,6 +87,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::vector<std::vector<Block>> blocks_;         // by rank, parallel to its pooled columns
   bool covers_output_ = false;                     // whether every column of it is some table's
   bool has_means_ = false;
+  std::uint64_t static_fingerprint_ = 0;  // of all that does not change
   Lookup sharded_lookup_;
   Lookup replicated_lookup_;
 };

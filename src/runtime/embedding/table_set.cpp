@@ -60,6 +60,12 @@ TableSet::TableSet(std::vector<EmbeddingBagConfig> configs,
       output_width_ += config.embedding_dim;
     }
   }
+  std::set<std::string> seen;
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    if (seen.insert(output_names_[i]).second) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = configs_[outputs_[i].table].name},
+                          "name of an output", "each once", "'" + output_names_[i] + "' twice");
+  }
 }
 
 KeyedTensor TableSet::named(at::Tensor pooled) const {

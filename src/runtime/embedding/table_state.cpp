@@ -31,16 +31,16 @@ class TableUpdates final : public registry::FusedUpdates {
       for (const FusedState::Slot& slot : table.state.slots) {
         parameter.slots.push_back({slot.name, tables_->state_entry(table, slot)});
       }
-      if (counts_steps(tables_->optimizer())) parameter.step = &table.state.step;
+      if (counts_steps(*tables_->optimizer())) parameter.step = &table.state.step;
     }
     return parameters;
   }
-  Value::Dict fields() const override { return fields_of(tables_->optimizer()); }
+  Value::Dict fields() const override { return fields_of(*tables_->optimizer()); }
   void check_fields(const Value::Dict& fields) const override {
-    with_fields(tables_->optimizer(), fields);
+    with_fields(*tables_->optimizer(), fields);
   }
   void set_fields(const Value::Dict& fields) override {
-    tables_->optimizer() = with_fields(tables_->optimizer(), fields);
+    tables_->set_optimizer(with_fields(*tables_->optimizer(), fields));
   }
 
  private:
@@ -51,7 +51,7 @@ class TableUpdates final : public registry::FusedUpdates {
 
 std::shared_ptr<registry::FusedUpdates> fused_updates(
     const std::shared_ptr<ShardedTables>& tables) {
-  if (!tables->has_optimizer()) return nullptr;
+  if (!tables->optimizer()) return nullptr;
   return std::make_shared<TableUpdates>(tables);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/fsdp/pass.h"
+#include "tessera/runtime/registry/fused_updates.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -61,6 +62,7 @@ class PolicyWalk {
 
 void collect(const ModulePtr& module, const std::string& fqn, const FullyShardOptions& options,
              std::vector<FoundParameter>& found) {
+  registry::refuse_own_updates(*module, fqn, "fully_shard");
   for (const auto& parameter : module->named_parameters(/*recurse=*/false)) {
     const at::Tensor& tensor = parameter.value();
     if (!tensor.defined() || is_ignored(tensor, options) || FlatParamHandle::of(tensor)) continue;

@@ -1,5 +1,7 @@
 #include "tessera/runtime/registry/fused_updates.h"
 
+#include "tessera/base/error.h"
+
 namespace tessera::registry {
 namespace {
 
@@ -14,6 +16,15 @@ void collect(const torch::nn::Module& module, const std::string& prefix,
 }
 
 }  // namespace
+
+void refuse_own_updates(const torch::nn::Module& module, const std::string& fqn,
+                        const std::string& api) {
+  if (dynamic_cast<const UpdatesParameters*>(&module) == nullptr) return;
+  throw Error::expected(ErrorKind::unsupported, {.fqn = fqn}, "module within " + api,
+                        "parameters that an optimizer updates, or a sharded collection",
+                        module.name() + ", which updates its own on each rank apart",
+                        "tessera::shard makes a sharded one, for one rank too");
+}
 
 std::vector<FoundFusedUpdates> find_fused_updates(const torch::nn::Module& model) {
   std::vector<FoundFusedUpdates> found;

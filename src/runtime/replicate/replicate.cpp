@@ -10,6 +10,7 @@
 #include "runtime/registry/end_of_backward.h"
 #include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
+#include "tessera/runtime/registry/fused_updates.h"
 #include "tessera/runtime/registry/registry.h"
 
 namespace tessera {
@@ -27,6 +28,7 @@ bool is_closed(const Module& module) {
 /// Visits a module and all below it, but for those that are closed, with their prefixes.
 template <class Visit>
 void for_each_open_module(Module& module, const std::string& prefix, const Visit& visit) {
+  registry::refuse_own_updates(module, prefix, "replicate");
   visit(module, prefix);
   for (const auto& child : module.named_children()) {
     if (!is_closed(*child.value())) {

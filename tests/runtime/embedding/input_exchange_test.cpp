@@ -160,7 +160,7 @@ TEST(InputExchangeTest, D7BytesBetweenRanksAreThoseOfTheFormula) {
     const dist::Traffic before = mesh.world()->traffic();
     const KeyedTensor pooled = tables->forward(batch);
     const dist::Traffic forward = mesh.world()->traffic();
-    EXPECT_EQ(forward.all_gather - before.all_gather, kRanks * (1 + kRanks) * 8);
+    EXPECT_EQ(forward.all_gather - before.all_gather, kRanks * (3 + kRanks) * 8);
     EXPECT_EQ(forward.all_to_all - before.all_to_all,
               8 * (5 * num_samples + num_ids) + 4 * (num_samples + other_samples) * own_width);
     test::loss_of(pooled.values()).backward();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -35,11 +36,13 @@ class InputPipeline {
                 std::function<KeyedJaggedTensor(const Batch&)> sparse)
       : tables_(std::move(tables)), read_(std::move(read)), sparse_(std::move(sparse)) {}
 
-  /// Returns nothing when there is no more. Throws what reading or starting a batch throws.
+  /// Returns nothing when there is no more. Throws what reading throws. What `sparse` throws, or
+  /// what is wrong with its bags, the batch's own forward throws, and that there was something all
+  /// other ranks' then throw.
   std::optional<Item> next() {
     fill(2);
     if (under_way_.empty()) return std::nullopt;
-    if (under_way_.size() > 1) under_way_[1].input.advance();
+    if (under_way_.size() > 1) advance(under_way_[1].input);
     Item item = std::move(under_way_.front());
     under_way_.pop_front();
     fill(2);
@@ -54,8 +57,26 @@ class InputPipeline {
         has_ended_ = true;
         return;
       }
-      DistributedInput input = tables_->distribute(sparse_(*batch));
+      DistributedInput input = distribute(*batch);
       under_way_.push_back({std::move(*batch), std::move(input)});
+    }
+  }
+
+  DistributedInput distribute(const Batch& batch) {
+    std::optional<KeyedJaggedTensor> ids;
+    try {
+      ids = sparse_(batch);
+    } catch (...) {
+      return tables_->refuse_batch(std::current_exception());
+    }
+    return tables_->distribute(*ids);
+  }
+
+  static void advance(DistributedInput& input) {
+    try {
+      input.advance();
+    } catch (...) {
+      // Thrown again by the forward of the batch that it is about.
     }
   }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,10 +29,14 @@ struct ShardOptions {
 class ShardedEmbeddingBagCollection;
 
 /// Returns a collection of the same tables, sharded. Rows are taken from `collection`, which is the
-/// same on all ranks and may be let go; where it is on the meta device each shard is initialised by
-/// itself. Call it before an optimizer is built. Not collective, but to be the same on all ranks.
-/// Throws: Error(mismatch) where the plan is for other tables or another number of ranks;
-/// Error(invalid_argument) where a fused table has no optimizer, or a kernel names no table.
+/// same on all ranks and may be let go. Where it is on the meta device no table is ever whole, and
+/// first values come from one number that rank 0 draws from its default generator, and are the same
+/// under every plan (an `init_fn`: the same on replicas). A weight that requires no gradient stays
+/// frozen. Call it before an optimizer is built. Collective where the collection is on the meta
+/// device; to be the same on all ranks: where it is not, the first forward says so.
+/// Throws: Error(mismatch) where the plan is for other tables or another number of ranks, or gives
+/// a table a rule that cannot be; Error(invalid_argument) where a fused table has no optimizer, a
+/// kernel names no table, a number of the optimizer cannot be, or the collection is sharded.
 std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectionBase& collection,
                                                      const TablePlan& plan, const dist::Mesh& mesh,
                                                      const ShardOptions& options = {});
@@ -47,6 +52,7 @@ class DistributedInput {
   explicit DistributedInput(std::shared_ptr<embedding::Inputs> inputs)
       : inputs_(std::move(inputs)) {}
   /// Starts the second of the two messages between ranks, when the first one has come. Collective.
+  /// Throws: what is wrong with this rank's batch, or that another rank refused its own.
   void advance();
 
  private:
@@ -75,7 +81,18 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   KeyedTensor forward(const KeyedJaggedTensor& batch) override;
   /// `forward` in two steps, so that a batch travels while another is computed. Both collective.
   DistributedInput distribute(const KeyedJaggedTensor& batch);
+  /// Throws: Error(invalid_argument) for what `distribute` of another collection returned, or for a
+  /// batch that has been looked up.
   KeyedTensor forward(DistributedInput input);
+  /// In place of `distribute` where this rank has no batch: what `forward` then throws, and all
+  /// other ranks throw that it did. Collective.
+  DistributedInput refuse_batch(std::exception_ptr why);
+
+  /// The optimizer of the fused tables; nothing where there is none.
+  const std::optional<embedding::FusedOptimizer>& optimizer() const;
+  /// Gives it other numbers, from the next backward on: a schedule of learning rates. To be the
+  /// same on all ranks. Throws: Error(invalid_argument) for an optimizer of another kind.
+  void set_optimizer(const embedding::FusedOptimizer& optimizer);
 
   const TablePlan& plan() const;
   std::shared_ptr<registry::FusedUpdates> fused_updates() const override;
@@ -87,7 +104,8 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   std::shared_ptr<embedding::ShardedTables> sharded_;
 };
 
-/// Tables of this process alone that are updated within the backward.
+/// Tables of this process alone that are updated within the backward. Not for `fully_shard` or
+/// `replicate`, which refuse it: ranks would take different steps.
 class FusedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                                           public registry::UpdatesParameters {
  public:
@@ -96,6 +114,9 @@ class FusedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                               const EmbeddingBagCollectionOptions& options = {});
   ~FusedEmbeddingBagCollection() override;
   KeyedTensor forward(const KeyedJaggedTensor& batch) override;
+  const embedding::FusedOptimizer& optimizer() const;
+  /// As ShardedEmbeddingBagCollection's.
+  void set_optimizer(const embedding::FusedOptimizer& optimizer);
   std::shared_ptr<registry::FusedUpdates> fused_updates() const override;
 
  private:

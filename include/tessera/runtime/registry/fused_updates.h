@@ -47,6 +47,11 @@ class UpdatesParameters {
   virtual std::shared_ptr<FusedUpdates> fused_updates() const = 0;
 };
 
+/// Throws Error(unsupported) where a module updates parameters by itself, on this rank alone.
+/// `api`: what meets it. For modules without an API of their own (registry::applied_api).
+void refuse_own_updates(const torch::nn::Module& module, const std::string& fqn,
+                        const std::string& api);
+
 /// A module that updates parameters, and what it is called in the model.
 struct FoundFusedUpdates {
   std::string prefix;  // empty, or ends with a dot
