@@ -1,8 +1,10 @@
 #include "tessera/formats/checkpoint_series.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -63,6 +65,16 @@ std::vector<std::string> names_newest_first(const FileSystem& fs, const std::str
   return names;
 }
 
+/// Says whether the system will not let this process in, however often it asks: a loop of links, or
+/// no permission. No failing disk says so.
+bool is_closed(const FileSystem& fs, const std::string& path) {
+  const auto is_refused = [&](int mode) {
+    return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) != 0 &&
+           (errno == EACCES || errno == ELOOP);
+  };
+  return is_refused(R_OK) || (fs.kind_of(path) == FileKind::directory && is_refused(X_OK));
+}
+
 /// What was found at a path.
 struct Examined {
   enum class State { none, invalid, valid } state = State::none;
@@ -89,6 +101,11 @@ std::string first_error(const Check& check) {
 
 Examined examine(const FileSystem& fs, const std::string& path, Validation validation) {
   using State = Examined::State;
+  if (is_closed(fs, path)) {
+    return {.state = State::invalid,
+            .is_open = false,
+            .why = "expected to be let in, found a loop of links, or no permission"};
+  }
   std::unique_ptr<CheckpointReader> reader;
   bool has_format = false;
   try {
@@ -111,6 +128,7 @@ Examined examine(const FileSystem& fs, const std::string& path, Validation valid
 /// Says whether a path is an object of its own, no link, that holds no directories.
 bool is_removable(const FileSystem& fs, const std::string& directory, const std::string& name) {
   const std::string path = join_path(directory, name);
+  if (is_closed(fs, path)) return false;
   const auto kind = fs.kind_of(path);
   if (!kind || kind == FileKind::other) return false;
   if (fs.resolve_links(path) != join_path(fs.resolve_links(directory), name)) return false;

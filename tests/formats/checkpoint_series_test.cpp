@@ -282,6 +282,55 @@ TEST_F(CheckpointSeriesTest, WhatCannotBeReadIsNotTakenForDamaged) {
   }
 }
 
+/// Is nobody in particular while it lives, where it may: permissions do not hold for root.
+class AsNobody {
+ public:
+  AsNobody() : is_root_(::geteuid() == 0) {
+    if (is_root_) become(65534);
+  }
+  ~AsNobody() {
+    if (is_root_) become(0);
+  }
+
+ private:
+  static void become(uid_t user) { EXPECT_EQ(::seteuid(user), 0); }
+
+  bool is_root_;
+};
+
+TEST_F(CheckpointSeriesTest, WhatIsClosedForGoodIsSkippedAndTold) {
+  using std::filesystem::perms;
+  write("step-1");
+  write("step-2");
+  std::filesystem::create_symlink("step-8", directory_ / "step-8");
+  std::filesystem::create_symlink("step-7", directory_ / "step-6");
+  std::filesystem::create_symlink("step-6", directory_ / "step-7");
+  for (const char* name : {"step-3", "step-4"}) write(name);
+  std::filesystem::permissions(directory_.path(), perms::all);
+  std::filesystem::permissions(directory_ / "step-3", perms::none);
+  std::filesystem::permissions(directory_ / "step-4", perms::owner_read | perms::others_read);
+  write_file(directory_ / "step-5.pt", "PK");
+  std::filesystem::permissions(directory_ / "step-5.pt", perms::none);
+  LatestValid found;
+  std::vector<std::string> removed;
+  {
+    const AsNobody nobody;
+    found = latest();
+    removed = removed_names(2);
+  }
+  EXPECT_EQ(found.path, directory_ / "step-2");
+  std::vector<std::string> skipped;
+  for (const SkippedCheckpoint& one : found.skipped) {
+    EXPECT_THAT(one.why, HasSubstr("a loop of links, or no permission"));
+    skipped.push_back(one.path.substr(directory_.path().size() + 1));
+  }
+  EXPECT_THAT(skipped, ElementsAre("step-8", "step-7", "step-6", "step-5.pt", "step-4", "step-3"));
+  EXPECT_THAT(removed, IsEmpty());
+  for (const char* name : {"step-3", "step-4"}) {
+    std::filesystem::permissions(directory_ / name, perms::owner_all);
+  }
+}
+
 TEST_F(CheckpointSeriesTest, OneHolderAtATimeHasADirectory) {
   {
     const DirectoryLock lock(directory_.path());

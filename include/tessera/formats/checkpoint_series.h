@@ -28,16 +28,18 @@ enum class Validation {
 };
 
 /// Returns the newest checkpoint of a directory that is valid. Torn and damaged ones are skipped
-/// and told, and so is what a save or a removal left unfinished; what is no checkpoint is passed
-/// over silently. A directory that does not exist has none. Throws: Error(io): what cannot be read
-/// is not taken for damaged, as an older one would then be resumed from.
+/// and told, and so are what a save or a removal left unfinished, links in a loop, and what this
+/// process has no permission to open; what is no checkpoint is passed over silently. A directory
+/// that does not exist has none. Throws: Error(io): what a failing disk does not give is not taken
+/// for damaged, as an older one would then be resumed from.
 LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
                          Validation validation = Validation::structure);
 
 /// Removes the checkpoints that are older than the `num_kept` newest valid ones (by
 /// Validation::structure), and returns their paths, newest first. Invalid ones do not count, and go
 /// when they are older than those kept. Never touched: what does not open as a checkpoint, links,
-/// directories with directories in them, and a save's work in progress.
+/// what this process has no permission to open, directories with directories in them, and a save's
+/// work in progress.
 ///
 /// Before anything of a checkpoint is deleted it is renamed to `<name>.removing`, so that none is
 /// ever half there under its name; what a call that died left under such names, the next one
