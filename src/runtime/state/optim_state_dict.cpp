@@ -46,7 +46,7 @@ Catalogue catalogue_of(const StateDict& state_dict) {
     if (const auto* tensor = std::get_if<StateTensor>(&item.entry)) {
       catalogue.tensors.emplace(item.fqn, SavedTensor{tensor->dtype});
     } else if (const auto* value = std::get_if<Value>(&item.entry)) {
-      catalogue.values.add_renamed(item.fqn, item.fqn, item.key_path, *value);
+      catalogue.values.add_renamed(item.fqn, item.key_path, *value);
     }
   }
   return catalogue;

@@ -191,6 +191,12 @@ std::string last_step(const std::string& path) {
   return std::filesystem::path(path + "/").parent_path().filename().string();
 }
 
+/// Returns what a rank has said as JSON, in which a level of a value may take three.
+Value what_is_said(const std::string& text) {
+  constexpr int kMaxDepth = 3 * state::kMaxValueDepth + 10;
+  return value_from_json(parse_json(text, "what ranks say", {.max_depth = kMaxDepth}), "");
+}
+
 }  // namespace
 
 // --- saving
@@ -232,17 +238,18 @@ std::string TrainState::Impl::names_of_values() const {
 
 /// Returns what this rank has to say of values: all of them rank 0, its own the others.
 std::string TrainState::Impl::say_values() const {
+  const auto state_of = [](const auto& named) {
+    Value value = named.object.state_dict();
+    state::check_depth(named.name, value);
+    return std::pair<Value, Value>(named.name, std::move(value));
+  };
   Value::Dict said;
   Value::Dict shared;
   if (mesh_.rank() == 0) {
-    for (const NamedValue& value : values_) {
-      shared.emplace_back(value.name, value.object.state_dict());
-    }
+    for (const NamedValue& value : values_) shared.push_back(state_of(value));
   }
   Value::Dict own;
-  for (const PerRankValue& value : per_rank_) {
-    own.emplace_back(value.name, value.object.state_dict());
-  }
+  for (const PerRankValue& value : per_rank_) own.push_back(state_of(value));
   said.emplace_back("shared", std::move(shared));
   said.emplace_back("own", std::move(own));
   return value_to_json(said);
@@ -259,7 +266,7 @@ void TrainState::Impl::take_values(const std::vector<std::string>& said, SaveJob
   }
   std::vector<Value> by_rank;
   for (const std::string& text : said) {
-    by_rank.push_back(value_from_json(parse_json(text, "what ranks say"), "what ranks say"));
+    by_rank.push_back(what_is_said(text));
   }
   for (const NamedValue& value : values_) {
     tree.add({value.name}, *by_rank.front().find("shared")->find(value.name));
@@ -353,7 +360,7 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
   });
   std::vector<std::string> values;
   for (std::size_t rank = 0; rank < said.size(); ++rank) {
-    const Value parsed = value_from_json(parse_json(said[rank], "what ranks say"), "");
+    const Value parsed = what_is_said(said[rank]);
     const auto& items = *parsed.get_if<Value::List>();
     const auto check_same = [&](const std::string& what, const std::string& own,
                                 const Value& other) {
@@ -611,8 +618,8 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
     plan = reshard::plan_load(source, path, wanted, mesh_.rank(), plan_options);
     for (std::size_t i = 0; i < plan.value_sources.size(); ++i) {
       const std::size_t index = plan.value_sources[i];
-      tree.add_renamed(source.values[index].name, plan.destination.values[i].name,
-                       source.values[index].key_path, reader->read_value(index));
+      tree.add_renamed(plan.destination.values[i].name, source.values[index].key_path,
+                       reader->read_value(index));
     }
     check_values(source, tree, only, options, plan.problems);
     if (optimizer_load) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <set>
 #include <variant>
 #include <vector>
 
@@ -34,7 +35,37 @@ KeyPath steps_of(const std::string& name) {
   return path;
 }
 
+/// Calls `visit` with each value that is right in another.
+template <class Visit>
+void for_each_item(const Value& value, const Visit& visit) {
+  if (const auto* list = value.get_if<Value::List>()) std::ranges::for_each(*list, visit);
+  if (const auto* tuple = value.get_if<Value::Tuple>()) std::ranges::for_each(tuple->items, visit);
+  if (const auto* set = value.get_if<Value::Set>()) std::ranges::for_each(set->items, visit);
+  if (const auto* dict = value.get_if<Value::Dict>()) {
+    for (const auto& [key, item] : *dict) {
+      visit(key);
+      visit(item);
+    }
+  }
+}
+
 }  // namespace
+
+// Without recursion, which would be as deep as the value.
+void check_depth(const std::string& name, const Value& value) {
+  std::vector<const Value*> level = {&value};
+  for (int depth = 0; !level.empty(); ++depth) {
+    std::vector<const Value*> next;
+    for (const Value* each : level) {
+      for_each_item(*each, [&](const Value& item) { next.push_back(&item); });
+    }
+    if (depth == kMaxValueDepth && !next.empty()) {
+      throw Error::expected(ErrorKind::unsupported, {.fqn = name}, "value",
+                            "at most " + std::to_string(kMaxValueDepth) + " levels", "more");
+    }
+    level = std::move(next);
+  }
+}
 
 void ValueTree::add_leaf(KeyPath path, Value value) {
   const std::string name = formats::spell(path);
@@ -58,23 +89,36 @@ void ValueTree::add(const KeyPath& path, const Value& value) {
   }
 }
 
-void ValueTree::add_renamed(const std::string& name, const std::string& new_name,
-                            const KeyPath& path, Value value) {
-  const bool is_same = name == new_name;
-  add_leaf(is_same && !path.empty() ? path : steps_of(new_name), std::move(value));
+void ValueTree::add_renamed(const std::string& new_name, const KeyPath& path, Value value) {
+  // The steps behind what was renamed are what they were, a key '0' of a dict for one.
+  for (auto kept = path.begin(); kept != path.end(); ++kept) {
+    const std::string back = formats::spell({kept, path.end()});
+    if (!new_name.ends_with(back)) continue;
+    std::string front = new_name.substr(0, new_name.size() - back.size());
+    if (!front.empty() && front.back() != '.') continue;
+    if (!front.empty()) front.pop_back();
+    KeyPath new_path = front.empty() ? KeyPath() : steps_of(front);
+    new_path.insert(new_path.end(), kept, path.end());
+    return add_leaf(std::move(new_path), std::move(value));
+  }
+  add_leaf(steps_of(new_name), std::move(value));
 }
 
 std::optional<Value> ValueTree::find(const KeyPath& path) const {
+  const std::string name = formats::spell(path);
+  const auto leaf = leaves_.find(name);
+  if (leaf != leaves_.end() && leaf->second.path == path) return leaf->second.value;
   // The steps right below, in order of key.
-  std::vector<std::variant<std::string, std::int64_t>> steps;
-  for (const auto& [name, leaf] : leaves_) {
-    if (!begins_with(leaf.path, path)) continue;
-    if (leaf.path.size() == path.size()) return leaf.value;
-    const auto& step = leaf.path[path.size()];
-    if (std::ranges::find(steps, step) == steps.end()) steps.push_back(step);
+  std::set<KeyPath::value_type> steps;
+  const std::string prefix = name.empty() ? name : name + ".";
+  for (auto it = leaves_.lower_bound(prefix); it != leaves_.end() && it->first.starts_with(prefix);
+       ++it) {
+    const KeyPath& its_path = it->second.path;
+    if (its_path.size() > path.size() && begins_with(its_path, path)) {
+      steps.insert(its_path[path.size()]);
+    }
   }
   if (steps.empty()) return std::nullopt;
-  std::ranges::sort(steps);
   Value::Dict dict;
   Value::List list;
   for (const auto& step : steps) {

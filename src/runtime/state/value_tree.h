@@ -9,6 +9,12 @@
 
 namespace tessera::state {
 
+/// How deep a value may be nested: every format gives it back then, within lists and dicts of ours.
+inline constexpr int kMaxValueDepth = 60;
+
+/// Throws: Error(unsupported) naming a value that is nested deeper.
+void check_depth(const std::string& name, const Value& value);
+
 /// Values by their place in a nested state dict, as checkpoints keep them: dicts flattened, each
 /// leaf under its own key.
 class ValueTree {
@@ -22,9 +28,9 @@ class ValueTree {
   void add_leaf(formats::KeyPath path, Value value);
   /// Adds a value, of a dict with names for keys what is in it.
   void add(const formats::KeyPath& path, const Value& value);
-  /// Adds a leaf of a checkpoint, perhaps under a new name, whose dots are steps then.
-  void add_renamed(const std::string& name, const std::string& new_name,
-                   const formats::KeyPath& path, Value value);
+  /// Adds a leaf of a checkpoint that was at `path`, under a name that may be a new one. Steps at
+  /// the end that are spelled as before stay; dots of the rest are steps, and digits numbers.
+  void add_renamed(const std::string& new_name, const formats::KeyPath& path, Value value);
 
   /// Returns what stands at a path: a leaf, or the dict or list of what is below it.
   std::optional<Value> find(const formats::KeyPath& path) const;

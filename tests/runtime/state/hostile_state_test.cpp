@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "runtime/state/small_trainer.h"
+#include "runtime/state/value_tree.h"
 #include "support/temporary_directory.h"
 
 // State that is out of the ordinary: what cannot be loaded is refused, and what is loaded is there.
@@ -275,6 +276,79 @@ TEST(HostileStateTest, E4_TimesThatAreNoneAreRefused) {
   });
   EXPECT_THAT(test::error_of([] { TrainState(std::shared_ptr<torch::nn::Module>()); }),
               HasSubstr("model"));
+}
+
+TEST(HostileStateTest, E7_AValueOfManyKeysIsFoundInAboutAsManySteps) {
+  // What looks at every key for each of them takes half an hour for these.
+  state::ValueTree tree;
+  Value::Dict dict;
+  for (int i = 0; i < 200'000; ++i) dict.emplace_back("key" + std::to_string(i), i);
+  tree.add({"v"}, Value(dict));
+  const auto found = tree.find({"v"});
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->get_if<Value::Dict>()->size(), dict.size());
+  EXPECT_EQ(tree.find({"v", "key7"}), Value(7));
+  EXPECT_FALSE(tree.find({"v", "key"}).has_value());
+}
+
+Value nested(int num_levels) {
+  Value value = Value::List{};
+  for (int i = 1; i < num_levels; ++i) {
+    Value::List list;
+    list.push_back(std::move(value));
+    value = std::move(list);
+  }
+  return value;
+}
+
+TEST(HostileStateTest, E2_ValuesNestedTooDeepAreRefusedByName) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  const auto round_trip = [&](const Value& saved, formats::Format format, const std::string& name) {
+    Value shared = saved;
+    Value own = saved;
+    TrainState state(model);
+    state.with("deep", shared).per_rank("own", own);
+    return test::error_of([&] {
+      save(state, directory.path() + "/" + name, {.format = format});
+      shared = own = Value();
+      load(state, directory.path() + "/" + name);
+      EXPECT_TRUE(shared == saved) << name << value_to_string(shared);
+      EXPECT_TRUE(own == saved) << name << value_to_string(own);
+    });
+  };
+  Value pairs = 1;  // a level of which takes the most of JSON
+  for (int i = 0; i < state::kMaxValueDepth; ++i) pairs = Value::Dict{{"$", std::move(pairs)}};
+  for (const auto format : {formats::Format::native, formats::Format::safetensors,
+                            formats::Format::dcp, formats::Format::torch_zip}) {
+    const std::string name(format_name(format));
+    EXPECT_EQ(round_trip(nested(state::kMaxValueDepth), format, name), "none") << name;
+    EXPECT_EQ(round_trip(pairs, format, name + "-pairs"), "none") << name;
+  }
+  for (const int num_levels : {state::kMaxValueDepth + 2, 2000}) {
+    EXPECT_THAT(round_trip(nested(num_levels), formats::Format::native, "none"),
+                HasSubstr("deep: value: expected at most 60 levels, found more"));
+  }
+}
+
+TEST(HostileStateTest, C7_ARenamedDictStaysOne) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Linear model(2, 2);
+  const Value dict = Value::Dict{{"0", 1}, {"1", Value::Dict{{"2", Value::List{5}}}}};
+  Value value = dict;
+  {
+    TrainState state(model);
+    save(state.with("old", value), path);
+  }
+  TrainState state(model);
+  state.with("v", value);
+  for (const reshard::Rename& rename :
+       {reshard::Rename{"old", "v"}, reshard::Rename{"old.", "v."}}) {
+    value = 0;
+    load(state, path, {.renames = {rename}});
+    EXPECT_EQ(value, dict);
+  }
 }
 
 }  // namespace

@@ -102,6 +102,13 @@ Stateful stateful(T& object) {
             {},
             [](const Value& value) { detail::steps_at_epoch(value); }};
   } else {
+    static_assert(
+        requires(const Value& value) {
+          Value(object.state_dict());
+          object.load_state_dict(value);
+        },
+        "what a TrainState keeps is a tessera::Value (of lists and dicts, too), a number, a bool, "
+        "a std::string, a scheduler, or has state_dict() and load_state_dict(const Value&)");
     return {[&object] { return Value(object.state_dict()); },
             [&object](const Value& value) { object.load_state_dict(value); }};
   }
