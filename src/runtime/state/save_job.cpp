@@ -14,9 +14,8 @@ namespace {
 /// Removes what is older. A failure says that the new checkpoint is none of its victims.
 void remove_older(FileSystem& fs, const std::string& path, int num_kept) {
   try {
-    const std::string trimmed = path.substr(0, path.find_last_not_of('/') + 1);
     formats::keep_last(fs, directory_of(path), num_kept,
-                       trimmed.substr(trimmed.rfind('/') + 1));  // npos + 1 is 0
+                       path.substr(path.rfind('/') + 1));  // npos + 1 is 0
   } catch (const Error& error) {
     throw Error(
         error.kind(), error.where(),
@@ -47,6 +46,7 @@ void SaveJob::run(Rendezvous& rendezvous) {
   const int rank = rendezvous.rank();
   const formats::PartOptions part_options{format_of_parts(options.format), options.native};
   rendezvous.together("writing " + directory, [&] {
+    raise_failure();
     const auto writer = formats::create_part(fs, directory, contents, values, rank, part_options);
     const LiveReader reader(held_contents(*live, rank), std::move(held));
     reshard::execute(*plan, reader, *writer, {.memory_nbytes = options.memory_nbytes});

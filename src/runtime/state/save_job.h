@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +35,21 @@ struct SaveJob {
   std::string directory;                      // where parts are written
   std::unique_ptr<StagedDestination> staged;  // on rank 0; dies without a commit: removes all
   std::optional<OneFile> one_file;            // on rank 0; for such a format
+  std::exception_ptr failure;                 // of this rank, which the others do not know yet
+
+  /// Does what may fail on this rank alone while others are on their way to the next meeting.
+  template <class Body>
+  void hold_failure(const Body& body) {
+    try {
+      body();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  /// Throws what has failed. To be called where ranks meet.
+  void raise_failure() const {
+    if (failure) std::rethrow_exception(failure);
+  }
 
   /// Starts what a single writer writes, on rank 0. Throws what the format refuses.
   void start_one_file();

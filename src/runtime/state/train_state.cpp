@@ -114,6 +114,15 @@ class TrainState::Impl {
   bool has_optimizer_state() const {
     return optimizer_ != nullptr || !registry::find_fused_updates(*model_).empty();
   }
+  /// Throws where the model has got ranks that this TrainState does not know.
+  void check_mesh() const {
+    const int world_size = mesh_of(*model_).world_size();
+    if (world_size == mesh_.world_size()) return;
+    throw Error::expected(ErrorKind::invalid_argument, {}, "TrainState",
+                          "one made after fully_shard, replicate and shard",
+                          "one of " + std::to_string(mesh_.world_size()) +
+                              " ranks, and a model on " + std::to_string(world_size));
+  }
   static Module& checked(const std::shared_ptr<Module>& model) {
     if (!model) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "model of a TrainState", "one",
@@ -191,10 +200,20 @@ std::string last_step(const std::string& path) {
   return std::filesystem::path(path + "/").parent_path().filename().string();
 }
 
+std::string without_trailing_slashes(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
 /// Returns what a rank has said as JSON, in which a level of a value may take three.
 Value what_is_said(const std::string& text) {
   constexpr int kMaxDepth = 3 * state::kMaxValueDepth + 10;
   return value_from_json(parse_json(text, "what ranks say", {.max_depth = kMaxDepth}), "");
+}
+
+void check_file_system(const FileSystem* fs) {
+  if (fs != nullptr) return;
+  throw Error::expected(ErrorKind::invalid_argument, {}, "file_system", "one", "a null pointer");
 }
 
 }  // namespace
@@ -313,10 +332,10 @@ void TrainState::Impl::take_snapshot(SaveJob& job) {
   }
 }
 
-SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& options) {
+SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
+  const std::string path = without_trailing_slashes(path_given);
   wait();
-  if (options.timeout) rendezvous_.set_timeout(*options.timeout);
   SaveReport report;
   auto job = std::make_shared<SaveJob>();
   job->options = options;
@@ -326,6 +345,9 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
   std::string digest;
   // What each says: the digest, where parts go (rank 0), values.
   const auto said = rendezvous_.together("saving " + path, [&] {
+    if (options.timeout) rendezvous_.set_timeout(*options.timeout);
+    check_file_system(options.file_system);
+    check_mesh();
     all = tensors_and_fields(options);
     digest = state::layout_digest(all, mesh_.world_size(), parts);
     if (digest != digest_) {
@@ -383,11 +405,14 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
   }
   job->live = live_;
   job->plan = plan_;
-  job->held = state::held_by(all, live_->contents);
-  job->contents = live_->contents;
-  take_values(values, *job, all);
+  job->hold_failure([&] {
+    job->held = state::held_by(all, live_->contents);
+    job->contents = live_->contents;
+    take_values(values, *job, all);
+  });
   if (parts != options.format) {
     rendezvous_.together("saving " + path, [&] {
+      job->raise_failure();
       if (mesh_.rank() == 0) job->start_one_file();
       return std::string();
     });
@@ -396,7 +421,7 @@ SaveReport TrainState::Impl::save(const std::string& path, const SaveOptions& op
   if (!options.async) {
     job->run(rendezvous_);
   } else {
-    take_snapshot(*job);
+    job->hold_failure([&] { take_snapshot(*job); });
     background_ = std::thread([this, job] {
       try {
         job->run(rendezvous_);
@@ -565,7 +590,8 @@ void TrainState::Impl::load_values(const ValueTree& tree) const {
   }
 }
 
-LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& options) {
+LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOptions& options) {
+  const std::string path = without_trailing_slashes(path_given);
   finish_background();  // it may be writing what is to be read
   const at::NoGradGuard no_grad;
   LoadSummary summary;
@@ -579,6 +605,8 @@ LoadSummary TrainState::Impl::load(const std::string& path, const LoadOptions& o
   StateDict copies;  // of the model: what is read into them has to be loaded from there
   const NameSelection only{options.only};
   const auto said = rendezvous_.together("loading " + path, [&] {
+    check_file_system(options.file_system);
+    check_mesh();
     reader = formats::open_checkpoint(*options.file_system, path);
     const CheckpointContents& source = reader->contents();
     summary.format = reader->format();
@@ -684,21 +712,32 @@ TrainState::TrainState(TrainState&&) noexcept = default;
 TrainState& TrainState::operator=(TrainState&&) noexcept = default;
 TrainState::~TrainState() = default;
 
+namespace {
+
+template <class Impl>
+Impl& present(const std::unique_ptr<Impl>& impl) {
+  if (impl) return *impl;
+  throw Error::expected(ErrorKind::invalid_argument, {}, "TrainState", "one that refers to a model",
+                        "one that was moved from");
+}
+
+}  // namespace
+
 void TrainState::wait() {
-  impl_->wait();
+  present(impl_).wait();
 }
 void TrainState::add(std::string name, Stateful object) {
-  impl_->add(NamedValue{std::move(name), std::move(object)});
+  present(impl_).add(NamedValue{std::move(name), std::move(object)});
 }
 void TrainState::add_per_rank(std::string name, Stateful object, PerRank policy) {
-  impl_->add(PerRankValue{std::move(name), std::move(object), policy});
+  present(impl_).add(PerRankValue{std::move(name), std::move(object), policy});
 }
 
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options) {
-  return state.impl_->save(path, options);
+  return present(state.impl_).save(path, options);
 }
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options) {
-  return state.impl_->load(path, options);
+  return present(state.impl_).load(path, options);
 }
 
 LoadSummary load(TrainState& state, const formats::LatestValid& found, const LoadOptions& options) {

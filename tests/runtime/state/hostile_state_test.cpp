@@ -351,5 +351,76 @@ TEST(HostileStateTest, C7_ARenamedDictStaysOne) {
   }
 }
 
+TEST(HostileStateTest, E4_WhatFailsOnOneRankBeforeTheRanksMeetIsToldToAll) {
+  const test::TemporaryDirectory directory;
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::SmallTrainer trainer(mesh);
+    // What has no memory cannot be copied for a save in the background.
+    const auto device = mesh.rank() == 1 ? at::kMeta : at::kCPU;
+    for (const char* name : {"a", "b", "c", "d"}) {
+      trainer.model->register_buffer(name, torch::ones({3}, device));
+    }
+    const std::string of_rank_1 = mesh.rank() == 1 ? "meta" : "rank 1: ";
+    TrainState state = trainer.state();
+    for (const auto format : {formats::Format::native, formats::Format::torch_zip}) {
+      for (const bool async : {true, false}) {
+        EXPECT_THAT(test::error_of([&] {
+                      save(state, directory.path() + "/a.pt", {.format = format, .async = async});
+                      state.wait();
+                    }),
+                    HasSubstr(of_rank_1));
+      }
+    }
+    std::optional<std::chrono::milliseconds> timeout;
+    if (mesh.rank() == 1) timeout = std::chrono::milliseconds(-1);
+    EXPECT_THAT(test::error_of([&] { save(state, directory.path() + "/a", {.timeout = timeout}); }),
+                HasSubstr(mesh.rank() == 1 ? "timeout" : "rank 1: "));
+  });
+  EXPECT_TRUE(FileSystem::posix().list_directory(directory.path()).empty());
+}
+
+TEST(HostileStateTest, E2_ASlashBehindAPathIsNoPartOfIt) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  TrainState state(model);
+  const std::string path = directory.path() + "/a.safetensors";
+  save(state, path + "/", {.format = formats::Format::safetensors});
+  EXPECT_EQ(FileSystem::posix().kind_of(path), FileKind::regular);
+  EXPECT_EQ(load(state, path + "//").path, path);
+}
+
+TEST(HostileStateTest, E4_WhatIsNotThereIsAnError) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(2, 2);
+  std::int64_t number = 0;
+  TrainState state(model);
+  const std::string path = directory.path() + "/a";
+  EXPECT_THAT(test::error_of([&] { save(state, path, {.file_system = nullptr}); }),
+              HasSubstr("file_system: expected one, found a null pointer"));
+  EXPECT_THAT(test::error_of([&] { load(state, path, {.file_system = nullptr}); }),
+              HasSubstr("file_system: expected one, found a null pointer"));
+  const TrainState moved_to = std::move(state);
+  const auto refusal_of = [&](const auto& action) { return test::error_of(action); };
+  const auto matches = HasSubstr("one that was moved from");
+  EXPECT_THAT(refusal_of([&] { save(state, path); }), matches);  // NOLINT: what is tested
+  EXPECT_THAT(refusal_of([&] { load(state, path); }), matches);
+  EXPECT_THAT(refusal_of([&] { state.wait(); }), matches);
+  EXPECT_THAT(refusal_of([&] { state.with("number", number); }), matches);
+  EXPECT_THAT(refusal_of([&] { state.per_rank("number", number); }), matches);
+}
+
+TEST(HostileStateTest, C3_ATrainStateMadeBeforeFullyShardSaysSo) {
+  const test::TemporaryDirectory directory;
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    torch::nn::Linear model(4, 4);
+    TrainState state(model);
+    fully_shard(*model, {.mesh = mesh});
+    const auto matches = HasSubstr("TrainState: expected one made after fully_shard");
+    EXPECT_THAT(test::error_of([&] { save(state, directory.path() + "/a"); }), matches);
+    EXPECT_THAT(test::error_of([&] { load(state, directory.path() + "/a"); }), matches);
+  });
+  EXPECT_TRUE(FileSystem::posix().list_directory(directory.path()).empty());
+}
+
 }  // namespace
 }  // namespace tessera

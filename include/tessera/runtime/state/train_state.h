@@ -152,7 +152,9 @@ class TrainState {
 /// has not changed is not planned again. Between saves the directory of `path` is held with a lock,
 /// so that no other trainer writes there.
 /// Collective. Throws on all ranks where any fails: Error(already_exists), Error(io),
-/// Error(mismatch) where ranks have different states; then the destination is what it was. Where
+/// Error(mismatch) where ranks have different states, Error(unsupported) naming a value that is
+/// nested too deep, Error(invalid_argument) where the model was sharded after the TrainState was
+/// made; then the destination is what it was. Where
 /// only the removal of older checkpoints failed, the error says that this one is complete.
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
 inline SaveReport save(TrainState&& state, const std::string& path,
