@@ -740,6 +740,61 @@ LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& 
   return present(state.impl_).load(path, options);
 }
 
+namespace {
+
+/// Returns the other values of a state dict, by key.
+ValueTree values_of(const StateDict& state_dict) {
+  ValueTree tree;
+  for (const StateDict::Item& item : state_dict) {
+    const auto* const value = std::get_if<Value>(&item.entry);
+    if (value == nullptr) continue;
+    tree.add_leaf(item.key_path.empty() ? formats::KeyPath{item.fqn} : item.key_path, *value);
+  }
+  return tree;
+}
+
+}  // namespace
+
+void save(const StateDict& state_dict, const std::string& path,
+          const formats::CreateOptions& options) {
+  if (state_dict.empty()) return;
+  const at::NoGradGuard no_grad;
+  StateDict whole = state_dict;
+  whole.units.clear();
+  for (StateDict::Item& item : whole) {
+    auto* const tensor = std::get_if<StateTensor>(&item.entry);
+    if (tensor == nullptr) continue;
+    tensor->parts = {{whole_box(tensor->shape), tensor->tensor(item.fqn)}};
+    tensor->layout.clear();
+  }
+  LiveState live = state::share_out(whole, /*world_size=*/1, formats::Format::native);
+  CheckpointContents contents = state::held_contents(live, /*rank=*/0);
+  const state::LiveReader reader(contents, std::move(live.held));
+  const ValueTree tree = values_of(whole);
+  std::vector<Value> values;  // whose order planning keeps, as it renames nothing
+  for (const auto& [name, leaf] : tree.leaves()) {
+    contents.values.push_back({name, leaf.path});
+    values.push_back(leaf.value);
+  }
+  const reshard::Plan plan = reshard::plan_reshard(contents, path, {.format = options.format});
+  state::refuse_problems(path, plan.problems);
+  const auto writer = formats::create_checkpoint(FileSystem::posix(), path, plan.destination,
+                                                 std::move(values), options);
+  reshard::execute(plan, reader, *writer, {});
+  writer->commit();
+}
+
+std::string summary_to_string(const LoadSummary& summary) {
+  std::string text = summary.path + ": " + std::string(format_name(summary.format)) + " of " +
+                     std::to_string(summary.saved_world_size) +
+                     (summary.saved_world_size == 1 ? " rank" : " ranks") + ", " +
+                     std::to_string(summary.nbytes_loaded) + " bytes loaded";
+  if (!summary.notes.empty()) {
+    text += "\n" + reshard::problems_to_string(summary.notes, summary.notes.size());
+  }
+  return text;
+}
+
 LoadSummary load(TrainState& state, const formats::LatestValid& found, const LoadOptions& options) {
   if (found.path.empty()) {
     std::string skipped;

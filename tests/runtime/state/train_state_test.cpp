@@ -520,5 +520,79 @@ TEST(TrainStateTest, E7_OtherNamesAndDtypesAreForTheCallerToAllow) {
   EXPECT_TRUE(nested->parameters()[0].equal(model->weight));
 }
 
+TEST(TrainStateTest, C2_AWholeStateDictIsWrittenToOneFile) {
+  const test::TemporaryDirectory directory;
+  for (const auto& [format, name] : {std::pair{formats::Format::safetensors, "/a.safetensors"},
+                                     std::pair{formats::Format::torch_zip, "/a.pt"}}) {
+    const std::string path = directory.path() + name;
+    std::string optimizer_path = path;
+    optimizer_path.insert(path.rfind('/') + 1, "optim-");
+    StateDict expected;
+    on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+      trainer.train(1);
+      save(state_dict(*trainer.model, {.rank0_only = true}), path, {.format = format});
+      save(optim_state_dict(*trainer.model, *trainer.optimizer, {.rank0_only = true}),
+           optimizer_path, {.format = format});
+      const StateDict whole = state_dict(*trainer.model);
+      if (mesh.rank() == 0) expected = whole;
+      EXPECT_THAT(error_of([&] {
+                    save(state_dict(*trainer.model, {.type = SHARDED}), path + "-",
+                         {.format = format});
+                  }),
+                  HasSubstr("a state dict of type FULL"));
+      mesh.world()->max(0, "written");
+      trainer.train(1);
+      TrainState state(trainer.model);
+      load(state, path, {.renames = {{"", "model."}}});
+      test::expect_same_state(state_dict(*trainer.model), whole, name);
+    });
+    EXPECT_EQ(formats::open_checkpoint(FileSystem::posix(), optimizer_path)->format(), format);
+  }
+  torch::nn::Linear plain(2, 2);
+  save(state_dict(*plain), directory.path() + "/plain.safetensors",
+       {.format = formats::Format::safetensors});
+  EXPECT_FALSE(FileSystem::posix().kind_of(directory.path() + "/plain.safetensors.values.json"));
+}
+
+// As Python trainers without distributed checkpoints save.
+TEST(TrainStateTest, E1_ADictOfStateDictsAndAnEpochIsLoaded) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/checkpoint.pt";
+  torch::nn::Linear model(4, 3);
+  StateDict saved;
+  for (const StateDict::Item& item : state_dict(*model)) {
+    saved.set("model_state_dict." + item.fqn, item.entry, {"model_state_dict", item.fqn});
+  }
+  saved.set("optimizer_state_dict.state.0.exp_avg", StateTensor::whole(torch::ones({3, 4})),
+            {"optimizer_state_dict", "state", std::int64_t{0}, "exp_avg"});
+  saved.set("epoch", Value(7), {"epoch"});
+  save(saved, path, {.format = formats::Format::torch_zip});
+  torch::nn::Linear other(4, 3);
+  int epoch = 0;
+  TrainState state(other);
+  state.with("epoch", epoch);
+  load(state, path, {.only = {"model.*", "epoch"}, .renames = {{"model_state_dict.", "model."}}});
+  EXPECT_EQ(epoch, 7);
+  EXPECT_TRUE(other->weight.equal(model->weight));
+}
+
+TEST(TrainStateTest, E7_ASummaryIsTold) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Linear model(4, 3);
+  {
+    TrainState state(model);
+    save(state, path);
+  }
+  TrainState same(model);
+  EXPECT_EQ(summary_to_string(load(same, path)), path + ": native of 1 rank, 60 bytes loaded");
+  torch::nn::Linear half(4, 3);
+  half->to(at::kBFloat16);
+  TrainState state(half);
+  EXPECT_THAT(
+      summary_to_string(load(state, path, {.allow_cast = true})),
+      HasSubstr("bytes loaded\n" + path + ": model.bias: dtype: expected bfloat16, found float32"));
+}
+
 }  // namespace
 }  // namespace tessera

@@ -14,8 +14,10 @@
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/checkpoint_series.h"
+#include "tessera/formats/create.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/planner.h"
+#include "tessera/runtime/registry/state_dict.h"
 #include "tessera/runtime/state/stateful.h"
 
 namespace tessera {
@@ -82,6 +84,10 @@ struct LoadSummary {
   std::uint64_t nbytes_loaded = 0;      // of tensors, to this rank
   std::vector<formats::Finding> notes;  // what was let pass
 };
+
+/// Returns what was loaded in one line, and what was let pass a line each, without a line feed at
+/// the end.
+std::string summary_to_string(const LoadSummary& summary);
 
 /// A trainer's state as one thing to save and to load: a model, an optimizer, and what else there
 /// is by name. Refers to all of it, which must outlive it. Keys are those of PyTorch's distributed
@@ -161,6 +167,14 @@ inline SaveReport save(TrainState&& state, const std::string& path,
                        const SaveOptions& options = {}) {
   return save(state, path, options);
 }
+
+/// Writes a state dict of whole tensors (FULL) as one checkpoint, under its own keys, as
+/// `torch.save(state_dict, path)` does. Of an empty one it writes nothing, so that with
+/// `rank0_only` every rank may call it. Not collective: other ranks are not told when it is there.
+/// Throws: Error(invalid_argument) naming a tensor of which there is a part only;
+/// Error(already_exists), Error(unsupported), Error(io).
+void save(const StateDict& state_dict, const std::string& path,
+          const formats::CreateOptions& options = {});
 
 /// Loads a checkpoint of any format, world size and strategy: reads what this rank holds, and no
 /// more. Everything is checked before anything is replaced; where reading itself fails (damage, a
