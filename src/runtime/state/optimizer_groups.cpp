@@ -78,9 +78,13 @@ std::vector<Value::Dict> flattened_groups(const ValueTree& tree, const std::stri
 
 }  // namespace
 
+KeyPath groups_path(const KeyPath& root) {
+  return below(root, std::string("param_groups"));
+}
+
 std::vector<Value::Dict> saved_groups(const ValueTree& tree, const KeyPath& root,
                                       const std::vector<OptimizerParameter>& parameters) {
-  const KeyPath path = below(root, std::string("param_groups"));
+  const KeyPath path = groups_path(root);
   std::vector<Value::Dict> groups = numbered_groups(tree, path);
   if (!groups.empty()) return groups;
   return flattened_groups(tree, formats::spell(path) + ".", parameters);

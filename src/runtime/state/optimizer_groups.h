@@ -10,6 +10,9 @@
 
 namespace tessera::state {
 
+/// Returns where the groups of a state dict are, which is at `root` itself.
+formats::KeyPath groups_path(const formats::KeyPath& root);
+
 /// Returns the fields of saved groups, with `params` a list of names:
 /// `param_groups.<number>.<field>` or, flattened, `param_groups.<fqn>.<field>`, of which those of
 /// equal fields are one group. What stands under no parameter's name is left out. `root`: where in

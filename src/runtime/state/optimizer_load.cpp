@@ -22,9 +22,23 @@ DType dtype_in(const std::map<std::string, SavedTensor>& saved, const std::strin
   return it == saved.end() ? DType::float32 : it->second.dtype;
 }
 
-bool fits(const at::Tensor& slot, const at::Tensor& parameter, at::ScalarType dtype) {
-  return slot.defined() && slot.is_contiguous() && slot.scalar_type() == dtype &&
-         slot.sizes() == parameter.sizes() && slot.device() == parameter.device();
+bool fits(const at::Tensor& slot, const at::Tensor& parameter) {
+  return slot.defined() && slot.is_contiguous() && slot.sizes() == parameter.sizes() &&
+         slot.device() == parameter.device();
+}
+
+/// Names the group in what is wrong with its fields.
+std::unique_ptr<torch::optim::OptimizerOptions> options_with(const OptimizerAdapter& adapter,
+                                                             const Value::Dict& fields,
+                                                             std::size_t group,
+                                                             const std::string& fqn) {
+  try {
+    return adapter.with_fields(fields);
+  } catch (const Error& error) {
+    throw Error(
+        error.kind(), {.fqn = fqn},
+        "group " + std::to_string(group) + " of the optimizer: " + std::string(error.reason()));
+  }
 }
 
 }  // namespace
@@ -113,18 +127,13 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
       std::ranges::all_of(slots, [&](const OptimizerAdapter::Slot& slot) {
         return (!is_saved(slot) && !slot.is_required) || is_going_to_be_read(slot.name);
       });
-  auto held = is_replaced ? held_by(parameter) : std::map<std::string, at::Tensor>();
+  auto held = held_by(parameter);
   for (const OptimizerAdapter::Slot& slot : slots) {
     if (!is_saved(slot) && !slot.is_required) continue;
-    const DType saved_dtype = dtype_in(saved, prefix + slot.name);
-    if (!is_floating_point(saved_dtype)) {
-      throw Error::expected(ErrorKind::mismatch, {.fqn = prefix + slot.name},
-                            "dtype of optimizer state", "a floating one",
-                            std::string(dtype_name(saved_dtype)));
-    }
-    const at::ScalarType dtype = scalar_type_of(saved_dtype);
     at::Tensor& tensor = *slot.tensor = held[slot.name];
-    if (!fits(tensor, parameter.tensor, dtype)) {
+    // As the optimizer makes it where there is none yet.
+    const at::ScalarType dtype = (tensor.defined() ? tensor : parameter.tensor).scalar_type();
+    if (!is_replaced || !fits(tensor, parameter.tensor)) {
       tensor = torch::empty(parameter.tensor.sizes(),
                             parameter.tensor.options().requires_grad(false).dtype(dtype));
     }
@@ -157,7 +166,8 @@ void OptimizerLoad::take_groups(const ValueTree& tree, const formats::KeyPath& r
   const auto fields = match_groups(parameters_, options_.size(), saved, report);
   for (std::size_t group = 0; group < options_.size(); ++group) {
     if (!fields[group]) continue;
-    options_[group] = adapter_->with_fields(*fields[group]);
+    options_[group] =
+        options_with(*adapter_, *fields[group], group, formats::spell(groups_path(root)));
     for (const OptimizerParameter& parameter : parameters_) {
       if (parameter.group == group) known_.insert(parameter.fqn);
     }

@@ -450,6 +450,45 @@ std::vector<std::string> keys_of(const StateDict& state_dict) {
   return keys;
 }
 
+/// Throws where `only` takes some of a parameter's optimizer state, or of the groups, and leaves
+/// some: an optimizer can do nothing with a part.
+void refuse_parts(const std::string& path, const StateDict& of_optimizer,
+                  const CheckpointContents& source, const NameSelection& only,
+                  const std::vector<reshard::Rename>& renames) {
+  const std::string prefix = std::string(kOptimizer) + ".";
+  const std::string groups = prefix + "param_groups";
+  std::map<std::string, std::set<bool>> is_selected;  // by what is loaded whole
+  for (const StateDict::Item& item : of_optimizer) {
+    const std::string& parameter = std::get<StateTensor>(item.entry).parameter;
+    is_selected[prefix + "state." + parameter].insert(only.selects(prefix + item.fqn));
+  }
+  for (const formats::ValueEntry& value : source.values) {
+    const std::string name = renamed(value.name, renames);
+    if (name.starts_with(groups + ".")) is_selected[groups].insert(only.selects(name));
+  }
+  std::vector<formats::Finding> problems;
+  for (const auto& [name, found] : is_selected) {
+    if (found.size() == 1) continue;
+    problems.push_back({formats::Finding::Severity::error,
+                        "only",
+                        {.fqn = name},
+                        name == groups ? "all of the groups, or nothing"
+                                       : "all of the parameter's state, or nothing",
+                        "a pattern that takes a part of it"});
+  }
+  state::refuse_problems(path, problems);
+}
+
+/// Names the checkpoint in what is wrong with the fields of a group.
+void take_groups(OptimizerLoad& load, const std::string& path, const ValueTree& tree,
+                 const NameSelection& only, LoadReport& report) {
+  try {
+    load.take_groups(tree, {kOptimizer}, only, report);
+  } catch (const Error& error) {
+    throw Error(error.kind(), {.path = path, .fqn = error.where().fqn}, error.reason());
+  }
+}
+
 /// Returns the optimizer's tensors in a checkpoint, by their keys there.
 std::map<std::string, state::SavedTensor> optimizer_tensors(
     const CheckpointContents& contents, const std::vector<reshard::Rename>& renames,
@@ -616,8 +655,10 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     copies = copied_entries(all);
     if (has_optimizer_state()) {
       optimizer_load.emplace(*model_, optimizer_);
-      add_under(kOptimizer, optimizer_load->want(optimizer_tensors(source, options.renames, only)),
-                all);
+      StateDict of_optimizer =
+          optimizer_load->want(optimizer_tensors(source, options.renames, only));
+      refuse_parts(path, of_optimizer, source, only, options.renames);
+      add_under(kOptimizer, std::move(of_optimizer), all);
     }
     LiveState live = state::share_out(all, mesh_.world_size(), formats::Format::native);
     wanted = state::held_contents(live, mesh_.rank());
@@ -653,7 +694,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     if (optimizer_load) {
       const LoadStateDictOptions relaxed{.allow_missing = options.allow_missing};
       LoadReport report{relaxed};
-      optimizer_load->take_groups(tree, {kOptimizer}, only, report);
+      take_groups(*optimizer_load, path, tree, only, report);
       plan.problems.insert(plan.problems.end(), report.problems.begin(), report.problems.end());
     }
     // The path is told once, for all.

@@ -278,6 +278,72 @@ TEST(HostileStateTest, E4_TimesThatAreNoneAreRefused) {
               HasSubstr("model"));
 }
 
+TEST(HostileStateTest, E13_PartsOfAnOptimizersStateCannotBeLoadedAlone) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
+  model->forward(torch::ones({1, 4})).sum().backward();
+  optimizer.step();
+  TrainState state(model, optimizer);
+  for (const bool flattened : {false, true}) {
+    const std::string path = directory.path() + (flattened ? "/flattened" : "/nested");
+    save(state, path, {.flatten_optimizer_state_dict = flattened});
+    const auto load_only = [&](const std::vector<std::string>& only) {
+      return test::error_of([&] { load(state, path, {.only = only}); });
+    };
+    EXPECT_THAT(load_only({"optim.state.*.exp_avg"}),
+                HasSubstr("optim.state.0.bias: only: expected all of the parameter's state"));
+    EXPECT_THAT(load_only({"!optim.state.1.weight.step"}), HasSubstr("optim.state.1.weight: only"));
+    EXPECT_THAT(
+        load_only({flattened ? "optim.param_groups.0.weight.lr" : "optim.param_groups.0.lr"}),
+        HasSubstr("optim.param_groups: only: expected all of the groups"));
+    for (const char* whole : {"optim", "optim.state.*", "optim.state.0.bias", "optim.param_groups",
+                              "!optim.param_groups", "!optim.state.1.*"}) {
+      EXPECT_EQ(load_only({whole}), "none") << whole;
+    }
+  }
+}
+
+TEST(HostileStateTest, C7_OptimizerStateInAnotherDtypeIsForTheCallerToAllow) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Linear model(4, 3);
+  torch::optim::Adam optimizer(model->parameters());
+  model->forward(torch::ones({1, 4})).sum().backward();
+  optimizer.step();
+  for (auto& [parameter, its_state] : optimizer.state()) {
+    auto& adam = static_cast<torch::optim::AdamParamState&>(*its_state);
+    adam.exp_avg(adam.exp_avg().to(at::kBFloat16));
+  }
+  {
+    TrainState state(model, optimizer);
+    save(state, directory.path() + "/a");
+    EXPECT_EQ(test::error_of([&] { load(state, directory.path() + "/a"); }), "none");
+  }
+  const StateDict saved = optim_state_dict(*model, optimizer);
+  const std::string refusal = "state.weight.exp_avg: dtype: expected float32, found bfloat16";
+  const std::string key = "state.weight.exp_avg";
+  const auto expect_cast = [&](const torch::optim::Optimizer& loaded) {
+    const at::Tensor found = optim_state_dict(*model, loaded).tensor(key);
+    EXPECT_EQ(found.scalar_type(), at::kFloat);
+    EXPECT_TRUE(found.equal(saved.tensor(key).to(at::kFloat)));
+  };
+  for (const bool has_state : {false, true}) {
+    torch::optim::Adam other(model->parameters());
+    if (has_state) other.step();
+    TrainState state(model, other);
+    EXPECT_THAT(test::error_of([&] { load(state, directory.path() + "/a"); }),
+                HasSubstr("optim." + refusal));
+    load(state, directory.path() + "/a", {.allow_cast = true});
+    expect_cast(other);
+    torch::optim::Adam third(model->parameters());
+    if (has_state) third.step();
+    EXPECT_THAT(test::error_of([&] { load_optim_state_dict(*model, third, saved); }),
+                HasSubstr(refusal));
+    load_optim_state_dict(*model, third, saved, {.allow_cast = true});
+    expect_cast(third);
+  }
+}
+
 TEST(HostileStateTest, E7_AValueOfManyKeysIsFoundInAboutAsManySteps) {
   // What looks at every key for each of them takes half an hour for these.
   state::ValueTree tree;

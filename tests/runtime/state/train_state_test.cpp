@@ -520,6 +520,23 @@ TEST(TrainStateTest, E7_OtherNamesAndDtypesAreForTheCallerToAllow) {
   EXPECT_TRUE(nested->parameters()[0].equal(model->weight));
 }
 
+TEST(TrainStateTest, E7_AFieldThatDoesNotFitIsNamedWithItsPathAndGroup) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Linear model(2, 2);
+  torch::optim::Adam adam(model->parameters());
+  {
+    TrainState state(model, adam);
+    save(state, path);
+  }
+  torch::optim::SGD sgd(model->parameters(), 0.1);
+  TrainState state(model, sgd);
+  EXPECT_EQ(error_of([&] { load(state, path); }),
+            path +
+                ": optim.param_groups: group 0 of the optimizer: momentum: expected a number, "
+                "found none");
+}
+
 TEST(TrainStateTest, C2_AWholeStateDictIsWrittenToOneFile) {
   const test::TemporaryDirectory directory;
   for (const auto& [format, name] : {std::pair{formats::Format::safetensors, "/a.safetensors"},

@@ -69,9 +69,11 @@ struct SaveReport {
 struct LoadOptions {
   bool allow_missing = false;
   bool allow_unexpected = false;
-  bool allow_cast = false;
-  bool allow_lossy = false;         // merge state that is kept per column shard
-  std::vector<std::string> only{};  // globs over names such as `model.*`; the rest stays as it is
+  bool allow_cast = false;   // another floating dtype, of the optimizer's state too
+  bool allow_lossy = false;  // merge state that is kept per column shard
+  /// Globs over names such as `model.*`; the rest stays as it is. A value, a parameter's state and
+  /// the optimizer's groups are taken whole or not at all: a glob for a part is an error.
+  std::vector<std::string> only{};
   std::vector<reshard::Rename> renames{};  // from the checkpoint's names to these
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
   const FileSystem* file_system = &FileSystem::posix();  // what this rank's files are read through
