@@ -11,6 +11,7 @@
 
 #include "base/streaming_copy.h"
 #include "reshard/source_check.h"
+#include "runtime/state/checkpoint_identity.h"
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/optimizer_adapters.h"
@@ -709,13 +710,20 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
             static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(tensor.meta.dtype);
       }
     }
-    return last_step(path);
+    if (mesh_.world_size() == 1) return std::string();
+    const auto is_selected = [&](const std::string& fqn) {
+      return only.selects(renamed(fqn, options.renames));
+    };
+    return state::identity_of(*reader, is_selected) + " " + last_step(path);
   });
   for (std::size_t rank = 0; rank < said.size(); ++rank) {
     if (said[rank] == said.front()) continue;
+    const std::string name = said[rank].substr(said[rank].find(' ') + 1);
+    const std::string first_name = said.front().substr(said.front().find(' ') + 1);
     throw Error::expected(ErrorKind::mismatch, {}, "checkpoint to load",
-                          "'" + said.front() + "' as on rank 0",
-                          "'" + said[rank] + "' on rank " + std::to_string(rank));
+                          "'" + first_name + "' as on rank 0",
+                          (name == first_name ? "another of that name" : "'" + name + "'") +
+                              " on rank " + std::to_string(rank));
   }
   rendezvous_.together("reading " + path, [&] {
     LiveWriter writer(plan.destination, parts);

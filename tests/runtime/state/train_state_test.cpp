@@ -520,6 +520,44 @@ TEST(TrainStateTest, E7_OtherNamesAndDtypesAreForTheCallerToAllow) {
   EXPECT_TRUE(nested->parameters()[0].equal(model->weight));
 }
 
+// As where each host has a disk of its own, and one of them another run's checkpoint.
+TEST(TrainStateTest, E7_RanksThatLoadDifferentRunsUnderOneNameAreRefused) {
+  const test::TemporaryDirectory directory;
+  for (const char* run : {"/first", "/second"}) {
+    std::filesystem::create_directory(directory.path() + run);
+  }
+  struct Way {
+    formats::Format format;
+    std::string name;
+  };
+  for (const auto& [format, name] :
+       {Way{formats::Format::native, "/step-1"}, Way{formats::Format::dcp, "/dcp-1"},
+        Way{formats::Format::safetensors, "/1.safetensors"},
+        Way{formats::Format::torch_zip, "/1.pt"}}) {
+    const std::string first = directory.path() + "/first" + name;
+    const std::string second = directory.path() + "/second" + name;
+    const std::string copy = directory.path() + name;
+    on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
+      for (const std::string& path : {first, second}) {
+        TrainState state(trainer.model, *trainer.optimizer);
+        trainer.train(1);
+        save(state, path, {.format = format});
+      }
+      if (mesh.rank() == 0) {
+        std::filesystem::copy(first, copy, std::filesystem::copy_options::recursive);
+        if (format == formats::Format::safetensors) {
+          std::filesystem::copy(first + ".values.json", copy + ".values.json");
+        }
+      }
+      mesh.world()->max(0, "copied");
+      TrainState state(trainer.model, *trainer.optimizer);
+      EXPECT_THAT(error_of([&] { load(state, mesh.rank() == 0 ? first : second); }),
+                  HasSubstr("another of that name on rank 1"));
+      EXPECT_EQ(error_of([&] { load(state, mesh.rank() == 0 ? first : copy); }), "none");
+    });
+  }
+}
+
 TEST(TrainStateTest, E7_AFieldThatDoesNotFitIsNamedWithItsPathAndGroup) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/a";
