@@ -7,13 +7,16 @@
 
 namespace tessera::state {
 
-void refuse_problems(const std::string& what, const std::vector<formats::Finding>& problems) {
+void refuse_problems(const std::string& what, const std::vector<formats::Finding>& problems,
+                     const std::vector<std::string>& hints) {
   if (problems.empty()) return;
   constexpr std::size_t kMaxLines = 1000;
+  std::string lines = reshard::problems_to_string(problems, kMaxLines);
+  for (const std::string& hint : hints) lines += "\nhint: " + hint;
   throw Error::listing(ErrorKind::mismatch, {},
                        what + ": " + std::to_string(problems.size()) +
                            (problems.size() == 1 ? " problem" : " problems"),
-                       reshard::problems_to_string(problems, kMaxLines));
+                       lines);
 }
 
 void rethrow_text(ErrorKind kind, std::string_view text) {

@@ -6,6 +6,7 @@
 
 #include "runtime/registry/state_parts.h"
 #include "runtime/state/broadcast_text.h"
+#include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/sharded_state_dict.h"
 #include "runtime/torch_bridge.h"
@@ -152,7 +153,8 @@ void load_state_dict(Module& module, const StateDict& state_dict,
   LoadWalk walk(work, report);
   walk.visit(module, "");
   walk.report_unexpected();
-  state::refuse_problems("state dict for " + module.name(), report.problems);
+  state::refuse_problems("state dict for " + module.name(), report.problems,
+                         state::hints_for_state_dict(state_dict, module, options));
   walk.assign();
 }
 

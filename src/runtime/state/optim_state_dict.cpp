@@ -9,6 +9,7 @@
 
 #include "runtime/registry/state_parts.h"
 #include "runtime/state/broadcast_text.h"
+#include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/optimizer_adapters.h"
 #include "runtime/state/optimizer_load.h"
@@ -129,10 +130,13 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
 }
 
 /// Throws on all ranks what is wrong with the state dict of any that has one.
-void refuse(const LoadReport& report, dist::Group* from_first) {
+void refuse(const LoadReport& report, std::vector<std::string> hints, dist::Group* from_first) {
   std::string failure;
+  if (state::has_state_by_number(report.problems, "state.")) {
+    hints.emplace_back("rekey_optim_state_dict(…, OptimStateKey::param_name, …) gives names");
+  }
   try {
-    state::refuse_problems("optimizer state dict", report.problems);
+    state::refuse_problems("optimizer state dict", report.problems, hints);
   } catch (const Error& error) {
     if (from_first == nullptr) throw;
     failure = error.what();
@@ -271,7 +275,7 @@ void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict
   StateDict source = state_dict;  // find_fitting wants one that it may change
   std::unordered_map<std::string, const StateTensor*> found;
   if (from_first == nullptr || mesh.rank() == 0) found = find_all(source, wanted, report);
-  refuse(report, from_first);
+  refuse(report, state::hints_for_state_dict(state_dict, model, options), from_first);
 
   std::set<std::string> filled;
   for (const StateDict::Item& item : wanted) {

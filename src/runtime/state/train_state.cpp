@@ -13,6 +13,7 @@
 #include "reshard/source_check.h"
 #include "runtime/state/checkpoint_identity.h"
 #include "runtime/state/live_checkpoint.h"
+#include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/optimizer_adapters.h"
 #include "runtime/state/optimizer_load.h"
@@ -132,6 +133,7 @@ class TrainState::Impl {
     return *model;
   }
   void say_lost_failure() const noexcept;
+  std::vector<std::string> held_names() const;
   StateDict tensors_and_fields(const SaveOptions& options) const;
   std::string names_of_values() const;
   std::string say_values() const;
@@ -243,6 +245,15 @@ void TrainState::Impl::say_lost_failure() const noexcept {
     TORCH_WARN("a save in the background failed, and TrainState::wait was not called: ",
                error.what());
   }
+}
+
+/// Returns what the keys of this state begin with.
+std::vector<std::string> TrainState::Impl::held_names() const {
+  std::vector<std::string> names = {kModel};
+  if (has_optimizer_state()) names.emplace_back(kOptimizer);
+  for (const NamedValue& value : values_) names.push_back(value.name);
+  for (const PerRankValue& value : per_rank_) names.push_back(value.name);
+  return names;
 }
 
 /// Returns the names of all values, which ranks have alike, with what becomes of each rank's own.
@@ -700,7 +711,8 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     }
     // The path is told once, for all.
     for (formats::Finding& problem : plan.problems) problem.where.path.clear();
-    state::refuse_problems(path, plan.problems);
+    state::refuse_problems(path, plan.problems,
+                           state::hints_for_load(plan.problems, held_names(), options));
     std::map<std::string, std::size_t> place;
     for (std::size_t t = 0; t < wanted.tensors.size(); ++t) place[wanted.tensors[t].meta.fqn] = t;
     for (const formats::TensorEntry& tensor : plan.destination.tensors) {

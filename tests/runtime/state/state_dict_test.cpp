@@ -302,6 +302,24 @@ TEST(LoadStateDictTest, E7_PartsThatDoNotHoldWhatARankNeedsAreAHole) {
   });
 }
 
+TEST(LoadStateDictTest, E7_WhatRank0AloneHasIsLoadedWithRank0Only) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp model = seeded<test::Mlp>();
+    fully_shard(*model, {.mesh = mesh});
+    torch::optim::Adam optimizer(model->parameters());
+    const StateDict of_model = state_dict(*model, {.rank0_only = true});
+    const StateDict of_optimizer = optim_state_dict(*model, optimizer, {.rank0_only = true});
+    const auto matches = [&]() -> ::testing::Matcher<std::string> {
+      if (mesh.rank() == 0) return ::testing::Eq("none");
+      return ::testing::EndsWith(
+          "\n  hint: this rank has no entries: what was made with rank0_only is "
+          "loaded with rank0_only");
+    }();
+    EXPECT_THAT(error_of([&] { load_state_dict(*model, of_model); }), matches);
+    EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, optimizer, of_optimizer); }), matches);
+  });
+}
+
 TEST(StateDictOptionsTest, C2_NotWithinAPassOrUnshardParams) {
   test::Mlp model;
   fully_shard(*model, {.mixed_precision = {.param_dtype = at::kBFloat16}});

@@ -558,6 +558,70 @@ TEST(TrainStateTest, E7_RanksThatLoadDifferentRunsUnderOneNameAreRefused) {
   }
 }
 
+TEST(TrainStateTest, E7_ReportsHintAtTheOptionsThatMayBeMeant) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+  torch::optim::Adam optimizer(model->parameters());
+  int step = 3;
+  const auto report_of = [&](TrainState state, const std::string& from) {
+    return error_of([&] { load(state, from); });
+  };
+  {
+    TrainState state(model, optimizer);
+    save(state.with("step", step), path);
+  }
+  EXPECT_THAT(report_of(TrainState{model}, path),
+              ::testing::EndsWith("\n  hint: .only = {\"model\"} takes what this TrainState has, "
+                                  "and no more"));
+  EXPECT_THAT(report_of(TrainState{model}.with("step", step), path),
+              HasSubstr(".only = {\"model\", \"step\"}"));
+  // Of a model that was wrapped, bare, or put under another name.
+  for (const std::string prefix : {"", "module.", "model.module.", "model_state_dict."}) {
+    SCOPED_TRACE(prefix);
+    StateDict saved;
+    for (const StateDict::Item& item : state_dict(*model)) {
+      saved.set(prefix + item.fqn, item.entry, {prefix + item.fqn});
+    }
+    const std::string other = directory.path() + "/of-" + prefix;
+    save(saved, other);
+    EXPECT_THAT(report_of(TrainState{model}, other),
+                ::testing::EndsWith("\n  hint: .renames = {{\"" + prefix +
+                                    "\", \"model.\"}} gives the model its names"));
+    TrainState state(model);
+    EXPECT_EQ(error_of([&] { load(state, other, {.renames = {{prefix, "model."}}}); }), "none");
+    // Where a tensor is missing indeed no rule is right.
+    saved.erase(prefix + "0.bias");
+    save(saved, other + "less");
+    EXPECT_THAT(report_of(TrainState{model}, other + "less"), ::testing::Not(HasSubstr("hint")));
+  }
+}
+
+TEST(TrainStateTest, E7_OptimizerStateByNumbersIsRefusedWithAHint) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+  torch::optim::Adam optimizer(model->parameters());
+  model->forward(torch::ones({1, 4})).sum().backward();
+  optimizer.step();
+  const StateDict by_id = rekey_optim_state_dict(optim_state_dict(*model, optimizer),
+                                                 OptimStateKey::param_id, *model, optimizer);
+  EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, optimizer, by_id); }),
+              HasSubstr("hint: rekey_optim_state_dict"));
+  StateDict all;
+  for (const StateDict::Item& item : state_dict(*model)) {
+    all.set("model." + item.fqn, item.entry, {"model", item.fqn});
+  }
+  for (const StateDict::Item& item : by_id) {
+    formats::KeyPath path = item.key_path;
+    path.insert(path.begin(), "optim");
+    all.set("optim." + item.fqn, item.entry, path);
+  }
+  save(all, directory.path() + "/a.pt", {.format = formats::Format::torch_zip});
+  TrainState state(model, optimizer);
+  EXPECT_THAT(error_of([&] { load(state, directory.path() + "/a.pt"); }),
+              HasSubstr("hint: an optimizer's own state_dict() has numbers"));
+}
+
 TEST(TrainStateTest, E7_AFieldThatDoesNotFitIsNamedWithItsPathAndGroup) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/a";

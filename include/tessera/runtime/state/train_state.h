@@ -182,8 +182,9 @@ void save(const StateDict& state_dict, const std::string& path,
 /// more. Everything is checked before anything is replaced; where reading itself fails (damage, a
 /// dead disk), tensors may be part old, part new, and all else is what it was.
 /// Collective. Throws on all ranks where any fails, errors of the same kind where one does:
-/// Error(mismatch) that lists all that is missing, unexpected or does not fit; Error(corruption),
-/// Error(not_found), Error(io).
+/// Error(mismatch) that lists all that is missing, unexpected or does not fit, with hints at the
+/// options that may be meant, or says that ranks have opened different checkpoints;
+/// Error(corruption), Error(not_found), Error(io).
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
 inline LoadSummary load(TrainState&& state, const std::string& path,
                         const LoadOptions& options = {}) {

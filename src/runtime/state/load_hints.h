@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/formats/checkpoint.h"
+#include "tessera/runtime/registry/state_dict_hooks.h"
+#include "tessera/runtime/state/state_dict.h"
+#include "tessera/runtime/state/train_state.h"
+
+// What may be meant where a strict load is refused, a sentence each.
+
+namespace tessera::state {
+
+/// `held`: the first steps of all names that the TrainState has.
+std::vector<std::string> hints_for_load(const std::vector<formats::Finding>& problems,
+                                        const std::vector<std::string>& held,
+                                        const LoadOptions& options);
+
+/// Says whether something unexpected is a parameter's state under a number: `<prefix>0.exp_avg`.
+bool has_state_by_number(const std::vector<formats::Finding>& problems, const std::string& prefix);
+
+std::vector<std::string> hints_for_state_dict(const StateDict& state_dict,
+                                              const torch::nn::Module& module,
+                                              const LoadStateDictOptions& options);
+
+}  // namespace tessera::state
