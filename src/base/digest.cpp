@@ -14,21 +14,40 @@ const std::uint8_t* as_uint8(std::span<const std::byte> bytes) {
   return reinterpret_cast<const std::uint8_t*>(bytes.data());
 }
 
+std::string hex_of(std::span<const std::uint8_t> bytes) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string hex;
+  hex.reserve(2 * bytes.size());
+  for (const std::uint8_t byte : bytes) {
+    hex += kHex[byte >> 4];
+    hex += kHex[byte & 0xF];
+  }
+  return hex;
+}
+
 }  // namespace
 
 std::uint64_t xxh3_64(std::span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-struct Xxh3::State {
+namespace {
+
+// Not yet reset for either width.
+struct Xxh3State {
   XXH3_state_t* xxh = XXH3_createState();
-  State() {
+  Xxh3State() {
     if (xxh == nullptr) throw std::bad_alloc();
-    XXH3_64bits_reset(xxh);
   }
-  ~State() { XXH3_freeState(xxh); }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
+  ~Xxh3State() { XXH3_freeState(xxh); }
+  Xxh3State(const Xxh3State&) = delete;
+  Xxh3State& operator=(const Xxh3State&) = delete;
+};
+
+}  // namespace
+
+struct Xxh3::State : Xxh3State {
+  State() { XXH3_64bits_reset(xxh); }
 };
 
 Xxh3::Xxh3() : state_(std::make_unique<State>()) {}
@@ -42,6 +61,25 @@ void Xxh3::update(std::span<const std::byte> bytes) {
 
 std::uint64_t Xxh3::digest() const {
   return XXH3_64bits_digest(state_->xxh);
+}
+
+struct Xxh3Wide::State : Xxh3State {
+  State() { XXH3_128bits_reset(xxh); }
+};
+
+Xxh3Wide::Xxh3Wide() : state_(std::make_unique<State>()) {}
+Xxh3Wide::~Xxh3Wide() = default;
+Xxh3Wide::Xxh3Wide(Xxh3Wide&&) noexcept = default;
+Xxh3Wide& Xxh3Wide::operator=(Xxh3Wide&&) noexcept = default;
+
+void Xxh3Wide::update(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(state_->xxh, bytes.data(), bytes.size());
+}
+
+std::string Xxh3Wide::hex_digest() const {
+  XXH128_canonical_t digest{};
+  XXH128_canonicalFromHash(&digest, XXH3_128bits_digest(state_->xxh));
+  return hex_of(digest.digest);
 }
 
 struct Sha256::State {
@@ -60,16 +98,9 @@ void Sha256::update(std::span<const std::byte> bytes) {
 }
 
 std::string Sha256::hex_digest() {
-  static constexpr char kHex[] = "0123456789abcdef";
   std::array<std::uint8_t, SHA256_DIGEST_SIZE> digest{};
   sha256_digest(&state_->sha, digest.size(), digest.data());  // starts afresh by itself
-  std::string hex;
-  hex.reserve(2 * digest.size());
-  for (const std::uint8_t byte : digest) {
-    hex += kHex[byte >> 4];
-    hex += kHex[byte & 0xF];
-  }
-  return hex;
+  return hex_of(digest);
 }
 
 std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes) {

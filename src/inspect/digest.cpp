@@ -11,11 +11,11 @@ namespace {
 
 constexpr std::int64_t kMaxBlockNbytes = std::int64_t{4} << 20;
 
-}  // namespace
-
-std::vector<std::string> compute_digests(const formats::CheckpointReader& reader,
-                                         std::span<const std::size_t> tensor_indices,
-                                         const ScanOptions& options) {
+// `begin(meta)` returns a hash that has taken what precedes a tensor's bytes.
+template <class Begin>
+std::vector<std::string> digest_tensors(const formats::CheckpointReader& reader,
+                                        std::span<const std::size_t> tensor_indices,
+                                        const ScanOptions& options, Begin begin) {
   std::vector<std::string> digests(tensor_indices.size());
   const auto block_nbytes =
       static_cast<std::uint64_t>(detail::step_numel(options, 2, 1, 4096, kMaxBlockNbytes));
@@ -32,16 +32,37 @@ std::vector<std::string> compute_digests(const formats::CheckpointReader& reader
                [&](std::int64_t task) {
                  const std::size_t i = order[static_cast<std::size_t>(task)];
                  const TensorReader tensor(reader, tensor_indices[i]);
-                 Sha256 sha256;
+                 auto hash = begin(tensor.meta());
                  for_each_block(tensor, block_nbytes,
                                 [&](FlatRange, std::span<const std::byte> bytes) {
-                                  sha256.update(bytes);
+                                  hash.update(bytes);
                                   if (options.progress) options.progress(bytes.size());
                                   detail::throw_if_stopped(options);
                                 });
-                 digests[i] = sha256.hex_digest();
+                 digests[i] = hash.hex_digest();
                });
   return digests;
+}
+
+}  // namespace
+
+std::vector<std::string> compute_digests(const formats::CheckpointReader& reader,
+                                         std::span<const std::size_t> tensor_indices,
+                                         const ScanOptions& options) {
+  return digest_tensors(reader, tensor_indices, options,
+                        [](const TensorMeta&) { return Sha256(); });
+}
+
+std::vector<std::string> compute_content_digests(const formats::CheckpointReader& reader,
+                                                 std::span<const std::size_t> tensor_indices,
+                                                 const ScanOptions& options) {
+  return digest_tensors(reader, tensor_indices, options, [](const TensorMeta& meta) {
+    const std::string header =
+        std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape) + "\n";
+    Xxh3Wide hash;
+    hash.update(std::as_bytes(std::span(header)));
+    return hash;
+  });
 }
 
 }  // namespace tessera::inspect

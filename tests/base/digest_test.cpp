@@ -15,6 +15,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 
 TEST(DigestTest, KnownAnswers) {
   EXPECT_EQ(xxh3_64(bytes_of("")), 0x2D06800538D394C2U);
+  EXPECT_EQ(Xxh3Wide().hex_digest(), "99aa06d3014798d86001c324468d497f");
   EXPECT_EQ(crc32(0, bytes_of("123456789")), 0xCBF43926U);
   Sha256 sha;
   EXPECT_EQ(sha.hex_digest(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
@@ -35,6 +36,12 @@ TEST(DigestTest, PartsGiveWhatTheWholeGives) {
     xxh.update(a);
     xxh.update(b);
     EXPECT_EQ(xxh.digest(), xxh3_64(bytes_of(whole)));
+    Xxh3Wide wide_in_parts;
+    wide_in_parts.update(a);
+    wide_in_parts.update(b);
+    Xxh3Wide wide_at_once;
+    wide_at_once.update(bytes_of(whole));
+    EXPECT_EQ(wide_in_parts.hex_digest(), wide_at_once.hex_digest());
     EXPECT_EQ(crc32(crc32(0, a), b), crc32(0, bytes_of(whole)));
     EXPECT_EQ(crc32_combine(crc32(0, a), crc32(0, b), b.size()), crc32(0, bytes_of(whole)));
     Sha256 in_parts;

@@ -132,6 +132,7 @@ class JsonSchemasTest(unittest.TestCase):
                 self.check("ckpt-inspect layout", "ckpt-inspect", "layout", "--json", path)
                 self.check("ckpt-inspect verify", "ckpt-inspect", "verify", "--json", path)
                 self.check("ckpt-inspect diff", "ckpt-inspect", "diff", "--json", path, path)
+                self.check("ckpt-inspect hash", "ckpt-inspect", "hash", "--json", path)
                 if path.name != "no_tensors.safetensors":  # no name to show
                     self.check("ckpt-inspect show", "ckpt-inspect", "show", "--json", path, "*")
 
@@ -145,6 +146,14 @@ class JsonSchemasTest(unittest.TestCase):
         document = self.check("ckpt-inspect diff", "ckpt-inspect", "diff", "--json", valid / "dtypes",
                               valid / "degenerate")
         self.assertFalse(document["equal"])
+
+    def test_hash_check(self):
+        valid = OPTIONS.fixtures / "dcp"
+        manifest = pathlib.Path(self.folder.name) / "manifest"
+        manifest.write_text(self.output("ckpt-inspect", "hash", valid / "v2.2/ddp"), encoding="utf-8")
+        document = self.check("ckpt-inspect hash --check", "ckpt-inspect", "hash", "--json",
+                              valid / "v2.11/ddp", "--check", manifest)
+        self.assertEqual({each["kind"] for each in document["differences"]}, {"missing", "extra"})
 
     def test_plan(self):
         source = OPTIONS.fixtures / "dcp/valid/torchrec"

@@ -1,4 +1,5 @@
 #include "ckpt-inspect/diff_command.h"
+#include "ckpt-inspect/hash_command.h"
 #include "ckpt-inspect/layout_command.h"
 #include "ckpt-inspect/ls_command.h"
 #include "ckpt-inspect/plan_command.h"
@@ -19,6 +20,7 @@ int main(int argc, char** argv) {
     LayoutOptions layout;
     PlanCommandOptions plan;
     DiffCommandOptions diff;
+    HashOptions hash;
     VerifyCommandOptions verify;
     add_tree_command(line, tree, terminal);
     add_ls_command(line, ls, terminal);
@@ -27,6 +29,7 @@ int main(int argc, char** argv) {
     add_layout_command(line, layout, terminal);
     add_plan_command(line, plan, terminal);
     add_diff_command(line, diff, terminal);
+    add_hash_command(line, hash, terminal);
     add_verify_command(line, verify, terminal);
     line.set_default_command("tree");
     return line.run(argc, argv);

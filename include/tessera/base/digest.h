@@ -27,6 +27,23 @@ class Xxh3 {
   std::unique_ptr<State> state_;
 };
 
+/// Computes XXH3-128 (seed 0) over bytes that arrive in parts: for telling contents apart, not
+/// against people who forge them. Not thread-safe.
+class Xxh3Wide {
+ public:
+  Xxh3Wide();
+  ~Xxh3Wide();
+  Xxh3Wide(Xxh3Wide&&) noexcept;
+  Xxh3Wide& operator=(Xxh3Wide&&) noexcept;
+  void update(std::span<const std::byte> bytes);
+  /// Returns the 32 lower-case hex digits that `xxh128sum` prints.
+  std::string hex_digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 /// Computes SHA-256 over bytes that arrive in parts. Not thread-safe.
 class Sha256 {
  public:

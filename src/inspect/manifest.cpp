@@ -1,0 +1,250 @@
+#include "tessera/inspect/manifest.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "tessera/base/digest.h"
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+#include "tessera/inspect/digest.h"
+
+namespace tessera::inspect {
+namespace {
+
+constexpr std::string_view kSeparator = "  ";
+constexpr std::string_view kWholeLabel = "whole: ";
+constexpr std::size_t kDigestNumDigits = 32;
+
+std::string digest_of(std::string_view text) {
+  Xxh3Wide hash;
+  hash.update(std::as_bytes(std::span(text)));
+  return hash.hex_digest();
+}
+
+bool is_digest(std::string_view text) {
+  return text.size() == kDigestNumDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+// Backslashes are escaped too, so that no two names are written alike.
+std::string escape(std::string_view name) {
+  std::string doubled;
+  for (const char c : name) doubled.append(c == '\\' ? 2 : 1, c);
+  return printable(doubled, doubled.size() * 4);
+}
+
+std::optional<unsigned> hex_value(std::string_view digits) {
+  unsigned value = 0;
+  for (const char c : digits) {
+    const std::size_t digit = std::string_view("0123456789abcdef").find(c);
+    if (digit == std::string_view::npos) return std::nullopt;
+    value = value * 16 + static_cast<unsigned>(digit);
+  }
+  return value;
+}
+
+std::optional<std::string> unescape(std::string_view text) {
+  std::string name;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\') {
+      name += text[i];
+    } else if (text.substr(i, 2) == "\\\\") {
+      name += text[++i];
+    } else {
+      const auto byte = hex_value(text.substr(std::min(i + 2, text.size()), 2));
+      if (text.substr(i, 2) != "\\x" || text.size() - i < 4 || !byte) return std::nullopt;
+      name += static_cast<char>(*byte);
+      i += 3;
+    }
+  }
+  return name;
+}
+
+std::string lines_of(const std::vector<Manifest::Entry>& entries) {
+  std::string lines;
+  for (const Manifest::Entry& entry : entries) {
+    ((lines += entry.digest) += kSeparator) += escape(entry.name);
+    lines += '\n';
+  }
+  return lines;
+}
+
+void sort_by_name(std::vector<Manifest::Entry>& entries) {
+  std::sort(entries.begin(), entries.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
+}
+
+// The tensors behind the names of a selection: its own and those that its aliases name.
+std::set<std::size_t> tensors_behind(const formats::CheckpointContents& contents,
+                                     const Selection& selection) {
+  std::set<std::size_t> tensors(selection.tensors.begin(), selection.tensors.end());
+  for (std::size_t a : selection.aliases) tensors.insert(tensor_of(contents, contents.aliases[a]));
+  tensors.erase(static_cast<std::size_t>(-1));
+  return tensors;
+}
+
+class ManifestParser {
+ public:
+  explicit ManifestParser(const std::string& path) : path_(path) {}
+
+  Manifest parse_lines(std::string_view text) {
+    for (int line_number = 1; !text.empty(); ++line_number) {
+      const std::size_t end = std::min(text.find('\n'), text.size());
+      const std::string where = "line " + std::to_string(line_number);
+      parse_line(text.substr(0, end), where);
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    return finish();
+  }
+
+  Manifest parse_document(std::string_view text) {
+    const Value document = parse_json(text, path_);
+    if (const Value* whole = document.find("whole")) whole_ = string_of(whole, "whole");
+    const Value* digests = document.find("digests");
+    const auto* entries = digests == nullptr ? nullptr : digests->get_if<Value::List>();
+    if (entries == nullptr) refuse("digests", "a list", "none");
+    for (const Value& entry : *entries) {
+      add(string_of(entry.find("name"), "name"), string_of(entry.find("digest"), "digest"),
+          "digests");
+    }
+    return finish();
+  }
+
+ private:
+  void parse_line(std::string_view line, const std::string& where) {
+    if (line.starts_with(kWholeLabel)) {
+      if (whole_) refuse(where, "one digest of the whole", "another");
+      whole_ = line.substr(kWholeLabel.size());
+      return;
+    }
+    const std::size_t digest_nbytes = std::min(kDigestNumDigits, line.size());
+    if (line.substr(digest_nbytes, kSeparator.size()) != kSeparator) {
+      refuse(where, "DIGEST  NAME", line);
+    }
+    const auto name = unescape(line.substr(digest_nbytes + kSeparator.size()));
+    if (!name) refuse(where, "a name with \\\\ and \\xNN as its only escapes", line);
+    add(*name, std::string(line.substr(0, digest_nbytes)), where);
+  }
+
+  void add(std::string name, std::string digest, const std::string& where) {
+    if (!is_digest(digest)) refuse(where, "32 lower-case hex digits", digest);
+    manifest_.entries.push_back({std::move(name), std::move(digest)});
+  }
+
+  Manifest finish() {
+    auto& entries = manifest_.entries;
+    sort_by_name(entries);
+    const auto twice =
+        std::adjacent_find(entries.begin(), entries.end(),
+                           [](const auto& a, const auto& b) { return a.name == b.name; });
+    if (twice != entries.end()) refuse("names", "each once", twice->name + " twice");
+    if (entries.empty() && !whole_) refuse("manifest", "lines DIGEST  NAME", "none");
+    if (whole_ && *whole_ != manifest_.whole_digest()) {
+      throw Error::expected(ErrorKind::corruption, {.path = path_}, "whole", *whole_,
+                            manifest_.whole_digest() + " by the lines",
+                            "manifest edited or cut short?");
+    }
+    return std::move(manifest_);
+  }
+
+  const std::string& string_of(const Value* value, const std::string& key) {
+    const auto* text = value == nullptr ? nullptr : value->get_if<std::string>();
+    if (text == nullptr) refuse(key, "a string", "none");
+    return *text;
+  }
+
+  [[noreturn]] void refuse(const std::string& rule, std::string_view expected,
+                           std::string_view found) {
+    throw Error::expected(ErrorKind::corruption, {.path = path_}, rule, expected,
+                          "'" + printable(found) + "'", "not a manifest?");
+  }
+
+  const std::string& path_;
+  Manifest manifest_;
+  std::optional<std::string> whole_;
+};
+
+}  // namespace
+
+std::string Manifest::whole_digest() const {
+  return digest_of(lines_of(entries));
+}
+
+std::string Manifest::to_text() const {
+  std::string text = lines_of(entries);
+  const std::string whole = digest_of(text);
+  return ((text += kWholeLabel) += whole) += '\n';
+}
+
+Manifest compute_manifest(const formats::CheckpointReader& reader, const Selection& selection,
+                          const ScanOptions& options) {
+  const formats::CheckpointContents& contents = reader.contents();
+  const std::set<std::size_t> behind = tensors_behind(contents, selection);
+  const std::vector<std::size_t> tensors(behind.begin(), behind.end());
+  const std::vector<std::string> digests = compute_content_digests(reader, tensors, options);
+  const auto digest_of_tensor = [&](std::size_t tensor) {
+    const auto at = std::lower_bound(tensors.begin(), tensors.end(), tensor);
+    return digests[static_cast<std::size_t>(at - tensors.begin())];
+  };
+  Manifest manifest;
+  for (std::size_t t : selection.tensors) {
+    manifest.entries.push_back({contents.tensors[t].meta.fqn, digest_of_tensor(t)});
+  }
+  for (std::size_t a : selection.aliases) {
+    const formats::Alias& alias = contents.aliases[a];
+    const std::size_t target = tensor_of(contents, alias);
+    if (!behind.contains(target)) {
+      throw Error::expected(ErrorKind::corruption, {reader.path(), alias.fqn, {}}, "alias",
+                            "a tensor " + alias.target, "none");
+    }
+    manifest.entries.push_back({alias.fqn, digest_of_tensor(target)});
+  }
+  for (std::size_t v : selection.values) {
+    const std::string json = value_to_json(reader.read_value(v));
+    manifest.entries.push_back({contents.values[v].name, digest_of("value\n" + json)});
+  }
+  sort_by_name(manifest.entries);
+  return manifest;
+}
+
+std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
+                              const Selection& selection) {
+  std::uint64_t nbytes = 0;
+  for (std::size_t t : tensors_behind(contents, selection)) {
+    nbytes += contents.tensors[t].meta.nbytes();
+  }
+  return nbytes;
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& path) {
+  ManifestParser parser(path);
+  return text.starts_with('{') ? parser.parse_document(text) : parser.parse_lines(text);
+}
+
+std::vector<ManifestDifference> compare(const Manifest& expected, const Manifest& found) {
+  using Kind = ManifestDifference::Kind;
+  std::vector<ManifestDifference> differences;
+  auto e = expected.entries.begin();
+  auto f = found.entries.begin();
+  while (e != expected.entries.end() || f != found.entries.end()) {
+    if (f == found.entries.end() || (e != expected.entries.end() && e->name < f->name)) {
+      differences.push_back({Kind::missing, e->name, e->digest, {}});
+      ++e;
+    } else if (e == expected.entries.end() || f->name < e->name) {
+      differences.push_back({Kind::extra, f->name, {}, f->digest});
+      ++f;
+    } else {
+      if (e->digest != f->digest) {
+        differences.push_back({Kind::changed, e->name, e->digest, f->digest});
+      }
+      ++e;
+      ++f;
+    }
+  }
+  return differences;
+}
+
+}  // namespace tessera::inspect

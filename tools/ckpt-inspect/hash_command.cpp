@@ -1,0 +1,136 @@
+#include "ckpt-inspect/hash_command.h"
+
+#include <algorithm>
+
+#include "cli/json_output.h"
+#include "cli/sizes.h"
+#include "cli/table.h"
+#include "tessera/base/file_system.h"
+#include "tessera/inspect/manifest.h"
+
+namespace tessera::cli {
+namespace {
+
+using inspect::Manifest;
+using inspect::ManifestDifference;
+
+constexpr std::uint64_t kMaxManifestNbytes = std::uint64_t{1} << 30;
+
+std::string_view kind_name(ManifestDifference::Kind kind) {
+  switch (kind) {
+    case ManifestDifference::Kind::changed:
+      return "changed";
+    case ManifestDifference::Kind::missing:
+      return "missing";
+    case ManifestDifference::Kind::extra:
+      return "extra";
+  }
+  return "";
+}
+
+// Returns what the manifest expects of the names that the patterns select.
+Manifest read_expected(const HashOptions& options) {
+  Manifest expected = inspect::parse_manifest(
+      read_file(FileSystem::posix(), options.manifest_path, kMaxManifestNbytes),
+      options.manifest_path);
+  const NameSelection names(options.source.patterns);
+  std::erase_if(expected.entries, [&](const auto& entry) { return !names.selects(entry.name); });
+  return expected;
+}
+
+void print_json(const formats::CheckpointReader& reader, const Manifest& manifest,
+                Terminal& terminal) {
+  JsonOutput json(terminal, kInspectJsonSchema);
+  json.member("format", format_name(reader.format())).member("whole", manifest.whole_digest());
+  json.key("digests").begin_array();
+  for (const Manifest::Entry& entry : manifest.entries) {
+    json.begin_object().member("name", entry.name).member("digest", entry.digest).end_object();
+  }
+  json.end_array();
+  json.finish();
+}
+
+void print_json(const std::vector<ManifestDifference>& differences, std::uint64_t num_checked,
+                Terminal& terminal) {
+  JsonOutput json(terminal, kInspectJsonSchema);
+  json.member("equal", differences.empty()).member("checked", num_checked);
+  json.key("differences").begin_array();
+  for (const ManifestDifference& difference : differences) {
+    json.begin_object().member("kind", kind_name(difference.kind)).member("name", difference.name);
+    if (!difference.expected.empty()) json.member("expected", difference.expected);
+    if (!difference.found.empty()) json.member("found", difference.found);
+    json.end_object();
+  }
+  json.end_array();
+  json.finish();
+}
+
+void print_differences(const std::vector<ManifestDifference>& differences,
+                       std::uint64_t num_checked, Terminal& terminal) {
+  using enum Table::Align;
+  Table table({left, left});
+  for (const ManifestDifference& difference : differences) {
+    table.add_row({{std::string(kind_name(difference.kind)), Style::bad},
+                   {printable(difference.name, difference.name.size() * 4)}});
+  }
+  table.print(terminal);
+  if (!differences.empty()) terminal.print("\n");
+  const std::string verdict =
+      differences.empty() ? terminal.styled(Style::good, "equal")
+                          : terminal.styled(Style::bad, counted(differences.size(), "difference"));
+  terminal.print(verdict + ": " + counted(num_checked, "name") + " checked\n");
+}
+
+}  // namespace
+
+void add_hash_command(CommandLine& line, HashOptions& options, Terminal& terminal) {
+  Command& command =
+      line.add_command("hash", "Prints a digest of each tensor and value, and one of the whole",
+                       [&] { return run_hash(options, terminal); });
+  command.describe(
+      "Digests are of names, dtypes, shapes, elements and values: equal contents have equal ones "
+      "in "
+      "every format and sharding. They tell changes and damage, not forgery; ls --sha256 is for "
+      "that.");
+  add_source_arguments(command, options.source);
+  command
+      .option("--check", "MANIFEST", options.manifest_path,
+              "Say what is not as this output of an earlier run (lines or JSON) has it")
+      .flag("--json", options.json, "Print JSON");
+  add_flat_layout_option(command, options.source);
+  add_work_options(command, options.work);
+  command.example("hash step-1000 > step-1000.hash", "Keep what it holds")
+      .example("hash step-1000.safetensors --check step-1000.hash model",
+               "Did the model come through an export?");
+}
+
+ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
+  const bool checks = !options.manifest_path.empty();
+  const Manifest expected = checks ? read_expected(options) : Manifest{};
+  const auto reader = open_source(options.source);
+  const inspect::Selection selection = select_names(*reader, options.source);
+  Manifest manifest;
+  {
+    Work work(terminal, "hash", inspect::manifest_nbytes(reader->contents(), selection),
+              options.work);
+    manifest = inspect::compute_manifest(*reader, selection, work.scan_options());
+  }
+  if (!checks) {
+    if (options.json) {
+      print_json(*reader, manifest, terminal);
+    } else {
+      terminal.print(manifest.to_text());
+    }
+    return ExitCode::done;
+  }
+  const auto differences = inspect::compare(expected, manifest);
+  const std::uint64_t num_checked = expected.entries.size();
+  if (options.json) {
+    print_json(differences, num_checked, terminal);
+  } else {
+    print_differences(differences, num_checked, terminal);
+  }
+  return differences.empty() ? ExitCode::done : ExitCode::findings;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "ckpt-inspect/source.h"
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+
+struct HashOptions {
+  SourceOptions source;
+  WorkOptions work;
+  std::string manifest_path;  // to check against; empty: print
+  bool json = false;
+};
+
+void add_hash_command(CommandLine& line, HashOptions& options, Terminal& terminal);
+
+/// Prints the digest of all that is selected, or says what is not as a manifest has it;
+/// ExitCode::findings where something is not.
+ExitCode run_hash(const HashOptions& options, Terminal& terminal);
+
+}  // namespace tessera::cli
