@@ -294,9 +294,10 @@ std::vector<Statistics> compute_statistics(const formats::CheckpointReader& read
   return results;
 }
 
-Histogram compute_histogram(const formats::CheckpointReader& reader, std::size_t tensor_index,
-                            const Statistics& statistics, int max_num_bins,
-                            const ScanOptions& options) {
+namespace {
+
+// Returns the bins with nothing in them.
+Histogram empty_histogram(const Statistics& statistics, int max_num_bins) {
   Histogram histogram;
   if (!statistics.min) return histogram;
   histogram.begin = to_double(*statistics.min);
@@ -311,40 +312,79 @@ Histogram compute_histogram(const formats::CheckpointReader& reader, std::size_t
   } else if (histogram.begin == histogram.end) {
     num_bins = 1;
   }
+  histogram.counts.assign(num_bins, 0);
+  return histogram;
+}
+
+// Adds the finite numbers to the counts of the histogram's bins.
+void count_numbers(std::span<const double> numbers, const Histogram& histogram,
+                   std::span<std::int64_t> counts) {
   // Halves, as the difference itself may not be finite.
   const double half_range = histogram.end / 2 - histogram.begin / 2;
+  const auto num_bins = static_cast<double>(counts.size());
+  for (const double x : numbers) {
+    if (!std::isfinite(x)) continue;
+    // Where in the range it lies, from 0 to 1.
+    const double place = half_range > 0 ? (x / 2 - histogram.begin / 2) / half_range : 0;
+    const auto bin = static_cast<std::size_t>(std::max(0.0, place * num_bins));
+    ++counts[std::min(bin, counts.size() - 1)];
+  }
+}
 
-  const DType dtype = reader.contents().tensors.at(tensor_index).meta.dtype;
-  histogram.counts.assign(num_bins, 0);
+}  // namespace
+
+std::vector<Histogram> compute_histograms(const formats::CheckpointReader& reader,
+                                          std::span<const std::size_t> tensor_indices,
+                                          std::span<const Statistics> statistics, int max_num_bins,
+                                          const ScanOptions& options) {
+  TESSERA_CHECK(statistics.size() == tensor_indices.size());
+  std::vector<Histogram> histograms;
+  std::vector<std::size_t> subjects;  // those with bins, as places in `tensor_indices`
+  std::vector<std::int64_t> numels;
+  for (std::size_t i = 0; i < tensor_indices.size(); ++i) {
+    histograms.push_back(empty_histogram(statistics[i], max_num_bins));
+    if (histograms.back().counts.empty()) continue;
+    subjects.push_back(i);
+    numels.push_back(reader.contents().tensors.at(tensor_indices[i]).meta.numel());
+  }
+  struct Subject {
+    TensorReader tensor;
+    const Histogram& histogram;
+  };
   detail::scan<std::vector<std::int64_t>>(
-      {reader.contents().tensors[tensor_index].meta.numel()}, kWindowNumel, options,
-      [&](std::size_t) { return std::make_unique<TensorReader>(reader, tensor_index); },
-      [&](const TensorReader& tensor, FlatRange window, std::vector<std::int64_t>& counts) {
-        counts.resize(num_bins);
+      numels, kWindowNumel, options,
+      [&](std::size_t s) {
+        return std::make_unique<Subject>(TensorReader(reader, tensor_indices[subjects[s]]),
+                                         histograms[subjects[s]]);
+      },
+      [&](const Subject& subject, FlatRange window, std::vector<std::int64_t>& counts) {
+        const DType dtype = subject.tensor.meta().dtype;
+        const std::size_t block_nbytes =
+            static_cast<std::size_t>(StatisticsAccumulator::kBlockNumel) * itemsize(dtype);
+        counts.resize(subject.histogram.counts.size());
         std::vector<double> numbers;
-        read_in_steps(tensor, window, options, [&](std::span<const std::byte> bytes) {
-          const std::size_t block_nbytes =
-              static_cast<std::size_t>(StatisticsAccumulator::kBlockNumel) * itemsize(dtype);
+        read_in_steps(subject.tensor, window, options, [&](std::span<const std::byte> bytes) {
           for (std::size_t at = 0; at < bytes.size(); at += block_nbytes) {
             const auto block = bytes.subspan(at, std::min(block_nbytes, bytes.size() - at));
             numbers.resize(block.size() / itemsize(dtype) *
                            static_cast<std::size_t>(numbers_per_element(dtype)));
             to_doubles(dtype, block, numbers);
-            for (double x : numbers) {
-              if (!std::isfinite(x)) continue;
-              // Where in the range it lies, from 0 to 1.
-              const double place = half_range > 0 ? (x / 2 - histogram.begin / 2) / half_range : 0;
-              const auto bin =
-                  static_cast<std::size_t>(std::max(0.0, place * static_cast<double>(num_bins)));
-              ++counts[std::min(bin, num_bins - 1)];
-            }
+            count_numbers(numbers, subject.histogram, counts);
           }
         });
       },
-      [&](std::size_t, const std::vector<std::int64_t>& counts) {
-        for (std::size_t bin = 0; bin < num_bins; ++bin) histogram.counts[bin] += counts[bin];
+      [&](std::size_t s, const std::vector<std::int64_t>& counts) {
+        Histogram& histogram = histograms[subjects[s]];
+        for (std::size_t bin = 0; bin < counts.size(); ++bin) histogram.counts[bin] += counts[bin];
       });
-  return histogram;
+  return histograms;
+}
+
+Histogram compute_histogram(const formats::CheckpointReader& reader, std::size_t tensor_index,
+                            const Statistics& statistics, int max_num_bins,
+                            const ScanOptions& options) {
+  return compute_histograms(reader, {&tensor_index, 1}, {&statistics, 1}, max_num_bins, options)
+      .front();
 }
 
 }  // namespace tessera::inspect

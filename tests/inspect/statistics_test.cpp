@@ -193,6 +193,37 @@ TEST(StatisticsTest, AreTheSameBitForBitHoweverTheTensorIsCutAndRead) {
   EXPECT_EQ(a.max, b.max);
 }
 
+TEST(HistogramTest, OfManyTensorsAreThoseOfEachAlone) {
+  auto values = gaussian(30'000, 1, 2);
+  values[7] = std::nanf("");
+  values[8] = std::numeric_limits<float>::infinity();
+  MemoryCheckpoint checkpoint;
+  checkpoint.add({"all_nan", DType::float32, {2}}, test::bytes_of<float>({std::nanf(""), NAN}));
+  checkpoint.add({"bits", DType::int64, {4}}, test::bytes_of<std::int64_t>({3, 5, 5, 3}));
+  checkpoint.add({"empty", DType::float32, {0}}, {});
+  checkpoint.add({"normal", DType::float32, {100, 300}}, test::bytes_of(values),
+                 {{Box{{0, 0}, {100, 17}}, 0}, {Box{{0, 17}, {100, 283}}, 1}});
+  checkpoint.add({"same", DType::float32, {3}}, test::bytes_of<float>({4, 4, 4}));
+  const std::vector<std::size_t> tensors = {0, 1, 2, 3, 4};
+  const ScanOptions crowded{.num_threads = 3, .memory_nbytes = 1};
+  const auto statistics = compute_statistics(checkpoint, tensors, {});
+  const auto together = compute_histograms(checkpoint, tensors, statistics, 10, crowded);
+  ASSERT_EQ(together.size(), tensors.size());
+  for (std::size_t t : tensors) {
+    SCOPED_TRACE(checkpoint.contents().tensors[t].meta.fqn);
+    const Histogram alone = compute_histogram(checkpoint, t, statistics[t], 10, {});
+    EXPECT_EQ(together[t].begin, alone.begin);
+    EXPECT_EQ(together[t].end, alone.end);
+    EXPECT_EQ(together[t].counts, alone.counts);
+    EXPECT_EQ(std::accumulate(alone.counts.begin(), alone.counts.end(), std::int64_t{0}),
+              statistics[t].num_finite());
+  }
+  EXPECT_TRUE(together[0].counts.empty());
+  EXPECT_THAT(together[1].counts, ElementsAre(2, 0, 2));  // bins of whole width: 3, 4, 5
+  EXPECT_TRUE(together[2].counts.empty());
+  EXPECT_THAT(together[4].counts, ElementsAre(3));
+}
+
 TEST(StatisticsTest, MergeGivesTheStatisticsOfBoth) {
   auto a = statistics_of<float>(DType::float32, {1, 2, 3});
   a.merge(statistics_of<std::int64_t>(DType::int64, {10, -7}));

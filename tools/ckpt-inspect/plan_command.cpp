@@ -1,10 +1,11 @@
 #include "ckpt-inspect/plan_command.h"
 
 #include <algorithm>
-#include <span>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "cli/output_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/layout/table_planner.h"
@@ -41,30 +42,6 @@ std::vector<TableSize> tables_to_plan(const formats::CheckpointReader& reader,
   }
   for (TableSize& table : tables) table.pooling_factor = options.pooling_factor;
   return tables;
-}
-
-void check_output(const FileSystem& fs, const PlanCommandOptions& options) {
-  const auto kind = fs.kind_of(options.output_path);
-  if (!kind) return;
-  if (*kind != FileKind::regular) {
-    throw Error::expected(ErrorKind::invalid_argument, {.path = options.output_path}, "--output",
-                          "a file", "something else, which stays as it is");
-  }
-  if (options.overwrite) return;
-  throw Error(ErrorKind::already_exists, {.path = options.output_path},
-              "the file exists (--overwrite replaces it)");
-}
-
-void write_plan(const PlanCommandOptions& options, const TablePlan& plan) {
-  FileSystem& fs = FileSystem::posix();
-  StagedDestination staged(fs, options.output_path, DestinationKind::file,
-                           options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse);
-  const std::string text = plan.to_json();
-  const auto file = fs.open_for_update(staged.staging_path());
-  file->write_at(0, std::as_bytes(std::span(text)));
-  file->sync();
-  file->close();
-  staged.commit();
 }
 
 /// Prints two tables, whose first lines are titles, and a line that sums them up.
@@ -129,7 +106,12 @@ ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal) {
   if (options.memory_per_rank_nbytes == 0) {
     throw UsageError("--memory-per-rank is missing", "ckpt-inspect plan --help");
   }
-  if (!options.output_path.empty()) check_output(FileSystem::posix(), options);
+  std::optional<OutputFile> output;
+  if (!options.output_path.empty()) {
+    output.emplace(FileSystem::posix(), options.output_path,
+                   options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse,
+                   "--output");
+  }
   const auto reader = open_source(options.source);
   std::vector<TableSize> tables = tables_to_plan(*reader, options);
   PlannerOptions planner = planner_options(options, std::max(1, reader->contents().world_size));
@@ -138,7 +120,10 @@ ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal) {
                      options.notes_path, tables, planner);
   }
   const ProposedPlan proposed = propose_plan(tables, planner);
-  if (!options.output_path.empty()) write_plan(options, proposed.plan);
+  if (output) {
+    output->write(proposed.plan.to_json());
+    output->commit();
+  }
   if (options.json) {
     terminal.print(proposed.to_json());
   } else {

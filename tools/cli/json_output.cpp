@@ -21,15 +21,18 @@ std::string number_text(Number number) {
 
 }  // namespace
 
-JsonOutput::JsonOutput(Terminal& terminal, int schema) : terminal_(terminal) {
+JsonOutput::JsonOutput(Terminal& terminal, int schema)
+    : JsonOutput([&terminal](std::string_view text) { terminal.print(text); }, schema) {}
+
+JsonOutput::JsonOutput(TextSink sink, int schema) : print_(std::move(sink)) {
   begin_object();
   member("schema", schema);
 }
 
 JsonOutput& JsonOutput::key(std::string_view name) {
   separate();
-  terminal_.print(json_quote(name));
-  terminal_.print(": ");
+  print_(json_quote(name));
+  print_(": ");
   after_key_ = true;
   return *this;
 }
@@ -41,21 +44,21 @@ void JsonOutput::separate() {
   }
   if (levels_.empty()) return;
   const bool own_line = levels_.size() <= kLevelsOnOwnLines;
-  if (!levels_.back().is_empty) terminal_.print(own_line ? "," : ", ");
-  if (own_line) terminal_.print("\n" + std::string(levels_.size(), ' '));
+  if (!levels_.back().is_empty) print_(own_line ? "," : ", ");
+  if (own_line) print_("\n" + std::string(levels_.size(), ' '));
   levels_.back().is_empty = false;
 }
 
 JsonOutput& JsonOutput::begin_object() {
   separate();
-  terminal_.print("{");
+  print_("{");
   levels_.emplace_back();
   return *this;
 }
 
 JsonOutput& JsonOutput::begin_array() {
   separate();
-  terminal_.print("[");
+  print_("[");
   levels_.emplace_back();
   return *this;
 }
@@ -64,8 +67,8 @@ void JsonOutput::close(char bracket) {
   TESSERA_CHECK(!levels_.empty() && !after_key_);
   const bool own_line = levels_.size() <= kLevelsOnOwnLines && !levels_.back().is_empty;
   levels_.pop_back();
-  if (own_line) terminal_.print("\n" + std::string(levels_.size(), ' '));
-  terminal_.print(std::string_view(&bracket, 1));
+  if (own_line) print_("\n" + std::string(levels_.size(), ' '));
+  print_(std::string_view(&bracket, 1));
 }
 
 JsonOutput& JsonOutput::end_object() {
@@ -80,7 +83,7 @@ JsonOutput& JsonOutput::end_array() {
 
 JsonOutput& JsonOutput::raw(std::string_view json) {
   separate();
-  terminal_.print(json);
+  print_(json);
   return *this;
 }
 
@@ -113,7 +116,7 @@ JsonOutput& JsonOutput::value(std::span<const std::int64_t> numbers) {
 void JsonOutput::finish() {
   end_object();
   TESSERA_CHECK(levels_.empty());
-  terminal_.print("\n");
+  print_("\n");
 }
 
 }  // namespace tessera::cli

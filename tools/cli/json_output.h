@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,14 +11,17 @@
 
 namespace tessera::cli {
 
-/// Writes one JSON document to standard output while it comes into being, so that its size costs no
-/// memory. The two outermost levels stand on lines of their own, what is deeper on one line, which
-/// keeps it readable and greppable. A value in an object follows its `key`.
+/// Writes one JSON document, mostly to standard output, while it comes into being, so that its size
+/// costs no memory. The two outermost levels stand on lines of their own, what is deeper on one
+/// line, which keeps it readable and greppable. A value in an object follows its `key`.
 class JsonOutput {
  public:
   /// Opens the document's object and writes `"schema": <schema>`. The schemas are in
   /// docs/cli/json-schema.md; a number changes only when a reader of the old one would misread.
   JsonOutput(Terminal& terminal, int schema);
+  /// The same to anything that takes text.
+  using TextSink = std::function<void(std::string_view text)>;
+  JsonOutput(TextSink sink, int schema);
 
   JsonOutput& key(std::string_view name);
   JsonOutput& begin_object();
@@ -51,7 +55,7 @@ class JsonOutput {
   void separate();
   void close(char bracket);
 
-  Terminal& terminal_;
+  TextSink print_;
   struct Level {
     bool is_empty = true;
   };

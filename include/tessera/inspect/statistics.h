@@ -76,4 +76,11 @@ Histogram compute_histogram(const formats::CheckpointReader& reader, std::size_t
                             const Statistics& statistics, int max_num_bins,
                             const ScanOptions& options);
 
+/// The same for each of the tensors, in the order of `tensor_indices`.
+/// Requires: `statistics.size() == tensor_indices.size()`.
+std::vector<Histogram> compute_histograms(const formats::CheckpointReader& reader,
+                                          std::span<const std::size_t> tensor_indices,
+                                          std::span<const Statistics> statistics, int max_num_bins,
+                                          const ScanOptions& options);
+
 }  // namespace tessera::inspect
