@@ -3,7 +3,7 @@
 #include <array>
 #include <cstdio>
 
-#include "cli/json_output.h"
+#include "ckpt-inspect/json_parts.h"
 #include "cli/sizes.h"
 #include "cli/table.h"
 #include "tessera/inspect/diff.h"
@@ -13,26 +13,6 @@ namespace {
 
 using inspect::Difference;
 using inspect::ElementDifferences;
-
-std::string_view kind_name(Difference::Kind kind) {
-  switch (kind) {
-    case Difference::Kind::missing:
-      return "missing";
-    case Difference::Kind::extra:
-      return "extra";
-    case Difference::Kind::shape:
-      return "shape";
-    case Difference::Kind::dtype:
-      return "dtype";
-    case Difference::Kind::elements:
-      return "elements";
-    case Difference::Kind::value:
-      return "value";
-    case Difference::Kind::type:
-      return "type";
-  }
-  return "";
-}
 
 std::string elements_in_words(const ElementDifferences& elements) {
   std::string text = std::to_string(elements.num_different) + " of " +
@@ -63,21 +43,6 @@ std::string in_words(const Difference& difference) {
   }
 }
 
-// A pattern that matches nothing on either side is a mistake.
-void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
-                           const formats::CheckpointReader& b) {
-  std::vector<std::string_view> all;
-  for (const formats::CheckpointReader* reader : {&a, &b}) {
-    for (const auto& tensor : reader->contents().tensors) all.push_back(tensor.meta.fqn);
-    for (const auto& value : reader->contents().values) all.push_back(value.name);
-    for (const auto& alias : reader->contents().aliases) all.push_back(alias.fqn);
-  }
-  const std::vector<std::string> unused = names.unused(all);
-  if (unused.empty()) return;
-  throw Error(ErrorKind::invalid_argument, {},
-              "no name in A or B matches '" + printable(unused.front()) + "'");
-}
-
 void print_json(const inspect::DiffReport& report, Terminal& terminal) {
   JsonOutput json(terminal, kInspectJsonSchema);
   json.member("equal", report.differences.empty());
@@ -86,21 +51,8 @@ void print_json(const inspect::DiffReport& report, Terminal& terminal) {
   json.end_object();
   json.key("differences").begin_array();
   for (const Difference& difference : report.differences) {
-    json.begin_object().member("kind", kind_name(difference.kind)).member("name", difference.name);
-    if (const auto& elements = difference.elements) {
-      json.member("numel", elements->numel).member("different", elements->num_different);
-      json.key("first_index").value(elements->first_index);
-      json.member("first_a", elements->first_a).member("first_b", elements->first_b);
-      json.member("nan_on_one_side", elements->num_nan_on_one_side).key("max_abs_difference");
-      if (elements->max_abs_difference) {
-        json.value(*elements->max_abs_difference);
-      } else {
-        json.null();
-      }
-    } else {
-      if (difference.kind != Difference::Kind::extra) json.member("a", difference.a);
-      if (difference.kind != Difference::Kind::missing) json.member("b", difference.b);
-    }
+    json.begin_object();
+    write_difference(json, difference);
     json.end_object();
   }
   json.end_array();

@@ -43,4 +43,44 @@ void write_statistics(JsonOutput& json, const inspect::Statistics& statistics) {
   write_double(json.key("std"), statistics.standard_deviation());
 }
 
+std::string_view kind_name(inspect::Difference::Kind kind) {
+  using Kind = inspect::Difference::Kind;
+  switch (kind) {
+    case Kind::missing:
+      return "missing";
+    case Kind::extra:
+      return "extra";
+    case Kind::shape:
+      return "shape";
+    case Kind::dtype:
+      return "dtype";
+    case Kind::elements:
+      return "elements";
+    case Kind::value:
+      return "value";
+    case Kind::type:
+      return "type";
+  }
+  return "";
+}
+
+void write_difference(JsonOutput& json, const inspect::Difference& difference) {
+  using Kind = inspect::Difference::Kind;
+  json.member("kind", kind_name(difference.kind)).member("name", difference.name);
+  if (const auto& elements = difference.elements) {
+    json.member("numel", elements->numel).member("different", elements->num_different);
+    json.key("first_index").value(elements->first_index);
+    json.member("first_a", elements->first_a).member("first_b", elements->first_b);
+    json.member("nan_on_one_side", elements->num_nan_on_one_side).key("max_abs_difference");
+    if (elements->max_abs_difference) {
+      json.value(*elements->max_abs_difference);
+    } else {
+      json.null();
+    }
+  } else {
+    if (difference.kind != Kind::extra) json.member("a", difference.a);
+    if (difference.kind != Kind::missing) json.member("b", difference.b);
+  }
+}
+
 }  // namespace tessera::cli

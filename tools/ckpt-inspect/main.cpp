@@ -3,6 +3,7 @@
 #include "ckpt-inspect/layout_command.h"
 #include "ckpt-inspect/ls_command.h"
 #include "ckpt-inspect/plan_command.h"
+#include "ckpt-inspect/report_command.h"
 #include "ckpt-inspect/show_command.h"
 #include "ckpt-inspect/stats_command.h"
 #include "ckpt-inspect/tree_command.h"
@@ -21,6 +22,7 @@ int main(int argc, char** argv) {
     PlanCommandOptions plan;
     DiffCommandOptions diff;
     HashOptions hash;
+    ReportOptions report;
     VerifyCommandOptions verify;
     add_tree_command(line, tree, terminal);
     add_ls_command(line, ls, terminal);
@@ -31,6 +33,7 @@ int main(int argc, char** argv) {
     add_diff_command(line, diff, terminal);
     add_hash_command(line, hash, terminal);
     add_verify_command(line, verify, terminal);
+    add_report_command(line, report, terminal);
     line.set_default_command("tree");
     return line.run(argc, argv);
   });

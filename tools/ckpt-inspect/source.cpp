@@ -36,6 +36,20 @@ inspect::Selection select_names(const formats::CheckpointReader& reader,
   return inspect::select(reader.contents(), NameSelection(options.patterns), reader.path());
 }
 
+void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
+                           const formats::CheckpointReader& b) {
+  std::vector<std::string_view> all;
+  for (const formats::CheckpointReader* reader : {&a, &b}) {
+    for (const auto& tensor : reader->contents().tensors) all.push_back(tensor.meta.fqn);
+    for (const auto& value : reader->contents().values) all.push_back(value.name);
+    for (const auto& alias : reader->contents().aliases) all.push_back(alias.fqn);
+  }
+  const std::vector<std::string> unused = names.unused(all);
+  if (unused.empty()) return;
+  throw Error(ErrorKind::invalid_argument, {},
+              "no name in A or B matches '" + printable(unused.front()) + "'");
+}
+
 Work::Work(Terminal& terminal, std::string label, std::uint64_t total_nbytes,
            const WorkOptions& options)
     : progress_(terminal, std::move(label), total_nbytes), options_(options) {}

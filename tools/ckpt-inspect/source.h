@@ -42,6 +42,10 @@ std::unique_ptr<formats::CheckpointReader> open_source(const SourceOptions& opti
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 
+/// Throws Error(invalid_argument) where a pattern matches no name of either: it is a mistake.
+void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
+                           const formats::CheckpointReader& b);
+
 /// Long work over tensors' bytes: can be interrupted, and shows how far it is.
 class Work {
  public:

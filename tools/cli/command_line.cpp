@@ -450,6 +450,7 @@ std::string CommandLine::bash_completion() const {
     std::string values;
     for (const auto& option : command->options()) {
       options += " " + option.name;
+      std::replace(options.begin(), options.end(), ',', ' ');  // `-o,--output` are two words
       if (!option.choices.empty()) {
         values += "        " + option.name + ") words='" + joined(option.choices, " ") + "' ;;\n";
       }

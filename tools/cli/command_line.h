@@ -35,7 +35,7 @@ class Command {
     std::vector<std::string>* many = nullptr;  // none or more, and last
   };
   struct Option {
-    std::string name;         // `--depth`
+    std::string name;         // `--depth`; `-o,--output`
     std::string placeholder;  // `N`; empty for a flag
     std::string help;
     std::function<void(const std::string&)> set;  // throws std::invalid_argument

@@ -15,7 +15,7 @@ from places import ROOT, locked
 from python_environment import python_environment
 from torchrec_packages import torchrec_packages
 
-LABELS = ("unit", "property", "cli", "interop", "distributed", "cuda", "development", "slow",
+LABELS = ("unit", "property", "cli", "browser", "interop", "distributed", "cuda", "development", "slow",
           "interop-torchrec")
 NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow", "interop-torchrec"}
 ON_DEMAND = "^(slow|interop-torchrec)$"  # labels that only --label runs

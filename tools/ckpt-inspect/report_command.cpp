@@ -1,0 +1,307 @@
+#include "ckpt-inspect/report_command.h"
+
+#include <algorithm>
+#include <optional>
+#include <span>
+
+#include "ckpt-inspect/json_parts.h"
+#include "ckpt-inspect/report/page.h"
+#include "cli/output_file.h"
+#include "cli/sizes.h"
+#include "tessera/inspect/diff.h"
+#include "tessera/inspect/layout_map.h"
+#include "tessera/reshard/optimizer_rules.h"
+
+namespace tessera::cli {
+namespace {
+
+using formats::CheckpointContents;
+using formats::CheckpointReader;
+using formats::TensorEntry;
+
+constexpr int kNumBins = 32;
+constexpr std::size_t kMaxShares = 64;  // cells of a tensor in the map of ranks
+
+struct Numbers {
+  inspect::Statistics statistics;
+  inspect::Histogram histogram;
+};
+
+// Returns the numbers of each of the tensors; nothing where they are not wanted.
+std::vector<Numbers> compute_numbers(const CheckpointReader& reader,
+                                     const std::vector<std::size_t>& tensors,
+                                     const ReportOptions& options, Terminal& terminal) {
+  if (options.no_stats) return {};
+  std::uint64_t nbytes = 0;
+  for (std::size_t t : tensors) nbytes += reader.contents().tensors[t].meta.nbytes();
+  Work work(terminal, "report", 2 * nbytes, options.work);  // the range, then the bins within it
+  const auto statistics = inspect::compute_statistics(reader, tensors, work.scan_options());
+  auto histograms =
+      inspect::compute_histograms(reader, tensors, statistics, kNumBins, work.scan_options());
+  std::vector<Numbers> numbers;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    numbers.push_back({statistics[i], std::move(histograms[i])});
+  }
+  return numbers;
+}
+
+// A name given by mistake may be a checkpoint's: only a page is replaced by a page.
+void require_page_or_nothing(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path) != FileKind::regular) return;
+  const auto file = fs.open(path);
+  const std::string_view expected =
+      kReportPageBeforeData.substr(0, kReportPageBeforeData.find('\n'));
+  std::string first(std::min<std::uint64_t>(expected.size(), file->nbytes()), '\0');
+  file->read_at(0, std::as_writable_bytes(std::span(first)));
+  if (first.empty() || first == expected) return;
+  throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite",
+                        "a page of HTML", "something else, which stays as it is");
+}
+
+std::string last_component(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path.substr(path.rfind('/') + 1);
+}
+
+// Takes JSON into a script element: `<` appears within strings alone, where the escape means it,
+// so that no name ends the element or opens a comment in it.
+JsonOutput::TextSink into_script(OutputFile& file) {
+  return [&file](std::string_view json) {
+    for (std::size_t end = 0; (end = json.find('<')) != std::string_view::npos;) {
+      file.write(json.substr(0, end));
+      file.write("\\u003c");
+      json.remove_prefix(end + 1);
+    }
+    file.write(json);
+  };
+}
+
+void write_numbers(JsonOutput& json, const Numbers& numbers) {
+  json.begin_object();
+  write_statistics(json, numbers.statistics);
+  json.key("histogram").begin_object().member("begin", numbers.histogram.begin);
+  json.member("end", numbers.histogram.end).key("counts").value(numbers.histogram.counts);
+  json.end_object().end_object();
+}
+
+// Writes what stands in the page's head about one checkpoint.
+void write_source(JsonOutput& json, const CheckpointReader& reader,
+                  const inspect::Selection& selection) {
+  const inspect::Totals& totals = selection.totals;
+  json.begin_object().member("name", last_component(reader.path()));
+  json.member("format", format_in_words(reader)).member("tensors", totals.num_tensors);
+  json.member("aliases", totals.num_aliases).member("values", totals.num_values);
+  json.member("pieces", totals.num_pieces).member("numel", totals.numel);
+  json.member("nbytes", totals.nbytes).end_object();
+}
+
+void write_tensor(JsonOutput& json, const CheckpointContents& contents, const TensorEntry& tensor,
+                  const reshard::StateRole& role, int world_size) {
+  json.member("name", tensor.meta.fqn).member("dtype", dtype_name(tensor.meta.dtype));
+  json.key("shape").value(tensor.meta.shape);
+  json.member("nbytes", tensor.meta.nbytes()).member("pieces", std::uint64_t{tensor.pieces.size()});
+  if (role.kind != formats::StateKind::plain) json.member("kind", state_kind_name(role.kind));
+  if (role.parameter_index) {
+    json.member("parameter", contents.tensors[*role.parameter_index].meta.fqn);
+  }
+  json.member("layout", layout_pattern_to_string(inspect::layout_pattern(tensor)));
+  json.member("shares",
+              inspect::draw_shares(inspect::numel_by_rank(tensor, world_size), kMaxShares));
+}
+
+void write_ranks(JsonOutput& json, const CheckpointContents& contents,
+                 const inspect::Selection& selection, int world_size) {
+  std::vector<std::uint64_t> nbytes(static_cast<std::size_t>(world_size));
+  for (std::size_t t : selection.tensors) {
+    const TensorEntry& tensor = contents.tensors[t];
+    const auto numels = inspect::numel_by_rank(tensor, world_size);
+    for (std::size_t rank = 0; rank < nbytes.size(); ++rank) {
+      nbytes[rank] += static_cast<std::uint64_t>(numels[rank]) * itemsize(tensor.meta.dtype);
+    }
+  }
+  json.member("ranks_per_share",
+              std::uint64_t{inspect::shares_per_character(nbytes.size(), kMaxShares)});
+  json.key("ranks").begin_array();
+  for (std::uint64_t each : nbytes) json.value(each);
+  json.end_array();
+}
+
+void write_checkpoint(JsonOutput& json, const CheckpointReader& reader,
+                      const inspect::Selection& selection, const std::vector<Numbers>& numbers) {
+  const CheckpointContents& contents = reader.contents();
+  const int world_size = std::max(1, contents.world_size);
+  write_source(json.key("source"), reader, selection);
+  write_ranks(json, contents, selection, world_size);
+  const std::vector<reshard::StateRole> roles = reshard::classify_state(contents);
+  json.key("tensors").begin_array();
+  for (std::size_t i = 0; i < selection.tensors.size(); ++i) {
+    json.begin_object();
+    const std::size_t t = selection.tensors[i];
+    write_tensor(json, contents, contents.tensors[t], roles[t], world_size);
+    if (!numbers.empty()) write_numbers(json.key("numbers"), numbers[i]);
+    json.end_object();
+  }
+  json.end_array().key("aliases").begin_array();
+  for (std::size_t a : selection.aliases) {
+    const formats::Alias& alias = contents.aliases[a];
+    json.begin_object().member("name", alias.fqn).member("alias_of", alias.target).end_object();
+  }
+  json.end_array().key("values").begin_array();
+  for (std::size_t v : selection.values) {
+    const ValueWords value = value_in_words(reader, v);
+    json.begin_object().member("name", contents.values[v].name);
+    json.member("type", value.type).member("text", value.text).end_object();
+  }
+  json.end_array();
+}
+
+// The index of the tensor that stands under a name, its own or an alias.
+std::optional<std::size_t> find_tensor(const CheckpointContents& contents,
+                                       const std::string& name) {
+  const TensorEntry* tensor = contents.find_tensor(name);
+  const auto alias = std::find_if(contents.aliases.begin(), contents.aliases.end(),
+                                  [&](const formats::Alias& each) { return each.fqn == name; });
+  if (tensor == nullptr && alias != contents.aliases.end()) {
+    tensor = contents.find_tensor(alias->target);
+  }
+  if (tensor == nullptr) return std::nullopt;
+  return static_cast<std::size_t>(tensor - contents.tensors.data());
+}
+
+// Returns the numbers of the tensors whose elements differ, in the order of the differences.
+std::vector<Numbers> numbers_of_differing(const CheckpointReader& reader,
+                                          const inspect::DiffReport& report,
+                                          const ReportOptions& options, Terminal& terminal) {
+  std::vector<std::size_t> tensors;
+  for (const inspect::Difference& difference : report.differences) {
+    if (difference.elements) {
+      tensors.push_back(find_tensor(reader.contents(), difference.name).value());
+    }
+  }
+  return compute_numbers(reader, tensors, options, terminal);
+}
+
+void write_comparison(JsonOutput& json, const CheckpointReader& a, const CheckpointReader& b,
+                      const inspect::DiffReport& report, const std::vector<Numbers>& numbers_a,
+                      const std::vector<Numbers>& numbers_b) {
+  json.key("compared").begin_object().member("tensors", report.num_tensors_compared);
+  json.member("values", report.num_values_compared).member("nbytes", report.nbytes_compared);
+  json.end_object().key("differences").begin_array();
+  std::size_t next = 0;
+  for (const inspect::Difference& difference : report.differences) {
+    json.begin_object();
+    write_difference(json, difference);
+    if (difference.elements) {
+      for (const CheckpointReader* reader : {&a, &b}) {
+        const CheckpointContents& contents = reader->contents();
+        const TensorMeta& meta =
+            contents.tensors[find_tensor(contents, difference.name).value()].meta;
+        json.member(reader == &a ? "a" : "b",
+                    std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape));
+      }
+      if (!numbers_a.empty()) {
+        write_numbers(json.key("numbers_a"), numbers_a[next]);
+        write_numbers(json.key("numbers_b"), numbers_b[next]);
+        ++next;
+      }
+    }
+    json.end_object();
+  }
+  json.end_array().key("untied").begin_array();
+  for (const std::string& name : report.untied) json.value(name);
+  json.end_array();
+}
+
+inspect::Selection select_for_report(const CheckpointReader& reader, const ReportOptions& options) {
+  return inspect::select(reader.contents(), NameSelection(options.patterns), reader.path());
+}
+
+// Writes the page around the data, which `write_data` writes.
+template <class WriteData>
+void write_page(OutputFile& file, WriteData write_data) {
+  file.write(kReportPageBeforeData);
+  JsonOutput json(into_script(file), kInspectJsonSchema);
+  write_data(json);
+  json.finish();
+  file.write(kReportPageAfterData);
+  file.commit();
+}
+
+std::string report_on_one(const ReportOptions& options, OutputFile& file, Terminal& terminal) {
+  const auto reader = open_source({options.path, options.patterns, {}});
+  const inspect::Selection selection = select_for_report(*reader, options);
+  const auto numbers = compute_numbers(*reader, selection.tensors, options, terminal);
+  write_page(file, [&](JsonOutput& json) { write_checkpoint(json, *reader, selection, numbers); });
+  return counts_in_words(selection.totals) + "; " + exact_size(selection.totals.nbytes) + "; " +
+         format_in_words(*reader);
+}
+
+std::string report_on_two(const ReportOptions& options, OutputFile& file, Terminal& terminal) {
+  const auto a = open_source({options.path, {}, {}});
+  const auto b = open_source({options.other_paths.front(), {}, {}});
+  inspect::DiffOptions diff_options{
+      .rtol = options.rtol, .atol = options.atol, .names = NameSelection(options.patterns)};
+  if (options.ignore_dtype) diff_options.dtypes = inspect::DiffOptions::DTypes::any;
+  require_patterns_used(diff_options.names, *a, *b);
+  inspect::DiffReport report;
+  {
+    Work work(terminal, "diff", inspect::diff_nbytes(*a, *b, diff_options), options.work);
+    diff_options.scan = work.scan_options();
+    report = inspect::diff(*a, *b, diff_options);
+  }
+  const auto numbers_a = numbers_of_differing(*a, report, options, terminal);
+  const auto numbers_b = numbers_of_differing(*b, report, options, terminal);
+  write_page(file, [&](JsonOutput& json) {
+    write_source(json.key("a"), *a, inspect::select(a->contents(), {}, a->path()));
+    write_source(json.key("b"), *b, inspect::select(b->contents(), {}, b->path()));
+    write_comparison(json, *a, *b, report, numbers_a, numbers_b);
+  });
+  return report.differences.empty() ? "equal" : counted(report.differences.size(), "difference");
+}
+
+}  // namespace
+
+void add_report_command(CommandLine& line, ReportOptions& options, Terminal& terminal) {
+  Command& command = line.add_command(
+      "report", "Writes one page of HTML that shows a checkpoint, or how two differ",
+      [&] { return run_report(options, terminal); });
+  command.describe(
+      "Bytes by prefix, ranks, dtypes, and of each tensor a histogram and statistics, with the "
+      "optimizer's state beside its weight. The page needs no network and no other file.");
+  command
+      .argument("PATH", options.path,
+                "A checkpoint: native, safetensors, DCP or torch.save; the format is detected")
+      .arguments("B", options.other_paths, "Another: the page shows how they differ")
+      .option("-o,--output", "FILE", options.output_path, "The page to write; must be given")
+      .flag("--overwrite", options.overwrite, "Replace that file")
+      .option("--only", "GLOB", options.patterns,
+              "Only these names and what lies below them; may be given several times")
+      .flag("--no-stats", options.no_stats, "Leave out what takes reading elements: faster")
+      .option("--rtol", "RTOL", options.rtol, "For two: relative tolerance, as in diff")
+      .option("--atol", "ATOL", options.atol, "For two: absolute tolerance")
+      .flag("--ignore-dtype", options.ignore_dtype,
+            "For two: compare tensors of different dtypes as numbers");
+  add_work_options(command, options.work);
+  command.example("report step-1000 -o report.html", "All of it")
+      .example("report step-1000 step-2000 -o changes.html --only model --rtol 1e-3",
+               "What training has changed in the model");
+}
+
+ExitCode run_report(const ReportOptions& options, Terminal& terminal) {
+  const std::string help = "ckpt-inspect report --help";
+  if (options.output_path.empty()) {
+    throw UsageError("-o is missing: the file that the page is written to", help);
+  }
+  if (options.other_paths.size() > 1) {
+    throw UsageError("unexpected argument '" + printable(options.other_paths[1]) + "'", help);
+  }
+  if (options.overwrite) require_page_or_nothing(FileSystem::posix(), options.output_path);
+  OutputFile file(FileSystem::posix(), options.output_path,
+                  options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse, "-o");
+  const std::string summary = options.other_paths.empty() ? report_on_one(options, file, terminal)
+                                                          : report_on_two(options, file, terminal);
+  terminal.print(printable(options.output_path) + ": " + summary + "\n");
+  return ExitCode::done;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,26 @@
+#pragma once
+
+#include "ckpt-inspect/source.h"
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+
+struct ReportOptions {
+  std::string path;
+  std::vector<std::string> other_paths;  // none, or the one to compare with
+  std::string output_path;
+  std::vector<std::string> patterns;  // empty: all
+  double rtol = 0;
+  double atol = 0;
+  bool ignore_dtype = false;
+  bool no_stats = false;
+  bool overwrite = false;
+  WorkOptions work;
+};
+
+void add_report_command(CommandLine& line, ReportOptions& options, Terminal& terminal);
+
+/// Writes a page of HTML that shows a checkpoint, or the differences between two.
+ExitCode run_report(const ReportOptions& options, Terminal& terminal);
+
+}  // namespace tessera::cli
