@@ -101,6 +101,16 @@ class ReportInBrowserTest(unittest.TestCase):
                 self.assertEqual(self.evaluate("document.querySelectorAll('img, i:not(#path i), main b').length"), 0)
                 self.assertEqual(self.evaluate("document.title"), "<i>names.safetensors")
 
+    def test_odd_names(self):
+        names = ["", ".", "..", "a", "a.b", "x" * 65000, ".".join(f"d{i}" for i in range(1000)), "__proto__",
+                 "constructor.b"]
+        self.open(write_safetensors(self.folder / "odd.safetensors", {name: [1, 2] for name in names}), width=400)
+        self.assertEqual(sorted(self.names()), sorted(names))
+        self.assertLessEqual(self.evaluate("document.documentElement.scrollWidth"), 400)
+        self.act("[...document.querySelectorAll('.box')].forEach((box) => box.click())")
+        self.act("document.querySelector('#path button').click()")
+        self.assertEqual(len(self.names()), len(names))
+
     def test_ten_thousand_tensors_make_few_elements(self):
         tensors = training_state(2500)
         tensors["model.layers.1700.weight"][1] = float("nan")

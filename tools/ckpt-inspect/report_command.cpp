@@ -212,10 +212,6 @@ void write_comparison(JsonOutput& json, const CheckpointReader& a, const Checkpo
   json.end_array();
 }
 
-inspect::Selection select_for_report(const CheckpointReader& reader, const ReportOptions& options) {
-  return inspect::select(reader.contents(), NameSelection(options.patterns), reader.path());
-}
-
 // Writes the page around the data, which `write_data` writes.
 template <class WriteData>
 void write_page(OutputFile& file, WriteData write_data) {
@@ -228,8 +224,9 @@ void write_page(OutputFile& file, WriteData write_data) {
 }
 
 std::string report_on_one(const ReportOptions& options, OutputFile& file, Terminal& terminal) {
-  const auto reader = open_source({options.path, options.patterns, {}});
-  const inspect::Selection selection = select_for_report(*reader, options);
+  const auto reader = open_source({options.path, {}, options.flat_layout_path});
+  const inspect::Selection selection =
+      inspect::select(reader->contents(), NameSelection(options.patterns), reader->path());
   const auto numbers = compute_numbers(*reader, selection.tensors, options, terminal);
   write_page(file, [&](JsonOutput& json) { write_checkpoint(json, *reader, selection, numbers); });
   return counts_in_words(selection.totals) + "; " + exact_size(selection.totals.nbytes) + "; " +
@@ -237,8 +234,8 @@ std::string report_on_one(const ReportOptions& options, OutputFile& file, Termin
 }
 
 std::string report_on_two(const ReportOptions& options, OutputFile& file, Terminal& terminal) {
-  const auto a = open_source({options.path, {}, {}});
-  const auto b = open_source({options.other_paths.front(), {}, {}});
+  const auto a = open_source({options.path, {}, options.flat_layout_path});
+  const auto b = open_source({options.other_paths.front(), {}, options.flat_layout_path_b});
   inspect::DiffOptions diff_options{
       .rtol = options.rtol, .atol = options.atol, .names = NameSelection(options.patterns)};
   if (options.ignore_dtype) diff_options.dtypes = inspect::DiffOptions::DTypes::any;
@@ -280,7 +277,10 @@ void add_report_command(CommandLine& line, ReportOptions& options, Terminal& ter
       .option("--rtol", "RTOL", options.rtol, "For two: relative tolerance, as in diff")
       .option("--atol", "ATOL", options.atol, "For two: absolute tolerance")
       .flag("--ignore-dtype", options.ignore_dtype,
-            "For two: compare tensors of different dtypes as numbers");
+            "For two: compare tensors of different dtypes as numbers")
+      .option("--flat-layout", "FILE", options.flat_layout_path,
+              "What bare flat vectors in PATH are made of (FSDP1 LOCAL), as JSON")
+      .option("--flat-layout-b", "FILE", options.flat_layout_path_b, "The same for B");
   add_work_options(command, options.work);
   command.example("report step-1000 -o report.html", "All of it")
       .example("report step-1000 step-2000 -o changes.html --only model --rtol 1e-3",

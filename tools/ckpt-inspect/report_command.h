@@ -10,6 +10,8 @@ struct ReportOptions {
   std::vector<std::string> other_paths;  // none, or the one to compare with
   std::string output_path;
   std::vector<std::string> patterns;  // empty: all
+  std::string flat_layout_path;
+  std::string flat_layout_path_b;
   double rtol = 0;
   double atol = 0;
   bool ignore_dtype = false;
