@@ -110,7 +110,8 @@ int main(int argc, char** argv) {
   }
   if (mesh.rank() == 0) {
     std::printf(
-        "{\"seconds\": [%s], \"peak_nbytes\": %lld, \"num_ids\": %lld, \"num_touched_rows\": %lld}\n",
+        "{\"seconds\": [%s], \"peak_nbytes\": %lld, \"num_ids\": %lld, \"num_touched_rows\": "
+        "%lld}\n",
         seconds.c_str(), static_cast<long long>(peak_nbytes()),
         static_cast<long long>(batches[0].values().numel()),
         static_cast<long long>(num_touched_rows(batches[0])));

@@ -26,7 +26,8 @@ struct TableSize {
 };
 
 /// How a table is updated: within the backward, row by row; or by an ordinary optimizer from a
-/// gradient that is as large as the shard. A data_parallel table is counted as dense: at most.
+/// gradient that is as large as the shard. A data_parallel table is counted as dense: never too
+/// low.
 enum class TableKernel { fused, dense };
 
 /// What a table may be. The defaults leave everything open.

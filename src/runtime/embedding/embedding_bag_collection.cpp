@@ -47,7 +47,8 @@ at::Tensor pooled_sums(const at::Tensor& weight, const at::Tensor& ids, const at
                        const at::Tensor& sample_weights) {
   if (ids.numel() == 0) {
     // Nothing to look up, perhaps in nothing; still a function of the weight.
-    return torch::zeros({offsets.numel() - 1, weight.size(1)}, at::kFloat) + weight.narrow(0, 0, 0).sum();
+    return torch::zeros({offsets.numel() - 1, weight.size(1)}, at::kFloat) +
+           weight.narrow(0, 0, 0).sum();
   }
   namespace F = torch::nn::functional;
   return F::embedding_bag(ids, weight.to(at::kFloat),

@@ -27,7 +27,7 @@ struct LocalTable {
   std::int64_t num_columns = 0;  // of the whole table
   at::Tensor weight;             // the parameter; shape: that of the region
   at::ScalarType dtype = at::kFloat;
-  FusedState state;              // of a fused table
+  FusedState state;  // of a fused table
   /// Ranks that hold other columns of the same rows, and this one, in order of their columns.
   std::vector<int> column_peers;
 

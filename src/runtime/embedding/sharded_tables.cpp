@@ -369,8 +369,7 @@ std::shared_ptr<Inputs> ShardedTables::start(const OwnBatch& batch) {
   auto inputs = std::make_shared<Inputs>();
   inputs->tables = weak_from_this();
   if (batch.wants_weight_gradients) inputs->weights = batch.batch->weights().to(at::kFloat);
-  inputs->sharded =
-      std::make_unique<Input>(tables_, sharded_, mesh_.world(), batch, fingerprint());
+  inputs->sharded = std::make_unique<Input>(tables_, sharded_, mesh_.world(), batch, fingerprint());
   inputs->replicated = std::make_unique<Input>(tables_, replicated_, alone_, batch, fingerprint());
   return inputs;
 }
@@ -422,7 +421,8 @@ Tensor ShardedTables::pooled(Inputs& inputs) {
   Input& sharded = *inputs.sharded;
   const LocalBags& bags = sharded.bags();
   const std::vector<std::int64_t> shape{sharded.batch().batch_size, tables_.output_width()};
-  Tensor output = covers_output_ ? torch::empty(shape, at::kFloat) : torch::zeros(shape, at::kFloat);
+  Tensor output =
+      covers_output_ ? torch::empty(shape, at::kFloat) : torch::zeros(shape, at::kFloat);
   if (mesh_.world_size() == 1) {
     sharded_lookup_.pooled(bags, output);
   } else {
@@ -444,7 +444,9 @@ void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
   Tensor local = torch::empty({bags.num_samples, sharded_lookup_.width()}, at::kFloat);
   sharded_lookup_.pooled(bags, local);
   Tensor received = torch::empty({sum_of(num_received)}, at::kFloat);
-  mesh_.world()->all_to_all(received, num_received, local.view({-1}), num_sent, "pooled rows").wait();
+  mesh_.world()
+      ->all_to_all(received, num_received, local.view({-1}), num_sent, "pooled rows")
+      .wait();
   auto* const to = output.mutable_data_ptr<float>();
   for_samples(batch_size, [&](std::int64_t sample) {
     float* const row = to + sample * tables_.output_width();

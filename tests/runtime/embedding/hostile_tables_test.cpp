@@ -41,8 +41,8 @@ std::shared_ptr<ShardedEmbeddingBagCollection> sharded(const dist::Mesh& mesh,
 }
 
 KeyedJaggedTensor ids_of(std::vector<std::int64_t> ids) {
-  return KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"},
-                                         torch::tensor(ids, at::kLong), torch::ones({4}, at::kLong));
+  return KeyedJaggedTensor::from_lengths(
+      {"user", "item", "city", "day"}, torch::tensor(ids, at::kLong), torch::ones({4}, at::kLong));
 }
 
 EmbeddingBagConfig table(const std::string& name, std::int64_t rows, std::int64_t columns) {
@@ -106,7 +106,9 @@ TEST(HostileTablesTest, D8AnInputIsOneCollectionsAndForOnce) {
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
   const auto others = sharded(alone, "table_wise");
-  EXPECT_THAT(refusal_of([&] { others->forward(tables->distribute(ids_of({1, 1, 1, 1}))); }),
+  EXPECT_THAT(refusal_of([&] {
+                others->forward(tables->distribute(ids_of({1, 1, 1, 1})));
+              }),
               HasSubstr("another collection's"));
   DistributedInput input = tables->distribute(ids_of({1, 1, 1, 1}));
   DistributedInput copy = input;
@@ -180,12 +182,11 @@ TEST(HostileTablesTest, D8OneRankAloneMayWantGradientsOfItsWeights) {
     const auto tables = shard(test::small_collection({.is_weighted = true}), plan("row_wise", 2),
                               mesh, {.optimizer = Sgd{.lr = 0.1}});
     const at::Tensor weights = torch::ones({4}).requires_grad_(mesh.rank() == 0);
-    const auto batch =
-        mesh.rank() == 0
-            ? KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"},
-                                              torch::tensor({1, 1, 1, 1}, at::kLong),
-                                              torch::ones({4}, at::kLong), weights)
-            : KeyedJaggedTensor::empty({"user", "item", "city", "day"}, 2);
+    const auto batch = mesh.rank() == 0
+                           ? KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"},
+                                                             torch::tensor({1, 1, 1, 1}, at::kLong),
+                                                             torch::ones({4}, at::kLong), weights)
+                           : KeyedJaggedTensor::empty({"user", "item", "city", "day"}, 2);
     tables->forward(batch).values().sum().backward();
     EXPECT_EQ(weights.grad().defined(), mesh.rank() == 0);
     EXPECT_EQ(tables->forward(batch).values().size(0), mesh.rank() == 0 ? 1 : 2);
@@ -197,9 +198,9 @@ TEST(HostileTablesTest, D8GradientsOfWeightsAloneMoveNoTable) {
   const auto tables = shard(test::small_collection({.is_weighted = true}), plan("table_wise", 1),
                             alone, {.optimizer = Sgd{.lr = 0.1}});
   const at::Tensor weights = torch::ones({4}).requires_grad_();
-  const auto batch = KeyedJaggedTensor::from_lengths(
-      {"user", "item", "city", "day"}, torch::tensor({1, 1, 1, 1}, at::kLong),
-      torch::ones({4}, at::kLong), weights);
+  const auto batch = KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"},
+                                                     torch::tensor({1, 1, 1, 1}, at::kLong),
+                                                     torch::ones({4}, at::kLong), weights);
   const at::Tensor before = tables->weight("users").detach().clone();
   const auto loss = tables->forward(batch).values().sum();
   EXPECT_GT(torch::autograd::grad({loss}, {weights}).front().abs().sum().item<float>(), 0);
@@ -209,8 +210,8 @@ TEST(HostileTablesTest, D8GradientsOfWeightsAloneMoveNoTable) {
 TEST(HostileTablesTest, D5TablesThatOneRankUpdatesAloneAreRefusedByOthers) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto model = [] {
-      return test::model_with(std::make_shared<FusedEmbeddingBagCollection>(test::small_tables(),
-                                                                            Sgd{.lr = 0.1}));
+      return test::model_with(
+          std::make_shared<FusedEmbeddingBagCollection>(test::small_tables(), Sgd{.lr = 0.1}));
     };
     EXPECT_THAT(refusal_of([&] { fully_shard(*model(), {.mesh = mesh}); }),
                 HasSubstr("tessera::shard makes a sharded one"));
@@ -282,7 +283,9 @@ TEST(HostileTablesTest, D8TablesDoNotAskForADefaultDtype) {
 TEST(HostileTablesTest, D4OutputsHaveNamesOfTheirOwn) {
   EmbeddingBagConfig first = table("a", 3, 2), second = table("b", 3, 2), third = table("c", 3, 2);
   third.feature_names = {"f@a"};
-  EXPECT_THAT(refusal_of([&] { EmbeddingBagCollection({first, second, third}); }),
+  EXPECT_THAT(refusal_of([&] {
+                EmbeddingBagCollection({first, second, third});
+              }),
               HasSubstr("'f@a' twice"));
 }
 
@@ -292,7 +295,9 @@ TEST(HostileTablesTest, D7WhatIsShardedTakesWholeTablesAndKeepsItsMemory) {
   EXPECT_THAT(refusal_of([&] { shard(*tables, plan("table_wise", 1), alone); }),
               HasSubstr("one of whole tables"));
   tables->weight("users").set_data(torch::zeros({2, 2}));
-  EXPECT_THAT(refusal_of([&] { tables->forward(ids_of({1, 1, 1, 1})); }),
+  EXPECT_THAT(refusal_of([&] {
+                tables->forward(ids_of({1, 1, 1, 1}));
+              }),
               HasSubstr("weight of a table"));
 }
 
