@@ -266,7 +266,7 @@ TEST(HostileTablesTest, D8ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOne
     }
     ASSERT_EQ(said.size(), 4);
     EXPECT_THAT(said[1], HasSubstr(mesh.rank() == 0 ? "a torn record" : "rank 0 refused"));
-    for (const std::size_t step : {0, 2, 3}) EXPECT_EQ(said[step], "nothing was thrown") << step;
+    for (const std::size_t step : {0U, 2U, 3U}) EXPECT_EQ(said[step], "nothing was thrown") << step;
   });
 }
 
