@@ -226,7 +226,7 @@ TEST(HostileTablesTest, D6AFrozenTableStaysFrozen) {
   collection->weight("users").requires_grad_(false);
   const auto tables = shard(collection, plan("table_wise", 1), alone, {.optimizer = Sgd{.lr = 1}});
   EXPECT_FALSE(tables->weight("users").requires_grad());
-  EXPECT_TRUE(tables->weight("items").requires_grad());
+  EXPECT_TRUE(tables->weight("days").requires_grad());
   const at::Tensor before = tables->weight("users").detach().clone();
   test::loss_of(tables->forward(ids_of({1, 1, 1, 1})).values()).backward();
   EXPECT_TRUE(torch::equal(tables->weight("users"), before));
