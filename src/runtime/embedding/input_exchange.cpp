@@ -49,10 +49,6 @@ std::int64_t num_ids_in(const TableBatch& batch, const TableBatch::Slice& slice,
   return num_ids;
 }
 
-std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
-  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
-}
-
 /// Calls `body(each)` for all of a vector, on as many threads as libtorch uses.
 template <class T, class Body>
 void for_all(std::vector<T>& vector, const Body& body) {
@@ -61,6 +57,10 @@ void for_all(std::vector<T>& vector, const Body& body) {
 }
 
 }  // namespace
+
+std::int64_t sum_of(const std::vector<std::int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+}
 
 Input::Input(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
              std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint)

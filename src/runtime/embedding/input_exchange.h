@@ -25,6 +25,9 @@ struct Assignment {
 /// By rank, in the order of the tables.
 using Assignments = std::vector<std::vector<Assignment>>;
 
+/// Returns the sum of what ranks send or get.
+std::int64_t sum_of(const std::vector<std::int64_t>& sizes);
+
 /// Bags of what a rank holds, from the batches of all ranks: bag `o * num_samples + s` is sample s
 /// of the o-th output of its assignments, in their order. Samples are in order of rank.
 struct LocalBags {

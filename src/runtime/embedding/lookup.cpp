@@ -4,7 +4,6 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "embedding_kernels/pooled.h"
 #include "runtime/torch_bridge.h"
@@ -217,9 +216,7 @@ void Lookup::step_replica(std::size_t looked, const PooledGradient& gradient,
     std::vector<std::int64_t> num_received = received;
     for (std::int64_t& each : num_received) each *= width_of_row;
     const std::vector<std::int64_t> num_sent(num_ranks, own.numel());
-    Tensor all =
-        torch::empty({std::accumulate(num_received.begin(), num_received.end(), std::int64_t{0})},
-                     own.options());
+    Tensor all = torch::empty({sum_of(num_received)}, own.options());
     group_->all_to_all(all, num_received, own.repeat({group_->size()}), num_sent, what).wait();
     return all;
   };

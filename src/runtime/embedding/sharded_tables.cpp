@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <set>
 
 #include "runtime/embedding/initial_weight.h"
@@ -369,8 +368,9 @@ std::shared_ptr<Inputs> ShardedTables::start(const OwnBatch& batch) {
   auto inputs = std::make_shared<Inputs>();
   inputs->tables = weak_from_this();
   if (batch.wants_weight_gradients) inputs->weights = batch.batch->weights().to(at::kFloat);
-  inputs->sharded = std::make_unique<Input>(tables_, sharded_, mesh_.world(), batch, fingerprint());
-  inputs->replicated = std::make_unique<Input>(tables_, replicated_, alone_, batch, fingerprint());
+  const std::uint64_t common = fingerprint();
+  inputs->sharded = std::make_unique<Input>(tables_, sharded_, mesh_.world(), batch, common);
+  inputs->replicated = std::make_unique<Input>(tables_, replicated_, alone_, batch, common);
   return inputs;
 }
 
@@ -411,10 +411,6 @@ void for_samples(std::int64_t batch_size, const Body& body) {
   });
 }
 
-std::int64_t sum_of(const std::vector<std::int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
-}
-
 }  // namespace
 
 Tensor ShardedTables::pooled(Inputs& inputs) {
@@ -433,14 +429,25 @@ Tensor ShardedTables::pooled(Inputs& inputs) {
   return output;
 }
 
+std::vector<std::int64_t> ShardedTables::pooled_here(const Input& input) const {
+  std::vector<std::int64_t> sizes = input.batch_sizes();
+  for (std::int64_t& size : sizes) size *= sharded_lookup_.width();
+  return sizes;
+}
+
+std::vector<std::int64_t> ShardedTables::pooled_for_own(const Input& input) const {
+  std::vector<std::int64_t> sizes;
+  for (const PooledColumns& columns : pooled_columns_) {
+    sizes.push_back(input.batch().batch_size * columns.width);
+  }
+  return sizes;
+}
+
 void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
                                     Tensor& output) const {
   const std::int64_t batch_size = input.batch().batch_size;
-  std::vector<std::int64_t> num_sent, num_received;
-  for (std::size_t rank = 0; rank < blocks_.size(); ++rank) {
-    num_sent.push_back(input.batch_sizes()[rank] * sharded_lookup_.width());
-    num_received.push_back(batch_size * pooled_columns_[rank].width);
-  }
+  const std::vector<std::int64_t> num_sent = pooled_here(input);
+  const std::vector<std::int64_t> num_received = pooled_for_own(input);
   Tensor local = torch::empty({bags.num_samples, sharded_lookup_.width()}, at::kFloat);
   sharded_lookup_.pooled(bags, local);
   Tensor received = torch::empty({sum_of(num_received)}, at::kFloat);
@@ -470,11 +477,8 @@ void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
 /// Gives each rank the gradient of what it pooled. Returns this rank's.
 Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradient) const {
   const std::int64_t batch_size = input.batch().batch_size;
-  std::vector<std::int64_t> num_sent, num_received;
-  for (std::size_t rank = 0; rank < blocks_.size(); ++rank) {
-    num_sent.push_back(batch_size * pooled_columns_[rank].width);
-    num_received.push_back(input.batch_sizes()[rank] * sharded_lookup_.width());
-  }
+  const std::vector<std::int64_t> num_sent = pooled_for_own(input);
+  const std::vector<std::int64_t> num_received = pooled_here(input);
   Tensor sent = torch::empty({sum_of(num_sent)}, at::kFloat);
   const auto* const from = gradient.const_data_ptr<float>();
   auto* const to = sent.mutable_data_ptr<float>();

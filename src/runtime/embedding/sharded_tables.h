@@ -67,6 +67,9 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   /// Pools on all ranks, and adds up what this rank's samples get.
   void exchange_pooled(const LocalBags& bags, const Input& input, at::Tensor& output) const;
   at::Tensor exchange_gradient(const Input& input, const at::Tensor& gradient) const;
+  /// How much this rank pools for each rank, and each rank for this one. Units: elements.
+  std::vector<std::int64_t> pooled_here(const Input& input) const;
+  std::vector<std::int64_t> pooled_for_own(const Input& input) const;
   /// Returns the tables' gradients, undefined where there are none, parallel to `local_`.
   /// `moves_tables`: false leaves the tables alone.
   std::vector<at::Tensor> backward(Inputs& inputs, at::Tensor gradient, at::Tensor weight_gradients,
