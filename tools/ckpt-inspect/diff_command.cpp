@@ -6,7 +6,6 @@
 #include "ckpt-inspect/json_parts.h"
 #include "cli/sizes.h"
 #include "cli/table.h"
-#include "tessera/inspect/diff.h"
 
 namespace tessera::cli {
 namespace {
@@ -89,6 +88,15 @@ void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& 
                "Against an export in bfloat16");
 }
 
+inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
+                            inspect::DiffOptions options, const WorkOptions& work_options,
+                            Terminal& terminal) {
+  require_patterns_used(options.names, a, b);
+  Work work(terminal, "diff", inspect::diff_nbytes(a, b, options), work_options);
+  options.scan = work.scan_options();
+  return inspect::diff(a, b, options);
+}
+
 ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
   const auto a = open_source({options.path_a, {}, options.flat_layout_path_a});
   const auto b = open_source({options.path_b, {}, options.flat_layout_path_b});
@@ -97,13 +105,7 @@ ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
   diff_options.atol = options.atol;
   if (options.ignore_dtype) diff_options.dtypes = inspect::DiffOptions::DTypes::any;
   diff_options.names = NameSelection(options.patterns);
-  require_patterns_used(diff_options.names, *a, *b);
-  inspect::DiffReport report;
-  {
-    Work work(terminal, "diff", inspect::diff_nbytes(*a, *b, diff_options), options.work);
-    diff_options.scan = work.scan_options();
-    report = inspect::diff(*a, *b, diff_options);
-  }
+  const inspect::DiffReport report = compare(*a, *b, diff_options, options.work, terminal);
   const ExitCode code = report.differences.empty() ? ExitCode::done : ExitCode::findings;
   if (options.json) {
     print_json(report, terminal);

@@ -2,6 +2,7 @@
 
 #include "ckpt-inspect/source.h"
 #include "cli/command_line.h"
+#include "tessera/inspect/diff.h"
 
 namespace tessera::cli {
 
@@ -19,6 +20,12 @@ struct DiffCommandOptions {
 };
 
 void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& terminal);
+
+/// Compares two checkpoints with a progress line. Throws: Error(invalid_argument) where a pattern
+/// of `options.names` fits nothing.
+inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
+                            inspect::DiffOptions options, const WorkOptions& work_options,
+                            Terminal& terminal);
 
 /// Compares two checkpoints; ExitCode::findings where they differ.
 ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal);

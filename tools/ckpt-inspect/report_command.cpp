@@ -4,11 +4,11 @@
 #include <optional>
 #include <span>
 
+#include "ckpt-inspect/diff_command.h"
 #include "ckpt-inspect/json_parts.h"
 #include "ckpt-inspect/report/page.h"
 #include "cli/output_file.h"
 #include "cli/sizes.h"
-#include "tessera/inspect/diff.h"
 #include "tessera/inspect/layout_map.h"
 #include "tessera/reshard/optimizer_rules.h"
 
@@ -239,13 +239,7 @@ std::string report_on_two(const ReportOptions& options, OutputFile& file, Termin
   inspect::DiffOptions diff_options{
       .rtol = options.rtol, .atol = options.atol, .names = NameSelection(options.patterns)};
   if (options.ignore_dtype) diff_options.dtypes = inspect::DiffOptions::DTypes::any;
-  require_patterns_used(diff_options.names, *a, *b);
-  inspect::DiffReport report;
-  {
-    Work work(terminal, "diff", inspect::diff_nbytes(*a, *b, diff_options), options.work);
-    diff_options.scan = work.scan_options();
-    report = inspect::diff(*a, *b, diff_options);
-  }
+  const inspect::DiffReport report = compare(*a, *b, diff_options, options.work, terminal);
   const auto numbers_a = numbers_of_differing(*a, report, options, terminal);
   const auto numbers_b = numbers_of_differing(*b, report, options, terminal);
   write_page(file, [&](JsonOutput& json) {
