@@ -29,9 +29,19 @@ TableRule read_rule(const TableJson& json, const Value& object, int world_size) 
   json.refuse_unknown_keys(object, {"sharding", "ranks", "column_shards"});
   TableRule rule;
   rule.sharding = json.sharding(json.member(object, "sharding", "a sharding type"));
+  if (rule.sharding != TableSharding::grid && object.find("column_shards") != nullptr) {
+    throw json.refusal("column_shards", "none, as the table is no grid",
+                       value_to_string(*object.find("column_shards")));
+  }
   if (rule.sharding == TableSharding::data_parallel) {
     rule.ranks.resize(static_cast<std::size_t>(world_size));
     std::iota(rule.ranks.begin(), rule.ranks.end(), 0);
+    if (const Value* ranks = object.find("ranks")) {
+      if (json.ranks(*ranks, world_size).size() != rule.ranks.size()) {
+        throw json.refusal("ranks of a data_parallel table", "all, or no such key",
+                           value_to_string(*ranks));
+      }
+    }
     return rule;
   }
   rule.ranks = json.ranks(json.member(object, "ranks", "a list of ranks"), world_size);

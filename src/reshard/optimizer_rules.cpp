@@ -115,10 +115,13 @@ StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& st
     const TensorEntry& parameter = contents.tensors[*parts.parameter_index];
     const auto table = table_of_weight(parameter.meta.fqn);
     if (table && parts.name.starts_with(*table + ".")) {
-      role.kind = torchrec_kind(parts.name.substr(table->size() + 1), state, parameter);
+      const std::string_view name = parts.name.substr(table->size() + 1);
+      role.kind = torchrec_kind(name, state, parameter);
+      role.is_misnamed = name.starts_with("momentum") && role.kind == StateKind::opaque;
       return role;
     }
     // A name says what the state means; it cannot say so of a tensor that does not fit.
+    role.is_misnamed = contains(kPointwiseNames, parts.name) || contains(kRowWiseNames, parts.name);
     if (contains(kPointwiseNames, parts.name) && state.meta.shape == parameter.meta.shape) {
       role.kind = StateKind::pointwise;
     } else if (contains(kRowWiseNames, parts.name) && has_one_per_row(state, parameter)) {
@@ -126,6 +129,7 @@ StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& st
     } else if (contains(kScalarNames, parts.name) && state.meta.numel() == 1) {
       role.kind = StateKind::scalar_parameter;
     }
+    role.is_misnamed = role.is_misnamed && role.kind == StateKind::opaque;
     return role;
   }
   if (contains(kPointwiseNames, parts.name)) role.kind = StateKind::pointwise;

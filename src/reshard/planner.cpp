@@ -120,12 +120,28 @@ class Planner {
   }
 
   void choose_state_names() {
-    std::vector<StateName> names;
-    if (options_.optimizer_names == OptimizerNames::canonical) names = canonical_names(source_);
-    if (options_.optimizer_names == OptimizerNames::torchrec) {
-      names = torchrec_names(source_, options_.table_plan ? &*options_.table_plan : nullptr);
-    }
+    if (options_.optimizer_names == OptimizerNames::as_stored) return;
+    // torchrec's names repeat that of the table, which is then the new one.
+    const CheckpointContents contents = options_.renames.empty() ? source_ : renamed_source();
+    std::vector<StateName> names =
+        options_.optimizer_names == OptimizerNames::canonical
+            ? canonical_names(contents)
+            : torchrec_names(contents, options_.table_plan ? &*options_.table_plan : nullptr);
     for (StateName& name : names) state_names_.emplace(name.tensor_index, std::move(name));
+  }
+
+  CheckpointContents renamed_source() const {
+    CheckpointContents contents = source_;
+    for (TensorEntry& tensor : contents.tensors) {
+      tensor.key_path = path_of(tensor.meta.fqn, tensor.key_path);
+      tensor.meta.fqn = renamed(tensor.meta.fqn, options_.renames);
+      if (!tensor.parameter.empty()) tensor.parameter = renamed(tensor.parameter, options_.renames);
+    }
+    for (Alias& alias : contents.aliases) {
+      alias.fqn = renamed(alias.fqn, options_.renames);
+      alias.target = renamed(alias.target, options_.renames);
+    }
+    return contents;
   }
 
   void select_names() {
@@ -133,11 +149,7 @@ class Planner {
     for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
       const TensorEntry& tensor = source_.tensors[i];
       if (!options_.only.selects(tensor.meta.fqn)) continue;
-      const auto state_name = state_names_.find(i);
-      place_of_target[tensor.meta.fqn] =
-          state_name == state_names_.end()
-              ? select(i, tensor.meta.fqn, tensor.meta.fqn, tensor.key_path)
-              : select(i, tensor.meta.fqn, state_name->second.fqn, state_name->second.key_path);
+      place_of_target[tensor.meta.fqn] = select(i, tensor.meta.fqn, tensor.key_path);
     }
     for (const Alias& alias : source_.aliases) {
       if (!options_.only.selects(alias.fqn)) continue;
@@ -151,7 +163,7 @@ class Planner {
       const TensorEntry* tensor = source_.find_tensor(alias.target);
       TESSERA_CHECK(tensor != nullptr);  // the reader checked it
       const std::size_t place = select(static_cast<std::size_t>(tensor - source_.tensors.data()),
-                                       alias.fqn, alias.fqn, alias.key_path);
+                                       alias.fqn, alias.key_path);
       place_of_target.emplace(alias.target, place);
     }
     for (std::size_t i = 0; i < source_.values.size(); ++i) {
@@ -179,11 +191,18 @@ class Planner {
     }
   }
 
-  /// `name` is what the renames start from.
   std::size_t select(std::size_t source_tensor, const std::string& source_name,
-                     const std::string& name, const KeyPath& key_path) {
-    selected_.push_back({source_tensor, source_name, has_torchrec_name(name),
-                         renamed(name, options_.renames), path_of(name, key_path)});
+                     const KeyPath& key_path) {
+    Selected selected{source_tensor, source_name, false, renamed(source_name, options_.renames),
+                      path_of(source_name, key_path)};
+    const auto state_name = state_names_.find(source_tensor);
+    const bool is_alias = source_name != source_.tensors[source_tensor].meta.fqn;
+    if (state_name != state_names_.end() && !is_alias) {
+      selected.name = state_name->second.fqn;
+      selected.key_path = state_name->second.key_path;
+    }
+    selected.has_torchrec_name = has_torchrec_name(selected.name);
+    selected_.push_back(std::move(selected));
     return selected_.size() - 1;
   }
   KeyPath path_of(const std::string& name, const KeyPath& key_path) const {
@@ -249,6 +268,13 @@ class Planner {
       return;
     }
 
+    if (role.is_misnamed) {
+      report_.note("kind of state", selected.source_name,
+                   "the shape of " + source_.tensors[*role.parameter_index].meta.fqn + ' ' +
+                       shape_to_string(source_.tensors[*role.parameter_index].meta.shape) +
+                       ", or of its rows, as the name says",
+                   shape_to_string(tensor.meta.shape) + ", which is moved whole");
+    }
     TensorEntry entry;
     entry.meta = {selected.name, tensor.meta.dtype, tensor.meta.shape};
     entry.kind = role.kind;
@@ -334,11 +360,16 @@ class Planner {
     return column_widths(regions, source_.tensors[table_index].meta.shape);
   }
 
+  /// Returns the name of a table at the destination, which is what a plan is for.
+  std::optional<std::string> planned_table(const TensorEntry& tensor) const {
+    return table_of_weight(renamed(tensor.meta.fqn, options_.renames));
+  }
+
   std::vector<Shard> parameter_shards(std::size_t parameter_index) const {
     const TensorEntry& parameter = source_.tensors[parameter_index];
     if (!strategy_) return kept_shards(parameter);
     if (options_.table_plan) {
-      if (const auto table = table_of_weight(parameter.meta.fqn)) {
+      if (const auto table = planned_table(parameter)) {
         const auto rule = options_.table_plan->tables.find(*table);
         if (rule != options_.table_plan->tables.end() && parameter.meta.shape.size() == 2) {
           return table_shards(rule->second, parameter.meta.shape, strategy_->world_size());
@@ -467,11 +498,18 @@ class Planner {
   }
 
   void check_planned_tables_are_there() {
+    const auto& rules = options_.table_plan->tables;
     std::set<std::string> tables;
     for (const TensorEntry& tensor : source_.tensors) {
-      if (auto table = table_of_weight(tensor.meta.fqn)) tables.insert(std::move(*table));
+      auto table = planned_table(tensor);
+      if (!table) continue;
+      if (tensor.meta.shape.size() != 2 && rules.contains(*table)) {
+        report_.problem("table plan", tensor.meta.fqn, "2 dimensions, as the plan has a rule for it",
+                        shape_to_string(tensor.meta.shape));
+      }
+      tables.insert(std::move(*table));
     }
-    for (const auto& [name, rule] : options_.table_plan->tables) {
+    for (const auto& [name, rule] : rules) {
       if (!tables.contains(name)) {
         report_.relaxable(options_.missing, "table plan", name, "a table of that name", "none");
       }
@@ -482,7 +520,7 @@ class Planner {
   void check_tables_are_planned() {
     for (const Selected& selected : selected_) {
       const TensorMeta& meta = source_.tensors[selected.source_tensor].meta;
-      const auto table = table_of_weight(meta.fqn);
+      const auto table = planned_table(source_.tensors[selected.source_tensor]);
       if (!table || meta.shape.size() != 2 || options_.table_plan->tables.contains(*table))
         continue;
       report_.problem("table plan", meta.fqn,

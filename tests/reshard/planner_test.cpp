@@ -318,6 +318,60 @@ TEST(PlannerTest, E3_StateWhoseShapeContradictsItsTagIsAProblem) {
   }
 }
 
+/// A table `t` of 6 x 8 with row-wise state.
+CheckpointContents table_with_rows(Shape table = {6, 8}, Shape rows = {6}) {
+  CheckpointContents contents;
+  contents.tensors = {tensor("model.embedding_bags.t.weight", std::move(table)),
+                      tensor("optim.state.embedding_bags.t.weight.row_sum", std::move(rows))};
+  return contents;
+}
+
+PlanOptions column_plan(const std::string& table) {
+  PlanOptions options;
+  options.table_plan = TablePlan::from_json(R"({"schema":1,"world_size":2,"tables":{")" + table +
+                                                R"(":{"sharding":"column_wise","ranks":[0,1]}}})",
+                                            "plan");
+  return options;
+}
+
+TEST(PlannerTest, D10_APlanIsForTablesUnderTheirNewNames) {
+  PlanOptions options = column_plan("u");
+  options.optimizer_names = OptimizerNames::torchrec;
+  options.renames = {{"model.embedding_bags.t.", "model.embedding_bags.u."},
+                     {"optim.state.embedding_bags.t.", "optim.state.embedding_bags.u."}};
+  const Plan plan = plan_reshard(table_with_rows(), "src", options);
+  EXPECT_THAT(plan.problems, IsEmpty());
+  EXPECT_THAT(regions_of(plan, "model.embedding_bags.u.weight"),
+              ElementsAre(Box{{0, 0}, {6, 4}}, Box{{0, 4}, {6, 4}}));
+  EXPECT_THAT(regions_of(plan, "optim.state.embedding_bags.u.weight.u.momentum1"),
+              ElementsAre(Box{{0}, {6}}, Box{{6}, {6}}));
+
+  options.renames.clear();
+  const Plan old_names = plan_reshard(table_with_rows(), "src", options);
+  ASSERT_THAT(old_names.problems, SizeIs(2));
+  EXPECT_EQ(old_names.problems[0].where.fqn, "u");
+}
+
+TEST(PlannerTest, D7_AnythingButTwoDimensionsIsNoPlannedTable) {
+  for (const Shape& shape : {Shape{48}, Shape{6, 4, 2}}) {
+    const Plan plan = plan_reshard(table_with_rows(shape), "src", column_plan("t"));
+    ASSERT_THAT(plan.problems, SizeIs(1));
+    EXPECT_EQ(plan.problems[0].where.fqn, "model.embedding_bags.t.weight");
+    EXPECT_THAT(plan.problems[0].expected, HasSubstr("2 dimensions"));
+    EXPECT_EQ(plan.problems[0].found, shape_to_string(shape));
+  }
+}
+
+TEST(PlannerTest, E10_StateThatDoesNotFitItsNameIsMovedWholeAndTold) {
+  const Plan fitting = plan_reshard(table_with_rows(), "src", column_plan("t"));
+  EXPECT_THAT(fitting.notes, IsEmpty());
+  const Plan plan = plan_reshard(table_with_rows({6, 8}, {7}), "src", column_plan("t"));
+  EXPECT_THAT(plan.problems, IsEmpty());
+  ASSERT_THAT(plan.notes, SizeIs(1));
+  EXPECT_EQ(plan.notes[0].where.fqn, "optim.state.embedding_bags.t.weight.row_sum");
+  EXPECT_THAT(plan.notes[0].found, HasSubstr("[7]"));
+}
+
 TEST(PlannerTest, TableThatThePlanNamesAndTheSourceLacksIsAProblem) {
   TablePlan plan = plan_of(R"({"sharding":"row_wise","ranks":[0,1]})");
   plan.tables["t9"] = plan.tables["t0"];

@@ -15,6 +15,9 @@ struct StateRole {
   /// The parameter among the same contents; nothing where it is not there (optimizer state keyed by
   /// numbers), and then the tensor is laid out by its own shape.
   std::optional<std::size_t> parameter_index;
+  /// Its name is that of pointwise or row-wise state, and its shape is neither of the parameter nor
+  /// of its rows. The kind is then opaque.
+  bool is_misnamed = false;
 };
 
 /// Returns the role of every tensor, parallel to `contents.tensors`.

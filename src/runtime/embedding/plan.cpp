@@ -25,6 +25,7 @@ ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mes
   planner.world_size = mesh.world_size();
   planner.ranks_per_host = options.ranks_per_host;
   planner.memory_per_rank_nbytes = options.memory_per_rank;
+  planner.reserved_nbytes = options.reserved;
   planner.batch_size = options.batch_size;
   planner.bandwidths = options.bandwidths;
   planner.constraints = options.constraints;
@@ -40,6 +41,7 @@ ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mes
     size.rows = config.num_embeddings;
     size.columns = config.embedding_dim;
     size.dtype = dtype_of(config.dtype);
+    size.is_weighted = options.is_weighted;
     size.num_features = static_cast<int>(config.feature_names.size());
     const auto factor = options.pooling_factors.find(config.name);
     if (factor != options.pooling_factors.end()) size.pooling_factor = factor->second;
@@ -50,6 +52,19 @@ ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mes
     }
   }
   return propose_plan(sizes, planner);
+}
+
+TablePlan part_of(const TablePlan& plan, const std::vector<EmbeddingBagConfig>& tables) {
+  TablePlan part{plan.world_size, {}};
+  for (const EmbeddingBagConfig& config : tables) {
+    const auto rule = plan.tables.find(config.name);
+    if (rule == plan.tables.end()) {
+      throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "plan for embedding tables",
+                            "a rule for every table", "none for this one");
+    }
+    part.tables.insert(*rule);
+  }
+  return part;
 }
 
 }  // namespace tessera::embedding

@@ -3,6 +3,7 @@
 
 #include "runtime/embedding/tables.h"
 #include "runtime/support/checks.h"
+#include "tessera/runtime/embedding/plan.h"
 #include "tessera/runtime/state/optim_state_dict.h"
 #include "tessera/runtime/state/state_dict.h"
 
@@ -52,6 +53,30 @@ TEST(ModuleStateTest, D1D2D3D4NamesAreThoseOfTheUnshardedTablesOnEveryRank) {
       }
     });
   }
+}
+
+TEST(ModuleStateTest, D10OnePlanMayBeForTheTablesOfSeveralCollections) {
+  const std::vector<EmbeddingBagConfig> all = test::small_tables();
+  const std::vector<EmbeddingBagConfig> first(all.begin(), all.begin() + 2);
+  const std::vector<EmbeddingBagConfig> others(all.begin() + 2, all.end());
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    const TablePlan plan = embedding::plan(all, mesh, {.memory_per_rank = 1_GiB}).plan;
+    for (const auto& tables : {first, others}) {
+      const auto collection = std::make_shared<EmbeddingBagCollection>(tables);
+      EXPECT_THROW(shard(collection, plan, mesh), Error) << "rules of other tables";
+      const auto sharded = shard(collection, embedding::part_of(plan, tables), mesh);
+      EXPECT_EQ(sharded->plan().tables.size(), tables.size());
+    }
+    const std::uint64_t plain =
+        embedding::plan(all, mesh, {.memory_per_rank = 1_GiB}).ranks[0].nbytes;
+    const std::uint64_t more =
+        embedding::plan(all, mesh, {.memory_per_rank = 1_GiB, .reserved = 1_MiB}).ranks[0].nbytes;
+    EXPECT_GE(more, plain + 1_MiB);
+    TablePlan less = plan;
+    less.tables.erase(others.front().name);
+    EXPECT_THAT([&] { embedding::part_of(less, others); },
+                testing::ThrowsMessage<Error>(testing::HasSubstr(others.front().name)));
+  });
 }
 
 TEST(ModuleStateTest, D4StateDictsAndGlobalMetaHaveWholeShapes) {

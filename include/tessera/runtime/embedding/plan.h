@@ -31,12 +31,18 @@ struct PlanOptions {
   int ranks_per_host = 0;                           // 0: all are on one host
   std::map<std::string, TableConstraint> constraints{};  // by table
   PlannerBandwidths bandwidths{};
+  std::uint64_t reserved = 0;  // of the memory, for everything but tables; bytes
+  bool is_weighted = false;    // every id comes with a weight
 };
 
 /// Proposes a plan for the tables of a collection over the ranks of a mesh: see `propose_plan`,
 /// which explains it and says what it throws. A function of the arguments alone; not collective.
 ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mesh& mesh,
                   const PlanOptions& options);
+
+/// Returns the rules of some tables alone, for `shard`: one plan may be for several collections.
+/// Throws: Error(mismatch) naming a table without a rule.
+TablePlan part_of(const TablePlan& plan, const std::vector<EmbeddingBagConfig>& tables);
 
 }  // namespace embedding
 }  // namespace tessera
