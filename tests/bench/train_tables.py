@@ -51,7 +51,7 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]
     build("release", targets=("train_tables", "embedding_kernels"), definitions=runtime_definitions(python))
     os.environ["PYTHONPATH"] = str(torchrec_packages())
     trainer = tools / "train_tables"
-    rounds, steps = (1, 4) if quick else (5, 8)
+    rounds, steps = (1, 4) if quick else (3, 8)
     rows = 1_000 if quick else ROWS
     # columns, distribution of ids, threads, ranks
     cases = [(64, "uniform", 1, 1), (64, "uniform", 2, 1), (64, "uniform", 1, 2), (64, "zipf", 2, 1),
