@@ -504,7 +504,8 @@ class Planner {
       auto table = planned_table(tensor);
       if (!table) continue;
       if (tensor.meta.shape.size() != 2 && rules.contains(*table)) {
-        report_.problem("table plan", tensor.meta.fqn, "2 dimensions, as the plan has a rule for it",
+        report_.problem("table plan", tensor.meta.fqn,
+                        "2 dimensions, as the plan has a rule for it",
                         shape_to_string(tensor.meta.shape));
       }
       tables.insert(std::move(*table));

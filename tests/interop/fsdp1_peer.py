@@ -1,4 +1,4 @@
-"""Trains a transformer with PyTorch's FSDP1 (use_orig_params=True) and writes what the run was like; under torchrun.
+"""Trains a transformer with PyTorch's FSDP1 (use_orig_params=True) and writes what the run was like, on one rank.
 
 tests/runtime/parity/fsdp_parity.cpp does the same with fully_shard.
 """
@@ -28,8 +28,7 @@ def name_of(handle: FlatParamHandle, root: torch.nn.Module) -> str:
     raise LookupError("a handle of no module")
 
 
-def main() -> None:
-    source, output = sys.argv[1:]
+def train(source: str, output: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     values = load_file(source)
@@ -78,7 +77,3 @@ def main() -> None:
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # Gloo's threads can abort an ordinary interpreter exit
-
-
-if __name__ == "__main__":
-    main()

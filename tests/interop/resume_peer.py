@@ -1,9 +1,6 @@
-"""Trains a transformer with PyTorch from given values, or from a checkpoint, and saves it at the end; under torchrun.
+"""Trains a transformer with PyTorch from given values, or from a checkpoint, and saves it at the end, on one rank.
 
 tests/runtime/parity/resume_parity.cpp does the same with Tessera.
-
-usage: resume_peer.py INPUT FROM TO WAY FIRST LAST OUTPUT-PREFIX     (FROM, TO: `-` for none; WAY: fsdp1, fsdp2, or
-fsdp2-flattened, with `flatten_optimizer_state_dict`)
 """
 
 import json
@@ -37,8 +34,8 @@ def shard(model: torch.nn.Module, way: str) -> torch.nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def main() -> None:
-    source, begin, end, way, first, last, output = sys.argv[1:]
+def train(source: str, begin: str, end: str, way: str, first: int, last: int, output: str) -> None:
+    """`begin`, `end`: `-` for none. `way`: fsdp1, fsdp2, or fsdp2-flattened, with `flatten_optimizer_state_dict`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     values = load_file(source)
@@ -56,7 +53,7 @@ def main() -> None:
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"],
                        options=form)
     losses = []
-    for batch in ids[int(first):int(last)]:
+    for batch in ids[first:last]:
         rows = batch.chunk(dist.get_world_size())[dist.get_rank()]
         logits = model(rows[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
@@ -73,7 +70,3 @@ def main() -> None:
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # Gloo's threads can abort an ordinary interpreter exit
-
-
-if __name__ == "__main__":
-    main()

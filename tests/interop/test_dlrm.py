@@ -1,32 +1,22 @@
 """D7, D9, D10, C9: docs/examples/dlrm trains on two ranks, gets another plan for three, and goes on there as if it had stayed."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ckpt_tools import BIN
+from ckpt_tools import BIN, succeed
+from on_ranks import run_program
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "development"))
 from loss_curve import read_stretches  # noqa: E402
 
-TORCHRUN = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--no-python", "--nproc-per-node"]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 MOVED_AT, STEPS = 100, 200
 
 
-def run(*command) -> str:
-    process = subprocess.run([str(word) for word in command], env=ENVIRONMENT, capture_output=True, text=True, check=False,
-                             timeout=300)
-    assert process.returncode == 0, process.stderr
-    return process.stdout
-
-
-def train(ranks: int, *arguments) -> str:
-    return run(*TORCHRUN, ranks, BIN / "dlrm", *arguments)
+def train(ranks: int, *arguments) -> None:
+    run_program([BIN / "dlrm", *arguments], ranks)
 
 
 def losses_in(path: Path) -> list[float]:
@@ -37,8 +27,8 @@ def test_a_new_plan_changes_no_loss(tmp_path):
     in_one_go, moved, plan = tmp_path / "in-one-go.jsonl", tmp_path / "moved.jsonl", tmp_path / "plan.json"
     train(2, tmp_path / "in-one-go", "--steps", STEPS, "--losses", in_one_go)
     train(2, tmp_path / "moved", "--steps", MOVED_AT, "--losses", moved)
-    run(BIN / "ckpt-inspect", "plan", tmp_path / "moved" / f"step-{MOVED_AT}", "--world-size", 3, "--memory-per-rank",
-        "4500KiB", "--output", plan)
+    succeed("ckpt-inspect", "plan", tmp_path / "moved" / f"step-{MOVED_AT}", "--world-size", 3,
+            "--memory-per-rank", "4500KiB", "--output", plan)
     assert len({rule["sharding"] for rule in json.loads(plan.read_text())["tables"].values()}) > 1
     train(3, tmp_path / "moved", "--steps", STEPS, "--plan", plan, "--losses", moved)
 

@@ -1,13 +1,14 @@
 """B4, B3, B12, B13: fully_shard against PyTorch's FSDP1 (use_orig_params=True), live, run for run."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import fsdp1_peer
 import pytest
 import torch
+from ckpt_tools import BIN
+from on_ranks import run_function, run_program
 from safetensors.torch import save_file
 
 HERE = Path(__file__).parent
@@ -17,10 +18,7 @@ from peers_train_step import Transformer  # noqa: E402
 STEPS, ROWS, SEQUENCE, VOCABULARY, WIDTH = 20, 12, 6, 19, 10
 
 
-def train(command: list[str], ranks: int, output: Path) -> list[dict]:
-    launch = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run([*launch, *command, str(output)], env=environment, check=True, timeout=300)
+def results(output: Path, ranks: int) -> list[dict]:
     return [json.loads(Path(f"{output}{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -32,9 +30,10 @@ def runs(request, tmp_path_factory) -> tuple[list[dict], list[dict]]:
     values["ids"] = torch.randint(VOCABULARY, (STEPS, ROWS, SEQUENCE + 1))
     save_file(values, work / "input.safetensors")
     source = str(work / "input.safetensors")
-    trainer = str(Path(os.environ["TESSERA_BIN"]) / "fsdp_parity")
-    return (train([str(HERE / "fsdp1_peer.py"), source], request.param, work / "peer-"),
-            train(["--no-python", trainer, source], request.param, work / "ours-"))
+    ranks = request.param
+    run_function(fsdp1_peer.train, ranks, source, str(work / "peer-"))
+    run_program([BIN / "fsdp_parity", source, work / "ours-"], ranks)
+    return results(work / "peer-", ranks), results(work / "ours-", ranks)
 
 
 def test_b3_b13_flat_parameters_have_the_same_order_offsets_and_padding(runs):

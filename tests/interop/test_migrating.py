@@ -1,16 +1,14 @@
 """A4: the two trainers of docs/migrating.md, as they stand there, go on from each other's checkpoints."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from ckpt_tools import BIN
+from on_ranks import run_program
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
-TORCHRUN = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node"]
 LOSS = re.compile(r"^step (\d+), loss (\S+)$", re.MULTILINE)
 
 
@@ -23,21 +21,17 @@ def script(tmp_path_factory) -> Path:
 
 
 def train(ranks: int, *command) -> dict[int, float]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    process = subprocess.run([*TORCHRUN, str(ranks), *map(str, command)], env=environment, capture_output=True, text=True,
-                             check=False, timeout=300)
-    assert process.returncode == 0, process.stderr
-    return {int(step): float(loss) for step, loss in LOSS.findall(process.stdout)}
+    return {int(step): float(loss) for step, loss in LOSS.findall("".join(run_program(command, ranks)))}
 
 
 def test_a4_the_trainers_of_the_page_go_on_from_each_other(script, tmp_path):
-    in_cpp = ["--no-python", BIN / "migrating"]
-    expected = train(2, script, "-", tmp_path / "3") | train(2, script, tmp_path / "3", tmp_path / "6")
-    expected |= train(2, script, tmp_path / "6", tmp_path / "9")
+    in_cpp, in_python = [BIN / "migrating"], [sys.executable, script]
+    expected = train(2, *in_python, "-", tmp_path / "3") | train(2, *in_python, tmp_path / "3", tmp_path / "6")
+    expected |= train(2, *in_python, tmp_path / "6", tmp_path / "9")
     assert list(expected) == list(range(1, 10))
     assert train(4, *in_cpp, tmp_path / "3", tmp_path / "cpp-6") == pytest.approx(
         {step: expected[step] for step in (4, 5, 6)}, rel=1e-5)
-    assert train(1, script, tmp_path / "cpp-6", tmp_path / "9-again") == pytest.approx(
+    assert train(1, *in_python, tmp_path / "cpp-6", tmp_path / "9-again") == pytest.approx(
         {step: expected[step] for step in (7, 8, 9)}, rel=1e-5)
     assert train(2, *in_cpp, "-", tmp_path / "cpp-3") == pytest.approx(
         {step: expected[step] for step in (1, 2, 3)}, rel=1e-5)  # the same initial values

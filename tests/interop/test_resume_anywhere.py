@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from ckpt_tools import BIN
+from on_ranks import run_program
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "development"))
@@ -19,20 +20,12 @@ GO_ON = ROOT / "docs" / "examples" / "resume_anywhere" / "go_on_fsdp2.py"
 TEXT = ROOT / "LICENSE"
 
 
-def in_cpp(ranks: int, directory: Path, losses: Path, steps: int, *options) -> list[str]:
-    return [*TORCHRUN, str(ranks), "--no-python", str(BIN / "resume_anywhere"), str(directory), str(TEXT), "--save-every", "6",
-            "--losses", str(losses), "--steps", str(steps), *map(str, options)]
+def in_cpp(directory: Path, losses: Path, steps: int, *options) -> list[str]:
+    return [*map(str, [BIN / "resume_anywhere", directory, TEXT, "--save-every", 6, "--losses", losses, "--steps", steps, *options])]
 
 
-def in_python(ranks: int, checkpoint: Path, losses: Path, steps: int, to: Path) -> list[str]:
-    return [*TORCHRUN, str(ranks), str(GO_ON), str(checkpoint), str(TEXT), "--losses", str(losses), "--steps", str(steps),
-            "--save", str(to)]
-
-
-def run(command: list[str]) -> str:
-    process = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300)
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+def in_python(checkpoint: Path, losses: Path, steps: int, to: Path) -> list[str]:
+    return [*map(str, [sys.executable, GO_ON, checkpoint, TEXT, "--losses", losses, "--steps", steps, "--save", to])]
 
 
 def losses_in(path: Path) -> list[float]:
@@ -41,17 +34,17 @@ def losses_in(path: Path) -> list[float]:
 
 def test_a4_e4_losses_are_those_of_a_run_that_never_stopped(tmp_path):
     in_one_go, moved, checkpoints = tmp_path / "in-one-go.jsonl", tmp_path / "moved.jsonl", tmp_path / "checkpoints"
-    run(in_cpp(2, tmp_path / "in-one-go", in_one_go, 54))
+    run_program(in_cpp(tmp_path / "in-one-go", in_one_go, 54), 2)
 
-    doomed = subprocess.Popen(in_cpp(2, checkpoints, moved, 54), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    doomed = subprocess.Popen([*TORCHRUN, "2", "--no-python", *in_cpp(checkpoints, moved, 54)], env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     assert kill_while_saving(doomed, 1, checkpoints / "step-36")
     assert doomed.returncode != 0
 
     # At step 40 the learning rate halves: all of it must go along, none of it happen twice.
-    said = run(in_cpp(4, checkpoints, moved, 40, "--strategy", "HYBRID_SHARD", "--dcp", tmp_path / "dcp"))
+    said = run_program(in_cpp(checkpoints, moved, 40, "--strategy", "HYBRID_SHARD", "--dcp", tmp_path / "dcp"), 4)[0]
     assert f"goes on from {checkpoints}/step-3" in said
-    run(in_python(2, tmp_path / "dcp", moved, 47, checkpoints / "step-47"))
-    said = run(in_cpp(1, checkpoints, moved, 54, "--strategy", "NO_SHARD"))
+    run_program(in_python(tmp_path / "dcp", moved, 47, checkpoints / "step-47"), 2)
+    said = run_program(in_cpp(checkpoints, moved, 54, "--strategy", "NO_SHARD"), 1)[0]
     assert f"goes on from {checkpoints}/step-47, saved by 2 ranks" in said
 
     assert [stretch.by for stretch in read_stretches(moved)][1:] == [

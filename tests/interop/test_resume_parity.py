@@ -1,14 +1,14 @@
 """A4, C8: PyTorch's FSDP1 and FSDP2 go on from Tessera's checkpoints, and Tessera from theirs, at other world sizes."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import resume_peer
 import torch
 from ckpt_tools import BIN, reshard, run
+from on_ranks import run_function, run_program
 from safetensors.torch import save_file
 
 HERE = Path(__file__).parent
@@ -28,21 +28,18 @@ class Trainers:
         values["ids"] = torch.randint(VOCABULARY, (STEPS, ROWS, SEQUENCE + 1))
         save_file(values, work / "input.safetensors")
 
-    def _train(self, ranks: int, command: list) -> list[float]:
-        launch = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", str(ranks)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        output = self.work / "losses-"
-        subprocess.run([*launch, *map(str, command), str(output)], env=environment, check=True, timeout=300)
-        return json.loads(Path(f"{output}0.json").read_text())
-
     def python(self, way, ranks, first, last, begin="-", end="-"):
-        peer = HERE / "resume_peer.py"
-        return self._train(ranks, [peer, self.work / "input.safetensors", begin, end, way, first, last])
+        run_function(resume_peer.train, ranks, str(self.work / "input.safetensors"), str(begin), str(end), way, first, last,
+                     str(self.work / "losses-"))
+        return self._losses()
 
     def ours(self, way, ranks, first, last, begin="-", end="-", form="dcp"):
-        trainer = BIN / "resume_parity"
-        return self._train(ranks, ["--no-python", trainer, self.work / "input.safetensors", begin, end, form, way,
-                                   first, last])
+        run_program([BIN / "resume_parity", self.work / "input.safetensors", begin, end, form, way, first, last,
+                     self.work / "losses-"], ranks)
+        return self._losses()
+
+    def _losses(self) -> list[float]:
+        return json.loads((self.work / "losses-0.json").read_text())
 
 
 @pytest.fixture(scope="module")

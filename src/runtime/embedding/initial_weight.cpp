@@ -79,14 +79,16 @@ void initialize_shard(const EmbeddingBagConfig& config, const Box& region, std::
     if (weight.numel() > 0) initialize_uniform(config, region, seed, weight);
     return;
   }
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const at::Tensor before = generator.get_state();
+  struct DefaultGenerator {
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    at::Tensor before = generator.get_state();
+    ~DefaultGenerator() { generator.set_state(before); }  // also where `init_fn` throws
+  } restored;
   for (const std::int64_t offset : region.offsets) {
     seed = scrambled(seed ^ static_cast<std::uint64_t>(offset));
   }
-  generator.set_current_seed(seed);
+  restored.generator.set_current_seed(seed);
   config.init_fn(weight);
-  generator.set_state(before);
 }
 
 std::uint64_t draw_seed(dist::Group& group) {

@@ -1,5 +1,5 @@
 // Trains a transformer from given values on given data, and writes what the run was like; the peer
-// tests/interop/fsdp1_peer.py does the same with PyTorch's FSDP1. Run under torchrun.
+// tests/interop/fsdp1_peer.py does the same with PyTorch's FSDP1.
 #include <cstdio>
 #include <fstream>
 #include <iostream>

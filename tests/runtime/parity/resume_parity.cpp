@@ -1,5 +1,5 @@
 // Trains a transformer from given values, or from a checkpoint, and saves it at the end; the peer
-// tests/interop/resume_peer.py does the same with PyTorch. Run under torchrun.
+// tests/interop/resume_peer.py does the same with PyTorch.
 #include <fstream>
 #include <iostream>
 

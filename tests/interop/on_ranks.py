@@ -1,0 +1,59 @@
+"""Starts the ranks of a trainer as torchrun does, without a launcher that imports torch first."""
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+
+TIMEOUT = 300  # seconds, of all ranks together
+
+
+def environments(ranks: int) -> list[dict[str, str]]:
+    """Returns what each rank finds in its environment, beside what is there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+              "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def run_program(command: list, ranks: int) -> list[str]:
+    """Runs a program on every rank. Returns what each printed."""
+    words = [str(word) for word in command]
+    processes = [subprocess.Popen(words, env=os.environ | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                 for more in environments(ranks)]
+    try:
+        said = [process.communicate(timeout=TIMEOUT) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for rank, (process, (_, error)) in enumerate(zip(processes, said)):
+        assert process.returncode == 0, f"rank {rank}, exit code {process.returncode}: {error}"
+    return [out for out, _ in said]
+
+
+def _on_rank(environment: dict[str, str], function: Callable, arguments: tuple) -> None:
+    os.environ.update(environment)
+    function(*arguments)
+
+
+def run_function(function: Callable, ranks: int, *arguments) -> None:
+    """Runs a function on every rank, in forks of this process: what it has imported is there already. Where a rank
+    fails, with its traceback on standard error, the others are ended."""
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_on_rank, args=(each, function, arguments)) for each in environments(ranks)]
+    for process in processes:
+        process.start()
+    end = time.monotonic() + TIMEOUT
+    try:
+        while any(process.is_alive() for process in processes) and not any(process.exitcode for process in processes):
+            assert time.monotonic() < end, [process.exitcode for process in processes]
+            time.sleep(0.02)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    assert [process.exitcode for process in processes] == [0] * ranks
