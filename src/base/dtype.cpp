@@ -60,6 +60,14 @@ constexpr SecondName kSecondNames[] = {
     {"chalf", DType::complex32}, {"cfloat", DType::complex64}, {"cdouble", DType::complex128},
 };
 
+/// Names of other libraries, which messages point from.
+constexpr SecondName kForeignNames[] = {
+    {"bf16", DType::bfloat16},
+    {"fp16", DType::float16},
+    {"fp32", DType::float32},
+    {"fp64", DType::float64},
+};
+
 const DTypeFacts& facts_of(DType dtype) {
   const auto code = static_cast<std::size_t>(dtype);
   TESSERA_CHECK(code < kFacts.size());
@@ -82,6 +90,14 @@ std::optional<DType> parse_dtype(std::string_view name) {
     if (second.name == name) return second.dtype;
   }
   return std::nullopt;
+}
+
+std::string dtype_expectation(std::string_view name) {
+  std::string text = "a dtype of torch";
+  for (const SecondName& foreign : kForeignNames) {
+    if (foreign.name == name) text += " such as " + std::string(dtype_name(foreign.dtype));
+  }
+  return text;
 }
 
 std::optional<DType> dtype_from_code(std::uint8_t code) {

@@ -51,6 +51,12 @@ std::string_view state_kind_name(StateKind kind) {
   return {};
 }
 
+std::string finding_to_string(const Finding& finding) {
+  return Error::expected(ErrorKind::mismatch, finding.where, finding.rule, finding.expected,
+                         finding.found)
+      .what();
+}
+
 std::string spell(const KeyPath& path) {
   std::string spelled;
   for (std::size_t i = 0; i < path.size(); ++i) {

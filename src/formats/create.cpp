@@ -4,9 +4,23 @@
 
 #include "tessera/base/error.h"
 #include "tessera/formats/dcp.h"
+#include "tessera/formats/detect.h"
 #include "tessera/formats/torch_zip.h"
 
 namespace tessera::formats {
+namespace {
+
+/// Returns the path with links resolved of what is there, and of the folder of what is not.
+std::string resolved(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path)) return fs.resolve_links(path);
+  const std::size_t slash = path.find_last_not_of('/');
+  const std::string trimmed = path.substr(0, slash + 1);
+  const std::size_t cut = trimmed.rfind('/');
+  const std::string parent = cut == std::string::npos ? "." : trimmed.substr(0, cut + 1);
+  return fs.kind_of(parent) ? fs.resolve_links(parent) + "/" + trimmed.substr(cut + 1) : path;
+}
+
+}  // namespace
 
 std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::string& destination,
                                                     CheckpointContents contents,
@@ -26,6 +40,38 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
                               options.overwrite);
   }
   TESSERA_CHECK(false && "unnamed Format");
+}
+
+Format format_for_destination(const std::string& path) {
+  for (const char* suffix : {".pt", ".pth", ".bin"}) {
+    if (path.ends_with(suffix)) return Format::torch_zip;
+  }
+  return path.ends_with(".safetensors") ? Format::safetensors : Format::native;
+}
+
+void check_destination(const FileSystem& fs, const std::string& source,
+                       const std::string& destination, OverwritePolicy overwrite,
+                       const std::string& option) {
+  const std::string from = resolved(fs, source) + "/";
+  const std::string to = resolved(fs, destination) + "/";
+  if (from != to && (from.starts_with(to) || to.starts_with(from))) {
+    throw Error::expected(
+        ErrorKind::invalid_argument, {.path = destination}, "destination",
+        "a place beside the source",
+        from.starts_with(to) ? "a folder that the source lies in" : "a place inside the source");
+  }
+  const std::string staging = to.substr(0, to.size() - 1) + ".partial/";
+  if (from.starts_with(staging)) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = source}, "source",
+                          "another name than that of the destination's work in progress",
+                          "DST.partial, or a place inside it", "rename it first");
+  }
+  if (!fs.kind_of(destination)) return;
+  if (overwrite == OverwritePolicy::refuse) {
+    throw Error(ErrorKind::already_exists, {.path = destination},
+                "the destination exists (" + option + " replaces it)");
+  }
+  check_replaceable(fs, destination, option);
 }
 
 }  // namespace tessera::formats

@@ -9,7 +9,7 @@
 #include <set>
 #include <utility>
 
-#include "inspect/byte_buffer.h"
+#include "base/byte_buffer.h"
 #include "inspect/scan.h"
 #include "tessera/inspect/element.h"
 #include "tessera/inspect/tensor_reader.h"
@@ -282,8 +282,8 @@ void compare_window(const OpenPair& pair, FlatRange window, const DiffOptions& o
   const std::int64_t step =
       detail::step_numel(options.scan, 4, std::max(size_a, size_b), kBlockNumel, kWindowNumel);
   BlockComparison comparison(pair.a.meta().dtype, pair.b.meta().dtype, options);
-  detail::ByteBuffer buffer_a;
-  detail::ByteBuffer buffer_b;
+  tessera::detail::ByteBuffer buffer_a;
+  tessera::detail::ByteBuffer buffer_b;
   for (std::int64_t begin = window.begin; begin < window.end; begin += step) {
     const std::int64_t end = std::min(window.end, begin + step);
     const auto bytes_a = buffer_a.take(static_cast<std::size_t>(end - begin) * size_a);

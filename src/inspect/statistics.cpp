@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "inspect/byte_buffer.h"
+#include "base/byte_buffer.h"
 #include "inspect/scan.h"
 #include "tessera/base/error.h"
 #include "tessera/inspect/tensor_reader.h"
@@ -260,7 +260,7 @@ void read_in_steps(const TensorReader& tensor, FlatRange window, const ScanOptio
   const std::uint64_t size = itemsize(tensor.meta().dtype);
   const std::int64_t step =
       detail::step_numel(options, 2, size, StatisticsAccumulator::kBlockNumel, kWindowNumel);
-  detail::ByteBuffer buffer;
+  tessera::detail::ByteBuffer buffer;
   for (std::int64_t begin = window.begin; begin < window.end; begin += step) {
     const std::int64_t end = std::min(window.end, begin + step);
     const auto bytes = buffer.take(static_cast<std::size_t>(end - begin) * size);

@@ -4,7 +4,8 @@
 #include <cstring>
 #include <set>
 
-#include "inspect/byte_buffer.h"
+#include "base/byte_buffer.h"
+#include "formats/gatherer.h"
 #include "tessera/base/error.h"
 
 namespace tessera::inspect {
@@ -44,7 +45,7 @@ TensorReader::TensorReader(const formats::CheckpointReader& reader, std::size_t 
   const Region whole = FlatRange{0, meta_.numel()};
   std::set<FlatRange> dense_seen;
   std::set<Box> boxes_seen;
-  for (std::size_t p = 0; p < entry.pieces.size(); ++p) {
+  for (std::uint32_t p = 0; p < entry.pieces.size(); ++p) {
     const Region& region = entry.pieces[p].region;
     if (numel_of(region) == 0) continue;
     const auto range = as_flat_range(region, meta_.shape);
@@ -57,6 +58,7 @@ TensorReader::TensorReader(const formats::CheckpointReader& reader, std::size_t 
   std::sort(sources_.begin(), sources_.end(),
             [](const Source& a, const Source& b) { return a.extent < b.extent; });
   for (const Source& source : sources_) {
+    pieces_.push_back(source.piece_index);
     reached_.push_back(reached_.empty() ? source.extent.end
                                         : std::max(reached_.back(), source.extent.end));
   }
@@ -66,7 +68,7 @@ void TensorReader::read(FlatRange window, std::span<std::byte> out) const {
   const std::uint64_t size = itemsize(meta_.dtype);
   TESSERA_CHECK(window.begin >= 0 && window.begin <= window.end && window.end <= meta_.numel() &&
                 out.size() == static_cast<std::uint64_t>(window.numel()) * size);
-  detail::ByteBuffer scratch_buffer;
+  tessera::detail::ByteBuffer scratch_buffer;
   std::vector<CopyRuns::Run> runs;
   // The first source that may reach into the window.
   auto next = static_cast<std::size_t>(
@@ -99,6 +101,14 @@ void TensorReader::read(FlatRange window, std::span<std::byte> out) const {
   }
 }
 
+void TensorReader::read(const Box& box, FlatRange window, std::span<std::byte> out) const {
+  TESSERA_CHECK(!region_error(box, meta_.shape) && window.begin >= 0 &&
+                window.begin <= window.end && window.end <= box.numel() &&
+                out.size() == static_cast<std::uint64_t>(window.numel()) * itemsize(meta_.dtype));
+  tessera::detail::ByteBuffer scratch;
+  formats::detail::Gatherer(reader_, tensor_index_, scratch).gather(pieces_, box, window, out);
+}
+
 std::int64_t TensorReader::window_end(std::int64_t begin, std::int64_t max_numel) const {
   const std::int64_t end = std::min(meta_.numel(), begin + std::max<std::int64_t>(1, max_numel));
   const auto next = static_cast<std::size_t>(
@@ -112,7 +122,7 @@ void for_each_block(const TensorReader& tensor, std::uint64_t block_nbytes,
   const std::uint64_t size = itemsize(tensor.meta().dtype);
   const auto max_numel = static_cast<std::int64_t>(std::max<std::uint64_t>(1, block_nbytes / size));
   const std::int64_t numel = tensor.meta().numel();
-  detail::ByteBuffer buffer;
+  tessera::detail::ByteBuffer buffer;
   for (std::int64_t begin = 0; begin < numel;) {
     const std::int64_t end = tensor.window_end(begin, max_numel);
     const auto block = buffer.take(static_cast<std::size_t>(end - begin) * size);

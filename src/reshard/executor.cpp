@@ -1,12 +1,12 @@
 #include "tessera/reshard/executor.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "formats/gatherer.h"
 #include "reshard/piece_index.h"
 #include "tessera/base/cast.h"
 #include "tessera/base/checked_math.h"
@@ -18,37 +18,19 @@ namespace {
 using formats::CheckpointReader;
 using formats::CheckpointWriter;
 using formats::TensorEntry;
+using formats::detail::Gatherer;
+using tessera::detail::ByteBuffer;
 using PieceId = CheckpointWriter::PieceId;
 
-/// Runs of a source piece that lie close together are read at once, up to this many bytes.
-constexpr std::uint64_t kWindowNbytes = std::uint64_t{4} << 20;
-/// Reading over a gap of this many bytes is cheaper than another read.
-constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{64} << 10;
 /// What readers and writers keep per thread to decode or encode one block.
 constexpr std::uint64_t kCodecNbytes = std::uint64_t{4} << 20;
 
-/// Bytes that are about to be overwritten: no time is spent on zeroing them.
-class Buffer {
- public:
-  std::span<std::byte> get(std::uint64_t nbytes) {
-    if (nbytes > capacity_) {
-      bytes_ = std::make_unique_for_overwrite<std::byte[]>(nbytes);
-      capacity_ = nbytes;
-    }
-    return {bytes_.get(), nbytes};
-  }
-
- private:
-  std::unique_ptr<std::byte[]> bytes_;
-  std::uint64_t capacity_ = 0;
-};
-
 /// What one thread needs for one block.
 struct Workspace {
-  Buffer block;   // in the destination's dtype
-  Buffer uncast;  // in the source's dtype, where that is another one
-  Buffer window;  // source bytes of several runs
-  Buffer merge;   // one column shard's rows
+  ByteBuffer block;   // in the destination's dtype
+  ByteBuffer uncast;  // in the source's dtype, where that is another one
+  ByteBuffer window;  // source bytes of several runs
+  ByteBuffer merge;   // one column shard's rows
 };
 
 /// Lends each running task a workspace of its own.
@@ -69,77 +51,6 @@ class WorkspacePool {
  private:
   std::mutex mutex_;
   std::vector<std::unique_ptr<Workspace>> free_;
-};
-
-/// Fills `out` with the elements `window` of a destination region, from the named pieces of a
-/// source tensor.
-class Gatherer {
- public:
-  Gatherer(const CheckpointReader& reader, std::size_t tensor_index, Workspace& workspace)
-      : reader_(reader),
-        tensor_(reader.contents().tensors[tensor_index]),
-        tensor_index_(tensor_index),
-        itemsize_(itemsize(tensor_.meta.dtype)),
-        workspace_(workspace) {}
-
-  void gather(std::span<const std::uint32_t> pieces, const Region& destination, FlatRange window,
-              std::span<std::byte> out) {
-    for (const std::uint32_t piece : pieces) {
-      piece_ = piece;
-      window_begin_ = window.begin;
-      out_ = out;
-      const CopyRuns runs(tensor_.meta.shape, tensor_.pieces[piece].region, destination);
-      runs.for_each_in(window, [&](const CopyRuns::Run& run) { add(run); });
-      flush();
-    }
-  }
-
- private:
-  std::uint64_t nbytes_of(std::int64_t numel) const {
-    return static_cast<std::uint64_t>(numel) * itemsize_;
-  }
-
-  void add(const CopyRuns::Run& run) {
-    if (!pending_.empty()) {
-      const CopyRuns::Run& last = pending_.back();
-      const std::int64_t gap = run.source_begin - (last.source_begin + last.numel);
-      const std::int64_t span = run.source_begin + run.numel - pending_.front().source_begin;
-      if (nbytes_of(gap) > kMaxGapNbytes || nbytes_of(span) > kWindowNbytes) flush();
-    }
-    pending_.push_back(run);
-  }
-
-  std::span<std::byte> destination_of(const CopyRuns::Run& run) const {
-    return out_.subspan(nbytes_of(run.destination_begin - window_begin_), nbytes_of(run.numel));
-  }
-
-  void flush() {
-    if (pending_.empty()) return;
-    const std::int64_t begin = pending_.front().source_begin;
-    const std::int64_t end = pending_.back().source_begin + pending_.back().numel;
-    if (pending_.size() == 1) {
-      reader_.read_piece(tensor_index_, piece_, {begin, end}, destination_of(pending_.front()));
-    } else {
-      const std::span<std::byte> source = workspace_.window.get(nbytes_of(end - begin));
-      reader_.read_piece(tensor_index_, piece_, {begin, end}, source);
-      for (const CopyRuns::Run& run : pending_) {
-        const std::span<std::byte> destination = destination_of(run);
-        std::memcpy(destination.data(), source.data() + nbytes_of(run.source_begin - begin),
-                    destination.size());
-      }
-    }
-    pending_.clear();
-  }
-
-  const CheckpointReader& reader_;
-  const TensorEntry& tensor_;
-  const std::size_t tensor_index_;
-  const std::uint64_t itemsize_;
-  Workspace& workspace_;
-  std::uint32_t piece_ = 0;
-  std::int64_t window_begin_ = 0;
-  std::span<std::byte> out_;
-  std::vector<CopyRuns::Run> pending_;
 };
 
 class Execution {
@@ -203,7 +114,8 @@ class Execution {
   std::uint64_t workspace_nbytes(PieceId id, std::int64_t block_numel) const {
     const auto numel = static_cast<std::uint64_t>(block_numel);
     const DType destination_dtype = destination_of(id).meta.dtype;
-    std::uint64_t nbytes = numel * itemsize(destination_dtype) + kWindowNbytes + kCodecNbytes;
+    std::uint64_t nbytes =
+        numel * itemsize(destination_dtype) + formats::detail::kGatherNbytes + kCodecNbytes;
     if (source_dtype_of(id) != destination_dtype) nbytes += numel * itemsize(source_dtype_of(id));
     if (!plan_.copies[id.tensor_index].merged_widths.empty()) {
       nbytes += numel * (itemsize(source_dtype_of(id)) + 2 * sizeof(double));
@@ -223,15 +135,15 @@ class Execution {
     const TensorEntry& tensor = destination_of(id);
     const TensorCopy& copy = plan_.copies[id.tensor_index];
     const auto numel = static_cast<std::uint64_t>(end - begin);
-    const std::span<std::byte> bytes = workspace->block.get(numel * itemsize(tensor.meta.dtype));
+    const std::span<std::byte> bytes = workspace->block.take(numel * itemsize(tensor.meta.dtype));
     const DType source_dtype = source_dtype_of(id);
     if (!copy.merged_widths.empty()) {
       merge(id, {begin, end}, *workspace, bytes);
     } else {
       const bool is_cast = source_dtype != tensor.meta.dtype;
       const std::span<std::byte> gathered =
-          is_cast ? workspace->uncast.get(numel * itemsize(source_dtype)) : bytes;
-      Gatherer(reader_, copy.source_tensor, *workspace)
+          is_cast ? workspace->uncast.take(numel * itemsize(source_dtype)) : bytes;
+      Gatherer(reader_, copy.source_tensor, workspace->window)
           .gather(copy.source_pieces[id.piece_index], source_region_of(id), {begin, end}, gathered);
       if (is_cast) cast_elements(source_dtype, gathered, tensor.meta.dtype, bytes);
     }
@@ -258,8 +170,8 @@ class Execution {
     for (std::size_t k = 0; k < copy.merged_widths.size(); ++k) {
       const std::int64_t first =
           static_cast<std::int64_t>(k) * rows + row_region->begin + window.begin;
-      const std::span<std::byte> stored = workspace.merge.get(numel * itemsize(source_dtype));
-      Gatherer(reader_, copy.source_tensor, workspace)
+      const std::span<std::byte> stored = workspace.merge.take(numel * itemsize(source_dtype));
+      Gatherer(reader_, copy.source_tensor, workspace.window)
           .gather(copy.source_pieces[id.piece_index], FlatRange{first, first + window.numel()},
                   {0, window.numel()}, stored);
       cast_elements(source_dtype, stored, DType::float64, std::as_writable_bytes(std::span(shard)));
@@ -292,6 +204,20 @@ void execute(const Plan& plan, const CheckpointReader& reader, CheckpointWriter&
     writer.abandon();
     throw;
   }
+}
+
+void move_checkpoint(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
+                     const std::string& destination, const formats::CreateOptions& create,
+                     const ExecuteOptions& options) {
+  std::vector<Value> values;
+  for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
+  const auto writer =
+      formats::create_checkpoint(fs, destination, plan.destination, std::move(values), create);
+  execute(plan, reader, *writer, options);
+  if (options.stop.stop_requested()) {
+    throw Error(ErrorKind::interrupted, {}, "interrupted; nothing was written");
+  }
+  writer->commit();
 }
 
 }  // namespace tessera::reshard

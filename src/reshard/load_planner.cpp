@@ -315,11 +315,8 @@ std::string problems_to_string(const std::vector<formats::Finding>& problems,
                                std::size_t max_lines) {
   std::string text;
   for (std::size_t i = 0; i < std::min(problems.size(), max_lines); ++i) {
-    const formats::Finding& problem = problems[i];
     if (i != 0) text += '\n';
-    text += Error::expected(ErrorKind::mismatch, problem.where, problem.rule, problem.expected,
-                            problem.found)
-                .what();
+    text += formats::finding_to_string(problems[i]);
   }
   if (problems.size() > max_lines) {
     if (!text.empty()) text += '\n';

@@ -113,6 +113,13 @@ bool is_fused(const std::string& table, const TableState& state, const TablePlan
 
 }  // namespace
 
+std::optional<OptimizerNames> parse_optimizer_names(std::string_view name) {
+  if (name == "as-stored") return OptimizerNames::as_stored;
+  if (name == "canonical") return OptimizerNames::canonical;
+  if (name == "torchrec") return OptimizerNames::torchrec;
+  return std::nullopt;
+}
+
 bool has_torchrec_name(std::string_view fqn) {
   return parse_fused_state_key(fqn).has_value();
 }

@@ -93,6 +93,48 @@ TEST(TensorReaderTest, ReadsTheSameElementsFromAnyPieces) {
   }
 }
 
+std::vector<Box> boxes_within(const Shape& shape) {
+  std::vector<Box> boxes = {{Shape(), Shape()}};
+  for (const std::int64_t size : shape) {
+    std::vector<Box> longer;
+    for (const Box& box : boxes) {
+      for (std::int64_t begin = 0; begin <= size; ++begin) {
+        for (std::int64_t end = begin; end <= size; ++end) {
+          longer.push_back(box);
+          longer.back().offsets.push_back(begin);
+          longer.back().sizes.push_back(end - begin);
+        }
+      }
+    }
+    boxes = std::move(longer);
+  }
+  return boxes;
+}
+
+TEST(TensorReaderTest, ReadsAnyBoxInWindowsOfAnySize) {
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(layout.name);
+    const auto whole = test::bytes_of(iota(numel_of(layout.shape)));
+    MemoryCheckpoint checkpoint;
+    checkpoint.add({"t", DType::int32, layout.shape}, whole, layout.pieces);
+    const TensorReader tensor(checkpoint, 0);
+    for (const Box& box : boxes_within(layout.shape)) {
+      SCOPED_TRACE(region_to_string(box));
+      const auto expected = test::gather_region(whole, layout.shape, box, 4);
+      for (const std::int64_t step : {1, 5, 24}) {
+        std::vector<std::byte> found(expected.size());
+        for (std::int64_t begin = 0; begin < box.numel(); begin += step) {
+          const std::int64_t end = std::min(box.numel(), begin + step);
+          tensor.read(box, {begin, end},
+                      std::span(found).subspan(static_cast<std::size_t>(begin) * 4,
+                                               static_cast<std::size_t>(end - begin) * 4));
+        }
+        EXPECT_EQ(found, expected);
+      }
+    }
+  }
+}
+
 TEST(TensorReaderTest, BlocksEndWhereDensePiecesEnd) {
   MemoryCheckpoint checkpoint;
   checkpoint.add({"t", DType::int32, {10}}, test::bytes_of(iota(10)),
@@ -129,6 +171,8 @@ TEST(TensorReaderTest, PassesOnWhatThePieceReadThrows) {
   std::vector<std::byte> bytes(8);
   EXPECT_NO_THROW(tensor.read({0, 2}, bytes));
   EXPECT_THROW(tensor.read({1, 3}, bytes), Error);
+  EXPECT_NO_THROW(tensor.read(Box{{0}, {2}}, {0, 2}, bytes));
+  EXPECT_THROW(tensor.read(Box{{1}, {2}}, {0, 2}, bytes), Error);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "ckpt-inspect/verify_command.h"
 
-#include "cli/finding_text.h"
 #include "cli/json_output.h"
 #include "cli/sizes.h"
 #include "tessera/inspect/verify.h"
@@ -77,7 +76,7 @@ ExitCode run_verify(const VerifyCommandOptions& options, Terminal& terminal) {
     const bool is_error = finding.severity == Finding::Severity::error;
     terminal.print(
         terminal.styled(is_error ? Style::bad : Style::notice, is_error ? "error: " : "note: ") +
-        finding_to_string(finding) + "\n");
+        formats::finding_to_string(finding) + "\n");
   }
   const std::int64_t num_errors = count_of(report, Finding::Severity::error);
   const std::int64_t num_notes = count_of(report, Finding::Severity::note);

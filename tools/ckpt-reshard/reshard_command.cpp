@@ -1,13 +1,9 @@
 #include "ckpt-reshard/reshard_command.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <map>
-#include <memory>
 #include <utility>
 
-#include "cli/finding_text.h"
 #include "cli/json_output.h"
 #include "cli/progress.h"
 #include "cli/sizes.h"
@@ -41,22 +37,10 @@ std::string read_option_file(const std::string& path) {
   return read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
 }
 
-NativeWriteOptions parse_compression(const std::string& text) {
-  NativeWriteOptions options;
-  if (text == "none") return options;
-  options.compression = NativeWriteOptions::Compression::zstd;
-  if (text == "zstd") return options;
-  constexpr std::string_view kWithLevel = "zstd:";
-  const char* const end = text.data() + text.size();
-  if (text.starts_with(kWithLevel)) {
-    const auto [at, error] =
-        std::from_chars(text.data() + kWithLevel.size(), end, options.zstd_level);
-    if (error == std::errc() && at == end && options.zstd_level >= -100 &&
-        options.zstd_level <= 19) {
-      return options;
-    }
-  }
-  refuse_option("--compress", "none, zstd or zstd:LEVEL with a level from -100 to 19", text);
+NativeWriteOptions compression(const ReshardOptions& options) {
+  const auto parsed = formats::parse_compression(options.compress);
+  if (!parsed) refuse_option("--compress", std::string(formats::kCompressions), options.compress);
+  return *parsed;
 }
 
 std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts) {
@@ -76,61 +60,10 @@ int count_option(const std::string& name, int number) {
   return number;
 }
 
-Format format_for_destination(const std::string& path) {
-  for (const char* suffix : {".pt", ".pth", ".bin"}) {
-    if (path.ends_with(suffix)) return Format::torch_zip;
-  }
-  return path.ends_with(".safetensors") ? Format::safetensors : Format::native;
-}
-
-/// Returns the path with links resolved of what is there, and of the folder of what is not.
-std::string resolved(const FileSystem& fs, const std::string& path) {
-  if (fs.kind_of(path)) return fs.resolve_links(path);
-  const std::size_t slash = path.find_last_not_of('/');
-  const std::string trimmed = path.substr(0, slash + 1);
-  const std::size_t cut = trimmed.rfind('/');
-  const std::string parent = cut == std::string::npos ? "." : trimmed.substr(0, cut + 1);
-  return fs.kind_of(parent) ? fs.resolve_links(parent) + "/" + trimmed.substr(cut + 1) : path;
-}
-
-/// Refuses a destination within the source or around it, and to replace what is no checkpoint.
-void check_destination(const FileSystem& fs, const ReshardOptions& options) {
-  const std::string source = resolved(fs, options.source) + "/";
-  const std::string destination = resolved(fs, options.destination) + "/";
-  if (source != destination &&
-      (source.starts_with(destination) || destination.starts_with(source))) {
-    throw Error::expected(ErrorKind::invalid_argument, {.path = options.destination}, "destination",
-                          "a place beside the source",
-                          source.starts_with(destination) ? "a folder that the source lies in"
-                                                          : "a place inside the source");
-  }
-  const std::string staging = destination.substr(0, destination.size() - 1) + ".partial/";
-  if (source.starts_with(staging)) {
-    throw Error::expected(ErrorKind::invalid_argument, {.path = options.source}, "source",
-                          "another name than that of the destination's work in progress",
-                          "DST.partial, or a place inside it", "rename it first");
-  }
-  if (!fs.kind_of(options.destination)) return;
-  if (!options.overwrite) {
-    throw Error(ErrorKind::already_exists, {.path = options.destination},
-                "the destination exists (--overwrite replaces it)");
-  }
-  formats::check_replaceable(fs, options.destination, "--overwrite");
-}
-
-/// Returns what a short name for a dtype stands for; empty for others.
-std::string full_dtype_name(const std::string& name) {
-  static const std::map<std::string, std::string> names = {
-      {"bf16", "bfloat16"}, {"fp16", "float16"}, {"half", "float16"},  {"fp32", "float32"},
-      {"float", "float32"}, {"fp64", "float64"}, {"double", "float64"}};
-  const auto it = names.find(name);
-  return it == names.end() ? "" : it->second;
-}
-
 /// Refuses options that the format of the destination has no use for.
 void check_format_options(const ReshardOptions& options) {
   const std::string found = "--to " + std::string(format_name(*options.format));
-  if (parse_compression(options.compress).compression != NativeWriteOptions::Compression::none &&
+  if (compression(options).compression != NativeWriteOptions::Compression::none &&
       options.format != Format::native) {
     refuse_option("--compress", "--to native", found);
   }
@@ -149,11 +82,7 @@ PlanOptions plan_options(const ReshardOptions& options) {
   plan.renames = parse_renames(options.renames);
   if (!options.cast.empty()) {
     plan.cast = parse_dtype(options.cast);
-    if (!plan.cast) {
-      const std::string meant = full_dtype_name(options.cast);
-      refuse_option("--cast", "a dtype of torch" + (meant.empty() ? "" : " such as " + meant),
-                    options.cast);
-    }
+    if (!plan.cast) refuse_option("--cast", dtype_expectation(options.cast), options.cast);
   }
   if (options.allow_missing) plan.missing = reshard::Relaxation::allow;
   if (options.allow_lossy) plan.lossy = reshard::Relaxation::allow;
@@ -167,12 +96,6 @@ PlanOptions plan_options(const ReshardOptions& options) {
   return plan;
 }
 
-reshard::OptimizerNames optimizer_names(const std::string& name) {
-  if (name == "canonical") return reshard::OptimizerNames::canonical;
-  if (name == "torchrec") return reshard::OptimizerNames::torchrec;
-  return reshard::OptimizerNames::as_stored;
-}
-
 OverwritePolicy overwrite_policy(const ReshardOptions& options) {
   return options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
 }
@@ -181,7 +104,7 @@ formats::CreateOptions create_options(const ReshardOptions& options) {
   formats::CreateOptions create;
   create.format = *options.format;
   create.overwrite = overwrite_policy(options);
-  create.native = parse_compression(options.compress);
+  create.native = compression(options);
   if (options.max_shard_nbytes != 0) create.safetensors.max_shard_nbytes = options.max_shard_nbytes;
   return create;
 }
@@ -263,30 +186,21 @@ void print_plan(const ReshardOptions& options, const Plan& plan, Terminal& termi
   }
   table.print(terminal);
   const bool is_compressed =
-      parse_compression(options.compress).compression != NativeWriteOptions::Compression::none;
+      compression(options).compression != NativeWriteOptions::Compression::none;
   terminal.print("would write " + contents_line(options, plan) +
                  (is_compressed ? ", before compression" : "") + "\n");
 }
 
 void move(const ReshardOptions& options, const Plan& plan, const CheckpointReader& reader,
           Terminal& terminal, const std::stop_token& stop) {
-  std::vector<Value> values;
-  for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
-  const auto writer =
-      formats::create_checkpoint(FileSystem::posix(), options.destination, plan.destination,
-                                 std::move(values), create_options(options));
-  {
-    Progress progress(terminal, "reshard", plan.nbytes_to_write,
-                      options.quiet ? ProgressDisplay::off : ProgressDisplay::on_terminal);
-    reshard::execute(plan, reader, *writer,
-                     {.memory_nbytes = options.memory_nbytes,
-                      .num_threads = count_option("--threads", options.num_threads),
-                      .stop = stop,
-                      .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); }});
-  }
-  if (stop.stop_requested())
-    throw Error(ErrorKind::interrupted, {}, "interrupted; nothing was written");
-  writer->commit();
+  Progress progress(terminal, "reshard", plan.nbytes_to_write,
+                    options.quiet ? ProgressDisplay::off : ProgressDisplay::on_terminal);
+  reshard::move_checkpoint(plan, reader, FileSystem::posix(), options.destination,
+                           create_options(options),
+                           {.memory_nbytes = options.memory_nbytes,
+                            .num_threads = count_option("--threads", options.num_threads),
+                            .stop = stop,
+                            .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); }});
 }
 
 }  // namespace
@@ -325,7 +239,9 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
       .option("--rename", "FROM=TO", options.renames, "Replace a leading FROM of names; repeatable")
       .choice(
           "--optimizer-names", {"as-stored", "canonical", "torchrec"},
-          [&](const std::string& name) { options.optimizer_names = optimizer_names(name); },
+          [&](const std::string& name) {
+            options.optimizer_names = *reshard::parse_optimizer_names(name);
+          },
           "Names and form of embedding tables' fused optimizer state (default: as-stored)")
       .option("--cast", "DTYPE", options.cast,
               "Convert floating tensors, scalar optimizer state aside")
@@ -346,19 +262,23 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
 }
 
 ExitCode run_reshard(ReshardOptions options, Terminal& terminal) {
-  if (!options.format) options.format = format_for_destination(options.destination);
+  if (!options.format) options.format = formats::format_for_destination(options.destination);
   check_format_options(options);
   FileSystem& fs = FileSystem::posix();
-  if (!options.dry_run) check_destination(fs, options);
+  if (!options.dry_run) {
+    formats::check_destination(fs, options.source, options.destination, overwrite_policy(options),
+                               "--overwrite");
+  }
   const PlanOptions wanted = plan_options(options);
   StopSignals signals;
   const auto reader =
       formats::open_checkpoint(fs, options.source, {.flat_layout_path = options.flat_layout_path});
   const Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), wanted);
-  for (const Finding& note : plan.notes) terminal.print_error("note: " + finding_to_string(note));
+  for (const Finding& note : plan.notes)
+    terminal.print_error("note: " + formats::finding_to_string(note));
   if (!plan.problems.empty()) {
     for (const Finding& problem : plan.problems)
-      terminal.print_error("ckpt-reshard: " + finding_to_string(problem));
+      terminal.print_error("ckpt-reshard: " + formats::finding_to_string(problem));
     if (options.json) print_json(options, plan, *reader, terminal);
     return ExitCode::bad_input;
   }

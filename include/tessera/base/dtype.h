@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace tessera {
@@ -41,6 +42,10 @@ std::string_view dtype_name(DType dtype);
 /// Returns the dtype that torch spells `name`, with or without `torch.`, or nothing.
 /// torch's second names (`half`, `float`, `long`, …) are understood too.
 std::optional<DType> parse_dtype(std::string_view name);
+
+/// Returns what a message says was expected in place of `name`, which is no dtype's name: `a dtype
+/// of torch`, and which one it may stand for (`bf16`).
+std::string dtype_expectation(std::string_view name);
 
 /// Returns the dtype stored on disk as `code`, or nothing where the number is not one.
 std::optional<DType> dtype_from_code(std::uint8_t code);

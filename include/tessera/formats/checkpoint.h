@@ -110,6 +110,10 @@ struct Finding {
   std::string expected;
   std::string found;
 };
+
+/// Returns a finding in one line, as an error's: `<where>: <rule>: expected <x>, found <y>`.
+std::string finding_to_string(const Finding& finding);
+
 using FindingSink = std::function<void(const Finding&)>;
 
 /// Takes the number of bytes that have just been dealt with; called from any thread.

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/file_system.h"
@@ -40,6 +42,13 @@ struct NativeWriteOptions {
   enum class VirtualDatasets { write, omit };
   VirtualDatasets virtual_datasets = VirtualDatasets::write;
 };
+
+/// What parse_compression understands, in words.
+inline constexpr std::string_view kCompressions =
+    "none, zstd or zstd:LEVEL with a level from -100 to 19";
+
+/// Returns the options that `text` stands for, or nothing: see kCompressions.
+std::optional<NativeWriteOptions> parse_compression(std::string_view text);
 
 /// Starts a native checkpoint. Every rank of `contents.world_size` gets a file, also where it holds
 /// nothing. `values` is parallel to `contents.values`. HDF5 lays out the files by itself: `fs` must

@@ -27,6 +27,14 @@ class TensorReader {
   /// Cost: besides `out` at most as many bytes again.
   void read(FlatRange window, std::span<std::byte> out) const;
 
+  /// Fills `out` with elements `window` of a box of the tensor, in the box's own row-major order.
+  /// Requires: a box within the tensor, a window within the box;
+  /// `out.size() == window.numel() * itemsize`.
+  /// Throws: as the other.
+  /// Cost: reads what the box has of each piece, and gaps of up to 64 KiB in between; besides `out`
+  /// at most 4 MiB.
+  void read(const Box& box, FlatRange window, std::span<std::byte> out) const;
+
   /// Returns the next place at or behind `begin + 1` where a read should end: at most
   /// `max_numel` on, and at the end of a piece where that lies before, so that blocks which start
   /// where this ended do not read a stored chunk twice.
@@ -34,7 +42,7 @@ class TensorReader {
 
  private:
   struct Source {
-    std::size_t piece_index;
+    std::uint32_t piece_index;
     FlatRange extent;  // from its first to behind its last element, in the tensor's order
     bool is_dense;     // all of the extent is its own
     CopyRuns runs;     // from the piece into the tensor
@@ -45,6 +53,7 @@ class TensorReader {
   const TensorMeta& meta_;
   std::vector<Source> sources_;        // by extent.begin
   std::vector<std::int64_t> reached_;  // the largest extent.end up to each source
+  std::vector<std::uint32_t> pieces_;  // of the sources
 };
 
 using BlockVisitor = std::function<void(FlatRange window, std::span<const std::byte> bytes)>;

@@ -2,8 +2,11 @@
 
 #include <cstdint>
 #include <stop_token>
+#include <string>
 
+#include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
+#include "tessera/formats/create.h"
 #include "tessera/reshard/planner.h"
 
 namespace tessera::reshard {
@@ -23,5 +26,12 @@ struct ExecuteOptions {
 /// for one block; Error(interrupted) on a stop request.
 void execute(const Plan& plan, const formats::CheckpointReader& reader,
              formats::CheckpointWriter& writer, const ExecuteOptions& options);
+
+/// Writes the checkpoint that a plan makes of an open one: values, tensors, commit. It appears
+/// whole or not at all. Requires: `plan.problems` is empty; `create.format` is the plan's. Throws:
+/// what create_checkpoint, execute and the writer's commit throw.
+void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
+                     const std::string& destination, const formats::CreateOptions& create,
+                     const ExecuteOptions& options);
 
 }  // namespace tessera::reshard

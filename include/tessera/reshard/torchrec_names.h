@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,9 @@ enum class OptimizerNames {
   canonical,
   torchrec,
 };
+
+/// Returns what `as-stored`, `canonical` or `torchrec` stands for, or nothing.
+std::optional<OptimizerNames> parse_optimizer_names(std::string_view name);
 
 /// Another name for a tensor of some contents.
 struct StateName {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -18,6 +19,9 @@ namespace tessera::formats {
 namespace native {
 namespace {
 
+constexpr int kMinLevel = -100;
+constexpr int kMaxLevel = 19;
+
 void validate_options(const NativeWriteOptions& options) {
   const auto require_multiple = [](std::string_view name, std::uint64_t nbytes,
                                    std::uint64_t greatest) {
@@ -30,8 +34,6 @@ void validate_options(const NativeWriteOptions& options) {
   };
   require_multiple("chunk_nbytes", options.chunk_nbytes, kMaxChunkNbytes);
   require_multiple("plain_block_nbytes", options.plain_block_nbytes, std::uint64_t{1} << 30);
-  constexpr int kMinLevel = -100;
-  constexpr int kMaxLevel = 19;
   if (options.zstd_level < kMinLevel || options.zstd_level > kMaxLevel) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "zstd_level",
                           std::to_string(kMinLevel) + " to " + std::to_string(kMaxLevel),
@@ -247,6 +249,22 @@ std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string direct
 }
 
 }  // namespace native
+
+std::optional<NativeWriteOptions> parse_compression(std::string_view text) {
+  NativeWriteOptions options;
+  if (text == "none") return options;
+  options.compression = NativeWriteOptions::Compression::zstd;
+  if (text == "zstd") return options;
+  constexpr std::string_view kWithLevel = "zstd:";
+  if (!text.starts_with(kWithLevel)) return std::nullopt;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] =
+      std::from_chars(text.data() + kWithLevel.size(), end, options.zstd_level);
+  const bool is_level = error == std::errc() && at == end &&
+                        options.zstd_level >= native::kMinLevel &&
+                        options.zstd_level <= native::kMaxLevel;
+  return is_level ? std::optional(options) : std::nullopt;
+}
 
 std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string destination,
                                                 CheckpointContents contents,

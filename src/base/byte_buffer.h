@@ -4,7 +4,7 @@
 #include <memory>
 #include <span>
 
-namespace tessera::inspect::detail {
+namespace tessera::detail {
 
 /// Memory that is used again and again, and is not filled with zeros in between.
 class ByteBuffer {
@@ -24,4 +24,4 @@ class ByteBuffer {
   std::size_t nbytes_ = 0;
 };
 
-}  // namespace tessera::inspect::detail
+}  // namespace tessera::detail

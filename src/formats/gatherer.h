@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/byte_buffer.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::detail {
+
+/// The most that a Gatherer takes of its scratch memory.
+inline constexpr std::uint64_t kGatherNbytes = std::uint64_t{4} << 20;
+
+/// Reads elements of one tensor out of any of its pieces, in the order of any region. Runs that lie
+/// close together in a piece are read at once. Keeps views of the reader and of `scratch`, which
+/// must outlive it. One thread at a time.
+class Gatherer {
+ public:
+  Gatherer(const CheckpointReader& reader, std::size_t tensor_index,
+           tessera::detail::ByteBuffer& scratch);
+
+  /// Fills the elements of `out` that the named pieces hold. `out` is elements `window` of
+  /// `destination`, in that region's own order.
+  /// Requires: regions within the tensor; `out.size() == window.numel() * itemsize`.
+  void gather(std::span<const std::uint32_t> pieces, const Region& destination, FlatRange window,
+              std::span<std::byte> out);
+
+ private:
+  std::uint64_t nbytes_of(std::int64_t numel) const {
+    return static_cast<std::uint64_t>(numel) * itemsize_;
+  }
+  std::span<std::byte> destination_of(const CopyRuns::Run& run) const {
+    return out_.subspan(nbytes_of(run.destination_begin - window_begin_), nbytes_of(run.numel));
+  }
+  void add(const CopyRuns::Run& run);
+  void flush();
+
+  const CheckpointReader& reader_;
+  const TensorEntry& tensor_;
+  const std::size_t tensor_index_;
+  const std::uint64_t itemsize_;
+  tessera::detail::ByteBuffer& scratch_;
+  std::uint32_t piece_ = 0;
+  std::int64_t window_begin_ = 0;
+  std::span<std::byte> out_;
+  std::vector<CopyRuns::Run> pending_;
+};
+
+}  // namespace tessera::formats::detail
