@@ -99,7 +99,7 @@ class SetUpTest(unittest.TestCase):
 class RequirementsTest(unittest.TestCase):
     def test_every_requirement_is_pinned(self):
         for line in python_environment.requirements(None).splitlines():
-            self.assertRegex(line, r"^[a-z0-9]+==[0-9.]+( ; python_version .*)?$")
+            self.assertRegex(line, r"^[a-z0-9-]+==[0-9.]+( ; python_version .*)?$")
 
     def test_chosen_torch_replaces_the_pinned_one(self):
         self.assertIn("torch==2.5.1\n", python_environment.requirements("2.5.1"))

@@ -1,0 +1,596 @@
+"""The Python package against what the peers wrote, what the trainer held, and what the tools do."""
+
+import ast
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import random
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ckpt_tools import FIXTURES, MAKE, ROOT, expectation, files_of, reshard, run, succeed, valid_fixtures
+from python_package import tessera
+
+sys.path.insert(0, str(MAKE))
+from expect import flatten, raw_bytes, tensor_row, value_json  # noqa: E402
+
+PACKAGE = ROOT / "tools" / "python"
+ADAMW = FIXTURES / "dcp" / "valid" / "fsdp2_adamw"
+TORCHREC = FIXTURES / "dcp" / "valid" / "torchrec"
+FORMATS = ("native", "safetensors", "dcp", "torch")
+IN_FLOAT32 = [getattr(torch, name) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+                                               "float8_e5m2fnuz", "float8_e8m0fnu") if hasattr(torch, name)]
+SEED = int(os.environ.get("TESSERA_TEST_SEED", "7"))
+
+
+def bits(tensor):
+    return tuple(tensor.shape), tensor.dtype, raw_bytes(tensor)
+
+
+def as_trained(value):
+    """The value with torch's constants in the place of their names."""
+    if isinstance(value, tessera.Symbol):
+        return value.torch()
+    if isinstance(value, dict):
+        return {as_trained(key): as_trained(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value)(as_trained(item) for item in value)
+    return value
+
+
+# --- what is in a checkpoint -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [p for _, p in valid_fixtures()], ids=[i for i, _ in valid_fixtures()])
+def test_a_fixture_holds_what_the_trainer_held(path):
+    expected = expectation(path)
+    with tessera.open(path) as checkpoint:
+        assert checkpoint.format == expected["format"]
+        rows = {row["name"]: row for row in expected["tensors"]}
+        rows |= {alias["name"]: rows[alias["target"]] | {"name": alias["name"]} for alias in expected.get("aliases", [])}
+        tensors = {name: found for name, found in checkpoint.items() if isinstance(found, tessera.Tensor)}
+        assert {name: tensor_row(name, found.torch()) for name, found in tensors.items()} == rows
+        for name, found in tensors.items():
+            assert (found.dtype, list(found.shape)) == (rows[name]["dtype"], rows[name]["shape"])
+            assert hashlib.sha256(found.tobytes()).hexdigest() == rows[name]["sha256"]
+            if hasattr(np, found.dtype):
+                assert found.numpy().tobytes() == found.tobytes() and found.numpy().shape == found.shape
+        if "values" in expected:
+            values = {name: value_json(as_trained(checkpoint[name])) for name in checkpoint if name not in tensors}
+            assert json.dumps(values, sort_keys=True) == json.dumps(expected["values"], sort_keys=True)
+
+
+def test_flat_layout_gives_the_parameters_back():
+    source = FIXTURES / "dcp" / "valid" / "fsdp1_flat"
+    checkpoint = tessera.open(source, flat_layout=f"{source}.flat-layout.json")
+    expected = {row["name"]: row for row in expectation(f"{source}.unflattened")["tensors"]}
+    assert {name: tensor_row(name, checkpoint[name].torch()) for name in expected} == expected
+
+
+def test_it_is_a_mapping():
+    checkpoint = tessera.open(ADAMW)
+    names = list(checkpoint)
+    assert names == sorted(names) == list(checkpoint.keys()) and len(checkpoint) == len(names)
+    assert "model.emb.weight" in checkpoint and "model.emb" not in checkpoint and 7 not in checkpoint
+    assert checkpoint.get("model.emb") is None
+    assert checkpoint["trainer.step"] == 2
+    assert checkpoint == checkpoint and checkpoint != tessera.open(ADAMW) and len({checkpoint}) == 1
+    assert repr(checkpoint) == f"<tessera.Checkpoint '{ADAMW}': 34 tensors, 25 values; dcp>"
+    with pytest.raises(KeyError) as caught:
+        checkpoint["model.emb.wieght"]
+    assert isinstance(caught.value, tessera.Error)
+    assert str(caught.value) == (f"{ADAMW}: 'model.emb.wieght': no tensor and no value has this name (did you mean "
+                                 "'model.emb.weight'?)")
+    assert (caught.value.kind, caught.value.tensor) == ("not_found", "model.emb.wieght")
+    restored = pickle.loads(pickle.dumps(caught.value))
+    assert (str(restored), vars(restored)) == (str(caught.value), vars(caught.value))
+    with pytest.raises(KeyError, match="expected a name, found 3"):
+        checkpoint[3]
+
+
+def test_tied_weights_are_one_tensor_under_two_names():
+    checkpoint = tessera.open(FIXTURES / "torch_zip" / "valid" / "shared.pt")
+    assert checkpoint.aliases
+    for name, target in checkpoint.aliases.items():
+        assert checkpoint[name].name == name and bits(checkpoint[name].torch()) == bits(checkpoint[target].torch())
+
+
+def test_values_keep_what_python_distinguishes(tmp_path):
+    values = {"none": None, "true": True, "one": 1, "float": 1.0, "big": -(10**30), "text": "ü", "bytes": b"\0\xff",
+              "tuple": (1, [2, (3,)]), "set": {1, 2}, "frozen": {(1, frozenset({2}))}, "complex": 1.5 - 2j,
+              "keys": {1: "a", (2, 3): "b"}, "inf": float("inf"), "dtype": torch.bfloat16, "device": torch.device("cpu")}
+    torch.save({"values": [torch.ones(1), values], "alone": 3}, tmp_path / "values.pt")
+    checkpoint = tessera.open(tmp_path / "values.pt")
+    found = {name.removeprefix("values.1."): checkpoint[name] for name in checkpoint if name.startswith("values.1.")}
+    flat = {"keys.1": "a", "keys.(2, 3)": "b"}
+    for name, value in values.items():
+        if name in found:
+            assert as_trained(found[name]) == value and type(as_trained(found[name])) is type(value), name
+        else:
+            flat_names = [key for key in found if key.startswith(f"{name}.")]
+            assert flat_names and set(flat_names) <= set(flat), (name, sorted(found))
+    assert repr(found["dtype"]) == "Symbol('torch.bfloat16')"
+    with pytest.raises(ValueError, match="torch.load: expected the name of a dtype"):
+        tessera.Symbol("torch.load").torch()
+
+
+# --- tensors and their parts ---------------------------------------------------------------------------------------
+
+
+def generated():
+    torch.manual_seed(SEED)
+    state = {
+        "rows": torch.randn(37, 11),
+        "cube": torch.randint(-100, 100, (5, 6, 7), dtype=torch.int16),
+        "half": torch.randn(23, 5).to(torch.bfloat16),
+        "byte": torch.randn(16, 9).to(torch.float8_e4m3fn),
+        "flags": torch.rand(41) < 0.5,
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "none": torch.empty(0, 4),
+    }
+    return state
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    """{what wrote it: (path, {name: tensor as the peer reads it})}"""
+    here = tmp_path_factory.mktemp("states")
+    state = generated()
+    torch.save(state, here / "state.pt")
+    save_file(state, here / "state.safetensors")
+    dcp.save(state, checkpoint_id=here / "dcp", no_dist=True)
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    dcp.load(loaded, checkpoint_id=here / "dcp", no_dist=True)
+    with safe_open(here / "state.safetensors", "pt") as file:
+        in_safetensors = {name: file.get_tensor(name) for name in file.keys()}
+    reshard(here / "dcp", here / "native", "--to", "native", "--world-size", 3, "--strategy", "dim0")
+    reshard(here / "dcp", here / "compressed", "--to", "native", "--world-size", 2, "--compress", "zstd")
+    return {
+        "torch": (here / "state.pt", torch.load(here / "state.pt", weights_only=True)),
+        "safetensors": (here / "state.safetensors", in_safetensors),
+        "dcp": (here / "dcp", loaded),
+        "native": (here / "native", state),
+        "compressed": (here / "compressed", state),
+    }
+
+
+@pytest.mark.parametrize("writer", ["torch", "safetensors", "dcp", "native", "compressed"])
+def test_any_part_is_what_torch_takes_out_of_the_whole(states, writer):
+    path, state = states[writer]
+    checkpoint = tessera.open(path)
+    assert list(checkpoint) == sorted(state)
+    choose = random.Random(SEED)
+
+    def part_of(size):
+        if size and choose.random() < 0.3:
+            return choose.randrange(-size, size)
+        return slice(*choose.choices([None, *range(-size - 2, size + 3)], k=2), choose.choice([None, 1]))
+
+    for name, tensor in state.items():
+        assert bits(checkpoint[name].torch()) == bits(tensor)
+        for _ in range(60):
+            index = tuple(part_of(size) for size in tensor.shape[:choose.randrange(tensor.ndim + 1)])
+            if choose.random() < 0.3:
+                index = (*index, ...)
+            found = checkpoint[name][index]
+            assert bits(found.torch()) == bits(tensor[index]), (SEED, name, index)
+            assert found.shape == tuple(tensor[index].shape) and found.numel == tensor[index].numel()
+        if tensor.ndim:
+            assert [bits(row.torch()) for row in checkpoint[name]] == [bits(row) for row in tensor]
+    assert bits(checkpoint["cube"][1:4, ..., 2:][1:, 3][0, -1:].torch()) == bits(state["cube"][2:4, 3, 2:][0, -1:])
+
+
+def test_pieces_of_columns_are_put_together(tmp_path):
+    """Sharded on both dimensions: a part takes from many files."""
+    source = FIXTURES / "dcp" / "valid" / "fsdp2_tp"
+    checkpoint = tessera.open(source)
+    names = [name for name, found in checkpoint.items() if isinstance(found, tessera.Tensor) and found.ndim == 2]
+    for name in names:
+        whole = checkpoint[name].torch()
+        rows, columns = whole.shape
+        for top, left in itertools.product(range(rows), range(columns)):
+            assert bits(checkpoint[name][top:, left:left + 3].torch()) == bits(whole[top:, left:left + 3])
+
+
+def test_slices_that_are_no_plain_part_are_refused():
+    tensor = tessera.open(ADAMW)["model.emb.weight"]  # [13, 7]
+    refused = {
+        "step 2": (IndexError, slice(None, None, 2)), "step -1": (IndexError, slice(None, None, -1)),
+        "at most 2": (IndexError, (0, 0, 0)), "-13 to 12": (IndexError, 13), "-7 to 6": (IndexError, (0, -8)),
+        "one `...`": (IndexError, (..., ...)), "found list": (TypeError, [0, 1]), "found float": (TypeError, 1.0),
+        "found bool": (TypeError, True), "found ndarray": (TypeError, np.array([1])), "found NoneType": (TypeError, None),
+        "found Tensor": (TypeError, torch.ones(13, dtype=torch.bool)), "found str": (TypeError, "rows"),
+    }
+    for words, (kind, index) in refused.items():
+        with pytest.raises(kind, match=f"^model.emb.weight: index: .*{re.escape(words)}"):
+            tensor[index]
+    assert tensor[np.int64(3)].shape == (7,) and tensor[torch.tensor(3)].shape == (7,)
+    assert repr(tensor[3, 2:5]) == "<tessera.Tensor 'model.emb.weight': float32 [3], [3, 2:5] of [13, 7]>"
+    assert repr(tensor) == "<tessera.Tensor 'model.emb.weight': float32 [13, 7]>"
+    with pytest.raises(TypeError, match="no length"):
+        len(tensor[0, 0])
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(tensor)
+    with pytest.raises(TypeError, match="comes out of a checkpoint"):
+        tessera.Tensor()
+
+
+def test_numpy_gets_what_it_has_a_dtype_for(states):
+    path, state = states["native"]
+    checkpoint = tessera.open(path)
+    rows = checkpoint["rows"]
+    assert np.array_equal(np.asarray(rows), state["rows"].numpy()) and np.asarray(rows).dtype == np.float32
+    assert np.array_equal(np.asarray(rows[3:5], dtype=np.float64), state["rows"][3:5].double().numpy())
+    assert np.array_equal(np.from_dlpack(rows[:2]), state["rows"][:2].numpy())
+    assert bits(torch.from_dlpack(rows[:2])) == bits(state["rows"][:2])
+    assert bits(torch.from_dlpack(checkpoint["half"])) == bits(state["half"])
+    with pytest.raises(ValueError, match="rows: reading a tensor makes a copy"):
+        np.asarray(rows, copy=False)
+    with pytest.raises(TypeError, match=r"^half: NumPy has no bfloat16 \(t.torch\(\) keeps it, t.numpy\('float32'\) has"):
+        np.asarray(checkpoint["half"])
+    assert np.array_equal(np.asarray(checkpoint["half"], dtype="float32"), state["half"].float().numpy())
+    assert checkpoint["scalar"].item() == 2.5 and checkpoint["half"][2, 1].item() == state["half"][2, 1].item()
+    with pytest.raises(ValueError, match=r"rows: expected one element, found 407 in the shape \[37, 11\]"):
+        rows.item()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # signalling NaNs, to float64
+@pytest.mark.parametrize("dtype", IN_FLOAT32, ids=str)
+def test_small_floats_are_the_same_numbers_in_float32(dtype, tmp_path):
+    every = torch.arange(256 ** dtype.itemsize).to(torch.uint16 if dtype.itemsize == 2 else torch.uint8).view(dtype)
+    torch.save({"w": every}, tmp_path / "w.pt")
+    tensor = tessera.open(tmp_path / "w.pt")["w"]
+    assert bits(tensor.torch()) == bits(every)
+    assert np.array_equal(tensor.numpy("float32"), every.float().numpy(), equal_nan=True)
+    assert np.array_equal(tensor.numpy("float64"), every.double().numpy(), equal_nan=True)
+
+
+def test_dtypes_that_numpy_could_not_hold_are_torchs_alone(tmp_path):
+    torch.save({"w": torch.zeros(3, dtype=torch.complex32)}, tmp_path / "w.pt")
+    with pytest.raises(TypeError, match=r"^w: NumPy has no complex32 \(t.torch\(\) keeps it, t.tobytes\(\) are the bytes\)"):
+        tessera.open(tmp_path / "w.pt")["w"].numpy("complex64")
+
+
+def test_dtypes_that_this_torch_lacks_are_told(states, monkeypatch):
+    monkeypatch.delattr(torch, "float8_e4m3fn")
+    with pytest.raises(TypeError, match=r"^byte: torch 2\S+ has no float8_e4m3fn \(t.tobytes\(\) are the bytes\)"):
+        tessera.open(states["native"][0])["byte"].torch()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """64 MiB in 16384 rows, on four ranks, plain and compressed."""
+    here = tmp_path_factory.mktemp("large")
+    torch.manual_seed(SEED)
+    save_file({"table": torch.randn(16384, 1024)}, here / "state.safetensors")
+    reshard(here / "state.safetensors", here / "plain", "--world-size", 4)
+    reshard(here / "state.safetensors", here / "compressed", "--world-size", 4, "--compress", "zstd")
+    return here
+
+
+@pytest.mark.parametrize("name, most_nbytes", [("state.safetensors", 1 << 20), ("plain", 1 << 20), ("compressed", 4 << 20)])
+def test_rows_of_a_large_tensor_read_and_hold_little(large, name, most_nbytes):
+    program = f"""
+        import resource, sys
+        sys.path.insert(0, {str(Path(tessera.__file__).parents[1])!r})
+        import numpy, tessera
+
+        def bytes_read():
+            return int(next(line.split()[1] for line in open("/proc/self/io") if line.startswith("rchar")))
+
+        tensor = tessera.open({str(large / name)!r})["table"]
+        tensor[0].numpy()  # what is set up once
+        before = bytes_read(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for first in (0, 5000, 16374):
+            assert tensor[first:first + 10].numpy().shape == (10, 1024)
+        print(bytes_read() - before[0], (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[1]) << 10)
+    """
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    num_read, num_held = map(int, out.stdout.split())
+    assert 3 * 40960 <= num_read < most_nbytes
+    assert num_held < 16 << 20
+
+
+def test_a_large_tensor_is_read_whole_by_several_threads(large):
+    with safe_open(large / "state.safetensors", "pt") as file:
+        expected = file.get_tensor("table")
+    for name in ("plain", "compressed"):
+        table = tessera.open(large / name)["table"]
+        assert torch.equal(table.torch(), expected)
+        assert torch.equal(table[:, 100:103].torch(), expected[:, 100:103])
+        assert torch.equal(table[100:16200, 5:].torch(), expected[100:16200, 5:])
+
+
+def test_threads_share_a_checkpoint(states):
+    path, state = states["compressed"]
+    checkpoint = tessera.open(path)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: checkpoint["rows"][i % 37].torch(), range(400)))
+    assert all(torch.equal(row, state["rows"][i % 37]) for i, row in enumerate(found))
+
+
+def test_closed_checkpoints_say_so(states):
+    with tessera.open(states["native"][0]) as checkpoint:
+        rows = checkpoint["rows"]
+        rows[0].numpy()
+    for use in (rows.numpy, rows[1].torch, lambda: checkpoint["rows"], checkpoint.__enter__):
+        with pytest.raises(ValueError, match="native: the checkpoint is closed"):
+            use()
+    assert rows.shape == (37, 11) and len(checkpoint) == 7 and "closed" in repr(checkpoint)
+
+
+# --- errors and checks ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(states, tmp_path):
+    """A native checkpoint with one bit of `rows` changed."""
+    moved = reshard(states["dcp"][0], tmp_path / "damaged", "--only", "rows")
+    data = moved / "rank-00000.h5"
+    content = bytearray(data.read_bytes())
+    content[content.find(raw_bytes(states["dcp"][1]["rows"]))] ^= 1
+    data.write_bytes(content)
+    return moved
+
+
+def test_errors_say_what_the_tools_say(damaged, tmp_path):
+    with pytest.raises(tessera.Error) as caught:
+        tessera.open(damaged)["rows"][0].torch()
+    error = caught.value
+    assert error.kind == "corruption" and error.tensor == "rows" and error.path == str(damaged / "rank-00000.h5")
+    assert error.byte_range[0] < error.byte_range[1] and error.problems == ()
+    assert str(error).startswith(f"{damaged}/rank-00000.h5: rows: bytes [{error.byte_range[0]}, {error.byte_range[1]}): ")
+    with pytest.raises(tessera.Error, match="expected a checkpoint, found nothing") as caught:
+        tessera.open(tmp_path / "nothing")
+    assert (caught.value.kind, caught.value.path, caught.value.tensor) == ("not_found", str(tmp_path / "nothing"), None)
+    for path in FIXTURES.glob("*/invalid/*"):
+        if path.suffix in (".pt", ".safetensors"):
+            process = run("ckpt-inspect", "ls", path)
+            if process.returncode == 3:
+                with pytest.raises(tessera.Error) as caught:
+                    tessera.open(path)
+                assert process.stderr.strip() == f"ckpt-inspect: {caught.value}"
+    for path in ("", b"a\0b"):
+        with pytest.raises(ValueError, match="^path: "):
+            tessera.open(path)
+
+
+def test_paths_need_not_be_text(states, tmp_path):
+    path = os.fsencode(tmp_path) + b"/not-utf-8-\xff"
+    tessera.reshard(states["dcp"][0], path, ranks=2)
+    assert tessera.open(path).path == os.fsdecode(path)
+    assert torch.equal(tessera.open(os.fsdecode(path))["rows"].torch(), states["dcp"][1]["rows"])
+    with pytest.raises(tessera.Error) as caught:
+        tessera.open(path + b"-nothing")
+    assert os.fsencode(caught.value.path) == path + b"-nothing"
+
+
+def test_verify_returns_all_that_is_wrong(damaged):
+    told = []
+    assert tessera.verify(ADAMW, progress=lambda *progress: told.append(progress)) == []
+    assert told and told[-1][0] == told[-1][1] > 0
+    [problem] = tessera.verify(damaged)
+    found = json.loads(run("ckpt-inspect", "verify", damaged, "--json").stdout)["findings"]
+    assert [problem._asdict() | {"byte_range": list(problem.byte_range)}] == [
+        {"severity": "error", "rule": f["rule"], "path": f["file"], "tensor": f["name"], "byte_range": f["byte_range"],
+         "expected": f["expected"], "found": f["found"], "text": str(problem)} for f in found]
+    assert run("ckpt-inspect", "verify", damaged).stdout.splitlines()[0] == f"error: {problem}"
+    with pytest.raises(tessera.Error, match="found nothing"):
+        tessera.verify(damaged / "nothing")
+
+
+def test_verify_looks_at_numbers_and_notes_when_asked(tmp_path):
+    save_file({"w": torch.tensor([1.0, float("nan")])}, tmp_path / "w.safetensors")
+    path = tmp_path / "w.safetensors"
+    assert tessera.verify(path) == []
+    assert [problem.rule for problem in tessera.verify(path, values=True)] == ["finite"]
+    assert all(problem.severity == "note" for problem in tessera.verify(path, notes=True))
+
+
+# --- moves ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keywords, options", [
+    ({}, []),
+    ({"ranks": 3}, ["--world-size", 3]),
+    ({"world_size": 4, "strategy": "hybrid:2x2", "to": "dcp"}, ["--world-size", 4, "--strategy", "hybrid:2x2", "--to", "dcp"]),
+    ({"to": "safetensors", "max_shard_size": 1000}, ["--to", "safetensors", "--max-shard-size", "1000"]),
+    ({"to": "torch"}, ["--to", "torch"]),
+    ({"only": "model.*", "rename": {"model.": "net."}, "cast": torch.bfloat16, "compress": "zstd:3"},
+     ["--only", "model.*", "--rename", "model.=net.", "--cast", "bfloat16", "--compress", "zstd:3"]),
+    ({"only": ["model", "!*.bias"], "threads": 2, "memory": 64 << 20},
+     ["--only", "model", "--only", "!*.bias", "--threads", 2, "--memory", "64MiB"]),
+], ids=lambda argument: "-".join(argument) if isinstance(argument, dict) else "")
+def test_a_move_writes_what_the_tool_writes(keywords, options, tmp_path):
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
+    moved = tessera.reshard(ADAMW, tmp_path / "ours" / "moved", **keywords)
+    summary = json.loads(succeed("ckpt-reshard", ADAMW, tmp_path / "theirs" / "moved", "--json", *options))
+    assert files_of(tmp_path / "ours") == files_of(tmp_path / "theirs")
+    shared = ("source_format", "format", "world_size", "num_tensors", "num_values", "num_aliases", "nbytes", "written")
+    assert {name: getattr(moved, name) for name in shared} == {name: summary[name] for name in shared}
+
+
+def test_a_move_tells_its_progress_and_can_be_tried_first(tmp_path):
+    told = []
+    planned = tessera.reshard(ADAMW, tmp_path / "moved", ranks=2, dry_run=True)
+    assert not planned.written and list(tmp_path.iterdir()) == []
+    moved = tessera.reshard(ADAMW, tmp_path / "moved", ranks=2, progress=lambda *progress: told.append(progress))
+    assert moved == planned._replace(written=True) and told[-1] == (moved.nbytes, moved.nbytes)
+
+
+def test_a_move_that_does_not_fit_lists_all_its_problems(tmp_path):
+    with pytest.raises(tessera.Error) as caught:
+        tessera.reshard(TORCHREC, tmp_path / "moved", ranks=3)
+    stderr = run("ckpt-reshard", TORCHREC, tmp_path / "moved", "--world-size", 3).stderr.splitlines()
+    error = caught.value
+    assert error.kind == "mismatch" and error.path == str(TORCHREC) and list(tmp_path.iterdir()) == []
+    assert [f"ckpt-reshard: {problem}" for problem in error.problems] == stderr
+    assert all(str(problem) in str(error) for problem in error.problems)
+    moved = tessera.reshard(TORCHREC, tmp_path / "moved", ranks=3, allow_lossy=True)
+    assert moved.written and {note.severity for note in moved.notes} == {"note"}
+
+
+def test_words_that_mean_nothing_are_refused(tmp_path):
+    moved = tmp_path / "moved"
+    refused = [
+        ({"to": "hdf5"}, tessera.Error, "to: expected native, safetensors, dcp or torch, found 'hdf5'"),
+        ({"compress": "gzip"}, tessera.Error, "compress: expected none, zstd or zstd:LEVEL .* found 'gzip'"),
+        ({"compress": "zstd", "to": "dcp"}, tessera.Error, "compress: expected none, as only native is compressed, found"),
+        ({"max_shard_size": 10, "to": "dcp"}, tessera.Error, "max_shard_size: expected to='safetensors', found 'dcp'"),
+        ({"cast": "bf16"}, tessera.Error, "cast: expected a dtype of torch such as bfloat16, found 'bf16'"),
+        ({"optimizer_names": "x"}, tessera.Error, "optimizer_names: expected as-stored, canonical or torchrec, found 'x'"),
+        ({"strategy": "rows"}, tessera.Error, "rows"),
+        ({"only": "no.such"}, tessera.Error, "no.such"),
+        ({"plan": tmp_path / "plan.json"}, tessera.Error, "plan.json"),
+        ({"ranks": 0}, ValueError, "ranks: expected a number from 1 on, found 0"),
+        ({"threads": -1}, ValueError, "threads: expected a number from 1 on, found -1"),
+        ({"memory": 0}, ValueError, "memory: expected a number from 1 on, found 0"),
+        ({"ranks": 2, "world_size": 2}, ValueError, "ranks: expected one of ranks and world_size"),
+        ({"rename": {"": "x"}}, ValueError, "rename: expected the leading part"),
+        ({"world": 2}, TypeError, "world"),
+    ]
+    for keywords, kind, words in refused:
+        with pytest.raises(kind, match=words):
+            tessera.reshard(ADAMW, moved, **keywords)
+        assert list(tmp_path.iterdir()) == []
+    moved.write_text("mine")
+    with pytest.raises(tessera.Error, match=r"the destination exists \(overwrite=True replaces it\)") as caught:
+        tessera.reshard(ADAMW, moved)
+    assert caught.value.kind == "already_exists"
+    with pytest.raises(tessera.Error, match="overwrite=True: expected a checkpoint to replace"):
+        tessera.reshard(ADAMW, moved, overwrite=True)
+    assert moved.read_text() == "mine"
+    moved.unlink()
+    tessera.reshard(ADAMW, moved)
+    assert tessera.reshard(ADAMW, moved, only="model", overwrite=True).num_values == 0
+
+
+def test_plans_and_units_are_files(tmp_path):
+    succeed("ckpt-inspect", "plan", TORCHREC, "--world-size", 2, "--memory-per-rank", "4MiB", "--output", tmp_path / "plan.json")
+    ours = tessera.reshard(TORCHREC, tmp_path / "ours", plan=tmp_path / "plan.json", allow_lossy=True)
+    reshard(TORCHREC, tmp_path / "theirs", "--plan", tmp_path / "plan.json", "--allow-lossy")
+    assert ours.world_size == 2 and files_of(tmp_path / "ours") == files_of(tmp_path / "theirs")
+
+    shapes = {name: list(tensor.shape) for name, tensor in tessera.open(ADAMW).items() if name.startswith("model.layers.0.")}
+    units = [{"name": "model.layers.0", "dtype": "float32",
+              "parameters": [{"fqn": name, "shape": shape} for name, shape in shapes.items()]}]
+    (tmp_path / "units.json").write_text(json.dumps({"schema": 1, "units": units}))
+    flat = {"units": tmp_path / "units.json", "strategy": "flat", "ranks": 2, "only": "model.layers.0"}
+    tessera.reshard(ADAMW, tmp_path / "flat", **flat)
+    reshard(ADAMW, tmp_path / "flat-by-tool", "--units", tmp_path / "units.json", "--strategy", "flat", "--world-size", 2,
+            "--only", "model.layers.0")
+    assert files_of(tmp_path / "flat") == files_of(tmp_path / "flat-by-tool")
+    flat_pieces = tessera.open(tmp_path / "flat")
+    for name in shapes:  # cut in the middle of rows
+        assert bits(flat_pieces[name][1:].torch()) == bits(tessera.open(ADAMW)[name][1:].torch())
+
+
+def test_ctrl_c_stops_a_move_and_leaves_nothing(large, tmp_path):
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        tessera.reshard(large / "plain", tmp_path / "moved", compress="zstd:19", threads=1)
+    assert time.monotonic() - begin < 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_out_of_progress_stops_a_move(large, tmp_path):
+    def progress(done, total):
+        raise RuntimeError(f"enough: {done < total}")
+
+    with pytest.raises(RuntimeError, match="enough: True"):
+        tessera.reshard(large / "plain", tmp_path / "moved", compress="zstd:19", threads=1, progress=progress)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_threads_of_python_go_on_meanwhile(large, tmp_path):
+    ticks = []
+
+    def tick():
+        while not done.wait(0.005):
+            ticks.append(time.monotonic())
+
+    done = threading.Event()
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    begin = time.monotonic()
+    tessera.reshard(large / "plain", tmp_path / "moved", compress="zstd", threads=1)
+    took = time.monotonic() - begin
+    done.set()
+    ticker.join()
+    gaps = [later - earlier for earlier, later in itertools.pairwise([begin, *ticks])]
+    assert max(gaps) < max(0.5, took / 2) and len(ticks) > 5, (took, gaps)
+
+
+# --- the package itself --------------------------------------------------------------------------------------------
+
+
+def test_the_stub_names_what_the_extension_has():
+    import tessera._core as core
+
+    def names(members):
+        return {name for name in members if not name.startswith("_")}
+
+    stub = ast.parse((PACKAGE / "src" / "tessera" / "_core.pyi").read_text())
+    classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+    functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
+    assert names({*classes, *functions}) == names(vars(core))
+    for name in names(classes):
+        assert names(node.name for node in classes[name].body) == names(vars(getattr(core, name)))
+    for name, node in functions.items():
+        arguments = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
+        assert arguments == re.findall(r"(\w+):", getattr(core, name).__doc__.split("->")[0]), name
+
+
+def test_every_public_name_is_documented():
+    page = (ROOT / "docs" / "python.md").read_text()
+    for name in tessera.__all__:
+        assert getattr(tessera, name).__doc__ and (name.startswith("__") or f"`{name}" in page or f"tessera.{name}" in page), name
+
+
+def test_versions_agree():
+    project = (PACKAGE / "pyproject.toml").read_text()
+    assert succeed("ckpt-inspect", "--version").split()[-1] == tessera.__version__
+    assert f'\nversion = "{tessera.__version__}"\n' in project
+    pins = re.findall(r'"([\w-]+==[\d.]+)"', project.split("[project]")[0])
+    installed = (ROOT / "tools" / "development" / "python-requirements.txt").read_text().splitlines()
+    assert len(pins) == 2 and set(pins) <= set(installed)
+
+
+def test_the_extension_shows_its_own_symbol_alone():
+    [extension] = Path(tessera.__file__).parent.glob("_core*.so")
+    shown = subprocess.run(["nm", "-D", "--defined-only", "-C", extension], capture_output=True, text=True, check=True)
+    assert "PyInit__core" in shown.stdout and "tessera::" not in shown.stdout
+
+
+def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
+    state = {"model": {"embedding.weight": torch.randn(100, 16), "head.weight": torch.randn(10, 16).bfloat16()}, "step": 1000}
+    flat = dict(flatten(state))
+    dcp.save(flat, checkpoint_id=tmp_path / "step-1000", no_dist=True)
+    torch.save({"embedding.weight": torch.zeros(100, 16)}, tmp_path / "old.pt")
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(examples) > 4
+    names = {}
+    for example in examples:
+        exec(compile(example, "docs/python.md", "exec"), names)
+    assert (tmp_path / "step-1000.8" / "index.h5").exists()
+    assert torch.equal(names["rows"], flat["model.embedding.weight"][10:20])

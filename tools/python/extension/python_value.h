@@ -1,0 +1,31 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/byte_range.h"
+#include "tessera/base/value.h"
+
+namespace nb = nanobind;
+
+// Tessera's data as Python's. All of it needs the GIL.
+namespace tessera::python {
+
+/// Returns a str; bytes that are no UTF-8 become lone surrogates, as Python does for file names.
+nb::object text_to_python(std::string_view text);
+
+/// Returns what Python's `os.fsencode` or `str.encode` made of a path or a name.
+std::string string_of(const nb::bytes& bytes);
+
+// What an error or a finding knows of its place: None where it is empty.
+nb::object text_or_none(const std::string& text);
+nb::object path_or_none(const std::string& path);
+nb::object byte_range_or_none(const std::optional<ByteRange>& range);
+
+/// Returns the Python object that a value stands for; a Symbol is a `tessera.Symbol`.
+nb::object value_to_python(const Value& value);
+
+}  // namespace tessera::python

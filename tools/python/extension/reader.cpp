@@ -1,0 +1,184 @@
+#include "reader.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "python_value.h"
+#include "tessera/base/checked_math.h"
+#include "tessera/base/edit_distance.h"
+#include "tessera/base/parallel.h"
+#include "tessera/formats/detect.h"
+#include "tessera/inspect/element.h"
+#include "tessera/inspect/tensor_reader.h"
+#include "watched_work.h"
+
+namespace tessera::python {
+namespace {
+
+using formats::CheckpointContents;
+using formats::CheckpointReader;
+
+/// What one thread reads at a time.
+constexpr std::int64_t kWindowNbytes = std::int64_t{16} << 20;
+/// From here on reading takes long enough for somebody to press Ctrl-C.
+constexpr std::size_t kWatchedNbytes = std::size_t{64} << 20;
+
+/// Memory that a numpy array, a torch tensor or a bytearray lends; not readable by a `const` type.
+using Buffer = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::span<std::byte> bytes_of(const Buffer& buffer) {
+  return std::as_writable_bytes(std::span(buffer.data(), buffer.size()));
+}
+
+/// One tensor of an open checkpoint, which this keeps open. Immutable.
+class TensorSource {
+ public:
+  TensorSource(std::shared_ptr<const CheckpointReader> reader, std::size_t tensor_index)
+      : reader_(std::move(reader)), tensor_(*reader_, tensor_index) {}
+
+  /// Fills `buffer` with a box of the tensor, in the box's own row-major order.
+  void read(Shape offsets, Shape sizes, const Buffer& buffer) const {
+    const Box box{std::move(offsets), std::move(sizes)};
+    const std::span<std::byte> out = bytes_of(buffer);
+    if (out.size() < kWatchedNbytes) {
+      const nb::gil_scoped_release without_gil;
+      read_windows(box, out, {});
+    } else {
+      run_watched(nb::none(), [&](Watch& watch) { read_windows(box, out, watch.token()); });
+    }
+  }
+
+ private:
+  void read_windows(const Box& box, std::span<std::byte> out, const std::stop_token& stop) const {
+    const auto size = static_cast<std::int64_t>(itemsize(tensor_.meta().dtype));
+    const std::int64_t window_numel = kWindowNbytes / size;
+    const std::int64_t numel = box.numel();
+    parallel_for(ceil_div(numel, window_numel), default_num_threads(), stop, [&](std::int64_t i) {
+      const std::int64_t begin = i * window_numel;
+      const std::int64_t end = std::min(numel, begin + window_numel);
+      tensor_.read(box, {begin, end},
+                   out.subspan(static_cast<std::size_t>(begin * size),
+                               static_cast<std::size_t>((end - begin) * size)));
+    });
+  }
+
+  std::shared_ptr<const CheckpointReader> reader_;
+  inspect::TensorReader tensor_;
+};
+
+/// An open checkpoint. Immutable.
+class Reader {
+ public:
+  Reader(const std::string& path, const std::string& flat_layout) {
+    const nb::gil_scoped_release without_gil;
+    reader_ =
+        formats::open_checkpoint(FileSystem::posix(), path, {.flat_layout_path = flat_layout});
+  }
+
+  std::string_view format() const { return format_name(reader_->format()); }
+  int world_size() const { return contents().world_size; }
+
+  nb::list tensors() const {
+    nb::list list;
+    for (const formats::TensorEntry& tensor : contents().tensors) {
+      nb::list shape;
+      for (const std::int64_t size : tensor.meta.shape) shape.append(size);
+      list.append(nb::make_tuple(text_to_python(tensor.meta.fqn),
+                                 text_to_python(dtype_name(tensor.meta.dtype)),
+                                 itemsize(tensor.meta.dtype), nb::tuple(shape)));
+    }
+    return list;
+  }
+  nb::list values() const {
+    nb::list list;
+    for (const formats::ValueEntry& value : contents().values) {
+      list.append(text_to_python(value.name));
+    }
+    return list;
+  }
+  nb::list aliases() const {
+    nb::list list;
+    for (const formats::Alias& alias : contents().aliases) {
+      list.append(nb::make_tuple(text_to_python(alias.fqn), text_to_python(alias.target)));
+    }
+    return list;
+  }
+
+  TensorSource tensor(std::size_t tensor_index) const {
+    const nb::gil_scoped_release without_gil;
+    return TensorSource(reader_, tensor_index);
+  }
+
+  nb::object read_value(std::size_t value_index) const {
+    return value_to_python(value_at(value_index));
+  }
+
+  nb::object nearest_name(const std::string& name) const {
+    std::vector<std::string_view> names;
+    for (const auto& tensor : contents().tensors) names.push_back(tensor.meta.fqn);
+    for (const auto& value : contents().values) names.push_back(value.name);
+    for (const auto& alias : contents().aliases) names.push_back(alias.fqn);
+    const auto nearest = closest_word(name, names);
+    return nearest ? text_to_python(*nearest) : nb::none();
+  }
+
+ private:
+  const CheckpointContents& contents() const { return reader_->contents(); }
+
+  Value value_at(std::size_t value_index) const {
+    const nb::gil_scoped_release without_gil;
+    return reader_->read_value(value_index);
+  }
+
+  std::shared_ptr<const CheckpointReader> reader_;
+};
+
+void to_float32(const std::string& dtype, const Buffer& bytes,
+                const nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>& out) {
+  const auto parsed = parse_dtype(dtype);
+  TESSERA_CHECK(parsed && inspect::fits_float32(*parsed) &&
+                out.size() == bytes.size() / itemsize(*parsed));
+  const nb::gil_scoped_release without_gil;
+  inspect::to_floats(*parsed, bytes_of(bytes), {out.data(), out.size()});
+}
+
+}  // namespace
+
+void bind_reader(nb::module_& module) {
+  nb::class_<TensorSource>(module, "TensorSource")
+      .def("read", &TensorSource::read, nb::arg("offsets"), nb::arg("sizes"), nb::arg("buffer"));
+  nb::class_<Reader>(module, "Reader")
+      .def(
+          "__init__",
+          [](Reader* self, const nb::bytes& path, const nb::bytes& flat_layout) {
+            new (self) Reader(string_of(path), string_of(flat_layout));
+          },
+          nb::arg("path"), nb::arg("flat_layout"))
+      .def_prop_ro("format", &Reader::format)
+      .def_prop_ro("world_size", &Reader::world_size)
+      .def("tensors", &Reader::tensors)
+      .def("values", &Reader::values)
+      .def("aliases", &Reader::aliases)
+      .def("tensor", &Reader::tensor, nb::arg("tensor_index"))
+      .def("read_value", &Reader::read_value, nb::arg("value_index"))
+      .def(
+          "nearest_name",
+          [](const Reader& self, const nb::bytes& name) {
+            return self.nearest_name(string_of(name));
+          },
+          nb::arg("name"));
+  module.def("to_float32", &to_float32, nb::arg("dtype"), nb::arg("bytes"), nb::arg("out"));
+}
+
+}  // namespace tessera::python

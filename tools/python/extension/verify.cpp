@@ -1,0 +1,43 @@
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "findings.h"
+#include "jobs.h"
+#include "python_value.h"
+#include "tessera/base/parallel.h"
+#include "tessera/formats/detect.h"
+#include "tessera/inspect/verify.h"
+#include "watched_work.h"
+
+namespace tessera::python {
+namespace {
+
+nb::list verify(const nb::bytes& path, const nb::bytes& flat_layout, bool values,
+                std::uint64_t memory_nbytes, int num_threads, const nb::object& progress) {
+  const std::string source = string_of(path);
+  const std::string flat_layout_path = string_of(flat_layout);
+  inspect::VerifyOptions options;
+  if (values) options.numbers = inspect::VerifyOptions::Numbers::must_be_finite;
+  inspect::VerifyReport report;
+  run_watched(progress, [&](Watch& watch) {
+    const auto reader = formats::open_checkpoint(FileSystem::posix(), source,
+                                                 {.flat_layout_path = flat_layout_path});
+    watch.set_total(inspect::verify_nbytes(*reader, options));
+    options.scan = {.num_threads = num_threads > 0 ? num_threads : default_num_threads(),
+                    .memory_nbytes = memory_nbytes,
+                    .stop = watch.token(),
+                    .progress = watch.sink()};
+    report = inspect::verify(*reader, options);
+  });
+  return findings_to_python(report.findings);
+}
+
+}  // namespace
+
+void bind_verify(nb::module_& module) {
+  module.def("verify", &verify, nb::arg("path"), nb::arg("flat_layout"), nb::arg("values"),
+             nb::arg("memory"), nb::arg("threads"), nb::arg("progress").none());
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,104 @@
+#include "watched_work.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+namespace tessera::python {
+namespace {
+
+constexpr std::chrono::milliseconds kInterval(50);
+
+/// A thread with a piece of work, joined when this ends.
+class Worker {
+ public:
+  explicit Worker(std::function<void()> work)
+      : thread_([this, work = std::move(work)] { run(work); }) {}
+  ~Worker() { thread_.join(); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  /// Says whether the work ended within `interval`.
+  bool wait_for(std::chrono::milliseconds interval) {
+    std::unique_lock lock(mutex_);
+    return ended_.wait_for(lock, interval, [this] { return has_ended_; });
+  }
+  /// Returns what the work threw. Requires: it ended.
+  std::exception_ptr failure() const { return failure_; }
+
+ private:
+  void run(const std::function<void()>& work) {
+    std::exception_ptr failure;
+    try {
+      work();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    const std::scoped_lock lock(mutex_);
+    failure_ = failure;
+    has_ended_ = true;
+    ended_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool has_ended_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;  // the last: it uses all others
+};
+
+/// Tells Python's `progress` what is new. Some checks read more than was announced, or less.
+class Reporter {
+ public:
+  Reporter(nb::handle progress, const Watch& watch) : progress_(progress), watch_(watch) {}
+
+  void report() { tell(std::min(watch_.done_nbytes(), watch_.total_nbytes())); }
+  void report_end() { tell(watch_.total_nbytes()); }
+
+ private:
+  void tell(std::uint64_t done_nbytes) {
+    const std::uint64_t total_nbytes = watch_.total_nbytes();
+    if (progress_.is_none() || total_nbytes == 0 || done_nbytes == told_nbytes_) return;
+    told_nbytes_ = done_nbytes;
+    progress_(done_nbytes, total_nbytes);
+  }
+
+  nb::handle progress_;
+  const Watch& watch_;
+  std::uint64_t told_nbytes_ = 0;
+};
+
+}  // namespace
+
+void run_watched(nb::handle progress, const std::function<void(Watch&)>& work) {
+  Watch watch;
+  Reporter reporter(progress, watch);
+  std::exception_ptr raised;
+  std::exception_ptr failure;
+  {
+    Worker worker([&] { work(watch); });
+    for (;;) {
+      {
+        const nb::gil_scoped_release without_gil;
+        if (worker.wait_for(kInterval)) break;
+      }
+      if (raised) continue;
+      try {
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        reporter.report();
+      } catch (...) {
+        raised = std::current_exception();
+        watch.request_stop();
+      }
+    }
+    failure = worker.failure();
+  }
+  if (raised) std::rethrow_exception(raised);
+  if (failure) std::rethrow_exception(failure);
+  reporter.report_end();
+}
+
+}  // namespace tessera::python

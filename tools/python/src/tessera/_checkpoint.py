@@ -1,0 +1,95 @@
+"""An open checkpoint, as a mapping of names to tensors and values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from . import _core
+from ._errors import MissingName
+from ._paths import PathLike, optional_path_bytes, path_bytes
+from ._tensor import Tensor, TensorMeta
+
+
+class Checkpoint(Mapping[str, Any]):
+    """An open checkpoint: names to tensors (`Tensor`, which read nothing yet) and Python values.
+
+    Names are in order. Several threads may use it at once. It is closed by `close`, by the end of a `with`, or when
+    nothing uses it any more.
+    """
+
+    def __init__(self, path: PathLike, *, flat_layout: PathLike | None = None):
+        self.path: str = os.fsdecode(path)
+        reader = _core.Reader(path_bytes(path), optional_path_bytes(flat_layout))
+        self.format: str = reader.format
+        self.world_size: int = reader.world_size
+        self.aliases: dict[str, str] = dict(reader.aliases())
+        """Second names of tensors (tied weights), and whose they are."""
+        self._reader: _core.Reader | None = reader
+        self._metas = {name: TensorMeta(index, dtype, itemsize, shape)
+                       for index, (name, dtype, itemsize, shape) in enumerate(reader.tensors())}
+        self._values = {name: index for index, name in enumerate(reader.values())}
+        self._names = sorted([*self._metas, *self._values, *self.aliases])
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns a Tensor, or the value of that name. Raises MissingName, a KeyError."""
+        reader = self._open_reader()
+        meta = self._metas.get(self.aliases.get(name, name))
+        if meta is not None:
+            return Tensor._whole(self, name, meta)
+        if name in self._values:
+            return reader.read_value(self._values[name])
+        raise self._missing(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._metas or name in self._values or name in self.aliases
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    # A mapping compares and prints its items: that would read all values.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return (f"<tessera.Checkpoint {self.path!r}: {len(self._metas)} tensors, {len(self._values)} values; "
+                f"{self.format}{', closed' if self._reader is None else ''}>")
+
+    def close(self) -> None:
+        """Closes the files. Tensors of this checkpoint cannot be read any more; names and shapes remain."""
+        self._reader = None
+
+    def __enter__(self) -> Checkpoint:
+        self._open_reader()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def _open_reader(self) -> _core.Reader:
+        if self._reader is None:
+            raise ValueError(f"{self.path}: the checkpoint is closed")
+        return self._reader
+
+    def _missing(self, name: object) -> MissingName:
+        if not isinstance(name, str):
+            return MissingName(f"{self.path}: expected a name, found {name!r}", kind="not_found", path=self.path)
+        nearest = self._open_reader().nearest_name(name.encode("utf-8", "surrogateescape"))
+        hint = f" (did you mean {nearest!r}?)" if nearest is not None else ""
+        return MissingName(f"{self.path}: {name!r}: no tensor and no value has this name{hint}", kind="not_found",
+                           path=self.path, tensor=name)
+
+
+def open(path: PathLike, *, flat_layout: PathLike | None = None) -> Checkpoint:
+    """Opens a checkpoint of any format: native, safetensors, PyTorch DCP or a `torch.save` file.
+
+    Reads what describes it and no tensor. `flat_layout` is a JSON file that says what the flat vectors of FSDP1 are
+    made of. Raises Error where there is no checkpoint, or one that cannot be read.
+    """
+    return Checkpoint(path, flat_layout=flat_layout)

@@ -1,0 +1,43 @@
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+__version__: str
+
+_Finding = tuple[str, str, str | None, str | None, tuple[int, int] | None, str, str, str]
+
+class _Summary(TypedDict):
+    source_format: str
+    format: str
+    world_size: int
+    num_tensors: int
+    num_values: int
+    num_aliases: int
+    nbytes: int
+    written: bool
+    notes: list[_Finding]
+    problems: list[_Finding]
+
+class TensorSource:
+    def read(self, offsets: Sequence[int], sizes: Sequence[int], buffer: Any) -> None: ...
+
+class Reader:
+    def __init__(self, path: bytes, flat_layout: bytes) -> None: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
+    def tensors(self) -> list[tuple[str, str, int, tuple[int, ...]]]: ...
+    def values(self) -> list[str]: ...
+    def aliases(self) -> list[tuple[str, str]]: ...
+    def tensor(self, tensor_index: int) -> TensorSource: ...
+    def read_value(self, value_index: int) -> Any: ...
+    def nearest_name(self, name: bytes) -> str | None: ...
+
+def to_float32(dtype: str, bytes: Any, out: Any) -> None: ...
+def verify(path: bytes, flat_layout: bytes, values: bool, memory: int, threads: int,
+           progress: Callable[[int, int], object] | None) -> list[_Finding]: ...
+def reshard(source: bytes, destination: bytes, *, to: str | None, world_size: int, strategy: str, plan: bytes,
+            units: bytes, flat_layout: bytes, compress: str, only: Sequence[str], rename: Sequence[tuple[str, str]],
+            optimizer_names: str, cast: str | None, max_shard_size: int, allow_missing: bool, allow_lossy: bool,
+            memory: int, threads: int, dry_run: bool, overwrite: bool,
+            progress: Callable[[int, int], object] | None) -> _Summary: ...

@@ -1,0 +1,54 @@
+"""What went wrong, and what was found to be wrong."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with a checkpoint, or about it (a note). `str()` is the line that the tools print."""
+
+    severity: str  # "error" or "note"
+    rule: str  # a stable word: "checksum", "coverage", "structure", ...
+    path: str | None
+    tensor: str | None  # or the name of a value
+    byte_range: tuple[int, int] | None  # half-open, within the file at `path`
+    expected: str
+    found: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Error(Exception):
+    """A failure; the text says where, what was expected and what was found.
+
+    `kind` is `not_found`, `corruption`, `unsupported`, `invalid_argument`, `mismatch`, `already_exists`, `io` or
+    `interrupted`. `path`, `tensor` and `byte_range` are None where they are unknown. `problems` has what a
+    checkpoint was refused for, all of it.
+    """
+
+    def __init__(self, message: str, *, kind: str, path: str | None = None, tensor: str | None = None,
+                 byte_range: tuple[int, int] | None = None, problems: tuple[Problem, ...] = ()):
+        super().__init__(message)
+        self.kind = kind
+        self.path = path
+        self.tensor = tensor
+        self.byte_range = byte_range
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For pickle, which brings exceptions out of other processes.
+        facts = {name: getattr(self, name) for name in ("kind", "path", "tensor", "byte_range", "problems")}
+        return _restored, (type(self), self.args[0], facts)
+
+
+def _restored(kind: type[Error], message: str, facts: dict[str, Any]) -> Error:
+    return kind(message, **facts)
+
+
+class MissingName(Error, KeyError):
+    """A checkpoint has nothing under a name: a KeyError that says which name may be meant."""
+
+    __str__ = Exception.__str__  # KeyError's own puts the message into quotes

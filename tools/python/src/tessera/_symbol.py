@@ -1,0 +1,27 @@
+"""Constants that a checkpoint holds by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Symbol(str):
+    """The name of a constant of PyTorch: 'torch.float32', 'torch.strided', 'device:cuda:0'."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Symbol({super().__repr__()})"
+
+    def torch(self) -> Any:
+        """Returns the torch.dtype, torch.layout, torch.memory_format or torch.device of this name."""
+        import torch
+
+        kind, _, device = self.partition(":")
+        if kind == "device":
+            return torch.device(device)
+        found = getattr(torch, self.removeprefix("torch."), None)
+        # The name comes out of a file: what else torch has under it is none of our business.
+        if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+            raise ValueError(f"{self}: expected the name of a dtype, layout, memory format or device of torch")
+        return found

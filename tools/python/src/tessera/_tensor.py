@@ -1,0 +1,238 @@
+"""Tensors of a checkpoint, read when their elements are asked for."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+
+from . import _core
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    from ._checkpoint import Checkpoint
+
+Index = SupportsIndex | slice | EllipsisType
+
+# What NumPy calls the dtypes that it has.
+NUMPY_NAMES = {name: name for name in (
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",
+    "complex64", "complex128")}
+# NumPy has none of these, and no type for complex32 and float4_e2m1fn_x2 that would hold their numbers.
+EXACT_IN_FLOAT32 = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+
+
+class TensorMeta(NamedTuple):
+    index: int
+    dtype: str
+    itemsize: int
+    shape: tuple[int, ...]
+
+
+class Tensor:
+    """A tensor of a checkpoint, or a part of one; nothing is read before the elements are asked for.
+
+    `t[10:20, :, 3]` is a Tensor again: ints, slices of step 1 and `...`, as in NumPy. `t.torch()` and `t.numpy()` (or
+    `numpy.asarray(t)`) read what it covers, anew at each call.
+    """
+
+    __slots__ = ("_checkpoint", "_dims", "_meta", "_offsets", "_sizes", "_source", "name")
+
+    _checkpoint: Checkpoint
+    _meta: TensorMeta
+    _offsets: tuple[int, ...]  # of the box that this covers, in the whole tensor
+    _sizes: tuple[int, ...]
+    _dims: tuple[int, ...]  # the box's dimensions that no int has taken away
+    _source: list[_core.TensorSource]  # shared by all parts of a tensor; filled by the first read
+    name: str
+    """The name in the checkpoint."""
+
+    def __init__(self) -> None:
+        raise TypeError("a Tensor comes out of a checkpoint: tessera.open(path)[name]")
+
+    @classmethod
+    def _make(cls, checkpoint: Checkpoint, name: str, meta: TensorMeta, offsets: tuple[int, ...],
+              sizes: tuple[int, ...], dims: tuple[int, ...], source: list[_core.TensorSource]) -> Tensor:
+        self = cls.__new__(cls)
+        self._checkpoint, self.name, self._meta = checkpoint, name, meta
+        self._offsets, self._sizes, self._dims, self._source = offsets, sizes, dims, source
+        return self
+
+    @classmethod
+    def _whole(cls, checkpoint: Checkpoint, name: str, meta: TensorMeta) -> Tensor:
+        ndim = len(meta.shape)
+        return cls._make(checkpoint, name, meta, (0,) * ndim, meta.shape, tuple(range(ndim)), [])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes, outermost first; `()` for a 0-d tensor."""
+        return tuple(self._sizes[d] for d in self._dims)
+
+    @property
+    def dtype(self) -> str:
+        """torch's name of the dtype: "float32", "bfloat16", "float8_e4m3fn"."""
+        return self._meta.dtype
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self._meta.itemsize
+
+    @property
+    def ndim(self) -> int:
+        return len(self._dims)
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self._sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements, which is what reading costs in memory."""
+        return self.numel * self.itemsize
+
+    def __len__(self) -> int:
+        if not self._dims:
+            raise TypeError(f"{self.name}: a 0-d tensor has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self.name}: a tensor is neither true nor false (`item()` reads its one element)")
+
+    def __repr__(self) -> str:
+        return f"<tessera.Tensor {self.name!r}: {self.dtype} {list(self.shape)}{self._part()}>"
+
+    def _part(self) -> str:
+        """Returns which part of the whole tensor this is, in words; nothing where it is all of it."""
+        if self._sizes == self._meta.shape and self.ndim == len(self._meta.shape):
+            return ""
+        parts = [f"{begin}:{begin + size}" if d in self._dims else str(begin)
+                 for d, (begin, size) in enumerate(zip(self._offsets, self._sizes))]
+        return f", [{', '.join(parts)}] of {list(self._meta.shape)}"
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
+        """Returns a part of the tensor, without reading it."""
+        indices = list(index) if isinstance(index, tuple) else [index]
+        gaps = [position for position, step in enumerate(indices) if step is Ellipsis]
+        num_given = len(indices) - len(gaps)
+        if len(gaps) > 1:
+            raise IndexError(f"{self.name}: index: expected one `...` at most, found {len(gaps)}")
+        if num_given > self.ndim:
+            raise IndexError(f"{self.name}: index: expected at most {self.ndim} for the shape {list(self.shape)}, "
+                             f"found {num_given}")
+        gap = gaps[0] if gaps else len(indices)
+        indices[gap:gap + 1] = [slice(None)] * (self.ndim - num_given)
+
+        offsets, sizes, dims = list(self._offsets), list(self._sizes), []
+        for d, step in zip(self._dims, indices):
+            begin, size = self._range_of(step, d)
+            offsets[d] += begin
+            sizes[d] = 1 if size is None else size
+            if size is not None:
+                dims.append(d)
+        return self._make(self._checkpoint, self.name, self._meta, tuple(offsets), tuple(sizes), tuple(dims),
+                          self._source)
+
+    def _range_of(self, step: Any, dim: int) -> tuple[int, int | None]:
+        """Returns the first position and how many there are; None of them for an int, which takes the dimension."""
+        size = self._sizes[dim]
+        if isinstance(step, slice):
+            if step.step is not None and operator.index(step.step) != 1:
+                raise IndexError(f"{self.name}: index: expected slices of step 1, found step {step.step} (read first: "
+                                 f"t.torch() or t.numpy() can be indexed in any way)")
+            begin, end, _ = step.indices(size)
+            return begin, max(0, end - begin)
+        if isinstance(step, bool) or not hasattr(step, "__index__") or getattr(step, "ndim", 0) != 0:
+            raise TypeError(f"{self.name}: index: expected ints, slices and `...`, found {type(step).__name__} (read "
+                            f"first: t.torch() or t.numpy() can be indexed in any way)")
+        position = operator.index(step)
+        if not -size <= position < size:
+            raise IndexError(f"{self.name}: index: expected {-size} to {size - 1} in dimension {dim} of "
+                             f"{list(self._meta.shape)}, found {position}")
+        return position % size, None
+
+    def _read_into(self, buffer: Any) -> None:
+        """Fills a writable one-dimensional array of `nbytes` uint8."""
+        reader = self._checkpoint._open_reader()
+        if not self._source:
+            self._source.append(reader.tensor(self._meta.index))
+        self._source[0].read(self._offsets, self._sizes, buffer)
+
+    def tobytes(self) -> bytes:
+        """Reads the elements in row-major order, little-endian."""
+        buffer = bytearray(self.nbytes)
+        if buffer:
+            self._read_into(buffer)
+        return bytes(buffer)
+
+    def numpy(self, dtype: Any = None) -> numpy.ndarray:
+        """Reads the elements into a new array.
+
+        NumPy has no bfloat16, float8, complex32 and float4. bfloat16 and float8 have to be asked for as another dtype:
+        "float32" (or wider) holds their numbers exactly, and the dtype of that name in `ml_dtypes` holds their bits.
+        """
+        import numpy
+
+        wanted = None if dtype is None else numpy.dtype(dtype)
+        is_own = self.dtype in NUMPY_NAMES
+        is_same_elsewhere = wanted is not None and wanted.name == self.dtype  # ml_dtypes
+        if not is_own and not is_same_elsewhere and (wanted is None or self.dtype not in EXACT_IN_FLOAT32):
+            raise TypeError(self._no_numpy())
+        raw = numpy.empty(self.nbytes, numpy.uint8)
+        if raw.size:
+            self._read_into(raw)
+        if is_own:
+            array = raw.view(NUMPY_NAMES[self.dtype])
+        elif is_same_elsewhere:
+            array = raw.view(wanted)
+        else:
+            array = numpy.empty(self.numel, numpy.float32)
+            _core.to_float32(self.dtype, raw, array)
+        array = array.reshape(self.shape)
+        return array if wanted is None else array.astype(wanted, copy=False)
+
+    def _no_numpy(self) -> str:
+        ways = "t.torch() keeps it"
+        if self.dtype in EXACT_IN_FLOAT32:
+            ways += ", t.numpy('float32') has the same numbers"
+        return f"{self.name}: NumPy has no {self.dtype} ({ways}, t.tobytes() are the bytes)"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
+        if copy is False:
+            raise ValueError(f"{self.name}: reading a tensor makes a copy of it")
+        return self.numpy(dtype)
+
+    def torch(self) -> torch.Tensor:
+        """Reads the elements into a new torch.Tensor on the CPU, of the same dtype whatever that is."""
+        import torch
+
+        dtype = getattr(torch, self.dtype, None)
+        if dtype is None:
+            raise TypeError(f"{self.name}: torch {torch.__version__} has no {self.dtype} (t.tobytes() are the bytes)")
+        raw = torch.empty(self.nbytes, dtype=torch.uint8)
+        if self.nbytes:
+            self._read_into(raw)
+        return raw.view(dtype).reshape(self.shape)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._exchangeable().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # kDLCPU
+
+    def _exchangeable(self) -> Any:
+        return self.numpy() if self.dtype in NUMPY_NAMES else self.torch()
+
+    def item(self) -> bool | int | float | complex:
+        """Reads the one element, as a Python number."""
+        if self.numel != 1:
+            raise ValueError(f"{self.name}: expected one element, found {self.numel} in the shape {list(self.shape)}")
+        return self.numpy("float32" if self.dtype in EXACT_IN_FLOAT32 else None).item()
