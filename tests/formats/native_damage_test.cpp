@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
+#include <sstream>
 
 #include "formats/native/byte_stream.h"
 #include "formats/native/file_header.h"
@@ -516,9 +517,10 @@ TEST(NativeRebuildTest, MissingAndForeignRankFilesAreNamed) {
     EXPECT_EQ(read_all(directory / "c/index.h5"), before);
   };
   std::filesystem::rename(directory / "c/rank-00001.h5", directory / "kept");
-  refuses("rank files: expected 3 of them, found none for rank 1 (incomplete copy?)");
+  refuses("rank files: expected 3 that fit together, found 2\n");
+  refuses("rank-00001.h5: rank file: expected a file, found none (incomplete copy?)");
   std::filesystem::copy(directory / "other/rank-00001.h5", directory / "c/rank-00001.h5");
-  refuses("from another checkpoint than rank 0?");
+  refuses("from another checkpoint than the ranks before?");
   std::filesystem::remove(directory / "c/rank-00001.h5");
   std::filesystem::copy(directory / "c/rank-00002.h5", directory / "c/rank-00001.h5");
   refuses("rank: expected 1, found 2 (renamed?)");
@@ -528,6 +530,43 @@ TEST(NativeRebuildTest, MissingAndForeignRankFilesAreNamed) {
   EXPECT_EQ(read_all(directory / "c/index.h5"), before);
   EXPECT_THAT([&] { rebuild_native_index(FileSystem::posix(), directory.path()); },
               ThrowsError(ErrorKind::corruption, "no native checkpoint?"));
+}
+
+TEST(NativeRebuildTest, WhatIsLostIsListed) {
+  TemporaryDirectory directory;
+  write_native(small_checkpoint(), directory / "c");
+  std::filesystem::remove(directory / "c/index.h5");
+  std::filesystem::remove(directory / "c/rank-00001.h5");
+  std::string damaged = read_all(directory / "c/rank-00002.h5");
+  damaged[100] ^= 1;
+  write_file(directory / "c/rank-00002.h5", damaged);
+  try {
+    rebuild_native_index(FileSystem::posix(), directory / "c");
+    FAIL() << "nothing was refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::corruption);
+    std::vector<std::string> lines;
+    std::istringstream text(error.what());
+    for (std::string line; std::getline(text, line);) lines.push_back(line);
+    EXPECT_THAT(
+        lines, testing::ElementsAre(
+                   (directory / "c") + ": rank files: expected 3 that fit together, found 1",
+                   "  " + (directory / "c/rank-00001.h5") +
+                       ": rank file: expected a file, found none (incomplete copy?)",
+                   testing::AllOf(HasSubstr("rank-00002.h5: "), HasSubstr("checksum: expected 0x")),
+                   "  lost of layers.0.weight: 12 of 24 elements",
+                   "  lost of optim.state.layers.0.weight.exp_avg: 8 of 15 elements",
+                   "  lost too: what lies in these files alone"));
+  }
+  EXPECT_FALSE(FileSystem::posix().kind_of(directory / "c/index.h5"));
+}
+
+TEST(NativeRebuildTest, AnyReadableHeaderTellsTheNumberOfRanks) {
+  TemporaryDirectory directory;
+  write_native(small_checkpoint(), directory / "c");
+  write_file(directory / "c/rank-00000.h5", "damaged");
+  EXPECT_THAT([&] { rebuild_native_index(FileSystem::posix(), directory / "c"); },
+              ThrowsError(ErrorKind::corruption, "expected 3 that fit together, found 2"));
 }
 
 // --- what a read costs

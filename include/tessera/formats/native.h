@@ -63,8 +63,9 @@ std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string dest
 
 /// Writes `index.h5` anew from the rank files alone, byte for byte the one that was lost (by the
 /// same release of HDF5). An existing `index.h5` is replaced when the new one is complete.
-/// Throws: Error(corruption) naming the ranks whose files are missing, damaged, or from another
-/// checkpoint; then `index.h5` is what it was.
+/// Throws: Error(corruption) that lists the rank files that are missing, damaged, or from another
+/// checkpoint, and the tensors of which the others do not have all elements; then `index.h5` is
+/// what it was.
 void rebuild_native_index(FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

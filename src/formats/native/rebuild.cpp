@@ -1,4 +1,9 @@
-#include <memory>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,16 +20,114 @@ namespace tessera::formats {
 namespace native {
 namespace {
 
-/// Returns the number of ranks that the checkpoint's rank files speak of.
+/// The ranks that can be used, and why the others cannot.
+struct RankIndexes {
+  std::int64_t world_size = 0;
+  std::uint64_t checkpoint_id = 0;  // of the first that can be used
+  std::vector<Index> ranks{};       // those that can be used, in order
+  std::vector<RankFileRecord> records{};
+  std::vector<std::string> refusals{};  // of the others, one line each
+};
+
+/// Returns the number of ranks that the checkpoint's rank files speak of: what the first header
+/// says that can be read.
 std::int64_t world_size_of(const FileSystem& fs, const std::string& path) {
+  std::optional<Error> refusal;
   for (const std::string& name : fs.list_directory(path)) {
     if (!name.starts_with("rank-") || !name.ends_with(".h5")) continue;
-    require_contained(fs, path, name);
-    const auto file = fs.open(join_path(path, name));
-    return read_header(*file).world_size;
+    try {
+      require_contained(fs, path, name);
+      return read_header(*fs.open(join_path(path, name))).world_size;
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      if (!refusal) refusal = error;
+    }
   }
+  if (refusal) throw *refusal;
   throw Error::expected(ErrorKind::corruption, {.path = path}, "rank files", "at least one", "none",
                         "no native checkpoint?");
+}
+
+/// Reads one rank's index. Throws: Error(corruption) where it cannot be used with those before.
+void add_rank(const FileSystem& fs, const std::string& path, std::int64_t rank,
+              RankIndexes& indexes) {
+  const std::string file_path = join_path(path, rank_file_name(rank));
+  if (!fs.kind_of(file_path)) {
+    throw Error::expected(ErrorKind::corruption, {.path = file_path}, "rank file", "a file", "none",
+                          "incomplete copy?");
+  }
+  RankFileIndex file = read_rank_file_index(fs, path, rank, indexes.world_size);
+  const std::uint64_t id = file.header.checkpoint_id;
+  const auto fail = [&](std::string_view expected, std::string_view found,
+                        std::string_view likely_cause) {
+    throw Error::expected(ErrorKind::corruption, {.path = file_path}, "checkpoint id", expected,
+                          found, likely_cause);
+  };
+  if (id == kUnsealedId) fail("one", "none", "writing that was never finished?");
+  if (indexes.ranks.empty()) indexes.checkpoint_id = id;
+  if (id != indexes.checkpoint_id) {
+    fail(checksum_text(indexes.checkpoint_id), checksum_text(id),
+         "from another checkpoint than the ranks before?");
+  }
+  indexes.records.push_back(file.record());
+  indexes.ranks.push_back(std::move(file.index));
+}
+
+RankIndexes read_ranks(const FileSystem& fs, const std::string& path) {
+  RankIndexes indexes{.world_size = world_size_of(fs, path)};
+  for (std::int64_t rank = 0; rank < indexes.world_size; ++rank) {
+    try {
+      add_rank(fs, path, rank, indexes);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      indexes.refusals.push_back(error.what());
+    }
+  }
+  return indexes;
+}
+
+/// Returns a line for each tensor that the ranks know of and do not hold all of.
+std::vector<std::string> lost_elements(const std::vector<Index>& ranks) {
+  struct Held {
+    std::int64_t numel = 0;
+    std::set<Region> regions{};  // replicas count once
+  };
+  std::map<std::string, Held> held;
+  for (const Index& rank : ranks) {
+    for (const TensorEntry& tensor : rank.contents.tensors) {
+      Held& entry = held[tensor.meta.fqn];
+      entry.numel = tensor.meta.numel();
+      for (const Piece& piece : tensor.pieces) entry.regions.insert(piece.region);
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& [fqn, entry] : held) {
+    std::int64_t numel = 0;
+    for (const Region& region : entry.regions) numel += numel_of(region);
+    if (numel >= entry.numel) continue;
+    lines.push_back("lost of " + printable(fqn) + ": " + std::to_string(entry.numel - numel) +
+                    " of " + std::to_string(entry.numel) + " elements");
+  }
+  return lines;
+}
+
+void add_lines(const std::vector<std::string>& lines, std::string& list) {
+  constexpr std::size_t kMaxLines = 20;
+  for (std::size_t i = 0; i < std::min(lines.size(), kMaxLines); ++i) list += lines[i] + "\n";
+  if (lines.size() > kMaxLines) {
+    list += "and " + std::to_string(lines.size() - kMaxLines) + " more\n";
+  }
+}
+
+[[noreturn]] void refuse_loss(const std::string& path, const RankIndexes& indexes) {
+  std::string list;
+  add_lines(indexes.refusals, list);
+  add_lines(lost_elements(indexes.ranks), list);
+  list += "lost too: what lies in these files alone";
+  throw Error::listing(ErrorKind::corruption, {.path = path},
+                       "rank files: expected " + std::to_string(indexes.world_size) +
+                           " that fit together, found " + std::to_string(indexes.ranks.size()),
+                       list);
 }
 
 }  // namespace
@@ -32,34 +135,14 @@ std::int64_t world_size_of(const FileSystem& fs, const std::string& path) {
 
 void rebuild_native_index(FileSystem& fs, const std::string& path) {
   using namespace native;
-  const std::int64_t world_size = world_size_of(fs, path);
-  require_rank_files(fs, path, world_size, "incomplete copy?");
-
-  std::vector<Index> ranks;
-  std::vector<RankFileRecord> records;
-  std::uint64_t checkpoint_id = 0;
-  for (std::int64_t rank = 0; rank < world_size; ++rank) {
-    RankFileIndex file = read_rank_file_index(fs, path, rank, world_size);
-    const std::uint64_t id = file.header.checkpoint_id;
-    const auto fail = [&](std::string_view expected, std::string_view found,
-                          std::string_view likely_cause) {
-      throw Error::expected(ErrorKind::corruption, {.path = join_path(path, rank_file_name(rank))},
-                            "checkpoint id", expected, found, likely_cause);
-    };
-    if (id == kUnsealedId) fail("one", "none", "writing that was never finished?");
-    if (rank == 0) checkpoint_id = id;
-    if (id != checkpoint_id) {
-      fail(checksum_text(checkpoint_id), checksum_text(id), "from another checkpoint than rank 0?");
-    }
-    records.push_back(file.record());
-    ranks.push_back(std::move(file.index));
-  }
-  Index whole = merge_ranks(std::move(ranks), path);
-  whole.rank_files = std::move(records);
+  RankIndexes indexes = read_ranks(fs, path);
+  if (!indexes.refusals.empty()) refuse_loss(path, indexes);
+  Index whole = merge_ranks(std::move(indexes.ranks), path);
+  whole.rank_files = std::move(indexes.records);
   const std::uint64_t rebuilt_id = xxh3_64(encode_index(whole));
-  if (rebuilt_id != checkpoint_id) {
+  if (rebuilt_id != indexes.checkpoint_id) {
     throw Error::expected(ErrorKind::corruption, {.path = path}, "checkpoint id",
-                          checksum_text(checkpoint_id), checksum_text(rebuilt_id),
+                          checksum_text(indexes.checkpoint_id), checksum_text(rebuilt_id),
                           "rank files that contradict each other");
   }
   StagedDestination staged(fs, join_path(path, kIndexFileName), DestinationKind::file,
