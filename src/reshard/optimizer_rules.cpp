@@ -19,6 +19,8 @@ using formats::CheckpointContents;
 using formats::StateKind;
 using formats::TensorEntry;
 
+constexpr std::string_view kStateStep = "state";
+constexpr std::string_view kGroupsStep = "param_groups";
 constexpr std::string_view kPointwiseNames[] = {
     "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
     "square_avg", "grad_avg",   "acc_delta",      "sum",
@@ -158,6 +160,34 @@ std::vector<StateRole> classify_state(const CheckpointContents& contents) {
     }
   }
   return roles;
+}
+
+OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
+  const std::vector<StateRole> roles = classify_state(contents);
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    const std::string& fqn = contents.tensors[i].meta.fqn;
+    // Of something opaque the name alone does not tell: a model may have a `state` too.
+    const bool is_unknown =
+        roles[i].kind == StateKind::opaque && contents.tensors[i].parameter.empty();
+    if (roles[i].kind == StateKind::plain || is_unknown) continue;
+    by_role_.insert(fqn);
+    if (const auto root = before_step(fqn, kStateStep)) roots_.insert(*root);
+  }
+  const auto add_root_of_groups = [&](const std::string& name) {
+    if (const auto root = before_step(name, kGroupsStep)) roots_.insert(*root);
+  };
+  for (const TensorEntry& tensor : contents.tensors) add_root_of_groups(tensor.meta.fqn);
+  for (const formats::ValueEntry& value : contents.values) add_root_of_groups(value.name);
+}
+
+bool OptimizerEntries::contain(std::string_view name) const {
+  if (by_role_.contains(name)) return true;
+  return std::ranges::any_of(roots_, [&](std::string_view root) {
+    if (!name.starts_with(root)) return false;
+    const std::string_view rest = name.substr(root.size());
+    const std::string_view step = rest.substr(0, rest.find('.'));
+    return step == kStateStep || step == kGroupsStep;
+  });
 }
 
 std::vector<Shard> row_wise_shards(std::span<const Shard> parameter_shards,

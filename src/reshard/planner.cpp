@@ -53,7 +53,9 @@ class Planner {
  public:
   Planner(const CheckpointContents& source, const std::string& source_path,
           const PlanOptions& options)
-      : source_(source), source_path_(source_path), options_(options) {}
+      : source_(source), source_path_(source_path), options_(options) {
+    if (options_.optimizer == OptimizerPart::leave_out) left_out_.emplace(source_);
+  }
 
   Plan plan() {
     choose_layout_rule();
@@ -144,15 +146,19 @@ class Planner {
     return contents;
   }
 
+  bool is_selected(std::string_view name) const {
+    return options_.only.selects(name) && !(left_out_ && left_out_->contain(name));
+  }
+
   void select_names() {
     std::map<std::string, std::size_t> place_of_target;  // selected tensors, by source name
     for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
       const TensorEntry& tensor = source_.tensors[i];
-      if (!options_.only.selects(tensor.meta.fqn)) continue;
+      if (!is_selected(tensor.meta.fqn)) continue;
       place_of_target[tensor.meta.fqn] = select(i, tensor.meta.fqn, tensor.key_path);
     }
     for (const Alias& alias : source_.aliases) {
-      if (!options_.only.selects(alias.fqn)) continue;
+      if (!is_selected(alias.fqn)) continue;
       const auto target = place_of_target.find(alias.target);
       if (target != place_of_target.end() && options_.format != Format::dcp) {
         plan_.destination.aliases.push_back({renamed(alias.fqn, options_.renames),
@@ -167,7 +173,7 @@ class Planner {
       place_of_target.emplace(alias.target, place);
     }
     for (std::size_t i = 0; i < source_.values.size(); ++i) {
-      if (options_.only.selects(source_.values[i].name)) selected_values_.push_back(i);
+      if (is_selected(source_.values[i].name)) selected_values_.push_back(i);
     }
     report_missing_files(source_, options_.missing, report_);
     check_patterns();
@@ -184,7 +190,7 @@ class Planner {
     }
     for (const Rename& rename : options_.renames) {
       const auto fits = [&](std::string_view name) {
-        return name.starts_with(rename.from) && options_.only.selects(name);
+        return name.starts_with(rename.from) && is_selected(name);
       };
       if (std::ranges::any_of(names, fits)) continue;
       refuse("--rename", "a prefix of a name that is moved", "'" + printable(rename.from) + "'");
@@ -221,7 +227,7 @@ class Planner {
     for (FlatUnit unit : units_) {
       bool are_all_selected = true;
       for (FlatUnitParameter& parameter : unit.parameters) {
-        are_all_selected = are_all_selected && options_.only.selects(parameter.fqn);
+        are_all_selected = are_all_selected && is_selected(parameter.fqn);
         parameter.fqn = renamed(parameter.fqn, options_.renames);
       }
       if (are_all_selected) plan_.destination.units.push_back(std::move(unit));
@@ -535,6 +541,7 @@ class Planner {
   const PlanOptions& options_;
   Plan plan_;
   PlanReport report_{plan_, source_path_};
+  std::optional<OptimizerEntries> left_out_;
   std::optional<Strategy> strategy_;              // nothing: the pieces stay as they are
   std::map<std::size_t, StateName> state_names_;  // by tensor of the source
   std::vector<Selected> selected_;

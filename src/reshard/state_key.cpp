@@ -1,5 +1,7 @@
 #include "reshard/state_key.h"
 
+#include <algorithm>
+
 #include "tessera/layout/table_plan.h"
 
 namespace tessera::reshard {
@@ -10,6 +12,15 @@ std::optional<std::string_view> behind_state(std::string_view fqn) {
   const std::size_t at = fqn.find(".state.");
   if (at == std::string_view::npos) return std::nullopt;
   return fqn.substr(at + 1 + kStep.size());
+}
+
+std::optional<std::string_view> before_step(std::string_view fqn, std::string_view step) {
+  for (std::size_t begin = 0; begin <= fqn.size();) {
+    const std::size_t end = std::min(fqn.find('.', begin), fqn.size());
+    if (fqn.substr(begin, end - begin) == step) return fqn.substr(0, begin);
+    begin = end + 1;
+  }
+  return std::nullopt;
 }
 
 std::optional<FusedStateKey> parse_fused_state_key(std::string_view fqn) {

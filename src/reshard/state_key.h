@@ -8,6 +8,9 @@ namespace tessera::reshard {
 /// Returns what lies behind `state.` when that is a whole step of the key.
 std::optional<std::string_view> behind_state(std::string_view fqn);
 
+/// Returns what lies before the first `step` that is a whole step of the key, its dot included.
+std::optional<std::string_view> before_step(std::string_view fqn, std::string_view step);
+
 /// The parts of a key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`.
 /// Views of the key.
 struct FusedStateKey {

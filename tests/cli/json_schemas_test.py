@@ -176,6 +176,13 @@ class JsonSchemasTest(unittest.TestCase):
         self.assertIn("elements", [each["kind"] for each in document["differences"]])
         self.check("ckpt-inspect show", "ckpt-inspect", "show", "--json", destination, "*")
 
+    def test_merge(self):
+        source = OPTIONS.fixtures / "dcp/valid/ddp"
+        destination = pathlib.Path(self.folder.name) / "merged"
+        document = self.check("ckpt-reshard", "ckpt-reshard", "merge", "--json", source, source, destination)
+        self.assertIn("merge", [each["rule"] for each in document["problems"]])
+        self.check("ckpt-reshard", "ckpt-reshard", "merge", "--json", f"a={source}", f"b={source}", destination)
+
     def test_the_checker_finds_faults(self):
         schema = {"type": "object", "required": ["a"], "additionalProperties": False,
                   "properties": {"a": {"type": "integer", "minimum": 0}}}

@@ -86,6 +86,48 @@ TEST(OptimizerRulesTest, ARecordedKindIsTakenAsItIs) {
   EXPECT_EQ(roles[1].parameter_index, 0U);
 }
 
+std::vector<std::string> of_optimizers(const CheckpointContents& contents) {
+  const OptimizerEntries entries(contents);
+  std::vector<std::string> names;
+  for (const TensorEntry& tensor : contents.tensors) names.push_back(tensor.meta.fqn);
+  for (const auto& value : contents.values) names.push_back(value.name);
+  std::erase_if(names, [&](const std::string& name) { return !entries.contain(name); });
+  return names;
+}
+
+TEST(OptimizerEntriesTest, StateAndGroupsBelongToTheOptimizer) {
+  auto contents = contents_of({{"model.a", {4}},
+                               {"model.b.state", {2}},
+                               {"model.state.cell", {2}},
+                               {"optim.state.a.exp_avg", {4}},
+                               {"optim.state.a.mystery", {9}}});
+  contents.values = {{"epoch", {}},
+                     {"model.state.version", {}},
+                     {"optim.param_groups.0.lr", {}},
+                     {"optim.param_groups_of_mine", {}},
+                     {"optim.state.b", {}},
+                     {"optim.steps", {}}};
+  EXPECT_THAT(of_optimizers(contents), ElementsAre("optim.state.a.exp_avg", "optim.state.a.mystery",
+                                                   "optim.param_groups.0.lr", "optim.state.b"));
+}
+
+TEST(OptimizerEntriesTest, AnOptimizerAloneOrWithoutStateIsKnownToo) {
+  auto alone = contents_of({{"state.0.momentum_buffer", {4}}});
+  alone.values = {{"param_groups", {}}};
+  EXPECT_THAT(of_optimizers(alone), ElementsAre("state.0.momentum_buffer", "param_groups"));
+
+  auto without_state = contents_of({{"model.a", {4}}});
+  without_state.values = {{"sgd.param_groups", {}}, {"sgd.state", {}}};
+  EXPECT_THAT(of_optimizers(without_state), ElementsAre("sgd.param_groups", "sgd.state"));
+}
+
+TEST(OptimizerEntriesTest, ARecordedKindDecidesWhateverTheName) {
+  auto contents = contents_of({{"a", {4}}, {"ema", {4}}, {"model.state.x", {4}}});
+  contents.tensors[1].kind = StateKind::pointwise;
+  contents.tensors[2].kind = StateKind::opaque;  // as the native format records what it is not told
+  EXPECT_THAT(of_optimizers(contents), ElementsAre("ema"));
+}
+
 TEST(OptimizerRulesTest, ARowLiesWhereItsFirstElementLies) {
   const Shape parameter{5, 4};
   const std::vector<Shard> flat{

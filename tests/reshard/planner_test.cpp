@@ -185,6 +185,18 @@ TEST(PlannerTest, OnlySelectsAndAnAliasWithoutItsTargetBecomesATensor) {
               HasSubstr("--only"));
 }
 
+TEST(PlannerTest, TheOptimizerIsLeftOutWhereAskedFor) {
+  CheckpointContents source = adamw();
+  source.values = {{"epoch", {}}, {"optim.param_groups.0.lr", {}}};
+  const Plan plan = plan_reshard(source, "src", {.optimizer = OptimizerPart::leave_out});
+  EXPECT_THAT(plan.problems, IsEmpty());
+  ASSERT_THAT(plan.destination.tensors, SizeIs(2));
+  EXPECT_EQ(plan.destination.tensors[1].meta.fqn, "model.up.weight");
+  ASSERT_THAT(plan.destination.values, SizeIs(1));
+  EXPECT_EQ(plan.destination.values[0].name, "epoch");
+  EXPECT_EQ(plan.value_sources, std::vector<std::size_t>{0});
+}
+
 TEST(PlannerTest, E2_BareFlatVectorsAreRefusedAsNothingSaysWhatLiesInThem) {
   CheckpointContents contents;
   contents.tensors = {tensor("model._flat_param", {64}),

@@ -1,5 +1,7 @@
+#include "ckpt-reshard/merge_command.h"
 #include "ckpt-reshard/rebuild_index_command.h"
 #include "ckpt-reshard/reshard_command.h"
+#include "ckpt-reshard/split_command.h"
 #include "cli/command_line.h"
 #include "cli/exit_code.h"
 #include "cli/terminal.h"
@@ -12,8 +14,12 @@ int main(int argc, char** argv) {
                      "Moves a checkpoint between world sizes, sharding strategies and formats",
                      terminal);
     ReshardOptions reshard;
+    MergeOptions merge;
+    SplitOptions split;
     RebuildIndexOptions rebuild_index;
     add_reshard_command(line, reshard, terminal);
+    add_merge_command(line, merge, terminal);
+    add_split_command(line, split, terminal);
     add_rebuild_index_command(line, rebuild_index, terminal);
     return line.run(argc, argv);
   });

@@ -1,209 +1,9 @@
 #include "ckpt-reshard/reshard_command.h"
 
-#include <algorithm>
-#include <chrono>
-#include <utility>
-
-#include "cli/json_output.h"
-#include "cli/progress.h"
-#include "cli/sizes.h"
-#include "cli/stop_signals.h"
-#include "cli/table.h"
 #include "tessera/base/file_system.h"
-#include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
-#include "tessera/reshard/executor.h"
 
 namespace tessera::cli {
-namespace {
-
-using formats::CheckpointReader;
-using formats::Finding;
-using formats::Format;
-using formats::NativeWriteOptions;
-using reshard::Plan;
-using reshard::PlanOptions;
-
-constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
-constexpr int kJsonSchema = 1;
-
-[[noreturn]] void refuse_option(const std::string& option, const std::string& expected,
-                                const std::string& found) {
-  throw UsageError(option + ": expected " + expected + ", found '" + printable(found) + "'",
-                   "ckpt-reshard --help");
-}
-
-std::string read_option_file(const std::string& path) {
-  return read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
-}
-
-NativeWriteOptions compression(const ReshardOptions& options) {
-  const auto parsed = formats::parse_compression(options.compress);
-  if (!parsed) refuse_option("--compress", std::string(formats::kCompressions), options.compress);
-  return *parsed;
-}
-
-std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts) {
-  std::vector<reshard::Rename> renames;
-  for (const std::string& text : texts) {
-    const std::size_t equals = text.find('=');
-    if (equals == std::string::npos || equals == 0) refuse_option("--rename", "FROM=TO", text);
-    renames.push_back({text.substr(0, equals), text.substr(equals + 1)});
-  }
-  return renames;
-}
-
-/// Returns 0 where the option is not given.
-int count_option(const std::string& name, int number) {
-  if (number == ReshardOptions::kNotGiven) return 0;
-  if (number < 1) refuse_option(name, "a number from 1 on", std::to_string(number));
-  return number;
-}
-
-/// Refuses options that the format of the destination has no use for.
-void check_format_options(const ReshardOptions& options) {
-  const std::string found = "--to " + std::string(format_name(*options.format));
-  if (compression(options).compression != NativeWriteOptions::Compression::none &&
-      options.format != Format::native) {
-    refuse_option("--compress", "--to native", found);
-  }
-  if (options.max_shard_nbytes != 0 && options.format != Format::safetensors) {
-    refuse_option("--max-shard-size", "--to safetensors", found);
-  }
-}
-
-PlanOptions plan_options(const ReshardOptions& options) {
-  PlanOptions plan;
-  plan.format = *options.format;
-  plan.world_size = count_option("--world-size", options.world_size);
-  plan.strategy = options.strategy;
-  plan.only = NameSelection(options.only);
-  plan.optimizer_names = options.optimizer_names;
-  plan.renames = parse_renames(options.renames);
-  if (!options.cast.empty()) {
-    plan.cast = parse_dtype(options.cast);
-    if (!plan.cast) refuse_option("--cast", dtype_expectation(options.cast), options.cast);
-  }
-  if (options.allow_missing) plan.missing = reshard::Relaxation::allow;
-  if (options.allow_lossy) plan.lossy = reshard::Relaxation::allow;
-  if (!options.table_plan_path.empty()) {
-    plan.table_plan =
-        TablePlan::from_json(read_option_file(options.table_plan_path), options.table_plan_path);
-  }
-  if (!options.units_path.empty()) {
-    plan.units = flat_units_from_json(read_option_file(options.units_path), options.units_path);
-  }
-  return plan;
-}
-
-OverwritePolicy overwrite_policy(const ReshardOptions& options) {
-  return options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
-}
-
-formats::CreateOptions create_options(const ReshardOptions& options) {
-  formats::CreateOptions create;
-  create.format = *options.format;
-  create.overwrite = overwrite_policy(options);
-  create.native = compression(options);
-  if (options.max_shard_nbytes != 0) create.safetensors.max_shard_nbytes = options.max_shard_nbytes;
-  return create;
-}
-
-struct RankShare {
-  std::uint64_t num_pieces = 0;
-  std::uint64_t nbytes = 0;
-};
-
-std::vector<RankShare> shares_of(const Plan& plan) {
-  std::vector<RankShare> shares(static_cast<std::size_t>(plan.destination.world_size));
-  for (const formats::TensorEntry& tensor : plan.destination.tensors) {
-    for (const formats::Piece& piece : tensor.pieces) {
-      RankShare& share = shares[static_cast<std::size_t>(piece.rank)];
-      ++share.num_pieces;
-      share.nbytes +=
-          static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(tensor.meta.dtype);
-    }
-  }
-  return shares;
-}
-
-std::string contents_line(const ReshardOptions& options, const Plan& plan) {
-  const formats::CheckpointContents& contents = plan.destination;
-  std::string line = counted(contents.tensors.size(), "tensor");
-  if (!contents.values.empty()) line += ", " + counted(contents.values.size(), "value");
-  if (!contents.aliases.empty())
-    line += ", " + counted(contents.aliases.size(), "alias", "aliases");
-  line +=
-      ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(format_name(*options.format));
-  if (!formats::holds_whole_tensors(*options.format)) {
-    line += " for " + counted(static_cast<std::uint64_t>(contents.world_size), "rank");
-  }
-  return line;
-}
-
-void print_json(const ReshardOptions& options, const Plan& plan, const CheckpointReader& reader,
-                Terminal& terminal) {
-  JsonOutput json(terminal, kJsonSchema);
-  json.member("source_format", format_name(reader.format()));
-  json.member("format", format_name(*options.format));
-  json.member("world_size", plan.destination.world_size);
-  json.member("num_tensors", std::uint64_t{plan.destination.tensors.size()});
-  json.member("num_values", std::uint64_t{plan.destination.values.size()});
-  json.member("num_aliases", std::uint64_t{plan.destination.aliases.size()});
-  json.member("nbytes", plan.nbytes_to_write);
-  json.member("plan", plan_digest(plan, reader.contents()));
-  json.member("written", !options.dry_run && plan.problems.empty());
-  json.key("ranks").begin_array();
-  int rank = 0;
-  for (const RankShare& share : shares_of(plan)) {
-    json.begin_object();
-    json.member("rank", rank++).member("pieces", share.num_pieces).member("nbytes", share.nbytes);
-    json.end_object();
-  }
-  json.end_array();
-  for (const auto& [name, findings] :
-       {std::pair{"problems", &plan.problems}, {"notes", &plan.notes}}) {
-    json.key(name).begin_array();
-    for (const Finding& finding : *findings) {
-      json.begin_object();
-      json.member("rule", finding.rule).member("name", finding.where.fqn);
-      json.member("expected", finding.expected).member("found", finding.found);
-      json.end_object();
-    }
-    json.end_array();
-  }
-  json.finish();
-}
-
-void print_plan(const ReshardOptions& options, const Plan& plan, Terminal& terminal) {
-  Table table({Table::Align::right, Table::Align::right, Table::Align::right});
-  table.add_row({{"rank", Style::faint}, {"pieces", Style::faint}, {"bytes", Style::faint}});
-  int rank = 0;
-  for (const RankShare& share : shares_of(plan)) {
-    table.add_row({{std::to_string(rank++)},
-                   {std::to_string(share.num_pieces)},
-                   {std::to_string(share.nbytes)}});
-  }
-  table.print(terminal);
-  const bool is_compressed =
-      compression(options).compression != NativeWriteOptions::Compression::none;
-  terminal.print("would write " + contents_line(options, plan) +
-                 (is_compressed ? ", before compression" : "") + "\n");
-}
-
-void move(const ReshardOptions& options, const Plan& plan, const CheckpointReader& reader,
-          Terminal& terminal, const std::stop_token& stop) {
-  Progress progress(terminal, "reshard", plan.nbytes_to_write,
-                    options.quiet ? ProgressDisplay::off : ProgressDisplay::on_terminal);
-  reshard::move_checkpoint(plan, reader, FileSystem::posix(), options.destination,
-                           create_options(options),
-                           {.memory_nbytes = options.memory_nbytes,
-                            .num_threads = count_option("--threads", options.num_threads),
-                            .stop = stop,
-                            .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); }});
-}
-
-}  // namespace
 
 void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& terminal) {
   Command& command = line.add_command(
@@ -218,86 +18,21 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
           "alone means --strategy dim0.")
       .argument("SRC", options.source,
                 "The checkpoint to read: native, safetensors, DCP or torch.save")
-      .argument("DST", options.destination, "The checkpoint to write; must not exist")
-      .choice(
-          "--to", {"native", "safetensors", "dcp", "torch"},
-          [&](const std::string& name) { options.format = *formats::parse_format(name); },
-          "Format of DST (default: safetensors where DST ends so, torch where in .pt, .pth or "
-          ".bin, else native)")
-      .option("--world-size", "N", options.world_size, "Ranks to write for")
-      .option("--strategy", "NAME", options.strategy,
-              "replicated, flat (FSDP1), dim0 (FSDP2), hybrid:AxB, hybrid-flat:AxB")
-      .option("--plan", "FILE", options.table_plan_path, "Plan of embedding tables, as JSON")
-      .option("--units", "FILE", options.units_path,
-              "Units for flat, as JSON, where SRC records none")
-      .option("--flat-layout", "FILE", options.flat_layout_path,
-              "What the flat vectors in SRC are made of (FSDP1 LOCAL), as JSON")
-      .option("--compress", "HOW", options.compress,
-              "none (default), zstd or zstd:LEVEL; native only")
-      .option("--only", "GLOB", options.only,
-              "Move names that match; `!GLOB` leaves out; repeatable")
-      .option("--rename", "FROM=TO", options.renames, "Replace a leading FROM of names; repeatable")
-      .choice(
-          "--optimizer-names", {"as-stored", "canonical", "torchrec"},
-          [&](const std::string& name) {
-            options.optimizer_names = *reshard::parse_optimizer_names(name);
-          },
-          "Names and form of embedding tables' fused optimizer state (default: as-stored)")
-      .option("--cast", "DTYPE", options.cast,
-              "Convert floating tensors, scalar optimizer state aside")
-      .size_option("--max-shard-size", "SIZE", options.max_shard_nbytes,
-                   "Most bytes in one file; safetensors only")
-      .flag("--allow-missing", options.allow_missing, "Leave out what is incomplete or not in SRC")
-      .flag("--allow-lossy", options.allow_lossy, "Merge row-wise state kept per column shard")
-      .size_option("--memory", "SIZE", options.memory_nbytes,
-                   "Memory for buffers (default: 256MiB)")
-      .option("--threads", "N", options.num_threads, "Threads (default: as many as cores)")
-      .flag("--dry-run", options.dry_run, "Print the plan and its bytes; write nothing")
-      .flag("--overwrite", options.overwrite, "Replace DST when the new one is complete")
-      .flag("--quiet", options.quiet, "Print nothing but errors")
-      .flag("--json", options.json, "Print the summary as JSON")
+      .argument("DST", options.move.destination, "The checkpoint to write; must not exist");
+  add_flat_layout_option(command, options.flat_layout_path);
+  add_move_options(command, options.move);
+  command
       .example("step-1000 step-1000.8 --world-size 8", "For eight ranks, cut by rows as FSDP2 does")
       .example("step-1000 model.safetensors --only 'model.*'", "The model alone")
       .example("step-1000 dcp --to dcp --world-size 2", "For PyTorch's distributed checkpoint");
 }
 
-ExitCode run_reshard(ReshardOptions options, Terminal& terminal) {
-  if (!options.format) options.format = formats::format_for_destination(options.destination);
-  check_format_options(options);
-  FileSystem& fs = FileSystem::posix();
-  if (!options.dry_run) {
-    formats::check_destination(fs, options.source, options.destination, overwrite_policy(options),
-                               "--overwrite");
-  }
-  const PlanOptions wanted = plan_options(options);
-  StopSignals signals;
-  const auto reader =
-      formats::open_checkpoint(fs, options.source, {.flat_layout_path = options.flat_layout_path});
-  const Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), wanted);
-  for (const Finding& note : plan.notes)
-    terminal.print_error("note: " + formats::finding_to_string(note));
-  if (!plan.problems.empty()) {
-    for (const Finding& problem : plan.problems)
-      terminal.print_error("ckpt-reshard: " + formats::finding_to_string(problem));
-    if (options.json) print_json(options, plan, *reader, terminal);
-    return ExitCode::bad_input;
-  }
-  const auto start = std::chrono::steady_clock::now();
-  if (!options.dry_run) move(options, plan, *reader, terminal, signals.token());
-  if (options.json) {
-    print_json(options, plan, *reader, terminal);
-  } else if (options.dry_run) {
-    print_plan(options, plan, terminal);
-  } else if (!options.quiet) {
-    std::string line = options.destination + ": " + contents_line(options, plan);
-    if (terminal.output_is_terminal()) {
-      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-      const auto rate = static_cast<double>(plan.nbytes_to_write) / std::max(seconds.count(), 1e-3);
-      line += ", " + iec_size(static_cast<std::uint64_t>(rate)) + "/s";
-    }
-    terminal.print(line + "\n");
-  }
-  return ExitCode::done;
+ExitCode run_reshard(const ReshardOptions& options, Terminal& terminal) {
+  const auto open = [&] {
+    return MoveSource{formats::open_checkpoint(FileSystem::posix(), options.source,
+                                               {.flat_layout_path = options.flat_layout_path})};
+  };
+  return run_move(options.move, {options.source}, open, terminal);
 }
 
 }  // namespace tessera::cli

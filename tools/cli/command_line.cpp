@@ -285,12 +285,13 @@ void CommandLine::parse(const Command& command, std::vector<std::string> argumen
     throw UsageError(printable(error.what()), help_command);
   }
   std::size_t next = 0;
+  std::size_t num_behind = command.arguments().size();
   for (const Command::Argument& argument : command.arguments()) {
+    --num_behind;
     if (argument.many != nullptr) {
-      argument.many->insert(argument.many->end(),
-                            positionals.begin() + static_cast<std::ptrdiff_t>(next),
-                            positionals.end());
-      next = positionals.size();
+      for (; next + num_behind < positionals.size(); ++next) {
+        argument.many->push_back(positionals[next]);
+      }
     } else if (next == positionals.size()) {
       throw UsageError(argument.name + " is missing", help_command);
     } else {

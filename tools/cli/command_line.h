@@ -32,7 +32,7 @@ class Command {
     std::string name;  // `PATH`, `GLOB...`
     std::string help;
     std::string* one = nullptr;
-    std::vector<std::string>* many = nullptr;  // none or more, and last
+    std::vector<std::string>* many = nullptr;  // none or more
   };
   struct Option {
     std::string name;         // `--depth`; `-o,--output`
@@ -50,7 +50,8 @@ class Command {
 
   /// Adds a positional argument that must be there.
   Command& argument(std::string name, std::string& target, std::string help);
-  /// Adds the last positional argument, which may come any number of times: `GLOB...`.
+  /// Adds a positional argument that may come any number of times: `GLOB...`. Those that are added
+  /// behind it are the last ones. At most one of a command is such.
   Command& arguments(std::string name, std::vector<std::string>& target, std::string help);
 
   Command& flag(std::string name, bool& target, std::string help);

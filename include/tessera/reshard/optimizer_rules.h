@@ -2,6 +2,9 @@
 
 #include <cstddef>
 #include <optional>
+#include <set>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/formats/checkpoint.h"
@@ -39,6 +42,20 @@ struct StateRole {
 /// of the table keeps rows of its own (row_wise_per_shard). Source: torch/optim/*.py and
 /// fbgemm_gpu's split embedding optimizers.
 std::vector<StateRole> classify_state(const formats::CheckpointContents& contents);
+
+/// Tells which entries of a checkpoint belong to its optimizers: tensors whose role is known and
+/// not plain, and all below a `state` that has such a tensor, below a `param_groups`, and below the
+/// `state` beside one. Keeps names of `contents`, which must outlive it. Thread-safe.
+class OptimizerEntries {
+ public:
+  explicit OptimizerEntries(const formats::CheckpointContents& contents);
+  /// `name` is that of a tensor, a value or an alias.
+  bool contain(std::string_view name) const;
+
+ private:
+  std::set<std::string_view> roots_;  // what stands before `state` and `param_groups`: `optim.`
+  std::set<std::string_view> by_role_;
+};
 
 /// Returns who holds what of row-wise state, given who holds what of its parameter: a row lies
 /// where the row's first element lies. Shape: `[rows]` or `[rows, 1, …]`. Requires:

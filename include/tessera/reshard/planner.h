@@ -23,6 +23,9 @@ struct Rename {
 /// A relaxation of strictness, which only the caller can name.
 enum class Relaxation { refuse, allow };
 
+/// Whether what belongs to optimizers (OptimizerEntries) is moved.
+enum class OptimizerPart { keep, leave_out };
+
 /// What the destination shall be. The defaults keep everything as the source has it.
 struct PlanOptions {
   formats::Format format = formats::Format::native;
@@ -31,6 +34,7 @@ struct PlanOptions {
   std::optional<TablePlan> table_plan{};
   std::vector<FlatUnit> units{};  // replace the source's; under the source's names
   NameSelection only{};           // over the source's names
+  OptimizerPart optimizer = OptimizerPart::keep;
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
   std::vector<Rename> renames{};            // the first that fits a name is taken
   std::optional<DType> cast{};              // for floating tensors but scalars of an optimizer

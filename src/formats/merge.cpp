@@ -1,0 +1,266 @@
+#include "tessera/formats/merge.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::formats {
+namespace {
+
+std::string prefixed(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+KeyPath prefixed(const std::string& prefix, const std::string& name, const KeyPath& path) {
+  if (prefix.empty()) return path;
+  KeyPath result{prefix};
+  if (path.empty()) {
+    result.emplace_back(name);
+  } else {
+    result.insert(result.end(), path.begin(), path.end());
+  }
+  return result;
+}
+
+class MergedReader final : public CheckpointReader {
+ public:
+  MergedReader(std::vector<MergeSource> sources, MergePreference preference)
+      : sources_(std::move(sources)), preference_(preference) {
+    TESSERA_CHECK(!sources_.empty());
+    for (const MergeSource& source : sources_) {
+      path_ += (path_.empty() ? "" : " + ") + source.reader->path();
+      contents_.world_size = std::max(contents_.world_size, contents_of(source).world_size);
+      const auto& missing = contents_of(source).missing_files;
+      contents_.missing_files.insert(contents_.missing_files.end(), missing.begin(), missing.end());
+    }
+    choose_names();
+    add_chosen();
+    for (TensorEntry& tensor : contents_.tensors) find_parameter(tensor);
+    add_units();
+    add_annotations();
+  }
+
+  std::vector<Finding> take_collisions() { return std::move(collisions_); }
+
+  Format format() const override { return sources_.front().reader->format(); }
+  const std::string& path() const override { return path_; }
+  const CheckpointContents& contents() const override { return contents_; }
+
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    const Origin& origin = tensors_[tensor_index];
+    reader_of(origin).read_piece(origin.index, piece_index, range, out);
+  }
+  Value read_value(std::size_t value_index) const override {
+    const Origin& origin = values_[value_index];
+    return reader_of(origin).read_value(origin.index);
+  }
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
+    const Origin& origin = tensors_[tensor_index];
+    return reader_of(origin).piece_storage(origin.index, piece_index);
+  }
+  void check_files(const FindingSink& sink) const override {
+    for (const MergeSource& source : sources_) source.reader->check_files(sink);
+  }
+  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
+    for (const MergeSource& source : sources_) source.reader->verify(sink, progress);
+  }
+
+ private:
+  /// A tensor or a value of a source.
+  struct Origin {
+    std::size_t source;
+    std::size_t index;
+    friend auto operator<=>(const Origin&, const Origin&) = default;
+  };
+  enum class Part { tensor, value, alias };
+  /// An entry of a source under its new name.
+  struct Named {
+    std::string name;
+    Part part;
+    Origin origin;
+  };
+
+  static const CheckpointContents& contents_of(const MergeSource& source) {
+    return source.reader->contents();
+  }
+  const CheckpointReader& reader_of(const Origin& origin) const {
+    return *sources_[origin.source].reader;
+  }
+  const std::string& prefix_of(const Origin& origin) const {
+    return sources_[origin.source].prefix;
+  }
+
+  std::vector<Named> all_names() const {
+    std::vector<Named> all;
+    for (std::size_t s = 0; s < sources_.size(); ++s) {
+      const CheckpointContents& contents = contents_of(sources_[s]);
+      const auto add = [&](Part part, const std::string& name, std::size_t index) {
+        all.push_back({prefixed(sources_[s].prefix, name), part, {s, index}});
+      };
+      for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+        add(Part::tensor, contents.tensors[i].meta.fqn, i);
+      }
+      for (std::size_t i = 0; i < contents.values.size(); ++i) {
+        add(Part::value, contents.values[i].name, i);
+      }
+      for (std::size_t i = 0; i < contents.aliases.size(); ++i) {
+        add(Part::alias, contents.aliases[i].fqn, i);
+      }
+    }
+    std::ranges::stable_sort(all, {}, &Named::name);  // of one name, in order of the sources
+    return all;
+  }
+
+  void choose_names() {
+    std::vector<Named> all = all_names();
+    for (std::size_t begin = 0; begin < all.size();) {
+      std::size_t end = begin + 1;
+      while (end < all.size() && all[end].name == all[begin].name) ++end;
+      if (end - begin > 1 && preference_ == MergePreference::none) {
+        std::string found;
+        for (std::size_t i = begin; i < end; ++i) {
+          found += (found.empty() ? "" : ", ") + printable(reader_of(all[i].origin).path());
+        }
+        collide(all[begin].name, "one source with that name", std::move(found));
+      }
+      const std::size_t chosen = preference_ == MergePreference::last ? end - 1 : begin;
+      if (all[chosen].part == Part::tensor) {
+        new_names_.emplace(all[chosen].origin, all[chosen].name);
+      }
+      chosen_.push_back(std::move(all[chosen]));
+      begin = end;
+    }
+  }
+
+  void collide(std::string name, std::string expected, std::string found) {
+    collisions_.push_back({.severity = Finding::Severity::error,
+                           .rule = "merge",
+                           .where = {.fqn = std::move(name)},
+                           .expected = std::move(expected),
+                           .found = std::move(found)});
+  }
+
+  /// `chosen_` is in order of name, so the lists are too.
+  void add_chosen() {
+    for (const Named& named : chosen_) {
+      const CheckpointContents& from = reader_of(named.origin).contents();
+      const std::string& prefix = prefix_of(named.origin);
+      if (named.part == Part::tensor) {
+        const TensorEntry& tensor = from.tensors[named.origin.index];
+        add_tensor(named.origin, named.name, prefixed(prefix, tensor.meta.fqn, tensor.key_path));
+      } else if (named.part == Part::value) {
+        const ValueEntry& value = from.values[named.origin.index];
+        contents_.values.push_back({named.name, prefixed(prefix, value.name, value.key_path)});
+        values_.push_back(named.origin);
+      } else {
+        add_alias(named);
+      }
+    }
+  }
+
+  void add_tensor(const Origin& origin, const std::string& name, KeyPath key_path) {
+    TensorEntry tensor = reader_of(origin).contents().tensors[origin.index];
+    tensor.meta.fqn = name;
+    tensor.key_path = std::move(key_path);
+    contents_.tensors.push_back(std::move(tensor));
+    tensors_.push_back(origin);
+  }
+
+  void add_alias(const Named& named) {
+    const CheckpointContents& from = reader_of(named.origin).contents();
+    const Alias& alias = from.aliases[named.origin.index];
+    KeyPath key_path = prefixed(prefix_of(named.origin), alias.fqn, alias.key_path);
+    const TensorEntry* target = from.find_tensor(alias.target);
+    TESSERA_CHECK(target != nullptr);  // the reader checked it
+    const Origin target_origin{named.origin.source,
+                               static_cast<std::size_t>(target - from.tensors.data())};
+    const auto [kept, is_lost] = new_names_.try_emplace(target_origin, named.name);
+    if (is_lost) {
+      add_tensor(target_origin, named.name, std::move(key_path));
+    } else {
+      contents_.aliases.push_back({named.name, kept->second, std::move(key_path)});
+    }
+  }
+
+  void find_parameter(TensorEntry& tensor) const {
+    if (tensor.parameter.empty()) return;
+    const auto index = static_cast<std::size_t>(&tensor - contents_.tensors.data());
+    const std::string own = prefixed(prefix_of(tensors_[index]), tensor.parameter);
+    if (contents_.find_tensor(own) == nullptr) {
+      for (const MergeSource& source : sources_) {
+        std::string other = prefixed(source.prefix, tensor.parameter);
+        if (contents_.find_tensor(other) == nullptr) continue;
+        tensor.parameter = std::move(other);
+        return;
+      }
+    }
+    tensor.parameter = own;
+  }
+
+  /// A unit of which a parameter is taken from another source is none any more.
+  void add_units() {
+    std::set<std::string> in_units;
+    for (std::size_t s = 0; s < sources_.size(); ++s) {
+      const std::string& prefix = sources_[s].prefix;
+      for (FlatUnit unit : contents_of(sources_[s]).units) {
+        unit.name = unit.name.empty() ? prefix : prefixed(prefix, unit.name);
+        bool is_whole = true;
+        for (FlatUnitParameter& parameter : unit.parameters) {
+          parameter.fqn = prefixed(prefix, parameter.fqn);
+          is_whole = is_whole && !in_units.contains(parameter.fqn) &&
+                     !is_taken_from_other(parameter.fqn, s);
+        }
+        if (!is_whole) continue;
+        for (const FlatUnitParameter& parameter : unit.parameters) in_units.insert(parameter.fqn);
+        contents_.units.push_back(std::move(unit));
+      }
+    }
+  }
+  bool is_taken_from_other(const std::string& fqn, std::size_t source) const {
+    const TensorEntry* tensor = contents_.find_tensor(fqn);
+    return tensor != nullptr &&
+           tensors_[static_cast<std::size_t>(tensor - contents_.tensors.data())].source != source;
+  }
+
+  void add_annotations() {
+    for (const MergeSource& source : sources_) {
+      for (const auto& [key, text] : contents_of(source).annotations) {
+        const auto [known, is_new] = contents_.annotations.emplace(key, text);
+        if (is_new || known->second == text || preference_ == MergePreference::first) continue;
+        if (preference_ == MergePreference::last) {
+          known->second = text;
+        } else {
+          collide(key, "the same annotation in all sources",
+                  "'" + printable(known->second) + "' and '" + printable(text) + "'");
+        }
+      }
+    }
+  }
+
+  std::vector<MergeSource> sources_;
+  MergePreference preference_;
+  std::string path_;
+  CheckpointContents contents_;
+  std::vector<Origin> tensors_;  // parallel to contents_.tensors
+  std::vector<Origin> values_;   // parallel to contents_.values
+  std::vector<Finding> collisions_;
+  std::vector<Named> chosen_;                // by name
+  std::map<Origin, std::string> new_names_;  // of the tensors that are kept
+};
+
+}  // namespace
+
+MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference) {
+  auto reader = std::make_unique<MergedReader>(std::move(sources), preference);
+  std::vector<Finding> collisions = reader->take_collisions();
+  return {std::move(reader), std::move(collisions)};
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,156 @@
+#include "tessera/formats/merge.h"
+
+#include <gmock/gmock.h>
+
+#include <utility>
+
+#include "support/memory_checkpoint.h"
+
+namespace tessera::formats {
+namespace {
+
+using test::bytes_of;
+using test::MemoryCheckpoint;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+MemoryCheckpoint model() {
+  MemoryCheckpoint checkpoint("model", 2);
+  checkpoint.add({"w", DType::float32, {4}}, bytes_of<float>({1, 2, 3, 4}),
+                 {{Box{{0}, {2}}, 0}, {Box{{2}, {2}}, 1}});
+  checkpoint.add({"a.b", DType::float32, {1}}, bytes_of<float>({5})).key_path = {"a", "b"};
+  checkpoint.add_alias("tied", "w");
+  checkpoint.add_value("epoch", 1);
+  checkpoint.contents_for_change().annotations = {{"format", "pt"}};
+  checkpoint.contents_for_change().units = {make_flat_unit("", DType::float32, {{"w", {4}}})};
+  return checkpoint;
+}
+
+/// Of the model above, without it.
+MemoryCheckpoint optimizer() {
+  MemoryCheckpoint checkpoint("optimizer", 3);
+  TensorEntry& state = checkpoint.add({"state.w.exp_avg", DType::float32, {4}},
+                                      bytes_of<float>({6, 7, 8, 9}), {{FlatRange{0, 4}, 2}});
+  state.kind = StateKind::pointwise;
+  state.parameter = "w";
+  checkpoint.add_value("param_groups", Value::List{});
+  checkpoint.contents_for_change().annotations = {{"format", "pt"}, {"by", "a test"}};
+  return checkpoint;
+}
+
+MergedCheckpoint merged(std::vector<std::pair<std::string, MemoryCheckpoint>> sources,
+                        MergePreference preference = MergePreference::none) {
+  std::vector<MergeSource> merge;
+  for (auto& [prefix, source] : sources) {
+    merge.push_back({std::make_unique<MemoryCheckpoint>(std::move(source)), prefix});
+  }
+  return merge_checkpoints(std::move(merge), preference);
+}
+
+std::vector<std::string> names_of(const CheckpointContents& contents) {
+  std::vector<std::string> names;
+  for (const TensorEntry& tensor : contents.tensors) names.push_back(tensor.meta.fqn);
+  for (const ValueEntry& value : contents.values) names.push_back(value.name);
+  for (const Alias& alias : contents.aliases) names.push_back(alias.fqn + " = " + alias.target);
+  return names;
+}
+
+const TensorEntry& tensor(const CheckpointReader& reader, std::string_view fqn) {
+  return *reader.contents().find_tensor(fqn);
+}
+
+test::Bytes bytes(const CheckpointReader& reader, std::string_view fqn) {
+  const auto index = &tensor(reader, fqn) - reader.contents().tensors.data();
+  return test::whole_tensor(reader, static_cast<std::size_t>(index));
+}
+
+TEST(MergeTest, EverythingIsThereUnderItsPrefix) {
+  const auto [reader, collisions] = merged({{"net", model()}, {"optim", optimizer()}});
+  EXPECT_THAT(collisions, IsEmpty());
+  const CheckpointContents& contents = reader->contents();
+  EXPECT_THAT(names_of(contents),
+              ElementsAre("net.a.b", "net.w", "optim.state.w.exp_avg", "net.epoch",
+                          "optim.param_groups", "net.tied = net.w"));
+  EXPECT_EQ(contents.world_size, 3);
+  EXPECT_EQ(tensor(*reader, "net.a.b").key_path, (KeyPath{"net", "a", "b"}));
+  EXPECT_EQ(tensor(*reader, "net.w").key_path, (KeyPath{"net", "w"}));
+  EXPECT_EQ(contents.aliases[0].key_path, (KeyPath{"net", "tied"}));
+  EXPECT_EQ(tensor(*reader, "net.w").pieces, model().contents().find_tensor("w")->pieces);
+  EXPECT_EQ(bytes(*reader, "net.w"), bytes_of<float>({1, 2, 3, 4}));
+  EXPECT_EQ(bytes(*reader, "optim.state.w.exp_avg"), bytes_of<float>({6, 7, 8, 9}));
+  EXPECT_EQ(reader->read_value(0), Value(1));
+  EXPECT_EQ(reader->read_value(1), Value(Value::List{}));
+  EXPECT_THAT(contents.units, ElementsAre(make_flat_unit("net", DType::float32, {{"net.w", {4}}})));
+  EXPECT_EQ(contents.annotations,
+            (std::map<std::string, std::string>{{"by", "a test"}, {"format", "pt"}}));
+}
+
+TEST(MergeTest, StateBelongsToTheParameterOfAnotherSource) {
+  const auto [reader, collisions] = merged({{"net", model()}, {"optim", optimizer()}});
+  EXPECT_EQ(tensor(*reader, "optim.state.w.exp_avg").kind, StateKind::pointwise);
+  EXPECT_EQ(tensor(*reader, "optim.state.w.exp_avg").parameter, "net.w");
+  const auto alone = merged({{"optim", optimizer()}});
+  EXPECT_EQ(tensor(*alone.reader, "optim.state.w.exp_avg").parameter, "optim.w");
+}
+
+TEST(MergeTest, WithoutAPrefixNamesAndKeyPathsStay) {
+  const auto [reader, collisions] = merged({{"", model()}, {"", optimizer()}});
+  EXPECT_THAT(collisions, IsEmpty());
+  EXPECT_THAT(names_of(reader->contents()),
+              ElementsAre("a.b", "state.w.exp_avg", "w", "epoch", "param_groups", "tied = w"));
+  EXPECT_EQ(tensor(*reader, "a.b").key_path, (KeyPath{"a", "b"}));
+  EXPECT_EQ(tensor(*reader, "w").key_path, KeyPath{});
+  EXPECT_EQ(tensor(*reader, "state.w.exp_avg").parameter, "w");
+}
+
+MemoryCheckpoint patch() {
+  MemoryCheckpoint checkpoint("patch");
+  checkpoint.add({"w", DType::float32, {2}}, bytes_of<float>({10, 11}));
+  checkpoint.add_value("a.b", 12);
+  checkpoint.add_value("epoch", 2);
+  checkpoint.contents_for_change().annotations = {{"format", "np"}};
+  return checkpoint;
+}
+
+TEST(MergeTest, EveryCollisionIsListedWithItsSources) {
+  const auto [reader, collisions] = merged({{"", model()}, {"", patch()}});
+  std::vector<std::string> found;
+  for (const Finding& finding : collisions) {
+    EXPECT_EQ(finding.rule, "merge");
+    found.push_back(finding.where.fqn + ": " + finding.found);
+  }
+  EXPECT_THAT(found, ElementsAre("a.b: model, patch", "epoch: model, patch", "w: model, patch",
+                                 "format: 'pt' and 'np'"));
+}
+
+TEST(MergeTest, APreferenceTakesNamesFromOneSource) {
+  const auto first = merged({{"", model()}, {"", patch()}}, MergePreference::first);
+  EXPECT_THAT(first.collisions, IsEmpty());
+  EXPECT_THAT(names_of(first.reader->contents()), ElementsAre("a.b", "w", "epoch", "tied = w"));
+  EXPECT_EQ(bytes(*first.reader, "w"), bytes_of<float>({1, 2, 3, 4}));
+  EXPECT_EQ(first.reader->read_value(0), Value(1));
+  EXPECT_EQ(first.reader->contents().annotations.at("format"), "pt");
+  EXPECT_EQ(first.reader->contents().units.size(), 1);
+
+  const auto last = merged({{"", model()}, {"", patch()}}, MergePreference::last);
+  EXPECT_THAT(last.collisions, IsEmpty());
+  EXPECT_EQ(bytes(*last.reader, "w"), bytes_of<float>({10, 11}));
+  EXPECT_EQ(last.reader->read_value(0), Value(12));
+  EXPECT_EQ(last.reader->read_value(1), Value(2));
+  EXPECT_EQ(last.reader->contents().annotations.at("format"), "np");
+  EXPECT_THAT(last.reader->contents().units, IsEmpty());  // w is another one now
+}
+
+TEST(MergeTest, AnAliasKeepsTheBytesOfATensorThatIsTakenFromElsewhere) {
+  MemoryCheckpoint source = model();
+  source.add_alias("tied.again", "w");
+  const auto [reader, collisions] =
+      merged({{"", std::move(source)}, {"", patch()}}, MergePreference::last);
+  EXPECT_THAT(names_of(reader->contents()),
+              ElementsAre("tied", "w", "a.b", "epoch", "tied.again = tied"));
+  EXPECT_EQ(bytes(*reader, "tied"), bytes_of<float>({1, 2, 3, 4}));
+  EXPECT_EQ(bytes(*reader, "w"), bytes_of<float>({10, 11}));
+}
+
+}  // namespace
+}  // namespace tessera::formats

@@ -1,0 +1,78 @@
+#include "ckpt-reshard/merge_command.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/detect.h"
+
+namespace tessera::cli {
+namespace {
+
+using formats::MergePreference;
+
+struct PrefixedPath {
+  std::string prefix;  // without its last dot; may be empty
+  std::string path;
+};
+
+/// What stands before `=` is a prefix unless it has a slash: `./a=b` is a path.
+PrefixedPath parse_source(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos || text.find('/') < equals) return {"", text};
+  PrefixedPath source{text.substr(0, equals), text.substr(equals + 1)};
+  if (source.prefix.ends_with('.')) source.prefix.pop_back();
+  if (source.prefix.empty() || source.path.empty()) {
+    throw UsageError("SRC: expected PATH or PREFIX=PATH, found '" + printable(text) + "'",
+                     "ckpt-reshard merge --help");
+  }
+  return source;
+}
+
+MoveSource open_merged(const std::vector<PrefixedPath>& sources, MergePreference preference) {
+  std::vector<formats::MergeSource> opened;
+  for (const PrefixedPath& source : sources) {
+    opened.push_back({formats::open_checkpoint(FileSystem::posix(), source.path), source.prefix});
+  }
+  auto [reader, collisions] = formats::merge_checkpoints(std::move(opened), preference);
+  return {std::move(reader), std::move(collisions)};
+}
+
+}  // namespace
+
+void add_merge_command(CommandLine& line, MergeOptions& options, Terminal& terminal) {
+  Command& command = line.add_command("merge", "Moves several checkpoints into one",
+                                      [&] { return run_merge(options, terminal); });
+  command
+      .describe(
+          "PREFIX=SRC puts PREFIX and a dot before every name in SRC; in a path with a = write "
+          "./a=b. Ranks keep their pieces, unless options say otherwise. A name that several "
+          "sources have is an error; all of them are listed.")
+      .argument("SRC", options.first_source, "A checkpoint to read, or PREFIX=SRC")
+      .argument("SRC", options.second_source, "Another")
+      .arguments("SRC...", options.more_sources, "More of them")
+      .argument("DST", options.move.destination, "The checkpoint to write; must not exist")
+      .choice(
+          "--prefer", {"first", "last"},
+          [&](const std::string& which) {
+            options.preference = which == "first" ? MergePreference::first : MergePreference::last;
+          },
+          "Take a name that several sources have from the first or the last of them");
+  add_move_options(command, options.move);
+  command.example("merge model.safetensors optim=optimizer.pt step-1000", "What was saved apart")
+      .example("merge base lora=adapter merged.safetensors", "A model and an adapter in one file")
+      .example("merge base patch merged --prefer last", "Some tensors replaced");
+}
+
+ExitCode run_merge(const MergeOptions& options, Terminal& terminal) {
+  std::vector<PrefixedPath> sources{parse_source(options.first_source),
+                                    parse_source(options.second_source)};
+  for (const std::string& text : options.more_sources) sources.push_back(parse_source(text));
+  std::vector<std::string> paths;
+  for (const PrefixedPath& source : sources) paths.push_back(source.path);
+  return run_move(
+      options.move, paths, [&] { return open_merged(sources, options.preference); }, terminal);
+}
+
+}  // namespace tessera::cli

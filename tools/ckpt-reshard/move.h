@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/command_line.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::cli {
+
+/// What all verbs that write a checkpoint have in common: what to write, what to take, and how.
+struct MoveOptions {
+  static constexpr int kNotGiven = std::numeric_limits<int>::min();
+
+  std::string destination;
+  std::optional<formats::Format> format;  // none: as the destination's name suggests
+  int world_size = kNotGiven;
+  std::string strategy;
+  std::string table_plan_path;
+  std::string units_path;
+  std::string compress = "none";
+  std::vector<std::string> only;
+  std::vector<std::string> renames;
+  std::vector<std::string> dropped_prefixes;  // of names that no rename fits
+  bool drop_optimizer = false;
+  reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
+  std::string cast;
+  bool allow_missing = false;
+  bool allow_lossy = false;
+  std::uint64_t memory_nbytes = std::uint64_t{256} << 20;
+  std::uint64_t max_shard_nbytes = 0;  // 0: not given
+  int num_threads = kNotGiven;         // as many as there are cores
+  bool dry_run = false;
+  bool overwrite = false;
+  bool quiet = false;
+  bool json = false;
+};
+
+void add_move_options(Command& command, MoveOptions& options);
+/// Adds `--flat-layout`, for verbs that read one checkpoint.
+void add_flat_layout_option(Command& command, std::string& path);
+
+/// What is moved, and what keeps it from being moved beside what the plan finds.
+struct MoveSource {
+  std::unique_ptr<formats::CheckpointReader> reader;
+  std::vector<formats::Finding> problems{};
+};
+
+/// Plans, moves and commits; or only plans. `paths` are those that `open` reads, which it does once
+/// the options have been found to have a meaning.
+ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
+                  const std::function<MoveSource()>& open, Terminal& terminal);
+
+}  // namespace tessera::cli

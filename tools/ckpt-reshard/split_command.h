@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ckpt-reshard/move.h"
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+
+struct SplitOptions {
+  std::string source;
+  std::vector<std::string> prefixes;  // with or without their last dot
+  bool keep_prefix = false;
+  std::string flat_layout_path;
+  MoveOptions move;
+};
+
+void add_split_command(CommandLine& line, SplitOptions& options, Terminal& terminal);
+
+/// Moves a part of a checkpoint.
+ExitCode run_split(const SplitOptions& options, Terminal& terminal);
+
+}  // namespace tessera::cli
