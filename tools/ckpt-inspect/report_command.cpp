@@ -259,9 +259,7 @@ void add_report_command(CommandLine& line, ReportOptions& options, Terminal& ter
   command.describe(
       "Bytes by prefix, ranks, dtypes, and of each tensor a histogram and statistics, with the "
       "optimizer's state beside its weight. The page needs no network and no other file.");
-  command
-      .argument("PATH", options.path,
-                "A checkpoint: native, safetensors, DCP or torch.save; the format is detected")
+  command.argument("PATH", options.path, kPathHelp)
       .arguments("B", options.other_paths, "Another: the page shows how they differ")
       .option("-o,--output", "FILE", options.output_path, "The page to write; must be given")
       .flag("--overwrite", options.overwrite, "Replace that file")

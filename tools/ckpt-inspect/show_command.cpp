@@ -225,9 +225,7 @@ void add_show_command(CommandLine& line, ShowOptions& options, Terminal& termina
   Command& command =
       line.add_command("show", "Shows all about a tensor: who holds what, elements, statistics",
                        [&] { return run_show(options, terminal); });
-  command
-      .argument("PATH", options.path,
-                "A checkpoint: native, safetensors, DCP or torch.save; the format is detected")
+  command.argument("PATH", options.path, kPathHelp)
       .argument("TENSOR", options.name, "Its name, or that of a value; or a glob")
       .arguments("TENSOR...", options.more_names, "More of them")
       .option("--bins", "N", options.num_bins, "Bins of the histogram at most (default: 10)")

@@ -1,16 +1,21 @@
 #include "ckpt-inspect/source.h"
 
+#include <unistd.h>
+
+#include <utility>
+
+#include "ckpt-inspect/standard_input.h"
 #include "cli/sizes.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/glob.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/flat_layout.h"
 
 namespace tessera::cli {
 
 void add_source_arguments(Command& command, SourceOptions& options) {
-  command.argument("PATH", options.path,
-                   "A checkpoint: native, safetensors, DCP or torch.save; the format is detected");
+  command.argument("PATH", options.path, kPathHelp);
   command.arguments("GLOB...", options.patterns,
                     "Only these names and what lies below them; * crosses dots, !GLOB leaves out");
 }
@@ -27,6 +32,14 @@ void add_work_options(Command& command, WorkOptions& options) {
 }
 
 std::unique_ptr<formats::CheckpointReader> open_source(const SourceOptions& options) {
+  if (options.path == kStandardInput) {
+    static const StandardInput input(STDIN_FILENO);
+    auto reader = formats::open_checkpoint(input, options.path);
+    if (options.flat_layout_path.empty()) return reader;
+    return formats::apply_flat_layout(
+        std::move(reader),
+        formats::read_flat_layout(FileSystem::posix(), options.flat_layout_path));
+  }
   return formats::open_checkpoint(FileSystem::posix(), options.path,
                                   {.flat_layout_path = options.flat_layout_path});
 }

@@ -19,6 +19,11 @@ namespace tessera::cli {
 /// The version of every JSON document that ckpt-inspect prints (docs/cli/json-schema.md).
 inline constexpr int kInspectJsonSchema = 1;
 
+/// What a command's help says of the checkpoint that it takes.
+inline constexpr const char* kPathHelp =
+    "A checkpoint: native, safetensors, DCP or torch.save; the format is detected. - is standard "
+    "input";
+
 /// Which checkpoint a command looks into, and at which names.
 struct SourceOptions {
   std::string path;
@@ -38,6 +43,7 @@ void add_source_arguments(Command& command, SourceOptions& options);
 void add_flat_layout_option(Command& command, SourceOptions& options);
 void add_work_options(Command& command, WorkOptions& options);
 
+/// Opens the checkpoint. The path `-` is what standard input brings, read once and to its end.
 std::unique_ptr<formats::CheckpointReader> open_source(const SourceOptions& options);
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);

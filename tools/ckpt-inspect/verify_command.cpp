@@ -45,9 +45,7 @@ void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Termin
   command.describe(
       "Goes on after a finding, so that one run tells all. Notes are about what the format leaves "
       "unchecked; only errors make the exit code 1.");
-  command
-      .argument("PATH", options.source.path,
-                "A checkpoint: native, safetensors, DCP or torch.save; the format is detected")
+  command.argument("PATH", options.source.path, kPathHelp)
       .flag("--values", options.values, "Numbers that are NaN or infinite are errors too")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
