@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -55,6 +56,15 @@ FileDescriptor open_object(const std::string& path) {
       [&] { return ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); }));
 }
 
+std::optional<Error> failure_of_close(WritableFile& file) {
+  try {
+    file.close();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
 bool is_still_at(const FileDescriptor& object, const std::string& path) {
   struct stat opened {};
   struct stat named {};
@@ -92,11 +102,12 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
   static constexpr int kMaxAttempts = 100;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     bool is_new = true;
+    std::optional<Error> failure;  // of what was made: it is removed again, under its lock
     try {
       if (kind_ == DestinationKind::directory) {
         fs_.make_directory(staging_path_);
       } else {
-        fs_.create(staging_path_)->close();
+        failure = failure_of_close(*fs_.create(staging_path_));
       }
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::already_exists) throw;
@@ -108,6 +119,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
       throw_system_error(errno, staging_path_, "open");
     }
     const LockResult lock = try_lock(object);
+    if (failure && lock == LockResult::held_by_another) throw *failure;
     if (lock == LockResult::held_by_another || (lock == LockResult::unavailable && !is_new)) {
       throw Error(ErrorKind::already_exists, {.path = staging_path_},
                   lock == LockResult::held_by_another
@@ -117,8 +129,12 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     }
     if (!is_still_at(object, staging_path_)) continue;
     lock_fd_ = object.release();
-    if (is_new) return;
+    if (is_new && !failure) return;
     try {
+      if (failure) {
+        fs_.remove_all(staging_path_);
+        throw *failure;
+      }
       if (!may_be_left_over(fs_, staging_path_, kind_)) {
         throw Error(
             ErrorKind::already_exists, {.path = staging_path_},

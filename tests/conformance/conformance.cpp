@@ -44,6 +44,7 @@ FormatUnderTest native(std::string name, formats::NativeWriteOptions options) {
 FormatUnderTest safetensors(std::string name, std::string destination,
                             formats::SafetensorsWriteOptions options) {
   return {.name = std::move(name),
+          .format = formats::Format::safetensors,
           .destination = std::move(destination),
           .open = formats::open_safetensors,
           .create =
@@ -92,6 +93,7 @@ std::vector<FormatUnderTest> formats_that_write() {
           safetensors("safetensors_file", "model.safetensors", {}),
           safetensors("safetensors_shards", "checkpoint", {.max_shard_nbytes = 64}),
           {.name = "dcp",
+           .format = formats::Format::dcp,
            .destination = "checkpoint",
            .open = formats::open_dcp,
            .create = formats::create_dcp,
@@ -99,6 +101,7 @@ std::vector<FormatUnderTest> formats_that_write() {
            .aliases = FormatUnderTest::Extras::lost,
            .state_kinds = FormatUnderTest::Extras::lost},
           {.name = "torch_zip",
+           .format = formats::Format::torch_zip,
            .destination = "checkpoint.pt",
            .open = formats::open_torch_zip,
            .create = formats::create_torch_zip,
@@ -110,6 +113,7 @@ std::vector<FormatUnderTest> formats_that_write() {
 std::vector<FormatUnderTest> formats_that_read() {
   std::vector<FormatUnderTest> all = formats_that_write();
   all.push_back({.name = "torch_zip_of_torch",
+                 .format = formats::Format::torch_zip,
                  .destination = "checkpoint.pt",
                  .open = formats::open_torch_zip,
                  .fixture = fixture("torch_zip/valid/shared.pt")});

@@ -26,6 +26,7 @@ struct FormatUnderTest {
   enum class Nesting { kept, opened };
 
   std::string name;
+  formats::Format format = formats::Format::native;
   std::string destination;  // name of the file or directory
   Open open;
   Create create{};                    // none: the format is read only

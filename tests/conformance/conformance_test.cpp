@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <set>
+#include <sstream>
+#include <string_view>
 
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
@@ -14,6 +17,8 @@
 #include "support/random.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
+#include "tessera/reshard/executor.h"
+#include "tessera/reshard/planner.h"
 
 namespace tessera::test {
 namespace {
@@ -62,7 +67,51 @@ std::string format_name_of(const ::testing::TestParamInfo<FormatUnderTest>& info
   return info.param.name;
 }
 
-class WriterConformanceTest : public ConformanceTest {};
+/// Returns `.` for a name without a directory.
+std::string directory_of(const std::string& name) {
+  const std::size_t slash = name.rfind('/');
+  return slash == std::string::npos ? "." : name.substr(0, slash);
+}
+
+class WriterConformanceTest : public ConformanceTest {
+ protected:
+  /// Fails each operation of `write` in turn, for once and for good: each time it throws Error(io)
+  /// that names a file, and leaves nothing, or, where nobody can undo it any more, the whole
+  /// destination.
+  void fail_each_operation(const std::function<void(FileSystem&)>& write) {
+    write(fs_);
+    const auto whole = all_files();
+    clear();
+    using Fault = FaultFileSystem::Fault;
+    for (const Fault fault : {Fault::short_write, Fault::from_then_on}) {
+      FaultFileSystem faulty(fs_, tmp_.path());
+      bool succeeded = false;
+      for (std::int64_t i = 0; !succeeded; ++i) {
+        SCOPED_TRACE("operation " + std::to_string(i));
+        ASSERT_LT(i, 2000);
+        faulty.fail_operation(i, fault);
+        try {
+          write(faulty);
+          succeeded = true;
+          EXPECT_FALSE(faulty.has_failed()) << ::testing::PrintToString(faulty.transcript());
+        } catch (const Error& error) {
+          EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
+          EXPECT_TRUE(faulty.has_failed());
+          EXPECT_TRUE(error.where().path.starts_with('/')) << error.what();
+          EXPECT_TRUE(std::string_view(error.what()).starts_with(error.where().path));
+          if (fault != Fault::from_then_on) {
+            EXPECT_TRUE(is_nothing_left());
+          } else if (fs_.kind_of(path())) {
+            EXPECT_TRUE(all_files() == whole);
+          }
+          clear();
+        }
+      }
+      EXPECT_TRUE(all_files() == whole);
+      clear();
+    }
+  }
+};
 INSTANTIATE_TEST_SUITE_P(AllFormats, WriterConformanceTest,
                          ::testing::ValuesIn(formats_that_write()), format_name_of);
 
@@ -235,33 +284,59 @@ TEST_P(WriterConformanceTest, EqualInputGivesEqualBytesWhateverTheNumberOfThread
 
 TEST_P(WriterConformanceTest, AFailureOfAnyOperationSurfacesAndLeavesNoDestination) {
   const MemoryCheckpoint source = one_of_everything();
-  FaultFileSystem faulty(fs_, tmp_.path());
-  for (const auto fault : {FaultFileSystem::Fault::once, FaultFileSystem::Fault::from_then_on}) {
-    bool succeeded = false;
-    for (std::int64_t i = 0; !succeeded; ++i) {
-      SCOPED_TRACE("operation " + std::to_string(i));
-      ASSERT_LT(i, 2000);
-      faulty.fail_operation(i, fault);
-      try {
-        write_checkpoint(format(), faulty, path(), source, 2);
-        succeeded = true;
-        EXPECT_FALSE(faulty.has_failed()) << ::testing::PrintToString(faulty.transcript());
-      } catch (const Error& error) {
-        EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
-        EXPECT_TRUE(faulty.has_failed());
-        if (fault == FaultFileSystem::Fault::once) {
-          EXPECT_EQ(fs_.kind_of(path()), std::nullopt);
-        } else if (fs_.kind_of(path())) {
-          // A disk that fails for good right after the rename lets nobody undo it: then it is
-          // whole.
-          expect_equal_checkpoints(*open(), as_it_comes_back(source, format()));
-        }
-        if (fault == FaultFileSystem::Fault::from_then_on) clear();
-      }
+  fail_each_operation([&](FileSystem& fs) { write_checkpoint(format(), fs, path(), source, 2); });
+  write(source);
+  expect_equal_checkpoints(*open(), as_it_comes_back(source, format()));
+}
+
+TEST_P(WriterConformanceTest, AFailureOfAnyOperationOfAReshardLeavesNoDestination) {
+  const MemoryCheckpoint memory = one_of_everything();
+  const FormatUnderTest native = formats_that_write().front();
+  const TemporaryDirectory sources;
+  write_checkpoint(native, fs_, sources / "source", memory);
+  reshard::PlanOptions options{.format = format().format};
+  if (format().pieces != FormatUnderTest::Pieces::whole) options.world_size = 3;
+  fail_each_operation([&](FileSystem& fs) {
+    const auto source = native.open(fs, sources / "source");
+    const reshard::Plan plan = reshard::plan_reshard(source->contents(), source->path(), options);
+    ASSERT_THAT(plan.problems, ::testing::IsEmpty());
+    std::vector<Value> values;
+    for (const std::size_t i : plan.value_sources) values.push_back(source->read_value(i));
+    const auto writer =
+        format().create(fs, path(), plan.destination, std::move(values), OverwritePolicy::refuse);
+    reshard::execute(plan, *source, *writer, {.num_threads = 2});
+    writer->commit();
+  });
+}
+
+TEST_P(WriterConformanceTest, EverythingIsSyncedBeforeItAppears) {
+  FaultFileSystem watched(fs_, tmp_.path());
+  write_checkpoint(format(), watched, path(), one_of_everything(), 2);
+  std::set<std::string> unsynced;  // files with bytes, directories with names
+  bool has_appeared = false;
+  std::istringstream transcript(watched.transcript());
+  for (std::string line; std::getline(transcript, line);) {
+    SCOPED_TRACE(line);
+    std::istringstream words(line);
+    std::string operation;
+    std::string name;
+    std::string to;
+    words >> operation >> name >> to;
+    const std::string directory = directory_of(name);
+    if (operation == "create" || operation == "write" || operation == "resize") {
+      unsynced.insert(name);
     }
-    expect_equal_checkpoints(*open(), as_it_comes_back(source, format()));
-    clear();
+    if (operation == "create" || operation == "make_directory") unsynced.insert(directory);
+    if (operation == "sync" || operation == "sync_directory") unsynced.erase(name);
+    if (operation != "rename") continue;
+    for (const std::string& left : unsynced) {
+      EXPECT_FALSE(left == name || left.starts_with(name + "/")) << left << " is not synced";
+    }
+    unsynced.insert(directory_of(to));
+    has_appeared |= to == format().destination;
   }
+  EXPECT_TRUE(has_appeared);
+  EXPECT_THAT(unsynced, ::testing::IsEmpty());
 }
 
 TEST_P(WriterConformanceTest, AFailureWhileReplacingLeavesTheOldOne) {

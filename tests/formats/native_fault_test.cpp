@@ -45,7 +45,7 @@ TEST(NativeFaultTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas) {
   for (const auto compression :
        {NativeWriteOptions::Compression::none, NativeWriteOptions::Compression::zstd}) {
     const NativeWriteOptions options = options_of(compression);
-    for (const Fault fault : {Fault::once, Fault::from_then_on}) {
+    for (const Fault fault : {Fault::short_write, Fault::from_then_on}) {
       for (const OverwritePolicy overwrite : {OverwritePolicy::refuse, OverwritePolicy::replace}) {
         TemporaryDirectory directory;
         const std::string path = directory / "c";

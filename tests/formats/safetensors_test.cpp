@@ -505,5 +505,45 @@ TEST_F(SafetensorsTest, ASingleFileAppearsAfterItsValues) {
                                   "sync_directory .\n"));
 }
 
+TEST_F(SafetensorsTest, ShardsAndTheirIndexAppearInOneRename) {
+  test::FaultFileSystem watched(fs_, tmp_.path());
+  MemoryCheckpoint source;
+  source.add({"x", DType::uint8, {8}}, test::Bytes(8));
+  source.add({"y", DType::uint8, {8}}, test::Bytes(8));
+  source.add_value("v", 1);
+  const auto writer = create_safetensors(watched, tmp_ / "shards", source.contents(), {Value(1)},
+                                         OverwritePolicy::refuse, {.max_shard_nbytes = 8});
+  test::copy_checkpoint(source, *writer);
+  EXPECT_EQ(watched.transcript(),
+            "make_directory shards.partial\n"
+            "create shards.partial/model-00001-of-00002.safetensors\n"
+            "write shards.partial/model-00001-of-00002.safetensors [0, 96)\n"
+            "resize shards.partial/model-00001-of-00002.safetensors 104\n"
+            "close shards.partial/model-00001-of-00002.safetensors\n"
+            "create shards.partial/model-00002-of-00002.safetensors\n"
+            "write shards.partial/model-00002-of-00002.safetensors [0, 96)\n"
+            "resize shards.partial/model-00002-of-00002.safetensors 104\n"
+            "close shards.partial/model-00002-of-00002.safetensors\n"
+            "open_for_update shards.partial/model-00001-of-00002.safetensors\n"
+            "write shards.partial/model-00001-of-00002.safetensors [96, 104)\n"
+            "sync shards.partial/model-00001-of-00002.safetensors\n"
+            "close shards.partial/model-00001-of-00002.safetensors\n"
+            "open_for_update shards.partial/model-00002-of-00002.safetensors\n"
+            "write shards.partial/model-00002-of-00002.safetensors [96, 104)\n"
+            "sync shards.partial/model-00002-of-00002.safetensors\n"
+            "close shards.partial/model-00002-of-00002.safetensors\n"
+            "create shards.partial/model.safetensors.values.json\n"
+            "write shards.partial/model.safetensors.values.json [0, 117)\n"
+            "sync shards.partial/model.safetensors.values.json\n"
+            "close shards.partial/model.safetensors.values.json\n"
+            "create shards.partial/model.safetensors.index.json\n"
+            "write shards.partial/model.safetensors.index.json [0, 199)\n"
+            "sync shards.partial/model.safetensors.index.json\n"
+            "close shards.partial/model.safetensors.index.json\n"
+            "sync_directory shards.partial\n"
+            "rename shards.partial shards\n"
+            "sync_directory .\n");
+}
+
 }  // namespace
 }  // namespace tessera::formats

@@ -6,10 +6,11 @@
 
 namespace tessera::test {
 
-/// Plans and moves a checkpoint in memory. `plan.problems` must be empty.
+/// Plans and moves a checkpoint in memory, in blocks of so many bytes. `plan.problems` must be
+/// empty.
 inline MemoryCheckpoint reshard_in_memory(const formats::CheckpointReader& source,
-                                          const reshard::PlanOptions& options,
-                                          int num_threads = 1) {
+                                          const reshard::PlanOptions& options, int num_threads = 1,
+                                          std::uint64_t block_nbytes = 64) {
   const reshard::Plan plan = reshard::plan_reshard(source.contents(), source.path(), options);
   for (const formats::Finding& problem : plan.problems) {
     throw std::runtime_error(problem.where.fqn + ": " + problem.rule + ": expected " +
@@ -17,7 +18,7 @@ inline MemoryCheckpoint reshard_in_memory(const formats::CheckpointReader& sourc
   }
   std::vector<Value> values;
   for (const std::size_t i : plan.value_sources) values.push_back(source.read_value(i));
-  MemoryWriter writer(plan.destination, values);
+  MemoryWriter writer(plan.destination, values, block_nbytes);
   reshard::execute(plan, source, writer, {.num_threads = num_threads});
   writer.commit();
   return writer.result();

@@ -29,8 +29,15 @@ class FaultFileSystem::FaultWritableFile final : public WritableFile {
       : fs_(fs), base_(std::move(base)) {}
   const std::string& path() const override { return base_->path(); }
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    fs_.count_change(path(), "write " + fs_.shown(path()) + " [" + std::to_string(offset) + ", " +
-                                 std::to_string(offset + bytes.size()) + ")");
+    try {
+      fs_.count_change(path(), "write " + fs_.shown(path()) + " [" + std::to_string(offset) + ", " +
+                                   std::to_string(offset + bytes.size()) + ")");
+    } catch (const Error&) {
+      if (fs_.fault() == Fault::short_write) {
+        base_->write_at(offset, bytes.first(bytes.size() / 2));
+      }
+      throw;
+    }
     base_->write_at(offset, bytes);
   }
   void resize(std::uint64_t nbytes) override {
@@ -72,6 +79,11 @@ bool FaultFileSystem::has_failed() const {
   return has_failed_;
 }
 
+FaultFileSystem::Fault FaultFileSystem::fault() const {
+  const std::scoped_lock lock(mutex_);
+  return fault_;
+}
+
 std::string FaultFileSystem::transcript() const {
   const std::scoped_lock lock(mutex_);
   return transcript_;
@@ -79,8 +91,9 @@ std::string FaultFileSystem::transcript() const {
 
 bool FaultFileSystem::is_next_to_fail() const {
   const std::int64_t index = num_operations_++;
-  const bool fails = failing_index_ >= 0 &&
-                     (fault_ == Fault::once ? index == failing_index_ : index >= failing_index_);
+  const bool fails =
+      failing_index_ >= 0 &&
+      (fault_ == Fault::from_then_on ? index >= failing_index_ : index == failing_index_);
   has_failed_ = has_failed_ || fails;
   return fails;
 }

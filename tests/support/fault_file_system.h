@@ -12,12 +12,17 @@
 namespace tessera::test {
 
 /// Wraps another file system, counts every operation (calls on open files included), and fails the
-/// one it is told to with Error(io). The failed operation has no effect, but a failed close closes.
+/// one it is told to with Error(io). The failed operation has no effect, but a failed close closes,
+/// and a short write has written half.
 /// Syncs are counted and recorded but not done: they cost most of a test's time, and what they win
 /// no test can see. Thread-safe like the file system that it wraps.
 class FaultFileSystem final : public FileSystem {
  public:
-  enum class Fault { once, from_then_on };  // a passing error; a disk that is full or gone
+  enum class Fault {
+    once,          // a passing error
+    from_then_on,  // a disk that is full or gone
+    short_write,   // once; where it is a write, its first half is done
+  };
 
   /// Paths in the transcript are shown relative to `root`.
   FaultFileSystem(FileSystem& base, std::string root);
@@ -27,6 +32,7 @@ class FaultFileSystem final : public FileSystem {
 
   std::int64_t num_operations() const;
   bool has_failed() const;
+  Fault fault() const;
   std::uint64_t num_bytes_read() const { return num_bytes_read_; }  // since it was made
 
   /// Returns what changed the disk, one line per operation in order, with failures marked:
