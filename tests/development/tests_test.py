@@ -4,6 +4,7 @@ from pathlib import Path
 
 import modules  # noqa: F401
 import tests
+from console import Stop
 
 # What CTest 3.25 writes for each way in which a test can end.
 REPORT = """<?xml version="1.0" encoding="UTF-8"?>
@@ -38,6 +39,10 @@ class TestsTest(unittest.TestCase):
             "no label (asan)": tests.Tally(failed=1),
         })
         self.assertEqual(list(tallies), ["unit (asan)", "interop (asan)", "no label (asan)"])
+
+    def test_what_runs_under_the_sanitizers_alone_is_refused_without_them(self):
+        with self.assertRaisesRegex(Stop, "fuzz: .*--quick"):
+            tests.test(label="fuzz", quick=True, torch_version=None)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Makes the fuzz targets' first inputs out of the fixtures.
+"""Makes the fuzz targets' first inputs out of the fixtures, and of what the targets once found.
 
     pack_seeds.py FIXTURES OUT        writes OUT/<target>/<seed>
 
 The form of a packed checkpoint is drawn in packed_files.h; the names of its files stand here and in the target.
+What a target found lies in findings/<target>, mended, and is tried again each time.
 """
 
 import struct
@@ -10,19 +11,34 @@ import sys
 import zipfile
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
 PACKED = {  # names as in <target>_fuzz.cpp; the first must be there
     "dcp": (".metadata", "__0_0.distcp", "__1_0.distcp"),
     "native": ("index.h5", "rank-00000.h5", "rank-00001.h5"),
 }
+SHARDS = ("model.safetensors.index.json", "model.safetensors.values.json", "model-00001-of-00002.safetensors",
+          "model-00002-of-00002.safetensors")
+TEXTS = {
+    "table_plan": ('{"schema": 1, "world_size": 4, "tables": {"t0": {"sharding": "row_wise", "ranks": [0, 1, 2, 3]}, '
+                   '"t1": {"sharding": "grid", "ranks": [0, 1, 2, 3], "column_shards": 2}, '
+                   '"t2": {"sharding": "data_parallel"}}}',
+                   '{"schema": 1, "world_size": 2, "tables": {"a": {"sharding": "column_wise", "ranks": [1, 0]}, '
+                   '"b": {"sharding": "table_wise", "ranks": [1]}}}'),
+    "table_notes": ('{"schema": 1, "tables": {"t0": {"features": 2, "pooling_factor": 20.5, "weighted": true, '
+                    '"sharding": ["row_wise", "table_row_wise"], "ranks": [0, 1, 2, 3], "min_columns": 32, '
+                    '"kernel": "dense"}, "t1": {"sharding": ["grid", "data_parallel"]}}}',),
+    "flat_layout": ('{"schema": 1, "units": [{"name": "layers.0", "dtype": "float32", "parameters": '
+                    '[{"fqn": "a", "shape": [10, 4]}, {"fqn": "b", "shape": []}, {"fqn": "c", "shape": [0, 7]}]}]}',),
+}
+
+
+def packed_bytes(parts: list[bytes]) -> bytes:
+    return b"".join(struct.pack("<I", len(part)) + part for part in parts[:-1]) + parts[-1]
 
 
 def packed(directory: Path, names: tuple[str, ...]) -> bytes:
-    parts = []
-    for name in names:
-        file = directory / name
-        content = file.read_bytes() if file.is_file() else b""
-        parts.append(content if name == names[-1] else struct.pack("<I", len(content)) + content)
-    return b"".join(parts)
+    files = [directory / name for name in names]
+    return packed_bytes([file.read_bytes() if file.is_file() else b"" for file in files])
 
 
 def pickles(fixtures: Path):
@@ -33,6 +49,33 @@ def pickles(fixtures: Path):
                 yield from (archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
         except (zipfile.BadZipFile, NotImplementedError, OSError):
             pass  # one of the invalid ones
+
+
+def native_indexes(fixtures: Path):
+    """Yields the indexes of native files, each behind the three bytes that native_index_fuzz.cpp names."""
+    for file in sorted(fixtures.rglob("*.h5")):
+        content = file.read_bytes() if file.is_file() else b""
+        if not content.startswith(b"\x89TSR") or len(content) < 4096:
+            continue
+        role, rank, world_size = struct.unpack_from("<III", content, 12)
+        begin, end = struct.unpack_from("<QQ", content, 32)
+        if max(role, rank, world_size) < 256:
+            yield bytes((role, world_size, rank)) + content[begin:end]
+
+
+def shards(fixtures: Path):
+    for file in sorted(fixtures.rglob("*.index.json")):
+        parts = sorted(file.parent.glob("*.safetensors"))[:2]
+        contents = [part.read_bytes() for part in parts if part.is_file()]
+        index = file.read_bytes()
+        for part, name in zip(parts, SHARDS[2:]):
+            index = index.replace(part.name.encode(), name.encode())
+        yield packed_bytes([index, b"{}", *contents, *[b""] * (2 - len(contents))])
+
+
+def manifests():
+    for file in sorted((HERE.parent / "cli/cases/hash").glob("*/stdout.exact")):
+        yield file.read_bytes()
 
 
 def seeds(fixtures: Path):
@@ -47,10 +90,23 @@ def seeds(fixtures: Path):
     for file in sorted(fixtures.rglob("*.pt")):
         if file.is_file():
             yield "torch_zip", file.read_bytes()
+            yield "zip", file.read_bytes()
     for content in pickles(fixtures):
         yield "pickle", content
     for file in sorted(fixtures.rglob("*.json")):
         yield "json", file.read_bytes()
+        if file.name.endswith("flat-layout.json"):
+            yield "flat_layout", file.read_bytes()
+    for content in native_indexes(fixtures):
+        yield "native_index", content
+    for content in shards(fixtures):
+        yield "safetensors_shards", content
+    for content in manifests():
+        yield "manifest", content
+    for target, texts in TEXTS.items():
+        yield from ((target, text.encode()) for text in texts)
+    for file in sorted(HERE.glob("findings/*/*")):
+        yield file.parent.name, file.read_bytes()
 
 
 def main() -> None:

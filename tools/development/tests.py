@@ -15,12 +15,13 @@ from places import ROOT, locked
 from python_environment import python_environment
 from torchrec_packages import torchrec_packages
 
-LABELS = ("unit", "property", "cli", "browser", "interop", "distributed", "cuda", "development", "slow",
+LABELS = ("unit", "property", "cli", "fuzz", "browser", "interop", "distributed", "cuda", "development", "slow",
           "interop-torchrec")
 NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow", "interop-torchrec"}
 ON_DEMAND = "^(slow|interop-torchrec)$"  # labels that only --label runs
-CORE_LABELS = ("unit", "property", "cli")  # what runs a second time under the sanitizers
-SANITIZED = ("unit_tests", "embedding_kernel_tests", "property_tests", "cli_unit_tests", "ckpt-inspect",
+CORE_LABELS = ("unit", "property", "cli", "fuzz")  # what runs a second time under the sanitizers
+ONLY_SANITIZED = {"fuzz"}  # what runs there alone
+SANITIZED = ("unit_tests", "embedding_kernel_tests", "property_tests", "cli_unit_tests", "fuzz_replay", "ckpt-inspect",
              "ckpt-reshard")
 
 SANITIZER_OPTIONS = {
@@ -159,6 +160,8 @@ def test_threads(*, torch_version: str | None) -> int:
 def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     """Runs all tests but those on demand, or those of one label. Returns the exit code."""
     begin = time.monotonic()
+    if quick and label in ONLY_SANITIZED:
+        raise Stop(f"{label}: runs under the sanitizers alone, which --quick leaves out")
     install_packages({"build", "python", "test"})
     definitions: tuple[str, ...] = ()
     if label is None or label in NEED_PYTHON:
@@ -166,10 +169,12 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     if label == "interop-torchrec":
         definitions += (f"TESSERA_TORCHREC_PACKAGES={torchrec_packages(torch_version)}",)
 
-    directory = build("dev", definitions=definitions)
-    heading(f"testing ({label or 'all but those on demand'})")
-    selection = ["-L", f"^{label}$"] if label else ["-LE", ON_DEMAND]
-    tallies = tallies_by_label(run_ctest(directory, selection, {}))
+    tallies: dict[str, Tally] = {}
+    if label not in ONLY_SANITIZED:
+        directory = build("dev", definitions=definitions)
+        heading(f"testing ({label or 'all but those on demand'})")
+        selection = ["-L", f"^{label}$"] if label else ["-LE", ON_DEMAND]
+        tallies |= tallies_by_label(run_ctest(directory, selection, {}))
 
     if not quick and (label is None or label in CORE_LABELS):
         directory = build("asan", targets=SANITIZED)

@@ -26,6 +26,10 @@ class CommandLineTest : public ::testing::Test {
         .size_option("--memory", "SIZE", memory_, "bound");
     command_line_.add_command("layout", "Map", [this] { return ran("layout"); })
         .argument("PATH", path_, "checkpoint");
+    command_line_.add_command("merge", "Join", [this] { return ran("merge"); })
+        .argument("SRC", path_, "checkpoint")
+        .arguments("SRC...", globs_, "more")
+        .argument("DST", destination_, "checkpoint");
     command_line_.set_default_command("ls");
   }
   ExitCode ran(std::string name) {
@@ -49,6 +53,7 @@ class CommandLineTest : public ::testing::Test {
   CommandLine command_line_{"tool", "Does things", terminal_};
   std::string ran_;
   std::string path_;
+  std::string destination_;
   std::vector<std::string> globs_;
   std::vector<std::string> only_;
   bool json_ = false;
@@ -72,6 +77,18 @@ TEST_F(CommandLineTest, ARepeatedOptionTakesOneValueEachTime) {
   run({"ls", "--only", "a", "--only", "b", "dir"});
   EXPECT_THAT(only_, ElementsAre("a", "b"));
   EXPECT_EQ(path_, "dir");
+}
+
+TEST_F(CommandLineTest, WhatIsAddedBehindManyArgumentsIsTheLast) {
+  run({"merge", "a", "b", "c", "d"});
+  EXPECT_EQ(path_, "a");
+  EXPECT_THAT(globs_, ElementsAre("b", "c"));
+  EXPECT_EQ(destination_, "d");
+  globs_.clear();
+  run({"merge", "a", "d"});
+  EXPECT_THAT(globs_, IsEmpty());
+  EXPECT_EQ(destination_, "d");
+  EXPECT_EQ(usage_error({"merge", "a"}), "DST is missing");
 }
 
 TEST_F(CommandLineTest, WithoutAVerbTheDefaultRuns) {
