@@ -61,7 +61,7 @@ void add_merge_command(CommandLine& line, MergeOptions& options, Terminal& termi
           "Take a name that several sources have from the first or the last of them");
   add_move_options(command, options.move);
   command.example("merge model.safetensors optim=optimizer.pt step-1000", "What was saved apart")
-      .example("merge base lora=adapter merged.safetensors", "A model and an adapter in one file")
+      .example("merge base lora=adapter merged", "A model and an adapter")
       .example("merge base patch merged --prefer last", "Some tensors replaced");
 }
 
