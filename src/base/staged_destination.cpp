@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -50,6 +51,26 @@ bool may_be_left_over(const FileSystem& fs, const std::string& staging_path, Des
   });
 }
 
+/// Removes the journal at `path` of work that is gone. Another file of that name stays.
+void remove_journal(FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path) != FileKind::regular) return;
+  std::string begin(StagedDestination::kJournalMagic.size(), '\0');
+  {
+    const auto file = fs.open(path);
+    begin.resize(std::min<std::uint64_t>(begin.size(), file->nbytes()));
+    file->read_at(0, std::as_writable_bytes(std::span(begin)));
+  }
+  if (StagedDestination::kJournalMagic.starts_with(begin)) fs.remove_all(path);
+}
+
+void remove_quietly(FileSystem& fs, const std::string& path) noexcept {
+  try {
+    fs.remove_all(path);
+  } catch (...) {
+    // What is left is taken over by the next writer.
+  }
+}
+
 /// Opens what lies at `path`, without following a link; nothing where it is absent or a link.
 FileDescriptor open_object(const std::string& path) {
   return FileDescriptor(retry_on_interrupt(
@@ -75,7 +96,8 @@ bool is_still_at(const FileDescriptor& object, const std::string& path) {
 }  // namespace
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                                     OverwritePolicy overwrite)
+                                     OverwritePolicy overwrite,
+                                     const std::function<bool(const StagedDestination&)>& goes_on)
     : fs_(fs),
       destination_(without_trailing_slashes(std::move(destination))),
       staging_path_(destination_ + std::string(kSuffix)),
@@ -129,17 +151,23 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     }
     if (!is_still_at(object, staging_path_)) continue;
     lock_fd_ = object.release();
-    if (is_new && !failure) return;
     try {
-      if (failure) {
-        fs_.remove_all(staging_path_);
-        throw *failure;
+      if (failure) throw *failure;
+      if (is_new) {
+        remove_journal(fs_, journal_path());
+        return;
       }
       if (!may_be_left_over(fs_, staging_path_, kind_)) {
         throw Error(
             ErrorKind::already_exists, {.path = staging_path_},
             "staging: this name is needed for the work in progress, and something else has it");
       }
+      if (goes_on && goes_on(*this)) {
+        has_left_over_ = true;
+        is_kept_ = true;
+        return;
+      }
+      remove_journal(fs_, journal_path());
       if (kind_ == DestinationKind::directory &&
           fs_.kind_of(staging_path_) == FileKind::directory) {
         for (const std::string& left_over : fs_.list_directory(staging_path_)) {
@@ -150,6 +178,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
       // Removed under its lock and made anew in the next round.
       fs_.remove_all(staging_path_);
     } catch (...) {
+      if (is_new) remove_quietly(fs_, staging_path_);
       ::close(std::exchange(lock_fd_, -1));
       throw;
     }
@@ -163,7 +192,7 @@ StagedDestination::~StagedDestination() {
   try {
     if (state_ == State::appeared) fs_.rename(destination_, staging_path_);
     if (state_ == State::replaced) fs_.exchange(staging_path_, destination_);
-    if (state_ != State::committed) fs_.remove_all(staging_path_);
+    if (state_ != State::committed && !is_kept_) fs_.remove_all(staging_path_);
   } catch (...) {
     // What is left at the staging path is taken over by the next writer.
   }
@@ -171,10 +200,14 @@ StagedDestination::~StagedDestination() {
   if (lock_fd_ >= 0) ::close(lock_fd_);
 }
 
+bool StagedDestination::replaces() const {
+  return overwrite_ == OverwritePolicy::replace && fs_.kind_of(destination_).has_value();
+}
+
 void StagedDestination::publish() {
   TESSERA_CHECK(state_ == State::staged);
   if (kind_ == DestinationKind::directory) fs_.sync_directory(staging_path_);
-  if (overwrite_ == OverwritePolicy::refuse || !fs_.kind_of(destination_)) {
+  if (!replaces()) {
     fs_.rename(staging_path_, destination_);
     state_ = State::appeared;
   } else {

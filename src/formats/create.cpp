@@ -2,10 +2,9 @@
 
 #include <utility>
 
+#include "formats/writers.h"
 #include "tessera/base/error.h"
-#include "tessera/formats/dcp.h"
 #include "tessera/formats/detect.h"
-#include "tessera/formats/torch_zip.h"
 
 namespace tessera::formats {
 namespace {
@@ -26,18 +25,17 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
                                                     CheckpointContents contents,
                                                     std::vector<Value> values,
                                                     const CreateOptions& options) {
+  const WorkOptions work{options.overwrite, options.journal};
   switch (options.format) {
     case Format::native:
-      return create_native(fs, destination, std::move(contents), std::move(values),
-                           options.overwrite, options.native);
+      return start_native(fs, destination, std::move(contents), values, work, options.native);
     case Format::safetensors:
-      return create_safetensors(fs, destination, std::move(contents), std::move(values),
-                                options.overwrite, options.safetensors);
+      return start_safetensors(fs, destination, std::move(contents), values, work,
+                               options.safetensors);
     case Format::dcp:
-      return create_dcp(fs, destination, std::move(contents), std::move(values), options.overwrite);
+      return start_dcp(fs, destination, std::move(contents), std::move(values), work);
     case Format::torch_zip:
-      return create_torch_zip(fs, destination, std::move(contents), std::move(values),
-                              options.overwrite);
+      return start_torch_zip(fs, destination, std::move(contents), values, work);
   }
   TESSERA_CHECK(false && "unnamed Format");
 }

@@ -65,6 +65,13 @@ class MergedReader final : public CheckpointReader {
     const Origin& origin = tensors_[tensor_index];
     return reader_of(origin).piece_storage(origin.index, piece_index);
   }
+  std::vector<std::string> data_files() const override {
+    std::vector<std::string> files;
+    for (const MergeSource& source : sources_) {
+      for (std::string& file : source.reader->data_files()) files.push_back(std::move(file));
+    }
+    return files;
+  }
   void check_files(const FindingSink& sink) const override {
     for (const MergeSource& source : sources_) source.reader->check_files(sink);
   }

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/file_system.h"
+#include "formats/staged_work.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats {
@@ -15,7 +15,7 @@ namespace tessera::formats {
 /// Makes what another writer writes at a staging path appear at its destination.
 class StagedWriter final : public CheckpointWriter {
  public:
-  StagedWriter(std::unique_ptr<StagedDestination> staged, std::unique_ptr<CheckpointWriter> writer)
+  StagedWriter(std::unique_ptr<StagedWork> staged, std::unique_ptr<CheckpointWriter> writer)
       : staged_(std::move(staged)), writer_(std::move(writer)) {}
 
   const CheckpointContents& contents() const override { return writer_->contents(); }
@@ -24,6 +24,11 @@ class StagedWriter final : public CheckpointWriter {
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
     writer_->write_block(piece, begin, bytes);
   }
+  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
+    return writer_->resume_block(piece, begin, room);
+  }
+  bool goes_on() const override { return staged_->goes_on(); }
+  bool keep_work() noexcept override { return staged_->keep(); }
   void abandon() noexcept override { writer_->abandon(); }
   void commit() override {
     writer_->commit();
@@ -31,7 +36,7 @@ class StagedWriter final : public CheckpointWriter {
   }
 
  private:
-  std::unique_ptr<StagedDestination> staged_;  // outlives the files within
+  std::unique_ptr<StagedWork> staged_;  // outlives the files within
   std::unique_ptr<CheckpointWriter> writer_;
 };
 

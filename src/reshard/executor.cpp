@@ -133,23 +133,31 @@ class Execution {
 
     auto workspace = pool_.take();
     const TensorEntry& tensor = destination_of(id);
-    const TensorCopy& copy = plan_.copies[id.tensor_index];
     const auto numel = static_cast<std::uint64_t>(end - begin);
     const std::span<std::byte> bytes = workspace->block.take(numel * itemsize(tensor.meta.dtype));
-    const DType source_dtype = source_dtype_of(id);
-    if (!copy.merged_widths.empty()) {
-      merge(id, {begin, end}, *workspace, bytes);
+    if (writer_.resume_block(id, begin, bytes)) {
+      if (options_.resumed) options_.resumed(bytes.size());
     } else {
-      const bool is_cast = source_dtype != tensor.meta.dtype;
-      const std::span<std::byte> gathered =
-          is_cast ? workspace->uncast.take(numel * itemsize(source_dtype)) : bytes;
-      Gatherer(reader_, copy.source_tensor, workspace->window)
-          .gather(copy.source_pieces[id.piece_index], source_region_of(id), {begin, end}, gathered);
-      if (is_cast) cast_elements(source_dtype, gathered, tensor.meta.dtype, bytes);
+      fetch(id, {begin, end}, *workspace, bytes);
+      writer_.write_block(id, begin, bytes);
     }
-    writer_.write_block(id, begin, bytes);
     if (options_.progress) options_.progress(bytes.size());
     pool_.give_back(std::move(workspace));
+  }
+
+  /// Fills `out` with elements `window` of a destination piece, out of the source.
+  void fetch(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
+    const TensorCopy& copy = plan_.copies[id.tensor_index];
+    if (!copy.merged_widths.empty()) return merge(id, window, workspace, out);
+    const DType source_dtype = source_dtype_of(id);
+    const DType dtype = destination_of(id).meta.dtype;
+    const bool is_cast = source_dtype != dtype;
+    const auto numel = static_cast<std::uint64_t>(window.numel());
+    const std::span<std::byte> gathered =
+        is_cast ? workspace.uncast.take(numel * itemsize(source_dtype)) : out;
+    Gatherer(reader_, copy.source_tensor, workspace.window)
+        .gather(copy.source_pieces[id.piece_index], source_region_of(id), window, gathered);
+    if (is_cast) cast_elements(source_dtype, gathered, dtype, out);
   }
 
   /// Computes rows `window` of merged state: the mean of the column shards' blocks of rows,

@@ -304,6 +304,65 @@ TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
   EXPECT_EQ(read_file(fs_, tmp_ / "out.partial/chapter", 100), "one");
 }
 
+TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
+  const auto put_left_over = [&](DestinationKind kind) {
+    if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
+    const bool is_file = kind == DestinationKind::file;
+    put(fs_, tmp_ / (is_file ? "out.partial" : "out.partial/a.h5"), "half");
+    put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
+    return tmp_ / (is_file ? "out.partial" : "out.partial/a.h5");
+  };
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    const std::string work = put_left_over(kind);
+    const auto go_on = [&](const StagedDestination& staged) {
+      EXPECT_EQ(get(staged.journal_path()), "tessera-journal 1\n");
+      return true;
+    };
+    for (int i = 0; i < 2; ++i) {  // without commit all stays
+      StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, go_on);
+      EXPECT_TRUE(staged.has_left_over());
+      EXPECT_EQ(get(work), "half");
+    }
+    const auto refuse = [](const StagedDestination&) -> bool {
+      throw Error(ErrorKind::mismatch, {}, "other work");
+    };
+    EXPECT_THAT(
+        [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, refuse); },
+        ThrowsError(ErrorKind::mismatch, "other work"));
+    EXPECT_EQ(get(work), "half");
+    {
+      StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse,
+                               [](const StagedDestination&) { return false; });
+      EXPECT_FALSE(staged.has_left_over());
+      EXPECT_EQ(names(), std::vector<std::string>{"out.partial"});
+      EXPECT_TRUE(std::filesystem::is_empty(tmp_ / "out.partial"));
+    }
+    EXPECT_TRUE(names().empty());
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_WhatIsToBeKeptStaysUnlessCommitted) {
+  {
+    StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                             OverwritePolicy::refuse);
+    staged.keep();
+  }
+  EXPECT_EQ(names(), std::vector<std::string>{"out.partial"});
+  StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse,
+                           [](const StagedDestination&) { return true; });
+  staged.commit();
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, E4_AJournalWithoutItsWorkIsRemovedAndNothingElse) {
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\nof work that is gone");
+  write_directory(fs_, "new", OverwritePolicy::refuse);
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+  put(fs_, tmp_ / "out.partial.journal", "my notes");
+  write_directory(fs_, "newer", OverwritePolicy::replace);
+  EXPECT_EQ(get(tmp_ / "out.partial.journal"), "my notes");
+}
+
 TEST_F(StagedDestinationTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas) {
   for (const bool replaces : {false, true}) {
     if (replaces) write_directory(fs_, "old", OverwritePolicy::refuse);

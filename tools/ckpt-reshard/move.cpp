@@ -1,7 +1,9 @@
 #include "ckpt-reshard/move.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include "cli/json_output.h"
@@ -14,11 +16,13 @@
 #include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/work_identity.h"
 
 namespace tessera::cli {
 namespace {
 
 using formats::CheckpointReader;
+using formats::CheckpointWriter;
 using formats::Finding;
 using formats::Format;
 using formats::NativeWriteOptions;
@@ -61,8 +65,10 @@ int count_option(const std::string& name, int number) {
   return number;
 }
 
-/// Refuses options that the format of the destination has no use for.
-void check_format_options(const MoveOptions& options) {
+/// Refuses options that contradict each other, or that the destination's format has no use for.
+void check_options(const MoveOptions& options) {
+  if (options.resume && options.discard)
+    refuse_option("--resume", "no --discard beside it", "both");
   const std::string found = "--to " + std::string(format_name(*options.format));
   if (compression(options).compression != NativeWriteOptions::Compression::none &&
       options.format != Format::native) {
@@ -108,6 +114,9 @@ formats::CreateOptions create_options(const MoveOptions& options) {
   create.format = *options.format;
   create.overwrite = overwrite_policy(options);
   create.native = compression(options);
+  create.journal.emplace();
+  if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
+  if (options.discard) create.journal->kept_work = formats::KeptWork::discard;
   if (options.max_shard_nbytes != 0) create.safetensors.max_shard_nbytes = options.max_shard_nbytes;
   return create;
 }
@@ -194,16 +203,65 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
                  (is_compressed ? ", before compression" : "") + "\n");
 }
 
-void move(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
-          Terminal& terminal, const std::stop_token& stop) {
-  Progress progress(terminal, "reshard", plan.nbytes_to_write,
-                    options.quiet ? ProgressDisplay::off : ProgressDisplay::on_terminal);
-  reshard::move_checkpoint(plan, reader, FileSystem::posix(), options.destination,
-                           create_options(options),
-                           {.memory_nbytes = options.memory_nbytes,
-                            .num_threads = count_option("--threads", options.num_threads),
-                            .stop = stop,
-                            .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); }});
+std::string staging_path(const MoveOptions& options) {
+  const std::size_t end = options.destination.find_last_not_of('/');
+  return options.destination.substr(0, end + 1) + std::string(StagedDestination::kSuffix);
+}
+
+/// Makes the writer keep what is finished, if that may be of use after such a failure. Returns the
+/// line that says so; nothing where nothing is kept.
+std::string keep_work(CheckpointWriter& writer, ErrorKind kind, const MoveOptions& options,
+                      const Plan& plan, std::uint64_t done_nbytes) {
+  const bool is_passing = kind == ErrorKind::io || kind == ErrorKind::interrupted;
+  if (!is_passing && !writer.goes_on()) return "";
+  if (!writer.keep_work()) return "";
+  const std::uint64_t percent =
+      plan.nbytes_to_write == 0 ? 0 : done_nbytes * 100 / plan.nbytes_to_write;
+  return "kept: " + printable(staging_path(options)) + ", " + std::to_string(percent) +
+         "% done; go on with --resume, or start from the beginning with --discard";
+}
+
+/// Moves all bytes and commits. Returns how many of them an earlier run had moved.
+std::uint64_t move(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
+                   Terminal& terminal, const std::stop_token& stop) {
+  std::vector<Value> values;
+  for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
+  formats::CreateOptions create = create_options(options);
+  create.journal->identity = reshard::identify_work(plan, reader, values, create);
+  create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
+  const auto writer = formats::create_checkpoint(FileSystem::posix(), options.destination,
+                                                 plan.destination, std::move(values), create);
+  if (options.resume && !writer->goes_on() && !options.quiet) {
+    terminal.print_error("note: " + printable(staging_path(options)) +
+                         ": nothing is kept there; started from the beginning");
+  }
+  std::atomic<std::uint64_t> done_nbytes = 0;
+  std::atomic<std::uint64_t> resumed_nbytes = 0;
+  try {
+    Progress progress(terminal, "reshard", plan.nbytes_to_write,
+                      options.quiet ? ProgressDisplay::off : ProgressDisplay::on_terminal);
+    reshard::execute(plan, reader, *writer,
+                     {.memory_nbytes = options.memory_nbytes,
+                      .num_threads = count_option("--threads", options.num_threads),
+                      .stop = stop,
+                      .progress =
+                          [&](std::uint64_t nbytes) {
+                            done_nbytes += nbytes;
+                            progress.add(nbytes);
+                          },
+                      .resumed = [&](std::uint64_t nbytes) { resumed_nbytes += nbytes; }});
+    if (stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
+    writer->commit();
+  } catch (const Error& error) {
+    const std::string kept = keep_work(*writer, error.kind(), options, plan, done_nbytes);
+    if (kept.empty()) throw;
+    throw Error::listing(error.kind(), error.where(), error.reason(), kept);
+  } catch (const std::bad_alloc&) {
+    const std::string kept = keep_work(*writer, ErrorKind::io, options, plan, done_nbytes);
+    if (!kept.empty()) terminal.print_error(kept);
+    throw;
+  }
+  return resumed_nbytes;
 }
 
 }  // namespace
@@ -250,6 +308,8 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--threads", "N", options.num_threads, "Threads (default: as many as cores)")
       .flag("--dry-run", options.dry_run, "Print the plan and its bytes; write nothing")
       .flag("--overwrite", options.overwrite, "Replace DST when the new one is complete")
+      .flag("--resume", options.resume, "Go on with what an earlier run has kept, if it has")
+      .flag("--discard", options.discard, "Remove what an earlier run has kept, and start afresh")
       .flag("--quiet", options.quiet, "Print nothing but errors")
       .flag("--json", options.json, "Print the summary as JSON");
 }
@@ -257,7 +317,7 @@ void add_move_options(Command& command, MoveOptions& options) {
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource()>& open, Terminal& terminal) {
   if (!options.format) options.format = formats::format_for_destination(options.destination);
-  check_format_options(options);
+  check_options(options);
   FileSystem& fs = FileSystem::posix();
   if (!options.dry_run) {
     for (const std::string& path : paths) {
@@ -278,13 +338,15 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     return ExitCode::bad_input;
   }
   const auto start = std::chrono::steady_clock::now();
-  if (!options.dry_run) move(options, plan, *reader, terminal, signals.token());
+  const std::uint64_t resumed_nbytes =
+      options.dry_run ? 0 : move(options, plan, *reader, terminal, signals.token());
   if (options.json) {
     print_json(options, plan, *reader, terminal);
   } else if (options.dry_run) {
     print_plan(options, plan, terminal);
   } else if (!options.quiet) {
     std::string line = options.destination + ": " + contents_line(options, plan);
+    if (resumed_nbytes > 0) line += ", " + exact_size(resumed_nbytes) + " of them kept from before";
     if (terminal.output_is_terminal()) {
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
       const auto rate = static_cast<double>(plan.nbytes_to_write) / std::max(seconds.count(), 1e-3);

@@ -38,6 +38,8 @@ struct MoveOptions {
   int num_threads = kNotGiven;         // as many as there are cores
   bool dry_run = false;
   bool overwrite = false;
+  bool resume = false;   // work that an earlier run has kept
+  bool discard = false;  // the same
   bool quiet = false;
   bool json = false;
 };

@@ -14,6 +14,9 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
           "The format of SRC is detected. Bytes are streamed in bounded memory and checked against "
           "their checksums on the way; DST appears whole or not at all.")
       .describe(
+          "A run that is killed, interrupted or out of disk keeps what it has finished, as "
+          "DST.partial, for another one to go on with: --resume.")
+      .describe(
           "Without --world-size, --strategy and --plan the pieces stay as they are. --world-size "
           "alone means --strategy dim0.")
       .argument("SRC", options.source,

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -98,24 +99,40 @@ enum class OverwritePolicy { refuse, replace };
 /// lock on itself while this object lives. `commit()` syncs the directory (each file was synced by
 /// its writer), renames it into place (an exchange where something is replaced), and syncs the
 /// parent; where it throws, the destination is what it was before. Destroyed without commit, the
-/// staging path is removed and what stood at the destination is untouched. A staging path left by
-/// a dead process is taken over and emptied.
+/// staging path is removed, unless it is to be kept, and what stood at the destination is
+/// untouched. A staging path left by a dead process is taken over and emptied, unless the caller
+/// goes on with it. A journal (the file `<destination>.partial.journal`) says what is finished in a
+/// staging path: it is the caller's, but removed here where what it is about is.
 /// Not thread-safe; the files inside are the writer's own.
 class StagedDestination {
  public:
   static constexpr std::string_view kSuffix = ".partial";
+  static constexpr std::string_view kJournalSuffix = ".journal";         // behind the staging path
+  static constexpr std::string_view kJournalMagic = "tessera-journal ";  // how a journal begins
 
-  /// Trailing slashes of `destination` are ignored. Its parent must exist.
+  /// Trailing slashes of `destination` are ignored. Its parent must exist. `goes_on` is asked,
+  /// under the lock, about what a dead process left: true keeps it for this writer to go on with,
+  /// and then it stays also where this is destroyed without commit.
   /// Throws: Error(already_exists) where the destination is in the way and `overwrite` is refuse,
-  /// or where another living process holds the staging path.
+  /// or where another living process holds the staging path; what `goes_on` throws, with all left
+  /// as it is.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                    OverwritePolicy overwrite);
+                    OverwritePolicy overwrite,
+                    const std::function<bool(const StagedDestination&)>& goes_on = {});
   ~StagedDestination();
   StagedDestination(const StagedDestination&) = delete;
   StagedDestination& operator=(const StagedDestination&) = delete;
 
   const std::string& destination() const { return destination_; }
   const std::string& staging_path() const { return staging_path_; }
+  std::string journal_path() const { return staging_path_ + std::string(kJournalSuffix); }
+
+  /// Whether what a dead process left is gone on with.
+  bool has_left_over() const { return has_left_over_; }
+  /// Leaves the staging path where it is when this is destroyed without commit.
+  void keep() noexcept { is_kept_ = true; }
+  /// Whether `publish` would replace something.
+  bool replaces() const;
 
   /// Makes the destination appear, durably, but keeps what it replaced: destroyed without commit,
   /// the destination is what it was before. For destinations that must appear together.
@@ -131,6 +148,8 @@ class StagedDestination {
   OverwritePolicy overwrite_;
   int lock_fd_ = -1;           // of what is staged, wherever it stands
   int replaced_lock_fd_ = -1;  // of what it replaced, while that stands at the staging path
+  bool has_left_over_ = false;
+  bool is_kept_ = false;
   enum class State { staged, appeared, replaced, committed } state_ = State::staged;
 };
 

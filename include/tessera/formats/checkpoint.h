@@ -148,6 +148,10 @@ class CheckpointReader {
   /// Throws: Error(io).
   virtual void check_files(const FindingSink& sink) const = 0;
 
+  /// Returns the paths of the files that tensors' bytes are read from, each once. None for what
+  /// lies in memory.
+  virtual std::vector<std::string> data_files() const { return {}; }
+
   /// Checks all that the format can check beyond what opening did: every stored byte against its
   /// checksum, structure, files present. Reports, and goes on where it can.
   virtual void verify(const FindingSink& sink, const ProgressSink& progress) const = 0;
@@ -158,7 +162,8 @@ class CheckpointReader {
 /// Life cycle: construct with the destination, the contents and the values (a std::vector<Value>
 /// parallel to `contents.values`); `write_block` for every block of every piece of non-zero size;
 /// `commit`. Destroyed without commit, nothing stands at the
-/// destination. Equal contents and bytes give equal files whatever the number of threads.
+/// destination. Equal contents and bytes give equal files whatever the number of threads, and
+/// whether or not an earlier writer of the same work was gone on with (JournalOptions).
 class CheckpointWriter {
  public:
   struct PieceId {
@@ -182,6 +187,20 @@ class CheckpointWriter {
   /// the region's own row-major order, little-endian. Thread-safe. Blocks may be handed in by
   /// several threads at once, started in order; a writer that must keep the order waits inside.
   virtual void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) = 0;
+
+  /// Takes the block as written if an earlier writer of the same work has finished it: reads it
+  /// back, and checks it. Else returns false, and the block is to be handed in. In the same order
+  /// as `write_block`, and like it thread-safe. Requires: `room` has the block's size.
+  virtual bool resume_block(PieceId /*piece*/, std::int64_t /*begin*/,
+                            std::span<std::byte> /*room*/) {
+    return false;
+  }
+
+  /// Whether the work of an earlier writer is gone on with.
+  virtual bool goes_on() const { return false; }
+  /// Keeps what is finished, when this is destroyed without commit, for another writer to go on
+  /// with. Returns whether there will be anything. What is gone on with is kept in any case.
+  virtual bool keep_work() noexcept { return false; }
 
   /// Wakes every thread that waits inside `write_block` with Error(interrupted): called when some
   /// block will never come.

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/base/file_system.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
+#include "tessera/formats/journal.h"
 #include "tessera/formats/native.h"
 #include "tessera/formats/safetensors.h"
 
@@ -15,12 +17,14 @@ namespace tessera::formats {
 struct CreateOptions {
   Format format = Format::native;
   OverwritePolicy overwrite = OverwritePolicy::refuse;
-  NativeWriteOptions native{};            // for native alone
-  SafetensorsWriteOptions safetensors{};  // for safetensors alone
+  NativeWriteOptions native{};              // for native alone
+  SafetensorsWriteOptions safetensors{};    // for safetensors alone
+  std::optional<JournalOptions> journal{};  // none: what is not committed is lost
 };
 
 /// Starts a checkpoint of any format. `values` is parallel to `contents.values`; `fs` must outlive
-/// the writer. Throws: what the format's own `create_…` throws.
+/// the writer. Throws: what the format's own `create_…` throws; Error(already_exists) and
+/// Error(mismatch) on work that is kept (KeptWork).
 std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::string& destination,
                                                     CheckpointContents contents,
                                                     std::vector<Value> values,

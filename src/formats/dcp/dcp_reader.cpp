@@ -76,6 +76,7 @@ class DcpReader final : public CheckpointReader {
 
   Value read_value(std::size_t value_index) const override;
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
+  std::vector<std::string> data_files() const override;
   void check_files(const FindingSink& sink) const override;
   void verify(const FindingSink& sink, const ProgressSink& progress) const override;
 
@@ -228,6 +229,12 @@ class ItemCheck {
   std::size_t num_members_ = 0;
   std::size_t num_without_crc_ = 0;
 };
+
+std::vector<std::string> DcpReader::data_files() const {
+  std::vector<std::string> paths;
+  for (const std::string& name : metadata_.storage.files) paths.push_back(join_path(path_, name));
+  return paths;
+}
 
 void DcpReader::check_files(const FindingSink& sink) const {
   const auto& [contents, storage] = metadata_;

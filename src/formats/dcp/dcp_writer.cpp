@@ -18,6 +18,7 @@
 #include "formats/part_files.h"
 #include "formats/staged_writer.h"
 #include "formats/torch_zip/torch_save_layout.h"
+#include "formats/writers.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
@@ -168,20 +169,23 @@ void write_metadata(WritableFile& out, const FileLayout& layout) {
 /// its CRC is known. Thread-safe where CheckpointWriter is.
 class RankFilesWriter : public CheckpointWriter {
  public:
-  /// Files have `suffix` behind their names.
+  /// Files have `suffix` behind their names. `journal` may be null.
   RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
-                  std::vector<Value> values, RankSelection ranks, std::string suffix);
+                  std::vector<Value> values, RankSelection ranks, std::string suffix,
+                  Journal* journal);
 
   const CheckpointContents& contents() const override { return layout_.contents; }
   std::vector<PieceId> write_order() const override;
   std::int64_t block_numel(PieceId piece) const override;
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override;
+  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override;
   void abandon() noexcept override {}  // nobody waits here
 
  protected:
   FileSystem& file_system() { return fs_; }
   const std::string& directory() const { return directory_; }
   const FileLayout& layout() const { return layout_; }
+  const Journal* journal() const { return journal_; }
   /// Completes the files and returns their names, without suffix. Requires: every block written.
   std::vector<std::string> finish_files();
 
@@ -213,7 +217,12 @@ class RankFilesWriter : public CheckpointWriter {
   }
   const Piece& piece_of(PieceId piece) const { return tensor_of(piece).pieces[piece.piece_index]; }
   const Box& box_of(PieceId piece) const { return std::get<Box>(piece_of(piece).region); }
+  std::string path_of(const RankFile& file) const {
+    return join_path(directory_, file.name + suffix_);
+  }
+  ByteRange range_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const;
   WritableFile& open(RankFile& file);
+  void count_off(PieceId piece, std::int64_t begin, std::uint32_t block_crc);
   void write_headers(WritableFile& out, PieceId piece, std::uint32_t crc);
   void finish(RankFile& file);
 
@@ -223,18 +232,21 @@ class RankFilesWriter : public CheckpointWriter {
   const std::vector<Value> values_;
   const RankSelection ranks_;
   const std::string suffix_;
+  Journal* const journal_;
   std::vector<std::vector<Progress>> progress_;   // parallel to contents and their pieces
   std::vector<std::unique_ptr<RankFile>> files_;  // of all ranks; a mutex cannot move
 };
 
 RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
-                                 std::vector<Value> values, RankSelection ranks, std::string suffix)
+                                 std::vector<Value> values, RankSelection ranks, std::string suffix,
+                                 Journal* journal)
     : fs_(fs),
       directory_(std::move(directory)),
       layout_(std::move(layout)),
       values_(std::move(values)),
       ranks_(ranks),
-      suffix_(std::move(suffix)) {
+      suffix_(std::move(suffix)),
+      journal_(journal) {
   for (std::size_t file = 0; file < layout_.files.size(); ++file) {
     files_.push_back(std::make_unique<RankFile>());
     files_.back()->name = layout_.storage.files[file];
@@ -278,7 +290,7 @@ WritableFile& RankFilesWriter::open(RankFile& file) {
   if (file.is_begun) return *file.file;
   // A step that failed is tried again by the next thread, so that it does not tell of a failure
   // that only follows from the first.
-  if (!file.file) file.file = fs_.create(join_path(directory_, file.name + suffix_));
+  if (!file.file) file.file = begin_file(fs_, journal_, path_of(file));
   WritableFile& out = *file.file;
   out.resize(file.nbytes);
   if (file.nbytes >= kMinUncachedFileNbytes) out.bypass_cache();
@@ -301,28 +313,59 @@ void RankFilesWriter::write_headers(WritableFile& out, PieceId piece, std::uint3
   }
 }
 
-void RankFilesWriter::write_block(PieceId piece, std::int64_t begin,
-                                  std::span<const std::byte> bytes) {
+/// Returns where the block lies in its file.
+ByteRange RankFilesWriter::range_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
   TESSERA_CHECK(ranks_.contains(piece_of(piece).rank));
   const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
   const std::int64_t numel = box_of(piece).numel();
   const std::int64_t block = block_numel(piece);
   TESSERA_CHECK(begin % block == 0 && begin < numel);
-  const std::uint64_t block_nbytes =
-      static_cast<std::uint64_t>(std::min(block, numel - begin)) * element_nbytes;
-  TESSERA_CHECK(bytes.size() == block_nbytes);
+  TESSERA_CHECK(nbytes ==
+                static_cast<std::uint64_t>(std::min(block, numel - begin)) * element_nbytes);
+  const std::uint64_t first = layout_.data_offsets[piece.tensor_index][piece.piece_index] +
+                              static_cast<std::uint64_t>(begin) * element_nbytes;
+  return {first, first + nbytes};
+}
 
+void RankFilesWriter::write_block(PieceId piece, std::int64_t begin,
+                                  std::span<const std::byte> bytes) {
+  const ByteRange range = range_of(piece, begin, bytes.size());
   RankFile& file = file_of(piece);
-  Progress& progress = progress_[piece.tensor_index][piece.piece_index];
   const std::uint32_t block_crc = crc32(0, bytes);
   WritableFile* out = nullptr;
   {
     const std::lock_guard lock(file.mutex);
     out = &open(file);
   }
-  out->write_at(layout_.data_offsets[piece.tensor_index][piece.piece_index] +
-                    static_cast<std::uint64_t>(begin) * element_nbytes,
-                bytes);
+  out->write_at(range.begin, bytes);
+  if (journal_ != nullptr) {
+    journal_->note({piece, begin}, {.range = range, .checksum = xxh3_64(bytes)});
+  }
+  count_off(piece, begin, block_crc);
+}
+
+bool RankFilesWriter::resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) {
+  RankFile& file = file_of(piece);
+  if (!holds_plain_block(journal_, {piece, begin}, path_of(file),
+                         range_of(piece, begin, room.size()), room)) {
+    return false;
+  }
+  {
+    const std::lock_guard lock(file.mutex);
+    open(file);
+  }
+  count_off(piece, begin, crc32(0, room));
+  return true;
+}
+
+/// Counts a block that is in its place. The last one of a piece completes its item, that of the
+/// last piece the file.
+void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t block_crc) {
+  const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
+  const std::int64_t numel = box_of(piece).numel();
+  const std::int64_t block = block_numel(piece);
+  RankFile& file = file_of(piece);
+  Progress& progress = progress_[piece.tensor_index][piece.piece_index];
   {
     const std::lock_guard lock(file.mutex);
     TESSERA_CHECK(progress.blocks_left > 0);
@@ -339,7 +382,7 @@ void RankFilesWriter::write_block(PieceId piece, std::int64_t begin,
     left -= block;
   }
   std::vector<std::uint32_t>().swap(progress.block_crcs);
-  write_headers(*out, piece, crc);
+  write_headers(*file.file, piece, crc);
   {
     const std::lock_guard lock(file.mutex);
     if (--file.pieces_left > 0) return;
@@ -373,13 +416,14 @@ std::vector<std::string> RankFilesWriter::finish_files() {
 class DcpWriter final : public RankFilesWriter {
  public:
   DcpWriter(FileSystem& fs, std::string directory, FileLayout layout, std::vector<Value> values,
-            RankSelection all_ranks)
+            RankSelection all_ranks, Journal* journal)
       : RankFilesWriter(fs, std::move(directory), std::move(layout), std::move(values), all_ranks,
-                        "") {}
+                        "", journal) {}
 
   void commit() override {
     finish_files();
-    const auto out = file_system().create(join_path(directory(), dcp::kMetadataFile));
+    const auto out =
+        create_anew(file_system(), journal(), join_path(directory(), dcp::kMetadataFile));
     write_metadata(*out, layout());
   }
 };
@@ -390,7 +434,7 @@ class DcpPartWriter final : public RankFilesWriter {
   DcpPartWriter(FileSystem& fs, std::string directory, FileLayout layout, std::vector<Value> values,
                 int rank)
       : RankFilesWriter(fs, std::move(directory), std::move(layout), std::move(values),
-                        {rank, rank + 1}, kUncommittedSuffix) {}
+                        {rank, rank + 1}, kUncommittedSuffix, nullptr) {}
 
   void commit() override {
     for (const std::string& name : finish_files()) {
@@ -442,16 +486,23 @@ void finish_parts(FileSystem& fs, const std::string& directory, CheckpointConten
 
 }  // namespace dcp
 
+std::unique_ptr<CheckpointWriter> start_dcp(FileSystem& fs, std::string destination,
+                                            CheckpointContents contents, std::vector<Value> values,
+                                            const WorkOptions& work) {
+  FileLayout layout = lay_out(destination, std::move(contents), values);
+  auto staged =
+      std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
+  const RankSelection all_ranks{0, std::max(layout.contents.world_size, 1)};
+  auto writer = std::make_unique<DcpWriter>(fs, staged->staging_path(), std::move(layout),
+                                            std::move(values), all_ranks, staged->journal());
+  return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
+}
+
 std::unique_ptr<CheckpointWriter> create_dcp(FileSystem& fs, std::string destination,
                                              CheckpointContents contents, std::vector<Value> values,
                                              OverwritePolicy overwrite) {
-  FileLayout layout = lay_out(destination, std::move(contents), values);
-  auto staged = std::make_unique<StagedDestination>(fs, std::move(destination),
-                                                    DestinationKind::directory, overwrite);
-  const RankSelection all_ranks{0, std::max(layout.contents.world_size, 1)};
-  auto writer = std::make_unique<DcpWriter>(fs, staged->staging_path(), std::move(layout),
-                                            std::move(values), all_ranks);
-  return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
+  return start_dcp(fs, std::move(destination), std::move(contents), std::move(values),
+                   {overwrite, {}});
 }
 
 }  // namespace tessera::formats

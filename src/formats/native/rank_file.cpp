@@ -24,6 +24,28 @@ bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options)
          piece_nbytes >= kMinCompressedNbytes;
 }
 
+/// Returns the size that an earlier writer has given the file, 0 where there is none.
+std::uint64_t nbytes_begun(const FileSystem& fs, const std::string& path, const Journal* journal) {
+  const bool may_be_begun = journal != nullptr && journal->goes_on();
+  return may_be_begun && fs.kind_of(path) ? fs.open(path)->nbytes() : 0;
+}
+
+/// Returns the checksums that the tables hold of a block that is stored plain.
+std::vector<std::uint64_t> block_checksums(std::span<const std::byte> bytes) {
+  std::vector<std::uint64_t> checksums;
+  while (!bytes.empty()) {
+    const auto block = bytes.first(std::min<std::size_t>(bytes.size(), kPlainBlockNbytes));
+    checksums.push_back(xxh3_64(block));
+    bytes = bytes.subspan(block.size());
+  }
+  return checksums;
+}
+
+/// What a journal says of a plain block.
+std::uint64_t checksum_of_checksums(const std::vector<std::uint64_t>& checksums) {
+  return xxh3_64(std::as_bytes(std::span(checksums)));
+}
+
 }  // namespace
 
 std::int64_t block_numel_of(std::int64_t piece_numel, std::uint64_t itemsize,
@@ -42,11 +64,13 @@ void write_header(FileSystem& fs, const std::string& path, const FileHeader& hea
 }
 
 RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, Index index,
-                               const NativeWriteOptions& options)
+                               const NativeWriteOptions& options, RankFileJournal journal)
     : fs_(fs),
       path_(std::move(path)),
       options_(options),
+      journal_(std::move(journal)),
       index_(std::move(index)),
+      reserved_end_(nbytes_begun(fs_, path_, journal_.journal)),
       h5_file_(h5::create_file(fs, path_, kHeaderNbytes)) {
   std::uint64_t data_nbytes = 0;
   for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
@@ -129,7 +153,7 @@ void RankFileWriter::describe(const PieceState& piece, const h5::Handle& dataset
 
 void RankFileWriter::write_block(std::size_t piece_number, std::int64_t begin,
                                  std::span<const std::byte> bytes) {
-  PieceState& piece = pieces_[piece_number];
+  const PieceState& piece = pieces_[piece_number];
   const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
   const std::uint64_t begin_nbytes = static_cast<std::uint64_t>(begin) * element_nbytes;
   TESSERA_CHECK(
@@ -137,40 +161,102 @@ void RankFileWriter::write_block(std::size_t piece_number, std::int64_t begin,
       bytes.size() == std::min(static_cast<std::uint64_t>(piece.block_numel) * element_nbytes,
                                nbytes_of(piece) - begin_nbytes));
   if (options_.compression == NativeWriteOptions::Compression::none) {
-    write_plain(piece, begin_nbytes, bytes);
+    put_plain(piece_number, begin, {.bytes = bytes});
   } else {
-    write_in_turn(piece, piece_number, begin, bytes);
+    const bool is_taken = put_in_turn(piece_number, begin, encode(piece_number, bytes));
+    TESSERA_CHECK(is_taken);
   }
+  count_off();
+}
+
+bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
+                                  const FinishedBlock& finished, std::span<std::byte> room) {
+  thread_local std::vector<std::byte> chunk;
+  Block block{.place = finished.range};
+  if (finished.form == BlockForm::plain) {
+    if (!journal_.journal->read_back(path_, finished.range, room) ||
+        checksum_of_checksums(block_checksums(room)) != finished.checksum) {
+      return false;
+    }
+    block.bytes = room;
+  } else {
+    if (finished.range.nbytes() > options_.chunk_nbytes) return false;
+    chunk.resize(finished.range.nbytes());
+    if (!journal_.journal->read_back(path_, finished.range, chunk) ||
+        xxh3_64(chunk) != finished.checksum) {
+      return false;
+    }
+    const bool is_raw = finished.form == BlockForm::raw_chunk;
+    block.chunk = {is_raw ? h5::ChunkForm::raw : h5::ChunkForm::filtered, chunk};
+    block.chunk_checksum = finished.checksum;
+  }
+  if (options_.compression == NativeWriteOptions::Compression::zstd) {
+    if (!put_in_turn(piece_number, begin, block)) return false;
+  } else if (finished.form == BlockForm::plain) {
+    put_plain(piece_number, begin, block);
+  } else {
+    return false;
+  }
+  count_off();
+  return true;
+}
+
+void RankFileWriter::count_off() {
   if (num_blocks_left_.fetch_sub(1) == 1) complete();
 }
 
-void RankFileWriter::write_plain(PieceState& piece, std::uint64_t begin_nbytes,
-                                 std::span<const std::byte> bytes) {
-  h5_file_.bytes().write_at(stored_of(piece).begin + begin_nbytes, bytes);
-  for (std::size_t number = begin_nbytes / kPlainBlockNbytes; !bytes.empty(); ++number) {
-    const auto block = bytes.first(std::min<std::size_t>(bytes.size(), kPlainBlockNbytes));
-    piece.blocks[number].checksum = xxh3_64(block);
-    bytes = bytes.subspan(block.size());
+void RankFileWriter::note(std::size_t piece_number, std::int64_t begin,
+                          const FinishedBlock& block) {
+  if (journal_.journal != nullptr) {
+    journal_.journal->note({journal_.pieces[piece_number], begin}, block);
   }
 }
 
-void RankFileWriter::write_in_turn(PieceState& piece, std::size_t piece_number, std::int64_t begin,
-                                   std::span<const std::byte> bytes) {
+/// Requires: the piece is laid out plain.
+void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, const Block& block) {
+  PieceState& piece = pieces_[piece_number];
+  const std::uint64_t begin_nbytes =
+      static_cast<std::uint64_t>(begin) * itemsize(tensor_of(piece).meta.dtype);
+  const std::uint64_t offset = stored_of(piece).begin + begin_nbytes;
+  const ByteRange range{offset, offset + block.bytes.size()};
+  if (block.place != range) h5_file_.bytes().write_at(offset, block.bytes);
+  const std::vector<std::uint64_t> checksums = block_checksums(block.bytes);
+  for (std::size_t i = 0; i < checksums.size(); ++i) {
+    piece.blocks[begin_nbytes / kPlainBlockNbytes + i].checksum = checksums[i];
+  }
+  if (block.place != range) {
+    note(piece_number, begin, {.range = range, .checksum = checksum_of_checksums(checksums)});
+  }
+}
+
+/// Returns the block with its chunk, unless the piece is known to be laid out plain.
+RankFileWriter::Block RankFileWriter::encode(std::size_t piece_number,
+                                             std::span<const std::byte> bytes) {
   thread_local ChunkEncoder encoder;
+  const PieceState& piece = pieces_[piece_number];
+  Block block{.bytes = bytes};
+  {
+    const std::lock_guard lock(turn_mutex_);
+    const bool is_laid_out_plain = next_piece_ > piece_number;
+    if (!piece.may_compress || is_laid_out_plain) return block;
+  }
   const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
-  EncodedChunk chunk;
-  std::uint64_t checksum = 0;
+  block.chunk = encoder.encode(bytes, element_nbytes,
+                               static_cast<std::uint64_t>(piece.block_numel) * element_nbytes,
+                               options_.zstd_level);
+  block.chunk_checksum = xxh3_64(block.chunk.stored);
+  return block;
+}
+
+/// Waits until it is the block's turn. Returns false, with nothing done, where the block is not
+/// known in the form that its piece is laid out in.
+bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block) {
+  PieceState& piece = pieces_[piece_number];
+  const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
   const auto is_laid_out_plain = [&] { return next_piece_ > piece_number; };
+  const bool has_chunk = !block.chunk.stored.empty();
 
   std::unique_lock lock(turn_mutex_);
-  if (piece.may_compress && !is_laid_out_plain()) {
-    lock.unlock();
-    chunk = encoder.encode(bytes, element_nbytes,
-                           static_cast<std::uint64_t>(piece.block_numel) * element_nbytes,
-                           options_.zstd_level);
-    checksum = xxh3_64(chunk.stored);
-    lock.lock();
-  }
   turn_changed_.wait(lock, [&] {
     return abandoned_ || is_laid_out_plain() ||
            (next_piece_ == piece_number && next_begin_ == begin);
@@ -178,10 +264,12 @@ void RankFileWriter::write_in_turn(PieceState& piece, std::size_t piece_number, 
   if (abandoned_) throw Error(ErrorKind::interrupted, {.path = path_}, "writing was abandoned");
 
   if (!is_laid_out_plain() && begin == 0) {
-    if (piece.may_compress && chunk.form == h5::ChunkForm::filtered) {
+    if (has_chunk && block.chunk.form == h5::ChunkForm::filtered) {
       lay_out_zstd(piece);
-    } else {
+    } else if (!block.bytes.empty()) {
       lay_out_plain(piece);
+    } else {
+      return false;
     }
   }
   const auto pass_on_to_next_piece = [&] {
@@ -191,14 +279,17 @@ void RankFileWriter::write_in_turn(PieceState& piece, std::size_t piece_number, 
     turn_changed_.notify_all();
   };
   if (stored_of(piece).encoding == Encoding::plain) {
+    if (block.bytes.empty()) return false;
     if (!is_laid_out_plain()) pass_on_to_next_piece();
     lock.unlock();
-    write_plain(piece, static_cast<std::uint64_t>(begin) * element_nbytes, bytes);
-    return;
+    put_plain(piece_number, begin, block);
+    return true;
   }
-  const ByteRange range = h5::place_chunk(h5_file_, piece.dataset, begin, chunk.form, chunk.stored);
+  if (!has_chunk) return false;
+  const ByteRange range =
+      h5::place_chunk(h5_file_, piece.dataset, begin, block.chunk.form, block.chunk.stored);
   reserve(range.end);
-  piece.blocks.push_back({range, checksum});
+  piece.blocks.push_back({range, block.chunk_checksum});
   next_begin_ += piece.block_numel;
   if (static_cast<std::uint64_t>(next_begin_) * element_nbytes >= nbytes_of(piece)) {
     piece.dataset.reset();
@@ -207,7 +298,14 @@ void RankFileWriter::write_in_turn(PieceState& piece, std::size_t piece_number, 
     turn_changed_.notify_all();
   }
   lock.unlock();
-  h5_file_.bytes().write_at(range.begin, chunk.stored);
+  if (block.place == range) return true;
+  h5_file_.bytes().write_at(range.begin, block.chunk.stored);
+  const bool is_raw = block.chunk.form == h5::ChunkForm::raw;
+  note(piece_number, begin,
+       {.range = range,
+        .form = is_raw ? BlockForm::raw_chunk : BlockForm::filtered_chunk,
+        .checksum = block.chunk_checksum});
+  return true;
 }
 
 void RankFileWriter::reserve(std::uint64_t end) {

@@ -6,16 +6,25 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "formats/journal.h"
+#include "formats/native/chunk_codec.h"
 #include "formats/native/h5_calls.h"
 #include "formats/native/index.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/native.h"
 
 namespace tessera::formats::native {
+
+/// Where finished blocks of a rank's file are written down, if anywhere.
+struct RankFileJournal {
+  Journal* journal = nullptr;
+  std::vector<CheckpointWriter::PieceId> pieces{};  // by their numbers in the file
+};
 
 /// Writes one rank's file, but for its header. The pieces are those of the rank's index, numbered
 /// tensor by tensor.
@@ -27,10 +36,16 @@ namespace tessera::formats::native {
 /// Thread-safe.
 class RankFileWriter {
  public:
-  /// Creates the file at `path`. `index` is `select_pieces` of this rank.
-  RankFileWriter(FileSystem& fs, std::string path, Index index, const NativeWriteOptions& options);
+  /// Creates the file at `path`; one that an earlier writer has begun keeps its blocks. `index` is
+  /// `select_pieces` of this rank.
+  RankFileWriter(FileSystem& fs, std::string path, Index index, const NativeWriteOptions& options,
+                 RankFileJournal journal);
 
   void write_block(std::size_t piece_number, std::int64_t begin, std::span<const std::byte> bytes);
+
+  /// Takes the block as written, if it is where an earlier writer says to have put it.
+  bool resume_block(std::size_t piece_number, std::int64_t begin, const FinishedBlock& finished,
+                    std::span<std::byte> room);
 
   /// Wakes whoever waits for a turn with Error(interrupted).
   void abandon() noexcept;
@@ -56,6 +71,14 @@ class RankFileWriter {
     std::vector<StoredBlock> blocks{};  // of plain data without ranges
   };
 
+  /// A block on its way into the file: as it was handed in, or as a chunk, or both.
+  struct Block {
+    std::span<const std::byte> bytes{};
+    EncodedChunk chunk{};
+    std::uint64_t chunk_checksum = 0;
+    std::optional<ByteRange> place{};  // where it lies already
+  };
+
   const TensorEntry& tensor_of(const PieceState& piece) const;
   StoredPiece& stored_of(const PieceState& piece);
   std::uint64_t nbytes_of(const PieceState& piece) const;
@@ -64,9 +87,11 @@ class RankFileWriter {
   void lay_out_plain(PieceState& piece);
   void lay_out_zstd(PieceState& piece);
   void describe(const PieceState& piece, const h5::Handle& dataset);
-  void write_plain(PieceState& piece, std::uint64_t begin_nbytes, std::span<const std::byte> bytes);
-  void write_in_turn(PieceState& piece, std::size_t piece_number, std::int64_t begin,
-                     std::span<const std::byte> bytes);
+  void put_plain(std::size_t piece_number, std::int64_t begin, const Block& block);
+  bool put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block);
+  Block encode(std::size_t piece_number, std::span<const std::byte> bytes);
+  void note(std::size_t piece_number, std::int64_t begin, const FinishedBlock& block);
+  void count_off();
   void skip_empty_pieces();
   void reserve(std::uint64_t end);
   void complete();
@@ -75,12 +100,13 @@ class RankFileWriter {
   FileSystem& fs_;
   const std::string path_;
   const NativeWriteOptions options_;
+  const RankFileJournal journal_;
   Index index_;
+  std::uint64_t reserved_end_ = 0;  // an earlier writer has reserved, too
   h5::File h5_file_;
   std::vector<PieceState> pieces_;  // by number; their datasets lie in the file
 
   bool is_streamed_ = false;  // past the page cache, into reserved space
-  std::uint64_t reserved_end_ = 0;
 
   // The next piece to be laid out and its next chunk.
   std::mutex turn_mutex_;

@@ -91,6 +91,14 @@ class NativeReader final : public CheckpointReader {
     return storage;
   }
 
+  std::vector<std::string> data_files() const override {
+    std::vector<std::string> paths;
+    for (int rank = 0; rank < index_.contents.world_size; ++rank) {
+      paths.push_back(join_path(path_, rank_file_name(rank)));
+    }
+    return paths;
+  }
+
   void check_files(const FindingSink& sink) const override {
     check_rank_files(fs_, path_, checkpoint_id_, index_.rank_files, sink);
   }

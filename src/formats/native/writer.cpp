@@ -11,6 +11,7 @@
 #include "formats/native/rank_file.h"
 #include "formats/part_files.h"
 #include "formats/staged_writer.h"
+#include "formats/writers.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/formats/native.h"
@@ -64,15 +65,16 @@ class RankFilesWriter : public CheckpointWriter {
   };
 
  public:
-  /// Files have `suffix` behind their names.
+  /// Files have `suffix` behind their names. `journal` may be null.
   RankFilesWriter(FileSystem& fs, std::string directory, Index index, RankSelection ranks,
-                  std::string suffix, const NativeWriteOptions& options)
+                  std::string suffix, const NativeWriteOptions& options, Journal* journal)
       : fs_(fs),
         directory_(std::move(directory)),
         index_(std::move(index)),
         ranks_(ranks),
         suffix_(std::move(suffix)),
         options_(options),
+        journal_(journal),
         pieces_by_rank_(pieces_by_rank(index_.contents)),
         rank_slots_(pieces_by_rank_.size()) {
     for (const TensorEntry& tensor : index_.contents.tensors) {
@@ -108,6 +110,13 @@ class RankFilesWriter : public CheckpointWriter {
         .write_block(numbers_on_rank_[piece.tensor_index][piece.piece_index], begin, bytes);
   }
 
+  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
+    const auto block = journal_ != nullptr ? journal_->find({piece, begin}) : std::nullopt;
+    return block && rank_file(piece_of(piece).rank)
+                        .resume_block(numbers_on_rank_[piece.tensor_index][piece.piece_index],
+                                      begin, *block, room);
+  }
+
   void abandon() noexcept override {
     abandoned_ = true;
     for (RankSlot& slot : rank_slots_) {
@@ -120,6 +129,7 @@ class RankFilesWriter : public CheckpointWriter {
   FileSystem& file_system() { return fs_; }
   const std::string& directory() const { return directory_; }
   RankSelection ranks() const { return ranks_; }
+  const Journal* journal() const { return journal_; }
 
   std::string rank_path(int rank) const {
     return join_path(directory_, rank_file_name(rank) + suffix_);
@@ -163,7 +173,8 @@ class RankFilesWriter : public CheckpointWriter {
     if (abandoned_) throw Error(ErrorKind::interrupted, {}, "writing was abandoned");
     if (!slot.file) {
       slot.file = std::make_unique<RankFileWriter>(
-          fs_, rank_path(rank), select_pieces(index_, pieces_by_rank_[number]), options_);
+          fs_, rank_path(rank), select_pieces(index_, pieces_by_rank_[number]), options_,
+          RankFileJournal{journal_, pieces_by_rank_[number]});
     }
     return *slot.file;
   }
@@ -174,6 +185,7 @@ class RankFilesWriter : public CheckpointWriter {
   const RankSelection ranks_;
   const std::string suffix_;
   const NativeWriteOptions options_;
+  Journal* const journal_;
   std::vector<std::vector<PieceId>> pieces_by_rank_;
   std::vector<std::vector<std::size_t>> numbers_on_rank_;  // [tensor][piece]
   std::vector<RankSlot> rank_slots_;                       // by rank
@@ -184,16 +196,18 @@ class RankFilesWriter : public CheckpointWriter {
 class NativeWriter final : public RankFilesWriter {
  public:
   NativeWriter(FileSystem& fs, std::string directory, Index index, RankSelection all_ranks,
-               const NativeWriteOptions& options)
-      : RankFilesWriter(fs, std::move(directory), std::move(index), all_ranks, "", options) {}
+               const NativeWriteOptions& options, Journal* journal)
+      : RankFilesWriter(fs, std::move(directory), std::move(index), all_ranks, "", options,
+                        journal) {}
 
   void commit() override {
     std::vector<FileHeader> headers;
     for (int rank = ranks().begin; rank < ranks().end; ++rank) {
       headers.push_back(finish_rank(rank));
     }
-    const std::uint64_t checkpoint_id =
-        write_index_file(file_system(), join_path(directory(), kIndexFileName), index());
+    const std::string index_path = join_path(directory(), kIndexFileName);
+    if (journal() != nullptr && journal()->goes_on()) file_system().remove_all(index_path);
+    const std::uint64_t checkpoint_id = write_index_file(file_system(), index_path, index());
     for (FileHeader& header : headers) {
       header.checkpoint_id = checkpoint_id;
       write_header(file_system(), rank_path(static_cast<int>(header.rank)), header);
@@ -207,7 +221,7 @@ class NativePartWriter final : public RankFilesWriter {
   NativePartWriter(FileSystem& fs, std::string directory, Index index, int rank,
                    const NativeWriteOptions& options)
       : RankFilesWriter(fs, std::move(directory), std::move(index), {rank, rank + 1},
-                        kUncommittedSuffix, options) {}
+                        kUncommittedSuffix, options, nullptr) {}
 
   void commit() override {
     const int rank = ranks().begin;
@@ -266,19 +280,28 @@ std::optional<NativeWriteOptions> parse_compression(std::string_view text) {
   return is_level ? std::optional(options) : std::nullopt;
 }
 
+std::unique_ptr<CheckpointWriter> start_native(FileSystem& fs, std::string destination,
+                                               CheckpointContents contents,
+                                               const std::vector<Value>& values,
+                                               const WorkOptions& work,
+                                               const NativeWriteOptions& options) {
+  native::Index index =
+      native::describe_checkpoint(std::move(contents), values, options, destination);
+  auto staged =
+      std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
+  const RankSelection all_ranks{0, index.contents.world_size};
+  auto writer = std::make_unique<native::NativeWriter>(fs, staged->staging_path(), std::move(index),
+                                                       all_ranks, options, staged->journal());
+  return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
+}
+
 std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string destination,
                                                 CheckpointContents contents,
                                                 std::vector<Value> values,
                                                 OverwritePolicy overwrite,
                                                 const NativeWriteOptions& options) {
-  native::Index index =
-      native::describe_checkpoint(std::move(contents), values, options, destination);
-  auto staged = std::make_unique<StagedDestination>(fs, std::move(destination),
-                                                    DestinationKind::directory, overwrite);
-  const RankSelection all_ranks{0, index.contents.world_size};
-  auto writer = std::make_unique<native::NativeWriter>(fs, staged->staging_path(), std::move(index),
-                                                       all_ranks, options);
-  return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
+  return start_native(fs, std::move(destination), std::move(contents), values, {overwrite, {}},
+                      options);
 }
 
 }  // namespace tessera::formats

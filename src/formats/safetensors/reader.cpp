@@ -305,6 +305,12 @@ class SafetensorsReader final : public CheckpointReader {
             .stored_nbytes = location.byte_range.nbytes()};
   }
 
+  std::vector<std::string> data_files() const override {
+    std::vector<std::string> paths;
+    for (const auto& file : files_) paths.push_back(file.path);
+    return paths;
+  }
+
   void check_files(const FindingSink& sink) const override {
     for (const Finding& finding : findings_) sink(finding);
   }

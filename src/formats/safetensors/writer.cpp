@@ -11,6 +11,8 @@
 #include "formats/safetensors/metadata_keys.h"
 #include "formats/safetensors/values_file.h"
 #include "formats/whole_tensors.h"
+#include "formats/writers.h"
+#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/formats/safetensors.h"
@@ -66,9 +68,9 @@ void refuse_what_safetensors_lacks(const CheckpointContents& contents, const std
 class SafetensorsWriter final : public CheckpointWriter {
  public:
   SafetensorsWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
-                    const std::vector<Value>& values, OverwritePolicy overwrite,
+                    const std::vector<Value>& values, const WorkOptions& work,
                     const SafetensorsWriteOptions& options)
-      : fs_(fs), overwrite_(overwrite), contents_(std::move(contents)) {
+      : fs_(fs), overwrite_(work.overwrite), contents_(std::move(contents)) {
     TESSERA_CHECK(values.size() == contents_.values.size());
     require_whole_tensors(contents_, destination, "safetensors");
     refuse_what_safetensors_lacks(contents_, destination);
@@ -98,11 +100,11 @@ class SafetensorsWriter final : public CheckpointWriter {
       headers.push_back(lay_out(shard, shards[shard], destination));
     }
 
-    staged_.emplace(fs_, std::move(destination),
-                    is_single_file_ ? DestinationKind::file : DestinationKind::directory,
-                    overwrite_);
+    work_.emplace(fs_, std::move(destination),
+                  is_single_file_ ? DestinationKind::file : DestinationKind::directory, work);
     if (is_single_file_ && !values_text_.empty()) {
-      staged_values_.emplace(fs_, values_path(), DestinationKind::file, overwrite_);
+      staged_values_.emplace(fs_, values_path(), DestinationKind::file,
+                             has_published_values() ? OverwritePolicy::replace : overwrite_);
     }
     for (std::size_t shard = 0; shard < shards_.size(); ++shard) start_file(shard, headers[shard]);
   }
@@ -116,18 +118,25 @@ class SafetensorsWriter final : public CheckpointWriter {
   }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
-    const TensorMeta& meta = contents_.tensors.at(piece.tensor_index).meta;
-    const std::uint64_t begin_byte = static_cast<std::uint64_t>(begin) * itemsize(meta.dtype);
-    TESSERA_CHECK(piece.piece_index == 0 && begin % block_numel(piece) == 0);
-    TESSERA_CHECK(bytes.size() == std::min(kBlockNbytes, meta.nbytes() - begin_byte));
-    const Place& place = places_[piece.tensor_index];
-    Shard& shard = *shards_[place.shard];
-    file_of(shard).write_at(place.byte_begin + begin_byte, bytes);
-    // Whoever writes the last byte finishes the file, while others go on with the next ones.
-    const std::uint64_t left_before = shard.unwritten_nbytes.fetch_sub(bytes.size());
-    TESSERA_CHECK(left_before >= bytes.size());
-    if (left_before == bytes.size()) finish_file(*shard.file);
+    const ByteRange range = range_of(piece, begin, bytes.size());
+    Shard& shard = shard_of(piece);
+    file_of(shard).write_at(range.begin, bytes);
+    if (Journal* journal = work_->journal()) {
+      journal->note({piece, begin}, {.range = range, .checksum = xxh3_64(bytes)});
+    }
+    count_off(shard, bytes.size());
   }
+
+  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
+    Shard& shard = shard_of(piece);
+    const bool is_there = holds_plain_block(work_->journal(), {piece, begin}, shard.path,
+                                            range_of(piece, begin, room.size()), room);
+    if (is_there) count_off(shard, room.size());
+    return is_there;
+  }
+
+  bool goes_on() const override { return work_->goes_on(); }
+  bool keep_work() noexcept override { return work_->keep(); }
 
   void abandon() noexcept override {}  // nobody waits in write_block
 
@@ -136,14 +145,14 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (!is_single_file_) {
       if (!values_text_.empty()) write_text(values_path(), values_text_);
       if (shards_.size() > 1) {
-        write_text(join_path(staged_->staging_path(), std::string(kModelName) + ".index.json"),
+        write_text(join_path(work_->staging_path(), std::string(kModelName) + ".index.json"),
                    index_text());
       }
-      staged_->commit();
+      work_->commit();
       return;
     }
     if (!staged_values_) {
-      staged_->commit();
+      work_->commit();
       // Values of what was replaced would be ignored, but nothing would say so to a human reader.
       if (overwrite_ == OverwritePolicy::replace) fs_.remove_all(values_path());
       return;
@@ -151,11 +160,13 @@ class SafetensorsWriter final : public CheckpointWriter {
     const auto values_file = fs_.open_for_update(staged_values_->staging_path());
     values_file->write_at(0, std::as_bytes(std::span(values_text_)));
     finish_file(*values_file);
+    // Whoever goes on must know the values for this work's own.
+    if (Journal* journal = work_->journal()) journal->flush();
     // Values first: a new tensor file is never seen without its values. If what is replaced has
     // values too, then a crash between the two steps leaves tensors whose values have another
     // digest, which readers refuse.
     staged_values_->publish();
-    staged_->commit();
+    work_->commit();
     staged_values_->commit();
   }
 
@@ -170,6 +181,25 @@ class SafetensorsWriter final : public CheckpointWriter {
     std::mutex open_mutex;
     std::unique_ptr<WritableFile> file;  // from the first block on
   };
+
+  Shard& shard_of(PieceId piece) { return *shards_[places_[piece.tensor_index].shard]; }
+
+  /// Returns where the block lies in its file.
+  ByteRange range_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
+    const TensorMeta& meta = contents_.tensors.at(piece.tensor_index).meta;
+    const std::uint64_t begin_byte = static_cast<std::uint64_t>(begin) * itemsize(meta.dtype);
+    TESSERA_CHECK(piece.piece_index == 0 && begin % block_numel(piece) == 0);
+    TESSERA_CHECK(nbytes == std::min(kBlockNbytes, meta.nbytes() - begin_byte));
+    const std::uint64_t first = places_[piece.tensor_index].byte_begin + begin_byte;
+    return {first, first + nbytes};
+  }
+
+  /// Whoever has the last byte in its place finishes the file, while others go on with the next.
+  void count_off(Shard& shard, std::uint64_t nbytes) {
+    const std::uint64_t left_before = shard.unwritten_nbytes.fetch_sub(nbytes);
+    TESSERA_CHECK(left_before >= nbytes);
+    if (left_before == nbytes) finish_file(file_of(shard));
+  }
 
   std::uint64_t total_nbytes() const {
     std::uint64_t nbytes = 0;
@@ -281,18 +311,26 @@ class SafetensorsWriter final : public CheckpointWriter {
   }
 
   std::string values_path() const {
-    return (is_single_file_ ? staged_->destination()
-                            : join_path(staged_->staging_path(), std::string(kModelName))) +
+    return (is_single_file_ ? work_->destination()
+                            : join_path(work_->staging_path(), std::string(kModelName))) +
            std::string(detail::kValuesSuffix);
+  }
+
+  /// Whether the run that is gone on with died after its values had appeared.
+  bool has_published_values() const {
+    return work_->goes_on() && fs_.kind_of(values_path()) == FileKind::regular &&
+           fs_.open(values_path())->nbytes() == values_text_.size() &&
+           read_file(fs_, values_path(), values_text_.size()) == values_text_;
   }
 
   /// Writes the header and reserves the rest, so that a full disk shows before any work.
   void start_file(std::size_t shard_index, const std::string& header) {
     Shard& shard = *shards_[shard_index];
     shard.path = is_single_file_
-                     ? staged_->staging_path()
-                     : join_path(staged_->staging_path(), shard_name(shard_index, shards_.size()));
-    const auto file = is_single_file_ ? fs_.open_for_update(shard.path) : fs_.create(shard.path);
+                     ? work_->staging_path()
+                     : join_path(work_->staging_path(), shard_name(shard_index, shards_.size()));
+    const auto file = is_single_file_ ? fs_.open_for_update(shard.path)
+                                      : begin_file(fs_, work_->journal(), shard.path);
     file->write_at(0, std::as_bytes(std::span(header)));
     if (shard.unwritten_nbytes == 0) {
       finish_file(*file);
@@ -309,7 +347,7 @@ class SafetensorsWriter final : public CheckpointWriter {
   }
 
   void write_text(const std::string& path, const std::string& text) {
-    const auto file = fs_.create(path);
+    const auto file = create_anew(fs_, work_->journal(), path);
     file->write_at(0, std::as_bytes(std::span(text)));
     finish_file(*file);
   }
@@ -327,19 +365,28 @@ class SafetensorsWriter final : public CheckpointWriter {
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<Place> places_;  // parallel to contents_.tensors
   std::vector<PieceId> write_order_;
-  std::optional<StagedDestination> staged_;
+  std::optional<StagedWork> work_;
   std::optional<StagedDestination> staged_values_;  // of a single file
 };
 
 }  // namespace
+
+std::unique_ptr<CheckpointWriter> start_safetensors(FileSystem& fs, std::string destination,
+                                                    CheckpointContents contents,
+                                                    const std::vector<Value>& values,
+                                                    const WorkOptions& work,
+                                                    const SafetensorsWriteOptions& options) {
+  return std::make_unique<SafetensorsWriter>(fs, std::move(destination), std::move(contents),
+                                             values, work, options);
+}
 
 std::unique_ptr<CheckpointWriter> create_safetensors(FileSystem& fs, std::string destination,
                                                      CheckpointContents contents,
                                                      std::vector<Value> values,
                                                      OverwritePolicy overwrite,
                                                      const SafetensorsWriteOptions& options) {
-  return std::make_unique<SafetensorsWriter>(fs, std::move(destination), std::move(contents),
-                                             values, overwrite, options);
+  return start_safetensors(fs, std::move(destination), std::move(contents), values, {overwrite, {}},
+                           options);
 }
 
 }  // namespace tessera::formats

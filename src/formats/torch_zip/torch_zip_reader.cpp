@@ -98,6 +98,7 @@ class TorchZipReader final : public CheckpointReader {
     return storage;
   }
 
+  std::vector<std::string> data_files() const override { return {path_}; }
   void check_files(const FindingSink&) const override {}  // one file, and it is open
   void verify(const FindingSink& sink, const ProgressSink& progress) const override {
     std::map<std::size_t, const std::string*> names;  // storage -> its first tensor

@@ -14,6 +14,7 @@
 #include "formats/torch_zip/torch_save_layout.h"
 #include "formats/torch_zip/torch_zip_reader.h"
 #include "formats/whole_tensors.h"
+#include "formats/writers.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
@@ -98,11 +99,11 @@ TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Va
 class TorchZipWriter final : public CheckpointWriter {
  public:
   TorchZipWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
-                 const std::vector<Value>& values, OverwritePolicy overwrite)
+                 const std::vector<Value>& values, const WorkOptions& work)
       : contents_(on_one_rank(std::move(contents), destination)),
         layout_(lay_out(contents_, values, destination)),
-        staged_(fs, std::move(destination), DestinationKind::file, overwrite),
-        file_(fs.open_for_update(staged_.staging_path())) {
+        work_(fs, std::move(destination), DestinationKind::file, work),
+        file_(fs.open_for_update(work_.staging_path())) {
     for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
       block_crcs_.emplace_back(ceil_div(tensor_nbytes(i), kBlockNbytes));
       unwritten_nbytes_ += tensor_nbytes(i);
@@ -127,16 +128,23 @@ class TorchZipWriter final : public CheckpointWriter {
   }
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
-    const std::size_t i = piece.tensor_index;
-    const std::uint64_t begin_byte =
-        static_cast<std::uint64_t>(begin) * itemsize(contents_.tensors.at(i).meta.dtype);
-    TESSERA_CHECK(piece.piece_index == 0 && begin_byte % kBlockNbytes == 0);
-    TESSERA_CHECK(begin_byte < tensor_nbytes(i) &&
-                  bytes.size() == std::min(kBlockNbytes, tensor_nbytes(i) - begin_byte));
-    block_crcs_[i][begin_byte / kBlockNbytes] = crc32(0, bytes);
-    file_->write_at(layout_.storage_range(i).begin + begin_byte, bytes);
-    unwritten_nbytes_ -= bytes.size();
+    const ByteRange range = range_of(piece, begin, bytes.size());
+    file_->write_at(range.begin, bytes);
+    if (Journal* journal = work_.journal()) {
+      journal->note({piece, begin}, {.range = range, .checksum = xxh3_64(bytes)});
+    }
+    take_note(piece, begin, bytes);
   }
+
+  bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
+    const bool is_there = holds_plain_block(work_.journal(), {piece, begin}, work_.staging_path(),
+                                            range_of(piece, begin, room.size()), room);
+    if (is_there) take_note(piece, begin, room);
+    return is_there;
+  }
+
+  bool goes_on() const override { return work_.goes_on(); }
+  bool keep_work() noexcept override { return work_.keep(); }
 
   void abandon() noexcept override {}  // nobody waits in write_block
 
@@ -147,11 +155,32 @@ class TorchZipWriter final : public CheckpointWriter {
     }
     file_->sync();
     file_->close();
-    staged_.commit();
+    work_.commit();
   }
 
  private:
   std::uint64_t tensor_nbytes(std::size_t i) const { return contents_.tensors[i].meta.nbytes(); }
+
+  /// Returns where the block lies in the file.
+  ByteRange range_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
+    const std::size_t i = piece.tensor_index;
+    const std::uint64_t begin_byte =
+        static_cast<std::uint64_t>(begin) * itemsize(contents_.tensors.at(i).meta.dtype);
+    TESSERA_CHECK(piece.piece_index == 0 && begin_byte % kBlockNbytes == 0);
+    TESSERA_CHECK(begin_byte < tensor_nbytes(i) &&
+                  nbytes == std::min(kBlockNbytes, tensor_nbytes(i) - begin_byte));
+    const std::uint64_t first = layout_.storage_range(i).begin + begin_byte;
+    return {first, first + nbytes};
+  }
+
+  /// Keeps what the file's end needs of a block that is in its place.
+  void take_note(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) {
+    const std::size_t i = piece.tensor_index;
+    const std::uint64_t begin_byte =
+        static_cast<std::uint64_t>(begin) * itemsize(contents_.tensors[i].meta.dtype);
+    block_crcs_[i][begin_byte / kBlockNbytes] = crc32(0, bytes);
+    unwritten_nbytes_ -= bytes.size();
+  }
 
   std::vector<std::uint32_t> storage_crcs() const {
     std::vector<std::uint32_t> crcs;
@@ -170,7 +199,7 @@ class TorchZipWriter final : public CheckpointWriter {
 
   const CheckpointContents contents_;
   const TorchSaveLayout layout_;
-  StagedDestination staged_;
+  StagedWork work_;
   std::unique_ptr<WritableFile> file_;
   std::vector<std::vector<std::uint32_t>> block_crcs_;  // by tensor; a block's is its writer's own
   std::atomic<std::uint64_t> unwritten_nbytes_ = 0;
@@ -178,12 +207,19 @@ class TorchZipWriter final : public CheckpointWriter {
 
 }  // namespace
 
+std::unique_ptr<CheckpointWriter> start_torch_zip(FileSystem& fs, std::string destination,
+                                                  CheckpointContents contents,
+                                                  const std::vector<Value>& values,
+                                                  const WorkOptions& work) {
+  return std::make_unique<TorchZipWriter>(fs, std::move(destination), std::move(contents), values,
+                                          work);
+}
+
 std::unique_ptr<CheckpointWriter> create_torch_zip(FileSystem& fs, std::string destination,
                                                    CheckpointContents contents,
                                                    std::vector<Value> values,
                                                    OverwritePolicy overwrite) {
-  return std::make_unique<TorchZipWriter>(fs, std::move(destination), std::move(contents), values,
-                                          overwrite);
+  return start_torch_zip(fs, std::move(destination), std::move(contents), values, {overwrite, {}});
 }
 
 }  // namespace tessera::formats

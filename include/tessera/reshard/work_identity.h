@@ -1,0 +1,19 @@
+#pragma once
+
+#include <vector>
+
+#include "tessera/base/value.h"
+#include "tessera/formats/create.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+
+/// Describes the work of a plan, so that a later run goes on with the same work only: the plan's
+/// digest, format and options of the destination, the values, and of the source each file of data
+/// by its name, size and time of last change. `values` is parallel to `plan.destination.values`.
+/// Throws: Error(io), Error(not_found) where a file of the source is gone.
+formats::WorkIdentity identify_work(const Plan& plan, const formats::CheckpointReader& reader,
+                                    const std::vector<Value>& values,
+                                    const formats::CreateOptions& options);
+
+}  // namespace tessera::reshard

@@ -1,0 +1,249 @@
+#include "formats/journal.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <string_view>
+#include <utility>
+
+#include "tessera/base/digest.h"
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+
+namespace tessera::formats {
+namespace {
+
+constexpr std::string_view kMagic = StagedDestination::kJournalMagic;
+constexpr std::string_view kFirstLine = "tessera-journal 1\n";
+constexpr std::uint64_t kMaxJournalNbytes = std::uint64_t{4} << 30;
+constexpr std::size_t kChecksumDigits = 16;
+constexpr auto kLastForm = BlockForm::raw_chunk;
+
+/// Lines are written when blocks of this many bytes are in them, or when there are so many of them.
+constexpr std::uint64_t kMaxUnnotedNbytes = std::uint64_t{4} << 20;
+constexpr std::size_t kMaxLinesNbytes = 8192;
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+std::string hex(std::uint64_t number) {
+  char digits[kChecksumDigits + 1];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(number));
+  return digits;
+}
+
+/// A line begins with the checksum of the rest of it.
+std::string line_of(const std::string& text) {
+  return hex(xxh3_64(bytes_of(text))) + " " + text + "\n";
+}
+
+/// Takes the next line, without its checksum; nothing where it is torn or damaged.
+std::optional<std::string_view> take_line(std::string_view& text) {
+  const std::size_t end = text.find('\n');
+  if (end == std::string_view::npos || end <= kChecksumDigits) return std::nullopt;
+  const std::string_view content = text.substr(kChecksumDigits + 1, end - kChecksumDigits - 1);
+  if (text.substr(0, kChecksumDigits + 1) != hex(xxh3_64(bytes_of(content))) + " ") {
+    return std::nullopt;
+  }
+  text.remove_prefix(end + 1);
+  return content;
+}
+
+std::string identity_line(const WorkIdentity& identity) {
+  Value::Dict members;
+  for (const auto& [name, text] : identity) members.emplace_back(name, text);
+  return line_of(value_to_json(Value(std::move(members))));
+}
+
+WorkIdentity parse_identity(std::string_view text, const std::string& path) {
+  WorkIdentity identity;
+  const Value value = value_from_json(parse_json(text, path), path);
+  const auto* members = value.get_if<Value::Dict>();
+  if (members == nullptr) return identity;
+  for (const auto& [key, member] : *members) {
+    const auto* name = key.get_if<std::string>();
+    const auto* said = member.get_if<std::string>();
+    if (name != nullptr && said != nullptr) identity.emplace(*name, *said);
+  }
+  return identity;
+}
+
+std::string block_line(const BlockId& id, const FinishedBlock& block) {
+  std::string text;
+  const auto add = [&](auto number) { text += std::to_string(number) + " "; };
+  add(id.tensor_index);
+  add(id.piece_index);
+  add(id.begin);
+  add(block.range.begin);
+  add(block.range.end);
+  add(static_cast<unsigned>(block.form));
+  return line_of(text + hex(block.checksum));
+}
+
+std::optional<JournalContents::Entry> parse_block(std::string_view text) {
+  const auto take = [&](auto& number, int base) {
+    const char* const end = text.data() + text.size();
+    const auto [at, error] = std::from_chars(text.data(), end, number, base);
+    if (error != std::errc()) return false;
+    text.remove_prefix(static_cast<std::size_t>(at - text.data()));
+    if (text.starts_with(' ')) text.remove_prefix(1);
+    return true;
+  };
+  JournalContents::Entry entry{{{0, 0}, 0}, {}};
+  unsigned form = 0;
+  constexpr int kDecimal = 10;
+  constexpr int kHexadecimal = 16;
+  const bool is_whole = take(entry.id.tensor_index, kDecimal) &&
+                        take(entry.id.piece_index, kDecimal) && take(entry.id.begin, kDecimal) &&
+                        take(entry.block.range.begin, kDecimal) &&
+                        take(entry.block.range.end, kDecimal) && take(form, kDecimal) &&
+                        take(entry.block.checksum, kHexadecimal) && text.empty();
+  if (!is_whole || form > static_cast<unsigned>(kLastForm) ||
+      entry.block.range.begin > entry.block.range.end) {
+    return std::nullopt;
+  }
+  entry.block.form = static_cast<BlockForm>(form);
+  return entry;
+}
+
+/// Sorts by id, and keeps the last of each.
+void keep_last_of_each(std::vector<JournalContents::Entry>& entries) {
+  std::ranges::reverse(entries);
+  std::ranges::stable_sort(entries, {}, &JournalContents::Entry::id);
+  const auto repeated = std::ranges::unique(entries, {}, &JournalContents::Entry::id);
+  entries.erase(repeated.begin(), repeated.end());
+}
+
+}  // namespace
+
+std::optional<JournalContents> read_journal(const FileSystem& fs, const std::string& path) {
+  const auto kind = fs.kind_of(path);
+  if (!kind) return std::nullopt;
+  const std::string all =
+      kind == FileKind::regular ? read_file(fs, path, kMaxJournalNbytes) : std::string("\n");
+  if (kFirstLine.starts_with(all)) return std::nullopt;
+  if (!all.starts_with(kMagic)) {
+    throw Error(ErrorKind::already_exists, {.path = path},
+                "journal: this name is needed for the work in progress, and something else has it");
+  }
+  if (!all.starts_with(kFirstLine)) {
+    throw Error::expected(ErrorKind::unsupported, {.path = path}, "journal", "version 1",
+                          printable(all.substr(0, all.find('\n')), 40), "of a later release?");
+  }
+  std::string_view rest = std::string_view(all).substr(kFirstLine.size());
+  const auto first = take_line(rest);
+  if (!first) return std::nullopt;
+  JournalContents contents;
+  contents.identity = parse_identity(*first, path);
+  while (const auto line = take_line(rest)) {
+    const auto entry = parse_block(*line);
+    if (!entry) break;
+    contents.entries.push_back(*entry);
+    contents.end_nbytes = all.size() - rest.size();
+  }
+  if (contents.entries.empty()) return std::nullopt;
+  keep_last_of_each(contents.entries);
+  return contents;
+}
+
+Journal::Journal(FileSystem& fs, std::string path, const WorkIdentity& identity)
+    : fs_(fs), path_(std::move(path)), goes_on_(false), file_(fs.create(path_)) {
+  const std::string text = std::string(kFirstLine) + identity_line(identity);
+  file_->write_at(0, bytes_of(text));
+  end_nbytes_ = text.size();
+}
+
+Journal::Journal(FileSystem& fs, std::string path, JournalContents contents)
+    : fs_(fs),
+      path_(std::move(path)),
+      goes_on_(true),
+      entries_(std::move(contents.entries)),
+      file_(fs.open_for_update(path_)),
+      end_nbytes_(contents.end_nbytes),
+      has_finished_blocks_(true) {
+  file_->resize(end_nbytes_);
+}
+
+Journal::~Journal() {
+  try {
+    flush_locked();
+    file_->close();
+  } catch (...) {
+    // Those blocks are written again by the run that goes on.
+  }
+}
+
+bool Journal::has_finished_blocks() const {
+  const std::lock_guard lock(mutex_);
+  return has_finished_blocks_;
+}
+
+void Journal::note(const BlockId& id, const FinishedBlock& block) {
+  const std::string line = block_line(id, block);
+  const std::lock_guard lock(mutex_);
+  lines_ += line;
+  unnoted_data_nbytes_ += block.range.nbytes();
+  has_finished_blocks_ = true;
+  if (unnoted_data_nbytes_ >= kMaxUnnotedNbytes || lines_.size() >= kMaxLinesNbytes) flush_locked();
+}
+
+void Journal::flush() {
+  const std::lock_guard lock(mutex_);
+  flush_locked();
+}
+
+void Journal::flush_locked() {
+  if (lines_.empty()) return;
+  file_->write_at(end_nbytes_, bytes_of(lines_));
+  end_nbytes_ += lines_.size();
+  lines_.clear();
+  unnoted_data_nbytes_ = 0;
+}
+
+std::optional<FinishedBlock> Journal::find(const BlockId& id) const {
+  const auto found = std::ranges::lower_bound(entries_, id, {}, &JournalContents::Entry::id);
+  if (found == entries_.end() || found->id != id) return std::nullopt;
+  return found->block;
+}
+
+bool Journal::read_back(const std::string& path, ByteRange range, std::span<std::byte> out) const {
+  if (range.nbytes() != out.size()) return false;
+  try {
+    std::shared_ptr<const ReadableFile> file;
+    {
+      const std::lock_guard lock(mutex_);
+      if (open_path_ != path) {
+        open_file_ = fs_.open(path);
+        open_path_ = path;
+      }
+      file = open_file_;
+    }
+    file->read_at(range.begin, out);
+    return true;
+  } catch (const Error&) {
+    return false;  // then the block is written again, which tells of a disk that fails
+  }
+}
+
+bool holds_plain_block(const Journal* journal, const BlockId& id, const std::string& path,
+                       ByteRange range, std::span<std::byte> room) {
+  if (journal == nullptr) return false;
+  const auto block = journal->find(id);
+  return block && block->form == BlockForm::plain && block->range == range &&
+         journal->read_back(path, range, room) && xxh3_64(room) == block->checksum;
+}
+
+std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
+                                         const std::string& path) {
+  const bool is_begun = journal != nullptr && journal->goes_on() && fs.kind_of(path).has_value();
+  return is_begun ? fs.open_for_update(path) : fs.create(path);
+}
+
+std::unique_ptr<WritableFile> create_anew(FileSystem& fs, const Journal* journal,
+                                          const std::string& path) {
+  if (journal != nullptr && journal->goes_on()) fs.remove_all(path);
+  return fs.create(path);
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "formats/journal.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats {
+
+/// What a writer does about what is at its destination, and about the work on the way there.
+struct WorkOptions {
+  OverwritePolicy overwrite = OverwritePolicy::refuse;
+  std::optional<JournalOptions> journal{};  // none: nothing is kept
+};
+
+/// A staged destination with the journal of what is finished in it, if one is wanted.
+///
+/// Destroyed without commit, all is removed; but work that has been gone on with stays, and so does
+/// what `keep` was called for. A journal without finished blocks is as none: what is left of such
+/// work is removed by the next writer.
+/// Not thread-safe, but for the journal.
+class StagedWork {
+ public:
+  /// Throws: as StagedDestination; Error(already_exists) where work is kept there and is to be
+  /// refused; Error(mismatch) naming what differs where it is other work than is gone on with.
+  StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
+             const WorkOptions& options);
+  ~StagedWork();
+  StagedWork(const StagedWork&) = delete;
+  StagedWork& operator=(const StagedWork&) = delete;
+
+  const std::string& destination() const { return staged_.destination(); }
+  const std::string& staging_path() const { return staged_.staging_path(); }
+  Journal* journal() { return journal_ ? &*journal_ : nullptr; }  // null where none is wanted
+  bool goes_on() const { return staged_.has_left_over(); }
+
+  /// Says whether what is finished stays when this is destroyed without commit.
+  bool keep() noexcept;
+  void commit();
+
+ private:
+  bool examine_left_over(const JournalOptions& options, const StagedDestination& staged);
+  void remove_journal();
+  void remove_journal_quietly() noexcept;
+
+  FileSystem& fs_;
+  std::optional<JournalContents> left_over_;
+  StagedDestination staged_;
+  std::optional<Journal> journal_;
+  bool is_kept_ = false;
+};
+
+}  // namespace tessera::formats

@@ -1,0 +1,80 @@
+#include "tessera/reshard/work_identity.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+#include "base/file_descriptor.h"
+#include "tessera/base/digest.h"
+#include "tessera/base/json.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CreateOptions;
+using formats::Format;
+using formats::NativeWriteOptions;
+
+std::string digest_of(const std::vector<Value>& values) {
+  Xxh3Wide hash;
+  for (const Value& value : values) {
+    const std::string text = value_to_json(value) + "\n";
+    hash.update(std::as_bytes(std::span(text)));
+  }
+  return hash.hex_digest();
+}
+
+std::string describe(const CreateOptions& options) {
+  std::string text(format_name(options.format));
+  if (options.format == Format::native) {
+    const NativeWriteOptions& native = options.native;
+    if (native.compression == NativeWriteOptions::Compression::zstd) {
+      text += ", zstd:" + std::to_string(native.zstd_level) + " in chunks of " +
+              std::to_string(native.chunk_nbytes) + " bytes";
+    }
+  } else if (options.format == Format::safetensors && options.safetensors.max_shard_nbytes) {
+    text += ", files of " + std::to_string(*options.safetensors.max_shard_nbytes) + " bytes";
+  }
+  return text;
+}
+
+/// Returns size and time of last change.
+std::string describe_file(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) tessera::detail::throw_system_error(errno, path, "stat");
+  char text[96];
+  std::snprintf(text, sizeof text, "%lld bytes, changed at %lld.%09ld",
+                static_cast<long long>(status.st_size),
+                static_cast<long long>(status.st_mtim.tv_sec), status.st_mtim.tv_nsec);
+  return text;
+}
+
+/// Returns the path as the checkpoint's own, as a checkpoint may be moved while nobody looks; or as
+/// it is, where it lies elsewhere (one of several checkpoints that are read as one).
+std::string name_in(const std::string& checkpoint, const std::string& path) {
+  const std::string parent = checkpoint.substr(0, checkpoint.rfind('/') + 1);  // npos + 1 is 0
+  for (const std::string& folder : {checkpoint + "/", parent}) {
+    if (!folder.empty() && path.starts_with(folder)) return path.substr(folder.size());
+  }
+  return path;
+}
+
+}  // namespace
+
+formats::WorkIdentity identify_work(const Plan& plan, const formats::CheckpointReader& reader,
+                                    const std::vector<Value>& values,
+                                    const CreateOptions& options) {
+  formats::WorkIdentity identity;
+  identity["plan"] = plan_digest(plan, reader.contents());
+  identity["destination"] = describe(options);
+  identity["values"] = digest_of(values);
+  for (const std::string& path : reader.data_files()) {
+    identity["source " + name_in(reader.path(), path)] = describe_file(path);
+  }
+  return identity;
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Kills ckpt-reshard at random moments, and has other runs go on. Shows row E4."""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+OPTIONS = None
+# Where to, with which options.
+DESTINATIONS = (
+    ("native", []),
+    ("ranks", ["--world-size", "3", "--threads", "3"]),
+    ("zstd", ["--compress", "zstd"]),
+    ("one.safetensors", []),
+    ("shards", ["--to", "safetensors", "--max-shard-size", "5MiB"]),
+    ("dcp", ["--to", "dcp", "--world-size", "2"]),
+    ("one.pt", []),
+)
+
+
+def write_source(path, seed):
+    """Writes 24 MiB of safetensors whose bytes compress as weights do."""
+    rows, columns, num_tensors = 1024, 1024, 12
+    nbytes = rows * columns * 2
+    header = {f"layers.{i}.weight": {"dtype": "BF16", "shape": [rows, columns],
+                                     "data_offsets": [i * nbytes, (i + 1) * nbytes]}
+              for i in range(num_tensors)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    noise = bytearray(random.Random(seed).randbytes(nbytes))
+    noise[1::2] = bytes(0x38 + byte % 4 for byte in noise[1::2])
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for i in range(num_tensors):
+            noise[0:2] = struct.pack("<H", i)
+            out.write(noise)
+
+
+def contents(path):
+    """Returns all files of a checkpoint with their bytes; nothing where there is none."""
+    if path.is_file():
+        return {path.name: path.read_bytes()}
+    return {each.name: each.read_bytes() for each in path.iterdir()} if path.exists() else {}
+
+
+class KilledReshard(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.seed = int(os.environ.get("TESSERA_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+        cls.folder = tempfile.TemporaryDirectory(prefix="tessera-killed-")
+        cls.root = pathlib.Path(cls.folder.name)
+        cls.source, cls.old_source = cls.root / "source.safetensors", cls.root / "old.safetensors"
+        write_source(cls.source, 1)
+        write_source(cls.old_source, 2)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def start(self, source, name, options):
+        command = [OPTIONS.bin / "ckpt-reshard", source, self.work / name, *options]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def move(self, source, name, options):
+        process = self.start(source, name, options)
+        stdout, stderr = process.communicate()
+        self.assertEqual(process.returncode, 0, stderr)
+        return stdout
+
+    def whole(self, source, name, options):
+        """Returns what an uninterrupted run makes, and how long that takes."""
+        with tempfile.TemporaryDirectory(dir=self.root) as folder:
+            self.work = pathlib.Path(folder)
+            start = time.monotonic()
+            self.move(source, name, options)
+            return contents(self.work / name), time.monotonic() - start
+
+    def test_killed_at_any_moment(self):
+        draw = random.Random(self.seed)
+        new, old, seconds = {}, {}, {}
+        for name, options in DESTINATIONS:
+            new[name], seconds[name] = self.whole(self.source, name, options)
+            old[name] = self.whole(self.old_source, name, options)[0]
+        num_resumed = 0
+        for number in range(OPTIONS.kills):
+            name, options = draw.choice(DESTINATIONS)
+            replaces, num_kills = draw.random() < 0.25, draw.choice((1, 1, 2, 3))
+            with tempfile.TemporaryDirectory(dir=self.root) as folder, \
+                 self.subTest(seed=self.seed, number=number, name=name, replaces=replaces):
+                self.work = pathlib.Path(folder)
+                before = {}
+                if replaces:
+                    self.move(self.old_source, name, options)
+                    before = old[name]
+                self.assertEqual(contents(self.work / name), before)
+                num_resumed += self.kill_and_go_on(draw, name, options + ["--overwrite"] * replaces,
+                                                   num_kills, seconds[name], before, new[name])
+        self.assertGreater(num_resumed, OPTIONS.kills // 10, "too few of the killed runs had begun")
+
+    def kill_and_go_on(self, draw, name, options, num_kills, seconds, before, after):
+        """Returns whether the last run found something of those before."""
+        path = self.work / name
+        for attempt in range(num_kills):
+            process = self.start(self.source, name, options + ["--resume"] * (attempt > 0))
+            time.sleep(draw.uniform(0, seconds))
+            process.kill()
+            process.communicate()
+            found = contents(path)
+            self.assertIn(found, (before, after), "neither the old nor the new one, whole")
+            if found == after:
+                return False
+        stdout = self.move(self.source, name, options + ["--resume"])
+        self.assertEqual(contents(path), after)
+        self.assertEqual([each.name for each in self.work.iterdir() if ".partial" in each.name], [])
+        return re.search(r"bytes .* of them kept from before", stdout) is not None
+
+    def test_a_second_run_is_refused_and_the_first_ends_well(self):
+        for name, options in DESTINATIONS:
+            expected, _ = self.whole(self.source, name, options)
+            with tempfile.TemporaryDirectory(dir=self.root) as folder, self.subTest(name=name):
+                self.work = pathlib.Path(folder)
+                first = self.start(self.source, name, options)
+                journal = self.work / (name + ".partial.journal")  # made under the lock
+                while not journal.exists() and first.poll() is None:
+                    pass
+                first.send_signal(signal.SIGSTOP)
+                if (self.work / name).exists():
+                    self.skipTest("the first run was too fast")
+                for flags in ([], ["--resume"], ["--discard"]):
+                    second = self.start(self.source, name, options + flags)
+                    _, stderr = second.communicate()
+                    self.assertEqual(second.returncode, 2, stderr)
+                    self.assertIn("another writer is at work on the same destination", stderr)
+                first.send_signal(signal.SIGCONT)
+                _, stderr = first.communicate()
+                self.assertEqual(first.returncode, 0, stderr)
+                self.assertEqual(contents(self.work / name), expected)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", required=True, type=pathlib.Path, help="folder of the tools")
+    parser.add_argument("--kills", type=int, default=40)
+    OPTIONS, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest])

@@ -1,0 +1,446 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "formats/native_checkpoint.h"
+#include "support/error_matchers.h"
+#include "support/fault_file_system.h"
+#include "support/temporary_directory.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/create.h"
+#include "tessera/formats/detect.h"
+#include "tessera/reshard/executor.h"
+#include "tessera/reshard/work_identity.h"
+
+// Work that does not end, and is gone on with.
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointReader;
+using formats::Format;
+using formats::KeptWork;
+using test::Bytes;
+using test::FaultFileSystem;
+using test::MemoryCheckpoint;
+using test::ThrowsError;
+using Compression = formats::NativeWriteOptions::Compression;
+
+struct Destination {
+  std::string name;
+  std::string file;
+  formats::CreateOptions create{};
+  int world_size = 0;
+
+  friend std::ostream& operator<<(std::ostream& out, const Destination& destination) {
+    return out << destination.name;
+  }
+};
+
+std::vector<Destination> destinations() {
+  return {
+      {"native", "c", {.format = Format::native}, 2},
+      {"native_zstd",
+       "c",
+       {.format = Format::native,
+        .native = {.compression = Compression::zstd, .chunk_nbytes = 65536}}},
+      {"safetensors_file", "c.safetensors", {.format = Format::safetensors}},
+      {"safetensors_shards",
+       "c",
+       {.format = Format::safetensors, .safetensors = {.max_shard_nbytes = 200'000}}},
+      {"dcp", "c", {.format = Format::dcp}, 2},
+      {"torch_zip", "c.pt", {.format = Format::torch_zip}},
+  };
+}
+
+Destination destination(std::string_view name) {
+  const auto all = destinations();
+  return *std::ranges::find(all, name, &Destination::name);
+}
+
+/// Counts the bytes that are read, and fails once there have been too many.
+class CountingReader final : public CheckpointReader {
+ public:
+  explicit CountingReader(const CheckpointReader& base) : base_(base) {}
+  void fail_after(std::uint64_t nbytes) { limit_nbytes_ = nbytes; }
+  std::uint64_t nbytes_read() const { return nbytes_read_; }
+
+  Format format() const override { return base_.format(); }
+  const std::string& path() const override { return base_.path(); }
+  const formats::CheckpointContents& contents() const override { return base_.contents(); }
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    if (nbytes_read_ + out.size() > limit_nbytes_) throw Error(ErrorKind::io, {}, "pulled plug");
+    nbytes_read_ += out.size();
+    base_.read_piece(tensor_index, piece_index, range, out);
+  }
+  Value read_value(std::size_t value_index) const override { return base_.read_value(value_index); }
+  formats::PieceStorage piece_storage(std::size_t tensor_index,
+                                      std::size_t piece_index) const override {
+    return base_.piece_storage(tensor_index, piece_index);
+  }
+  void check_files(const formats::FindingSink&) const override {}
+  void verify(const formats::FindingSink&, const formats::ProgressSink&) const override {}
+
+ private:
+  const CheckpointReader& base_;
+  std::uint64_t limit_nbytes_ = ~std::uint64_t{0};
+  mutable std::atomic<std::uint64_t> nbytes_read_ = 0;
+};
+
+/// Pieces that compress and pieces that do not, of one block and of several chunks, and values.
+MemoryCheckpoint small_source() {
+  test::Random random;
+  MemoryCheckpoint source("small");
+  source.add({"a", DType::float32, {3}}, test::bytes_of<float>({1, 2, 3}));
+  source.add({"empty", DType::float32, {0, 4}}, {});
+  source.add({"noise", DType::uint8, {150'000}}, test::random_bytes(150'000, random));
+  source.add({"step", DType::int64, {}}, test::bytes_of<std::int64_t>({42}));
+  source.add({"w", DType::bfloat16, {300, 500}}, test::weight_like_bytes(300'000, 2, random));
+  source.add_value("epoch", Value(7));
+  return source;
+}
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t kLargeNbytes = 18 * kMiB;
+
+/// The same noise over and over, with a number in every page.
+Bytes repeated(const Bytes& noise, std::uint64_t nbytes) {
+  constexpr std::size_t kPageNbytes = 4096;
+  Bytes bytes;
+  while (bytes.size() < nbytes) bytes.insert(bytes.end(), noise.begin(), noise.end());
+  for (std::size_t at = 0; at < bytes.size(); at += kPageNbytes) {
+    const std::uint64_t number = at / kPageNbytes;
+    std::memcpy(bytes.data() + at, &number, sizeof number);
+  }
+  return bytes;
+}
+
+/// Two tensors of several blocks in every format, and a file that is written past the page cache.
+MemoryCheckpoint large_source() {
+  test::Random random;
+  MemoryCheckpoint source("large");
+  constexpr std::int64_t kNumel = 6 * kMiB;
+  source.add({"v", DType::uint8, {kNumel}}, repeated(test::random_bytes(kMiB, random), kNumel));
+  source.add({"w", DType::bfloat16, {kNumel}},
+             repeated(test::weight_like_bytes(kMiB, 2, random), 2 * kNumel));
+  source.add_value("epoch", Value(7));
+  return source;
+}
+
+class ResumeTest : public ::testing::TestWithParam<Destination> {
+ protected:
+  std::string path() const { return tmp_ / GetParam().file; }
+  std::string partial() const { return path() + ".partial"; }
+
+  /// Moves `source`, and keeps what is finished where that fails. Returns what of it was there
+  /// already.
+  std::uint64_t move(const CheckpointReader& source, KeptWork kept_work,
+                     OverwritePolicy overwrite = OverwritePolicy::refuse, int num_threads = 1) {
+    const Plan plan =
+        plan_reshard(source.contents(), source.path(),
+                     {.format = GetParam().create.format, .world_size = GetParam().world_size});
+    EXPECT_TRUE(plan.problems.empty());
+    std::vector<Value> values;
+    for (const std::size_t i : plan.value_sources) values.push_back(source.read_value(i));
+    formats::CreateOptions create = GetParam().create;
+    create.overwrite = overwrite;
+    create.journal.emplace();
+    create.journal->kept_work = kept_work;
+    create.journal->identity = identify_work(plan, source, values, create);
+    create.journal->identity["source"] = source_says_;
+    const auto writer =
+        formats::create_checkpoint(fs_, path(), plan.destination, std::move(values), create);
+    std::atomic<std::uint64_t> resumed_nbytes = 0;
+    try {
+      execute(plan, source, *writer,
+              {.num_threads = num_threads,
+               .resumed = [&](std::uint64_t nbytes) { resumed_nbytes += nbytes; }});
+      writer->commit();
+    } catch (const Error&) {
+      writer->keep_work();
+      throw;
+    }
+    return resumed_nbytes;
+  }
+
+  /// Returns every file with its bytes, by its path below the temporary directory.
+  std::map<std::string, std::string> all_files() const {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(tmp_.path())) {
+      const std::string file = entry.path().string();
+      if (entry.is_regular_file()) files[file.substr(tmp_.path().size())] = test::read_all(file);
+    }
+    return files;
+  }
+
+  /// The same without work in progress.
+  std::map<std::string, std::string> finished_files() const {
+    auto files = all_files();
+    std::erase_if(files, [](const auto& file) {
+      return file.first.find(StagedDestination::kSuffix) != std::string::npos;
+    });
+    return files;
+  }
+
+  void clear() {
+    for (const auto& name : FileSystem::posix().list_directory(tmp_.path())) {
+      FileSystem::posix().remove_all(tmp_ / name);
+    }
+  }
+
+  /// Returns what an uninterrupted run without a journal leaves.
+  std::map<std::string, std::string> whole(const CheckpointReader& source) {
+    const Plan plan =
+        plan_reshard(source.contents(), source.path(),
+                     {.format = GetParam().create.format, .world_size = GetParam().world_size});
+    std::vector<Value> values;
+    for (const std::size_t i : plan.value_sources) values.push_back(source.read_value(i));
+    const auto writer = formats::create_checkpoint(fs_, path(), plan.destination, std::move(values),
+                                                   GetParam().create);
+    execute(plan, source, *writer, {});
+    writer->commit();
+    auto files = all_files();
+    clear();
+    return files;
+  }
+
+  /// Fails when `nbytes` of the source have been read.
+  void move_in_part(const CheckpointReader& source, std::uint64_t nbytes, int num_threads = 1) {
+    CountingReader failing(source);
+    failing.fail_after(nbytes);
+    EXPECT_THAT([&] { move(failing, KeptWork::refuse, OverwritePolicy::refuse, num_threads); },
+                ThrowsError(ErrorKind::io, "pulled plug"));
+    ASSERT_TRUE(FileSystem::posix().kind_of(partial()).has_value());
+  }
+
+  test::TemporaryDirectory tmp_;
+  FaultFileSystem fs_{FileSystem::posix(), tmp_.path()};
+  std::string source_says_ = "17 bytes";
+};
+
+std::string name_of(const ::testing::TestParamInfo<Destination>& tested) {
+  return tested.param.name;
+}
+
+INSTANTIATE_TEST_SUITE_P(AllFormats, ResumeTest, ::testing::ValuesIn(destinations()), name_of);
+
+TEST_P(ResumeTest, E4_AfterAFailureAtAnyOperationTheRestIsDone) {
+  const MemoryCheckpoint source = small_source();
+  const auto expected = whole(source);
+  for (const auto fault : {FaultFileSystem::Fault::once, FaultFileSystem::Fault::from_then_on}) {
+    std::int64_t index = 0;
+    const std::int64_t step = fault == FaultFileSystem::Fault::once ? 1 : 3;
+    for (bool committed = false; !committed; index += step) {
+      SCOPED_TRACE(index);
+      fs_.fail_operation(index, fault);
+      try {
+        move(source, KeptWork::refuse);
+        committed = !fs_.has_failed();  // nobody hears of what fails once all is done
+      } catch (const Error& error) {
+        ASSERT_EQ(error.kind(), ErrorKind::io) << error.what();
+        fs_.fail_operation(-1);
+        const bool has_appeared = FileSystem::posix().kind_of(path()).has_value();
+        if (!has_appeared) move(source, KeptWork::resume);
+      }
+      auto files = all_files();
+      // Where the disk fails for good, not even the journal can be removed.
+      files.erase("/" + GetParam().file + ".partial.journal");
+      ASSERT_TRUE(files == expected);
+      clear();
+    }
+    EXPECT_GT(index, 15);
+  }
+}
+
+TEST_P(ResumeTest, E4_AFailedReplacementLeavesTheOldOneAndGoesOn) {
+  const MemoryCheckpoint source = small_source();
+  MemoryCheckpoint old_source("old");
+  old_source.add({"old", DType::float32, {2}}, test::bytes_of<float>({5, 6}));
+  old_source.add_value("epoch", Value(1));
+  const auto expected = whole(source);
+  const auto old_files = whole(old_source);
+  bool has_failed = true;
+  for (std::int64_t index = 0; has_failed; ++index) {
+    SCOPED_TRACE(index);
+    fs_.fail_operation(-1);
+    move(old_source, KeptWork::refuse);
+    fs_.fail_operation(index);
+    try {
+      move(source, KeptWork::refuse, OverwritePolicy::replace);
+      has_failed = fs_.has_failed();
+      ASSERT_TRUE(finished_files() == expected);
+    } catch (const Error&) {
+      fs_.fail_operation(-1);
+      ASSERT_TRUE(finished_files() == old_files);
+      move(source, KeptWork::resume, OverwritePolicy::replace);
+      ASSERT_TRUE(all_files() == expected);
+    }
+    clear();
+  }
+}
+
+TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {
+  const MemoryCheckpoint source = large_source();
+  const auto expected = whole(source);
+  for (const int num_threads : {1, 3}) {
+    move_in_part(source, kLargeNbytes * 2 / 3, num_threads);
+    CountingReader reader(source);
+    const std::uint64_t resumed_nbytes =
+        move(reader, KeptWork::resume, OverwritePolicy::refuse, num_threads);
+    EXPECT_GE(resumed_nbytes, kLargeNbytes / 3);
+    EXPECT_EQ(reader.nbytes_read(), kLargeNbytes - resumed_nbytes);
+    EXPECT_TRUE(all_files() == expected);
+    clear();
+  }
+}
+
+class CompressedResumeTest : public ResumeTest {};
+INSTANTIATE_TEST_SUITE_P(Native, CompressedResumeTest,
+                         ::testing::Values(destination("native_zstd")), name_of);
+
+TEST_P(CompressedResumeTest, E4_SpaceThatIsReservedStepByStepIsNotGivenBack) {
+  constexpr std::int64_t kNbytes = 120 * kMiB;  // more than one step, when compressed
+  constexpr std::uint64_t kMovedNbytes = 110 * kMiB;
+  test::Random random;
+  MemoryCheckpoint source("large");
+  source.add({"w", DType::bfloat16, {kNbytes / 2}},
+             repeated(test::weight_like_bytes(kMiB, 2, random), kNbytes));
+  const auto expected = whole(source);
+  move_in_part(source, kMovedNbytes);
+  EXPECT_EQ(move(source, KeptWork::resume), kMovedNbytes);
+  EXPECT_TRUE(all_files() == expected);
+}
+
+TEST_P(ResumeTest, E4_ARunThatGoesOnMayFailToo) {
+  const MemoryCheckpoint source = large_source();
+  const auto expected = whole(source);
+  move_in_part(source, kLargeNbytes / 2);
+  for (int round = 0;; ++round) {
+    ASSERT_LT(round, 10);
+    CountingReader reader(source);
+    reader.fail_after(kLargeNbytes / 2);
+    try {
+      EXPECT_GT(move(reader, KeptWork::resume), 0U);
+      break;
+    } catch (const Error&) {
+      EXPECT_GT(reader.nbytes_read(), 0U);
+    }
+  }
+  EXPECT_TRUE(all_files() == expected);
+}
+
+TEST_P(ResumeTest, E4_WhatIsNotAsTheJournalSaysIsWrittenAgain) {
+  const MemoryCheckpoint source = large_source();
+  const auto expected = whole(source);
+  move_in_part(source, kLargeNbytes - 2 * kMiB);
+  // One byte of every 20 KB of every file, which hits each block.
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(tmp_.path())) {
+    const std::string file = entry.path().string();
+    if (!entry.is_regular_file() || file.ends_with(".journal")) continue;
+    std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
+    const auto size = static_cast<std::int64_t>(std::filesystem::file_size(file));
+    for (std::int64_t at = 19'000; at < size; at += 20'011) {
+      stream.seekg(at);
+      const auto byte = static_cast<char>(stream.get() ^ 1);
+      stream.seekp(at);
+      stream.put(byte);
+    }
+  }
+  CountingReader reader(source);
+  EXPECT_EQ(move(reader, KeptWork::resume), 0U);
+  EXPECT_EQ(reader.nbytes_read(), kLargeNbytes);
+  EXPECT_TRUE(all_files() == expected);
+}
+
+TEST_P(ResumeTest, E4_OtherWorkIsRefusedAndStays) {
+  const MemoryCheckpoint source = large_source();
+  move_in_part(source, kLargeNbytes * 2 / 3);
+  const auto before = all_files();
+  EXPECT_THAT([&] { move(source, KeptWork::refuse); },
+              ThrowsError(ErrorKind::already_exists, "kept here"));
+  source_says_ = "18 bytes";
+  EXPECT_THAT([&] { move(source, KeptWork::resume); },
+              ThrowsError(ErrorKind::mismatch, "expected 17 bytes, found 18 bytes"));
+  EXPECT_THAT([&] { move(small_source(), KeptWork::resume); },
+              ThrowsError(ErrorKind::mismatch, "kept work of another kind: plan"));
+  EXPECT_TRUE(all_files() == before);
+}
+
+class ValuesBesideTest : public ResumeTest {};
+INSTANTIATE_TEST_SUITE_P(Safetensors, ValuesBesideTest,
+                         ::testing::Values(destination("safetensors_file")), name_of);
+
+TEST_P(ValuesBesideTest, E4_ValuesThatHaveAppearedAlreadyDoNoHarm) {
+  const std::string values = "/" + GetParam().file + ".values.json";
+  const MemoryCheckpoint source = large_source();
+  const auto expected = whole(source);
+  move_in_part(source, kLargeNbytes * 2 / 3);
+  test::write_file(tmp_.path() + values, "somebody's");
+  EXPECT_THAT([&] { move(source, KeptWork::resume); },
+              ThrowsError(ErrorKind::already_exists, "destination exists"));
+  test::write_file(tmp_.path() + values, expected.at(values));
+  EXPECT_GT(move(source, KeptWork::resume), 0U);
+  EXPECT_TRUE(all_files() == expected);
+}
+
+TEST_P(ResumeTest, E4_DiscardedWorkIsGone) {
+  const MemoryCheckpoint source = large_source();
+  move_in_part(source, kLargeNbytes * 2 / 3);
+  source_says_ = "18 bytes";
+  const MemoryCheckpoint other = small_source();
+  EXPECT_EQ(move(other, KeptWork::discard), 0U);
+  const auto files = all_files();
+  clear();
+  EXPECT_TRUE(files == whole(other));
+}
+
+TEST_P(ResumeTest, E4_WriterWithoutAJournalTakesTheWorkOver) {
+  move_in_part(large_source(), kLargeNbytes * 2 / 3);
+  const MemoryCheckpoint source = small_source();
+  const auto names = [&] { return FileSystem::posix().list_directory(tmp_.path()); };
+  EXPECT_THAT(names(), testing::Contains(GetParam().file + ".partial.journal"));
+  {
+    const Plan plan =
+        plan_reshard(source.contents(), source.path(),
+                     {.format = GetParam().create.format, .world_size = GetParam().world_size});
+    const auto writer =
+        formats::create_checkpoint(fs_, path(), plan.destination, {Value(7)}, GetParam().create);
+    execute(plan, source, *writer, {});
+    writer->commit();
+  }
+  const auto files = all_files();
+  clear();
+  EXPECT_TRUE(files == whole(source));
+}
+
+TEST_P(ResumeTest, E4_TwoWritersOfOneDestinationAreRefused) {
+  const MemoryCheckpoint source = small_source();
+  const Plan plan =
+      plan_reshard(source.contents(), source.path(),
+                   {.format = GetParam().create.format, .world_size = GetParam().world_size});
+  formats::CreateOptions create = GetParam().create;
+  create.journal.emplace();
+  const auto first = formats::create_checkpoint(fs_, path(), plan.destination, {Value(7)}, create);
+  for (const KeptWork kept : {KeptWork::refuse, KeptWork::resume, KeptWork::discard}) {
+    EXPECT_THAT([&] { move(source, kept); },
+                ThrowsError(ErrorKind::already_exists, "another writer is at work"));
+  }
+}
+
+TEST_P(ResumeTest, E4_WorkWithoutAFinishedBlockIsNotKept) {
+  const MemoryCheckpoint source = large_source();
+  CountingReader reader(source);
+  reader.fail_after(0);
+  EXPECT_THROW(move(reader, KeptWork::refuse), Error);
+  EXPECT_TRUE(std::filesystem::is_empty(tmp_.path()));
+}
+
+}  // namespace
+}  // namespace tessera::reshard
