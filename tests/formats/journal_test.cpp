@@ -113,7 +113,7 @@ TEST_F(JournalTest, ADamagedByteAnywhereEndsWhatIsBelieved) {
 
 TEST_F(JournalTest, AnotherGoesOnBehindTheLastWholeLine) {
   write(2);
-  put(text() + "0123456789abcdef torn");
+  put(text() + "0123456789abcdef torn" + std::string(1000, '?'));
   auto contents = read_journal(fs_, path());
   ASSERT_TRUE(contents.has_value());
   {
@@ -128,6 +128,7 @@ TEST_F(JournalTest, AnotherGoesOnBehindTheLastWholeLine) {
   contents = read_journal(fs_, path());
   ASSERT_TRUE(contents.has_value());
   EXPECT_EQ(count_first(*contents), 3);
+  EXPECT_EQ(contents->end_nbytes, text().size());  // what was torn is gone
 }
 
 TEST_F(JournalTest, ALineIsInTheFileAsSoonAsItStandsForManyBytes) {

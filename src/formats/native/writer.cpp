@@ -206,6 +206,7 @@ class NativeWriter final : public RankFilesWriter {
       headers.push_back(finish_rank(rank));
     }
     const std::string index_path = join_path(directory(), kIndexFileName);
+    // HDF5 takes for zero what it has not written yet.
     if (journal() != nullptr && journal()->goes_on()) file_system().remove_all(index_path);
     const std::uint64_t checkpoint_id = write_index_file(file_system(), index_path, index());
     for (FileHeader& header : headers) {
