@@ -217,7 +217,9 @@ std::string keep_work(CheckpointWriter& writer, ErrorKind kind, const MoveOption
   if (!writer.keep_work()) return "";
   const std::uint64_t percent =
       plan.nbytes_to_write == 0 ? 0 : done_nbytes * 100 / plan.nbytes_to_write;
-  return "kept: " + printable(staging_path(options)) + ", " + std::to_string(percent) +
+  // What an earlier run has finished may go beyond where this one has come to.
+  return "kept: " + printable(staging_path(options)) + ", " +
+         (writer.goes_on() ? "at least " : "") + std::to_string(percent) +
          "% done; go on with --resume, or start from the beginning with --discard";
 }
 
