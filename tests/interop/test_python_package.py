@@ -533,11 +533,11 @@ def test_other_threads_of_python_go_on_meanwhile(large, tmp_path):
     ticker.start()
     begin = time.monotonic()
     tessera.reshard(large / "plain", tmp_path / "moved", compress="zstd", threads=1)
-    took = time.monotonic() - begin
+    end = time.monotonic()
     done.set()
     ticker.join()
-    gaps = [later - earlier for earlier, later in itertools.pairwise([begin, *ticks])]
-    assert max(gaps) < max(0.5, took / 2) and len(ticks) > 5, (took, gaps)
+    inner = (begin + (end - begin) / 4, end - (end - begin) / 4)  # no tick of the times before and after
+    assert sum(inner[0] < tick < inner[1] for tick in ticks) > 2, (begin, end, ticks)
 
 
 # --- the package itself --------------------------------------------------------------------------------------------
