@@ -226,12 +226,13 @@ bool Journal::read_back(const std::string& path, ByteRange range, std::span<std:
   }
 }
 
-bool holds_plain_block(const Journal* journal, const BlockId& id, const std::string& path,
-                       ByteRange range, std::span<std::byte> room) {
-  if (journal == nullptr) return false;
-  const auto block = journal->find(id);
-  return block && block->form == BlockForm::plain && block->range == range &&
-         journal->read_back(path, range, room) && xxh3_64(room) == block->checksum;
+std::optional<std::uint64_t> read_plain_block(const Journal* journal, const BlockId& id,
+                                              const std::string& path, ByteRange range,
+                                              std::span<std::byte> room) {
+  const auto block = journal != nullptr ? journal->find(id) : std::nullopt;
+  const bool is_there = block && block->form == BlockForm::plain && block->range == range &&
+                        journal->read_back(path, range, room);
+  return is_there ? std::optional(block->checksum) : std::nullopt;
 }
 
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,

@@ -108,10 +108,11 @@ class Journal {
   mutable std::shared_ptr<const ReadableFile> open_file_;  // blocks come file by file
 };
 
-/// Says whether a run before has finished the block, as it was handed in, at `range` of the file at
-/// `path`, and fills `room` with it. `journal` may be null.
-bool holds_plain_block(const Journal* journal, const BlockId& id, const std::string& path,
-                       ByteRange range, std::span<std::byte> room);
+/// Fills `room` with the block, if a run before has noted it as it was handed in, at `range` of the
+/// file at `path`. Returns the checksum that the bytes must have. `journal` may be null.
+std::optional<std::uint64_t> read_plain_block(const Journal* journal, const BlockId& id,
+                                              const std::string& path, ByteRange range,
+                                              std::span<std::byte> room);
 
 /// Creates a file of a writer, to be written at offsets. One that a run before has begun keeps its
 /// bytes. `journal` may be null.

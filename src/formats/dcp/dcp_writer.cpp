@@ -339,22 +339,23 @@ void RankFilesWriter::write_block(PieceId piece, std::int64_t begin,
   }
   out->write_at(range.begin, bytes);
   if (journal_ != nullptr) {
-    journal_->note({piece, begin}, {.range = range, .checksum = xxh3_64(bytes)});
+    journal_->note({piece, begin}, {.range = range, .checksum = block_crc});
   }
   count_off(piece, begin, block_crc);
 }
 
 bool RankFilesWriter::resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) {
   RankFile& file = file_of(piece);
-  if (!holds_plain_block(journal_, {piece, begin}, path_of(file),
-                         range_of(piece, begin, room.size()), room)) {
-    return false;
-  }
+  const auto checksum = read_plain_block(journal_, {piece, begin}, path_of(file),
+                                         range_of(piece, begin, room.size()), room);
+  if (!checksum) return false;
+  const std::uint32_t block_crc = crc32(0, room);
+  if (block_crc != *checksum) return false;
   {
     const std::lock_guard lock(file.mutex);
     open(file);
   }
-  count_off(piece, begin, crc32(0, room));
+  count_off(piece, begin, block_crc);
   return true;
 }
 

@@ -129,10 +129,11 @@ class SafetensorsWriter final : public CheckpointWriter {
 
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
     Shard& shard = shard_of(piece);
-    const bool is_there = holds_plain_block(work_->journal(), {piece, begin}, shard.path,
-                                            range_of(piece, begin, room.size()), room);
-    if (is_there) count_off(shard, room.size());
-    return is_there;
+    const auto checksum = read_plain_block(work_->journal(), {piece, begin}, shard.path,
+                                           range_of(piece, begin, room.size()), room);
+    if (!checksum || *checksum != xxh3_64(room)) return false;
+    count_off(shard, room.size());
+    return true;
   }
 
   bool goes_on() const override { return work_->goes_on(); }

@@ -129,18 +129,22 @@ class TorchZipWriter final : public CheckpointWriter {
 
   void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
     const ByteRange range = range_of(piece, begin, bytes.size());
+    const std::uint32_t crc = crc32(0, bytes);
     file_->write_at(range.begin, bytes);
     if (Journal* journal = work_.journal()) {
-      journal->note({piece, begin}, {.range = range, .checksum = xxh3_64(bytes)});
+      journal->note({piece, begin}, {.range = range, .checksum = crc});
     }
-    take_note(piece, begin, bytes);
+    count_off(piece, begin, crc, bytes.size());
   }
 
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
-    const bool is_there = holds_plain_block(work_.journal(), {piece, begin}, work_.staging_path(),
-                                            range_of(piece, begin, room.size()), room);
-    if (is_there) take_note(piece, begin, room);
-    return is_there;
+    const auto checksum = read_plain_block(work_.journal(), {piece, begin}, work_.staging_path(),
+                                           range_of(piece, begin, room.size()), room);
+    if (!checksum) return false;
+    const std::uint32_t crc = crc32(0, room);
+    if (crc != *checksum) return false;
+    count_off(piece, begin, crc, room.size());
+    return true;
   }
 
   bool goes_on() const override { return work_.goes_on(); }
@@ -173,13 +177,13 @@ class TorchZipWriter final : public CheckpointWriter {
     return {first, first + nbytes};
   }
 
-  /// Keeps what the file's end needs of a block that is in its place.
-  void take_note(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) {
+  /// Counts a block that is in its place, and keeps what the file's end needs of it.
+  void count_off(PieceId piece, std::int64_t begin, std::uint32_t crc, std::uint64_t nbytes) {
     const std::size_t i = piece.tensor_index;
     const std::uint64_t begin_byte =
         static_cast<std::uint64_t>(begin) * itemsize(contents_.tensors[i].meta.dtype);
-    block_crcs_[i][begin_byte / kBlockNbytes] = crc32(0, bytes);
-    unwritten_nbytes_ -= bytes.size();
+    block_crcs_[i][begin_byte / kBlockNbytes] = crc;
+    unwritten_nbytes_ -= nbytes;
   }
 
   std::vector<std::uint32_t> storage_crcs() const {
