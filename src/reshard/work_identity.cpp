@@ -72,7 +72,9 @@ formats::WorkIdentity identify_work(const Plan& plan, const formats::CheckpointR
   identity["destination"] = describe(options);
   identity["values"] = digest_of(values);
   for (const std::string& path : reader.data_files()) {
-    identity["source " + name_in(reader.path(), path)] = describe_file(path);
+    // Sources that are read as one may have files of one name.
+    std::string& said = identity["source " + name_in(reader.path(), path)];
+    said += (said.empty() ? "" : "; ") + describe_file(path);
   }
   return identity;
 }

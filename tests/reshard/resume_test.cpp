@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -72,6 +73,7 @@ class CountingReader final : public CheckpointReader {
   explicit CountingReader(const CheckpointReader& base) : base_(base) {}
   void fail_after(std::uint64_t nbytes) { limit_nbytes_ = nbytes; }
   std::uint64_t nbytes_read() const { return nbytes_read_; }
+  void set_data_files(std::vector<std::string> paths) { data_files_ = std::move(paths); }
 
   Format format() const override { return base_.format(); }
   const std::string& path() const override { return base_.path(); }
@@ -83,6 +85,7 @@ class CountingReader final : public CheckpointReader {
     base_.read_piece(tensor_index, piece_index, range, out);
   }
   Value read_value(std::size_t value_index) const override { return base_.read_value(value_index); }
+  std::vector<std::string> data_files() const override { return data_files_; }
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override {
     return base_.piece_storage(tensor_index, piece_index);
@@ -93,6 +96,7 @@ class CountingReader final : public CheckpointReader {
  private:
   const CheckpointReader& base_;
   std::uint64_t limit_nbytes_ = ~std::uint64_t{0};
+  std::vector<std::string> data_files_;
   mutable std::atomic<std::uint64_t> nbytes_read_ = 0;
 };
 
@@ -301,6 +305,35 @@ TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {
     EXPECT_TRUE(all_files() == expected);
     clear();
   }
+}
+
+TEST(WorkIdentityTest, E4_EveryFileOfTheSourceCountsAlsoOfOneName) {
+  test::TemporaryDirectory tmp;
+  const std::vector<std::string> files = {tmp / "a/rank.h5", tmp / "b/rank.h5", tmp / "c.h5"};
+  for (const char* name : {"a", "b"}) std::filesystem::create_directory(tmp / name);
+  for (const std::string& file : files) test::write_file(file, "12345");
+  const MemoryCheckpoint source = small_source();
+  CountingReader reader(source);
+  reader.set_data_files(files);
+  const Plan plan = plan_reshard(source.contents(), source.path(), {});
+  const auto identity = [&] { return identify_work(plan, reader, {Value(7)}, {}); };
+  const auto before = identity();
+  EXPECT_EQ(identity(), before);
+  for (const std::string& file : files) {
+    const auto time = std::filesystem::last_write_time(file);
+    test::write_file(file, "1234");
+    std::filesystem::last_write_time(file, time);
+    EXPECT_NE(identity(), before) << file;
+    test::write_file(file, "12345");
+    std::filesystem::last_write_time(file, time + std::chrono::nanoseconds(1000));
+    EXPECT_NE(identity(), before) << file;
+    std::filesystem::last_write_time(file, time);
+    EXPECT_EQ(identity(), before) << file;
+  }
+  EXPECT_NE(identify_work(plan, reader, {Value(8)}, {}), before);
+  EXPECT_NE(identify_work(plan, reader, {Value(7)}, {.format = Format::dcp}), before);
+  const Plan other = plan_reshard(source.contents(), source.path(), {.world_size = 2});
+  EXPECT_NE(identify_work(other, reader, {Value(7)}, {}), before);
 }
 
 class CompressedResumeTest : public ResumeTest {};
