@@ -332,7 +332,8 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   const auto [reader, problems] = open();
   Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), wanted);
   plan.problems.insert(plan.problems.begin(), problems.begin(), problems.end());
-  for (const Finding& note : plan.notes) terminal.print_error("note: " + formats::finding_to_string(note));
+  for (const Finding& note : plan.notes)
+    terminal.print_error("note: " + formats::finding_to_string(note));
   if (!plan.problems.empty()) {
     for (const Finding& problem : plan.problems)
       terminal.print_error("ckpt-reshard: " + formats::finding_to_string(problem));
