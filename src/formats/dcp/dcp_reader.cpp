@@ -10,6 +10,7 @@
 
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/recently_used.h"
+#include "formats/open_files.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -24,8 +25,6 @@ using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
 
 constexpr std::uint64_t kMaxMetadataNbytes = std::uint64_t{1} << 30;
-constexpr std::size_t kMaxOpenFiles = 128;
-constexpr std::size_t kMaxOpenChunks = 256;
 
 /// One item, opened: a torch.save file within a file of the checkpoint, which it shares with
 /// others.
@@ -90,8 +89,10 @@ class DcpReader final : public CheckpointReader {
   const FileSystem& fs_;
   std::string path_;
   dcp::Metadata metadata_;
-  mutable dcp::RecentlyUsed<std::uint32_t, ReadableFile> files_{kMaxOpenFiles};
-  mutable dcp::RecentlyUsed<std::uint64_t, Chunk> chunks_{kMaxOpenChunks};  // by tensor and piece
+  mutable dcp::RecentlyUsed<std::uint32_t, ReadableFile> files_{num_files_kept_open()};
+  mutable dcp::RecentlyUsed<std::uint64_t, Chunk> chunks_{
+      // by tensor and piece
+      2 * num_files_kept_open()};  // each keeps its file open
 };
 
 std::shared_ptr<const ReadableFile> DcpReader::open_file(std::uint32_t file) const {

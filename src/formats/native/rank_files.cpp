@@ -86,7 +86,7 @@ std::shared_ptr<const ReadableFile> RankFiles::open(std::int64_t rank) const {
   if (!file) {
     file = open_rank_file(fs_, checkpoint_path_, rank, checkpoint_id_, records_);
     open_ranks_.push_back(number);
-    if (open_ranks_.size() > kMaxOpenFiles) {
+    if (open_ranks_.size() > max_open_files_) {
       files_[open_ranks_.front()].reset();
       open_ranks_.pop_front();
     }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "formats/native/index.h"
+#include "formats/open_files.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::formats::native {
@@ -27,9 +28,8 @@ class RankFiles {
   std::shared_ptr<const ReadableFile> open(std::int64_t rank) const;
 
  private:
-  static constexpr std::size_t kMaxOpenFiles = 128;
-
   const FileSystem& fs_;
+  const std::size_t max_open_files_ = num_files_kept_open();
   std::string checkpoint_path_;
   std::uint64_t checkpoint_id_;
   const std::vector<RankFileRecord>& records_;

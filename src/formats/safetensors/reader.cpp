@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "formats/open_files.h"
 #include "formats/safetensors/header.h"
 #include "formats/safetensors/metadata_keys.h"
 #include "formats/safetensors/values_file.h"
@@ -548,18 +549,18 @@ class SafetensorsReader final : public CheckpointReader {
     detail::apply_values_file(text, path, contents_, values_);
   }
 
-  /// Returns an open file. Up to kMaxOpenFiles stay open; beyond, each call opens anew.
+  /// Returns an open file. Some stay open; beyond, each call opens anew.
   std::shared_ptr<const ReadableFile> open_file(std::size_t file) const {
-    static constexpr std::size_t kMaxOpenFiles = 256;
     const std::scoped_lock lock(open_files_mutex_);
     const auto found = open_files_.find(file);
     if (found != open_files_.end()) return found->second;
     std::shared_ptr<const ReadableFile> opened = fs_.open(files_[file].path);
-    if (open_files_.size() < kMaxOpenFiles) open_files_.emplace(file, opened);
+    if (open_files_.size() < max_open_files_) open_files_.emplace(file, opened);
     return opened;
   }
 
   const FileSystem& fs_;
+  const std::size_t max_open_files_ = num_files_kept_open();
   std::string path_;
   std::vector<File> files_;
   CheckpointContents contents_;

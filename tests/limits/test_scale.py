@@ -1,0 +1,113 @@
+"""How far the tools go: many tensors, many ranks, long and deep names, tensors larger than memory.
+
+Needs only the standard library, and 21 GB on the disk for a while. TESSERA_BIN names the folder with the tools. Each
+command's seconds and peak memory are printed, for docs/performance.md.
+"""
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from test_limits import MIB, write_safetensors
+
+BIN = Path(os.environ["TESSERA_BIN"])
+FORMATS = {"native": "", "dcp": "", "safetensors": ".safetensors", "torch": ".pt"}
+
+
+class Scale(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="tessera-scale-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def run_tool(self, tool: str, *arguments) -> int:
+        """Runs a tool that has to succeed. Returns its peak resident bytes."""
+        begin = time.monotonic()
+        process = subprocess.Popen([BIN / tool, *map(str, arguments)], stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True)
+        errors = process.stderr.read()
+        process.stderr.close()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual((process.returncode, errors), (0, ""), f"{tool} {arguments}")
+        words = " ".join(word.name if isinstance(word, Path) else str(word) for word in arguments)
+        print(f"    {time.monotonic() - begin:8.2f} s, {usage.ru_utime + usage.ru_stime:7.2f} s of processor, "
+              f"{usage.ru_maxrss / 1024:5.0f} MiB: {tool} {words[:90]}", flush=True)
+        return usage.ru_maxrss * 1024
+
+    def source(self, name: str, tensors: dict[str, list[int]]) -> Path:
+        path = self.folder / f"{name}.safetensors"
+        write_safetensors(path, tensors)
+        return path
+
+    def test_A3_memory_grows_with_the_number_of_tensors_and_no_faster(self):
+        peaks = {}
+        for count in (10_000, 100_000):
+            source = self.source(f"{count}", {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(count)})
+            native, dcp = self.folder / f"native-{count}", self.folder / f"dcp-{count}"
+            peaks[count] = [
+                self.run_tool("ckpt-inspect", "ls", source),
+                self.run_tool("ckpt-reshard", source, native, "--world-size", 4, "--quiet"),
+                self.run_tool("ckpt-inspect", "ls", native),
+                self.run_tool("ckpt-inspect", "verify", native),
+                self.run_tool("ckpt-reshard", native, dcp, "--to", "dcp", "--world-size", 8, "--quiet"),
+                self.run_tool("ckpt-inspect", "ls", dcp),
+                self.run_tool("ckpt-inspect", "diff", native, dcp),
+            ]
+        for few, many in zip(*peaks.values()):
+            self.assertLess(many, 11 * few + 16 * MIB)
+
+    def test_A2_thousands_of_ranks(self):
+        source = self.source("model", {f"layers.{i}.w": [8192, 16] for i in range(64)})
+        wide = self.folder / "wide"
+        self.run_tool("ckpt-reshard", source, wide, "--to", "dcp", "--world-size", 4096, "--quiet")
+        self.run_tool("ckpt-inspect", "layout", wide)
+        self.run_tool("ckpt-reshard", wide, self.folder / "narrow", "--world-size", 8, "--quiet")
+        self.run_tool("ckpt-inspect", "diff", source, self.folder / "narrow")
+        peak = self.run_tool("ckpt-reshard", source, self.folder / "none", "--world-size", 10_000, "--dry-run")
+        self.assertLess(peak, 1024 * MIB)
+
+    def test_A3_names_of_64_kB_and_prefixes_1000_deep(self):
+        names = {
+            "long": {"x" * 65_000 + str(i): [4] for i in range(50)},
+            "deep": {".".join(f"p{step}" for step in range(1000)) + f".{i}": [4] for i in range(50)},
+        }
+        for kind, tensors in names.items():
+            source = self.source(kind, tensors)
+            for form, suffix in FORMATS.items():
+                moved = self.folder / f"{kind}-{form}{suffix}"
+                self.run_tool("ckpt-reshard", source, moved, "--to", form, "--quiet")
+                for verb in ("tree", "ls", "layout", "stats", "verify"):
+                    self.run_tool("ckpt-inspect", verb, moved)
+                self.run_tool("ckpt-inspect", "diff", source, moved)
+
+    def test_A2_a_tensor_of_20_GB(self):
+        source = self.source("large", {"w": [5 << 20, 1000]})
+        if shutil.disk_usage(self.folder).free < 25e9:
+            self.skipTest("less than 25 GB are free on the disk")
+        self.assertLess(self.run_tool("ckpt-inspect", "stats", source), 256 * MIB)
+        moved = self.folder / "moved"
+        self.assertLess(self.run_tool("ckpt-reshard", source, moved, "--world-size", 3, "--quiet"), (256 + 64) * MIB)
+        self.assertLess(self.run_tool("ckpt-inspect", "verify", moved), 256 * MIB)
+
+    def test_E6_few_open_files_and_little_address_space(self):
+        source = self.source("model", {f"layers.{i}.w": [64, 64] for i in range(64)})
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+            resource.setrlimit(resource.RLIMIT_AS, (2097152 * 1024, 2097152 * 1024))
+
+        for form, suffix in FORMATS.items():
+            moved, again = self.folder / f"{form}{suffix}", self.folder / f"{form}-again"
+            ranks = ["--world-size", "256"] if not suffix else []
+            for command in (["ckpt-reshard", source, moved, "--to", form, *ranks], ["ckpt-inspect", "verify", moved],
+                            ["ckpt-reshard", moved, again, "--to", "native"], ["ckpt-inspect", "diff", source, again]):
+                done = subprocess.run([BIN / command[0], *command[1:]], preexec_fn=limit, capture_output=True, text=True)
+                self.assertEqual((done.returncode, done.stderr), (0, ""), command)
+
+
+if __name__ == "__main__":
+    unittest.main()
