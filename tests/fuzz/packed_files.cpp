@@ -30,10 +30,6 @@ class PackedFile final : public ReadableFile {
   std::span<const std::byte> bytes_;
 };
 
-[[noreturn]] void refuse_to_write(const std::string& path) {
-  throw Error(ErrorKind::io, {.path = path}, "read-only");
-}
-
 }  // namespace
 
 PackedFiles::PackedFiles(std::span<const std::byte> input, std::vector<std::string> names) {
@@ -97,28 +93,6 @@ std::string PackedFiles::resolve_links(const std::string& path) const {
     throw Error(ErrorKind::not_found, {.path = path}, "no such file");
   }
   return path;
-}
-
-std::unique_ptr<WritableFile> PackedFiles::create(const std::string& path) {
-  refuse_to_write(path);
-}
-std::unique_ptr<WritableFile> PackedFiles::open_for_update(const std::string& path) {
-  refuse_to_write(path);
-}
-void PackedFiles::make_directory(const std::string& path) {
-  refuse_to_write(path);
-}
-void PackedFiles::rename(const std::string& from, const std::string&) {
-  refuse_to_write(from);
-}
-void PackedFiles::exchange(const std::string& a, const std::string&) {
-  refuse_to_write(a);
-}
-void PackedFiles::remove_all(const std::string& path) {
-  refuse_to_write(path);
-}
-void PackedFiles::sync_directory(const std::string& path) {
-  refuse_to_write(path);
 }
 
 }  // namespace tessera::fuzz

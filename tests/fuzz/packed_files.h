@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/file_system.h"
+#include "tessera/base/read_only_file_system.h"
 
 namespace tessera::fuzz {
 
@@ -23,7 +23,7 @@ inline constexpr const char* kCheckpointPath = "/checkpoint";
 /// Files whose length is missing in the input do not exist. A single name makes `/checkpoint`
 /// itself the file where that name is empty. pack_seeds.py writes this form.
 /// Sees the input's memory. Thread-safe. Everything that would write throws Error(io).
-class PackedFiles final : public FileSystem {
+class PackedFiles final : public ReadOnlyFileSystem {
  public:
   PackedFiles(std::span<const std::byte> input, std::vector<std::string> names);
 
@@ -31,14 +31,6 @@ class PackedFiles final : public FileSystem {
   std::unique_ptr<ReadableFile> open(const std::string& path) const override;
   std::vector<std::string> list_directory(const std::string& path) const override;
   std::string resolve_links(const std::string& path) const override;
-
-  std::unique_ptr<WritableFile> create(const std::string& path) override;
-  std::unique_ptr<WritableFile> open_for_update(const std::string& path) override;
-  void make_directory(const std::string& path) override;
-  void rename(const std::string& from, const std::string& to) override;
-  void exchange(const std::string& a, const std::string& b) override;
-  void remove_all(const std::string& path) override;
-  void sync_directory(const std::string& path) override;
 
  private:
   const std::span<const std::byte>* find(const std::string& path) const;

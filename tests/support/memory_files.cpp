@@ -5,14 +5,6 @@
 #include "tessera/base/error.h"
 
 namespace tessera::test {
-namespace {
-
-[[noreturn]] void refuse_change(const std::string& path) {
-  throw Error(ErrorKind::io, {.path = path}, "files in memory are for reading only");
-}
-
-}  // namespace
-
 class MemoryFiles::MemoryFile final : public ReadableFile {
  public:
   MemoryFile(const MemoryFiles& files, std::string path, const std::string& bytes)
@@ -64,28 +56,6 @@ std::vector<std::string> MemoryFiles::list_directory(const std::string& path) co
   std::vector<std::string> names;
   for (const auto& [name, bytes] : files_) names.push_back(name);
   return names;
-}
-
-std::unique_ptr<WritableFile> MemoryFiles::create(const std::string& path) {
-  refuse_change(path);
-}
-std::unique_ptr<WritableFile> MemoryFiles::open_for_update(const std::string& path) {
-  refuse_change(path);
-}
-void MemoryFiles::make_directory(const std::string& path) {
-  refuse_change(path);
-}
-void MemoryFiles::rename(const std::string& from, const std::string& /*to*/) {
-  refuse_change(from);
-}
-void MemoryFiles::exchange(const std::string& a, const std::string& /*b*/) {
-  refuse_change(a);
-}
-void MemoryFiles::remove_all(const std::string& path) {
-  refuse_change(path);
-}
-void MemoryFiles::sync_directory(const std::string& path) {
-  refuse_change(path);
 }
 
 }  // namespace tessera::test

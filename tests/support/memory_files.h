@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/file_system.h"
+#include "tessera/base/read_only_file_system.h"
 
 namespace tessera::test {
 
 /// Files of one directory that lie in memory, for reading only: to damage and to count. Thread-safe
 /// for reading.
-class MemoryFiles final : public FileSystem {
+class MemoryFiles final : public ReadOnlyFileSystem {
  public:
   MemoryFiles(std::string directory, std::map<std::string, std::string> files)
       : directory_(std::move(directory)), files_(std::move(files)) {}
@@ -37,15 +37,6 @@ class MemoryFiles final : public FileSystem {
   std::unique_ptr<ReadableFile> open(const std::string& path) const override;
   std::vector<std::string> list_directory(const std::string& path) const override;
   std::string resolve_links(const std::string& path) const override { return path; }
-
-  // None of these can be done.
-  std::unique_ptr<WritableFile> create(const std::string& path) override;
-  std::unique_ptr<WritableFile> open_for_update(const std::string& path) override;
-  void make_directory(const std::string& path) override;
-  void rename(const std::string& from, const std::string& to) override;
-  void exchange(const std::string& a, const std::string& b) override;
-  void remove_all(const std::string& path) override;
-  void sync_directory(const std::string& path) override;
 
  private:
   class MemoryFile;

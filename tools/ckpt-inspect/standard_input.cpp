@@ -41,10 +41,6 @@ class KeptFile final : public ReadableFile {
   std::uint64_t nbytes_;
 };
 
-[[noreturn]] void refuse_to_write(const std::string& path) {
-  throw Error(ErrorKind::io, {.path = path}, "standard input is read only");
-}
-
 [[noreturn]] void not_there(const std::string& path) {
   throw Error(ErrorKind::not_found, {.path = path}, "nothing lies beside standard input");
 }
@@ -92,28 +88,6 @@ std::vector<std::string> StandardInput::list_directory(const std::string& path) 
 std::string StandardInput::resolve_links(const std::string& path) const {
   if (path != kStandardInput) not_there(path);
   return path;
-}
-
-std::unique_ptr<WritableFile> StandardInput::create(const std::string& path) {
-  refuse_to_write(path);
-}
-std::unique_ptr<WritableFile> StandardInput::open_for_update(const std::string& path) {
-  refuse_to_write(path);
-}
-void StandardInput::make_directory(const std::string& path) {
-  refuse_to_write(path);
-}
-void StandardInput::rename(const std::string& from, const std::string&) {
-  refuse_to_write(from);
-}
-void StandardInput::exchange(const std::string& a, const std::string&) {
-  refuse_to_write(a);
-}
-void StandardInput::remove_all(const std::string& path) {
-  refuse_to_write(path);
-}
-void StandardInput::sync_directory(const std::string& path) {
-  refuse_to_write(path);
 }
 
 }  // namespace tessera::cli

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/file_system.h"
+#include "tessera/base/read_only_file_system.h"
 
 namespace tessera::cli {
 
@@ -18,7 +18,7 @@ inline constexpr const char* kStandardInput = "-";
 /// end on construction: so many of its first bytes are kept, the rest is counted, which is enough
 /// for the header of a file of any size. Thread-safe. What needs a byte that was not kept throws
 /// Error(unsupported), what would write Error(io).
-class StandardInput final : public FileSystem {
+class StandardInput final : public ReadOnlyFileSystem {
  public:
   /// More than the longest header of a safetensors file.
   static constexpr std::uint64_t kMaxKeptNbytes = std::uint64_t{128} << 20;
@@ -31,14 +31,6 @@ class StandardInput final : public FileSystem {
   std::unique_ptr<ReadableFile> open(const std::string& path) const override;
   std::vector<std::string> list_directory(const std::string& path) const override;
   std::string resolve_links(const std::string& path) const override;
-
-  std::unique_ptr<WritableFile> create(const std::string& path) override;
-  std::unique_ptr<WritableFile> open_for_update(const std::string& path) override;
-  void make_directory(const std::string& path) override;
-  void rename(const std::string& from, const std::string& to) override;
-  void exchange(const std::string& a, const std::string& b) override;
-  void remove_all(const std::string& path) override;
-  void sync_directory(const std::string& path) override;
 
  private:
   std::uint64_t nbytes_ = 0;
