@@ -201,8 +201,18 @@ class PosixFileSystem final : public FileSystem {
     return std::make_unique<PosixWritableFile>(path, O_WRONLY | O_CREAT | O_EXCL);
   }
 
+  /// What is opened is what a writer has begun, never what a link leads to or has another name for.
   std::unique_ptr<WritableFile> open_for_update(const std::string& path) override {
-    return std::make_unique<PosixWritableFile>(path, O_WRONLY);
+    struct stat status {};
+    const bool is_there = ::lstat(path.c_str(), &status) == 0;
+    if (is_there && !(S_ISREG(status.st_mode) && status.st_nlink == 1)) {
+      throw Error::expected(ErrorKind::already_exists, {.path = path}, "file to be written into",
+                            "a regular file that has this name alone",
+                            S_ISREG(status.st_mode)   ? "one with another name beside it"
+                            : S_ISLNK(status.st_mode) ? "a link"
+                                                      : "another kind of object");
+    }
+    return std::make_unique<PosixWritableFile>(path, O_WRONLY | O_NOFOLLOW);
   }
 
   void make_directory(const std::string& path) override {

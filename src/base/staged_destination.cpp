@@ -158,9 +158,9 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
         return;
       }
       if (!may_be_left_over(fs_, staging_path_, kind_)) {
-        throw Error(
-            ErrorKind::already_exists, {.path = staging_path_},
-            "staging: this name is needed for the work in progress, and something else has it");
+        throw Error(ErrorKind::already_exists, {.path = staging_path_},
+                    "staging: this name is needed for the work in progress, and something else has "
+                    "it (remove or rename it)");
       }
       if (goes_on && goes_on(*this)) {
         has_left_over_ = true;

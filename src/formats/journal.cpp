@@ -125,7 +125,8 @@ std::optional<JournalContents> read_journal(const FileSystem& fs, const std::str
   if (kFirstLine.starts_with(all)) return std::nullopt;
   if (!all.starts_with(kMagic)) {
     throw Error(ErrorKind::already_exists, {.path = path},
-                "journal: this name is needed for the work in progress, and something else has it");
+                "journal: this name is needed for the work in progress, and something else has it "
+                "(remove or rename it)");
   }
   if (!all.starts_with(kFirstLine)) {
     throw Error::expected(ErrorKind::unsupported, {.path = path}, "journal", "version 1",

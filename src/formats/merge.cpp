@@ -135,7 +135,8 @@ class MergedReader final : public CheckpointReader {
         for (std::size_t i = begin; i < end; ++i) {
           found += (found.empty() ? "" : ", ") + printable(reader_of(all[i].origin).path());
         }
-        collide(all[begin].name, "one source with that name", std::move(found));
+        collide(all[begin].name, "one source with that name (--prefer, or PREFIX=SRC)",
+                std::move(found));
       }
       const std::size_t chosen = preference_ == MergePreference::last ? end - 1 : begin;
       if (all[chosen].part == Part::tensor) {

@@ -47,26 +47,50 @@ class ParameterNames {
       if (target == nullptr || behind_state(alias.fqn)) continue;
       add(alias.fqn, static_cast<std::size_t>(target - contents.tensors.data()));
     }
+    for (auto& [name, named] : by_name_) std::ranges::stable_sort(named, {}, &Named::fqn);
   }
 
-  std::optional<std::size_t> find(std::string_view name) const {
+  /// Of several that have this name, the one which shares most of its first steps with `state`:
+  /// checkpoints that are read as one have parameters of one name.
+  std::optional<std::size_t> find(std::string_view name, std::string_view state) const {
     const auto it = by_name_.find(name);
     if (it == by_name_.end()) return std::nullopt;
-    return it->second;
+    const std::vector<Named>& named = it->second;
+    const auto next = std::ranges::lower_bound(named, state, {}, &Named::fqn);
+    std::size_t shared = 0;
+    if (next != named.end()) shared = shared_steps(next->fqn, state);
+    if (next != named.begin()) {
+      shared = std::max(shared, shared_steps(std::prev(next)->fqn, state));
+    }
+    return std::ranges::lower_bound(named, state.substr(0, shared), {}, &Named::fqn)->index;
   }
 
  private:
+  struct Named {
+    std::string_view fqn;
+    std::size_t index;
+  };
+
+  /// Returns the length of the whole steps, with their dots, that two names begin with.
+  static std::size_t shared_steps(std::string_view a, std::string_view b) {
+    const auto [end, other] = std::ranges::mismatch(a, b);
+    const std::string_view shared = a.substr(0, static_cast<std::size_t>(end - a.begin()));
+    const std::size_t dot = shared.rfind('.');
+    return dot == std::string_view::npos ? 0 : dot + 1;
+  }
+
   void add(std::string_view fqn, std::size_t index) {
     constexpr int kMaxPrefixSteps = 3;
+    std::string_view name = fqn;
     for (int steps = 0; steps <= kMaxPrefixSteps; ++steps) {
-      by_name_.emplace(fqn, index);  // the first one keeps the name
-      const std::size_t dot = fqn.find('.');
+      by_name_[name].push_back({fqn, index});
+      const std::size_t dot = name.find('.');
       if (dot == std::string_view::npos) break;
-      fqn.remove_prefix(dot + 1);
+      name.remove_prefix(dot + 1);
     }
   }
 
-  std::unordered_map<std::string_view, std::size_t> by_name_;
+  std::unordered_map<std::string_view, std::vector<Named>> by_name_;  // each by fqn
 };
 
 struct StateName {
@@ -76,10 +100,11 @@ struct StateName {
 
 /// Splits `<parameter>.<name>`: the longest parameter that exists wins, else the last step is the
 /// name.
-StateName split_state_name(std::string_view rest, const ParameterNames& parameters) {
+StateName split_state_name(std::string_view state, std::string_view rest,
+                           const ParameterNames& parameters) {
   for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;
        dot = rest.rfind('.', dot - 1)) {
-    if (const auto index = parameters.find(rest.substr(0, dot))) {
+    if (const auto index = parameters.find(rest.substr(0, dot), state)) {
       return {index, rest.substr(dot + 1)};
     }
   }
@@ -111,7 +136,7 @@ bool has_one_per_row(const TensorEntry& state, const TensorEntry& parameter) {
 
 StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& state,
                        std::string_view rest, const ParameterNames& parameters) {
-  const StateName parts = split_state_name(rest, parameters);
+  const StateName parts = split_state_name(state.meta.fqn, rest, parameters);
   StateRole role{StateKind::opaque, parts.parameter_index};
   if (parts.parameter_index) {
     const TensorEntry& parameter = contents.tensors[*parts.parameter_index];

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "support/memory_files.h"
+#include "tessera/base/error.h"
 
 namespace tessera {
 namespace {

@@ -412,6 +412,7 @@ def test_verify_looks_at_numbers_and_notes_when_asked(tmp_path):
     ({"world_size": 4, "strategy": "hybrid:2x2", "to": "dcp"}, ["--world-size", 4, "--strategy", "hybrid:2x2", "--to", "dcp"]),
     ({"to": "safetensors", "max_shard_size": 1000}, ["--to", "safetensors", "--max-shard-size", "1000"]),
     ({"to": "torch"}, ["--to", "torch"]),
+    ({"drop_optimizer": True, "ranks": 2}, ["--drop-optimizer", "--world-size", 2]),
     ({"only": "model.*", "rename": {"model.": "net."}, "cast": torch.bfloat16, "compress": "zstd:3"},
      ["--only", "model.*", "--rename", "model.=net.", "--cast", "bfloat16", "--compress", "zstd:3"]),
     ({"only": ["model", "!*.bias"], "threads": 2, "memory": 64 << 20},

@@ -44,6 +44,19 @@ TEST(OptimizerRulesTest, TheLongestParameterNameWins) {
   EXPECT_EQ(classify_state(contents)[2].parameter_index, 1U);
 }
 
+TEST(OptimizerRulesTest, StateBelongsToTheParameterThatSharesMostOfItsPrefix) {
+  const auto contents = contents_of({{"a.model.w", {2}},
+                                     {"a.optim.state.w.exp_avg", {2}},
+                                     {"b.model.w", {3}},
+                                     {"b.optim.state.w.exp_avg", {3}},
+                                     {"c.optim.state.w.exp_avg", {2}}});
+  const auto roles = classify_state(contents);
+  EXPECT_EQ(roles[1].parameter_index, 0U);
+  EXPECT_EQ(roles[3].parameter_index, 2U);
+  EXPECT_EQ(roles[3].kind, StateKind::pointwise);
+  EXPECT_EQ(roles[4].parameter_index, 0U) << "none shares anything: the first";
+}
+
 TEST(OptimizerRulesTest, StateKeyedByNumbersHasNoParameter) {
   const auto contents = contents_of({{"model.a", {2}}, {"optimizer.state.0.exp_avg", {2}}});
   const auto roles = classify_state(contents);

@@ -336,6 +336,65 @@ TEST(WorkIdentityTest, E4_EveryFileOfTheSourceCountsAlsoOfOneName) {
   EXPECT_NE(identify_work(other, reader, {Value(7)}, {}), before);
 }
 
+// Compressed chunks may come to lie elsewhere, so that their place tells nothing.
+class PlainResumeTest : public ResumeTest {};
+INSTANTIATE_TEST_SUITE_P(Native, PlainResumeTest, ::testing::Values(destination("native")),
+                         name_of);
+
+TEST_P(PlainResumeTest, E4_ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
+  test::Random random;
+  MemoryCheckpoint source("twins");
+  constexpr std::int64_t kNumel = 8 * kMiB;
+  for (const char* name : {"a", "b"}) {
+    source.add({name, DType::uint8, {kNumel}}, test::random_bytes(kNumel, random));
+  }
+  const auto expected = whole(source);
+  move_in_part(source, 15 * kMiB);
+  const std::string path = partial() + ".journal";
+  const auto kept = formats::read_journal(FileSystem::posix(), path);
+  ASSERT_TRUE(kept.has_value());
+  FileSystem::posix().remove_all(path);
+  {
+    formats::Journal forged(FileSystem::posix(), path, kept->identity);
+    for (const auto& [id, block] : kept->entries) {
+      auto other = id;
+      other.tensor_index = 1 - id.tensor_index;
+      forged.note(other, block);
+    }
+  }
+  EXPECT_EQ(move(source, KeptWork::resume), 0U);
+  EXPECT_EQ(finished_files(), expected);
+}
+
+TEST_P(ResumeTest, E4_NothingIsWrittenThroughALink) {
+  const MemoryCheckpoint source = large_source();
+  const std::string victim = tmp_ / "victim";
+  for (const bool is_hard : {false, true}) {
+    move_in_part(source, kLargeNbytes - 2 * kMiB);
+    test::write_file(victim, "somebody's");
+    std::vector<std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(tmp_.path())) {
+      if (entry.is_regular_file() && entry.path() != victim) files.push_back(entry.path());
+    }
+    for (const std::string& file : files) {
+      if (file.ends_with(".journal")) continue;
+      std::filesystem::remove(file);
+      if (is_hard) {
+        std::filesystem::create_hard_link(victim, file);
+      } else {
+        std::filesystem::create_symlink(victim, file);
+      }
+    }
+    try {
+      move(source, KeptWork::resume);
+    } catch (const Error&) {
+      // Or it goes on without them.
+    }
+    EXPECT_EQ(test::read_all(victim), "somebody's");
+    clear();
+  }
+}
+
 class CompressedResumeTest : public ResumeTest {};
 INSTANTIATE_TEST_SUITE_P(Native, CompressedResumeTest,
                          ::testing::Values(destination("native_zstd")), name_of);

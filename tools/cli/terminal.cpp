@@ -76,6 +76,7 @@ Terminal::Terminal(int out_fd, int err_fd)
       errors_are_on_terminal_(is_terminal(err_fd)),
       width_(find_width(output_is_terminal_ || !errors_are_on_terminal_ ? out_fd : err_fd)) {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that is too large is an error of the write
   set_color(ColorChoice::automatic);
 }
 

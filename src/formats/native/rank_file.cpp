@@ -173,7 +173,13 @@ bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
                                   const FinishedBlock& finished, std::span<std::byte> room) {
   thread_local std::vector<std::byte> chunk;
   Block block{.place = finished.range};
+  const bool is_compressed = options_.compression == NativeWriteOptions::Compression::zstd;
   if (finished.form == BlockForm::plain) {
+    // Compressed pieces may come to lie elsewhere than they were; others may not.
+    if (!is_compressed &&
+        finished.range != plain_range(pieces_[piece_number], begin, room.size())) {
+      return false;
+    }
     if (!journal_.journal->read_back(path_, finished.range, room) ||
         checksum_of_checksums(block_checksums(room)) != finished.checksum) {
       return false;
@@ -190,7 +196,7 @@ bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
     block.chunk = {is_raw ? h5::ChunkForm::raw : h5::ChunkForm::filtered, chunk};
     block.chunk_checksum = finished.checksum;
   }
-  if (options_.compression == NativeWriteOptions::Compression::zstd) {
+  if (is_compressed) {
     if (!put_in_turn(piece_number, begin, block)) return false;
   } else if (finished.form == BlockForm::plain) {
     put_plain(piece_number, begin, block);
@@ -212,14 +218,21 @@ void RankFileWriter::note(std::size_t piece_number, std::int64_t begin,
   }
 }
 
+/// Returns where elements of a piece lie. Requires: the piece is laid out plain.
+ByteRange RankFileWriter::plain_range(const PieceState& piece, std::int64_t begin,
+                                      std::size_t nbytes) {
+  const std::uint64_t offset = stored_of(piece).begin + static_cast<std::uint64_t>(begin) *
+                                                            itemsize(tensor_of(piece).meta.dtype);
+  return {offset, offset + nbytes};
+}
+
 /// Requires: the piece is laid out plain.
 void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, const Block& block) {
   PieceState& piece = pieces_[piece_number];
   const std::uint64_t begin_nbytes =
       static_cast<std::uint64_t>(begin) * itemsize(tensor_of(piece).meta.dtype);
-  const std::uint64_t offset = stored_of(piece).begin + begin_nbytes;
-  const ByteRange range{offset, offset + block.bytes.size()};
-  if (block.place != range) h5_file_.bytes().write_at(offset, block.bytes);
+  const ByteRange range = plain_range(piece, begin, block.bytes.size());
+  if (block.place != range) h5_file_.bytes().write_at(range.begin, block.bytes);
   const std::vector<std::uint64_t> checksums = block_checksums(block.bytes);
   for (std::size_t i = 0; i < checksums.size(); ++i) {
     piece.blocks[begin_nbytes / kPlainBlockNbytes + i].checksum = checksums[i];

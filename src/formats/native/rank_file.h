@@ -87,6 +87,7 @@ class RankFileWriter {
   void lay_out_plain(PieceState& piece);
   void lay_out_zstd(PieceState& piece);
   void describe(const PieceState& piece, const h5::Handle& dataset);
+  ByteRange plain_range(const PieceState& piece, std::int64_t begin, std::size_t nbytes);
   void put_plain(std::size_t piece_number, std::int64_t begin, const Block& block);
   bool put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block);
   Block encode(std::size_t piece_number, std::span<const std::byte> bytes);

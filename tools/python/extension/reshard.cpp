@@ -124,9 +124,9 @@ nb::dict reshard_checkpoint(const nb::bytes& source, const nb::bytes& destinatio
                             const std::vector<std::pair<std::string, std::string>>& rename,
                             const std::string& optimizer_names,
                             const std::optional<std::string>& cast, std::uint64_t max_shard_nbytes,
-                            bool allow_missing, bool allow_lossy, std::uint64_t memory_nbytes,
-                            int num_threads, bool dry_run, bool overwrite,
-                            const nb::object& progress) {
+                            bool drop_optimizer, bool allow_missing, bool allow_lossy,
+                            std::uint64_t memory_nbytes, int num_threads, bool dry_run,
+                            bool overwrite, const nb::object& progress) {
   Request request{.source = string_of(source),
                   .destination = string_of(destination),
                   .flat_layout_path = string_of(flat_layout),
@@ -152,6 +152,7 @@ nb::dict reshard_checkpoint(const nb::bytes& source, const nb::bytes& destinatio
   for (const auto& [from, into] : rename) plan.renames.push_back({from, into});
   plan.optimizer_names = parse_names(optimizer_names);
   plan.cast = parse_cast(cast);
+  if (drop_optimizer) plan.optimizer = reshard::OptimizerPart::leave_out;
   if (allow_missing) plan.missing = Relaxation::allow;
   if (allow_lossy) plan.lossy = Relaxation::allow;
   if (const std::string path = string_of(plan_path); !path.empty()) {
@@ -173,9 +174,9 @@ void bind_reshard(nb::module_& module) {
              nb::kw_only(), nb::arg("to").none(), nb::arg("world_size"), nb::arg("strategy"),
              nb::arg("plan"), nb::arg("units"), nb::arg("flat_layout"), nb::arg("compress"),
              nb::arg("only"), nb::arg("rename"), nb::arg("optimizer_names"), nb::arg("cast").none(),
-             nb::arg("max_shard_size"), nb::arg("allow_missing"), nb::arg("allow_lossy"),
-             nb::arg("memory"), nb::arg("threads"), nb::arg("dry_run"), nb::arg("overwrite"),
-             nb::arg("progress").none());
+             nb::arg("max_shard_size"), nb::arg("drop_optimizer"), nb::arg("allow_missing"),
+             nb::arg("allow_lossy"), nb::arg("memory"), nb::arg("threads"), nb::arg("dry_run"),
+             nb::arg("overwrite"), nb::arg("progress").none());
 }
 
 }  // namespace tessera::python

@@ -38,6 +38,6 @@ def verify(path: bytes, flat_layout: bytes, values: bool, memory: int, threads: 
            progress: Callable[[int, int], object] | None) -> list[_Finding]: ...
 def reshard(source: bytes, destination: bytes, *, to: str | None, world_size: int, strategy: str, plan: bytes,
             units: bytes, flat_layout: bytes, compress: str, only: Sequence[str], rename: Sequence[tuple[str, str]],
-            optimizer_names: str, cast: str | None, max_shard_size: int, allow_missing: bool, allow_lossy: bool,
+            optimizer_names: str, cast: str | None, max_shard_size: int, drop_optimizer: bool, allow_missing: bool, allow_lossy: bool,
             memory: int, threads: int, dry_run: bool, overwrite: bool,
             progress: Callable[[int, int], object] | None) -> _Summary: ...

@@ -32,7 +32,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             world_size: int | None = None, strategy: str | None = None, plan: PathLike | None = None,
             units: PathLike | None = None, flat_layout: PathLike | None = None, compress: str = "none",
             only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
-            optimizer_names: str = "as-stored", cast: Any = None, max_shard_size: int | None = None,
+            drop_optimizer: bool = False, optimizer_names: str = "as-stored", cast: Any = None,
+            max_shard_size: int | None = None,
             allow_missing: bool = False, allow_lossy: bool = False, memory: int = DEFAULT_MEMORY,
             threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
             progress: Callable[[int, int], object] | None = None) -> Resharded:
@@ -50,6 +51,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     compress: "none", "zstd" or "zstd:LEVEL"; native only.
     only: a glob of names, or several; "!GLOB" leaves out.
     rename: {FROM: TO}, leading parts of names.
+    drop_optimizer: leave out optimizers' state and param_groups.
     optimizer_names: "as-stored", "canonical" or "torchrec".
     cast: the dtype (torch's, or its name) that floating tensors get, scalar optimizer state aside.
     max_shard_size: the most bytes in one file; safetensors only.
@@ -60,6 +62,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     dry_run: plan, and write nothing.
     overwrite: replace the destination when the new one is complete.
     progress: called with the bytes done and the bytes to do; an exception out of it stops the move, as Ctrl-C does.
+
+    Work that ckpt-reshard has kept for the destination is refused: its --resume goes on with it.
 
     Raises Error; of kind "mismatch" with all `problems` where the source cannot be moved as asked.
     """
@@ -72,7 +76,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
         compress=compress, only=[only] if isinstance(only, str) else list(only),
         rename=_renames(rename or {}), optimizer_names=optimizer_names,
         cast=None if cast is None else str(cast), max_shard_size=at_least_one("max_shard_size", max_shard_size),
-        allow_missing=allow_missing, allow_lossy=allow_lossy, memory=at_least_one("memory", memory),
+        drop_optimizer=drop_optimizer, allow_missing=allow_missing, allow_lossy=allow_lossy, memory=at_least_one("memory", memory),
         threads=at_least_one("threads", threads), dry_run=dry_run, overwrite=overwrite, progress=progress)
     problems = tuple(Problem(*row) for row in result.pop("problems"))
     if problems:
@@ -82,6 +86,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
 
 
 def _renames(renames: Mapping[str, str]) -> list[tuple[str, str]]:
+    if not isinstance(renames, Mapping):
+        raise TypeError(f"rename: expected a mapping of FROM to TO, found {type(renames).__name__}")
     if "" in renames:
         raise ValueError("rename: expected the leading part of a name, found an empty one")
     return list(renames.items())
