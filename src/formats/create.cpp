@@ -38,6 +38,7 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
       return start_torch_zip(fs, destination, std::move(contents), values, work);
   }
   TESSERA_CHECK(false && "unnamed Format");
+  return nullptr;
 }
 
 Format format_for_destination(const std::string& path) {
