@@ -262,7 +262,7 @@ RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayo
         file_of({t, p}).empty_tensors.push_back(t);
         continue;
       }
-      progress[p].blocks_left = ceil_div(numel, block_numel({t, p}));
+      progress[p].blocks_left = ceil_div(numel, RankFilesWriter::block_numel({t, p}));
       ++file_of({t, p}).pieces_left;
     }
   }
