@@ -32,8 +32,8 @@ std::string describe(const CreateOptions& options) {
   if (options.format == Format::native) {
     const NativeWriteOptions& native = options.native;
     if (native.compression == NativeWriteOptions::Compression::zstd) {
-      text += ", zstd:" + std::to_string(native.zstd_level) + " in chunks of " +
-              std::to_string(native.chunk_nbytes) + " bytes";
+      text += ", zstd" + (native.zstd_level ? ":" + std::to_string(*native.zstd_level) : "") +
+              " in chunks of " + std::to_string(native.chunk_nbytes) + " bytes";
     }
   } else if (options.format == Format::safetensors && options.safetensors.max_shard_nbytes) {
     text += ", files of " + std::to_string(*options.safetensors.max_shard_nbytes) + " bytes";

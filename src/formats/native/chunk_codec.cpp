@@ -1,64 +1,29 @@
 #include "formats/native/chunk_codec.h"
 
-// For ZSTD_c_literalCompressionMode: an encoder's parameter, the frames are ordinary ones.
+// For ZSTD_compressSequences and ZSTD_c_literalCompressionMode: ways to encode, the frames are
+// ordinary ones.
 #define ZSTD_STATIC_LINKING_ONLY
 #include <zstd.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <new>
 
+#include "formats/native/byte_planes.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::native {
 namespace {
 
-/// Moves elements `[begin, end)` between their own order and planes that are `plane_nbytes` apart.
-/// The inner loops have constant lengths, so that the compiler turns them into vector code.
-template <std::size_t kItemsize>
-void shuffle_fixed(const std::byte* elements, std::byte* planes, std::uint64_t num_elements) {
-  constexpr std::uint64_t kBatch = 32;
-  std::uint64_t i = 0;
-  for (; i + kBatch <= num_elements; i += kBatch) {
-    for (std::size_t plane = 0; plane < kItemsize; ++plane) {
-      std::array<std::byte, kBatch> batch;
-      for (std::uint64_t k = 0; k < kBatch; ++k) {
-        batch[k] = elements[(i + k) * kItemsize + plane];
-      }
-      std::memcpy(planes + plane * num_elements + i, batch.data(), kBatch);
-    }
-  }
-  for (; i < num_elements; ++i) {
-    for (std::size_t plane = 0; plane < kItemsize; ++plane) {
-      planes[plane * num_elements + i] = elements[i * kItemsize + plane];
-    }
-  }
-}
-
-template <std::size_t kItemsize>
-void unshuffle_fixed(const std::byte* planes, std::uint64_t plane_nbytes, std::byte* elements,
-                     std::uint64_t num_elements) {
-  constexpr std::uint64_t kBatch = 32;
-  std::uint64_t i = 0;
-  for (; i + kBatch <= num_elements; i += kBatch) {
-    std::array<std::byte, kBatch * kItemsize> batch;
-    for (std::uint64_t k = 0; k < kBatch; ++k) {
-      for (std::size_t plane = 0; plane < kItemsize; ++plane) {
-        batch[k * kItemsize + plane] = planes[plane * plane_nbytes + i + k];
-      }
-    }
-    std::memcpy(elements + i * kItemsize, batch.data(), batch.size());
-  }
-  for (; i < num_elements; ++i) {
-    for (std::size_t plane = 0; plane < kItemsize; ++plane) {
-      elements[i * kItemsize + plane] = planes[plane * plane_nbytes + i];
-    }
-  }
-}
-
 /// A chunk is compressed where that saves at least this part of it.
 constexpr std::uint64_t kSavedPart = 16;
+
+/// Where Huffman codes alone make a chunk smaller than this part of it, there may be runs and
+/// repetitions in it: in weights, whose noise takes at least half, there are none.
+constexpr std::uint64_t kRegularPart = 2;
+/// What then is tried as well.
+constexpr int kMatchingLevel = 1;
+
+constexpr std::size_t kBlockHeaderNbytes = 3;
 
 ZSTD_CCtx* as_encoder(void* context) {
   return static_cast<ZSTD_CCtx*>(context);
@@ -75,60 +40,6 @@ void check_zstd(std::size_t code) {
 
 }  // namespace
 
-void shuffle_bytes(std::span<const std::byte> elements, std::uint64_t itemsize,
-                   std::span<std::byte> planes) {
-  TESSERA_CHECK(elements.size() == planes.size() && elements.size() % itemsize == 0);
-  if (elements.empty()) return;
-  const std::uint64_t num_elements = elements.size() / itemsize;
-  switch (itemsize) {
-    case 1:
-      std::memcpy(planes.data(), elements.data(), elements.size());
-      return;
-    case 2:
-      shuffle_fixed<2>(elements.data(), planes.data(), num_elements);
-      return;
-    case 4:
-      shuffle_fixed<4>(elements.data(), planes.data(), num_elements);
-      return;
-    case 8:
-      shuffle_fixed<8>(elements.data(), planes.data(), num_elements);
-      return;
-    case 16:
-      shuffle_fixed<16>(elements.data(), planes.data(), num_elements);
-      return;
-    default:
-      TESSERA_CHECK(false);
-  }
-}
-
-void unshuffle_bytes(std::span<const std::byte> planes, std::uint64_t itemsize, std::uint64_t begin,
-                     std::uint64_t end, std::span<std::byte> elements) {
-  TESSERA_CHECK(begin <= end && end * itemsize <= planes.size() &&
-                elements.size() == (end - begin) * itemsize);
-  if (begin == end) return;
-  const std::uint64_t plane_nbytes = planes.size() / itemsize;
-  const std::byte* first = planes.data() + begin;
-  switch (itemsize) {
-    case 1:
-      std::memcpy(elements.data(), first, elements.size());
-      return;
-    case 2:
-      unshuffle_fixed<2>(first, plane_nbytes, elements.data(), end - begin);
-      return;
-    case 4:
-      unshuffle_fixed<4>(first, plane_nbytes, elements.data(), end - begin);
-      return;
-    case 8:
-      unshuffle_fixed<8>(first, plane_nbytes, elements.data(), end - begin);
-      return;
-    case 16:
-      unshuffle_fixed<16>(first, plane_nbytes, elements.data(), end - begin);
-      return;
-    default:
-      TESSERA_CHECK(false);
-  }
-}
-
 ChunkEncoder::ChunkEncoder() : context_(ZSTD_createCCtx()) {
   if (context_ == nullptr) throw std::bad_alloc();
 }
@@ -138,7 +49,7 @@ ChunkEncoder::~ChunkEncoder() {
 }
 
 EncodedChunk ChunkEncoder::encode(std::span<const std::byte> elements, std::uint64_t itemsize,
-                                  std::uint64_t chunk_nbytes, int zstd_level) {
+                                  std::uint64_t chunk_nbytes, std::optional<int> zstd_level) {
   TESSERA_CHECK(elements.size() <= chunk_nbytes);
   if (elements.size() < chunk_nbytes) {
     padded_.assign(static_cast<std::size_t>(chunk_nbytes), std::byte{0});
@@ -147,25 +58,62 @@ EncodedChunk ChunkEncoder::encode(std::span<const std::byte> elements, std::uint
   }
   std::span<const std::byte> planes = elements;
   if (itemsize > 1) {
-    planes_.resize(elements.size());
-    shuffle_bytes(elements, itemsize, planes_);
-    planes = planes_;
+    const auto shuffled = planes_.take(elements.size());
+    shuffle_bytes(elements, itemsize, shuffled);
+    planes = shuffled;
   }
+  const auto frame = zstd_level ? compress_at_level(planes, *zstd_level)
+                                : compress_as_it_suits(planes, chunk_nbytes / itemsize);
+  if (frame.size() > chunk_nbytes - chunk_nbytes / kSavedPart) {
+    return {h5::ChunkForm::raw, elements};
+  }
+  return {h5::ChunkForm::filtered, frame};
+}
+
+std::span<const std::byte> ChunkEncoder::compress_as_it_suits(std::span<const std::byte> planes,
+                                                              std::uint64_t plane_nbytes) {
+  const auto coded = compress_without_matching(planes, plane_nbytes);
+  if (coded.size() >= planes.size() / kRegularPart) return coded;
+  const auto matched = compress_at_level(planes, kMatchingLevel);
+  return matched.size() < coded.size() ? matched : coded;
+}
+
+std::span<const std::byte> ChunkEncoder::compress_at_level(std::span<const std::byte> planes,
+                                                           int level) {
   ZSTD_CCtx* const context = as_encoder(context_);
   ZSTD_CCtx_reset(context, ZSTD_reset_session_and_parameters);
-  check_zstd(ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, zstd_level));
+  check_zstd(ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, level));
   // Negative levels leave literals as they are unless told otherwise; in weights there is nothing
   // but literals.
   check_zstd(ZSTD_CCtx_setParameter(context, ZSTD_c_literalCompressionMode, ZSTD_lcm_huffman));
-  check_zstd(ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, 1));
-  frame_.resize(ZSTD_compressBound(planes.size()));
-  const std::size_t frame_nbytes =
-      ZSTD_compress2(context, frame_.data(), frame_.size(), planes.data(), planes.size());
-  check_zstd(frame_nbytes);
-  if (frame_nbytes > chunk_nbytes - chunk_nbytes / kSavedPart) {
-    return {h5::ChunkForm::raw, elements};
+  const auto frame = matched_frame_.take(ZSTD_compressBound(planes.size()));
+  const std::size_t nbytes =
+      ZSTD_compress2(context, frame.data(), frame.size(), planes.data(), planes.size());
+  check_zstd(nbytes);
+  return frame.first(nbytes);
+}
+
+std::span<const std::byte> ChunkEncoder::compress_without_matching(
+    std::span<const std::byte> planes, std::uint64_t plane_nbytes) {
+  std::vector<ZSTD_Sequence> blocks;
+  for (std::uint64_t plane = 0; plane < planes.size(); plane += plane_nbytes) {
+    for (std::uint64_t begin = 0; begin < plane_nbytes; begin += ZSTD_BLOCKSIZE_MAX) {
+      const auto nbytes = std::min<std::uint64_t>(ZSTD_BLOCKSIZE_MAX, plane_nbytes - begin);
+      blocks.push_back(
+          {.offset = 0, .litLength = static_cast<unsigned>(nbytes), .matchLength = 0, .rep = 0});
+    }
   }
-  return {h5::ChunkForm::filtered, std::span(frame_).first(frame_nbytes)};
+  ZSTD_CCtx* const context = as_encoder(context_);
+  ZSTD_CCtx_reset(context, ZSTD_reset_session_and_parameters);
+  check_zstd(
+      ZSTD_CCtx_setParameter(context, ZSTD_c_blockDelimiters, ZSTD_sf_explicitBlockDelimiters));
+  const auto frame =
+      coded_frame_.take(ZSTD_compressBound(planes.size()) + blocks.size() * kBlockHeaderNbytes);
+  const std::size_t nbytes =
+      ZSTD_compressSequences(context, frame.data(), frame.size(), blocks.data(), blocks.size(),
+                             planes.data(), planes.size());
+  check_zstd(nbytes);
+  return frame.first(nbytes);
 }
 
 ChunkDecoder::ChunkDecoder() : context_(ZSTD_createDCtx()) {
@@ -193,8 +141,7 @@ void ChunkDecoder::decode(std::span<const std::byte> stored, std::uint64_t items
                                                  : std::to_string(content_nbytes) + " bytes");
   }
   const bool takes_all = itemsize == 1 && out.size() == chunk_nbytes;
-  if (!takes_all) planes_.resize(static_cast<std::size_t>(chunk_nbytes));
-  const auto content = takes_all ? out : std::span(planes_);
+  const auto content = takes_all ? out : planes_.take(static_cast<std::size_t>(chunk_nbytes));
   const std::size_t nbytes = ZSTD_decompressDCtx(as_decoder(context_), content.data(),
                                                  content.size(), stored.data(), stored.size());
   check_zstd(nbytes);
@@ -202,7 +149,7 @@ void ChunkDecoder::decode(std::span<const std::byte> stored, std::uint64_t items
     throw Error::expected(ErrorKind::corruption, {}, "zstd frame",
                           std::to_string(chunk_nbytes) + " bytes", std::to_string(nbytes));
   }
-  if (!takes_all) unshuffle_bytes(planes_, itemsize, begin, end, out);
+  if (!takes_all) unshuffle_bytes(content, itemsize, begin, end, out);
 }
 
 }  // namespace tessera::formats::native

@@ -2,22 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "base/byte_buffer.h"
 #include "formats/native/h5_calls.h"
 
 namespace tessera::formats::native {
-
-/// Puts the first bytes of all elements first, then all second bytes, and so on: the bytes that
-/// are alike come together. Requires: both spans of the same size, a multiple of `itemsize`, apart.
-void shuffle_bytes(std::span<const std::byte> elements, std::uint64_t itemsize,
-                   std::span<std::byte> planes);
-
-/// Undoes `shuffle_bytes` for elements `[begin, end)` of all those in `planes`.
-void unshuffle_bytes(std::span<const std::byte> planes, std::uint64_t itemsize, std::uint64_t begin,
-                     std::uint64_t end, std::span<std::byte> elements);
 
 /// A chunk as it is stored. Sees the encoder's memory.
 struct EncodedChunk {
@@ -34,15 +26,26 @@ class ChunkEncoder {
   ChunkEncoder(const ChunkEncoder&) = delete;
   ChunkEncoder& operator=(const ChunkEncoder&) = delete;
 
-  /// The result is good until the next call. Equal bytes give equal results, whatever came before.
+  /// Without a level each chunk is encoded in the way that suits it: Huffman codes for each plane
+  /// of bytes, or also matches where there are runs. The result is good until the next call. Equal
+  /// bytes give equal results, whatever came before.
   EncodedChunk encode(std::span<const std::byte> elements, std::uint64_t itemsize,
-                      std::uint64_t chunk_nbytes, int zstd_level);
+                      std::uint64_t chunk_nbytes, std::optional<int> zstd_level);
 
  private:
+  std::span<const std::byte> compress_as_it_suits(std::span<const std::byte> planes,
+                                                  std::uint64_t plane_nbytes);
+  std::span<const std::byte> compress_at_level(std::span<const std::byte> planes, int level);
+  /// Writes Huffman codes alone, in blocks that hold bytes of one plane each: planes differ in the
+  /// distribution of their bytes, and one that is noise is found out by a glance and copied.
+  std::span<const std::byte> compress_without_matching(std::span<const std::byte> planes,
+                                                       std::uint64_t plane_nbytes);
+
   void* context_;  // ZSTD_CCtx
   std::vector<std::byte> padded_;
-  std::vector<std::byte> planes_;
-  std::vector<std::byte> frame_;
+  tessera::detail::ByteBuffer planes_;
+  tessera::detail::ByteBuffer matched_frame_;
+  tessera::detail::ByteBuffer coded_frame_;
 };
 
 /// Undoes ChunkEncoder. Keeps its buffers. Not thread-safe: one per thread.
@@ -61,7 +64,7 @@ class ChunkDecoder {
 
  private:
   void* context_;  // ZSTD_DCtx
-  std::vector<std::byte> planes_;
+  tessera::detail::ByteBuffer planes_;
 };
 
 }  // namespace tessera::formats::native

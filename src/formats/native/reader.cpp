@@ -2,6 +2,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/byte_buffer.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/index.h"
 #include "formats/native/rank_files.h"
@@ -145,10 +146,10 @@ class NativeReader final : public CheckpointReader {
                           std::uint64_t first_chunk, std::span<const StoredBlock> entries,
                           ByteRange wanted, std::span<std::byte> out) {
     thread_local ChunkDecoder decoder;
-    thread_local std::vector<std::byte> stored;
+    thread_local tessera::detail::ByteBuffer buffer;
     const std::uint64_t element_nbytes = itemsize(meta.dtype);
     for (std::size_t i = 0; i < entries.size(); ++i) {
-      stored.resize(entries[i].range.nbytes());
+      const auto stored = buffer.take(entries[i].range.nbytes());
       file.read_at(entries[i].range.begin, stored);
       require_checksum(file, meta.fqn, entries[i], stored);
       const ByteRange chunk = grid.block(first_chunk + i);

@@ -35,10 +35,10 @@ void validate_options(const NativeWriteOptions& options) {
   };
   require_multiple("chunk_nbytes", options.chunk_nbytes, kMaxChunkNbytes);
   require_multiple("plain_block_nbytes", options.plain_block_nbytes, std::uint64_t{1} << 30);
-  if (options.zstd_level < kMinLevel || options.zstd_level > kMaxLevel) {
+  if (options.zstd_level.value_or(0) < kMinLevel || options.zstd_level.value_or(0) > kMaxLevel) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "zstd_level",
                           std::to_string(kMinLevel) + " to " + std::to_string(kMaxLevel),
-                          std::to_string(options.zstd_level));
+                          std::to_string(*options.zstd_level));
   }
 }
 
@@ -273,12 +273,13 @@ std::optional<NativeWriteOptions> parse_compression(std::string_view text) {
   constexpr std::string_view kWithLevel = "zstd:";
   if (!text.starts_with(kWithLevel)) return std::nullopt;
   const char* const end = text.data() + text.size();
-  const auto [at, error] =
-      std::from_chars(text.data() + kWithLevel.size(), end, options.zstd_level);
-  const bool is_level = error == std::errc() && at == end &&
-                        options.zstd_level >= native::kMinLevel &&
-                        options.zstd_level <= native::kMaxLevel;
-  return is_level ? std::optional(options) : std::nullopt;
+  int level = 0;
+  const auto [at, error] = std::from_chars(text.data() + kWithLevel.size(), end, level);
+  if (error != std::errc() || at != end || level < native::kMinLevel || level > native::kMaxLevel) {
+    return std::nullopt;
+  }
+  options.zstd_level = level;
+  return options;
 }
 
 std::unique_ptr<CheckpointWriter> start_native(FileSystem& fs, std::string destination,

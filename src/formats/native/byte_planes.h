@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace tessera::formats::native {
+
+/// Puts the first bytes of all elements first, then all second bytes, and so on: the bytes that
+/// are alike come together. What HDF5's filter `shuffle` does.
+/// Requires: both spans of the same size, a multiple of `itemsize`, apart.
+void shuffle_bytes(std::span<const std::byte> elements, std::uint64_t itemsize,
+                   std::span<std::byte> planes);
+
+/// Undoes `shuffle_bytes` for elements `[begin, end)` of all those in `planes`.
+void unshuffle_bytes(std::span<const std::byte> planes, std::uint64_t itemsize, std::uint64_t begin,
+                     std::uint64_t end, std::span<std::byte> elements);
+
+}  // namespace tessera::formats::native
