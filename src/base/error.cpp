@@ -85,6 +85,10 @@ Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
 }
 
 std::string printable(std::string_view text, std::size_t max_nbytes) {
+  const auto is_plain = [](char c) { return c >= 0x20 && c < 0x7F; };
+  if (text.size() <= max_nbytes && std::all_of(text.begin(), text.end(), is_plain))
+    return std::string(text);
+
   static constexpr std::string_view kEllipsis = "…";
   static constexpr char kHex[] = "0123456789abcdef";
   // The escaped text as units that must not be cut: whole characters and whole escapes. Of a long

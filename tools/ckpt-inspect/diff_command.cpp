@@ -98,8 +98,8 @@ inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::C
 }
 
 ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
-  const auto a = open_source({options.path_a, {}, options.flat_layout_path_a});
-  const auto b = open_source({options.path_b, {}, options.flat_layout_path_b});
+  const auto* const a = open_source({options.path_a, {}, options.flat_layout_path_a});
+  const auto* const b = open_source({options.path_b, {}, options.flat_layout_path_b});
   inspect::DiffOptions diff_options;
   diff_options.rtol = options.rtol;
   diff_options.atol = options.atol;

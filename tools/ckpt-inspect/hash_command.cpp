@@ -107,7 +107,7 @@ void add_hash_command(CommandLine& line, HashOptions& options, Terminal& termina
 ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
   const bool checks = !options.manifest_path.empty();
   const Manifest expected = checks ? read_expected(options) : Manifest{};
-  const auto reader = open_source(options.source);
+  const auto* const reader = open_source(options.source);
   const inspect::Selection selection = select_names(*reader, options.source);
   Manifest manifest;
   {

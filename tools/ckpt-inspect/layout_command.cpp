@@ -257,7 +257,7 @@ void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& ter
 }
 
 ExitCode run_layout(const LayoutOptions& options, Terminal& terminal) {
-  const auto reader = open_source(options.source);
+  const auto* const reader = open_source(options.source);
   if (!options.table_plan_path.empty()) {
     print_planned_layout(*reader, options, terminal);
     return ExitCode::done;

@@ -108,7 +108,7 @@ void print_tensors(const CheckpointReader& reader, const std::vector<Row>& rows,
       cells.push_back({iec_size(tensor.meta.nbytes())});
       cells.push_back({are_all_whole ? "" : counted(tensor.pieces.size(), "piece"), Style::faint});
     }
-    table.add_row(std::move(cells));
+    table.add_row(cells);
   }
   table.print(terminal);
 }
@@ -146,7 +146,7 @@ void add_ls_command(CommandLine& line, LsOptions& options, Terminal& terminal) {
 }
 
 ExitCode run_ls(const LsOptions& options, Terminal& terminal) {
-  const auto reader = open_source(options.source);
+  const auto* const reader = open_source(options.source);
   const inspect::Selection selection = select_names(*reader, options.source);
   const std::vector<Row> rows = rows_of(reader->contents(), selection);
   std::vector<std::string> digests;

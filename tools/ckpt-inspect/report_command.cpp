@@ -224,7 +224,7 @@ void write_page(OutputFile& file, WriteData write_data) {
 }
 
 std::string report_on_one(const ReportOptions& options, OutputFile& file, Terminal& terminal) {
-  const auto reader = open_source({options.path, {}, options.flat_layout_path});
+  const auto* const reader = open_source({options.path, {}, options.flat_layout_path});
   const inspect::Selection selection =
       inspect::select(reader->contents(), NameSelection(options.patterns), reader->path());
   const auto numbers = compute_numbers(*reader, selection.tensors, options, terminal);
@@ -234,8 +234,8 @@ std::string report_on_one(const ReportOptions& options, OutputFile& file, Termin
 }
 
 std::string report_on_two(const ReportOptions& options, OutputFile& file, Terminal& terminal) {
-  const auto a = open_source({options.path, {}, options.flat_layout_path});
-  const auto b = open_source({options.other_paths.front(), {}, options.flat_layout_path_b});
+  const auto* const a = open_source({options.path, {}, options.flat_layout_path});
+  const auto* const b = open_source({options.other_paths.front(), {}, options.flat_layout_path_b});
   inspect::DiffOptions diff_options{
       .rtol = options.rtol, .atol = options.atol, .names = NameSelection(options.patterns)};
   if (options.ignore_dtype) diff_options.dtypes = inspect::DiffOptions::DTypes::any;

@@ -241,7 +241,7 @@ ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
   SourceOptions source{options.path, {options.name}, options.flat_layout_path};
   source.patterns.insert(source.patterns.end(), options.more_names.begin(),
                          options.more_names.end());
-  const auto reader = open_source(source);
+  const auto* const reader = open_source(source);
   const inspect::Selection selection = select_names(*reader, source);
   const std::vector<std::size_t> tensors = tensors_of(*reader, selection);
   if (options.json) {

@@ -43,8 +43,9 @@ void add_source_arguments(Command& command, SourceOptions& options);
 void add_flat_layout_option(Command& command, SourceOptions& options);
 void add_work_options(Command& command, WorkOptions& options);
 
-/// Opens the checkpoint. The path `-` is what standard input brings, read once and to its end.
-std::unique_ptr<formats::CheckpointReader> open_source(const SourceOptions& options);
+/// Opens the checkpoint, which is then there until the process ends. The path `-` is what standard
+/// input brings, read once and to its end.
+const formats::CheckpointReader* open_source(const SourceOptions& options);
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 

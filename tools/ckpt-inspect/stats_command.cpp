@@ -100,7 +100,7 @@ void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& termi
 }
 
 ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
-  const auto reader = open_source(options.source);
+  const auto* const reader = open_source(options.source);
   const inspect::Selection selection = select_names(*reader, options.source);
   std::vector<Statistics> statistics;
   {

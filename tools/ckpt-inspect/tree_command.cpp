@@ -77,7 +77,7 @@ class TreePrinter {
       cells.push_back({rounded_size(node.totals.nbytes), Style::faint});
       cells.push_back({iec_size(node.totals.nbytes), Style::faint});
     }
-    table_.add_row(std::move(cells));
+    table_.add_row(cells);
     if (holds_only_values(node) && !options_.values) return;
     if (options_.depth > 0 && depth + 1 >= options_.depth) return;
     for (const TreeNode& child : node.children) add(child, depth + 1, num_alike);
@@ -159,7 +159,7 @@ void add_tree_command(CommandLine& line, TreeOptions& options, Terminal& termina
 }
 
 ExitCode run_tree(const TreeOptions& options, Terminal& terminal) {
-  const auto reader = open_source(options.source);
+  const auto* const reader = open_source(options.source);
   const inspect::Selection selection = select_names(*reader, options.source);
   inspect::Folding folding;
   if (options.all) folding.tensors = inspect::Folding::Tensors::none;

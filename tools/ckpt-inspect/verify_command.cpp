@@ -54,7 +54,7 @@ void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Termin
 }
 
 ExitCode run_verify(const VerifyCommandOptions& options, Terminal& terminal) {
-  const auto reader = open_source(options.source);
+  const auto* const reader = open_source(options.source);
   inspect::VerifyOptions verify_options;
   if (options.values) {
     verify_options.numbers = inspect::VerifyOptions::Numbers::must_be_finite;

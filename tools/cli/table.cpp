@@ -19,13 +19,30 @@ std::size_t total_width(const std::vector<std::size_t>& widths, const std::vecto
 
 }  // namespace
 
+void Table::add_row(std::span<const Cell> cells) {
+  for (const Cell& cell : cells) {
+    texts_ += cell.text;
+    cells_.push_back({texts_.size(), display_width(cell.text), cell.style, cell.extent});
+  }
+  row_ends_.push_back(cells_.size());
+}
+
+std::string_view Table::text_of(std::size_t cell) const {
+  const std::size_t begin = cell == 0 ? 0 : cells_[cell - 1].text_end;
+  return std::string_view(texts_).substr(begin, cells_[cell].text_end - begin);
+}
+
 void Table::print(Terminal& terminal) const {
   const bool is_terminal = terminal.output_is_terminal();
   std::vector<std::size_t> widths(columns_.size(), 0);
-  for (const auto& row : rows_) {
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      if (row[c].extent == Cell::Extent::rest_of_line) break;
-      const std::size_t width = display_width(row[c].text);
+  std::size_t cell = 0;
+  for (const std::size_t row_end : row_ends_) {
+    for (std::size_t c = 0; cell < row_end; ++c, ++cell) {
+      if (cells_[cell].extent == Cell::Extent::rest_of_line) {
+        cell = row_end;
+        break;
+      }
+      const std::size_t width = cells_[cell].width;
       if (width <= kMaxAlignedWidth || is_terminal) widths[c] = std::max(widths[c], width);
     }
   }
@@ -45,33 +62,43 @@ void Table::print(Terminal& terminal) const {
       width = std::max(width > excess ? width - excess : 0, std::min(width, kMinShrunkWidth));
     }
   }
-  for (const auto& row : rows_) print_row(row, widths, is_shown, terminal);
+  for (std::size_t row = 0; row < row_ends_.size(); ++row) {
+    print_row(row, widths, is_shown, terminal);
+  }
 }
 
-void Table::print_row(const std::vector<Cell>& row, const std::vector<std::size_t>& widths,
+void Table::print_row(std::size_t row, const std::vector<std::size_t>& widths,
                       const std::vector<bool>& is_shown, Terminal& terminal) const {
+  const std::size_t first_cell = row == 0 ? 0 : row_ends_[row - 1];
   std::string line;
   std::size_t column = 0;   // reached by `line`
   std::size_t pending = 0;  // spaces that are due before the next text
-  for (std::size_t c = 0; c < row.size(); ++c) {
-    const Cell& cell = row[c];
+  for (std::size_t c = 0; first_cell + c < row_ends_[row]; ++c) {
+    const StoredCell& cell = cells_[first_cell + c];
+    std::string_view text = text_of(first_cell + c);
     const bool is_rest = cell.extent == Cell::Extent::rest_of_line;
-    if (!is_rest && (!is_shown[c] || (widths[c] == 0 && cell.text.empty()))) continue;
+    if (!is_rest && (!is_shown[c] || (widths[c] == 0 && text.empty()))) continue;
     if (column + pending > 0) pending += kGap;
-    std::string text = cell.text;
+    std::size_t width = cell.width;
+    std::string shortened;
     if (c == shrinking_ && !is_rest && terminal.output_is_terminal()) {
       const std::size_t indent = std::min({text.find_first_not_of(' '), text.size(), widths[c]});
-      text = text.substr(0, indent) +
-             shorten_front(std::string_view(text).substr(indent), widths[c] - indent);
+      shortened = std::string(text.substr(0, indent)) +
+                  shorten_front(text.substr(indent), widths[c] - indent);
+      text = shortened;
+      width = display_width(text);
     }
-    const std::size_t width = display_width(text);
     const std::size_t padding = is_rest ? 0 : widths[c] - std::min(widths[c], width);
     if (!is_rest && columns_[c] == Align::right) pending += padding;
     if (!text.empty()) {
       line.append(pending, ' ');
       column += pending + width;
       pending = 0;
-      line += cell.style == Style::plain ? text : terminal.styled(cell.style, text);
+      if (cell.style == Style::plain) {
+        line += text;
+      } else {
+        line += terminal.styled(cell.style, text);
+      }
     }
     if (is_rest) break;
     if (columns_[c] == Align::left) pending += padding;

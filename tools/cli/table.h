@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,8 +34,11 @@ class Table {
     alternates_.push_back({std::move(wide), narrow});
   }
   /// Adds a row, which may have fewer cells than there are columns.
-  void add_row(std::vector<Cell> cells) { rows_.push_back(std::move(cells)); }
-  bool empty() const { return rows_.empty(); }
+  void add_row(std::span<const Cell> cells);
+  void add_row(std::initializer_list<Cell> cells) {
+    add_row(std::span(cells.begin(), cells.end()));
+  }
+  bool empty() const { return row_ends_.empty(); }
   void print(Terminal& terminal) const;
 
  private:
@@ -42,13 +48,24 @@ class Table {
     std::size_t narrow;
   };
 
-  void print_row(const std::vector<Cell>& row, const std::vector<std::size_t>& widths,
+  // A cell of which the text lies among those of all others.
+  struct StoredCell {
+    std::size_t text_end;
+    std::size_t width;
+    Style style;
+    Cell::Extent extent;
+  };
+
+  void print_row(std::size_t row, const std::vector<std::size_t>& widths,
                  const std::vector<bool>& is_shown, Terminal& terminal) const;
+  std::string_view text_of(std::size_t cell) const;
 
   std::vector<Align> columns_;
   std::size_t shrinking_ = kNone;
   std::vector<Alternates> alternates_;
-  std::vector<std::vector<Cell>> rows_;
+  std::string texts_;
+  std::vector<StoredCell> cells_;
+  std::vector<std::size_t> row_ends_;  // cells before the end of each row
 };
 
 }  // namespace tessera::cli

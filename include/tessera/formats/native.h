@@ -27,7 +27,7 @@ struct NativeWriteOptions {
 
   /// One of zstd's own levels, -100 to 19. Nothing: what suits each chunk. That is the entropy
   /// stage alone for weights, in which matching finds nothing, and level 1 where there are runs.
-  std::optional<int> zstd_level;
+  std::optional<int> zstd_level{};
 
   /// Bytes of a compressed chunk before compression; what a small range read costs. A multiple of
   /// 16, at most 64 MiB. Pieces below 64 KiB are never compressed.

@@ -61,6 +61,9 @@ class ByteReader {
   std::uint64_t u64() { return fixed<std::uint64_t>(); }
 
   std::uint64_t uint() {
+    if (position_ < bytes_.size() && std::to_integer<std::uint8_t>(bytes_[position_]) < 0x80) {
+      return std::to_integer<std::uint8_t>(bytes_[position_++]);  // most are that small
+    }
     std::uint64_t value = 0;
     for (unsigned shift = 0; shift < 64; shift += 7) {
       const std::uint8_t byte = u8();
