@@ -46,8 +46,8 @@ std::vector<std::byte> encoded(std::span<const std::byte> elements, std::uint64_
 }
 
 TEST(BytePlanes, HoldTheFirstBytesOfAllElementsThenTheSecondOnes) {
-  for (const std::uint64_t itemsize : {1, 2, 4, 8, 16}) {
-    for (const std::uint64_t numel : {0, 1, 63, 64, 65, 1000}) {
+  for (const std::uint64_t itemsize : {1U, 2U, 4U, 8U, 16U}) {
+    for (const std::uint64_t numel : {0U, 1U, 63U, 64U, 65U, 1000U}) {
       SCOPED_TRACE(testing::Message() << numel << " elements of " << itemsize << " bytes");
       const std::vector<std::byte> elements = noise(numel * itemsize);
       std::vector<std::byte> planes(elements.size());
@@ -78,10 +78,10 @@ TEST(ChunkCodec, GivesBackWhatItTook) {
   ChunkEncoder encoder;
   ChunkDecoder decoder;
   for (const auto& elements : contents) {
-    for (const std::uint64_t itemsize : {1, 2, 4, 8, 16}) {
+    for (const std::uint64_t itemsize : {1U, 2U, 4U, 8U, 16U}) {
       for (const std::optional<int> level :
            {std::optional<int>{}, std::optional(-50), std::optional(3)}) {
-        for (const std::uint64_t padding : {0, 4096}) {
+        for (const std::uint64_t padding : {0U, 4096U}) {
           const std::uint64_t chunk_nbytes = elements.size() + padding;
           const auto chunk = encoder.encode(elements, itemsize, chunk_nbytes, level);
           const std::uint64_t numel = elements.size() / itemsize;

@@ -13,7 +13,8 @@ from debian_packages import install_packages
 from places import ROOT
 from python_environment import python_environment
 
-NAMES = {"listing": "listing", "reshard": "reshard", "build": "core_build", "train": "train_step",
+NAMES = {"listing": "listing", "reshard": "reshard", "compression": "compression", "verify": "verify",
+         "build": "core_build", "train": "train_step",
          "state": "train_state", "tables": "train_tables"}
 
 
@@ -25,7 +26,7 @@ def bench(*, names: list[str], quick: bool, json_file: str | None, torch_version
     unknown = set(names) - NAMES.keys()
     if unknown:
         raise Stop(f"no benchmark {', '.join(sorted(unknown))}: expected {', '.join(NAMES)}")
-    install_packages({"build", "python"})
+    install_packages({"build", "bench", "python"})
     python = python_environment(torch_version) / "bin/python"
     tools = build("release") / "bin"
     work = ROOT / "build" / "bench"

@@ -1,0 +1,69 @@
+"""Compressed tensors of each kind: size and speed on one thread, against h5py with shuffle and zstd level 1."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from build import build
+from side_by_side import Result, with_ratios
+
+PEERS = Path(__file__).with_name("peers_compression.py")
+ITEMSIZE = {"bfloat16": 2, "float32": 4, "exp_avg_sq": 4}
+
+
+def measured(command: list) -> dict:
+    """Runs a command that prints JSON."""
+    process = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if process.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))}: exit code {process.returncode}\n{process.stderr}")
+    return json.loads(process.stdout)
+
+
+def interleaved(benchmark: str, ways: dict[str, list], rounds: int) -> list[Result]:
+    """Runs all commands `rounds` times in turn; each says how long its calls took."""
+    results = [Result(benchmark, name, [], 0) for name in ways]
+    told = {}
+    for _ in range(rounds):
+        for result, command in zip(results, ways.values()):
+            outcome = measured(command)
+            result.seconds += outcome["seconds"]
+            told[result.name] = outcome
+    for result in results:
+        outcome = told[result.name]
+        result.name += (f" ({outcome['nbytes'] / result.median / 1e9:.2f} GB/s, "
+                        f"{outcome['nbytes'] / outcome['stored_nbytes']:.3f} : 1)")
+    return with_ratios(results)
+
+
+def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
+    build("release", targets=("native_compression",))
+    ours = tools / "native_compression"
+    folder = work / "compression"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    nbytes, rounds = (1 << 25, 1) if quick else (1 << 29, 5)
+    results = []
+    parts = []
+    for kind, itemsize in ITEMSIZE.items():
+        values, h5_file, native, plain = (folder / name for name in ("values", "h5py.h5", "native", "plain"))
+        subprocess.run([python, PEERS, "make", kind, str(nbytes), values], check=True)
+        dtype = kind if kind == "bfloat16" else "float32"
+        title = f"{kind}, {nbytes / 1e9:.2f} GB, one thread"
+        results += interleaved(f"save {title}", {
+            "h5py, shuffle and zstd 1": [python, PEERS, "save", values, itemsize, h5_file, 1],
+            "tessera, zstd": [ours, "save", values, dtype, native, "zstd", 1],
+            "tessera, plain": [ours, "save", values, dtype, plain, "none", 1],
+        }, rounds)
+        results += interleaved(f"load {title}", {
+            "h5py, shuffle and zstd 1": [python, PEERS, "load", h5_file, 2],
+            "tessera, zstd": [ours, "load", native, 2],
+            "tessera, plain": [ours, "load", plain, 2],
+        }, rounds)
+        for name, path in (("plain", plain), ("zstd", native)):
+            outcome = measured([ours, "load-part", path])
+            stored_part = outcome["nbytes_read"] / outcome["nbytes"]
+            parts.append(Result(f"load 1/8 of {kind}", f"tessera, {name} ({stored_part:.4f} bytes read for one given)",
+                                outcome["seconds"], 0))
+    shutil.rmtree(folder)
+    return results + parts
