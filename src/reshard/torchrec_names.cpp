@@ -33,7 +33,7 @@ KeyPath with_end(KeyPath path, std::string_view from, std::string_view to) {
   while (!path.empty()) {
     const std::string step = formats::spell({path.back()});
     path.pop_back();
-    end = end.empty() ? step : step + "." + end;
+    end.insert(0, end.empty() ? step : step + ".");
     if (end.size() < from.size()) continue;
     path.emplace_back(end.substr(0, end.size() - from.size()).append(to));
     return path;
