@@ -9,7 +9,7 @@ PEERS = Path(__file__).with_name("peers.py")
 
 def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
     results = []
-    for count in [291] if quick else [291, 10_000]:
+    for count in [291] if quick else [291, 10_000, 100_000]:
         folder = work / f"listing-{count}"
         folder.mkdir(parents=True, exist_ok=True)
         dcp, torch_file = folder / "dcp", folder / "model.pt"

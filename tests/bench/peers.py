@@ -1,7 +1,7 @@
 """The Python way of doing what the tools do, as short and fast as Python allows; each is run as a command.
 
     peers.py list-dcp|list-torch|list-safetensors|list-safetensors-header PATH
-    peers.py dcp-to-safetensors SRC DST
+    peers.py dcp-to-safetensors|dcp-to-torch|torch-to-dcp SRC DST
 """
 
 import json
@@ -63,11 +63,29 @@ def dcp_to_safetensors(source: str, destination: str) -> None:
 
     walk("", state)
     save_file(flat, destination)
-    with open(destination, "rb+") as file:
+    sync(destination)
+
+
+def dcp_to_torch(source: str, destination: str) -> None:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(source, destination)
+    sync(destination)
+
+
+def torch_to_dcp(source: str, destination: str) -> None:
+    from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+
+    torch_save_to_dcp(source, destination)  # syncs by itself
+
+
+def sync(path: str) -> None:
+    with open(path, "rb+") as file:
         os.fsync(file.fileno())
 
 
 if __name__ == "__main__":
     ways = {"list-dcp": list_dcp, "list-torch": list_torch, "list-safetensors": list_safetensors,
-            "list-safetensors-header": list_safetensors_header, "dcp-to-safetensors": dcp_to_safetensors}
+            "list-safetensors-header": list_safetensors_header, "dcp-to-safetensors": dcp_to_safetensors,
+            "dcp-to-torch": dcp_to_torch, "torch-to-dcp": torch_to_dcp}
     ways[sys.argv[1]](*sys.argv[2:])

@@ -47,5 +47,25 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]
         contender("ckpt-reshard: DCP to native, 8 ranks", [*reshard, dcp, moved, *to_native, "--world-size", "8"]),
         contender("cp -r and sync", copy(dcp)),
     ], rounds=min(rounds, 5))
+    safetensors, torch_file = folder / "safetensors", folder / "model.pt"
+    run_once([*reshard, dcp, safetensors, "--to", "safetensors"])
+    results += compare(f"from safetensors, {title}", [
+        contender("cp -r and sync", copy(safetensors)),
+        contender("ckpt-reshard: safetensors to native, 8 ranks",
+                  [*reshard, safetensors, moved, *to_native, "--world-size", "8"]),
+    ], rounds=rounds)
+    shutil.rmtree(safetensors)
+    run_once([*reshard, dcp, torch_file, "--to", "torch"])
+    results += compare(f"DCP to torch.save, {title}", [
+        contender("PyTorch dcp_to_torch_save", [python, PEERS, "dcp-to-torch", dcp, moved]),
+        contender("ckpt-reshard", [*reshard, dcp, moved, "--to", "torch"]),
+        contender("cp -r and sync", copy(dcp)),
+    ], rounds=min(rounds, 5))
+    results += compare(f"torch.save to DCP, {title}", [
+        contender("PyTorch torch_save_to_dcp", [python, PEERS, "torch-to-dcp", torch_file, moved]),
+        contender("ckpt-reshard, 4 ranks", [*reshard, torch_file, moved, "--to", "dcp", "--world-size", "4",
+                                            "--strategy", "dim0"]),
+        contender("cp -r and sync", copy(torch_file)),
+    ], rounds=min(rounds, 5))
     shutil.rmtree(folder)
     return results
