@@ -145,14 +145,17 @@ def report(tallies: dict[str, Tally], seconds: float) -> int:
     return 1 if total.failed else 0
 
 
+TARGETS_WITH_THREADS = ("unit_tests", "property_tests", "embedding_kernel_tests", "runtime_tests")
+
+
 def test_threads(*, torch_version: str | None) -> int:
-    """Runs the tests of the runtime whose ranks are threads, and the kernels', under ThreadSanitizer. Returns the exit code."""
+    """Runs the core's tests, and those of the runtime whose ranks are threads, under ThreadSanitizer. Returns the exit code."""
     begin = time.monotonic()
     install_packages({"build", "python"})
     definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
-    directory = build("tsan", targets=("runtime_tests", "embedding_kernel_tests"), definitions=definitions)
-    heading("testing under ThreadSanitizer (ranks as threads, kernels)")
-    selection = ["-L", "^(distributed|unit)$", "-E", f"{RANKS_AS_PROCESSES}|launchers"]
+    directory = build("tsan", targets=TARGETS_WITH_THREADS, definitions=definitions)
+    heading("testing under ThreadSanitizer (the core; ranks as threads)")
+    selection = ["-L", "^(distributed|unit|property)$", "-E", f"{RANKS_AS_PROCESSES}|launchers"]
     cases = run_ctest(directory, selection, THREAD_SANITIZER_OPTIONS)
     return report(tallies_by_label(cases, " (tsan)"), time.monotonic() - begin)
 
