@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/base/json.h"
+
 namespace tessera::formats {
 
 std::string_view format_name(Format format) {
@@ -57,15 +59,77 @@ std::string finding_to_string(const Finding& finding) {
       .what();
 }
 
+namespace {
+
+// Readers take values that are nested 64 deep; a tuple takes two levels of JSON.
+constexpr JsonLimits kKeyLimits = {.max_depth = 1000};
+
+bool is_hashable(const Value& key) {
+  if (const auto* tuple = key.get_if<Value::Tuple>()) {
+    return std::ranges::all_of(tuple->items, is_hashable);
+  }
+  return !key.is<Value::List>() && !key.is<Value::Set>() && !key.is<Value::Dict>();
+}
+
+struct StepSpeller {
+  std::string operator()(const std::string& key) const { return key; }
+  std::string operator()(std::int64_t position) const { return std::to_string(position); }
+  std::string operator()(const DictKey& key) const { return value_to_string(key_of(key)); }
+};
+
+}  // namespace
+
+std::optional<KeyStep> key_step(const Value& key) {
+  if (const auto* text = key.get_if<std::string>()) return *text;
+  if (!is_hashable(key)) return std::nullopt;
+  return DictKey{value_to_json(key)};
+}
+
+Value key_of(const DictKey& step) {
+  const std::string what = "key of a dict";
+  return value_from_json(parse_json(step.json, what, kKeyLimits), what);
+}
+
+Value key_path_to_value(const KeyPath& path) {
+  struct StepValue {
+    Value operator()(const std::string& key) const { return key; }
+    Value operator()(std::int64_t position) const { return position; }
+    Value operator()(const DictKey& key) const { return Value::List{key_of(key)}; }
+  };
+  Value::List steps;
+  for (const KeyStep& step : path) steps.push_back(std::visit(StepValue{}, step));
+  return steps;
+}
+
+namespace {
+
+std::optional<KeyStep> step_from_value(const Value& value) {
+  if (const auto* key = value.get_if<std::string>()) return *key;
+  if (const auto* position = value.get_if<std::int64_t>()) return *position;
+  const auto* list = value.get_if<Value::List>();
+  if (list == nullptr || list->size() != 1 || list->front().is<std::string>()) return std::nullopt;
+  return key_step(list->front());
+}
+
+}  // namespace
+
+std::optional<KeyPath> key_path_from_value(const Value& value) {
+  const auto* steps = value.get_if<Value::List>();
+  if (steps == nullptr) return std::nullopt;
+  KeyPath path;
+  for (const Value& each : *steps) {
+    std::optional<KeyStep> step = step_from_value(each);
+    if (!step) return std::nullopt;
+    path.push_back(std::move(*step));
+  }
+  return path;
+}
+
 std::string spell(const KeyPath& path) {
   std::string spelled;
   for (std::size_t i = 0; i < path.size(); ++i) {
     if (i != 0) spelled += '.';
-    if (const auto* key = std::get_if<std::string>(&path[i])) {
-      spelled += *key;
-    } else {
-      spelled += std::to_string(std::get<std::int64_t>(path[i]));
-    }
+    spelled += std::visit(StepSpeller{}, path[i]);
   }
   return spelled;
 }

@@ -12,6 +12,19 @@
 namespace tessera::formats {
 namespace {
 
+/// Steps one after the other in this form tell paths apart that are spelled alike.
+struct StepText {
+  std::string operator()(const std::string& key) const { return text('s', key); }
+  std::string operator()(std::int64_t position) const {
+    return text('i', std::to_string(position));
+  }
+  std::string operator()(const DictKey& key) const { return text('k', key.json); }
+
+  static std::string text(char kind, const std::string& step) {
+    return kind + std::to_string(step.size()) + ':' + step;
+  }
+};
+
 class KeyTree {
  public:
   explicit KeyTree(const std::string& destination) : destination_(destination) {}
@@ -19,12 +32,11 @@ class KeyTree {
   void add(const std::string& name, const KeyPath& key_path, std::string_view what) {
     if (!tessera::detail::is_valid_utf8(name)) refuse(name, "name", "UTF-8", "other bytes");
     const KeyPath path = key_path.empty() ? KeyPath{name} : key_path;
-    std::string at;  // unambiguous, unlike the spelling
+    std::string at;
     for (std::size_t i = 0; i < path.size(); ++i) {
-      const auto* text = std::get_if<std::string>(&path[i]);
-      note(name, at, text != nullptr ? "a dict" : "a list", path, i);
-      at += text != nullptr ? "s" + std::to_string(text->size()) + *text
-                            : "i" + std::to_string(std::get<std::int64_t>(path[i])) + ";";
+      const bool is_position = std::holds_alternative<std::int64_t>(path[i]);
+      note(name, at, is_position ? "a list" : "a dict", path, i);
+      at += std::visit(StepText{}, path[i]);
     }
     note(name, at, what, path, path.size());
     if (spell(path) != name) {

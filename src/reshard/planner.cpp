@@ -24,29 +24,44 @@ using formats::Piece;
 using formats::StateKind;
 using formats::TensorEntry;
 
-/// Returns the key path of a renamed key: whole steps at the front are replaced where the renamed
-/// prefix ends between steps; otherwise the key becomes a top-level one.
+/// Takes a step off the front of `from` and of `to` where both begin with all of it. Returns
+/// whether they do.
+bool take_common_step(const std::string& step, std::string_view& from, std::string_view& to) {
+  const std::string front = step + ".";
+  if (!from.starts_with(front) || !to.starts_with(front)) return false;
+  from.remove_prefix(front.size());
+  to.remove_prefix(front.size());
+  return true;
+}
+
+/// Returns the key path of a renamed key. Steps that the prefix has before and after, and those
+/// behind it, stay; what is put in between is one step, together with what is left of the step that
+/// the prefix ends in.
 KeyPath renamed_path(const KeyPath& path, const std::string& name, const std::string& new_name,
                      const std::vector<Rename>& renames) {
   if (name == new_name || path.empty()) return path;
+  if (formats::spell(path) != name) return {};
   const auto rename = std::find_if(renames.begin(), renames.end(),
                                    [&](const Rename& r) { return name.starts_with(r.from); });
-  std::string front;
-  for (std::size_t step = 0; step <= path.size(); ++step) {
-    if (front == rename->from) {
-      KeyPath result;
-      std::string to = rename->to;
-      if (to.ends_with('.')) to.pop_back();
-      if (!to.empty()) result.emplace_back(to);
-      result.insert(result.end(), path.begin() + static_cast<std::ptrdiff_t>(step), path.end());
-      return result;
-    }
-    if (step == path.size()) break;
-    const auto* text = std::get_if<std::string>(&path[step]);
-    front += text ? *text : std::to_string(std::get<std::int64_t>(path[step]));
-    if (step + 1 < path.size()) front += '.';
+  std::string_view from = rename->from;
+  std::string_view to = rename->to;
+  KeyPath result;
+  auto step = path.begin();
+  for (; take_common_step(formats::spell({*step}), from, to); ++step) result.push_back(*step);
+  std::string text = formats::spell({*step});
+  for (; from.size() > text.size(); text = formats::spell({*step})) {
+    from.remove_prefix(text.size() + 1);
+    ++step;
   }
-  return {};
+  const bool is_between_steps = from.empty() && (to.empty() || to.ends_with('.'));
+  if (is_between_steps) {
+    if (!to.empty()) result.emplace_back(std::string(to.substr(0, to.size() - 1)));
+    result.push_back(*step);
+  } else {
+    result.emplace_back(std::string(to) + text.substr(from.size()));
+  }
+  result.insert(result.end(), step + 1, path.end());
+  return result;
 }
 
 class Planner {

@@ -76,8 +76,7 @@ void add_opened(MemoryCheckpoint& checkpoint, const KeyPath& path, const Value& 
     checkpoint.add_value(formats::spell(path), value).key_path = path;
   } else if (const auto* dict = value.get_if<Value::Dict>()) {
     for (const auto& [key, item] : *dict) {
-      const auto* text = key.get_if<std::string>();
-      add(text != nullptr ? *text : value_to_string(key), item);
+      add(formats::key_step(key).value_or(value_to_string(key)), item);
     }
   } else {
     std::int64_t position = 0;
@@ -196,9 +195,10 @@ std::string shown(const std::string& name, const KeyPath& key_path) {
   if (key_path.empty()) return "['" + name + "']";
   std::string text;
   for (const auto& step : key_path) {
-    const auto* key = std::get_if<std::string>(&step);
-    text += key != nullptr ? "['" + *key + "']"
-                           : "[" + std::to_string(std::get<std::int64_t>(step)) + "]";
+    const std::string spelled = formats::spell({step});
+    text += std::holds_alternative<std::string>(step)    ? "['" + spelled + "']"
+            : std::holds_alternative<std::int64_t>(step) ? "[" + spelled + "]"
+                                                         : "{" + spelled + "}";
   }
   return text;
 }

@@ -445,6 +445,16 @@ TEST(DcpTest, ListAtTheRootBecomesADict) {
   EXPECT_EQ(reader->contents().find_tensor("1.0")->key_path, (KeyPath{"1", std::int64_t{0}}));
 }
 
+TEST(DcpTest, KeysThatAreNoStringsBecomeTheirText) {
+  const TemporaryDirectory directory;
+  MemoryCheckpoint memory;
+  memory.add({"state.0.k", DType::uint8, {1}}, test::Bytes(1)).key_path = {"state", *key_step(0),
+                                                                           "k"};
+  write(memory, directory / "keys", 1);
+  EXPECT_EQ(open(directory / "keys")->contents().find_tensor("state.0.k")->key_path,
+            (KeyPath{"state", "0", "k"}));
+}
+
 TEST(DcpTest, LargeTensorsBeginAtAPageOfTheirFile) {
   const TemporaryDirectory directory;
   MemoryCheckpoint memory;

@@ -114,6 +114,7 @@ inline MemoryCheckpoint small_checkpoint() {
   checkpoint.add({"ids", DType::int64, {3}}, bytes_of<std::int64_t>({1, -1, 1 << 20}),
                  {{Box{{0}, {3}}, 1}});
   checkpoint.add_value("epoch", Value(7));
+  checkpoint.add_value("groups.0", Value(1)).key_path = {"groups", *formats::key_step(0)};
   checkpoint.add_value("betas", Value(Value::Tuple{{Value(0.9), Value(0.999)}}));
   checkpoint.add_alias("tied.weight", "layers.0.weight");
   checkpoint.contents_for_change().annotations["made_by"] = "a test";

@@ -27,6 +27,14 @@ using test::ThrowsError;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+std::vector<Value> values_of(const MemoryCheckpoint& source) {
+  std::vector<Value> values;
+  for (std::size_t i = 0; i < source.contents().values.size(); ++i) {
+    values.push_back(source.read_value(i));
+  }
+  return values;
+}
+
 class SafetensorsTest : public ::testing::Test {
  protected:
   std::unique_ptr<CheckpointReader> open(const std::string& path) {
@@ -36,12 +44,8 @@ class SafetensorsTest : public ::testing::Test {
   void write(const MemoryCheckpoint& source, const std::string& name,
              const SafetensorsWriteOptions& options = {},
              OverwritePolicy overwrite = OverwritePolicy::refuse) {
-    std::vector<Value> values;
-    for (std::size_t i = 0; i < source.contents().values.size(); ++i) {
-      values.push_back(source.read_value(i));
-    }
-    const auto writer =
-        create_safetensors(fs_, tmp_ / name, source.contents(), values, overwrite, options);
+    const auto writer = create_safetensors(fs_, tmp_ / name, source.contents(), values_of(source),
+                                           overwrite, options);
     test::copy_checkpoint(source, *writer);
   }
 
@@ -77,11 +81,12 @@ MemoryCheckpoint make_rich_checkpoint() {
       source.add({"state.0.exp_avg", DType::float32, {3, 2}}, bytes_of<float>({1, 2, 3, 4, 5, 6}));
   state.kind = StateKind::pointwise;
   state.parameter = "embed.weight";
-  state.key_path = {"state", 0, "exp_avg"};
+  state.key_path = {"state", *key_step(0), "exp_avg"};
   source.add({"step", DType::int64, {}}, bytes_of<std::int64_t>({41}));
   source.add_value("$lr", 1e-3);
   source.add_value("betas", Value::Tuple{{0.9, 0.999}});
   source.contents_for_change().values[1].key_path = {"betas"};
+  source.add_value("seen.0", true).key_path = {"seen", 0};
   source.add_alias("head.weight", "embed.weight");
   source.contents_for_change().annotations = {{"note", "naïve \"模型\"\n"}};
   source.contents_for_change().units = {
@@ -405,7 +410,8 @@ TEST_F(SafetensorsTest, MissingValuesAreFoundByVerify) {
 TEST_F(SafetensorsTest, MalformedValuesFilesAreRefused) {
   for (const std::string broken :
        {R"({"values":{}})", R"({"schema":1,"values":[]})", R"({"schema":1,"values":{"x":1}})",
-        R"({"schema":1,"key_paths":{"x":[1.5]}})", R"({"schema":1,"key_paths":{"none":[]}})",
+        R"({"schema":1,"key_paths":{"x":[1.5]}})", R"({"schema":1,"key_paths":{"x":[["x"]]}})",
+        R"({"schema":1,"key_paths":{"x":[[[1]]]}})", R"({"schema":1,"key_paths":{"none":[]}})",
         R"({"schema":1,"kinds":{"x":"sparse"}})", R"({"schema":1,"parameters":{"x":1}})",
         R"({"schema":1,"values":{"$dict":[["v",1],["v",2]]}})", R"({"schema":1,"units":[{}]})",
         R"({"schema":1,"units":[{"name":"u","dtype":"uint8","parameters":)"
@@ -456,8 +462,7 @@ TEST_F(SafetensorsTest, ReplacingKeepsTensorsAndValuesTogetherWhateverFails) {
     try {
       const MemoryCheckpoint source = make_rich_checkpoint();
       const auto writer = create_safetensors(faulty, tmp_ / "a.safetensors", source.contents(),
-                                             {source.read_value(0), source.read_value(1)},
-                                             OverwritePolicy::replace);
+                                             values_of(source), OverwritePolicy::replace);
       test::copy_checkpoint(source, *writer, 1);
       succeeded = true;
       expect_rich_checkpoint(*open(tmp_ / "a.safetensors"));

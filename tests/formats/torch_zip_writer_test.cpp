@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -107,6 +108,34 @@ TEST_F(TorchZipWriterTest, KeyPathsBecomeNestedDictsAndLists) {
   EXPECT_EQ(reader->contents().find_tensor("a.b")->key_path, KeyPath{});
   EXPECT_EQ(reader->contents().find_tensor("list.10.k.v")->key_path, (KeyPath{"list", 10, "k.v"}));
   test::expect_equal_checkpoints(*reader, source);
+}
+
+TEST_F(TorchZipWriterTest, KeysOfADictThatAreNoStringsStayWhatTheyAre) {
+  MemoryCheckpoint source;
+  Value nested = 1;
+  for (int depth = 0; depth < 40; ++depth) nested = Value::Tuple{{nested}};
+  const std::vector<Value> keys = {nested,
+                                   10,
+                                   -3,
+                                   true,
+                                   Value(),
+                                   2.5,
+                                   Value::Tuple{{1, "a"}},
+                                   "0",
+                                   Value::Bytes{"\xff"},
+                                   INFINITY,
+                                   Value::Symbol{"torch.float16"}};
+  for (const Value& key : keys) {
+    const KeyPath path = {"state", *key_step(key), "x"};
+    add_byte(source, spell(path), path);
+  }
+  const auto reader = round_trip(source);
+  for (const Value& key : keys) {
+    const KeyPath path = {"state", *key_step(key), "x"};
+    const TensorEntry* found = reader->contents().find_tensor(spell(path));
+    ASSERT_NE(found, nullptr) << spell(path);
+    EXPECT_EQ(found->key_path, path);
+  }
 }
 
 TEST_F(TorchZipWriterTest, AListCanBeAllThereIs) {

@@ -112,6 +112,43 @@ def test_a_module_loads_what_went_through_every_format(tmp_path):
         assert digest(other.state_dict()[key]) == digest(tensor)
 
 
+def train_step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("way", [["native", "torch"], ["safetensors", "torch"], ["torch"]], ids="-".join)
+def test_an_optimizer_goes_on_from_its_state_under_numbers(way, tmp_path):
+    """E2, C8: `state` has parameters' numbers for keys; they are numbers again, and the next step is the same."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    train_step(model, optimizer)
+    here = tmp_path / "0.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "k": {(1, "a"): {None: 2.5}, "0": True}}, here)
+    for step, target in enumerate(way):
+        here = reshard(here, tmp_path / f"{step + 1}-{target}", "--to", target)
+    saved = torch.load(here, weights_only=True)
+    assert list(saved["optimizer"]["state"]) == [0, 1, 2, 3]
+    assert saved["k"] == {(1, "a"): {None: 2.5}, "0": True}
+    other = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    other_optimizer = torch.optim.Adam(other.parameters())
+    other.load_state_dict(saved["model"])
+    other_optimizer.load_state_dict(saved["optimizer"])
+    train_step(model, optimizer)
+    train_step(other, other_optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+
+
+def test_split_and_rename_keep_the_nesting(tmp_path):
+    """A2: what lies below a renamed key, or in a part that is split off, is nested as it was."""
+    torch.save({"a": {0: {"w": torch.ones(1)}, "n": [{"x": 1}]}, "b": 2}, tmp_path / "0.pt")
+    reshard(tmp_path / "0.pt", tmp_path / "renamed.pt", "--rename", "a=c")
+    assert torch.load(tmp_path / "renamed.pt") == {"c": {0: {"w": torch.ones(1)}, "n": [{"x": 1}]}, "b": 2}
+    succeed("ckpt-reshard", "split", "--prefix", "a", tmp_path / "0.pt", tmp_path / "split.pt")
+    assert torch.load(tmp_path / "split.pt") == {0: {"w": torch.ones(1)}, "n": [{"x": 1}]}
+
+
 def test_nesting_survives_a_move(tmp_path):
     """E2: nested lists and dicts come back nested, also by way of the other formats."""
     source = FIXTURES / "dcp" / "valid" / "nested"

@@ -160,6 +160,41 @@ TEST(PlannerTest, RenameReplacesAPrefixAndKeepsTheNesting) {
             "net.up.weight");
 }
 
+TEST(PlannerTest, RenameKeepsTheNestingOfWhatIsKept) {
+  const formats::KeyStep number = *formats::key_step(0);
+  struct Case {
+    formats::KeyPath path;
+    Rename rename;
+    formats::KeyPath expected;
+  };
+  const std::vector<Case> cases = {
+      {{"model", "up", number}, {"model", "net"}, {"net", "up", number}},
+      {{"model", "up", number}, {"mod", "no"}, {"noel", "up", number}},
+      {{"model", "up", number}, {"model.", "a.b."}, {"a.b", "up", number}},
+      {{"model", "up", number}, {"", "all."}, {"all", "model", "up", number}},
+      {{"model", "up", number}, {"", "my_"}, {"my_model", "up", number}},
+      {{"model", "up", number}, {"model.up.", ""}, {number}},
+      {{"model", "layers.3", 0, "w"},
+       {"model.layers.", "model.blocks."},
+       {"model", "blocks.3", 0, "w"}},
+      {{"optim", "state", "encoder.w", "m"},
+       {"optim.state.encoder.", "optim.state."},
+       {"optim", "state", "w", "m"}},
+      {{"list", 1, "k", number}, {"list.1", "one"}, {"one", "k", number}},
+      {{"list", 1, "k", number}, {"list.1.k.0", "x"}, {"x"}},
+  };
+  for (const Case& each : cases) {
+    SCOPED_TRACE(formats::spell(each.path) + " " + each.rename.from + "=" + each.rename.to);
+    CheckpointContents contents;
+    contents.tensors.push_back({.meta = {formats::spell(each.path), DType::uint8, {1}},
+                                .key_path = each.path,
+                                .pieces = {{Box{{0}, {1}}, 0}}});
+    const Plan plan = plan_reshard(contents, "src", {.renames = {each.rename}});
+    EXPECT_EQ(plan.destination.tensors.front().key_path, each.expected);
+    EXPECT_EQ(plan.destination.tensors.front().meta.fqn, formats::spell(each.expected));
+  }
+}
+
 TEST(PlannerTest, RenameOntoAnotherNameIsAProblem) {
   const Plan plan =
       plan_reshard(adamw(), "src", {.renames = {{"model.up.bias", "model.up.weight"}}});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -44,11 +45,33 @@ enum class StateKind : std::uint8_t {
 
 std::string_view state_kind_name(StateKind kind);
 
-/// Where in the nested state dict a flattened key came from: str and int steps, outermost first.
-using KeyPath = std::vector<std::variant<std::string, std::int64_t>>;
+/// A dict's key that is no string, such as the numbers in the `state` of an optimizer.
+struct DictKey {
+  std::string json;  // what value_to_json makes of the key
+  friend auto operator<=>(const DictKey&, const DictKey&) = default;
+};
 
-/// Returns the flattened key that a path has: its steps joined by dots.
+/// A step into a nested state dict: a dict's key that is a string, a position in a list, or another
+/// key of a dict.
+using KeyStep = std::variant<std::string, std::int64_t, DictKey>;
+
+/// Where in the nested state dict a flattened key came from, outermost step first.
+using KeyPath = std::vector<KeyStep>;
+
+/// Returns the step that the key of a dict makes; nothing for what Python cannot hash.
+std::optional<KeyStep> key_step(const Value& key);
+
+/// Returns the key that `key_step` made the step of. Requires: one of its results.
+Value key_of(const DictKey& step);
+
+/// Returns the flattened key that a path has: its steps joined by dots, each as Python's str() has
+/// it.
 std::string spell(const KeyPath& path);
+
+/// Returns the path as a list: strings and positions as they are, another key in a list of its own.
+Value key_path_to_value(const KeyPath& path);
+/// Undoes `key_path_to_value`; nothing for what it does not make.
+std::optional<KeyPath> key_path_from_value(const Value& value);
 
 /// A region of a tensor together with the rank whose file holds it.
 struct Piece {

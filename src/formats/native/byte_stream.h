@@ -106,6 +106,7 @@ class ByteReader {
   }
 
   bool at_end() const { return position_ == bytes_.size(); }
+  const std::string& path() const { return path_; }
 
   [[noreturn]] void fail(std::string_view rule, std::string_view expected, std::string_view found) {
     const std::uint64_t at = file_offset_ + position_;

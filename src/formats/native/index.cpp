@@ -6,6 +6,7 @@
 #include "formats/native/byte_stream.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
+#include "tessera/base/json.h"
 
 namespace tessera::formats::native {
 namespace {
@@ -14,8 +15,11 @@ constexpr std::uint8_t kBoxTag = 0;
 constexpr std::uint8_t kFlatRangeTag = 1;
 constexpr std::uint8_t kStringStepTag = 0;
 constexpr std::uint8_t kIntStepTag = 1;
+constexpr std::uint8_t kKeyStepTag = 2;
 constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
 constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
+
+constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // of a step, as of values
 
 // The least bytes that each thing in a list takes.
 constexpr std::size_t kMinValueNbytes = 3;
@@ -40,6 +44,9 @@ void put_key_path(ByteWriter& out, const KeyPath& key_path) {
     if (const auto* text = std::get_if<std::string>(&step)) {
       out.u8(kStringStepTag);
       out.str(*text);
+    } else if (const auto* key = std::get_if<DictKey>(&step)) {
+      out.u8(kKeyStepTag);
+      out.str(key->json);
     } else {
       out.u8(kIntStepTag);
       out.sint(std::get<std::int64_t>(step));
@@ -86,6 +93,21 @@ Shape get_shape(ByteReader& in) {
   return shape;
 }
 
+DictKey get_dict_key(ByteReader& in) {
+  const std::string json(in.str());
+  std::optional<KeyStep> step;
+  try {
+    step = key_step(value_from_json(parse_json(json, in.path(), kKeyLimits), in.path()));
+  } catch (const Error&) {
+    step.reset();
+  }
+  const auto* key = step ? std::get_if<DictKey>(&*step) : nullptr;
+  if (key == nullptr || key->json != json) {
+    in.fail("key path", "the JSON of a dict's key that is no string", "'" + printable(json) + "'");
+  }
+  return *key;
+}
+
 KeyPath get_key_path(ByteReader& in) {
   KeyPath key_path(in.count(2));
   for (auto& step : key_path) {
@@ -94,8 +116,10 @@ KeyPath get_key_path(ByteReader& in) {
       step.emplace<std::string>(in.str());
     } else if (tag == kIntStepTag) {
       step.emplace<std::int64_t>(in.sint());
+    } else if (tag == kKeyStepTag) {
+      step = get_dict_key(in);
     } else {
-      in.fail("key path", "0 or 1", std::to_string(tag));
+      in.fail("key path", "0, 1 or 2", std::to_string(tag));
     }
   }
   return key_path;

@@ -4,6 +4,8 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "tessera/base/checked_math.h"
 #include "tessera/base/digest.h"
@@ -14,14 +16,6 @@ namespace tessera::formats::detail {
 namespace {
 
 constexpr std::int64_t kSchema = 1;
-
-Value key_path_to_value(const KeyPath& key_path) {
-  Value::List steps;
-  for (const auto& step : key_path) {
-    std::visit([&](const auto& key) { steps.emplace_back(key); }, step);
-  }
-  return steps;
-}
 
 Value shape_to_value(const Shape& shape) {
   return Value::List(shape.begin(), shape.end());
@@ -75,19 +69,11 @@ class ValuesFileReader {
   }
 
   KeyPath key_path(const std::string& name, const Value& item) const {
-    const auto* steps = item.get_if<Value::List>();
-    if (steps == nullptr) refuse(name, "key_paths", "an array");
-    KeyPath key_path;
-    for (const Value& step : *steps) {
-      if (const auto* key = step.get_if<std::string>()) {
-        key_path.emplace_back(*key);
-      } else if (const auto* position = step.get_if<std::int64_t>()) {
-        key_path.emplace_back(*position);
-      } else {
-        refuse(name, "key_paths", "strings and integers");
-      }
+    std::optional<KeyPath> key_path = key_path_from_value(item);
+    if (!key_path) {
+      refuse(name, "key_paths", "an array of strings, integers, and other keys in arrays of one");
     }
-    return key_path;
+    return std::move(*key_path);
   }
 
   StateKind state_kind(const std::string& name, const Value& item) const {

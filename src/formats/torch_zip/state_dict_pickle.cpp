@@ -76,10 +76,10 @@ class StateDictPickler {
              std::to_string(first.path.size()));
     }
     if (first.path.size() == depth) return push_content(first);
-    if (std::holds_alternative<std::string>(first.path[depth])) {
-      push_dict(entries, depth);
-    } else {
+    if (std::holds_alternative<std::int64_t>(first.path[depth])) {
       push_list(entries, depth);
+    } else {
+      push_dict(entries, depth);
     }
   }
 
@@ -87,10 +87,18 @@ class StateDictPickler {
     pickler_.empty_dict();
     pickler_.mark();
     while (!entries.empty()) {
-      pickler_.interned(std::get<std::string>(entries.front().path[depth]));
+      push_key(entries.front().path[depth]);
       push(take_item(entries, depth), depth + 1);
     }
     pickler_.set_items_from_mark();
+  }
+
+  void push_key(const KeyStep& step) {
+    if (const auto* key = std::get_if<DictKey>(&step)) {
+      pickle::pickle_value(pickler_, key_of(*key));
+    } else {
+      pickler_.interned(std::get<std::string>(step));
+    }
   }
 
   void push_list(std::span<const Entry> entries, std::size_t depth) {

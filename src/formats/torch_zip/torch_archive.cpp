@@ -79,7 +79,7 @@ class Flattener {
     if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     for (std::size_t i = 0; i < num_entries; ++i) {
-      path_.emplace_back(key_text(entries.entry_key(i)));
+      path_.push_back(step_of(entries.entry_key(i)));
       visit(entries.entry_value(i));
       path_.pop_back();
     }
@@ -90,7 +90,8 @@ class Flattener {
     std::uint64_t path_nbytes = 128;
     for (const auto& step : path_) {
       const auto* text = std::get_if<std::string>(&step);
-      path_nbytes += 40 + (text != nullptr ? text->size() : 0);
+      const auto* key = std::get_if<DictKey>(&step);
+      path_nbytes += 40 + (text != nullptr ? text->size() : key != nullptr ? key->json.size() : 0);
     }
     budget_.spend(object, path_nbytes);
     leaves_.push_back({.path = path_, .content = read()});
@@ -131,11 +132,10 @@ class Flattener {
     return mapping;
   }
 
-  /// Spells a key as Python's str() does.
-  std::string key_text(Object key) {
+  /// A frozenset is a key that only its text is left of.
+  KeyStep step_of(Object key) {
     const Value value = pickle::to_key(key, budget_);
-    if (const auto* text = value.get_if<std::string>()) return *text;
-    return value_to_string(value);
+    return key_step(value).value_or(value_to_string(value));
   }
 
   enum class Known : std::uint8_t { no_idea, no, yes };

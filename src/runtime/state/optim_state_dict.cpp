@@ -53,26 +53,6 @@ Catalogue catalogue_of(const StateDict& state_dict) {
   return catalogue;
 }
 
-Value to_value(const KeyPath& path) {
-  Value::List steps;
-  for (const auto& step : path) {
-    std::visit([&](const auto& each) { steps.push_back(Value(each)); }, step);
-  }
-  return steps;
-}
-
-KeyPath path_from(const Value& value) {
-  KeyPath path;
-  for (const Value& step : *value.get_if<Value::List>()) {
-    if (const auto* number = step.get_if<std::int64_t>()) {
-      path.emplace_back(*number);
-    } else {
-      path.emplace_back(*step.get_if<std::string>());
-    }
-  }
-  return path;
-}
-
 /// Returns rank 0's on all ranks.
 Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
   Value::List tensors;
@@ -81,7 +61,7 @@ Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
   }
   Value::List values;
   for (const auto& [name, leaf] : catalogue.values.leaves()) {
-    values.push_back(Value::List{to_value(leaf.path), leaf.value});
+    values.push_back(Value::List{formats::key_path_to_value(leaf.path), leaf.value});
   }
   const std::string what = "rank 0's state dict";
   const std::string text = state::broadcast_text(
@@ -96,7 +76,7 @@ Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
   }
   for (const Value& each : *parts[1].get_if<Value::List>()) {
     const auto& leaf = *each.get_if<Value::List>();
-    result.values.add_leaf(path_from(leaf[0]), leaf[1]);
+    result.values.add_leaf(*formats::key_path_from_value(leaf[0]), leaf[1]);
   }
   return result;
 }

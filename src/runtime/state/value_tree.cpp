@@ -127,6 +127,8 @@ std::optional<Value> ValueTree::find(const KeyPath& path) const {
     Value item = *find(below);
     if (const auto* text = std::get_if<std::string>(&step)) {
       dict.emplace_back(*text, std::move(item));
+    } else if (const auto* key = std::get_if<formats::DictKey>(&step)) {
+      dict.emplace_back(formats::key_of(*key), std::move(item));
     } else {
       list.push_back(std::move(item));
     }
