@@ -3,8 +3,102 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+#include "tessera/base/error.h"
 
 namespace tessera::formats {
+namespace {
+
+class KeptFile;
+using OpenFile = std::shared_ptr<const ReadableFile>;
+
+/// The files that are open, of all readers; the one that was not read for longest is closed first.
+/// Who is reading a file shares it, so it is closed behind them. Thread-safe.
+class OpenFiles {
+ public:
+  static OpenFiles& of_process() {
+    static OpenFiles files;
+    return files;
+  }
+
+  OpenFile find(const KeptFile* owner) {
+    const std::scoped_lock lock(mutex_);
+    const auto place = places_.find(owner);
+    if (place == places_.end()) return nullptr;
+    newest_first_.splice(newest_first_.begin(), newest_first_, place->second);
+    return place->second->second;
+  }
+
+  void add(const KeptFile* owner, OpenFile file) {
+    const std::scoped_lock lock(mutex_);
+    if (places_.contains(owner)) return;  // another thread was quicker
+    newest_first_.emplace_front(owner, std::move(file));
+    places_.emplace(owner, newest_first_.begin());
+    while (newest_first_.size() > num_files_kept_open()) {
+      places_.erase(newest_first_.back().first);
+      newest_first_.pop_back();
+    }
+  }
+
+  void remove(const KeptFile* owner) {
+    const std::scoped_lock lock(mutex_);
+    const auto place = places_.find(owner);
+    if (place == places_.end()) return;
+    newest_first_.erase(place->second);
+    places_.erase(place);
+  }
+
+ private:
+  using List = std::list<std::pair<const KeptFile*, OpenFile>>;
+
+  std::mutex mutex_;
+  List newest_first_;
+  std::unordered_map<const KeptFile*, List::iterator> places_;
+};
+
+class KeptFile final : public ReadableFile {
+ public:
+  KeptFile(const FileSystem& fs, const std::string& path) : fs_(fs), path_(path) {
+    OpenFile file = fs_.open(path_);
+    nbytes_ = file->nbytes();
+    OpenFiles::of_process().add(this, std::move(file));
+  }
+  ~KeptFile() override { OpenFiles::of_process().remove(this); }
+  KeptFile(const KeptFile&) = delete;
+  KeptFile& operator=(const KeptFile&) = delete;
+
+  const std::string& path() const override { return path_; }
+  std::uint64_t nbytes() const override { return nbytes_; }
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
+    OpenFile file = OpenFiles::of_process().find(this);
+    if (!file) file = open_again();
+    file->read_at(offset, out);
+  }
+
+ private:
+  OpenFile open_again() const {
+    OpenFile file = fs_.open(path_);
+    if (file->nbytes() != nbytes_) {
+      throw Error::expected(ErrorKind::corruption, {.path = path_}, "file size",
+                            std::to_string(nbytes_) + " bytes, as when it was opened",
+                            std::to_string(file->nbytes()) + " bytes", "written anew meanwhile?");
+    }
+    OpenFiles::of_process().add(this, file);
+    return file;
+  }
+
+  const FileSystem& fs_;
+  std::string path_;
+  std::uint64_t nbytes_ = 0;
+};
+
+}  // namespace
 
 std::size_t num_files_kept_open() {
   constexpr rlim_t kLeast = 4;
@@ -12,6 +106,10 @@ std::size_t num_files_kept_open() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kLeast;
   return static_cast<std::size_t>(std::clamp(limit.rlim_cur / 8, kLeast, kMost));
+}
+
+std::unique_ptr<ReadableFile> open_kept(const FileSystem& fs, const std::string& path) {
+  return std::make_unique<KeptFile>(fs, path);
 }
 
 }  // namespace tessera::formats

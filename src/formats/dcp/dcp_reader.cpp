@@ -25,6 +25,9 @@ using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
 
 constexpr std::uint64_t kMaxMetadataNbytes = std::uint64_t{1} << 30;
+// What a reader keeps for when it is needed again; how many files are open is not its to say.
+constexpr std::size_t kMaxFiles = 4096;
+constexpr std::size_t kMaxChunks = 256;
 
 /// One item, opened: a torch.save file within a file of the checkpoint, which it shares with
 /// others.
@@ -89,10 +92,8 @@ class DcpReader final : public CheckpointReader {
   const FileSystem& fs_;
   std::string path_;
   dcp::Metadata metadata_;
-  mutable dcp::RecentlyUsed<std::uint32_t, ReadableFile> files_{num_files_kept_open()};
-  mutable dcp::RecentlyUsed<std::uint64_t, Chunk> chunks_{
-      // by tensor and piece
-      2 * num_files_kept_open()};  // each keeps its file open
+  mutable dcp::RecentlyUsed<std::uint32_t, ReadableFile> files_{kMaxFiles};
+  mutable dcp::RecentlyUsed<std::uint64_t, Chunk> chunks_{kMaxChunks};  // by tensor and piece
 };
 
 std::shared_ptr<const ReadableFile> DcpReader::open_file(std::uint32_t file) const {
@@ -104,7 +105,7 @@ std::shared_ptr<const ReadableFile> DcpReader::open_file(std::uint32_t file) con
                             "the file that .metadata names", "none", "an incomplete copy?");
     }
     require_contained(fs_, path_, name);
-    return fs_.open(file_path);
+    return open_kept(fs_, file_path);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "formats/native/checksum_text.h"
+#include "formats/open_files.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::native {
@@ -33,7 +34,7 @@ std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs,
                           "incomplete copy?");
   }
   require_contained(fs, checkpoint_path, rank_file_name(rank));
-  auto file = fs.open(path);
+  auto file = open_kept(fs, path);
   const RankFileRecord& record = records[static_cast<std::size_t>(rank)];
   const FileHeader header = read_header(*file);
   require_rank_role(header, path, rank, static_cast<std::int64_t>(records.size()));
@@ -79,19 +80,11 @@ RankFiles::RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uin
       records_(records),
       files_(records.size()) {}
 
-std::shared_ptr<const ReadableFile> RankFiles::open(std::int64_t rank) const {
-  const auto number = static_cast<std::size_t>(rank);
+const ReadableFile& RankFiles::open(std::int64_t rank) const {
   const std::lock_guard lock(mutex_);
-  auto& file = files_[number];
-  if (!file) {
-    file = open_rank_file(fs_, checkpoint_path_, rank, checkpoint_id_, records_);
-    open_ranks_.push_back(number);
-    if (open_ranks_.size() > max_open_files_) {
-      files_[open_ranks_.front()].reset();
-      open_ranks_.pop_front();
-    }
-  }
-  return file;
+  auto& file = files_[static_cast<std::size_t>(rank)];
+  if (!file) file = open_rank_file(fs_, checkpoint_path_, rank, checkpoint_id_, records_);
+  return *file;
 }
 
 }  // namespace tessera::formats::native

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -10,32 +8,28 @@
 #include <vector>
 
 #include "formats/native/index.h"
-#include "formats/open_files.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::formats::native {
 
-/// The rank files of an open checkpoint, opened when they are first needed; the oldest are closed
-/// again when there are many. Thread-safe.
+/// The rank files of an open checkpoint, opened when they are first needed, and kept so as long as
+/// there are not too many (open_kept). Thread-safe.
 class RankFiles {
  public:
   RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uint64_t checkpoint_id,
             const std::vector<RankFileRecord>& records);
 
-  /// Returns the open file, which has been found to be the rank's in this checkpoint. Readers share
-  /// it, as it may be closed for others while they read.
+  /// Returns the file, which has been found to be the rank's in this checkpoint.
   /// Throws: Error(corruption) where it is missing, of another checkpoint, or of another size.
-  std::shared_ptr<const ReadableFile> open(std::int64_t rank) const;
+  const ReadableFile& open(std::int64_t rank) const;
 
  private:
   const FileSystem& fs_;
-  const std::size_t max_open_files_ = num_files_kept_open();
   std::string checkpoint_path_;
   std::uint64_t checkpoint_id_;
   const std::vector<RankFileRecord>& records_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::shared_ptr<const ReadableFile>> files_;  // by rank
-  mutable std::deque<std::size_t> open_ranks_;                      // oldest first
+  mutable std::vector<std::unique_ptr<const ReadableFile>> files_;  // by rank
 };
 
 /// Opens the rank's file and checks that its header is that of the rank in this checkpoint, whose

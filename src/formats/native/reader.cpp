@@ -60,16 +60,16 @@ class NativeReader final : public CheckpointReader {
     const BlockGrid grid = index_.grid(tensor_index, piece_index);
     const auto begin = static_cast<std::uint64_t>(range.begin) * element_nbytes;
     const ByteRange wanted{begin, begin + out.size()};
-    const auto file = rank_files_.open(piece.rank);
+    const ReadableFile& file = rank_files_.open(piece.rank);
     const std::uint64_t first = wanted.begin / grid.block_nbytes;
     const std::uint64_t last = (wanted.end - 1) / grid.block_nbytes + 1;
     for (std::uint64_t block = first; block < last; block += kEntriesPerRead) {
-      const auto entries = read_block_entries(*file, tensor.meta.fqn, stored, grid, block,
+      const auto entries = read_block_entries(file, tensor.meta.fqn, stored, grid, block,
                                               std::min(block + kEntriesPerRead, last));
       if (stored.encoding == Encoding::zstd) {
-        read_chunks(*file, tensor.meta, grid, block, entries, wanted, out);
+        read_chunks(file, tensor.meta, grid, block, entries, wanted, out);
       } else {
-        read_plain(*file, tensor.meta, grid, block, entries, wanted, out);
+        read_plain(file, tensor.meta, grid, block, entries, wanted, out);
       }
     }
   }

@@ -25,10 +25,10 @@ Finding make_finding(std::string rule, ErrorWhere where, std::string expected, s
           std::move(found)};
 }
 
+/// Throws the error where it says nothing of the checkpoint, as one does of the system.
 Finding make_finding(const Error& error, std::string expected) {
-  const bool is_io = error.kind() == ErrorKind::io;
-  return make_finding(is_io ? "io" : "structure", error.where(), std::move(expected),
-                      std::string(error.reason()));
+  if (error.kind() == ErrorKind::io) throw error;
+  return make_finding("structure", error.where(), std::move(expected), std::string(error.reason()));
 }
 
 /// Checks the structure of a file that could be opened, given where its data lies.
@@ -198,7 +198,6 @@ void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64
     try {
       open_rank_file(fs, path, static_cast<std::int64_t>(rank), checkpoint_id, records);
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
       sink(make_finding(error, "the file of rank " + std::to_string(rank)));
     }
   }

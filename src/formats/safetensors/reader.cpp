@@ -285,7 +285,7 @@ class SafetensorsReader final : public CheckpointReader {
     const std::uint64_t begin =
         location.byte_range.begin + static_cast<std::uint64_t>(range.begin) * item_nbytes;
     try {
-      open_file(location.file)->read_at(begin, out);
+      open_file(location.file).read_at(begin, out);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::corruption) throw;
       const ErrorWhere where{.path = files_[location.file].path,
@@ -326,16 +326,17 @@ class SafetensorsReader final : public CheckpointReader {
     std::vector<std::byte> buffer(std::size_t{4} << 20);
     for (std::size_t file = 0; file < files_.size(); ++file) {
       try {
-        const auto readable = open_file(file);
+        const ReadableFile& readable = open_file(file);
         const ByteRange data_range = files_[file].data_range;
         for (std::uint64_t begin = data_range.begin; begin < data_range.end;) {
           const std::uint64_t nbytes =
               std::min<std::uint64_t>(buffer.size(), data_range.end - begin);
-          readable->read_at(begin, std::span(buffer).first(static_cast<std::size_t>(nbytes)));
+          readable.read_at(begin, std::span(buffer).first(static_cast<std::size_t>(nbytes)));
           begin += nbytes;
           progress(nbytes);
         }
       } catch (const Error& error) {
+        if (error.kind() == ErrorKind::io) throw;
         sink({.severity = Finding::Severity::error,
               .rule = "structure",
               .where = error.where(),
@@ -549,18 +550,14 @@ class SafetensorsReader final : public CheckpointReader {
     detail::apply_values_file(text, path, contents_, values_);
   }
 
-  /// Returns an open file. Some stay open; beyond, each call opens anew.
-  std::shared_ptr<const ReadableFile> open_file(std::size_t file) const {
+  const ReadableFile& open_file(std::size_t file) const {
     const std::scoped_lock lock(open_files_mutex_);
-    const auto found = open_files_.find(file);
-    if (found != open_files_.end()) return found->second;
-    std::shared_ptr<const ReadableFile> opened = fs_.open(files_[file].path);
-    if (open_files_.size() < max_open_files_) open_files_.emplace(file, opened);
-    return opened;
+    auto& opened = open_files_[file];
+    if (!opened) opened = open_kept(fs_, files_[file].path);
+    return *opened;
   }
 
   const FileSystem& fs_;
-  const std::size_t max_open_files_ = num_files_kept_open();
   std::string path_;
   std::vector<File> files_;
   CheckpointContents contents_;
@@ -574,8 +571,7 @@ class SafetensorsReader final : public CheckpointReader {
   std::map<std::string, std::string> texts_;  // while opening: annotations that are no aliases
 
   mutable std::mutex open_files_mutex_;
-  // Shared with the calls that read right now.
-  mutable std::map<std::size_t, std::shared_ptr<const ReadableFile>> open_files_;
+  mutable std::map<std::size_t, std::unique_ptr<const ReadableFile>> open_files_;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "formats/open_files.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/formats/torch_zip.h"
 
@@ -181,7 +182,7 @@ std::unique_ptr<CheckpointReader> torch_zip::read_torch_zip(std::unique_ptr<Read
 }
 
 std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::string path) {
-  return torch_zip::read_torch_zip(fs.open(path));
+  return torch_zip::read_torch_zip(open_kept(fs, path));
 }
 
 }  // namespace tessera::formats
