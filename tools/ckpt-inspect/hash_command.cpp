@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "ckpt-inspect/standard_input.h"
 #include "cli/json_output.h"
 #include "cli/sizes.h"
 #include "cli/table.h"
-#include "tessera/base/file_system.h"
 #include "tessera/inspect/manifest.h"
 
 namespace tessera::cli {
@@ -30,9 +30,8 @@ std::string_view kind_name(ManifestDifference::Kind kind) {
 
 // Returns what the manifest expects of the names that the patterns select.
 Manifest read_expected(const HashOptions& options) {
-  Manifest expected = inspect::parse_manifest(
-      read_file(FileSystem::posix(), options.manifest_path, kMaxManifestNbytes),
-      options.manifest_path);
+  Manifest expected = inspect::parse_manifest(read_text(options.manifest_path, kMaxManifestNbytes),
+                                              options.manifest_path);
   const NameSelection names(options.source.patterns);
   std::erase_if(expected.entries, [&](const auto& entry) { return !names.selects(entry.name); });
   return expected;
@@ -95,7 +94,8 @@ void add_hash_command(CommandLine& line, HashOptions& options, Terminal& termina
   add_source_arguments(command, options.source);
   command
       .option("--check", "MANIFEST", options.manifest_path,
-              "Say what is not as this output of an earlier run (lines or JSON) has it")
+              "Say what is not as this output of an earlier run (lines or JSON) has it; - is "
+              "standard input")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
   add_work_options(command, options.work);
@@ -106,6 +106,10 @@ void add_hash_command(CommandLine& line, HashOptions& options, Terminal& termina
 
 ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
   const bool checks = !options.manifest_path.empty();
+  if (options.manifest_path == kStandardInput && options.source.path == kStandardInput) {
+    throw UsageError("--check: expected a manifest beside the checkpoint, found - for both",
+                     "ckpt-inspect hash --help");
+  }
   const Manifest expected = checks ? read_expected(options) : Manifest{};
   const auto* const reader = open_source(options.source);
   const inspect::Selection selection = select_names(*reader, options.source);

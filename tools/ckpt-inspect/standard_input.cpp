@@ -4,15 +4,21 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <span>
+#include <string_view>
 #include <system_error>
 
 #include "cli/sizes.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/safetensors.h"
 
 namespace tessera::cli {
 namespace {
+
+constexpr std::uint64_t kHeadNbytes = 1024;  // more than any format is told by
 
 class KeptFile final : public ReadableFile {
  public:
@@ -45,31 +51,73 @@ class KeptFile final : public ReadableFile {
   throw Error(ErrorKind::not_found, {.path = path}, "nothing lies beside standard input");
 }
 
-/// Returns how many bytes were read; 0 at the stream's end.
-std::size_t read_some(int descriptor, std::span<std::byte> out) {
+[[noreturn]] void fail_system(std::string_view action, const std::string& path) {
+  throw Error(ErrorKind::io, {.path = path},
+              std::string(action) + ": " + std::generic_category().message(errno));
+}
+
+/// Returns how many bytes were read; 0 at the stream's end. `path` is for messages.
+std::size_t read_some(int descriptor, const std::string& path, std::span<std::byte> out) {
   for (;;) {
     const ssize_t count = ::read(descriptor, out.data(), out.size());
     if (count >= 0) return static_cast<std::size_t>(count);
-    if (errno == EINTR) continue;
-    throw Error(ErrorKind::io, {.path = kStandardInput},
-                "read: " + std::generic_category().message(errno));
+    if (errno != EINTR) fail_system("read", path);
   }
+}
+
+std::string read_stream(int descriptor, const std::string& path, std::uint64_t max_nbytes) {
+  std::string text;
+  std::vector<std::byte> buffer(std::size_t{64} << 10);
+  while (const std::size_t count = read_some(descriptor, path, buffer)) {
+    if (count > max_nbytes - text.size()) {
+      throw Error::expected(ErrorKind::corruption, {.path = path}, "size",
+                            "at most " + std::to_string(max_nbytes) + " bytes", "more");
+    }
+    text.append(reinterpret_cast<const char*>(buffer.data()), count);
+  }
+  return text;
+}
+
+void refuse_terminal(int descriptor) {
+  if (::isatty(descriptor) != 1) return;
+  throw Error::expected(ErrorKind::invalid_argument, {.path = kStandardInput}, "standard input",
+                        "a pipe or a file", "a terminal");
 }
 
 }  // namespace
 
-StandardInput::StandardInput(int descriptor, std::uint64_t max_kept_nbytes) {
-  if (::isatty(descriptor) == 1) {
-    throw Error::expected(ErrorKind::invalid_argument, {.path = kStandardInput}, "standard input",
-                          "a pipe or a file", "a terminal");
+StandardInput::StandardInput(int descriptor, std::uint64_t max_kept_nbytes)
+    : descriptor_(descriptor), max_kept_nbytes_(max_kept_nbytes) {
+  refuse_terminal(descriptor);
+  read_to(kHeadNbytes);
+  const formats::Format format = formats::detect_format(*this, kStandardInput);
+  if (read_to(max_kept_nbytes_ + 1) == Stream::ended) return;
+  if (format != formats::Format::safetensors) {
+    throw Error::expected(ErrorKind::unsupported, {.path = kStandardInput}, "standard input",
+                          "at most " + exact_size(max_kept_nbytes_) +
+                              " of a torch.save file, which says at its end what is in it",
+                          "more", "save it to a file first");
   }
-  std::vector<std::byte> buffer(std::size_t{1} << 20);
-  while (const std::size_t count = read_some(descriptor, buffer)) {
-    const auto num_kept =
-        static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(count, max_kept_nbytes - kept_.size()));
+  const std::uint64_t laid_out_nbytes = formats::safetensors_nbytes(*open(kStandardInput));
+  if (read_to(laid_out_nbytes + 1) == Stream::ended) return;
+  throw Error::expected(ErrorKind::corruption, {.path = kStandardInput}, "file size",
+                        std::to_string(laid_out_nbytes) + " bytes, the end of the last tensor",
+                        "more");
+}
+
+StandardInput::Stream StandardInput::read_to(std::uint64_t nbytes) {
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(nbytes, std::uint64_t{1} << 20));
+  while (nbytes_ < nbytes) {
+    const std::size_t count = read_some(
+        descriptor_, kStandardInput,
+        std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), nbytes - nbytes_)));
+    if (count == 0) return Stream::ended;
+    const auto num_kept = static_cast<std::ptrdiff_t>(
+        std::min<std::uint64_t>(count, max_kept_nbytes_ - kept_.size()));
     kept_.insert(kept_.end(), buffer.begin(), buffer.begin() + num_kept);
     nbytes_ += count;
   }
+  return Stream::goes_on;
 }
 
 std::optional<FileKind> StandardInput::kind_of(const std::string& path) const {
@@ -88,6 +136,19 @@ std::vector<std::string> StandardInput::list_directory(const std::string& path) 
 std::string StandardInput::resolve_links(const std::string& path) const {
   if (path != kStandardInput) not_there(path);
   return path;
+}
+
+std::string read_text(const std::string& path, std::uint64_t max_nbytes) {
+  const FileSystem& fs = FileSystem::posix();
+  if (path == kStandardInput) {
+    refuse_terminal(STDIN_FILENO);
+    return read_stream(STDIN_FILENO, path, max_nbytes);
+  }
+  if (fs.kind_of(path) != FileKind::other) return read_file(fs, path, max_nbytes);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(std::fopen(path.c_str(), "rbe"),
+                                                             std::fclose);
+  if (!pipe) fail_system("open", path);
+  return read_stream(::fileno(pipe.get()), path, max_nbytes);
 }
 
 }  // namespace tessera::cli

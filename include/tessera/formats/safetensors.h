@@ -21,6 +21,10 @@ namespace tessera::formats {
 /// Error(unsupported) on a dtype that torch has no word for.
 std::unique_ptr<CheckpointReader> open_safetensors(const FileSystem& fs, std::string path);
 
+/// Returns how many bytes the file has by what its header lays out. Reads the header, and asks
+/// nothing of what is behind it. Throws: Error(corruption) where the header is not sound.
+std::uint64_t safetensors_nbytes(const ReadableFile& file);
+
 struct SafetensorsWriteOptions {
   /// The most tensor bytes in one file; nothing: all in one. A larger tensor has a file of its own.
   std::optional<std::uint64_t> max_shard_nbytes{};

@@ -332,9 +332,8 @@ std::uint64_t read_header_nbytes(const ReadableFile& file) {
   return nbytes;
 }
 
-}  // namespace
-
-Header read_header(const ReadableFile& file) {
+/// Reads the header into `events`, and returns where it ends.
+std::uint64_t read_header_text(const ReadableFile& file, HeaderEvents& events) {
   const std::uint64_t header_nbytes = read_header_nbytes(file);
   std::string text(static_cast<std::size_t>(header_nbytes), '\0');
   file.read_at(kHeaderLengthNbytes, std::as_writable_bytes(std::span(text)));
@@ -344,10 +343,27 @@ Header read_header(const ReadableFile& file) {
                           text.empty() ? "no header" : "'" + printable(text.substr(0, 1)) + "'",
                           "not a safetensors file?");
   }
-  HeaderEvents events(file.path());
   tessera::detail::read_json(text, file.path(), {.max_nbytes = kMaxHeaderNbytes}, events);
+  return kHeaderLengthNbytes + header_nbytes;
+}
 
-  const std::uint64_t data_begin = kHeaderLengthNbytes + header_nbytes;
+}  // namespace
+
+std::uint64_t read_laid_out_nbytes(const ReadableFile& file) {
+  HeaderEvents events(file.path());
+  const std::uint64_t data_begin = read_header_text(file, events);
+  std::uint64_t data_nbytes = 0;
+  for (const Entry& entry : events.entries()) {
+    if (!entry.data_offsets || entry.data_offsets->empty()) continue;
+    const std::int64_t end = std::max<std::int64_t>(0, entry.data_offsets->back());
+    data_nbytes = std::max(data_nbytes, static_cast<std::uint64_t>(end));
+  }
+  return data_begin + data_nbytes;
+}
+
+Header read_header(const ReadableFile& file) {
+  HeaderEvents events(file.path());
+  const std::uint64_t data_begin = read_header_text(file, events);
   const EntryChecker checker(file.path(), data_begin, file.nbytes() - data_begin);
   Header header{.tensors = {},
                 .metadata = std::move(events.metadata()),

@@ -46,6 +46,10 @@ struct Header {
 /// Throws: Error(corruption), Error(unsupported) naming file, tensor, rule and both numbers.
 Header read_header(const ReadableFile& file);
 
+/// Returns where the last tensor ends by the header, which is all that is read and checked.
+/// Throws: Error(corruption).
+std::uint64_t read_laid_out_nbytes(const ReadableFile& file);
+
 /// Returns safetensors' name of a dtype, or nothing where it has none.
 std::optional<std::string_view> safetensors_dtype(DType dtype);
 

@@ -576,6 +576,10 @@ class SafetensorsReader final : public CheckpointReader {
 
 }  // namespace
 
+std::uint64_t safetensors_nbytes(const ReadableFile& file) {
+  return detail::read_laid_out_nbytes(file);
+}
+
 std::unique_ptr<CheckpointReader> open_safetensors(const FileSystem& fs, std::string path) {
   return std::make_unique<SafetensorsReader>(fs, std::move(path));
 }
