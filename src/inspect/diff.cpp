@@ -26,24 +26,50 @@ struct Entry {
   std::size_t index;  // of the tensor (an alias's target) or the value
 };
 
-std::map<std::string_view, Entry> entries_of(const formats::CheckpointContents& contents,
-                                             const NameSelection& names) {
-  std::map<std::string_view, Entry> entries;
+using Entries = std::map<std::string, Entry>;
+
+void add_entry(Entries& entries, const std::string& name, Entry entry, const DiffOptions& options,
+               const std::vector<Rename>& renames) {
+  std::string new_name = renamed(name, renames);
+  if (!options.names.selects(new_name)) return;
+  const auto [known, is_new] = entries.emplace(std::move(new_name), entry);
+  if (is_new) return;
+  throw Error::expected(ErrorKind::invalid_argument, {.fqn = known->first}, "--rename",
+                        "one entry of that name in A", "two");
+}
+
+Entries entries_of(const formats::CheckpointContents& contents, const DiffOptions& options,
+                   const std::vector<Rename>& renames) {
+  Entries entries;
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
-    const std::string& fqn = contents.tensors[t].meta.fqn;
-    if (names.selects(fqn)) entries.emplace(fqn, Entry{Entry::Kind::tensor, t});
+    add_entry(entries, contents.tensors[t].meta.fqn, {Entry::Kind::tensor, t}, options, renames);
   }
   for (const formats::Alias& alias : contents.aliases) {
     const formats::TensorEntry* target = contents.find_tensor(alias.target);
-    if (target == nullptr || !names.selects(alias.fqn)) continue;
-    entries.emplace(alias.fqn, Entry{Entry::Kind::alias,
-                                     static_cast<std::size_t>(target - contents.tensors.data())});
+    if (target == nullptr) continue;
+    const auto index = static_cast<std::size_t>(target - contents.tensors.data());
+    add_entry(entries, alias.fqn, {Entry::Kind::alias, index}, options, renames);
   }
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
-    const std::string& name = contents.values[v].name;
-    if (names.selects(name)) entries.emplace(name, Entry{Entry::Kind::value, v});
+    add_entry(entries, contents.values[v].name, {Entry::Kind::value, v}, options, renames);
   }
   return entries;
+}
+
+/// A prefix that fits no name is more likely a slip than a wish.
+void check_renames(const formats::CheckpointContents& contents,
+                   const std::vector<Rename>& renames) {
+  for (const Rename& rename : renames) {
+    const auto fits = [&](std::string_view name) { return name.starts_with(rename.from); };
+    if (std::ranges::any_of(contents.tensors, fits,
+                            [](const auto& tensor) { return tensor.meta.fqn; }) ||
+        std::ranges::any_of(contents.aliases, fits, &formats::Alias::fqn) ||
+        std::ranges::any_of(contents.values, fits, &formats::ValueEntry::name)) {
+      continue;
+    }
+    throw Error::expected(ErrorKind::invalid_argument, {}, "--rename", "a prefix of a name in A",
+                          "'" + printable(rename.from) + "'");
+  }
 }
 
 std::string in_words(const formats::CheckpointReader& reader, const Entry& entry) {
@@ -54,7 +80,7 @@ std::string in_words(const formats::CheckpointReader& reader, const Entry& entry
 
 // Two tensors whose elements are to be compared, under one name.
 struct Pair {
-  std::string_view name;
+  std::string name;
   std::size_t a;
   std::size_t b;
 };
@@ -72,8 +98,9 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
   using Kind = Difference::Kind;
   Comparison result;
   auto& differences = result.report.differences;
-  const auto entries_a = entries_of(a.contents(), options.names);
-  const auto entries_b = entries_of(b.contents(), options.names);
+  check_renames(a.contents(), options.renames);
+  const Entries entries_a = entries_of(a.contents(), options, options.renames);
+  const Entries entries_b = entries_of(b.contents(), options, {});
   const auto add = [&](Kind kind, std::string_view name, const Entry* in_a, const Entry* in_b) {
     if (read_values == ReadValues::no) return;
     differences.push_back({kind, std::string(name), in_a ? in_words(a, *in_a) : std::string(),
@@ -352,7 +379,7 @@ DiffReport diff(const formats::CheckpointReader& a, const formats::CheckpointRea
     if (elements[i].num_different == 0) continue;
     elements[i].numel = numels[i];
     report.differences.push_back(
-        {Difference::Kind::elements, std::string(pairs[i].name), {}, {}, std::move(elements[i])});
+        {Difference::Kind::elements, pairs[i].name, {}, {}, std::move(elements[i])});
   }
   std::stable_sort(report.differences.begin(), report.differences.end(),
                    [](const Difference& x, const Difference& y) { return x.name < y.name; });

@@ -8,13 +8,6 @@ using formats::CheckpointContents;
 using formats::StateKind;
 using formats::TensorEntry;
 
-std::string renamed(const std::string& name, const std::vector<Rename>& renames) {
-  for (const Rename& rename : renames) {
-    if (name.starts_with(rename.from)) return rename.to + name.substr(rename.from.size());
-  }
-  return name;
-}
-
 bool is_bare_flat_vector(std::string_view fqn) {
   const std::size_t dot = fqn.rfind('.');
   const std::string_view name = dot == std::string_view::npos ? fqn : fqn.substr(dot + 1);

@@ -17,9 +17,6 @@ namespace tessera::reshard {
 
 inline constexpr const char* kColumnShardRule = "row-wise state per column shard";
 
-/// Returns the name with the first prefix that fits it replaced.
-std::string renamed(const std::string& name, const std::vector<Rename>& renames);
-
 /// Says whether a tensor is what FSDP1 writes for a whole unit under LOCAL_STATE_DICT, by the names
 /// it gives such vectors (`_flat_param`; `flat_param_0` before torch 1.13). Nothing in the
 /// checkpoint says what lies in it.

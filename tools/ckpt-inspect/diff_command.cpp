@@ -42,6 +42,19 @@ std::string in_words(const Difference& difference) {
   }
 }
 
+std::vector<Rename> parse_renames(const std::vector<std::string>& texts) {
+  std::vector<Rename> renames;
+  for (const std::string& text : texts) {
+    const std::optional<Rename> rename = parse_rename(text);
+    if (!rename) {
+      throw UsageError("--rename: expected FROM=TO, found '" + printable(text) + "'",
+                       "ckpt-inspect diff --help");
+    }
+    renames.push_back(*rename);
+  }
+  return renames;
+}
+
 void print_json(const inspect::DiffReport& report, Terminal& terminal) {
   JsonOutput json(terminal, kInspectJsonSchema);
   json.member("equal", report.differences.empty());
@@ -74,6 +87,8 @@ void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& 
   command.argument("A", options.path_a, "A checkpoint of any format")
       .argument("B", options.path_b, "Another, maybe of another format or sharding")
       .arguments("GLOB...", options.patterns, "Only these names and what lies below them")
+      .option("--rename", "FROM=TO", options.renames,
+              "Replace a leading FROM of names in A by TO, as they are in B; repeatable")
       .option("--rtol", "RTOL", options.rtol, "Relative tolerance (default: 0)")
       .option("--atol", "ATOL", options.atol, "Absolute tolerance (default: 0)")
       .flag("--ignore-dtype", options.ignore_dtype,
@@ -85,13 +100,14 @@ void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& 
   add_work_options(command, options.work);
   command.example("diff step-1000 step-1000.8", "The same state at another world size?")
       .example("diff step-1000 model.safetensors model --rtol 1e-2 --ignore-dtype",
-               "Against an export in bfloat16");
+               "Against an export in bfloat16")
+      .example("diff net.pt step-1000 model --rename net.=model.", "The model under other names");
 }
 
 inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                             inspect::DiffOptions options, const WorkOptions& work_options,
                             Terminal& terminal) {
-  require_patterns_used(options.names, a, b);
+  require_patterns_used(options.names, a, b, options.renames);
   Work work(terminal, "diff", inspect::diff_nbytes(a, b, options), work_options);
   options.scan = work.scan_options();
   return inspect::diff(a, b, options);
@@ -105,6 +121,7 @@ ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
   diff_options.atol = options.atol;
   if (options.ignore_dtype) diff_options.dtypes = inspect::DiffOptions::DTypes::any;
   diff_options.names = NameSelection(options.patterns);
+  diff_options.renames = parse_renames(options.renames);
   const inspect::DiffReport report = compare(*a, *b, diff_options, options.work, terminal);
   const ExitCode code = report.differences.empty() ? ExitCode::done : ExitCode::findings;
   if (options.json) {

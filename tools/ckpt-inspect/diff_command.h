@@ -10,6 +10,7 @@ struct DiffCommandOptions {
   std::string path_a;
   std::string path_b;
   std::vector<std::string> patterns;
+  std::vector<std::string> renames;  // of A's names, `FROM=TO`
   std::string flat_layout_path_a;
   std::string flat_layout_path_b;
   double rtol = 0;

@@ -61,14 +61,17 @@ inspect::Selection select_names(const formats::CheckpointReader& reader,
 }
 
 void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
-                           const formats::CheckpointReader& b) {
-  std::vector<std::string_view> all;
+                           const formats::CheckpointReader& b, const std::vector<Rename>& renames) {
+  std::vector<std::string> all;
   for (const formats::CheckpointReader* reader : {&a, &b}) {
-    for (const auto& tensor : reader->contents().tensors) all.push_back(tensor.meta.fqn);
-    for (const auto& value : reader->contents().values) all.push_back(value.name);
-    for (const auto& alias : reader->contents().aliases) all.push_back(alias.fqn);
+    const auto add = [&](const std::string& name) {
+      all.push_back(reader == &a ? renamed(name, renames) : name);
+    };
+    for (const auto& tensor : reader->contents().tensors) add(tensor.meta.fqn);
+    for (const auto& value : reader->contents().values) add(value.name);
+    for (const auto& alias : reader->contents().aliases) add(alias.fqn);
   }
-  const std::vector<std::string> unused = names.unused(all);
+  const std::vector<std::string> unused = names.unused({all.begin(), all.end()});
   if (unused.empty()) return;
   throw Error(ErrorKind::invalid_argument, {},
               "no name in A or B matches '" + printable(unused.front()) + "'");

@@ -10,6 +10,7 @@
 #include "cli/command_line.h"
 #include "cli/progress.h"
 #include "cli/stop_signals.h"
+#include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/inspect/scan_options.h"
 #include "tessera/inspect/summary.h"
@@ -50,8 +51,9 @@ inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 
 /// Throws Error(invalid_argument) where a pattern matches no name of either: it is a mistake.
+/// `renames` are of A's names.
 void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
-                           const formats::CheckpointReader& b);
+                           const formats::CheckpointReader& b, const std::vector<Rename>& renames);
 
 /// Long work over tensors' bytes: can be interrupted, and shows how far it is.
 class Work {

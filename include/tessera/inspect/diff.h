@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/base/glob.h"
+#include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/inspect/scan_options.h"
 
@@ -20,7 +21,8 @@ struct DiffOptions {
   /// Whether tensors of different dtypes are compared as numbers, instead of being a difference.
   enum class DTypes { must_agree, any } dtypes = DTypes::must_agree;
 
-  NameSelection names{};  // tensors and values that are compared
+  std::vector<Rename> renames{};  // of A's names, to what they are in B; the first that fits
+  NameSelection names{};          // tensors and values that are compared, by the names in B
   ScanOptions scan{};
 };
 
@@ -64,8 +66,9 @@ struct DiffReport {
 };
 
 /// Compares what two checkpoints hold, whatever their formats and shardings: names, shapes, dtypes,
-/// elements, values. An alias stands for the tensor it names.
-/// Throws: Error(corruption), Error(io) where either cannot be read; Error(interrupted).
+/// elements, values. An alias stands for the tensor it names. Names in the report are those in B.
+/// Throws: Error(invalid_argument) where two names of A become one, or a rename fits none;
+/// Error(corruption), Error(io) where either cannot be read; Error(interrupted).
 DiffReport diff(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                 const DiffOptions& options);
 

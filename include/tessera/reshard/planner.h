@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/base/glob.h"
+#include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/strategy.h"
 #include "tessera/layout/table_plan.h"
@@ -14,11 +15,7 @@
 
 namespace tessera::reshard {
 
-/// Replaces the leading `from` of a name by `to`.
-struct Rename {
-  std::string from;
-  std::string to;
-};
+using tessera::Rename;
 
 /// A relaxation of strictness, which only the caller can name.
 enum class Relaxation { refuse, allow };

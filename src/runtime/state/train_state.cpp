@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "base/streaming_copy.h"
-#include "reshard/source_check.h"
 #include "runtime/state/checkpoint_identity.h"
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/load_hints.h"
@@ -25,6 +24,7 @@
 #include "runtime/state/value_tree.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
+#include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/detect.h"
 #include "tessera/reshard/executor.h"
@@ -37,7 +37,6 @@ namespace tessera {
 namespace {
 
 using formats::CheckpointContents;
-using reshard::renamed;
 using state::directory_of;
 using state::LiveState;
 using state::LiveWriter;
