@@ -467,6 +467,93 @@ TEST(NativeDamageTest, AChunkTableThatLiesIsRefused) {
   }
 }
 
+/// A checkpoint of one rank with an index that says something else, every checksum made anew. The
+/// rank's own index says so too where that is asked for.
+class ResealedCheckpoint {
+ public:
+  enum class Where { index_file, everywhere };
+
+  ResealedCheckpoint(std::map<std::string, std::string> files, Where where,
+                     const std::function<void(TensorEntry&)>& change_x)
+      : fs_(kPath, std::move(files)) {
+    using namespace native;
+    Index own = index_of(kRankFile);
+    Index whole = index_of("index.h5");
+    change_x(whole.contents.tensors.back());
+    if (where == Where::everywhere) change_x(own.contents.tensors.back());
+    const std::string rank_file = fs_[kRankFile];
+    const std::vector<std::byte> own_bytes = encode_index(own);
+    const FileHeader header = seal(kRankFile, rank_file, own_bytes, data_ranges(own));
+    whole.rank_files[0] = {header.file_nbytes, header.index_checksum, header.structure_checksum};
+    const FileHeader index_header = seal("index.h5", fs_["index.h5"], encode_index(whole), {});
+    seal(kRankFile, rank_file, own_bytes, data_ranges(own), index_header.checkpoint_id);
+  }
+
+  const FileSystem& fs() const { return fs_; }
+
+ private:
+  static constexpr const char* kRankFile = "rank-00000.h5";
+
+  native::Index index_of(const std::string& name) const {
+    const std::string path = join_path(kPath, name);
+    const auto file = fs_.open(path);
+    const native::FileHeader header = native::read_header(*file);
+    return native::decode_index(native::read_index_bytes(*file, header), header, path);
+  }
+
+  static std::vector<ByteRange> data_ranges(const native::Index& index) {
+    std::vector<ByteRange> ranges;
+    for (const auto& pieces : index.storage) {
+      for (const native::StoredPiece& stored : pieces) {
+        ranges.push_back({stored.begin, stored.begin + stored.stored_nbytes});
+      }
+    }
+    std::ranges::sort(ranges, {}, &ByteRange::begin);
+    return ranges;
+  }
+
+  native::FileHeader seal(const std::string& name, std::string file,
+                          std::span<const std::byte> index, std::span<const ByteRange> ranges,
+                          std::optional<std::uint64_t> checkpoint_id = {}) {
+    fs_[name] = with_index(file, index);
+    const std::uint64_t structure =
+        native::structure_checksum(*fs_.open(join_path(kPath, name)), ranges);
+    fs_[name] = with_index(file, index, [&](native::FileHeader& header) {
+      header.structure_checksum = structure;
+      if (checkpoint_id) header.checkpoint_id = *checkpoint_id;
+    });
+    return native::read_header(*fs_.open(join_path(kPath, name)));
+  }
+
+  MemoryFiles fs_;
+};
+
+TEST(NativeDamageTest, AnIndexThatCallsItsDataSomethingElseIsFound) {
+  NativeWriteOptions options;
+  options.compression = NativeWriteOptions::Compression::zstd;
+  MemoryCheckpoint source = tiny_checkpoint();
+  source.add({"x", DType::bfloat16, {40'000}}, Bytes(80'000));
+  const auto files = written(source, options);
+  using Where = ResealedCheckpoint::Where;
+  const auto finding = [&](Where where, DType dtype) -> std::string {
+    const ResealedCheckpoint checkpoint(files, where,
+                                        [&](TensorEntry& x) { x.meta.dtype = dtype; });
+    const std::vector<Finding> findings = verify(checkpoint.fs());
+    EXPECT_LE(findings.size(), 1U);
+    return findings.empty() ? "" : finding_to_string(findings.front());
+  };
+  EXPECT_EQ(finding(Where::everywhere, DType::bfloat16), "");
+  EXPECT_THAT(
+      finding(Where::everywhere, DType::int8),
+      testing::AllOf(HasSubstr("rank-00000.h5: x: bytes"),
+                     HasSubstr("zstd frame: expected 40000 bytes of content, found 80000")));
+  EXPECT_THAT(finding(Where::everywhere, DType::float32), HasSubstr("expected 160000 bytes"));
+  // Where the rank's own index is as it was, it tells a dtype of the same size too.
+  EXPECT_THAT(finding(Where::index_file, DType::float16),
+              HasSubstr("rank-00000.h5: x: structure: expected float16 [40000], as index.h5 says, "
+                        "found bfloat16 [40000]"));
+}
+
 // --- rebuilding
 
 TEST(NativeRebuildTest, TheIndexComesBackByteForByte) {

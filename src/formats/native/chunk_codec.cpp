@@ -116,6 +116,16 @@ std::span<const std::byte> ChunkEncoder::compress_without_matching(
   return frame.first(nbytes);
 }
 
+void require_chunk_nbytes(std::span<const std::byte> stored, std::uint64_t chunk_nbytes) {
+  if (stored.size() == chunk_nbytes) return;
+  const unsigned long long content_nbytes = ZSTD_getFrameContentSize(stored.data(), stored.size());
+  if (content_nbytes == chunk_nbytes) return;
+  throw Error::expected(
+      ErrorKind::corruption, {}, "zstd frame", std::to_string(chunk_nbytes) + " bytes of content",
+      content_nbytes >= ZSTD_CONTENTSIZE_ERROR ? std::string("none stated")
+                                               : std::to_string(content_nbytes) + " bytes");
+}
+
 ChunkDecoder::ChunkDecoder() : context_(ZSTD_createDCtx()) {
   if (context_ == nullptr) throw std::bad_alloc();
 }
@@ -129,16 +139,10 @@ void ChunkDecoder::decode(std::span<const std::byte> stored, std::uint64_t items
                           std::span<std::byte> out) {
   TESSERA_CHECK(begin <= end && end * itemsize <= chunk_nbytes &&
                 out.size() == (end - begin) * itemsize);
+  require_chunk_nbytes(stored, chunk_nbytes);
   if (stored.size() == chunk_nbytes) {
     std::ranges::copy(stored.subspan(begin * itemsize, out.size()), out.begin());
     return;
-  }
-  const unsigned long long content_nbytes = ZSTD_getFrameContentSize(stored.data(), stored.size());
-  if (content_nbytes != chunk_nbytes) {
-    throw Error::expected(
-        ErrorKind::corruption, {}, "zstd frame", std::to_string(chunk_nbytes) + " bytes of content",
-        content_nbytes >= ZSTD_CONTENTSIZE_ERROR ? std::string("none stated")
-                                                 : std::to_string(content_nbytes) + " bytes");
   }
   const bool takes_all = itemsize == 1 && out.size() == chunk_nbytes;
   const auto content = takes_all ? out : planes_.take(static_cast<std::size_t>(chunk_nbytes));

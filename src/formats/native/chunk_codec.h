@@ -48,6 +48,11 @@ class ChunkEncoder {
   tessera::detail::ByteBuffer coded_frame_;
 };
 
+/// Throws Error(corruption), with an empty `where`, unless the stored bytes say that they are a
+/// chunk of `chunk_nbytes`: by their own number where it is raw, by its frame where it is
+/// compressed.
+void require_chunk_nbytes(std::span<const std::byte> stored, std::uint64_t chunk_nbytes);
+
 /// Undoes ChunkEncoder. Keeps its buffers. Not thread-safe: one per thread.
 class ChunkDecoder {
  public:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "formats/native/checksum_text.h"
+#include "formats/native/chunk_codec.h"
 #include "formats/native/rank_files.h"
 #include "formats/native/stored_blocks.h"
 #include "tessera/base/digest.h"
@@ -93,6 +94,7 @@ class RankFileCheck {
     try {
       open();
       if (!file_) return std::move(findings_);
+      if (findings_.empty()) check_own_index();
       for (const auto& id : pieces_) check_piece(id.tensor_index, id.piece_index);
       const RankFileRecord& record = index_.rank_files[static_cast<std::size_t>(rank_)];
       // Where chunks lie is said by tables within the structure: a damaged one has been found.
@@ -133,7 +135,8 @@ class RankFileCheck {
         const auto entries = read_block_entries(
             *file_, fqn, stored, grid, begin, std::min(begin + kEntriesPerRead, grid.num_blocks()));
         for (const StoredBlock& entry : entries) data_ranges_.push_back(entry.range);
-        check_blocks(fqn, entries);
+        const bool is_compressed = stored.encoding == Encoding::zstd;
+        check_blocks(fqn, entries, is_compressed ? grid.block_nbytes : 0);
       } catch (const Error& error) {
         all_entries_are_sound_ = false;
         findings_.push_back(make_finding(error, "a sound table of blocks"));
@@ -142,7 +145,9 @@ class RankFileCheck {
     }
   }
 
-  void check_blocks(const std::string& fqn, std::span<const StoredBlock> blocks) {
+  /// `chunk_nbytes` is 0 where nothing is compressed.
+  void check_blocks(const std::string& fqn, std::span<const StoredBlock> blocks,
+                    std::uint64_t chunk_nbytes) {
     for (std::size_t i = 0; i < blocks.size();) {
       // Blocks that follow each other are read together.
       std::size_t end = i + 1;
@@ -163,16 +168,61 @@ class RankFileCheck {
       buffer_.resize(range.nbytes());
       file_->read_at(range.begin, buffer_);
       for (; i < end; ++i) {
-        const std::uint64_t checksum = xxh3_64(std::span(buffer_).subspan(
-            blocks[i].range.begin - range.begin, blocks[i].range.nbytes()));
-        if (checksum != blocks[i].checksum) {
-          findings_.push_back(
-              make_finding("checksum", {.path = path_, .fqn = fqn, .byte_range = blocks[i].range},
-                           checksum_text(blocks[i].checksum), checksum_text(checksum)));
-        }
+        check_block(fqn, blocks[i],
+                    std::span(buffer_).subspan(blocks[i].range.begin - range.begin,
+                                               blocks[i].range.nbytes()),
+                    chunk_nbytes);
       }
       if (progress_) progress_(range.nbytes());
     }
+  }
+
+  void check_block(const std::string& fqn, const StoredBlock& block,
+                   std::span<const std::byte> bytes, std::uint64_t chunk_nbytes) {
+    const ErrorWhere where{.path = path_, .fqn = fqn, .byte_range = block.range};
+    const std::uint64_t checksum = xxh3_64(bytes);
+    if (checksum != block.checksum) {
+      findings_.push_back(
+          make_finding("checksum", where, checksum_text(block.checksum), checksum_text(checksum)));
+      return;
+    }
+    if (chunk_nbytes == 0) return;
+    try {
+      require_chunk_nbytes(bytes, chunk_nbytes);
+    } catch (const Error& error) {
+      findings_.push_back(make_finding("structure", where,
+                                       "a chunk as the index lays it out (dtype and shape)",
+                                       std::string(error.reason())));
+    }
+  }
+
+  /// Compares what the index says of the rank with what the rank's file says of itself, tensor by
+  /// tensor where they differ: checksums alone do not tell an index of the same data that calls it
+  /// something else.
+  void check_own_index() {
+    const RankFileRecord& record = index_.rank_files[static_cast<std::size_t>(rank_)];
+    const Index expected = select_pieces(index_, pieces_);
+    if (xxh3_64(encode_index(expected)) == record.index_checksum) return;
+    const std::size_t num_before = findings_.size();
+    const Index own = read_rank_file_index(fs_, checkpoint_path_, rank_,
+                                           static_cast<std::int64_t>(index_.rank_files.size()))
+                          .index;
+    for (const TensorEntry& tensor : expected.contents.tensors) {
+      const TensorEntry* const in_file = own.contents.find_tensor(tensor.meta.fqn);
+      if (in_file != nullptr && in_file->meta == tensor.meta) continue;
+      findings_.push_back(
+          make_finding("structure", {.path = path_, .fqn = tensor.meta.fqn},
+                       in_words(tensor.meta) + ", as index.h5 says",
+                       in_file == nullptr ? "no such tensor" : in_words(in_file->meta)));
+    }
+    if (findings_.size() == num_before) {
+      findings_.push_back(make_finding("structure", {.path = path_},
+                                       "what index.h5 says of the rank", "something else"));
+    }
+  }
+
+  static std::string in_words(const TensorMeta& meta) {
+    return std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape);
   }
 
   const FileSystem& fs_;
