@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from ckpt_tools import FIXTURES, MAKE, expectation, listing, reshard, succeed, tensors_by_name, valid_fixtures
@@ -74,6 +75,22 @@ def test_pytorch_loads_our_dcp(source, world_size, tmp_path):
     _load_state_dict(nested, storage_reader=dcp.FileSystemReader(moved), planner=planner, no_dist=True)
     tensors = {name: tensor for name, tensor in flatten_state_dict(nested)[0].items() if torch.is_tensor(tensor)}
     assert tensors.keys() == {name for name, leaf in state.items() if torch.is_tensor(leaf)}
+
+
+NESTED = {
+    "empty dicts": {"d": {"a": {}}, "e": {}, "l": [{"a": {}}, {}]},
+    "sets": {"l": [set(), 1], "m": [{1, 2}, {"a": set()}]},
+    "beside a tensor": {"l": [torch.ones(1), {}, set(), [[]]]},
+}
+
+
+@pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED)
+def test_pytorch_converts_our_dcp(nested, tmp_path):
+    """E2: `dcp_to_torch_save` gives back what is empty, in dicts and in lists."""
+    torch.save({"w": torch.ones(1)} | nested, tmp_path / "source.pt")
+    moved = reshard(tmp_path / "source.pt", tmp_path / "moved", "--to", "dcp")
+    dcp_to_torch_save(moved, tmp_path / "converted.pt")
+    assert torch.load(tmp_path / "converted.pt", weights_only=True) == {"w": torch.ones(1)} | nested
 
 
 @parametrize(TORCH_SOURCES)
