@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -31,6 +32,13 @@ struct stat status_of(const FileDescriptor& file, const std::string& path) {
   return status;
 }
 
+std::string_view kind_in_words(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
 class PosixReadableFile final : public ReadableFile {
  public:
   explicit PosixReadableFile(const std::string& path)
@@ -39,7 +47,7 @@ class PosixReadableFile final : public ReadableFile {
     const struct stat status = status_of(file_, path);
     if (!S_ISREG(status.st_mode)) {
       throw Error::expected(ErrorKind::not_found, {.path = path}, "open", "a regular file",
-                            S_ISDIR(status.st_mode) ? "a directory" : "another kind of object");
+                            kind_in_words(status.st_mode));
     }
     nbytes_ = static_cast<std::uint64_t>(status.st_size);
   }

@@ -192,6 +192,9 @@ class Planner {
     }
     report_missing_files(source_, options_.missing, report_);
     check_patterns();
+    if (left_out_ && selected_.empty() && !source_.tensors.empty()) {
+      report_.note("--drop-optimizer", "", "tensors that are no optimizer's", "none");
+    }
   }
 
   /// A pattern or a prefix that fits no name is more likely a slip than a wish.

@@ -100,7 +100,7 @@ TEST_F(FileSystemTest, OnlyRegularFilesOpen) {
   ASSERT_EQ(::mkfifo((tmp_ / "fifo").c_str(), 0600), 0);
   EXPECT_THAT([&] { fs_.open(tmp_ / "fifo"); }, ThrowsError(ErrorKind::not_found, "regular file"));
   EXPECT_THAT([&] { fs_.open(tmp_.path()); }, ThrowsError(ErrorKind::not_found, "a directory"));
-  EXPECT_THAT([&] { fs_.open("/dev/zero"); }, ThrowsError(ErrorKind::not_found, "another kind"));
+  EXPECT_THAT([&] { fs_.open("/dev/zero"); }, ThrowsError(ErrorKind::not_found, "a device"));
   EXPECT_THAT([&] { fs_.open(tmp_ / "none"); }, ThrowsError(ErrorKind::not_found, "none: open"));
   EXPECT_EQ(fs_.kind_of(tmp_ / "fifo"), FileKind::other);
   EXPECT_EQ(fs_.kind_of(tmp_.path()), FileKind::directory);

@@ -33,16 +33,16 @@ def assert_one_line(process, *words):
 def refuse(path, cwd, *words):
     """Both tools refuse `path`; neither leaves or runs anything in `cwd`. Returns the message."""
     before = sorted(cwd.iterdir())
-    listing = run("ckpt-inspect", "ls", path, "--json", "--sha256", cwd=cwd, timeout=20)
-    assert listing.returncode == REFUSED, (listing.returncode, listing.stderr, listing.stdout[-500:])
-    assert_one_line(listing, *words)
+    digests = run("ckpt-inspect", "hash", path, cwd=cwd, timeout=20)  # of every tensor and every value
+    assert digests.returncode == REFUSED, (digests.returncode, digests.stderr, digests.stdout[-500:])
+    assert_one_line(digests, *words)
     verify = run("ckpt-inspect", "verify", path, cwd=cwd, timeout=20)
     assert verify.returncode in (REFUSED, FOUND), (verify.returncode, verify.stderr)
     move = run("ckpt-reshard", path, cwd / "moved", "--to", "native", "--quiet", cwd=cwd, timeout=20)
     assert move.returncode == REFUSED, (move.returncode, move.stderr)
     assert_one_line(move)
     assert sorted(cwd.iterdir()) == before
-    return listing.stderr
+    return digests.stderr
 
 
 @pytest.mark.parametrize("path, row", CASES, ids=IDS)

@@ -5,7 +5,6 @@
 #include "cli/json_output.h"
 #include "cli/sizes.h"
 #include "cli/table.h"
-#include "tessera/base/json.h"
 #include "tessera/inspect/digest.h"
 
 namespace tessera::cli {
@@ -76,7 +75,7 @@ void print_json(const CheckpointReader& reader, const inspect::Selection& select
   json.end_array();
   json.key("values").begin_object();
   for (std::size_t v : selection.values) {
-    json.key(contents.values[v].name).raw(value_to_json(reader.read_value(v)));
+    json.key(contents.values[v].name).raw(value_as_json(reader, v));
   }
   json.end_object();
   json.finish();

@@ -252,7 +252,7 @@ ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
     json.end_array();
     json.key("values").begin_object();
     for (std::size_t v : selection.values) {
-      json.key(reader->contents().values[v].name).raw(value_to_json(reader->read_value(v)));
+      json.key(reader->contents().values[v].name).raw(value_as_json(*reader, v));
     }
     json.end_object();
     json.finish();

@@ -8,6 +8,7 @@
 #include "cli/sizes.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/glob.h"
+#include "tessera/base/json.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/flat_layout.h"
@@ -105,6 +106,15 @@ ValueWords value_in_words(const formats::CheckpointReader& reader, std::size_t v
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::unsupported) throw;
     return {"refused", std::string(error.reason())};
+  }
+}
+
+std::string value_as_json(const formats::CheckpointReader& reader, std::size_t value_index) {
+  try {
+    return value_to_json(reader.read_value(value_index));
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unsupported) throw;
+    return "{\"$refused\":" + json_quote(error.reason()) + "}";
   }
 }
 

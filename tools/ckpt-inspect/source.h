@@ -79,6 +79,9 @@ struct ValueWords {
 };
 ValueWords value_in_words(const formats::CheckpointReader& reader, std::size_t value_index);
 
+/// Returns a value as JSON; one that is refused as `{"$refused": "<reason>"}`.
+std::string value_as_json(const formats::CheckpointReader& reader, std::size_t value_index);
+
 /// Returns what names add up to: `3 tensors, 1 value`.
 std::string counts_in_words(const inspect::Totals& totals);
 

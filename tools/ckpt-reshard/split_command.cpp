@@ -29,15 +29,26 @@ std::string pattern_of(std::string_view text) {
   return pattern + "*";
 }
 
+/// Says whether a name of any kind fits.
+template <class Fits>
+bool has_name(const CheckpointContents& contents, const Fits& fits) {
+  return std::ranges::any_of(contents.tensors, fits,
+                             [](const auto& tensor) { return tensor.meta.fqn; }) ||
+         std::ranges::any_of(contents.values, fits, &formats::ValueEntry::name) ||
+         std::ranges::any_of(contents.aliases, fits, &formats::Alias::fqn);
+}
+
 /// A prefix that no name has is more likely a slip than a wish.
 void check_prefixes(const CheckpointContents& contents, const std::vector<std::string>& prefixes) {
   for (const std::string& prefix : prefixes) {
-    const auto has_prefix = [&](const std::string& name) { return name.starts_with(prefix); };
-    if (std::ranges::any_of(contents.tensors, has_prefix,
-                            [](const auto& tensor) { return tensor.meta.fqn; }) ||
-        std::ranges::any_of(contents.values, has_prefix, &formats::ValueEntry::name) ||
-        std::ranges::any_of(contents.aliases, has_prefix, &formats::Alias::fqn)) {
+    if (has_name(contents, [&](std::string_view name) { return name.starts_with(prefix); })) {
       continue;
+    }
+    const std::string whole = prefix.substr(0, prefix.size() - 1);
+    if (has_name(contents, [&](std::string_view name) { return name == whole; })) {
+      throw Error::expected(ErrorKind::invalid_argument, {}, "--prefix", "what names lie under",
+                            "'" + printable(whole) + "', a whole name",
+                            "--only takes names as they are");
     }
     throw Error::expected(ErrorKind::invalid_argument, {}, "--prefix", "what a name begins with",
                           "'" + printable(prefix) + "'");

@@ -111,8 +111,12 @@ Command& Command::flag(std::string name, bool& target, std::string help) {
 
 Command& Command::option(std::string name, std::string placeholder, std::string& target,
                          std::string help) {
-  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
-                      [&target](const std::string& text) { target = text; }});
+  const auto set = [&target, placeholder](const std::string& text) {
+    // As from a shell's variable that is not set: to go on without the option would be a guess.
+    if (text.empty()) throw std::invalid_argument("expected " + placeholder + ", found ''");
+    target = text;
+  };
+  options_.push_back({std::move(name), std::move(placeholder), std::move(help), set});
   return *this;
 }
 

@@ -135,6 +135,12 @@ void add_lines(const std::vector<std::string>& lines, std::string& list) {
 
 void rebuild_native_index(FileSystem& fs, const std::string& path) {
   using namespace native;
+  const auto kind = fs.kind_of(path);
+  if (kind != FileKind::directory) {
+    throw Error::expected(ErrorKind::not_found, {.path = path}, "native checkpoint", "a directory",
+                          !kind ? "nothing" : "a file",
+                          !kind ? "" : "a checkpoint of another format?");
+  }
   RankIndexes indexes = read_ranks(fs, path);
   if (!indexes.refusals.empty()) refuse_loss(path, indexes);
   Index whole = merge_ranks(std::move(indexes.ranks), path);
