@@ -24,6 +24,23 @@ std::string join_path(const std::string& directory, const std::string& name) {
   return directory.back() == '/' ? directory + name : directory + "/" + name;
 }
 
+std::string without_trailing_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+std::string directory_of(const std::string& path) {
+  const std::string trimmed = without_trailing_slashes(path);
+  const std::size_t slash = trimmed.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : trimmed.substr(0, slash);
+}
+
+std::string last_component(const std::string& path) {
+  const std::string trimmed = without_trailing_slashes(path);
+  return trimmed.substr(trimmed.rfind('/') + 1);  // npos + 1 is 0
+}
+
 bool is_contained_path(const std::string& name) {
   if (name.empty() || name.front() == '/' || name.find('\0') != std::string::npos) return false;
   for (std::size_t begin = 0; begin <= name.size();) {

@@ -21,28 +21,14 @@ using detail::retry_on_interrupt;
 using detail::throw_system_error;
 using detail::try_lock;
 
-std::string without_trailing_slashes(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
-
-std::string parent_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
-std::string last_component(const std::string& path) {
-  return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
-}
-
 /// Whether what lies at a staging path may be what a writer left when it was killed. Anything else
 /// is somebody's, and stays.
 bool may_be_left_over(const FileSystem& fs, const std::string& staging_path, DestinationKind kind) {
   const auto found = fs.kind_of(staging_path);
   if (kind == DestinationKind::file) return found == FileKind::regular;
   if (found != FileKind::directory) return false;
-  return std::ranges::all_of(fs.list_directory(staging_path), [](std::string_view name) {
+  return std::ranges::all_of(fs.list_directory(staging_path), [&](std::string_view name) {
+    if (fs.kind_of(join_path(staging_path, std::string(name))) != FileKind::regular) return false;
     if (name.ends_with(StagedDestination::kSuffix)) {
       name.remove_suffix(StagedDestination::kSuffix.size());
     }
@@ -51,16 +37,31 @@ bool may_be_left_over(const FileSystem& fs, const std::string& staging_path, Des
   });
 }
 
+/// Returns the first bytes of the file at `path`, as many as a journal is known by, or those that
+/// it has; nothing where there is no file.
+std::optional<std::string> begin_of(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path) != FileKind::regular) return std::nullopt;
+  const auto file = fs.open(path);
+  std::string begin(StagedDestination::kJournalMagic.size(), '\0');
+  begin.resize(std::min<std::uint64_t>(begin.size(), file->nbytes()));
+  file->read_at(0, std::as_writable_bytes(std::span(begin)));
+  return begin;
+}
+
 /// Removes the journal at `path` of work that is gone. Another file of that name stays.
 void remove_journal(FileSystem& fs, const std::string& path) {
-  if (fs.kind_of(path) != FileKind::regular) return;
-  std::string begin(StagedDestination::kJournalMagic.size(), '\0');
-  {
-    const auto file = fs.open(path);
-    begin.resize(std::min<std::uint64_t>(begin.size(), file->nbytes()));
-    file->read_at(0, std::as_writable_bytes(std::span(begin)));
-  }
-  if (StagedDestination::kJournalMagic.starts_with(begin)) fs.remove_all(path);
+  const auto begin = begin_of(fs, path);
+  if (begin && StagedDestination::kJournalMagic.starts_with(*begin)) fs.remove_all(path);
+}
+
+/// Throws unless `path` is free or a regular file. A link might lead to a journal that is not to be
+/// seen now, and what it tells of would be removed.
+void require_no_link(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
+  throw Error(ErrorKind::already_exists, {.path = path},
+              "journal: this name is needed for the work in progress, and something else has it "
+              "(remove or rename it)");
 }
 
 void remove_quietly(FileSystem& fs, const std::string& path) noexcept {
@@ -95,12 +96,19 @@ bool is_still_at(const FileDescriptor& object, const std::string& path) {
 
 }  // namespace
 
+std::string StagedDestination::staging_path_of(const std::string& destination) {
+  return without_trailing_slashes(destination) + std::string(kSuffix);
+}
+
+std::string StagedDestination::journal_path_of(const std::string& staging_path) {
+  return staging_path + std::string(kJournalSuffix);
+}
+
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                                     OverwritePolicy overwrite,
-                                     const std::function<bool(const StagedDestination&)>& goes_on)
+                                     OverwritePolicy overwrite, const Judge& judge)
     : fs_(fs),
       destination_(without_trailing_slashes(std::move(destination))),
-      staging_path_(destination_ + std::string(kSuffix)),
+      staging_path_(staging_path_of(destination_)),
       kind_(kind),
       overwrite_(overwrite) {
   const std::string name = last_component(destination_);
@@ -108,7 +116,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     throw Error::expected(ErrorKind::invalid_argument, {.path = destination_}, "destination",
                           "a path that ends in a name", "'" + destination_ + "'");
   }
-  if (const std::string parent = parent_of(destination_);
+  if (const std::string parent = directory_of(destination_);
       fs_.kind_of(parent) != FileKind::directory) {
     throw Error::expected(ErrorKind::io, {.path = destination_}, "destination",
                           "a folder to be written into", "none at " + printable(parent));
@@ -157,12 +165,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
         remove_journal(fs_, journal_path());
         return;
       }
-      if (!may_be_left_over(fs_, staging_path_, kind_)) {
-        throw Error(ErrorKind::already_exists, {.path = staging_path_},
-                    "staging: this name is needed for the work in progress, and something else has "
-                    "it (remove or rename it)");
-      }
-      if (goes_on && goes_on(*this)) {
+      if (judge_left_over(judge) == LeftOver::go_on) {
         has_left_over_ = true;
         is_kept_ = true;
         return;
@@ -186,6 +189,42 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
   }
   throw Error(ErrorKind::already_exists, {.path = staging_path_},
               "staging: other processes keep taking it");
+}
+
+/// Says whether what a dead process left is gone on with or removed; throws what refuses it.
+StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judge) const {
+  LeftOver verdict = LeftOver::foreign;
+  if (may_be_left_over(fs_, staging_path_, kind_)) {
+    require_no_link(journal_path());
+    verdict = judge ? judge(*this) : has_kept_work() ? LeftOver::kept : LeftOver::remove;
+  }
+  if (verdict == LeftOver::foreign) {
+    throw Error(ErrorKind::already_exists, {.path = staging_path_},
+                "staging: this name is needed for the work in progress, and something else has it "
+                "(remove or rename it)");
+  }
+  if (verdict == LeftOver::kept) {
+    throw Error(ErrorKind::already_exists, {.path = staging_path_},
+                "staging: what an earlier run of ckpt-reshard has finished is kept here (its "
+                "--resume goes on with it, its --discard starts from the beginning)");
+  }
+  return verdict;
+}
+
+bool StagedDestination::has_kept_work() const {
+  constexpr std::size_t kReadNbytes = std::size_t{64} << 10;
+  constexpr int kNumLinesBefore = 2;  // of the journal itself, and of what the work is
+  if (begin_of(fs_, journal_path()) != kJournalMagic) return false;
+  const auto file = fs_.open(journal_path());
+  std::string text;
+  std::ptrdiff_t num_lines = 0;
+  for (std::uint64_t offset = 0; offset < file->nbytes(); offset += text.size()) {
+    text.resize(std::min<std::uint64_t>(kReadNbytes, file->nbytes() - offset));
+    file->read_at(offset, std::as_writable_bytes(std::span(text)));
+    num_lines += std::ranges::count(text, '\n');
+    if (num_lines > kNumLinesBefore) return true;
+  }
+  return false;
 }
 
 StagedDestination::~StagedDestination() {
@@ -219,7 +258,7 @@ void StagedDestination::publish() {
     fs_.exchange(staging_path_, destination_);
     state_ = State::replaced;
   }
-  fs_.sync_directory(parent_of(destination_));
+  fs_.sync_directory(directory_of(destination_));
 }
 
 void StagedDestination::commit() {

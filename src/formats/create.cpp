@@ -12,11 +12,8 @@ namespace {
 /// Returns the path with links resolved of what is there, and of the folder of what is not.
 std::string resolved(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path)) return fs.resolve_links(path);
-  const std::size_t slash = path.find_last_not_of('/');
-  const std::string trimmed = path.substr(0, slash + 1);
-  const std::size_t cut = trimmed.rfind('/');
-  const std::string parent = cut == std::string::npos ? "." : trimmed.substr(0, cut + 1);
-  return fs.kind_of(parent) ? fs.resolve_links(parent) + "/" + trimmed.substr(cut + 1) : path;
+  const std::string parent = directory_of(path);
+  return fs.kind_of(parent) ? fs.resolve_links(parent) + "/" + last_component(path) : path;
 }
 
 }  // namespace
@@ -59,7 +56,7 @@ void check_destination(const FileSystem& fs, const std::string& source,
         "a place beside the source",
         from.starts_with(to) ? "a folder that the source lies in" : "a place inside the source");
   }
-  const std::string staging = to.substr(0, to.size() - 1) + ".partial/";
+  const std::string staging = StagedDestination::staging_path_of(to) + "/";
   if (from.starts_with(staging)) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = source}, "source",
                           "another name than that of the destination's work in progress",

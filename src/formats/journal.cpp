@@ -15,7 +15,10 @@ namespace {
 
 constexpr std::string_view kMagic = StagedDestination::kJournalMagic;
 constexpr std::string_view kFirstLine = "tessera-journal 1\n";
-constexpr std::uint64_t kMaxJournalNbytes = std::uint64_t{4} << 30;
+constexpr std::uint64_t kReadNbytes = std::uint64_t{64} << 10;  // at a time
+constexpr std::size_t kMaxIdentityNbytes = std::size_t{64} << 20;
+constexpr std::size_t kMaxBlockLineNbytes = 256;
+constexpr std::size_t kMinTidiedEntries = std::size_t{1} << 16;
 constexpr std::size_t kChecksumDigits = 16;
 constexpr auto kLastForm = BlockForm::raw_chunk;
 
@@ -38,17 +41,53 @@ std::string line_of(const std::string& text) {
   return hex(xxh3_64(bytes_of(text))) + " " + text + "\n";
 }
 
-/// Takes the next line, without its checksum; nothing where it is torn or damaged.
-std::optional<std::string_view> take_line(std::string_view& text) {
-  const std::size_t end = text.find('\n');
-  if (end == std::string_view::npos || end <= kChecksumDigits) return std::nullopt;
-  const std::string_view content = text.substr(kChecksumDigits + 1, end - kChecksumDigits - 1);
-  if (text.substr(0, kChecksumDigits + 1) != hex(xxh3_64(bytes_of(content))) + " ") {
-    return std::nullopt;
+/// Takes line after line of a journal, of which little more than one is in memory at a time.
+class JournalLines {
+ public:
+  JournalLines(const ReadableFile& file, std::uint64_t first_byte)
+      : file_(file), end_nbytes_(first_byte), read_nbytes_(first_byte) {}
+
+  /// Returns what the next line says, without its checksum, until the next call; nothing where the
+  /// line is torn, damaged or longer than that.
+  std::optional<std::string_view> take(std::size_t max_nbytes) {
+    std::size_t end = text_.find('\n', taken_nbytes_);
+    while (end == std::string::npos && text_.size() - taken_nbytes_ < max_nbytes &&
+           read_nbytes_ < file_.nbytes()) {
+      end = text_.find('\n', read_more());
+    }
+    if (end == std::string::npos || end - taken_nbytes_ > max_nbytes) return std::nullopt;
+    const auto line = std::string_view(text_).substr(taken_nbytes_, end - taken_nbytes_);
+    if (line.size() < kChecksumDigits + 1) return std::nullopt;
+    const std::string_view content = line.substr(kChecksumDigits + 1);
+    if (line.substr(0, kChecksumDigits + 1) != hex(xxh3_64(bytes_of(content))) + " ") {
+      return std::nullopt;
+    }
+    end_nbytes_ += line.size() + 1;
+    taken_nbytes_ = end + 1;
+    return content;
   }
-  text.remove_prefix(end + 1);
-  return content;
-}
+
+  /// Returns where the last line that has been taken ends.
+  std::uint64_t end_nbytes() const { return end_nbytes_; }
+
+ private:
+  /// Returns where in `text_` that begins which it has read.
+  std::size_t read_more() {
+    text_.erase(0, std::exchange(taken_nbytes_, 0));
+    const std::size_t before_nbytes = text_.size();
+    text_.resize(before_nbytes + std::min(kReadNbytes, file_.nbytes() - read_nbytes_));
+    const auto room = std::as_writable_bytes(std::span(text_).subspan(before_nbytes));
+    file_.read_at(read_nbytes_, room);
+    read_nbytes_ += room.size();
+    return before_nbytes;
+  }
+
+  const ReadableFile& file_;
+  std::uint64_t end_nbytes_;
+  std::uint64_t read_nbytes_;
+  std::string text_;              // of what is read the end
+  std::size_t taken_nbytes_ = 0;  // of `text_`
+};
 
 std::string identity_line(const WorkIdentity& identity) {
   Value::Dict members;
@@ -115,33 +154,47 @@ void keep_last_of_each(std::vector<JournalContents::Entry>& entries) {
   entries.erase(repeated.begin(), repeated.end());
 }
 
+[[noreturn]] void throw_not_a_journal(const std::string& path) {
+  throw Error(ErrorKind::already_exists, {.path = path},
+              "journal: this name is needed for the work in progress, and something else has it "
+              "(remove or rename it)");
+}
+
+/// Checks the first line. Says whether it is there: another file has none, and one that is torn
+/// says of nothing.
+bool has_first_line(const ReadableFile& file) {
+  std::string begin(std::min<std::uint64_t>(kFirstLine.size() + kMaxBlockLineNbytes, file.nbytes()),
+                    '\0');
+  file.read_at(0, std::as_writable_bytes(std::span(begin)));
+  if (begin.starts_with(kFirstLine)) return true;
+  if (kFirstLine.starts_with(begin)) return false;
+  if (!begin.starts_with(kMagic)) throw_not_a_journal(file.path());
+  throw Error::expected(ErrorKind::unsupported, {.path = file.path()}, "journal", "version 1",
+                        printable(begin.substr(0, begin.find('\n')), 40), "of a later release?");
+}
+
 }  // namespace
 
 std::optional<JournalContents> read_journal(const FileSystem& fs, const std::string& path) {
   const auto kind = fs.kind_of(path);
   if (!kind) return std::nullopt;
-  const std::string all =
-      kind == FileKind::regular ? read_file(fs, path, kMaxJournalNbytes) : std::string("\n");
-  if (kFirstLine.starts_with(all)) return std::nullopt;
-  if (!all.starts_with(kMagic)) {
-    throw Error(ErrorKind::already_exists, {.path = path},
-                "journal: this name is needed for the work in progress, and something else has it "
-                "(remove or rename it)");
-  }
-  if (!all.starts_with(kFirstLine)) {
-    throw Error::expected(ErrorKind::unsupported, {.path = path}, "journal", "version 1",
-                          printable(all.substr(0, all.find('\n')), 40), "of a later release?");
-  }
-  std::string_view rest = std::string_view(all).substr(kFirstLine.size());
-  const auto first = take_line(rest);
+  if (kind != FileKind::regular) throw_not_a_journal(path);
+  const auto file = fs.open(path);
+  if (!has_first_line(*file)) return std::nullopt;
+  JournalLines lines(*file, kFirstLine.size());
+  const auto first = lines.take(kMaxIdentityNbytes);
   if (!first) return std::nullopt;
   JournalContents contents;
   contents.identity = parse_identity(*first, path);
-  while (const auto line = take_line(rest)) {
+  std::size_t tidied_entries = kMinTidiedEntries;
+  while (const auto line = lines.take(kMaxBlockLineNbytes)) {
     const auto entry = parse_block(*line);
     if (!entry) break;
     contents.entries.push_back(*entry);
-    contents.end_nbytes = all.size() - rest.size();
+    contents.end_nbytes = lines.end_nbytes();
+    if (contents.entries.size() < tidied_entries) continue;
+    keep_last_of_each(contents.entries);
+    tidied_entries = std::max(kMinTidiedEntries, 2 * contents.entries.size());
   }
   if (contents.entries.empty()) return std::nullopt;
   keep_last_of_each(contents.entries);

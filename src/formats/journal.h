@@ -54,7 +54,8 @@ struct JournalContents {
 };
 
 /// Reads the journal at `path`, up to the first line that is torn or damaged. Returns nothing where
-/// it says of no finished block, or is not there.
+/// it says of no finished block, or is not there. Memory: what it returns, twice, whatever the size
+/// of the file.
 /// Throws: Error(already_exists) where another file has the name; Error(unsupported) on a journal
 /// of a later version.
 std::optional<JournalContents> read_journal(const FileSystem& fs, const std::string& path);

@@ -1,11 +1,34 @@
 #include "formats/staged_work.h"
 
+#include <algorithm>
+#include <span>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
 
 namespace tessera::formats {
 namespace {
+
+/// Whether the file may be what a writer of a single file has left: nothing but zeros so far, or a
+/// checkpoint, be it what was replaced. A damaged one is one.
+bool may_be_begun(const FileSystem& fs, const std::string& path) {
+  constexpr std::uint64_t kLookedAtNbytes = 512;
+  std::string begin;
+  {
+    const auto file = fs.open(path);
+    begin.resize(std::min(kLookedAtNbytes, file->nbytes()));
+    file->read_at(0, std::as_writable_bytes(std::span(begin)));
+  }
+  if (begin.find_first_not_of('\0') == std::string::npos) return true;
+  try {
+    detect_format(fs, path);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::unsupported) return false;
+    if (error.kind() != ErrorKind::corruption) throw;
+  }
+  return true;
+}
 
 std::string said_of(const WorkIdentity& identity, const std::string& name) {
   const auto found = identity.find(name);
@@ -33,10 +56,9 @@ void require_same_work(const WorkIdentity& kept, const WorkIdentity& wanted,
 StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
                        const WorkOptions& options)
     : fs_(fs),
+      kind_(kind),
       staged_(fs, std::move(destination), kind, options.overwrite,
-              [&](const StagedDestination& staged) {
-                return options.journal && examine_left_over(*options.journal, staged);
-              }) {
+              [&](const StagedDestination& staged) { return judge(options, staged); }) {
   if (!options.journal) return;
   if (left_over_) {
     journal_.emplace(fs_, staged_.journal_path(), *std::exchange(left_over_, std::nullopt));
@@ -50,20 +72,40 @@ StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind 
   }
 }
 
-/// Says whether what a dead process left is to be gone on with.
-bool StagedWork::examine_left_over(const JournalOptions& options, const StagedDestination& staged) {
+/// Says what becomes of what a dead process left.
+StagedDestination::LeftOver StagedWork::judge(const WorkOptions& options,
+                                              const StagedDestination& staged) {
+  using enum StagedDestination::LeftOver;
+  const auto removable = [&] {
+    return kind_ == DestinationKind::directory || may_be_begun(fs_, staged.staging_path())
+               ? remove
+               : foreign;
+  };
+  if (!options.journal) return staged.has_kept_work() ? kept : removable();
   left_over_ = read_journal(fs_, staged.journal_path());
-  if (!left_over_ || options.kept_work == KeptWork::discard) {
-    left_over_.reset();
-    return false;
+  if (!left_over_) return removable();
+  switch (options.journal->kept_work) {
+    case KeptWork::refuse:
+      return kept;
+    case KeptWork::resume:
+      require_same_work(left_over_->identity, options.journal->identity, staged.staging_path());
+      return go_on;
+    case KeptWork::discard:
+      left_over_.reset();
+      return remove;
   }
-  if (options.kept_work == KeptWork::refuse) {
-    throw Error(ErrorKind::already_exists, {.path = staged.staging_path()},
-                "staging: what an earlier run has finished is kept here (--resume goes on with it, "
-                "--discard starts from the beginning)");
+  TESSERA_CHECK(false && "unnamed KeptWork");
+  return kept;
+}
+
+void StagedWork::require_no_files_but(std::set<std::string> names) const {
+  if (!goes_on()) return;
+  for (const std::string& name : fs_.list_directory(staging_path())) {
+    if (names.contains(name)) continue;
+    throw Error(ErrorKind::already_exists, {.path = join_path(staging_path(), name)},
+                "kept work: this file is none of its own, and would become part of the checkpoint "
+                "(remove or rename it)");
   }
-  require_same_work(left_over_->identity, options.identity, staged.staging_path());
-  return true;
 }
 
 StagedWork::~StagedWork() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 
 #include "formats/journal.h"
@@ -23,7 +24,8 @@ struct WorkOptions {
 class StagedWork {
  public:
   /// Throws: as StagedDestination; Error(already_exists) where work is kept there and is to be
-  /// refused; Error(mismatch) naming what differs where it is other work than is gone on with.
+  /// refused, as without a journal it always is; Error(mismatch) naming what differs where it is
+  /// other work than is gone on with.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
   ~StagedWork();
@@ -35,16 +37,21 @@ class StagedWork {
   Journal* journal() { return journal_ ? &*journal_ : nullptr; }  // null where none is wanted
   bool goes_on() const { return staged_.has_left_over(); }
 
+  /// Refuses files in a directory that is gone on with which its writer does not write, as they
+  /// would come to lie in the destination. Throws: Error(already_exists) naming the first.
+  void require_no_files_but(std::set<std::string> names) const;
+
   /// Says whether what is finished stays when this is destroyed without commit.
   bool keep() noexcept;
   void commit();
 
  private:
-  bool examine_left_over(const JournalOptions& options, const StagedDestination& staged);
+  StagedDestination::LeftOver judge(const WorkOptions& options, const StagedDestination& staged);
   void remove_journal();
   void remove_journal_quietly() noexcept;
 
   FileSystem& fs_;
+  const DestinationKind kind_;
   std::optional<JournalContents> left_over_;
   StagedDestination staged_;
   std::optional<Journal> journal_;

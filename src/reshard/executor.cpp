@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "formats/gatherer.h"
-#include "formats/journal.h"
 #include "reshard/piece_index.h"
 #include "tessera/base/cast.h"
 #include "tessera/base/checked_math.h"
@@ -215,24 +214,9 @@ void execute(const Plan& plan, const CheckpointReader& reader, CheckpointWriter&
   }
 }
 
-namespace {
-
-/// Without a journal nothing can be gone on with, and it is not for a library to throw work away.
-void require_no_kept_work(const FileSystem& fs, const std::string& destination) {
-  const std::size_t end = destination.find_last_not_of('/') + 1;  // npos + 1 is 0
-  const std::string staging = destination.substr(0, end) + std::string(StagedDestination::kSuffix);
-  if (!formats::read_journal(fs, staging + std::string(StagedDestination::kJournalSuffix))) return;
-  throw Error(ErrorKind::already_exists, {.path = staging},
-              "staging: what ckpt-reshard has finished is kept here (its --resume goes on with it, "
-              "its --discard starts from the beginning)");
-}
-
-}  // namespace
-
 void move_checkpoint(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
                      const std::string& destination, const formats::CreateOptions& create,
                      const ExecuteOptions& options) {
-  require_no_kept_work(fs, destination);
   std::vector<Value> values;
   for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
   const auto writer =

@@ -175,8 +175,22 @@ TEST(PathTest, ContainedPathsStayBelowTheirDirectory) {
   EXPECT_EQ(join_path("d/", "f"), "d/f");
 }
 
+TEST(PathTest, WhatAPathEndsInAndWhereItLies) {
+  struct Parts {
+    std::string path, directory, last;
+  };
+  for (const auto& [path, directory, last] :
+       {Parts{"a", ".", "a"}, Parts{"a/", ".", "a"}, Parts{"/a", "/", "a"}, Parts{"/a//", "/", "a"},
+        Parts{"d/a", "d", "a"}, Parts{"/d/e/a/", "/d/e", "a"}, Parts{"/", "/", ""},
+        Parts{"", ".", ""}}) {
+    EXPECT_EQ(directory_of(path), directory) << path;
+    EXPECT_EQ(last_component(path), last) << path;
+  }
+}
+
 class StagedDestinationTest : public FileSystemTest {
  protected:
+  using LeftOver = StagedDestination::LeftOver;
   FaultFileSystem faulty_{fs_, tmp_.path()};
 
   /// Writes a checkpoint of one file with `text` to `out`.
@@ -316,14 +330,14 @@ TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
     const std::string work = put_left_over(kind);
     const auto go_on = [&](const StagedDestination& staged) {
       EXPECT_EQ(get(staged.journal_path()), "tessera-journal 1\n");
-      return true;
+      return LeftOver::go_on;
     };
     for (int i = 0; i < 2; ++i) {  // without commit all stays
       StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, go_on);
       EXPECT_TRUE(staged.has_left_over());
       EXPECT_EQ(get(work), "half");
     }
-    const auto refuse = [](const StagedDestination&) -> bool {
+    const auto refuse = [](const StagedDestination&) -> LeftOver {
       throw Error(ErrorKind::mismatch, {}, "other work");
     };
     EXPECT_THAT(
@@ -332,7 +346,7 @@ TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
     EXPECT_EQ(get(work), "half");
     {
       StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse,
-                               [](const StagedDestination&) { return false; });
+                               [](const StagedDestination&) { return LeftOver::remove; });
       EXPECT_FALSE(staged.has_left_over());
       EXPECT_EQ(names(), std::vector<std::string>{"out.partial"});
       EXPECT_TRUE(std::filesystem::is_empty(tmp_ / "out.partial"));
@@ -349,9 +363,63 @@ TEST_F(StagedDestinationTest, E4_WhatIsToBeKeptStaysUnlessCommitted) {
   }
   EXPECT_EQ(names(), std::vector<std::string>{"out.partial"});
   StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse,
-                           [](const StagedDestination&) { return true; });
+                           [](const StagedDestination&) { return LeftOver::go_on; });
   staged.commit();
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
+  const auto put_work = [&](DestinationKind kind, const std::string& journal) {
+    if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
+    put(fs_, tmp_ / (kind == DestinationKind::file ? "out.partial" : "out.partial/a.h5"), "half");
+    put(fs_, tmp_ / "out.partial.journal", journal);
+  };
+  const std::string no_blocks = "tessera-journal 1\n0123 {" + std::string(100'000, ' ') + "}\n";
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    const auto stage = [&] {
+      StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse).commit();
+    };
+    const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/a.h5";
+    const std::string one_block = no_blocks + "0123 0 0 0\n";
+    put_work(kind, one_block);
+    EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists, "out.partial: staging: what an"));
+    EXPECT_EQ(get(tmp_ / work), "half");
+    EXPECT_EQ(get(tmp_ / "out.partial.journal"), one_block);
+    for (const std::string& nothing_kept : {no_blocks, no_blocks + "0123 0", std::string()}) {
+      for (const std::string& name : names()) fs_.remove_all(tmp_ / name);
+      put_work(kind, nothing_kept);
+      stage();
+      EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    }
+    fs_.remove_all(tmp_ / "out");
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_AFolderWithinIsSomebodysWhateverItsName) {
+  std::filesystem::create_directories(tmp_ / "out.partial/a.json");
+  put(fs_, tmp_ / "out.partial/a.json/chapter", "one");
+  const auto stage = [&] {
+    StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse);
+  };
+  EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists, "something else has it"));
+  EXPECT_EQ(get(tmp_ / "out.partial/a.json/chapter"), "one");
+}
+
+TEST_F(StagedDestinationTest, E4_AJournalThatIsALinkHidesNoWork) {
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
+    const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/a.h5";
+    put(fs_, tmp_ / work, "half");
+    std::filesystem::create_symlink("on-a-disk-that-is-gone", tmp_ / "out.partial.journal");
+    const auto never = [](const StagedDestination&) { return LeftOver::remove; };
+    for (const auto& judge : {StagedDestination::Judge(), StagedDestination::Judge(never)}) {
+      EXPECT_THAT(
+          [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
+          ThrowsError(ErrorKind::already_exists, "out.partial.journal: journal: this name"));
+    }
+    EXPECT_EQ(get(tmp_ / work), "half");
+    for (const std::string& name : names()) fs_.remove_all(tmp_ / name);
+  }
 }
 
 TEST_F(StagedDestinationTest, E4_AJournalWithoutItsWorkIsRemovedAndNothingElse) {

@@ -67,12 +67,6 @@ std::string format_name_of(const ::testing::TestParamInfo<FormatUnderTest>& info
   return info.param.name;
 }
 
-/// Returns `.` for a name without a directory.
-std::string directory_of(const std::string& name) {
-  const std::size_t slash = name.rfind('/');
-  return slash == std::string::npos ? "." : name.substr(0, slash);
-}
-
 class WriterConformanceTest : public ConformanceTest {
  protected:
   /// Fails each operation of `write` in turn, for once and for good: each time it throws Error(io)

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "support/error_matchers.h"
+#include "support/fault_file_system.h"
 #include "support/random.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
@@ -129,6 +130,38 @@ TEST_F(JournalTest, AnotherGoesOnBehindTheLastWholeLine) {
   ASSERT_TRUE(contents.has_value());
   EXPECT_EQ(count_first(*contents), 3);
   EXPECT_EQ(contents->end_nbytes, text().size());  // what was torn is gone
+}
+
+TEST_F(JournalTest, OfAnEndlessFileLittleIsRead) {
+  constexpr std::uint64_t kNbytes = std::uint64_t{5} << 30;
+  constexpr std::uint64_t kMaxReadNbytes = std::uint64_t{1} << 20;
+  write(3);
+  fs_.open_for_update(path())->write_at(kNbytes, std::as_bytes(std::span("?", 1)));
+  test::FaultFileSystem counting(fs_, tmp_.path());
+  const auto contents = read_journal(counting, path());
+  ASSERT_TRUE(contents.has_value());
+  EXPECT_EQ(count_first(*contents), 3);
+  EXPECT_LT(counting.num_bytes_read(), kMaxReadNbytes);
+}
+
+TEST_F(JournalTest, ItMayBeLongAndSayTheSameAgainAndAgain) {
+  constexpr int kNumNoted = 150'000;
+  constexpr int kNumBlocks = 1000;
+  identity_["source"] = std::string(300'000, 'x');
+  {
+    Journal journal(fs_, path(), identity_);
+    for (int i = 0; i < kNumNoted; ++i) journal.note(id(i % kNumBlocks), block(i));
+  }
+  const auto contents = read_journal(fs_, path());
+  ASSERT_TRUE(contents.has_value());
+  EXPECT_EQ(contents->identity, identity_);
+  ASSERT_EQ(contents->entries.size(), std::size_t{kNumBlocks});
+  for (int i = 0; i < kNumBlocks; ++i) {
+    const auto& entry = contents->entries[static_cast<std::size_t>(i)];
+    EXPECT_EQ(entry.id, id(i));
+    EXPECT_EQ(entry.block.range, block(kNumNoted - kNumBlocks + i).range);
+  }
+  EXPECT_EQ(contents->end_nbytes, fs_.open(path())->nbytes());
 }
 
 TEST_F(JournalTest, ALineIsInTheFileAsSoonAsItStandsForManyBytes) {

@@ -474,6 +474,51 @@ TEST_P(ResumeTest, E4_OtherWorkIsRefusedAndStays) {
   EXPECT_TRUE(all_files() == before);
 }
 
+class DirectoryResumeTest : public ResumeTest {};
+INSTANTIATE_TEST_SUITE_P(Directories, DirectoryResumeTest,
+                         ::testing::Values(destination("native"), destination("native_zstd"),
+                                           destination("safetensors_shards"), destination("dcp")),
+                         name_of);
+
+TEST_P(DirectoryResumeTest, E4_WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoint) {
+  const MemoryCheckpoint source = large_source();
+  const auto expected = whole(source);
+  move_in_part(source, kLargeNbytes * 2 / 3);
+  for (const char* name : {"notes.json", "rank-00099.h5", "__9_0.distcp", "a.safetensors"}) {
+    test::write_file(partial() + "/" + name, "somebody's");
+    EXPECT_THAT([&] { move(source, KeptWork::resume); },
+                ThrowsError(ErrorKind::already_exists,
+                            GetParam().file + ".partial/" + name + ": kept work"));
+    EXPECT_EQ(test::read_all(partial() + "/" + name), "somebody's");
+    std::filesystem::remove(partial() + "/" + name);
+  }
+  EXPECT_GT(move(source, KeptWork::resume), 0U);
+  EXPECT_TRUE(all_files() == expected);
+}
+
+TEST_P(ResumeTest, E4_AFileThatNoWriterLeftStays) {
+  const MemoryCheckpoint source = small_source();
+  const auto expected = whole(source);
+  for (const std::string text : {"a thesis", "\x89HDF\r\n\x1a\n of somebody"}) {
+    test::write_file(partial(), text);
+    for (const KeptWork kept_work : {KeptWork::refuse, KeptWork::resume, KeptWork::discard}) {
+      EXPECT_THAT([&] { move(source, kept_work); },
+                  ThrowsError(ErrorKind::already_exists, "something else has it"));
+    }
+    EXPECT_EQ(test::read_all(partial()), text);
+  }
+  if (expected.contains("/" + GetParam().file)) {
+    for (const std::string& left : {std::string(), std::string(9000, '\0'),
+                                    expected.at("/" + GetParam().file),  // what was replaced, say
+                                    expected.at("/" + GetParam().file).substr(0, 600)}) {
+      clear();
+      test::write_file(partial(), left);
+      move(source, KeptWork::refuse);
+      EXPECT_TRUE(all_files() == expected);
+    }
+  }
+}
+
 class ValuesBesideTest : public ResumeTest {};
 INSTANTIATE_TEST_SUITE_P(Safetensors, ValuesBesideTest,
                          ::testing::Values(destination("safetensors_file")), name_of);
@@ -502,23 +547,24 @@ TEST_P(ResumeTest, E4_DiscardedWorkIsGone) {
   EXPECT_TRUE(files == whole(other));
 }
 
-TEST_P(ResumeTest, E4_WriterWithoutAJournalTakesTheWorkOver) {
+TEST_P(ResumeTest, E4_AWriterWithoutAJournalLeavesKeptWorkAlone) {
   move_in_part(large_source(), kLargeNbytes * 2 / 3);
+  const auto before = all_files();
+  EXPECT_TRUE(before.contains("/" + GetParam().file + ".partial.journal"));
   const MemoryCheckpoint source = small_source();
-  const auto names = [&] { return FileSystem::posix().list_directory(tmp_.path()); };
-  EXPECT_THAT(names(), testing::Contains(GetParam().file + ".partial.journal"));
-  {
-    const Plan plan =
-        plan_reshard(source.contents(), source.path(),
-                     {.format = GetParam().create.format, .world_size = GetParam().world_size});
-    const auto writer =
-        formats::create_checkpoint(fs_, path(), plan.destination, {Value(7)}, GetParam().create);
-    execute(plan, source, *writer, {});
-    writer->commit();
+  const Plan plan =
+      plan_reshard(source.contents(), source.path(),
+                   {.format = GetParam().create.format, .world_size = GetParam().world_size});
+  formats::CreateOptions create = GetParam().create;
+  for (const auto overwrite : {OverwritePolicy::refuse, OverwritePolicy::replace}) {
+    create.overwrite = overwrite;
+    EXPECT_THAT(
+        [&] { formats::create_checkpoint(fs_, path(), plan.destination, {Value(7)}, create); },
+        ThrowsError(ErrorKind::already_exists, "kept here"));
+    EXPECT_THAT([&] { move_checkpoint(plan, source, fs_, path(), create, {}); },
+                ThrowsError(ErrorKind::already_exists, "kept here"));
   }
-  const auto files = all_files();
-  clear();
-  EXPECT_TRUE(files == whole(source));
+  EXPECT_TRUE(all_files() == before);
 }
 
 TEST_P(ResumeTest, E4_TwoWritersOfOneDestinationAreRefused) {

@@ -58,11 +58,6 @@ void require_page_or_nothing(const FileSystem& fs, const std::string& path) {
                         "a page of HTML", "something else, which stays as it is");
 }
 
-std::string last_component(std::string path) {
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  return path.substr(path.rfind('/') + 1);
-}
-
 // Takes JSON into a script element: `<` appears within strings alone, where the escape means it,
 // so that no name ends the element or opens a comment in it.
 JsonOutput::TextSink into_script(OutputFile& file) {

@@ -203,11 +203,6 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
                  (is_compressed ? ", before compression" : "") + "\n");
 }
 
-std::string staging_path(const MoveOptions& options) {
-  const std::size_t end = options.destination.find_last_not_of('/');
-  return options.destination.substr(0, end + 1) + std::string(StagedDestination::kSuffix);
-}
-
 /// Makes the writer keep what is finished, if that may be of use after such a failure. Returns the
 /// line that says so; nothing where nothing is kept.
 std::string keep_work(CheckpointWriter& writer, ErrorKind kind, const MoveOptions& options,
@@ -218,7 +213,7 @@ std::string keep_work(CheckpointWriter& writer, ErrorKind kind, const MoveOption
   const std::uint64_t percent =
       plan.nbytes_to_write == 0 ? 0 : done_nbytes * 100 / plan.nbytes_to_write;
   // What an earlier run has finished may go beyond where this one has come to.
-  return "kept: " + printable(staging_path(options)) + ", " +
+  return "kept: " + printable(StagedDestination::staging_path_of(options.destination)) + ", " +
          (writer.goes_on() ? "at least " : "") + std::to_string(percent) +
          "% done; go on with --resume, or start from the beginning with --discard";
 }
@@ -234,8 +229,9 @@ std::uint64_t move(const MoveOptions& options, const Plan& plan, const Checkpoin
   const auto writer = formats::create_checkpoint(FileSystem::posix(), options.destination,
                                                  plan.destination, std::move(values), create);
   if (options.resume && !writer->goes_on() && !options.quiet) {
-    terminal.print_error("note: " + printable(staging_path(options)) +
-                         ": nothing is kept there; started from the beginning");
+    terminal.print_error(
+        "note: " + printable(StagedDestination::staging_path_of(options.destination)) +
+        ": nothing is kept there; started from the beginning");
   }
   std::atomic<std::uint64_t> done_nbytes = 0;
   std::atomic<std::uint64_t> resumed_nbytes = 0;

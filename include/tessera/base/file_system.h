@@ -81,6 +81,13 @@ std::string read_file(const FileSystem& fs, const std::string& path, std::uint64
 /// Joins with one slash. Does not normalise.
 std::string join_path(const std::string& directory, const std::string& name);
 
+std::string without_trailing_slashes(std::string path);  // a root stays `/`
+/// Returns the directory that a path lies in, `.` where it names none. Trailing slashes are
+/// ignored.
+std::string directory_of(const std::string& path);
+/// Returns the name that a path ends in. Trailing slashes are ignored.
+std::string last_component(const std::string& path);
+
 /// Says whether `name` stays inside the directory it is joined to: relative, not empty, no `..`
 /// component, no NUL. Every path that comes out of a file passes here before it is opened.
 bool is_contained_path(const std::string& name);
@@ -102,7 +109,8 @@ enum class OverwritePolicy { refuse, replace };
 /// staging path is removed, unless it is to be kept, and what stood at the destination is
 /// untouched. A staging path left by a dead process is taken over and emptied, unless the caller
 /// goes on with it. A journal (the file `<destination>.partial.journal`) says what is finished in a
-/// staging path: it is the caller's, but removed here where what it is about is.
+/// staging path: it is the caller's, but removed here where what it is about is. Work that is kept,
+/// as a journal says, is refused unless the caller knows about journals.
 /// Not thread-safe; the files inside are the writer's own.
 class StagedDestination {
  public:
@@ -110,22 +118,36 @@ class StagedDestination {
   static constexpr std::string_view kJournalSuffix = ".journal";         // behind the staging path
   static constexpr std::string_view kJournalMagic = "tessera-journal ";  // how a journal begins
 
-  /// Trailing slashes of `destination` are ignored. Its parent must exist. `goes_on` is asked,
-  /// under the lock, about what a dead process left: true keeps it for this writer to go on with,
-  /// and then it stays also where this is destroyed without commit.
+  /// What is done about what a dead process left.
+  enum class LeftOver {
+    remove,
+    go_on,    // it stays also where the destination is destroyed without commit
+    kept,     // refused as work that another run may go on with
+    foreign,  // refused as what no writer has left
+  };
+  using Judge = std::function<LeftOver(const StagedDestination&)>;
+
+  /// Returns where the work towards a destination lies. Trailing slashes are ignored.
+  static std::string staging_path_of(const std::string& destination);
+  static std::string journal_path_of(const std::string& staging_path);
+
+  /// Trailing slashes of `destination` are ignored. Its parent must exist. `judge` is asked, under
+  /// the lock, about what a dead process left; without it work that is kept is refused, and
+  /// anything else removed.
   /// Throws: Error(already_exists) where the destination is in the way and `overwrite` is refuse,
-  /// or where another living process holds the staging path; what `goes_on` throws, with all left
-  /// as it is.
+  /// where another living process holds the staging path, or where what lies there is refused; what
+  /// `judge` throws. Then all is left as it is.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                    OverwritePolicy overwrite,
-                    const std::function<bool(const StagedDestination&)>& goes_on = {});
+                    OverwritePolicy overwrite, const Judge& judge = {});
   ~StagedDestination();
   StagedDestination(const StagedDestination&) = delete;
   StagedDestination& operator=(const StagedDestination&) = delete;
 
   const std::string& destination() const { return destination_; }
   const std::string& staging_path() const { return staging_path_; }
-  std::string journal_path() const { return staging_path_ + std::string(kJournalSuffix); }
+  std::string journal_path() const { return journal_path_of(staging_path_); }
+  /// Whether a journal tells of finished blocks.
+  bool has_kept_work() const;
 
   /// Whether what a dead process left is gone on with.
   bool has_left_over() const { return has_left_over_; }
@@ -141,6 +163,8 @@ class StagedDestination {
   void commit();
 
  private:
+  LeftOver judge_left_over(const Judge& judge) const;
+
   FileSystem& fs_;
   std::string destination_;
   std::string staging_path_;

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -493,6 +494,9 @@ std::unique_ptr<CheckpointWriter> start_dcp(FileSystem& fs, std::string destinat
   FileLayout layout = lay_out(destination, std::move(contents), values);
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
+  std::set<std::string> names(layout.storage.files.begin(), layout.storage.files.end());
+  names.insert(dcp::kMetadataFile);
+  staged->require_no_files_but(std::move(names));
   const RankSelection all_ranks{0, std::max(layout.contents.world_size, 1)};
   auto writer = std::make_unique<DcpWriter>(fs, staged->staging_path(), std::move(layout),
                                             std::move(values), all_ranks, staged->journal());

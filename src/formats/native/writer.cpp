@@ -292,6 +292,11 @@ std::unique_ptr<CheckpointWriter> start_native(FileSystem& fs, std::string desti
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
   const RankSelection all_ranks{0, index.contents.world_size};
+  std::set<std::string> names{native::kIndexFileName};
+  for (int rank = all_ranks.begin; rank < all_ranks.end; ++rank) {
+    names.insert(native::rank_file_name(rank));
+  }
+  staged->require_no_files_but(std::move(names));
   auto writer = std::make_unique<native::NativeWriter>(fs, staged->staging_path(), std::move(index),
                                                        all_ranks, options, staged->journal());
   return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -106,6 +107,7 @@ class SafetensorsWriter final : public CheckpointWriter {
       staged_values_.emplace(fs_, values_path(), DestinationKind::file,
                              has_published_values() ? OverwritePolicy::replace : overwrite_);
     }
+    if (!is_single_file_) work_->require_no_files_but(file_names());
     for (std::size_t shard = 0; shard < shards_.size(); ++shard) start_file(shard, headers[shard]);
   }
 
@@ -146,8 +148,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (!is_single_file_) {
       if (!values_text_.empty()) write_text(values_path(), values_text_);
       if (shards_.size() > 1) {
-        write_text(join_path(work_->staging_path(), std::string(kModelName) + ".index.json"),
-                   index_text());
+        write_text(join_path(work_->staging_path(), index_name()), index_text());
       }
       work_->commit();
       return;
@@ -293,6 +294,17 @@ class SafetensorsWriter final : public CheckpointWriter {
     }
     return {metadata.begin(), metadata.end()};
   }
+
+  /// Returns the names of all that is written to a directory.
+  std::set<std::string> file_names() const {
+    std::set<std::string> names;
+    for (std::size_t i = 0; i < shards_.size(); ++i) names.insert(shard_name(i, shards_.size()));
+    if (shards_.size() > 1) names.insert(index_name());
+    if (!values_text_.empty()) names.insert(last_component(values_path()));
+    return names;
+  }
+
+  static std::string index_name() { return std::string(kModelName) + ".index.json"; }
 
   std::string index_text() const {
     Value::Dict weight_map;

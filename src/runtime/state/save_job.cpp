@@ -14,8 +14,7 @@ namespace {
 /// Removes what is older. A failure says that the new checkpoint is none of its victims.
 void remove_older(FileSystem& fs, const std::string& path, int num_kept) {
   try {
-    formats::keep_last(fs, directory_of(path), num_kept,
-                       path.substr(path.rfind('/') + 1));  // npos + 1 is 0
+    formats::keep_last(fs, directory_of(path), num_kept, last_component(path));
   } catch (const Error& error) {
     throw Error(
         error.kind(), error.where(),
@@ -84,14 +83,6 @@ void SaveJob::finish() {
     parts->commit();
   }
   if (options.keep_last > 0) remove_older(fs, path, options.keep_last);
-}
-
-std::string directory_of(const std::string& path) {
-  const std::size_t end = path.find_last_not_of('/');
-  if (end == std::string::npos) return "/";
-  const std::size_t slash = path.rfind('/', end);
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 }  // namespace tessera::state

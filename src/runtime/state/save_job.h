@@ -62,7 +62,4 @@ struct SaveJob {
   void finish();
 };
 
-/// Returns the directory that a checkpoint lies in.
-std::string directory_of(const std::string& path);
-
 }  // namespace tessera::state

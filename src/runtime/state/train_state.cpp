@@ -3,7 +3,6 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
@@ -37,7 +36,6 @@ namespace tessera {
 namespace {
 
 using formats::CheckpointContents;
-using state::directory_of;
 using state::LiveState;
 using state::LiveWriter;
 using state::OptimizerAdapter;
@@ -195,16 +193,6 @@ void add_under(const std::string& name, StateDict part, StateDict& all) {
     }
     all.units.push_back(std::move(unit));
   }
-}
-
-/// Returns the last step of a path. What leads to one directory may differ between hosts.
-std::string last_step(const std::string& path) {
-  return std::filesystem::path(path + "/").parent_path().filename().string();
-}
-
-std::string without_trailing_slashes(std::string path) {
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  return path;
 }
 
 /// Returns what a rank has said as JSON, in which a level of a value may take three.
@@ -388,7 +376,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
       directory = job->staged->staging_path();
     }
     return value_to_json(Value::List{digest, directory, say_values(), names_of_values(),
-                                     last_step(path),
+                                     last_component(path),  // what leads there is each host's own
                                      std::string(formats::format_name(options.format))});
   });
   std::vector<std::string> values;
@@ -402,7 +390,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
                             own + " as on rank " + std::to_string(mesh_.rank()),
                             *other.get_if<std::string>() + " on rank " + std::to_string(rank));
     };
-    check_same("checkpoint to save", last_step(path), items[4]);
+    check_same("checkpoint to save", last_component(path), items[4]);
     check_same("format of the checkpoint", std::string(formats::format_name(options.format)),
                items[5]);
     check_same("values of the state", names_of_values(), items[3]);
@@ -725,7 +713,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     const auto is_selected = [&](const std::string& fqn) {
       return only.selects(renamed(fqn, options.renames));
     };
-    return state::identity_of(*reader, is_selected) + " " + last_step(path);
+    return state::identity_of(*reader, is_selected) + " " + last_component(path);
   });
   for (std::size_t rank = 0; rank < said.size(); ++rank) {
     if (said[rank] == said.front()) continue;
