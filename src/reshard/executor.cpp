@@ -11,6 +11,7 @@
 #include "tessera/base/cast.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/parallel.h"
+#include "tessera/reshard/work_identity.h"
 
 namespace tessera::reshard {
 namespace {
@@ -214,18 +215,28 @@ void execute(const Plan& plan, const CheckpointReader& reader, CheckpointWriter&
   }
 }
 
+std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointReader& reader,
+                                             FileSystem& fs, const std::string& destination,
+                                             formats::CreateOptions create) {
+  std::vector<Value> values;
+  for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
+  if (create.journal) {
+    create.journal->identity.merge(identify_work(plan, reader, values, create));
+  }
+  return formats::create_checkpoint(fs, destination, plan.destination, std::move(values), create);
+}
+
+void finish_move(const Plan& plan, const CheckpointReader& reader, CheckpointWriter& writer,
+                 const ExecuteOptions& options) {
+  execute(plan, reader, writer, options);
+  if (options.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
+  writer.commit();
+}
+
 void move_checkpoint(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
                      const std::string& destination, const formats::CreateOptions& create,
                      const ExecuteOptions& options) {
-  std::vector<Value> values;
-  for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
-  const auto writer =
-      formats::create_checkpoint(fs, destination, plan.destination, std::move(values), create);
-  execute(plan, reader, *writer, options);
-  if (options.stop.stop_requested()) {
-    throw Error(ErrorKind::interrupted, {}, "interrupted; nothing was written");
-  }
-  writer->commit();
+  finish_move(plan, reader, *start_move(plan, reader, fs, destination, create), options);
 }
 
 }  // namespace tessera::reshard

@@ -153,22 +153,17 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
         plan_reshard(source.contents(), source.path(),
                      {.format = GetParam().create.format, .world_size = GetParam().world_size});
     EXPECT_TRUE(plan.problems.empty());
-    std::vector<Value> values;
-    for (const std::size_t i : plan.value_sources) values.push_back(source.read_value(i));
     formats::CreateOptions create = GetParam().create;
     create.overwrite = overwrite;
     create.journal.emplace();
     create.journal->kept_work = kept_work;
-    create.journal->identity = identify_work(plan, source, values, create);
     create.journal->identity["source"] = source_says_;
-    const auto writer =
-        formats::create_checkpoint(fs_, path(), plan.destination, std::move(values), create);
+    const auto writer = start_move(plan, source, fs_, path(), create);
     std::atomic<std::uint64_t> resumed_nbytes = 0;
     try {
-      execute(plan, source, *writer,
-              {.num_threads = num_threads,
-               .resumed = [&](std::uint64_t nbytes) { resumed_nbytes += nbytes; }});
-      writer->commit();
+      finish_move(plan, source, *writer,
+                  {.num_threads = num_threads,
+                   .resumed = [&](std::uint64_t nbytes) { resumed_nbytes += nbytes; }});
     } catch (const Error&) {
       writer->keep_work();
       throw;
@@ -206,12 +201,7 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
     const Plan plan =
         plan_reshard(source.contents(), source.path(),
                      {.format = GetParam().create.format, .world_size = GetParam().world_size});
-    std::vector<Value> values;
-    for (const std::size_t i : plan.value_sources) values.push_back(source.read_value(i));
-    const auto writer = formats::create_checkpoint(fs_, path(), plan.destination, std::move(values),
-                                                   GetParam().create);
-    execute(plan, source, *writer, {});
-    writer->commit();
+    move_checkpoint(plan, source, fs_, path(), GetParam().create, {});
     auto files = all_files();
     clear();
     return files;

@@ -16,7 +16,6 @@
 #include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
-#include "tessera/reshard/work_identity.h"
 
 namespace tessera::cli {
 namespace {
@@ -115,6 +114,7 @@ formats::CreateOptions create_options(const MoveOptions& options) {
   create.overwrite = overwrite_policy(options);
   create.native = compression(options);
   create.journal.emplace();
+  create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
   if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
   if (options.discard) create.journal->kept_work = formats::KeptWork::discard;
   if (options.max_shard_nbytes != 0) create.safetensors.max_shard_nbytes = options.max_shard_nbytes;
@@ -221,13 +221,8 @@ std::string keep_work(CheckpointWriter& writer, ErrorKind kind, const MoveOption
 /// Moves all bytes and commits. Returns how many of them an earlier run had moved.
 std::uint64_t move(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
                    Terminal& terminal, const std::stop_token& stop) {
-  std::vector<Value> values;
-  for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
-  formats::CreateOptions create = create_options(options);
-  create.journal->identity = reshard::identify_work(plan, reader, values, create);
-  create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
-  const auto writer = formats::create_checkpoint(FileSystem::posix(), options.destination,
-                                                 plan.destination, std::move(values), create);
+  const auto writer = reshard::start_move(plan, reader, FileSystem::posix(), options.destination,
+                                          create_options(options));
   if (options.resume && !writer->goes_on() && !options.quiet) {
     terminal.print_error(
         "note: " + printable(StagedDestination::staging_path_of(options.destination)) +
@@ -238,18 +233,16 @@ std::uint64_t move(const MoveOptions& options, const Plan& plan, const Checkpoin
   try {
     Progress progress(terminal, "reshard", plan.nbytes_to_write,
                       options.quiet ? ProgressDisplay::off : ProgressDisplay::on_terminal);
-    reshard::execute(plan, reader, *writer,
-                     {.memory_nbytes = options.memory_nbytes,
-                      .num_threads = count_option("--threads", options.num_threads),
-                      .stop = stop,
-                      .progress =
-                          [&](std::uint64_t nbytes) {
-                            done_nbytes += nbytes;
-                            progress.add(nbytes);
-                          },
-                      .resumed = [&](std::uint64_t nbytes) { resumed_nbytes += nbytes; }});
-    if (stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
-    writer->commit();
+    reshard::finish_move(plan, reader, *writer,
+                         {.memory_nbytes = options.memory_nbytes,
+                          .num_threads = count_option("--threads", options.num_threads),
+                          .stop = stop,
+                          .progress =
+                              [&](std::uint64_t nbytes) {
+                                done_nbytes += nbytes;
+                                progress.add(nbytes);
+                              },
+                          .resumed = [&](std::uint64_t nbytes) { resumed_nbytes += nbytes; }});
   } catch (const Error& error) {
     const std::string kept = keep_work(*writer, error.kind(), options, plan, done_nbytes);
     if (kept.empty()) throw;

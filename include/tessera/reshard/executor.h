@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <stop_token>
 #include <string>
 
@@ -29,9 +30,21 @@ struct ExecuteOptions {
 void execute(const Plan& plan, const formats::CheckpointReader& reader,
              formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
-/// Writes the checkpoint that a plan makes of an open one: values, tensors, commit. It appears
-/// whole or not at all. Requires: `plan.problems` is empty; `create.format` is the plan's. Throws:
-/// what create_checkpoint, execute and the writer's commit throw.
+/// Starts the checkpoint that a plan makes of an open one, with its values. Where `create` asks for
+/// a journal, what the work is (identify_work) joins what the journal's identity says already.
+/// Requires: `plan.problems` is empty; `create.format` is the plan's. Throws: what read_value,
+/// identify_work and create_checkpoint throw.
+std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
+                                                      const formats::CheckpointReader& reader,
+                                                      FileSystem& fs,
+                                                      const std::string& destination,
+                                                      formats::CreateOptions create);
+/// Moves the tensors to what `start_move` returned, and commits. Throws: what execute and the
+/// writer's commit throw.
+void finish_move(const Plan& plan, const formats::CheckpointReader& reader,
+                 formats::CheckpointWriter& writer, const ExecuteOptions& options);
+
+/// Does both: the checkpoint appears whole or not at all.
 void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                      const std::string& destination, const formats::CreateOptions& create,
                      const ExecuteOptions& options);
