@@ -30,24 +30,38 @@ bool may_be_begun(const FileSystem& fs, const std::string& path) {
   return true;
 }
 
-std::string said_of(const WorkIdentity& identity, const std::string& name) {
+std::optional<std::string> said_of(const WorkIdentity& identity, const std::string& name) {
   const auto found = identity.find(name);
-  return found == identity.end() ? "none" : found->second;
+  return found == identity.end() ? std::nullopt : std::optional(found->second);
 }
 
-/// Throws Error(mismatch) naming the first difference.
+/// Throws Error(mismatch) naming the first difference. Digests tell least, and so come last, behind
+/// what the plan was made of.
 void require_same_work(const WorkIdentity& kept, const WorkIdentity& wanted,
                        const std::string& path) {
+  const auto require_same = [&](const std::string& name) {
+    const auto before = said_of(kept, name);
+    const auto now = said_of(wanted, name);
+    if (before == now) return;
+    throw Error::expected(ErrorKind::mismatch, {.path = path},
+                          "kept work of another kind: " + printable(name),
+                          printable(before.value_or("none")), printable(now.value_or("none")),
+                          "source or options have changed since; see --discard");
+  };
   WorkIdentity all = kept;
   all.insert(wanted.begin(), wanted.end());
-  for (const auto& [name, text] : all) {
-    const std::string before = said_of(kept, name);
-    const std::string now = said_of(wanted, name);
-    if (before != now) {
-      throw Error::expected(ErrorKind::mismatch, {.path = path},
-                            "kept work of another kind: " + printable(name), printable(before),
-                            printable(now), "source or options have changed since; see --discard");
+  WorkIdentity explanations;
+  for (const auto& entry : all) {
+    if (entry.first.starts_with(kPlanExplanation)) {
+      explanations.insert(entry);
+    } else if (entry.first != kPlanDigest && entry.first != kValuesDigest) {
+      require_same(entry.first);
     }
+  }
+  for (const char* digest : {kPlanDigest, kValuesDigest}) {
+    if (said_of(kept, digest) == said_of(wanted, digest)) continue;
+    for (const auto& entry : explanations) require_same(entry.first);
+    require_same(digest);
   }
 }
 

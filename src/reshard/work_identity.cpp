@@ -41,6 +41,14 @@ std::string describe(const CreateOptions& options) {
   return text;
 }
 
+std::string describe(const formats::CheckpointContents& source) {
+  std::uint64_t nbytes = 0;
+  for (const formats::TensorEntry& tensor : source.tensors) nbytes += tensor.meta.nbytes();
+  return std::to_string(source.tensors.size()) + " tensors of " + std::to_string(nbytes) +
+         " bytes, " + std::to_string(source.values.size()) + " values, for " +
+         std::to_string(source.world_size) + " ranks";
+}
+
 /// Returns size and time of last change.
 std::string describe_file(const std::string& path) {
   struct stat status {};
@@ -68,9 +76,10 @@ formats::WorkIdentity identify_work(const Plan& plan, const formats::CheckpointR
                                     const std::vector<Value>& values,
                                     const CreateOptions& options) {
   formats::WorkIdentity identity;
-  identity["plan"] = plan_digest(plan, reader.contents());
+  identity[formats::kPlanDigest] = plan_digest(plan, reader.contents());
+  identity[formats::kPlanExplanation + std::string("source")] = describe(reader.contents());
   identity["destination"] = describe(options);
-  identity["values"] = digest_of(values);
+  identity[formats::kValuesDigest] = digest_of(values);
   for (const std::string& path : reader.data_files()) {
     // Sources that are read as one may have files of one name.
     std::string& said = identity["source " + name_in(reader.path(), path)];

@@ -158,6 +158,9 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
     create.journal.emplace();
     create.journal->kept_work = kept_work;
     create.journal->identity["source"] = source_says_;
+    for (const auto& [option, text] : plan_says_) {
+      create.journal->identity[formats::kPlanExplanation + option] = text;
+    }
     const auto writer = start_move(plan, source, fs_, path(), create);
     std::atomic<std::uint64_t> resumed_nbytes = 0;
     try {
@@ -219,6 +222,7 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
   test::TemporaryDirectory tmp_;
   FaultFileSystem fs_{FileSystem::posix(), tmp_.path()};
   std::string source_says_ = "17 bytes";
+  std::map<std::string, std::string> plan_says_;  // by option
 };
 
 std::string name_of(const ::testing::TestParamInfo<Destination>& tested) {
@@ -459,9 +463,31 @@ TEST_P(ResumeTest, E4_OtherWorkIsRefusedAndStays) {
   source_says_ = "18 bytes";
   EXPECT_THAT([&] { move(source, KeptWork::resume); },
               ThrowsError(ErrorKind::mismatch, "expected 17 bytes, found 18 bytes"));
-  EXPECT_THAT([&] { move(small_source(), KeptWork::resume); },
-              ThrowsError(ErrorKind::mismatch, "kept work of another kind: plan"));
+  source_says_ = "17 bytes";
+  EXPECT_THAT(
+      [&] { move(small_source(), KeptWork::resume); },
+      ThrowsError(ErrorKind::mismatch, "plan, source: expected 2 tensors of 18874368 bytes"));
   EXPECT_TRUE(all_files() == before);
+}
+
+TEST_P(ResumeTest, E4_AnotherPlanIsToldByWhatItIsMadeOf) {
+  const MemoryCheckpoint source = large_source();
+  plan_says_ = {{"--cast", "none"}, {"--only", "v"}};
+  move_in_part(source, kLargeNbytes * 2 / 3);
+  MemoryCheckpoint renamed("renamed");  // of the same size
+  for (const char* name : {"v", "x"}) {
+    const auto& tensor = source.contents().tensors[name[0] == 'v' ? 0 : 1];
+    renamed.add({name, tensor.meta.dtype, tensor.meta.shape}, Bytes(tensor.meta.nbytes()));
+  }
+  renamed.add_value("epoch", Value(7));
+  const auto resume = [&](const CheckpointReader& reader) { move(reader, KeptWork::resume); };
+  EXPECT_THAT([&] { resume(renamed); },
+              ThrowsError(ErrorKind::mismatch, "kept work of another kind: plan: expected"));
+  plan_says_["--only"] = "[v]";
+  EXPECT_THAT(
+      [&] { resume(renamed); },
+      ThrowsError(ErrorKind::mismatch, "another kind: plan, --only: expected v, found [v]"));
+  EXPECT_NO_THROW(resume(source));  // the same, asked for in other words
 }
 
 class DirectoryResumeTest : public ResumeTest {};

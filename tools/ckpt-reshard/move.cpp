@@ -1,6 +1,7 @@
 #include "ckpt-reshard/move.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <new>
@@ -11,6 +12,7 @@
 #include "cli/sizes.h"
 #include "cli/stop_signals.h"
 #include "cli/table.h"
+#include "tessera/base/digest.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -30,6 +32,7 @@ using reshard::PlanOptions;
 
 constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
 constexpr int kJsonSchema = 1;
+constexpr std::array kOptimizerNames{"as-stored", "canonical", "torchrec"};
 
 [[noreturn]] void refuse_option(const std::string& option, const std::string& expected,
                                 const std::string& found) {
@@ -108,12 +111,58 @@ OverwritePolicy overwrite_policy(const MoveOptions& options) {
   return options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
 }
 
+std::string digest_of_option_file(const std::string& path) {
+  const std::string text = read_option_file(path);
+  Xxh3Wide hash;
+  hash.update(std::as_bytes(std::span(text)));
+  return "a file of digest " + hash.hex_digest();
+}
+
+/// Returns what was given of the options that a plan is made by, so that it can be said why a plan
+/// is another one.
+formats::WorkIdentity given_options(const MoveOptions& options) {
+  constexpr const char* kNotGiven = "none";
+  formats::WorkIdentity given;
+  const auto add = [&](const std::string& option, const std::string& text) {
+    given[formats::kPlanExplanation + option] = text.empty() ? kNotGiven : text;
+  };
+  const auto add_flag = [&](const std::string& option, bool is_given) {
+    add(option, is_given ? "given" : "");
+  };
+  const auto add_file = [&](const std::string& option, const std::string& path) {
+    add(option, path.empty() ? path : digest_of_option_file(path));
+  };
+  const auto add_list = [&](const std::string& option, const std::vector<std::string>& texts) {
+    std::string joined;
+    for (const std::string& text : texts) joined += (joined.empty() ? "" : " ") + text;
+    add(option, joined);
+  };
+  add("--world-size",
+      options.world_size == MoveOptions::kNotGiven ? "" : std::to_string(options.world_size));
+  add("--strategy", options.strategy);
+  add_file("--plan", options.table_plan_path);
+  add_file("--units", options.units_path);
+  add_list("--only", options.only);
+  add_list("--rename", options.renames);
+  add_list("--prefix", options.dropped_prefixes);
+  add("--cast", options.cast);
+  const auto names =
+      std::ranges::find(kOptimizerNames, options.optimizer_names,
+                        [](const char* name) { return reshard::parse_optimizer_names(name); });
+  add("--optimizer-names", *names);
+  add_flag("--drop-optimizer", options.drop_optimizer);
+  add_flag("--allow-missing", options.allow_missing);
+  add_flag("--allow-lossy", options.allow_lossy);
+  return given;
+}
+
 formats::CreateOptions create_options(const MoveOptions& options) {
   formats::CreateOptions create;
   create.format = *options.format;
   create.overwrite = overwrite_policy(options);
   create.native = compression(options);
   create.journal.emplace();
+  create.journal->identity = given_options(options);
   create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
   if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
   if (options.discard) create.journal->kept_work = formats::KeptWork::discard;
@@ -283,7 +332,7 @@ void add_move_options(Command& command, MoveOptions& options) {
       .flag("--drop-optimizer", options.drop_optimizer,
             "Leave out optimizers' state and param_groups")
       .choice(
-          "--optimizer-names", {"as-stored", "canonical", "torchrec"},
+          "--optimizer-names", {kOptimizerNames.begin(), kOptimizerNames.end()},
           [&](const std::string& name) {
             options.optimizer_names = *reshard::parse_optimizer_names(name);
           },
