@@ -202,8 +202,9 @@ std::string contents_line(const MoveOptions& options, const Plan& plan) {
   return line;
 }
 
+/// `kept_nbytes` are those that an earlier run has written.
 void print_json(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
-                Terminal& terminal) {
+                std::uint64_t kept_nbytes, Terminal& terminal) {
   JsonOutput json(terminal, kJsonSchema);
   json.member("source_format", format_name(reader.format()));
   json.member("format", format_name(*options.format));
@@ -212,6 +213,7 @@ void print_json(const MoveOptions& options, const Plan& plan, const CheckpointRe
   json.member("num_values", std::uint64_t{plan.destination.values.size()});
   json.member("num_aliases", std::uint64_t{plan.destination.aliases.size()});
   json.member("nbytes", plan.nbytes_to_write);
+  json.member("kept_nbytes", kept_nbytes);
   json.member("plan", plan_digest(plan, reader.contents()));
   json.member("written", !options.dry_run && plan.problems.empty());
   json.key("ranks").begin_array();
@@ -375,19 +377,19 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   if (!plan.problems.empty()) {
     for (const Finding& problem : plan.problems)
       terminal.print_error("ckpt-reshard: " + formats::finding_to_string(problem));
-    if (options.json) print_json(options, plan, *reader, terminal);
+    if (options.json) print_json(options, plan, *reader, 0, terminal);
     return ExitCode::bad_input;
   }
   const auto start = std::chrono::steady_clock::now();
-  const std::uint64_t resumed_nbytes =
+  const std::uint64_t kept_nbytes =
       options.dry_run ? 0 : move(options, plan, *reader, terminal, signals.token());
   if (options.json) {
-    print_json(options, plan, *reader, terminal);
+    print_json(options, plan, *reader, kept_nbytes, terminal);
   } else if (options.dry_run) {
     print_plan(options, plan, terminal);
   } else if (!options.quiet) {
     std::string line = options.destination + ": " + contents_line(options, plan);
-    if (resumed_nbytes > 0) line += ", " + exact_size(resumed_nbytes) + " of them kept from before";
+    if (kept_nbytes > 0) line += ", " + exact_size(kept_nbytes) + " of them kept from before";
     if (terminal.output_is_terminal()) {
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
       const auto rate = static_cast<double>(plan.nbytes_to_write) / std::max(seconds.count(), 1e-3);
