@@ -211,6 +211,12 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
   return verdict;
 }
 
+bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::string& path) {
+  const std::string staging_path = without_trailing_slashes(path);
+  return staging_path.ends_with(kSuffix) &&
+         begin_of(fs, journal_path_of(staging_path)) == kJournalMagic;
+}
+
 bool StagedDestination::has_kept_work() const {
   constexpr std::size_t kReadNbytes = std::size_t{64} << 10;
   constexpr int kNumLinesBefore = 2;  // of the journal itself, and of what the work is

@@ -131,6 +131,9 @@ class StagedDestination {
   static std::string staging_path_of(const std::string& destination);
   static std::string journal_path_of(const std::string& staging_path);
 
+  /// Whether `path` is a staging path that has a journal beside it.
+  static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
+
   /// Trailing slashes of `destination` are ignored. Its parent must exist. `judge` is asked, under
   /// the lock, about what a dead process left; without it work that is kept is refused, and
   /// anything else removed.

@@ -24,7 +24,8 @@ struct OpenOptions {
 };
 
 /// Opens a checkpoint of any format. `fs` must outlive the reader.
-/// Throws: what detect_format and the format's own `open_…` throw.
+/// Throws: what detect_format and the format's own `open_…` throw; Error(corruption) on work in
+/// progress that a journal lies beside.
 std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const std::string& path,
                                                   const OpenOptions& options = {});
 
