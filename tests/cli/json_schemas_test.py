@@ -5,6 +5,8 @@ import argparse
 import json
 import pathlib
 import re
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -182,6 +184,90 @@ class JsonSchemasTest(unittest.TestCase):
         document = self.check("ckpt-reshard", "ckpt-reshard", "merge", "--json", source, source, destination)
         self.assertIn("merge", [each["rule"] for each in document["problems"]])
         self.check("ckpt-reshard", "ckpt-reshard", "merge", "--json", f"a={source}", f"b={source}", destination)
+
+    def progress(self, status, *command, **settings):
+        """Returns the events of each phase, and what else the tool printed to standard error."""
+        tool, *arguments = command
+        done = subprocess.run([OPTIONS.bin / tool, *arguments, "--progress", "json"], capture_output=True,
+                              text=True, check=False, **settings)
+        self.assertEqual(done.returncode, status, done.stderr)
+        if "--json" in arguments and status in (0, 1):
+            json.loads(done.stdout)
+        lines = done.stderr.splitlines()
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        phases = []
+        for event in events:
+            self.assertEqual(faults(event, self.schemas["progress"], self.definitions), [], command)
+            self.assertEqual(undocumented(event, self.schemas["progress"], self.definitions), [], command)
+            if not phases or phases[-1][-1]["state"] != "running":
+                phases.append([])
+            phases[-1].append(event)
+        self.checked.add("progress")
+        for phase in phases:
+            self.assertEqual((phase[0]["state"], phase[0]["done_nbytes"]), ("running", 0))
+            self.assertNotEqual(phase[-1]["state"], "running")
+            self.assertEqual(len({(event["verb"], event["phase"], event["total_nbytes"]) for event in phase}), 1)
+            for before, event in zip(phase, phase[1:]):
+                self.assertLessEqual(before["done_nbytes"], event["done_nbytes"])
+                self.assertLessEqual(before["kept_nbytes"], event["kept_nbytes"])
+                self.assertLessEqual(before["seconds"], event["seconds"])
+            if phase[-1]["state"] == "done":
+                self.assertEqual(phase[-1]["done_nbytes"], phase[-1]["total_nbytes"])
+        return phases, [line for line in lines if not line.startswith("{")]
+
+    def test_progress_of_every_verb_that_has_some(self):
+        source = OPTIONS.fixtures / "dcp/valid/fsdp2_adamw"
+        folder = pathlib.Path(self.folder.name)
+        for names, verb, *arguments in (
+                (["sha256"], "ls", "--json", "--sha256", source), (["stats"], "stats", "--json", source),
+                (["hash"], "hash", "--json", source), (["verify"], "verify", "--json", source),
+                (["diff"], "diff", "--json", source, source),
+                (["show", "show"], "show", "--json", source, "model.emb.weight", "model.head.weight"),
+                (["report"], "report", source, "-o", folder / "one.html"),
+                (["diff", "report", "report"], "report", source, source, "-o", folder / "two.html")):
+            phases, others = self.progress(0, "ckpt-inspect", verb, *arguments)
+            self.assertEqual([phase[-1]["phase"] for phase in phases], names)
+            self.assertEqual({(phase[-1]["verb"], phase[-1]["state"]) for phase in phases}, {(verb, "done")})
+            self.assertEqual(others, [])
+        moves = (("reshard", []), ("merge", [f"other={source}"]), ("split", ["--prefix", "model"]))
+        for verb, arguments in moves:
+            words = [word for word in (verb, source, *arguments, folder / verb) if word != "reshard"]
+            planned = json.loads(self.output("ckpt-reshard", *words, "--json", "--dry-run"))
+            [phase], _ = self.progress(0, "ckpt-reshard", *words, "--json", "--quiet")
+            self.assertEqual((phase[-1]["verb"], phase[-1]["done_nbytes"]), (verb, planned["nbytes"]))
+
+    def test_progress_comes_ten_times_a_second_at_most(self):
+        path = pathlib.Path(self.folder.name) / "zeros.safetensors"
+        nbytes = 512 << 20
+        header = json.dumps({"zeros": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}}).encode()
+        with path.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + nbytes)
+        [phase], _ = self.progress(0, "ckpt-inspect", "ls", "--sha256", "--threads", "1", path)
+        running = [event["seconds"] for event in phase[:-1]]
+        self.assertGreater(len(running), 1, phase)
+        for before, after in zip(running, running[1:]):
+            self.assertGreater(after - before, 0.098)  # rounded to milliseconds
+
+    def test_progress_of_work_that_fails_and_is_gone_on_with(self):
+        [phase], others = self.progress(3, "ckpt-inspect", "stats", OPTIONS.fixtures / "dcp/invalid/flipped_bit")
+        self.assertEqual(phase[-1]["state"], "failed")
+        self.assertTrue(others[0].startswith("ckpt-inspect: "), others)
+        source = OPTIONS.fixtures / "dcp/valid/fsdp2_adamw"
+        destination = pathlib.Path(self.folder.name) / "resumed"
+        words = ("ckpt-reshard", source, destination, "--world-size", "2", "--threads", "1", "--json")
+
+        def little_disk():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (9 << 10, 9 << 10))
+
+        [phase], others = self.progress(4, *words, preexec_fn=little_disk)
+        self.assertEqual(phase[-1]["state"], "failed")
+        self.assertIn("kept: ", others[-1])
+        [phase], others = self.progress(0, *words, "--resume")
+        last = phase[-1]
+        self.assertEqual((last["state"], others), ("done", []))
+        self.assertTrue(0 < last["kept_nbytes"] < last["done_nbytes"], last)
 
     def test_the_checker_finds_faults(self):
         schema = {"type": "object", "required": ["a"], "additionalProperties": False,

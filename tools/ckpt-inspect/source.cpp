@@ -30,6 +30,7 @@ void add_work_options(Command& command, WorkOptions& options) {
   command.size_option("--memory", "SIZE", options.memory_nbytes,
                       "Memory for elements (default: 256MiB)");
   command.option("--threads", "N", options.num_threads, "Threads (default: as many as cores)");
+  add_progress_option(command, options.progress);
 }
 
 namespace {
@@ -78,9 +79,9 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
               "no name in A or B matches '" + printable(unused.front()) + "'");
 }
 
-Work::Work(Terminal& terminal, std::string label, std::uint64_t total_nbytes,
+Work::Work(Terminal& terminal, std::string phase, std::uint64_t total_nbytes,
            const WorkOptions& options)
-    : progress_(terminal, std::move(label), total_nbytes), options_(options) {}
+    : progress_(terminal, options.progress, std::move(phase), total_nbytes), options_(options) {}
 
 inspect::ScanOptions Work::scan_options() {
   return {.num_threads = options_.num_threads > 0 ? options_.num_threads : default_num_threads(),

@@ -36,6 +36,7 @@ struct SourceOptions {
 struct WorkOptions {
   std::uint64_t memory_nbytes = std::uint64_t{256} << 20;
   int num_threads = 0;  // 0: as many as there are cores
+  ProgressOptions progress{};
 };
 
 /// Adds `PATH [GLOB...]`. Options are printed in the order they are added, so a command adds its
@@ -58,7 +59,7 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
 /// Long work over tensors' bytes: can be interrupted, and shows how far it is.
 class Work {
  public:
-  Work(Terminal& terminal, std::string label, std::uint64_t total_nbytes,
+  Work(Terminal& terminal, std::string phase, std::uint64_t total_nbytes,
        const WorkOptions& options);
   inspect::ScanOptions scan_options();
 

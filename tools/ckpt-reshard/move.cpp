@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "cli/json_output.h"
-#include "cli/progress.h"
 #include "cli/sizes.h"
 #include "cli/stop_signals.h"
 #include "cli/table.h"
@@ -282,8 +281,7 @@ std::uint64_t move(const MoveOptions& options, const Plan& plan, const Checkpoin
   std::atomic<std::uint64_t> done_nbytes = 0;
   std::atomic<std::uint64_t> resumed_nbytes = 0;
   try {
-    Progress progress(terminal, "reshard", plan.nbytes_to_write,
-                      options.quiet ? ProgressDisplay::off : ProgressDisplay::on_terminal);
+    Progress progress(terminal, options.progress, options.progress.verb, plan.nbytes_to_write);
     reshard::finish_move(plan, reader, *writer,
                          {.memory_nbytes = options.memory_nbytes,
                           .num_threads = count_option("--threads", options.num_threads),
@@ -293,7 +291,11 @@ std::uint64_t move(const MoveOptions& options, const Plan& plan, const Checkpoin
                                 done_nbytes += nbytes;
                                 progress.add(nbytes);
                               },
-                          .resumed = [&](std::uint64_t nbytes) { resumed_nbytes += nbytes; }});
+                          .resumed =
+                              [&](std::uint64_t nbytes) {
+                                resumed_nbytes += nbytes;
+                                progress.add_kept(nbytes);
+                              }});
   } catch (const Error& error) {
     const std::string kept = keep_work(*writer, error.kind(), options, plan, done_nbytes);
     if (kept.empty()) throw;
@@ -354,12 +356,16 @@ void add_move_options(Command& command, MoveOptions& options) {
       .flag("--discard", options.discard, "Remove what an earlier run has kept, and start afresh")
       .flag("--quiet", options.quiet, "Print nothing but errors")
       .flag("--json", options.json, "Print the summary as JSON");
+  add_progress_option(command, options.progress);
 }
 
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource()>& open, Terminal& terminal) {
   if (!options.format) options.format = formats::format_for_destination(options.destination);
   check_options(options);
+  if (options.quiet && options.progress.display == ProgressDisplay::automatic) {
+    options.progress.display = ProgressDisplay::none;
+  }
   FileSystem& fs = FileSystem::posix();
   if (!options.dry_run) {
     for (const std::string& path : paths) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/command_line.h"
+#include "cli/progress.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
@@ -42,6 +43,7 @@ struct MoveOptions {
   bool discard = false;  // the same
   bool quiet = false;
   bool json = false;
+  ProgressOptions progress{};
 };
 
 void add_move_options(Command& command, MoveOptions& options);

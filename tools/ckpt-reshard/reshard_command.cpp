@@ -24,6 +24,7 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
       .argument("DST", options.move.destination, "The checkpoint to write; must not exist");
   add_flat_layout_option(command, options.flat_layout_path);
   add_move_options(command, options.move);
+  options.move.progress.verb = "reshard";  // the tool without a verb
   command
       .example("step-1000 step-1000.8 --world-size 8", "For eight ranks, cut by rows as FSDP2 does")
       .example("step-1000 model.safetensors --only 'model.*'", "The model alone")

@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <exception>
+#include <utility>
 
 #include "cli/sizes.h"
+#include "tessera/base/json.h"
 
 namespace tessera::cli {
 namespace {
 
 constexpr std::int64_t kFirstDrawNs = 500'000'000;
-constexpr std::int64_t kDrawIntervalNs = 100'000'000;
+constexpr std::int64_t kIntervalNs = 100'000'000;
+constexpr int kJsonSchema = 1;
 
 std::string duration(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::min(std::ceil(seconds), 1e9));
@@ -27,38 +31,98 @@ std::string duration(double seconds) {
   return text;
 }
 
+ProgressDisplay display_on(const Terminal& terminal, ProgressDisplay display) {
+  const bool has_line = display != ProgressDisplay::automatic || terminal.errors_are_on_terminal();
+  return has_line ? display : ProgressDisplay::none;
+}
+
 }  // namespace
 
-Progress::Progress(Terminal& terminal, std::string label, std::uint64_t total_nbytes,
-                   ProgressDisplay display)
+void add_progress_option(Command& command, ProgressOptions& options) {
+  options.verb = command.name();
+  command.choice(
+      "--progress", {"auto", "json", "none"},
+      [&](const std::string& display) {
+        options.display = display == "json"   ? ProgressDisplay::json
+                          : display == "none" ? ProgressDisplay::none
+                                              : ProgressDisplay::automatic;
+      },
+      "Show progress: on a terminal (auto), or as lines of JSON on standard error");
+}
+
+Progress::Progress(Terminal& terminal, ProgressOptions options, std::string phase,
+                   std::uint64_t total_nbytes)
     : terminal_(terminal),
-      label_(std::move(label)),
+      display_(display_on(terminal, options.display)),
+      verb_(std::move(options.verb)),
+      phase_(std::move(phase)),
       total_nbytes_(total_nbytes),
-      shown_(display == ProgressDisplay::on_terminal && terminal.errors_are_on_terminal()),
+      num_exceptions_(std::uncaught_exceptions()),
       start_(Clock::now()),
-      next_draw_ns_(kFirstDrawNs) {}
+      next_ns_(display_ == ProgressDisplay::json ? kIntervalNs : kFirstDrawNs) {
+  if (display_ == ProgressDisplay::json) write_json(State::running, start_);
+}
 
 Progress::~Progress() {
-  if (shown_) terminal_.show_status({});
+  if (display_ == ProgressDisplay::none) return;
+  try {
+    if (display_ == ProgressDisplay::json) {
+      const bool has_failed = std::uncaught_exceptions() > num_exceptions_;
+      write_json(has_failed ? State::failed : State::done, Clock::now());
+    } else {
+      terminal_.show_status({});
+    }
+  } catch (...) {  // no memory for a line: the work itself is not touched by that
+  }
 }
 
 void Progress::add(std::uint64_t nbytes) {
   done_nbytes_.fetch_add(nbytes, std::memory_order_relaxed);
-  if (!shown_) return;
+  if (display_ == ProgressDisplay::none) return;
   const Clock::time_point now = Clock::now();
   const std::int64_t elapsed_ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(now - start_).count();
-  if (elapsed_ns < next_draw_ns_.load(std::memory_order_relaxed)) return;
+  if (elapsed_ns < next_ns_.load(std::memory_order_relaxed)) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;  // somebody else is drawing
-  next_draw_ns_.store(elapsed_ns + kDrawIntervalNs, std::memory_order_relaxed);
-  draw(now);
+  if (!lock.owns_lock()) return;                                      // somebody else is telling it
+  if (elapsed_ns < next_ns_.load(std::memory_order_relaxed)) return;  // somebody just has
+  next_ns_.store(elapsed_ns + kIntervalNs, std::memory_order_relaxed);
+  show(now);
 }
 
-void Progress::draw(Clock::time_point now) {
-  const double seconds = std::chrono::duration<double>(now - start_).count();
-  terminal_.show_status(
-      progress_line(label_, done_nbytes_.load(std::memory_order_relaxed), total_nbytes_, seconds));
+void Progress::add_kept(std::uint64_t nbytes) {
+  kept_nbytes_.fetch_add(nbytes, std::memory_order_relaxed);
+}
+
+double Progress::seconds_until(Clock::time_point now) const {
+  return std::chrono::duration<double>(now - start_).count();
+}
+
+void Progress::show(Clock::time_point now) {
+  if (display_ == ProgressDisplay::json) return write_json(State::running, now);
+  terminal_.show_status(progress_line(phase_, done_nbytes_.load(std::memory_order_relaxed),
+                                      total_nbytes_, seconds_until(now)));
+}
+
+// Some checks read more than was announced, or less: what is told ends at the total all the same.
+void Progress::write_json(State state, Clock::time_point now) {
+  const std::uint64_t done_nbytes =
+      state == State::done ? total_nbytes_
+                           : std::min(done_nbytes_.load(std::memory_order_relaxed), total_nbytes_);
+  const auto nbytes = [](std::uint64_t number) { return static_cast<std::int64_t>(number); };
+  const double milliseconds = std::round(seconds_until(now) * 1e3);
+  terminal_.print_event(value_to_json(Value::Dict{
+      {"schema", kJsonSchema},
+      {"verb", verb_},
+      {"phase", phase_},
+      {"state", state == State::running ? "running"
+                : state == State::done  ? "done"
+                                        : "failed"},
+      {"done_nbytes", nbytes(done_nbytes)},
+      {"total_nbytes", nbytes(total_nbytes_)},
+      {"kept_nbytes", nbytes(kept_nbytes_.load(std::memory_order_relaxed))},
+      {"seconds", milliseconds / 1e3},
+  }));
 }
 
 std::string progress_line(const std::string& label, std::uint64_t done_nbytes,

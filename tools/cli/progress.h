@@ -6,37 +6,60 @@
 #include <mutex>
 #include <string>
 
+#include "cli/command_line.h"
 #include "cli/terminal.h"
 
 namespace tessera::cli {
 
-enum class ProgressDisplay { on_terminal, off };
+/// Where progress is shown: in the last line of a terminal, where standard error is one; as lines
+/// of JSON on standard error; nowhere.
+enum class ProgressDisplay { automatic, json, none };
 
-/// Shows how far work over a known number of bytes has come, in the terminal's last line:
-/// `verify   45 %  1.2 GiB of 2.7 GiB  812 MiB/s  2 s left`. Appears once the work has taken half
-/// a second, is redrawn ten times a second at most, and is gone when this object is. Thread-safe.
+/// Whose progress it is, and where it is shown.
+struct ProgressOptions {
+  std::string verb;
+  ProgressDisplay display = ProgressDisplay::automatic;
+};
+
+/// Adds `--progress`. The verb is the command's name.
+void add_progress_option(Command& command, ProgressOptions& options);
+
+/// Tells how far work over a known number of bytes has come, ten times a second at most, until this
+/// object is gone. Thread-safe.
+///
+/// On a terminal: `verify   45 %  1.2 GiB of 2.7 GiB  812 MiB/s  2 s left`, once the work has taken
+/// half a second. As JSON: one line at the beginning, and one at the end, which says whether it was
+/// reached by an exception (docs/cli/json-schema.md).
 class Progress {
  public:
-  Progress(Terminal& terminal, std::string label, std::uint64_t total_nbytes,
-           ProgressDisplay display = ProgressDisplay::on_terminal);
+  Progress(Terminal& terminal, ProgressOptions options, std::string phase,
+           std::uint64_t total_nbytes);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void add(std::uint64_t nbytes);
+  /// Adds to the bytes that an earlier run had moved, which `add` is told as well.
+  void add_kept(std::uint64_t nbytes);
 
  private:
   using Clock = std::chrono::steady_clock;
+  enum class State { running, done, failed };
 
-  void draw(Clock::time_point now);
+  double seconds_until(Clock::time_point now) const;
+  void show(Clock::time_point now);
+  void write_json(State state, Clock::time_point now);
 
   Terminal& terminal_;
-  const std::string label_;
+  const ProgressDisplay display_;
+  const std::string verb_;
+  const std::string phase_;
   const std::uint64_t total_nbytes_;
-  const bool shown_;
+  const int num_exceptions_;  // those under way when this was made
   const Clock::time_point start_;
   std::atomic<std::uint64_t> done_nbytes_ = 0;
-  std::atomic<std::int64_t> next_draw_ns_;  // since start_
+  std::atomic<std::uint64_t> kept_nbytes_ = 0;
+  std::atomic<std::int64_t> next_ns_;  // since start_
   std::mutex mutex_;
 };
 

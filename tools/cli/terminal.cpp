@@ -105,6 +105,15 @@ void Terminal::print_error(std::string_view line) noexcept {
   }
 }
 
+void Terminal::print_event(std::string_view line) noexcept {
+  try {
+    const std::scoped_lock lock(mutex_);
+    clear_status_locked();
+    write_all(err_fd_, std::string(line) + "\n");
+  } catch (...) {  // no memory: the next one is told
+  }
+}
+
 void Terminal::flush() {
   const std::scoped_lock lock(mutex_);
   flush_locked();

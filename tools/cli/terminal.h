@@ -32,6 +32,8 @@ class Terminal {
   void print(std::string_view text);
   /// Prints one line to standard error. Never throws: there is nowhere left to tell.
   void print_error(std::string_view line) noexcept;
+  /// The same for a line that programs read while work goes on; output that is buffered stays so.
+  void print_event(std::string_view line) noexcept;
   /// Throws: OutputClosed, Error(io).
   void flush();
 

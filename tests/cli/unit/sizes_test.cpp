@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "cli/progress.h"
-
 namespace tessera::cli {
 namespace {
 
@@ -42,19 +40,6 @@ TEST(SizesTest, CountsInWords) {
   EXPECT_EQ(counted(1, "tensor"), "1 tensor");
   EXPECT_EQ(counted(0, "tensor"), "0 tensors");
   EXPECT_EQ(counted(2, "alias", "aliases"), "2 aliases");
-}
-
-TEST(ProgressTest, SaysHowFarHowFastAndHowLong) {
-  EXPECT_EQ(progress_line("verify", 512U << 20, 1U << 30, 2.0),
-            "verify   50 %  512.0 MiB of 1.0 GiB  256.0 MiB/s  2 s left");
-  EXPECT_EQ(progress_line("verify", 0, 1024, 1.0), "verify    0 %  0 bytes of 1.0 KiB  0 bytes/s");
-  EXPECT_EQ(progress_line("verify", 1024, 1024, 1.0),
-            "verify  100 %  1.0 KiB of 1.0 KiB  1.0 KiB/s");
-  EXPECT_EQ(progress_line("verify", 2048, 1024, 1.0),
-            "verify  100 %  2.0 KiB of 1.0 KiB  2.0 KiB/s");
-  EXPECT_EQ(progress_line("scan", 1024, 0, 1.0), "scan  1.0 KiB  1.0 KiB/s");
-  EXPECT_EQ(progress_line("verify", 1, 7263, 1.0),
-            "verify    0 %  1 byte of 7.1 KiB  1 byte/s  2 h 01 min left");
 }
 
 }  // namespace

@@ -4,12 +4,12 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
-#include <array>
 #include <cstdlib>
 
 #include "cli/exit_code.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
+#include "piped_streams.h"
 #include "tessera/base/error.h"
 
 namespace tessera::cli {
@@ -17,32 +17,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A terminal whose streams can be read back. Shows row E6.
-class TerminalTest : public ::testing::Test {
- protected:
-  TerminalTest() {
-    EXPECT_EQ(::pipe(out_.data()), 0);
-    EXPECT_EQ(::pipe(err_.data()), 0);
-    ::unsetenv("COLUMNS");
-  }
-  ~TerminalTest() override {
-    for (int fd : {out_[0], out_[1], err_[0], err_[1]}) ::close(fd);
-  }
-  static std::string drain(int fd) {
-    ::fcntl(fd, F_SETFL, O_NONBLOCK);
-    std::string text;
-    std::array<char, 4096> buffer{};
-    for (ssize_t n = 0; (n = ::read(fd, buffer.data(), buffer.size())) > 0;) {
-      text.append(buffer.data(), static_cast<std::size_t>(n));
-    }
-    return text;
-  }
-  std::string out() const { return drain(out_[0]); }
-  std::string err() const { return drain(err_[0]); }
-
-  std::array<int, 2> out_{};
-  std::array<int, 2> err_{};
-};
+// Shows row E6.
+class TerminalTest : public ::testing::Test, protected PipedStreams {};
 
 TEST_F(TerminalTest, BuffersTheResultUntilItIsFlushed) {
   Terminal terminal(out_[1], err_[1]);
@@ -57,6 +33,14 @@ TEST_F(TerminalTest, PrintsWhatCameBeforeAnErrorFirst) {
   terminal.print("one\n");
   terminal.print_error("two");
   EXPECT_EQ(out(), "one\n");
+  EXPECT_EQ(err(), "two\n");
+}
+
+TEST_F(TerminalTest, TellsEventsAtOnceAndLeavesTheResultUntilItsEnd) {
+  Terminal terminal(out_[1], err_[1]);
+  terminal.print("one\n");
+  terminal.print_event("two");
+  EXPECT_EQ(out(), "");
   EXPECT_EQ(err(), "two\n");
 }
 
