@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
 
 namespace tessera::formats {
 namespace {
@@ -30,8 +31,9 @@ KeyPath prefixed(const std::string& prefix, const std::string& name, const KeyPa
 
 class MergedReader final : public CheckpointReader {
  public:
-  MergedReader(std::vector<MergeSource> sources, MergePreference preference)
-      : sources_(std::move(sources)), preference_(preference) {
+  MergedReader(std::vector<MergeSource> sources, MergePreference preference,
+               OptionSpelling spelling)
+      : sources_(std::move(sources)), preference_(preference), spelling_(spelling) {
     TESSERA_CHECK(!sources_.empty());
     for (const MergeSource& source : sources_) {
       path_ += (path_.empty() ? "" : " + ") + source.reader->path();
@@ -135,7 +137,10 @@ class MergedReader final : public CheckpointReader {
         for (std::size_t i = begin; i < end; ++i) {
           found += (found.empty() ? "" : ", ") + printable(reader_of(all[i].origin).path());
         }
-        collide(all[begin].name, "one source with that name (--prefer, or PREFIX=SRC)",
+        collide(all[begin].name,
+                spelling_ == OptionSpelling::python
+                    ? "one source with that name (prefer, or {PREFIX: SRC})"
+                    : "one source with that name (--prefer, or PREFIX=SRC)",
                 std::move(found));
       }
       const std::size_t chosen = preference_ == MergePreference::last ? end - 1 : begin;
@@ -254,6 +259,7 @@ class MergedReader final : public CheckpointReader {
 
   std::vector<MergeSource> sources_;
   MergePreference preference_;
+  OptionSpelling spelling_;
   std::string path_;
   CheckpointContents contents_;
   std::vector<Origin> tensors_;  // parallel to contents_.tensors
@@ -265,10 +271,22 @@ class MergedReader final : public CheckpointReader {
 
 }  // namespace
 
-MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference) {
-  auto reader = std::make_unique<MergedReader>(std::move(sources), preference);
+MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference,
+                                   OptionSpelling spelling) {
+  auto reader = std::make_unique<MergedReader>(std::move(sources), preference, spelling);
   std::vector<Finding> collisions = reader->take_collisions();
   return {std::move(reader), std::move(collisions)};
+}
+
+MergedCheckpoint open_merged(const FileSystem& fs, const std::vector<MergePath>& paths,
+                             MergePreference preference, OptionSpelling spelling) {
+  std::vector<MergeSource> sources;
+  for (const MergePath& path : paths) {
+    MergeSource source{open_checkpoint(fs, path.path), path.prefix};
+    if (source.prefix.ends_with('.')) source.prefix.pop_back();
+    sources.push_back(std::move(source));
+  }
+  return merge_checkpoints(std::move(sources), preference, spelling);
 }
 
 }  // namespace tessera::formats

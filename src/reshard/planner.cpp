@@ -103,13 +103,17 @@ class Planner {
     throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected, found);
   }
 
+  std::string option(std::string_view name, std::string_view argument = {}) const {
+    return spelled_option(name, argument, options_.spelling);
+  }
+
   void choose_layout_rule() {
     int& world_size = plan_.destination.world_size;
     const bool has_rule =
         options_.world_size != 0 || !options_.strategy.empty() || options_.table_plan;
     if (formats::holds_whole_tensors(options_.format)) {
       if (has_rule) {
-        refuse("--to " + std::string(format_name(options_.format)),
+        refuse(option("to", format_name(options_.format)),
                "no world size, strategy or table plan, as it holds whole tensors", "one of them");
       }
       strategy_ = parse_strategy("replicated", 1);
@@ -204,14 +208,15 @@ class Planner {
     for (const Alias& alias : source_.aliases) names.push_back(alias.fqn);
     for (const formats::ValueEntry& value : source_.values) names.push_back(value.name);
     for (const std::string& pattern : options_.only.unused(names)) {
-      refuse("--only", "a pattern that matches a name", "'" + printable(pattern) + "'");
+      refuse(option("only"), "a pattern that matches a name", "'" + printable(pattern) + "'");
     }
     for (const Rename& rename : options_.renames) {
       const auto fits = [&](std::string_view name) {
         return name.starts_with(rename.from) && is_selected(name);
       };
       if (std::ranges::any_of(names, fits)) continue;
-      refuse("--rename", "a prefix of a name that is moved", "'" + printable(rename.from) + "'");
+      refuse(option("rename"), "a prefix of a name that is moved",
+             "'" + printable(rename.from) + "'");
     }
   }
 
@@ -237,8 +242,8 @@ class Planner {
     units_ = options_.units.empty() ? source_.units : options_.units;
     const bool is_flat = strategy_ && strategy_->sharding == Strategy::Sharding::flat;
     if (is_flat && units_.empty()) {
-      refuse("strategy " + strategy_to_string(*strategy_), "flat units (--units FILE)",
-             "a source that records none");
+      refuse("strategy " + strategy_to_string(*strategy_),
+             "flat units (" + option("units", "FILE") + ")", "a source that records none");
     }
     std::erase_if(units_, [&](FlatUnit& unit) { return !fits_source(unit); });
     unit_index_.emplace(units_);
@@ -283,7 +288,7 @@ class Planner {
     const StateRole& role = roles_[selected.source_tensor];
     if (is_bare_flat_vector(tensor.meta.fqn)) {
       report_.problem("flat vector", selected.source_name,
-                      "a layout that names its parameters (--flat-layout FILE)",
+                      "a layout that names its parameters (" + option("flat-layout", "FILE") + ")",
                       "a bare flat vector of FSDP1");
       return;
     }
@@ -359,7 +364,8 @@ class Planner {
     // The block order is that of the columns, so equal widths mean the same shards.
     if (from == to) return true;
     if (from.size() > 1) {
-      if (!may_merge(tensor.meta.fqn, from.size(), options_.lossy, "--allow-lossy", report_)) {
+      if (!may_merge(tensor.meta.fqn, from.size(), options_.lossy, option("allow-lossy"),
+                     report_)) {
         return false;
       }
       copy.merged_widths = from;
@@ -548,9 +554,10 @@ class Planner {
       const auto table = planned_table(source_.tensors[selected.source_tensor]);
       if (!table || meta.shape.size() != 2 || options_.table_plan->tables.contains(*table))
         continue;
-      report_.problem("table plan", meta.fqn,
-                      "a rule for table " + *table + ", or --strategy for tables without one",
-                      "neither");
+      report_.problem(
+          "table plan", meta.fqn,
+          "a rule for table " + *table + ", or " + option("strategy") + " for tables without one",
+          "neither");
     }
   }
 

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import inspect
 import itertools
 import json
 import os
@@ -22,7 +23,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from ckpt_tools import FIXTURES, MAKE, ROOT, expectation, files_of, reshard, run, succeed, valid_fixtures
 from python_package import tessera
@@ -406,6 +407,18 @@ def test_verify_looks_at_numbers_and_notes_when_asked(tmp_path):
 # --- moves ---------------------------------------------------------------------------------------------------------
 
 
+def moved_alike(tmp_path, move, *command):
+    """Asserts that a move of the package writes what the tool does, and returns where it is."""
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
+    summary = json.loads(succeed("ckpt-reshard", *command, "--json", cwd=tmp_path / "theirs"))
+    moved = move(tmp_path / "ours")
+    assert files_of(tmp_path / "ours") == files_of(tmp_path / "theirs")
+    shared = ("source_format", "format", "world_size", "num_tensors", "num_values", "num_aliases", "nbytes", "written")
+    assert {name: getattr(moved, name) for name in shared} == {name: summary[name] for name in shared}
+    return tmp_path / "ours"
+
+
 @pytest.mark.parametrize("keywords, options", [
     ({}, []),
     ({"ranks": 3}, ["--world-size", 3]),
@@ -419,13 +432,7 @@ def test_verify_looks_at_numbers_and_notes_when_asked(tmp_path):
      ["--only", "model", "--only", "!*.bias", "--threads", 2, "--memory", "64MiB"]),
 ], ids=lambda argument: "-".join(argument) if isinstance(argument, dict) else "")
 def test_a_move_writes_what_the_tool_writes(keywords, options, tmp_path):
-    (tmp_path / "ours").mkdir()
-    (tmp_path / "theirs").mkdir()
-    moved = tessera.reshard(ADAMW, tmp_path / "ours" / "moved", **keywords)
-    summary = json.loads(succeed("ckpt-reshard", ADAMW, tmp_path / "theirs" / "moved", "--json", *options))
-    assert files_of(tmp_path / "ours") == files_of(tmp_path / "theirs")
-    shared = ("source_format", "format", "world_size", "num_tensors", "num_values", "num_aliases", "nbytes", "written")
-    assert {name: getattr(moved, name) for name in shared} == {name: summary[name] for name in shared}
+    moved_alike(tmp_path, lambda folder: tessera.reshard(ADAMW, folder / "moved", **keywords), ADAMW, "moved", *options)
 
 
 def test_a_move_tells_its_progress_and_can_be_tried_first(tmp_path):
@@ -442,7 +449,8 @@ def test_a_move_that_does_not_fit_lists_all_its_problems(tmp_path):
     stderr = run("ckpt-reshard", TORCHREC, tmp_path / "moved", "--world-size", 3).stderr.splitlines()
     error = caught.value
     assert error.kind == "mismatch" and error.path == str(TORCHREC) and list(tmp_path.iterdir()) == []
-    assert [f"ckpt-reshard: {problem}" for problem in error.problems] == stderr
+    told = [f"ckpt-reshard: {problem}".replace("(allow_lossy ", "(--allow-lossy ") for problem in error.problems]
+    assert told == stderr and "(allow_lossy merges" in str(error)
     assert all(str(problem) in str(error) for problem in error.problems)
     moved = tessera.reshard(TORCHREC, tmp_path / "moved", ranks=3, allow_lossy=True)
     assert moved.written and {note.severity for note in moved.notes} == {"note"}
@@ -458,7 +466,10 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
         ({"cast": "bf16"}, tessera.Error, "cast: expected a dtype of torch such as bfloat16, found 'bf16'"),
         ({"optimizer_names": "x"}, tessera.Error, "optimizer_names: expected as-stored, canonical or torchrec, found 'x'"),
         ({"strategy": "rows"}, tessera.Error, "rows"),
-        ({"only": "no.such"}, tessera.Error, "no.such"),
+        ({"only": "no.such"}, tessera.Error, "^only: expected a pattern that matches a name, found 'no.such'"),
+        ({"rename": {"no.": ""}}, tessera.Error, "^rename: expected a prefix of a name that is moved, found 'no.'"),
+        ({"to": "torch", "ranks": 2}, tessera.Error, "^to=torch: expected no world size"),
+        ({"strategy": "flat", "ranks": 2}, tessera.Error, r"expected flat units \(units=FILE\)"),
         ({"plan": tmp_path / "plan.json"}, tessera.Error, "plan.json"),
         ({"ranks": 0}, ValueError, "ranks: expected a number from 1 on, found 0"),
         ({"threads": -1}, ValueError, "threads: expected a number from 1 on, found -1"),
@@ -481,6 +492,112 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
     moved.unlink()
     tessera.reshard(ADAMW, moved)
     assert tessera.reshard(ADAMW, moved, only="model", overwrite=True).num_values == 0
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """A model and its optimizer after a step, and an adapter, each in files of its own, as PyTorch saves them."""
+    here = tmp_path_factory.mktemp("apart")
+    torch.manual_seed(SEED)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 6)).sum().backward()
+    optimizer.step()
+    torch.save(model.state_dict(), here / "model.pt")
+    torch.save(optimizer.state_dict(), here / "optimizer.pt")
+    save_file({"0.weight": torch.randn(4, 6), "2.weight": torch.randn(3)}, here / "patch.safetensors")
+    return here, model.state_dict(), optimizer.state_dict()
+
+
+def test_what_was_saved_apart_is_merged(apart, tmp_path):
+    here, weights, optim = apart
+    sources = {"model": here / "model.pt", "optim.": here / "optimizer.pt"}
+    moved = moved_alike(tmp_path, lambda folder: tessera.merge(sources, folder / "merged", to="dcp", ranks=2),
+                        "merge", f"model={here / 'model.pt'}", f"optim={here / 'optimizer.pt'}", "merged", "--to", "dcp",
+                        "--world-size", 2)
+    loaded = {f"model.{name}": torch.zeros_like(tensor) for name, tensor in weights.items()}
+    loaded |= {f"optim.state.{number}.{name}": torch.zeros_like(state)
+               for number, states in optim["state"].items() for name, state in states.items()}
+    dcp.load(loaded, checkpoint_id=moved / "merged", no_dist=True)
+    for name, tensor in weights.items():
+        assert bits(loaded[f"model.{name}"]) == bits(tensor)
+    for number, states in optim["state"].items():
+        for name, state in states.items():
+            assert bits(loaded[f"optim.state.{number}.{name}"]) == bits(state)
+    pairs = [("model", here / "model.pt"), here / "patch.safetensors"]
+    tessera.merge(pairs, tmp_path / "pairs.pt")
+    assert set(torch.load(tmp_path / "pairs.pt", weights_only=True)) == {"model", "0.weight", "2.weight"}
+
+
+def test_names_that_collide_are_refused_or_chosen(apart, tmp_path):
+    here, weights, _ = apart
+    sources = [here / "model.pt", here / "patch.safetensors"]
+    with pytest.raises(tessera.Error) as caught:
+        tessera.merge(sources, tmp_path / "merged")
+    [problem] = caught.value.problems
+    assert (caught.value.kind, problem.rule, problem.tensor) == ("mismatch", "merge", "0.weight")
+    assert "expected one source with that name (prefer, or {PREFIX: SRC})" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    patch = safe_open(here / "patch.safetensors", "pt").get_tensor("0.weight")
+    for prefer, tensor in (("first", weights["0.weight"]), ("last", patch)):
+        (tmp_path / prefer).mkdir()
+        moved = moved_alike(tmp_path / prefer, lambda folder: tessera.merge(sources, folder / "m.pt", prefer=prefer),
+                            "merge", *sources, "m.pt", "--prefer", prefer)
+        state = torch.load(moved / "m.pt", weights_only=True)
+        assert bits(state["0.weight"]) == bits(tensor) and set(state) == {*weights, "2.weight"}
+        model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 2))
+        model.load_state_dict({name: state[name] for name in weights})
+
+
+@pytest.mark.parametrize("keywords, options", [
+    ({"prefix": "model.layers.0"}, ["--prefix", "model.layers.0"]),
+    ({"prefix": ["model.layers.0.", "model.emb"], "keep_prefix": True, "to": "dcp"},
+     ["--prefix", "model.layers.0.", "--prefix", "model.emb", "--keep-prefix", "--to", "dcp"]),
+    ({"prefix": "model", "only": "optim.state.emb", "rename": {"optim.state.": "state."}, "cast": "bfloat16"},
+     ["--prefix", "model", "--only", "optim.state.emb", "--rename", "optim.state.=state.", "--cast", "bfloat16"]),
+    ({"drop_optimizer": True, "ranks": 3}, ["--drop-optimizer", "--world-size", 3]),
+], ids=["prefix", "keep_prefix", "only", "drop_optimizer"])
+def test_a_part_is_split_off_as_the_tool_does(keywords, options, tmp_path):
+    moved_alike(tmp_path, lambda folder: tessera.split(ADAMW, folder / "part", **keywords), "split", ADAMW, "part", *options)
+
+
+def test_pytorch_loads_what_is_split_off(tmp_path):
+    whole = tessera.open(ADAMW)
+    prefix = "model.layers.0."
+    expected = {name.removeprefix(prefix): whole[name].torch() for name in whole if name.startswith(prefix)}
+    tessera.split(ADAMW, tmp_path / "layer.pt", prefix=prefix)
+    tessera.split(ADAMW, tmp_path / "layer.safetensors", prefix=prefix)
+    tessera.split(ADAMW, tmp_path / "dcp", prefix=prefix, to="dcp", ranks=2)
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    dcp.load(loaded, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    in_torch = dict(flatten(torch.load(tmp_path / "layer.pt", weights_only=True)))
+    for state in (loaded, in_torch, load_file(tmp_path / "layer.safetensors")):
+        assert {name: bits(tensor) for name, tensor in state.items()} == {
+            name: bits(tensor) for name, tensor in expected.items()}
+
+
+def test_parts_and_sources_that_mean_nothing_are_refused(apart, tmp_path):
+    here, *_ = apart
+    pair, moved = [here / "model.pt", here / "optimizer.pt"], tmp_path / "moved"
+    for call, kind, words in [
+        (lambda: tessera.split(ADAMW, moved, prefix="model.layer"), tessera.Error,
+         "^prefix: expected what a name begins with, found 'model.layer.'"),
+        (lambda: tessera.split(ADAMW, moved), ValueError, "^split: expected prefix, only or drop_optimizer"),
+        (lambda: tessera.split(ADAMW, moved, prefix=""), ValueError, "^prefix: expected the first steps"),
+        (lambda: tessera.split(ADAMW, moved, prefix="model", worlds=2), TypeError, r"^split\(\) got .* 'worlds'"),
+        (lambda: tessera.merge(pair, moved, flat_layout="x"), TypeError, r"^merge\(\) got .* 'flat_layout'"),
+        (lambda: tessera.merge(here / "model.pt", moved), TypeError, "^sources: expected several paths"),
+        (lambda: tessera.merge(str(here / "model.pt"), moved), TypeError, "^sources: expected several paths"),
+        (lambda: tessera.merge(pair[:1], moved), ValueError, "^sources: expected two or more, found 1"),
+        (lambda: tessera.merge({".": pair[0], "b": pair[1]}, moved), ValueError, "^sources: expected a prefix"),
+        (lambda: tessera.merge({1: pair[0], "b": pair[1]}, moved), TypeError, "^sources: expected a str, found int"),
+        (lambda: tessera.merge(pair, moved, prefer="newest"), tessera.Error, "prefer: expected first or last, found 'newest'"),
+        (lambda: tessera.merge([*pair, tmp_path / "none"], moved), tessera.Error, "none: .*found nothing"),
+        (lambda: tessera.merge([tmp_path, pair[0]], moved), tessera.Error, "a folder|lies in|inside"),
+    ]:
+        with pytest.raises(kind, match=words):
+            call()
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_plans_and_units_are_files(tmp_path):
@@ -559,6 +676,18 @@ def test_the_stub_names_what_the_extension_has():
     for name, node in functions.items():
         arguments = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
         assert arguments == re.findall(r"(\w+):", getattr(core, name).__doc__.split("->")[0]), name
+
+
+def test_merge_and_split_take_what_reshard_takes():
+    import tessera._moves as moves
+
+    def keywords(function):
+        parameters = inspect.signature(function).parameters.values()
+        return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+    shared = keywords(tessera.reshard)
+    assert set(moves.MoveOptions.__annotations__) == set(shared) - {"flat_layout"}
+    assert shared.items() <= keywords(moves._move).items()
 
 
 def test_every_public_name_is_documented():

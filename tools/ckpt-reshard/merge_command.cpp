@@ -5,38 +5,23 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
-#include "tessera/formats/detect.h"
 
 namespace tessera::cli {
 namespace {
 
+using formats::MergePath;
 using formats::MergePreference;
 
-struct PrefixedPath {
-  std::string prefix;  // without its last dot; may be empty
-  std::string path;
-};
-
 /// What stands before `=` is a prefix unless it has a slash: `./a=b` is a path.
-PrefixedPath parse_source(const std::string& text) {
+MergePath parse_source(const std::string& text) {
   const std::size_t equals = text.find('=');
-  if (equals == std::string::npos || text.find('/') < equals) return {"", text};
-  PrefixedPath source{text.substr(0, equals), text.substr(equals + 1)};
-  if (source.prefix.ends_with('.')) source.prefix.pop_back();
-  if (source.prefix.empty() || source.path.empty()) {
+  if (equals == std::string::npos || text.find('/') < equals) return {.path = text};
+  MergePath source{.path = text.substr(equals + 1), .prefix = text.substr(0, equals)};
+  if (source.prefix.empty() || source.prefix == "." || source.path.empty()) {
     throw UsageError("SRC: expected PATH or PREFIX=PATH, found '" + printable(text) + "'",
                      "ckpt-reshard merge --help");
   }
   return source;
-}
-
-MoveSource open_merged(const std::vector<PrefixedPath>& sources, MergePreference preference) {
-  std::vector<formats::MergeSource> opened;
-  for (const PrefixedPath& source : sources) {
-    opened.push_back({formats::open_checkpoint(FileSystem::posix(), source.path), source.prefix});
-  }
-  auto [reader, collisions] = formats::merge_checkpoints(std::move(opened), preference);
-  return {std::move(reader), std::move(collisions)};
 }
 
 }  // namespace
@@ -66,13 +51,17 @@ void add_merge_command(CommandLine& line, MergeOptions& options, Terminal& termi
 }
 
 ExitCode run_merge(const MergeOptions& options, Terminal& terminal) {
-  std::vector<PrefixedPath> sources{parse_source(options.first_source),
-                                    parse_source(options.second_source)};
+  std::vector<MergePath> sources{parse_source(options.first_source),
+                                 parse_source(options.second_source)};
   for (const std::string& text : options.more_sources) sources.push_back(parse_source(text));
   std::vector<std::string> paths;
-  for (const PrefixedPath& source : sources) paths.push_back(source.path);
-  return run_move(
-      options.move, paths, [&] { return open_merged(sources, options.preference); }, terminal);
+  for (const MergePath& source : sources) paths.push_back(source.path);
+  const auto open = [&] {
+    auto [reader, collisions] =
+        formats::open_merged(FileSystem::posix(), sources, options.preference);
+    return MoveSource{std::move(reader), std::move(collisions)};
+  };
+  return run_move(options.move, paths, open, terminal);
 }
 
 }  // namespace tessera::cli

@@ -89,7 +89,8 @@ PlanOptions plan_options(const MoveOptions& options) {
   if (options.drop_optimizer) plan.optimizer = reshard::OptimizerPart::leave_out;
   plan.optimizer_names = options.optimizer_names;
   plan.renames = parse_renames(options.renames);
-  for (const std::string& prefix : options.dropped_prefixes) plan.renames.push_back({prefix, ""});
+  plan.renames.insert(plan.renames.end(), options.prefix_removals.begin(),
+                      options.prefix_removals.end());
   if (!options.cast.empty()) {
     plan.cast = parse_dtype(options.cast);
     if (!plan.cast) refuse_option("--cast", dtype_expectation(options.cast), options.cast);
@@ -143,7 +144,9 @@ formats::WorkIdentity given_options(const MoveOptions& options) {
   add_file("--units", options.units_path);
   add_list("--only", options.only);
   add_list("--rename", options.renames);
-  add_list("--prefix", options.dropped_prefixes);
+  std::vector<std::string> prefixes;
+  for (const reshard::Rename& removal : options.prefix_removals) prefixes.push_back(removal.from);
+  add_list("--prefix", prefixes);
   add("--cast", options.cast);
   const auto names =
       std::ranges::find(kOptimizerNames, options.optimizer_names,

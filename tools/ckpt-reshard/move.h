@@ -28,7 +28,7 @@ struct MoveOptions {
   std::string compress = "none";
   std::vector<std::string> only;
   std::vector<std::string> renames;
-  std::vector<std::string> dropped_prefixes;  // of names that no rename fits
+  std::vector<reshard::Rename> prefix_removals;  // of names that no rename fits
   bool drop_optimizer = false;
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
   std::string cast;

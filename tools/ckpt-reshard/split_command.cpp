@@ -1,62 +1,12 @@
 #include "ckpt-reshard/split_command.h"
 
-#include <algorithm>
-#include <string_view>
+#include <utility>
 
-#include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/detect.h"
+#include "tessera/reshard/name_prefixes.h"
 
 namespace tessera::cli {
-namespace {
-
-using formats::CheckpointContents;
-
-std::vector<std::string> whole_steps(std::vector<std::string> prefixes) {
-  for (std::string& prefix : prefixes) {
-    if (!prefix.ends_with('.')) prefix += '.';
-  }
-  return prefixes;
-}
-
-/// Returns the pattern that matches all that begins with `text`.
-std::string pattern_of(std::string_view text) {
-  std::string pattern;
-  for (const char c : text) {
-    if (std::string_view("*?[\\!").find(c) != std::string_view::npos) pattern += '\\';
-    pattern += c;
-  }
-  return pattern + "*";
-}
-
-/// Says whether a name of any kind fits.
-template <class Fits>
-bool has_name(const CheckpointContents& contents, const Fits& fits) {
-  return std::ranges::any_of(contents.tensors, fits,
-                             [](const auto& tensor) { return tensor.meta.fqn; }) ||
-         std::ranges::any_of(contents.values, fits, &formats::ValueEntry::name) ||
-         std::ranges::any_of(contents.aliases, fits, &formats::Alias::fqn);
-}
-
-/// A prefix that no name has is more likely a slip than a wish.
-void check_prefixes(const CheckpointContents& contents, const std::vector<std::string>& prefixes) {
-  for (const std::string& prefix : prefixes) {
-    if (has_name(contents, [&](std::string_view name) { return name.starts_with(prefix); })) {
-      continue;
-    }
-    const std::string whole = prefix.substr(0, prefix.size() - 1);
-    if (has_name(contents, [&](std::string_view name) { return name == whole; })) {
-      throw Error::expected(ErrorKind::invalid_argument, {}, "--prefix", "what names lie under",
-                            "'" + printable(whole) + "', a whole name",
-                            "--only takes names as they are");
-    }
-    throw Error::expected(ErrorKind::invalid_argument, {}, "--prefix", "what a name begins with",
-                          "'" + printable(prefix) + "'");
-  }
-}
-
-}  // namespace
-
 void add_split_command(CommandLine& line, SplitOptions& options, Terminal& terminal) {
   Command& command = line.add_command("split", "Moves a part of a checkpoint",
                                       [&] { return run_split(options, terminal); });
@@ -84,16 +34,14 @@ ExitCode run_split(const SplitOptions& options, Terminal& terminal) {
     throw UsageError("split: one of --prefix, --only and --drop-optimizer is missing",
                      "ckpt-reshard split --help");
   }
-  const std::vector<std::string> prefixes = whole_steps(options.prefixes);
+  const reshard::NamePrefixes prefixes(options.prefixes);
   MoveOptions move = options.move;
-  for (const std::string& prefix : prefixes) {
-    move.only.push_back(pattern_of(prefix));
-    if (!options.keep_prefix) move.dropped_prefixes.push_back(prefix);
-  }
+  for (std::string& pattern : prefixes.patterns()) move.only.push_back(std::move(pattern));
+  if (!options.keep_prefix) move.prefix_removals = prefixes.removals();
   const auto open = [&] {
     MoveSource source{formats::open_checkpoint(FileSystem::posix(), options.source,
                                                {.flat_layout_path = options.flat_layout_path})};
-    check_prefixes(source.reader->contents(), prefixes);
+    prefixes.check_used(source.reader->contents(), "--prefix");
     return source;
   };
   return run_move(move, {options.source}, open, terminal);

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/file_system.h"
+#include "tessera/base/option_spelling.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats {
@@ -33,6 +35,19 @@ struct MergedCheckpoint {
 /// (model and optimizer saved apart), to the first source's that has one of that name. An alias
 /// whose tensor is taken from elsewhere becomes a tensor itself, so that every name keeps its
 /// bytes. The format is that of the first source. Requires: at least one source.
-MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference);
+MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference,
+                                   OptionSpelling spelling = OptionSpelling::command_line);
+
+/// A checkpoint to be opened as one of several.
+struct MergePath {
+  std::string path;
+  std::string prefix{};  // a step before every name, with or without its dot; empty: none
+};
+
+/// Opens checkpoints of any format and returns them as one. `fs` must outlive the reader. Requires:
+/// at least one path. Throws: as open_checkpoint.
+MergedCheckpoint open_merged(const FileSystem& fs, const std::vector<MergePath>& paths,
+                             MergePreference preference,
+                             OptionSpelling spelling = OptionSpelling::command_line);
 
 }  // namespace tessera::formats

@@ -8,6 +8,7 @@
 
 #include "tessera/base/glob.h"
 #include "tessera/base/rename.h"
+#include "tessera/base/option_spelling.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/strategy.h"
 #include "tessera/layout/table_plan.h"
@@ -37,6 +38,7 @@ struct PlanOptions {
   std::optional<DType> cast{};              // for floating tensors but scalars of an optimizer
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or not there
   Relaxation lossy = Relaxation::refuse;    // merge state that is kept per column shard
+  OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 
 /// Where one destination tensor's elements come from.

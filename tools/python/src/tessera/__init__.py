@@ -3,16 +3,16 @@
     with tessera.open("step-1000") as checkpoint:
         checkpoint["model.embedding.weight"][10:20].torch()   # reads these rows alone
     tessera.verify("step-1000")                               # a list of what is wrong
-    tessera.reshard("step-1000", "step-1000.8", ranks=8)
+    tessera.reshard("step-1000", "step-1000.8", ranks=8)      # and merge, and split
 """
 
 from ._checkpoint import Checkpoint, open
 from ._core import __version__
 from ._errors import Error, MissingName, Problem
-from ._reshard import Resharded, reshard
+from ._moves import Resharded, merge, reshard, split
 from ._symbol import Symbol
 from ._tensor import Tensor
 from ._verify import verify
 
-__all__ = ["Checkpoint", "Error", "MissingName", "Problem", "Resharded", "Symbol", "Tensor", "__version__", "open",
-           "reshard", "verify"]
+__all__ = ["Checkpoint", "Error", "MissingName", "Problem", "Resharded", "Symbol", "Tensor", "__version__", "merge",
+           "open", "reshard", "split", "verify"]

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from . import _core
+from ._arguments import PathLike, optional_path_bytes, path_bytes
 from ._errors import MissingName
-from ._paths import PathLike, optional_path_bytes, path_bytes
 from ._tensor import Tensor, TensorMeta
 
 
@@ -21,8 +21,9 @@ class Checkpoint(Mapping[str, Any]):
     """
 
     def __init__(self, path: PathLike, *, flat_layout: PathLike | None = None):
-        self.path: str = os.fsdecode(path)
-        reader = _core.Reader(path_bytes(path), optional_path_bytes(flat_layout))
+        encoded = path_bytes("path", path)
+        self.path: str = os.fsdecode(encoded)
+        reader = _core.Reader(encoded, optional_path_bytes("flat_layout", flat_layout))
         self.format: str = reader.format
         self.world_size: int = reader.world_size
         self.aliases: dict[str, str] = dict(reader.aliases())

@@ -36,8 +36,9 @@ class Reader:
 def to_float32(dtype: str, bytes: Any, out: Any) -> None: ...
 def verify(path: bytes, flat_layout: bytes, values: bool, memory: int, threads: int,
            progress: Callable[[int, int], object] | None) -> list[_Finding]: ...
-def reshard(source: bytes, destination: bytes, *, to: str | None, world_size: int, strategy: str, plan: bytes,
-            units: bytes, flat_layout: bytes, compress: str, only: Sequence[str], rename: Sequence[tuple[str, str]],
-            optimizer_names: str, cast: str | None, max_shard_size: int, drop_optimizer: bool, allow_missing: bool, allow_lossy: bool,
-            memory: int, threads: int, dry_run: bool, overwrite: bool,
-            progress: Callable[[int, int], object] | None) -> _Summary: ...
+def move(sources: Sequence[tuple[bytes, bytes]], destination: bytes, *, prefer: str | None, prefixes: Sequence[bytes],
+         keep_prefix: bool, to: str | None, world_size: int, strategy: str, plan: bytes, units: bytes,
+         flat_layout: bytes, compress: str, only: Sequence[bytes], rename: Sequence[tuple[bytes, bytes]],
+         optimizer_names: str, cast: str | None, max_shard_size: int, drop_optimizer: bool, allow_missing: bool,
+         allow_lossy: bool, memory: int, threads: int, dry_run: bool, overwrite: bool,
+         progress: Callable[[int, int], object] | None) -> _Summary: ...

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import _core
+from ._arguments import PathLike, at_least_one, callback, flag, nbytes, optional_path_bytes, path_bytes
 from ._errors import Problem
-from ._paths import PathLike, at_least_one, optional_path_bytes, path_bytes
 
 DEFAULT_MEMORY = 256 << 20
 
@@ -27,6 +27,7 @@ def verify(path: PathLike, *, values: bool = False, notes: bool = False, flat_la
 
     Raises Error where the check cannot be made: nothing is there, it is no checkpoint, its index cannot be read.
     """
-    found = _core.verify(path_bytes(path), optional_path_bytes(flat_layout), values, at_least_one("memory", memory),
-                         at_least_one("threads", threads), progress)
+    flag("notes", notes)
+    found = _core.verify(path_bytes("path", path), optional_path_bytes("flat_layout", flat_layout), flag("values", values),
+                         nbytes("memory", memory), at_least_one("threads", threads), callback("progress", progress))
     return [problem for problem in (Problem(*row) for row in found) if notes or problem.severity == "error"]

@@ -14,7 +14,9 @@
 #include "python_value.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/merge.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/name_prefixes.h"
 #include "tessera/reshard/planner.h"
 #include "watched_work.h"
 
@@ -23,12 +25,16 @@ namespace {
 
 using formats::CreateOptions;
 using formats::Format;
+using formats::MergePath;
+using formats::MergePreference;
 using reshard::ExecuteOptions;
+using reshard::NamePrefixes;
 using reshard::Plan;
 using reshard::PlanOptions;
 using reshard::Relaxation;
 
 constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
+constexpr OptionSpelling kSpelling = OptionSpelling::python;
 
 [[noreturn]] void refuse(const std::string& option, const std::string& expected,
                          const std::string& found) {
@@ -40,16 +46,34 @@ std::string read_option_file(const std::string& path) {
   return read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
 }
 
-/// What `tessera.reshard` was asked for.
+/// What is moved: one checkpoint, or several as one.
+struct Sources {
+  std::vector<MergePath> paths;
+  MergePreference preference = MergePreference::none;
+  std::string flat_layout_path;  // of one alone
+  NamePrefixes prefixes{};       // that must be there
+};
+
+/// What Python asked for.
 struct Request {
-  std::string source;
+  Sources sources;
   std::string destination;
-  std::string flat_layout_path;
   bool dry_run = false;
   PlanOptions plan{};
   CreateOptions create{};
   ExecuteOptions execute{};
 };
+
+std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts) {
+  std::vector<std::string> strings;
+  for (const nb::bytes& text : texts) strings.push_back(string_of(text));
+  return strings;
+}
+
+template <class T>
+void append(std::vector<T>& items, const std::vector<T>& more) {
+  items.insert(items.end(), more.begin(), more.end());
+}
 
 Format parse_format(const std::optional<std::string>& name, const std::string& destination) {
   if (!name) return formats::format_for_destination(destination);
@@ -81,16 +105,35 @@ reshard::OptimizerNames parse_names(const std::string& name) {
   return *names;
 }
 
+MergePreference parse_preference(const std::optional<std::string>& name) {
+  if (!name) return MergePreference::none;
+  if (*name != "first" && *name != "last") refuse("prefer", "first or last", *name);
+  return *name == "first" ? MergePreference::first : MergePreference::last;
+}
+
+formats::MergedCheckpoint open(const Sources& sources) {
+  const FileSystem& fs = FileSystem::posix();
+  const MergePath& first = sources.paths.front();
+  if (sources.paths.size() > 1 || !first.prefix.empty()) {
+    return formats::open_merged(fs, sources.paths, sources.preference, kSpelling);
+  }
+  return {formats::open_checkpoint(fs, first.path, {.flat_layout_path = sources.flat_layout_path}),
+          {}};
+}
+
 /// Plans, and moves unless that is only to be planned. Returns the plan and the source's format.
 std::pair<Plan, Format> run(const Request& request, Watch& watch) {
   FileSystem& fs = FileSystem::posix();
   if (!request.dry_run) {
-    formats::check_destination(fs, request.source, request.destination, request.create.overwrite,
-                               "overwrite=True");
+    for (const MergePath& source : request.sources.paths) {
+      formats::check_destination(fs, source.path, request.destination, request.create.overwrite,
+                                 "overwrite=True");
+    }
   }
-  const auto reader =
-      formats::open_checkpoint(fs, request.source, {.flat_layout_path = request.flat_layout_path});
+  const auto [reader, collisions] = open(request.sources);
+  request.sources.prefixes.check_used(reader->contents(), "prefix");
   Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), request.plan);
+  append(plan.problems, collisions);
   if (plan.problems.empty() && !request.dry_run) {
     watch.set_total(plan.nbytes_to_write);
     ExecuteOptions execute = request.execute;
@@ -116,21 +159,26 @@ nb::dict summary(const Request& request, const Plan& plan, Format source_format)
   return result;
 }
 
-nb::dict reshard_checkpoint(const nb::bytes& source, const nb::bytes& destination,
-                            const std::optional<std::string>& to, int world_size,
-                            const std::string& strategy, const nb::bytes& plan_path,
-                            const nb::bytes& units_path, const nb::bytes& flat_layout,
-                            const std::string& compress, std::vector<std::string> only,
-                            const std::vector<std::pair<std::string, std::string>>& rename,
-                            const std::string& optimizer_names,
-                            const std::optional<std::string>& cast, std::uint64_t max_shard_nbytes,
-                            bool drop_optimizer, bool allow_missing, bool allow_lossy,
-                            std::uint64_t memory_nbytes, int num_threads, bool dry_run,
-                            bool overwrite, const nb::object& progress) {
-  Request request{.source = string_of(source),
+nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
+              const nb::bytes& destination, const std::optional<std::string>& prefer,
+              const std::vector<nb::bytes>& prefixes, bool keep_prefix,
+              const std::optional<std::string>& to, int world_size, const std::string& strategy,
+              const nb::bytes& plan_path, const nb::bytes& units_path, const nb::bytes& flat_layout,
+              const std::string& compress, const std::vector<nb::bytes>& only,
+              const std::vector<std::pair<nb::bytes, nb::bytes>>& rename,
+              const std::string& optimizer_names, const std::optional<std::string>& cast,
+              std::uint64_t max_shard_nbytes, bool drop_optimizer, bool allow_missing,
+              bool allow_lossy, std::uint64_t memory_nbytes, int num_threads, bool dry_run,
+              bool overwrite, const nb::object& progress) {
+  Request request{.sources = {.paths = {},
+                              .preference = parse_preference(prefer),
+                              .flat_layout_path = string_of(flat_layout),
+                              .prefixes = NamePrefixes(strings_of(prefixes))},
                   .destination = string_of(destination),
-                  .flat_layout_path = string_of(flat_layout),
                   .dry_run = dry_run};
+  for (const auto& [path, prefix] : sources) {
+    request.sources.paths.push_back({string_of(path), string_of(prefix)});
+  }
   const Format format = parse_format(to, request.destination);
 
   request.create.format = format;
@@ -145,11 +193,17 @@ nb::dict reshard_checkpoint(const nb::bytes& source, const nb::bytes& destinatio
   request.execute = {.memory_nbytes = memory_nbytes, .num_threads = num_threads};
 
   PlanOptions& plan = request.plan;
+  plan.spelling = kSpelling;
   plan.format = format;
   plan.world_size = world_size;
   plan.strategy = strategy;
-  plan.only = NameSelection(std::move(only));
-  for (const auto& [from, into] : rename) plan.renames.push_back({from, into});
+  std::vector<std::string> patterns = strings_of(only);
+  append(patterns, request.sources.prefixes.patterns());
+  plan.only = NameSelection(std::move(patterns));
+  for (const auto& [from, into] : rename) {
+    plan.renames.push_back({string_of(from), string_of(into)});
+  }
+  if (!keep_prefix) append(plan.renames, request.sources.prefixes.removals());
   plan.optimizer_names = parse_names(optimizer_names);
   plan.cast = parse_cast(cast);
   if (drop_optimizer) plan.optimizer = reshard::OptimizerPart::leave_out;
@@ -169,11 +223,12 @@ nb::dict reshard_checkpoint(const nb::bytes& source, const nb::bytes& destinatio
 
 }  // namespace
 
-void bind_reshard(nb::module_& module) {
-  module.def("reshard", &reshard_checkpoint, nb::arg("source"), nb::arg("destination"),
-             nb::kw_only(), nb::arg("to").none(), nb::arg("world_size"), nb::arg("strategy"),
-             nb::arg("plan"), nb::arg("units"), nb::arg("flat_layout"), nb::arg("compress"),
-             nb::arg("only"), nb::arg("rename"), nb::arg("optimizer_names"), nb::arg("cast").none(),
+void bind_move(nb::module_& module) {
+  module.def("move", &move, nb::arg("sources"), nb::arg("destination"), nb::kw_only(),
+             nb::arg("prefer").none(), nb::arg("prefixes"), nb::arg("keep_prefix"),
+             nb::arg("to").none(), nb::arg("world_size"), nb::arg("strategy"), nb::arg("plan"),
+             nb::arg("units"), nb::arg("flat_layout"), nb::arg("compress"), nb::arg("only"),
+             nb::arg("rename"), nb::arg("optimizer_names"), nb::arg("cast").none(),
              nb::arg("max_shard_size"), nb::arg("drop_optimizer"), nb::arg("allow_missing"),
              nb::arg("allow_lossy"), nb::arg("memory"), nb::arg("threads"), nb::arg("dry_run"),
              nb::arg("overwrite"), nb::arg("progress").none());

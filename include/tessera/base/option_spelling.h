@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// How those who will read a message write options.
+enum class OptionSpelling { command_line, python };
+
+/// Returns an option as its readers write it: `--units FILE` or `units=FILE`; without an argument
+/// `--allow-lossy` or `allow_lossy`. `name` is the command line's, without its dashes.
+std::string spelled_option(std::string_view name, std::string_view argument,
+                           OptionSpelling spelling);
+
+}  // namespace tessera

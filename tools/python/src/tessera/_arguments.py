@@ -1,0 +1,87 @@
+"""Arguments as the extension takes them; what has the wrong type or no meaning is refused by its name."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+MAX_COUNT = (1 << 31) - 1  # of ranks and threads
+MAX_NBYTES = (1 << 63) - 1
+
+
+def refuse_type(name: str, expected: str, found: Any) -> NoReturn:
+    raise TypeError(f"{name}: expected {expected}, found {type(found).__name__}") from None
+
+
+def path_bytes(name: str, path: PathLike) -> bytes:
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        refuse_type(name, "a path (str, bytes or os.PathLike)", path)
+    encoded = os.fsencode(path)
+    if not encoded:
+        raise ValueError(f"{name}: expected a path, found an empty one")
+    if b"\0" in encoded:
+        raise ValueError(f"{name}: expected no NUL byte, found {encoded!r}")
+    return encoded
+
+
+def optional_path_bytes(name: str, path: PathLike | None) -> bytes:
+    return b"" if path is None else path_bytes(name, path)
+
+
+def text(name: str, value: str) -> str:
+    if not isinstance(value, str):
+        refuse_type(name, "a str", value)
+    return value
+
+
+def optional_text(name: str, value: str | None) -> str | None:
+    return None if value is None else text(name, value)
+
+
+def name_bytes(name: str, value: str) -> bytes:
+    """Names in a checkpoint need not be UTF-8: other bytes are lone surrogates in a str."""
+    return text(name, value).encode("utf-8", "surrogateescape")
+
+
+def names_bytes(name: str, values: str | Iterable[str]) -> list[bytes]:
+    """Takes one name or pattern, or several."""
+    if isinstance(values, str):
+        return [name_bytes(name, values)]
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
+        refuse_type(name, "a str or several", values)
+    return [name_bytes(name, value) for value in values]
+
+
+def flag(name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        refuse_type(name, "a bool", value)
+    return value
+
+
+def at_least_one(name: str, number: int | None, most: int = MAX_COUNT) -> int:
+    """Returns 0 for None: not given."""
+    if number is None:
+        return 0
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        refuse_type(name, "an int", number)
+    number = operator.index(number)
+    if not 1 <= number <= most:
+        expected = "a number from 1 on" if number < 1 else f"a number up to {most}"
+        raise ValueError(f"{name}: expected {expected}, found {number}")
+    return number
+
+
+def nbytes(name: str, number: int) -> int:
+    if number is None:
+        refuse_type(name, "an int", number)
+    return at_least_one(name, number, MAX_NBYTES)
+
+
+def callback(name: str, function: Callable[[int, int], object] | None) -> Callable[[int, int], object] | None:
+    if function is not None and not callable(function):
+        refuse_type(name, "a function", function)
+    return function

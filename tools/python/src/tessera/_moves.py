@@ -1,0 +1,211 @@
+"""Moves checkpoints: one, a part of one, or several into one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from . import _core
+from ._arguments import (MAX_NBYTES, PathLike, at_least_one, callback, flag, name_bytes, names_bytes, nbytes,
+                         optional_path_bytes, optional_text, path_bytes, refuse_type, text)
+from ._errors import Error, Problem
+from ._verify import DEFAULT_MEMORY
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+MAX_LISTED = 100  # problems in an Error's text; all are in its `problems`
+
+Progress = Callable[[int, int], object]
+
+
+class Resharded(NamedTuple):
+    """What a move wrote, or with `dry_run` would have written."""
+
+    source_format: str
+    format: str
+    world_size: int
+    num_tensors: int
+    num_values: int
+    num_aliases: int
+    nbytes: int  # of tensors, before compression
+    written: bool
+    notes: list[Problem]  # what a relaxation let pass
+
+
+class MoveOptions(TypedDict, total=False):
+    """The keywords that `merge` and `split` have in common with `reshard`, which says what they mean."""
+
+    to: str | None
+    ranks: int | None
+    world_size: int | None
+    strategy: str | None
+    plan: PathLike | None
+    units: PathLike | None
+    compress: str
+    only: str | Sequence[str]
+    rename: Mapping[str, str] | None
+    drop_optimizer: bool
+    optimizer_names: str
+    cast: Any
+    max_shard_size: int | None
+    allow_missing: bool
+    allow_lossy: bool
+    memory: int
+    threads: int | None
+    dry_run: bool
+    overwrite: bool
+    progress: Progress | None
+
+
+def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, ranks: int | None = None,
+            world_size: int | None = None, strategy: str | None = None, plan: PathLike | None = None,
+            units: PathLike | None = None, flat_layout: PathLike | None = None, compress: str = "none",
+            only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
+            drop_optimizer: bool = False, optimizer_names: str = "as-stored", cast: Any = None,
+            max_shard_size: int | None = None,
+            allow_missing: bool = False, allow_lossy: bool = False, memory: int = DEFAULT_MEMORY,
+            threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
+            progress: Progress | None = None) -> Resharded:
+    """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.
+
+    Bytes are streamed in bounded memory and checked against their checksums; the destination appears whole or not at
+    all. Without ranks, strategy and plan the pieces stay as they are; ranks alone means the strategy dim0.
+
+    to: "native", "safetensors", "dcp" or "torch"; None: as the destination's name suggests.
+    ranks, or world_size, which is the same: ranks to write for.
+    strategy: "replicated", "flat" (FSDP1), "dim0" (FSDP2), "hybrid:AxB", "hybrid-flat:AxB".
+    plan: a plan of embedding tables, a JSON file.
+    units: the units for flat, a JSON file, where the source records none.
+    flat_layout: what the flat vectors of FSDP1 in the source are made of, a JSON file.
+    compress: "none", "zstd" or "zstd:LEVEL"; native only.
+    only: a glob of names, or several; "!GLOB" leaves out.
+    rename: {FROM: TO}, leading parts of names.
+    drop_optimizer: leave out optimizers' state and param_groups.
+    optimizer_names: "as-stored", "canonical" or "torchrec".
+    cast: the dtype (torch's, or its name) that floating tensors get, scalar optimizer state aside.
+    max_shard_size: the most bytes in one file; safetensors only.
+    allow_missing: leave out what is incomplete or not in the source.
+    allow_lossy: merge row-wise state that is kept per column shard.
+    memory: bytes for buffers.
+    threads: None for as many as there are cores.
+    dry_run: plan, and write nothing.
+    overwrite: replace the destination when the new one is complete.
+    progress: called with the bytes done and the bytes to do; an exception out of it stops the move, as Ctrl-C does.
+
+    Work that ckpt-reshard has kept for the destination is refused: its --resume goes on with it.
+
+    Raises Error; of kind "mismatch" with all `problems` where the source cannot be moved as asked.
+    """
+    return _move(
+        [(path_bytes("source", source), b"")], destination, flat_layout=flat_layout, to=to, ranks=ranks,
+        world_size=world_size, strategy=strategy, plan=plan, units=units, compress=compress, only=only, rename=rename,
+        drop_optimizer=drop_optimizer, optimizer_names=optimizer_names, cast=cast, max_shard_size=max_shard_size,
+        allow_missing=allow_missing, allow_lossy=allow_lossy, memory=memory, threads=threads, dry_run=dry_run,
+        overwrite=overwrite, progress=progress)
+
+
+def merge(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, PathLike]], destination: PathLike, *,
+          prefer: str | None = None, **options: Unpack[MoveOptions]) -> Resharded:
+    """Moves several checkpoints, of any formats and world sizes, into one, as `ckpt-reshard merge` does.
+
+    sources: {PREFIX: path}, which puts PREFIX and a dot before every name in that checkpoint ("" puts nothing); or
+        paths, and (PREFIX, path) where one has a prefix.
+    prefer: "first" or "last": from which source a name is taken that several have; None: that is an error, which lists
+        all of them.
+
+    All other keywords are those of `reshard`; `only` and `rename` see the names with their prefixes.
+    """
+    return _move(_sources(sources), destination, prefer=prefer, **_known("merge", options))
+
+
+def split(source: PathLike, destination: PathLike, *, prefix: str | Sequence[str] = (), keep_prefix: bool = False,
+          flat_layout: PathLike | None = None, **options: Unpack[MoveOptions]) -> Resharded:
+    """Moves a part of a checkpoint, as `ckpt-reshard split` does.
+
+    The part is what lies under the prefixes, which names lose, and what `only` adds under its own names;
+    `drop_optimizer` alone takes all but optimizers.
+
+    prefix: whole steps of names ("model.encoder"), one or several.
+    keep_prefix: leave names as they are.
+
+    All other keywords are those of `reshard`.
+    """
+    prefixes = names_bytes("prefix", prefix)
+    if b"" in prefixes:
+        raise ValueError("prefix: expected the first steps of names, found an empty one")
+    if not (prefixes or options.get("only") or options.get("drop_optimizer")):
+        raise ValueError("split: expected prefix, only or drop_optimizer, found none of them")
+    return _move([(path_bytes("source", source), b"")], destination, prefixes=prefixes,
+                 keep_prefix=flag("keep_prefix", keep_prefix), flat_layout=flat_layout, **_known("split", options))
+
+
+def _known(function: str, options: MoveOptions) -> MoveOptions:
+    for name in options:
+        if name not in MoveOptions.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    return options
+
+
+def _sources(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, PathLike]]) -> list[tuple[bytes, bytes]]:
+    """Returns paths and their prefixes."""
+    if isinstance(sources, (str, bytes, os.PathLike)) or not isinstance(sources, Iterable):
+        refuse_type("sources", "several paths, or a mapping of prefixes to paths", sources)
+    named = sources.items() if isinstance(sources, Mapping) else [
+        source if isinstance(source, tuple) and len(source) == 2 else ("", source) for source in sources]
+    found = [(path_bytes("sources", path), name_bytes("sources", prefix)) for prefix, path in named]
+    if len(found) < 2:
+        raise ValueError(f"sources: expected two or more, found {len(found)}")
+    if any(prefix == b"." for _, prefix in found):
+        raise ValueError("sources: expected a prefix, or '' for none, found '.'")
+    return found
+
+
+def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, *, prefer: str | None = None,
+          prefixes: Sequence[bytes] = (), keep_prefix: bool = False, flat_layout: PathLike | None = None,
+          to: str | None = None, ranks: int | None = None, world_size: int | None = None, strategy: str | None = None,
+          plan: PathLike | None = None, units: PathLike | None = None, compress: str = "none",
+          only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None, drop_optimizer: bool = False,
+          optimizer_names: str = "as-stored", cast: Any = None, max_shard_size: int | None = None,
+          allow_missing: bool = False, allow_lossy: bool = False, memory: int = DEFAULT_MEMORY,
+          threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
+          progress: Progress | None = None) -> Resharded:
+    if ranks is not None and world_size is not None:
+        raise ValueError(f"ranks: expected one of ranks and world_size, found both ({ranks} and {world_size})")
+    result = _core.move(
+        sources, path_bytes("destination", destination), prefer=optional_text("prefer", prefer), prefixes=prefixes,
+        keep_prefix=keep_prefix, to=optional_text("to", to),
+        world_size=at_least_one("ranks", ranks) or at_least_one("world_size", world_size),
+        strategy=optional_text("strategy", strategy) or "", plan=optional_path_bytes("plan", plan),
+        units=optional_path_bytes("units", units), flat_layout=optional_path_bytes("flat_layout", flat_layout),
+        compress=text("compress", compress), only=names_bytes("only", only), rename=_renames(rename or {}),
+        optimizer_names=text("optimizer_names", optimizer_names), cast=None if cast is None else str(cast),
+        max_shard_size=at_least_one("max_shard_size", max_shard_size, MAX_NBYTES),
+        drop_optimizer=flag("drop_optimizer", drop_optimizer), allow_missing=flag("allow_missing", allow_missing),
+        allow_lossy=flag("allow_lossy", allow_lossy), memory=nbytes("memory", memory),
+        threads=at_least_one("threads", threads), dry_run=flag("dry_run", dry_run),
+        overwrite=flag("overwrite", overwrite), progress=callback("progress", progress))
+    problems = tuple(Problem(*row) for row in result.pop("problems"))
+    if problems:
+        raise _refused([os.fsdecode(path) for path, _ in sources], problems)
+    notes = [Problem(*row) for row in result.pop("notes")]
+    return Resharded(**result, notes=notes)
+
+
+def _renames(renames: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    if not isinstance(renames, Mapping):
+        refuse_type("rename", "a mapping of FROM to TO", renames)
+    if "" in renames:
+        raise ValueError("rename: expected the leading part of a name, found an empty one")
+    return [(name_bytes("rename", before), name_bytes("rename", after)) for before, after in renames.items()]
+
+
+def _refused(sources: list[str], problems: tuple[Problem, ...]) -> Error:
+    lines = [str(problem) for problem in problems[:MAX_LISTED]]
+    if len(problems) > MAX_LISTED:
+        lines.append(f"and {len(problems) - MAX_LISTED} more")
+    first = problems[0] if len(problems) == 1 else None
+    message = lines[0] if first else "\n  ".join([f"{' + '.join(sources)}: {len(problems)} problems:", *lines])
+    return Error(message, kind="mismatch", path=sources[0] if len(sources) == 1 else None,
+                 tensor=first.tensor if first else None, problems=problems)
