@@ -1,5 +1,6 @@
 """The Python package against what the peers wrote, what the trainer held, and what the tools do."""
 
+import argparse
 import ast
 import hashlib
 import inspect
@@ -110,6 +111,33 @@ def test_tied_weights_are_one_tensor_under_two_names():
     assert checkpoint.aliases
     for name, target in checkpoint.aliases.items():
         assert checkpoint[name].name == name and bits(checkpoint[name].torch()) == bits(checkpoint[target].torch())
+
+
+def test_a_value_that_is_never_read_does_not_keep_the_others(tmp_path):
+    state = {"a": 1, "args": argparse.Namespace(lr=0.1), "w": torch.ones(2), "z": {"deep": [3]}}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    checkpoint = tessera.open(tmp_path / "dcp")
+    found = dict(checkpoint.items())
+    assert list(found) == list(checkpoint) == ["a", "args", "w", "z.deep"] and len(checkpoint.values()) == 4
+    refused = found["args"]
+    assert isinstance(refused, tessera.Refused) and isinstance(refused, tessera.Error)
+    assert (refused.kind, refused.tensor) == ("unsupported", "args") and "argparse.Namespace" in str(refused)
+    assert (found["a"], found["z.deep"]) == (1, [3]) and bits(found["w"].torch()) == bits(state["w"])
+    assert [type(entry) for entry in checkpoint.values()] == [type(entry) for entry in found.values()]
+    assert [3] in checkpoint.values() and 4 not in checkpoint.values()
+    with pytest.raises(tessera.Refused) as caught:
+        checkpoint["args"]
+    assert str(caught.value) == str(refused) and str(pickle.loads(pickle.dumps(refused))) == str(refused)
+
+
+def test_a_damaged_value_does_not_end_an_iterator(tmp_path):
+    dcp.save({"a": "first" * 30, "b": "second" * 30}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    [data] = (tmp_path / "dcp").glob("*.distcp")
+    data.write_bytes(data.read_bytes().replace(b"first", b"fir\xffst"[:5]))
+    items = iter(tessera.open(tmp_path / "dcp").items())
+    with pytest.raises(tessera.Error) as caught:
+        next(items)
+    assert caught.value.kind == "corruption" and next(items) == ("b", "second" * 30)
 
 
 def test_values_keep_what_python_distinguishes(tmp_path):
@@ -370,6 +398,42 @@ def test_errors_say_what_the_tools_say(damaged, tmp_path):
     for path in ("", b"a\0b"):
         with pytest.raises(ValueError, match="^path: "):
             tessera.open(path)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda to: tessera.open(3), "path: expected a path .str, bytes or os.PathLike., found int"),
+    (lambda to: tessera.open(None), "path: expected a path .* found NoneType"),
+    (lambda to: tessera.open(ADAMW, flat_layout=3), "flat_layout: expected a path .* found int"),
+    (lambda to: tessera.verify(ADAMW, values=1), "values: expected a bool, found int"),
+    (lambda to: tessera.verify(ADAMW, notes="yes"), "notes: expected a bool, found str"),
+    (lambda to: tessera.verify(ADAMW, threads="2"), "threads: expected an int, found str"),
+    (lambda to: tessera.verify(ADAMW, memory=None), "memory: expected an int, found NoneType"),
+    (lambda to: tessera.verify(ADAMW, progress=3), "progress: expected a function, found int"),
+    (lambda to: tessera.reshard(3, to), "source: expected a path .* found int"),
+    (lambda to: tessera.reshard(ADAMW, 3), "destination: expected a path .* found int"),
+    (lambda to: tessera.reshard(ADAMW, to, to=3), "to: expected a str, found int"),
+    (lambda to: tessera.reshard(ADAMW, to, ranks=2.0), "ranks: expected an int, found float"),
+    (lambda to: tessera.reshard(ADAMW, to, ranks=True), "ranks: expected an int, found bool"),
+    (lambda to: tessera.reshard(ADAMW, to, strategy=2), "strategy: expected a str, found int"),
+    (lambda to: tessera.reshard(ADAMW, to, compress=None), "compress: expected a str, found NoneType"),
+    (lambda to: tessera.reshard(ADAMW, to, only=3), "only: expected a str or several, found int"),
+    (lambda to: tessera.reshard(ADAMW, to, only=["model", 3]), "only: expected a str, found int"),
+    (lambda to: tessera.reshard(ADAMW, to, rename=["a"]), "rename: expected a mapping of FROM to TO, found list"),
+    (lambda to: tessera.reshard(ADAMW, to, rename={"a": None}), "rename: expected a str, found NoneType"),
+    (lambda to: tessera.reshard(ADAMW, to, overwrite=1), "overwrite: expected a bool, found int"),
+    (lambda to: tessera.reshard(ADAMW, to, plan={}), "plan: expected a path .* found dict"),
+    (lambda to: tessera.split(ADAMW, to, prefix=3), "prefix: expected a str or several, found int"),
+])
+def test_an_argument_of_the_wrong_type_is_named(call, words, tmp_path):
+    with pytest.raises(TypeError, match=f"^{words}"):
+        call(tmp_path / "moved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_other_libraries_are_numbers(tmp_path):
+    assert tessera.reshard(ADAMW, tmp_path / "moved", ranks=np.int64(2), threads=np.uint8(1)).world_size == 2
+    with pytest.raises(ValueError, match="ranks: expected a number up to 2147483647, found 2147483648"):
+        tessera.reshard(ADAMW, tmp_path / "more", ranks=1 << 31)
 
 
 def test_paths_need_not_be_text(states, tmp_path):
@@ -637,6 +701,32 @@ def test_an_exception_out_of_progress_stops_a_move(large, tmp_path):
     with pytest.raises(RuntimeError, match="enough: True"):
         tessera.reshard(large / "plain", tmp_path / "moved", compress="zstd:19", threads=1, progress=progress)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("leave, code", [("sys.exit(7)", 7), ("return", 8)])
+def test_a_child_forked_meanwhile_is_no_part_of_the_move(leave, code, large, tmp_path):
+    program = f"""
+        import os, sys, tessera
+
+        def progress(done, total):
+            if not children and (child := os.fork()):
+                children.append(child)
+            elif not children:
+                {leave}
+
+        children = []
+        try:
+            tessera.reshard({str(large / "plain")!r}, "moved", compress="zstd:5", threads=1, progress=progress)
+        except RuntimeError as error:
+            assert "not in its child" in str(error)
+            os._exit(8)
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == {code}
+        assert tessera.verify("moved") == []
+    """
+    environment = os.environ | {"PYTHONPATH": str(Path(tessera.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, env=environment, timeout=60,
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_other_threads_of_python_go_on_meanwhile(large, tmp_path):

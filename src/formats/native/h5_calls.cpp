@@ -1,5 +1,7 @@
 #include "formats/native/h5_calls.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -7,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <new>
 #include <optional>
 
 #include "tessera/base/error.h"
@@ -26,10 +29,24 @@ constexpr hsize_t kSmallDataBlockNbytes = 4096;
 // What the library keeps in memory takes many times this; more makes it slower, too.
 constexpr std::size_t kMetadataCacheNbytes = std::size_t{1} << 20;
 
-std::recursive_mutex& library_mutex() {
-  static std::recursive_mutex mutex;
-  return mutex;
-}
+/// Held around all calls. No thread is within the library when the process forks, then: in a child
+/// the library's own lock would be held for ever, and the library takes it when the child ends.
+class LibraryMutex {
+ public:
+  static std::recursive_mutex& get() {
+    static LibraryMutex only;
+    return mutex_;
+  }
+
+ private:
+  LibraryMutex() {
+    ::pthread_atfork([] { mutex_.lock(); }, [] { mutex_.unlock(); },
+                     // The child's thread is not the one that locked it.
+                     [] { new (&mutex_) std::recursive_mutex; });
+  }
+
+  static inline std::recursive_mutex mutex_;
+};
 
 herr_t keep_description(unsigned /*depth*/, const H5E_error2_t* error, void* out) {
   if (error->desc != nullptr) *static_cast<std::string*>(out) = error->desc;
@@ -273,7 +290,7 @@ std::string virtual_source_name(const std::string& name) {
 
 }  // namespace
 
-LibraryScope::LibraryScope() : lock_(library_mutex()) {
+LibraryScope::LibraryScope() : lock_(LibraryMutex::get()) {
   H5Eget_auto2(H5E_DEFAULT, &report_, &report_data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }

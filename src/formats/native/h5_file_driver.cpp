@@ -157,15 +157,15 @@ void Channel::write(H5FD_mem_t type, std::uint64_t offset, std::span<const std::
     placed_ = {offset, offset + bytes.size()};
     return;
   }
-  if (!abandoned_) file_->write_at(offset, bytes);
+  if (leads_to_file()) file_->write_at(offset, bytes);
 }
 
 void Channel::read(std::uint64_t offset, std::span<std::byte> out) {
-  if (!abandoned_ && (!reader_ || offset + out.size() > reader_->nbytes())) {
+  if (leads_to_file() && (!reader_ || offset + out.size() > reader_->nbytes())) {
     reader_ = fs_.open(path_);
   }
   // What has not been written yet reads as zero.
-  const std::uint64_t end = abandoned_ ? 0 : reader_->nbytes();
+  const std::uint64_t end = leads_to_file() ? reader_->nbytes() : 0;
   const auto there =
       static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), end - std::min(end, offset)));
   if (there > 0) reader_->read_at(offset, out.first(there));
@@ -173,7 +173,7 @@ void Channel::read(std::uint64_t offset, std::span<std::byte> out) {
 }
 
 void Channel::resize(std::uint64_t nbytes) {
-  if (!abandoned_) file_->resize(nbytes);
+  if (leads_to_file()) file_->resize(nbytes);
   nbytes_ = nbytes;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <hdf5.h>
+#include <unistd.h>
 
 #include <exception>
 #include <memory>
@@ -42,6 +43,9 @@ class Channel {
   void write(H5FD_mem_t type, std::uint64_t offset, std::span<const std::byte> bytes);
   void read(std::uint64_t offset, std::span<std::byte> out);
   void resize(std::uint64_t nbytes);
+  /// Says whether what the library wants is to be passed on. In a child process it is not: at its
+  /// end the library closes what it finds open, and that is the parent's.
+  bool leads_to_file() const { return !abandoned_ && ::getpid() == process_; }
 
   FileSystem& fs_;
   std::string path_;
@@ -49,6 +53,7 @@ class Channel {
   std::unique_ptr<ReadableFile> reader_;  // opened when the library reads back what it wrote
   std::uint64_t nbytes_ = 0;              // as far as the library knows
   bool abandoned_ = false;
+  const pid_t process_ = ::getpid();
   std::optional<ByteRange> placed_;  // while placing
 };
 

@@ -133,7 +133,7 @@ std::pair<Plan, Format> run(const Request& request, Watch& watch) {
   const auto [reader, collisions] = open(request.sources);
   request.sources.prefixes.check_used(reader->contents(), "prefix");
   Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), request.plan);
-  append(plan.problems, collisions);
+  plan.problems.insert(plan.problems.begin(), collisions.begin(), collisions.end());
   if (plan.problems.empty() && !request.dry_run) {
     watch.set_total(plan.nbytes_to_write);
     ExecuteOptions execute = request.execute;

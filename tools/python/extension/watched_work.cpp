@@ -1,10 +1,14 @@
 #include "watched_work.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 
 namespace tessera::python {
@@ -16,11 +20,19 @@ constexpr std::chrono::milliseconds kInterval(50);
 class Worker {
  public:
   explicit Worker(std::function<void()> work)
-      : thread_([this, work = std::move(work)] { run(work); }) {}
-  ~Worker() { thread_.join(); }
+      : thread_(std::make_unique<std::thread>([this, work = std::move(work)] { run(work); })) {}
+  ~Worker() {
+    if (is_elsewhere()) {
+      (void)thread_.release();  // of another process: neither to be joined nor to be detached
+    } else {
+      thread_->join();
+    }
+  }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
+  /// Says whether this is a child that was forked meanwhile: the thread is its parent's alone.
+  bool is_elsewhere() const { return ::getpid() != process_; }
   /// Says whether the work ended within `interval`.
   bool wait_for(std::chrono::milliseconds interval) {
     std::unique_lock lock(mutex_);
@@ -47,7 +59,8 @@ class Worker {
   std::condition_variable ended_;
   bool has_ended_ = false;
   std::exception_ptr failure_;
-  std::thread thread_;  // the last: it uses all others
+  const pid_t process_ = ::getpid();
+  std::unique_ptr<std::thread> thread_;  // the last: it uses all others
 };
 
 /// Tells Python's `progress` what is new. Some checks read more than was announced, or less.
@@ -91,8 +104,13 @@ void run_watched(nb::handle progress, const std::function<void(Watch&)>& work) {
         reporter.report();
       } catch (...) {
         raised = std::current_exception();
-        watch.request_stop();
       }
+      if (worker.is_elsewhere()) {
+        if (raised) std::rethrow_exception(raised);
+        throw std::runtime_error(
+            "this work goes on in the process that began it, not in its child");
+      }
+      if (raised) watch.request_stop();
     }
     failure = worker.failure();
   }

@@ -35,7 +35,8 @@ class Watch {
 /// Runs `work` on a thread of its own, without the GIL. The calling thread waits; several times a
 /// second it lets Python handle its signals and calls `progress(done, total)`, unless that is None,
 /// and once more when all is done. An exception out of either (KeyboardInterrupt) stops the work
-/// and is raised when that has ended; what the work throws is rethrown here.
+/// and is raised when that has ended; what the work throws is rethrown here. In a child that either
+/// forks this returns at once, by an exception: the work is the parent's.
 void run_watched(nb::handle progress, const std::function<void(Watch&)>& work);
 
 }  // namespace tessera::python

@@ -8,11 +8,11 @@
 
 from ._checkpoint import Checkpoint, open
 from ._core import __version__
-from ._errors import Error, MissingName, Problem
+from ._errors import Error, MissingName, Problem, Refused
 from ._moves import Resharded, merge, reshard, split
 from ._symbol import Symbol
 from ._tensor import Tensor
 from ._verify import verify
 
-__all__ = ["Checkpoint", "Error", "MissingName", "Problem", "Resharded", "Symbol", "Tensor", "__version__", "merge",
-           "open", "reshard", "split", "verify"]
+__all__ = ["Checkpoint", "Error", "MissingName", "Problem", "Refused", "Resharded", "Symbol", "Tensor", "__version__",
+           "merge", "open", "reshard", "split", "verify"]

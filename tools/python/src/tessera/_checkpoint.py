@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from types import TracebackType
 from typing import Any
 
 from . import _core
 from ._arguments import PathLike, optional_path_bytes, path_bytes
-from ._errors import MissingName
+from ._errors import Error, MissingName, Refused
 from ._tensor import Tensor, TensorMeta
 
 
@@ -35,14 +35,35 @@ class Checkpoint(Mapping[str, Any]):
         self._names = sorted([*self._metas, *self._values, *self.aliases])
 
     def __getitem__(self, name: str) -> Any:
-        """Returns a Tensor, or the value of that name. Raises MissingName, a KeyError."""
+        """Returns a Tensor, or the value of that name. Raises MissingName, a KeyError; Refused."""
+        entry = self._entry(name)
+        if isinstance(entry, Refused):
+            raise entry
+        return entry
+
+    def _entry(self, name: str) -> Any:
+        """Returns what is there, or the Refused that stands for it."""
         reader = self._open_reader()
         meta = self._metas.get(self.aliases.get(name, name))
         if meta is not None:
             return Tensor._whole(self, name, meta)
-        if name in self._values:
+        if name not in self._values:
+            raise self._missing(name)
+        try:
             return reader.read_value(self._values[name])
-        raise self._missing(name)
+        except Error as error:
+            if error.kind != "unsupported":
+                raise
+            return Refused(str(error), kind=error.kind, path=error.path, tensor=error.tensor,
+                           byte_range=error.byte_range)
+
+    def items(self) -> ItemsView[str, Any]:
+        """Names and what they have; a value that is never read is a Refused."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[Any]:
+        """What the names have; a value that is never read is a Refused."""
+        return _Values(self)
 
     def __contains__(self, name: object) -> bool:
         return name in self._metas or name in self._values or name in self.aliases
@@ -85,6 +106,26 @@ class Checkpoint(Mapping[str, Any]):
         hint = f" (did you mean {nearest!r}?)" if nearest is not None else ""
         return MissingName(f"{self.path}: {name!r}: no tensor and no value has this name{hint}", kind="not_found",
                            path=self.path, tensor=name)
+
+
+# Their iterators go on behind an item that could not be read, which generators would not.
+
+
+class _Items(ItemsView[str, Any]):
+    _mapping: Checkpoint
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return map(lambda name: (name, self._mapping._entry(name)), self._mapping)
+
+
+class _Values(ValuesView[Any]):
+    _mapping: Checkpoint
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._mapping._entry, self._mapping)
+
+    def __contains__(self, value: object) -> bool:
+        return any(found is value or found == value for found in self)
 
 
 def open(path: PathLike, *, flat_layout: PathLike | None = None) -> Checkpoint:

@@ -48,6 +48,14 @@ def _restored(kind: type[Error], message: str, facts: dict[str, Any]) -> Error:
     return kind(message, **facts)
 
 
+class Refused(Error):
+    """A value of a kind that is never read, as an object of a class is: its reason, in the place of the value.
+
+    `checkpoint[name]` raises it. `items()` and `values()` have it among what can be read, so that one such value does
+    not keep them from the others.
+    """
+
+
 class MissingName(Error, KeyError):
     """A checkpoint has nothing under a name: a KeyError that says which name may be meant."""
 
