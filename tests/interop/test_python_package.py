@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ckpt_tools import FIXTURES, MAKE, ROOT, expectation, files_of, reshard, run, succeed, valid_fixtures
+from ckpt_tools import BIN, FIXTURES, MAKE, ROOT, expectation, files_of, reshard, run, succeed, valid_fixtures
 from python_package import tessera
 
 sys.path.insert(0, str(MAKE))
@@ -538,6 +538,7 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
         ({"ranks": 0}, ValueError, "ranks: expected a number from 1 on, found 0"),
         ({"threads": -1}, ValueError, "threads: expected a number from 1 on, found -1"),
         ({"memory": 0}, ValueError, "memory: expected a number from 1 on, found 0"),
+        ({"resume": True, "discard": True}, ValueError, "resume: expected one of resume and discard"),
         ({"ranks": 2, "world_size": 2}, ValueError, "ranks: expected one of ranks and world_size"),
         ({"rename": {"": "x"}}, ValueError, "rename: expected the leading part"),
         ({"world": 2}, TypeError, "world"),
@@ -701,6 +702,60 @@ def test_an_exception_out_of_progress_stops_a_move(large, tmp_path):
     with pytest.raises(RuntimeError, match="enough: True"):
         tessera.reshard(large / "plain", tmp_path / "moved", compress="zstd:19", threads=1, progress=progress)
     assert list(tmp_path.iterdir()) == []
+
+
+def stopped(source, destination, **options):
+    """Stops a move when some of it is done; it has kept that."""
+
+    def progress(done, total):
+        if 0 < done < total:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        tessera.reshard(source, destination, compress="zstd:4", threads=1, progress=progress, **options)
+    assert Path(f"{destination}.partial").exists() and Path(f"{destination}.partial.journal").exists()
+
+
+def test_a_move_goes_on_where_it_was_stopped(large, tmp_path):
+    moved, options = tmp_path / "moved", {"compress": "zstd:4", "cast": "float16"}
+    stopped(large / "plain", moved, resume=True, cast="float16")
+    for keywords, kind, words in (({}, "already_exists", r"partial: staging: .* is kept here"),
+                                  ({"resume": True, "cast": "bfloat16"}, "mismatch", "kept work of another kind: ")):
+        before = files_of(tmp_path)
+        with pytest.raises(tessera.Error, match=words) as caught:
+            tessera.reshard(large / "plain", moved, **(options | keywords))
+        assert caught.value.kind == kind and files_of(tmp_path) == before
+    done = tessera.reshard(large / "plain", moved, resume=True, **options)
+    assert 0 < done.kept_nbytes < done.nbytes and done.written
+    whole = tessera.reshard(large / "plain", tmp_path / "whole", **options)
+    assert whole.kept_nbytes == 0 and files_of(moved) == files_of(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["moved", "whole"]
+
+
+def test_kept_work_is_discarded_when_asked(large, tmp_path):
+    stopped(large / "plain", tmp_path / "moved", discard=True)  # as resume where nothing is kept
+    done = tessera.reshard(large / "plain", tmp_path / "moved", only="table", discard=True)
+    assert done.kept_nbytes == 0 and [path.name for path in tmp_path.iterdir()] == ["moved"]
+
+
+def test_the_tool_and_the_package_go_on_with_each_others_work(large, tmp_path):
+    tool = ("ckpt-reshard", large / "plain", "moved", "--compress", "zstd:4")
+    stopped(large / "plain", tmp_path / "moved", resume=True)
+    refused = run(*tool, cwd=tmp_path)
+    assert refused.returncode == 2 and "is kept here" in refused.stderr
+    assert "of them kept from before" in succeed(*tool, "--resume", cwd=tmp_path)
+    whole = files_of(tmp_path / "moved")
+    (tmp_path / "again").mkdir()
+    tool = [str(word) for word in (BIN / tool[0], *tool[1:], "--threads", 1, "--progress", "json")]
+    with subprocess.Popen(tool, cwd=tmp_path / "again", stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if line.startswith("{") and json.loads(line)["done_nbytes"] > 0:
+                process.send_signal(signal.SIGINT)
+                break
+        assert "kept: moved.partial" in process.stderr.read()
+    assert process.returncode == 130
+    done = tessera.reshard(large / "plain", tmp_path / "again" / "moved", compress="zstd:4", resume=True)
+    assert 0 < done.kept_nbytes < done.nbytes and files_of(tmp_path / "again" / "moved") == whole
 
 
 @pytest.mark.parametrize("leave, code", [("sys.exit(7)", 7), ("return", 8)])

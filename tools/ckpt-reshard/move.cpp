@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
-#include <new>
 #include <utility>
 
 #include "cli/json_output.h"
@@ -17,12 +15,12 @@
 #include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/kept_move.h"
 
 namespace tessera::cli {
 namespace {
 
 using formats::CheckpointReader;
-using formats::CheckpointWriter;
 using formats::Finding;
 using formats::Format;
 using formats::NativeWriteOptions;
@@ -256,21 +254,6 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
                  (is_compressed ? ", before compression" : "") + "\n");
 }
 
-/// Makes the writer keep what is finished, if that may be of use after such a failure. Returns the
-/// line that says so; nothing where nothing is kept.
-std::string keep_work(CheckpointWriter& writer, ErrorKind kind, const MoveOptions& options,
-                      const Plan& plan, std::uint64_t done_nbytes) {
-  const bool is_passing = kind == ErrorKind::io || kind == ErrorKind::interrupted;
-  if (!is_passing && !writer.goes_on()) return "";
-  if (!writer.keep_work()) return "";
-  const std::uint64_t percent =
-      plan.nbytes_to_write == 0 ? 0 : done_nbytes * 100 / plan.nbytes_to_write;
-  // What an earlier run has finished may go beyond where this one has come to.
-  return "kept: " + printable(StagedDestination::staging_path_of(options.destination)) + ", " +
-         (writer.goes_on() ? "at least " : "") + std::to_string(percent) +
-         "% done; go on with --resume, or start from the beginning with --discard";
-}
-
 /// Moves all bytes and commits. Returns how many of them an earlier run had moved.
 std::uint64_t move(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
                    Terminal& terminal, const std::stop_token& stop) {
@@ -281,34 +264,14 @@ std::uint64_t move(const MoveOptions& options, const Plan& plan, const Checkpoin
         "note: " + printable(StagedDestination::staging_path_of(options.destination)) +
         ": nothing is kept there; started from the beginning");
   }
-  std::atomic<std::uint64_t> done_nbytes = 0;
-  std::atomic<std::uint64_t> resumed_nbytes = 0;
-  try {
-    Progress progress(terminal, options.progress, options.progress.verb, plan.nbytes_to_write);
-    reshard::finish_move(plan, reader, *writer,
-                         {.memory_nbytes = options.memory_nbytes,
-                          .num_threads = count_option("--threads", options.num_threads),
-                          .stop = stop,
-                          .progress =
-                              [&](std::uint64_t nbytes) {
-                                done_nbytes += nbytes;
-                                progress.add(nbytes);
-                              },
-                          .resumed =
-                              [&](std::uint64_t nbytes) {
-                                resumed_nbytes += nbytes;
-                                progress.add_kept(nbytes);
-                              }});
-  } catch (const Error& error) {
-    const std::string kept = keep_work(*writer, error.kind(), options, plan, done_nbytes);
-    if (kept.empty()) throw;
-    throw Error::listing(error.kind(), error.where(), error.reason(), kept);
-  } catch (const std::bad_alloc&) {
-    const std::string kept = keep_work(*writer, ErrorKind::io, options, plan, done_nbytes);
-    if (!kept.empty()) terminal.print_error(kept);
-    throw;
-  }
-  return resumed_nbytes;
+  Progress progress(terminal, options.progress, options.progress.verb, plan.nbytes_to_write);
+  return reshard::finish_or_keep(
+      plan, reader, *writer, options.destination,
+      {.memory_nbytes = options.memory_nbytes,
+       .num_threads = count_option("--threads", options.num_threads),
+       .stop = stop,
+       .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); },
+       .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); }});
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "tessera/formats/detect.h"
 #include "tessera/formats/merge.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/kept_move.h"
 #include "tessera/reshard/name_prefixes.h"
 #include "tessera/reshard/planner.h"
 #include "watched_work.h"
@@ -23,8 +24,10 @@
 namespace tessera::python {
 namespace {
 
+using formats::CheckpointReader;
 using formats::CreateOptions;
 using formats::Format;
+using formats::KeptWork;
 using formats::MergePath;
 using formats::MergePreference;
 using reshard::ExecuteOptions;
@@ -35,6 +38,7 @@ using reshard::Relaxation;
 
 constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
 constexpr OptionSpelling kSpelling = OptionSpelling::python;
+constexpr const char* kTool = "ckpt-reshard " TESSERA_VERSION;  // which goes on with our work, too
 
 [[noreturn]] void refuse(const std::string& option, const std::string& expected,
                          const std::string& found) {
@@ -62,6 +66,13 @@ struct Request {
   PlanOptions plan{};
   CreateOptions create{};
   ExecuteOptions execute{};
+};
+
+/// What came of it.
+struct Outcome {
+  Plan plan;
+  Format source_format = Format::native;
+  std::uint64_t kept_nbytes = 0;
 };
 
 std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts) {
@@ -121,8 +132,31 @@ formats::MergedCheckpoint open(const Sources& sources) {
           {}};
 }
 
-/// Plans, and moves unless that is only to be planned. Returns the plan and the source's format.
-std::pair<Plan, Format> run(const Request& request, Watch& watch) {
+/// Returns none where nothing is to be kept.
+std::optional<formats::JournalOptions> journal_options(bool resume, bool discard) {
+  if (!resume && !discard) return std::nullopt;
+  return formats::JournalOptions{.identity = {{"tool", kTool}},
+                                 .kept_work = resume ? KeptWork::resume : KeptWork::discard};
+}
+
+/// Moves. Returns how many bytes an earlier move had moved.
+std::uint64_t execute(const Request& request, const Plan& plan, const CheckpointReader& reader,
+                      Watch& watch) {
+  FileSystem& fs = FileSystem::posix();
+  watch.set_total(plan.nbytes_to_write);
+  ExecuteOptions options = request.execute;
+  options.stop = watch.token();
+  options.progress = watch.sink();
+  const auto writer = reshard::start_move(plan, reader, fs, request.destination, request.create);
+  if (request.create.journal) {
+    return reshard::finish_or_keep(plan, reader, *writer, request.destination, options, kSpelling);
+  }
+  reshard::finish_move(plan, reader, *writer, options);
+  return 0;
+}
+
+/// Plans, and moves unless that is only to be planned.
+Outcome run(const Request& request, Watch& watch) {
   FileSystem& fs = FileSystem::posix();
   if (!request.dry_run) {
     for (const MergePath& source : request.sources.paths) {
@@ -134,19 +168,17 @@ std::pair<Plan, Format> run(const Request& request, Watch& watch) {
   request.sources.prefixes.check_used(reader->contents(), "prefix");
   Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), request.plan);
   plan.problems.insert(plan.problems.begin(), collisions.begin(), collisions.end());
+  std::uint64_t kept_nbytes = 0;
   if (plan.problems.empty() && !request.dry_run) {
-    watch.set_total(plan.nbytes_to_write);
-    ExecuteOptions execute = request.execute;
-    execute.stop = watch.token();
-    execute.progress = watch.sink();
-    reshard::move_checkpoint(plan, *reader, fs, request.destination, request.create, execute);
+    kept_nbytes = execute(request, plan, *reader, watch);
   }
-  return {std::move(plan), reader->format()};
+  return {std::move(plan), reader->format(), kept_nbytes};
 }
 
-nb::dict summary(const Request& request, const Plan& plan, Format source_format) {
+nb::dict summary(const Request& request, const Outcome& outcome) {
+  const Plan& plan = outcome.plan;
   nb::dict result;
-  result["source_format"] = text_to_python(format_name(source_format));
+  result["source_format"] = text_to_python(format_name(outcome.source_format));
   result["format"] = text_to_python(format_name(request.create.format));
   result["world_size"] = plan.destination.world_size;
   result["num_tensors"] = plan.destination.tensors.size();
@@ -154,6 +186,7 @@ nb::dict summary(const Request& request, const Plan& plan, Format source_format)
   result["num_aliases"] = plan.destination.aliases.size();
   result["nbytes"] = plan.nbytes_to_write;
   result["written"] = plan.problems.empty() && !request.dry_run;
+  result["kept_nbytes"] = outcome.kept_nbytes;
   result["notes"] = findings_to_python(plan.notes);
   result["problems"] = findings_to_python(plan.problems);
   return result;
@@ -169,7 +202,7 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
               const std::string& optimizer_names, const std::optional<std::string>& cast,
               std::uint64_t max_shard_nbytes, bool drop_optimizer, bool allow_missing,
               bool allow_lossy, std::uint64_t memory_nbytes, int num_threads, bool dry_run,
-              bool overwrite, const nb::object& progress) {
+              bool overwrite, bool resume, bool discard, const nb::object& progress) {
   Request request{.sources = {.paths = {},
                               .preference = parse_preference(prefer),
                               .flat_layout_path = string_of(flat_layout),
@@ -184,6 +217,7 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
   request.create.format = format;
   request.create.overwrite = overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
   request.create.native = parse_compression(compress, format);
+  request.create.journal = journal_options(resume, discard);
   if (max_shard_nbytes != 0) {
     if (format != Format::safetensors) {
       refuse("max_shard_size", "to='safetensors'", std::string(format_name(format)));
@@ -216,9 +250,9 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
     plan.units = flat_units_from_json(read_option_file(path), path);
   }
 
-  std::pair<Plan, Format> outcome;
+  Outcome outcome;
   run_watched(progress, [&](Watch& watch) { outcome = run(request, watch); });
-  return summary(request, outcome.first, outcome.second);
+  return summary(request, outcome);
 }
 
 }  // namespace
@@ -231,7 +265,8 @@ void bind_move(nb::module_& module) {
              nb::arg("rename"), nb::arg("optimizer_names"), nb::arg("cast").none(),
              nb::arg("max_shard_size"), nb::arg("drop_optimizer"), nb::arg("allow_missing"),
              nb::arg("allow_lossy"), nb::arg("memory"), nb::arg("threads"), nb::arg("dry_run"),
-             nb::arg("overwrite"), nb::arg("progress").none());
+             nb::arg("overwrite"), nb::arg("resume"), nb::arg("discard"),
+             nb::arg("progress").none());
 }
 
 }  // namespace tessera::python

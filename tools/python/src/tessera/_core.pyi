@@ -14,6 +14,7 @@ class _Summary(TypedDict):
     num_aliases: int
     nbytes: int
     written: bool
+    kept_nbytes: int
     notes: list[_Finding]
     problems: list[_Finding]
 
@@ -40,5 +41,5 @@ def move(sources: Sequence[tuple[bytes, bytes]], destination: bytes, *, prefer: 
          keep_prefix: bool, to: str | None, world_size: int, strategy: str, plan: bytes, units: bytes,
          flat_layout: bytes, compress: str, only: Sequence[bytes], rename: Sequence[tuple[bytes, bytes]],
          optimizer_names: str, cast: str | None, max_shard_size: int, drop_optimizer: bool, allow_missing: bool,
-         allow_lossy: bool, memory: int, threads: int, dry_run: bool, overwrite: bool,
-         progress: Callable[[int, int], object] | None) -> _Summary: ...
+         allow_lossy: bool, memory: int, threads: int, dry_run: bool, overwrite: bool, resume: bool,
+         discard: bool, progress: Callable[[int, int], object] | None) -> _Summary: ...

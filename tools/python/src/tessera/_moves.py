@@ -31,6 +31,7 @@ class Resharded(NamedTuple):
     num_aliases: int
     nbytes: int  # of tensors, before compression
     written: bool
+    kept_nbytes: int  # of nbytes, what an earlier move had kept
     notes: list[Problem]  # what a relaxation let pass
 
 
@@ -56,6 +57,8 @@ class MoveOptions(TypedDict, total=False):
     threads: int | None
     dry_run: bool
     overwrite: bool
+    resume: bool
+    discard: bool
     progress: Progress | None
 
 
@@ -67,7 +70,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             max_shard_size: int | None = None,
             allow_missing: bool = False, allow_lossy: bool = False, memory: int = DEFAULT_MEMORY,
             threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
-            progress: Progress | None = None) -> Resharded:
+            resume: bool = False, discard: bool = False, progress: Progress | None = None) -> Resharded:
     """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.
 
     Bytes are streamed in bounded memory and checked against their checksums; the destination appears whole or not at
@@ -92,9 +95,12 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     threads: None for as many as there are cores.
     dry_run: plan, and write nothing.
     overwrite: replace the destination when the new one is complete.
+    resume: go on with what an earlier call, or ckpt-reshard, has kept for the destination, if there is something; and
+        keep what is finished if this one is interrupted or the system fails it. Without resume nothing is kept.
+    discard: remove what is kept for the destination; else as resume.
     progress: called with the bytes done and the bytes to do; an exception out of it stops the move, as Ctrl-C does.
 
-    Work that ckpt-reshard has kept for the destination is refused: its --resume goes on with it.
+    Work that is kept for the destination is refused without resume or discard.
 
     Raises Error; of kind "mismatch" with all `problems` where the source cannot be moved as asked.
     """
@@ -103,7 +109,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
         world_size=world_size, strategy=strategy, plan=plan, units=units, compress=compress, only=only, rename=rename,
         drop_optimizer=drop_optimizer, optimizer_names=optimizer_names, cast=cast, max_shard_size=max_shard_size,
         allow_missing=allow_missing, allow_lossy=allow_lossy, memory=memory, threads=threads, dry_run=dry_run,
-        overwrite=overwrite, progress=progress)
+        overwrite=overwrite, resume=resume, discard=discard, progress=progress)
 
 
 def merge(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, PathLike]], destination: PathLike, *,
@@ -170,9 +176,11 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, *, prefer: 
           optimizer_names: str = "as-stored", cast: Any = None, max_shard_size: int | None = None,
           allow_missing: bool = False, allow_lossy: bool = False, memory: int = DEFAULT_MEMORY,
           threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
-          progress: Progress | None = None) -> Resharded:
+          resume: bool = False, discard: bool = False, progress: Progress | None = None) -> Resharded:
     if ranks is not None and world_size is not None:
         raise ValueError(f"ranks: expected one of ranks and world_size, found both ({ranks} and {world_size})")
+    if resume and discard:
+        raise ValueError("resume: expected one of resume and discard, found both")
     result = _core.move(
         sources, path_bytes("destination", destination), prefer=optional_text("prefer", prefer), prefixes=prefixes,
         keep_prefix=keep_prefix, to=optional_text("to", to),
@@ -185,7 +193,8 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, *, prefer: 
         drop_optimizer=flag("drop_optimizer", drop_optimizer), allow_missing=flag("allow_missing", allow_missing),
         allow_lossy=flag("allow_lossy", allow_lossy), memory=nbytes("memory", memory),
         threads=at_least_one("threads", threads), dry_run=flag("dry_run", dry_run),
-        overwrite=flag("overwrite", overwrite), progress=callback("progress", progress))
+        overwrite=flag("overwrite", overwrite), resume=flag("resume", resume), discard=flag("discard", discard),
+        progress=callback("progress", progress))
     problems = tuple(Problem(*row) for row in result.pop("problems"))
     if problems:
         raise _refused([os.fsdecode(path) for path, _ in sources], problems)

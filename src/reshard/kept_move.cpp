@@ -1,0 +1,59 @@
+#include "tessera/reshard/kept_move.h"
+
+#include <atomic>
+#include <new>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::reshard {
+namespace {
+
+formats::ProgressSink counting(std::atomic<std::uint64_t>& count, formats::ProgressSink sink) {
+  return [&count, sink = std::move(sink)](std::uint64_t nbytes) {
+    count += nbytes;
+    if (sink) sink(nbytes);
+  };
+}
+
+/// Says what is kept, and what can be done with it.
+std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
+                      const std::string& destination, std::uint64_t done_nbytes,
+                      OptionSpelling spelling) {
+  const std::uint64_t percent =
+      plan.nbytes_to_write == 0 ? 0 : done_nbytes * 100 / plan.nbytes_to_write;
+  // What an earlier run has finished may go beyond where this one has come to.
+  return "kept: " + printable(StagedDestination::staging_path_of(destination)) + ", " +
+         (writer.goes_on() ? "at least " : "") + std::to_string(percent) + "% done; go on with " +
+         spelled_option("resume", "", spelling) + ", or start from the beginning with " +
+         spelled_option("discard", "", spelling);
+}
+
+}  // namespace
+
+std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
+                             formats::CheckpointWriter& writer, const std::string& destination,
+                             ExecuteOptions options, OptionSpelling spelling) {
+  std::atomic<std::uint64_t> done_nbytes = 0;
+  std::atomic<std::uint64_t> resumed_nbytes = 0;
+  options.progress = counting(done_nbytes, std::move(options.progress));
+  options.resumed = counting(resumed_nbytes, std::move(options.resumed));
+  const auto kept = [&] { return kept_line(plan, writer, destination, done_nbytes, spelling); };
+  try {
+    finish_move(plan, reader, writer, options);
+  } catch (const Error& error) {
+    const bool is_passing = error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted;
+    if ((!is_passing && !writer.goes_on()) || !writer.keep_work()) throw;
+    throw Error::listing(error.kind(), error.where(), error.reason(), kept());
+  } catch (const std::bad_alloc&) {
+    if (!writer.keep_work()) throw;
+    throw Error::listing(ErrorKind::io, {},
+                         "out of memory (try a smaller " + spelled_option("memory", "", spelling) +
+                             " or " + spelled_option("threads", "", spelling) + ")",
+                         kept());
+  }
+  return resumed_nbytes;
+}
+
+}  // namespace tessera::reshard
