@@ -80,38 +80,46 @@ class Limits(unittest.TestCase):
         self.assertEqual((code, errors), (0, ""))
         self.assertLess(peak, (256 + 64) * MIB)
 
-    def test_E4_interrupt_leaves_nothing_and_says_130(self):
+    def start_and_wait_for_work(self, source: Path) -> subprocess.Popen:
+        """Returns a run that has finished some blocks and is at work on others."""
+        journal = self.folder / "dst.partial.journal"
+        process = subprocess.Popen([RESHARD, str(source), str(self.destination)],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while not (journal.exists() and journal.read_bytes().count(b"\n") > 20) and time.monotonic() < deadline:
+            self.assertIsNone(process.poll(), "ended before it could be stopped")
+            time.sleep(0.002)
+        return process
+
+    def assert_kept_and_resumed(self, source: Path):
+        self.assert_nothing_there()
+        code, _, errors = run_measured([str(source), str(self.destination)])
+        self.assertEqual(code, 2, "what is kept was not refused")
+        self.assertIn("--resume", errors)
+        code, _, errors = run_measured([str(source), str(self.destination), "--resume"])
+        self.assertEqual((code, errors), (0, ""))
+        self.assertEqual(sorted(path.name for path in self.folder.glob("dst*")), ["dst"])
+        shutil.rmtree(self.destination)
+
+    def test_E4_interrupt_keeps_the_work_and_says_130(self):
+        source = self.source(w=[512 * MIB])
         for number in (signal.SIGINT, signal.SIGTERM):
             with self.subTest(signal=number.name):
-                process = subprocess.Popen(
-                    [RESHARD, str(self.source(w=[512 * MIB])), str(self.destination)],
-                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-                partial = self.folder / "dst.partial"
-                deadline = time.monotonic() + 60
-                while not partial.exists() and time.monotonic() < deadline:
-                    time.sleep(0.005)
+                process = self.start_and_wait_for_work(source)
                 process.send_signal(number)
                 _, errors = process.communicate(timeout=120)
                 self.assertEqual(process.returncode, 130, errors)
-                self.assertEqual(errors.count("\n"), 1, errors)
-                self.assert_nothing_there()
-                self.assertFalse(partial.exists(), "work in progress was left behind")
+                self.assertIn("--resume", errors)
+                self.assert_kept_and_resumed(source)
 
-    def test_E4_kill_leaves_nothing_and_the_next_run_takes_over(self):
-        source = self.source(w=[256 * MIB])
-        process = subprocess.Popen([RESHARD, str(source), str(self.destination)])
-        partial = self.folder / "dst.partial"
-        while not partial.exists():
-            time.sleep(0.002)
+    def test_E4_kill_keeps_the_work(self):
+        source = self.source(w=[512 * MIB])
+        process = self.start_and_wait_for_work(source)
         process.kill()
-        process.wait()
-        self.assert_nothing_there()
-        code, _, errors = run_measured([str(source), str(self.destination)])
-        self.assertEqual((code, errors), (0, ""))
-        self.assertTrue(self.destination.exists())
-        self.assertFalse(partial.exists())
+        process.communicate()
+        self.assert_kept_and_resumed(source)
 
-    def test_E4_full_disk_leaves_nothing_and_says_4(self):
+    def test_E4_full_disk_leaves_no_destination_and_says_4(self):
         disk = self.folder / "disk"
         disk.mkdir()
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)],
@@ -119,20 +127,21 @@ class Limits(unittest.TestCase):
         if mounted.returncode != 0:
             self.skipTest("mounting a small disk needs root")
         self.addCleanup(subprocess.run, ["umount", str(disk)], check=True)
+        source = self.folder / "noise.safetensors"
+        write_safetensors(source, {"w": [32 * MIB]})
+        with open(source, "r+b") as file:  # bytes that do not compress
+            file.seek(4096)
+            for _ in range(127):
+                file.write(os.urandom(MIB))
         for arguments in (["--to", "native"], ["--to", "native", "--compress", "zstd"],
                           ["--to", "safetensors"], ["--to", "dcp"]):
             with self.subTest(arguments=arguments):
-                source = self.folder / "noise.safetensors"
-                write_safetensors(source, {"w": [32 * MIB]})
-                with open(source, "r+b") as file:  # bytes that do not compress
-                    file.seek(4096)
-                    for _ in range(127):
-                        file.write(os.urandom(MIB))
-                code, _, errors = run_measured([str(source), str(disk / "dst"), *arguments])
+                code, _, errors = run_measured([str(source), str(disk / "dst"), "--discard", *arguments])
                 self.assertEqual(code, 4, errors)
                 self.assertIn("No space left", errors)
-                self.assertEqual(errors.count("\n"), 1, errors)
-                self.assertEqual(list(disk.iterdir()), [])
+                self.assertFalse((disk / "dst").exists())
+                self.assertEqual([path.name for path in disk.iterdir() if not path.name.startswith("dst.partial")],
+                                 [])
 
     def test_E4_refused_source_leaves_nothing(self):
         source = self.source(w=[MIB])

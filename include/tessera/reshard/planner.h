@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tessera/base/glob.h"
-#include "tessera/base/rename.h"
 #include "tessera/base/option_spelling.h"
+#include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/strategy.h"
 #include "tessera/layout/table_plan.h"
