@@ -35,18 +35,28 @@ std::optional<std::string> said_of(const WorkIdentity& identity, const std::stri
   return found == identity.end() ? std::nullopt : std::optional(found->second);
 }
 
+/// Returns a member's name for those who are told of it.
+std::string spelled(const std::string& name, OptionSpelling spelling) {
+  const std::string before_option = std::string(kPlanExplanation) + "--";
+  if (!name.starts_with(before_option)) return name;
+  return kPlanExplanation + spelled_option(name.substr(before_option.size()), "", spelling);
+}
+
 /// Throws Error(mismatch) naming the first difference. Digests tell least, and so come last, behind
 /// what the plan was made of.
-void require_same_work(const WorkIdentity& kept, const WorkIdentity& wanted,
+void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
                        const std::string& path) {
+  const WorkIdentity& wanted = options.identity;
   const auto require_same = [&](const std::string& name) {
     const auto before = said_of(kept, name);
     const auto now = said_of(wanted, name);
     if (before == now) return;
-    throw Error::expected(ErrorKind::mismatch, {.path = path},
-                          "kept work of another kind: " + printable(name),
-                          printable(before.value_or("none")), printable(now.value_or("none")),
-                          "source or options have changed since; see --discard");
+    throw Error::expected(
+        ErrorKind::mismatch, {.path = path},
+        "kept work of another kind: " + printable(spelled(name, options.spelling)),
+        printable(before.value_or("none")), printable(now.value_or("none")),
+        "source or options have changed since; see " +
+            spelled_option("discard", "", options.spelling));
   };
   WorkIdentity all = kept;
   all.insert(wanted.begin(), wanted.end());
@@ -102,7 +112,7 @@ StagedDestination::LeftOver StagedWork::judge(const WorkOptions& options,
     case KeptWork::refuse:
       return kept;
     case KeptWork::resume:
-      require_same_work(left_over_->identity, options.journal->identity, staged.staging_path());
+      require_same_work(left_over_->identity, *options.journal, staged.staging_path());
       return go_on;
     case KeptWork::discard:
       left_over_.reset();

@@ -120,6 +120,18 @@ std::optional<OptimizerNames> parse_optimizer_names(std::string_view name) {
   return std::nullopt;
 }
 
+std::string_view optimizer_names_name(OptimizerNames names) {
+  switch (names) {
+    case OptimizerNames::as_stored:
+      return "as-stored";
+    case OptimizerNames::canonical:
+      return "canonical";
+    case OptimizerNames::torchrec:
+      return "torchrec";
+  }
+  return "";
+}
+
 bool has_torchrec_name(std::string_view fqn) {
   return parse_fused_state_key(fqn).has_value();
 }

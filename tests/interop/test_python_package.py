@@ -712,15 +712,16 @@ def stopped(source, destination, **options):
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        tessera.reshard(source, destination, compress="zstd:4", threads=1, progress=progress, **options)
+        tessera.reshard(source, destination, compress="zstd:8", threads=1, progress=progress, **options)
     assert Path(f"{destination}.partial").exists() and Path(f"{destination}.partial.journal").exists()
 
 
 def test_a_move_goes_on_where_it_was_stopped(large, tmp_path):
-    moved, options = tmp_path / "moved", {"compress": "zstd:4", "cast": "float16"}
+    moved, options = tmp_path / "moved", {"compress": "zstd:8", "cast": "float16"}
     stopped(large / "plain", moved, resume=True, cast="float16")
     for keywords, kind, words in (({}, "already_exists", r"partial: staging: .* is kept here"),
-                                  ({"resume": True, "cast": "bfloat16"}, "mismatch", "kept work of another kind: ")):
+                                  ({"resume": True, "cast": "bfloat16"}, "mismatch",
+                                   "kept work of another kind: plan, cast: expected float16, found bfloat16 .*see discard")):
         before = files_of(tmp_path)
         with pytest.raises(tessera.Error, match=words) as caught:
             tessera.reshard(large / "plain", moved, **(options | keywords))
@@ -739,10 +740,12 @@ def test_kept_work_is_discarded_when_asked(large, tmp_path):
 
 
 def test_the_tool_and_the_package_go_on_with_each_others_work(large, tmp_path):
-    tool = ("ckpt-reshard", large / "plain", "moved", "--compress", "zstd:4")
+    tool = ("ckpt-reshard", large / "plain", "moved", "--compress", "zstd:8")
     stopped(large / "plain", tmp_path / "moved", resume=True)
     refused = run(*tool, cwd=tmp_path)
     assert refused.returncode == 2 and "is kept here" in refused.stderr
+    refused = run(*tool, "--resume", "--cast", "float16", cwd=tmp_path)
+    assert "plan, --cast: expected none, found float16" in refused.stderr
     assert "of them kept from before" in succeed(*tool, "--resume", cwd=tmp_path)
     whole = files_of(tmp_path / "moved")
     (tmp_path / "again").mkdir()
@@ -754,7 +757,7 @@ def test_the_tool_and_the_package_go_on_with_each_others_work(large, tmp_path):
                 break
         assert "kept: moved.partial" in process.stderr.read()
     assert process.returncode == 130
-    done = tessera.reshard(large / "plain", tmp_path / "again" / "moved", compress="zstd:4", resume=True)
+    done = tessera.reshard(large / "plain", tmp_path / "again" / "moved", compress="zstd:8", resume=True)
     assert 0 < done.kept_nbytes < done.nbytes and files_of(tmp_path / "again" / "moved") == whole
 
 
@@ -771,7 +774,7 @@ def test_a_child_forked_meanwhile_is_no_part_of_the_move(leave, code, large, tmp
 
         children = []
         try:
-            tessera.reshard({str(large / "plain")!r}, "moved", compress="zstd:5", threads=1, progress=progress)
+            tessera.reshard({str(large / "plain")!r}, "moved", compress="zstd:8", threads=1, progress=progress)
         except RuntimeError as error:
             assert "not in its child" in str(error)
             os._exit(8)

@@ -1,7 +1,6 @@
 #include "ckpt-reshard/move.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <utility>
 
@@ -9,12 +8,12 @@
 #include "cli/sizes.h"
 #include "cli/stop_signals.h"
 #include "cli/table.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/given_options.h"
 #include "tessera/reshard/kept_move.h"
 
 namespace tessera::cli {
@@ -29,7 +28,6 @@ using reshard::PlanOptions;
 
 constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
 constexpr int kJsonSchema = 1;
-constexpr std::array kOptimizerNames{"as-stored", "canonical", "torchrec"};
 
 [[noreturn]] void refuse_option(const std::string& option, const std::string& expected,
                                 const std::string& found) {
@@ -109,60 +107,24 @@ OverwritePolicy overwrite_policy(const MoveOptions& options) {
   return options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
 }
 
-std::string digest_of_option_file(const std::string& path) {
-  const std::string text = read_option_file(path);
-  Xxh3Wide hash;
-  hash.update(std::as_bytes(std::span(text)));
-  return "a file of digest " + hash.hex_digest();
-}
-
-/// Returns what was given of the options that a plan is made by, so that it can be said why a plan
-/// is another one.
-formats::WorkIdentity given_options(const MoveOptions& options) {
-  constexpr const char* kNotGiven = "none";
-  formats::WorkIdentity given;
-  const auto add = [&](const std::string& option, const std::string& text) {
-    given[formats::kPlanExplanation + option] = text.empty() ? kNotGiven : text;
-  };
-  const auto add_flag = [&](const std::string& option, bool is_given) {
-    add(option, is_given ? "given" : "");
-  };
-  const auto add_file = [&](const std::string& option, const std::string& path) {
-    add(option, path.empty() ? path : digest_of_option_file(path));
-  };
-  const auto add_list = [&](const std::string& option, const std::vector<std::string>& texts) {
-    std::string joined;
-    for (const std::string& text : texts) joined += (joined.empty() ? "" : " ") + text;
-    add(option, joined);
-  };
-  add("--world-size",
-      options.world_size == MoveOptions::kNotGiven ? "" : std::to_string(options.world_size));
-  add("--strategy", options.strategy);
-  add_file("--plan", options.table_plan_path);
-  add_file("--units", options.units_path);
-  add_list("--only", options.only);
-  add_list("--rename", options.renames);
-  std::vector<std::string> prefixes;
-  for (const reshard::Rename& removal : options.prefix_removals) prefixes.push_back(removal.from);
-  add_list("--prefix", prefixes);
-  add("--cast", options.cast);
-  const auto names =
-      std::ranges::find(kOptimizerNames, options.optimizer_names,
-                        [](const char* name) { return reshard::parse_optimizer_names(name); });
-  add("--optimizer-names", *names);
-  add_flag("--drop-optimizer", options.drop_optimizer);
-  add_flag("--allow-missing", options.allow_missing);
-  add_flag("--allow-lossy", options.allow_lossy);
-  return given;
-}
-
-formats::CreateOptions create_options(const MoveOptions& options) {
+formats::CreateOptions create_options(const MoveOptions& options, const PlanOptions& plan) {
   formats::CreateOptions create;
   create.format = *options.format;
   create.overwrite = overwrite_policy(options);
   create.native = compression(options);
   create.journal.emplace();
-  create.journal->identity = given_options(options);
+  create.journal->identity = reshard::explain_plan({.world_size = plan.world_size,
+                                                    .strategy = plan.strategy,
+                                                    .table_plan_path = options.table_plan_path,
+                                                    .units_path = options.units_path,
+                                                    .only = options.only,
+                                                    .renames = parse_renames(options.renames),
+                                                    .prefix_removals = options.prefix_removals,
+                                                    .cast = plan.cast,
+                                                    .optimizer_names = options.optimizer_names,
+                                                    .drop_optimizer = options.drop_optimizer,
+                                                    .allow_missing = options.allow_missing,
+                                                    .allow_lossy = options.allow_lossy});
   create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
   if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
   if (options.discard) create.journal->kept_work = formats::KeptWork::discard;
@@ -255,10 +217,11 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
 }
 
 /// Moves all bytes and commits. Returns how many of them an earlier run had moved.
-std::uint64_t move(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
-                   Terminal& terminal, const std::stop_token& stop) {
+std::uint64_t move(const MoveOptions& options, const PlanOptions& wanted, const Plan& plan,
+                   const CheckpointReader& reader, Terminal& terminal,
+                   const std::stop_token& stop) {
   const auto writer = reshard::start_move(plan, reader, FileSystem::posix(), options.destination,
-                                          create_options(options));
+                                          create_options(options, wanted));
   if (options.resume && !writer->goes_on() && !options.quiet) {
     terminal.print_error(
         "note: " + printable(StagedDestination::staging_path_of(options.destination)) +
@@ -302,7 +265,7 @@ void add_move_options(Command& command, MoveOptions& options) {
       .flag("--drop-optimizer", options.drop_optimizer,
             "Leave out optimizers' state and param_groups")
       .choice(
-          "--optimizer-names", {kOptimizerNames.begin(), kOptimizerNames.end()},
+          "--optimizer-names", {"as-stored", "canonical", "torchrec"},
           [&](const std::string& name) {
             options.optimizer_names = *reshard::parse_optimizer_names(name);
           },
@@ -354,7 +317,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   }
   const auto start = std::chrono::steady_clock::now();
   const std::uint64_t kept_nbytes =
-      options.dry_run ? 0 : move(options, plan, *reader, terminal, signals.token());
+      options.dry_run ? 0 : move(options, wanted, plan, *reader, terminal, signals.token());
   if (options.json) {
     print_json(options, plan, *reader, kept_nbytes, terminal);
   } else if (options.dry_run) {

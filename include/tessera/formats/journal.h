@@ -3,6 +3,8 @@
 #include <map>
 #include <string>
 
+#include "tessera/base/option_spelling.h"
+
 namespace tessera::formats {
 
 /// Describes work, as names and texts, so that only the same work is gone on with: whatever changes
@@ -27,6 +29,7 @@ enum class KeptWork {
 struct JournalOptions {
   WorkIdentity identity{};
   KeptWork kept_work = KeptWork::refuse;
+  OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 
 }  // namespace tessera::formats

@@ -16,6 +16,7 @@
 #include "tessera/formats/detect.h"
 #include "tessera/formats/merge.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/given_options.h"
 #include "tessera/reshard/kept_move.h"
 #include "tessera/reshard/name_prefixes.h"
 #include "tessera/reshard/planner.h"
@@ -31,6 +32,7 @@ using formats::KeptWork;
 using formats::MergePath;
 using formats::MergePreference;
 using reshard::ExecuteOptions;
+using reshard::GivenOptions;
 using reshard::NamePrefixes;
 using reshard::Plan;
 using reshard::PlanOptions;
@@ -136,7 +138,8 @@ formats::MergedCheckpoint open(const Sources& sources) {
 std::optional<formats::JournalOptions> journal_options(bool resume, bool discard) {
   if (!resume && !discard) return std::nullopt;
   return formats::JournalOptions{.identity = {{"tool", kTool}},
-                                 .kept_work = resume ? KeptWork::resume : KeptWork::discard};
+                                 .kept_work = resume ? KeptWork::resume : KeptWork::discard,
+                                 .spelling = kSpelling};
 }
 
 /// Moves. Returns how many bytes an earlier move had moved.
@@ -233,11 +236,14 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
   plan.strategy = strategy;
   std::vector<std::string> patterns = strings_of(only);
   append(patterns, request.sources.prefixes.patterns());
-  plan.only = NameSelection(std::move(patterns));
+  plan.only = NameSelection(patterns);
+  GivenOptions given;
   for (const auto& [from, into] : rename) {
-    plan.renames.push_back({string_of(from), string_of(into)});
+    given.renames.push_back({string_of(from), string_of(into)});
   }
-  if (!keep_prefix) append(plan.renames, request.sources.prefixes.removals());
+  if (!keep_prefix) given.prefix_removals = request.sources.prefixes.removals();
+  append(plan.renames, given.renames);
+  append(plan.renames, given.prefix_removals);
   plan.optimizer_names = parse_names(optimizer_names);
   plan.cast = parse_cast(cast);
   if (drop_optimizer) plan.optimizer = reshard::OptimizerPart::leave_out;
@@ -248,6 +254,20 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
   }
   if (const std::string path = string_of(units_path); !path.empty()) {
     plan.units = flat_units_from_json(read_option_file(path), path);
+  }
+
+  if (auto& journal = request.create.journal) {
+    given.world_size = world_size;
+    given.strategy = strategy;
+    given.table_plan_path = string_of(plan_path);
+    given.units_path = string_of(units_path);
+    given.only = std::move(patterns);
+    given.cast = plan.cast;
+    given.optimizer_names = plan.optimizer_names;
+    given.drop_optimizer = drop_optimizer;
+    given.allow_missing = allow_missing;
+    given.allow_lossy = allow_lossy;
+    journal->identity.merge(reshard::explain_plan(given));
   }
 
   Outcome outcome;

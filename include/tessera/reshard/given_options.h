@@ -1,0 +1,33 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/dtype.h"
+#include "tessera/formats/journal.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+
+/// The options that a plan is made by, as they were given.
+struct GivenOptions {
+  int world_size = 0;  // 0: not given
+  std::string strategy{};
+  std::string table_plan_path{};
+  std::string units_path{};
+  std::vector<std::string> only{};
+  std::vector<Rename> renames{};
+  std::vector<Rename> prefix_removals{};
+  std::optional<DType> cast{};
+  OptimizerNames optimizer_names = OptimizerNames::as_stored;
+  bool drop_optimizer = false;
+  bool allow_missing = false;
+  bool allow_lossy = false;
+};
+
+/// Returns them for a journal's identity, so that it can be said why a plan is another one; files
+/// by digests of what is in them. Throws: Error(io), Error(not_found) where a file cannot be read.
+formats::WorkIdentity explain_plan(const GivenOptions& given);
+
+}  // namespace tessera::reshard

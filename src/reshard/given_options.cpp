@@ -1,0 +1,65 @@
+#include "tessera/reshard/given_options.h"
+
+#include <span>
+#include <string_view>
+
+#include "tessera/base/digest.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::reshard {
+namespace {
+
+constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
+
+std::string digest_of_file(const std::string& path) {
+  const std::string text = read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
+  Xxh3Wide hash;
+  hash.update(std::as_bytes(std::span(text)));
+  return "a file of digest " + hash.hex_digest();
+}
+
+class Explanation {
+ public:
+  void add(std::string_view option, std::string_view text) {
+    identity_[std::string(formats::kPlanExplanation) + "--" + std::string(option)] =
+        text.empty() ? "none" : text;
+  }
+  void add_flag(std::string_view option, bool is_given) { add(option, is_given ? "given" : ""); }
+  void add_file(std::string_view option, const std::string& path) {
+    add(option, path.empty() ? path : digest_of_file(path));
+  }
+  void add_list(std::string_view option, const std::vector<std::string>& texts) {
+    std::string joined;
+    for (const std::string& text : texts) joined += (joined.empty() ? "" : " ") + text;
+    add(option, joined);
+  }
+  formats::WorkIdentity take() { return std::move(identity_); }
+
+ private:
+  formats::WorkIdentity identity_;
+};
+
+}  // namespace
+
+formats::WorkIdentity explain_plan(const GivenOptions& given) {
+  std::vector<std::string> renames;
+  for (const Rename& rename : given.renames) renames.push_back(rename.from + "=" + rename.to);
+  std::vector<std::string> prefixes;
+  for (const Rename& removal : given.prefix_removals) prefixes.push_back(removal.from);
+  Explanation explanation;
+  explanation.add("world-size", given.world_size == 0 ? "" : std::to_string(given.world_size));
+  explanation.add("strategy", given.strategy);
+  explanation.add_file("plan", given.table_plan_path);
+  explanation.add_file("units", given.units_path);
+  explanation.add_list("only", given.only);
+  explanation.add_list("rename", renames);
+  explanation.add_list("prefix", prefixes);
+  explanation.add("cast", given.cast ? dtype_name(*given.cast) : "");
+  explanation.add("optimizer-names", optimizer_names_name(given.optimizer_names));
+  explanation.add_flag("drop-optimizer", given.drop_optimizer);
+  explanation.add_flag("allow-missing", given.allow_missing);
+  explanation.add_flag("allow-lossy", given.allow_lossy);
+  return explanation.take();
+}
+
+}  // namespace tessera::reshard
