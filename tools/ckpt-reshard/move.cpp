@@ -48,9 +48,9 @@ NativeWriteOptions compression(const MoveOptions& options) {
 std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts) {
   std::vector<reshard::Rename> renames;
   for (const std::string& text : texts) {
-    const std::size_t equals = text.find('=');
-    if (equals == std::string::npos || equals == 0) refuse_option("--rename", "FROM=TO", text);
-    renames.push_back({text.substr(0, equals), text.substr(equals + 1)});
+    const std::optional<reshard::Rename> rename = parse_rename(text);
+    if (!rename) refuse_option("--rename", "FROM=TO", text);
+    renames.push_back(*rename);
   }
   return renames;
 }

@@ -175,6 +175,11 @@ TEST(OptimStateDictFormTest, C7_KeysByNumberAndBack) {
   // Groups: up.weight, middle.bias | up.bias, middle.weight, down.weight, down.bias
   EXPECT_TRUE(by_id.tensor("state.1.exp_avg").equal(by_name.tensor("state.middle.bias.exp_avg")));
   EXPECT_EQ(std::get<Value>(*by_id.find("param_groups.1.params")), Value(Value::List{2, 3, 4, 5}));
+  for (const StateDict::Item& item : by_id) {  // keys of a dict, and not positions in a list
+    if (!item.fqn.starts_with("state.")) continue;
+    ASSERT_EQ(item.key_path.size(), 3) << item.fqn;
+    EXPECT_TRUE(std::holds_alternative<formats::DictKey>(item.key_path[1])) << item.fqn;
+  }
   expect_equal(rekey_optim_state_dict(by_id, OptimStateKey::param_name, *model, *optimizer),
                by_name);
   EXPECT_THAT(
