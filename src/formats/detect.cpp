@@ -1,6 +1,7 @@
 #include "tessera/formats/detect.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 #include <span>
@@ -154,15 +155,41 @@ Format detect_format(const FileSystem& fs, const std::string& path) {
   return *kind == FileKind::directory ? format_of_directory(fs, path) : format_of_file(fs, path);
 }
 
+namespace {
+
+/// Whether the entry of a directory is one that checkpoints consist of, or what a writer that died
+/// left of one.
+bool belongs_to_checkpoint(const FileSystem& fs, const std::string& directory,
+                           std::string_view name) {
+  if (fs.kind_of(join_path(directory, std::string(name))) != FileKind::regular) return false;
+  if (name.ends_with(StagedDestination::kSuffix)) {
+    name.remove_suffix(StagedDestination::kSuffix.size());
+  }
+  return std::ranges::any_of(std::array{".h5", ".safetensors", ".safetensors.index.json",
+                                        ".values.json", ".distcp", ".metadata"},
+                             [&](std::string_view end) { return name.ends_with(end); });
+}
+
+}  // namespace
+
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {
   const auto kind = fs.kind_of(path);
   if (!kind || (kind == FileKind::directory && fs.list_directory(path).empty())) return;
   try {
     detect_format(fs, path);
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::unsupported) return;  // one that is damaged
+    if (error.kind() == ErrorKind::unsupported) {  // and not one that is damaged
+      throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
+                            "a checkpoint to replace", "something else, which stays as it is");
+    }
+  }
+  if (kind != FileKind::directory) return;
+  for (const std::string& name : fs.list_directory(path)) {
+    if (belongs_to_checkpoint(fs, path, name)) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
-                          "a checkpoint to replace", "something else, which stays as it is");
+                          "a directory with nothing but a checkpoint's files, all of which it "
+                          "replaces",
+                          "'" + printable(name) + "' among them", "move it, or write elsewhere");
   }
 }
 

@@ -98,13 +98,21 @@ struct StateName {
   std::string_view name;  // `exp_avg`, or torchrec's `t0.momentum1`
 };
 
+/// Whether an optimizer counted its parameters instead of naming them: then a tensor of that name
+/// is another one's.
+bool is_number(std::string_view name) {
+  return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
+}
+
 /// Splits `<parameter>.<name>`: the longest parameter that exists wins, else the last step is the
 /// name.
 StateName split_state_name(std::string_view state, std::string_view rest,
                            const ParameterNames& parameters) {
   for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;
        dot = rest.rfind('.', dot - 1)) {
-    if (const auto index = parameters.find(rest.substr(0, dot), state)) {
+    const std::string_view parameter = rest.substr(0, dot);
+    if (is_number(parameter)) continue;
+    if (const auto index = parameters.find(parameter, state)) {
       return {index, rest.substr(dot + 1)};
     }
   }

@@ -49,10 +49,13 @@ std::string describe(const formats::CheckpointContents& source) {
          std::to_string(source.world_size) + " ranks";
 }
 
-/// Returns size and time of last change.
+/// Returns size and time of last change. A file that is lost may hold nothing that is moved.
 std::string describe_file(const std::string& path) {
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) tessera::detail::throw_system_error(errno, path, "stat");
+  if (::stat(path.c_str(), &status) != 0) {
+    if (errno == ENOENT) return "not there";
+    tessera::detail::throw_system_error(errno, path, "stat");
+  }
   char text[96];
   std::snprintf(text, sizeof text, "%lld bytes, changed at %lld.%09ld",
                 static_cast<long long>(status.st_size),

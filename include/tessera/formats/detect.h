@@ -15,8 +15,8 @@ namespace tessera::formats {
 Format detect_format(const FileSystem& fs, const std::string& path);
 
 /// Passes where nothing is, an empty directory, or a checkpoint, also a damaged one. Throws:
-/// Error(invalid_argument) where something else would be lost; `option` is what asked to replace
-/// it.
+/// Error(invalid_argument) where something else would be lost, be it beside a checkpoint's files in
+/// their directory; `option` is what asked to replace it.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option);
 
 struct OpenOptions {

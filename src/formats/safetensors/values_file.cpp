@@ -236,6 +236,15 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
   contents.units = reader.units();
 }
 
+bool is_values_file(const FileSystem& fs, const std::string& path) {
+  constexpr std::string_view kBegin = "{\n  \"schema\": ";
+  if (fs.kind_of(path) != FileKind::regular) return false;
+  const auto file = fs.open(path);
+  std::string begin(std::min<std::uint64_t>(kBegin.size(), file->nbytes()), '\0');
+  file->read_at(0, std::as_writable_bytes(std::span(begin)));
+  return begin == kBegin;
+}
+
 std::string values_digest(std::string_view text) {
   static constexpr char kHex[] = "0123456789abcdef";
   std::uint64_t digest = xxh3_64(std::as_bytes(std::span(text)));

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/file_system.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -24,6 +25,9 @@ inline constexpr int kMaxValuesDepth = 1000;
 /// Returns the text, or nothing (an empty string) where there is nothing to say.
 std::string format_values_file(const CheckpointContents& contents,
                                const std::vector<Value>& values);
+
+/// Whether the file begins as what `format_values_file` returns does.
+bool is_values_file(const FileSystem& fs, const std::string& path);
 
 /// Adds what `text` says to `contents` and to the parallel `values`, which hold tensors and aliases
 /// so far. Leaves `contents.values` sorted.

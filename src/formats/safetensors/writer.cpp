@@ -103,6 +103,7 @@ class SafetensorsWriter final : public CheckpointWriter {
 
     work_.emplace(fs_, std::move(destination),
                   is_single_file_ ? DestinationKind::file : DestinationKind::directory, work);
+    if (is_single_file_) check_values_path();
     if (is_single_file_ && !values_text_.empty()) {
       staged_values_.emplace(fs_, values_path(), DestinationKind::file,
                              has_published_values() ? OverwritePolicy::replace : overwrite_);
@@ -327,6 +328,22 @@ class SafetensorsWriter final : public CheckpointWriter {
     return (is_single_file_ ? work_->destination()
                             : join_path(work_->staging_path(), std::string(kModelName))) +
            std::string(detail::kValuesSuffix);
+  }
+
+  /// Throws where what lies beside a single file, under the name of its values, may not be
+  /// replaced.
+  void check_values_path() const {
+    const std::string path = values_path();
+    if (!fs_.kind_of(path)) return;
+    if (!detail::is_values_file(fs_, path)) {
+      throw Error(ErrorKind::already_exists, {.path = path},
+                  "values: this name is needed for what is no tensor, and something else has it "
+                  "(remove or rename it)");
+    }
+    if (overwrite_ == OverwritePolicy::refuse && !has_published_values()) {
+      throw Error(ErrorKind::already_exists, {.path = path},
+                  "values: those of another checkpoint are here (remove them, or overwrite)");
+    }
   }
 
   /// Whether the run that is gone on with died after its values had appeared.
