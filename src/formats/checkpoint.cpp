@@ -105,7 +105,9 @@ namespace {
 
 std::optional<KeyStep> step_from_value(const Value& value) {
   if (const auto* key = value.get_if<std::string>()) return *key;
-  if (const auto* position = value.get_if<std::int64_t>()) return *position;
+  if (const auto* position = value.get_if<std::int64_t>()) {
+    return *position >= 0 ? std::optional<KeyStep>(*position) : std::nullopt;
+  }
   const auto* list = value.get_if<Value::List>();
   if (list == nullptr || list->size() != 1 || list->front().is<std::string>()) return std::nullopt;
   return key_step(list->front());

@@ -106,6 +106,8 @@ StagedDestination::LeftOver StagedWork::judge(const WorkOptions& options,
                : foreign;
   };
   if (!options.journal) return staged.has_kept_work() ? kept : removable();
+  // A journal that cannot be read, such as a later release's, is not in the way of that.
+  if (options.journal->kept_work == KeptWork::discard && staged.has_kept_work()) return remove;
   left_over_ = read_journal(fs_, staged.journal_path());
   if (!left_over_) return removable();
   switch (options.journal->kept_work) {
@@ -115,11 +117,10 @@ StagedDestination::LeftOver StagedWork::judge(const WorkOptions& options,
       require_same_work(left_over_->identity, *options.journal, staged.staging_path());
       return go_on;
     case KeptWork::discard:
-      left_over_.reset();
-      return remove;
+      break;
   }
-  TESSERA_CHECK(false && "unnamed KeptWork");
-  return kept;
+  left_over_.reset();
+  return remove;
 }
 
 void StagedWork::require_no_files_but(std::set<std::string> names) const {

@@ -92,9 +92,10 @@ void check_aliases(const formats::CheckpointReader& reader, const formats::Findi
   }
 }
 
-// Says what is not finite in each tensor that can be read; others have findings already.
-void check_numbers(const formats::CheckpointReader& reader, const ScanOptions& options,
-                   const formats::FindingSink& sink) {
+// Says what is not finite in each tensor, or that it cannot be read where no finding says so yet.
+void check_numbers(const formats::CheckpointReader& reader,
+                   const std::set<std::string, std::less<>>& names_with_findings,
+                   const ScanOptions& options, const formats::FindingSink& sink) {
   for (std::size_t t = 0; t < reader.contents().tensors.size(); ++t) {
     const TensorMeta& meta = reader.contents().tensors[t].meta;
     if (!is_floating_point(meta.dtype) && !is_complex(meta.dtype)) continue;
@@ -103,6 +104,10 @@ void check_numbers(const formats::CheckpointReader& reader, const ScanOptions& o
       statistics = compute_statistics(reader, {&t, 1}, options).front();
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::corruption) throw;
+      if (!names_with_findings.contains(meta.fqn)) {
+        sink({Finding::Severity::error, "structure", error.where(), "elements that can be read",
+              std::string(error.reason())});
+      }
       continue;
     }
     const std::int64_t num_infinite = statistics.num_positive_inf + statistics.num_negative_inf;
@@ -146,7 +151,7 @@ VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions
   for (const Finding& finding : report.findings) names_with_findings.insert(finding.where.fqn);
   check_values(reader, names_with_findings, sink);
   if (options.numbers == VerifyOptions::Numbers::must_be_finite) {
-    check_numbers(reader, options.scan, sink);
+    check_numbers(reader, names_with_findings, options.scan, sink);
   }
   std::stable_sort(report.findings.begin(), report.findings.end(),
                    [](const Finding& a, const Finding& b) {

@@ -448,6 +448,19 @@ TEST_F(SafetensorsTest, MalformedValuesFilesAreRefused) {
   }
 }
 
+TEST_F(SafetensorsTest, ValuesThatAWriterHadReplacedWhenItDiedAreRead) {
+  MemoryCheckpoint old;
+  old.add({"x", DType::uint8, {1}}, bytes_of<std::uint8_t>({7}));
+  old.add_value("v", "old");
+  write(old, "a.safetensors");
+  write(make_rich_checkpoint(), "b.safetensors");
+  std::filesystem::rename(tmp_ / "a.safetensors.values.json",
+                          tmp_ / "a.safetensors.values.json.partial");
+  std::filesystem::copy_file(tmp_ / "b.safetensors.values.json",
+                             tmp_ / "a.safetensors.values.json");
+  EXPECT_EQ(open(tmp_ / "a.safetensors")->read_value(0), Value("old"));
+}
+
 TEST_F(SafetensorsTest, ReplacingKeepsTensorsAndValuesTogetherWhateverFails) {
   MemoryCheckpoint old;
   old.add({"x", DType::uint8, {1}}, bytes_of<std::uint8_t>({7}));

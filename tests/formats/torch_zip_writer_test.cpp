@@ -255,6 +255,12 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
        [](auto& source) {
          add_byte(source, "a.c", {"a", "b"});
        }},
+      {"a.1.0: keys of a dict: expected different ones, found 1.0, which equals another in Python",
+       invalid,
+       [](auto& source) {
+         add_byte(source, "a.1", {"a", DictKey{"1"}});
+         add_byte(source, "a.1.0", {"a", DictKey{"1.0"}});
+       }},
       {"a.b: key path: expected a value at a, found a dict", invalid,
        [](auto& source) {
          add_byte(source, "a.b", {"a", "b"});

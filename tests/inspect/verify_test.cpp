@@ -83,6 +83,38 @@ TEST(VerifyTest, NumbersThatAreNotFiniteAreFindingsWhenAsked) {
   EXPECT_EQ(report.findings[0].found, "1 NaN and 2 Inf");
 }
 
+/// A reader of a format that finds nothing wrong with what it cannot read.
+class CheckpointNotChecked final : public formats::CheckpointReader {
+ public:
+  explicit CheckpointNotChecked(const MemoryCheckpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  formats::Format format() const override { return checkpoint_.format(); }
+  const std::string& path() const override { return checkpoint_.path(); }
+  const formats::CheckpointContents& contents() const override { return checkpoint_.contents(); }
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    checkpoint_.read_piece(tensor_index, piece_index, range, out);
+  }
+  Value read_value(std::size_t value_index) const override {
+    return checkpoint_.read_value(value_index);
+  }
+  formats::PieceStorage piece_storage(std::size_t, std::size_t) const override { return {}; }
+  void check_files(const formats::FindingSink&) const override {}
+  void verify(const formats::FindingSink&, const formats::ProgressSink&) const override {}
+
+ private:
+  const MemoryCheckpoint& checkpoint_;
+};
+
+TEST(VerifyTest, NumbersThatCannotBeReadAreFindings) {
+  MemoryCheckpoint checkpoint;
+  checkpoint.add({"damaged", DType::float32, {1}}, test::bytes_of<float>({1}));
+  checkpoint.fail_reads_of("damaged", 0);
+  VerifyOptions options;
+  options.numbers = VerifyOptions::Numbers::must_be_finite;
+  EXPECT_TRUE(verify(CheckpointNotChecked(checkpoint), options).has_errors());
+}
+
 TEST(VerifyTest, AStopIsNoFindingOfAnyFormat) {
   VerifyOptions options;
   std::stop_source source;

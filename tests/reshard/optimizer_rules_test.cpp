@@ -64,6 +64,16 @@ TEST(OptimizerRulesTest, StateKeyedByNumbersHasNoParameter) {
   EXPECT_EQ(roles[1].parameter_index, std::nullopt);
 }
 
+TEST(OptimizerRulesTest, ATensorOfThatNumberIsNotTheParameter) {
+  const auto contents = contents_of({{"cuda_rng.0", {16}},
+                                     {"model.scales.0", {2}},
+                                     {"model.w", {3, 2}},
+                                     {"optimizer.state.0.exp_avg", {3, 2}}});
+  const auto roles = classify_state(contents);
+  EXPECT_EQ(roles[3].kind, StateKind::pointwise);
+  EXPECT_EQ(roles[3].parameter_index, std::nullopt);
+}
+
 TEST(OptimizerRulesTest, D9_TorchrecsMomentumIsRowWisePointwiseOrPerShard) {
   auto contents = contents_of({{"model.embedding_bags.t.weight", {6, 8}},
                                {"optim.state.embedding_bags.t.weight.t.iter", {1}},

@@ -245,6 +245,11 @@ bool is_values_file(const FileSystem& fs, const std::string& path) {
   return begin == kBegin;
 }
 
+bool may_be_values_file(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path) != FileKind::regular) return false;
+  return fs.open(path)->nbytes() == 0 || is_values_file(fs, path);
+}
+
 std::string values_digest(std::string_view text) {
   static constexpr char kHex[] = "0123456789abcdef";
   std::uint64_t digest = xxh3_64(std::as_bytes(std::span(text)));

@@ -29,6 +29,9 @@ std::string format_values_file(const CheckpointContents& contents,
 /// Whether the file begins as what `format_values_file` returns does.
 bool is_values_file(const FileSystem& fs, const std::string& path);
 
+/// Whether it is that, or what is there before it is written: nothing.
+bool may_be_values_file(const FileSystem& fs, const std::string& path);
+
 /// Adds what `text` says to `contents` and to the parallel `values`, which hold tensors and aliases
 /// so far. Leaves `contents.values` sorted.
 /// Throws: Error(corruption) naming `path`; Error(unsupported) on a later schema.

@@ -106,7 +106,12 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (is_single_file_) check_values_path();
     if (is_single_file_ && !values_text_.empty()) {
       staged_values_.emplace(fs_, values_path(), DestinationKind::file,
-                             has_published_values() ? OverwritePolicy::replace : overwrite_);
+                             has_published_values() ? OverwritePolicy::replace : overwrite_,
+                             [&](const StagedDestination& staged) {
+                               return detail::may_be_values_file(fs_, staged.staging_path())
+                                          ? StagedDestination::LeftOver::remove
+                                          : StagedDestination::LeftOver::foreign;
+                             });
     }
     if (!is_single_file_) work_->require_no_files_but(file_names());
     for (std::size_t shard = 0; shard < shards_.size(); ++shard) start_file(shard, headers[shard]);

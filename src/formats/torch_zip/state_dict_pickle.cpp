@@ -1,9 +1,12 @@
 #include "formats/torch_zip/state_dict_pickle.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -11,6 +14,7 @@
 #include "formats/pickle/pickler.h"
 #include "formats/torch_zip/torch_save_layout.h"
 #include "tessera/base/error.h"
+#include "tessera/base/json.h"
 
 namespace tessera::formats::torch_zip {
 namespace {
@@ -45,6 +49,22 @@ std::vector<Entry> entries_of(const CheckpointContents& contents,
   }
   std::ranges::sort(entries, {}, &Entry::path);
   return entries;
+}
+
+/// Returns a text that is the same for keys which are one key in Python, as 1, 1.0 and True are.
+std::string text_of_equal_keys(const Value& key) {
+  if (const auto* boolean = key.get_if<bool>()) return *boolean ? "1" : "0";
+  if (const auto* tuple = key.get_if<Value::Tuple>()) {
+    std::string text = "(";
+    for (const Value& item : tuple->items) text += text_of_equal_keys(item) + ",";
+    return text + ")";
+  }
+  constexpr double kBound = 0x1p63;
+  const auto* number = key.get_if<double>();
+  if (number != nullptr && std::trunc(*number) == *number && std::abs(*number) < kBound) {
+    return std::to_string(static_cast<std::int64_t>(*number));
+  }
+  return value_to_json(key);
 }
 
 class StateDictPickler {
@@ -86,8 +106,16 @@ class StateDictPickler {
   void push_dict(std::span<const Entry> entries, std::size_t depth) {
     pickler_.empty_dict();
     pickler_.mark();
+    std::set<std::string> others;  // keys that are no strings
     while (!entries.empty()) {
-      push_key(entries.front().path[depth]);
+      const KeyStep& step = entries.front().path[depth];
+      if (const auto* key = std::get_if<DictKey>(&step)) {
+        if (!others.insert(text_of_equal_keys(key_of(*key))).second) {
+          refuse(entries.front(), "keys of a dict", "different ones",
+                 value_to_string(key_of(*key)) + ", which equals another in Python");
+        }
+      }
+      push_key(step);
       push(take_item(entries, depth), depth + 1);
     }
     pickler_.set_items_from_mark();
