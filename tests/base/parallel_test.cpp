@@ -24,16 +24,16 @@ TEST(ParallelTest, EveryTaskRunsOnce) {
   }
 }
 
+// More tasks than anybody waits for: a test that ends was stopped.
+constexpr std::int64_t kEndless = std::int64_t{1} << 60;
+
 TEST(ParallelTest, TheFirstExceptionStopsTheRestAndReachesTheCaller) {
   for (const int num_threads : {1, 4}) {
-    std::atomic<int> num_started = 0;
-    EXPECT_THROW(parallel_for(1'000'000, num_threads, {},
+    EXPECT_THROW(parallel_for(kEndless, num_threads, {},
                               [&](std::int64_t i) {
-                                ++num_started;
                                 if (i == 10) throw std::runtime_error("ten");
                               }),
                  std::runtime_error);
-    EXPECT_LT(num_started, 1'000'000);
   }
 }
 
@@ -42,12 +42,11 @@ TEST(ParallelTest, AStopRequestBecomesInterrupted) {
   std::atomic<int> num_started = 0;
   EXPECT_THAT(
       [&] {
-        parallel_for(1'000'000, 3, stop.get_token(), [&](std::int64_t) {
+        parallel_for(kEndless, 3, stop.get_token(), [&](std::int64_t) {
           if (++num_started == 5) stop.request_stop();
         });
       },
       test::ThrowsError(ErrorKind::interrupted, "interrupted"));
-  EXPECT_LT(num_started, 1'000'000);
 }
 
 TEST(ParallelTest, AFailureIsToldAlsoWhereItInterruptsOthersFirst) {

@@ -91,8 +91,10 @@ class KilledReshard(unittest.TestCase):
         for name, options in DESTINATIONS:
             new[name], seconds[name] = self.whole(self.source, name, options)
             old[name] = self.whole(self.old_source, name, options)[0]
-        num_resumed = 0
-        for number in range(OPTIONS.kills):
+        num_resumed, enough = 0, OPTIONS.kills // 10
+        for number in range(10 * OPTIONS.kills):
+            if number >= OPTIONS.kills and num_resumed > enough:
+                break
             name, options = draw.choice(DESTINATIONS)
             replaces, num_kills = draw.random() < 0.25, draw.choice((1, 1, 2, 3))
             with tempfile.TemporaryDirectory(dir=self.root) as folder, \
@@ -104,25 +106,31 @@ class KilledReshard(unittest.TestCase):
                     before = old[name]
                 self.assertEqual(contents(self.work / name), before)
                 num_resumed += self.kill_and_go_on(draw, name, options + ["--overwrite"] * replaces,
-                                                   num_kills, seconds[name], before, new[name])
-        self.assertGreater(num_resumed, OPTIONS.kills // 10, "too few of the killed runs had begun")
+                                                   num_kills, seconds, before, new[name])
+        self.assertGreater(num_resumed, enough, "too few of the killed runs had begun")
 
     def kill_and_go_on(self, draw, name, options, num_kills, seconds, before, after):
-        """Returns whether the last run found something of those before."""
+        """Returns whether the last run found something of those before.
+
+        Corrects the seconds that a run takes, where it ended before it could be killed or had not yet begun.
+        """
         path = self.work / name
         for attempt in range(num_kills):
             process = self.start(self.source, name, options + ["--resume"] * (attempt > 0))
-            time.sleep(draw.uniform(0, seconds))
+            time.sleep(draw.uniform(0, seconds[name]))
             process.kill()
             process.communicate()
             found = contents(path)
             self.assertIn(found, (before, after), "neither the old nor the new one, whole")
             if found == after:
+                seconds[name] *= 0.8 if attempt == 0 else 1
                 return False
         stdout = self.move(self.source, name, options + ["--resume"])
         self.assertEqual(contents(path), after)
         self.assertEqual([each.name for each in self.work.iterdir() if ".partial" in each.name], [])
-        return re.search(r"bytes .* of them kept from before", stdout) is not None
+        has_resumed = re.search(r"bytes .* of them kept from before", stdout) is not None
+        seconds[name] *= 1 if has_resumed else 1.1
+        return has_resumed
 
     def test_a_second_run_is_refused_and_the_first_ends_well(self):
         for name, options in DESTINATIONS:

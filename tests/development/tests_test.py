@@ -1,3 +1,5 @@
+import contextlib
+import io
 import tempfile
 import unittest
 from pathlib import Path
@@ -25,20 +27,26 @@ class TestsTest(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".xml") as file:
             file.write(REPORT)
             file.flush()
-            self.cases = tests.read_junit(Path(file.name), LABELS)
+            self.cases = tests.read_junit(Path(file.name), LABELS, " (asan)")
 
     def test_what_could_not_run_counts_as_failed_and_what_chose_not_to_as_skipped(self):
         self.assertEqual([case.outcome for case in self.cases],
                          ["passed", "failed", "skipped", "skipped", "skipped", "failed"])
 
     def test_tallies_are_by_label_in_the_order_of_labels(self):
-        tallies = tests.tallies_by_label(self.cases, " (asan)")
+        tallies = tests.tallies_by_label(self.cases)
         self.assertEqual(tallies, {
             "unit (asan)": tests.Tally(passed=1, failed=1, skipped=2, seconds=2.0),
             "interop (asan)": tests.Tally(skipped=1),
             "no label (asan)": tests.Tally(failed=1),
         })
         self.assertEqual(list(tallies), ["unit (asan)", "interop (asan)", "no label (asan)"])
+
+    def test_what_failed_is_named_at_the_end(self):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            self.assertEqual(tests.report(self.cases, 2.0), 1)
+        self.assertEqual(out.getvalue().splitlines()[-3:], [
+            "failed: unit (asan): bad", "failed: no label (asan): x_NOT_BUILT", "1 passed, 2 failed, 3 skipped"])
 
     def test_what_runs_under_the_sanitizers_alone_is_refused_without_them(self):
         with self.assertRaisesRegex(Stop, "fuzz: .*--quick"):

@@ -294,7 +294,8 @@ TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {
     CountingReader reader(source);
     const std::uint64_t resumed_nbytes =
         move(reader, KeptWork::resume, OverwritePolicy::refuse, num_threads);
-    EXPECT_GE(resumed_nbytes, kLargeNbytes / 3);
+    // Of several threads' blocks, only one is finished for certain when another fails.
+    EXPECT_GE(resumed_nbytes, num_threads == 1 ? kLargeNbytes / 3 : 1U);
     EXPECT_EQ(reader.nbytes_read(), kLargeNbytes - resumed_nbytes);
     EXPECT_TRUE(all_files() == expected);
     clear();

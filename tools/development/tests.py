@@ -62,6 +62,7 @@ class Case:
     outcome: str  # "passed", "failed" or "skipped"
     seconds: float
     output: str
+    variant: str = ""  # what stands behind the label where it ran under sanitizers, such as " (asan)"
 
 
 def outcome_of(case: ElementTree.Element) -> str:
@@ -85,13 +86,13 @@ def labels_by_test(directory: Path) -> dict[str, str]:
     return labels
 
 
-def read_junit(path: Path, labels: dict[str, str]) -> list[Case]:
+def read_junit(path: Path, labels: dict[str, str], variant: str = "") -> list[Case]:
     return [Case(case.get("name"), labels.get(case.get("name"), "no label"), outcome_of(case),
-                 float(case.get("time") or 0), case.findtext("system-out") or "")
+                 float(case.get("time") or 0), case.findtext("system-out") or "", variant)
             for case in ElementTree.parse(path).getroot().iter("testcase")]
 
 
-def run_ctest(directory: Path, selection: list[str], environment: dict[str, str]) -> list[Case]:
+def run_ctest(directory: Path, selection: list[str], environment: dict[str, str], variant: str = "") -> list[Case]:
     """Runs the selected tests of a build folder, and prints what failed or was skipped."""
     report = directory / "test-report.xml"
     log = directory / "test-log.txt"
@@ -101,12 +102,12 @@ def run_ctest(directory: Path, selection: list[str], environment: dict[str, str]
         report.unlink(missing_ok=True)
         log.unlink(missing_ok=True)
         exit_code = run_quietly(command, log, environment=os.environ | environment)
-        cases = read_junit(report, labels_by_test(directory)) if report.exists() else []
+        cases = read_junit(report, labels_by_test(directory), variant) if report.exists() else []
     failed = [case for case in cases if case.outcome == "failed"]
     lines = log.read_text(errors="replace").splitlines()
     for case in failed:
         verdict = next((line.rsplit("***")[-1] for line in lines if f": {case.name} ." in line and "***" in line), "")
-        say(f"--- {case.label}: {case.name}: {verdict or 'Failed'}\n{case.output.rstrip()}\n")
+        say(f"--- {case.label}{case.variant}: {case.name}: {verdict or 'Failed'}\n{case.output.rstrip()}\n")
     for case in cases:
         if case.outcome == "skipped":
             say(f"    skipped: {case.label}: {case.name}")
@@ -116,11 +117,11 @@ def run_ctest(directory: Path, selection: list[str], environment: dict[str, str]
     return cases
 
 
-def tallies_by_label(cases: list[Case], suffix: str = "") -> dict[str, Tally]:
+def tallies_by_label(cases: list[Case]) -> dict[str, Tally]:
     tallies: dict[str, Tally] = {}
     order = {label: position for position, label in enumerate(LABELS)}
-    for case in sorted(cases, key=lambda case: order.get(case.label, len(order))):
-        tally = tallies.setdefault(case.label + suffix, Tally())
+    for case in sorted(cases, key=lambda case: (case.variant, order.get(case.label, len(order)))):
+        tally = tallies.setdefault(case.label + case.variant, Tally())
         setattr(tally, case.outcome, getattr(tally, case.outcome) + 1)
         tally.seconds += case.seconds
     return tallies
@@ -133,14 +134,18 @@ def summary(tallies: dict[str, Tally]) -> str:
     return table(rows, right={1, 2, 3, 4})
 
 
-def report(tallies: dict[str, Tally], seconds: float) -> int:
-    """Prints the counts. Returns the exit code."""
+def report(cases: list[Case], seconds: float) -> int:
+    """Prints the counts, and what failed. Returns the exit code."""
+    tallies = tallies_by_label(cases)
     total = Tally()
     for tally in tallies.values():
         total += tally
     heading(f"tests by label, {seconds:.0f} s in all")
     say(summary(tallies))
     say()
+    for case in cases:
+        if case.outcome == "failed":
+            say(f"failed: {case.label}{case.variant}: {case.name}")
     say(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed else 0
 
@@ -156,8 +161,8 @@ def test_threads(*, torch_version: str | None) -> int:
     directory = build("tsan", targets=TARGETS_WITH_THREADS, definitions=definitions)
     heading("testing under ThreadSanitizer (the core; ranks as threads)")
     selection = ["-L", "^(distributed|unit|property)$", "-E", f"{RANKS_AS_PROCESSES}|launchers"]
-    cases = run_ctest(directory, selection, THREAD_SANITIZER_OPTIONS)
-    return report(tallies_by_label(cases, " (tsan)"), time.monotonic() - begin)
+    cases = run_ctest(directory, selection, THREAD_SANITIZER_OPTIONS, " (tsan)")
+    return report(cases, time.monotonic() - begin)
 
 
 def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
@@ -172,18 +177,18 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     if label == "interop-torchrec":
         definitions += (f"TESSERA_TORCHREC_PACKAGES={torchrec_packages(torch_version)}",)
 
-    tallies: dict[str, Tally] = {}
+    cases: list[Case] = []
     if label not in ONLY_SANITIZED:
         directory = build("dev", definitions=definitions)
         heading(f"testing ({label or 'all but those on demand'})")
         selection = ["-L", f"^{label}$"] if label else ["-LE", ON_DEMAND]
-        tallies |= tallies_by_label(run_ctest(directory, selection, {}))
+        cases += run_ctest(directory, selection, {})
 
     if not quick and (label is None or label in CORE_LABELS):
         directory = build("asan", targets=SANITIZED)
         again = [label] if label else CORE_LABELS
         heading(f"testing under AddressSanitizer and UBSan ({', '.join(again)})")
         selection = ["-L", f"^({'|'.join(again)})$", "-LE", "^slow$"]
-        tallies |= tallies_by_label(run_ctest(directory, selection, SANITIZER_OPTIONS), " (asan)")
+        cases += run_ctest(directory, selection, SANITIZER_OPTIONS, " (asan)")
 
-    return report(tallies, time.monotonic() - begin)
+    return report(cases, time.monotonic() - begin)
