@@ -1,7 +1,7 @@
 #include "tessera/base/size_text.h"
 
 #include <array>
-#include <cstdio>
+#include <charconv>
 
 namespace tessera {
 
@@ -14,9 +14,9 @@ std::string iec_size(std::uint64_t nbytes) {
     value /= 1024;
     ++unit;
   }
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %s", value, kUnits[unit]);
-  return text;
+  std::array<char, 16> text;  // up to four digits, and one
+  char* const end = std::to_chars(text.begin(), text.end(), value, std::chars_format::fixed, 1).ptr;
+  return std::string(text.begin(), end).append(" ").append(kUnits[unit]);
 }
 
 std::string rounded_size(std::uint64_t nbytes) {

@@ -91,9 +91,14 @@ void print_tensors(const CheckpointReader& reader, const std::vector<Row>& rows,
   Table table({left, left, left, left, right, right, right, left});
   table.let_shrink(1);
   table.let_alternate({4, 5}, 6);
+  constexpr std::size_t kTextNbytesBesideName = 64;
+  std::size_t text_nbytes = 0;
+  for (const Row& row : rows) text_nbytes += row.name.size() + kTextNbytesBesideName;
+  table.reserve(rows.size(), text_nbytes);
+  std::vector<Table::Cell> cells;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const formats::TensorEntry& tensor = contents.tensors[rows[r].tensor];
-    std::vector<Table::Cell> cells;
+    cells.clear();
     cells.push_back({digests.empty() ? "" : digests[r], Style::faint});
     cells.push_back({printable(rows[r].name, rows[r].name.size() * 4)});
     cells.push_back({std::string(dtype_name(tensor.meta.dtype))});

@@ -19,10 +19,17 @@ std::size_t total_width(const std::vector<std::size_t>& widths, const std::vecto
 
 }  // namespace
 
+void Table::reserve(std::size_t num_rows, std::size_t text_nbytes) {
+  cells_.reserve(num_rows * columns_.size());
+  row_ends_.reserve(num_rows);
+  texts_.reserve(text_nbytes);
+}
+
 void Table::add_row(std::span<const Cell> cells) {
   for (const Cell& cell : cells) {
     texts_ += cell.text;
-    cells_.push_back({texts_.size(), display_width(cell.text), cell.style, cell.extent});
+    const auto width = static_cast<std::uint32_t>(display_width(cell.text));
+    cells_.push_back({texts_.size(), width, cell.style, cell.extent});
   }
   row_ends_.push_back(cells_.size());
 }
@@ -62,15 +69,18 @@ void Table::print(Terminal& terminal) const {
       width = std::max(width > excess ? width - excess : 0, std::min(width, kMinShrunkWidth));
     }
   }
+  std::string line;
   for (std::size_t row = 0; row < row_ends_.size(); ++row) {
-    print_row(row, widths, is_shown, terminal);
+    line.clear();
+    lay_out_row(row, widths, is_shown, terminal, line);
+    terminal.print(line);
   }
 }
 
-void Table::print_row(std::size_t row, const std::vector<std::size_t>& widths,
-                      const std::vector<bool>& is_shown, Terminal& terminal) const {
+void Table::lay_out_row(std::size_t row, const std::vector<std::size_t>& widths,
+                        const std::vector<bool>& is_shown, const Terminal& terminal,
+                        std::string& line) const {
   const std::size_t first_cell = row == 0 ? 0 : row_ends_[row - 1];
-  std::string line;
   std::size_t column = 0;   // reached by `line`
   std::size_t pending = 0;  // spaces that are due before the next text
   for (std::size_t c = 0; first_cell + c < row_ends_[row]; ++c) {
@@ -104,7 +114,6 @@ void Table::print_row(std::size_t row, const std::vector<std::size_t>& widths,
     if (columns_[c] == Align::left) pending += padding;
   }
   line += '\n';
-  terminal.print(line);
 }
 
 }  // namespace tessera::cli

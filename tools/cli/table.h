@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -22,7 +23,7 @@ class Table {
     std::string text;
     Style style = Style::plain;
     /// Whether the text runs on to the end of the line and beyond, with no part in the widths.
-    enum class Extent { one_column, rest_of_line } extent = Extent::one_column;
+    enum class Extent : std::uint8_t { one_column, rest_of_line } extent = Extent::one_column;
   };
 
   explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
@@ -33,6 +34,8 @@ class Table {
   void let_alternate(std::vector<std::size_t> wide, std::size_t narrow) {
     alternates_.push_back({std::move(wide), narrow});
   }
+  /// Makes room for rows that are about to be added. Units of `text_nbytes`: bytes in all of them.
+  void reserve(std::size_t num_rows, std::size_t text_nbytes);
   /// Adds a row, which may have fewer cells than there are columns.
   void add_row(std::span<const Cell> cells);
   void add_row(std::initializer_list<Cell> cells) {
@@ -51,13 +54,15 @@ class Table {
   // A cell of which the text lies among those of all others.
   struct StoredCell {
     std::size_t text_end;
-    std::size_t width;
+    std::uint32_t width;
     Style style;
     Cell::Extent extent;
   };
 
-  void print_row(std::size_t row, const std::vector<std::size_t>& widths,
-                 const std::vector<bool>& is_shown, Terminal& terminal) const;
+  /// Appends a row to `line`.
+  void lay_out_row(std::size_t row, const std::vector<std::size_t>& widths,
+                   const std::vector<bool>& is_shown, const Terminal& terminal,
+                   std::string& line) const;
   std::string_view text_of(std::size_t cell) const;
 
   std::vector<Align> columns_;

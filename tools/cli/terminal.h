@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -8,7 +9,7 @@
 namespace tessera::cli {
 
 enum class ColorChoice { automatic, always, never };
-enum class Style { plain, strong, faint, good, bad, notice };
+enum class Style : std::uint8_t { plain, strong, faint, good, bad, notice };
 
 /// Thrown where standard output is a pipe that nobody reads any more.
 class OutputClosed : public std::runtime_error {
