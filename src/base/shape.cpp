@@ -1,11 +1,26 @@
 #include "tessera/base/shape.h"
 
 #include <algorithm>
+#include <limits>
+#include <stdexcept>
 
 #include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
 
 namespace tessera {
+
+void Shape::reserve(std::size_t num_dims) {
+  if (num_dims <= capacity_) return;
+  if (num_dims > std::numeric_limits<std::uint32_t>::max() / 2) {
+    throw std::length_error("a shape of too many dimensions");
+  }
+  const std::uint32_t capacity = std::max(static_cast<std::uint32_t>(num_dims), 2 * capacity_);
+  auto* const grown = new std::int64_t[capacity];
+  std::copy(begin(), end(), grown);
+  if (!is_inline()) delete[] heap();
+  slots_[0] = std::bit_cast<std::int64_t>(grown);
+  capacity_ = capacity;
+}
 
 std::int64_t numel_of(std::span<const std::int64_t> sizes) {
   const auto numel = checked_numel(sizes);

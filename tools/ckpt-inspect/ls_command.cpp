@@ -95,6 +95,7 @@ void print_tensors(const CheckpointReader& reader, const std::vector<Row>& rows,
   std::size_t text_nbytes = 0;
   for (const Row& row : rows) text_nbytes += row.name.size() + kTextNbytesBesideName;
   table.reserve(rows.size(), text_nbytes);
+  const bool is_terminal = terminal.output_is_terminal();
   std::vector<Table::Cell> cells;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const formats::TensorEntry& tensor = contents.tensors[rows[r].tensor];
@@ -109,7 +110,7 @@ void print_tensors(const CheckpointReader& reader, const std::vector<Row>& rows,
     } else {
       cells.push_back({counted(tensor.meta.nbytes(), "byte")});
       cells.push_back({rounded_size(tensor.meta.nbytes())});
-      cells.push_back({iec_size(tensor.meta.nbytes())});
+      cells.push_back({is_terminal ? iec_size(tensor.meta.nbytes()) : ""});  // where it is narrow
       cells.push_back({are_all_whole ? "" : counted(tensor.pieces.size(), "piece"), Style::faint});
     }
     table.add_row(cells);

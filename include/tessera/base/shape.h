@@ -1,14 +1,111 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <iterator>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera {
 
 /// The sizes of a tensor, outermost first; empty for a 0-d tensor. Units: elements.
-using Shape = std::vector<std::int64_t>;
+///
+/// Behaves as a std::vector, without memory on the heap for up to `kInlineDims` dimensions: a
+/// checkpoint has three of them for every piece of every tensor. (c10::SmallVector does the same
+/// for torch's sizes.)
+class Shape {
+ public:
+  using value_type = std::int64_t;
+  using size_type = std::size_t;
+  using difference_type = std::ptrdiff_t;
+  using reference = std::int64_t&;
+  using const_reference = const std::int64_t&;
+  using iterator = std::int64_t*;
+  using const_iterator = const std::int64_t*;
+
+  static constexpr std::size_t kInlineDims = 3;
+
+  Shape() noexcept = default;
+  explicit Shape(std::size_t num_dims, std::int64_t size = 0) { resize(num_dims, size); }
+  Shape(std::initializer_list<std::int64_t> sizes) { assign(sizes.begin(), sizes.end()); }
+  template <std::forward_iterator Iterator>
+  Shape(Iterator begin, Iterator end) {
+    assign(begin, end);
+  }
+  Shape(const std::vector<std::int64_t>& sizes) { assign(sizes.begin(), sizes.end()); }
+  Shape(const Shape& other) { assign(other.begin(), other.end()); }
+  Shape(Shape&& other) noexcept { swap(other); }
+  Shape& operator=(const Shape& other) {
+    if (this != &other) assign(other.begin(), other.end());
+    return *this;
+  }
+  Shape& operator=(Shape&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Shape() {
+    if (!is_inline()) delete[] heap();
+  }
+
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  std::int64_t* data() { return is_inline() ? slots_.data() : heap(); }
+  const std::int64_t* data() const { return is_inline() ? slots_.data() : heap(); }
+  iterator begin() { return data(); }
+  iterator end() { return data() + size_; }
+  const_iterator begin() const { return data(); }
+  const_iterator end() const { return data() + size_; }
+  std::int64_t& operator[](std::size_t dim) { return data()[dim]; }
+  const std::int64_t& operator[](std::size_t dim) const { return data()[dim]; }
+  std::int64_t& front() { return data()[0]; }
+  const std::int64_t& front() const { return data()[0]; }
+  std::int64_t& back() { return data()[size_ - 1]; }
+  const std::int64_t& back() const { return data()[size_ - 1]; }
+
+  void clear() { size_ = 0; }
+  void reserve(std::size_t num_dims);
+  void resize(std::size_t num_dims, std::int64_t size = 0) {
+    reserve(num_dims);
+    if (num_dims > size_) std::fill(data() + size_, data() + num_dims, size);
+    size_ = static_cast<std::uint32_t>(num_dims);
+  }
+  void push_back(std::int64_t size) { resize(std::size_t{size_} + 1, size); }
+  /// Requires: the range is none of this shape's own.
+  template <std::forward_iterator Iterator>
+  void assign(Iterator begin, Iterator end) {
+    const auto num_dims = static_cast<std::size_t>(std::distance(begin, end));
+    reserve(num_dims);
+    std::copy(begin, end, data());
+    size_ = static_cast<std::uint32_t>(num_dims);
+  }
+  void swap(Shape& other) noexcept {
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+    std::swap(slots_, other.slots_);
+  }
+
+  friend bool operator==(const Shape& a, const Shape& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
+  friend std::strong_ordering operator<=>(const Shape& a, const Shape& b) {
+    return std::lexicographical_compare_three_way(a.begin(), a.end(), b.begin(), b.end());
+  }
+
+ private:
+  bool is_inline() const { return capacity_ == kInlineDims; }
+  std::int64_t* heap() const { return std::bit_cast<std::int64_t*>(slots_[0]); }
+
+  std::uint32_t size_ = 0;
+  std::uint32_t capacity_ = kInlineDims;
+  std::array<std::int64_t, kInlineDims> slots_{};  // the sizes, or in the first where they are
+};
 
 /// The most dimensions a tensor may have (torch and HDF5 both stay below).
 inline constexpr std::size_t kMaxDims = 32;

@@ -108,7 +108,8 @@ class ByteReader {
   bool at_end() const { return position_ == bytes_.size(); }
   const std::string& path() const { return path_; }
 
-  [[noreturn]] void fail(std::string_view rule, std::string_view expected, std::string_view found) {
+  [[noreturn, gnu::cold]] void fail(std::string_view rule, std::string_view expected,
+                                    std::string_view found) {
     const std::uint64_t at = file_offset_ + position_;
     throw Error::expected(ErrorKind::corruption,
                           {.path = path_, .fqn = {}, .byte_range = ByteRange{at, at}},
@@ -117,13 +118,15 @@ class ByteReader {
 
  private:
   std::span<const std::byte> take(std::uint64_t nbytes) {
-    if (nbytes > bytes_.size() - position_) {
-      fail("length", std::to_string(nbytes) + " bytes",
-           std::to_string(bytes_.size() - position_) + " bytes");
-    }
+    if (nbytes > bytes_.size() - position_) fail_short(nbytes);
     const auto part = bytes_.subspan(position_, static_cast<std::size_t>(nbytes));
     position_ += part.size();
     return part;
+  }
+
+  [[noreturn, gnu::cold]] void fail_short(std::uint64_t nbytes) {
+    fail("length", std::to_string(nbytes) + " bytes",
+         std::to_string(bytes_.size() - position_) + " bytes");
   }
 
   template <class T>

@@ -216,6 +216,49 @@ void validate_storage(const Index& index, const FileHeader& header, const std::s
   }
 }
 
+/// Throws Error of that kind unless names are sorted and unique, and aliases have targets.
+void validate_names(const CheckpointContents& contents, ErrorKind kind, const std::string& path) {
+  const auto fail = [&](const std::string& name, std::string_view rule, std::string_view expected,
+                        std::string_view found) {
+    throw Error::expected(kind, {.path = path, .fqn = name, .byte_range = {}}, rule, expected,
+                          found);
+  };
+  const auto require_sorted = [&](const auto& list, auto name_of) {
+    for (std::size_t i = 1; i < list.size(); ++i) {
+      if (!(name_of(list[i - 1]) < name_of(list[i]))) {
+        fail(name_of(list[i]), "names", "sorted and unique",
+             "'" + printable(name_of(list[i])) + "' behind '" + printable(name_of(list[i - 1])) +
+                 "'");
+      }
+    }
+  };
+  const auto tensor_name = [](const TensorEntry& tensor) -> const std::string& {
+    return tensor.meta.fqn;
+  };
+  const auto value_name = [](const ValueEntry& value) -> const std::string& { return value.name; };
+  const auto alias_name = [](const Alias& alias) -> const std::string& { return alias.fqn; };
+  require_sorted(contents.tensors, tensor_name);
+  require_sorted(contents.values, value_name);
+  require_sorted(contents.aliases, alias_name);
+  const auto has_tensor = [&](const std::string& name) {
+    return std::ranges::binary_search(contents.tensors, name, {}, tensor_name);
+  };
+  const auto has_value = [&](const std::string& name) {
+    return std::ranges::binary_search(contents.values, name, {}, value_name);
+  };
+  for (const ValueEntry& value : contents.values) {
+    if (has_tensor(value.name)) fail(value.name, "names", "one meaning", "a tensor and a value");
+  }
+  for (const Alias& alias : contents.aliases) {
+    if (has_tensor(alias.fqn)) fail(alias.fqn, "names", "one meaning", "a tensor and an alias");
+    if (has_value(alias.fqn)) fail(alias.fqn, "names", "one meaning", "a value and an alias");
+    if (!has_tensor(alias.target)) {
+      fail(alias.fqn, "alias", "a tensor as target",
+           "'" + printable(alias.target) + "', which is none");
+    }
+  }
+}
+
 BlockGrid make_grid(Encoding encoding, std::uint64_t nbytes, std::uint64_t chunk_nbytes) {
   if (encoding == Encoding::zstd)
     return {std::min(chunk_nbytes, std::max<std::uint64_t>(nbytes, 1)), nbytes};
@@ -443,7 +486,7 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
 
   // A rank file's aliases may name tensors of other ranks.
   if (header.role == FileRole::index) {
-    validate_contents(contents, ErrorKind::corruption, path);
+    validate_names(contents, ErrorKind::corruption, path);
   }
   validate_storage(index, header, path);
   return index;
@@ -460,40 +503,7 @@ void validate_contents(const CheckpointContents& contents, ErrorKind kind,
     fail({}, "world size", "1 to " + std::to_string(kMaxWorldSize),
          std::to_string(contents.world_size));
   }
-  const auto require_sorted = [&](const auto& list, auto name_of) {
-    for (std::size_t i = 1; i < list.size(); ++i) {
-      if (!(name_of(list[i - 1]) < name_of(list[i]))) {
-        fail(name_of(list[i]), "names", "sorted and unique",
-             "'" + printable(name_of(list[i])) + "' behind '" + printable(name_of(list[i - 1])) +
-                 "'");
-      }
-    }
-  };
-  const auto tensor_name = [](const TensorEntry& tensor) -> const std::string& {
-    return tensor.meta.fqn;
-  };
-  const auto value_name = [](const ValueEntry& value) -> const std::string& { return value.name; };
-  const auto alias_name = [](const Alias& alias) -> const std::string& { return alias.fqn; };
-  require_sorted(contents.tensors, tensor_name);
-  require_sorted(contents.values, value_name);
-  require_sorted(contents.aliases, alias_name);
-  const auto has_tensor = [&](const std::string& name) {
-    return std::ranges::binary_search(contents.tensors, name, {}, tensor_name);
-  };
-  const auto has_value = [&](const std::string& name) {
-    return std::ranges::binary_search(contents.values, name, {}, value_name);
-  };
-  for (const ValueEntry& value : contents.values) {
-    if (has_tensor(value.name)) fail(value.name, "names", "one meaning", "a tensor and a value");
-  }
-  for (const Alias& alias : contents.aliases) {
-    if (has_tensor(alias.fqn)) fail(alias.fqn, "names", "one meaning", "a tensor and an alias");
-    if (has_value(alias.fqn)) fail(alias.fqn, "names", "one meaning", "a value and an alias");
-    if (!has_tensor(alias.target)) {
-      fail(alias.fqn, "alias", "a tensor as target",
-           "'" + printable(alias.target) + "', which is none");
-    }
-  }
+  validate_names(contents, kind, path);
   for (const TensorEntry& tensor : contents.tensors) {
     if (kind != ErrorKind::corruption) validate_tensor_meta(tensor.meta, path);
     for (const Piece& piece : tensor.pieces) {
