@@ -191,9 +191,11 @@ Value::List items_of_form(const std::string& path, const std::string& form, cons
   return items_of(*items, path);
 }
 
-bool is_decimal(std::string_view text) {
+// Says whether the form is the one spelling of its number: a shorter one stands as it is.
+bool is_long_integer(std::string_view text) {
+  if (text.size() <= kMaxPlainIntegerDigits) return false;
   if (text.starts_with('-')) text.remove_prefix(1);
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+  return !text.starts_with('0') && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
 Value value_of_form(const std::string& form, const Value& json, const std::string& path) {
@@ -204,7 +206,11 @@ Value value_of_form(const std::string& form, const Value& json, const std::strin
   if (form == "$symbol") return Value::Symbol{text_of_form(path, form, json)};
   if (form == "$int") {
     const std::string& decimal = text_of_form(path, form, json);
-    if (!is_decimal(decimal)) refuse_form(path, form, "a decimal integer");
+    if (!is_long_integer(decimal)) {
+      refuse_form(path, form,
+                  "a decimal integer of more than " + std::to_string(kMaxPlainIntegerDigits) +
+                      " digits, none of them a leading zero");
+    }
     return Value::BigInt{decimal};
   }
   if (form == "$float") {

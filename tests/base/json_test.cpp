@@ -157,10 +157,23 @@ TEST(JsonTest, MalformedFormsAreRefusedByName) {
   for (const char* text :
        {R"({"$tuple":1})", R"({"$bytes":"a"})", R"({"$bytes":"YR=="})", R"({"$bytes":5})",
         R"({"$float":"1"})", R"({"$dict":[[1]]})", R"({"$dict":{}})", R"({"$int":"1x"})",
+        R"({"$int":"-0"})", R"({"$int":"5"})",
         R"({"$what":1})", R"({"$tuple":[],"a":1})", R"({"a":1,"$tuple":[]})"}) {
     SCOPED_TRACE(text);
     EXPECT_THAT([&] { value_from_json(parse_json(text, "f"), "f"); },
                 ThrowsError(ErrorKind::corruption, "f: value form $"));
+  }
+}
+
+TEST(JsonTest, ALongIntegerHasOneSpelling) {
+  const auto read = [](const std::string& decimal) {
+    return value_from_json(parse_json(R"({"$int":")" + decimal + R"("})", "f"), "f");
+  };
+  const std::string digits(400, '7');
+  EXPECT_EQ(read(digits), Value(Value::BigInt{digits}));
+  EXPECT_EQ(read("-" + digits), Value(Value::BigInt{"-" + digits}));
+  for (const std::string& other : {"0" + digits, "-0" + digits, digits + "x", "--" + digits}) {
+    EXPECT_THAT([&] { read(other); }, ThrowsError(ErrorKind::corruption, "more than 300 digits"));
   }
 }
 
