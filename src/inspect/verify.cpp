@@ -20,7 +20,7 @@ std::uint64_t pieces_nbytes(const formats::CheckpointReader& reader) {
   std::uint64_t nbytes = 0;
   for (const auto& tensor : reader.contents().tensors) {
     for (const auto& piece : tensor.pieces) {
-      nbytes += static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(tensor.meta.dtype);
+      nbytes += nbytes_of(piece.region, tensor.meta.dtype);
     }
   }
   return nbytes;

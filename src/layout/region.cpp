@@ -83,6 +83,10 @@ std::int64_t numel_of(const Region& region) {
   return std::visit([](const auto& r) { return r.numel(); }, region);
 }
 
+std::uint64_t nbytes_of(const Region& region, DType dtype) {
+  return static_cast<std::uint64_t>(numel_of(region)) * itemsize(dtype);
+}
+
 std::string region_to_string(const Region& region) {
   if (const auto* range = std::get_if<FlatRange>(&region)) {
     return "flat[" + std::to_string(range->begin) + ":" + std::to_string(range->end) + "]";

@@ -149,8 +149,7 @@ class LoadPlanner {
     TensorEntry entry = wanted;
     for (Piece& piece : entry.pieces) {
       piece.rank = rank_;
-      plan_.nbytes_to_write +=
-          static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(entry.meta.dtype);
+      plan_.nbytes_to_write += nbytes_of(piece.region, entry.meta.dtype);
     }
     find_sources(tensor, entry, copy);
     plan_.destination.tensors.push_back(std::move(entry));

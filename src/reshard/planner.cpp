@@ -317,8 +317,7 @@ class Planner {
     const bool has_new_form = !copy.merged_widths.empty() || copy.num_repeated_rows != 0;
     if (strategy_ || has_new_form) {
       for (const Shard& shard : shards_for(selected, entry, role)) {
-        const std::uint64_t nbytes =
-            static_cast<std::uint64_t>(numel_of(shard.region)) * itemsize(entry.meta.dtype);
+        const std::uint64_t nbytes = nbytes_of(shard.region, entry.meta.dtype);
         entry.pieces.push_back({shard.region, balance.choose(shard.ranks, nbytes)});
       }
     } else {

@@ -157,8 +157,8 @@ TEST(JsonTest, MalformedFormsAreRefusedByName) {
   for (const char* text :
        {R"({"$tuple":1})", R"({"$bytes":"a"})", R"({"$bytes":"YR=="})", R"({"$bytes":5})",
         R"({"$float":"1"})", R"({"$dict":[[1]]})", R"({"$dict":{}})", R"({"$int":"1x"})",
-        R"({"$int":"-0"})", R"({"$int":"5"})",
-        R"({"$what":1})", R"({"$tuple":[],"a":1})", R"({"a":1,"$tuple":[]})"}) {
+        R"({"$int":"-0"})", R"({"$int":"5"})", R"({"$what":1})", R"({"$tuple":[],"a":1})",
+        R"({"a":1,"$tuple":[]})"}) {
     SCOPED_TRACE(text);
     EXPECT_THAT([&] { value_from_json(parse_json(text, "f"), "f"); },
                 ThrowsError(ErrorKind::corruption, "f: value form $"));

@@ -78,7 +78,8 @@ TEST(ShapeTest, WhateverHappensToItItIsWhatAVectorWouldBe) {
         break;
       default: {
         vectors[a] = some_sizes(random);
-        shapes[a] = Shape(Shape(vectors[a]));
+        const Shape built(vectors[a]);
+        shapes[a] = Shape(built);
       }
     }
     if (vectors[a].size() > kMaxTestedDims) {

@@ -798,7 +798,7 @@ def test_other_threads_of_python_go_on_meanwhile(large, tmp_path):
     ticker = threading.Thread(target=tick)
     ticker.start()
     begin = time.monotonic()
-    tessera.reshard(large / "plain", tmp_path / "moved", compress="zstd", threads=1)
+    tessera.reshard(large / "plain", tmp_path / "moved", compress="zstd:8", threads=1)
     end = time.monotonic()
     done.set()
     ticker.join()

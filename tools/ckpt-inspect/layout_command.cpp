@@ -89,8 +89,7 @@ RankTotals totals_by_rank(const formats::CheckpointContents& contents,
       const auto rank = static_cast<std::size_t>(piece.rank);
       if (piece.rank < 0 || rank >= world_size) continue;
       ++totals.num_pieces[rank];
-      totals.nbytes[rank] +=
-          numel_of(piece.region) * static_cast<std::int64_t>(itemsize(tensor.meta.dtype));
+      totals.nbytes[rank] += static_cast<std::int64_t>(nbytes_of(piece.region, tensor.meta.dtype));
     }
   }
   return totals;

@@ -143,8 +143,7 @@ std::vector<RankShare> shares_of(const Plan& plan) {
     for (const formats::Piece& piece : tensor.pieces) {
       RankShare& share = shares[static_cast<std::size_t>(piece.rank)];
       ++share.num_pieces;
-      share.nbytes +=
-          static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(tensor.meta.dtype);
+      share.nbytes += nbytes_of(piece.region, tensor.meta.dtype);
     }
   }
   return shares;

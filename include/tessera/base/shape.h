@@ -18,8 +18,8 @@ namespace tessera {
 /// The sizes of a tensor, outermost first; empty for a 0-d tensor. Units: elements.
 ///
 /// Behaves as a std::vector, without memory on the heap for up to `kInlineDims` dimensions: a
-/// checkpoint has three of them for every piece of every tensor. (c10::SmallVector does the same
-/// for torch's sizes.)
+/// large checkpoint has two for each piece that is a box. (c10::SmallVector does the same for
+/// torch's sizes.) Throws: std::length_error for more than 2^31 dimensions, as vectors do.
 class Shape {
  public:
   using value_type = std::int64_t;

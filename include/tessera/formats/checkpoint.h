@@ -124,8 +124,8 @@ struct PieceStorage {
   std::uint64_t stored_nbytes = 0;
 };
 
-/// One result of a check. Rules are stable words: `checksum`, `coverage`, `structure`,
-/// `crc-absent`.
+/// One result of a check. Rules are stable words, such as `checksum`, `coverage`, `structure`; all
+/// of them are in docs/cli/ckpt-inspect.md.
 struct Finding {
   enum class Severity { note, error } severity = Severity::error;
   std::string rule;

@@ -53,7 +53,9 @@ struct TreeNode {
   std::vector<TreeNode> children;  // of the first sibling; numbers in numerical order
 };
 
-/// Which numbered siblings become one, as `[0:32]`: those with the same names below them, and
+/// Which numbered siblings become one, as `[0:32]`: those with the same names below them, tensors
+/// of the same dtypes and shapes (and cut into the same pieces), and values of whatever content.
+/// `none`: siblings with tensors below them, or with values, stay apart.
 struct Folding {
   enum class Tensors { none, of_equal_shape, of_equal_pieces } tensors = Tensors::of_equal_shape;
   enum class Values { of_any_content, none } values = Values::of_any_content;

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/base/dtype.h"
 #include "tessera/base/shape.h"
 
 namespace tessera {
@@ -39,6 +40,7 @@ struct FlatRange {
 using Region = std::variant<Box, FlatRange>;
 
 std::int64_t numel_of(const Region& region);
+std::uint64_t nbytes_of(const Region& region, DType dtype);
 std::string region_to_string(const Region& region);  // `[0:4, 8:16]` or `flat[12:40]`
 
 /// Returns the box that is all of a tensor.

@@ -265,10 +265,6 @@ BlockGrid make_grid(Encoding encoding, std::uint64_t nbytes, std::uint64_t chunk
   return {kPlainBlockNbytes, nbytes};
 }
 
-std::uint64_t region_nbytes(const Region& region, DType dtype) {
-  return static_cast<std::uint64_t>(numel_of(region)) * itemsize(dtype);
-}
-
 /// Copies everything but tensors and pieces.
 Index without_tensors(const Index& whole) {
   Index part;
@@ -298,8 +294,7 @@ ByteRange BlockGrid::block(std::uint64_t number) const {
 BlockGrid Index::grid(std::size_t tensor_index, std::size_t piece_index) const {
   const TensorEntry& tensor = contents.tensors[tensor_index];
   return make_grid(storage[tensor_index][piece_index].encoding,
-                   region_nbytes(tensor.pieces[piece_index].region, tensor.meta.dtype),
-                   chunk_nbytes);
+                   nbytes_of(tensor.pieces[piece_index].region, tensor.meta.dtype), chunk_nbytes);
 }
 
 std::uint64_t table_entry_nbytes(Encoding encoding) {
@@ -458,7 +453,7 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
         throw Error(ErrorKind::corruption, {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}},
                     "region: " + *broken);
       }
-      const std::uint64_t nbytes = region_nbytes(piece.region, tensor.meta.dtype);
+      const std::uint64_t nbytes = nbytes_of(piece.region, tensor.meta.dtype);
       StoredPiece& stored = index.storage[t][p];
       stored = get_stored(in, make_grid(Encoding::plain, nbytes, index.chunk_nbytes),
                           make_grid(Encoding::zstd, nbytes, index.chunk_nbytes));

@@ -109,8 +109,7 @@ StoredPiece& RankFileWriter::stored_of(const PieceState& piece) {
 
 std::uint64_t RankFileWriter::nbytes_of(const PieceState& piece) const {
   const TensorEntry& tensor = tensor_of(piece);  // and not the encoding, which may come later
-  return static_cast<std::uint64_t>(numel_of(tensor.pieces[piece.piece_index].region)) *
-         itemsize(tensor.meta.dtype);
+  return tessera::nbytes_of(tensor.pieces[piece.piece_index].region, tensor.meta.dtype);
 }
 
 std::string RankFileWriter::link_name_of(const PieceState& piece) const {

@@ -61,8 +61,6 @@ class TorchArchive {
   TorchArchive(const ReadableFile& file, ByteRange window);
 
   const zip::ZipReader& zip() const { return zip_; }
-  /// Says whether torch.jit.save wrote it. Its code is never looked at.
-  bool is_torchscript() const { return is_torchscript_; }
 
   /// Returns the tensors and values of the saved object, in the order of the pickle, cut where
   /// PyTorch's distributed checkpoint cuts. [Note: Flattening] A dict is opened. A list is opened

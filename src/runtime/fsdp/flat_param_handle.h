@@ -158,7 +158,6 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Of earlier passes, under no_sync.
   bool has_unsynced_gradients() const { return unsynced_grad_.defined(); }
   bool has_all_gradients() const { return num_gradients_ == num_trainable_; }
-  bool has_gradient(std::size_t index) const { return has_gradient_[index]; }
   /// Moves the parameter's `.grad` to the flat gradient. Throws: Error(unsupported) for a sparse
   /// one, or one that has a graph (create_graph).
   void take_gradient(std::size_t index);

@@ -69,8 +69,7 @@ LiveState share_out(const StateDict& state_dict, int world_size, formats::Format
     entry.parameter = tensor.parameter;
     entry.key_path = item->key_path;
     for (const Shard& shard : shards_of_entry(tensor, world_size)) {
-      const std::uint64_t nbytes =
-          static_cast<std::uint64_t>(numel_of(shard.region)) * itemsize(tensor.dtype);
+      const std::uint64_t nbytes = nbytes_of(shard.region, tensor.dtype);
       const int rank = balance.choose(shard.ranks, nbytes);
       if (!is_dcp || numel_of(tensor.shape) == 0) {
         entry.pieces.push_back({shard.region, rank});
@@ -153,8 +152,7 @@ reshard::Plan plan_save(const LiveState& state, int rank) {
         throw Error::expected(ErrorKind::mismatch, {.fqn = tensor.meta.fqn}, "state of this rank",
                               region_to_string(piece.region), "none of it");
       }
-      plan.nbytes_to_write +=
-          static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(tensor.meta.dtype);
+      plan.nbytes_to_write += nbytes_of(piece.region, tensor.meta.dtype);
     }
   }
   return plan;

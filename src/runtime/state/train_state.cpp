@@ -705,8 +705,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     for (const formats::TensorEntry& tensor : plan.destination.tensors) {
       parts.push_back(live.held[place.at(tensor.meta.fqn)]);
       for (const formats::Piece& piece : tensor.pieces) {
-        summary.nbytes_loaded +=
-            static_cast<std::uint64_t>(numel_of(piece.region)) * itemsize(tensor.meta.dtype);
+        summary.nbytes_loaded += nbytes_of(piece.region, tensor.meta.dtype);
       }
     }
     if (mesh_.world_size() == 1) return std::string();

@@ -51,14 +51,17 @@ TEST_F(ProgressTest, TellsTheBeginningAndTheEnd) {
   EXPECT_EQ(told().back(), event("done", 100, 100, 30));
 }
 
-TEST_F(ProgressTest, TellsNoMoreOftenThanTenTimesASecond) {
+TEST_F(ProgressTest, TellsMeanwhileAndNoMoreOftenThanTenTimesASecond) {
+  using std::chrono::milliseconds;
   const auto start = std::chrono::steady_clock::now();
-  Progress progress(terminal_, json_, "diff", 1'000'000);
+  const auto elapsed = [&] { return std::chrono::steady_clock::now() - start; };
+  Progress progress(terminal_, json_, "diff", 1'000'000'000);
   told();
-  for (int i = 0; i < 100'000; ++i) progress.add(1);
+  while (elapsed() < milliseconds(350)) progress.add(1);
+  progress.add(1);
   const std::vector<std::string> lines = told();
-  const auto elapsed = std::chrono::steady_clock::now() - start;
-  EXPECT_LE(static_cast<std::int64_t>(lines.size()), elapsed / std::chrono::milliseconds(100));
+  EXPECT_GE(lines.size(), 1U);
+  EXPECT_LE(static_cast<std::int64_t>(lines.size()), elapsed() / milliseconds(100));
 }
 
 TEST_F(ProgressTest, TellsHowFarWorkCameThatFailed) {
