@@ -19,6 +19,15 @@ std::string read_file(const FileSystem& fs, const std::string& path, std::uint64
   return text;
 }
 
+std::optional<std::string> read_begin(const FileSystem& fs, const std::string& path,
+                                      std::uint64_t max_nbytes) {
+  if (fs.kind_of(path) != FileKind::regular) return std::nullopt;
+  const auto file = fs.open(path);
+  std::string begin(static_cast<std::size_t>(std::min(max_nbytes, file->nbytes())), '\0');
+  file->read_at(0, std::as_writable_bytes(std::span(begin)));
+  return begin;
+}
+
 std::string join_path(const std::string& directory, const std::string& name) {
   if (directory.empty()) return name;
   return directory.back() == '/' ? directory + name : directory + "/" + name;

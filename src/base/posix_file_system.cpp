@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/file_descriptor.h"
+#include "base/named_object.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
@@ -32,13 +33,6 @@ struct stat status_of(const FileDescriptor& file, const std::string& path) {
   return status;
 }
 
-std::string_view kind_in_words(mode_t mode) {
-  if (S_ISDIR(mode)) return "a directory";
-  if (S_ISFIFO(mode)) return "a pipe";
-  if (S_ISSOCK(mode)) return "a socket";
-  return "a device";
-}
-
 class PosixReadableFile final : public ReadableFile {
  public:
   explicit PosixReadableFile(const std::string& path)
@@ -47,7 +41,7 @@ class PosixReadableFile final : public ReadableFile {
     const struct stat status = status_of(file_, path);
     if (!S_ISREG(status.st_mode)) {
       throw Error::expected(ErrorKind::not_found, {.path = path}, "open", "a regular file",
-                            kind_in_words(status.st_mode));
+                            detail::kind_in_words(status.st_mode));
     }
     nbytes_ = static_cast<std::uint64_t>(status.st_size);
   }
@@ -255,8 +249,7 @@ class PosixFileSystem final : public FileSystem {
     if (error == 0) return;
     if (!is_flag_unsupported(error)) throw_rename_error(error, from, to);
     // Without the flag another process may put something at `to` between the two calls.
-    struct stat status {};
-    if (::lstat(to.c_str(), &status) == 0) throw_rename_error(EEXIST, from, to);
+    if (detail::mode_of_name(to)) throw_rename_error(EEXIST, from, to);
     plain_rename(from, to);
   }
 

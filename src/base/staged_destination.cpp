@@ -1,14 +1,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 
 #include "base/advisory_lock.h"
+#include "base/checkpoint_files.h"
 #include "base/file_descriptor.h"
+#include "base/named_object.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
@@ -17,59 +18,46 @@ namespace {
 
 using detail::FileDescriptor;
 using detail::LockResult;
+using detail::mode_of_name;
 using detail::retry_on_interrupt;
 using detail::throw_system_error;
 using detail::try_lock;
 
-/// Whether what lies at a staging path may be what a writer left when it was killed. Anything else
-/// is somebody's, and stays.
-bool may_be_left_over(const FileSystem& fs, const std::string& staging_path, DestinationKind kind) {
-  const auto found = fs.kind_of(staging_path);
-  if (kind == DestinationKind::file) return found == FileKind::regular;
-  if (found != FileKind::directory) return false;
-  return std::ranges::all_of(fs.list_directory(staging_path), [&](std::string_view name) {
-    if (fs.kind_of(join_path(staging_path, std::string(name))) != FileKind::regular) return false;
-    if (name.ends_with(StagedDestination::kSuffix)) {
-      name.remove_suffix(StagedDestination::kSuffix.size());
-    }
-    return std::ranges::any_of(std::array{".h5", ".safetensors", ".json", ".distcp", ".metadata"},
-                               [&](std::string_view end) { return name.ends_with(end); });
-  });
-}
-
-/// Returns the first bytes of the file at `path`, as many as a journal is known by, or those that
-/// it has; nothing where there is no file.
-std::optional<std::string> begin_of(const FileSystem& fs, const std::string& path) {
-  if (fs.kind_of(path) != FileKind::regular) return std::nullopt;
-  const auto file = fs.open(path);
-  std::string begin(StagedDestination::kJournalMagic.size(), '\0');
-  begin.resize(std::min<std::uint64_t>(begin.size(), file->nbytes()));
-  file->read_at(0, std::as_writable_bytes(std::span(begin)));
-  return begin;
-}
-
-/// Removes the journal at `path` of work that is gone. Another file of that name stays.
-void remove_journal(FileSystem& fs, const std::string& path) {
-  const auto begin = begin_of(fs, path);
-  if (begin && StagedDestination::kJournalMagic.starts_with(*begin)) fs.remove_all(path);
-}
-
-/// Throws unless `path` is free or a regular file. A link might lead to a journal that is not to be
-/// seen now, and what it tells of would be removed.
-void require_no_link(const std::string& path) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
+[[noreturn]] void refuse_name(const std::string& path, std::string_view rule,
+                              std::string_view found) {
   throw Error(ErrorKind::already_exists, {.path = path},
-              "journal: this name is needed for the work in progress, and something else has it "
-              "(remove or rename it)");
+              std::string(rule) +
+                  ": this name is needed for the work in progress, and something else has it: " +
+                  std::string(found) + " (remove or rename it)");
 }
 
-void remove_quietly(FileSystem& fs, const std::string& path) noexcept {
-  try {
-    fs.remove_all(path);
-  } catch (...) {
-    // What is left is taken over by the next writer.
+[[noreturn]] void refuse_kept(const std::string& path, std::string_view ways_out) {
+  throw Error(ErrorKind::already_exists, {.path = path},
+              "staging: what an earlier run of ckpt-reshard has finished is kept here" +
+                  std::string(ways_out) + " starts from the beginning)");
+}
+
+/// Refuses to empty a directory of more than what writers have made in it.
+void require_no_foreign_entry(const FileSystem& fs, const std::string& path) {
+  const auto name = detail::first_foreign_entry(fs, path);
+  if (!name) return;
+  throw Error(ErrorKind::already_exists, {.path = join_path(path, *name)},
+              "staging: this is no file of a checkpoint, and would be removed with the work in "
+              "progress (move it)");
+}
+
+/// Refuses what no writer makes at a staging path. Returns whether there is anything.
+bool is_staging_object(const std::string& path) {
+  const auto mode = mode_of_name(path);
+  if (mode && !S_ISREG(*mode) && !S_ISDIR(*mode)) {
+    refuse_name(path, "staging", detail::kind_in_words(*mode));
   }
+  return mode.has_value();
+}
+
+bool is_empty(const FileSystem& fs, const std::string& path) {
+  return fs.kind_of(path) == FileKind::directory ? fs.list_directory(path).empty()
+                                                 : fs.open(path)->nbytes() == 0;
 }
 
 /// Opens what lies at `path`, without following a link; nothing where it is absent or a link.
@@ -94,6 +82,42 @@ bool is_still_at(const FileDescriptor& object, const std::string& path) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
+/// Says whether the staging path was made here. `failure` is of what was made nonetheless.
+bool make_object(FileSystem& fs, const std::string& path, DestinationKind kind,
+                 std::optional<Error>& failure) {
+  try {
+    if (kind == DestinationKind::directory) {
+      fs.make_directory(path);
+    } else {
+      failure = failure_of_close(*fs.create(path));
+    }
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::already_exists) throw;
+    return false;
+  }
+  return true;
+}
+
+/// Returns what holds the lock on the object at a staging path; nothing where it has gone.
+FileDescriptor lock_object(const std::string& path, bool is_new) {
+  FileDescriptor object = open_object(path);
+  if (!object) {
+    if (errno == ENOENT) return {};
+    throw_system_error(errno, path, "open");
+  }
+  const LockResult lock = try_lock(object);
+  if (lock == LockResult::held_by_another) {
+    throw Error(ErrorKind::already_exists, {.path = path},
+                "staging: another writer is at work on the same destination");
+  }
+  if (lock == LockResult::unavailable && !is_new) {
+    throw Error(ErrorKind::already_exists, {.path = path},
+                "staging: left over, and this file system cannot tell whether its writer lives "
+                "(remove it if no process writes there)");
+  }
+  return is_still_at(object, path) ? std::move(object) : FileDescriptor();
+}
+
 }  // namespace
 
 std::string StagedDestination::staging_path_of(const std::string& destination) {
@@ -105,7 +129,7 @@ std::string StagedDestination::journal_path_of(const std::string& staging_path) 
 }
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                                     OverwritePolicy overwrite, const Judge& judge)
+                                     OverwritePolicy overwrite, NothingStaged)
     : fs_(fs),
       destination_(without_trailing_slashes(std::move(destination))),
       staging_path_(staging_path_of(destination_)),
@@ -121,68 +145,54 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     throw Error::expected(ErrorKind::io, {.path = destination_}, "destination",
                           "a folder to be written into", "none at " + printable(parent));
   }
+  detail::require_no_dangling_link(destination_);
   if (overwrite_ == OverwritePolicy::refuse && fs_.kind_of(destination_)) {
     throw Error(ErrorKind::already_exists, {.path = destination_},
                 "destination exists (OverwritePolicy::replace replaces a checkpoint)");
   }
+}
 
-  // [Note: Staging lock] The lock lies on the staging object itself, so no lock file is left behind
-  // and it moves along with a rename. Whoever gets the lock looks again whether the object still
-  // has that name: its last owner may have removed or renamed it in between.
+StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
+                                     OverwritePolicy overwrite, const Judge& judge)
+    : StagedDestination(fs, std::move(destination), kind, overwrite, NothingStaged()) {
+  stage(judge);
+}
+
+void StagedDestination::check(FileSystem& fs, std::string destination, DestinationKind kind,
+                              OverwritePolicy overwrite, const Judge& judge) {
+  StagedDestination looked_at(fs, std::move(destination), kind, overwrite, NothingStaged());
+  looked_at.has_journal();  // or throws
+  if (!is_staging_object(looked_at.staging_path_)) return;
+  looked_at.lock_fd_ = lock_object(looked_at.staging_path_, false).release();
+  if (looked_at.lock_fd_ >= 0) looked_at.judge_left_over(judge);
+}
+
+/// Makes the staging path, or takes over what a dead process left there.
+///
+/// [Note: Staging lock] The lock lies on the staging object itself, so no lock file is left behind
+/// and it moves along with a rename. Whoever gets the lock looks again whether the object still
+/// has that name: its last owner may have removed or renamed it in between.
+void StagedDestination::stage(const Judge& judge) {
   static constexpr int kMaxAttempts = 100;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    bool is_new = true;
     std::optional<Error> failure;  // of what was made: it is removed again, under its lock
-    try {
-      if (kind_ == DestinationKind::directory) {
-        fs_.make_directory(staging_path_);
-      } else {
-        failure = failure_of_close(*fs_.create(staging_path_));
-      }
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::already_exists) throw;
-      is_new = false;
-    }
-    FileDescriptor object = open_object(staging_path_);
+    const bool is_new = make_object(fs_, staging_path_, kind_, failure);
+    if (!is_new && !is_staging_object(staging_path_)) continue;
+    FileDescriptor object = lock_object(staging_path_, is_new);
     if (!object) {
-      if (errno == ENOENT) continue;
-      throw_system_error(errno, staging_path_, "open");
+      if (failure) throw *failure;
+      continue;
     }
-    const LockResult lock = try_lock(object);
-    if (failure && lock == LockResult::held_by_another) throw *failure;
-    if (lock == LockResult::held_by_another || (lock == LockResult::unavailable && !is_new)) {
-      throw Error(ErrorKind::already_exists, {.path = staging_path_},
-                  lock == LockResult::held_by_another
-                      ? "staging: another writer is at work on the same destination"
-                      : "staging: left over, and this file system cannot tell whether its writer "
-                        "lives (remove it if no process writes there)");
-    }
-    if (!is_still_at(object, staging_path_)) continue;
     lock_fd_ = object.release();
     try {
       if (failure) throw *failure;
-      if (is_new) {
-        remove_journal(fs_, journal_path());
+      if (is_new || empty_or_go_on(judge)) {
+        if (is_new && kind_ != DestinationKind::member_file) reset_journal();
+        state_ = State::staged;
         return;
       }
-      if (judge_left_over(judge) == LeftOver::go_on) {
-        has_left_over_ = true;
-        is_kept_ = true;
-        return;
-      }
-      remove_journal(fs_, journal_path());
-      if (kind_ == DestinationKind::directory &&
-          fs_.kind_of(staging_path_) == FileKind::directory) {
-        for (const std::string& left_over : fs_.list_directory(staging_path_)) {
-          fs_.remove_all(join_path(staging_path_, left_over));
-        }
-        return;
-      }
-      // Removed under its lock and made anew in the next round.
-      fs_.remove_all(staging_path_);
     } catch (...) {
-      if (is_new) remove_quietly(fs_, staging_path_);
-      ::close(std::exchange(lock_fd_, -1));
+      if (is_new) remove_quietly();
       throw;
     }
     ::close(std::exchange(lock_fd_, -1));
@@ -191,36 +201,83 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
               "staging: other processes keep taking it");
 }
 
+/// Says whether what is there without a living owner is what a writer left; see [Note: Left over].
+bool StagedDestination::is_left_over() const {
+  if (kind_ == DestinationKind::member_file) return fs_.kind_of(staging_path_) == FileKind::regular;
+  return has_journal() || is_empty(fs_, staging_path_);
+}
+
 /// Says whether what a dead process left is gone on with or removed; throws what refuses it.
 StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judge) const {
+  const bool is_directory = fs_.kind_of(staging_path_) == FileKind::directory;
+  const bool is_other_kind = is_directory != (kind_ == DestinationKind::directory);
+  const std::string found = is_directory ? "a directory" : "a file";
   LeftOver verdict = LeftOver::foreign;
-  if (may_be_left_over(fs_, staging_path_, kind_)) {
-    require_no_link(journal_path());
+  if (is_left_over()) {
     verdict = judge ? judge(*this) : has_kept_work() ? LeftOver::kept : LeftOver::remove;
   }
   if (verdict == LeftOver::foreign) {
-    throw Error(ErrorKind::already_exists, {.path = staging_path_},
-                "staging: this name is needed for the work in progress, and something else has it "
-                "(remove or rename it)");
+    refuse_name(staging_path_, "staging",
+                kind_ == DestinationKind::member_file ? found : found + " without a journal");
   }
-  if (verdict == LeftOver::kept) {
-    throw Error(ErrorKind::already_exists, {.path = staging_path_},
-                "staging: what an earlier run of ckpt-reshard has finished is kept here (its "
-                "--resume goes on with it, its --discard starts from the beginning)");
+  if (verdict == LeftOver::kept || (verdict == LeftOver::go_on && is_other_kind)) {
+    refuse_kept(staging_path_, is_other_kind ? ", for another format: " + found + " (its --discard"
+                                             : " (its --resume goes on with it, its --discard");
   }
+  if (verdict == LeftOver::remove && is_directory) require_no_foreign_entry(fs_, staging_path_);
   return verdict;
+}
+
+/// Goes on with what is left over, or removes it. Says whether the staging path is there still.
+bool StagedDestination::empty_or_go_on(const Judge& judge) {
+  if (judge_left_over(judge) == LeftOver::go_on) {
+    has_left_over_ = true;
+    is_kept_ = true;
+    return true;
+  }
+  if (kind_ != DestinationKind::member_file) reset_journal();
+  if (kind_ == DestinationKind::directory && fs_.kind_of(staging_path_) == FileKind::directory) {
+    for (const std::string& left_over : fs_.list_directory(staging_path_)) {
+      fs_.remove_all(join_path(staging_path_, left_over));
+    }
+    return true;
+  }
+  fs_.remove_all(staging_path_);  // under its lock, and made anew in the next round
+  return false;
+}
+
+/// Says whether a journal, torn perhaps, has the journal's name. Throws where something else does.
+bool StagedDestination::has_journal() const {
+  if (kind_ == DestinationKind::member_file) return false;
+  const auto mode = mode_of_name(journal_path());
+  if (!mode) return false;
+  // A link might lead to a journal that is not to be seen now.
+  if (!S_ISREG(*mode)) refuse_name(journal_path(), "journal", detail::kind_in_words(*mode));
+  const std::string begin = read_begin(fs_, journal_path(), kJournalMagic.size()).value_or("");
+  if (!kJournalMagic.starts_with(begin)) refuse_name(journal_path(), "journal", "another file");
+  return true;
+}
+
+void StagedDestination::reset_journal() {
+  const bool is_there = has_journal();
+  // In place: what it is about must never be without one.
+  const auto file = is_there ? fs_.open_for_update(journal_path()) : fs_.create(journal_path());
+  file->write_at(0, std::as_bytes(std::span(kJournalFirstLine)));
+  if (is_there) file->resize(kJournalFirstLine.size());
+  file->close();
 }
 
 bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::string& path) {
   const std::string staging_path = without_trailing_slashes(path);
-  return staging_path.ends_with(kSuffix) &&
-         begin_of(fs, journal_path_of(staging_path)) == kJournalMagic;
+  if (!staging_path.ends_with(kSuffix)) return false;
+  const auto begin = read_begin(fs, journal_path_of(staging_path), kJournalFirstLine.size() + 1);
+  return begin && begin->size() > kJournalFirstLine.size() && begin->starts_with(kJournalMagic);
 }
 
 bool StagedDestination::has_kept_work() const {
   constexpr std::size_t kReadNbytes = std::size_t{64} << 10;
   constexpr int kNumLinesBefore = 2;  // of the journal itself, and of what the work is
-  if (begin_of(fs_, journal_path()) != kJournalMagic) return false;
+  if (!has_journal()) return false;
   const auto file = fs_.open(journal_path());
   std::string text;
   std::ptrdiff_t num_lines = 0;
@@ -233,11 +290,21 @@ bool StagedDestination::has_kept_work() const {
   return false;
 }
 
+/// Removes what is at the staging path, and then the journal, without which it would be somebody's.
+void StagedDestination::remove_quietly() noexcept {
+  try {
+    fs_.remove_all(staging_path_);
+    if (has_journal()) fs_.remove_all(journal_path());
+  } catch (...) {
+    // What is left is taken over by the next writer.
+  }
+}
+
 StagedDestination::~StagedDestination() {
   try {
     if (state_ == State::appeared) fs_.rename(destination_, staging_path_);
     if (state_ == State::replaced) fs_.exchange(staging_path_, destination_);
-    if (state_ != State::committed && !is_kept_) fs_.remove_all(staging_path_);
+    if (state_ != State::none && state_ != State::committed && !is_kept_) remove_quietly();
   } catch (...) {
     // What is left at the staging path is taken over by the next writer.
   }
@@ -269,12 +336,14 @@ void StagedDestination::publish() {
 
 void StagedDestination::commit() {
   if (state_ == State::staged) publish();
+  // The new checkpoint stands and is durable, so that no failure from here on is the commit's.
   const bool has_replaced = std::exchange(state_, State::committed) == State::replaced;
-  if (!has_replaced) return;
   try {
-    fs_.remove_all(staging_path_);
+    if (has_replaced) fs_.remove_all(staging_path_);
+    const bool is_taken = mode_of_name(staging_path_).has_value();  // by the next writer
+    if (!is_taken && has_journal()) fs_.remove_all(journal_path());
   } catch (const Error&) {
-    // The new checkpoint stands and is durable, so that this failure is none of the commit's.
+    // What is left is taken over by the next writer.
   }
 }
 

@@ -58,9 +58,12 @@ bool natural_less(std::string_view a, std::string_view b) {
 
 std::vector<std::string> names_newest_first(const FileSystem& fs, const std::string& directory) {
   std::vector<std::string> names = fs.list_directory(directory);
-  // What a file system keeps for itself there is often not even readable.
-  std::erase_if(
-      names, [](const std::string& name) { return name.starts_with('.') || name == "lost+found"; });
+  const std::string journal_suffix =
+      StagedDestination::journal_path_of(StagedDestination::staging_path_of(""));
+  std::erase_if(names, [&](const std::string& name) {
+    // What a file system keeps for itself there is often not even readable.
+    return name.starts_with('.') || name == "lost+found" || name.ends_with(journal_suffix);
+  });
   std::ranges::sort(names, [](const auto& a, const auto& b) { return natural_less(b, a); });
   return names;
 }

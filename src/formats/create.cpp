@@ -1,7 +1,9 @@
 #include "tessera/formats/create.h"
 
+#include <string_view>
 #include <utility>
 
+#include "base/named_object.h"
 #include "formats/writers.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
@@ -16,7 +18,15 @@ std::string resolved(const FileSystem& fs, const std::string& path) {
   return fs.kind_of(parent) ? fs.resolve_links(parent) + "/" + last_component(path) : path;
 }
 
+constexpr std::string_view kSafetensorsSuffix = ".safetensors";
+
 }  // namespace
+
+DestinationKind destination_kind(Format format, const std::string& destination) {
+  const bool is_file = format == Format::torch_zip ||
+                       (format == Format::safetensors && destination.ends_with(kSafetensorsSuffix));
+  return is_file ? DestinationKind::file : DestinationKind::directory;
+}
 
 std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::string& destination,
                                                     CheckpointContents contents,
@@ -38,11 +48,16 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
   return nullptr;
 }
 
+void check_staging(FileSystem& fs, const std::string& destination, const CreateOptions& options) {
+  StagedWork::check(fs, destination, destination_kind(options.format, destination),
+                    {options.overwrite, options.journal});
+}
+
 Format format_for_destination(const std::string& path) {
   for (const char* suffix : {".pt", ".pth", ".bin"}) {
     if (path.ends_with(suffix)) return Format::torch_zip;
   }
-  return path.ends_with(".safetensors") ? Format::safetensors : Format::native;
+  return path.ends_with(kSafetensorsSuffix) ? Format::safetensors : Format::native;
 }
 
 void check_destination(const FileSystem& fs, const std::string& source,
@@ -62,6 +77,7 @@ void check_destination(const FileSystem& fs, const std::string& source,
                           "another name than that of the destination's work in progress",
                           "DST.partial, or a place inside it", "rename it first");
   }
+  tessera::detail::require_no_dangling_link(without_trailing_slashes(destination));
   if (!fs.kind_of(destination)) return;
   if (overwrite == OverwritePolicy::refuse) {
     throw Error(ErrorKind::already_exists, {.path = destination},

@@ -1,13 +1,13 @@
 #include "tessera/formats/detect.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "base/checkpoint_files.h"
 #include "tessera/formats/dcp.h"
 #include "tessera/formats/flat_layout.h"
 #include "tessera/formats/native.h"
@@ -96,13 +96,12 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
 
 Format format_of_file(const FileSystem& fs, const std::string& path) {
   if (path.ends_with(".safetensors.index.json")) return Format::safetensors;
-  const auto file = fs.open(path);
-  if (file->nbytes() == 0) {
+  constexpr std::uint64_t kLookedAtNbytes = 520;
+  const std::string head = read_begin(fs, path, kLookedAtNbytes).value_or("");
+  if (head.empty()) {
     throw refusal(ErrorKind::corruption, path,
                   "expected a checkpoint, found an empty file (incomplete download?)");
   }
-  std::string head(std::min<std::uint64_t>(file->nbytes(), 520), '\0');
-  file->read_at(0, std::as_writable_bytes(std::span(head)));
   if (head.starts_with(kZipSignature) && path.ends_with(".distcp")) {
     throw refusal(
         ErrorKind::unsupported, path,
@@ -155,23 +154,6 @@ Format detect_format(const FileSystem& fs, const std::string& path) {
   return *kind == FileKind::directory ? format_of_directory(fs, path) : format_of_file(fs, path);
 }
 
-namespace {
-
-/// Whether the entry of a directory is one that checkpoints consist of, or what a writer that died
-/// left of one.
-bool belongs_to_checkpoint(const FileSystem& fs, const std::string& directory,
-                           std::string_view name) {
-  if (fs.kind_of(join_path(directory, std::string(name))) != FileKind::regular) return false;
-  if (name.ends_with(StagedDestination::kSuffix)) {
-    name.remove_suffix(StagedDestination::kSuffix.size());
-  }
-  return std::ranges::any_of(std::array{".h5", ".safetensors", ".safetensors.index.json",
-                                        ".values.json", ".distcp", ".metadata"},
-                             [&](std::string_view end) { return name.ends_with(end); });
-}
-
-}  // namespace
-
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {
   const auto kind = fs.kind_of(path);
   if (!kind || (kind == FileKind::directory && fs.list_directory(path).empty())) return;
@@ -184,12 +166,11 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
     }
   }
   if (kind != FileKind::directory) return;
-  for (const std::string& name : fs.list_directory(path)) {
-    if (belongs_to_checkpoint(fs, path, name)) continue;
+  if (const auto name = tessera::detail::first_foreign_entry(fs, path)) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
                           "a directory with nothing but a checkpoint's files, all of which it "
                           "replaces",
-                          "'" + printable(name) + "' among them", "move it, or write elsewhere");
+                          "'" + printable(*name) + "' among them", "move it, or write elsewhere");
   }
 }
 

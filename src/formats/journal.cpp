@@ -14,7 +14,7 @@ namespace tessera::formats {
 namespace {
 
 constexpr std::string_view kMagic = StagedDestination::kJournalMagic;
-constexpr std::string_view kFirstLine = "tessera-journal 1\n";
+constexpr std::string_view kFirstLine = StagedDestination::kJournalFirstLine;
 constexpr std::uint64_t kReadNbytes = std::uint64_t{64} << 10;  // at a time
 constexpr std::size_t kMaxIdentityNbytes = std::size_t{64} << 20;
 constexpr std::size_t kMaxBlockLineNbytes = 256;

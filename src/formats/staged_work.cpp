@@ -1,34 +1,11 @@
 #include "formats/staged_work.h"
 
-#include <algorithm>
-#include <span>
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/formats/detect.h"
 
 namespace tessera::formats {
 namespace {
-
-/// Whether the file may be what a writer of a single file has left: nothing but zeros so far, or a
-/// checkpoint, be it what was replaced. A damaged one is one.
-bool may_be_begun(const FileSystem& fs, const std::string& path) {
-  constexpr std::uint64_t kLookedAtNbytes = 512;
-  std::string begin;
-  {
-    const auto file = fs.open(path);
-    begin.resize(std::min(kLookedAtNbytes, file->nbytes()));
-    file->read_at(0, std::as_writable_bytes(std::span(begin)));
-  }
-  if (begin.find_first_not_of('\0') == std::string::npos) return true;
-  try {
-    detect_format(fs, path);
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::unsupported) return false;
-    if (error.kind() != ErrorKind::corruption) throw;
-  }
-  return true;
-}
 
 std::optional<std::string> said_of(const WorkIdentity& identity, const std::string& name) {
   const auto found = identity.find(name);
@@ -75,52 +52,44 @@ void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
   }
 }
 
+/// Says what becomes of what a dead process left. Fills `left_over` where it is gone on with.
+StagedDestination::LeftOver judge(const FileSystem& fs, const WorkOptions& options,
+                                  const StagedDestination& staged,
+                                  std::optional<JournalContents>& left_over) {
+  using enum StagedDestination::LeftOver;
+  if (!options.journal) return staged.has_kept_work() ? kept : remove;
+  // A journal that cannot be read, such as a later release's, is not in the way of that.
+  if (options.journal->kept_work == KeptWork::discard) return remove;
+  auto contents = read_journal(fs, staged.journal_path());
+  if (!contents) return remove;
+  if (options.journal->kept_work == KeptWork::refuse) return kept;
+  require_same_work(contents->identity, *options.journal, staged.staging_path());
+  left_over = std::move(contents);
+  return go_on;
+}
+
 }  // namespace
 
 StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
                        const WorkOptions& options)
     : fs_(fs),
-      kind_(kind),
       staged_(fs, std::move(destination), kind, options.overwrite,
-              [&](const StagedDestination& staged) { return judge(options, staged); }) {
+              [&](const auto& staged) { return judge(fs, options, staged, left_over_); }) {
   if (!options.journal) return;
   if (left_over_) {
     journal_.emplace(fs_, staged_.journal_path(), *std::exchange(left_over_, std::nullopt));
-    return;
-  }
-  try {
+  } else {
+    fs_.remove_all(staged_.journal_path());  // while nothing is staged that it would tell of
     journal_.emplace(fs_, staged_.journal_path(), options.journal->identity);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::already_exists) remove_journal_quietly();
-    throw;
   }
 }
 
-/// Says what becomes of what a dead process left.
-StagedDestination::LeftOver StagedWork::judge(const WorkOptions& options,
-                                              const StagedDestination& staged) {
-  using enum StagedDestination::LeftOver;
-  const auto removable = [&] {
-    return kind_ == DestinationKind::directory || may_be_begun(fs_, staged.staging_path())
-               ? remove
-               : foreign;
-  };
-  if (!options.journal) return staged.has_kept_work() ? kept : removable();
-  // A journal that cannot be read, such as a later release's, is not in the way of that.
-  if (options.journal->kept_work == KeptWork::discard && staged.has_kept_work()) return remove;
-  left_over_ = read_journal(fs_, staged.journal_path());
-  if (!left_over_) return removable();
-  switch (options.journal->kept_work) {
-    case KeptWork::refuse:
-      return kept;
-    case KeptWork::resume:
-      require_same_work(left_over_->identity, *options.journal, staged.staging_path());
-      return go_on;
-    case KeptWork::discard:
-      break;
-  }
-  left_over_.reset();
-  return remove;
+void StagedWork::check(FileSystem& fs, std::string destination, DestinationKind kind,
+                       const WorkOptions& options) {
+  std::optional<JournalContents> left_over;
+  StagedDestination::check(
+      fs, std::move(destination), kind, options.overwrite,
+      [&](const auto& staged) { return judge(fs, options, staged, left_over); });
 }
 
 void StagedWork::require_no_files_but(std::set<std::string> names) const {
@@ -133,35 +102,19 @@ void StagedWork::require_no_files_but(std::set<std::string> names) const {
   }
 }
 
-StagedWork::~StagedWork() {
-  if (journal_ && !is_kept_ && !goes_on()) remove_journal_quietly();
-}
-
-void StagedWork::remove_journal() {
-  journal_.reset();
-  fs_.remove_all(staged_.journal_path());
-}
-
-void StagedWork::remove_journal_quietly() noexcept {
-  try {
-    remove_journal();
-  } catch (...) {
-    // Without what it is about, the next writer removes it.
-  }
-}
-
 bool StagedWork::keep() noexcept {
   if (!journal_ || !journal_->has_finished_blocks()) return false;
   staged_.keep();
-  is_kept_ = true;
   return true;
 }
 
 void StagedWork::commit() {
-  // What the destination is exchanged for must not be taken for the work that the journal is about.
-  if (journal_ && staged_.replaces()) remove_journal();
+  if (journal_ && staged_.replaces()) {
+    // What the destination is exchanged for must not be taken for the work that the journal tells.
+    journal_.reset();
+    staged_.reset_journal();
+  }
   staged_.commit();
-  if (journal_) remove_journal_quietly();
 }
 
 }  // namespace tessera::formats

@@ -18,8 +18,8 @@ struct WorkOptions {
 /// A staged destination with the journal of what is finished in it, if one is wanted.
 ///
 /// Destroyed without commit, all is removed; but work that has been gone on with stays, and so does
-/// what `keep` was called for. A journal without finished blocks is as none: what is left of such
-/// work is removed by the next writer.
+/// what `keep` was called for. What is left of work without finished blocks is removed by the next
+/// writer.
 /// Not thread-safe, but for the journal.
 class StagedWork {
  public:
@@ -28,7 +28,9 @@ class StagedWork {
   /// other work than is gone on with.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
-  ~StagedWork();
+  /// Throws what the constructor would, and changes nothing.
+  static void check(FileSystem& fs, std::string destination, DestinationKind kind,
+                    const WorkOptions& options);
   StagedWork(const StagedWork&) = delete;
   StagedWork& operator=(const StagedWork&) = delete;
 
@@ -46,16 +48,10 @@ class StagedWork {
   void commit();
 
  private:
-  StagedDestination::LeftOver judge(const WorkOptions& options, const StagedDestination& staged);
-  void remove_journal();
-  void remove_journal_quietly() noexcept;
-
   FileSystem& fs_;
-  const DestinationKind kind_;
-  std::optional<JournalContents> left_over_;
+  std::optional<JournalContents> left_over_;  // until `journal_` has it
   StagedDestination staged_;
   std::optional<Journal> journal_;
-  bool is_kept_ = false;
 };
 
 }  // namespace tessera::formats

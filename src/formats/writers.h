@@ -12,6 +12,9 @@
 
 namespace tessera::formats {
 
+/// Returns what a checkpoint of that format is at a destination of that name.
+DestinationKind destination_kind(Format format, const std::string& destination);
+
 // The `create_...` of the formats, with a journal where that is wanted.
 
 std::unique_ptr<CheckpointWriter> start_native(FileSystem& fs, std::string destination,

@@ -210,13 +210,17 @@ TEST_F(StagedDestinationTest, ADirectoryAppearsInOneRename) {
   write_directory(faulty_, "new", OverwritePolicy::refuse);
   EXPECT_EQ(faulty_.transcript(),
             "make_directory out.partial\n"
+            "create out.partial.journal\n"
+            "write out.partial.journal [0, 18)\n"
+            "close out.partial.journal\n"
             "create out.partial/f\n"
             "write out.partial/f [0, 3)\n"
             "sync out.partial/f\n"
             "close out.partial/f\n"
             "sync_directory out.partial\n"
             "rename out.partial out\n"
-            "sync_directory .\n");
+            "sync_directory .\n"
+            "remove_all out.partial.journal\n");
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
 }
 
@@ -226,7 +230,8 @@ TEST_F(StagedDestinationTest, AReplacementIsOneExchange) {
   EXPECT_THAT(faulty_.transcript(), ::testing::EndsWith("sync_directory out.partial\n"
                                                         "exchange out.partial out\n"
                                                         "sync_directory .\n"
-                                                        "remove_all out.partial\n"));
+                                                        "remove_all out.partial\n"
+                                                        "remove_all out.partial.journal\n"));
   EXPECT_EQ(get(tmp_ / "out/f"), "new");
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
 }
@@ -289,7 +294,7 @@ TEST_F(StagedDestinationTest, WhatADeadProcessLeftIsTakenOverAndEmptied) {
     }
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_EQ(names(), std::vector<std::string>{"out.partial"});
+    ASSERT_EQ(names(), (std::vector<std::string>{"out.partial", "out.partial.journal"}));
     {
       StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
       staged.commit();
@@ -316,6 +321,177 @@ TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
                 ThrowsError(ErrorKind::already_exists, "something else has it"));
   }
   EXPECT_EQ(read_file(fs_, tmp_ / "out.partial/chapter", 100), "one");
+}
+
+TEST_F(StagedDestinationTest, E4_WithoutAJournalOnlyWhatIsEmptyIsAWritersWhateverItLooksLike) {
+  const auto stage = [&](DestinationKind kind) {
+    StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse).commit();
+  };
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    fs_.make_directory(tmp_ / "out.partial");
+    stage(kind);
+    EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    fs_.remove_all(tmp_ / "out");
+    put(fs_, tmp_ / "out.partial", "");
+    stage(kind);
+    EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    fs_.remove_all(tmp_ / "out");
+
+    fs_.make_directory(tmp_ / "out.partial");
+    put(fs_, tmp_ / "out.partial/index.h5", "x");
+    EXPECT_THAT([&] { stage(kind); },
+                ThrowsError(ErrorKind::already_exists, "has it: a directory without a journal"));
+    EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "x");
+    fs_.remove_all(tmp_ / "out.partial");
+    put(fs_, tmp_ / "out.partial", std::string(1000, '\0'));
+    EXPECT_THAT([&] { stage(kind); },
+                ThrowsError(ErrorKind::already_exists, "has it: a file without a journal"));
+    EXPECT_EQ(get(tmp_ / "out.partial"), std::string(1000, '\0'));
+    fs_.remove_all(tmp_ / "out.partial");
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_WhatIsNeitherFileNorDirectoryIsRefusedByName) {
+  const auto expect_refused = [&](const std::string& name, const std::string& found) {
+    for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+      for (const auto& judge : {StagedDestination::Judge(),
+                                StagedDestination::Judge([](auto&) { return LeftOver::remove; })}) {
+        const auto refused = ThrowsError(ErrorKind::already_exists,
+                                         name +
+                                             ": this name is needed for the work in progress, "
+                                             "and something else has it: " +
+                                             found);
+        EXPECT_THAT(
+            [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
+            refused);
+        EXPECT_THAT(
+            [&] {
+              StagedDestination::check(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge);
+            },
+            refused);
+      }
+    }
+  };
+  for (const auto& [path, rule] :
+       {std::pair("out.partial", "staging"), {"out.partial.journal", "journal"}}) {
+    const std::string name = std::string(path) + ": " + rule;
+    for (const std::string to : {"nowhere", "."}) {
+      std::filesystem::create_symlink(to, tmp_ / path);
+      expect_refused(name, "a link");
+      std::filesystem::remove(tmp_ / path);
+    }
+    ASSERT_EQ(::mkfifo((tmp_ / path).c_str(), 0600), 0);
+    expect_refused(name, "a pipe");
+    std::filesystem::remove(tmp_ / path);
+    ASSERT_EQ(::mknod((tmp_ / path).c_str(), S_IFSOCK | 0600, 0), 0);
+    expect_refused(name, "a socket");
+    EXPECT_EQ(names(), std::vector<std::string>{path});
+    std::filesystem::remove(tmp_ / path);
+  }
+  fs_.make_directory(tmp_ / "out.partial.journal");
+  expect_refused("out.partial.journal: journal", "a directory");
+}
+
+TEST_F(StagedDestinationTest, ALinkThatLeadsNowhereIsNoFreeDestination) {
+  std::filesystem::create_symlink("nowhere", tmp_ / "out");
+  for (const auto overwrite : {OverwritePolicy::refuse, OverwritePolicy::replace}) {
+    for (const std::string name : {"out", "out/"}) {
+      EXPECT_THAT(
+          [&] { StagedDestination(faulty_, tmp_ / name, DestinationKind::directory, overwrite); },
+          ThrowsError(ErrorKind::already_exists,
+                      "out: destination: expected a free name, found a link that leads nowhere"));
+    }
+  }
+  EXPECT_EQ(faulty_.transcript(), "");
+  EXPECT_TRUE(std::filesystem::is_symlink(tmp_ / "out"));
+}
+
+TEST_F(StagedDestinationTest, ACheckThrowsWhatStagingWouldAndChangesNothing) {
+  const auto check = [&](const StagedDestination::Judge& judge = {}) {
+    StagedDestination::check(faulty_, tmp_ / "out", DestinationKind::directory,
+                             OverwritePolicy::refuse, judge);
+  };
+  check();
+  fs_.make_directory(tmp_ / "out.partial");
+  check();
+  put(fs_, tmp_ / "out.partial/a.h5", "half");
+  EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "without a journal"));
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
+  EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "is kept here"));
+  for (const LeftOver verdict : {LeftOver::remove, LeftOver::go_on}) {
+    check([&](const auto&) { return verdict; });
+  }
+  {
+    const StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                                   OverwritePolicy::refuse,
+                                   [](const auto&) { return LeftOver::go_on; });
+    EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "another writer"));
+  }
+  put(fs_, tmp_ / "out", "x");
+  EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "destination exists"));
+  EXPECT_EQ(faulty_.transcript(), "");
+  EXPECT_EQ(get(tmp_ / "out.partial/a.h5"), "half");
+}
+
+TEST_F(StagedDestinationTest, E4_KeptWorkOfAnotherFormatIsTold) {
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    const bool is_file = kind == DestinationKind::file;  // where a directory is kept
+    if (is_file) fs_.make_directory(tmp_ / "out.partial");
+    put(fs_, tmp_ / (is_file ? "out.partial/a.h5" : "out.partial"), "half");
+    put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
+    const std::string found = is_file ? "a directory" : "a file";
+    for (const auto& judge : {StagedDestination::Judge(),
+                              StagedDestination::Judge([](auto&) { return LeftOver::go_on; })}) {
+      EXPECT_THAT(
+          [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
+          ThrowsError(ErrorKind::already_exists, "is kept here, for another format: " + found));
+    }
+    EXPECT_EQ(names(), (std::vector<std::string>{"out.partial", "out.partial.journal"}));
+    StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, [](auto&) {
+      return LeftOver::remove;
+    }).commit();
+    EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    fs_.remove_all(tmp_ / "out");
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_WhereverAWriterDiesTheNextOneTakesOver) {
+  const auto write = [&](FileSystem& fs, DestinationKind kind, const std::string& text) {
+    StagedDestination staged(fs, tmp_ / "out", kind, OverwritePolicy::replace);
+    const bool is_file = kind == DestinationKind::file;
+    const std::string path = staged.staging_path() + (is_file ? "" : "/a.h5");
+    const auto file = is_file ? fs.open_for_update(path) : fs.create(path);
+    file->write_at(0, bytes_of(text));
+    file->close();
+    staged.reset_journal();  // as one does that has told of finished work
+    staged.commit();
+  };
+  bool has_left_old = false;
+  const auto kill_everywhere = [&](DestinationKind kind, bool replaces) {
+    const std::string path = tmp_ / (kind == DestinationKind::file ? "out" : "out/a.h5");
+    bool has_failed = true;
+    for (std::int64_t i = 0; has_failed; ++i) {
+      SCOPED_TRACE("operation " + std::to_string(i));
+      ASSERT_LT(i, 100);
+      fs_.remove_all(tmp_ / "out");
+      if (replaces) write(fs_, kind, "old");
+      faulty_.fail_operation(i, FaultFileSystem::Fault::from_then_on);
+      try {
+        write(faulty_, kind, "new");
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::io);
+      }
+      has_failed = faulty_.has_failed();
+      has_left_old |= fs_.kind_of(tmp_ / "out.partial") && fs_.kind_of(path) && get(path) == "new";
+      write(fs_, kind, "newer");
+      EXPECT_EQ(get(path), "newer");
+      EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    }
+  };
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    for (const bool replaces : {false, true}) kill_everywhere(kind, replaces);
+  }
+  EXPECT_TRUE(has_left_old);
 }
 
 TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
@@ -348,7 +524,7 @@ TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
       StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse,
                                [](const StagedDestination&) { return LeftOver::remove; });
       EXPECT_FALSE(staged.has_left_over());
-      EXPECT_EQ(names(), std::vector<std::string>{"out.partial"});
+      EXPECT_EQ(names(), (std::vector<std::string>{"out.partial", "out.partial.journal"}));
       EXPECT_TRUE(std::filesystem::is_empty(tmp_ / "out.partial"));
     }
     EXPECT_TRUE(names().empty());
@@ -361,7 +537,7 @@ TEST_F(StagedDestinationTest, E4_WhatIsToBeKeptStaysUnlessCommitted) {
                              OverwritePolicy::refuse);
     staged.keep();
   }
-  EXPECT_EQ(names(), std::vector<std::string>{"out.partial"});
+  EXPECT_EQ(names(), (std::vector<std::string>{"out.partial", "out.partial.journal"}));
   StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse,
                            [](const StagedDestination&) { return LeftOver::go_on; });
   staged.commit();
@@ -395,14 +571,26 @@ TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
   }
 }
 
-TEST_F(StagedDestinationTest, E4_AFolderWithinIsSomebodysWhateverItsName) {
-  std::filesystem::create_directories(tmp_ / "out.partial/a.json");
-  put(fs_, tmp_ / "out.partial/a.json/chapter", "one");
+TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkInProgressStays) {
   const auto stage = [&] {
-    StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse);
+    StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse,
+                      [](const auto&) { return LeftOver::remove; });
   };
-  EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists, "something else has it"));
-  EXPECT_EQ(get(tmp_ / "out.partial/a.json/chapter"), "one");
+  fs_.make_directory(tmp_ / "out.partial");
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
+  put(fs_, tmp_ / "out.partial/a.h5", "half");
+  for (const std::string name : {"a.json", "b.h5"}) {
+    std::filesystem::create_directories(tmp_ / ("out.partial/" + name));
+    put(fs_, tmp_ / ("out.partial/" + name + "/chapter"), "one");
+    EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists, "out.partial/" + name + ": staging"));
+    EXPECT_EQ(get(tmp_ / ("out.partial/" + name + "/chapter")), "one");
+    fs_.remove_all(tmp_ / ("out.partial/" + name));
+  }
+  put(fs_, tmp_ / "out.partial/notes.json", "mine");
+  EXPECT_THAT(stage,
+              ThrowsError(ErrorKind::already_exists, "notes.json: staging: this is no file"));
+  EXPECT_EQ(get(tmp_ / "out.partial/notes.json"), "mine");
+  EXPECT_EQ(get(tmp_ / "out.partial/a.h5"), "half");
 }
 
 TEST_F(StagedDestinationTest, E4_AJournalThatIsALinkHidesNoWork) {
@@ -427,8 +615,11 @@ TEST_F(StagedDestinationTest, E4_AJournalWithoutItsWorkIsRemovedAndNothingElse) 
   write_directory(fs_, "new", OverwritePolicy::refuse);
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
   put(fs_, tmp_ / "out.partial.journal", "my notes");
-  write_directory(fs_, "newer", OverwritePolicy::replace);
+  EXPECT_THAT([&] { write_directory(fs_, "newer", OverwritePolicy::replace); },
+              ThrowsError(ErrorKind::already_exists, "something else has it: another file"));
+  EXPECT_EQ(get(tmp_ / "out/f"), "new");
   EXPECT_EQ(get(tmp_ / "out.partial.journal"), "my notes");
+  EXPECT_EQ(names(), (std::vector<std::string>{"out", "out.partial.journal"}));
 }
 
 TEST_F(StagedDestinationTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas) {

@@ -492,6 +492,9 @@ TEST(DcpTest, MetadataIsWrittenLastAndEveryFileIsSyncedBeforeTheCheckpointAppear
   write_small(watched, directory / "ck");
   EXPECT_EQ(watched.transcript(),
             "make_directory ck.partial\n"
+            "create ck.partial.journal\n"
+            "write ck.partial.journal [0, 18)\n"
+            "close ck.partial.journal\n"
             "create ck.partial/__0_0.distcp\n"
             "resize ck.partial/__0_0.distcp 2436\n"
             "write ck.partial/__0_0.distcp [0, 644)\n"
@@ -515,7 +518,8 @@ TEST(DcpTest, MetadataIsWrittenLastAndEveryFileIsSyncedBeforeTheCheckpointAppear
             "close ck.partial/.metadata\n"
             "sync_directory ck.partial\n"
             "rename ck.partial ck\n"
-            "sync_directory .\n");
+            "sync_directory .\n"
+            "remove_all ck.partial.journal\n");
 }
 
 TEST(DcpTest, WhateverFailsTheOldCheckpointStaysWhole) {

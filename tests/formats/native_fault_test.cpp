@@ -124,6 +124,8 @@ TEST(NativeFaultTest, WhatMakesTheCheckpointDurableComesInThisOrder) {
   }
   EXPECT_THAT(lines, testing::ElementsAreArray({
                          "make_directory c.partial",
+                         "create c.partial.journal",
+                         "close c.partial.journal",
                          "create c.partial/rank-00000.h5",
                          "sync c.partial/rank-00000.h5",
                          "close c.partial/rank-00000.h5",
@@ -147,6 +149,7 @@ TEST(NativeFaultTest, WhatMakesTheCheckpointDurableComesInThisOrder) {
                          "sync_directory c.partial",
                          "rename c.partial c",
                          "sync_directory .",
+                         "remove_all c.partial.journal",
                      }));
 }
 

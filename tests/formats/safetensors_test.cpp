@@ -497,6 +497,9 @@ TEST_F(SafetensorsTest, ASingleFileAppearsAfterItsValues) {
   EXPECT_EQ(watched.transcript(),
             "create a.safetensors.partial\n"
             "close a.safetensors.partial\n"
+            "create a.safetensors.partial.journal\n"
+            "write a.safetensors.partial.journal [0, 18)\n"
+            "close a.safetensors.partial.journal\n"
             "open_for_update a.safetensors.partial\n"
             "write a.safetensors.partial [0, 96)\n"
             "resize a.safetensors.partial 97\n"
@@ -506,7 +509,8 @@ TEST_F(SafetensorsTest, ASingleFileAppearsAfterItsValues) {
             "sync a.safetensors.partial\n"
             "close a.safetensors.partial\n"
             "rename a.safetensors.partial a.safetensors\n"
-            "sync_directory .\n");
+            "sync_directory .\n"
+            "remove_all a.safetensors.partial.journal\n");
 
   watched.fail_operation(-1);
   source.add_value("v", 1);
@@ -520,7 +524,8 @@ TEST_F(SafetensorsTest, ASingleFileAppearsAfterItsValues) {
                                   "b.safetensors.values.json\n"
                                   "sync_directory .\n"
                                   "rename b.safetensors.partial b.safetensors\n"
-                                  "sync_directory .\n"));
+                                  "sync_directory .\n"
+                                  "remove_all b.safetensors.partial.journal\n"));
 }
 
 TEST_F(SafetensorsTest, ShardsAndTheirIndexAppearInOneRename) {
@@ -534,6 +539,9 @@ TEST_F(SafetensorsTest, ShardsAndTheirIndexAppearInOneRename) {
   test::copy_checkpoint(source, *writer);
   EXPECT_EQ(watched.transcript(),
             "make_directory shards.partial\n"
+            "create shards.partial.journal\n"
+            "write shards.partial.journal [0, 18)\n"
+            "close shards.partial.journal\n"
             "create shards.partial/model-00001-of-00002.safetensors\n"
             "write shards.partial/model-00001-of-00002.safetensors [0, 96)\n"
             "resize shards.partial/model-00001-of-00002.safetensors 104\n"
@@ -560,7 +568,8 @@ TEST_F(SafetensorsTest, ShardsAndTheirIndexAppearInOneRename) {
             "close shards.partial/model.safetensors.index.json\n"
             "sync_directory shards.partial\n"
             "rename shards.partial shards\n"
-            "sync_directory .\n");
+            "sync_directory .\n"
+            "remove_all shards.partial.journal\n");
 }
 
 }  // namespace

@@ -325,6 +325,9 @@ TEST_F(TorchZipWriterTest, HeadersAreWrittenLastAndTheFileAppearsWhole) {
   EXPECT_EQ(watched.transcript(),
             "create x.pt.partial\n"
             "close x.pt.partial\n"
+            "create x.pt.partial.journal\n"
+            "write x.pt.partial.journal [0, 18)\n"
+            "close x.pt.partial.journal\n"
             "open_for_update x.pt.partial\n"
             "resize x.pt.partial 960\n"
             "write x.pt.partial [384, 385)\n"
@@ -333,7 +336,8 @@ TEST_F(TorchZipWriterTest, HeadersAreWrittenLastAndTheFileAppearsWhole) {
             "sync x.pt.partial\n"
             "close x.pt.partial\n"
             "rename x.pt.partial x.pt\n"
-            "sync_directory .\n");
+            "sync_directory .\n"
+            "remove_all x.pt.partial.journal\n");
 }
 
 }  // namespace

@@ -145,14 +145,12 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
   std::string path() const { return tmp_ / GetParam().file; }
   std::string partial() const { return path() + ".partial"; }
 
-  /// Moves `source`, and keeps what is finished where that fails. Returns what of it was there
-  /// already.
-  std::uint64_t move(const CheckpointReader& source, KeptWork kept_work,
-                     OverwritePolicy overwrite = OverwritePolicy::refuse, int num_threads = 1) {
-    const Plan plan =
-        plan_reshard(source.contents(), source.path(),
-                     {.format = GetParam().create.format, .world_size = GetParam().world_size});
-    EXPECT_TRUE(plan.problems.empty());
+  static Plan planned(const CheckpointReader& source) {
+    return plan_reshard(source.contents(), source.path(),
+                        {.format = GetParam().create.format, .world_size = GetParam().world_size});
+  }
+
+  formats::CreateOptions create_options(KeptWork kept_work, OverwritePolicy overwrite) const {
     formats::CreateOptions create = GetParam().create;
     create.overwrite = overwrite;
     create.journal.emplace();
@@ -161,7 +159,16 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
     for (const auto& [option, text] : plan_says_) {
       create.journal->identity[formats::kPlanExplanation + option] = text;
     }
-    const auto writer = start_move(plan, source, fs_, path(), create);
+    return create;
+  }
+
+  /// Moves `source`, and keeps what is finished where that fails. Returns what of it was there
+  /// already.
+  std::uint64_t move(const CheckpointReader& source, KeptWork kept_work,
+                     OverwritePolicy overwrite = OverwritePolicy::refuse, int num_threads = 1) {
+    const Plan plan = planned(source);
+    EXPECT_TRUE(plan.problems.empty());
+    const auto writer = start_move(plan, source, fs_, path(), create_options(kept_work, overwrite));
     std::atomic<std::uint64_t> resumed_nbytes = 0;
     try {
       finish_move(plan, source, *writer,
@@ -201,9 +208,7 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
 
   /// Returns what an uninterrupted run without a journal leaves.
   std::map<std::string, std::string> whole(const CheckpointReader& source) {
-    const Plan plan =
-        plan_reshard(source.contents(), source.path(),
-                     {.format = GetParam().create.format, .world_size = GetParam().world_size});
+    const Plan plan = planned(source);
     move_checkpoint(plan, source, fs_, path(), GetParam().create, {});
     auto files = all_files();
     clear();
@@ -284,6 +289,31 @@ TEST_P(ResumeTest, E4_AFailedReplacementLeavesTheOldOneAndGoesOn) {
     }
     clear();
   }
+}
+
+TEST_P(ResumeTest, E4_WhatWasReplacedIsNotTakenForKeptWork) {
+  constexpr std::int64_t kNumLast = 8;
+  const MemoryCheckpoint source = small_source();
+  const auto expected = whole(source);
+  const auto replace = [&] { move(source, KeptWork::refuse, OverwritePolicy::replace); };
+  replace();
+  fs_.fail_operation(-1);
+  replace();
+  const std::int64_t num_operations = fs_.num_operations();
+  int num_left = 0;
+  for (std::int64_t index = num_operations - kNumLast; index < num_operations; ++index) {
+    fs_.fail_operation(index, FaultFileSystem::Fault::from_then_on);
+    try {
+      replace();  // nobody hears of what fails once all is done
+      if (FileSystem::posix().kind_of(partial())) ++num_left;
+    } catch (const Error&) {
+      clear();
+    }
+    fs_.fail_operation(-1);
+    replace();
+    EXPECT_TRUE(all_files() == expected);
+  }
+  EXPECT_GT(num_left, 0);
 }
 
 TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {
@@ -513,27 +543,66 @@ TEST_P(DirectoryResumeTest, E4_WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckp
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_AFileThatNoWriterLeftStays) {
+TEST_P(ResumeTest, E4_WhatNoWriterLeftStaysWhateverItLooksLike) {
+  const MemoryCheckpoint source = small_source();
+  const auto expect_refused = [&] {
+    const auto before = all_files();
+    for (const auto overwrite : {OverwritePolicy::refuse, OverwritePolicy::replace}) {
+      for (const KeptWork kept_work : {KeptWork::refuse, KeptWork::resume, KeptWork::discard}) {
+        EXPECT_THAT([&] { move(source, kept_work, overwrite); },
+                    ThrowsError(ErrorKind::already_exists, "something else has it"));
+      }
+    }
+    EXPECT_TRUE(all_files() == before);
+  };
+  for (const std::string& text : {std::string("a thesis"), std::string(9000, '\0')}) {
+    test::write_file(partial(), text);
+    expect_refused();
+  }
+  clear();
+  move(source, KeptWork::refuse);
+  std::filesystem::rename(path(), partial());
+  expect_refused();
+}
+
+TEST_P(ResumeTest, E4_WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
-  for (const std::string text : {"a thesis", "\x89HDF\r\n\x1a\n of somebody"}) {
-    test::write_file(partial(), text);
-    for (const KeptWork kept_work : {KeptWork::refuse, KeptWork::resume, KeptWork::discard}) {
-      EXPECT_THAT([&] { move(source, kept_work); },
-                  ThrowsError(ErrorKind::already_exists, "something else has it"));
-    }
-    EXPECT_EQ(test::read_all(partial()), text);
+  for (const std::string journal : {"", "tessera-", "tessera-journal 1\n"}) {
+    move(source, KeptWork::refuse);  // whole, as one that was replaced is
+    std::filesystem::rename(path(), partial());
+    test::write_file(partial() + ".journal", journal);
+    FileSystem::posix().remove_all(path() + ".values.json");  // beside a single file
+    move(source, KeptWork::resume);
+    EXPECT_TRUE(all_files() == expected);
+    clear();
   }
-  if (expected.contains("/" + GetParam().file)) {
-    for (const std::string& left : {std::string(), std::string(9000, '\0'),
-                                    expected.at("/" + GetParam().file),  // what was replaced, say
-                                    expected.at("/" + GetParam().file).substr(0, 600)}) {
-      clear();
-      test::write_file(partial(), left);
-      move(source, KeptWork::refuse);
-      EXPECT_TRUE(all_files() == expected);
-    }
+}
+
+TEST_P(ResumeTest, E4_KeptWorkOfAnotherFormatIsToldAndDiscarded) {
+  const MemoryCheckpoint source = small_source();
+  const auto expected = whole(source);
+  const bool is_file = expected.contains("/" + GetParam().file);
+  if (is_file) {
+    std::filesystem::create_directory(partial());
+    test::write_file(partial() + "/rank-00000.h5", "half");
+  } else {
+    test::write_file(partial(), "half");
   }
+  {
+    formats::Journal journal(FileSystem::posix(), partial() + ".journal",
+                             formats::WorkIdentity{{"destination", "another format"}});
+    journal.note({{0, 0}, 0}, {.range = {0, 4}});
+  }
+  const auto before = all_files();
+  EXPECT_THAT([&] { move(source, KeptWork::refuse); },
+              ThrowsError(ErrorKind::already_exists, std::string("for another format: ") +
+                                                         (is_file ? "a directory" : "a file")));
+  EXPECT_THAT([&] { move(source, KeptWork::resume); },
+              ThrowsError(ErrorKind::mismatch, "destination: expected another format, found"));
+  EXPECT_TRUE(all_files() == before);
+  move(source, KeptWork::discard);
+  EXPECT_TRUE(all_files() == expected);
 }
 
 class ValuesBesideTest : public ResumeTest {};
@@ -569,9 +638,7 @@ TEST_P(ResumeTest, E4_AWriterWithoutAJournalLeavesKeptWorkAlone) {
   const auto before = all_files();
   EXPECT_TRUE(before.contains("/" + GetParam().file + ".partial.journal"));
   const MemoryCheckpoint source = small_source();
-  const Plan plan =
-      plan_reshard(source.contents(), source.path(),
-                   {.format = GetParam().create.format, .world_size = GetParam().world_size});
+  const Plan plan = planned(source);
   formats::CreateOptions create = GetParam().create;
   for (const auto overwrite : {OverwritePolicy::refuse, OverwritePolicy::replace}) {
     create.overwrite = overwrite;
@@ -586,9 +653,7 @@ TEST_P(ResumeTest, E4_AWriterWithoutAJournalLeavesKeptWorkAlone) {
 
 TEST_P(ResumeTest, E4_TwoWritersOfOneDestinationAreRefused) {
   const MemoryCheckpoint source = small_source();
-  const Plan plan =
-      plan_reshard(source.contents(), source.path(),
-                   {.format = GetParam().create.format, .world_size = GetParam().world_size});
+  const Plan plan = planned(source);
   formats::CreateOptions create = GetParam().create;
   create.journal.emplace();
   const auto first = formats::create_checkpoint(fs_, path(), plan.destination, {Value(7)}, create);

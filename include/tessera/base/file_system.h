@@ -77,6 +77,10 @@ class FileSystem {
 
 /// Reads a whole file. Throws: Error(corruption) where it is larger than `max_nbytes`.
 std::string read_file(const FileSystem& fs, const std::string& path, std::uint64_t max_nbytes);
+/// Reads the first bytes of a file, `max_nbytes` or as many as it has; nothing where `path` is no
+/// regular file.
+std::optional<std::string> read_begin(const FileSystem& fs, const std::string& path,
+                                      std::uint64_t max_nbytes);
 
 /// Joins with one slash. Does not normalise.
 std::string join_path(const std::string& directory, const std::string& name);
@@ -96,7 +100,11 @@ bool is_contained_path(const std::string& name);
 /// also after all links have been followed. Requires: `is_contained_path(name)`.
 void require_contained(const FileSystem& fs, const std::string& directory, const std::string& name);
 
-enum class DestinationKind { file, directory };
+enum class DestinationKind {
+  file,
+  directory,
+  member_file,  // of a checkpoint that is there, or being written
+};
 enum class OverwritePolicy { refuse, replace };
 
 /// Makes a destination appear whole or not at all.
@@ -107,23 +115,29 @@ enum class OverwritePolicy { refuse, replace };
 /// its writer), renames it into place (an exchange where something is replaced), and syncs the
 /// parent; where it throws, the destination is what it was before. Destroyed without commit, the
 /// staging path is removed, unless it is to be kept, and what stood at the destination is
-/// untouched. A staging path left by a dead process is taken over and emptied, unless the caller
-/// goes on with it. A journal (the file `<destination>.partial.journal`) says what is finished in a
-/// staging path: it is the caller's, but removed here where what it is about is. Work that is kept,
-/// as a journal says, is refused unless the caller knows about journals.
+/// untouched.
+///
+/// [Note: Left over] A journal, the file `<destination>.partial.journal`, lies beside a staging
+/// path for as long as anything is in it, and so tells that it is a writer's. What a dead process
+/// left is taken over and emptied, unless the caller goes on with it; whatever else has the name,
+/// unless it is empty, is somebody's and stays. Callers that keep work let the journal tell what is
+/// finished: such work is refused unless the caller knows about journals. A journal of one line
+/// tells of nothing. Members of a checkpoint have none: there the name is enough.
 /// Not thread-safe; the files inside are the writer's own.
 class StagedDestination {
  public:
   static constexpr std::string_view kSuffix = ".partial";
   static constexpr std::string_view kJournalSuffix = ".journal";         // behind the staging path
-  static constexpr std::string_view kJournalMagic = "tessera-journal ";  // how a journal begins
+  static constexpr std::string_view kJournalMagic = "tessera-journal ";  // of any version
+  static constexpr std::string_view kJournalFirstLine =
+      "tessera-journal 1\n";  // with the line feed
 
   /// What is done about what a dead process left.
   enum class LeftOver {
     remove,
     go_on,    // it stays also where the destination is destroyed without commit
     kept,     // refused as work that another run may go on with
-    foreign,  // refused as what no writer has left
+    foreign,  // refused as somebody's
   };
   using Judge = std::function<LeftOver(const StagedDestination&)>;
 
@@ -131,16 +145,20 @@ class StagedDestination {
   static std::string staging_path_of(const std::string& destination);
   static std::string journal_path_of(const std::string& staging_path);
 
-  /// Whether `path` is a staging path that has a journal beside it.
+  /// Whether `path` is a staging path beside which a journal tells what the work is.
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
 
   /// Trailing slashes of `destination` are ignored. Its parent must exist. `judge` is asked, under
   /// the lock, about what a dead process left; without it work that is kept is refused, and
   /// anything else removed.
   /// Throws: Error(already_exists) where the destination is in the way and `overwrite` is refuse,
-  /// where another living process holds the staging path, or where what lies there is refused; what
-  /// `judge` throws. Then all is left as it is.
+  /// or is a link that leads nowhere, where another living process holds the staging path, or where
+  /// what lies there or is named like its journal is refused; what `judge` throws. Then all is left
+  /// as it is.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
+                    OverwritePolicy overwrite, const Judge& judge = {});
+  /// Throws what the constructor would, and changes nothing.
+  static void check(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
   ~StagedDestination();
   StagedDestination(const StagedDestination&) = delete;
@@ -154,7 +172,9 @@ class StagedDestination {
 
   /// Whether what a dead process left is gone on with.
   bool has_left_over() const { return has_left_over_; }
-  /// Leaves the staging path where it is when this is destroyed without commit.
+  /// Makes the journal say of nothing that it is finished.
+  void reset_journal();
+  /// Leaves staging path and journal where they are when this is destroyed without commit.
   void keep() noexcept { is_kept_ = true; }
   /// Whether `publish` would replace something.
   bool replaces() const;
@@ -166,7 +186,17 @@ class StagedDestination {
   void commit();
 
  private:
+  struct NothingStaged {};
+  /// Throws on a destination that cannot be written to.
+  StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
+                    OverwritePolicy overwrite, NothingStaged);
+
+  void stage(const Judge& judge);
+  bool is_left_over() const;
   LeftOver judge_left_over(const Judge& judge) const;
+  bool empty_or_go_on(const Judge& judge);
+  bool has_journal() const;
+  void remove_quietly() noexcept;
 
   FileSystem& fs_;
   std::string destination_;
@@ -177,7 +207,7 @@ class StagedDestination {
   int replaced_lock_fd_ = -1;  // of what it replaced, while that stands at the staging path
   bool has_left_over_ = false;
   bool is_kept_ = false;
-  enum class State { staged, appeared, replaced, committed } state_ = State::staged;
+  enum class State { none, staged, appeared, replaced, committed } state_ = State::none;
 };
 
 }  // namespace tessera

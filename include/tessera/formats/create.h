@@ -30,13 +30,17 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
                                                     std::vector<Value> values,
                                                     const CreateOptions& options);
 
+/// Throws what create_checkpoint would throw about the destination and about what lies at its
+/// staging path, work that is kept among it. Changes nothing.
+void check_staging(FileSystem& fs, const std::string& destination, const CreateOptions& options);
+
 /// Returns the format that a destination's name suggests: safetensors where it ends so, torch where
 /// in `.pt`, `.pth` or `.bin`, else native.
 Format format_for_destination(const std::string& path);
 
 /// Passes a destination that a move from `source` may write to. `option` is what asks to replace.
 /// Throws: Error(invalid_argument) where one lies within the other, or where what is no checkpoint
-/// would be replaced; Error(already_exists).
+/// would be replaced; Error(already_exists), also on a link that leads nowhere.
 void check_destination(const FileSystem& fs, const std::string& source,
                        const std::string& destination, OverwritePolicy overwrite,
                        const std::string& option);

@@ -480,7 +480,7 @@ void require_parts(const FileSystem& fs, const std::string& directory, Checkpoin
 void finish_parts(FileSystem& fs, const std::string& directory, CheckpointContents contents,
                   const std::vector<Value>& values) {
   const FileLayout layout = lay_out(directory, std::move(contents), values);
-  StagedDestination staged(fs, join_path(directory, kMetadataFile), DestinationKind::file,
+  StagedDestination staged(fs, join_path(directory, kMetadataFile), DestinationKind::member_file,
                            OverwritePolicy::refuse);
   write_metadata(*fs.open_for_update(staged.staging_path()), layout);
   staged.commit();

@@ -151,7 +151,7 @@ void rebuild_native_index(FileSystem& fs, const std::string& path) {
                           checksum_text(indexes.checkpoint_id), checksum_text(rebuilt_id),
                           "rank files that contradict each other");
   }
-  StagedDestination staged(fs, join_path(path, kIndexFileName), DestinationKind::file,
+  StagedDestination staged(fs, join_path(path, kIndexFileName), DestinationKind::member_file,
                            OverwritePolicy::replace);
   write_index_file(fs, staged.staging_path(), whole);
   staged.commit();

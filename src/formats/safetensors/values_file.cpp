@@ -16,6 +16,7 @@ namespace tessera::formats::detail {
 namespace {
 
 constexpr std::int64_t kSchema = 1;
+constexpr std::string_view kBegin = "{\n  \"schema\": ";  // as `format_values_file` writes it
 
 Value shape_to_value(const Shape& shape) {
   return Value::List(shape.begin(), shape.end());
@@ -237,17 +238,12 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
 }
 
 bool is_values_file(const FileSystem& fs, const std::string& path) {
-  constexpr std::string_view kBegin = "{\n  \"schema\": ";
-  if (fs.kind_of(path) != FileKind::regular) return false;
-  const auto file = fs.open(path);
-  std::string begin(std::min<std::uint64_t>(kBegin.size(), file->nbytes()), '\0');
-  file->read_at(0, std::as_writable_bytes(std::span(begin)));
-  return begin == kBegin;
+  return read_begin(fs, path, kBegin.size()) == kBegin;
 }
 
 bool may_be_values_file(const FileSystem& fs, const std::string& path) {
-  if (fs.kind_of(path) != FileKind::regular) return false;
-  return fs.open(path)->nbytes() == 0 || is_values_file(fs, path);
+  const auto begin = read_begin(fs, path, kBegin.size());
+  return begin == "" || begin == kBegin;
 }
 
 std::string values_digest(std::string_view text) {

@@ -21,7 +21,6 @@
 namespace tessera::formats {
 namespace {
 
-constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::string_view kModelName = "model.safetensors";
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{8} << 20;
 
@@ -84,7 +83,8 @@ class SafetensorsWriter final : public CheckpointWriter {
     }
 
     const std::vector<std::vector<std::size_t>> shards = assign_shards(options.max_shard_nbytes);
-    is_single_file_ = destination.ends_with(kFileSuffix);
+    const DestinationKind kind = destination_kind(Format::safetensors, destination);
+    is_single_file_ = kind == DestinationKind::file;
     if (is_single_file_ && shards.size() > 1) {
       throw Error::expected(
           ErrorKind::invalid_argument, {.path = destination}, "shard size",
@@ -101,11 +101,10 @@ class SafetensorsWriter final : public CheckpointWriter {
       headers.push_back(lay_out(shard, shards[shard], destination));
     }
 
-    work_.emplace(fs_, std::move(destination),
-                  is_single_file_ ? DestinationKind::file : DestinationKind::directory, work);
+    work_.emplace(fs_, std::move(destination), kind, work);
     if (is_single_file_) check_values_path();
     if (is_single_file_ && !values_text_.empty()) {
-      staged_values_.emplace(fs_, values_path(), DestinationKind::file,
+      staged_values_.emplace(fs_, values_path(), DestinationKind::member_file,
                              has_published_values() ? OverwritePolicy::replace : overwrite_,
                              [&](const StagedDestination& staged) {
                                return detail::may_be_values_file(fs_, staged.staging_path())

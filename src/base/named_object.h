@@ -1,0 +1,39 @@
+#pragma once
+
+#include <sys/stat.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/error.h"
+
+namespace tessera::detail {
+
+/// Returns what an object of this mode is, as `a file`.
+inline std::string_view kind_in_words(mode_t mode) {
+  if (S_ISREG(mode)) return "a file";
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISLNK(mode)) return "a link";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+/// Returns the mode of what has this very name, be it a link; nothing where the name is free.
+inline std::optional<mode_t> mode_of_name(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
+  return status.st_mode;
+}
+
+/// Refuses a destination that looks free, but whose name is taken by a link that leads nowhere.
+inline void require_no_dangling_link(const std::string& destination) {
+  struct stat status {};
+  const auto mode = mode_of_name(destination);
+  if (!mode || !S_ISLNK(*mode) || ::stat(destination.c_str(), &status) == 0) return;
+  throw Error::expected(ErrorKind::already_exists, {.path = destination}, "destination",
+                        "a free name", "a link that leads nowhere", "remove or rename it");
+}
+
+}  // namespace tessera::detail
