@@ -65,7 +65,9 @@ class MergedReader final : public CheckpointReader {
   }
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     const Origin& origin = tensors_[tensor_index];
-    return reader_of(origin).piece_storage(origin.index, piece_index);
+    PieceStorage storage = reader_of(origin).piece_storage(origin.index, piece_index);
+    storage.file = join_path(reader_of(origin).path(), storage.file);  // names may be equal
+    return storage;
   }
   std::vector<std::string> data_files() const override {
     std::vector<std::string> files;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <ranges>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -215,14 +217,49 @@ void execute(const Plan& plan, const CheckpointReader& reader, CheckpointWriter&
   }
 }
 
-std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointReader& reader,
-                                             FileSystem& fs, const std::string& destination,
-                                             formats::CreateOptions create) {
+namespace {
+
+/// Returns the values that a plan takes, and completes what `create` says of its journal.
+std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader,
+                                formats::CreateOptions& create) {
   std::vector<Value> values;
   for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
   if (create.journal) {
     create.journal->identity.merge(identify_work(plan, reader, values, create));
   }
+  return values;
+}
+
+/// Reads an element of the first piece in each file that the plan takes bytes from.
+void check_source_files(const Plan& plan, const CheckpointReader& reader) {
+  std::set<std::string> files;
+  ByteBuffer element;
+  for (const TensorCopy& copy : plan.copies) {
+    const TensorEntry& tensor = reader.contents().tensors[copy.source_tensor];
+    std::vector<bool> is_seen(tensor.pieces.size());
+    for (const std::uint32_t piece : copy.source_pieces | std::views::join) {
+      if (is_seen[piece]) continue;
+      is_seen[piece] = true;
+      if (!files.insert(reader.piece_storage(copy.source_tensor, piece).file).second) continue;
+      reader.read_piece(copy.source_tensor, piece, {0, 1},
+                        element.take(itemsize(tensor.meta.dtype)));
+    }
+  }
+}
+
+}  // namespace
+
+void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
+                const std::string& destination, formats::CreateOptions create) {
+  prepare_move(plan, reader, create);
+  formats::check_staging(fs, destination, create);
+  check_source_files(plan, reader);
+}
+
+std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointReader& reader,
+                                             FileSystem& fs, const std::string& destination,
+                                             formats::CreateOptions create) {
+  std::vector<Value> values = prepare_move(plan, reader, create);
   return formats::create_checkpoint(fs, destination, plan.destination, std::move(values), create);
 }
 

@@ -4,15 +4,11 @@
 #include <string_view>
 
 #include "tessera/base/digest.h"
-#include "tessera/base/file_system.h"
 
 namespace tessera::reshard {
 namespace {
 
-constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
-
-std::string digest_of_file(const std::string& path) {
-  const std::string text = read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
+std::string digest_of(const std::string& text) {
   Xxh3Wide hash;
   hash.update(std::as_bytes(std::span(text)));
   return "a file of digest " + hash.hex_digest();
@@ -25,8 +21,8 @@ class Explanation {
         text.empty() ? "none" : text;
   }
   void add_flag(std::string_view option, bool is_given) { add(option, is_given ? "given" : ""); }
-  void add_file(std::string_view option, const std::string& path) {
-    add(option, path.empty() ? path : digest_of_file(path));
+  void add_file(std::string_view option, const std::string& text) {
+    add(option, text.empty() ? text : digest_of(text));
   }
   void add_list(std::string_view option, const std::vector<std::string>& texts) {
     std::string joined;
@@ -49,8 +45,8 @@ formats::WorkIdentity explain_plan(const GivenOptions& given) {
   Explanation explanation;
   explanation.add("world-size", given.world_size == 0 ? "" : std::to_string(given.world_size));
   explanation.add("strategy", given.strategy);
-  explanation.add_file("plan", given.table_plan_path);
-  explanation.add_file("units", given.units_path);
+  explanation.add_file("plan", given.table_plan);
+  explanation.add_file("units", given.units);
   explanation.add_list("only", given.only);
   explanation.add_list("rename", renames);
   explanation.add_list("prefix", prefixes);

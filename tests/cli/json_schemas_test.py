@@ -170,7 +170,7 @@ class JsonSchemasTest(unittest.TestCase):
         source = OPTIONS.fixtures / "dcp/valid/fsdp2_adamw"
         destination = pathlib.Path(self.folder.name) / "native"
         self.check("ckpt-reshard", "ckpt-reshard", "--json", source, destination, "--cast", "bfloat16")
-        self.check("ckpt-reshard", "ckpt-reshard", "--json", "--dry-run", source, destination)
+        self.check("ckpt-reshard", "ckpt-reshard", "--json", "--dry-run", "--overwrite", source, destination)
         self.check("ckpt-reshard", "ckpt-reshard", "--json",
                    OPTIONS.fixtures / "dcp/invalid/piece_missing", destination.with_name("other"))
         document = self.check("ckpt-inspect diff", "ckpt-inspect", "diff", "--json", "--ignore-dtype",

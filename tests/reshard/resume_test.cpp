@@ -605,6 +605,26 @@ TEST_P(ResumeTest, E4_KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   EXPECT_TRUE(all_files() == expected);
 }
 
+TEST_P(ResumeTest, E4_ACheckTellsWhatAMoveWouldRefuse) {
+  const MemoryCheckpoint source = large_source();
+  const auto check = [&](KeptWork kept_work) {
+    const Plan plan = planned(source);
+    return [this, plan, &source, kept_work] {
+      check_move(plan, source, fs_, path(), create_options(kept_work, OverwritePolicy::refuse));
+    };
+  };
+  EXPECT_NO_THROW(check(KeptWork::refuse)());
+  move_in_part(source, kLargeNbytes * 2 / 3);
+  const auto before = all_files();
+  EXPECT_THAT(check(KeptWork::refuse), ThrowsError(ErrorKind::already_exists, "kept here"));
+  EXPECT_NO_THROW(check(KeptWork::resume)());
+  EXPECT_NO_THROW(check(KeptWork::discard)());
+  source_says_ = "18 bytes";
+  EXPECT_THAT(check(KeptWork::resume),
+              ThrowsError(ErrorKind::mismatch, "expected 17 bytes, found 18 bytes"));
+  EXPECT_TRUE(all_files() == before);
+}
+
 class ValuesBesideTest : public ResumeTest {};
 INSTANTIATE_TEST_SUITE_P(Safetensors, ValuesBesideTest,
                          ::testing::Values(destination("safetensors_file")), name_of);

@@ -36,7 +36,7 @@ constexpr int kJsonSchema = 1;
 }
 
 std::string read_option_file(const std::string& path) {
-  return read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
+  return path.empty() ? path : read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
 }
 
 NativeWriteOptions compression(const MoveOptions& options) {
@@ -76,7 +76,17 @@ void check_options(const MoveOptions& options) {
   }
 }
 
-PlanOptions plan_options(const MoveOptions& options) {
+/// What is in the files that options name; empty where they are not given.
+struct OptionFiles {
+  explicit OptionFiles(const MoveOptions& options)
+      : table_plan(read_option_file(options.table_plan_path)),
+        units(read_option_file(options.units_path)) {}
+
+  std::string table_plan;
+  std::string units;
+};
+
+PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files) {
   PlanOptions plan;
   plan.format = *options.format;
   plan.world_size = count_option("--world-size", options.world_size);
@@ -94,11 +104,10 @@ PlanOptions plan_options(const MoveOptions& options) {
   if (options.allow_missing) plan.missing = reshard::Relaxation::allow;
   if (options.allow_lossy) plan.lossy = reshard::Relaxation::allow;
   if (!options.table_plan_path.empty()) {
-    plan.table_plan =
-        TablePlan::from_json(read_option_file(options.table_plan_path), options.table_plan_path);
+    plan.table_plan = TablePlan::from_json(files.table_plan, options.table_plan_path);
   }
   if (!options.units_path.empty()) {
-    plan.units = flat_units_from_json(read_option_file(options.units_path), options.units_path);
+    plan.units = flat_units_from_json(files.units, options.units_path);
   }
   return plan;
 }
@@ -107,7 +116,8 @@ OverwritePolicy overwrite_policy(const MoveOptions& options) {
   return options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
 }
 
-formats::CreateOptions create_options(const MoveOptions& options, const PlanOptions& plan) {
+formats::CreateOptions create_options(const MoveOptions& options, const OptionFiles& files,
+                                      const PlanOptions& plan) {
   formats::CreateOptions create;
   create.format = *options.format;
   create.overwrite = overwrite_policy(options);
@@ -115,8 +125,8 @@ formats::CreateOptions create_options(const MoveOptions& options, const PlanOpti
   create.journal.emplace();
   create.journal->identity = reshard::explain_plan({.world_size = plan.world_size,
                                                     .strategy = plan.strategy,
-                                                    .table_plan_path = options.table_plan_path,
-                                                    .units_path = options.units_path,
+                                                    .table_plan = files.table_plan,
+                                                    .units = files.units,
                                                     .only = options.only,
                                                     .renames = parse_renames(options.renames),
                                                     .prefix_removals = options.prefix_removals,
@@ -216,11 +226,11 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
 }
 
 /// Moves all bytes and commits. Returns how many of them an earlier run had moved.
-std::uint64_t move(const MoveOptions& options, const PlanOptions& wanted, const Plan& plan,
-                   const CheckpointReader& reader, Terminal& terminal,
+std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& create,
+                   const Plan& plan, const CheckpointReader& reader, Terminal& terminal,
                    const std::stop_token& stop) {
-  const auto writer = reshard::start_move(plan, reader, FileSystem::posix(), options.destination,
-                                          create_options(options, wanted));
+  const auto writer =
+      reshard::start_move(plan, reader, FileSystem::posix(), options.destination, create);
   if (options.resume && !writer->goes_on() && !options.quiet) {
     terminal.print_error(
         "note: " + printable(StagedDestination::staging_path_of(options.destination)) +
@@ -295,13 +305,12 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     options.progress.display = ProgressDisplay::none;
   }
   FileSystem& fs = FileSystem::posix();
-  if (!options.dry_run) {
-    for (const std::string& path : paths) {
-      formats::check_destination(fs, path, options.destination, overwrite_policy(options),
-                                 "--overwrite");
-    }
+  for (const std::string& path : paths) {
+    formats::check_destination(fs, path, options.destination, overwrite_policy(options),
+                               "--overwrite");
   }
-  const PlanOptions wanted = plan_options(options);
+  const OptionFiles files(options);
+  const PlanOptions wanted = plan_options(options, files);
   StopSignals signals;
   const auto [reader, problems] = open();
   Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), wanted);
@@ -315,8 +324,13 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     return ExitCode::bad_input;
   }
   const auto start = std::chrono::steady_clock::now();
-  const std::uint64_t kept_nbytes =
-      options.dry_run ? 0 : move(options, wanted, plan, *reader, terminal, signals.token());
+  const formats::CreateOptions create = create_options(options, files, wanted);
+  std::uint64_t kept_nbytes = 0;
+  if (options.dry_run) {
+    reshard::check_move(plan, *reader, fs, options.destination, create);
+  } else {
+    kept_nbytes = move(options, create, plan, *reader, terminal, signals.token());
+  }
   if (options.json) {
     print_json(options, plan, *reader, kept_nbytes, terminal);
   } else if (options.dry_run) {

@@ -118,7 +118,7 @@ struct CheckpointContents {
 
 /// Where a piece's bytes lie, for people to look at.
 struct PieceStorage {
-  std::string file;                     // relative to the checkpoint
+  std::string file;                     // relative to the checkpoint; of a merge, behind its path
   std::optional<ByteRange> byte_range;  // nothing where the piece is not one range
   std::string encoding;                 // `plain`, `zstd`
   std::uint64_t stored_nbytes = 0;

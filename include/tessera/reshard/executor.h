@@ -39,6 +39,11 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       FileSystem& fs,
                                                       const std::string& destination,
                                                       formats::CreateOptions create);
+/// Looks for what would keep such a move from its first block, and changes nothing: what
+/// `start_move` would refuse to replace, to take over or to go on with, and files of the source
+/// that are lost. Throws: what the move would.
+void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
+                const std::string& destination, formats::CreateOptions create);
 /// Moves the tensors to what `start_move` returned, and commits. Throws: what execute and the
 /// writer's commit throw.
 void finish_move(const Plan& plan, const formats::CheckpointReader& reader,

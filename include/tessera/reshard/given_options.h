@@ -14,8 +14,8 @@ namespace tessera::reshard {
 struct GivenOptions {
   int world_size = 0;  // 0: not given
   std::string strategy{};
-  std::string table_plan_path{};
-  std::string units_path{};
+  std::string table_plan{};  // what is in the file; empty: not given
+  std::string units{};       // the same
   std::vector<std::string> only{};
   std::vector<Rename> renames{};
   std::vector<Rename> prefix_removals{};
@@ -27,7 +27,7 @@ struct GivenOptions {
 };
 
 /// Returns them for a journal's identity, so that it can be said why a plan is another one; files
-/// by digests of what is in them. Throws: Error(io), Error(not_found) where a file cannot be read.
+/// by digests of what is in them.
 formats::WorkIdentity explain_plan(const GivenOptions& given);
 
 }  // namespace tessera::reshard

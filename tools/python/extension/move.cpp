@@ -161,19 +161,21 @@ std::uint64_t execute(const Request& request, const Plan& plan, const Checkpoint
 /// Plans, and moves unless that is only to be planned.
 Outcome run(const Request& request, Watch& watch) {
   FileSystem& fs = FileSystem::posix();
-  if (!request.dry_run) {
-    for (const MergePath& source : request.sources.paths) {
-      formats::check_destination(fs, source.path, request.destination, request.create.overwrite,
-                                 "overwrite=True");
-    }
+  for (const MergePath& source : request.sources.paths) {
+    formats::check_destination(fs, source.path, request.destination, request.create.overwrite,
+                               "overwrite=True");
   }
   const auto [reader, collisions] = open(request.sources);
   request.sources.prefixes.check_used(reader->contents(), "prefix");
   Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), request.plan);
   plan.problems.insert(plan.problems.begin(), collisions.begin(), collisions.end());
   std::uint64_t kept_nbytes = 0;
-  if (plan.problems.empty() && !request.dry_run) {
-    kept_nbytes = execute(request, plan, *reader, watch);
+  if (plan.problems.empty()) {
+    if (request.dry_run) {
+      reshard::check_move(plan, *reader, fs, request.destination, request.create);
+    } else {
+      kept_nbytes = execute(request, plan, *reader, watch);
+    }
   }
   return {std::move(plan), reader->format(), kept_nbytes};
 }
@@ -250,17 +252,17 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
   if (allow_missing) plan.missing = Relaxation::allow;
   if (allow_lossy) plan.lossy = Relaxation::allow;
   if (const std::string path = string_of(plan_path); !path.empty()) {
-    plan.table_plan = TablePlan::from_json(read_option_file(path), path);
+    given.table_plan = read_option_file(path);
+    plan.table_plan = TablePlan::from_json(given.table_plan, path);
   }
   if (const std::string path = string_of(units_path); !path.empty()) {
-    plan.units = flat_units_from_json(read_option_file(path), path);
+    given.units = read_option_file(path);
+    plan.units = flat_units_from_json(given.units, path);
   }
 
   if (auto& journal = request.create.journal) {
     given.world_size = world_size;
     given.strategy = strategy;
-    given.table_plan_path = string_of(plan_path);
-    given.units_path = string_of(units_path);
     given.only = std::move(patterns);
     given.cast = plan.cast;
     given.optimizer_names = plan.optimizer_names;

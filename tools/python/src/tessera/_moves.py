@@ -93,7 +93,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     allow_lossy: merge row-wise state that is kept per column shard.
     memory: bytes for buffers.
     threads: None for as many as there are cores.
-    dry_run: plan, and write nothing.
+    dry_run: plan, refuse what the move would refuse to begin with, and write nothing.
     overwrite: replace the destination when the new one is complete.
     resume: go on with what an earlier call, or ckpt-reshard, has kept for the destination, if there is something; and
         keep what is finished if this one is interrupted or the system fails it. Without resume nothing is kept.
