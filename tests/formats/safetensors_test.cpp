@@ -35,6 +35,13 @@ std::vector<Value> values_of(const MemoryCheckpoint& source) {
   return values;
 }
 
+std::string digest_of(std::string_view json) {
+  char hex[17];
+  std::snprintf(hex, sizeof hex, "%016llx",
+                static_cast<unsigned long long>(xxh3_64(std::as_bytes(std::span(json)))));
+  return hex;
+}
+
 class SafetensorsTest : public ::testing::Test {
  protected:
   std::unique_ptr<CheckpointReader> open(const std::string& path) {
@@ -85,7 +92,6 @@ MemoryCheckpoint make_rich_checkpoint() {
   source.add({"step", DType::int64, {}}, bytes_of<std::int64_t>({41}));
   source.add_value("$lr", 1e-3);
   source.add_value("betas", Value::Tuple{{0.9, 0.999}});
-  source.contents_for_change().values[1].key_path = {"betas"};
   source.add_value("seen.0", true).key_path = {"seen", 0};
   source.add_alias("head.weight", "embed.weight");
   source.contents_for_change().annotations = {{"note", "naïve \"模型\"\n"}};
@@ -351,6 +357,89 @@ TEST_F(SafetensorsTest, ValuesOfOtherTensorsAreRefusedAndStrayOnesIgnored) {
               ThrowsError(ErrorKind::corruption, "plain.safetensors.values.json: checksum"));
 }
 
+/// A checkpoint of tensors alone, of which there is more to say than safetensors can.
+MemoryCheckpoint make_nested_checkpoint() {
+  MemoryCheckpoint source;
+  source.add({"model.x", DType::uint8, {1}}, bytes_of<std::uint8_t>({1})).key_path = {"model", "x"};
+  TensorEntry& state = source.add({"model.y", DType::uint8, {1}}, bytes_of<std::uint8_t>({2}));
+  state.key_path = {"model", "y"};
+  state.kind = StateKind::pointwise;
+  state.parameter = "model.x";
+  source.contents_for_change().units = {make_flat_unit("", DType::uint8, {{"model.x", {1}}})};
+  return source;
+}
+
+void expect_nested_checkpoint(const CheckpointReader& reader) {
+  const CheckpointContents& found = reader.contents();
+  EXPECT_THAT(found.missing_files, ::testing::IsEmpty());
+  ASSERT_EQ(found.tensors.size(), 2U);
+  EXPECT_EQ(found.tensors[0].key_path, (KeyPath{"model", "x"}));
+  EXPECT_EQ(found.tensors[1].key_path, (KeyPath{"model", "y"}));
+  EXPECT_EQ(found.tensors[1].kind, StateKind::pointwise);
+  EXPECT_EQ(found.tensors[1].parameter, "model.x");
+  ASSERT_EQ(found.units.size(), 1U);
+  EXPECT_EQ(found.units[0].parameters[0].fqn, "model.x");
+}
+
+TEST_F(SafetensorsTest, TensorsWithoutValuesNeedNoSecondFile) {
+  write(make_nested_checkpoint(), "a.safetensors");
+  write(make_nested_checkpoint(), "b");
+  write(make_nested_checkpoint(), "c", {.max_shard_nbytes = 1});
+  EXPECT_THAT(fs_.list_directory(tmp_.path()), ElementsAre("a.safetensors", "b", "c"));
+  EXPECT_THAT(fs_.list_directory(tmp_ / "b"), ElementsAre("model.safetensors"));
+  EXPECT_THAT(fs_.list_directory(tmp_ / "c"),
+              ElementsAre("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                          "model.safetensors.index.json"));
+  for (const char* name : {"a.safetensors", "b", "c"}) {
+    SCOPED_TRACE(name);
+    expect_nested_checkpoint(*open(tmp_ / name));
+  }
+}
+
+TEST_F(SafetensorsTest, TopLevelNamesNeedNoKeyPaths) {
+  MemoryCheckpoint source;
+  source.add({"a.b", DType::uint8, {1}}, test::Bytes(1)).key_path = {"a.b"};
+  write(source, "a.safetensors");
+  EXPECT_THAT(fs_.list_directory(tmp_.path()), ElementsAre("a.safetensors"));
+  EXPECT_EQ(text("a.safetensors").find("tessera"), std::string::npos);
+}
+
+TEST_F(SafetensorsTest, FilesOfOneDirectoryEachSayTheirOwn) {
+  std::filesystem::create_directory(tmp_ / "two");
+  write(make_nested_checkpoint(), "two/a.safetensors");
+  MemoryCheckpoint other;
+  other.add({"net.z", DType::uint8, {1}}, test::Bytes(1)).key_path = {"net", "z"};
+  write(other, "two/b.safetensors");
+  const auto reader = open(tmp_ / "two");
+  ASSERT_EQ(reader->contents().tensors.size(), 3U);
+  EXPECT_EQ(reader->contents().tensors[1].key_path, (KeyPath{"model", "y"}));
+  EXPECT_EQ(reader->contents().tensors[2].key_path, (KeyPath{"net", "z"}));
+  EXPECT_EQ(reader->contents().units.size(), 1U);
+}
+
+TEST_F(SafetensorsTest, KeyPathsAloneInASecondFileAreRead) {
+  const std::string values =
+      R"({"schema":1,"values":{},"key_paths":{"model.x":["model","x"]},"kinds":{},)"
+      R"("parameters":{},"units":[]})";
+  put_safetensors("a.safetensors",
+                  R"({"__metadata__":{"format":"pt","tessera.values":")" + digest_of(values) +
+                      R"("},"model.x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                  1);
+  put("a.safetensors.values.json", values);
+  EXPECT_EQ(open(tmp_ / "a.safetensors")->contents().tensors[0].key_path, (KeyPath{"model", "x"}));
+}
+
+TEST_F(SafetensorsTest, MalformedStructureIsRefused) {
+  for (const std::string broken :
+       {"", "[]", R"({\"schema\":2})", R"({\"schema\":1,\"values\":{\"v\":1}})",
+        R"({\"schema\":1,\"key_paths\":{\"none\":[\"none\"]}})"}) {
+    if (fs_.kind_of(tmp_ / "a.safetensors")) fs_.remove_all(tmp_ / "a.safetensors");
+    put_safetensors("a.safetensors",
+                    R"({"__metadata__":{"tessera.structure":")" + broken + R"("}})", 0);
+    EXPECT_THROW(open(tmp_ / "a.safetensors"), Error);
+  }
+}
+
 TEST_F(SafetensorsTest, ValuesAsDeepAsReadersGiveThemComeBack) {
   MemoryCheckpoint source;
   source.add({"w", DType::float32, {1}}, bytes_of<float>({1}));
@@ -427,12 +516,6 @@ TEST_F(SafetensorsTest, MalformedValuesFilesAreRefused) {
         create_safetensors(fs_, folder / "a.safetensors", source.contents(), {Value(1)});
     test::copy_checkpoint(source, *writer);
     // Forge the digest along with the values.
-    const auto digest_of = [](std::string_view json) {
-      char hex[17];
-      std::snprintf(hex, sizeof hex, "%016llx",
-                    static_cast<unsigned long long>(xxh3_64(std::as_bytes(std::span(json)))));
-      return std::string(hex);
-    };
     const std::string values = read_file(fs_, folder / "a.safetensors.values.json", 1 << 20);
     std::string tensors = read_file(fs_, folder / "a.safetensors", 1 << 20);
     const std::size_t at = tensors.find(digest_of(values));

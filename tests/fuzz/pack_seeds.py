@@ -6,6 +6,7 @@ The form of a packed checkpoint is drawn in packed_files.h; the names of its fil
 What a target found lies in findings/<target>, mended, and is tried again each time.
 """
 
+import json
 import struct
 import sys
 import zipfile
@@ -73,6 +74,17 @@ def shards(fixtures: Path):
         yield packed_bytes([index, b"{}", *contents, *[b""] * (2 - len(contents))])
 
 
+def structured() -> bytes:
+    """Returns safetensors with all that `tessera.structure` can say (docs/formats/safetensors.md)."""
+    structure = {"schema": 1, "key_paths": {"a.0": ["a", [0]]}, "kinds": {"a.0": "pointwise"},
+                 "parameters": {"a.0": "b"}, "units": [{"name": "u", "dtype": "uint8", "parameters": [
+                     {"fqn": "b", "shape": [1], "offset": 0}]}]}
+    header = json.dumps({"__metadata__": {"tessera.structure": json.dumps(structure)},
+                         "a.0": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+                         "b": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}).encode()
+    return struct.pack("<Q", len(header)) + header + b"\0\1"
+
+
 def manifests():
     for file in sorted((HERE.parent / "cli/cases/hash").glob("*/stdout.exact")):
         yield file.read_bytes()
@@ -87,6 +99,7 @@ def seeds(fixtures: Path):
     for file in sorted(fixtures.rglob("*.safetensors")):
         if file.is_file():
             yield "safetensors", file.read_bytes()
+    yield "safetensors", structured()
     for file in sorted(fixtures.rglob("*.pt")):
         if file.is_file():
             yield "torch_zip", file.read_bytes()

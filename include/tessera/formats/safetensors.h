@@ -34,7 +34,8 @@ struct SafetensorsWriteOptions {
 /// `.safetensors` is a single file; any other is a directory with `model.safetensors`, or with
 /// `model-00001-of-0000N.safetensors` files and `model.safetensors.index.json`. What the format has
 /// no place for (values, key paths, kinds of state, flat units) goes to
-/// `<model>.safetensors.values.json` beside it, aliases to `__metadata__`. `values` is parallel to
+/// `<model>.safetensors.values.json` beside it, or where there are no values to `__metadata__`, so
+/// that tensors alone need no second file. Aliases go to `__metadata__`. `values` is parallel to
 /// `contents.values`.
 /// Throws: Error(invalid_argument) unless every tensor is one piece that is all of it, or where one
 /// file is asked for and more are needed; Error(unsupported) listing all tensors whose dtype or

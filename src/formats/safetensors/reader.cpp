@@ -31,7 +31,8 @@ struct FileSet {
   std::unordered_map<std::string, std::string> weight_map{};  // of the index: tensor to file
   std::string model_path{};  // `<model>.safetensors`, beside which a values file lies; may be empty
   std::optional<std::string> values_digest{};
-  bool lacks_index = false;  // names say that there was one
+  std::optional<std::string> structure{};  // of the index
+  bool lacks_index = false;                // names say that there was one
 };
 
 std::pair<std::string, std::string> split_path(const std::string& path) {
@@ -92,10 +93,13 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
     require_in_checkpoint(fs, set.directory, name);
   }
   if (const Value* metadata = index.find("metadata")) {
-    const Value* digest = metadata->find(detail::kValuesDigestKey);
-    if (digest != nullptr && digest->is<std::string>()) {
-      set.values_digest = *digest->get_if<std::string>();
-    }
+    const auto text = [&](std::string_view key) -> std::optional<std::string> {
+      const Value* found = metadata->find(key);
+      if (found == nullptr || !found->is<std::string>()) return std::nullopt;
+      return *found->get_if<std::string>();
+    };
+    set.values_digest = text(detail::kValuesDigestKey);
+    set.structure = text(detail::kStructureKey);
   }
 }
 
@@ -480,6 +484,8 @@ class SafetensorsReader final : public CheckpointReader {
       }
     } else if (key == detail::kValuesDigestKey) {
       values_digest_in_header_ = std::move(text);
+    } else if (key == detail::kStructureKey) {
+      structures_in_headers_.emplace_back(path, std::move(text));
     } else if (key != detail::kDcpShardingInfoKey && key != detail::kDcpVersionKey) {
       contents_.annotations.emplace(key, std::move(text));
     }
@@ -523,9 +529,25 @@ class SafetensorsReader final : public CheckpointReader {
     }
   }
 
+  void read_structure(const FileSet& set) {
+    if (!set.index_path.empty()) {
+      if (set.structure) apply_structure(*set.structure, set.index_path);
+      return;
+    }
+    for (const auto& [path, text] : structures_in_headers_) apply_structure(text, path);
+  }
+
+  void apply_structure(const std::string& text, const std::string& path) {
+    detail::apply_values_file(text, path, contents_, values_);
+    if (values_.empty()) return;
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = contents_.values[0].name},
+                          detail::kStructureKey, "no values, which have a file of their own",
+                          "this one");
+  }
+
   void read_values(const FileSet& set) {
     const auto& digest = set.index_path.empty() ? values_digest_in_header_ : set.values_digest;
-    if (!digest) return;
+    if (!digest) return read_structure(set);
     if (set.model_path.empty()) {
       throw Error::expected(ErrorKind::unsupported, {.path = set.directory}, "directory",
                             "the files of one model, or an index of them",
@@ -579,6 +601,7 @@ class SafetensorsReader final : public CheckpointReader {
   std::map<std::string, NamedTensor> named_tensors_;  // while opening
   std::map<std::string, int> rank_of_part_;           // while opening
   std::optional<std::string> values_digest_in_header_;
+  std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
   std::map<std::string, std::string> texts_;  // while opening: annotations that are no aliases
 
   mutable std::mutex open_files_mutex_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -10,7 +11,6 @@
 #include "tessera/base/checked_math.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera::formats::detail {
 namespace {
@@ -157,14 +157,15 @@ class ValuesFileReader {
 
 }  // namespace
 
-std::string format_values_file(const CheckpointContents& contents,
-                               const std::vector<Value>& values) {
+std::string format_values_file(const CheckpointContents& contents, const std::vector<Value>& values,
+                               JsonStyle style) {
   Value::Dict value_dict;
   Value::Dict key_paths;
   Value::Dict kinds;
   Value::Dict parameters;
   const auto add_key_path = [&](const std::string& name, const KeyPath& key_path) {
-    if (!key_path.empty()) key_paths.emplace_back(name, key_path_to_value(key_path));
+    if (key_path.empty() || key_path == KeyPath{name}) return;
+    key_paths.emplace_back(name, key_path_to_value(key_path));
   };
   for (std::size_t i = 0; i < values.size(); ++i) {
     value_dict.emplace_back(contents.values[i].name, values[i]);
@@ -188,8 +189,8 @@ std::string format_values_file(const CheckpointContents& contents,
                                    {"kinds", std::move(kinds)},
                                    {"parameters", std::move(parameters)},
                                    {"units", units_to_value(contents.units)}},
-                       JsonStyle::indented) +
-         "\n";
+                       style) +
+         (style == JsonStyle::indented ? "\n" : "");
 }
 
 void apply_values_file(std::string_view text, const std::string& path, CheckpointContents& contents,
@@ -234,7 +235,7 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
   reader.for_each("parameters", [&](const std::string& name, const Value& item) {
     find(tensors, name, "parameters")->parameter = reader.text(name, "parameters", item);
   });
-  contents.units = reader.units();
+  std::ranges::move(reader.units(), std::back_inserter(contents.units));
 }
 
 bool is_values_file(const FileSystem& fs, const std::string& path) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/base/file_system.h"
+#include "tessera/base/json.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -13,18 +14,24 @@ namespace tessera::formats::detail {
 /// [Note: Values file] What a checkpoint holds and safetensors has no place for lies beside it as
 /// JSON: values, key paths, kinds of optimizer state, flat units. The tensor file (or the index)
 /// names the XXH3-64 of that text under `tessera.values`: a values file that belongs to other
-/// tensors is never taken for this checkpoint's, and one that nobody names is ignored.
+/// tensors is never taken for this checkpoint's, and one that nobody names is ignored. Where there
+/// are no values, the text itself stands there, under `tessera.structure`, and there is no file.
 inline constexpr std::string_view kValuesSuffix = ".values.json";
 inline constexpr std::string_view kValuesDigestKey = "tessera.values";
+inline constexpr std::string_view kStructureKey = "tessera.structure";
+
+/// What is longer goes to a values file all the same: other readers parse the whole header.
+inline constexpr std::size_t kMaxStructureNbytes = std::size_t{16} << 20;
 
 /// Bounds what is read, and therefore also what is written.
 inline constexpr std::size_t kMaxValuesNbytes = std::size_t{64} << 20;
 // Of JSON levels: a value takes up to three for each level of its own.
 inline constexpr int kMaxValuesDepth = 1000;
 
-/// Returns the text, or nothing (an empty string) where there is nothing to say.
-std::string format_values_file(const CheckpointContents& contents,
-                               const std::vector<Value>& values);
+/// Returns the text, or nothing (an empty string) where there is nothing to say. A key path that is
+/// but the name says nothing.
+std::string format_values_file(const CheckpointContents& contents, const std::vector<Value>& values,
+                               JsonStyle style);
 
 /// Whether the file begins as what `format_values_file` returns does.
 bool is_values_file(const FileSystem& fs, const std::string& path);

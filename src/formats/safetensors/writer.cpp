@@ -74,7 +74,13 @@ class SafetensorsWriter final : public CheckpointWriter {
     TESSERA_CHECK(values.size() == contents_.values.size());
     require_whole_tensors(contents_, destination, "safetensors");
     refuse_what_safetensors_lacks(contents_, destination);
-    values_text_ = detail::format_values_file(contents_, values);
+    if (values.empty()) {
+      structure_text_ = detail::format_values_file(contents_, values, JsonStyle::compact);
+    }
+    if (!values.empty() || structure_text_.size() > detail::kMaxStructureNbytes) {
+      structure_text_.clear();
+      values_text_ = detail::format_values_file(contents_, values, JsonStyle::indented);
+    }
     if (values_text_.size() > detail::kMaxValuesNbytes) {
       throw Error::expected(
           ErrorKind::unsupported, {.path = destination}, "values",
@@ -268,7 +274,7 @@ class SafetensorsWriter final : public CheckpointWriter {
   }
 
   /// Returns `__metadata__` of a file: what the source carried, the aliases of its tensors, and in
-  /// a file that has no index beside it the digest of the values.
+  /// a file that has no index beside it the digest of the values, or what else there is to say.
   detail::Metadata metadata_of(std::size_t shard_index) const {
     std::map<std::string, std::string> metadata;
     Value::Dict texts;
@@ -294,10 +300,18 @@ class SafetensorsWriter final : public CheckpointWriter {
       if (places_[i].shard == shard_index) aliases.emplace_back(alias.fqn, alias.target);
     }
     if (!aliases.empty()) metadata.emplace(detail::kAliasesKey, value_to_json(std::move(aliases)));
-    if (!values_text_.empty() && contents_.world_size == 1) {
+    if (contents_.world_size == 1) metadata.merge(values_metadata());
+    return {metadata.begin(), metadata.end()};
+  }
+
+  /// Returns what the file, or the index, says of what is no tensor.
+  std::map<std::string, std::string> values_metadata() const {
+    std::map<std::string, std::string> metadata;
+    if (!values_text_.empty()) {
       metadata.emplace(detail::kValuesDigestKey, detail::values_digest(values_text_));
     }
-    return {metadata.begin(), metadata.end()};
+    if (!structure_text_.empty()) metadata.emplace(detail::kStructureKey, structure_text_);
+    return metadata;
   }
 
   /// Returns the names of all that is written to a directory.
@@ -318,10 +332,7 @@ class SafetensorsWriter final : public CheckpointWriter {
                               shard_name(places_[i].shard, shards_.size()));
     }
     Value::Dict metadata{{"total_size", static_cast<std::int64_t>(total_nbytes())}};
-    if (!values_text_.empty()) {
-      metadata.emplace_back(std::string(detail::kValuesDigestKey),
-                            detail::values_digest(values_text_));
-    }
+    for (auto& [key, text] : values_metadata()) metadata.emplace_back(key, std::move(text));
     return value_to_json(Value::Dict{{"metadata", std::move(metadata)},
                                      {"weight_map", std::move(weight_map)}},
                          JsonStyle::indented) +
@@ -394,7 +405,8 @@ class SafetensorsWriter final : public CheckpointWriter {
   FileSystem& fs_;
   OverwritePolicy overwrite_;
   CheckpointContents contents_;
-  std::string values_text_;  // empty: no values file
+  std::string values_text_;     // empty: no values file
+  std::string structure_text_;  // empty: nothing to say, or said in the values file
   bool is_single_file_ = false;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<Place> places_;  // parallel to contents_.tensors
