@@ -131,8 +131,9 @@ class FlatLayoutReader final : public CheckpointReader {
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
   std::vector<std::string> data_files() const override { return reader_->data_files(); }
   void check_files(const FindingSink& sink) const override { reader_->check_files(sink); }
-  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
-    reader_->verify(sink, progress);
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override {
+    reader_->verify(sink, progress, num_threads);
   }
 
  private:

@@ -79,8 +79,9 @@ class MergedReader final : public CheckpointReader {
   void check_files(const FindingSink& sink) const override {
     for (const MergeSource& source : sources_) source.reader->check_files(sink);
   }
-  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
-    for (const MergeSource& source : sources_) source.reader->verify(sink, progress);
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override {
+    for (const MergeSource& source : sources_) source.reader->verify(sink, progress, num_threads);
   }
 
  private:
@@ -284,7 +285,7 @@ MergedCheckpoint open_merged(const FileSystem& fs, const std::vector<MergePath>&
                              MergePreference preference, OptionSpelling spelling) {
   std::vector<MergeSource> sources;
   for (const MergePath& path : paths) {
-    MergeSource source{open_checkpoint(fs, path.path), path.prefix};
+    MergeSource source{open_checkpoint(fs, path.path, {}), path.prefix};
     if (source.prefix.ends_with('.')) source.prefix.pop_back();
     sources.push_back(std::move(source));
   }

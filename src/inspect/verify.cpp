@@ -140,10 +140,11 @@ VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions
   check_aliases(reader, sink);
   check_units(reader, sink);
   try {
-    reader.verify(sink, [&](std::uint64_t nbytes) {
+    const auto progress = [&](std::uint64_t nbytes) {
       if (options.scan.progress) options.scan.progress(nbytes);
       if (options.scan.stop.stop_requested()) throw Stopped();
-    });
+    };
+    reader.verify(sink, progress, options.scan.num_threads);
   } catch (const Stopped&) {
     detail::throw_if_stopped(options.scan);
   }

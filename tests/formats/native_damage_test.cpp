@@ -2,9 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
+#include <set>
 #include <sstream>
+#include <thread>
 
 #include "formats/native/byte_stream.h"
 #include "formats/native/file_header.h"
@@ -154,6 +158,36 @@ TEST(NativeDamageTest, VerifyGoesOnAfterDamageAndNamesAllOfIt) {
                          "checkpoint/rank-00000.h5|step|checksum",
                          "checkpoint/rank-00001.h5|layers.0.weight|checksum",
                          "checkpoint/rank-00002.h5||structure"));
+}
+
+TEST(NativeDamageTest, WhatChangedOutsideOfTensorsIsSaidInWords) {
+  MemoryFiles fs(kPath, written(small_checkpoint()));
+  for (const char* name : {"index.h5", "rank-00001.h5"}) {
+    std::string& bytes = fs[name];
+    bytes[5000] ^= 1;
+    const auto findings = verify(fs);
+    bytes[5000] ^= 1;
+    ASSERT_EQ(findings.size(), 1U) << name;
+    EXPECT_THAT(finding_to_string(findings[0]),
+                testing::MatchesRegex(
+                    "checkpoint/.*: structure: expected the bytes outside of tensors' data as they "
+                    "were written, with checksum 0x[0-9a-f]+, found others, with 0x[0-9a-f]+"));
+  }
+}
+
+TEST(NativeDamageTest, VerifyUsesNoMoreThreadsThanAllowed) {
+  const MemoryFiles fs(kPath, written(small_checkpoint()));
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  const auto progress = [&](std::uint64_t) {
+    {
+      const std::scoped_lock lock(mutex);
+      threads.insert(std::this_thread::get_id());
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // for others to come
+  };
+  open_native(fs, kPath)->verify([](const Finding&) {}, progress, 1);
+  EXPECT_THAT(threads, testing::ElementsAre(std::this_thread::get_id()));
 }
 
 TEST(NativeDamageTest, ADamagedHeaderDoesNotHideTheDataBehindIt) {

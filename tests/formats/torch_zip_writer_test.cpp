@@ -294,7 +294,7 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
       {"optim: the constant torch.no_such_thing cannot be pickled", unsupported,
        [](auto& source) { source.add_value("optim", Value::Symbol{"torch.no_such_thing"}); }},
       {"a.b: a torch.save file of this cannot be read: flattened name: expected one entry, found "
-       "two",
+       "two, ['a']['b'] and ['a.b'] (save one of them under another key)",
        unsupported,
        [](auto& source) {
          add_byte(source, "a.b");

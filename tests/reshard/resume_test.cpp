@@ -91,7 +91,7 @@ class CountingReader final : public CheckpointReader {
     return base_.piece_storage(tensor_index, piece_index);
   }
   void check_files(const formats::FindingSink&) const override {}
-  void verify(const formats::FindingSink&, const formats::ProgressSink&) const override {}
+  void verify(const formats::FindingSink&, const formats::ProgressSink&, int) const override {}
 
  private:
   const CheckpointReader& base_;

@@ -190,7 +190,7 @@ formats::PieceStorage MemoryCheckpoint::piece_storage(std::size_t tensor_index,
 }
 
 void MemoryCheckpoint::verify(const formats::FindingSink& sink,
-                              const formats::ProgressSink& progress) const {
+                              const formats::ProgressSink& progress, int /*num_threads*/) const {
   for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
     for (std::size_t p = 0; p < piece_bytes_[t].size(); ++p) {
       if (failing_.contains({contents_.tensors[t].meta.fqn, p})) {

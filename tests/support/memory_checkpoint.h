@@ -67,8 +67,8 @@ class MemoryCheckpoint final : public formats::CheckpointReader {
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override;
   void check_files(const formats::FindingSink&) const override {}
-  void verify(const formats::FindingSink& sink,
-              const formats::ProgressSink& progress) const override;
+  void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
+              int num_threads) const override;
 
  private:
   std::size_t index_of(std::string_view fqn) const;

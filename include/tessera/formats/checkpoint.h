@@ -176,8 +176,13 @@ class CheckpointReader {
   virtual std::vector<std::string> data_files() const { return {}; }
 
   /// Checks all that the format can check beyond what opening did: every stored byte against its
-  /// checksum, structure, files present. Reports, and goes on where it can.
-  virtual void verify(const FindingSink& sink, const ProgressSink& progress) const = 0;
+  /// checksum, structure, files present. Reports, and goes on where it can. `num_threads` are the
+  /// most that read; 0: as many as there are cores. Findings do not depend on it.
+  virtual void verify(const FindingSink& sink, const ProgressSink& progress,
+                      int num_threads) const = 0;
+  void verify(const FindingSink& sink, const ProgressSink& progress) const {
+    verify(sink, progress, 0);
+  }
 };
 
 /// Writes one checkpoint, of which everything but the bytes is known from the start.

@@ -80,7 +80,8 @@ class DcpReader final : public CheckpointReader {
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
   std::vector<std::string> data_files() const override;
   void check_files(const FindingSink& sink) const override;
-  void verify(const FindingSink& sink, const ProgressSink& progress) const override;
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override;
 
  private:
   std::shared_ptr<const ReadableFile> open_file(std::uint32_t file) const;
@@ -259,7 +260,8 @@ void DcpReader::check_files(const FindingSink& sink) const {
   }
 }
 
-void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress) const {
+void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
+                       int /*num_threads*/) const {
   ItemCheck check(sink, progress);
   std::vector<bool> is_readable(metadata_.storage.files.size());
   for (std::uint32_t f = 0; f < is_readable.size(); ++f) {

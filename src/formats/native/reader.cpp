@@ -104,8 +104,9 @@ class NativeReader final : public CheckpointReader {
     check_rank_files(fs_, path_, checkpoint_id_, index_.rank_files, sink);
   }
 
-  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
-    verify_checkpoint(fs_, path_, checkpoint_id_, index_, sink, progress);
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override {
+    verify_checkpoint(fs_, path_, checkpoint_id_, index_, sink, progress, num_threads);
   }
 
  private:

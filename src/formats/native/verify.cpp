@@ -52,8 +52,11 @@ void check_structure(const ReadableFile& file, std::vector<ByteRange> data_range
   const std::uint64_t checksum = structure_checksum(file, data_ranges);
   if (progress) progress(file.nbytes() - data_nbytes);
   if (checksum != expected_checksum) {
-    findings.push_back(make_finding("structure", {.path = file.path()},
-                                    checksum_text(expected_checksum), checksum_text(checksum)));
+    findings.push_back(
+        make_finding("structure", {.path = file.path()},
+                     "the bytes outside of tensors' data as they were written, with checksum " +
+                         checksum_text(expected_checksum),
+                     "others, with " + checksum_text(checksum)));
   }
 }
 
@@ -65,8 +68,9 @@ Findings check_index_file(const FileSystem& fs, const std::string& path,
     const FileHeader header = read_header(*file);
     require_index_role(header, path);
     if (header.checkpoint_id != checkpoint_id) {
-      findings.push_back(make_finding("structure", {.path = path}, checksum_text(checkpoint_id),
-                                      checksum_text(header.checkpoint_id)));
+      findings.push_back(make_finding("structure", {.path = path},
+                                      "the checkpoint's id, " + checksum_text(checkpoint_id),
+                                      "another one, " + checksum_text(header.checkpoint_id)));
     }
     check_structure(*file, {}, header.structure_checksum, findings, progress);
   } catch (const Error& error) {
@@ -254,19 +258,21 @@ void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64
 }
 
 void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
-                       const Index& index, const FindingSink& sink, const ProgressSink& progress) {
+                       const Index& index, const FindingSink& sink, const ProgressSink& progress,
+                       int num_threads) {
   const auto report = [&](const Findings& findings) {
     for (const Finding& finding : findings) sink(finding);
   };
   report(check_index_file(fs, join_path(path, kIndexFileName), checkpoint_id, progress));
   const auto pieces = pieces_by_rank(index.contents);
   std::vector<Findings> findings(pieces.size());
-  parallel_for(
-      static_cast<std::int64_t>(pieces.size()), default_num_threads(), {}, [&](std::int64_t rank) {
-        const auto number = static_cast<std::size_t>(rank);
-        RankFileCheck check(fs, path, rank, checkpoint_id, index, pieces[number], progress);
-        findings[number] = check.run();
-      });
+  parallel_for(static_cast<std::int64_t>(pieces.size()),
+               num_threads > 0 ? num_threads : default_num_threads(), {}, [&](std::int64_t rank) {
+                 const auto number = static_cast<std::size_t>(rank);
+                 RankFileCheck check(fs, path, rank, checkpoint_id, index, pieces[number],
+                                     progress);
+                 findings[number] = check.run();
+               });
   for (const Findings& of_rank : findings) report(of_rank);
 }
 

@@ -16,8 +16,10 @@ void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64
                       const std::vector<RankFileRecord>& records, const FindingSink& sink);
 
 /// Checks every byte of the checkpoint's files: headers, structure and data. Rank files are read in
-/// parallel; findings come in the order of ranks, tensors and bytes. Goes on after damage.
+/// parallel, by `num_threads` (0: as many as there are cores); findings come in the order of ranks,
+/// tensors and bytes. Goes on after damage.
 void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
-                       const Index& index, const FindingSink& sink, const ProgressSink& progress);
+                       const Index& index, const FindingSink& sink, const ProgressSink& progress,
+                       int num_threads);
 
 }  // namespace tessera::formats::native

@@ -320,7 +320,8 @@ class SafetensorsReader final : public CheckpointReader {
     for (const Finding& finding : findings_) sink(finding);
   }
 
-  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int /*num_threads*/) const override {
     check_files(sink);
     sink({.severity = Finding::Severity::note,
           .rule = "checksum-absent",

@@ -41,6 +41,21 @@ std::string name_of(const Leaf& leaf) {
   return std::holds_alternative<TensorRecord>(leaf.content) ? "tensor" : "value";
 }
 
+/// Returns how a nested dict is indexed to get there: `['state'][0]['step']`.
+std::string in_python(const KeyPath& path) {
+  std::string text;
+  for (const KeyStep& step : path) {
+    if (const auto* key = std::get_if<std::string>(&step)) {
+      text += "['" + printable(*key) + "']";
+    } else if (const auto* position = std::get_if<std::int64_t>(&step)) {
+      text += "[" + std::to_string(*position) + "]";
+    } else {
+      text += "[" + std::get<DictKey>(step).json + "]";
+    }
+  }
+  return text;
+}
+
 /// Drops the path of a top-level key, which its name says in full.
 KeyPath key_path_of(KeyPath path) {
   if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
@@ -58,12 +73,17 @@ class TorchZipReader final : public CheckpointReader {
     }
     std::sort(leaves.begin(), leaves.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
-    for (std::size_t i = 0; i < leaves.size(); ++i) {
-      auto& [name, leaf] = leaves[i];
-      if (i > 0 && name == leaves[i - 1].first) {
-        throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = name},
-                              "flattened name", "one entry", "two", "a key with a dot in it?");
-      }
+    const auto twice =
+        std::adjacent_find(leaves.begin(), leaves.end(),
+                           [](const auto& a, const auto& b) { return a.first == b.first; });
+    if (twice != leaves.end()) {
+      throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = twice->first},
+                            "flattened name", "one entry",
+                            "two, " + in_python(twice->second.path) + " and " +
+                                in_python(std::next(twice)->second.path),
+                            "save one of them under another key");
+    }
+    for (auto& [name, leaf] : leaves) {
       KeyPath key_path = key_path_of(std::move(leaf.path));
       if (auto* value = std::get_if<Value>(&leaf.content)) {
         contents_.values.push_back({name, std::move(key_path)});
@@ -101,7 +121,8 @@ class TorchZipReader final : public CheckpointReader {
 
   std::vector<std::string> data_files() const override { return {path_}; }
   void check_files(const FindingSink&) const override {}  // one file, and it is open
-  void verify(const FindingSink& sink, const ProgressSink& progress) const override {
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int /*num_threads*/) const override {
     std::map<std::size_t, const std::string*> names;  // storage -> its first tensor
     for (std::size_t i = 0; i < records_.size(); ++i) {
       names.emplace(records_[i].storage_member, &contents_.tensors[i].meta.fqn);

@@ -177,7 +177,7 @@ formats::PieceStorage LiveReader::piece_storage(std::size_t /*tensor_index*/,
 void LiveReader::check_files(const formats::FindingSink& /*sink*/) const {}
 
 void LiveReader::verify(const formats::FindingSink& /*sink*/,
-                        const formats::ProgressSink& /*progress*/) const {}
+                        const formats::ProgressSink& /*progress*/, int /*num_threads*/) const {}
 
 std::vector<formats::CheckpointWriter::PieceId> LiveWriter::write_order() const {
   std::vector<PieceId> order;
