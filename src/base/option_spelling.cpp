@@ -13,4 +13,25 @@ std::string spelled_option(std::string_view name, std::string_view argument,
   return text;
 }
 
+std::string spelled_flag(std::string_view name, OptionSpelling spelling) {
+  return spelled_option(name, spelling == OptionSpelling::python ? "True" : "", spelling);
+}
+
+namespace {
+
+std::string whose(OptionSpelling spelling) {
+  return spelling == OptionSpelling::python ? "" : "its ";
+}
+
+}  // namespace
+
+std::string kept_work_hint(OptionSpelling spelling) {
+  return whose(spelling) + spelled_flag("resume", spelling) + " goes on with it, " +
+         discard_hint(spelling);
+}
+
+std::string discard_hint(OptionSpelling spelling) {
+  return whose(spelling) + spelled_flag("discard", spelling) + " starts from the beginning";
+}
+
 }  // namespace tessera

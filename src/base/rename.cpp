@@ -11,7 +11,7 @@ std::string renamed(const std::string& name, const std::vector<Rename>& renames)
 
 std::optional<Rename> parse_rename(std::string_view text) {
   const std::size_t equals = text.find('=');
-  if (equals == std::string_view::npos || equals == 0) return std::nullopt;
+  if (equals == std::string_view::npos || text.size() == 1) return std::nullopt;
   return Rename{std::string(text.substr(0, equals)), std::string(text.substr(equals + 1))};
 }
 

@@ -3,7 +3,32 @@
 #include <array>
 #include <charconv>
 
+#include "tessera/base/checked_math.h"
+
 namespace tessera {
+namespace {
+
+constexpr std::string_view kUnitLetters = "kmgtpe";
+
+char lower(char c) {
+  return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+}
+
+std::optional<std::uint64_t> unit_factor(std::string_view unit) {
+  if (unit.empty() || (unit.size() == 1 && lower(unit[0]) == 'b')) return 1;
+  const auto letter = kUnitLetters.find(lower(unit[0]));
+  if (letter == std::string_view::npos) return std::nullopt;
+  const std::string_view rest = unit.substr(1);
+  const bool binary =
+      rest.empty() || (rest.size() == 2 && lower(rest[0]) == 'i' && lower(rest[1]) == 'b');
+  const bool decimal = rest.size() == 1 && lower(rest[0]) == 'b';
+  if (!binary && !decimal) return std::nullopt;
+  std::uint64_t factor = 1;
+  for (std::size_t i = 0; i <= letter; ++i) factor *= binary ? 1024U : 1000U;
+  return factor;
+}
+
+}  // namespace
 
 std::string iec_size(std::uint64_t nbytes) {
   if (nbytes < 1024) return counted(nbytes, "byte");
@@ -34,6 +59,28 @@ std::string counted(std::uint64_t count, std::string_view noun, std::string_view
   if (count == 1) return text.append(noun);
   if (!plural.empty()) return text.append(plural);
   return text.append(noun).append("s");
+}
+
+std::optional<std::uint64_t> parse_size(std::string_view text) {
+  if (text.empty() || text[0] < '0' || text[0] > '9') return std::nullopt;
+  const char* end = text.data() + text.size();
+  std::uint64_t whole = 0;
+  auto parsed = std::from_chars(text.data(), end, whole);
+  if (parsed.ec != std::errc()) return std::nullopt;
+  double number = 0;
+  const bool is_whole = parsed.ptr == end || *parsed.ptr != '.';
+  if (!is_whole) {
+    parsed = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+    if (parsed.ec != std::errc()) return std::nullopt;
+  }
+  std::string_view unit(parsed.ptr, static_cast<std::size_t>(end - parsed.ptr));
+  if (unit.size() > 1 && unit.starts_with(' ')) unit.remove_prefix(1);
+  const auto factor = unit_factor(unit);
+  if (!factor) return std::nullopt;
+  if (is_whole) return checked_mul(whole, *factor);
+  const double nbytes = number * static_cast<double>(*factor);
+  if (!(nbytes < 0x1p63)) return std::nullopt;
+  return static_cast<std::uint64_t>(nbytes);
 }
 
 }  // namespace tessera

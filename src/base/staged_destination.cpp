@@ -31,10 +31,9 @@ using detail::try_lock;
                   std::string(found) + " (remove or rename it)");
 }
 
-[[noreturn]] void refuse_kept(const std::string& path, std::string_view ways_out) {
+[[noreturn]] void refuse_kept(const std::string& path, const std::string& ways_out) {
   throw Error(ErrorKind::already_exists, {.path = path},
-              "staging: what an earlier run of ckpt-reshard has finished is kept here" +
-                  std::string(ways_out) + " starts from the beginning)");
+              "staging: what an earlier run of ckpt-reshard has finished is kept here" + ways_out);
 }
 
 /// Refuses to empty a directory of more than what writers have made in it.
@@ -129,12 +128,14 @@ std::string StagedDestination::journal_path_of(const std::string& staging_path) 
 }
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                                     OverwritePolicy overwrite, NothingStaged)
+                                     OverwritePolicy overwrite, OptionSpelling spelling,
+                                     NothingStaged)
     : fs_(fs),
       destination_(without_trailing_slashes(std::move(destination))),
       staging_path_(staging_path_of(destination_)),
       kind_(kind),
-      overwrite_(overwrite) {
+      overwrite_(overwrite),
+      spelling_(spelling) {
   const std::string name = last_component(destination_);
   if (name.empty() || name == "." || name == "..") {
     throw Error::expected(ErrorKind::invalid_argument, {.path = destination_}, "destination",
@@ -153,14 +154,17 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
 }
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                                     OverwritePolicy overwrite, const Judge& judge)
-    : StagedDestination(fs, std::move(destination), kind, overwrite, NothingStaged()) {
+                                     OverwritePolicy overwrite, const Judge& judge,
+                                     OptionSpelling spelling)
+    : StagedDestination(fs, std::move(destination), kind, overwrite, spelling, NothingStaged()) {
   stage(judge);
 }
 
 void StagedDestination::check(FileSystem& fs, std::string destination, DestinationKind kind,
-                              OverwritePolicy overwrite, const Judge& judge) {
-  StagedDestination looked_at(fs, std::move(destination), kind, overwrite, NothingStaged());
+                              OverwritePolicy overwrite, const Judge& judge,
+                              OptionSpelling spelling) {
+  StagedDestination looked_at(fs, std::move(destination), kind, overwrite, spelling,
+                              NothingStaged());
   looked_at.has_journal();  // or throws
   if (!is_staging_object(looked_at.staging_path_)) return;
   looked_at.lock_fd_ = lock_object(looked_at.staging_path_, false).release();
@@ -221,8 +225,9 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
                 kind_ == DestinationKind::member_file ? found : found + " without a journal");
   }
   if (verdict == LeftOver::kept || (verdict == LeftOver::go_on && is_other_kind)) {
-    refuse_kept(staging_path_, is_other_kind ? ", for another format: " + found + " (its --discard"
-                                             : " (its --resume goes on with it, its --discard");
+    refuse_kept(staging_path_, is_other_kind ? ", for another format: " + found + " (" +
+                                                   discard_hint(spelling_) + ")"
+                                             : " (" + kept_work_hint(spelling_) + ")");
   }
   if (verdict == LeftOver::remove && is_directory) require_no_foreign_entry(fs_, staging_path_);
   return verdict;
@@ -268,10 +273,14 @@ void StagedDestination::reset_journal() {
 }
 
 bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::string& path) {
-  const std::string staging_path = without_trailing_slashes(path);
-  if (!staging_path.ends_with(kSuffix)) return false;
-  const auto begin = read_begin(fs, journal_path_of(staging_path), kJournalFirstLine.size() + 1);
-  return begin && begin->size() > kJournalFirstLine.size() && begin->starts_with(kJournalMagic);
+  const auto has_journal = [&](const std::string& staging_path) {
+    if (!staging_path.ends_with(kSuffix)) return false;
+    const auto begin = read_begin(fs, journal_path_of(staging_path), kJournalFirstLine.size() + 1);
+    return begin && begin->size() > kJournalFirstLine.size() && begin->starts_with(kJournalMagic);
+  };
+  // `DST.partial/.` is it, too, and so is a link to it.
+  return has_journal(without_trailing_slashes(path)) ||
+         (fs.kind_of(path) && has_journal(fs.resolve_links(path)));
 }
 
 bool StagedDestination::has_kept_work() const {

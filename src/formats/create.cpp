@@ -32,7 +32,7 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
                                                     CheckpointContents contents,
                                                     std::vector<Value> values,
                                                     const CreateOptions& options) {
-  const WorkOptions work{options.overwrite, options.journal};
+  const WorkOptions work{options.overwrite, options.journal, options.spelling};
   switch (options.format) {
     case Format::native:
       return start_native(fs, destination, std::move(contents), values, work, options.native);

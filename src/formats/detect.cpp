@@ -174,21 +174,17 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
   }
 }
 
-namespace {
-
-/// Work in progress may look like a damaged checkpoint, or worse, like a sound one.
-void require_no_work_in_progress(const FileSystem& fs, const std::string& path) {
+void require_no_work_in_progress(const FileSystem& fs, const std::string& path,
+                                 OptionSpelling spelling) {
   if (!StagedDestination::is_work_in_progress(fs, path)) return;
   throw Error::expected(ErrorKind::corruption, {.path = path}, "checkpoint", "one that is finished",
                         "what `ckpt-reshard` has not ended, with a journal beside it",
-                        "its --resume goes on with it, its --discard starts from the beginning");
+                        kept_work_hint(spelling));
 }
-
-}  // namespace
 
 std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const std::string& path,
                                                   const OpenOptions& options) {
-  require_no_work_in_progress(fs, path);
+  require_no_work_in_progress(fs, path, options.spelling);
   std::unique_ptr<CheckpointReader> reader;
   switch (detect_format(fs, path)) {
     case Format::native:

@@ -285,7 +285,7 @@ MergedCheckpoint open_merged(const FileSystem& fs, const std::vector<MergePath>&
                              MergePreference preference, OptionSpelling spelling) {
   std::vector<MergeSource> sources;
   for (const MergePath& path : paths) {
-    MergeSource source{open_checkpoint(fs, path.path, {}), path.prefix};
+    MergeSource source{open_checkpoint(fs, path.path, {.spelling = spelling}), path.prefix};
     if (source.prefix.ends_with('.')) source.prefix.pop_back();
     sources.push_back(std::move(source));
   }

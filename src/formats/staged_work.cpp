@@ -32,8 +32,7 @@ void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
         ErrorKind::mismatch, {.path = path},
         "kept work of another kind: " + printable(spelled(name, options.spelling)),
         printable(before.value_or("none")), printable(now.value_or("none")),
-        "source or options have changed since; see " +
-            spelled_option("discard", "", options.spelling));
+        "source or options have changed since; see " + spelled_flag("discard", options.spelling));
   };
   WorkIdentity all = kept;
   all.insert(wanted.begin(), wanted.end());
@@ -73,8 +72,10 @@ StagedDestination::LeftOver judge(const FileSystem& fs, const WorkOptions& optio
 StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
                        const WorkOptions& options)
     : fs_(fs),
-      staged_(fs, std::move(destination), kind, options.overwrite,
-              [&](const auto& staged) { return judge(fs, options, staged, left_over_); }) {
+      staged_(
+          fs, std::move(destination), kind, options.overwrite,
+          [&](const auto& staged) { return judge(fs, options, staged, left_over_); },
+          options.spelling) {
   if (!options.journal) return;
   if (left_over_) {
     journal_.emplace(fs_, staged_.journal_path(), *std::exchange(left_over_, std::nullopt));
@@ -89,7 +90,7 @@ void StagedWork::check(FileSystem& fs, std::string destination, DestinationKind 
   std::optional<JournalContents> left_over;
   StagedDestination::check(
       fs, std::move(destination), kind, options.overwrite,
-      [&](const auto& staged) { return judge(fs, options, staged, left_over); });
+      [&](const auto& staged) { return judge(fs, options, staged, left_over); }, options.spelling);
 }
 
 void StagedWork::require_no_files_but(std::set<std::string> names) const {

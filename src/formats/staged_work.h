@@ -12,7 +12,8 @@ namespace tessera::formats {
 /// What a writer does about what is at its destination, and about the work on the way there.
 struct WorkOptions {
   OverwritePolicy overwrite = OverwritePolicy::refuse;
-  std::optional<JournalOptions> journal{};  // none: nothing is kept
+  std::optional<JournalOptions> journal{};                 // none: nothing is kept
+  OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 
 /// A staged destination with the journal of what is finished in it, if one is wanted.

@@ -92,12 +92,17 @@ class ManifestParser {
 
   Manifest parse_lines(std::string_view text) {
     for (int line_number = 1; !text.empty(); ++line_number) {
-      const std::size_t end = std::min(text.find('\n'), text.size());
-      const std::string where = "line " + std::to_string(line_number);
-      parse_line(text.substr(0, end), where);
-      text.remove_prefix(std::min(end + 1, text.size()));
+      const std::string_view line = first_line(text);
+      parse_line(without_return(line), "line " + std::to_string(line_number));
+      text.remove_prefix(std::min(line.size() + 1, text.size()));
     }
     return finish();
+  }
+
+  /// Of the first line, which may be cut short, only what all manifests have in common.
+  void check_begin(std::string_view text) {
+    if (text.empty() || text.starts_with('{') || text.starts_with(kWholeLabel)) return;
+    require_entry(without_return(first_line(text)), "line 1");
   }
 
   Manifest parse_document(std::string_view text) {
@@ -120,17 +125,36 @@ class ManifestParser {
       whole_ = line.substr(kWholeLabel.size());
       return;
     }
+    require_entry(line, where);
+    const auto name = unescape(line.substr(kDigestNumDigits + kSeparator.size()));
+    if (!name) refuse(where, "a name with \\\\ and \\xNN as its only escapes", line);
+    add(*name, std::string(line.substr(0, kDigestNumDigits)), where);
+  }
+
+  void require_entry(std::string_view line, const std::string& where) {
     const std::size_t digest_nbytes = std::min(kDigestNumDigits, line.size());
     if (line.substr(digest_nbytes, kSeparator.size()) != kSeparator) {
       refuse(where, "DIGEST  NAME", line);
     }
-    const auto name = unescape(line.substr(digest_nbytes + kSeparator.size()));
-    if (!name) refuse(where, "a name with \\\\ and \\xNN as its only escapes", line);
-    add(*name, std::string(line.substr(0, digest_nbytes)), where);
+    require_digest(line.substr(0, digest_nbytes), where);
+  }
+
+  void require_digest(std::string_view digest, const std::string& where) {
+    if (!is_digest(digest)) refuse(where, "32 lower-case hex digits", digest);
+  }
+
+  static std::string_view first_line(std::string_view text) {
+    return text.substr(0, text.find('\n'));
+  }
+
+  /// Names have no carriage returns that are not escaped: one comes from a foreign editor.
+  static std::string_view without_return(std::string_view line) {
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    return line;
   }
 
   void add(std::string name, std::string digest, const std::string& where) {
-    if (!is_digest(digest)) refuse(where, "32 lower-case hex digits", digest);
+    require_digest(digest, where);
     manifest_.entries.push_back({std::move(name), std::move(digest)});
   }
 
@@ -217,6 +241,10 @@ std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
     nbytes += contents.tensors[t].meta.nbytes();
   }
   return nbytes;
+}
+
+void check_manifest_begin(std::string_view begin, const std::string& path) {
+  ManifestParser(path).check_begin(begin);
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& path) {

@@ -26,8 +26,8 @@ std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
   // What an earlier run has finished may go beyond where this one has come to.
   return "kept: " + printable(StagedDestination::staging_path_of(destination)) + ", " +
          (writer.goes_on() ? "at least " : "") + std::to_string(percent) + "% done; go on with " +
-         spelled_option("resume", "", spelling) + ", or start from the beginning with " +
-         spelled_option("discard", "", spelling);
+         spelled_flag("resume", spelling) + ", or start from the beginning with " +
+         spelled_flag("discard", spelling);
 }
 
 }  // namespace

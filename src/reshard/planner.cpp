@@ -210,6 +210,10 @@ class Planner {
     for (const std::string& pattern : options_.only.unused(names)) {
       refuse(option("only"), "a pattern that matches a name", "'" + printable(pattern) + "'");
     }
+    const auto is_asked_for = [&](std::string_view name) { return options_.only.selects(name); };
+    if (!options_.only.selects_everything() && std::ranges::none_of(names, is_asked_for)) {
+      refuse(option("only"), "patterns that together leave a name", "none left");
+    }
     for (const Rename& rename : options_.renames) {
       const auto fits = [&](std::string_view name) {
         return name.starts_with(rename.from) && is_selected(name);
@@ -615,6 +619,18 @@ std::string plan_digest(const Plan& plan, const CheckpointContents& source) {
     add(alias.target);
   }
   return hash.hex_digest();
+}
+
+std::vector<RankShare> rank_shares(const Plan& plan) {
+  std::vector<RankShare> shares(static_cast<std::size_t>(plan.destination.world_size));
+  for (const TensorEntry& tensor : plan.destination.tensors) {
+    for (const Piece& piece : tensor.pieces) {
+      RankShare& share = shares[static_cast<std::size_t>(piece.rank)];
+      ++share.num_pieces;
+      share.nbytes += nbytes_of(piece.region, tensor.meta.dtype);
+    }
+  }
+  return shares;
 }
 
 }  // namespace tessera::reshard

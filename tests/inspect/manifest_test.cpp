@@ -150,6 +150,30 @@ TEST(ManifestTest, WhatIsNoManifestIsRefusedWithItsLine) {
   refuses(cut, "edited or cut short?");
 }
 
+TEST(ManifestTest, LinesMayEndAsOtherSystemsEndThem) {
+  Manifest manifest{{{"a", std::string(32, 'a')}, {"b\r", std::string(32, 'b')}}};
+  std::string text;
+  for (const char c : manifest.to_text()) {
+    if (c == '\n') text += '\r';
+    text += c;
+  }
+  EXPECT_EQ(parse_manifest(text, "m"), manifest);
+}
+
+TEST(ManifestTest, TheBeginTellsWhatIsNone) {
+  const std::string digest(32, 'a');
+  for (const std::string& begin :
+       {std::string(), digest + "  a", digest + "  \\", std::string("{\"schema\""),
+        "whole: " + digest, digest + "  a\nno matter what"}) {
+    EXPECT_NO_THROW(check_manifest_begin(begin, "m")) << begin;
+  }
+  for (const std::string& begin : {std::string(4096, '\0'), std::string("y\ny\n"), digest + " a",
+                                   std::string(32, 'g') + "  a", std::string(4096, 'a')}) {
+    EXPECT_THAT([&] { check_manifest_begin(begin, "m"); },
+                ThrowsError(ErrorKind::corruption, "m: line 1: expected"));
+  }
+}
+
 TEST(ManifestTest, DifferencesAreNamed) {
   const std::string one(32, '1');
   const std::string two(32, '2');

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "support/error_matchers.h"
 #include "support/memory_checkpoint.h"
 
 namespace tessera::inspect {
@@ -112,6 +113,18 @@ TEST(SelectionTest, AddsUpWhatIsSelected) {
   EXPECT_THAT(model.tensors, ElementsAre(0));
   EXPECT_THAT(model.aliases, ElementsAre(0));
   EXPECT_THAT(model.values, ElementsAre());
+}
+
+TEST(SelectionTest, PatternsThatLeaveNothingAreAMistake) {
+  MemoryCheckpoint checkpoint;
+  add(checkpoint, "model.weight");
+  EXPECT_THAT(
+      [&] {
+        select(checkpoint.contents(), NameSelection({"model", "!model.weight"}), "step-7");
+      },
+      test::ThrowsError(ErrorKind::invalid_argument,
+                        "step-7: the patterns together leave no name"));
+  EXPECT_TRUE(select(MemoryCheckpoint().contents(), NameSelection(), "empty").empty());
 }
 
 TEST(SelectionTest, APatternThatSelectsNothingIsAMistake) {

@@ -407,7 +407,7 @@ def test_errors_say_what_the_tools_say(damaged, tmp_path):
     (lambda to: tessera.verify(ADAMW, values=1), "values: expected a bool, found int"),
     (lambda to: tessera.verify(ADAMW, notes="yes"), "notes: expected a bool, found str"),
     (lambda to: tessera.verify(ADAMW, threads="2"), "threads: expected an int, found str"),
-    (lambda to: tessera.verify(ADAMW, memory=None), "memory: expected an int, found NoneType"),
+    (lambda to: tessera.verify(ADAMW, memory=None), "memory: expected an int, or a size as a str, found NoneType"),
     (lambda to: tessera.verify(ADAMW, progress=3), "progress: expected a function, found int"),
     (lambda to: tessera.reshard(3, to), "source: expected a path .* found int"),
     (lambda to: tessera.reshard(ADAMW, 3), "destination: expected a path .* found int"),
@@ -480,6 +480,7 @@ def moved_alike(tmp_path, move, *command):
     assert files_of(tmp_path / "ours") == files_of(tmp_path / "theirs")
     shared = ("source_format", "format", "world_size", "num_tensors", "num_values", "num_aliases", "nbytes", "written")
     assert {name: getattr(moved, name) for name in shared} == {name: summary[name] for name in shared}
+    assert moved.plan == summary["plan"] and [share._asdict() for share in moved.ranks] == summary["ranks"]
     return tmp_path / "ours"
 
 
@@ -488,11 +489,13 @@ def moved_alike(tmp_path, move, *command):
     ({"ranks": 3}, ["--world-size", 3]),
     ({"world_size": 4, "strategy": "hybrid:2x2", "to": "dcp"}, ["--world-size", 4, "--strategy", "hybrid:2x2", "--to", "dcp"]),
     ({"to": "safetensors", "max_shard_size": 1000}, ["--to", "safetensors", "--max-shard-size", "1000"]),
+    ({"to": "safetensors", "max_shard_size": "1KiB"}, ["--to", "safetensors", "--max-shard-size", "1KiB"]),
+    ({"only": "model", "rename": {"": "net."}}, ["--only", "model", "--rename", "=net."]),
     ({"to": "torch"}, ["--to", "torch"]),
     ({"drop_optimizer": True, "ranks": 2}, ["--drop-optimizer", "--world-size", 2]),
     ({"only": "model.*", "rename": {"model.": "net."}, "cast": torch.bfloat16, "compress": "zstd:3"},
      ["--only", "model.*", "--rename", "model.=net.", "--cast", "bfloat16", "--compress", "zstd:3"]),
-    ({"only": ["model", "!*.bias"], "threads": 2, "memory": 64 << 20},
+    ({"only": ["model", "!*.bias"], "threads": 2, "memory": "64MiB"},
      ["--only", "model", "--only", "!*.bias", "--threads", 2, "--memory", "64MiB"]),
 ], ids=lambda argument: "-".join(argument) if isinstance(argument, dict) else "")
 def test_a_move_writes_what_the_tool_writes(keywords, options, tmp_path):
@@ -540,7 +543,8 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
         ({"memory": 0}, ValueError, "memory: expected a number from 1 on, found 0"),
         ({"resume": True, "discard": True}, ValueError, "resume: expected one of resume and discard"),
         ({"ranks": 2, "world_size": 2}, ValueError, "ranks: expected one of ranks and world_size"),
-        ({"rename": {"": "x"}}, ValueError, "rename: expected the leading part"),
+        ({"memory": "64 MB of it"}, ValueError, "memory: expected a size such as 256MiB, found '64 MB of it'"),
+        ({"rename": {"": ""}}, ValueError, "rename: expected a part of names"),
         ({"world": 2}, TypeError, "world"),
     ]
     for keywords, kind, words in refused:
@@ -719,13 +723,17 @@ def stopped(source, destination, **options):
 def test_a_move_goes_on_where_it_was_stopped(large, tmp_path):
     moved, options = tmp_path / "moved", {"compress": "zstd:8", "cast": "float16"}
     stopped(large / "plain", moved, resume=True, cast="float16")
-    for keywords, kind, words in (({}, "already_exists", r"partial: staging: .* is kept here"),
+    for keywords, kind, words in (({}, "already_exists", r"partial: staging: .* is kept here "
+                                   r"\(resume=True goes on with it, discard=True starts from the beginning\)$"),
                                   ({"resume": True, "cast": "bfloat16"}, "mismatch",
-                                   "kept work of another kind: plan, cast: expected float16, found bfloat16 .*see discard")):
+                                   "kept work of another kind: plan, cast: expected float16, found bfloat16 .*see discard=True")):
         before = files_of(tmp_path)
         with pytest.raises(tessera.Error, match=words) as caught:
             tessera.reshard(large / "plain", moved, **(options | keywords))
         assert caught.value.kind == kind and files_of(tmp_path) == before
+    for use in (tessera.open, tessera.verify, lambda path: tessera.reshard(path, tmp_path / "other")):
+        with pytest.raises(tessera.Error, match=r"not ended, .* \(resume=True goes on with it, discard=True"):
+            use(f"{moved}.partial")
     done = tessera.reshard(large / "plain", moved, resume=True, **options)
     assert 0 < done.kept_nbytes < done.nbytes and done.written
     whole = tessera.reshard(large / "plain", tmp_path / "whole", **options)

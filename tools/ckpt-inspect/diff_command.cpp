@@ -4,8 +4,8 @@
 #include <cstdio>
 
 #include "ckpt-inspect/json_parts.h"
-#include "cli/sizes.h"
 #include "cli/table.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {
@@ -114,8 +114,8 @@ inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::C
 }
 
 ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
-  const auto* const a = open_source({options.path_a, {}, options.flat_layout_path_a});
-  const auto* const b = open_source({options.path_b, {}, options.flat_layout_path_b});
+  const auto* const a = open_source({options.path_a, {}, options.flat_layout_path_a}, terminal);
+  const auto* const b = open_source({options.path_b, {}, options.flat_layout_path_b}, terminal);
   inspect::DiffOptions diff_options;
   diff_options.rtol = options.rtol;
   diff_options.atol = options.atol;

@@ -4,8 +4,8 @@
 
 #include "ckpt-inspect/standard_input.h"
 #include "cli/json_output.h"
-#include "cli/sizes.h"
 #include "cli/table.h"
+#include "tessera/base/size_text.h"
 #include "tessera/inspect/manifest.h"
 
 namespace tessera::cli {
@@ -30,8 +30,12 @@ std::string_view kind_name(ManifestDifference::Kind kind) {
 
 // Returns what the manifest expects of the names that the patterns select.
 Manifest read_expected(const HashOptions& options) {
-  Manifest expected = inspect::parse_manifest(read_text(options.manifest_path, kMaxManifestNbytes),
-                                              options.manifest_path);
+  const std::string& path = options.manifest_path;
+  const auto check_begin = [&](std::string_view begin) {
+    inspect::check_manifest_begin(begin, path);
+  };
+  Manifest expected =
+      inspect::parse_manifest(read_text(path, kMaxManifestNbytes, check_begin), path);
   const NameSelection names(options.source.patterns);
   std::erase_if(expected.entries, [&](const auto& entry) { return !names.selects(entry.name); });
   return expected;
@@ -40,7 +44,8 @@ Manifest read_expected(const HashOptions& options) {
 void print_json(const formats::CheckpointReader& reader, const Manifest& manifest,
                 Terminal& terminal) {
   JsonOutput json(terminal, kInspectJsonSchema);
-  json.member("format", format_name(reader.format())).member("whole", manifest.whole_digest());
+  write_source(json, format_name(reader.format()), reader.contents());
+  json.member("whole", manifest.whole_digest());
   json.key("digests").begin_array();
   for (const Manifest::Entry& entry : manifest.entries) {
     json.begin_object().member("name", entry.name).member("digest", entry.digest).end_object();
@@ -111,7 +116,7 @@ ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
                      "ckpt-inspect hash --help");
   }
   const Manifest expected = checks ? read_expected(options) : Manifest{};
-  const auto* const reader = open_source(options.source);
+  const auto* const reader = open_source(options.source, terminal);
   const inspect::Selection selection = select_names(*reader, options.source);
   Manifest manifest;
   {

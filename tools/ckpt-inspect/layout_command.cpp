@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "ckpt-inspect/json_parts.h"
-#include "cli/sizes.h"
 #include "cli/table.h"
 #include "tessera/base/file_system.h"
+#include "tessera/base/size_text.h"
 #include "tessera/inspect/layout_map.h"
 #include "tessera/layout/table_plan.h"
 
@@ -147,7 +147,7 @@ void print_map(const Subject& subject, const inspect::Selection& selection,
 void print_json(const Subject& subject, const inspect::Selection& selection, Terminal& terminal) {
   const formats::CheckpointContents& contents = subject.contents;
   JsonOutput json(terminal, kInspectJsonSchema);
-  json.member("format", subject.format);
+  write_source(json, subject.format, contents);
   json.member("world_size", contents.world_size).key("tensors").begin_array();
   for (std::size_t t : selection.tensors) {
     const formats::TensorEntry& tensor = contents.tensors[t];
@@ -256,7 +256,7 @@ void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& ter
 }
 
 ExitCode run_layout(const LayoutOptions& options, Terminal& terminal) {
-  const auto* const reader = open_source(options.source);
+  const auto* const reader = open_source(options.source, terminal);
   if (!options.table_plan_path.empty()) {
     print_planned_layout(*reader, options, terminal);
     return ExitCode::done;

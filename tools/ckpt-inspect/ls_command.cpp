@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "cli/json_output.h"
-#include "cli/sizes.h"
 #include "cli/table.h"
+#include "tessera/base/size_text.h"
 #include "tessera/inspect/digest.h"
 
 namespace tessera::cli {
@@ -59,7 +59,7 @@ void print_json(const CheckpointReader& reader, const inspect::Selection& select
                 Terminal& terminal) {
   const formats::CheckpointContents& contents = reader.contents();
   JsonOutput json(terminal, kInspectJsonSchema);
-  json.member("format", format_name(reader.format()));
+  write_source(json, format_name(reader.format()), reader.contents());
   json.key("tensors").begin_array();
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const formats::TensorEntry& tensor = contents.tensors[rows[r].tensor];
@@ -151,7 +151,7 @@ void add_ls_command(CommandLine& line, LsOptions& options, Terminal& terminal) {
 }
 
 ExitCode run_ls(const LsOptions& options, Terminal& terminal) {
-  const auto* const reader = open_source(options.source);
+  const auto* const reader = open_source(options.source, terminal);
   const inspect::Selection selection = select_names(*reader, options.source);
   const std::vector<Row> rows = rows_of(reader->contents(), selection);
   std::vector<std::string> digests;

@@ -112,7 +112,7 @@ ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal) {
                    options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse,
                    "--output");
   }
-  const auto* const reader = open_source(options.source);
+  const auto* const reader = open_source(options.source, terminal);
   std::vector<TableSize> tables = tables_to_plan(*reader, options);
   PlannerOptions planner = planner_options(options, std::max(1, reader->contents().world_size));
   if (!options.notes_path.empty()) {

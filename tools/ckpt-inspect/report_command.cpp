@@ -8,7 +8,7 @@
 #include "ckpt-inspect/json_parts.h"
 #include "ckpt-inspect/report/page.h"
 #include "cli/output_file.h"
-#include "cli/sizes.h"
+#include "tessera/base/size_text.h"
 #include "tessera/inspect/layout_map.h"
 #include "tessera/reshard/optimizer_rules.h"
 
@@ -219,7 +219,7 @@ void write_page(OutputFile& file, WriteData write_data) {
 }
 
 std::string report_on_one(const ReportOptions& options, OutputFile& file, Terminal& terminal) {
-  const auto* const reader = open_source({options.path, {}, options.flat_layout_path});
+  const auto* const reader = open_source({options.path, {}, options.flat_layout_path}, terminal);
   const inspect::Selection selection =
       inspect::select(reader->contents(), NameSelection(options.patterns), reader->path());
   const auto numbers = compute_numbers(*reader, selection.tensors, options, terminal);
@@ -229,8 +229,9 @@ std::string report_on_one(const ReportOptions& options, OutputFile& file, Termin
 }
 
 std::string report_on_two(const ReportOptions& options, OutputFile& file, Terminal& terminal) {
-  const auto* const a = open_source({options.path, {}, options.flat_layout_path});
-  const auto* const b = open_source({options.other_paths.front(), {}, options.flat_layout_path_b});
+  const auto* const a = open_source({options.path, {}, options.flat_layout_path}, terminal);
+  const auto* const b =
+      open_source({options.other_paths.front(), {}, options.flat_layout_path_b}, terminal);
   inspect::DiffOptions diff_options{
       .rtol = options.rtol, .atol = options.atol, .names = NameSelection(options.patterns)};
   if (options.ignore_dtype) diff_options.dtypes = inspect::DiffOptions::DTypes::any;

@@ -7,9 +7,9 @@
 
 #include "ckpt-inspect/json_parts.h"
 #include "ckpt-inspect/tensor_preview.h"
-#include "cli/sizes.h"
 #include "cli/table.h"
 #include "tessera/base/json.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {
@@ -241,12 +241,12 @@ ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
   SourceOptions source{options.path, {options.name}, options.flat_layout_path};
   source.patterns.insert(source.patterns.end(), options.more_names.begin(),
                          options.more_names.end());
-  const auto* const reader = open_source(source);
+  const auto* const reader = open_source(source, terminal);
   const inspect::Selection selection = select_names(*reader, source);
   const std::vector<std::size_t> tensors = tensors_of(*reader, selection);
   if (options.json) {
     JsonOutput json(terminal, kInspectJsonSchema);
-    json.member("format", format_name(reader->format()));
+    write_source(json, format_name(reader->format()), reader->contents());
     json.key("tensors").begin_array();
     for (std::size_t t : tensors) write_tensor(*reader, t, options, json, terminal);
     json.end_array();

@@ -2,14 +2,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "ckpt-inspect/standard_input.h"
-#include "cli/sizes.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/glob.h"
 #include "tessera/base/json.h"
 #include "tessera/base/parallel.h"
+#include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/flat_layout.h"
 
@@ -57,6 +58,29 @@ const formats::CheckpointReader* open_source(const SourceOptions& options) {
   return kept.emplace_back(open_reader(options)).get();
 }
 
+const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal) {
+  const auto* const reader = open_source(options);
+  for (const std::string& file : reader->contents().missing_files) {
+    terminal.print_error("note: " + formats::finding_to_string(
+                                        {.severity = formats::Finding::Severity::note,
+                                         .rule = "structure",
+                                         .where = {.path = file},
+                                         .expected = "the file that " + printable(reader->path()) +
+                                                     " says it has, with all that is no tensor",
+                                         .found = "none"}));
+  }
+  return reader;
+}
+
+void write_source(JsonOutput& json, std::string_view format,
+                  const formats::CheckpointContents& contents) {
+  json.member("format", format);
+  if (contents.missing_files.empty()) return;
+  json.key("missing_files").begin_array();
+  for (const std::string& file : contents.missing_files) json.value(file);
+  json.end_array();
+}
+
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options) {
   return inspect::select(reader.contents(), NameSelection(options.patterns), reader.path());
@@ -74,9 +98,13 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
     for (const auto& alias : reader->contents().aliases) add(alias.fqn);
   }
   const std::vector<std::string> unused = names.unused({all.begin(), all.end()});
-  if (unused.empty()) return;
-  throw Error(ErrorKind::invalid_argument, {},
-              "no name in A or B matches '" + printable(unused.front()) + "'");
+  if (!unused.empty()) {
+    throw Error(ErrorKind::invalid_argument, {},
+                "no name in A or B matches '" + printable(unused.front()) + "'");
+  }
+  const auto is_selected = [&](const std::string& name) { return names.selects(name); };
+  if (names.selects_everything() || std::ranges::any_of(all, is_selected)) return;
+  throw Error(ErrorKind::invalid_argument, {}, "the patterns together leave no name in A or B");
 }
 
 Work::Work(Terminal& terminal, std::string phase, std::uint64_t total_nbytes,
@@ -100,13 +128,35 @@ std::string format_in_words(const formats::CheckpointReader& reader) {
   return text;
 }
 
+namespace {
+
+/// Throws the error where it says nothing of the checkpoint, as one does of the system.
+std::string word_for_unread(const Error& error) {
+  switch (error.kind()) {
+    case ErrorKind::unsupported:
+      return "refused";
+    case ErrorKind::corruption:
+    case ErrorKind::not_found:
+      return "unreadable";
+    default:
+      throw error;
+  }
+}
+
+std::string reason_of(const Error& error) {
+  if (error.kind() == ErrorKind::unsupported) return std::string(error.reason());
+  const std::string file = printable(last_component(error.where().path));
+  return (file.empty() ? "" : file + ": ") + std::string(error.reason());
+}
+
+}  // namespace
+
 ValueWords value_in_words(const formats::CheckpointReader& reader, std::size_t value_index) {
   try {
     const Value value = reader.read_value(value_index);
     return {std::string(type_name(value)), value_to_string(value)};
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::unsupported) throw;
-    return {"refused", std::string(error.reason())};
+    return {word_for_unread(error), reason_of(error)};
   }
 }
 
@@ -114,8 +164,7 @@ std::string value_as_json(const formats::CheckpointReader& reader, std::size_t v
   try {
     return value_to_json(reader.read_value(value_index));
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::unsupported) throw;
-    return "{\"$refused\":" + json_quote(error.reason()) + "}";
+    return "{\"$" + word_for_unread(error) + "\":" + json_quote(reason_of(error)) + "}";
   }
 }
 

@@ -5,9 +5,11 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/command_line.h"
+#include "cli/json_output.h"
 #include "cli/progress.h"
 #include "cli/stop_signals.h"
 #include "tessera/base/rename.h"
@@ -48,6 +50,14 @@ void add_work_options(Command& command, WorkOptions& options);
 /// Opens the checkpoint, which is then there until the process ends. The path `-` is what standard
 /// input brings, read once and to its end.
 const formats::CheckpointReader* open_source(const SourceOptions& options);
+
+/// As above. Says on standard error which of its files are lost, and what was in them with them.
+const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
+
+/// Begins a document about a checkpoint: its format, and which of its files are lost, if any.
+void write_source(JsonOutput& json, std::string_view format,
+                  const formats::CheckpointContents& contents);
+
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 
@@ -73,14 +83,16 @@ class Work {
 std::string format_in_words(const formats::CheckpointReader& reader);
 
 /// A value's type and itself, for a line of a table. One that is of a kind which is never read (an
-/// object of a class) is `refused`, with the reason: what stands beside it can be listed.
+/// object of a class) is `refused`, one that is lost or damaged is `unreadable`, with the reason:
+/// what stands beside it can be listed. Throws: Error(io).
 struct ValueWords {
   std::string type;
   std::string text;
 };
 ValueWords value_in_words(const formats::CheckpointReader& reader, std::size_t value_index);
 
-/// Returns a value as JSON; one that is refused as `{"$refused": "<reason>"}`.
+/// Returns a value as JSON; one that is refused as `{"$refused": "<reason>"}`, one that is lost or
+/// damaged as `{"$unreadable": "<reason>"}`. Throws: Error(io).
 std::string value_as_json(const formats::CheckpointReader& reader, std::size_t value_index);
 
 /// Returns what names add up to: `3 tensors, 1 value`.

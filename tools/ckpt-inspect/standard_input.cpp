@@ -10,8 +10,8 @@
 #include <string_view>
 #include <system_error>
 
-#include "cli/sizes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/safetensors.h"
 
@@ -19,6 +19,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr std::uint64_t kHeadNbytes = 1024;  // more than any format is told by
+constexpr std::size_t kTextBeginNbytes = 4096;
 
 class KeptFile final : public ReadableFile {
  public:
@@ -65,8 +66,16 @@ std::size_t read_some(int descriptor, const std::string& path, std::span<std::by
   }
 }
 
-std::string read_stream(int descriptor, const std::string& path, std::uint64_t max_nbytes) {
+using BeginCheck = std::function<void(std::string_view)>;
+
+std::string read_stream(int descriptor, const std::string& path, std::uint64_t max_nbytes,
+                        const BeginCheck& check_begin) {
   std::string text;
+  bool is_checked = false;
+  const auto check = [&] {
+    if (!is_checked) check_begin(std::string_view(text).substr(0, kTextBeginNbytes));
+    is_checked = true;
+  };
   std::vector<std::byte> buffer(std::size_t{64} << 10);
   while (const std::size_t count = read_some(descriptor, path, buffer)) {
     if (count > max_nbytes - text.size()) {
@@ -74,7 +83,9 @@ std::string read_stream(int descriptor, const std::string& path, std::uint64_t m
                             "at most " + std::to_string(max_nbytes) + " bytes", "more");
     }
     text.append(reinterpret_cast<const char*>(buffer.data()), count);
+    if (text.size() >= kTextBeginNbytes) check();
   }
+  check();
   return text;
 }
 
@@ -138,17 +149,24 @@ std::string StandardInput::resolve_links(const std::string& path) const {
   return path;
 }
 
-std::string read_text(const std::string& path, std::uint64_t max_nbytes) {
+std::string read_text(const std::string& path, std::uint64_t max_nbytes,
+                      const BeginCheck& check_begin) {
   const FileSystem& fs = FileSystem::posix();
   if (path == kStandardInput) {
     refuse_terminal(STDIN_FILENO);
-    return read_stream(STDIN_FILENO, path, max_nbytes);
+    return read_stream(STDIN_FILENO, path, max_nbytes, check_begin);
   }
-  if (fs.kind_of(path) != FileKind::other) return read_file(fs, path, max_nbytes);
+  if (fs.kind_of(path) != FileKind::other) {
+    const auto file = fs.open(path);
+    std::string begin(std::min<std::uint64_t>(kTextBeginNbytes, file->nbytes()), '\0');
+    file->read_at(0, std::as_writable_bytes(std::span(begin)));
+    check_begin(begin);
+    return read_file(fs, path, max_nbytes);
+  }
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(std::fopen(path.c_str(), "rbe"),
                                                              std::fclose);
   if (!pipe) fail_system("open", path);
-  return read_stream(::fileno(pipe.get()), path, max_nbytes);
+  return read_stream(::fileno(pipe.get()), path, max_nbytes, check_begin);
 }
 
 }  // namespace tessera::cli

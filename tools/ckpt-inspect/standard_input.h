@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/read_only_file_system.h"
@@ -46,7 +48,10 @@ class StandardInput final : public ReadOnlyFileSystem {
 };
 
 /// Returns all of a file as text. Beside files, standard input (`-`), pipes and the like are read.
-/// Throws: as read_file; Error(invalid_argument) where standard input is a terminal.
-std::string read_text(const std::string& path, std::uint64_t max_nbytes);
+/// `check_begin` is given its first 4096 bytes, or all where it is shorter, before more is read.
+/// Throws: as read_file, and as `check_begin`; Error(invalid_argument) where standard input is a
+/// terminal.
+std::string read_text(const std::string& path, std::uint64_t max_nbytes,
+                      const std::function<void(std::string_view)>& check_begin);
 
 }  // namespace tessera::cli

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "ckpt-inspect/json_parts.h"
-#include "cli/sizes.h"
 #include "cli/table.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {
@@ -100,7 +100,7 @@ void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& termi
 }
 
 ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
-  const auto* const reader = open_source(options.source);
+  const auto* const reader = open_source(options.source, terminal);
   const inspect::Selection selection = select_names(*reader, options.source);
   std::vector<Statistics> statistics;
   {
@@ -121,7 +121,7 @@ ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
     return ExitCode::done;
   }
   JsonOutput json(terminal, kInspectJsonSchema);
-  json.member("format", format_name(reader->format()));
+  write_source(json, format_name(reader->format()), reader->contents());
   json.key("stats").begin_array();
   for (const auto& [name, group] : groups) {
     json.begin_object().member("name", name).member("tensors", group.num_tensors);

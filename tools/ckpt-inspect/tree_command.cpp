@@ -1,9 +1,9 @@
 #include "ckpt-inspect/tree_command.h"
 
 #include "cli/json_output.h"
-#include "cli/sizes.h"
 #include "cli/table.h"
 #include "tessera/base/json.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {
@@ -159,7 +159,7 @@ void add_tree_command(CommandLine& line, TreeOptions& options, Terminal& termina
 }
 
 ExitCode run_tree(const TreeOptions& options, Terminal& terminal) {
-  const auto* const reader = open_source(options.source);
+  const auto* const reader = open_source(options.source, terminal);
   const inspect::Selection selection = select_names(*reader, options.source);
   inspect::Folding folding;
   if (options.all) folding.tensors = inspect::Folding::Tensors::none;
@@ -167,7 +167,7 @@ ExitCode run_tree(const TreeOptions& options, Terminal& terminal) {
   const TreeNode root = make_tree(reader->contents(), selection, folding);
   if (options.json) {
     JsonOutput json(terminal, kInspectJsonSchema);
-    json.member("format", format_name(reader->format()));
+    write_source(json, format_name(reader->format()), reader->contents());
     json.key("tree").begin_array();
     for (const TreeNode& child : root.children) {
       print_json(*reader, child, options.depth > 0 ? options.depth - 1 : -1, json);

@@ -1,7 +1,7 @@
 #include "ckpt-inspect/verify_command.h"
 
 #include "cli/json_output.h"
-#include "cli/sizes.h"
+#include "tessera/base/size_text.h"
 #include "tessera/inspect/verify.h"
 
 namespace tessera::cli {

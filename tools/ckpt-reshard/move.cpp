@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "cli/json_output.h"
-#include "cli/sizes.h"
 #include "cli/stop_signals.h"
 #include "cli/table.h"
 #include "tessera/base/file_system.h"
+#include "tessera/base/size_text.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"
@@ -142,23 +142,6 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
   return create;
 }
 
-struct RankShare {
-  std::uint64_t num_pieces = 0;
-  std::uint64_t nbytes = 0;
-};
-
-std::vector<RankShare> shares_of(const Plan& plan) {
-  std::vector<RankShare> shares(static_cast<std::size_t>(plan.destination.world_size));
-  for (const formats::TensorEntry& tensor : plan.destination.tensors) {
-    for (const formats::Piece& piece : tensor.pieces) {
-      RankShare& share = shares[static_cast<std::size_t>(piece.rank)];
-      ++share.num_pieces;
-      share.nbytes += nbytes_of(piece.region, tensor.meta.dtype);
-    }
-  }
-  return shares;
-}
-
 std::string contents_line(const MoveOptions& options, const Plan& plan) {
   const formats::CheckpointContents& contents = plan.destination;
   std::string line = counted(contents.tensors.size(), "tensor");
@@ -189,7 +172,7 @@ void print_json(const MoveOptions& options, const Plan& plan, const CheckpointRe
   json.member("written", !options.dry_run && plan.problems.empty());
   json.key("ranks").begin_array();
   int rank = 0;
-  for (const RankShare& share : shares_of(plan)) {
+  for (const reshard::RankShare& share : reshard::rank_shares(plan)) {
     json.begin_object();
     json.member("rank", rank++).member("pieces", share.num_pieces).member("nbytes", share.nbytes);
     json.end_object();
@@ -213,7 +196,7 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
   Table table({Table::Align::right, Table::Align::right, Table::Align::right});
   table.add_row({{"rank", Style::faint}, {"pieces", Style::faint}, {"bytes", Style::faint}});
   int rank = 0;
-  for (const RankShare& share : shares_of(plan)) {
+  for (const reshard::RankShare& share : reshard::rank_shares(plan)) {
     table.add_row({{std::to_string(rank++)},
                    {std::to_string(share.num_pieces)},
                    {std::to_string(share.nbytes)}});
@@ -270,7 +253,8 @@ void add_move_options(Command& command, MoveOptions& options) {
               "none (default), zstd or zstd:LEVEL; native only")
       .option("--only", "GLOB", options.only,
               "Move names that match; `!GLOB` leaves out; repeatable")
-      .option("--rename", "FROM=TO", options.renames, "Replace a leading FROM of names; repeatable")
+      .option("--rename", "FROM=TO", options.renames,
+              "Replace a leading FROM of names; =TO puts TO before all of them; repeatable")
       .flag("--drop-optimizer", options.drop_optimizer,
             "Leave out optimizers' state and param_groups")
       .choice(

@@ -7,10 +7,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/sizes.h"
 #include "tessera/base/edit_distance.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

@@ -6,8 +6,8 @@
 #include <exception>
 #include <utility>
 
-#include "cli/sizes.h"
 #include "tessera/base/json.h"
+#include "tessera/base/size_text.h"
 
 namespace tessera::cli {
 namespace {

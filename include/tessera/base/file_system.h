@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/option_spelling.h"
+
 namespace tessera {
 
 /// A file open for reading at any offset. Thread-safe: every call states its own offset.
@@ -145,7 +147,7 @@ class StagedDestination {
   static std::string staging_path_of(const std::string& destination);
   static std::string journal_path_of(const std::string& staging_path);
 
-  /// Whether `path` is a staging path beside which a journal tells what the work is.
+  /// Whether `path` leads to a staging path beside which a journal tells what the work is.
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
 
   /// Trailing slashes of `destination` are ignored. Its parent must exist. `judge` is asked, under
@@ -156,10 +158,12 @@ class StagedDestination {
   /// what lies there or is named like its journal is refused; what `judge` throws. Then all is left
   /// as it is.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                    OverwritePolicy overwrite, const Judge& judge = {});
+                    OverwritePolicy overwrite, const Judge& judge = {},
+                    OptionSpelling spelling = OptionSpelling::command_line);
   /// Throws what the constructor would, and changes nothing.
   static void check(FileSystem& fs, std::string destination, DestinationKind kind,
-                    OverwritePolicy overwrite, const Judge& judge = {});
+                    OverwritePolicy overwrite, const Judge& judge = {},
+                    OptionSpelling spelling = OptionSpelling::command_line);
   ~StagedDestination();
   StagedDestination(const StagedDestination&) = delete;
   StagedDestination& operator=(const StagedDestination&) = delete;
@@ -189,7 +193,7 @@ class StagedDestination {
   struct NothingStaged {};
   /// Throws on a destination that cannot be written to.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                    OverwritePolicy overwrite, NothingStaged);
+                    OverwritePolicy overwrite, OptionSpelling spelling, NothingStaged);
 
   void stage(const Judge& judge);
   bool is_left_over() const;
@@ -203,6 +207,7 @@ class StagedDestination {
   std::string staging_path_;
   DestinationKind kind_;
   OverwritePolicy overwrite_;
+  OptionSpelling spelling_;    // of options in messages
   int lock_fd_ = -1;           // of what is staged, wherever it stands
   int replaced_lock_fd_ = -1;  // of what it replaced, while that stands at the staging path
   bool has_left_over_ = false;

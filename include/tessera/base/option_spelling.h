@@ -13,4 +13,12 @@ enum class OptionSpelling { command_line, python };
 std::string spelled_option(std::string_view name, std::string_view argument,
                            OptionSpelling spelling);
 
+/// Returns what is given to say yes: `--resume` or `resume=True`. `name` as above.
+std::string spelled_flag(std::string_view name, OptionSpelling spelling);
+
+/// Says what can be done about work that `ckpt-reshard` (or the Python package) has kept.
+std::string kept_work_hint(OptionSpelling spelling);
+/// Returns the half of it that always holds.
+std::string discard_hint(OptionSpelling spelling);
+
 }  // namespace tessera

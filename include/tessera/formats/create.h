@@ -17,9 +17,10 @@ namespace tessera::formats {
 struct CreateOptions {
   Format format = Format::native;
   OverwritePolicy overwrite = OverwritePolicy::refuse;
-  NativeWriteOptions native{};              // for native alone
-  SafetensorsWriteOptions safetensors{};    // for safetensors alone
-  std::optional<JournalOptions> journal{};  // none: what is not committed is lost
+  NativeWriteOptions native{};                             // for native alone
+  SafetensorsWriteOptions safetensors{};                   // for safetensors alone
+  std::optional<JournalOptions> journal{};                 // none: what is not committed is lost
+  OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 
 /// Starts a checkpoint of any format. `values` is parallel to `contents.values`; `fs` must outlive

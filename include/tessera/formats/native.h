@@ -64,8 +64,8 @@ std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string dest
 /// Writes `index.h5` anew from the rank files alone, byte for byte the one that was lost (by the
 /// same release of HDF5). An existing `index.h5` is replaced when the new one is complete.
 /// Throws: Error(corruption) that lists the rank files that are missing, damaged, or from another
-/// checkpoint, and the tensors of which the others do not have all elements; then `index.h5` is
-/// what it was.
+/// checkpoint, and the tensors of which the others do not have all elements, or on work in progress
+/// that a journal lies beside; then `index.h5` is what it was.
 void rebuild_native_index(FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

@@ -46,6 +46,10 @@ std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
 /// Throws: Error(corruption) naming `path` and the line.
 Manifest parse_manifest(std::string_view text, const std::string& path);
 
+/// Judges by the first bytes of a text whether it can be a manifest, before it is read in full.
+/// Throws: as parse_manifest.
+void check_manifest_begin(std::string_view begin, const std::string& path);
+
 struct ManifestDifference {
   enum class Kind {
     changed,

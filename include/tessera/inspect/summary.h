@@ -32,8 +32,8 @@ struct Selection {
   bool empty() const { return tensors.empty() && values.empty() && aliases.empty(); }
 };
 
-/// Throws: Error(invalid_argument) naming the first pattern that selects nothing, with the name
-/// that is most like it.
+/// Throws: Error(invalid_argument) naming the first pattern that matches nothing, with the name
+/// that is most like it, or where patterns together leave nothing.
 Selection select(const formats::CheckpointContents& contents, const NameSelection& names,
                  const std::string& path);
 

@@ -87,4 +87,13 @@ Plan plan_reshard(const formats::CheckpointContents& source, const std::string& 
 /// plan.
 std::string plan_digest(const Plan& plan, const formats::CheckpointContents& source);
 
+/// What one rank's file gets.
+struct RankShare {
+  std::uint64_t num_pieces = 0;
+  std::uint64_t nbytes = 0;
+};
+
+/// Returns the share of each rank of the destination.
+std::vector<RankShare> rank_shares(const Plan& plan);
+
 }  // namespace tessera::reshard

@@ -14,6 +14,7 @@
 #include "formats/native/rank_files.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"
 
 namespace tessera::formats {
@@ -141,6 +142,7 @@ void rebuild_native_index(FileSystem& fs, const std::string& path) {
                           !kind ? "nothing" : "a file",
                           !kind ? "" : "a checkpoint of another format?");
   }
+  require_no_work_in_progress(fs, path);
   RankIndexes indexes = read_ranks(fs, path);
   if (!indexes.refusals.empty()) refuse_loss(path, indexes);
   Index whole = merge_ranks(std::move(indexes.ranks), path);

@@ -1,14 +1,23 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
 #include "errors.h"
 #include "jobs.h"
+#include "python_value.h"
 #include "reader.h"
+#include "tessera/base/size_text.h"
 
 // What the Python side of the package (src/tessera) is built on; src/tessera/_core.pyi has its
 // types. Paths come as bytes, findings and summaries go as tuples and dicts: what people meet is
 // Python's.
 NB_MODULE(_core, module) {
   module.attr("__version__") = TESSERA_VERSION;
+  module.def(
+      "parse_size",
+      [](const nanobind::bytes& text) {
+        return tessera::parse_size(tessera::python::string_of(text));
+      },
+      nanobind::arg("text"));
   tessera::python::translate_errors();
   tessera::python::bind_reader(module);
   tessera::python::bind_verify(module);

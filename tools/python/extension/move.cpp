@@ -75,6 +75,7 @@ struct Outcome {
   Plan plan;
   Format source_format = Format::native;
   std::uint64_t kept_nbytes = 0;
+  std::string plan_digest;
 };
 
 std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts) {
@@ -130,8 +131,10 @@ formats::MergedCheckpoint open(const Sources& sources) {
   if (sources.paths.size() > 1 || !first.prefix.empty()) {
     return formats::open_merged(fs, sources.paths, sources.preference, kSpelling);
   }
-  return {formats::open_checkpoint(fs, first.path, {.flat_layout_path = sources.flat_layout_path}),
-          {}};
+  return {
+      formats::open_checkpoint(
+          fs, first.path, {.flat_layout_path = sources.flat_layout_path, .spelling = kSpelling}),
+      {}};
 }
 
 /// Returns none where nothing is to be kept.
@@ -177,7 +180,8 @@ Outcome run(const Request& request, Watch& watch) {
       kept_nbytes = execute(request, plan, *reader, watch);
     }
   }
-  return {std::move(plan), reader->format(), kept_nbytes};
+  std::string digest = reshard::plan_digest(plan, reader->contents());
+  return {std::move(plan), reader->format(), kept_nbytes, std::move(digest)};
 }
 
 nb::dict summary(const Request& request, const Outcome& outcome) {
@@ -192,6 +196,12 @@ nb::dict summary(const Request& request, const Outcome& outcome) {
   result["nbytes"] = plan.nbytes_to_write;
   result["written"] = plan.problems.empty() && !request.dry_run;
   result["kept_nbytes"] = outcome.kept_nbytes;
+  result["plan"] = text_to_python(outcome.plan_digest);
+  nb::list ranks;
+  for (const reshard::RankShare& share : reshard::rank_shares(plan)) {
+    ranks.append(nb::make_tuple(share.num_pieces, share.nbytes));
+  }
+  result["ranks"] = ranks;
   result["notes"] = findings_to_python(plan.notes);
   result["problems"] = findings_to_python(plan.problems);
   return result;
@@ -220,6 +230,7 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
   const Format format = parse_format(to, request.destination);
 
   request.create.format = format;
+  request.create.spelling = kSpelling;
   request.create.overwrite = overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
   request.create.native = parse_compression(compress, format);
   request.create.journal = journal_options(resume, discard);

@@ -82,8 +82,9 @@ class Reader {
  public:
   Reader(const std::string& path, const std::string& flat_layout) {
     const nb::gil_scoped_release without_gil;
-    reader_ =
-        formats::open_checkpoint(FileSystem::posix(), path, {.flat_layout_path = flat_layout});
+    reader_ = formats::open_checkpoint(
+        FileSystem::posix(), path,
+        {.flat_layout_path = flat_layout, .spelling = OptionSpelling::python});
   }
 
   std::string_view format() const { return format_name(reader_->format()); }

@@ -9,10 +9,10 @@
 from ._checkpoint import Checkpoint, open
 from ._core import __version__
 from ._errors import Error, MissingName, Problem, Refused
-from ._moves import Resharded, merge, reshard, split
+from ._moves import RankShare, Resharded, merge, reshard, split
 from ._symbol import Symbol
 from ._tensor import Tensor
 from ._verify import verify
 
-__all__ = ["Checkpoint", "Error", "MissingName", "Problem", "Refused", "Resharded", "Symbol", "Tensor", "__version__",
-           "merge", "open", "reshard", "split", "verify"]
+__all__ = ["Checkpoint", "Error", "MissingName", "Problem", "RankShare", "Refused", "Resharded", "Symbol", "Tensor",
+           "__version__", "merge", "open", "reshard", "split", "verify"]

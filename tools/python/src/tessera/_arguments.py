@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+from . import _core
+
 PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 MAX_COUNT = (1 << 31) - 1  # of ranks and threads
@@ -75,10 +77,16 @@ def at_least_one(name: str, number: int | None, most: int = MAX_COUNT) -> int:
     return number
 
 
-def nbytes(name: str, number: int) -> int:
-    if number is None:
-        refuse_type(name, "an int", number)
-    return at_least_one(name, number, MAX_NBYTES)
+def nbytes(name: str, size: int | str) -> int:
+    """Takes a number of bytes, or a size as the tools do: "64MiB"."""
+    if isinstance(size, str):
+        number = _core.parse_size(size.encode("utf-8", "surrogateescape"))
+        if number is None:
+            raise ValueError(f"{name}: expected a size such as 256MiB, found {size!r}")
+        return at_least_one(name, number, MAX_NBYTES)
+    if size is None:
+        refuse_type(name, "an int, or a size as a str", size)
+    return at_least_one(name, size, MAX_NBYTES)
 
 
 def callback(name: str, function: Callable[[int, int], object] | None) -> Callable[[int, int], object] | None:

@@ -15,6 +15,8 @@ class _Summary(TypedDict):
     nbytes: int
     written: bool
     kept_nbytes: int
+    plan: str
+    ranks: list[tuple[int, int]]
     notes: list[_Finding]
     problems: list[_Finding]
 
@@ -34,6 +36,7 @@ class Reader:
     def read_value(self, value_index: int) -> Any: ...
     def nearest_name(self, name: bytes) -> str | None: ...
 
+def parse_size(text: bytes) -> int | None: ...
 def to_float32(dtype: str, bytes: Any, out: Any) -> None: ...
 def verify(path: bytes, flat_layout: bytes, values: bool, memory: int, threads: int,
            progress: Callable[[int, int], object] | None) -> list[_Finding]: ...

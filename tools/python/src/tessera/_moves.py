@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from . import _core
-from ._arguments import (MAX_NBYTES, PathLike, at_least_one, callback, flag, name_bytes, names_bytes, nbytes,
+from ._arguments import (PathLike, at_least_one, callback, flag, name_bytes, names_bytes, nbytes,
                          optional_path_bytes, optional_text, path_bytes, refuse_type, text)
 from ._errors import Error, Problem
 from ._verify import DEFAULT_MEMORY
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 MAX_LISTED = 100  # problems in an Error's text; all are in its `problems`
 
 Progress = Callable[[int, int], object]
+
+
+class RankShare(NamedTuple):
+    """What one rank's file gets."""
+
+    rank: int
+    pieces: int
+    nbytes: int
 
 
 class Resharded(NamedTuple):
@@ -32,6 +40,8 @@ class Resharded(NamedTuple):
     nbytes: int  # of tensors, before compression
     written: bool
     kept_nbytes: int  # of nbytes, what an earlier move had kept
+    plan: str  # a digest, the same for equal plans
+    ranks: list[RankShare]  # one for each rank, in order
     notes: list[Problem]  # what a relaxation let pass
 
 
@@ -50,10 +60,10 @@ class MoveOptions(TypedDict, total=False):
     drop_optimizer: bool
     optimizer_names: str
     cast: Any
-    max_shard_size: int | None
+    max_shard_size: int | str | None
     allow_missing: bool
     allow_lossy: bool
-    memory: int
+    memory: int | str
     threads: int | None
     dry_run: bool
     overwrite: bool
@@ -67,8 +77,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             units: PathLike | None = None, flat_layout: PathLike | None = None, compress: str = "none",
             only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
             drop_optimizer: bool = False, optimizer_names: str = "as-stored", cast: Any = None,
-            max_shard_size: int | None = None,
-            allow_missing: bool = False, allow_lossy: bool = False, memory: int = DEFAULT_MEMORY,
+            max_shard_size: int | str | None = None,
+            allow_missing: bool = False, allow_lossy: bool = False, memory: int | str = DEFAULT_MEMORY,
             threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
             resume: bool = False, discard: bool = False, progress: Progress | None = None) -> Resharded:
     """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.
@@ -84,14 +94,14 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     flat_layout: what the flat vectors of FSDP1 in the source are made of, a JSON file.
     compress: "none", "zstd" or "zstd:LEVEL"; native only.
     only: a glob of names, or several; "!GLOB" leaves out.
-    rename: {FROM: TO}, leading parts of names.
+    rename: {FROM: TO}, leading parts of names; {"": TO} puts TO before all of them.
     drop_optimizer: leave out optimizers' state and param_groups.
     optimizer_names: "as-stored", "canonical" or "torchrec".
     cast: the dtype (torch's, or its name) that floating tensors get, scalar optimizer state aside.
-    max_shard_size: the most bytes in one file; safetensors only.
+    max_shard_size: the most bytes in one file, as a number or a size such as "5GB"; safetensors only.
     allow_missing: leave out what is incomplete or not in the source.
     allow_lossy: merge row-wise state that is kept per column shard.
-    memory: bytes for buffers.
+    memory: bytes for buffers, as a number or a size such as "64MiB".
     threads: None for as many as there are cores.
     dry_run: plan, refuse what the move would refuse to begin with, and write nothing.
     overwrite: replace the destination when the new one is complete.
@@ -173,8 +183,8 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, *, prefer: 
           to: str | None = None, ranks: int | None = None, world_size: int | None = None, strategy: str | None = None,
           plan: PathLike | None = None, units: PathLike | None = None, compress: str = "none",
           only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None, drop_optimizer: bool = False,
-          optimizer_names: str = "as-stored", cast: Any = None, max_shard_size: int | None = None,
-          allow_missing: bool = False, allow_lossy: bool = False, memory: int = DEFAULT_MEMORY,
+          optimizer_names: str = "as-stored", cast: Any = None, max_shard_size: int | str | None = None,
+          allow_missing: bool = False, allow_lossy: bool = False, memory: int | str = DEFAULT_MEMORY,
           threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
           resume: bool = False, discard: bool = False, progress: Progress | None = None) -> Resharded:
     if ranks is not None and world_size is not None:
@@ -189,7 +199,7 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, *, prefer: 
         units=optional_path_bytes("units", units), flat_layout=optional_path_bytes("flat_layout", flat_layout),
         compress=text("compress", compress), only=names_bytes("only", only), rename=_renames(rename or {}),
         optimizer_names=text("optimizer_names", optimizer_names), cast=None if cast is None else str(cast),
-        max_shard_size=at_least_one("max_shard_size", max_shard_size, MAX_NBYTES),
+        max_shard_size=0 if max_shard_size is None else nbytes("max_shard_size", max_shard_size),
         drop_optimizer=flag("drop_optimizer", drop_optimizer), allow_missing=flag("allow_missing", allow_missing),
         allow_lossy=flag("allow_lossy", allow_lossy), memory=nbytes("memory", memory),
         threads=at_least_one("threads", threads), dry_run=flag("dry_run", dry_run),
@@ -199,14 +209,15 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, *, prefer: 
     if problems:
         raise _refused([os.fsdecode(path) for path, _ in sources], problems)
     notes = [Problem(*row) for row in result.pop("notes")]
-    return Resharded(**result, notes=notes)
+    ranks = [RankShare(rank, *share) for rank, share in enumerate(result.pop("ranks"))]
+    return Resharded(**result, ranks=ranks, notes=notes)
 
 
 def _renames(renames: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     if not isinstance(renames, Mapping):
         refuse_type("rename", "a mapping of FROM to TO", renames)
-    if "" in renames:
-        raise ValueError("rename: expected the leading part of a name, found an empty one")
+    if renames.get("") == "":
+        raise ValueError("rename: expected a part of names or what takes its place, found both empty")
     return [(name_bytes("rename", before), name_bytes("rename", after)) for before, after in renames.items()]
 
 

@@ -12,7 +12,7 @@ DEFAULT_MEMORY = 256 << 20
 
 
 def verify(path: PathLike, *, values: bool = False, notes: bool = False, flat_layout: PathLike | None = None,
-           memory: int = DEFAULT_MEMORY, threads: int | None = None,
+           memory: int | str = DEFAULT_MEMORY, threads: int | None = None,
            progress: Callable[[int, int], object] | None = None) -> list[Problem]:
     """Returns all that is wrong with a checkpoint: an empty list where it is sound.
 
@@ -21,7 +21,7 @@ def verify(path: PathLike, *, values: bool = False, notes: bool = False, flat_la
     values: numbers that are NaN or infinite are problems too.
     notes: also return what the format leaves unchecked, with the severity "note".
     flat_layout: what the flat vectors of FSDP1 are made of, a JSON file.
-    memory: bytes for elements, all threads together.
+    memory: bytes for elements, all threads together, as a number or a size such as "64MiB".
     threads: None for as many as there are cores.
     progress: called with the bytes done and the bytes to do.
 

@@ -1,11 +1,11 @@
-#include "cli/sizes.h"
+#include "tessera/base/size_text.h"
 
 #include <gtest/gtest.h>
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
 
-TEST(SizesTest, ParsesWhatPeopleWrite) {
+TEST(SizeTextTest, ParsesWhatPeopleWrite) {
   EXPECT_EQ(parse_size("0"), 0U);
   EXPECT_EQ(parse_size("4096"), 4096U);
   EXPECT_EQ(parse_size("512B"), 512U);
@@ -18,7 +18,7 @@ TEST(SizesTest, ParsesWhatPeopleWrite) {
   EXPECT_EQ(parse_size("9007199254740993"), 9007199254740993U);
 }
 
-TEST(SizesTest, RefusesWhatIsNoSize) {
+TEST(SizeTextTest, RefusesWhatIsNoSize) {
   for (const char* text : {"", "x", "-1", "+1", "1X", "1MiBs", "1.2.3", "0x10", "1e3", " 1", "1 ",
                            "inf", "nan", "99999999999999999999", "16EiB", "8.5EiB"}) {
     SCOPED_TRACE(text);
@@ -26,7 +26,7 @@ TEST(SizesTest, RefusesWhatIsNoSize) {
   }
 }
 
-TEST(SizesTest, PrintsExactBytesWithTheirRoundedForm) {
+TEST(SizeTextTest, PrintsExactBytesWithTheirRoundedForm) {
   EXPECT_EQ(exact_size(0), "0 bytes");
   EXPECT_EQ(exact_size(1), "1 byte");
   EXPECT_EQ(exact_size(1023), "1023 bytes");
@@ -36,11 +36,11 @@ TEST(SizesTest, PrintsExactBytesWithTheirRoundedForm) {
   EXPECT_EQ(iec_size(~0ULL), "16.0 EiB");
 }
 
-TEST(SizesTest, CountsInWords) {
+TEST(SizeTextTest, CountsInWords) {
   EXPECT_EQ(counted(1, "tensor"), "1 tensor");
   EXPECT_EQ(counted(0, "tensor"), "0 tensors");
   EXPECT_EQ(counted(2, "alias", "aliases"), "2 aliases");
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera
