@@ -8,7 +8,7 @@
 namespace tessera::formats {
 
 /// Describes work, as names and texts, so that only the same work is gone on with: whatever changes
-/// a byte of the result changes one of them.
+/// a byte of a block changes one of them.
 /// Members whose name begins with `kPlanExplanation` say in words what a plan was made of: they are
 /// held against each other only where a digest differs, to name what differs.
 using WorkIdentity = std::map<std::string, std::string>;

@@ -10,9 +10,9 @@ namespace tessera::reshard {
 
 /// Describes the work of a plan, so that a later run goes on with the same work only: the plan's
 /// digest and what the source holds, format and options of the destination, the values, and of the
-/// source each file of data by its name, size and time of last change. `values` is parallel to
-/// `plan.destination.values`. Throws: Error(io), Error(not_found) where a file of the source is
-/// gone.
+/// source each file of data by its name, size and time of last change, or that it is not there, as
+/// a lost file may hold nothing that is moved. `values` is parallel to `plan.destination.values`.
+/// Throws: Error(io).
 formats::WorkIdentity identify_work(const Plan& plan, const formats::CheckpointReader& reader,
                                     const std::vector<Value>& values,
                                     const formats::CreateOptions& options);
