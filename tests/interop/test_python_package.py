@@ -508,6 +508,11 @@ def test_a_move_tells_its_progress_and_can_be_tried_first(tmp_path):
     assert not planned.written and list(tmp_path.iterdir()) == []
     moved = tessera.reshard(ADAMW, tmp_path / "moved", ranks=2, progress=lambda *progress: told.append(progress))
     assert moved == planned._replace(written=True) and told[-1] == (moved.nbytes, moved.nbytes)
+    (tmp_path / "other.pt.partial").symlink_to("nowhere")
+    for destination, words in (("moved", "the destination exists"), ("other.pt", "something else has it: a link")):
+        with pytest.raises(tessera.Error, match=words) as caught:
+            tessera.reshard(ADAMW, tmp_path / destination, dry_run=True)
+        assert caught.value.kind == "already_exists"
 
 
 def test_a_move_that_does_not_fit_lists_all_its_problems(tmp_path):
