@@ -48,8 +48,9 @@ class TensorSource {
       : reader_(std::move(reader)), tensor_(*reader_, tensor_index) {}
 
   /// Fills `buffer` with a box of the tensor, in the box's own row-major order.
-  void read(Shape offsets, Shape sizes, const Buffer& buffer) const {
-    const Box box{std::move(offsets), std::move(sizes)};
+  void read(const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& sizes,
+            const Buffer& buffer) const {
+    const Box box{offsets, sizes};
     const std::span<std::byte> out = bytes_of(buffer);
     if (out.size() < kWatchedNbytes) {
       const nb::gil_scoped_release without_gil;
