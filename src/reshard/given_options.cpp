@@ -14,20 +14,26 @@ std::string digest_of(const std::string& text) {
   return "a file of digest " + hash.hex_digest();
 }
 
+std::string joined(const std::vector<std::string>& texts) {
+  std::string text;
+  for (const std::string& each : texts) text += (text.empty() ? "" : " ") + each;
+  return text;
+}
+
 class Explanation {
  public:
   void add(std::string_view option, std::string_view text) {
-    identity_[std::string(formats::kPlanExplanation) + "--" + std::string(option)] =
-        text.empty() ? "none" : text;
+    add_argument("--" + std::string(option), text);
+  }
+  void add_argument(const std::string& name, std::string_view text) {
+    identity_[formats::kPlanExplanation + name] = text.empty() ? "none" : text;
   }
   void add_flag(std::string_view option, bool is_given) { add(option, is_given ? "given" : ""); }
   void add_file(std::string_view option, const std::string& text) {
     add(option, text.empty() ? text : digest_of(text));
   }
   void add_list(std::string_view option, const std::vector<std::string>& texts) {
-    std::string joined;
-    for (const std::string& text : texts) joined += (joined.empty() ? "" : " ") + text;
-    add(option, joined);
+    add(option, joined(texts));
   }
   formats::WorkIdentity take() { return std::move(identity_); }
 
@@ -42,6 +48,8 @@ formats::WorkIdentity explain_plan(const GivenOptions& given) {
   for (const Rename& rename : given.renames) renames.push_back(rename.from + "=" + rename.to);
   std::vector<std::string> prefixes;
   for (const Rename& removal : given.prefix_removals) prefixes.push_back(removal.from);
+  std::vector<std::string> sources;
+  for (const std::string& prefix : given.source_prefixes) sources.push_back(prefix + "=");
   Explanation explanation;
   explanation.add("world-size", given.world_size == 0 ? "" : std::to_string(given.world_size));
   explanation.add("strategy", given.strategy);
@@ -50,6 +58,8 @@ formats::WorkIdentity explain_plan(const GivenOptions& given) {
   explanation.add_list("only", given.only);
   explanation.add_list("rename", renames);
   explanation.add_list("prefix", prefixes);
+  explanation.add_argument("sources", joined(sources));
+  explanation.add("prefer", given.preference);
   explanation.add("cast", given.cast ? dtype_name(*given.cast) : "");
   explanation.add("optimizer-names", optimizer_names_name(given.optimizer_names));
   explanation.add_flag("drop-optimizer", given.drop_optimizer);

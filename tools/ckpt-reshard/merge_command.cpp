@@ -42,6 +42,7 @@ void add_merge_command(CommandLine& line, MergeOptions& options, Terminal& termi
           "--prefer", {"first", "last"},
           [&](const std::string& which) {
             options.preference = which == "first" ? MergePreference::first : MergePreference::last;
+            options.move.preference = which;
           },
           "Take a name that several sources have from the first or the last of them");
   add_move_options(command, options.move);
@@ -55,13 +56,17 @@ ExitCode run_merge(const MergeOptions& options, Terminal& terminal) {
                                  parse_source(options.second_source)};
   for (const std::string& text : options.more_sources) sources.push_back(parse_source(text));
   std::vector<std::string> paths;
-  for (const MergePath& source : sources) paths.push_back(source.path);
+  MoveOptions move = options.move;
+  for (const MergePath& source : sources) {
+    paths.push_back(source.path);
+    move.source_prefixes.push_back(source.prefix);
+  }
   const auto open = [&] {
     auto [reader, collisions] =
         formats::open_merged(FileSystem::posix(), sources, options.preference);
     return MoveSource{std::move(reader), std::move(collisions)};
   };
-  return run_move(options.move, paths, open, terminal);
+  return run_move(move, paths, open, terminal);
 }
 
 }  // namespace tessera::cli

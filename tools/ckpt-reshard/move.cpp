@@ -130,6 +130,8 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
                                                     .only = options.only,
                                                     .renames = parse_renames(options.renames),
                                                     .prefix_removals = options.prefix_removals,
+                                                    .source_prefixes = options.source_prefixes,
+                                                    .preference = options.preference,
                                                     .cast = plan.cast,
                                                     .optimizer_names = options.optimizer_names,
                                                     .drop_optimizer = options.drop_optimizer,

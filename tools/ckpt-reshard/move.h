@@ -29,6 +29,8 @@ struct MoveOptions {
   std::vector<std::string> only;
   std::vector<std::string> renames;
   std::vector<reshard::Rename> prefix_removals;  // of names that no rename fits
+  std::vector<std::string> source_prefixes;      // of a merge
+  std::string preference;                        // the same
   bool drop_optimizer = false;
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
   std::string cast;

@@ -19,6 +19,8 @@ struct GivenOptions {
   std::vector<std::string> only{};
   std::vector<Rename> renames{};
   std::vector<Rename> prefix_removals{};
+  std::vector<std::string> source_prefixes{};  // of a merge: one for each source, perhaps empty
+  std::string preference{};                    // of a merge
   std::optional<DType> cast{};
   OptimizerNames optimizer_names = OptimizerNames::as_stored;
   bool drop_optimizer = false;

@@ -272,6 +272,11 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
   }
 
   if (auto& journal = request.create.journal) {
+    const auto& paths = request.sources.paths;
+    for (const auto& source : paths) {
+      if (paths.size() > 1) given.source_prefixes.push_back(source.prefix);
+    }
+    given.preference = prefer.value_or("");
     given.world_size = world_size;
     given.strategy = strategy;
     given.only = std::move(patterns);
