@@ -36,13 +36,13 @@ using detail::try_lock;
               "staging: what an earlier run of ckpt-reshard has finished is kept here" + ways_out);
 }
 
-/// Refuses to empty a directory of more than what writers have made in it.
-void require_no_foreign_entry(const FileSystem& fs, const std::string& path) {
+/// Refuses to remove a directory that holds more than what writers have made in it.
+void require_no_foreign_entry(const FileSystem& fs, const std::string& path,
+                              const std::string& rule, const std::string& why) {
   const auto name = detail::first_foreign_entry(fs, path);
   if (!name) return;
   throw Error(ErrorKind::already_exists, {.path = join_path(path, *name)},
-              "staging: this is no file of a checkpoint, and would be removed with the work in "
-              "progress (move it)");
+              rule + ": this is no file of a checkpoint, and " + why + " (move it)");
 }
 
 /// Refuses what no writer makes at a staging path. Returns whether there is anything.
@@ -151,6 +151,8 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     throw Error(ErrorKind::already_exists, {.path = destination_},
                 "destination exists (OverwritePolicy::replace replaces a checkpoint)");
   }
+  had_foreign_entry_ = fs_.kind_of(destination_) == FileKind::directory &&
+                       detail::first_foreign_entry(fs_, destination_).has_value();
 }
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
@@ -229,7 +231,10 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
                                                    discard_hint(spelling_) + ")"
                                              : " (" + kept_work_hint(spelling_) + ")");
   }
-  if (verdict == LeftOver::remove && is_directory) require_no_foreign_entry(fs_, staging_path_);
+  if (verdict == LeftOver::remove && is_directory) {
+    require_no_foreign_entry(fs_, staging_path_, "staging",
+                             "would be removed with the work in progress");
+  }
   return verdict;
 }
 
@@ -332,6 +337,12 @@ void StagedDestination::publish() {
     fs_.rename(staging_path_, destination_);
     state_ = State::appeared;
   } else {
+    // Somebody may have put something there in the meantime; what was there before, the caller
+    // knew.
+    if (fs_.kind_of(destination_) == FileKind::directory && !had_foreign_entry_) {
+      require_no_foreign_entry(fs_, destination_, "destination",
+                               "would be removed with what is replaced");
+    }
     // What is replaced stands at the staging path until it is removed: lock it, so that no other
     // writer takes that path over in the meantime.
     FileDescriptor replaced = open_object(destination_);

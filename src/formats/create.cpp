@@ -50,7 +50,7 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
 
 void check_staging(FileSystem& fs, const std::string& destination, const CreateOptions& options) {
   StagedWork::check(fs, destination, destination_kind(options.format, destination),
-                    {options.overwrite, options.journal});
+                    {options.overwrite, options.journal, options.spelling});
 }
 
 Format format_for_destination(const std::string& path) {

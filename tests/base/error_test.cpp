@@ -42,6 +42,10 @@ TEST(ErrorTest, PrintableKeepsUnicodeAndEscapesWhatIsNone) {
   EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // a surrogate
   EXPECT_EQ(printable("\xc2\x9b"), "\\xc2\\x9b");           // a C1 control
+  EXPECT_EQ(printable("a\u202e"
+                      "b\u2066"),
+            "a\\xe2\\x80\\xae"
+            "b\\xe2\\x81\\xa6");  // turns of direction
 }
 
 TEST(ErrorTest, PrintableCutsTheMiddleBetweenCharacters) {

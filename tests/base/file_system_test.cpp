@@ -305,6 +305,21 @@ TEST_F(StagedDestinationTest, WhatADeadProcessLeftIsTakenOverAndEmptied) {
   }
 }
 
+TEST_F(StagedDestinationTest, WhatCameToLieInTheDestinationMeanwhileStays) {
+  fs_.make_directory(tmp_ / "out");
+  put(fs_, tmp_ / "out/a.h5", "old");
+  StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace);
+  put(fs_, tmp_ / "out.partial/a.h5", "new");
+  put(fs_, tmp_ / "out/notes.txt", "mine");
+  EXPECT_THAT([&] { staged.commit(); },
+              ThrowsError(ErrorKind::already_exists, "notes.txt: destination: this is no file"));
+  EXPECT_EQ(get(tmp_ / "out/notes.txt"), "mine");
+  EXPECT_EQ(get(tmp_ / "out/a.h5"), "old");
+  std::filesystem::remove(tmp_ / "out/notes.txt");
+  staged.commit();
+  EXPECT_EQ(get(tmp_ / "out/a.h5"), "new");
+}
+
 TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
   put(fs_, tmp_ / "out.partial", "a thesis");
   EXPECT_THAT(

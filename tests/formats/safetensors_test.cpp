@@ -542,6 +542,23 @@ TEST_F(SafetensorsTest, ValuesThatAWriterHadReplacedWhenItDiedAreRead) {
   std::filesystem::copy_file(tmp_ / "b.safetensors.values.json",
                              tmp_ / "a.safetensors.values.json");
   EXPECT_EQ(open(tmp_ / "a.safetensors")->read_value(0), Value("old"));
+  // And a writer that does not end well leaves them what they are.
+  for (const bool has_values : {true, false}) {
+    const MemoryCheckpoint source = has_values ? make_rich_checkpoint() : MemoryCheckpoint();
+    create_safetensors(fs_, tmp_ / "a.safetensors", source.contents(), values_of(source),
+                       OverwritePolicy::replace);
+    EXPECT_EQ(open(tmp_ / "a.safetensors")->read_value(0), Value("old"));
+  }
+}
+
+TEST_F(SafetensorsTest, NothingIsLeftOfValuesThatNobodyNames) {
+  write(make_rich_checkpoint(), "a.safetensors");
+  std::filesystem::copy_file(tmp_ / "a.safetensors.values.json",
+                             tmp_ / "a.safetensors.values.json.partial");
+  MemoryCheckpoint plain;
+  plain.add({"x", DType::uint8, {1}}, bytes_of<std::uint8_t>({7}));
+  write(plain, "a.safetensors", {}, OverwritePolicy::replace);
+  EXPECT_THAT(fs_.list_directory(tmp_.path()), ::testing::ElementsAre("a.safetensors"));
 }
 
 TEST_F(SafetensorsTest, ReplacingKeepsTensorsAndValuesTogetherWhateverFails) {

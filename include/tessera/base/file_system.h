@@ -212,6 +212,7 @@ class StagedDestination {
   int replaced_lock_fd_ = -1;  // of what it replaced, while that stands at the staging path
   bool has_left_over_ = false;
   bool is_kept_ = false;
+  bool had_foreign_entry_ = false;  // what is at the destination
   enum class State { none, staged, appeared, replaced, committed } state_ = State::none;
 };
 

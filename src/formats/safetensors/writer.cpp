@@ -64,6 +64,38 @@ void refuse_what_safetensors_lacks(const CheckpointContents& contents, const std
                         "dtypes and names that safetensors has", found);
 }
 
+/// Returns the digest of the values that a single file names; nothing where there is no such file.
+std::optional<std::string> values_digest_at(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path) != FileKind::regular) return std::nullopt;
+  try {
+    for (auto& [key, text] : detail::read_header(*fs.open(path)).metadata) {
+      if (key == detail::kValuesDigestKey) return std::move(text);
+    }
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+    // What is no safetensors file names nothing.
+  }
+  return std::nullopt;
+}
+
+/// Whether the values at `path` have that digest.
+bool has_values_digest(const FileSystem& fs, const std::string& path, const std::string& digest) {
+  return fs.kind_of(path) == FileKind::regular &&
+         fs.open(path)->nbytes() <= detail::kMaxValuesNbytes &&
+         detail::values_digest(read_file(fs, path, detail::kMaxValuesNbytes)) == digest;
+}
+
+/// Puts back the values that the tensors at `destination` name, where a writer died after it had
+/// replaced them and before it replaced the tensors. Requires: no other writer is at work there.
+void put_back_replaced_values(FileSystem& fs, const std::string& destination) {
+  const std::string path = destination + std::string(detail::kValuesSuffix);
+  const std::string staged = StagedDestination::staging_path_of(path);
+  if (fs.kind_of(path) != FileKind::regular || fs.kind_of(staged) != FileKind::regular) return;
+  const auto digest = values_digest_at(fs, destination);
+  if (!digest || has_values_digest(fs, path, *digest)) return;
+  if (has_values_digest(fs, staged, *digest)) fs.exchange(staged, path);
+}
+
 /// Writes whole tensors at places that are known from the start.
 class SafetensorsWriter final : public CheckpointWriter {
  public:
@@ -108,7 +140,10 @@ class SafetensorsWriter final : public CheckpointWriter {
     }
 
     work_.emplace(fs_, std::move(destination), kind, work);
-    if (is_single_file_) check_values_path();
+    if (is_single_file_) {
+      put_back_replaced_values(fs_, work_->destination());
+      check_values_path();
+    }
     if (is_single_file_ && !values_text_.empty()) {
       staged_values_.emplace(fs_, values_path(), DestinationKind::member_file,
                              has_published_values() ? OverwritePolicy::replace : overwrite_,
@@ -167,7 +202,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (!staged_values_) {
       work_->commit();
       // Values of what was replaced would be ignored, but nothing would say so to a human reader.
-      if (overwrite_ == OverwritePolicy::replace) fs_.remove_all(values_path());
+      if (overwrite_ == OverwritePolicy::replace) remove_values();
       return;
     }
     const auto values_file = fs_.open_for_update(staged_values_->staging_path());
@@ -359,6 +394,13 @@ class SafetensorsWriter final : public CheckpointWriter {
       throw Error(ErrorKind::already_exists, {.path = path},
                   "values: those of another checkpoint are here (remove them, or overwrite)");
     }
+  }
+
+  /// Removes values that no tensors name any more, and those that a dead writer had begun.
+  void remove_values() {
+    fs_.remove_all(values_path());
+    const std::string staged = StagedDestination::staging_path_of(values_path());
+    if (detail::is_values_file(fs_, staged)) fs_.remove_all(staged);
   }
 
   /// Whether the run that is gone on with died after its values had appeared.
