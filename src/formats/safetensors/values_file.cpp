@@ -74,7 +74,7 @@ class ValuesFileReader {
     if (!key_path) {
       refuse(name, "key_paths", "an array of strings, integers, and other keys in arrays of one");
     }
-    // A key path may have been given to a tensor that has no place in it.
+    // Formats that nest by key paths would place it under another name.
     if (spell(*key_path) != name) refuse(name, "key_paths", "steps that spell the name");
     return std::move(*key_path);
   }
