@@ -178,17 +178,11 @@ std::string bytes_of_form(const std::string& path, const std::string& form, cons
   return *std::move(bytes);
 }
 
-Value::List items_of(const Value::List& items, const std::string& path) {
-  Value::List out;
-  out.reserve(items.size());
-  for (const Value& item : items) out.push_back(value_from_json(item, path));
-  return out;
-}
-
-Value::List items_of_form(const std::string& path, const std::string& form, const Value& json) {
-  const auto* items = json.get_if<Value::List>();
+Value::List items_of_form(const std::string& path, const std::string& form, Value json) {
+  auto* items = json.get_if<Value::List>();
   if (items == nullptr) refuse_form(path, form, "an array");
-  return items_of(*items, path);
+  for (Value& item : *items) item = value_from_json(std::move(item), path);
+  return std::move(*items);
 }
 
 // Says whether the form is the one spelling of its number: a shorter one stands as it is.
@@ -198,9 +192,9 @@ bool is_long_integer(std::string_view text) {
   return !text.starts_with('0') && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-Value value_of_form(const std::string& form, const Value& json, const std::string& path) {
-  if (form == "$tuple") return Value::Tuple{items_of_form(path, form, json)};
-  if (form == "$set") return Value::Set{items_of_form(path, form, json)};
+Value value_of_form(const std::string& form, Value json, const std::string& path) {
+  if (form == "$tuple") return Value::Tuple{items_of_form(path, form, std::move(json))};
+  if (form == "$set") return Value::Set{items_of_form(path, form, std::move(json))};
   if (form == "$bytes") return Value::Bytes{bytes_of_form(path, form, json)};
   if (form == "$str") return bytes_of_form(path, form, json);
   if (form == "$symbol") return Value::Symbol{text_of_form(path, form, json)};
@@ -222,7 +216,7 @@ Value value_of_form(const std::string& form, const Value& json, const std::strin
   }
   if (form == "$dict") {
     Value::Dict dict;
-    for (Value& pair : items_of_form(path, form, json)) {
+    for (Value& pair : items_of_form(path, form, std::move(json))) {
       auto* key_and_item = pair.get_if<Value::List>();
       if (key_and_item == nullptr || key_and_item->size() != 2) {
         refuse_form(path, form, "[key, value] pairs");
@@ -242,21 +236,20 @@ std::string value_to_json(const Value& value, JsonStyle style) {
   return std::move(printer).finish();
 }
 
-Value value_from_json(const Value& json, const std::string& path) {
-  if (const auto* list = json.get_if<Value::List>()) return items_of(*list, path);
-  const auto* dict = json.get_if<Value::Dict>();
-  if (dict == nullptr) return json;
-  Value::Dict out;
-  out.reserve(dict->size());
-  for (const auto& [key, item] : *dict) {
-    const std::string& name = *key.get_if<std::string>();
-    if (name.starts_with('$')) {
-      if (dict->size() != 1) refuse_form(path, name, "to stand alone in its object");
-      return value_of_form(name, item, path);
+Value value_from_json(Value json, const std::string& path) {
+  if (auto* list = json.get_if<Value::List>()) {
+    for (Value& item : *list) item = value_from_json(std::move(item), path);
+  } else if (auto* dict = json.get_if<Value::Dict>()) {
+    for (auto& [key, item] : *dict) {
+      const std::string& name = *key.get_if<std::string>();
+      if (name.starts_with('$')) {
+        if (dict->size() != 1) refuse_form(path, name, "to stand alone in its object");
+        return value_of_form(name, std::move(item), path);
+      }
+      item = value_from_json(std::move(item), path);
     }
-    out.emplace_back(key, value_from_json(item, path));
   }
-  return out;
+  return json;
 }
 
 std::string json_quote(std::string_view text) {

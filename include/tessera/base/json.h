@@ -31,7 +31,7 @@ std::string value_to_json(const Value& value, JsonStyle style = JsonStyle::compa
 
 /// Undoes `value_to_json` on parsed JSON. Throws: Error(corruption) naming `path` on a malformed
 /// `$` object.
-Value value_from_json(const Value& json, const std::string& path);
+Value value_from_json(Value json, const std::string& path);
 
 /// Returns `text` as a quoted JSON string (valid UTF-8 in and out; other bytes become U+FFFD).
 std::string json_quote(std::string_view text);

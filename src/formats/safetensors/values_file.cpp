@@ -198,44 +198,59 @@ std::string format_values_file(const CheckpointContents& contents, const std::ve
 void apply_values_file(std::string_view text, const std::string& path, CheckpointContents& contents,
                        std::vector<Value>& values) {
   const ValuesFileReader reader(text, path);
-  std::map<std::string, TensorEntry*, std::less<>> tensors;
-  std::map<std::string, KeyPath*, std::less<>> key_paths;
-  for (TensorEntry& tensor : contents.tensors) {
-    tensors.emplace(tensor.meta.fqn, &tensor);
-    key_paths.emplace(tensor.meta.fqn, &tensor.key_path);
-  }
-  for (Alias& alias : contents.aliases) key_paths.emplace(alias.fqn, &alias.key_path);
+  const auto find_in = [](auto& sorted, const std::string& name, auto name_of) {
+    const auto at = std::ranges::lower_bound(sorted, name, {}, name_of);
+    return at != sorted.end() && std::invoke(name_of, *at) == name ? &*at : nullptr;
+  };
+  const auto tensor_name = [](const TensorEntry& tensor) -> const std::string& {
+    return tensor.meta.fqn;
+  };
+  const auto find_tensor = [&](const std::string& name) {
+    return find_in(contents.tensors, name, tensor_name);
+  };
+  const auto find_alias = [&](const std::string& name) {
+    return find_in(contents.aliases, name, &Alias::fqn);
+  };
+  const auto refuse_unknown = [&](const std::string& name, std::string_view part) {
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, part,
+                          "a name in this checkpoint", "none of that name");
+  };
 
   std::map<std::string, Value> sorted_values;
   reader.for_each("values", [&](const std::string& name, const Value& item) {
-    if (key_paths.contains(name) || !sorted_values.emplace(name, item).second) {
+    const bool is_taken = find_tensor(name) != nullptr || find_alias(name) != nullptr;
+    if (is_taken || !sorted_values.emplace(name, item).second) {
       throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, "values",
                             "a name of its own", "one that is taken");
     }
   });
-  contents.values.reserve(sorted_values.size());  // what `key_paths` points at must stay
   for (auto& [name, value] : sorted_values) {
     contents.values.push_back({.name = name, .key_path = {}});
-    key_paths.emplace(name, &contents.values.back().key_path);
     values.push_back(std::move(value));
   }
 
-  const auto find = [&](const auto& entries, const std::string& name, std::string_view part) {
-    const auto entry = entries.find(name);
-    if (entry == entries.end()) {
-      throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, part,
-                            "a name in this checkpoint", "none of that name");
-    }
-    return entry->second;
-  };
   reader.for_each("key_paths", [&](const std::string& name, const Value& item) {
-    *find(key_paths, name, "key_paths") = reader.key_path(name, item);
+    KeyPath key_path = reader.key_path(name, item);
+    if (TensorEntry* tensor = find_tensor(name)) {
+      tensor->key_path = std::move(key_path);
+    } else if (Alias* alias = find_alias(name)) {
+      alias->key_path = std::move(key_path);
+    } else if (ValueEntry* value = find_in(contents.values, name, &ValueEntry::name)) {
+      value->key_path = std::move(key_path);
+    } else {
+      refuse_unknown(name, "key_paths");
+    }
   });
+  const auto tensor_called = [&](const std::string& name, std::string_view part) -> TensorEntry& {
+    TensorEntry* tensor = find_tensor(name);
+    if (tensor == nullptr) refuse_unknown(name, part);
+    return *tensor;
+  };
   reader.for_each("kinds", [&](const std::string& name, const Value& item) {
-    find(tensors, name, "kinds")->kind = reader.state_kind(name, item);
+    tensor_called(name, "kinds").kind = reader.state_kind(name, item);
   });
   reader.for_each("parameters", [&](const std::string& name, const Value& item) {
-    find(tensors, name, "parameters")->parameter = reader.text(name, "parameters", item);
+    tensor_called(name, "parameters").parameter = reader.text(name, "parameters", item);
   });
   std::ranges::move(reader.units(), std::back_inserter(contents.units));
 }
