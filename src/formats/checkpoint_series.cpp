@@ -145,7 +145,7 @@ bool is_removable(const FileSystem& fs, const std::string& directory, const std:
 void delete_renamed(FileSystem& fs, const std::string& path) {
   // The values beside a safetensors file, unless it has been written anew.
   if (path.ends_with(".safetensors") && !fs.kind_of(path)) {
-    fs.remove_all(path + std::string(detail::kValuesSuffix));
+    fs.remove_all(detail::values_path_of(path));
   }
   fs.remove_all(path + std::string(kRemovingSuffix));
 }

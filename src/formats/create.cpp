@@ -48,9 +48,15 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
   return nullptr;
 }
 
-void check_staging(FileSystem& fs, const std::string& destination, const CreateOptions& options) {
-  StagedWork::check(fs, destination, destination_kind(options.format, destination),
-                    {options.overwrite, options.journal, options.spelling});
+void check_staging(FileSystem& fs, const std::string& destination,
+                   const CheckpointContents& contents, const std::vector<Value>& values,
+                   const CreateOptions& options) {
+  const WorkOptions work{options.overwrite, options.journal, options.spelling};
+  if (options.format == Format::safetensors) {
+    check_safetensors(fs, destination, contents, values, work);
+  } else {
+    StagedWork::check(fs, destination, destination_kind(options.format, destination), work);
+  }
 }
 
 Format format_for_destination(const std::string& path) {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "formats/safetensors/values_file.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -85,12 +86,13 @@ StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind 
   }
 }
 
-void StagedWork::check(FileSystem& fs, std::string destination, DestinationKind kind,
+bool StagedWork::check(FileSystem& fs, std::string destination, DestinationKind kind,
                        const WorkOptions& options) {
   std::optional<JournalContents> left_over;
   StagedDestination::check(
       fs, std::move(destination), kind, options.overwrite,
       [&](const auto& staged) { return judge(fs, options, staged, left_over); }, options.spelling);
+  return left_over.has_value();
 }
 
 void StagedWork::require_no_files_but(std::set<std::string> names) const {
@@ -109,13 +111,27 @@ bool StagedWork::keep() noexcept {
   return true;
 }
 
-void StagedWork::commit() {
+/// Says whether values beside what is replaced are its own.
+bool StagedWork::replaces_values_too() {
+  if (!staged_.replaces()) return false;
+  detail::put_back_replaced_values(fs_, destination());
+  return detail::names_values(fs_, destination(), detail::values_path_of(destination()));
+}
+
+void StagedWork::commit(ReplacedValues values) {
+  const bool removes_values = values == ReplacedValues::go && replaces_values_too();
   if (journal_ && staged_.replaces()) {
     // What the destination is exchanged for must not be taken for the work that the journal tells.
     journal_.reset();
     staged_.reset_journal();
   }
   staged_.commit();
+  if (!removes_values) return;
+  try {
+    detail::remove_values_beside(fs_, destination());
+  } catch (const Error&) {
+    // The new checkpoint stands; nothing names what is left.
+  }
 }
 
 }  // namespace tessera::formats

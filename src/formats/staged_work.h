@@ -16,6 +16,10 @@ struct WorkOptions {
   OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 
+/// What becomes of the values beside a single safetensors file that is replaced. They stay where
+/// the writer sees to them itself.
+enum class ReplacedValues { go, stay };
+
 /// A staged destination with the journal of what is finished in it, if one is wanted.
 ///
 /// Destroyed without commit, all is removed; but work that has been gone on with stays, and so does
@@ -29,8 +33,9 @@ class StagedWork {
   /// other work than is gone on with.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
-  /// Throws what the constructor would, and changes nothing.
-  static void check(FileSystem& fs, std::string destination, DestinationKind kind,
+  /// Throws what the constructor would, and changes nothing. Says whether work would be gone on
+  /// with.
+  static bool check(FileSystem& fs, std::string destination, DestinationKind kind,
                     const WorkOptions& options);
   StagedWork(const StagedWork&) = delete;
   StagedWork& operator=(const StagedWork&) = delete;
@@ -46,9 +51,11 @@ class StagedWork {
 
   /// Says whether what is finished stays when this is destroyed without commit.
   bool keep() noexcept;
-  void commit();
+  void commit(ReplacedValues values = ReplacedValues::go);
 
  private:
+  bool replaces_values_too();
+
   FileSystem& fs_;
   std::optional<JournalContents> left_over_;  // until `journal_` has it
   StagedDestination staged_;

@@ -27,6 +27,11 @@ std::unique_ptr<CheckpointWriter> start_safetensors(FileSystem& fs, std::string 
                                                     const std::vector<Value>& values,
                                                     const WorkOptions& work,
                                                     const SafetensorsWriteOptions& options);
+/// Throws what `start_safetensors` would throw about what lies at the destination and beside it,
+/// and changes nothing.
+void check_safetensors(FileSystem& fs, const std::string& destination,
+                       const CheckpointContents& contents, const std::vector<Value>& values,
+                       const WorkOptions& work);
 std::unique_ptr<CheckpointWriter> start_dcp(FileSystem& fs, std::string destination,
                                             CheckpointContents contents, std::vector<Value> values,
                                             const WorkOptions& work);

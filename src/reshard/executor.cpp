@@ -251,8 +251,8 @@ void check_source_files(const Plan& plan, const CheckpointReader& reader) {
 
 void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create) {
-  prepare_move(plan, reader, create);
-  formats::check_staging(fs, destination, create);
+  const std::vector<Value> values = prepare_move(plan, reader, create);
+  formats::check_staging(fs, destination, plan.destination, values, create);
   check_source_files(plan, reader);
 }
 

@@ -32,8 +32,10 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
                                                     const CreateOptions& options);
 
 /// Throws what create_checkpoint would throw about the destination and about what lies at its
-/// staging path, work that is kept among it. Changes nothing.
-void check_staging(FileSystem& fs, const std::string& destination, const CreateOptions& options);
+/// staging path, work that is kept among it, or beside it. Changes nothing.
+void check_staging(FileSystem& fs, const std::string& destination,
+                   const CheckpointContents& contents, const std::vector<Value>& values,
+                   const CreateOptions& options);
 
 /// Returns the format that a destination's name suggests: safetensors where it ends so, torch where
 /// in `.pt`, `.pth` or `.bin`, else native.

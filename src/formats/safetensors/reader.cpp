@@ -555,7 +555,7 @@ class SafetensorsReader final : public CheckpointReader {
                             "several files, one of which has values of its own",
                             "name one of the files");
     }
-    const std::string path = set.model_path + std::string(detail::kValuesSuffix);
+    const std::string path = detail::values_path_of(set.model_path);
     if (fs_.kind_of(path) != FileKind::regular) {
       contents_.missing_files.push_back(path);
       findings_.push_back({.severity = Finding::Severity::error,
@@ -566,22 +566,8 @@ class SafetensorsReader final : public CheckpointReader {
       return;
     }
     require_in_checkpoint(fs_, set.directory, split_path(path).second);
-    const std::string text = read_file(fs_, path, detail::kMaxValuesNbytes);
-    if (const std::string found = detail::values_digest(text); found != *digest) {
-      if (const auto replaced = replaced_values(path); detail::values_digest(replaced) == *digest) {
-        return detail::apply_values_file(replaced, path, contents_, values_);
-      }
-      throw Error::expected(ErrorKind::corruption, {.path = path}, "checksum", *digest, found,
-                            "values of other tensors, or changed by hand?");
-    }
-    detail::apply_values_file(text, path, contents_, values_);
-  }
-
-  /// Returns the values that a writer had replaced when it died before it replaced the tensors.
-  std::string replaced_values(const std::string& path) const {
-    const std::string staged = StagedDestination::staging_path_of(path);
-    if (fs_.kind_of(staged) != FileKind::regular) return {};
-    return read_file(fs_, staged, detail::kMaxValuesNbytes);
+    detail::apply_values_file(detail::read_values_file(fs_, path, *digest), path, contents_,
+                              values_);
   }
 
   const ReadableFile& open_file(std::size_t file) const {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "formats/safetensors/header.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
@@ -255,6 +256,10 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
   std::ranges::move(reader.units(), std::back_inserter(contents.units));
 }
 
+bool begins_as_values_file(std::string_view head) {
+  return head.starts_with(kBegin) || kBegin.starts_with(head);
+}
+
 bool is_values_file(const FileSystem& fs, const std::string& path) {
   return read_begin(fs, path, kBegin.size()) == kBegin;
 }
@@ -270,6 +275,67 @@ std::string values_digest(std::string_view text) {
   std::string hex(16, '0');
   for (std::size_t i = hex.size(); i-- > 0; digest >>= 4) hex[i] = kHex[digest & 0xF];
   return hex;
+}
+
+namespace {
+
+/// Returns the digest of the values that a single file names; nothing where there is no such file.
+std::optional<std::string> values_digest_at(const FileSystem& fs, const std::string& tensors) {
+  if (fs.kind_of(tensors) != FileKind::regular) return std::nullopt;
+  try {
+    for (auto& [key, text] : read_header(*fs.open(tensors)).metadata) {
+      if (key == kValuesDigestKey) return std::move(text);
+    }
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+    // What is no safetensors file names nothing.
+  }
+  return std::nullopt;
+}
+
+/// Returns the text at `path` if it has that digest.
+std::optional<std::string> text_of_digest(const FileSystem& fs, const std::string& path,
+                                          const std::string& digest) {
+  if (fs.kind_of(path) != FileKind::regular || fs.open(path)->nbytes() > kMaxValuesNbytes) {
+    return std::nullopt;
+  }
+  std::string text = read_file(fs, path, kMaxValuesNbytes);
+  return values_digest(text) == digest ? std::optional(std::move(text)) : std::nullopt;
+}
+
+}  // namespace
+
+std::string read_values_file(const FileSystem& fs, const std::string& path,
+                             const std::string& digest) {
+  std::string text = read_file(fs, path, kMaxValuesNbytes);
+  const std::string found = values_digest(text);
+  if (found == digest) return text;
+  if (auto replaced = text_of_digest(fs, StagedDestination::staging_path_of(path), digest)) {
+    return *std::move(replaced);
+  }
+  throw Error::expected(ErrorKind::corruption, {.path = path}, "checksum", digest, found,
+                        "values of other tensors, or changed by hand?");
+}
+
+void put_back_replaced_values(FileSystem& fs, const std::string& destination) {
+  const std::string path = values_path_of(destination);
+  const std::string staged = StagedDestination::staging_path_of(path);
+  if (fs.kind_of(path) != FileKind::regular || fs.kind_of(staged) != FileKind::regular) return;
+  const auto digest = values_digest_at(fs, destination);
+  if (!digest || text_of_digest(fs, path, *digest)) return;
+  if (text_of_digest(fs, staged, *digest)) fs.exchange(staged, path);
+}
+
+bool names_values(const FileSystem& fs, const std::string& tensors, const std::string& path) {
+  const auto digest = values_digest_at(fs, tensors);
+  return digest && text_of_digest(fs, path, *digest);
+}
+
+void remove_values_beside(FileSystem& fs, const std::string& destination) {
+  const std::string path = values_path_of(destination);
+  fs.remove_all(path);
+  const std::string staged = StagedDestination::staging_path_of(path);
+  if (is_values_file(fs, staged)) fs.remove_all(staged);
 }
 
 }  // namespace tessera::formats::detail

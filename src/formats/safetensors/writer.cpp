@@ -64,36 +64,76 @@ void refuse_what_safetensors_lacks(const CheckpointContents& contents, const std
                         "dtypes and names that safetensors has", found);
 }
 
-/// Returns the digest of the values that a single file names; nothing where there is no such file.
-std::optional<std::string> values_digest_at(const FileSystem& fs, const std::string& path) {
-  if (fs.kind_of(path) != FileKind::regular) return std::nullopt;
-  try {
-    for (auto& [key, text] : detail::read_header(*fs.open(path)).metadata) {
-      if (key == detail::kValuesDigestKey) return std::move(text);
-    }
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
-    // What is no safetensors file names nothing.
+/// What there is to say that is no tensor.
+struct OtherTexts {
+  std::string values;     // empty: no values file
+  std::string structure;  // empty: nothing to say, or said in the values file
+};
+
+OtherTexts other_texts(const CheckpointContents& contents, const std::vector<Value>& values,
+                       const std::string& destination) {
+  TESSERA_CHECK(values.size() == contents.values.size());
+  OtherTexts texts;
+  if (values.empty()) {
+    texts.structure = detail::format_values_file(contents, values, JsonStyle::compact);
   }
-  return std::nullopt;
+  if (!values.empty() || texts.structure.size() > detail::kMaxStructureNbytes) {
+    texts.structure.clear();
+    texts.values = detail::format_values_file(contents, values, JsonStyle::indented);
+  }
+  if (texts.values.size() > detail::kMaxValuesNbytes) {
+    throw Error::expected(ErrorKind::unsupported, {.path = destination}, "values",
+                          "at most " + std::to_string(detail::kMaxValuesNbytes) + " bytes of JSON",
+                          std::to_string(texts.values.size()) + " bytes");
+  }
+  return texts;
 }
 
-/// Whether the values at `path` have that digest.
-bool has_values_digest(const FileSystem& fs, const std::string& path, const std::string& digest) {
-  return fs.kind_of(path) == FileKind::regular &&
-         fs.open(path)->nbytes() <= detail::kMaxValuesNbytes &&
-         detail::values_digest(read_file(fs, path, detail::kMaxValuesNbytes)) == digest;
+bool has_text(const FileSystem& fs, const std::string& path, const std::string& text) {
+  return fs.kind_of(path) == FileKind::regular && fs.open(path)->nbytes() == text.size() &&
+         read_file(fs, path, text.size()) == text;
 }
 
-/// Puts back the values that the tensors at `destination` name, where a writer died after it had
-/// replaced them and before it replaced the tensors. Requires: no other writer is at work there.
-void put_back_replaced_values(FileSystem& fs, const std::string& destination) {
-  const std::string path = destination + std::string(detail::kValuesSuffix);
-  const std::string staged = StagedDestination::staging_path_of(path);
-  if (fs.kind_of(path) != FileKind::regular || fs.kind_of(staged) != FileKind::regular) return;
-  const auto digest = values_digest_at(fs, destination);
-  if (!digest || has_values_digest(fs, path, *digest)) return;
-  if (has_values_digest(fs, staged, *digest)) fs.exchange(staged, path);
+StagedDestination::LeftOver judge_staged_values(const FileSystem& fs,
+                                                const StagedDestination& staged) {
+  return detail::may_be_values_file(fs, staged.staging_path())
+             ? StagedDestination::LeftOver::remove
+             : StagedDestination::LeftOver::foreign;
+}
+
+/// Says whether the values beside a single file that is not there belong to the work towards it,
+/// whose writer died after they had appeared.
+bool are_values_of_work(const FileSystem& fs, const std::string& destination) {
+  return !fs.kind_of(destination) &&
+         detail::names_values(fs, StagedDestination::staging_path_of(destination),
+                              detail::values_path_of(destination));
+}
+
+/// Throws where what lies at a single file or beside it, under the name of its values, keeps it
+/// from being written. Says whether values are there that go with work that is to be removed.
+bool check_single_file(FileSystem& fs, const std::string& destination,
+                       const std::string& values_text, const WorkOptions& work) {
+  const bool goes_on = StagedWork::check(fs, destination, DestinationKind::file, work);
+  const std::string path = detail::values_path_of(destination);
+  const bool has_left_values = !goes_on && are_values_of_work(fs, destination);
+  if (fs.kind_of(path)) {
+    if (!detail::is_values_file(fs, path)) {
+      throw Error(ErrorKind::already_exists, {.path = path},
+                  "values: this name is needed for what is no tensor, and something else has it "
+                  "(remove or rename it)");
+    }
+    const bool is_own = has_left_values || (goes_on && has_text(fs, path, values_text));
+    if (work.overwrite == OverwritePolicy::refuse && !is_own) {
+      throw Error(ErrorKind::already_exists, {.path = path},
+                  "values: those of another checkpoint are here (remove them, or overwrite)");
+    }
+  }
+  if (!values_text.empty()) {
+    StagedDestination::check(
+        fs, path, DestinationKind::member_file, OverwritePolicy::replace,
+        [&](const StagedDestination& staged) { return judge_staged_values(fs, staged); });
+  }
+  return has_left_values;
 }
 
 /// Writes whole tensors at places that are known from the start.
@@ -103,22 +143,9 @@ class SafetensorsWriter final : public CheckpointWriter {
                     const std::vector<Value>& values, const WorkOptions& work,
                     const SafetensorsWriteOptions& options)
       : fs_(fs), overwrite_(work.overwrite), contents_(std::move(contents)) {
-    TESSERA_CHECK(values.size() == contents_.values.size());
     require_whole_tensors(contents_, destination, "safetensors");
     refuse_what_safetensors_lacks(contents_, destination);
-    if (values.empty()) {
-      structure_text_ = detail::format_values_file(contents_, values, JsonStyle::compact);
-    }
-    if (!values.empty() || structure_text_.size() > detail::kMaxStructureNbytes) {
-      structure_text_.clear();
-      values_text_ = detail::format_values_file(contents_, values, JsonStyle::indented);
-    }
-    if (values_text_.size() > detail::kMaxValuesNbytes) {
-      throw Error::expected(
-          ErrorKind::unsupported, {.path = destination}, "values",
-          "at most " + std::to_string(detail::kMaxValuesNbytes) + " bytes of JSON",
-          std::to_string(values_text_.size()) + " bytes");
-    }
+    texts_ = other_texts(contents_, values, destination);
 
     const std::vector<std::vector<std::size_t>> shards = assign_shards(options.max_shard_nbytes);
     const DestinationKind kind = destination_kind(Format::safetensors, destination);
@@ -139,20 +166,13 @@ class SafetensorsWriter final : public CheckpointWriter {
       headers.push_back(lay_out(shard, shards[shard], destination));
     }
 
+    // Before what is left over is removed.
+    const bool has_left_values =
+        is_single_file_ && check_single_file(fs_, destination, texts_.values, work);
     work_.emplace(fs_, std::move(destination), kind, work);
-    if (is_single_file_) {
-      put_back_replaced_values(fs_, work_->destination());
-      check_values_path();
-    }
-    if (is_single_file_ && !values_text_.empty()) {
-      staged_values_.emplace(fs_, values_path(), DestinationKind::member_file,
-                             has_published_values() ? OverwritePolicy::replace : overwrite_,
-                             [&](const StagedDestination& staged) {
-                               return detail::may_be_values_file(fs_, staged.staging_path())
-                                          ? StagedDestination::LeftOver::remove
-                                          : StagedDestination::LeftOver::foreign;
-                             });
-    }
+    if (has_left_values) fs_.remove_all(values_path());
+    if (is_single_file_) detail::put_back_replaced_values(fs_, work_->destination());
+    if (is_single_file_ && !texts_.values.empty()) stage_values();
     if (!is_single_file_) work_->require_no_files_but(file_names());
     for (std::size_t shard = 0; shard < shards_.size(); ++shard) start_file(shard, headers[shard]);
   }
@@ -192,7 +212,7 @@ class SafetensorsWriter final : public CheckpointWriter {
   void commit() override {
     for (const auto& shard : shards_) TESSERA_CHECK(shard->unwritten_nbytes == 0);
     if (!is_single_file_) {
-      if (!values_text_.empty()) write_text(values_path(), values_text_);
+      if (!texts_.values.empty()) write_text(values_path(), texts_.values);
       if (shards_.size() > 1) {
         write_text(join_path(work_->staging_path(), index_name()), index_text());
       }
@@ -200,13 +220,15 @@ class SafetensorsWriter final : public CheckpointWriter {
       return;
     }
     if (!staged_values_) {
-      work_->commit();
+      work_->commit(ReplacedValues::stay);
       // Values of what was replaced would be ignored, but nothing would say so to a human reader.
-      if (overwrite_ == OverwritePolicy::replace) remove_values();
+      if (overwrite_ == OverwritePolicy::replace) {
+        detail::remove_values_beside(fs_, work_->destination());
+      }
       return;
     }
     const auto values_file = fs_.open_for_update(staged_values_->staging_path());
-    values_file->write_at(0, std::as_bytes(std::span(values_text_)));
+    values_file->write_at(0, std::as_bytes(std::span(texts_.values)));
     finish_file(*values_file);
     // Whoever goes on must know the values for this work's own.
     if (Journal* journal = work_->journal()) journal->flush();
@@ -214,7 +236,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     // values too, then a crash between the two steps leaves tensors whose values have another
     // digest, which readers refuse.
     staged_values_->publish();
-    work_->commit();
+    work_->commit(ReplacedValues::stay);
     staged_values_->commit();
   }
 
@@ -342,10 +364,10 @@ class SafetensorsWriter final : public CheckpointWriter {
   /// Returns what the file, or the index, says of what is no tensor.
   std::map<std::string, std::string> values_metadata() const {
     std::map<std::string, std::string> metadata;
-    if (!values_text_.empty()) {
-      metadata.emplace(detail::kValuesDigestKey, detail::values_digest(values_text_));
+    if (!texts_.values.empty()) {
+      metadata.emplace(detail::kValuesDigestKey, detail::values_digest(texts_.values));
     }
-    if (!structure_text_.empty()) metadata.emplace(detail::kStructureKey, structure_text_);
+    if (!texts_.structure.empty()) metadata.emplace(detail::kStructureKey, texts_.structure);
     return metadata;
   }
 
@@ -354,7 +376,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     std::set<std::string> names;
     for (std::size_t i = 0; i < shards_.size(); ++i) names.insert(shard_name(i, shards_.size()));
     if (shards_.size() > 1) names.insert(index_name());
-    if (!values_text_.empty()) names.insert(last_component(values_path()));
+    if (!texts_.values.empty()) names.insert(last_component(values_path()));
     return names;
   }
 
@@ -375,39 +397,18 @@ class SafetensorsWriter final : public CheckpointWriter {
   }
 
   std::string values_path() const {
-    return (is_single_file_ ? work_->destination()
-                            : join_path(work_->staging_path(), std::string(kModelName))) +
-           std::string(detail::kValuesSuffix);
+    return detail::values_path_of(is_single_file_
+                                      ? work_->destination()
+                                      : join_path(work_->staging_path(), std::string(kModelName)));
   }
 
-  /// Throws where what lies beside a single file, under the name of its values, may not be
-  /// replaced.
-  void check_values_path() const {
-    const std::string path = values_path();
-    if (!fs_.kind_of(path)) return;
-    if (!detail::is_values_file(fs_, path)) {
-      throw Error(ErrorKind::already_exists, {.path = path},
-                  "values: this name is needed for what is no tensor, and something else has it "
-                  "(remove or rename it)");
-    }
-    if (overwrite_ == OverwritePolicy::refuse && !has_published_values()) {
-      throw Error(ErrorKind::already_exists, {.path = path},
-                  "values: those of another checkpoint are here (remove them, or overwrite)");
-    }
-  }
-
-  /// Removes values that no tensors name any more, and those that a dead writer had begun.
-  void remove_values() {
-    fs_.remove_all(values_path());
-    const std::string staged = StagedDestination::staging_path_of(values_path());
-    if (detail::is_values_file(fs_, staged)) fs_.remove_all(staged);
-  }
-
-  /// Whether the run that is gone on with died after its values had appeared.
-  bool has_published_values() const {
-    return work_->goes_on() && fs_.kind_of(values_path()) == FileKind::regular &&
-           fs_.open(values_path())->nbytes() == values_text_.size() &&
-           read_file(fs_, values_path(), values_text_.size()) == values_text_;
+  void stage_values() {
+    // A run that is gone on with may have died after its values had appeared.
+    const bool has_published = work_->goes_on() && has_text(fs_, values_path(), texts_.values);
+    staged_values_.emplace(
+        fs_, values_path(), DestinationKind::member_file,
+        has_published ? OverwritePolicy::replace : overwrite_,
+        [&](const StagedDestination& staged) { return judge_staged_values(fs_, staged); });
   }
 
   /// Writes the header and reserves the rest, so that a full disk shows before any work.
@@ -447,8 +448,7 @@ class SafetensorsWriter final : public CheckpointWriter {
   FileSystem& fs_;
   OverwritePolicy overwrite_;
   CheckpointContents contents_;
-  std::string values_text_;     // empty: no values file
-  std::string structure_text_;  // empty: nothing to say, or said in the values file
+  OtherTexts texts_;
   bool is_single_file_ = false;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<Place> places_;  // parallel to contents_.tensors
@@ -458,6 +458,17 @@ class SafetensorsWriter final : public CheckpointWriter {
 };
 
 }  // namespace
+
+void check_safetensors(FileSystem& fs, const std::string& destination,
+                       const CheckpointContents& contents, const std::vector<Value>& values,
+                       const WorkOptions& work) {
+  const DestinationKind kind = destination_kind(Format::safetensors, destination);
+  if (kind == DestinationKind::file) {
+    check_single_file(fs, destination, other_texts(contents, values, destination).values, work);
+  } else {
+    StagedWork::check(fs, destination, kind, work);
+  }
+}
 
 std::unique_ptr<CheckpointWriter> start_safetensors(FileSystem& fs, std::string destination,
                                                     CheckpointContents contents,
