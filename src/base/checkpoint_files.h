@@ -7,8 +7,18 @@
 
 namespace tessera::detail {
 
-/// Returns the first name in a directory that is no file of a checkpoint, be it one that a writer
-/// has begun. Checkpoints of all formats, whoever wrote them, are known by the ends of names.
-std::optional<std::string> first_foreign_entry(const FileSystem& fs, const std::string& directory);
+/// Which names are those of a checkpoint's files, be it of one that a writer has begun.
+enum class FileNames {
+  of_our_writers,     // of all formats
+  of_any_checkpoint,  // whoever wrote it, by the ends of names
+};
+
+/// Whether the entry `name` of a directory is such a file.
+bool is_checkpoint_file(const FileSystem& fs, const std::string& directory, const std::string& name,
+                        FileNames names);
+
+/// Returns the first name in a directory that is no file of a checkpoint.
+std::optional<std::string> first_foreign_entry(const FileSystem& fs, const std::string& directory,
+                                               FileNames names);
 
 }  // namespace tessera::detail

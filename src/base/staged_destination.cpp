@@ -17,6 +17,7 @@ namespace tessera {
 namespace {
 
 using detail::FileDescriptor;
+using detail::FileNames;
 using detail::LockResult;
 using detail::mode_of_name;
 using detail::retry_on_interrupt;
@@ -37,12 +38,19 @@ using detail::try_lock;
 }
 
 /// Refuses to remove a directory that holds more than what writers have made in it.
-void require_no_foreign_entry(const FileSystem& fs, const std::string& path,
+void require_no_foreign_entry(const FileSystem& fs, const std::string& path, FileNames names,
                               const std::string& rule, const std::string& why) {
-  const auto name = detail::first_foreign_entry(fs, path);
+  const auto name = detail::first_foreign_entry(fs, path, names);
   if (!name) return;
   throw Error(ErrorKind::already_exists, {.path = join_path(path, *name)},
               rule + ": this is no file of a checkpoint, and " + why + " (move it)");
+}
+
+/// Throws what keeps a writer from getting rid of what another one left, and says what to do.
+[[noreturn]] void refuse_stuck(const std::string& path, std::string_view failure) {
+  throw Error(ErrorKind::io, {.path = path},
+              "staging: what an earlier run left here cannot be removed: " + std::string(failure) +
+                  " (remove it yourself)");
 }
 
 /// Refuses what no writer makes at a staging path. Returns whether there is anything.
@@ -74,10 +82,10 @@ std::optional<Error> failure_of_close(WritableFile& file) {
   return std::nullopt;
 }
 
-bool is_still_at(const FileDescriptor& object, const std::string& path) {
+bool is_still_at(int object_fd, const std::string& path) {
   struct stat opened {};
   struct stat named {};
-  return ::fstat(object.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+  return ::fstat(object_fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
@@ -101,8 +109,10 @@ bool make_object(FileSystem& fs, const std::string& path, DestinationKind kind,
 FileDescriptor lock_object(const std::string& path, bool is_new) {
   FileDescriptor object = open_object(path);
   if (!object) {
-    if (errno == ENOENT) return {};
-    throw_system_error(errno, path, "open");
+    const int error = errno;
+    if (error == ENOENT) return {};
+    if (!is_new && error == EACCES) refuse_stuck(path, std::generic_category().message(error));
+    throw_system_error(error, path, "open");
   }
   const LockResult lock = try_lock(object);
   if (lock == LockResult::held_by_another) {
@@ -114,7 +124,7 @@ FileDescriptor lock_object(const std::string& path, bool is_new) {
                 "staging: left over, and this file system cannot tell whether its writer lives "
                 "(remove it if no process writes there)");
   }
-  return is_still_at(object, path) ? std::move(object) : FileDescriptor();
+  return is_still_at(object.get(), path) ? std::move(object) : FileDescriptor();
 }
 
 }  // namespace
@@ -151,8 +161,9 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     throw Error(ErrorKind::already_exists, {.path = destination_},
                 "destination exists (OverwritePolicy::replace replaces a checkpoint)");
   }
-  had_foreign_entry_ = fs_.kind_of(destination_) == FileKind::directory &&
-                       detail::first_foreign_entry(fs_, destination_).has_value();
+  had_foreign_entry_ =
+      fs_.kind_of(destination_) == FileKind::directory &&
+      detail::first_foreign_entry(fs_, destination_, FileNames::of_any_checkpoint).has_value();
 }
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
@@ -232,8 +243,11 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
                                              : " (" + kept_work_hint(spelling_) + ")");
   }
   if (verdict == LeftOver::remove && is_directory) {
-    require_no_foreign_entry(fs_, staging_path_, "staging",
-                             "would be removed with the work in progress");
+    // Where the journal tells of no work, it may be a checkpoint that was replaced.
+    const bool is_work = is_work_in_progress(fs_, staging_path_);
+    require_no_foreign_entry(fs_, staging_path_,
+                             is_work ? FileNames::of_our_writers : FileNames::of_any_checkpoint,
+                             "staging", "would be removed with the work in progress");
   }
   return verdict;
 }
@@ -245,6 +259,16 @@ bool StagedDestination::empty_or_go_on(const Judge& judge) {
     is_kept_ = true;
     return true;
   }
+  try {
+    return empty();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::io) throw;
+    refuse_stuck(staging_path_, error.what());
+  }
+}
+
+/// Removes what is left over. Says whether the staging path is there still.
+bool StagedDestination::empty() {
   if (kind_ != DestinationKind::member_file) reset_journal();
   if (kind_ == DestinationKind::directory && fs_.kind_of(staging_path_) == FileKind::directory) {
     for (const std::string& left_over : fs_.list_directory(staging_path_)) {
@@ -288,6 +312,17 @@ bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::str
          (fs.kind_of(path) && has_journal(fs.resolve_links(path)));
 }
 
+std::optional<std::string> StagedDestination::left_over_at(const FileSystem& fs,
+                                                           const std::string& destination) {
+  std::string path = staging_path_of(destination);
+  if (!mode_of_name(path)) return std::nullopt;
+  const auto begin = read_begin(fs, journal_path_of(path), kJournalFirstLine.size() + 1);
+  if (begin != kJournalFirstLine) return std::nullopt;
+  const FileDescriptor object = open_object(path);
+  if (object && try_lock(object) == LockResult::held_by_another) return std::nullopt;
+  return path;
+}
+
 bool StagedDestination::has_kept_work() const {
   constexpr std::size_t kReadNbytes = std::size_t{64} << 10;
   constexpr int kNumLinesBefore = 2;  // of the journal itself, and of what the work is
@@ -304,13 +339,29 @@ bool StagedDestination::has_kept_work() const {
   return false;
 }
 
-/// Removes what is at the staging path, and then the journal, without which it would be somebody's.
+/// Removes what writers have made at the staging path, and then the journal: without it, what is
+/// left is somebody's.
 void StagedDestination::remove_quietly() noexcept {
   try {
-    fs_.remove_all(staging_path_);
+    if (is_still_at(lock_fd_, staging_path_)) {
+      remove_own_files();
+      const bool is_somebodys =
+          kind_ == DestinationKind::directory && !fs_.list_directory(staging_path_).empty();
+      if (!is_somebodys) fs_.remove_all(staging_path_);
+    }
     if (has_journal()) fs_.remove_all(journal_path());
   } catch (...) {
     // What is left is taken over by the next writer.
+  }
+}
+
+/// Removes the files within a directory that writers have made.
+void StagedDestination::remove_own_files() {
+  if (kind_ != DestinationKind::directory) return;
+  for (const std::string& name : fs_.list_directory(staging_path_)) {
+    if (detail::is_checkpoint_file(fs_, staging_path_, name, FileNames::of_our_writers)) {
+      fs_.remove_all(join_path(staging_path_, name));
+    }
   }
 }
 
@@ -340,7 +391,7 @@ void StagedDestination::publish() {
     // Somebody may have put something there in the meantime; what was there before, the caller
     // knew.
     if (fs_.kind_of(destination_) == FileKind::directory && !had_foreign_entry_) {
-      require_no_foreign_entry(fs_, destination_, "destination",
+      require_no_foreign_entry(fs_, destination_, FileNames::of_any_checkpoint, "destination",
                                "would be removed with what is replaced");
     }
     // What is replaced stands at the staging path until it is removed: lock it, so that no other

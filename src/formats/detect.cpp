@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/checkpoint_files.h"
+#include "formats/signatures.h"
 #include "tessera/formats/dcp.h"
 #include "tessera/formats/flat_layout.h"
 #include "tessera/formats/native.h"
@@ -17,9 +17,6 @@
 namespace tessera::formats {
 namespace {
 
-constexpr std::string_view kZipSignature("PK\x03\x04", 4);
-constexpr std::string_view kHdf5Signature("\x89HDF\r\n\x1a\n", 8);
-constexpr std::string_view kNativeSignature("\x89TSR\r\n\x1a\n", 8);
 constexpr std::string_view kTarSignature("ustar", 5);
 constexpr std::size_t kTarSignatureOffset = 257;
 // PROTO 2, LONG1 of 10 bytes, and the magic number 0x1950a86a20f9469cfc6c behind it.
@@ -96,24 +93,22 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
 
 Format format_of_file(const FileSystem& fs, const std::string& path) {
   if (path.ends_with(".safetensors.index.json")) return Format::safetensors;
-  constexpr std::uint64_t kLookedAtNbytes = 520;
-  const std::string head = read_begin(fs, path, kLookedAtNbytes).value_or("");
+  const std::string head = read_begin(fs, path, detail::kLookedAtNbytes).value_or("");
   if (head.empty()) {
     throw refusal(ErrorKind::corruption, path,
                   "expected a checkpoint, found an empty file (incomplete download?)");
   }
-  if (head.starts_with(kZipSignature) && path.ends_with(".distcp")) {
+  if (head.starts_with(detail::kZipSignature) && path.ends_with(".distcp")) {
     throw refusal(
         ErrorKind::unsupported, path,
         "expected a checkpoint, found one file of a distributed one (name its directory)");
   }
-  if (head.starts_with(kZipSignature)) return Format::torch_zip;
-  if (head.starts_with(kNativeSignature)) {
+  if (head.starts_with(detail::kZipSignature)) return Format::torch_zip;
+  if (head.starts_with(detail::kNativeSignature)) {
     throw refusal(ErrorKind::unsupported, path,
                   "expected a checkpoint, found one file of a native one (name its directory)");
   }
-  if (head.starts_with(kHdf5Signature) ||
-      head.substr(std::min<std::size_t>(512, head.size())).starts_with(kHdf5Signature)) {
+  if (detail::is_hdf5(head)) {
     throw refusal(ErrorKind::unsupported, path,
                   "expected a checkpoint, found an HDF5 file that Tessera did not write");
   }
@@ -152,26 +147,6 @@ Format detect_format(const FileSystem& fs, const std::string& path) {
                   "expected a checkpoint, found a device, pipe or socket");
   }
   return *kind == FileKind::directory ? format_of_directory(fs, path) : format_of_file(fs, path);
-}
-
-void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {
-  const auto kind = fs.kind_of(path);
-  if (!kind || (kind == FileKind::directory && fs.list_directory(path).empty())) return;
-  try {
-    detect_format(fs, path);
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::unsupported) {  // and not one that is damaged
-      throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
-                            "a checkpoint to replace", "something else, which stays as it is");
-    }
-  }
-  if (kind != FileKind::directory) return;
-  if (const auto name = tessera::detail::first_foreign_entry(fs, path)) {
-    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
-                          "a directory with nothing but a checkpoint's files, all of which it "
-                          "replaces",
-                          "'" + printable(*name) + "' among them", "move it, or write elsewhere");
-  }
 }
 
 void require_no_work_in_progress(const FileSystem& fs, const std::string& path,

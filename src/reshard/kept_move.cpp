@@ -2,8 +2,10 @@
 
 #include <atomic>
 #include <new>
+#include <optional>
 #include <utility>
 
+#include "base/checkpoint_files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
@@ -30,11 +32,25 @@ std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
          spelled_flag("discard", spelling);
 }
 
+/// Names what somebody has put into the directory of work that is about to be removed.
+std::optional<std::string> stays_line(const FileSystem& fs, const std::string& destination) {
+  using tessera::detail::FileNames;
+  const std::string staging_path = StagedDestination::staging_path_of(destination);
+  if (fs.kind_of(staging_path) != FileKind::directory) return std::nullopt;
+  const auto name =
+      tessera::detail::first_foreign_entry(fs, staging_path, FileNames::of_our_writers);
+  if (!name) return std::nullopt;
+  return "stays: " + printable(join_path(staging_path, *name)) +
+         ", which is none of the work's own files; move or rename " + printable(staging_path) +
+         " before the next run";
+}
+
 }  // namespace
 
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
-                             formats::CheckpointWriter& writer, const std::string& destination,
-                             ExecuteOptions options, OptionSpelling spelling) {
+                             formats::CheckpointWriter& writer, const FileSystem& fs,
+                             const std::string& destination, ExecuteOptions options,
+                             OptionSpelling spelling) {
   std::atomic<std::uint64_t> done_nbytes = 0;
   std::atomic<std::uint64_t> resumed_nbytes = 0;
   options.progress = counting(done_nbytes, std::move(options.progress));
@@ -44,7 +60,11 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
     finish_move(plan, reader, writer, options);
   } catch (const Error& error) {
     const bool is_passing = error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted;
-    if ((!is_passing && !writer.goes_on()) || !writer.keep_work()) throw;
+    if ((!is_passing && !writer.goes_on()) || !writer.keep_work()) {
+      const auto stays = stays_line(fs, destination);
+      if (!stays) throw;
+      throw Error::listing(error.kind(), error.where(), error.reason(), *stays);
+    }
     throw Error::listing(error.kind(), error.where(), error.reason(), kept());
   } catch (const std::bad_alloc&) {
     if (!writer.keep_work()) throw;

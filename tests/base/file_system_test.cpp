@@ -196,7 +196,7 @@ class StagedDestinationTest : public FileSystemTest {
   /// Writes a checkpoint of one file with `text` to `out`.
   void write_directory(FileSystem& fs, std::string_view text, OverwritePolicy overwrite) {
     StagedDestination staged(fs, tmp_ / "out", DestinationKind::directory, overwrite);
-    const auto file = fs.create(join_path(staged.staging_path(), "f"));
+    const auto file = fs.create(join_path(staged.staging_path(), "index.h5"));
     file->write_at(0, bytes_of(text));
     file->sync();
     file->close();
@@ -213,10 +213,10 @@ TEST_F(StagedDestinationTest, ADirectoryAppearsInOneRename) {
             "create out.partial.journal\n"
             "write out.partial.journal [0, 18)\n"
             "close out.partial.journal\n"
-            "create out.partial/f\n"
-            "write out.partial/f [0, 3)\n"
-            "sync out.partial/f\n"
-            "close out.partial/f\n"
+            "create out.partial/index.h5\n"
+            "write out.partial/index.h5 [0, 3)\n"
+            "sync out.partial/index.h5\n"
+            "close out.partial/index.h5\n"
             "sync_directory out.partial\n"
             "rename out.partial out\n"
             "sync_directory .\n"
@@ -232,7 +232,7 @@ TEST_F(StagedDestinationTest, AReplacementIsOneExchange) {
                                                         "sync_directory .\n"
                                                         "remove_all out.partial\n"
                                                         "remove_all out.partial.journal\n"));
-  EXPECT_EQ(get(tmp_ / "out/f"), "new");
+  EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
 }
 
@@ -258,7 +258,7 @@ TEST_F(StagedDestinationTest, AFileIsStagedUnderItsOwnLock) {
 TEST_F(StagedDestinationTest, WithoutCommitTheOldStaysAndNothingElse) {
   write_directory(fs_, "old", OverwritePolicy::refuse);
   { StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace); }
-  EXPECT_EQ(get(tmp_ / "out/f"), "old");
+  EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
 }
 
@@ -429,7 +429,7 @@ TEST_F(StagedDestinationTest, ACheckThrowsWhatStagingWouldAndChangesNothing) {
   check();
   fs_.make_directory(tmp_ / "out.partial");
   check();
-  put(fs_, tmp_ / "out.partial/a.h5", "half");
+  put(fs_, tmp_ / "out.partial/index.h5", "half");
   EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "without a journal"));
   put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
   EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "is kept here"));
@@ -445,14 +445,14 @@ TEST_F(StagedDestinationTest, ACheckThrowsWhatStagingWouldAndChangesNothing) {
   put(fs_, tmp_ / "out", "x");
   EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "destination exists"));
   EXPECT_EQ(faulty_.transcript(), "");
-  EXPECT_EQ(get(tmp_ / "out.partial/a.h5"), "half");
+  EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
 }
 
 TEST_F(StagedDestinationTest, E4_KeptWorkOfAnotherFormatIsTold) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     const bool is_file = kind == DestinationKind::file;  // where a directory is kept
     if (is_file) fs_.make_directory(tmp_ / "out.partial");
-    put(fs_, tmp_ / (is_file ? "out.partial/a.h5" : "out.partial"), "half");
+    put(fs_, tmp_ / (is_file ? "out.partial/index.h5" : "out.partial"), "half");
     put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
     const std::string found = is_file ? "a directory" : "a file";
     for (const auto& judge : {StagedDestination::Judge(),
@@ -562,7 +562,8 @@ TEST_F(StagedDestinationTest, E4_WhatIsToBeKeptStaysUnlessCommitted) {
 TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
   const auto put_work = [&](DestinationKind kind, const std::string& journal) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
-    put(fs_, tmp_ / (kind == DestinationKind::file ? "out.partial" : "out.partial/a.h5"), "half");
+    put(fs_, tmp_ / (kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5"),
+        "half");
     put(fs_, tmp_ / "out.partial.journal", journal);
   };
   const std::string no_blocks = "tessera-journal 1\n0123 {" + std::string(100'000, ' ') + "}\n";
@@ -570,7 +571,7 @@ TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
     const auto stage = [&] {
       StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse).commit();
     };
-    const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/a.h5";
+    const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5";
     const std::string one_block = no_blocks + "0123 0 0 0\n";
     put_work(kind, one_block);
     EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists, "out.partial: staging: what an"));
@@ -584,6 +585,114 @@ TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
     }
     fs_.remove_all(tmp_ / "out");
   }
+}
+
+TEST_F(StagedDestinationTest, E4_WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) {
+  const std::vector<std::string> own = {".metadata",         "__0_0.distcp",
+                                        "__12_0.distcp",     "index.h5.partial",
+                                        "model.safetensors", "model-00001-of-00002.safetensors",
+                                        "rank-00000.h5",     "model.safetensors.index.json",
+                                        "rank-00001.h5",     "model.safetensors.values.json"};
+  const std::vector<std::string> foreign = {"__0_.distcp",      "a.h5",      "index.h5.bak",
+                                            "mine.safetensors", "notes.txt", "rank-a.h5"};
+  {
+    const StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                                   OverwritePolicy::refuse);
+    for (const auto& name : own) put(fs_, tmp_ / ("out.partial/" + name), "half");
+    for (const auto& name : foreign) put(fs_, tmp_ / ("out.partial/" + name), "mine");
+    fs_.make_directory(tmp_ / "out.partial/rank-00002.h5");
+  }
+  EXPECT_EQ(names(), std::vector<std::string>{"out.partial"});
+  std::vector<std::string> left = foreign;
+  left.insert(left.end() - 1, "rank-00002.h5");
+  EXPECT_EQ(fs_.list_directory(tmp_ / "out.partial"), left);
+  EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
+              ThrowsError(ErrorKind::already_exists, "has it: a directory without a journal"));
+}
+
+TEST_F(StagedDestinationTest, E4_WhatHasTakenTheStagingPathOfWorkThatFailsStays) {
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    {
+      const StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
+      fs_.rename(tmp_ / "out.partial", tmp_ / "elsewhere");
+      put(fs_, tmp_ / "out.partial", "mine");
+    }
+    EXPECT_EQ(get(tmp_ / "out.partial"), "mine");
+    fs_.remove_all(tmp_ / "out.partial");
+    fs_.remove_all(tmp_ / "elsewhere");
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_WhatWasReplacedAndCannotBeRemovedIsTold) {
+  const auto left_over = [&] { return StagedDestination::left_over_at(fs_, tmp_ / "out"); };
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    const auto replace = [&](FileSystem& fs) {
+      StagedDestination(fs, tmp_ / "out", kind, OverwritePolicy::replace).commit();
+    };
+    replace(fs_);
+    EXPECT_EQ(left_over(), std::nullopt);
+    faulty_.fail_operation(-1);
+    replace(faulty_);
+    const std::int64_t num_operations = faulty_.num_operations();
+    int num_left = 0;
+    for (std::int64_t index = num_operations - 6; index < num_operations; ++index) {
+      faulty_.fail_operation(index, FaultFileSystem::Fault::from_then_on);
+      try {
+        replace(faulty_);
+      } catch (const Error&) {
+      }
+      num_left += left_over().has_value() ? 1 : 0;
+      faulty_.fail_operation(-1);
+      replace(fs_);
+      EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    }
+    EXPECT_GT(num_left, 0);
+    fs_.remove_all(tmp_ / "out");
+  }
+  {
+    const StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                                   OverwritePolicy::refuse);
+    EXPECT_EQ(left_over(), std::nullopt);  // a writer is at work
+  }
+  fs_.make_directory(tmp_ / "out.partial");
+  EXPECT_EQ(left_over(), std::nullopt);  // somebody's
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
+  EXPECT_EQ(left_over(), std::nullopt);  // kept
+}
+
+TEST_F(StagedDestinationTest, E4_WhatIsLeftAndCannotBeRemovedIsToldByTheNextWriter) {
+  fs_.make_directory(tmp_ / "out.partial");
+  put(fs_, tmp_ / "out.partial/a.h5", "half");
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
+  int num_told = 0;
+  for (std::int64_t index = 0; fs_.kind_of(tmp_ / "out.partial"); ++index) {
+    ASSERT_LT(index, 100);
+    faulty_.fail_operation(index);
+    try {
+      write_directory(faulty_, "new", OverwritePolicy::refuse);
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      if (text.find("out.partial: staging: what an earlier run left here cannot be removed: ") !=
+          std::string::npos) {
+        ++num_told;
+        EXPECT_THAT(text, ::testing::EndsWith(" (remove it yourself)"));
+        EXPECT_EQ(error.kind(), ErrorKind::io);
+        EXPECT_TRUE(fs_.kind_of(tmp_ / "out.partial.journal"));
+      }
+    }
+  }
+  EXPECT_GT(num_told, 1);
+}
+
+TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkThatIsLeftIsKnownByItsName) {
+  fs_.make_directory(tmp_ / "out.partial");
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n");
+  put(fs_, tmp_ / "out.partial/rank-00000.h5", "half");
+  put(fs_, tmp_ / "out.partial/mine.safetensors", "mine");
+  EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
+              ThrowsError(ErrorKind::already_exists, "mine.safetensors: staging: this is no file"));
+  EXPECT_EQ(get(tmp_ / "out.partial/mine.safetensors"), "mine");
+  EXPECT_EQ(get(tmp_ / "out.partial/rank-00000.h5"), "half");
 }
 
 TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkInProgressStays) {
@@ -632,7 +741,7 @@ TEST_F(StagedDestinationTest, E4_AJournalWithoutItsWorkIsRemovedAndNothingElse) 
   put(fs_, tmp_ / "out.partial.journal", "my notes");
   EXPECT_THAT([&] { write_directory(fs_, "newer", OverwritePolicy::replace); },
               ThrowsError(ErrorKind::already_exists, "something else has it: another file"));
-  EXPECT_EQ(get(tmp_ / "out/f"), "new");
+  EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
   EXPECT_EQ(get(tmp_ / "out.partial.journal"), "my notes");
   EXPECT_EQ(names(), (std::vector<std::string>{"out", "out.partial.journal"}));
 }
@@ -652,11 +761,11 @@ TEST_F(StagedDestinationTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas)
         EXPECT_EQ(error.kind(), ErrorKind::io);
         EXPECT_EQ(fs_.kind_of(tmp_ / "out").has_value(), replaces);
         if (replaces) {
-          EXPECT_EQ(get(tmp_ / "out/f"), "old");
+          EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
         }
       }
     }
-    EXPECT_EQ(get(tmp_ / "out/f"), "new");
+    EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
     fs_.remove_all(tmp_ / "out");
     fs_.remove_all(tmp_ / "out.partial");
   }
@@ -668,13 +777,13 @@ TEST_F(StagedDestinationTest, WhatWasPublishedIsUndoneUnlessCommitted) {
     {
       StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
                                OverwritePolicy::replace);
-      put(fs_, join_path(staged.staging_path(), "f"), "new");
+      put(fs_, join_path(staged.staging_path(), "index.h5"), "new");
       staged.publish();
-      EXPECT_EQ(get(tmp_ / "out/f"), "new");
+      EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
     }
     EXPECT_EQ(fs_.kind_of(tmp_ / "out").has_value(), replaces);
     if (replaces) {
-      EXPECT_EQ(get(tmp_ / "out/f"), "old");
+      EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
     }
     EXPECT_EQ(fs_.kind_of(tmp_ / "out.partial"), std::nullopt);
   }

@@ -85,6 +85,20 @@ TEST(DetectTest, IncompleteCheckpointsAreToldFromOthers) {
   EXPECT_THAT(refusal(directory.path()), HasSubstr("use_collectives=False"));
 }
 
+TEST(DetectTest, EveryFixtureMayBeReplaced) {
+  int num_passed = 0;
+  for (const char* folder : {"dcp/valid", "dcp/v2.2", "dcp/v2.5", "dcp/v2.11", "native/v1",
+                             "safetensors/valid", "torch_zip/valid"}) {
+    for (const auto& entry : std::filesystem::directory_iterator(kFixtures + "/" + folder)) {
+      const bool has_folder_within = entry.path().filename() == "hf_consolidated";
+      if (entry.path().extension() == ".json" || has_folder_within) continue;
+      EXPECT_NO_THROW(check_replaceable(FileSystem::posix(), entry.path(), "replace"));
+      ++num_passed;
+    }
+  }
+  EXPECT_GT(num_passed, 40);
+}
+
 TEST(DetectTest, FlatLayoutIsApplied) {
   const std::string flat = kFixtures + "/dcp/valid/fsdp1_flat";
   const auto reader =

@@ -19,6 +19,7 @@
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/kept_move.h"
 #include "tessera/reshard/work_identity.h"
 
 // Work that does not end, and is gone on with.
@@ -71,7 +72,10 @@ Destination destination(std::string_view name) {
 class CountingReader final : public CheckpointReader {
  public:
   explicit CountingReader(const CheckpointReader& base) : base_(base) {}
-  void fail_after(std::uint64_t nbytes) { limit_nbytes_ = nbytes; }
+  void fail_after(std::uint64_t nbytes, ErrorKind kind = ErrorKind::io) {
+    limit_nbytes_ = nbytes;
+    kind_ = kind;
+  }
   std::uint64_t nbytes_read() const { return nbytes_read_; }
   void set_data_files(std::vector<std::string> paths) { data_files_ = std::move(paths); }
 
@@ -80,7 +84,7 @@ class CountingReader final : public CheckpointReader {
   const formats::CheckpointContents& contents() const override { return base_.contents(); }
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
-    if (nbytes_read_ + out.size() > limit_nbytes_) throw Error(ErrorKind::io, {}, "pulled plug");
+    if (nbytes_read_ + out.size() > limit_nbytes_) throw Error(kind_, {}, "pulled plug");
     nbytes_read_ += out.size();
     base_.read_piece(tensor_index, piece_index, range, out);
   }
@@ -96,6 +100,7 @@ class CountingReader final : public CheckpointReader {
  private:
   const CheckpointReader& base_;
   std::uint64_t limit_nbytes_ = ~std::uint64_t{0};
+  ErrorKind kind_ = ErrorKind::io;
   std::vector<std::string> data_files_;
   mutable std::atomic<std::uint64_t> nbytes_read_ = 0;
 };
@@ -314,6 +319,30 @@ TEST_P(ResumeTest, E4_WhatWasReplacedIsNotTakenForKeptWork) {
     EXPECT_TRUE(all_files() == expected);
   }
   EXPECT_GT(num_left, 0);
+}
+
+TEST_P(ResumeTest, E4_WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
+  const MemoryCheckpoint source = small_source();
+  CountingReader failing(source);
+  failing.fail_after(200'000, ErrorKind::corruption);
+  const Plan plan = planned(source);
+  auto writer = start_move(plan, source, fs_, path(),
+                           create_options(KeptWork::refuse, OverwritePolicy::refuse));
+  const bool is_directory = FileSystem::posix().kind_of(partial()) == FileKind::directory;
+  if (is_directory) std::ofstream(partial() + "/notes.txt") << "mine";
+  try {
+    finish_or_keep(plan, failing, *writer, fs_, path(), {.num_threads = 1});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    const std::string stays = "\n  stays: " + partial() + "/notes.txt, which is none of";
+    EXPECT_EQ(std::string(error.what()).find(stays) != std::string::npos, is_directory)
+        << error.what();
+    EXPECT_EQ(error.kind(), ErrorKind::corruption);
+  }
+  writer.reset();
+  EXPECT_EQ(FileSystem::posix().list_directory(tmp_.path()).size(), is_directory ? 1U : 0U);
+  if (!is_directory) return;
+  EXPECT_EQ(FileSystem::posix().list_directory(partial()), std::vector<std::string>{"notes.txt"});
 }
 
 TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {

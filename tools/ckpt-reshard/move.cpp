@@ -223,12 +223,19 @@ std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& cre
   }
   Progress progress(terminal, options.progress, options.progress.verb, plan.nbytes_to_write);
   return reshard::finish_or_keep(
-      plan, reader, *writer, options.destination,
+      plan, reader, *writer, FileSystem::posix(), options.destination,
       {.memory_nbytes = options.memory_nbytes,
        .num_threads = count_option("--threads", options.num_threads),
        .stop = stop,
        .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); },
        .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); }});
+}
+
+void warn_of_left_over(const FileSystem& fs, const std::string& destination, Terminal& terminal) {
+  const auto left_over = StagedDestination::left_over_at(fs, destination);
+  if (!left_over) return;
+  terminal.print_error("warning: " + printable(*left_over) +
+                       ": what was replaced could not be removed (remove it yourself)");
 }
 
 }  // namespace
@@ -316,6 +323,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     reshard::check_move(plan, *reader, fs, options.destination, create);
   } else {
     kept_nbytes = move(options, create, plan, *reader, terminal, signals.token());
+    warn_of_left_over(fs, options.destination, terminal);
   }
   if (options.json) {
     print_json(options, plan, *reader, kept_nbytes, terminal);

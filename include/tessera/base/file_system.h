@@ -117,15 +117,17 @@ enum class OverwritePolicy { refuse, replace };
 /// its writer), renames it into place (an exchange where something is replaced), and syncs the
 /// parent; where it throws, the destination is what it was before. Destroyed without commit, the
 /// staging path is removed, unless it is to be kept, and what stood at the destination is
-/// untouched.
+/// untouched. A directory then loses the files that have a writer's names; if somebody has put
+/// others there, it stays with them, and without a journal.
 ///
 /// [Note: Left over] A journal, the file `<destination>.partial.journal`, lies beside a staging
 /// path for as long as anything is in it, and so tells that it is a writer's. What a dead process
 /// left is taken over and emptied, unless the caller goes on with it; whatever else has the name,
 /// unless it is empty, is somebody's and stays. Callers that keep work let the journal tell what is
 /// finished: such work is refused unless the caller knows about journals. A journal of one line
-/// tells of nothing. Members of a checkpoint have none: there the name is enough.
-/// Not thread-safe; the files inside are the writer's own.
+/// tells of nothing: what it lies beside may also be a checkpoint that was replaced. Members of a
+/// checkpoint have none: there the name is enough. Not thread-safe; the files inside are the
+/// writer's own.
 class StagedDestination {
  public:
   static constexpr std::string_view kSuffix = ".partial";
@@ -149,6 +151,11 @@ class StagedDestination {
 
   /// Whether `path` leads to a staging path beside which a journal tells what the work is.
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
+
+  /// Returns the staging path of a destination where it holds what a writer was done with and could
+  /// not remove; nothing where it holds work, or a writer is at it.
+  static std::optional<std::string> left_over_at(const FileSystem& fs,
+                                                 const std::string& destination);
 
   /// Trailing slashes of `destination` are ignored. Its parent must exist. `judge` is asked, under
   /// the lock, about what a dead process left; without it work that is kept is refused, and
@@ -199,7 +206,9 @@ class StagedDestination {
   bool is_left_over() const;
   LeftOver judge_left_over(const Judge& judge) const;
   bool empty_or_go_on(const Judge& judge);
+  bool empty();
   bool has_journal() const;
+  void remove_own_files();
   void remove_quietly() noexcept;
 
   FileSystem& fs_;

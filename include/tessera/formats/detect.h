@@ -15,9 +15,10 @@ namespace tessera::formats {
 /// for.
 Format detect_format(const FileSystem& fs, const std::string& path);
 
-/// Passes where nothing is, an empty directory, or a checkpoint, also a damaged one. Throws:
-/// Error(invalid_argument) where something else would be lost, be it beside a checkpoint's files in
-/// their directory; `option` is what asked to replace it.
+/// Passes where nothing is, an empty directory, or a checkpoint, also a damaged one: each file must
+/// begin as one of its name does. Throws: Error(invalid_argument) where something else would be
+/// lost, be it beside a checkpoint's files in their directory, and where safetensors files without
+/// an index are no checkpoint together; `option` is what asked to replace it.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option);
 
 struct OpenOptions {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tessera/base/file_system.h"
 #include "tessera/base/option_spelling.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/planner.h"
@@ -12,12 +13,12 @@ namespace tessera::reshard {
 /// Finishes a move as `finish_move` does. Where that fails by what may pass (a full disk, an
 /// interruption, too little memory), or had gone on with kept work, the writer keeps what is
 /// finished, and the error says so: `kept: DST.partial, 43% done; go on with --resume, …`. Returns
-/// how many bytes of tensors an earlier writer had written.
-/// Requires: the writer, which `start_move` returned for `destination`, has a journal.
-/// Throws: as finish_move.
+/// how many bytes of tensors an earlier writer had written. Where nothing is kept, but somebody has
+/// put a file into DST.partial, the error says that this stays. Requires: the writer, which
+/// `start_move` returned for `destination`, has a journal. Throws: as finish_move.
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
-                             formats::CheckpointWriter& writer, const std::string& destination,
-                             ExecuteOptions options,
+                             formats::CheckpointWriter& writer, const FileSystem& fs,
+                             const std::string& destination, ExecuteOptions options,
                              OptionSpelling spelling = OptionSpelling::command_line);
 
 }  // namespace tessera::reshard

@@ -155,7 +155,8 @@ std::uint64_t execute(const Request& request, const Plan& plan, const Checkpoint
   options.progress = watch.sink();
   const auto writer = reshard::start_move(plan, reader, fs, request.destination, request.create);
   if (request.create.journal) {
-    return reshard::finish_or_keep(plan, reader, *writer, request.destination, options, kSpelling);
+    return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options,
+                                   kSpelling);
   }
   reshard::finish_move(plan, reader, *writer, options);
   return 0;
