@@ -10,9 +10,11 @@ import os
 import pickle
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -566,6 +568,29 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
     moved.unlink()
     tessera.reshard(ADAMW, moved)
     assert tessera.reshard(ADAMW, moved, only="model", overwrite=True).num_values == 0
+
+
+def test_E4_what_was_replaced_and_cannot_be_removed_is_a_warning():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        shutil.copytree(ADAMW, folder / "source")
+        moved = shutil.copytree(ADAMW, folder / "moved")
+        moved.chmod(0o555)
+        (folder / "source").chmod(0o755)
+        is_root = os.geteuid() == 0
+        try:
+            if is_root:
+                os.seteuid(65534)
+            with pytest.warns(RuntimeWarning, match=r"moved\.partial: what was replaced could not be removed") as warned:
+                tessera.reshard(folder / "source", moved, overwrite=True)
+            assert warned[0].filename == __file__
+            with pytest.raises(tessera.Error, match="what an earlier run left here cannot be removed: .*denied"):
+                tessera.reshard(folder / "source", moved, overwrite=True)
+        finally:
+            if is_root:
+                os.seteuid(0)
+            (folder / "moved.partial").chmod(0o755)
 
 
 @pytest.fixture(scope="module")

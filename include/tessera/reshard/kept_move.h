@@ -11,11 +11,11 @@
 namespace tessera::reshard {
 
 /// Finishes a move as `finish_move` does. Where that fails by what may pass (a full disk, an
-/// interruption, too little memory), or had gone on with kept work, the writer keeps what is
-/// finished, and the error says so: `kept: DST.partial, 43% done; go on with --resume, …`. Returns
-/// how many bytes of tensors an earlier writer had written. Where nothing is kept, but somebody has
-/// put a file into DST.partial, the error says that this stays. Requires: the writer, which
-/// `start_move` returned for `destination`, has a journal. Throws: as finish_move.
+/// interruption, too little memory), or had gone on with kept work, a writer with a journal keeps
+/// what is finished, and the error says so: `kept: DST.partial, 43% done; go on with --resume, …`.
+/// Where nothing is kept, but somebody has put a file into DST.partial, it says that this stays.
+/// Returns how many bytes of tensors an earlier writer had written.
+/// Requires: `start_move` returned the writer for `destination` on `fs`. Throws: as finish_move.
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
                              formats::CheckpointWriter& writer, const FileSystem& fs,
                              const std::string& destination, ExecuteOptions options,

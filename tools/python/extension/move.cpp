@@ -76,6 +76,7 @@ struct Outcome {
   Format source_format = Format::native;
   std::uint64_t kept_nbytes = 0;
   std::string plan_digest;
+  std::optional<std::string> left_over;  // what was replaced and could not be removed
 };
 
 std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts) {
@@ -154,12 +155,8 @@ std::uint64_t execute(const Request& request, const Plan& plan, const Checkpoint
   options.stop = watch.token();
   options.progress = watch.sink();
   const auto writer = reshard::start_move(plan, reader, fs, request.destination, request.create);
-  if (request.create.journal) {
-    return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options,
-                                   kSpelling);
-  }
-  reshard::finish_move(plan, reader, *writer, options);
-  return 0;
+  return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options,
+                                 kSpelling);
 }
 
 /// Plans, and moves unless that is only to be planned.
@@ -174,15 +171,17 @@ Outcome run(const Request& request, Watch& watch) {
   Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), request.plan);
   plan.problems.insert(plan.problems.begin(), collisions.begin(), collisions.end());
   std::uint64_t kept_nbytes = 0;
+  std::optional<std::string> left_over;
   if (plan.problems.empty()) {
     if (request.dry_run) {
       reshard::check_move(plan, *reader, fs, request.destination, request.create);
     } else {
       kept_nbytes = execute(request, plan, *reader, watch);
+      left_over = StagedDestination::left_over_at(fs, request.destination);
     }
   }
   std::string digest = reshard::plan_digest(plan, reader->contents());
-  return {std::move(plan), reader->format(), kept_nbytes, std::move(digest)};
+  return {std::move(plan), reader->format(), kept_nbytes, std::move(digest), std::move(left_over)};
 }
 
 nb::dict summary(const Request& request, const Outcome& outcome) {
@@ -205,6 +204,7 @@ nb::dict summary(const Request& request, const Outcome& outcome) {
   result["ranks"] = ranks;
   result["notes"] = findings_to_python(plan.notes);
   result["problems"] = findings_to_python(plan.problems);
+  result["left_over"] = outcome.left_over ? text_to_python(*outcome.left_over) : nb::none();
   return result;
 }
 

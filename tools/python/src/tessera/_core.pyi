@@ -19,6 +19,7 @@ class _Summary(TypedDict):
     ranks: list[tuple[int, int]]
     notes: list[_Finding]
     problems: list[_Finding]
+    left_over: str | None
 
 class TensorSource:
     def read(self, offsets: Sequence[int], sizes: Sequence[int], buffer: Any) -> None: ...

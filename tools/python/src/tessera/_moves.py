@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -104,7 +105,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     memory: bytes for buffers, as a number or a size such as "64MiB".
     threads: None for as many as there are cores.
     dry_run: plan, refuse what the move would refuse to begin with, and write nothing.
-    overwrite: replace the destination when the new one is complete.
+    overwrite: replace the destination when the new one is complete. A RuntimeWarning names what could not be removed.
     resume: go on with what an earlier call, or ckpt-reshard, has kept for the destination, if there is something; and
         keep what is finished if this one is interrupted or the system fails it. Without resume nothing is kept.
     discard: remove what is kept for the destination; else as resume.
@@ -208,6 +209,9 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, *, prefer: 
     problems = tuple(Problem(*row) for row in result.pop("problems"))
     if problems:
         raise _refused([os.fsdecode(path) for path, _ in sources], problems)
+    if (left_over := result.pop("left_over")) is not None:
+        warnings.warn(f"{left_over}: what was replaced could not be removed (remove it yourself)",
+                      RuntimeWarning, stacklevel=3)
     notes = [Problem(*row) for row in result.pop("notes")]
     ranks = [RankShare(rank, *share) for rank, share in enumerate(result.pop("ranks"))]
     return Resharded(**result, ranks=ranks, notes=notes)
