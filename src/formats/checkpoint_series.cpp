@@ -144,8 +144,9 @@ bool is_removable(const FileSystem& fs, const std::string& directory, const std:
 /// Deletes what has been renamed: `path` is the name that it had.
 void delete_renamed(FileSystem& fs, const std::string& path) {
   // The values beside a safetensors file, unless it has been written anew.
-  if (path.ends_with(".safetensors") && !fs.kind_of(path)) {
-    fs.remove_all(detail::values_path_of(path));
+  const std::string values = detail::values_path_of(path);
+  if (path.ends_with(".safetensors") && !fs.kind_of(path) && detail::is_values_file(fs, values)) {
+    fs.remove_all(values);
   }
   fs.remove_all(path + std::string(kRemovingSuffix));
 }

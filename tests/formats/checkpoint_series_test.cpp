@@ -199,6 +199,18 @@ TEST_F(CheckpointSeriesTest, KeepLastTakesTheValuesOfASafetensorsFileAlong) {
   EXPECT_THAT(names(), ElementsAre("step-2.safetensors", "step-2.safetensors.values.json"));
 }
 
+TEST_F(CheckpointSeriesTest, KeepLastLeavesWhatHasOnlyTheNameOfValues) {
+  MemoryCheckpoint source("no values");
+  source.add({"w", DType::float32, {1}}, bytes_of<float>({1}));
+  copy_checkpoint(
+      source, *create_safetensors(fs_, directory_ / "step-1.safetensors", source.contents(), {}));
+  write_file(directory_ / "step-1.safetensors.values.json", "{\"my\": \"notes\"}");
+  write_safetensors("step-2.safetensors");
+  EXPECT_THAT(removed_names(1), ElementsAre("step-1.safetensors"));
+  EXPECT_THAT(names(), ElementsAre("step-1.safetensors.values.json", "step-2.safetensors",
+                                   "step-2.safetensors.values.json"));
+}
+
 TEST_F(CheckpointSeriesTest, WhatADeadRemovalLeftGoesWithTheNextOne) {
   write("step-1");
   std::filesystem::rename(directory_ / "step-1", directory_ / "step-1.removing");
