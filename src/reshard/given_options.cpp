@@ -55,6 +55,7 @@ formats::WorkIdentity explain_plan(const GivenOptions& given) {
   explanation.add("strategy", given.strategy);
   explanation.add_file("plan", given.table_plan);
   explanation.add_file("units", given.units);
+  explanation.add_file("flat-layout", given.flat_layout);
   explanation.add_list("only", given.only);
   explanation.add_list("rename", renames);
   explanation.add_list("prefix", prefixes);

@@ -777,6 +777,19 @@ def test_kept_work_is_discarded_when_asked(large, tmp_path):
     assert done.kept_nbytes == 0 and [path.name for path in tmp_path.iterdir()] == ["moved"]
 
 
+def test_kept_work_of_another_flat_layout_is_refused(tmp_path):
+    source, moved, layout, other = (tmp_path / name for name in ("flat.pt", "moved", "layout.json", "other.json"))
+    torch.save({"_flat_param": torch.rand(1 << 22)}, source)
+    layout.write_text(json.dumps({"schema": 1, "units": [
+        {"key": "_flat_param", "dtype": "float32", "numel_padded": 1 << 22, "params": [
+            {"fqn": name, "shape": [1 << 21], "offset": offset} for name, offset in (("a", 0), ("b", 1 << 21))]}]}))
+    other.write_text(layout.read_text().replace('"b"', '"c"'))
+    stopped(source, moved, resume=True, flat_layout=layout)
+    with pytest.raises(tessera.Error, match="plan, flat_layout: expected a file of digest .* see discard=True"):
+        tessera.reshard(source, moved, compress="zstd:8", resume=True, flat_layout=other)
+    assert tessera.reshard(source, moved, compress="zstd:8", resume=True, flat_layout=layout).written
+
+
 def test_the_tool_and_the_package_go_on_with_each_others_work(large, tmp_path):
     tool = ("ckpt-reshard", large / "plain", "moved", "--compress", "zstd:8")
     stopped(large / "plain", tmp_path / "moved", resume=True)

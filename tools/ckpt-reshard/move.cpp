@@ -80,10 +80,12 @@ void check_options(const MoveOptions& options) {
 struct OptionFiles {
   explicit OptionFiles(const MoveOptions& options)
       : table_plan(read_option_file(options.table_plan_path)),
-        units(read_option_file(options.units_path)) {}
+        units(read_option_file(options.units_path)),
+        flat_layout(read_option_file(options.flat_layout_path)) {}
 
   std::string table_plan;
   std::string units;
+  std::string flat_layout;
 };
 
 PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files) {
@@ -127,6 +129,7 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
                                                     .strategy = plan.strategy,
                                                     .table_plan = files.table_plan,
                                                     .units = files.units,
+                                                    .flat_layout = files.flat_layout,
                                                     .only = options.only,
                                                     .renames = parse_renames(options.renames),
                                                     .prefix_removals = options.prefix_removals,
@@ -240,8 +243,8 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
 
 }  // namespace
 
-void add_flat_layout_option(Command& command, std::string& path) {
-  command.option("--flat-layout", "FILE", path,
+void add_flat_layout_option(Command& command, MoveOptions& options) {
+  command.option("--flat-layout", "FILE", options.flat_layout_path,
                  "What the flat vectors in SRC are made of (FSDP1 LOCAL), as JSON");
 }
 

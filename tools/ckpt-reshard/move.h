@@ -25,6 +25,7 @@ struct MoveOptions {
   std::string strategy;
   std::string table_plan_path;
   std::string units_path;
+  std::string flat_layout_path;  // of the source, for verbs that read one checkpoint
   std::string compress = "none";
   std::vector<std::string> only;
   std::vector<std::string> renames;
@@ -50,7 +51,7 @@ struct MoveOptions {
 
 void add_move_options(Command& command, MoveOptions& options);
 /// Adds `--flat-layout`, for verbs that read one checkpoint.
-void add_flat_layout_option(Command& command, std::string& path);
+void add_flat_layout_option(Command& command, MoveOptions& options);
 
 /// What is moved, and what keeps it from being moved beside what the plan finds.
 struct MoveSource {

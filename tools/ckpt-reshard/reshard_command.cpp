@@ -22,7 +22,7 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
       .argument("SRC", options.source,
                 "The checkpoint to read: native, safetensors, DCP or torch.save")
       .argument("DST", options.move.destination, "The checkpoint to write; must not exist");
-  add_flat_layout_option(command, options.flat_layout_path);
+  add_flat_layout_option(command, options.move);
   add_move_options(command, options.move);
   options.move.progress.verb = "reshard";  // the tool without a verb
   command
@@ -33,8 +33,8 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
 
 ExitCode run_reshard(const ReshardOptions& options, Terminal& terminal) {
   const auto open = [&] {
-    return MoveSource{formats::open_checkpoint(FileSystem::posix(), options.source,
-                                               {.flat_layout_path = options.flat_layout_path})};
+    return MoveSource{formats::open_checkpoint(
+        FileSystem::posix(), options.source, {.flat_layout_path = options.move.flat_layout_path})};
   };
   return run_move(options.move, {options.source}, open, terminal);
 }

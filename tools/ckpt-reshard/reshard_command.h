@@ -9,7 +9,6 @@ namespace tessera::cli {
 
 struct ReshardOptions {
   std::string source;
-  std::string flat_layout_path;
   MoveOptions move;
 };
 

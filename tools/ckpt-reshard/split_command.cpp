@@ -19,7 +19,7 @@ void add_split_command(CommandLine& line, SplitOptions& options, Terminal& termi
       .argument("DST", options.move.destination, "The checkpoint to write; must not exist")
       .option("--prefix", "PREFIX", options.prefixes, "Move names under it; repeatable")
       .flag("--keep-prefix", options.keep_prefix, "Leave names as they are");
-  add_flat_layout_option(command, options.flat_layout_path);
+  add_flat_layout_option(command, options.move);
   add_move_options(command, options.move);
   command.example("split step-1000 encoder.safetensors --prefix model.encoder", "One module")
       .example(
@@ -39,8 +39,8 @@ ExitCode run_split(const SplitOptions& options, Terminal& terminal) {
   for (std::string& pattern : prefixes.patterns()) move.only.push_back(std::move(pattern));
   if (!options.keep_prefix) move.prefix_removals = prefixes.removals();
   const auto open = [&] {
-    MoveSource source{formats::open_checkpoint(FileSystem::posix(), options.source,
-                                               {.flat_layout_path = options.flat_layout_path})};
+    MoveSource source{formats::open_checkpoint(
+        FileSystem::posix(), options.source, {.flat_layout_path = options.move.flat_layout_path})};
     prefixes.check_used(source.reader->contents(), "--prefix");
     return source;
   };

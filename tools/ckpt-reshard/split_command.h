@@ -12,7 +12,6 @@ struct SplitOptions {
   std::string source;
   std::vector<std::string> prefixes;  // with or without their last dot
   bool keep_prefix = false;
-  std::string flat_layout_path;
   MoveOptions move;
 };
 

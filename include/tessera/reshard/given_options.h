@@ -14,8 +14,9 @@ namespace tessera::reshard {
 struct GivenOptions {
   int world_size = 0;  // 0: not given
   std::string strategy{};
-  std::string table_plan{};  // what is in the file; empty: not given
-  std::string units{};       // the same
+  std::string table_plan{};   // what is in the file; empty: not given
+  std::string units{};        // the same
+  std::string flat_layout{};  // the same
   std::vector<std::string> only{};
   std::vector<Rename> renames{};
   std::vector<Rename> prefix_removals{};

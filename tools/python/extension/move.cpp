@@ -271,6 +271,9 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
     given.units = read_option_file(path);
     plan.units = flat_units_from_json(given.units, path);
   }
+  if (const std::string& path = request.sources.flat_layout_path; !path.empty()) {
+    given.flat_layout = read_option_file(path);
+  }
 
   if (auto& journal = request.create.journal) {
     const auto& paths = request.sources.paths;
