@@ -20,6 +20,18 @@ std::string joined(const std::vector<std::string>& texts) {
   return text;
 }
 
+std::string_view preference_name(formats::MergePreference preference) {
+  switch (preference) {
+    case formats::MergePreference::none:
+      return "";
+    case formats::MergePreference::first:
+      return "first";
+    case formats::MergePreference::last:
+      return "last";
+  }
+  return "";
+}
+
 class Explanation {
  public:
   void add(std::string_view option, std::string_view text) {
@@ -60,7 +72,7 @@ formats::WorkIdentity explain_plan(const GivenOptions& given) {
   explanation.add_list("rename", renames);
   explanation.add_list("prefix", prefixes);
   explanation.add_argument("sources", joined(sources));
-  explanation.add("prefer", given.preference);
+  explanation.add("prefer", preference_name(given.preference));
   explanation.add("cast", given.cast ? dtype_name(*given.cast) : "");
   explanation.add("optimizer-names", optimizer_names_name(given.optimizer_names));
   explanation.add_flag("drop-optimizer", given.drop_optimizer);

@@ -42,7 +42,6 @@ void add_merge_command(CommandLine& line, MergeOptions& options, Terminal& termi
           "--prefer", {"first", "last"},
           [&](const std::string& which) {
             options.preference = which == "first" ? MergePreference::first : MergePreference::last;
-            options.move.preference = which;
           },
           "Take a name that several sources have from the first or the last of them");
   add_move_options(command, options.move);
@@ -57,6 +56,7 @@ ExitCode run_merge(const MergeOptions& options, Terminal& terminal) {
   for (const std::string& text : options.more_sources) sources.push_back(parse_source(text));
   std::vector<std::string> paths;
   MoveOptions move = options.move;
+  move.preference = options.preference;
   for (const MergePath& source : sources) {
     paths.push_back(source.path);
     move.source_prefixes.push_back(source.prefix);

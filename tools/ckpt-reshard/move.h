@@ -11,6 +11,7 @@
 #include "cli/command_line.h"
 #include "cli/progress.h"
 #include "tessera/formats/checkpoint.h"
+#include "tessera/formats/merge.h"
 #include "tessera/reshard/planner.h"
 
 namespace tessera::cli {
@@ -31,7 +32,7 @@ struct MoveOptions {
   std::vector<std::string> renames;
   std::vector<reshard::Rename> prefix_removals;  // of names that no rename fits
   std::vector<std::string> source_prefixes;      // of a merge
-  std::string preference;                        // the same
+  formats::MergePreference preference = formats::MergePreference::none;  // the same
   bool drop_optimizer = false;
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
   std::string cast;

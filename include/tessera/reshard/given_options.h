@@ -6,6 +6,7 @@
 
 #include "tessera/base/dtype.h"
 #include "tessera/formats/journal.h"
+#include "tessera/formats/merge.h"
 #include "tessera/reshard/planner.h"
 
 namespace tessera::reshard {
@@ -21,7 +22,7 @@ struct GivenOptions {
   std::vector<Rename> renames{};
   std::vector<Rename> prefix_removals{};
   std::vector<std::string> source_prefixes{};  // of a merge: one for each source, perhaps empty
-  std::string preference{};                    // of a merge
+  formats::MergePreference preference = formats::MergePreference::none;
   std::optional<DType> cast{};
   OptimizerNames optimizer_names = OptimizerNames::as_stored;
   bool drop_optimizer = false;

@@ -280,7 +280,7 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
     for (const auto& source : paths) {
       if (paths.size() > 1) given.source_prefixes.push_back(source.prefix);
     }
-    given.preference = prefer.value_or("");
+    given.preference = request.sources.preference;
     given.world_size = world_size;
     given.strategy = strategy;
     given.only = std::move(patterns);
