@@ -9,6 +9,7 @@
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
+#include "tessera/base/size_text.h"
 #include "tessera/inspect/digest.h"
 
 namespace tessera::inspect {
@@ -120,6 +121,11 @@ class ManifestParser {
 
  private:
   void parse_line(std::string_view line, const std::string& where) {
+    if (line.find('\r') != std::string_view::npos) {  // names have theirs escaped
+      throw Error::expected(ErrorKind::corruption, {.path = path_}, where,
+                            "a line that ends with LF or CRLF", "carriage returns alone",
+                            "line ends changed by another program?");
+    }
     if (line.starts_with(kWholeLabel)) {
       if (whole_) refuse(where, "one digest of the whole", "another");
       whole_ = line.substr(kWholeLabel.size());
@@ -166,12 +172,16 @@ class ManifestParser {
                            [](const auto& a, const auto& b) { return a.name == b.name; });
     if (twice != entries.end()) refuse("names", "each once", twice->name + " twice");
     if (entries.empty() && !whole_) refuse("manifest", "lines DIGEST  NAME", "none");
-    if (whole_ && *whole_ != manifest_.whole_digest()) {
-      throw Error::expected(ErrorKind::corruption, {.path = path_}, "whole", *whole_,
-                            manifest_.whole_digest() + " by the lines",
-                            "manifest edited or cut short?");
-    }
+    const std::string digest = manifest_.whole_digest();
+    if (!whole_)
+      refuse_whole("the digest of all names", "none behind " + counted(entries.size(), "name"));
+    if (*whole_ != digest) refuse_whole(*whole_, digest + " by the lines");
     return std::move(manifest_);
+  }
+
+  [[noreturn]] void refuse_whole(std::string_view expected, std::string_view found) {
+    throw Error::expected(ErrorKind::corruption, {.path = path_}, "whole", expected, found,
+                          "manifest edited or cut short?");
   }
 
   const std::string& string_of(const Value* value, const std::string& key) {

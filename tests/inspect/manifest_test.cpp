@@ -127,7 +127,6 @@ TEST(ManifestTest, TextReadsBackWhateverTheNames) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 10);
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
   EXPECT_EQ(parse_manifest(text, "m"), manifest);
-  EXPECT_EQ(parse_manifest(text.substr(0, text.rfind("whole: ")), "m"), manifest);
 }
 
 TEST(ManifestTest, WhatIsNoManifestIsRefusedWithItsLine) {
@@ -142,6 +141,10 @@ TEST(ManifestTest, WhatIsNoManifestIsRefusedWithItsLine) {
   refuses(digest + "  a\\n\n", "line 1: expected a name");
   refuses(digest + "  a\\x0\n", "line 1: expected a name");
   refuses(digest + "  a\n" + digest + "  a\n", "names: expected each once, found 'a twice'");
+  refuses(digest + "  a\n" + digest + "  b\n",
+          "m: whole: expected the digest of all names, found none behind 2 names");
+  refuses("{\"digests\": [{\"name\": \"a\", \"digest\": \"" + digest + "\"}]}",
+          "m: whole: expected the digest of all names, found none behind 1 name");
   refuses("{\"digests\": [{\"name\": \"a\"}]}", "digest: expected a string");
   refuses("{}", "digests: expected a list");
   refuses("{", "m: ");
@@ -158,6 +161,12 @@ TEST(ManifestTest, LinesMayEndAsOtherSystemsEndThem) {
     text += c;
   }
   EXPECT_EQ(parse_manifest(text, "m"), manifest);
+  std::erase(text, '\n');
+  EXPECT_THAT(
+      [&] { parse_manifest(text, "m"); },
+      ThrowsError(
+          ErrorKind::corruption,
+          "m: line 1: expected a line that ends with LF or CRLF, found carriage returns alone"));
 }
 
 TEST(ManifestTest, TheBeginTellsWhatIsNone) {

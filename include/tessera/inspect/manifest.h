@@ -42,8 +42,9 @@ std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
                               const Selection& selection);
 
 /// Reads a manifest as text, or as the JSON that `ckpt-inspect hash --json` prints. Lines may stand
-/// in any order, and the one of the whole may be missing; where it is there, it must fit.
-/// Throws: Error(corruption) naming `path` and the line.
+/// in any order and end with LF or CRLF. The digest of the whole must be there and fit: without it
+/// a manifest that is cut short looks like one of fewer names. Throws: Error(corruption) naming
+/// `path` and the line.
 Manifest parse_manifest(std::string_view text, const std::string& path);
 
 /// Judges by the first bytes of a text whether it can be a manifest, before it is read in full.
