@@ -616,6 +616,31 @@ TEST(NativeRebuildTest, TheIndexComesBackByteForByte) {
   }
 }
 
+TEST(NativeRebuildTest, WhatADeadProcessLeftIsReplacedAndAnotherFileStays) {
+  TemporaryDirectory directory;
+  write_native(small_checkpoint(), directory / "c");
+  const auto before = files_of(directory / "c");
+  const std::string index = read_all(directory / "c/index.h5");
+  const std::string partial = directory / "c/index.h5.partial";
+  for (const std::string& left :
+       {std::string(), std::string(100, '\0'), std::string(4096, '\0') + index.substr(4096),
+        std::string(index).replace(5000, 1, "?"), index.substr(0, 20)}) {
+    write_file(partial, left);
+    rebuild_native_index(FileSystem::posix(), directory / "c");
+    EXPECT_TRUE(files_of(directory / "c") == before);
+  }
+  for (const std::string& others : {std::string("notes"), std::string(4095, '\0') + "notes"}) {
+    write_file(partial, others);
+    EXPECT_THAT(
+        [&] { rebuild_native_index(FileSystem::posix(), directory / "c"); },
+        ThrowsError(ErrorKind::already_exists,
+                    "index.h5.partial: staging: this name is needed for the work in progress, "
+                    "and something else has it: a file (remove or rename it)"));
+    EXPECT_EQ(read_all(partial), others);
+    EXPECT_EQ(read_all(directory / "c/index.h5"), index);
+  }
+}
+
 TEST(NativeRebuildTest, OptionsOfTheWriterAreKept) {
   NativeWriteOptions options;
   options.virtual_datasets = NativeWriteOptions::VirtualDatasets::omit;

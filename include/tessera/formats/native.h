@@ -65,7 +65,8 @@ std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string dest
 /// same release of HDF5). An existing `index.h5` is replaced when the new one is complete.
 /// Throws: Error(corruption) that lists the rank files that are missing, damaged, or from another
 /// checkpoint, and the tensors of which the others do not have all elements, or on work in progress
-/// that a journal lies beside; then `index.h5` is what it was.
+/// that a journal lies beside; Error(already_exists) where `index.h5.partial` begins as no index
+/// and as none that was begun; then `index.h5` is what it was.
 void rebuild_native_index(FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

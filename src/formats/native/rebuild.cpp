@@ -131,6 +131,16 @@ void add_lines(const std::vector<std::string>& lines, std::string& list) {
                        list);
 }
 
+/// Judges what lies at an index's staging path by its header: an index that a dead process had
+/// replaced has one, of one that it was writing it is written last.
+StagedDestination::LeftOver judge_left_over(const FileSystem& fs, const StagedDestination& staged) {
+  const std::string header = read_begin(fs, staged.staging_path(), kHeaderNbytes).value_or("");
+  const bool is_begun = header.find_first_not_of('\0') == std::string::npos;
+  const std::string_view magic(reinterpret_cast<const char*>(kMagic.data()), kMagic.size());
+  return is_begun || header.starts_with(magic) ? StagedDestination::LeftOver::remove
+                                               : StagedDestination::LeftOver::foreign;
+}
+
 }  // namespace
 }  // namespace native
 
@@ -154,7 +164,8 @@ void rebuild_native_index(FileSystem& fs, const std::string& path) {
                           "rank files that contradict each other");
   }
   StagedDestination staged(fs, join_path(path, kIndexFileName), DestinationKind::member_file,
-                           OverwritePolicy::replace);
+                           OverwritePolicy::replace,
+                           [&](const auto& left) { return judge_left_over(fs, left); });
   write_index_file(fs, staged.staging_path(), whole);
   staged.commit();
 }
