@@ -41,12 +41,14 @@ ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
 std::span<const ExitCodeMeaning> exit_code_meanings() {
   static constexpr std::array kMeanings = {
       ExitCodeMeaning{ExitCode::done, "Done"},
-      ExitCodeMeaning{ExitCode::findings, "diff found differences, verify found damage"},
+      ExitCodeMeaning{ExitCode::findings,
+                      "diff or hash --check found differences, verify found damage"},
       ExitCodeMeaning{ExitCode::usage, "Wrong use, or the destination exists"},
       ExitCodeMeaning{ExitCode::bad_input, "Input is unreadable, corrupt or does not fit"},
       ExitCodeMeaning{ExitCode::io, "The system failed a read, a write or an allocation"},
       ExitCodeMeaning{ExitCode::internal, "A bug of the tool"},
       ExitCodeMeaning{ExitCode::interrupted, "Interrupted"},
+      ExitCodeMeaning{ExitCode::output_closed, "Standard output was closed by its reader"},
   };
   return kMeanings;
 }
