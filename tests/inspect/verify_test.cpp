@@ -100,6 +100,7 @@ class CheckpointNotChecked final : public formats::CheckpointReader {
   }
   formats::PieceStorage piece_storage(std::size_t, std::size_t) const override { return {}; }
   void check_files(const formats::FindingSink&) const override {}
+  std::vector<std::string> data_files() const override { return {}; }
   void verify(const formats::FindingSink&, const formats::ProgressSink&, int) const override {}
 
  private:

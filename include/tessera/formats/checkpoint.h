@@ -173,7 +173,7 @@ class CheckpointReader {
 
   /// Returns the paths of the files that tensors' bytes are read from, each once. None for what
   /// lies in memory.
-  virtual std::vector<std::string> data_files() const { return {}; }
+  virtual std::vector<std::string> data_files() const = 0;
 
   /// Checks all that the format can check beyond what opening did: every stored byte against its
   /// checksum, structure, files present. Reports, and goes on where it can. `num_threads` are the

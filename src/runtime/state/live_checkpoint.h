@@ -58,6 +58,7 @@ class LiveReader final : public formats::CheckpointReader {
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override;
   void check_files(const formats::FindingSink& sink) const override;
+  std::vector<std::string> data_files() const override { return {}; }
   void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
               int num_threads) const override;
 
