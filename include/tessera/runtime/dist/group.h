@@ -23,7 +23,6 @@ class Pending {
   /// Returns when the collective is over on this rank (on CUDA: is in the current stream's order).
   /// Throws: Error(io) naming rank, group and what was sent, where a peer fails or is late.
   void wait();
-  bool is_over() const { return work_ == nullptr; }
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;  // null: nothing to wait for

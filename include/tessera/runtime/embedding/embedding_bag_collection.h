@@ -53,10 +53,9 @@ class TableSet {
   };
   /// Table by table, and of each table feature by feature.
   const std::vector<Output>& outputs() const { return outputs_; }
-  /// Names of the outputs: the feature's, with `@table` behind it where several tables look it up.
-  const std::vector<std::string>& output_names() const { return output_names_; }
   const std::vector<std::int64_t>& output_widths() const { return output_widths_; }
   std::int64_t output_width() const { return output_width_; }  // of all
+  /// Names the outputs: as the feature, with `@table` behind it where several tables look it up.
   KeyedTensor named(at::Tensor pooled) const;
 
  private:
