@@ -71,7 +71,7 @@ void expect_covered(const CheckpointReader& reader) {
 }
 
 void read_all(const CheckpointReader& reader) {
-  for (std::size_t t = 0; t < reader.contents().tensors.size(); ++t) test::read_tensor(reader, t);
+  for (std::size_t t = 0; t < reader.contents().tensors.size(); ++t) test::whole_tensor(reader, t);
   for (std::size_t v = 0; v < reader.contents().values.size(); ++v) reader.read_value(v);
 }
 
@@ -196,7 +196,7 @@ TEST(DcpTest, FlippedBitInATensorIsFound) {
     char& byte = files[storage.file][storage.byte_range->begin + storage.stored_nbytes / 2];
     byte = static_cast<char>(byte ^ 0x10);
     const auto damaged = open_dcp(files, "ck");
-    EXPECT_THAT([&] { test::read_tensor(*damaged, t); },
+    EXPECT_THAT([&] { test::whole_tensor(*damaged, t); },
                 ThrowsError(ErrorKind::corruption, tensor.meta.fqn));
     const std::vector<Finding> findings = findings_of(*damaged);
     ASSERT_EQ(findings.size(), 1u);

@@ -83,10 +83,10 @@ TEST(ZipReaderTest, ReadsAWindowOfAFile) {
   }
   const MemoryFile file(bytes);
   for (int i = 0; i < 5; ++i) {
-    const int reads_before = file.num_reads();
+    const std::uint64_t reads_before = file.num_reads();
     const ZipReader zip(file, windows[static_cast<std::size_t>(i)]);
     EXPECT_EQ(read_member(zip, "a/data/0"), std::to_string(i));
-    EXPECT_EQ(file.num_reads() - reads_before, 1) << "a small archive takes one read";
+    EXPECT_EQ(file.num_reads() - reads_before, 1u) << "a small archive takes one read";
   }
   EXPECT_THAT(
       [&] {

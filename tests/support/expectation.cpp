@@ -2,10 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <map>
-#include <span>
 
+#include "support/memory_checkpoint.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/json.h"
@@ -13,32 +12,13 @@
 namespace tessera::test {
 namespace {
 
-std::string sha256(const std::string& bytes) {
+std::string sha256(const Bytes& bytes) {
   Sha256 digest;
-  digest.update(std::as_bytes(std::span(bytes)));
+  digest.update(bytes);
   return digest.hex_digest();
 }
 
 }  // namespace
-
-std::string read_tensor(const formats::CheckpointReader& reader, std::size_t tensor_index) {
-  const formats::TensorEntry& tensor = reader.contents().tensors[tensor_index];
-  const auto element_nbytes = static_cast<std::int64_t>(itemsize(tensor.meta.dtype));
-  std::string bytes(tensor.meta.nbytes(), '\xee');
-  const FlatRange whole{0, tensor.meta.numel()};
-  for (std::size_t piece = 0; piece < tensor.pieces.size(); ++piece) {
-    const Region& region = tensor.pieces[piece].region;
-    std::string part(static_cast<std::size_t>(numel_of(region) * element_nbytes), '\0');
-    reader.read_piece(tensor_index, piece, {0, numel_of(region)},
-                      std::as_writable_bytes(std::span(part)));
-    CopyRuns(tensor.meta.shape, region, whole).for_each_in(whole, [&](const CopyRuns::Run& run) {
-      std::memcpy(bytes.data() + run.destination_begin * element_nbytes,
-                  part.data() + run.source_begin * element_nbytes,
-                  static_cast<std::size_t>(run.numel * element_nbytes));
-    });
-  }
-  return bytes;
-}
 
 void expect_holds(const formats::CheckpointReader& reader, const std::string& expectation_path) {
   const Value expectation = parse_json(
@@ -49,7 +29,7 @@ void expect_holds(const formats::CheckpointReader& reader, const std::string& ex
   const auto describe = [&](std::size_t index) {
     const TensorMeta& meta = contents.tensors[index].meta;
     return std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape) + " " +
-           sha256(read_tensor(reader, index));
+           sha256(whole_tensor(reader, index));
   };
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     found[contents.tensors[i].meta.fqn] = describe(i);

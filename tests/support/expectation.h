@@ -12,8 +12,4 @@ namespace tessera::test {
 /// value.
 void expect_holds(const formats::CheckpointReader& reader, const std::string& expectation_path);
 
-/// Returns a whole tensor's row-major bytes, put together from its pieces by the reader's own
-/// order. Requires: boxes that cover the tensor.
-std::string read_tensor(const formats::CheckpointReader& reader, std::size_t tensor_index);
-
 }  // namespace tessera::test

@@ -32,7 +32,6 @@ class FaultFileSystem final : public FileSystem {
 
   std::int64_t num_operations() const;
   bool has_failed() const;
-  Fault fault() const;
   std::uint64_t num_bytes_read() const { return num_bytes_read_; }  // since it was made
 
   /// Returns what changed the disk, one line per operation in order, with failures marked:
@@ -58,6 +57,7 @@ class FaultFileSystem final : public FileSystem {
   void count_read(const std::string& path) const;
   void count_change(const std::string& path, const std::string& line);
   bool is_next_to_fail() const;
+  Fault fault() const;
   std::string shown(const std::string& path) const;
 
   FileSystem& base_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -10,17 +11,26 @@
 
 namespace tessera::test {
 
+/// What was read, of one file or of several. Thread-safe.
+struct ReadCounts {
+  std::atomic<std::uint64_t> num_reads = 0;
+  std::atomic<std::uint64_t> nbytes = 0;
+};
+
 /// A file whose bytes are given, which counts the reads of it. Thread-safe.
 class MemoryFile final : public ReadableFile {
  public:
-  explicit MemoryFile(std::string bytes, std::string path = "memory")
-      : path_(std::move(path)), bytes_(std::move(bytes)) {}
+  explicit MemoryFile(std::string bytes)
+      : path_("memory"), own_bytes_(std::move(bytes)), bytes_(own_bytes_), reads_(own_reads_) {}
+  /// Bytes and counts are somebody's, and outlive the file.
+  MemoryFile(std::string path, const std::string& bytes, ReadCounts& reads)
+      : path_(std::move(path)), bytes_(bytes), reads_(reads) {}
 
   const std::string& path() const override { return path_; }
   std::uint64_t nbytes() const override { return bytes_.size(); }
   void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
-    ++num_reads_;
-    num_bytes_read_ += out.size();
+    ++reads_.num_reads;
+    reads_.nbytes += out.size();
     if (offset > bytes_.size() || out.size() > bytes_.size() - offset) {
       throw Error(ErrorKind::corruption,
                   {.path = path_, .byte_range = ByteRange{offset, offset + out.size()}},
@@ -29,14 +39,15 @@ class MemoryFile final : public ReadableFile {
     if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
   }
 
-  int num_reads() const { return num_reads_; }
-  std::uint64_t num_bytes_read() const { return num_bytes_read_; }
+  std::uint64_t num_reads() const { return reads_.num_reads; }
+  std::uint64_t num_bytes_read() const { return reads_.nbytes; }
 
  private:
   std::string path_;
-  std::string bytes_;
-  mutable std::atomic<int> num_reads_ = 0;
-  mutable std::atomic<std::uint64_t> num_bytes_read_ = 0;
+  std::string own_bytes_;
+  ReadCounts own_reads_;
+  const std::string& bytes_;
+  ReadCounts& reads_;
 };
 
 }  // namespace tessera::test

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "support/memory_file.h"
 #include "tessera/base/read_only_file_system.h"
 
 namespace tessera::test {
@@ -39,13 +39,11 @@ class MemoryFiles final : public ReadOnlyFileSystem {
   std::string resolve_links(const std::string& path) const override { return path; }
 
  private:
-  class MemoryFile;
   const std::string* find(const std::string& path) const;
 
   std::string directory_;
   std::map<std::string, std::string> files_;
-  mutable std::atomic<std::uint64_t> nbytes_read_ = 0;
-  mutable std::atomic<std::uint64_t> num_reads_ = 0;
+  mutable ReadCounts reads_;
 };
 
 }  // namespace tessera::test
