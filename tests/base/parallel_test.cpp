@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
+#include <latch>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -49,18 +49,28 @@ TEST(ParallelTest, AStopRequestBecomesInterrupted) {
       test::ThrowsError(ErrorKind::interrupted, "interrupted"));
 }
 
+/// Counts down when the thread that holds it ends.
+struct AtThreadEnd {
+  std::latch* latch = nullptr;
+  ~AtThreadEnd() {
+    if (latch != nullptr) latch->count_down();
+  }
+};
+
 TEST(ParallelTest, AFailureIsToldAlsoWhereItInterruptsOthersFirst) {
-  std::atomic<bool> has_interrupted = false;
+  const std::thread::id caller = std::this_thread::get_id();
   EXPECT_THAT(
       [&] {
-        parallel_for(2, 2, {}, [&](std::int64_t i) {
-          if (i == 1) {
-            has_interrupted = true;
-            has_interrupted.notify_all();
+        std::latch both_work(2);
+        std::latch helper_has_ended(1);  // so that its failure is known
+        parallel_for(2, 2, {}, [&](std::int64_t) {
+          both_work.arrive_and_wait();
+          if (std::this_thread::get_id() != caller) {
+            static thread_local AtThreadEnd at_end;
+            at_end.latch = &helper_has_ended;
             throw Error(ErrorKind::interrupted, {}, "interrupted");
           }
-          has_interrupted.wait(false);
-          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          helper_has_ended.wait();
           throw Error(ErrorKind::io, {}, "the disk is full");
         });
       },

@@ -1,8 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <string>
 #include <thread>
 
 #include "formats/native_checkpoint.h"
@@ -305,6 +309,21 @@ TEST(NativeWriterTest, DestroyedWithoutCommitLeavesNothing) {
   }
 }
 
+/// Returns when the system says that a thread of this process sleeps.
+void wait_until_asleep(pid_t thread) {
+  const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
+  for (;;) {
+    std::ifstream file(path);
+    std::string stat;
+    std::getline(file, stat);
+    // The state stands behind the name, which is in parentheses.
+    const std::size_t name_end = stat.rfind(')');
+    ASSERT_LT(name_end, stat.size()) << path;
+    if (stat.substr(name_end, 3) == ") S") return;
+    std::this_thread::yield();
+  }
+}
+
 TEST(NativeWriterTest, AbandonWakesWhoeverWaitsForATurn) {
   TemporaryDirectory directory;
   const MemoryCheckpoint source = many_blocks();
@@ -315,11 +334,15 @@ TEST(NativeWriterTest, AbandonWakesWhoeverWaitsForATurn) {
   const Bytes bytes = read_piece(source, piece.tensor_index, piece.piece_index, {step, 2 * step});
   ASSERT_EQ(static_cast<std::int64_t>(bytes.size()), step * 4);
   // The second block waits for the first, which never comes.
+  std::atomic<pid_t> thread = 0;
   std::jthread waits([&] {
+    thread = ::gettid();
+    thread.notify_one();
     EXPECT_THAT([&] { writer->write_block(piece, step, bytes); },
                 ThrowsError(ErrorKind::interrupted, "abandoned"));
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  thread.wait(0);
+  wait_until_asleep(thread);
   writer->abandon();
 }
 
