@@ -60,14 +60,14 @@ void require_page_or_nothing(const FileSystem& fs, const std::string& path) {
 
 // Takes JSON into a script element: `<` appears within strings alone, where the escape means it,
 // so that no name ends the element or opens a comment in it.
-JsonOutput::TextSink into_script(OutputFile& file) {
-  return [&file](std::string_view json) {
+JsonOutput::TextSink into_script(const JsonOutput::TextSink& write) {
+  return [&write](std::string_view json) {
     for (std::size_t end = 0; (end = json.find('<')) != std::string_view::npos;) {
-      file.write(json.substr(0, end));
-      file.write("\\u003c");
+      write(json.substr(0, end));
+      write("\\u003c");
       json.remove_prefix(end + 1);
     }
-    file.write(json);
+    write(json);
   };
 }
 
@@ -209,26 +209,27 @@ void write_comparison(JsonOutput& json, const CheckpointReader& a, const Checkpo
 
 // Writes the page around the data, which `write_data` writes.
 template <class WriteData>
-void write_page(OutputFile& file, WriteData write_data) {
-  file.write(kReportPageBeforeData);
-  JsonOutput json(into_script(file), kInspectJsonSchema);
+void write_page(const JsonOutput::TextSink& write, WriteData write_data) {
+  write(kReportPageBeforeData);
+  JsonOutput json(into_script(write), kInspectJsonSchema);
   write_data(json);
   json.finish();
-  file.write(kReportPageAfterData);
-  file.commit();
+  write(kReportPageAfterData);
 }
 
-std::string report_on_one(const ReportOptions& options, OutputFile& file, Terminal& terminal) {
+std::string report_on_one(const ReportOptions& options, const JsonOutput::TextSink& write,
+                          Terminal& terminal) {
   const auto* const reader = open_source({options.path, {}, options.flat_layout_path}, terminal);
   const inspect::Selection selection =
       inspect::select(reader->contents(), NameSelection(options.patterns), reader->path());
   const auto numbers = compute_numbers(*reader, selection.tensors, options, terminal);
-  write_page(file, [&](JsonOutput& json) { write_checkpoint(json, *reader, selection, numbers); });
+  write_page(write, [&](JsonOutput& json) { write_checkpoint(json, *reader, selection, numbers); });
   return counts_in_words(selection.totals) + "; " + exact_size(selection.totals.nbytes) + "; " +
          format_in_words(*reader);
 }
 
-std::string report_on_two(const ReportOptions& options, OutputFile& file, Terminal& terminal) {
+std::string report_on_two(const ReportOptions& options, const JsonOutput::TextSink& write,
+                          Terminal& terminal) {
   const auto* const a = open_source({options.path, {}, options.flat_layout_path}, terminal);
   const auto* const b =
       open_source({options.other_paths.front(), {}, options.flat_layout_path_b}, terminal);
@@ -238,7 +239,7 @@ std::string report_on_two(const ReportOptions& options, OutputFile& file, Termin
   const inspect::DiffReport report = compare(*a, *b, diff_options, options.work, terminal);
   const auto numbers_a = numbers_of_differing(*a, report, options, terminal);
   const auto numbers_b = numbers_of_differing(*b, report, options, terminal);
-  write_page(file, [&](JsonOutput& json) {
+  write_page(write, [&](JsonOutput& json) {
     write_source(json.key("a"), *a, inspect::select(a->contents(), {}, a->path()));
     write_source(json.key("b"), *b, inspect::select(b->contents(), {}, b->path()));
     write_comparison(json, *a, *b, report, numbers_a, numbers_b);
@@ -257,7 +258,8 @@ void add_report_command(CommandLine& line, ReportOptions& options, Terminal& ter
       "optimizer's state beside its weight. The page needs no network and no other file.");
   command.argument("PATH", options.path, kPathHelp)
       .arguments("B", options.other_paths, "Another: the page shows how they differ")
-      .option("-o,--output", "FILE", options.output_path, "The page to write; must be given")
+      .option("-o,--output", "FILE", options.output_path,
+              "The page to write, - is standard output; must be given")
       .flag("--overwrite", options.overwrite, "Replace that file")
       .option("--only", "GLOB", options.patterns,
               "Only these names and what lies below them; may be given several times")
@@ -283,11 +285,19 @@ ExitCode run_report(const ReportOptions& options, Terminal& terminal) {
   if (options.other_paths.size() > 1) {
     throw UsageError("unexpected argument '" + printable(options.other_paths[1]) + "'", help);
   }
+  const auto report_to = [&](const JsonOutput::TextSink& write) {
+    return options.other_paths.empty() ? report_on_one(options, write, terminal)
+                                       : report_on_two(options, write, terminal);
+  };
+  if (options.output_path == kStandardOutput) {
+    report_to([&](std::string_view text) { terminal.print(text); });
+    return ExitCode::done;
+  }
   if (options.overwrite) require_page_or_nothing(FileSystem::posix(), options.output_path);
   OutputFile file(FileSystem::posix(), options.output_path,
                   options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse, "-o");
-  const std::string summary = options.other_paths.empty() ? report_on_one(options, file, terminal)
-                                                          : report_on_two(options, file, terminal);
+  const std::string summary = report_to([&](std::string_view text) { file.write(text); });
+  file.commit();
   terminal.print(printable(options.output_path) + ": " + summary + "\n");
   return ExitCode::done;
 }

@@ -9,6 +9,9 @@
 
 namespace tessera::cli {
 
+/// What stands for standard output where a command takes it as a file to write.
+inline constexpr const char* kStandardOutput = "-";
+
 /// Writes a file in parts, which appears whole with `commit`, or not at all. Made before the work
 /// whose result it takes, so that a destination in the way shows early. Not thread-safe.
 class OutputFile {
