@@ -257,6 +257,7 @@ class Planner {
         are_all_selected = are_all_selected && is_selected(parameter.fqn);
         parameter.fqn = renamed(parameter.fqn, options_.renames);
       }
+      if (options_.cast && is_floating_point(unit.dtype)) unit.dtype = *options_.cast;
       if (are_all_selected) plan_.destination.units.push_back(std::move(unit));
     }
   }
@@ -273,6 +274,11 @@ class Planner {
       } else if (tensor->meta.shape != parameter.shape) {
         report_.problem("units", parameter.fqn, "shape " + shape_to_string(tensor->meta.shape),
                         shape_to_string(parameter.shape));
+        fits = false;
+      } else if (!options_.units.empty() && tensor->meta.dtype != unit.dtype) {
+        report_.problem("units", parameter.fqn,
+                        "dtype " + std::string(dtype_name(tensor->meta.dtype)),
+                        std::string(dtype_name(unit.dtype)));
         fits = false;
       }
     }

@@ -105,6 +105,35 @@ TEST(PlannerTest, FlatCutsAUnitAcrossItsParameters) {
   EXPECT_THAT(plan.destination.units, SizeIs(1));
 }
 
+TEST(PlannerTest, UnitsThatAreGivenHaveTheShapesAndDtypesOfTheSource) {
+  const auto problems_of = [](FlatUnit unit) {
+    return plan_reshard(adamw(), "src",
+                        {.world_size = 4, .strategy = "flat", .units = {std::move(unit)}})
+        .problems;
+  };
+  EXPECT_THAT(problems_of(make_flat_unit("up", DType::float32, {{"model.up.bias", {10}}})),
+              IsEmpty());
+  const auto of_other_dtype =
+      problems_of(make_flat_unit("up", DType::bfloat16, {{"model.up.bias", {10}}}));
+  ASSERT_THAT(of_other_dtype, SizeIs(1));
+  EXPECT_EQ(finding_to_string(of_other_dtype[0]),
+            "src: model.up.bias: units: expected dtype float32, found bfloat16");
+  const auto of_other_shape =
+      problems_of(make_flat_unit("up", DType::float32, {{"model.up.bias", {11}}}));
+  ASSERT_THAT(of_other_shape, SizeIs(1));
+  EXPECT_EQ(of_other_shape[0].expected, "shape [10]");
+}
+
+TEST(PlannerTest, UnitsAreCastWithTheirParameters) {
+  CheckpointContents contents = adamw();
+  contents.units = {make_flat_unit("up", DType::float32, {{"model.up.bias", {10}}})};
+  const Plan plan =
+      plan_reshard(contents, "src", {.world_size = 4, .strategy = "flat", .cast = DType::bfloat16});
+  EXPECT_EQ(plan.destination.find_tensor("model.up.bias")->meta.dtype, DType::bfloat16);
+  ASSERT_THAT(plan.destination.units, SizeIs(1));
+  EXPECT_EQ(plan.destination.units[0].dtype, DType::bfloat16);
+}
+
 TEST(PlannerTest, FlatWithoutUnitsIsRefused) {
   EXPECT_THAT(error_of(adamw(), {.world_size = 4, .strategy = "flat"}).what(),
               HasSubstr("--units"));

@@ -30,7 +30,7 @@ struct PlanOptions {
   int world_size = 0;      // 0: as the strategy, the plan or the source says
   std::string strategy{};  // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};
-  std::vector<FlatUnit> units{};  // replace the source's; under the source's names
+  std::vector<FlatUnit> units{};  // replace the source's; with its names, shapes and dtypes
   NameSelection only{};           // over the source's names
   OptimizerPart optimizer = OptimizerPart::keep;
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
