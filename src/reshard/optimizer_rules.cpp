@@ -198,13 +198,14 @@ std::vector<StateRole> classify_state(const CheckpointContents& contents) {
 OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
   const std::vector<StateRole> roles = classify_state(contents);
   for (std::size_t i = 0; i < roles.size(); ++i) {
-    const std::string& fqn = contents.tensors[i].meta.fqn;
-    // Of something opaque the name alone does not tell: a model may have a `state` too.
-    const bool is_unknown =
-        roles[i].kind == StateKind::opaque && contents.tensors[i].parameter.empty();
-    if (roles[i].kind == StateKind::plain || is_unknown) continue;
-    by_role_.insert(fqn);
-    if (const auto root = before_step(fqn, kStateStep)) roots_.insert(*root);
+    const TensorEntry& tensor = contents.tensors[i];
+    // A name alone tells nothing: a model may have a `state` too, and in it a buffer called `step`.
+    // Nor does a kind that was recorded for such a name, which may have come from it.
+    const bool has_role = roles[i].kind != StateKind::plain && roles[i].kind != StateKind::opaque &&
+                          (roles[i].parameter_index || !behind_state(tensor.meta.fqn));
+    if (!has_role && tensor.parameter.empty()) continue;
+    by_role_.insert(tensor.meta.fqn);
+    if (const auto root = before_step(tensor.meta.fqn, kStateStep)) roots_.insert(*root);
   }
   const auto add_root_of_groups = [&](const std::string& name) {
     if (const auto root = before_step(name, kGroupsStep)) roots_.insert(*root);

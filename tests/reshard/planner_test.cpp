@@ -261,6 +261,23 @@ TEST(PlannerTest, TheOptimizerIsLeftOutWhereAskedFor) {
   EXPECT_EQ(plan.value_sources, std::vector<std::size_t>{0});
 }
 
+TEST(PlannerTest, AModelWhoseNamesAreThoseOfAnOptimizerIsNotLeftOutWithIt) {
+  CheckpointContents source;
+  source.tensors = {tensor("ema.state.net.exp_avg", {2}),
+                    tensor("ema.state.net.weight", {2, 2}),
+                    tensor("model.net.weight", {2, 2}),
+                    tensor("optim.state.0.exp_avg", {2, 2}),
+                    tensor("optim.state.0.step", {}),
+                    tensor("state.net.weight", {2, 2}),
+                    tensor("state.step", {})};
+  source.values = {{"optim.param_groups.0.lr", {}}};
+  const Plan plan = plan_reshard(source, "src", {.optimizer = OptimizerPart::leave_out});
+  std::vector<std::string> names;
+  for (const auto& left : plan.destination.tensors) names.push_back(left.meta.fqn);
+  EXPECT_THAT(names, ElementsAre("ema.state.net.exp_avg", "ema.state.net.weight",
+                                 "model.net.weight", "state.net.weight", "state.step"));
+}
+
 TEST(PlannerTest, E2_BareFlatVectorsAreRefusedAsNothingSaysWhatLiesInThem) {
   CheckpointContents contents;
   contents.tensors = {tensor("model._flat_param", {64}),

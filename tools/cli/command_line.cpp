@@ -67,6 +67,16 @@ class Section {
   std::vector<std::pair<std::string, std::string>> rows_;
 };
 
+// CLI11 takes an argument `[a,b]` for a list. What keeps it whole is a NUL at its end, which no
+// argument that a program is given can hold.
+void keep_whole(std::string& argument) {
+  if (argument.starts_with('[') && argument.ends_with(']')) argument += '\0';
+}
+std::string as_given(std::string argument) {
+  if (argument.ends_with('\0')) argument.pop_back();
+  return argument;
+}
+
 bool is_bare_word(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || c == '-';
@@ -260,7 +270,7 @@ void CommandLine::parse(const Command& command, std::vector<std::string> argumen
            [&option, &help_command](const std::vector<std::string>& values) {
              for (const std::string& value : values) {
                try {
-                 option.set(value);
+                 option.set(as_given(value));
                } catch (const std::invalid_argument& error) {
                  throw UsageError(option.name + ": " + error.what(), help_command);
                }
@@ -272,6 +282,7 @@ void CommandLine::parse(const Command& command, std::vector<std::string> argumen
   }
   std::vector<std::string> positionals;
   app.add_option("arguments", positionals);
+  for (std::string& argument : arguments) keep_whole(argument);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
   try {
     app.parse(std::move(arguments));
@@ -288,6 +299,7 @@ void CommandLine::parse(const Command& command, std::vector<std::string> argumen
   } catch (const CLI::ParseError& error) {
     throw UsageError(printable(error.what()), help_command);
   }
+  for (std::string& positional : positionals) positional = as_given(std::move(positional));
   std::size_t next = 0;
   std::size_t num_behind = command.arguments().size();
   for (const Command::Argument& argument : command.arguments()) {

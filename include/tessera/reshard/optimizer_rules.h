@@ -43,8 +43,8 @@ struct StateRole {
 /// fbgemm_gpu's split embedding optimizers.
 std::vector<StateRole> classify_state(const formats::CheckpointContents& contents);
 
-/// Tells which entries of a checkpoint belong to its optimizers: tensors whose role is known and
-/// not plain, and all below a `state` that has such a tensor, below a `param_groups`, and below the
+/// Tells which entries of a checkpoint belong to its optimizers: state whose parameter is there or
+/// recorded, and all below a `state` that has such a tensor, below a `param_groups`, and below the
 /// `state` beside one. Keeps names of `contents`, which must outlive it. Thread-safe.
 class OptimizerEntries {
  public:
