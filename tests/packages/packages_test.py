@@ -17,7 +17,9 @@ TOOLS = ("ckpt-inspect", "ckpt-reshard")
 FILES = {"bin/ckpt-inspect", "bin/ckpt-reshard", "lib/libtessera_core.a", "include/tessera/formats/checkpoint.h",
          "lib/cmake/tessera/tessera-config.cmake", "share/doc/tessera/copyright", "share/man/man1/ckpt-inspect.1",
          "share/man/man1/ckpt-reshard.1", "share/bash-completion/completions/ckpt-inspect",
-         "share/bash-completion/completions/ckpt-reshard"}
+         "share/bash-completion/completions/ckpt-reshard",
+         "share/zsh/site-functions/_ckpt-inspect", "share/zsh/site-functions/_ckpt-reshard",
+         "share/fish/vendor_completions.d/ckpt-inspect.fish", "share/fish/vendor_completions.d/ckpt-reshard.fish"}
 
 
 def run(*command, **options):

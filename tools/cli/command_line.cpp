@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/completion.h"
 #include "tessera/base/edit_distance.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -328,10 +329,13 @@ ExitCode CommandLine::run(int argc, const char* const* argv) {
     return ExitCode::done;
   }
   if (first == "--completion") {
-    if (arguments.size() != 2 || arguments[1] != "bash") {
-      throw UsageError("--completion: expected bash", tool_ + " --help");
+    const std::string completion =
+        arguments.size() == 2 ? completion_for(arguments[1], {tool_, commands_, default_command_})
+                              : "";
+    if (completion.empty()) {
+      throw UsageError("--completion: expected bash, zsh or fish", tool_ + " --help");
     }
-    terminal_.print(bash_completion());
+    terminal_.print(completion);
     return ExitCode::done;
   }
   if (first == "--man") {
@@ -419,7 +423,7 @@ std::string CommandLine::help() const {
   Section options("Options", width);
   options.add("--help", "Print this, or after a command what that one takes");
   options.add("--version", "Print the version");
-  options.add("--completion bash", "Print completion for a shell, to be sourced");
+  options.add("--completion SHELL", "Print completion for bash, zsh or fish, to be sourced");
   options.add("--man", "Print the manual page, as roff");
   Section exit_codes("Exit codes", width);
   for (const auto& [code, meaning] : exit_code_meanings()) {
@@ -452,68 +456,6 @@ std::string CommandLine::man_page() const {
     text += ".TP\n.B " + std::to_string(static_cast<int>(code)) + "\n" + roff(meaning) + "\n";
   }
   return text;
-}
-
-std::string CommandLine::bash_completion() const {
-  const std::string function = "_" + [&] {
-    std::string name = tool_;
-    std::replace(name.begin(), name.end(), '-', '_');
-    return name;
-  }();
-  std::string names;
-  std::string cases;
-  for (const auto& command : commands_) {
-    std::string options = "--help";
-    std::string values;
-    for (const auto& option : command->options()) {
-      options += " " + option.name;
-      std::replace(options.begin(), options.end(), ',', ' ');  // `-o,--output` are two words
-      if (!option.choices.empty()) {
-        values += "        " + option.name + ") words='" + joined(option.choices, " ") + "' ;;\n";
-      }
-    }
-    if (!command->name().empty()) names += (names.empty() ? "" : " ") + command->name();
-    const bool is_default = command->name() == default_command_;
-    cases += is_default ? "    *" : "    " + command->name();
-    cases += ")\n      options='";
-    cases += options;
-    cases += "'\n      case $previous in\n";
-    cases += values;
-    cases += "      esac ;;\n";
-  }
-  // The default command's pattern is `*`, which must come last.
-  std::string others;
-  std::string fallback;
-  for (std::size_t begin = 0; begin < cases.size();) {
-    const std::string_view end_mark = "esac ;;\n";
-    const std::size_t end = cases.find(end_mark, begin) + end_mark.size();
-    std::string& into = cases.compare(begin, 6, "    *)") == 0 ? fallback : others;
-    into += cases.substr(begin, end - begin);
-    begin = end;
-  }
-  return "# Completion of " + tool_ +
-         " for bash. Source this, or put it where bash-completion looks.\n" + function +
-         "() {\n"
-         "  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}\n"
-         "  local options words=\n"
-         "  case ${COMP_WORDS[1]} in\n" +
-         others + fallback +
-         "  esac\n"
-         "  COMPREPLY=()\n"
-         "  if [[ $words ]]; then\n"
-         "    COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
-         "  elif [[ $current == -* ]]; then\n"
-         "    COMPREPLY=($(compgen -W \"$options\" -- \"$current\"))\n"
-         "  elif ((COMP_CWORD == 1)); then\n"
-         "    COMPREPLY=($(compgen -W '" +
-         names +
-         "' -- \"$current\") $(compgen -f -- \"$current\"))\n"
-         "  else\n"
-         "    COMPREPLY=($(compgen -f -- \"$current\"))\n"
-         "  fi\n"
-         "}\n"
-         "complete -o filenames -F " +
-         function + " " + tool_ + "\n";
 }
 
 std::string wrap(std::string_view text, std::size_t width, std::size_t indent) {

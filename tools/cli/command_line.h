@@ -89,7 +89,7 @@ class Command {
 };
 
 /// A tool's command line: its commands, their help, `--version`, `--color`, and `--completion
-/// bash` and `--man` for packagers.
+/// SHELL` and `--man` for packagers.
 class CommandLine {
  public:
   CommandLine(std::string tool, std::string summary, Terminal& terminal);
@@ -110,7 +110,6 @@ class CommandLine {
   std::string help() const;
   std::string help(const Command& command) const;
   std::string man_page() const;
-  std::string bash_completion() const;
 
   std::string tool_;
   std::string summary_;
