@@ -1,52 +1,71 @@
 #include "tessera/base/glob.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
+
+#include "base/utf8.h"
 
 namespace tessera {
 namespace {
+
+/// What `?` and one member of a set stand for: a code point in UTF-8, or a byte that is none.
+struct Character {
+  std::uint32_t code;  // a byte that is no UTF-8 comes after all code points
+  std::size_t nbytes;
+};
+
+/// Requires: `begin < text.size()`.
+Character character_at(std::string_view text, std::size_t begin) {
+  const std::size_t nbytes = detail::utf8_sequence_nbytes(text, begin);
+  const auto lead = static_cast<unsigned char>(text[begin]);
+  if (nbytes == 0) return {0x110000U + lead, 1};
+  std::uint32_t code = nbytes == 1 ? lead : lead & (0x7FU >> nbytes);
+  for (std::size_t i = 1; i < nbytes; ++i) {
+    code = code << 6 | (static_cast<unsigned char>(text[begin + i]) & 0x3FU);
+  }
+  return {code, nbytes};
+}
 
 struct SetMatch {
   bool matches;
   std::size_t nbytes;  // of the whole `[…]`
 };
 
-/// Matches one byte against the set at the start of `pattern`, or returns nothing where `]` lacks.
-std::optional<SetMatch> match_set(std::string_view pattern, char byte) {
+/// Matches one character against the set at the start of `pattern`, or returns nothing where `]`
+/// lacks.
+std::optional<SetMatch> match_set(std::string_view pattern, Character character) {
   std::size_t i = 1;
   const bool negated = i < pattern.size() && pattern[i] == '!';
   if (negated) ++i;
   bool found = false;
   for (bool is_first = true; i < pattern.size(); is_first = false) {
     if (pattern[i] == ']' && !is_first) return SetMatch{found != negated, i + 1};
-    const char low = pattern[i];
-    if (i + 2 < pattern.size() && pattern[i + 1] == '-' && pattern[i + 2] != ']') {
-      const char high = pattern[i + 2];
-      found = found || (static_cast<unsigned char>(low) <= static_cast<unsigned char>(byte) &&
-                        static_cast<unsigned char>(byte) <= static_cast<unsigned char>(high));
-      i += 3;
-    } else {
-      found = found || low == byte;
-      ++i;
+    const Character low = character_at(pattern, i);
+    Character high = low;
+    i += low.nbytes;
+    if (i + 1 < pattern.size() && pattern[i] == '-' && pattern[i + 1] != ']') {
+      high = character_at(pattern, i + 1);
+      i += 1 + high.nbytes;
     }
+    found = found || (low.code <= character.code && character.code <= high.code);
   }
   return std::nullopt;
 }
 
-/// Matches one byte against the first element of `pattern` (which is no `*`); returns the bytes of
-/// that element, or nothing where it does not match.
-std::optional<std::size_t> match_one(std::string_view pattern, char byte) {
+/// Matches one character against the first element of `pattern` (which is no `*`); returns the
+/// bytes of that element, or nothing where it does not match.
+std::optional<std::size_t> match_one(std::string_view pattern, Character character) {
   if (pattern.empty()) return std::nullopt;
   if (pattern[0] == '?') return 1;
   if (pattern[0] == '[') {
-    if (const auto set = match_set(pattern, byte)) {
+    if (const auto set = match_set(pattern, character)) {
       return set->matches ? std::optional(set->nbytes) : std::nullopt;
     }
   }
-  if (pattern[0] == '\\' && pattern.size() > 1) {
-    return pattern[1] == byte ? std::optional<std::size_t>(2) : std::nullopt;
-  }
-  return pattern[0] == byte ? std::optional<std::size_t>(1) : std::nullopt;
+  const std::size_t begin = pattern[0] == '\\' && pattern.size() > 1 ? 1 : 0;
+  const Character expected = character_at(pattern, begin);
+  return expected.code == character.code ? std::optional(begin + expected.nbytes) : std::nullopt;
 }
 
 /// Says whether the pattern selects the name, or something above it.
@@ -60,17 +79,21 @@ bool glob_match(std::string_view pattern, std::string_view name) {
   std::size_t p = 0;
   std::size_t n = 0;
   std::optional<std::size_t> star;  // where to go on in the pattern after the last `*`
-  std::size_t star_name = 0;        // and the first byte which that `*` has not taken yet
+  std::size_t star_name = 0;        // and the first character which that `*` has not taken yet
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = ++p;
       star_name = n;
-    } else if (const auto nbytes = match_one(pattern.substr(p), name[n])) {
+      continue;
+    }
+    const Character character = character_at(name, n);
+    if (const auto nbytes = match_one(pattern.substr(p), character)) {
       p += *nbytes;
-      ++n;
+      n += character.nbytes;
     } else if (star) {
       p = *star;
-      n = ++star_name;
+      star_name += character_at(name, star_name).nbytes;
+      n = star_name;
     } else {
       return false;
     }

@@ -12,13 +12,46 @@ TEST(GlobTest, StarCrossesDots) {
   EXPECT_FALSE(glob_match("", "a"));
 }
 
-TEST(GlobTest, SetsAndSingleBytes) {
+TEST(GlobTest, SetsAndSingleCharacters) {
   EXPECT_TRUE(glob_match("layers.[0-3].w?", "layers.2.w1"));
   EXPECT_FALSE(glob_match("layers.[!0-3].w?", "layers.2.w1"));
   EXPECT_TRUE(glob_match("a[]]b", "a]b"));
   EXPECT_TRUE(glob_match("a[b", "a[b"));
   EXPECT_TRUE(glob_match("a\\*b", "a*b"));
   EXPECT_FALSE(glob_match("a\\*b", "axb"));
+}
+
+TEST(GlobTest, ACharacterIsACodePoint) {
+  EXPECT_TRUE(glob_match("layer.?.w", "layer.é.w"));
+  EXPECT_TRUE(glob_match("layer.?.w", "layer.日.w"));
+  EXPECT_TRUE(glob_match("?", "😀"));
+  EXPECT_FALSE(glob_match("??", "é"));
+  EXPECT_TRUE(glob_match("[é日]x", "éx"));
+  EXPECT_TRUE(glob_match("[é日]x", "日x"));
+  EXPECT_FALSE(glob_match("[é日]", "è"));  // shares its first byte with é
+  EXPECT_TRUE(glob_match("[!x]", "é"));
+  EXPECT_FALSE(glob_match("[!é]", "é"));
+  EXPECT_FALSE(glob_match("*[!é]", "aé"));  // `*` takes no half of a character
+  EXPECT_TRUE(glob_match("*[!é]", "éa"));
+  EXPECT_TRUE(glob_match("\\é", "é"));
+}
+
+TEST(GlobTest, RangesGoByCodePoint) {
+  EXPECT_TRUE(glob_match("[à-ÿ]", "é"));
+  EXPECT_FALSE(glob_match("[à-ÿ]", "Ā"));
+  EXPECT_FALSE(glob_match("[à-ÿ]", "À"));
+  EXPECT_TRUE(glob_match("[a-日]", "Ж"));
+  EXPECT_TRUE(glob_match("[一-龥]", "日"));
+  EXPECT_TRUE(glob_match("[é-]", "-"));
+}
+
+TEST(GlobTest, AByteThatIsNoUtf8IsACharacter) {
+  EXPECT_TRUE(glob_match("a?z", "a\xFFz"));
+  EXPECT_FALSE(glob_match("?", "\xE6\x97"));  // the first two bytes of 日
+  EXPECT_TRUE(glob_match("??", "\xE6\x97"));
+  EXPECT_TRUE(glob_match("[\xF0-\xFF]", "\xFE"));
+  EXPECT_FALSE(glob_match("[a-\U0010FFFF]", "\xE9"));
+  EXPECT_FALSE(glob_match("é", "\xE9"));
 }
 
 TEST(GlobTest, ManyStarsStayQuick) {

@@ -6,9 +6,11 @@
 
 namespace tessera {
 
-/// Says whether `name` matches `pattern`: `*` stands for any bytes, dots included, `?` for one,
+/// Says whether `name` matches `pattern`: `*` stands for any characters, dots included, `?` for
+/// one,
 /// `[a-z]` and `[!a-z]` for one of a set; `\` takes the next character as it is. An unclosed `[` is
-/// an ordinary character. Cost: O(name * pattern), never exponential.
+/// an ordinary character. A character is a code point in UTF-8, or one byte that is no UTF-8.
+/// Cost: O(name * pattern), never exponential.
 bool glob_match(std::string_view pattern, std::string_view name);
 
 /// Selects names by patterns. A pattern selects the names it matches or equals, and all below them:
