@@ -904,6 +904,19 @@ def test_versions_agree():
     assert len(pins) == 2 and set(pins) <= set(installed)
 
 
+def test_an_extension_of_other_python_files_is_refused_at_import(tmp_path):
+    shutil.copytree(Path(tessera.__file__).parent, tmp_path / "tessera")
+    interface = tmp_path / "tessera" / "_core.pyi"
+
+    def imported():
+        return subprocess.run([sys.executable, "-B", "-c", "import tessera"], cwd=tmp_path, capture_output=True, text=True)
+
+    assert imported().returncode == 0
+    interface.write_text(interface.read_text().replace("ranks: list", "shares: list"))
+    assert re.search(r"ImportError: .*/tessera/_core.*\.so: expected the extension that belongs to the Python files beside it, "
+                     r"found one built with others", imported().stderr)
+
+
 def test_the_extension_shows_its_own_symbol_alone():
     [extension] = Path(tessera.__file__).parent.glob("_core*.so")
     shown = subprocess.run(["nm", "-D", "--defined-only", "-C", extension], capture_output=True, text=True, check=True)

@@ -12,6 +12,7 @@
 // Python's.
 NB_MODULE(_core, module) {
   module.attr("__version__") = TESSERA_VERSION;
+  module.attr("__interface__") = TESSERA_INTERFACE;
   module.def(
       "parse_size",
       [](const nanobind::bytes& text) {

@@ -2,6 +2,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 __version__: str
+__interface__: str
 
 _Finding = tuple[str, str, str | None, str | None, tuple[int, int] | None, str, str, str]
 
