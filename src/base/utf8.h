@@ -45,4 +45,24 @@ inline bool is_valid_utf8(std::string_view text) {
   return true;
 }
 
+/// Returns 3 where a surrogate stands at `text[begin]`, in the three bytes that Python's
+/// `surrogatepass` writes, else 0. Requires: `begin < text.size()`.
+inline std::size_t surrogate_nbytes(std::string_view text, std::size_t begin) {
+  const auto byte_at = [&](std::size_t i) { return static_cast<unsigned char>(text[begin + i]); };
+  if (text.size() - begin < 3 || byte_at(0) != 0xED) return 0;
+  return byte_at(1) >= 0xA0 && byte_at(1) <= 0xBF && (byte_at(2) & 0xC0) == 0x80 ? 3 : 0;
+}
+
+/// Says whether `text` is the `surrogatepass` of a Python str: UTF-8, but that surrogates, which a
+/// str may hold, are characters of their own.
+inline bool is_valid_python_str(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    std::size_t nbytes = utf8_sequence_nbytes(text, i);
+    if (nbytes == 0) nbytes = surrogate_nbytes(text, i);
+    if (nbytes == 0) return false;
+    i += nbytes;
+  }
+  return true;
+}
+
 }  // namespace tessera::detail

@@ -80,7 +80,7 @@ class PythonPrinter {
   void show(std::int64_t value) { text_ += std::to_string(value); }
   void show(const Value::BigInt& value) { show_cut(value.decimal); }
   void show(double value) { text_ += detail::float_to_text(value); }
-  void show(const std::string& value) { show_quoted(value, detail::is_valid_utf8(value)); }
+  void show(const std::string& value) { show_quoted(value, detail::is_valid_python_str(value)); }
   void show(const Value::Bytes& value) {
     text_ += 'b';
     show_quoted(value.data, false);
@@ -130,8 +130,20 @@ class PythonPrinter {
     }
   }
 
+  /// Shows the character that surrogatepass writes as these three bytes.
+  void show_surrogate(std::string_view bytes) {
+    const auto second = static_cast<unsigned char>(bytes[1]);
+    const auto third = static_cast<unsigned char>(bytes[2]);
+    text_ += {'\\',
+              'u',
+              'd',
+              kHex[8 | (second >> 2 & 0x7)],
+              kHex[(second & 0x3) << 2 | (third >> 4 & 0x3)],
+              kHex[third & 0xF]};
+  }
+
+  /// Unicode is kept in what `is_valid_python_str`.
   void show_quoted(std::string_view text, bool keep_unicode) {
-    static constexpr char kHex[] = "0123456789abcdef";
     const char quote =
         text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos
             ? '"'
@@ -141,6 +153,11 @@ class PythonPrinter {
       if (is_full()) return;
       const auto byte = static_cast<unsigned char>(text[i]);
       const std::size_t nbytes = keep_unicode ? detail::utf8_sequence_nbytes(text, i) : 1;
+      if (nbytes == 0) {
+        show_surrogate(text.substr(i, 3));
+        i += 3;
+        continue;
+      }
       if (nbytes > 1) {
         text_ += text.substr(i, nbytes);
       } else if (text[i] == quote || text[i] == '\\') {
@@ -160,6 +177,8 @@ class PythonPrinter {
     }
     text_ += quote;
   }
+
+  static constexpr char kHex[] = "0123456789abcdef";
 
   std::size_t max_nbytes_;
   std::string text_;

@@ -40,6 +40,13 @@ TEST(ValueTest, PrintsAsPythonDoes) {
             "'big': -99999999999999999999, 'd': torch.float32, 'q': 'it\\'s \"重\"\\n'}");
 }
 
+TEST(ValueTest, SurrogatesPrintAsInPython) {
+  EXPECT_EQ(value_to_string("日\xed\xb3\xa9t"), "'日\\udce9t'");
+  EXPECT_EQ(value_to_string("\xed\xa0\xbd\xed\xb8\x80"), "'\\ud83d\\ude00'");
+  EXPECT_EQ(value_to_string("日\xed\xa0"),
+            "'\\xe6\\x97\\xa5\\xed\\xa0'");  // cut short: no str of Python's
+}
+
 TEST(ValueTest, FloatsPrintAsInPython) {
   const std::pair<double, const char*> cases[] = {
       {0.0, "0.0"},

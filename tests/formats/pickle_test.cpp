@@ -96,6 +96,9 @@ TEST(PickleTest, ReadsEveryPlainOpcode) {
       {"\x8c\x02xy."s, "\"xy\""},
       {"\x8d\x02\x00\x00\x00\x00\x00\x00\x00xy."s, "\"xy\""},
       {"Va\\u00e9\xe9\n."s, "\"a\xc3\xa9\xc3\xa9\""},
+      {unicode("\xed\xa0\x80") + ".", R"({"$str":"7aCA"})"},  // a lone surrogate
+      {"V\\ud800\n."s, R"({"$str":"7aCA"})"},
+      {"U\x03\xed\xa0\x80."s, R"({"$bytes":"7aCA"})"},  // Python 2's are no such text
       {"S'it\\'s\\x41\\n'\n."s,
        "\"it's"
        "A\\n\""},
@@ -289,6 +292,8 @@ TEST(PickleTest, BrokenProgramsAreCorruptionAtAByte) {
        "abc"s,
        "string: expected 5 bytes, found 3"},
       {"X\x02\x00\x00\x00\xc3\x28."s, "UTF-8"},
+      {unicode("\xed\xa0") + ".", "UTF-8"},  // a surrogate cut short
+      {unicode("\xed\xc0\x80") + ".", "UTF-8"},
       {"Ixyz\n."s, "integer: expected decimal digits"},
       {"L12"s, "end of line"},
       {"Fx\n."s, "float: expected a number"},

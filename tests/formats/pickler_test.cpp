@@ -74,6 +74,11 @@ TEST(PicklerTest, ContainersKeepTheirKindAndOrder) {
             "\x80\x02"s + "c__builtin__\nset\nq\x00](K\x03"s + "e\x85R."s);
 }
 
+TEST(PicklerTest, SurrogatesAreWrittenAsPythonDoes) {
+  EXPECT_EQ(pickled("a\xed\xa0\x80"), "\x80\x02X\x04\x00\x00\x00"s + "a\xed\xa0\x80.");
+  EXPECT_THROW(pickled("a\xed\xa0"), Error);
+}
+
 TEST(PicklerTest, BytesOfProtocol2AreEncodedText) {
   EXPECT_EQ(pickled(Value::Bytes{"a\xff"}), "\x80\x02"s +
                                                 "c_codecs\nencode\nq\x00X\x03\x00\x00\x00"s +

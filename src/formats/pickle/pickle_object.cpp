@@ -1,5 +1,7 @@
 #include "formats/pickle/pickle_object.h"
 
+#include "base/utf8.h"
+
 namespace tessera::formats::pickle {
 
 std::string_view kind_name(ObjectKind kind) {
@@ -44,6 +46,15 @@ double Object::as_floating(std::string_view rule) const {
   return node(ObjectKind::floating, rule).floating;
 }
 
+std::string_view Object::as_str(std::string_view rule) const {
+  const std::string_view text = as_text(rule);
+  if (!::tessera::detail::is_valid_utf8(text)) {
+    fail(ErrorKind::unsupported,
+         std::string(rule) + ": expected UTF-8, found a lone surrogate in " + describe());
+  }
+  return text;
+}
+
 std::string_view Object::as_bytes(std::string_view rule) const {
   return node(ObjectKind::bytes, rule).text.view();
 }
@@ -56,7 +67,7 @@ std::optional<Object> Object::find(std::string_view key) const {
   const std::size_t num = num_entries("attributes");
   for (std::size_t i = 0; i < num; ++i) {
     const Object candidate = entry_key(i);
-    if (candidate.is(ObjectKind::str) && candidate.as_str("key") == key) return entry_value(i);
+    if (candidate.is(ObjectKind::str) && candidate.as_text("key") == key) return entry_value(i);
   }
   return std::nullopt;
 }

@@ -94,7 +94,10 @@ class Object {
   bool as_boolean(std::string_view rule) const;
   std::int64_t as_integer(std::string_view rule) const;
   double as_floating(std::string_view rule) const;
-  std::string_view as_str(std::string_view rule) const;  // valid UTF-8
+  /// Returns valid UTF-8. Throws Error(unsupported) where a surrogate is in it.
+  std::string_view as_str(std::string_view rule) const;
+  /// Returns what may hold surrogates, each as Python's `surrogatepass` writes it.
+  std::string_view as_text(std::string_view rule) const;
   std::string_view as_bytes(std::string_view rule) const;
   std::string_view as_big_integer(std::string_view rule) const;  // decimal digits
   /// Returns the items of a list, a tuple or a set.
@@ -215,7 +218,7 @@ inline std::int64_t Object::as_integer(std::string_view rule) const {
   return node(ObjectKind::integer, rule).integer;
 }
 
-inline std::string_view Object::as_str(std::string_view rule) const {
+inline std::string_view Object::as_text(std::string_view rule) const {
   return node(ObjectKind::str, rule).text.view();
 }
 

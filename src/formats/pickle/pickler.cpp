@@ -139,7 +139,7 @@ struct ValuePickler {
   void operator()(double value) const { pickler.real(value); }
   void operator()(const std::string& value) const {
     // A str that is not would be written, and no reader takes it.
-    if (!::tessera::detail::is_valid_utf8(value)) {
+    if (!::tessera::detail::is_valid_python_str(value)) {
       throw Error(ErrorKind::unsupported, {},
                   "text that is no UTF-8 cannot be pickled: " + printable(value));
     }

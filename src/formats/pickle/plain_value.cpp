@@ -118,7 +118,7 @@ class Walk {
       case ObjectKind::floating:
         return object.as_floating("value");
       case ObjectKind::str:
-        return text(object, object.as_str("value"));
+        return text(object, object.as_text("value"));
       case ObjectKind::bytes:
         return Value::Bytes{text(object, object.as_bytes("value"))};
       case ObjectKind::list:

@@ -183,7 +183,7 @@ class Machine {
   void push_empty(ObjectKind kind) { push_new(kind).slice = Slice{}; }
   void push_bytes(std::string_view text) { push_new(ObjectKind::bytes).text = text_of(text); }
   void push_str(std::string_view text) {
-    if (!::tessera::detail::is_valid_utf8(text))
+    if (!::tessera::detail::is_valid_python_str(text))
       fail(ErrorKind::corruption, "str: expected UTF-8, found other bytes");
     push_new(ObjectKind::str).text = text_of(text);
   }

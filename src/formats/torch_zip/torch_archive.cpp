@@ -134,6 +134,7 @@ class Flattener {
 
   /// A frozenset is a key that only its text is left of.
   KeyStep step_of(Object key) {
+    if (key.is(pickle::ObjectKind::str)) key.as_str("key");  // throws where it cannot be a name
     const Value value = pickle::to_key(key, budget_);
     return key_step(value).value_or(value_to_string(value));
   }

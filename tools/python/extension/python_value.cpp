@@ -23,7 +23,7 @@ class ToPython {
   nb::object operator()(bool truth) const { return nb::bool_(truth); }
   nb::object operator()(std::int64_t number) const { return nb::int_(number); }
   nb::object operator()(double number) const { return nb::float_(number); }
-  nb::object operator()(const std::string& text) const { return text_to_python(text); }
+  nb::object operator()(const std::string& text) const { return str_of(text); }
   nb::object operator()(const Value::BigInt& number) const {
     return stolen(PyLong_FromString(number.decimal.c_str(), nullptr, 10));
   }
@@ -59,6 +59,15 @@ class ToPython {
     nb::list list;
     for (const Value& item : items) list.append(convert(item));
     return list;
+  }
+
+  /// A str may have had surrogates, which a value keeps as `surrogatepass` writes them.
+  static nb::object str_of(const std::string& text) {
+    const auto nbytes = static_cast<Py_ssize_t>(text.size());
+    PyObject* str = PyUnicode_DecodeUTF8(text.data(), nbytes, "surrogatepass");
+    if (str != nullptr) return nb::steal(str);
+    PyErr_Clear();
+    return text_to_python(text);
   }
 
   static nb::object complex_of(const std::string& name) {
