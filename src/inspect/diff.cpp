@@ -189,9 +189,9 @@ class BlockComparison {
   BlockComparison(DType dtype_a, DType dtype_b, const DiffOptions& options)
       : dtype_a_(dtype_a),
         dtype_b_(dtype_b),
-        is_bitwise_(options.rtol == 0 && options.atol == 0 && dtype_a == dtype_b),
-        rtol_(options.rtol),
-        atol_(options.atol) {}
+        is_bitwise_(!options.rtol && !options.atol && dtype_a == dtype_b),
+        rtol_(options.rtol.value_or(0)),
+        atol_(options.atol.value_or(0)) {}
 
   void compare(std::int64_t begin, std::span<const std::byte> a, std::span<const std::byte> b,
                WindowDifferences& out) {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "support/memory_checkpoint.h"
 
@@ -29,8 +30,8 @@ MemoryCheckpoint holding(const std::vector<float>& values, Shape shape,
   return checkpoint;
 }
 
-DiffReport diff_values(const std::vector<float>& a, const std::vector<float>& b, double rtol = 0,
-                       double atol = 0) {
+DiffReport diff_values(const std::vector<float>& a, const std::vector<float>& b,
+                       std::optional<double> rtol = {}, std::optional<double> atol = {}) {
   DiffOptions options;
   options.rtol = rtol;
   options.atol = atol;
@@ -111,6 +112,16 @@ TEST(DiffTest, TolerancesAreThoseOfAllclose) {
   EXPECT_EQ(diff_values({inf}, {-inf}, 0.5, 0).differences.size(), 1U);
   EXPECT_EQ(diff_values({1}, {inf}, 0.5, 0).differences.size(), 1U);
   EXPECT_EQ(diff_values({1}, {nan}, 0.5, 1e9).differences.size(), 1U);
+}
+
+TEST(DiffTest, AToleranceOfZeroComparesNumbersAndNotBits) {
+  const std::vector<float> a = {0.0F, 1.0F, std::nanf("")};
+  const std::vector<float> b = {-0.0F, 1.0F, std::nanf("1")};
+  EXPECT_EQ(diff_values(a, b).differences.size(), 1U);
+  EXPECT_THAT(diff_values(a, b, 0).differences, IsEmpty());
+  EXPECT_THAT(diff_values(a, b, {}, 0).differences, IsEmpty());
+  EXPECT_THAT(diff_values(a, b, 0, 0).differences, IsEmpty());
+  EXPECT_EQ(diff_values({1.0F}, {std::nextafter(1.0F, 2.0F)}, 0, 0).differences.size(), 1U);
 }
 
 TEST(DiffTest, LargeIntegersAreComparedExactly) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "ckpt-inspect/source.h"
 #include "cli/command_line.h"
 #include "tessera/inspect/diff.h"
@@ -13,8 +15,8 @@ struct DiffCommandOptions {
   std::vector<std::string> renames;  // of A's names, `FROM=TO`
   std::string flat_layout_path_a;
   std::string flat_layout_path_b;
-  double rtol = 0;
-  double atol = 0;
+  std::optional<double> rtol{};
+  std::optional<double> atol{};
   bool ignore_dtype = false;
   bool json = false;
   WorkOptions work;

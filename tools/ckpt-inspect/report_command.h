@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "ckpt-inspect/source.h"
 #include "cli/command_line.h"
 
@@ -12,8 +14,8 @@ struct ReportOptions {
   std::vector<std::string> patterns;  // empty: all
   std::string flat_layout_path;
   std::string flat_layout_path_b;
-  double rtol = 0;
-  double atol = 0;
+  std::optional<double> rtol{};
+  std::optional<double> atol{};
   bool ignore_dtype = false;
   bool no_stats = false;
   bool overwrite = false;

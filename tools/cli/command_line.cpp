@@ -29,6 +29,16 @@ Number parse_number(const std::string& text, const char* what) {
   return number;
 }
 
+/// Returns what sets `target` to a number that is not negative.
+template <class Number, class Target>
+std::function<void(const std::string&)> number_setter(Target& target, const char* what) {
+  return [&target, what](const std::string& text) {
+    const Number number = parse_number<Number>(text, what);
+    if (!(number >= 0)) throw std::invalid_argument("expected 0 or more, found " + text);
+    target = number;
+  };
+}
+
 std::string joined(const std::vector<std::string>& words, const char* separator) {
   std::string text;
   for (const std::string& word : words) {
@@ -133,24 +143,21 @@ Command& Command::option(std::string name, std::string placeholder, std::string&
 
 Command& Command::option(std::string name, std::string placeholder, int& target, std::string help) {
   options_.push_back({std::move(name), std::move(placeholder), std::move(help),
-                      [&target](const std::string& text) {
-                        target = parse_number<int>(text, "a whole number");
-                        if (target < 0) {
-                          throw std::invalid_argument("expected 0 or more, found " + text);
-                        }
-                      }});
+                      number_setter<int>(target, "a whole number")});
   return *this;
 }
 
 Command& Command::option(std::string name, std::string placeholder, double& target,
                          std::string help) {
   options_.push_back({std::move(name), std::move(placeholder), std::move(help),
-                      [&target](const std::string& text) {
-                        target = parse_number<double>(text, "a number");
-                        if (!(target >= 0)) {
-                          throw std::invalid_argument("expected 0 or more, found " + text);
-                        }
-                      }});
+                      number_setter<double>(target, "a number")});
+  return *this;
+}
+
+Command& Command::option(std::string name, std::string placeholder, std::optional<double>& target,
+                         std::string help) {
+  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+                      number_setter<double>(target, "a number")});
   return *this;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -58,6 +59,9 @@ class Command {
   Command& option(std::string name, std::string placeholder, std::string& target, std::string help);
   Command& option(std::string name, std::string placeholder, int& target, std::string help);
   Command& option(std::string name, std::string placeholder, double& target, std::string help);
+  /// Leaves nothing in the target where the option is not given.
+  Command& option(std::string name, std::string placeholder, std::optional<double>& target,
+                  std::string help);
   /// Takes one value each time it is given.
   Command& option(std::string name, std::string placeholder, std::vector<std::string>& target,
                   std::string help);

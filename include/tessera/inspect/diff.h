@@ -14,9 +14,10 @@ namespace tessera::inspect {
 
 struct DiffOptions {
   /// An element of A equals one of B where `|a - b| <= atol + rtol * |b|`; then NaN equals NaN and
-  /// an infinity itself. Where both are 0, elements are equal that are so bit for bit.
-  double rtol = 0;
-  double atol = 0;
+  /// an infinity itself. One that is not given is 0; where neither is, elements are equal that are
+  /// so bit for bit.
+  std::optional<double> rtol{};
+  std::optional<double> atol{};
 
   /// Whether tensors of different dtypes are compared as numbers, instead of being a difference.
   enum class DTypes { must_agree, any } dtypes = DTypes::must_agree;
