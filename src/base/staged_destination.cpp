@@ -307,9 +307,11 @@ bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::str
     const auto begin = read_begin(fs, journal_path_of(staging_path), kJournalFirstLine.size() + 1);
     return begin && begin->size() > kJournalFirstLine.size() && begin->starts_with(kJournalMagic);
   };
-  // `DST.partial/.` is it, too, and so is a link to it.
-  return has_journal(without_trailing_slashes(path)) ||
-         (fs.kind_of(path) && has_journal(fs.resolve_links(path)));
+  if (has_journal(without_trailing_slashes(path))) return true;
+  // `DST.partial/.` is it, too, and so is a link to it. A pipe that a shell names, as /dev/fd/63,
+  // lies nowhere.
+  const auto kind = fs.kind_of(path);
+  return kind && kind != FileKind::other && has_journal(fs.resolve_links(path));
 }
 
 std::optional<std::string> StagedDestination::left_over_at(const FileSystem& fs,

@@ -11,9 +11,12 @@
 namespace tessera::formats {
 namespace {
 
-/// Returns the path with links resolved of what is there, and of the folder of what is not.
+/// Returns the path with links resolved of what is there, and of the folder of what is not. A pipe
+/// may lie nowhere.
 std::string resolved(const FileSystem& fs, const std::string& path) {
-  if (fs.kind_of(path)) return fs.resolve_links(path);
+  const auto kind = fs.kind_of(path);
+  if (kind == FileKind::other) return path;
+  if (kind) return fs.resolve_links(path);
   const std::string parent = directory_of(path);
   return fs.kind_of(parent) ? fs.resolve_links(parent) + "/" + last_component(path) : path;
 }

@@ -144,7 +144,8 @@ Format detect_format(const FileSystem& fs, const std::string& path) {
   if (!kind) throw refusal(ErrorKind::not_found, path, "expected a checkpoint, found nothing");
   if (*kind == FileKind::other) {
     throw refusal(ErrorKind::unsupported, path,
-                  "expected a checkpoint, found a device, pipe or socket");
+                  "expected a checkpoint, found a device, pipe or socket (`ckpt-inspect` reads a "
+                  "pipe as standard input, `-`)");
   }
   return *kind == FileKind::directory ? format_of_directory(fs, path) : format_of_file(fs, path);
 }

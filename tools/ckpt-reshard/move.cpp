@@ -234,6 +234,14 @@ std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& cre
        .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); }});
 }
 
+/// Who gives `-` means standard input, as with ckpt-inspect; a file of that name is `./-`.
+void refuse_standard_input(const std::string& path) {
+  if (path != "-") return;
+  throw UsageError(
+      "SRC: expected a path, found '-' (only ckpt-inspect reads standard input; save it to a file)",
+      "ckpt-reshard --help");
+}
+
 void warn_of_left_over(const FileSystem& fs, const std::string& destination, Terminal& terminal) {
   const auto left_over = StagedDestination::left_over_at(fs, destination);
   if (!left_over) return;
@@ -302,6 +310,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   }
   FileSystem& fs = FileSystem::posix();
   for (const std::string& path : paths) {
+    refuse_standard_input(path);
     formats::check_destination(fs, path, options.destination, overwrite_policy(options),
                                "--overwrite");
   }
