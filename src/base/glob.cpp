@@ -75,6 +75,15 @@ bool pattern_selects(const std::string& pattern, std::string_view name) {
 
 }  // namespace
 
+std::string glob_of(std::string_view text) {
+  std::string pattern;
+  for (const char c : text) {
+    if (std::string_view("*?[\\!").find(c) != std::string_view::npos) pattern += '\\';
+    pattern += c;
+  }
+  return pattern;
+}
+
 bool glob_match(std::string_view pattern, std::string_view name) {
   std::size_t p = 0;
   std::size_t n = 0;

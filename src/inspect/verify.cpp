@@ -74,7 +74,9 @@ void check_values(const formats::CheckpointReader& reader,
       ErrorWhere where = error.where();
       if (where.path.empty()) where.path = reader.path();
       where.fqn = contents.values[v].name;
-      sink({Finding::Severity::error, "value", where, "a value that can be read",
+      const bool is_refused = error.kind() == ErrorKind::unsupported;
+      sink({is_refused ? Finding::Severity::note : Finding::Severity::error, "value", where,
+            is_refused ? "a value of plain types" : "a value that can be read",
             std::string(error.reason())});
     }
   }

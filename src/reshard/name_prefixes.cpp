@@ -4,19 +4,10 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/glob.h"
 
 namespace tessera::reshard {
 namespace {
-
-/// Returns the pattern that matches all that begins with `text`.
-std::string pattern_of(std::string_view text) {
-  std::string pattern;
-  for (const char c : text) {
-    if (std::string_view("*?[\\!").find(c) != std::string_view::npos) pattern += '\\';
-    pattern += c;
-  }
-  return pattern + "*";
-}
 
 /// Says whether a name of any kind fits.
 template <class Fits>
@@ -37,7 +28,7 @@ NamePrefixes::NamePrefixes(std::vector<std::string> prefixes) : prefixes_(std::m
 
 std::vector<std::string> NamePrefixes::patterns() const {
   std::vector<std::string> patterns;
-  for (const std::string& prefix : prefixes_) patterns.push_back(pattern_of(prefix));
+  for (const std::string& prefix : prefixes_) patterns.push_back(glob_of(prefix) + "*");
   return patterns;
 }
 

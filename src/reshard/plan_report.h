@@ -16,6 +16,11 @@ class PlanReport {
     plan_.problems.push_back(finding(formats::Finding::Severity::error, std::move(rule),
                                      std::move(fqn), std::move(expected), std::move(found)));
   }
+  /// Reports a problem at a place of its own.
+  void problem_at(ErrorWhere where, std::string rule, std::string expected, std::string found) {
+    plan_.problems.push_back({formats::Finding::Severity::error, std::move(rule), std::move(where),
+                              std::move(expected), std::move(found)});
+  }
   void note(std::string rule, std::string fqn, std::string expected, std::string found) {
     plan_.notes.push_back(finding(formats::Finding::Severity::note, std::move(rule), std::move(fqn),
                                   std::move(expected), std::move(found)));

@@ -67,8 +67,8 @@ KeyPath renamed_path(const KeyPath& path, const std::string& name, const std::st
 class Planner {
  public:
   Planner(const CheckpointContents& source, const std::string& source_path,
-          const PlanOptions& options)
-      : source_(source), source_path_(source_path), options_(options) {
+          const PlanOptions& options, const SourceGaps& gaps)
+      : source_(source), source_path_(source_path), options_(options), gaps_(gaps) {
     if (options_.optimizer == OptimizerPart::leave_out) left_out_.emplace(source_);
   }
 
@@ -306,6 +306,8 @@ class Planner {
         !has_shape_of_kind(source_, tensor, role, report_)) {
       return;
     }
+    const std::optional<PresentPieces> present = present_pieces(selected);
+    if (present && !present->are_enough) return;
 
     if (role.is_misnamed) {
       report_.note("kind of state", selected.source_name,
@@ -335,10 +337,52 @@ class Planner {
     }
     if (options_.format == Format::dcp) cut_into_boxes(entry);
     std::ranges::sort(entry.pieces, {}, &Piece::region);  // as writers that sort keep them
-    find_sources(tensor, entry, copy);
+    find_sources(present ? present->tensor : tensor, entry, copy);
+    if (present) present->restore_numbers(copy);
     plan_.nbytes_to_write += entry.meta.nbytes();
     plan_.destination.tensors.push_back(std::move(entry));
     plan_.copies.push_back(std::move(copy));
+  }
+
+  /// A tensor of which pieces are lost, as far as it is there.
+  struct PresentPieces {
+    TensorEntry tensor;                  // without the pieces that are lost
+    std::vector<std::uint32_t> numbers;  // of its pieces in the source
+    bool are_enough;
+
+    /// Turns numbers of these pieces into those of the source's.
+    void restore_numbers(TensorCopy& copy) const {
+      for (std::vector<std::uint32_t>& pieces : copy.source_pieces) {
+        for (std::uint32_t& piece : pieces) piece = numbers[piece];
+      }
+    }
+  };
+
+  /// Returns nothing for a tensor that is whole; reports what another one lacks.
+  std::optional<PresentPieces> present_pieces(const Selected& selected) {
+    const auto lost = gaps_.losses.pieces.find(selected.source_tensor);
+    if (lost == gaps_.losses.pieces.end()) return std::nullopt;
+    PresentPieces present{source_.tensors[selected.source_tensor], {}, false};
+    std::vector<Piece> pieces = std::move(present.tensor.pieces);
+    present.tensor.pieces.clear();
+    std::set<std::string> files;
+    for (std::uint32_t p = 0; p < pieces.size(); ++p) {
+      const auto file = lost->second.find(p);
+      if (file != lost->second.end()) {
+        files.insert(file->second);
+        continue;
+      }
+      present.tensor.pieces.push_back(std::move(pieces[p]));
+      present.numbers.push_back(p);
+    }
+    present.are_enough =
+        check_coverage(regions_of(present.tensor), present.tensor.meta.shape).empty();
+    if (present.are_enough) {
+      note_replaced(selected.source_name, files, report_);
+    } else {
+      report_lost(selected.source_name, files, options_.missing, report_);
+    }
+    return present;
   }
 
   bool cast(TensorEntry& entry) {
@@ -480,10 +524,30 @@ class Planner {
   void plan_values() {
     for (const std::size_t i : selected_values_) {
       const formats::ValueEntry& value = source_.values[i];
+      if (!can_give(i)) continue;
       plan_.destination.values.push_back(
           {renamed(value.name, options_.renames), path_of(value.name, value.key_path)});
       plan_.value_sources.push_back(i);
     }
+  }
+
+  /// Says whether the source can give a value; reports why not.
+  bool can_give(std::size_t value_index) {
+    const std::string& name = source_.values[value_index].name;
+    const auto lost = gaps_.losses.values.find(value_index);
+    if (lost != gaps_.losses.values.end()) {
+      report_lost(name, {lost->second}, options_.missing, report_);
+      return false;
+    }
+    const auto refused = gaps_.refused_values.find(value_index);
+    if (refused == gaps_.refused_values.end()) return true;
+    ErrorWhere where = refused->second.where();
+    where.fqn = name;
+    report_.problem_at(
+        where, "value",
+        "a value of plain types (" + option("only", "'!" + glob_of(name) + "'") + " leaves it out)",
+        std::string(refused->second.reason()));
+    return false;
   }
 
   /// Sorts two parallel lists by the first one's names.
@@ -527,6 +591,17 @@ class Planner {
     // An alias of a tensor that is left out has nothing to stand for.
     std::erase_if(destination.aliases, [&](const Alias& alias) {
       return destination.find_tensor(alias.target) == nullptr;
+    });
+    std::erase_if(destination.units, [&](const FlatUnit& unit) { return !is_there(unit); });
+  }
+
+  /// Says whether all parameters of a unit are at the destination.
+  bool is_there(const FlatUnit& unit) const {
+    const CheckpointContents& destination = plan_.destination;
+    return std::ranges::all_of(unit.parameters, [&](const FlatUnitParameter& parameter) {
+      return destination.find_tensor(parameter.fqn) != nullptr ||
+             std::ranges::find(destination.aliases, parameter.fqn, &Alias::fqn) !=
+                 destination.aliases.end();
     });
   }
 
@@ -573,6 +648,7 @@ class Planner {
   const CheckpointContents& source_;
   const std::string& source_path_;
   const PlanOptions& options_;
+  const SourceGaps& gaps_;
   Plan plan_;
   PlanReport report_{plan_, source_path_};
   std::optional<OptimizerEntries> left_out_;
@@ -588,8 +664,8 @@ class Planner {
 }  // namespace
 
 Plan plan_reshard(const CheckpointContents& source, const std::string& source_path,
-                  const PlanOptions& options) {
-  return Planner(source, source_path, options).plan();
+                  const PlanOptions& options, const SourceGaps& gaps) {
+  return Planner(source, source_path, options, gaps).plan();
 }
 
 std::string plan_digest(const Plan& plan, const CheckpointContents& source) {

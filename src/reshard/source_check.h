@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,12 @@ bool is_bare_flat_vector(std::string_view fqn);
 
 void report_missing_files(const formats::CheckpointContents& source, Relaxation missing,
                           PlanReport& report);
+
+/// Reports what cannot be had as it lies in files that are lost.
+void report_lost(const std::string& fqn, const std::set<std::string>& files, Relaxation missing,
+                 PlanReport& report);
+/// Notes that other replicas have what lies in files that are lost.
+void note_replaced(const std::string& fqn, const std::set<std::string>& files, PlanReport& report);
 
 /// Checks that the pieces hold every element once. `missing` lets holes pass, overlaps never.
 bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, PlanReport& report);

@@ -54,6 +54,14 @@ TEST(GlobTest, AByteThatIsNoUtf8IsACharacter) {
   EXPECT_FALSE(glob_match("é", "\xE9"));
 }
 
+TEST(GlobTest, AnyTextHasAPatternOfItsOwn) {
+  for (const char* text : {"a.b", "a*b", "a?b", "a[b]c", "a\\b", "!a", ""}) {
+    EXPECT_TRUE(glob_match(glob_of(text), text)) << text;
+  }
+  EXPECT_FALSE(glob_match(glob_of("a*b"), "axb"));
+  EXPECT_FALSE(NameSelection({glob_of("!a")}).selects("b"));
+}
+
 TEST(GlobTest, ManyStarsStayQuick) {
   const std::string name(2000, 'a');
   EXPECT_FALSE(glob_match("*a*a*a*a*a*a*a*a*a*a*b", name));

@@ -169,6 +169,54 @@ TEST(DcpTest, RefusesEveryInvalidCheckpoint) {
   }
 }
 
+TEST(DcpTest, AValueThatIsNeverReadIsANoteAndItsBytesAreChecked) {
+  MemoryFiles files = files_of(fixture("dcp/invalid/os_system_in_value"));
+  const std::vector<Finding> findings = findings_of(*open_dcp(files, "ck"));
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].severity, Finding::Severity::note);
+  EXPECT_EQ(findings[0].rule, "value");
+  EXPECT_EQ(findings[0].where.fqn, "step");
+  EXPECT_THAT(findings[0].found,
+              HasSubstr("os.system: not in the allow-list; nothing was executed"));
+
+  std::string& bytes = files["__2_0.distcp"];
+  bytes[bytes.find("3\n", bytes.find("archive/version"))] = '4';  // beside the pickle
+  const std::vector<Finding> damaged = findings_of(*open_dcp(files, "ck"));
+  ASSERT_FALSE(damaged.empty());
+  EXPECT_EQ(damaged[0].severity, Finding::Severity::error);
+  EXPECT_EQ(damaged[0].rule, "checksum");
+}
+
+TEST(DcpTest, FindsWhatLiesInLostFiles) {
+  const std::string path = fixture("dcp/valid/fsdp2_adamw");
+  EXPECT_TRUE(open(path)->find_losses().pieces.empty());
+  std::size_t num_values = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    SCOPED_TRACE(rank);
+    const std::string file = "__" + std::to_string(rank) + "_0.distcp";
+    MemoryFiles files = files_of(path);
+    files.remove(file);
+    const auto reader = open_dcp(files, "ck");
+    const Losses losses = reader->find_losses();
+    for (const auto& [v, name] : losses.values) {
+      EXPECT_EQ(name, file);
+      EXPECT_THROW(reader->read_value(v), Error);
+    }
+    num_values += losses.values.size();
+    const CheckpointContents& contents = reader->contents();
+    std::map<std::size_t, Losses::Pieces> expected;
+    for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+      const std::vector<Piece>& pieces = contents.tensors[t].pieces;
+      for (std::size_t p = 0; p < pieces.size(); ++p) {
+        const bool is_there = pieces[p].rank != rank || numel_of(pieces[p].region) == 0;
+        if (!is_there) expected[t].emplace(p, file);
+      }
+    }
+    EXPECT_EQ(losses.pieces, expected);
+  }
+  EXPECT_EQ(num_values, open(path)->contents().values.size());
+}
+
 TEST(DcpTest, VerifyReportsEveryDamagedFileAndGoesOn) {
   MemoryFiles files = files_of(fixture("dcp/valid/fsdp1_adamw"));
   files.remove("__1_0.distcp");

@@ -85,6 +85,16 @@ TEST(FlatLayoutTest, ParametersAreRangesOfTheVectorsPieces) {
   EXPECT_EQ(reader->contents().world_size, 2);
 }
 
+TEST(FlatLayoutTest, WhatTheVectorHasLostItsParametersHave) {
+  MemoryCheckpoint memory = checkpoint();
+  memory.losses_for_change() = {.pieces = {{0, {{0, "r0"}}}}, .values = {{0, "r1"}}};
+  const auto reader = applied(std::move(memory));
+  ASSERT_EQ(names_of(reader->contents())[0], "model.layers.0.a");
+  const Losses losses = reader->find_losses();
+  EXPECT_EQ(losses.pieces, (std::map<std::size_t, Losses::Pieces>{{0, {{0, "r0"}}}}));
+  EXPECT_EQ(losses.values, (std::map<std::size_t, std::string>{{0, "r1"}}));
+}
+
 TEST(FlatLayoutTest, UnitsNameTheirModuleAndParametersInOrder) {
   const auto reader = applied(checkpoint());
   const FlatUnit expected{"model.layers.0",

@@ -60,6 +60,25 @@ std::map<std::string, std::string> failing_reads(const FileSystem& fs) {
   return failures;
 }
 
+/// Two ranks; of the first tensor each has a half.
+MemoryCheckpoint halves() {
+  MemoryCheckpoint source("halves", 2);
+  source.add({"a", DType::float32, {4}}, bytes_of<float>({1, 2, 3, 4}),
+             {{Box{{0}, {2}}, 0}, {Box{{2}, {2}}, 1}});
+  source.add({"b", DType::float32, {1}}, bytes_of<float>({5}));
+  source.add_value("step", Value(3));
+  return source;
+}
+
+TEST(NativeDamageTest, FindsWhatLiesInLostRankFiles) {
+  MemoryFiles fs(kPath, written(halves()));
+  EXPECT_TRUE(open_native(fs, kPath)->find_losses().pieces.empty());
+  fs.remove("rank-00001.h5");
+  const Losses losses = open_native(fs, kPath)->find_losses();
+  EXPECT_EQ(losses.pieces, (std::map<std::size_t, Losses::Pieces>{{0, {{1, "rank-00001.h5"}}}}));
+  EXPECT_TRUE(losses.values.empty());
+}
+
 MemoryCheckpoint tiny_checkpoint() {
   Random random;
   MemoryCheckpoint source("tiny", 1);

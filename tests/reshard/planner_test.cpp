@@ -163,6 +163,84 @@ TEST(PlannerTest, HybridSpreadsTheWritingOverReplicas) {
   EXPECT_THAT(ranks, ElementsAre(0, 1, 2, 3));
 }
 
+std::vector<std::string> lines(const std::vector<formats::Finding>& findings) {
+  std::vector<std::string> lines;
+  for (const auto& finding : findings) lines.push_back(formats::finding_to_string(finding));
+  return lines;
+}
+
+TEST(PlannerTest, E7_AllThatLiesInLostFilesComesInOneReport) {
+  CheckpointContents contents = adamw();
+  contents.tensors[1].pieces = {{Box{{0, 0}, {6, 4}}, 0}, {Box{{6, 0}, {4, 4}}, 1}};
+  contents.values = {{"epoch", {}}, {"step", {}}};
+  contents.units = {
+      make_flat_unit("up", DType::float32, {{"model.up.bias", {10}}, {"model.up.weight", {10, 4}}}),
+      make_flat_unit("bias", DType::float32, {{"model.up.bias", {10}}})};
+  SourceGaps gaps;
+  gaps.losses.pieces = {{1, {{1, "r1"}}}, {4, {{0, "r0"}}}};
+  gaps.losses.values = {{1, "r0"}};
+  const std::string said = " that the checkpoint says it has, found none";
+  const auto report =
+      ElementsAre("src: model.up.weight: structure: expected the file r1" + said,
+                  "src: optim.state.up.weight.exp_avg: structure: expected the file r0" + said,
+                  "src: step: structure: expected the file r0" + said);
+  EXPECT_THAT(lines(plan_reshard(contents, "src", {}, gaps).problems), report);
+
+  const Plan relaxed = plan_reshard(contents, "src", {.missing = Relaxation::allow}, gaps);
+  EXPECT_THAT(relaxed.problems, IsEmpty());
+  EXPECT_THAT(lines(relaxed.notes), report);
+  EXPECT_THAT(relaxed.destination.tensors, SizeIs(4));
+  EXPECT_THAT(relaxed.value_sources, ElementsAre(0));
+  ASSERT_THAT(relaxed.destination.units, SizeIs(1));  // what has lost a parameter is no unit
+  EXPECT_EQ(relaxed.destination.units[0].name, "bias");
+
+  // What is not asked for may be lost.
+  const PlanOptions others{.only = NameSelection({"model.up.bias", "epoch"})};
+  EXPECT_THAT(plan_reshard(contents, "src", others, gaps).problems, IsEmpty());
+}
+
+TEST(PlannerTest, E7_ReplicasStandInForPiecesInLostFiles) {
+  CheckpointContents contents;
+  const Piece first{Box{{0}, {4}}, 0};
+  contents.tensors = {tensor("w", {8}, {first, {Box{{4}, {4}}, 1}, first, {Box{{4}, {4}}, 3}})};
+  contents.world_size = 4;
+  SourceGaps gaps;
+  gaps.losses.pieces = {{0, {{0, "r0"}, {1, "r1"}}}};
+  for (const int world_size : {0, 1, 3}) {
+    const Plan plan = plan_reshard(contents, "src", {.world_size = world_size}, gaps);
+    EXPECT_THAT(plan.problems, IsEmpty());
+    EXPECT_THAT(lines(plan.notes),
+                ElementsAre("src: w: structure: expected the files r0, r1 that the checkpoint says "
+                            "it has, found none, but replicas of all that it holds"));
+    for (const auto& pieces : plan.copies[0].source_pieces) {
+      EXPECT_THAT(pieces, testing::Each(testing::AnyOf(2U, 3U)));
+      EXPECT_FALSE(pieces.empty());
+    }
+  }
+  gaps.losses.pieces[0].emplace(3, "r3");
+  EXPECT_THAT(plan_reshard(contents, "src", {}, gaps).problems, SizeIs(1));
+}
+
+TEST(PlannerTest, E3_AllValuesThatAreNeverReadComeInOneReport) {
+  CheckpointContents contents;
+  contents.values = {{"a*[b]", {}}, {"args", {}}, {"epoch", {}}};
+  SourceGaps gaps;
+  for (const std::size_t v : {std::size_t{0}, std::size_t{1}}) {
+    gaps.refused_values.emplace(
+        v, Error(ErrorKind::unsupported, {.path = "src/f"}, "pickle: foreign global x.Y"));
+  }
+  for (const Relaxation missing : {Relaxation::refuse, Relaxation::allow}) {
+    EXPECT_THAT(
+        lines(plan_reshard(contents, "src", {.missing = missing}, gaps).problems),
+        ElementsAre("src/f: a*[b]: value: expected a value of plain types (--only "
+                    "'!a\\*\\[b]' leaves it out), found pickle: foreign global x.Y",
+                    "src/f: args: value: expected a value of plain types (--only '!args' leaves "
+                    "it out), found pickle: foreign global x.Y"));
+  }
+  const PlanOptions others{.only = NameSelection({"!args", "!a\\*\\[b]"})};
+  EXPECT_THAT(plan_reshard(contents, "src", others, gaps).problems, IsEmpty());
+}
+
 TEST(PlannerTest, E7_AllHolesAndOverlapsComeInOneReport) {
   CheckpointContents contents = adamw();
   contents.tensors[0].pieces = {{Box{{0}, {4}}, 0}};

@@ -44,7 +44,7 @@ void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Termin
                        [&] { return run_verify(options, terminal); });
   command.describe(
       "Goes on after a finding, so that one run tells all. Notes are about what the format leaves "
-      "unchecked; only errors make the exit code 1.");
+      "unchecked, and values of classes, which are never read; only errors make the exit code 1.");
   command.argument("PATH", options.source.path, kPathHelp)
       .flag("--values", options.values, "Numbers that are NaN or infinite are errors too")
       .flag("--json", options.json, "Print JSON");

@@ -28,6 +28,7 @@ using reshard::PlanOptions;
 
 constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
 constexpr int kJsonSchema = 1;
+constexpr std::size_t kMaxFindingsShown = 100;
 
 [[noreturn]] void refuse_option(const std::string& option, const std::string& expected,
                                 const std::string& found) {
@@ -234,6 +235,18 @@ std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& cre
        .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); }});
 }
 
+/// Prints findings, one on each line, as many as somebody may read.
+void print_findings(const std::string& prefix, const std::vector<Finding>& findings,
+                    Terminal& terminal) {
+  const std::size_t num_shown = std::min(findings.size(), kMaxFindingsShown);
+  for (std::size_t i = 0; i < num_shown; ++i) {
+    terminal.print_error(prefix + formats::finding_to_string(findings[i]));
+  }
+  if (num_shown == findings.size()) return;
+  terminal.print_error(prefix + "and " + std::to_string(findings.size() - num_shown) +
+                       " more (--json lists all)");
+}
+
 /// Who gives `-` means standard input, as with ckpt-inspect; a file of that name is `./-`.
 void refuse_standard_input(const std::string& path) {
   if (path != "-") return;
@@ -318,13 +331,12 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   const PlanOptions wanted = plan_options(options, files);
   StopSignals signals;
   const auto [reader, problems] = open();
-  Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), wanted);
+  Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), wanted,
+                                    reshard::find_gaps(*reader, wanted.only));
   plan.problems.insert(plan.problems.begin(), problems.begin(), problems.end());
-  for (const Finding& note : plan.notes)
-    terminal.print_error("note: " + formats::finding_to_string(note));
+  print_findings("note: ", plan.notes, terminal);
   if (!plan.problems.empty()) {
-    for (const Finding& problem : plan.problems)
-      terminal.print_error("ckpt-reshard: " + formats::finding_to_string(problem));
+    print_findings("ckpt-reshard: ", plan.problems, terminal);
     if (options.json) print_json(options, plan, *reader, 0, terminal);
     return ExitCode::bad_input;
   }

@@ -13,6 +13,9 @@ namespace tessera {
 /// Cost: O(name * pattern), never exponential.
 bool glob_match(std::string_view pattern, std::string_view name);
 
+/// Returns the pattern that `text` alone matches.
+std::string glob_of(std::string_view text);
+
 /// Selects names by patterns. A pattern selects the names it matches or equals, and all below them:
 /// `model.layers.0` selects `model.layers.0.up.weight`. Without patterns everything is selected; a
 /// pattern that begins with `!` takes names away; where only such patterns are given, all other

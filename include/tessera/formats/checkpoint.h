@@ -124,6 +124,14 @@ struct PieceStorage {
   std::uint64_t stored_nbytes = 0;
 };
 
+/// What lies in files of a checkpoint that are not there, each with the name of its file.
+struct Losses {
+  using Pieces = std::map<std::size_t, std::string>;  // by piece of a tensor
+
+  std::map<std::size_t, Pieces> pieces{};       // by tensor; pieces with elements alone
+  std::map<std::size_t, std::string> values{};  // by value
+};
+
 /// One result of a check. Rules are stable words, such as `checksum`, `coverage`, `structure`; all
 /// of them are in docs/cli/ckpt-inspect.md.
 struct Finding {
@@ -174,6 +182,11 @@ class CheckpointReader {
   /// Returns the paths of the files that tensors' bytes are read from, each once. None for what
   /// lies in memory.
   virtual std::vector<std::string> data_files() const = 0;
+
+  /// Looks for the files that pieces and values lie in, and returns what cannot be read as there is
+  /// none. Opens no file. Nothing for formats that open only where all files are there.
+  /// Throws: Error(io).
+  virtual Losses find_losses() const { return {}; }
 
   /// Checks all that the format can check beyond what opening did: every stored byte against its
   /// checksum, structure, files present. Reports, and goes on where it can. `num_threads` are the

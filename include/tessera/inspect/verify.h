@@ -28,8 +28,9 @@ struct VerifyReport {
 /// Checks all that can be known of an open checkpoint, and goes on after a finding where it can:
 /// what the format checks (every stored byte against its checksum, files, structure); rule
 /// `coverage`: pieces that leave out elements or share them; rule `value`: values that cannot be
-/// read; rules `alias` and `units`: names of tensors that are not there, or of other shapes.
-/// Throws: Error(io) where the operating system fails; Error(interrupted).
+/// read (a note, where they are of a kind that is never read); rules `alias` and `units`: names of
+/// tensors that are not there, or of other shapes. Throws: Error(io) where the operating system
+/// fails; Error(interrupted).
 VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions& options);
 
 /// Returns the bytes that `verify` reports progress on.

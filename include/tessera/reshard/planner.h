@@ -2,10 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/base/glob.h"
 #include "tessera/base/option_spelling.h"
 #include "tessera/base/rename.h"
@@ -40,6 +42,15 @@ struct PlanOptions {
   Relaxation lossy = Relaxation::refuse;    // merge state that is kept per column shard
   OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
+
+/// What a source has by its contents, and cannot give.
+struct SourceGaps {
+  formats::Losses losses{};
+  std::map<std::size_t, Error> refused_values{};  // by value: those of kinds that are never read
+};
+
+/// Looks for the gaps of an open checkpoint; reads the values of these names.
+SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names);
 
 /// Where one destination tensor's elements come from.
 struct TensorCopy {
@@ -77,11 +88,13 @@ struct Plan {
 /// Row-wise state of a table gets the form that its name at the destination stands for
 /// (torchrec_names.h): under torchrec's, one block of rows per column shard; else one element per
 /// row.
+/// A tensor is taken from the replicas that there are; what is left out or refused as it lies in
+/// `gaps` is noted or a problem, name by name.
 /// Throws: Error(invalid_argument) where the options contradict each other. What is wrong with the
 /// source's contents is in `problems`, all of it.
 /// Cost: O(pieces log pieces) per tensor for the layouts met in practice.
 Plan plan_reshard(const formats::CheckpointContents& source, const std::string& source_path,
-                  const PlanOptions& options);
+                  const PlanOptions& options, const SourceGaps& gaps = {});
 
 /// Returns the SHA-256 of everything a plan decides, as hex digits. Ranks compare it instead of the
 /// plan.

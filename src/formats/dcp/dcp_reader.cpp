@@ -49,6 +49,12 @@ std::string describe(DType dtype, std::span<const std::int64_t> shape) {
   return std::string(dtype_name(dtype)) + " " + shape_to_string(shape);
 }
 
+ByteRange window_of(const StorageInfo& info) {
+  return {info.offset, info.offset + info.nbytes};
+}
+
+class ItemCheck;
+
 class DcpReader final : public CheckpointReader {
  public:
   DcpReader(const FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {
@@ -79,16 +85,19 @@ class DcpReader final : public CheckpointReader {
   Value read_value(std::size_t value_index) const override;
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
   std::vector<std::string> data_files() const override;
+  Losses find_losses() const override;
   void check_files(const FindingSink& sink) const override;
   void verify(const FindingSink& sink, const ProgressSink& progress,
               int num_threads) const override;
 
  private:
   std::shared_ptr<const ReadableFile> open_file(std::uint32_t file) const;
+  std::shared_ptr<const ReadableFile> open_file_of(const StorageInfo& info) const;
   std::unique_ptr<const Item> open_item(const StorageInfo& info) const;
   std::unique_ptr<Chunk> open_chunk(const TensorEntry& tensor, const Box& box,
                                     const StorageInfo& info) const;
   std::shared_ptr<const Chunk> chunk_at(std::size_t tensor_index, std::size_t piece_index) const;
+  void verify_value(std::size_t value_index, ItemCheck& check) const;
 
   const FileSystem& fs_;
   std::string path_;
@@ -110,15 +119,20 @@ std::shared_ptr<const ReadableFile> DcpReader::open_file(std::uint32_t file) con
   });
 }
 
-std::unique_ptr<const Item> DcpReader::open_item(const StorageInfo& info) const {
+/// Returns the file of an item, all of which is there.
+std::shared_ptr<const ReadableFile> DcpReader::open_file_of(const StorageInfo& info) const {
   auto file = open_file(info.file);
-  const ByteRange window{info.offset, info.offset + info.nbytes};
+  const ByteRange window = window_of(info);
   if (window.end > file->nbytes()) {
     throw Error::expected(ErrorKind::corruption, {.path = file->path(), .byte_range = window},
                           "file size", "at least " + std::to_string(window.end) + " bytes",
                           std::to_string(file->nbytes()), "an incomplete copy?");
   }
-  return std::make_unique<Item>(std::move(file), window);
+  return file;
+}
+
+std::unique_ptr<const Item> DcpReader::open_item(const StorageInfo& info) const {
+  return std::make_unique<Item>(open_file_of(info), window_of(info));
 }
 
 std::unique_ptr<Chunk> DcpReader::open_chunk(const TensorEntry& tensor, const Box& box,
@@ -185,12 +199,23 @@ class ItemCheck {
   template <class Open>
   void check(const std::string& name, const Open& open) {
     try {
-      const auto opened = open();
-      const zip::ZipReader& zip = opened->archive.zip();
-      for (std::size_t m = 0; m < zip.members().size(); ++m) check_member(name, zip, m);
+      check_members(name, open()->archive.zip());
     } catch (const Error& error) {
       report_structure(error.at_tensor(name));
     }
+  }
+
+  void check_members(const std::string& name, const zip::ZipReader& zip) {
+    for (std::size_t m = 0; m < zip.members().size(); ++m) check_member(name, zip, m);
+  }
+
+  /// Takes the error of a value that is never read, which is no damage: PyTorch has written it.
+  void report_refused_value(const Error& refusal) {
+    sink_({.severity = Finding::Severity::note,
+           .rule = "value",
+           .where = refusal.where(),
+           .expected = "a value of plain types",
+           .found = std::string(refusal.reason())});
   }
 
   void report_structure(const Error& error) {
@@ -233,6 +258,28 @@ class ItemCheck {
   std::size_t num_without_crc_ = 0;
 };
 
+Losses DcpReader::find_losses() const {
+  const auto& [contents, storage] = metadata_;
+  std::vector<bool> is_lost;
+  for (const std::string& name : storage.files) {
+    is_lost.push_back(!fs_.kind_of(join_path(path_, name)));
+  }
+  Losses losses;
+  if (std::ranges::find(is_lost, true) == is_lost.end()) return losses;
+  for (std::size_t v = 0; v < storage.values.size(); ++v) {
+    const std::uint32_t file = storage.values[v].file;
+    if (is_lost[file]) losses.values.emplace(v, storage.files[file]);
+  }
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    for (std::size_t p = 0; p < storage.pieces[t].size(); ++p) {
+      const std::uint32_t file = storage.pieces[t][p].file;
+      const bool is_stored = numel_of(contents.tensors[t].pieces[p].region) != 0;
+      if (is_stored && is_lost[file]) losses.pieces[t].emplace(p, storage.files[file]);
+    }
+  }
+  return losses;
+}
+
 std::vector<std::string> DcpReader::data_files() const {
   std::vector<std::string> paths;
   for (const std::string& name : metadata_.storage.files) paths.push_back(join_path(path_, name));
@@ -260,6 +307,28 @@ void DcpReader::check_files(const FindingSink& sink) const {
   }
 }
 
+void DcpReader::verify_value(std::size_t value_index, ItemCheck& check) const {
+  const std::string& name = metadata_.contents.values[value_index].name;
+  const StorageInfo& info = metadata_.storage.values[value_index];
+  try {
+    const auto item = open_item(info);
+    item->archive.as_value();
+    check.check_members(name, item->archive.zip());
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unsupported) {
+      check.report_structure(error.at_tensor(name));
+      return;
+    }
+    try {  // the bytes of what is not read are checked all the same
+      const auto file = open_file_of(info);
+      check.check_members(name, zip::ZipReader(*file, window_of(info)));
+      check.report_refused_value(error.at_tensor(name));
+    } catch (const Error& damage) {
+      check.report_structure(damage.at_tensor(name));
+    }
+  }
+}
+
 void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
                        int /*num_threads*/) const {
   ItemCheck check(sink, progress);
@@ -275,11 +344,7 @@ void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
   const auto& [contents, storage] = metadata_;
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
     if (!is_readable[storage.values[v].file]) continue;
-    check.check(contents.values[v].name, [&] {
-      auto item = open_item(storage.values[v]);
-      item->archive.as_value();
-      return item;
-    });
+    verify_value(v, check);
   }
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     const TensorEntry& tensor = contents.tensors[t];

@@ -100,6 +100,22 @@ class NativeReader final : public CheckpointReader {
     return paths;
   }
 
+  Losses find_losses() const override {
+    std::vector<bool> is_lost;
+    for (const std::string& path : data_files()) is_lost.push_back(!fs_.kind_of(path));
+    Losses losses;
+    if (std::ranges::find(is_lost, true) == is_lost.end()) return losses;
+    for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
+      const std::vector<Piece>& pieces = index_.contents.tensors[t].pieces;
+      for (std::size_t p = 0; p < pieces.size(); ++p) {
+        const int rank = pieces[p].rank;
+        if (numel_of(pieces[p].region) == 0 || !is_lost[static_cast<std::size_t>(rank)]) continue;
+        losses.pieces[t].emplace(p, rank_file_name(rank));
+      }
+    }
+    return losses;
+  }
+
   void check_files(const FindingSink& sink) const override {
     check_rank_files(fs_, path_, checkpoint_id_, index_.rank_files, sink);
   }

@@ -168,7 +168,8 @@ Outcome run(const Request& request, Watch& watch) {
   }
   const auto [reader, collisions] = open(request.sources);
   request.sources.prefixes.check_used(reader->contents(), "prefix");
-  Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), request.plan);
+  Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), request.plan,
+                                    reshard::find_gaps(*reader, request.plan.only));
   plan.problems.insert(plan.problems.begin(), collisions.begin(), collisions.end());
   std::uint64_t kept_nbytes = 0;
   std::optional<std::string> left_over;
