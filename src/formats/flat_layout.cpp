@@ -156,6 +156,7 @@ class FlatLayoutReader final : public CheckpointReader {
   void show_state(std::size_t state, const FlatVectorLayout& layout, std::string_view prefix,
                   std::string_view vector_name, std::string_view state_name);
   void finish();
+  void refuse_holes(const TensorEntry& vector, const FlatVectorLayout& layout) const;
   [[noreturn]] void refuse(const std::string& fqn, std::string_view rule, std::string_view expected,
                            std::string_view found, std::string_view likely_cause = {}) const;
 
@@ -256,6 +257,32 @@ KeyPath path_beside(const TensorEntry& vector, std::string_view fqn) {
   return path;
 }
 
+/// Throws where more lies between parameters than FSDP1 leaves to align each at 16 bytes, or more
+/// behind them than makes the vector as long on every rank: elements that would be lost.
+void FlatLayoutReader::refuse_holes(const TensorEntry& vector,
+                                    const FlatVectorLayout& layout) const {
+  constexpr std::uint64_t kAlignmentNbytes = 16;
+  const auto max_gap = static_cast<std::int64_t>((kAlignmentNbytes - 1) / itemsize(layout.dtype));
+  std::vector<const FlatUnitParameter*> by_offset;
+  for (const FlatUnitParameter& parameter : layout.parameters) by_offset.push_back(&parameter);
+  std::ranges::stable_sort(by_offset, {}, &FlatUnitParameter::offset);
+  std::int64_t end = 0;
+  const auto refuse_gap = [&](std::int64_t next, std::int64_t max_numel) {
+    if (next - end <= max_numel) return;
+    refuse(
+        layout.key, "flat vector",
+        "at most " + std::to_string(max_numel) + " elements of padding at " + std::to_string(end),
+        std::to_string(next - end) + " that are no parameter's", "an incomplete layout?");
+  };
+  for (const FlatUnitParameter* parameter : by_offset) {
+    refuse_gap(parameter->offset, max_gap);
+    end = std::max(end, parameter->offset + numel_of(parameter->shape));
+  }
+  const auto num_ranks =
+      std::max<std::int64_t>(contents_.world_size, static_cast<std::int64_t>(vector.pieces.size()));
+  refuse_gap(layout.numel_padded, max_gap + num_ranks - 1);
+}
+
 void FlatLayoutReader::show_vector(std::size_t vector, const FlatVectorLayout& layout) {
   const TensorEntry& below = reader_->contents().tensors[vector];
   if (below.meta.shape != Shape{layout.numel_padded}) {
@@ -265,6 +292,7 @@ void FlatLayoutReader::show_vector(std::size_t vector, const FlatVectorLayout& l
   if (below.meta.dtype != layout.dtype) {
     refuse(layout.key, "dtype", dtype_name(layout.dtype), dtype_name(below.meta.dtype));
   }
+  refuse_holes(below, layout);
   std::map<std::pair<std::int64_t, Shape>, const FlatUnitParameter*> first_at;
   std::vector<std::pair<std::string, Shape>> of_unit;
   for (const FlatUnitParameter& parameter : layout.parameters) {

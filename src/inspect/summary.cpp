@@ -27,11 +27,15 @@ struct Trie {
   std::map<std::string_view, Trie> children;
 };
 
+// Trees are walked by recursion. What lies deeper keeps its dots in the last label.
+constexpr int kMaxDepth = 2000;
+
 void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t index,
             const Totals& totals) {
   Trie* node = &root;
-  for (std::string_view rest = name;;) {
-    const std::size_t dot = rest.find('.');
+  std::string_view rest = name;
+  for (int depth = 1;; ++depth) {
+    const std::size_t dot = depth < kMaxDepth ? rest.find('.') : std::string_view::npos;
     node = &node->children[rest.substr(0, dot)];
     if (dot == std::string_view::npos) break;
     rest.remove_prefix(dot + 1);

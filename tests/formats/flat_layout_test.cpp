@@ -137,6 +137,24 @@ TEST(FlatLayoutTest, TiedParametersAreAliases) {
   EXPECT_EQ(reader->contents().aliases[0].target, "model.layers.0.b");
 }
 
+TEST(FlatLayoutTest, RefusesLayoutsThatLeaveOutMoreThanPadding) {
+  const auto message_without = [](std::size_t parameter) -> std::string {
+    std::vector<FlatVectorLayout> changed = layout();
+    changed[0].parameters.erase(changed[0].parameters.begin() +
+                                static_cast<std::ptrdiff_t>(parameter));
+    try {
+      applied(checkpoint(), changed);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::mismatch);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(message_without(0), HasSubstr("flat vector: expected at most 3 elements of padding "
+                                            "at 0, found 8 that are no parameter's"));
+  EXPECT_THAT(message_without(1), HasSubstr("at most 4 elements of padding at 6, found 8"));
+}
+
 TEST(FlatLayoutTest, RefusesWhatDoesNotAddUp) {
   const auto message_for = [](const auto& change, MemoryCheckpoint memory) -> std::string {
     std::vector<FlatVectorLayout> changed = layout();

@@ -82,15 +82,15 @@ std::string bash_completion(const CompletedTool& tool) {
          "  esac\n"
          "  COMPREPLY=()\n"
          "  if [[ $words ]]; then\n"
-         "    COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
+         "    mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$current\")\n"
          "  elif [[ $current == -* ]]; then\n"
-         "    COMPREPLY=($(compgen -W \"$options\" -- \"$current\"))\n"
+         "    mapfile -t COMPREPLY < <(compgen -W \"$options\" -- \"$current\")\n"
          "  elif ((COMP_CWORD == 1)); then\n"
-         "    COMPREPLY=($(compgen -W '" +
+         "    mapfile -t COMPREPLY < <(compgen -W '" +
          joined(verbs(tool)) +
-         "' -- \"$current\") $(compgen -f -- \"$current\"))\n"
+         "' -- \"$current\"; compgen -f -- \"$current\")\n"
          "  else\n"
-         "    COMPREPLY=($(compgen -f -- \"$current\"))\n"
+         "    mapfile -t COMPREPLY < <(compgen -f -- \"$current\")\n"
          "  fi\n"
          "}\n"
          "complete -o filenames -F " +
