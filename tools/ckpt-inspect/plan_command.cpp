@@ -63,6 +63,19 @@ void print_explanation(const ProposedPlan& proposed, Terminal& terminal) {
   }
 }
 
+// A name given by mistake may be a checkpoint's: only a plan is replaced by a plan.
+void require_plan_or_nothing(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path) != FileKind::regular) return;
+  try {
+    const std::string text = read_file(fs, path, kMaxNotesNbytes);
+    if (!text.empty()) TablePlan::from_json(text, path);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite", "a plan",
+                          "something else, which stays as it is");
+  }
+}
+
 }  // namespace
 
 void add_plan_command(CommandLine& line, PlanCommandOptions& options, Terminal& terminal) {
@@ -108,6 +121,7 @@ ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal) {
   }
   std::optional<OutputFile> output;
   if (!options.output_path.empty()) {
+    if (options.overwrite) require_plan_or_nothing(FileSystem::posix(), options.output_path);
     output.emplace(FileSystem::posix(), options.output_path,
                    options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse,
                    "--output");
