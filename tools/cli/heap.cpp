@@ -5,31 +5,33 @@
 #include <unistd.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
+#include <memory>
 
 namespace tessera::cli {
 
 void let_heap_use_huge_pages() {
 #if defined(__GLIBC__) && defined(MADV_HUGEPAGE)
-  constexpr std::uintptr_t kHugePageNbytes = std::uintptr_t{2} << 20;
+  constexpr std::size_t kHugePageNbytes = std::size_t{2} << 20;
   constexpr int kRoomNbytes = 256 << 20;
   constexpr int kUsualPadNbytes = 128 << 10;  // as glibc has it
   constexpr int kMmapNbytes = 32 << 20;       // the largest that glibc takes
 
-  const auto begin = reinterpret_cast<std::uintptr_t>(sbrk(0));
+  auto* const begin = static_cast<std::byte*>(sbrk(0));
   mallopt(M_MMAP_THRESHOLD, kMmapNbytes);
   mallopt(M_TRIM_THRESHOLD, 2 * kRoomNbytes);
   mallopt(M_TOP_PAD, kRoomNbytes);
   void* volatile grown = std::malloc(std::size_t{1} << 20);  // more than the heap has at the start
   std::free(grown);
   mallopt(M_TOP_PAD, kUsualPadNbytes);
-  const auto end = reinterpret_cast<std::uintptr_t>(sbrk(0));
+  const auto nbytes = static_cast<std::size_t>(static_cast<std::byte*>(sbrk(0)) - begin);
 
   // The first two MiB and more are left as they are: most lists need no more.
-  const std::uintptr_t huge_begin = (begin / kHugePageNbytes + 2) * kHugePageNbytes;
-  if (huge_begin >= end) return;
-  static_cast<void>(madvise(reinterpret_cast<void*>(huge_begin), end - huge_begin, MADV_HUGEPAGE));
+  if (nbytes <= kHugePageNbytes) return;
+  void* huge_begin = begin + kHugePageNbytes;
+  std::size_t huge_nbytes = nbytes - kHugePageNbytes;
+  if (std::align(kHugePageNbytes, kHugePageNbytes, huge_begin, huge_nbytes) == nullptr) return;
+  static_cast<void>(madvise(huge_begin, huge_nbytes, MADV_HUGEPAGE));
 #endif
 }
 
