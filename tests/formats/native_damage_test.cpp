@@ -629,7 +629,7 @@ TEST(NativeRebuildTest, TheIndexComesBackByteForByte) {
     rebuild_native_index(FileSystem::posix(), directory / "c");
     EXPECT_TRUE(files_of(directory / "c") == before);
     // A damaged index is replaced.
-    write_file(directory / "c/index.h5", "damaged");
+    write_file(directory / "c/index.h5", "\x89TSR damaged");
     rebuild_native_index(FileSystem::posix(), directory / "c");
     EXPECT_TRUE(files_of(directory / "c") == before);
   }

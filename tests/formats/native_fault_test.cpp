@@ -92,7 +92,7 @@ TEST(NativeFaultTest, AFailureAtAnyOperationOfRebuildingLeavesTheIndexAsItWas) {
   TemporaryDirectory directory;
   write_native(two_ranks(), directory / "c");
   const std::string sound = read_all(directory / "c/index.h5");
-  for (const std::string& before : {std::string("damaged"), sound.substr(0, 5000), sound}) {
+  for (const std::string& before : {std::string("\x89TSR damaged"), sound.substr(0, 5000), sound}) {
     write_file(directory / "c/index.h5", before);
     FaultFileSystem fs(FileSystem::posix(), directory.path());
     for (std::int64_t index = 0;; ++index) {
@@ -102,14 +102,6 @@ TEST(NativeFaultTest, AFailureAtAnyOperationOfRebuildingLeavesTheIndexAsItWas) {
         rebuild_native_index(fs, directory / "c");
         break;
       } catch (const Error& error) {
-        if (error.kind() == ErrorKind::already_exists) {
-          // What has been replaced, and could not be removed, is like no index.
-          EXPECT_EQ(before, "damaged");
-          EXPECT_EQ(read_all(directory / "c/index.h5"), sound);
-          EXPECT_EQ(read_all(directory / "c/index.h5.partial"), before);
-          std::filesystem::remove(directory / "c/index.h5.partial");
-          continue;
-        }
         EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
       }
       const std::string after = read_all(directory / "c/index.h5");

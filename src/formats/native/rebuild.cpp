@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/named_object.h"
 #include "formats/native/checksum_text.h"
 #include "formats/native/index_file.h"
 #include "formats/native/rank_files.h"
@@ -131,14 +134,30 @@ void add_lines(const std::vector<std::string>& lines, std::string& list) {
                        list);
 }
 
-/// Judges what lies at an index's staging path by its header: an index that a dead process had
-/// replaced has one, of one that it was writing it is written last.
-StagedDestination::LeftOver judge_left_over(const FileSystem& fs, const StagedDestination& staged) {
-  const std::string header = read_begin(fs, staged.staging_path(), kHeaderNbytes).value_or("");
+/// Whether a file is an index, damaged perhaps, or one that was begun: its header is written last.
+bool may_be_index(const FileSystem& fs, const std::string& path) {
+  // What comes behind in the magic is there to be damaged, by a transfer as text.
+  constexpr std::size_t kNameNbytes = 4;
+  const std::string header = read_begin(fs, path, kHeaderNbytes).value_or("");
   const bool is_begun = header.find_first_not_of('\0') == std::string::npos;
-  const std::string_view magic(reinterpret_cast<const char*>(kMagic.data()), kMagic.size());
-  return is_begun || header.starts_with(magic) ? StagedDestination::LeftOver::remove
-                                               : StagedDestination::LeftOver::foreign;
+  const std::string_view name(reinterpret_cast<const char*>(kMagic.data()), kNameNbytes);
+  return is_begun || header.starts_with(name);
+}
+
+/// Judges what lies at an index's staging path: it may be an index that a dead process had
+/// replaced.
+StagedDestination::LeftOver judge_left_over(const FileSystem& fs, const StagedDestination& staged) {
+  return may_be_index(fs, staged.staging_path()) ? StagedDestination::LeftOver::remove
+                                                 : StagedDestination::LeftOver::foreign;
+}
+
+/// Refuses to replace what has the index's name and is somebody's.
+void require_replaceable_index(const FileSystem& fs, const std::string& path) {
+  const auto mode = tessera::detail::mode_of_name(path);
+  if (!mode || (S_ISREG(*mode) && may_be_index(fs, path))) return;
+  throw Error(ErrorKind::already_exists, {.path = path},
+              "index: this name is needed for it, and something else has it: " +
+                  std::string(tessera::detail::kind_in_words(*mode)) + " (remove or rename it)");
 }
 
 }  // namespace
@@ -153,6 +172,8 @@ void rebuild_native_index(FileSystem& fs, const std::string& path) {
                           !kind ? "" : "a checkpoint of another format?");
   }
   require_no_work_in_progress(fs, path);
+  const std::string index_path = join_path(path, kIndexFileName);
+  require_replaceable_index(fs, index_path);
   RankIndexes indexes = read_ranks(fs, path);
   if (!indexes.refusals.empty()) refuse_loss(path, indexes);
   Index whole = merge_ranks(std::move(indexes.ranks), path);
@@ -163,8 +184,7 @@ void rebuild_native_index(FileSystem& fs, const std::string& path) {
                           checksum_text(indexes.checkpoint_id), checksum_text(rebuilt_id),
                           "rank files that contradict each other");
   }
-  StagedDestination staged(fs, join_path(path, kIndexFileName), DestinationKind::member_file,
-                           OverwritePolicy::replace,
+  StagedDestination staged(fs, index_path, DestinationKind::member_file, OverwritePolicy::replace,
                            [&](const auto& left) { return judge_left_over(fs, left); });
   write_index_file(fs, staged.staging_path(), whole);
   staged.commit();
