@@ -10,12 +10,12 @@ namespace tessera::detail {
 /// Which names are those of a checkpoint's files, be it of one that a writer has begun.
 enum class FileNames {
   of_our_writers,     // of all formats
-  of_any_checkpoint,  // whoever wrote it, by the ends of names
+  of_one_checkpoint,  // whoever wrote it, of the one format that the directory's names tell
 };
 
-/// Whether the entry `name` of a directory is such a file.
-bool is_checkpoint_file(const FileSystem& fs, const std::string& directory, const std::string& name,
-                        FileNames names);
+/// Whether the entry `name` of a directory is a file that our writers make, of whatever format.
+bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
+                            const std::string& name);
 
 /// Returns the first name in a directory that is no file of a checkpoint.
 std::optional<std::string> first_foreign_entry(const FileSystem& fs, const std::string& directory,

@@ -163,7 +163,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
   }
   had_foreign_entry_ =
       fs_.kind_of(destination_) == FileKind::directory &&
-      detail::first_foreign_entry(fs_, destination_, FileNames::of_any_checkpoint).has_value();
+      detail::first_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint).has_value();
 }
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
@@ -246,7 +246,7 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
     // Where the journal tells of no work, it may be a checkpoint that was replaced.
     const bool is_work = is_work_in_progress(fs_, staging_path_);
     require_no_foreign_entry(fs_, staging_path_,
-                             is_work ? FileNames::of_our_writers : FileNames::of_any_checkpoint,
+                             is_work ? FileNames::of_our_writers : FileNames::of_one_checkpoint,
                              "staging", "would be removed with the work in progress");
   }
   return verdict;
@@ -361,7 +361,7 @@ void StagedDestination::remove_quietly() noexcept {
 void StagedDestination::remove_own_files() {
   if (kind_ != DestinationKind::directory) return;
   for (const std::string& name : fs_.list_directory(staging_path_)) {
-    if (detail::is_checkpoint_file(fs_, staging_path_, name, FileNames::of_our_writers)) {
+    if (detail::is_file_of_our_writers(fs_, staging_path_, name)) {
       fs_.remove_all(join_path(staging_path_, name));
     }
   }
@@ -393,7 +393,7 @@ void StagedDestination::publish() {
     // Somebody may have put something there in the meantime; what was there before, the caller
     // knew.
     if (fs_.kind_of(destination_) == FileKind::directory && !had_foreign_entry_) {
-      require_no_foreign_entry(fs_, destination_, FileNames::of_any_checkpoint, "destination",
+      require_no_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint, "destination",
                                "would be removed with what is replaced");
     }
     // What is replaced stands at the staging path until it is removed: lock it, so that no other

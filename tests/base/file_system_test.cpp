@@ -287,7 +287,7 @@ TEST_F(StagedDestinationTest, WhatADeadProcessLeftIsTakenOverAndEmptied) {
       StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
       if (kind == DestinationKind::directory) {
         put(fs_, join_path(staged.staging_path(), "rank-00000.h5"), "x");
-        put(fs_, join_path(staged.staging_path(), ".metadata"), "x");
+        put(fs_, join_path(staged.staging_path(), "index.h5"), "x");
         put(fs_, join_path(staged.staging_path(), "rank-00001.h5.partial"), "x");
       }
       ::_exit(0);  // without running any destructor
@@ -307,17 +307,17 @@ TEST_F(StagedDestinationTest, WhatADeadProcessLeftIsTakenOverAndEmptied) {
 
 TEST_F(StagedDestinationTest, WhatCameToLieInTheDestinationMeanwhileStays) {
   fs_.make_directory(tmp_ / "out");
-  put(fs_, tmp_ / "out/a.h5", "old");
+  put(fs_, tmp_ / "out/index.h5", "old");
   StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace);
-  put(fs_, tmp_ / "out.partial/a.h5", "new");
+  put(fs_, tmp_ / "out.partial/index.h5", "new");
   put(fs_, tmp_ / "out/notes.txt", "mine");
   EXPECT_THAT([&] { staged.commit(); },
               ThrowsError(ErrorKind::already_exists, "notes.txt: destination: this is no file"));
   EXPECT_EQ(get(tmp_ / "out/notes.txt"), "mine");
-  EXPECT_EQ(get(tmp_ / "out/a.h5"), "old");
+  EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
   std::filesystem::remove(tmp_ / "out/notes.txt");
   staged.commit();
-  EXPECT_EQ(get(tmp_ / "out/a.h5"), "new");
+  EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
 }
 
 TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
@@ -474,7 +474,7 @@ TEST_F(StagedDestinationTest, E4_WhereverAWriterDiesTheNextOneTakesOver) {
   const auto write = [&](FileSystem& fs, DestinationKind kind, const std::string& text) {
     StagedDestination staged(fs, tmp_ / "out", kind, OverwritePolicy::replace);
     const bool is_file = kind == DestinationKind::file;
-    const std::string path = staged.staging_path() + (is_file ? "" : "/a.h5");
+    const std::string path = staged.staging_path() + (is_file ? "" : "/index.h5");
     const auto file = is_file ? fs.open_for_update(path) : fs.create(path);
     file->write_at(0, bytes_of(text));
     file->close();
@@ -483,7 +483,7 @@ TEST_F(StagedDestinationTest, E4_WhereverAWriterDiesTheNextOneTakesOver) {
   };
   bool has_left_old = false;
   const auto kill_everywhere = [&](DestinationKind kind, bool replaces) {
-    const std::string path = tmp_ / (kind == DestinationKind::file ? "out" : "out/a.h5");
+    const std::string path = tmp_ / (kind == DestinationKind::file ? "out" : "out/index.h5");
     bool has_failed = true;
     for (std::int64_t i = 0; has_failed; ++i) {
       SCOPED_TRACE("operation " + std::to_string(i));
@@ -513,9 +513,9 @@ TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
   const auto put_left_over = [&](DestinationKind kind) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
     const bool is_file = kind == DestinationKind::file;
-    put(fs_, tmp_ / (is_file ? "out.partial" : "out.partial/a.h5"), "half");
+    put(fs_, tmp_ / (is_file ? "out.partial" : "out.partial/index.h5"), "half");
     put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
-    return tmp_ / (is_file ? "out.partial" : "out.partial/a.h5");
+    return tmp_ / (is_file ? "out.partial" : "out.partial/index.h5");
   };
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     const std::string work = put_left_over(kind);
@@ -610,6 +610,22 @@ TEST_F(StagedDestinationTest, E4_WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) 
               ThrowsError(ErrorKind::already_exists, "has it: a directory without a journal"));
 }
 
+TEST_F(StagedDestinationTest, E4_WhatComesToLieInTheDestinationIsToBeOfItsFormat) {
+  for (const auto& [own, foreign] :
+       std::vector<std::pair<std::string, std::string>>{{"index.h5", "adapter_model.safetensors"},
+                                                        {".metadata", "rank.h5"},
+                                                        {"model.safetensors", "results.h5"}}) {
+    const std::string path = tmp_ / own.substr(0, 4);
+    fs_.make_directory(path);
+    put(fs_, join_path(path, own), "old");
+    StagedDestination staged(fs_, path, DestinationKind::directory, OverwritePolicy::replace);
+    put(fs_, join_path(path, foreign), "mine");
+    EXPECT_THAT([&] { staged.commit(); },
+                ThrowsError(ErrorKind::already_exists, foreign + ": destination: this is no file"));
+    EXPECT_EQ(get(join_path(path, foreign)), "mine");
+  }
+}
+
 TEST_F(StagedDestinationTest, E4_WhatHasTakenTheStagingPathOfWorkThatFailsStays) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     {
@@ -662,7 +678,7 @@ TEST_F(StagedDestinationTest, E4_WhatWasReplacedAndCannotBeRemovedIsTold) {
 
 TEST_F(StagedDestinationTest, E4_WhatIsLeftAndCannotBeRemovedIsToldByTheNextWriter) {
   fs_.make_directory(tmp_ / "out.partial");
-  put(fs_, tmp_ / "out.partial/a.h5", "half");
+  put(fs_, tmp_ / "out.partial/index.h5", "half");
   put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
   int num_told = 0;
   for (std::int64_t index = 0; fs_.kind_of(tmp_ / "out.partial"); ++index) {
@@ -702,7 +718,7 @@ TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkInProgressStays) {
   };
   fs_.make_directory(tmp_ / "out.partial");
   put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
-  put(fs_, tmp_ / "out.partial/a.h5", "half");
+  put(fs_, tmp_ / "out.partial/index.h5", "half");
   for (const std::string name : {"a.json", "b.h5"}) {
     std::filesystem::create_directories(tmp_ / ("out.partial/" + name));
     put(fs_, tmp_ / ("out.partial/" + name + "/chapter"), "one");
@@ -714,13 +730,13 @@ TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkInProgressStays) {
   EXPECT_THAT(stage,
               ThrowsError(ErrorKind::already_exists, "notes.json: staging: this is no file"));
   EXPECT_EQ(get(tmp_ / "out.partial/notes.json"), "mine");
-  EXPECT_EQ(get(tmp_ / "out.partial/a.h5"), "half");
+  EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
 }
 
 TEST_F(StagedDestinationTest, E4_AJournalThatIsALinkHidesNoWork) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
-    const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/a.h5";
+    const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5";
     put(fs_, tmp_ / work, "half");
     std::filesystem::create_symlink("on-a-disk-that-is-gone", tmp_ / "out.partial.journal");
     const auto never = [](const StagedDestination&) { return LeftOver::remove; };

@@ -5,15 +5,20 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 
+#include "support/error_matchers.h"
 #include "support/temporary_directory.h"
+#include "support/zip_bytes.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
 namespace {
 
 using test::TemporaryDirectory;
+using test::ThrowsError;
+using test::zip_bytes;
 using testing::HasSubstr;
 
 const std::string kFixtures = TESSERA_FIXTURES;
@@ -97,6 +102,122 @@ TEST(DetectTest, EveryFixtureMayBeReplaced) {
     }
   }
   EXPECT_GT(num_passed, 40);
+}
+
+void allow_replacing(const std::string& path) {
+  check_replaceable(FileSystem::posix(), path, "replace");
+}
+
+/// Returns an archive with one entry, without its end.
+std::string cut_archive(const std::string& name) {
+  const std::string whole = zip_bytes({{.name = name, .data = "content"}});
+  return whole.substr(0, whole.find("content") + 1);
+}
+
+void copy_writable(const std::string& from, const std::string& to) {
+  std::filesystem::copy(from, to);
+  std::filesystem::permissions(to, std::filesystem::perms::owner_write,
+                               std::filesystem::perm_options::add);
+}
+
+TEST(DetectTest, OrdinaryFilesAreNoneToReplace) {
+  const TemporaryDirectory directory;
+  const std::string long_header("\xff\0\0\0\0\0\0\0{", 9);
+  for (const auto& [name, content] : std::map<std::string, std::string>{
+           {"prog.c", "int f() {\n return 1;\n}\n"},
+           {"thesis.tex", "\\section{On this}"},
+           {"config.json", "{\"abc\": {\"x\": 1}}"},
+           {"data", long_header},
+           {"notes.safetensors", "ab\n"},
+           {"book.zip", zip_bytes({{.name = "book/data/1.txt"}, {.name = "book/data.pkl.txt"}})},
+           {"cut.zip", cut_archive("book/data/chapter.txt")},
+           {"deflated.zip", zip_bytes({{.name = "book/data.pkl", .method = 8}})},
+           {"deep.zip", zip_bytes({{.name = "a/book/data.pkl"}})}}) {
+    SCOPED_TRACE(name);
+    write(directory / name, content);
+    EXPECT_THAT([&] { allow_replacing(directory / name); },
+                ThrowsError(ErrorKind::invalid_argument, name + ": replace: expected"));
+  }
+}
+
+TEST(DetectTest, DamagedFilesAreReplacedForWhatIsLeft) {
+  const TemporaryDirectory directory;
+  for (const auto& [name, content] : std::map<std::string, std::string>{
+           {"model.safetensors", std::string("\xff\0\0\0\0\0\0\0{", 9)},
+           {"nothing", ""},
+           {"saved.pt", cut_archive("saved/data.pkl")},
+           {"script.pt", cut_archive("script/data/12")}}) {
+    SCOPED_TRACE(name);
+    write(directory / name, content);
+    EXPECT_NO_THROW(allow_replacing(directory / name));
+  }
+}
+
+TEST(DetectTest, ArchivesAreKnownByWhatTheyHoldAnywhere) {
+  const TemporaryDirectory directory;
+  write(directory / "script.pt", zip_bytes({{.name = "script/extra/labels.txt"},
+                                            {.name = "script/data.pkl", .data = "\x80"}}));
+  EXPECT_NO_THROW(allow_replacing(directory / "script.pt"));
+}
+
+TEST(DetectTest, FilesOfOtherCheckpointsAreForeign) {
+  const TemporaryDirectory directory;
+  const std::string single = kFixtures + "/safetensors/valid/single.safetensors";
+  for (const auto& [fixture, name] : std::map<std::string, std::string>{
+           {"dcp/valid/tied", "adapter_model.safetensors"},
+           {"dcp/invalid/no_metadata", "adapter_model.safetensors"},
+           {"native/v1/zstd", "adapter_model.safetensors"},
+           {"native/invalid/no_index", "results.h5"},
+           {"safetensors/valid/sharded", "lora.safetensors"},
+           {"safetensors/invalid/index_no_weight_map", "lora.safetensors"}}) {
+    SCOPED_TRACE(fixture);
+    const std::string folder = directory / last_component(fixture);
+    std::filesystem::create_directory(folder);
+    for (const auto& entry : std::filesystem::directory_iterator(kFixtures + "/" + fixture)) {
+      copy_writable(entry.path(), folder + "/" + entry.path().filename().string());
+    }
+    EXPECT_NO_THROW(allow_replacing(folder));
+    copy_writable(single, folder + "/" + name);
+    EXPECT_THAT([&] { allow_replacing(folder); },
+                ThrowsError(ErrorKind::invalid_argument, "found '" + name + "' among them"));
+  }
+}
+
+TEST(DetectTest, OneFileOfAShardedCheckpointIsNoneToReplace) {
+  const TemporaryDirectory directory;
+  const auto check = [&](const std::string& name) {
+    EXPECT_THAT([&] { allow_replacing(directory / name); },
+                ThrowsError(ErrorKind::invalid_argument, "found one file of a sharded one"));
+  };
+  const std::string fixture = kFixtures + "/safetensors/valid/sharded";
+  for (const auto& entry : std::filesystem::directory_iterator(fixture)) {
+    copy_writable(entry.path(), directory / entry.path().filename().string());
+  }
+  check("model.safetensors.index.json");
+  const std::string shard = "model-00002-of-00003.safetensors";
+  check(shard);
+  std::filesystem::remove(directory / "model.safetensors.index.json");
+  check(shard);
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+    if (entry.path().filename() != shard) std::filesystem::remove(entry.path());
+  }
+  EXPECT_NO_THROW(allow_replacing(directory / shard));
+  write(directory / "model.safetensors.index.json", R"({"weight_map": {"a": "any.safetensors"}})");
+  std::filesystem::rename(directory / shard, directory / "any.safetensors");
+  check("any.safetensors");
+}
+
+TEST(DetectTest, DistcpFilesAreLookedInto) {
+  const TemporaryDirectory directory;
+  for (const std::size_t num_before : {0U, 100U, 518U, 4000U}) {
+    const std::string before(num_before, '\0');
+    write(directory / "__0_0.distcp", before + cut_archive("archive/data.pkl"));
+    EXPECT_NO_THROW(allow_replacing(directory.path())) << num_before;
+  }
+  write(directory / "notes.distcp", std::string(100, '\0') + "my measurements");
+  EXPECT_THAT([&] { allow_replacing(directory.path()); },
+              ThrowsError(ErrorKind::invalid_argument,
+                          "notes.distcp: replace: expected items of a distributed checkpoint"));
 }
 
 TEST(DetectTest, FlatLayoutIsApplied) {

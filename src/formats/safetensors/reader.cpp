@@ -9,6 +9,7 @@
 #include "formats/open_files.h"
 #include "formats/safetensors/header.h"
 #include "formats/safetensors/metadata_keys.h"
+#include "formats/safetensors/shard_names.h"
 #include "formats/safetensors/values_file.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
@@ -103,50 +104,20 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   }
 }
 
-/// `model-00002-of-00003.safetensors` has the place 2 of 3.
-struct PlaceInSeries {
-  std::string series;  // the name without the place
-  std::uint64_t number;
-  std::uint64_t count;
-};
-
-std::optional<PlaceInSeries> place_in_series(std::string_view name) {
-  static constexpr std::size_t kDigits = 5;
-  static constexpr std::string_view kOf = "-of-";
-  if (!name.ends_with(kFileSuffix)) return std::nullopt;
-  name.remove_suffix(kFileSuffix.size());
-  const auto take_number = [&]() -> std::optional<std::uint64_t> {
-    if (name.size() < kDigits) return std::nullopt;
-    std::uint64_t number = 0;
-    for (const char digit : name.substr(name.size() - kDigits)) {
-      if (digit < '0' || digit > '9') return std::nullopt;
-      number = number * 10 + static_cast<std::uint64_t>(digit - '0');
-    }
-    name.remove_suffix(kDigits);
-    return number;
-  };
-  const auto count = take_number();
-  if (!count || !name.ends_with(kOf)) return std::nullopt;
-  name.remove_suffix(kOf.size());
-  const auto number = take_number();
-  if (!number) return std::nullopt;
-  return PlaceInSeries{std::string(name), *number, *count};
-}
-
 /// Without an index only the names tell that a file is missing. DCP's shards are no such series: a
 /// rank writes only the files that it has tensors for.
 bool has_index_beside(const std::string& name) {
-  return place_in_series(name).has_value() && !name.starts_with(kDcpShardPrefix);
+  return detail::place_in_series(name).has_value() && !name.starts_with(kDcpShardPrefix);
 }
 
 void require_all_shards(const std::string& directory, const std::vector<std::string>& names) {
   std::map<std::string, std::uint64_t> found;
   for (const std::string& name : names) {
-    if (has_index_beside(name)) ++found[place_in_series(name)->series];
+    if (has_index_beside(name)) ++found[detail::place_in_series(name)->series];
   }
   for (const std::string& name : names) {
     if (!has_index_beside(name)) continue;
-    const PlaceInSeries place = *place_in_series(name);
+    const detail::PlaceInSeries place = *detail::place_in_series(name);
     if (found[place.series] < place.count) {
       throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "shards",
                             std::to_string(place.count) + " files as the name says",
