@@ -212,7 +212,8 @@ class PosixFileSystem final : public FileSystem {
                             "a regular file that has this name alone",
                             S_ISREG(status.st_mode)   ? "one with another name beside it"
                             : S_ISLNK(status.st_mode) ? "a link"
-                                                      : "another kind of object");
+                                                      : "another kind of object",
+                            "remove or rename it");
     }
     return std::make_unique<PosixWritableFile>(path, O_WRONLY | O_NOFOLLOW);
   }

@@ -1,4 +1,5 @@
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -30,6 +31,21 @@ using detail::try_lock;
               std::string(rule) +
                   ": this name is needed for the work in progress, and something else has it: " +
                   std::string(found) + " (remove or rename it)");
+}
+
+/// Refuses a destination beside which no file could have the name of `longest_path`.
+void require_short_name(const std::string& destination, const std::string& longest_path) {
+  const long max_nbytes = ::pathconf(directory_of(destination).c_str(), _PC_NAME_MAX);
+  const std::size_t nbytes = last_component(longest_path).size();
+  if (max_nbytes < 0 || nbytes <= static_cast<std::size_t>(max_nbytes)) return;
+  const std::size_t name_nbytes = last_component(destination).size();
+  const std::size_t behind_nbytes = nbytes - name_nbytes;
+  const std::string suffix = longest_path.substr(longest_path.size() - behind_nbytes);
+  throw Error::expected(
+      ErrorKind::invalid_argument, {.path = destination}, "name of the destination",
+      "at most " + std::to_string(static_cast<std::size_t>(max_nbytes) - behind_nbytes) +
+          " bytes, as the work in progress has " + suffix + " behind it",
+      std::to_string(name_nbytes));
 }
 
 [[noreturn]] void refuse_kept(const std::string& path, const std::string& ways_out) {
@@ -156,6 +172,8 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     throw Error::expected(ErrorKind::io, {.path = destination_}, "destination",
                           "a folder to be written into", "none at " + printable(parent));
   }
+  require_short_name(destination_,
+                     kind_ == DestinationKind::member_file ? staging_path_ : journal_path());
   detail::require_no_dangling_link(destination_);
   if (overwrite_ == OverwritePolicy::refuse && fs_.kind_of(destination_)) {
     throw Error(ErrorKind::already_exists, {.path = destination_},

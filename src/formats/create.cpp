@@ -55,11 +55,18 @@ void check_staging(FileSystem& fs, const std::string& destination,
                    const CheckpointContents& contents, const std::vector<Value>& values,
                    const CreateOptions& options) {
   const WorkOptions work{options.overwrite, options.journal, options.spelling};
-  if (options.format == Format::safetensors) {
-    check_safetensors(fs, destination, contents, values, work);
-  } else {
-    StagedWork::check(fs, destination, destination_kind(options.format, destination), work);
+  switch (options.format) {
+    case Format::native:
+      return check_native(fs, destination, contents, work);
+    case Format::safetensors:
+      return check_safetensors(fs, destination, contents, values, work, options.safetensors);
+    case Format::dcp:
+      return check_dcp(fs, destination, contents, values, work);
+    case Format::torch_zip:
+      StagedWork::check(fs, destination, DestinationKind::file, work);
+      return;
   }
+  TESSERA_CHECK(false && "unnamed Format");
 }
 
 Format format_for_destination(const std::string& path) {

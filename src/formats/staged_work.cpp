@@ -1,5 +1,10 @@
 #include "formats/staged_work.h"
 
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <limits>
+#include <span>
 #include <utility>
 
 #include "formats/safetensors/values_file.h"
@@ -68,6 +73,31 @@ StagedDestination::LeftOver judge(const FileSystem& fs, const WorkOptions& optio
   return go_on;
 }
 
+/// Refuses what a writer that goes on would not write into, such as a link.
+void require_writable(FileSystem& fs, const std::string& path) {
+  fs.open_for_update(path)->close();
+}
+
+void require_own_files(FileSystem& fs, const std::string& directory,
+                       const std::set<std::string>& names) {
+  for (const std::string& name : fs.list_directory(directory)) {
+    const std::string path = join_path(directory, name);
+    if (!names.contains(name)) {
+      throw Error(ErrorKind::already_exists, {.path = path},
+                  "kept work: this file is none of its own, and would become part of the "
+                  "checkpoint (remove or rename it)");
+    }
+    require_writable(fs, path);
+  }
+}
+
+/// Tells one object from another, whatever their names; nothing where there is none.
+std::optional<ino_t> inode_of_name(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
+  return status.st_ino;
+}
+
 }  // namespace
 
 StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
@@ -87,22 +117,24 @@ StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind 
 }
 
 bool StagedWork::check(FileSystem& fs, std::string destination, DestinationKind kind,
-                       const WorkOptions& options) {
+                       const WorkOptions& options, const std::set<std::string>& names) {
+  const std::string staging_path = StagedDestination::staging_path_of(destination);
   std::optional<JournalContents> left_over;
   StagedDestination::check(
       fs, std::move(destination), kind, options.overwrite,
       [&](const auto& staged) { return judge(fs, options, staged, left_over); }, options.spelling);
-  return left_over.has_value();
+  if (!left_over) return false;
+  require_writable(fs, StagedDestination::journal_path_of(staging_path));
+  if (kind == DestinationKind::directory) {
+    require_own_files(fs, staging_path, names);
+  } else {
+    require_writable(fs, staging_path);
+  }
+  return true;
 }
 
-void StagedWork::require_no_files_but(std::set<std::string> names) const {
-  if (!goes_on()) return;
-  for (const std::string& name : fs_.list_directory(staging_path())) {
-    if (names.contains(name)) continue;
-    throw Error(ErrorKind::already_exists, {.path = join_path(staging_path(), name)},
-                "kept work: this file is none of its own, and would become part of the checkpoint "
-                "(remove or rename it)");
-  }
+void StagedWork::require_no_files_but(const std::set<std::string>& names) const {
+  if (goes_on()) require_own_files(fs_, staging_path(), names);
 }
 
 bool StagedWork::keep() noexcept {
@@ -118,13 +150,38 @@ bool StagedWork::replaces_values_too() {
   return detail::names_values(fs_, destination(), detail::values_path_of(destination()));
 }
 
+/// Publishes beside a journal that tells of nothing: what the destination is exchanged for must not
+/// be taken for the work. Where nothing has been exchanged, the journal tells of it again.
+void StagedWork::publish_in_exchange() {
+  journal_->flush();
+  const std::string text =
+      read_file(fs_, staged_.journal_path(), std::numeric_limits<std::uint64_t>::max());
+  const auto staged_inode = inode_of_name(staging_path());
+  try {
+    staged_.reset_journal();
+    staged_.publish();
+  } catch (...) {
+    const bool is_staged = staged_inode && inode_of_name(staging_path()) == staged_inode;
+    if (!is_staged || !put_back_journal(text)) journal_.reset();
+    throw;
+  }
+  journal_.reset();
+}
+
+bool StagedWork::put_back_journal(const std::string& text) noexcept {
+  try {
+    const auto file = fs_.open_for_update(staged_.journal_path());
+    file->write_at(0, std::as_bytes(std::span(text)));
+    file->close();
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 void StagedWork::commit(ReplacedValues values) {
   const bool removes_values = values == ReplacedValues::go && replaces_values_too();
-  if (journal_ && staged_.replaces()) {
-    // What the destination is exchanged for must not be taken for the work that the journal tells.
-    journal_.reset();
-    staged_.reset_journal();
-  }
+  if (journal_ && staged_.replaces()) publish_in_exchange();
   staged_.commit();
   if (!removes_values) return;
   try {

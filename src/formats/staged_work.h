@@ -33,10 +33,10 @@ class StagedWork {
   /// other work than is gone on with.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
-  /// Throws what the constructor would, and changes nothing. Says whether work would be gone on
-  /// with.
+  /// Throws what the constructor and then `require_no_files_but` would, and changes nothing. Says
+  /// whether work would be gone on with.
   static bool check(FileSystem& fs, std::string destination, DestinationKind kind,
-                    const WorkOptions& options);
+                    const WorkOptions& options, const std::set<std::string>& names = {});
   StagedWork(const StagedWork&) = delete;
   StagedWork& operator=(const StagedWork&) = delete;
 
@@ -46,15 +46,19 @@ class StagedWork {
   bool goes_on() const { return staged_.has_left_over(); }
 
   /// Refuses files in a directory that is gone on with which its writer does not write, as they
-  /// would come to lie in the destination. Throws: Error(already_exists) naming the first.
-  void require_no_files_but(std::set<std::string> names) const;
+  /// would come to lie in the destination, and under the names of its own files what cannot be
+  /// written into. Throws: Error(already_exists) naming the first.
+  void require_no_files_but(const std::set<std::string>& names) const;
 
   /// Says whether what is finished stays when this is destroyed without commit.
   bool keep() noexcept;
+  /// Where this throws before anything has been replaced, what is finished can still be kept.
   void commit(ReplacedValues values = ReplacedValues::go);
 
  private:
   bool replaces_values_too();
+  void publish_in_exchange();
+  bool put_back_journal(const std::string& text) noexcept;
 
   FileSystem& fs_;
   std::optional<JournalContents> left_over_;  // until `journal_` has it

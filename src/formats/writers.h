@@ -27,11 +27,6 @@ std::unique_ptr<CheckpointWriter> start_safetensors(FileSystem& fs, std::string 
                                                     const std::vector<Value>& values,
                                                     const WorkOptions& work,
                                                     const SafetensorsWriteOptions& options);
-/// Throws what `start_safetensors` would throw about what lies at the destination and beside it,
-/// and changes nothing.
-void check_safetensors(FileSystem& fs, const std::string& destination,
-                       const CheckpointContents& contents, const std::vector<Value>& values,
-                       const WorkOptions& work);
 std::unique_ptr<CheckpointWriter> start_dcp(FileSystem& fs, std::string destination,
                                             CheckpointContents contents, std::vector<Value> values,
                                             const WorkOptions& work);
@@ -39,5 +34,16 @@ std::unique_ptr<CheckpointWriter> start_torch_zip(FileSystem& fs, std::string de
                                                   CheckpointContents contents,
                                                   const std::vector<Value>& values,
                                                   const WorkOptions& work);
+
+// Each throws what its `start_...` would throw about what lies at the destination and beside it,
+// and changes nothing.
+
+void check_native(FileSystem& fs, const std::string& destination,
+                  const CheckpointContents& contents, const WorkOptions& work);
+void check_safetensors(FileSystem& fs, const std::string& destination,
+                       const CheckpointContents& contents, const std::vector<Value>& values,
+                       const WorkOptions& work, const SafetensorsWriteOptions& options);
+void check_dcp(FileSystem& fs, const std::string& destination, const CheckpointContents& contents,
+               const std::vector<Value>& values, const WorkOptions& work);
 
 }  // namespace tessera::formats

@@ -186,6 +186,18 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
     return resumed_nbytes;
   }
 
+  std::function<void()> resuming(const CheckpointReader& source) {
+    return [this, &source] { move(source, KeptWork::resume); };
+  }
+
+  /// Checks what a move that goes on would refuse.
+  std::function<void()> checking(const CheckpointReader& source) {
+    return [this, &source] {
+      check_move(planned(source), source, fs_, path(),
+                 create_options(KeptWork::resume, OverwritePolicy::refuse));
+    };
+  }
+
   /// Returns every file with its bytes, by its path below the temporary directory.
   std::map<std::string, std::string> all_files() const {
     std::map<std::string, std::string> files;
@@ -276,7 +288,10 @@ TEST_P(ResumeTest, E4_AFailedReplacementLeavesTheOldOneAndGoesOn) {
   old_source.add_value("epoch", Value(1));
   const auto expected = whole(source);
   const auto old_files = whole(old_source);
+  const std::string exchange =
+      "exchange " + GetParam().file + ".partial " + GetParam().file + " FAILED\n";
   bool has_failed = true;
+  int num_exchanges = 0;
   for (std::int64_t index = 0; has_failed; ++index) {
     SCOPED_TRACE(index);
     fs_.fail_operation(-1);
@@ -287,13 +302,19 @@ TEST_P(ResumeTest, E4_AFailedReplacementLeavesTheOldOneAndGoesOn) {
       has_failed = fs_.has_failed();
       ASSERT_TRUE(finished_files() == expected);
     } catch (const Error&) {
+      const bool is_exchange = fs_.transcript().find(exchange) != std::string::npos;
       fs_.fail_operation(-1);
       ASSERT_TRUE(finished_files() == old_files);
-      move(source, KeptWork::resume, OverwritePolicy::replace);
+      const std::uint64_t kept_nbytes = move(source, KeptWork::resume, OverwritePolicy::replace);
+      if (is_exchange) {
+        EXPECT_GT(kept_nbytes, 0U);
+        ++num_exchanges;
+      }
       ASSERT_TRUE(all_files() == expected);
     }
     clear();
   }
+  EXPECT_EQ(num_exchanges, 1);
 }
 
 TEST_P(ResumeTest, E4_WhatWasReplacedIsNotTakenForKeptWork) {
@@ -562,14 +583,68 @@ TEST_P(DirectoryResumeTest, E4_WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckp
   move_in_part(source, kLargeNbytes * 2 / 3);
   for (const char* name : {"notes.json", "rank-00099.h5", "__9_0.distcp", "a.safetensors"}) {
     test::write_file(partial() + "/" + name, "somebody's");
-    EXPECT_THAT([&] { move(source, KeptWork::resume); },
-                ThrowsError(ErrorKind::already_exists,
-                            GetParam().file + ".partial/" + name + ": kept work"));
+    for (const auto& refused : {checking(source), resuming(source)}) {
+      EXPECT_THAT(refused, ThrowsError(ErrorKind::already_exists,
+                                       GetParam().file + ".partial/" + name + ": kept work"));
+    }
     EXPECT_EQ(test::read_all(partial() + "/" + name), "somebody's");
     std::filesystem::remove(partial() + "/" + name);
   }
   EXPECT_GT(move(source, KeptWork::resume), 0U);
   EXPECT_TRUE(all_files() == expected);
+}
+
+TEST_P(ResumeTest, E4_WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
+  const MemoryCheckpoint source = large_source();
+  const auto expected = whole(source);
+  move_in_part(source, kLargeNbytes * 2 / 3);
+  const auto expect_refused = [&](const std::string& path, const std::string& found) {
+    for (const auto& refused : {checking(source), resuming(source)}) {
+      EXPECT_THAT(refused, ThrowsError(ErrorKind::already_exists,
+                                       path +
+                                           ": file to be written into: expected a regular file "
+                                           "that has this name alone, found " +
+                                           found + " (remove or rename it)"));
+    }
+  };
+  const bool is_directory = std::filesystem::is_directory(partial());
+  const std::string file =
+      is_directory ? partial() + "/" + FileSystem::posix().list_directory(partial()).front()
+                   : partial();
+  for (const std::string& path : {file, partial() + ".journal"}) {
+    std::filesystem::create_hard_link(path, tmp_ / "other");
+    expect_refused(path, "one with another name beside it");
+    std::filesystem::remove(tmp_ / "other");
+  }
+  if (is_directory) {
+    std::filesystem::rename(file, tmp_ / "other");
+    std::filesystem::create_symlink("nowhere", file);
+    expect_refused(file, "a link");
+    std::filesystem::remove(file);
+    std::filesystem::create_directory(file);
+    expect_refused(file, "another kind of object");
+    std::filesystem::remove(file);
+    std::filesystem::rename(tmp_ / "other", file);
+  }
+  EXPECT_GT(move(source, KeptWork::resume), 0U);
+  EXPECT_TRUE(all_files() == expected);
+}
+
+TEST_P(ResumeTest, E4_ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
+  const MemoryCheckpoint source = small_source();
+  const Plan plan = planned(source);
+  const std::size_t room_nbytes = GetParam().name == "safetensors_file" ? 235 : 239;
+  const auto path_of = [&](std::size_t nbytes) {
+    return tmp_ / (std::string(nbytes - GetParam().file.size(), 'n') + GetParam().file);
+  };
+  const auto create = create_options(KeptWork::refuse, OverwritePolicy::refuse);
+  const auto too_long = ThrowsError(ErrorKind::invalid_argument, "bytes, as the work in progress");
+  EXPECT_THAT([&] { check_move(plan, source, fs_, path_of(room_nbytes + 1), create); }, too_long);
+  EXPECT_THAT([&] { start_move(plan, source, fs_, path_of(room_nbytes + 1), create); }, too_long);
+  EXPECT_TRUE(std::filesystem::is_empty(tmp_.path()));
+  check_move(plan, source, fs_, path_of(room_nbytes), create);
+  finish_move(plan, source, *start_move(plan, source, fs_, path_of(room_nbytes), create), {});
+  EXPECT_TRUE(FileSystem::posix().kind_of(path_of(room_nbytes)).has_value());
 }
 
 TEST_P(ResumeTest, E4_WhatNoWriterLeftStaysWhateverItLooksLike) {

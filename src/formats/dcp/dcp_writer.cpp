@@ -488,15 +488,30 @@ void finish_parts(FileSystem& fs, const std::string& directory, CheckpointConten
 
 }  // namespace dcp
 
+namespace {
+
+/// Returns the names of all that is written to a directory.
+std::set<std::string> file_names(const FileLayout& layout) {
+  std::set<std::string> names(layout.storage.files.begin(), layout.storage.files.end());
+  names.insert(dcp::kMetadataFile);
+  return names;
+}
+
+}  // namespace
+
+void check_dcp(FileSystem& fs, const std::string& destination, const CheckpointContents& contents,
+               const std::vector<Value>& values, const WorkOptions& work) {
+  StagedWork::check(fs, destination, DestinationKind::directory, work,
+                    file_names(lay_out(destination, contents, values)));
+}
+
 std::unique_ptr<CheckpointWriter> start_dcp(FileSystem& fs, std::string destination,
                                             CheckpointContents contents, std::vector<Value> values,
                                             const WorkOptions& work) {
   FileLayout layout = lay_out(destination, std::move(contents), values);
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
-  std::set<std::string> names(layout.storage.files.begin(), layout.storage.files.end());
-  names.insert(dcp::kMetadataFile);
-  staged->require_no_files_but(std::move(names));
+  staged->require_no_files_but(file_names(layout));
   const RankSelection all_ranks{0, std::max(layout.contents.world_size, 1)};
   auto writer = std::make_unique<DcpWriter>(fs, staged->staging_path(), std::move(layout),
                                             std::move(values), all_ranks, staged->journal());

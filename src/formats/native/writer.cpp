@@ -282,6 +282,24 @@ std::optional<NativeWriteOptions> parse_compression(std::string_view text) {
   return options;
 }
 
+namespace {
+
+/// Returns the names of all that is written to a directory.
+std::set<std::string> file_names(const CheckpointContents& contents) {
+  std::set<std::string> names{native::kIndexFileName};
+  for (int rank = 0; rank < contents.world_size; ++rank) {
+    names.insert(native::rank_file_name(rank));
+  }
+  return names;
+}
+
+}  // namespace
+
+void check_native(FileSystem& fs, const std::string& destination,
+                  const CheckpointContents& contents, const WorkOptions& work) {
+  StagedWork::check(fs, destination, DestinationKind::directory, work, file_names(contents));
+}
+
 std::unique_ptr<CheckpointWriter> start_native(FileSystem& fs, std::string destination,
                                                CheckpointContents contents,
                                                const std::vector<Value>& values,
@@ -292,11 +310,7 @@ std::unique_ptr<CheckpointWriter> start_native(FileSystem& fs, std::string desti
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
   const RankSelection all_ranks{0, index.contents.world_size};
-  std::set<std::string> names{native::kIndexFileName};
-  for (int rank = all_ranks.begin; rank < all_ranks.end; ++rank) {
-    names.insert(native::rank_file_name(rank));
-  }
-  staged->require_no_files_but(std::move(names));
+  staged->require_no_files_but(file_names(index.contents));
   auto writer = std::make_unique<native::NativeWriter>(fs, staged->staging_path(), std::move(index),
                                                        all_ranks, options, staged->journal());
   return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));

@@ -22,6 +22,7 @@ namespace tessera::formats {
 namespace {
 
 constexpr std::string_view kModelName = "model.safetensors";
+constexpr char kIndexName[] = "model.safetensors.index.json";
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{8} << 20;
 
 std::string shard_name(std::size_t shard, std::size_t num_shards) {
@@ -29,6 +30,24 @@ std::string shard_name(std::size_t shard, std::size_t num_shards) {
   char name[64];
   std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", shard + 1, num_shards);
   return name;
+}
+
+/// Fills file after file in the order of names, as Hugging Face's own writers do.
+std::vector<std::vector<std::size_t>> assign_shards(const CheckpointContents& contents,
+                                                    std::optional<std::uint64_t> max_shard_nbytes) {
+  std::vector<std::vector<std::size_t>> shards(1);
+  std::uint64_t shard_nbytes = 0;
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const std::uint64_t nbytes = contents.tensors[i].meta.nbytes();
+    if (max_shard_nbytes && !shards.back().empty() && nbytes > 0 &&
+        (shard_nbytes > *max_shard_nbytes || nbytes > *max_shard_nbytes - shard_nbytes)) {
+      shards.emplace_back();
+      shard_nbytes = 0;
+    }
+    shards.back().push_back(i);
+    shard_nbytes += nbytes;
+  }
+  return shards;
 }
 
 /// Says why safetensors cannot hold a tensor, in a word or two; nothing where it can.
@@ -89,6 +108,15 @@ OtherTexts other_texts(const CheckpointContents& contents, const std::vector<Val
   return texts;
 }
 
+/// Returns the names of all that is written to a directory.
+std::set<std::string> file_names(std::size_t num_shards, const OtherTexts& texts) {
+  std::set<std::string> names;
+  for (std::size_t i = 0; i < num_shards; ++i) names.insert(shard_name(i, num_shards));
+  if (num_shards > 1) names.insert(kIndexName);
+  if (!texts.values.empty()) names.insert(detail::values_path_of(std::string(kModelName)));
+  return names;
+}
+
 bool has_text(const FileSystem& fs, const std::string& path, const std::string& text) {
   return fs.kind_of(path) == FileKind::regular && fs.open(path)->nbytes() == text.size() &&
          read_file(fs, path, text.size()) == text;
@@ -147,7 +175,8 @@ class SafetensorsWriter final : public CheckpointWriter {
     refuse_what_safetensors_lacks(contents_, destination);
     texts_ = other_texts(contents_, values, destination);
 
-    const std::vector<std::vector<std::size_t>> shards = assign_shards(options.max_shard_nbytes);
+    const std::vector<std::vector<std::size_t>> shards =
+        assign_shards(contents_, options.max_shard_nbytes);
     const DestinationKind kind = destination_kind(Format::safetensors, destination);
     is_single_file_ = kind == DestinationKind::file;
     if (is_single_file_ && shards.size() > 1) {
@@ -173,7 +202,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (has_left_values) fs_.remove_all(values_path());
     if (is_single_file_) detail::put_back_replaced_values(fs_, work_->destination());
     if (is_single_file_ && !texts_.values.empty()) stage_values();
-    if (!is_single_file_) work_->require_no_files_but(file_names());
+    if (!is_single_file_) work_->require_no_files_but(file_names(shards_.size(), texts_));
     for (std::size_t shard = 0; shard < shards_.size(); ++shard) start_file(shard, headers[shard]);
   }
 
@@ -214,7 +243,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (!is_single_file_) {
       if (!texts_.values.empty()) write_text(values_path(), texts_.values);
       if (shards_.size() > 1) {
-        write_text(join_path(work_->staging_path(), index_name()), index_text());
+        write_text(join_path(work_->staging_path(), kIndexName), index_text());
       }
       work_->commit();
       return;
@@ -275,24 +304,6 @@ class SafetensorsWriter final : public CheckpointWriter {
     std::uint64_t nbytes = 0;
     for (const TensorEntry& tensor : contents_.tensors) nbytes += tensor.meta.nbytes();
     return nbytes;
-  }
-
-  /// Fills file after file in the order of names, as Hugging Face's own writers do.
-  std::vector<std::vector<std::size_t>> assign_shards(
-      std::optional<std::uint64_t> max_shard_nbytes) const {
-    std::vector<std::vector<std::size_t>> shards(1);
-    std::uint64_t shard_nbytes = 0;
-    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-      const std::uint64_t nbytes = contents_.tensors[i].meta.nbytes();
-      if (max_shard_nbytes && !shards.back().empty() && nbytes > 0 &&
-          (shard_nbytes > *max_shard_nbytes || nbytes > *max_shard_nbytes - shard_nbytes)) {
-        shards.emplace_back();
-        shard_nbytes = 0;
-      }
-      shards.back().push_back(i);
-      shard_nbytes += nbytes;
-    }
-    return shards;
   }
 
   /// Gives every tensor of the shard its place, and returns the file's header. Tensors lie in the
@@ -370,17 +381,6 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (!texts_.structure.empty()) metadata.emplace(detail::kStructureKey, texts_.structure);
     return metadata;
   }
-
-  /// Returns the names of all that is written to a directory.
-  std::set<std::string> file_names() const {
-    std::set<std::string> names;
-    for (std::size_t i = 0; i < shards_.size(); ++i) names.insert(shard_name(i, shards_.size()));
-    if (shards_.size() > 1) names.insert(index_name());
-    if (!texts_.values.empty()) names.insert(last_component(values_path()));
-    return names;
-  }
-
-  static std::string index_name() { return std::string(kModelName) + ".index.json"; }
 
   std::string index_text() const {
     Value::Dict weight_map;
@@ -461,12 +461,14 @@ class SafetensorsWriter final : public CheckpointWriter {
 
 void check_safetensors(FileSystem& fs, const std::string& destination,
                        const CheckpointContents& contents, const std::vector<Value>& values,
-                       const WorkOptions& work) {
+                       const WorkOptions& work, const SafetensorsWriteOptions& options) {
   const DestinationKind kind = destination_kind(Format::safetensors, destination);
+  const OtherTexts texts = other_texts(contents, values, destination);
   if (kind == DestinationKind::file) {
-    check_single_file(fs, destination, other_texts(contents, values, destination).values, work);
+    check_single_file(fs, destination, texts.values, work);
   } else {
-    StagedWork::check(fs, destination, kind, work);
+    const std::size_t num_shards = assign_shards(contents, options.max_shard_nbytes).size();
+    StagedWork::check(fs, destination, kind, work, file_names(num_shards, texts));
   }
 }
 
