@@ -183,12 +183,7 @@ void StagedWork::commit(ReplacedValues values) {
   const bool removes_values = values == ReplacedValues::go && replaces_values_too();
   if (journal_ && staged_.replaces()) publish_in_exchange();
   staged_.commit();
-  if (!removes_values) return;
-  try {
-    detail::remove_values_beside(fs_, destination());
-  } catch (const Error&) {
-    // The new checkpoint stands; nothing names what is left.
-  }
+  if (removes_values) detail::remove_values_beside(fs_, destination());
 }
 
 }  // namespace tessera::formats

@@ -18,6 +18,7 @@
 #include "tessera/base/error.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/left_over.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/kept_move.h"
 #include "tessera/reshard/work_identity.h"
@@ -743,6 +744,34 @@ TEST_P(ValuesBesideTest, E4_ValuesThatHaveAppearedAlreadyDoNoHarm) {
               ThrowsError(ErrorKind::already_exists, "something else has it"));
   test::write_file(tmp_.path() + values, expected.at(values));
   EXPECT_GT(move(source, KeptWork::resume), 0U);
+  EXPECT_TRUE(all_files() == expected);
+}
+
+TEST_P(ValuesBesideTest, E4_OldValuesThatCannotBeRemovedAreToldAndNoFailure) {
+  const std::string file = GetParam().file;
+  const std::string removal = "remove_all " + file + ".values.json FAILED\n";
+  const MemoryCheckpoint old_source = small_source();
+  MemoryCheckpoint source("without values");
+  source.add({"a", DType::float32, {2}}, test::bytes_of<float>({5, 6}));
+  const auto expected = whole(source);
+  bool was_left = false;
+  for (std::int64_t index = 0; !was_left; ++index) {
+    ASSERT_LT(index, 100);
+    fs_.fail_operation(-1);
+    move(old_source, KeptWork::refuse);
+    EXPECT_EQ(formats::left_over_at(fs_, path()), std::nullopt);
+    fs_.fail_operation(index);
+    try {
+      move(source, KeptWork::refuse, OverwritePolicy::replace);
+      was_left = fs_.transcript().find(removal) != std::string::npos;
+    } catch (const Error&) {
+      ASSERT_EQ(fs_.transcript().find(removal), std::string::npos);
+    }
+    if (!was_left) clear();
+  }
+  fs_.fail_operation(-1);
+  EXPECT_EQ(formats::left_over_at(fs_, path()), path() + ".values.json");
+  std::filesystem::remove(path() + ".values.json");
   EXPECT_TRUE(all_files() == expected);
 }
 

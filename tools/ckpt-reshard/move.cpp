@@ -11,6 +11,7 @@
 #include "tessera/base/size_text.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/left_over.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/given_options.h"
@@ -256,7 +257,7 @@ void refuse_standard_input(const std::string& path) {
 }
 
 void warn_of_left_over(const FileSystem& fs, const std::string& destination, Terminal& terminal) {
-  const auto left_over = StagedDestination::left_over_at(fs, destination);
+  const auto left_over = formats::left_over_at(fs, destination);
   if (!left_over) return;
   terminal.print_error("warning: " + printable(*left_over) +
                        ": what was replaced could not be removed (remove it yourself)");
@@ -347,7 +348,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     reshard::check_move(plan, *reader, fs, options.destination, create);
   } else {
     kept_nbytes = move(options, create, plan, *reader, terminal, signals.token());
-    warn_of_left_over(fs, options.destination, terminal);
+    if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);
   }
   if (options.json) {
     print_json(options, plan, *reader, kept_nbytes, terminal);

@@ -331,11 +331,15 @@ bool names_values(const FileSystem& fs, const std::string& tensors, const std::s
   return digest && text_of_digest(fs, path, *digest);
 }
 
-void remove_values_beside(FileSystem& fs, const std::string& destination) {
-  const std::string path = values_path_of(destination);
-  fs.remove_all(path);
-  const std::string staged = StagedDestination::staging_path_of(path);
-  if (is_values_file(fs, staged)) fs.remove_all(staged);
+void remove_values_beside(FileSystem& fs, const std::string& destination) noexcept {
+  try {
+    const std::string path = values_path_of(destination);
+    fs.remove_all(path);
+    const std::string staged = StagedDestination::staging_path_of(path);
+    if (is_values_file(fs, staged)) fs.remove_all(staged);
+  } catch (...) {
+    // No failure from here on is the writer's.
+  }
 }
 
 }  // namespace tessera::formats::detail

@@ -74,7 +74,8 @@ void put_back_replaced_values(FileSystem& fs, const std::string& destination);
 /// Says whether the single file at `tensors` names the values at `path`.
 bool names_values(const FileSystem& fs, const std::string& tensors, const std::string& path);
 
-/// Removes the values beside a single file, and those that a dead writer had begun.
-void remove_values_beside(FileSystem& fs, const std::string& destination);
+/// Removes the values beside a single file, and those that a dead writer had begun, as far as that
+/// goes: what replaces them stands, and names none of them (`left_over_at` tells).
+void remove_values_beside(FileSystem& fs, const std::string& destination) noexcept;
 
 }  // namespace tessera::formats::detail

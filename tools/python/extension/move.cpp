@@ -14,6 +14,7 @@
 #include "python_value.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/left_over.h"
 #include "tessera/formats/merge.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/given_options.h"
@@ -178,7 +179,9 @@ Outcome run(const Request& request, Watch& watch) {
       reshard::check_move(plan, *reader, fs, request.destination, request.create);
     } else {
       kept_nbytes = execute(request, plan, *reader, watch);
-      left_over = StagedDestination::left_over_at(fs, request.destination);
+      if (request.create.overwrite == OverwritePolicy::replace) {
+        left_over = formats::left_over_at(fs, request.destination);
+      }
     }
   }
   std::string digest = reshard::plan_digest(plan, reader->contents());
