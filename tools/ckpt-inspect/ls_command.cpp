@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cli/heap.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
 #include "tessera/base/size_text.h"
@@ -151,6 +152,7 @@ void add_ls_command(CommandLine& line, LsOptions& options, Terminal& terminal) {
 }
 
 ExitCode run_ls(const LsOptions& options, Terminal& terminal) {
+  if (!options.sha256) let_heap_use_huge_pages();
   const auto* const reader = open_source(options.source, terminal);
   const inspect::Selection selection = select_names(*reader, options.source);
   const std::vector<Row> rows = rows_of(reader->contents(), selection);

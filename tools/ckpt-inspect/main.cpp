@@ -8,11 +8,9 @@
 #include "ckpt-inspect/stats_command.h"
 #include "ckpt-inspect/tree_command.h"
 #include "ckpt-inspect/verify_command.h"
-#include "cli/heap.h"
 
 int main(int argc, char** argv) {
   using namespace tessera::cli;
-  let_heap_use_huge_pages();
   Terminal terminal;
   return run_tool("ckpt-inspect", terminal, [&] {
     CommandLine line("ckpt-inspect", "Looks into checkpoints of any format", terminal);

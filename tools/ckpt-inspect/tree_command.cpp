@@ -1,5 +1,6 @@
 #include "ckpt-inspect/tree_command.h"
 
+#include "cli/heap.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
 #include "tessera/base/json.h"
@@ -159,6 +160,7 @@ void add_tree_command(CommandLine& line, TreeOptions& options, Terminal& termina
 }
 
 ExitCode run_tree(const TreeOptions& options, Terminal& terminal) {
+  let_heap_use_huge_pages();
   const auto* const reader = open_source(options.source, terminal);
   const inspect::Selection selection = select_names(*reader, options.source);
   inspect::Folding folding;
