@@ -22,8 +22,6 @@ namespace tessera::formats {
 namespace {
 
 constexpr std::string_view kPickleName = "/data.pkl";
-constexpr std::string_view kIndexEnd = ".safetensors.index.json";
-constexpr std::size_t kMaxIndexNbytes = std::size_t{64} << 20;  // as the reader has it
 constexpr std::string_view kWayOut = "nothing is removed; if nobody needs it, remove it yourself";
 
 bool begins_as_native(std::string_view head) {
@@ -91,7 +89,7 @@ struct Mark {
 constexpr std::array kMarks{
     Mark{".h5", "a file of a native checkpoint", begins_as_native},
     Mark{".safetensors", "safetensors", begins_as_safetensors},
-    Mark{kIndexEnd, "an index of safetensors", begins_as_json_object},
+    Mark{detail::kIndexSuffix, "an index of safetensors", begins_as_json_object},
     Mark{".values.json", "values of a checkpoint", detail::begins_as_values_file},
     Mark{".metadata", "metadata of a checkpoint", begins_as_dcp_metadata},
     Mark{".distcp", "items of a distributed checkpoint", begins_as_dcp_item},
@@ -161,7 +159,7 @@ void require_single_file(const FileSystem& fs, const std::string& path, Format f
 std::set<std::string> files_of_index(const FileSystem& fs, const std::string& index_path) {
   std::set<std::string> names;
   try {
-    const Value index = parse_json(read_file(fs, index_path, kMaxIndexNbytes), index_path);
+    const Value index = parse_json(read_file(fs, index_path, detail::kMaxIndexNbytes), index_path);
     const Value* weight_map = index.find("weight_map");
     const auto* entries = weight_map == nullptr ? nullptr : weight_map->get_if<Value::Dict>();
     if (entries == nullptr) return names;
@@ -181,13 +179,13 @@ void require_no_shard(const FileSystem& fs, const std::string& path, const std::
   const auto place = detail::place_in_series(own_name);
   const auto is_beside = [&](const std::string& name) {
     if (name == own_name) return false;
-    if (name.ends_with(kIndexEnd)) {
+    if (name.ends_with(detail::kIndexSuffix)) {
       return files_of_index(fs, join_path(directory, name)).contains(own_name);
     }
     const auto other = detail::place_in_series(name);
     return place && other && place->series == other->series && place->count == other->count;
   };
-  if (own_name.ends_with(kIndexEnd) ||
+  if (own_name.ends_with(detail::kIndexSuffix) ||
       std::ranges::any_of(fs.list_directory(directory), is_beside)) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
                           "a checkpoint to replace", "one file of a sharded one",
@@ -208,7 +206,7 @@ void require_no_shard(const FileSystem& fs, const std::string& path, const std::
 void require_files_of_index(const FileSystem& fs, const std::string& directory,
                             const std::string& index, const std::vector<std::string>& names,
                             const std::string& option) {
-  const std::string model = index.substr(0, index.size() - kIndexEnd.size());
+  const std::string model = index.substr(0, index.size() - detail::kIndexSuffix.size());
   const std::set<std::string> named = files_of_index(fs, join_path(directory, index));
   for (const std::string& name : names) {
     const auto place = detail::place_in_series(name);
@@ -222,11 +220,11 @@ void require_files_of_index(const FileSystem& fs, const std::string& directory,
 /// Throws where safetensors files are not one checkpoint: by their index, else to a reader.
 void require_one_model(const FileSystem& fs, const std::string& directory,
                        const std::vector<std::string>& names, const std::string& option) {
-  const std::string usual = "model" + std::string(kIndexEnd);
+  const std::string usual = "model" + std::string(detail::kIndexSuffix);
   auto index = std::ranges::find(names, usual);
   if (index == names.end()) {
-    index = std::ranges::find_if(names,
-                                 [](const std::string& name) { return name.ends_with(kIndexEnd); });
+    index = std::ranges::find_if(
+        names, [](const std::string& name) { return name.ends_with(detail::kIndexSuffix); });
   }
   if (index != names.end()) return require_files_of_index(fs, directory, *index, names, option);
   if (names.size() < 2) return;

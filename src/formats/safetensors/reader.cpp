@@ -20,9 +20,7 @@ namespace tessera::formats {
 namespace {
 
 constexpr std::string_view kFileSuffix = ".safetensors";
-constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 constexpr std::string_view kDcpShardPrefix = "shard-";  // then the rank, counted from 1
-constexpr std::size_t kMaxIndexNbytes = std::size_t{64} << 20;
 
 /// Which files belong together, and what is said about them outside of their headers.
 struct FileSet {
@@ -61,8 +59,8 @@ void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
 
 void read_index(const FileSystem& fs, const std::string& index_path, FileSet& set) {
   set.index_path = index_path;
-  const Value index = parse_json(read_file(fs, index_path, kMaxIndexNbytes), index_path,
-                                 {.max_nbytes = kMaxIndexNbytes});
+  const Value index = parse_json(read_file(fs, index_path, detail::kMaxIndexNbytes), index_path,
+                                 {.max_nbytes = detail::kMaxIndexNbytes});
   const Value* weight_map = index.find("weight_map");
   const auto* entries = weight_map == nullptr ? nullptr : weight_map->get_if<Value::Dict>();
   if (entries == nullptr || entries->empty()) {
@@ -130,11 +128,11 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   FileSet set{.directory = path};
   std::vector<std::string> indexes;
   for (const std::string& name : fs.list_directory(path)) {
-    if (name.ends_with(kIndexSuffix)) indexes.push_back(name);
+    if (name.ends_with(detail::kIndexSuffix)) indexes.push_back(name);
     if (name.ends_with(kFileSuffix)) set.names.push_back(name);
   }
   if (indexes.size() > 1) {
-    const std::string usual = "model" + std::string(kIndexSuffix);
+    const std::string usual = "model" + std::string(detail::kIndexSuffix);
     if (std::ranges::find(indexes, usual) == indexes.end()) {
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "index", "one",
                             std::to_string(indexes.size()), "name the index itself");
@@ -145,7 +143,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
     set.names.clear();
     require_in_checkpoint(fs, path, indexes[0]);
     const std::string index_path = join_path(path, indexes[0]);
-    set.model_path = index_path.substr(0, index_path.size() - kIndexSuffix.size());
+    set.model_path = index_path.substr(0, index_path.size() - detail::kIndexSuffix.size());
     set.model_path += kFileSuffix;
     read_index(fs, index_path, set);
     return set;
@@ -166,8 +164,8 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
   if (kind == FileKind::directory) return files_in_directory(fs, path);
   auto [directory, name] = split_path(path);
   FileSet set{.directory = std::move(directory)};
-  if (kind && name.ends_with(kIndexSuffix)) {
-    set.model_path = path.substr(0, path.size() - kIndexSuffix.size());
+  if (kind && name.ends_with(detail::kIndexSuffix)) {
+    set.model_path = path.substr(0, path.size() - detail::kIndexSuffix.size());
     set.model_path += kFileSuffix;
     read_index(fs, path, set);
   } else {

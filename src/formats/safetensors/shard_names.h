@@ -1,11 +1,16 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace tessera::formats::detail {
+
+/// An index says which file of a sharded checkpoint holds which tensor.
+inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+inline constexpr std::size_t kMaxIndexNbytes = std::size_t{64} << 20;
 
 /// `model-00002-of-00003.safetensors` has the place 2 of 3.
 struct PlaceInSeries {
