@@ -441,6 +441,23 @@ void FlatParamHandle::finish_unshard() {
   cast_shard_ = Tensor();
 }
 
+void FlatParamHandle::join_unshard() {
+  if (!is_sharded()) return;
+  const at::NoGradGuard no_grad;
+  Tensor part;
+  {
+    const c10::StreamGuard on(streams_->pre_unshard);
+    part = sharded_flat_param_.to(compute_device_, unsharded_flat_param_.scalar_type(),
+                                  /*non_blocking=*/true);
+  }
+  streams_->make_wait(streams_->unshard, streams_->pre_unshard);
+  const c10::StreamGuard on(streams_->unshard);
+  const Tensor whole =
+      torch::empty({sharded_flat_param_.numel() * num_ranks()}, unsharded_flat_param_.options());
+  options_.shard_group->all_gather(whole, part, display_name()).wait();
+  streams_->note_use(part, streams_->unshard);
+}
+
 void FlatParamHandle::reshard() {
   finish_unshard();
   if (residence_ != Residence::unsharded) return;
@@ -500,7 +517,7 @@ void FlatParamHandle::take_gradient(std::size_t index) {
 }
 
 void FlatParamHandle::start_reduce() {
-  TESSERA_CHECK((has_gradients() || has_unsynced_gradients()) && !is_reducing());
+  TESSERA_CHECK(!is_reducing());
   const at::NoGradGuard no_grad;
   if (!unsharded_grad_.defined()) unsharded_grad_ = make_unsharded_grad();
   for (std::size_t i = 0; i < has_gradient_.size(); ++i) {

@@ -53,6 +53,7 @@ struct HandleOptions {
   MixedPrecision mixed_precision;
   std::shared_ptr<dist::Group> shard_group;
   std::shared_ptr<dist::Group> replicate_group;  // of one rank where nothing is replicated
+  std::shared_ptr<dist::Group> world_group;      // of all ranks of the mesh
   FreedParameters freed_parameters = FreedParameters::freed;
   Offload offload = Offload::none;
   /// The mesh's ranks that hold each part, by rank of the shard group.
@@ -151,6 +152,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Starts the gather. Collective over the shard group.
   void start_unshard();
   void finish_unshard();
+  /// Takes part in a gather for other ranks. This rank's parameters stay as they are. Takes memory
+  /// for the whole flat parameter, and gives it back. Collective over the shard group.
+  void join_unshard();
   void reshard();
 
   // --- gradients
@@ -161,7 +165,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Moves the parameter's `.grad` to the flat gradient. Throws: Error(unsupported) for a sparse
   /// one, or one that has a graph (create_graph).
   void take_gradient(std::size_t index);
-  /// Starts to average the flat gradient over the ranks. Collective.
+  /// Starts to average the flat gradient over the ranks; what has no gradient here counts as zero.
+  /// Collective.
   void start_reduce();
   bool is_reducing() const { return unsharded_grad_in_flight_.defined(); }
   /// What operators get from here on finds the averaged gradient. Collective in hybrid strategies.

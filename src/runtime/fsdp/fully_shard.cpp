@@ -91,6 +91,7 @@ HandleOptions handle_options(const FullyShardOptions& options) {
     handle.shard_group = options.mesh.world();
     handle.replicate_group = std::make_shared<dist::Group>("replicate");
   }
+  handle.world_group = options.mesh.world();
   handle.holders = holders_of_parts(options);
   return handle;
 }
@@ -229,7 +230,9 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
                                 (found.tensor.is_leaf() ? "" : " with a graph"),
                             "ignored_states leaves it out");
     }
-    if (torch::autograd::impl::post_acc_grad_hooks(found.tensor)) {
+    // A parameter that never required a gradient has nothing of autograd's yet.
+    if (torch::autograd::impl::get_autograd_meta(found.tensor) != nullptr &&
+        torch::autograd::impl::post_acc_grad_hooks(found.tensor)) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
                             "parameter of a module to be fully sharded",
                             "one that is no other API's", "one that replicate had taken over",
@@ -353,10 +356,7 @@ std::vector<NamedStream> streams(const torch::nn::Module& root) {
 
 std::vector<std::string> recorded_order(const torch::nn::Module& root) {
   const auto pass = registry::find<fsdp::Pass>(root);
-  std::vector<std::string> names;
-  if (!pass) return names;
-  for (const fsdp::OrderedEvent& event : pass->order().events()) names.push_back(event.name);
-  return names;
+  return pass ? pass->collectives() : std::vector<std::string>();
 }
 
 }  // namespace tessera

@@ -18,32 +18,22 @@ bool is_in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-/// Returns the groups that the handle's gradients are averaged over.
-std::vector<dist::Group*> groups_of(const FlatParamHandle& handle) {
-  std::vector<dist::Group*> groups;
-  for (const auto& group : {handle.options().shard_group, handle.options().replicate_group}) {
-    if (group->size() > 1) groups.push_back(group.get());
-  }
-  return groups;
-}
-
-/// Returns what ranks are about to do with a handle.
-OrderedEvent event_of(const std::string& verb, const FlatParamHandle& handle) {
+/// Returns what ranks must agree on before they gather or reduce a unit together.
+std::string description_of(const FlatParamHandle& handle) {
   const FlatUnit& unit = handle.unit();
-  return {verb + " " + handle.display_name(), std::string(dtype_name(unit.dtype)) + ", " +
-                                                  std::to_string(unpadded_numel(unit)) +
-                                                  " elements"};
+  return handle.display_name() + " (" + std::string(dtype_name(unit.dtype)) + ", " +
+         std::to_string(unpadded_numel(unit)) + " elements)";
 }
 
-/// Returns the groups of all handles, each once.
-std::vector<dist::Group*> groups_of(const std::vector<std::shared_ptr<FlatParamHandle>>& handles) {
-  std::vector<dist::Group*> groups;
+/// Returns the largest group of ranks that share a unit; nullptr where none do.
+std::shared_ptr<dist::Group> group_of_all(
+    const std::vector<std::shared_ptr<FlatParamHandle>>& handles) {
+  std::shared_ptr<dist::Group> largest;
   for (const auto& handle : handles) {
-    for (dist::Group* const group : groups_of(*handle)) {
-      if (std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
-    }
+    const auto& group = handle->options().world_group;
+    if (group->size() > (largest ? largest->size() : 1)) largest = group;
   }
-  return groups;
+  return largest;
 }
 
 /// Returns the device that all units compute on.
@@ -95,17 +85,18 @@ void Pass::take_in(Module& root) {
       handle->join_root(weak_from_this(), units[unit].fqn);
       handles_.push_back(handle);
       places_.push_back(
-          {unit, units[unit].subtree_end, sharded.forward_prefetch, sharded.backward_prefetch});
+          {unit, units[unit].subtree_end, {sharded.forward_prefetch, sharded.backward_prefetch}});
     }
   }
   // The unit of the root itself says it, or else the first one does.
   if (!units.empty()) input_precision_ = units.front().sharded->mixed_precision;
-  for (const auto& handle : handles_) {
-    auto groups = groups_of(*handle);
-    if (!groups.empty() && std::ranges::find(reduced_over_, groups) == reduced_over_.end()) {
-      reduced_over_.push_back(std::move(groups));
-    }
-  }
+  group_ = group_of_all(handles_);
+  std::vector<PrefetchRule> rules;
+  for (const Place& place : places_) rules.push_back(place.prefetch);
+  std::vector<std::string> descriptions;
+  for (const auto& handle : handles_) descriptions.push_back(description_of(*handle));
+  order_ = std::make_unique<CollectiveOrder>(group_, std::move(rules), std::move(descriptions),
+                                             static_cast<CollectiveActions&>(*this));
   streams_ = std::make_shared<Streams>(device_of(handles_));
   const bool limits_all_gathers = std::ranges::any_of(
       units, [](const UnitInTree& unit) { return unit.sharded->limit_all_gathers; });
@@ -132,7 +123,13 @@ void Pass::enter_forward() {
   }
   records_gradients_ = records_gradients_ || at::GradMode::is_enabled();
   if (forward_depth_ == 0) {
-    for (const auto& member : members_) member->begin_forward();
+    try {
+      if (!is_in_backward()) begin_phase(PhaseKey::Direction::forward);
+      for (const auto& member : members_) member->begin_forward();
+    } catch (...) {
+      abort();
+      throw;
+    }
   }
   ++forward_depth_;
 }
@@ -170,7 +167,25 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
   TESSERA_CHECK(forward_depth_ > 0);
   --forward_depth_;
   if (forward_depth_ > 0 || !is_open_) return;
-  if (has_failed) return abort();
+  const bool is_in_forward =
+      order_->is_in_phase() && order_->key().direction == PhaseKey::Direction::forward;
+  if (has_failed) {
+    try {
+      // So that the other ranks need not wait for this one until their time-out.
+      if (is_in_forward && order_->can_end_phase()) end_phase(/*has_failed=*/true);
+    } catch (const std::exception&) {
+      // The failure that leaves the scope is the one to be told.
+    }
+    return abort();
+  }
+  if (is_in_forward) {
+    try {
+      end_phase();
+    } catch (...) {
+      abort();
+      throw;
+    }
+  }
   has_unwatched_graph_ = has_unwatched_graph_ || !is_watched;
   if (!records_gradients_ || has_had_backward_) close();
 }
@@ -178,7 +193,7 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
 void Pass::enter_backward() {
   const std::lock_guard lock(mutex_);
   if (!is_open_) {
-    open(PassKind::training);
+    open(PassKind::reopened);
     records_gradients_ = true;
   }
   queue_end_of_backward();
@@ -234,23 +249,18 @@ void Pass::open(PassKind kind) {
   is_end_queued_ = has_had_backward_ = false;
   last_touched_ = nullptr;
   gathered_.clear();
-  order_.begin_pass(kind);
-  execution_order_.begin_pass(kind);
+  collectives_.clear();
+  kind_ = kind;
+  std::ranges::fill(num_phases_, std::size_t{0});
 }
 
 void Pass::close() {
   const UntouchedScope untouched;
-  try {
-    order_.end_pass(groups_of(handles_));
-  } catch (...) {
-    abort();
-    throw;
-  }
+  TESSERA_CHECK(!order_->is_in_phase());
   is_open_ = false;
   is_end_queued_ = false;
   last_touched_ = nullptr;
   gathered_.clear();
-  execution_order_.end_pass();
   std::exception_ptr first;
   for (const auto& handle : handles_) {
     try {
@@ -269,8 +279,7 @@ void Pass::abort() noexcept {
   is_end_queued_ = false;
   last_touched_ = nullptr;
   gathered_.clear();
-  order_.abort_pass();
-  execution_order_.abort_pass();
+  order_->abort_phase();
   const UntouchedScope untouched;
   for (const auto& handle : handles_) handle->abort_pass();
 }
@@ -294,21 +303,13 @@ void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
   leave_units_outside(position, is_backward);
   last_touched_ = &handle;
   operator_of_last_touch_ = current_operator();
-  auto it = std::ranges::find(gathered_, position, &Gathered::handle);
   const LastUse use = is_backward ? LastUse::backward : LastUse::forward;
-  if (it != gathered_.end() && it->last_use == use) return handle.finish_unshard();
-  const auto phase = is_backward ? ExecutionOrder::Phase::backward : ExecutionOrder::Phase::forward;
-  const auto course = execution_order_.note({position, phase});
-  if (it == gathered_.end()) {
+  const auto it = std::ranges::find(gathered_, position, &Gathered::handle);
+  if (it == gathered_.end() || it->last_use == LastUse::none) {
     gather(position, use);
-  } else {
+  } else if (it->last_use != use) {
     it->last_use = use;
-  }
-  if (course == ExecutionOrder::Course::deviating) free_unused();
-  const Place& place = places_[position];
-  if (is_backward ? place.backward_prefetch == BackwardPrefetch::backward_pre
-                  : place.forward_prefetch == ForwardPrefetch::next) {
-    gather_next(phase);
+    gather_ahead(position, is_backward);
   }
   handle.finish_unshard();
 }
@@ -323,47 +324,154 @@ void Pass::record_use(std::size_t handle, std::size_t parameter) {
 void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
   const std::size_t unit = places_[handle].unit;
   for (std::size_t i = gathered_.size(); i-- > 0;) {
-    const auto [other, last_use, last_operator] = gathered_[i];
-    const Place& place = places_[other];
+    const Gathered& other = gathered_[i];
+    const Place& place = places_[other.handle];
     if (place.unit <= unit && unit < place.subtree_end) continue;
-    if (last_operator == current_operator()) continue;
-    if (is_backward ? last_use == LastUse::backward
-                    : last_use == LastUse::forward && handles_[other]->reshards_after_forward()) {
-      free(other);
+    if (other.last_operator == current_operator()) continue;
+    if (is_backward ? other.last_use == LastUse::backward
+                    : other.last_use == LastUse::forward &&
+                          handles_[other.handle]->reshards_after_forward()) {
+      free(other.handle);
     }
   }
 }
 
+/// Returns whether ranks gather this handle together, or one rank alone casts or copies it.
+bool Pass::is_in_order(const FlatParamHandle& handle) const {
+  return group_ ? handle.is_sharded() : handle.has_own_full_buffer();
+}
+
+bool Pass::is_gathered(std::size_t handle) const {
+  return std::ranges::find(gathered_, handle, &Gathered::handle) != gathered_.end();
+}
+
+/// Has a handle's parameters gathered for a use, with what goes before that and ahead of time.
 void Pass::gather(std::size_t handle, LastUse last_use) {
-  FlatParamHandle& gathered = *handles_[handle];
-  if (gathered.residence() == FlatParamHandle::Residence::sharded &&
-      gathered.has_own_full_buffer()) {
-    order_.announce(event_of("unshard", gathered), {gathered.options().shard_group.get()});
-    gathered.prepare_unshard();
-    rate_limiter_.wait_for_room();
-    gathered.start_unshard();
+  FlatParamHandle& wanted = *handles_[handle];
+  if (is_in_order(wanted)) {
+    // A use between a forward and its backward, outside of any scope, is a part of a forward.
+    if (!order_->is_in_phase()) begin_phase(PhaseKey::Direction::forward);
+    order_->need(handle);
+  } else {
+    wanted.prepare_unshard();
+    wanted.start_unshard();
+    gathered_.push_back({handle, LastUse::none});
   }
-  gathered_.push_back({handle, last_use});
+  std::ranges::find(gathered_, handle, &Gathered::handle)->last_use = last_use;
+  free_unneeded();
+}
+
+/// Gathers what comes next while a unit computes that needed no gather.
+void Pass::gather_ahead(std::size_t handle, bool is_backward) {
+  const PrefetchRule& rule = places_[handle].prefetch;
+  const bool wants_next = is_backward ? rule.backward == BackwardPrefetch::backward_pre
+                                      : rule.forward == ForwardPrefetch::next;
+  const bool is_one_ahead =
+      std::ranges::find(gathered_, LastUse::none, &Gathered::last_use) != gathered_.end();
+  if (wants_next && !is_one_ahead && order_->is_in_phase()) order_->gather_next();
 }
 
 void Pass::free(std::size_t handle) {
+  if (!is_gathered(handle)) return;
   handles_[handle]->reshard();
   if (handles_[handle]->has_own_full_buffer()) rate_limiter_.note_freed();
   std::erase_if(gathered_, [&](const Gathered& each) { return each.handle == handle; });
   if (last_touched_ == handles_[handle].get()) last_touched_ = nullptr;
 }
 
-void Pass::gather_next(ExecutionOrder::Phase phase) {
-  const auto next = execution_order_.next();
-  if (!next || next->phase != phase) return;
-  if (std::ranges::find(gathered_, next->handle, &Gathered::handle) != gathered_.end()) return;
-  gather(next->handle, LastUse::none);
+/// Frees what was gathered ahead and turned out not to be needed.
+void Pass::free_unneeded() {
+  for (std::size_t i = gathered_.size(); i-- > 0;) {
+    const Gathered& each = gathered_[i];
+    if (each.last_use == LastUse::none && order_->has_passed(each.position)) free(each.handle);
+  }
 }
 
-void Pass::free_unused() {
-  for (std::size_t i = gathered_.size(); i-- > 0;) {
-    if (gathered_[i].last_use == LastUse::none) free(gathered_[i].handle);
+// --- phases
+
+void Pass::begin_phase(PhaseKey::Direction direction) {
+  if (order_->is_in_phase()) {
+    if (order_->key().direction == direction) return;
+    end_phase();
   }
+  const bool is_backward = direction == PhaseKey::Direction::backward;
+  const bool reduces = is_backward && gradients_ == Gradients::sync;
+  const auto takes_part = [&](const auto& handle) {
+    return is_in_order(*handle) || (reduces && handle->reduces_gradients());
+  };
+  if (std::ranges::none_of(handles_, takes_part)) return;
+  std::size_t& num_before = num_phases_[is_backward ? 1 : 0];
+  order_->begin_phase({.direction = direction,
+                       .kind = kind_,
+                       .keeps_gradients = is_backward && gradients_ == Gradients::keep_unsharded,
+                       .number = std::min(num_before, std::size_t{1})});
+  ++num_before;
+}
+
+void Pass::end_phase(bool has_failed) {
+  if (!order_->is_in_phase()) return;
+  const UntouchedScope untouched;
+  const bool is_backward = order_->key().direction == PhaseKey::Direction::backward;
+  const std::vector<int> num_gave = order_->end_phase(has_failed);
+  for (std::size_t i = gathered_.size(); i-- > 0;) {
+    if (is_backward || gathered_[i].last_use == LastUse::none) free(gathered_[i].handle);
+  }
+  // A rank that has not used a parameter holds a part of its gradient all the same, where another
+  // one has.
+  auto next = num_gave.begin();
+  for (const auto& handle : handles_) {
+    if (num_gave.empty()) break;
+    std::vector<bool> any_gave(handle->unit().parameters.size());
+    for (std::size_t i = 0; i < any_gave.size(); ++i) any_gave[i] = *next++ > 0;
+    handle->set_reduced(any_gave);
+  }
+}
+
+bool Pass::run(const CollectiveSchedule::Step& step) {
+  using Role = CollectiveSchedule::Step::Role;
+  const std::size_t number = step.what.handle;
+  FlatParamHandle& handle = *handles_[number];
+  collectives_.push_back(name_of(step.what));
+  if (step.what.verb == Collective::Verb::reduce) return reduce(number);
+  if (step.role == Role::joined || is_gathered(number)) {
+    handle.join_unshard();
+    return false;
+  }
+  handle.prepare_unshard();
+  rate_limiter_.wait_for_room();
+  handle.start_unshard();
+  gathered_.push_back({number, LastUse::none, step.position});
+  return true;
+}
+
+std::string Pass::name_of(const Collective& what) const {
+  return (what.verb == Collective::Verb::unshard ? "unshard " : "reduce ") +
+         handles_[what.handle]->display_name();
+}
+
+std::vector<std::size_t> Pass::unreduced() const {
+  std::vector<std::size_t> found;
+  if (order_->key().direction == PhaseKey::Direction::forward ||
+      gradients_ == Gradients::keep_unsharded) {
+    return found;
+  }
+  for (std::size_t i = 0; i < handles_.size(); ++i) {
+    if (handles_[i]->has_gradients() || handles_[i]->has_unsynced_gradients()) found.push_back(i);
+  }
+  return found;
+}
+
+/// For each parameter, whether this rank gave a gradient in this pass.
+std::vector<int> Pass::counts() const {
+  std::vector<int> gave;
+  if (order_->key().direction == PhaseKey::Direction::forward ||
+      gradients_ == Gradients::keep_unsharded) {
+    return gave;
+  }
+  for (const auto& handle : handles_) {
+    for (const bool each : handle->gave_gradients()) gave.push_back(each ? 1 : 0);
+  }
+  return gave;
 }
 
 void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
@@ -373,18 +481,20 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
   if (!handle.reduces_gradients()) return;
   const UntouchedScope untouched;
   handle.take_gradient(index);
-  if (handle.has_all_gradients() && gradients_ == Gradients::sync) reduce(handle);
+  if (handle.has_all_gradients() && gradients_ == Gradients::sync) {
+    order_->gradients_ready(index_of(handle));
+  }
 }
 
-void Pass::reduce(FlatParamHandle& handle) {
+/// Returns whether this rank had gradients to give.
+bool Pass::reduce(std::size_t position) {
+  FlatParamHandle& handle = *handles_[position];
+  const bool is_complete = handle.has_all_gradients();
+  const bool gives = handle.has_gradients() || handle.has_unsynced_gradients();
   finish_reduces();  // at most one whole gradient is on its way
-  order_.announce(event_of("reduce", handle), groups_of(handle));
   handle.start_reduce();
-  const std::size_t position = index_of(handle);
-  free(position);
-  if (places_[position].backward_prefetch == BackwardPrefetch::backward_post) {
-    gather_next(ExecutionOrder::Phase::backward);
-  }
+  if (is_complete) free(position);
+  return gives;
 }
 
 void Pass::finish_reduces() {
@@ -398,10 +508,11 @@ void Pass::queue_end_of_backward() {
   if (is_end_queued_) {
     // The backward before this one failed: what it left is no gradient.
     abort();
-    open(PassKind::training);
+    open(PassKind::reopened);
   }
   end_of_backward_.queue([pass = shared_from_this()] { pass->end_backward(); });
   is_end_queued_ = true;
+  begin_phase(PhaseKey::Direction::backward);
 }
 
 void Pass::gradient_comes() {
@@ -409,44 +520,15 @@ void Pass::gradient_comes() {
   if (is_open_) queue_end_of_backward();
 }
 
-/// A rank that has not used a parameter holds a part of its gradient all the same, where others
-/// have.
-void Pass::share_what_was_reduced() {
-  for (const auto& groups : reduced_over_) {
-    std::vector<int> counts;
-    for (const auto& handle : handles_) {
-      if (groups_of(*handle) != groups) continue;
-      for (const bool gave : handle->gave_gradients()) counts.push_back(gave ? 1 : 0);
-    }
-    at::Tensor sum = torch::tensor(counts, at::kInt).to(groups.front()->device());
-    for (dist::Group* const group : groups)
-      group->all_reduce(sum, "which gradients there are").wait();
-    // Only who lacks one waits for the device.
-    if (std::ranges::find(counts, 0) == counts.end()) continue;
-    sum = sum.to(at::kCPU);
-    const int* next = sum.data_ptr<int>();
-    for (const auto& handle : handles_) {
-      if (groups_of(*handle) != groups) continue;
-      std::vector<bool> any_gave(handle->unit().parameters.size());
-      for (std::size_t i = 0; i < any_gave.size(); ++i) any_gave[i] = *next++ > 0;
-      handle->set_reduced(any_gave);
-    }
-  }
-}
-
 void Pass::end_backward() {
   const std::lock_guard lock(mutex_);
   if (!is_open_) return;
   const UntouchedScope untouched;
   try {
-    for (const auto& handle : handles_) {
-      if (gradients_ == Gradients::keep_unsharded) {
-        handle->keep_unsharded_gradient();
-      } else if (handle->has_gradients() || handle->has_unsynced_gradients()) {
-        reduce(*handle);
-      }
+    if (gradients_ == Gradients::keep_unsharded) {
+      for (const auto& handle : handles_) handle->keep_unsharded_gradient();
     }
-    if (gradients_ == Gradients::sync) share_what_was_reduced();
+    end_phase();
     finish_reduces();
   } catch (...) {
     abort();

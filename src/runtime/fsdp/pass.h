@@ -7,9 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/fsdp/execution_order.h"
+#include "runtime/fsdp/collective_order.h"
 #include "runtime/fsdp/flat_param_handle.h"
-#include "runtime/fsdp/order_check.h"
 #include "runtime/fsdp/rate_limiter.h"
 #include "runtime/fsdp/streams.h"
 #include "runtime/registry/end_of_backward.h"
@@ -41,7 +40,9 @@ struct ParameterUse {
 ///
 /// States. Idle: parameters show their shards. Open: full shapes; operators that touch a parameter
 /// gather its unit. An open pass ends with the backward, or with the outermost scope where no
-/// gradient is recorded. docs/fully_shard.md has the table.
+/// gradient is recorded. docs/fully_shard.md has the table. Within a pass, each outermost forward
+/// and each backward is a phase, in which all ranks run the same collectives in the same order
+/// ([Note: One order of collectives]).
 /// [Note: Leaving] Touching a unit outside the subtree of a unit that is open means that the
 /// latter's forward (or, in a backward, its backward) is over, so it is freed; but not what the
 /// same operator uses. What has been gathered ahead of time, or was kept for the backward, stays
@@ -49,6 +50,7 @@ struct ParameterUse {
 /// are in it. Thread-safe.
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
+                   private CollectiveActions,
                    public std::enable_shared_from_this<Pass> {
  public:
   /// Returns the pass of `root`, made at the first use. Throws: Error(invalid_argument) where a
@@ -77,7 +79,8 @@ class Pass final : public HandleEvents,
   const MixedPrecision& input_precision() const { return input_precision_; }
   /// Replicated modules in the tree, and others that take part without units.
   const std::vector<std::shared_ptr<registry::PassMember>>& members() const { return members_; }
-  const OrderCheck& order() const { return order_; }
+  /// Returns the collectives of the pass that is open, or of the last one, in order.
+  const std::vector<std::string>& collectives() const { return collectives_; }
   /// Returns what the first forward used, in order.
   const std::vector<ParameterUse>& forward_order() const { return forward_order_; }
   const Streams& streams() const { return *streams_; }
@@ -88,19 +91,24 @@ class Pass final : public HandleEvents,
   struct Place {              // of a handle, parallel to handles_
     std::size_t unit;         // numbered in the order of the module tree
     std::size_t subtree_end;  // units [unit, subtree_end) are inside
-    ForwardPrefetch forward_prefetch;
-    BackwardPrefetch backward_prefetch;
+    PrefetchRule prefetch;
   };
   enum class LastUse { none, forward, backward };  // since it was gathered
   struct Gathered {
     std::size_t handle;
     LastUse last_use;
+    std::size_t position = 0;  // in the order of collectives: of what was gathered ahead
     std::uint64_t last_operator = 0;
   };
 
   void parameter_touched(FlatParamHandle& handle, std::size_t index) override;
   void gradient_comes() override;
   void gradient_ready(FlatParamHandle& handle, std::size_t index) override;
+
+  bool run(const CollectiveSchedule::Step& step) override;
+  std::vector<std::size_t> unreduced() const override;
+  std::vector<int> counts() const override;
+  std::string name_of(const Collective& what) const override;
 
   class GraphToken;
 
@@ -113,25 +121,31 @@ class Pass final : public HandleEvents,
   void end_backward();
   void record_use(std::size_t handle, std::size_t parameter);
   void leave_units_outside(std::size_t handle, bool is_backward);
+  void begin_phase(PhaseKey::Direction direction);
+  void end_phase(bool has_failed = false);
   void gather(std::size_t handle, LastUse last_use);
+  void gather_ahead(std::size_t handle, bool is_backward);
   void free(std::size_t handle);
-  void gather_next(ExecutionOrder::Phase phase);
-  void free_unused();
-  void reduce(FlatParamHandle& handle);
+  void free_unneeded();
+  bool reduce(std::size_t handle);
   void finish_reduces();
-  void share_what_was_reduced();
+  bool is_in_order(const FlatParamHandle& handle) const;
+  bool is_gathered(std::size_t handle) const;
   std::size_t index_of(const FlatParamHandle& handle) const;
 
   mutable std::recursive_mutex mutex_;
   std::vector<std::shared_ptr<FlatParamHandle>> handles_;  // in the order of the module tree
   std::vector<Place> places_;
-  std::vector<std::vector<dist::Group*>> reduced_over_;  // each set of groups once, in order
   std::weak_ptr<torch::nn::Module> root_;
   MixedPrecision input_precision_;
   std::vector<std::shared_ptr<registry::PassMember>> members_;
-  OrderCheck order_;
+  std::shared_ptr<dist::Group> group_;  // of all ranks that take part; null: one
+  std::unique_ptr<CollectiveOrder> order_;
+  std::vector<std::string> collectives_;
 
   bool is_open_ = false;
+  PassKind kind_ = PassKind::training;
+  std::size_t num_phases_[2] = {};  // of the open pass, by direction
   int forward_depth_ = 0;
   bool records_gradients_ = false;  // a forward of this pass did
   std::uint64_t number_ = 0;        // of passes that have been opened
@@ -141,7 +155,6 @@ class Pass final : public HandleEvents,
   registry::EndOfBackward end_of_backward_;
   bool has_had_backward_ = false;  // within the forward that is running
   Gradients gradients_ = Gradients::sync;
-  ExecutionOrder execution_order_;
   std::shared_ptr<const Streams> streams_;
   RateLimiter rate_limiter_;
   bool is_tracing_ = false;

@@ -23,7 +23,10 @@ using test::Transformer;
 struct Sizes {
   std::uint64_t root = 0;
   std::uint64_t blocks = 0;
-  std::uint64_t flags = 0;  // by which ranks tell each other which gradients there are
+  /// By which ranks tell each other at the end of a phase what they needed, and which gradients
+  /// there are.
+  std::uint64_t forward_end = 3 * sizeof(int);
+  std::uint64_t backward_end = 3 * sizeof(int);
 };
 
 Sizes sizes_of(const Transformer& model, int num_ranks) {
@@ -31,7 +34,8 @@ Sizes sizes_of(const Transformer& model, int num_ranks) {
   for (const FlatParameterInfo& info : handles(*model)) {
     const auto nbytes = static_cast<std::uint64_t>(info.sharded_numel * num_ranks) * sizeof(float);
     (info.module_fqn.empty() ? sizes.root : sizes.blocks) += nbytes;
-    sizes.flags += info.parameters.size() * sizeof(int);
+    sizes.forward_end += 2 * sizeof(int);
+    sizes.backward_end += (2 + info.parameters.size()) * sizeof(int);
   }
   return sizes;
 }
@@ -54,12 +58,12 @@ TEST_P(CommunicationTest, B10_BytesPerStepFollowTheFormula) {
     const std::uint64_t all = sizes.root + sizes.blocks;
     dist::Traffic expected;
     if (strategy == FULL_SHARD) {
-      expected = {all + sizes.blocks, all, sizes.flags,
-                  0};  // the root stays gathered between the two
+      // The root stays gathered between the two.
+      expected = {all + sizes.blocks, all, sizes.forward_end + sizes.backward_end};
     } else if (strategy == SHARD_GRAD_OP) {
-      expected = {all, all, sizes.flags};
+      expected = {all, all, sizes.forward_end + sizes.backward_end};
     } else {
-      expected = {0, 0, all + sizes.flags};
+      expected = {0, 0, all + sizes.backward_end};
     }
     for (int step = 0; step < 3; ++step) {
       const dist::Traffic before = mesh.world()->traffic();
@@ -72,7 +76,8 @@ TEST_P(CommunicationTest, B10_BytesPerStepFollowTheFormula) {
       forward(model, some_ids()).sum().backward();
     }
     const dist::Traffic found = mesh.world()->traffic() - before;
-    EXPECT_EQ(found.reduce_scatter + found.all_reduce, 0U);
+    EXPECT_EQ(found.reduce_scatter, 0U);
+    EXPECT_EQ(found.all_reduce, is_sharded ? 2 * sizes.forward_end : 0U);
   });
 }
 
@@ -94,9 +99,10 @@ TEST(CommunicationBytesTest, B10_HybridGathersWithinTheShardAxisAndAveragesShard
           const std::uint64_t all = sizes.root + sizes.blocks;
           forward(model, some_ids()).sum().backward();
           const std::uint64_t gathered = strategy == HYBRID_SHARD ? all + sizes.blocks : all;
-          EXPECT_EQ(mesh.axis("shard")->traffic(), (dist::Traffic{gathered, all, sizes.flags}));
-          EXPECT_EQ(mesh.axis("replicate")->traffic(),
-                    (dist::Traffic{0, 0, all / 2 + sizes.flags}));
+          EXPECT_EQ(mesh.axis("shard")->traffic(), (dist::Traffic{gathered, all, 0}));
+          EXPECT_EQ(mesh.axis("replicate")->traffic(), (dist::Traffic{0, 0, all / 2}));
+          EXPECT_EQ(mesh.world()->traffic(),
+                    (dist::Traffic{0, 0, sizes.forward_end + sizes.backward_end}));
         },
         mesh_options);
   }

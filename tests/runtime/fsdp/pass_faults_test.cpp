@@ -193,28 +193,41 @@ TEST(PassFaultsAloneTest, B10_AParameterThatOneRankAloneUsesIsTrainedOnAll) {
   }
 }
 
-TEST(PassFaultsAloneTest, B22_ARankWhosePassEndsEarlyIsToldNotMixedUp) {
+TEST(PassFaultsAloneTest, B22_ARankWhoseForwardEndsEarlyKeepsStep) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp unsharded = seeded<test::Mlp>();
+    test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
+    const at::NoGradGuard no_grad;
+    forward(model, some_input());
+    {
+      // Rank 1 leaves after the first layer.
+      const ForwardScope scope(*model);
+      const at::Tensor hidden = model->up->forward(some_input());
+      if (mesh.rank() == 0) model->down->forward(model->middle->forward(hidden));
+    }
+    EXPECT_TRUE(torch::allclose(forward(model, some_input()), unsharded->forward(some_input())));
+  });
+}
+
+TEST(PassFaultsAloneTest, B22_ARankThatEndsAnotherPhaseIsTold) {
   dist::MeshOptions options;
   options.timeout = std::chrono::milliseconds(1500);
   test::on_ranks(
       2,
       [](const dist::Mesh& mesh) {
         test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
-        const at::NoGradGuard no_grad;
-        forward(model, some_input());
         const std::string error = error_of([&] {
-          // Rank 1 leaves after the first layer, once.
-          {
-            const ForwardScope scope(*model);
-            const at::Tensor hidden = model->up->forward(some_input());
-            if (mesh.rank() == 0) model->down->forward(model->middle->forward(hidden));
+          // Rank 1 begins a backward while rank 0 begins a second forward.
+          const at::Tensor loss = forward(model, some_input()).sum();
+          if (mesh.rank() == 0) {
+            forward(model, some_input());
+          } else {
+            loss.backward();
           }
-          forward(model, some_input());
         });
-        EXPECT_NE(error, "none");
-        if (mesh.rank() == 1) {
-          EXPECT_THAT(error, HasSubstr("end the pass"));
-        }
+        EXPECT_THAT(error, HasSubstr("order of collectives"));
+        EXPECT_THAT(error, HasSubstr("in the forward on rank 0"));
+        EXPECT_THAT(error, HasSubstr("in the backward on rank 1"));
       },
       options);
 }
@@ -315,25 +328,33 @@ TEST(PassFaultsAloneTest, B14_InputsGetTheDtypeOfTheRoot) {
   }
 }
 
-/// One rank alone fails when all collectives are done: the others know nothing of it.
-TEST(PassFaultsAloneTest, B22_ARankThatFailsAfterTheLastGatherKeepsStep) {
-  dist::MeshOptions options;
-  options.timeout = std::chrono::milliseconds(1500);
-  test::on_ranks(
-      2,
-      [](const dist::Mesh& mesh) {
+/// One rank alone fails in a forward, anywhere: all hear of it at once, and go on together.
+TEST(PassFaultsAloneTest, B22_AForwardThatFailsOnOneRankIsToldOnAll) {
+  for (const int num_passes_before : {0, 1}) {
+    for (int num_layers = 0; num_layers <= 2; ++num_layers) {
+      test::on_ranks(2, [&](const dist::Mesh& mesh) {
         test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
-        const at::NoGradGuard no_grad;
-        forward(model, some_input());
-        EXPECT_EQ(error_of([&] {
-                    const ForwardScope scope(*model);
-                    model->forward(some_input());
-                    if (mesh.rank() == 1) throw std::runtime_error("the user's own");
-                  }),
-                  mesh.rank() == 1 ? "the user's own" : "none");
-        EXPECT_EQ(error_of([&] { forward(model, some_input()); }), "none");
-      },
-      options);
+        for (int i = 0; i < num_passes_before; ++i) forward(model, some_input()).sum().backward();
+        const std::string error = error_of([&] {
+          const ForwardScope scope(*model);
+          if (mesh.rank() == 0) {
+            model->forward(some_input());
+          } else {
+            if (num_layers > 0) model->up->forward(some_input());
+            if (num_layers > 1) model->middle->forward(torch::ones({1, 13}));
+            throw std::runtime_error("the user's own");
+          }
+        });
+        if (mesh.rank() == 0) {
+          EXPECT_THAT(error, HasSubstr("rank 1 failed in the forward"));
+        } else {
+          EXPECT_EQ(error, "the user's own");
+        }
+        EXPECT_FALSE(is_in_pass(*model));
+        EXPECT_EQ(error_of([&] { forward(model, some_input()).sum().backward(); }), "none");
+      });
+    }
+  }
 }
 
 }  // namespace

@@ -243,24 +243,6 @@ TEST(PassTest, B22_TwiceShardedAndNothingShardedAreErrors) {
   EXPECT_THAT(error_of([&] { fully_shard(on_stack); }), HasSubstr("shared_ptr"));
 }
 
-TEST(PassTest, B22_RanksThatRunDifferentUnitsAreToldSo) {
-  test::on_ranks(2, [](const dist::Mesh& mesh) {
-    Mlp model = seeded<Mlp>();
-    fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
-    const std::string error = error_of([&] {
-      const ForwardScope scope(*model);
-      if (mesh.rank() == 0) {
-        model->up->forward(torch::ones({1, 7}));
-      } else {
-        model->middle->forward(torch::ones({1, 13}));
-      }
-    });
-    EXPECT_THAT(error, HasSubstr("order of collectives"));
-    EXPECT_THAT(error, HasSubstr("unshard up"));
-    EXPECT_THAT(error, HasSubstr("unshard middle"));
-  });
-}
-
 TEST(PassTest, B11_ComputesInBfloat16AndKeepsFloatParameters) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();

@@ -1,0 +1,153 @@
+#include "runtime/fsdp/collective_order.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+
+using Role = CollectiveSchedule::Step::Role;
+using Verb = Collective::Verb;
+
+CollectiveOrder::CollectiveOrder(std::shared_ptr<dist::Group> group,
+                                 std::vector<PrefetchRule> rules, std::vector<std::string> units,
+                                 CollectiveActions& actions)
+    : group_(std::move(group)), agreement_(group_), units_(std::move(units)), actions_(actions) {
+  schedule_.set_prefetch(std::move(rules));
+}
+
+/// After a collective that failed there is no telling what the other ranks do.
+template <class Action>
+auto CollectiveOrder::guarded(Action&& action) {
+  try {
+    return action();
+  } catch (...) {
+    is_broken_ = true;
+    throw;
+  }
+}
+
+void CollectiveOrder::begin_phase(const PhaseKey& key) {
+  if (!std::exchange(has_compared_units_, true)) agreement_.require_equal("units", units_);
+  is_broken_ = false;
+  schedule_.begin_phase(key);
+}
+
+void CollectiveOrder::abort_phase() {
+  schedule_.abort_phase();
+}
+
+void CollectiveOrder::run(const CollectiveSchedule::Steps& steps) {
+  for (const CollectiveSchedule::Step& step : steps) {
+    const bool has_part = actions_.run(step);
+    if (step.role == Role::ahead && !has_part) schedule_.note_not_kept(step.position);
+    if (step.role == Role::joined && has_part) schedule_.note_needed(step.position);
+  }
+}
+
+void CollectiveOrder::need(std::size_t handle) {
+  guarded([&] {
+    if (schedule_.is_following()) {
+      if (const auto steps = schedule_.need(handle)) return run(*steps);
+      run(schedule_.rest());
+      sum(Deviates::yes, /*has_failed=*/false);
+      schedule_.stop_following();
+    }
+    agree_on({Verb::unshard, handle});
+  });
+}
+
+void CollectiveOrder::gradients_ready(std::size_t handle) {
+  guarded([&] {
+    if (schedule_.is_following()) return run(schedule_.gradients_ready(handle));
+    agree_on({Verb::reduce, handle});
+  });
+}
+
+void CollectiveOrder::gather_next() {
+  guarded([&] {
+    if (schedule_.is_following()) run(schedule_.next_gather());
+  });
+}
+
+void CollectiveOrder::agree_on(const Collective& needed) {
+  for (bool is_done = false; !is_done;) {
+    const auto agreed =
+        agreement_.agree({key().direction, schedule_.propose(needed), actions_.name_of(needed)});
+    TESSERA_CHECK(agreed.has_value());
+    is_done = agreed->what == needed;
+    schedule_.take_agreed(*agreed, is_done);
+    actions_.run({agreed->what, is_done ? Role::own : Role::joined});
+  }
+}
+
+void CollectiveOrder::agree_on_rest() {
+  while (true) {
+    const std::vector<std::size_t> unreduced = actions_.unreduced();
+    Request request{key().direction, std::nullopt, "end its part"};
+    if (!unreduced.empty()) {
+      const Collective needed{Verb::reduce, unreduced.back()};
+      request.proposal = schedule_.propose(needed);
+      request.text = actions_.name_of(needed);
+    }
+    const auto agreed = agreement_.agree(request);
+    if (!agreed) return;
+    const bool is_own = request.proposal && request.proposal->what == agreed->what;
+    schedule_.take_agreed(*agreed, is_own);
+    actions_.run({agreed->what, is_own ? Role::own : Role::joined});
+  }
+}
+
+CollectiveOrder::Sums CollectiveOrder::sum(Deviates deviates, bool has_failed) const {
+  const std::vector<bool> needed = schedule_.needed();
+  std::vector<int> numbers{deviates == Deviates::yes ? 1 : 0, has_failed ? 1 : 0,
+                           has_failed && group_ ? group_->rank() : 0};
+  const std::size_t num_own = numbers.size();
+  numbers.insert(numbers.end(), needed.begin(), needed.end());
+  const std::vector<int> counts = actions_.counts();
+  numbers.insert(numbers.end(), counts.begin(), counts.end());
+  if (group_) {
+    at::Tensor sums = torch::tensor(numbers, at::kInt).to(group_->device());
+    group_->all_reduce(sums, "what each rank needed").wait();
+    sums = sums.to(at::kCPU);
+    std::copy_n(sums.const_data_ptr<int>(), numbers.size(), numbers.begin());
+  }
+  Sums result{numbers[0], numbers[1], numbers[2], {}, {}};
+  const auto counts_begin = numbers.begin() + static_cast<std::ptrdiff_t>(num_own + needed.size());
+  for (auto it = numbers.begin() + static_cast<std::ptrdiff_t>(num_own); it != counts_begin; ++it) {
+    result.is_needed.push_back(*it > 0);
+  }
+  result.counts.assign(counts_begin, numbers.end());
+  return result;
+}
+
+std::vector<int> CollectiveOrder::end_phase(bool has_failed) {
+  return guarded([&] {
+    Sums sums;
+    if (schedule_.is_following()) {
+      run(schedule_.rest());
+      sums = sum(actions_.unreduced().empty() ? Deviates::no : Deviates::yes, has_failed);
+      if (sums.num_deviating > 0) schedule_.stop_following();
+    }
+    if (!schedule_.is_following()) {
+      agree_on_rest();
+      sums = sum(Deviates::no, has_failed);
+    }
+    const std::string phase =
+        key().direction == PhaseKey::Direction::forward ? "the forward" : "the backward";
+    schedule_.end_phase(sums.is_needed);
+    if (sums.num_failed > 0 && !has_failed) {
+      throw Error(
+          ErrorKind::io, {},
+          (sums.num_failed == 1 ? "rank " + std::to_string(sums.failed_rank)
+                                : std::to_string(sums.num_failed) + " ranks of " + group_->name()) +
+              " failed in " + phase + ", which is dropped on all ranks");
+    }
+    return sums.counts;
+  });
+}
+
+}  // namespace tessera::fsdp
