@@ -306,7 +306,14 @@ void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
   const LastUse use = is_backward ? LastUse::backward : LastUse::forward;
   const auto it = std::ranges::find(gathered_, position, &Gathered::handle);
   if (it == gathered_.end() || it->last_use == LastUse::none) {
-    gather(position, use);
+    is_before_operator_ = true;
+    try {
+      gather(position, use);
+    } catch (...) {
+      is_before_operator_ = false;
+      throw;
+    }
+    is_before_operator_ = false;
   } else if (it->last_use != use) {
     it->last_use = use;
     gather_ahead(position, is_backward);
@@ -377,6 +384,12 @@ void Pass::free(std::size_t handle) {
   if (handles_[handle]->has_own_full_buffer()) rate_limiter_.note_freed();
   std::erase_if(gathered_, [&](const Gathered& each) { return each.handle == handle; });
   if (last_touched_ == handles_[handle].get()) last_touched_ = nullptr;
+}
+
+/// Returns whether the operator that is about to run uses a handle.
+bool Pass::is_used_by_operator(std::size_t handle) const {
+  const auto it = std::ranges::find(gathered_, handle, &Gathered::handle);
+  return is_before_operator_ && it != gathered_.end() && it->last_operator == current_operator();
 }
 
 /// Frees what was gathered ahead and turned out not to be needed.
@@ -493,7 +506,7 @@ bool Pass::reduce(std::size_t position) {
   const bool gives = handle.has_gradients() || handle.has_unsynced_gradients();
   finish_reduces();  // at most one whole gradient is on its way
   handle.start_reduce();
-  if (is_complete) free(position);
+  if (is_complete && !is_used_by_operator(position)) free(position);
   return gives;
 }
 

@@ -131,6 +131,7 @@ class Pass final : public HandleEvents,
   void finish_reduces();
   bool is_in_order(const FlatParamHandle& handle) const;
   bool is_gathered(std::size_t handle) const;
+  bool is_used_by_operator(std::size_t handle) const;
   std::size_t index_of(const FlatParamHandle& handle) const;
 
   mutable std::recursive_mutex mutex_;
@@ -163,6 +164,7 @@ class Pass final : public HandleEvents,
   std::vector<Gathered> gathered_;             // handles that are not sharded now
   FlatParamHandle* last_touched_ = nullptr;
   std::uint64_t operator_of_last_touch_ = 0;
+  bool is_before_operator_ = false;  // an operator's arguments are being gathered
 };
 
 }  // namespace tessera::fsdp

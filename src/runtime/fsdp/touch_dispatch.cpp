@@ -47,6 +47,19 @@ bool uses_memory(const c10::OperatorHandle& op) {
 
 thread_local std::uint64_t operator_number = 0;
 
+/// How many operators this thread is within: many are made of others, which count as one with them.
+thread_local int operator_depth = 0;
+
+class OperatorScope {
+ public:
+  OperatorScope() {
+    if (operator_depth++ == 0) ++operator_number;
+  }
+  ~OperatorScope() { --operator_depth; }
+  OperatorScope(const OperatorScope&) = delete;
+  OperatorScope& operator=(const OperatorScope&) = delete;
+};
+
 /// How often this thread is within a MetaDeviceScope.
 thread_local int meta_device_depth = 0;
 
@@ -66,7 +79,7 @@ void make_on_meta_device(const c10::OperatorHandle& op, torch::jit::Stack* stack
 void see_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack) {
   if (meta_device_depth > 0) make_on_meta_device(op, stack);
-  ++operator_number;
+  const OperatorScope scope;
   const std::size_t num_arguments = uses_memory(op) ? op.schema().arguments().size() : 0;
   for (std::size_t i = stack->size() - num_arguments; i < stack->size(); ++i) {
     const c10::IValue& argument = (*stack)[i];

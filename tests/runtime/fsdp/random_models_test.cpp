@@ -1,0 +1,437 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "runtime/support/checks.h"
+#include "support/random.h"
+
+// Draws models, ways to shard them, and patterns of use by rank and step, and holds every gradient
+// and every loss to those of the unsharded model. `TESSERA_TEST_SEED` repeats a run,
+// `TESSERA_RANDOM_MODEL` the one case of a seed; `TESSERA_RANDOM_MODELS` sets how many cases each
+// world draws.
+
+namespace tessera {
+namespace {
+
+constexpr int kWidth = 4;
+
+/// The same numbers on all ranks, whatever threads draw beside it.
+class Drawn {
+ public:
+  explicit Drawn(std::uint64_t seed) : engine_(seed) {}
+  std::uint64_t below(std::uint64_t end) { return engine_() % end; }
+  bool chance(int percent) { return below(100) < static_cast<std::uint64_t>(percent); }
+  at::Tensor tensor(at::IntArrayRef shape) {
+    at::Tensor drawn = torch::empty(shape);
+    float* const numbers = drawn.mutable_data_ptr<float>();
+    for (std::int64_t i = 0; i < drawn.numel(); ++i) {
+      numbers[i] = static_cast<float>(below(2001)) / 1000.0F - 1.0F;
+    }
+    return drawn;
+  }
+  template <class T>
+  void shuffle(std::vector<T>& items) {
+    for (std::size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[below(i)]);
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// Says which optional parts one rank uses in one forward, and in which order.
+struct Use {
+  std::uint64_t seed = 0;
+  Drawn at(int node) const { return Drawn(seed * 1000003 + static_cast<std::uint64_t>(node)); }
+};
+
+/// A part of a model: a layer, or a group of parts.
+struct PartImpl : torch::nn::Module {
+  enum class Kind { linear, norm, scale, by_hand, tied, group };
+
+  at::Tensor forward(const at::Tensor& x, const Use& use) {
+    switch (kind) {
+      case Kind::linear: return linear->forward(x);
+      case Kind::norm: return norm->forward(x);
+      case Kind::scale: return x * weight;
+      case Kind::by_hand: return torch::matmul(x, weight.t()) + bias;  // `unused` stays out
+      case Kind::tied: return torch::matmul(x, weight);
+      case Kind::group: break;
+    }
+    std::vector<std::size_t> order(parts.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    Drawn drawn = use.at(number);
+    if (has_varying_order) drawn.shuffle(order);
+    at::Tensor y = x;
+    for (const std::size_t i : order) {
+      const bool is_used = !is_optional[i] || drawn.chance(50);
+      if (!is_used) continue;
+      const auto& part = parts[i];
+      const at::Tensor z = is_recomputed ? recompute(part, y, use) : part->forward(y, use);
+      y = 0.5 * y + 0.5 * torch::tanh(z);
+    }
+    return y;
+  }
+
+  Kind kind = Kind::group;
+  int number = 0;
+  torch::nn::Linear linear{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  at::Tensor weight, bias, unused;
+  std::vector<std::shared_ptr<PartImpl>> parts;
+  std::vector<bool> is_optional;  // parallel to parts
+  bool has_varying_order = false;
+  bool is_recomputed = false;
+};
+using Part = std::shared_ptr<PartImpl>;
+
+/// Builds the same model each time it is asked.
+class ModelDraw {
+ public:
+  explicit ModelDraw(std::uint64_t seed) : drawn_(seed) {
+    is_uneven_ = drawn_.chance(70);
+    may_recompute_ = drawn_.chance(25);
+    root_ = draw_group(0);
+    // What is always used and trained: every loss has a gradient.
+    add(*root_, draw(PartImpl::Kind::linear, 1), false);
+    for (at::Tensor& parameter : root_->parts.back()->parameters()) parameter.requires_grad_(true);
+    std::swap(all_[all_.size() - 2], all_.back());
+  }
+  const Part& root() const { return root_; }
+  const std::vector<Part>& all() const { return all_; }
+
+ private:
+  Part draw(PartImpl::Kind kind, int depth) {
+    using Kind = PartImpl::Kind;
+    if (kind == Kind::group) return draw_group(depth);
+    auto part = std::make_shared<PartImpl>();
+    part->kind = kind;
+    part->number = num_parts_++;
+    switch (kind) {
+      case Kind::linear:
+        part->linear = part->register_module("linear", torch::nn::Linear(kWidth, kWidth));
+        break;
+      case Kind::norm:
+        part->norm = part->register_module(
+            "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+        break;
+      case Kind::scale:
+        // Some never required a gradient: libtorch keeps nothing of autograd's for them.
+        part->weight = part->register_parameter("weight", drawn_.tensor({kWidth}),
+                                                /*requires_grad=*/drawn_.chance(50));
+        break;
+      case Kind::by_hand:
+        part->weight = part->register_parameter("weight", drawn_.tensor({kWidth, kWidth}));
+        part->bias = part->register_parameter("bias", drawn_.tensor({kWidth}));
+        if (drawn_.chance(30)) {
+          part->unused = part->register_parameter("unused", drawn_.tensor({3}));
+        }
+        break;
+      case Kind::tied:
+        part->weight = part->register_parameter("weight", weight_to_tie());
+        break;
+      case Kind::group: break;
+    }
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : part->parameters()) {
+      if (kind != Kind::tied) parameter.copy_(drawn_.tensor(parameter.sizes()));
+    }
+    if (kind != Kind::tied && drawn_.chance(10)) {
+      for (at::Tensor& parameter : part->parameters()) parameter.requires_grad_(false);
+    }
+    all_.push_back(part);
+    return part;
+  }
+
+  at::Tensor weight_to_tie() {
+    std::vector<at::Tensor> weights;
+    for (const Part& part : all_) {
+      if (part->kind == PartImpl::Kind::linear) weights.push_back(part->linear->weight);
+      if (part->kind == PartImpl::Kind::by_hand) weights.push_back(part->weight);
+    }
+    if (weights.empty()) return drawn_.tensor({kWidth, kWidth}).requires_grad_();
+    return weights[drawn_.below(weights.size())];
+  }
+
+  Part draw_group(int depth) {
+    using Kind = PartImpl::Kind;
+    auto group = std::make_shared<PartImpl>();
+    group->number = num_parts_++;
+    group->has_varying_order = is_uneven_ && drawn_.chance(15);
+    group->is_recomputed = may_recompute_ && drawn_.chance(40);
+    const std::size_t num_parts = 1 + drawn_.below(depth == 0 ? 4 : 3);
+    for (std::size_t i = 0; i < num_parts; ++i) {
+      const bool is_optional = is_uneven_ && drawn_.chance(40);
+      if (!all_.empty() && drawn_.chance(10)) {
+        add(*group, all_[drawn_.below(all_.size())], is_optional);  // a second place for a part
+        continue;
+      }
+      const auto kind = static_cast<Kind>(drawn_.below(depth < 2 ? 8 : 5));
+      add(*group, draw(kind > Kind::group ? Kind::group : kind, depth + 1), is_optional);
+    }
+    all_.push_back(group);
+    return group;
+  }
+
+  static void add(PartImpl& group, const Part& part, bool is_optional) {
+    group.register_module("part" + std::to_string(group.parts.size()), part);
+    group.parts.push_back(part);
+    group.is_optional.push_back(is_optional);
+  }
+
+  Drawn drawn_;
+  bool is_uneven_ = false;
+  bool may_recompute_ = false;
+  int num_parts_ = 0;
+  std::vector<Part> all_;  // what is inside comes before what is around it
+  Part root_;
+};
+
+/// Applies fully_shard from the inside out, with options drawn for each unit.
+void shard(const ModelDraw& model, Drawn drawn, const dist::Mesh& mesh) {
+  const bool is_hybrid = mesh.axes().size() == 2;
+  const std::vector<ShardingStrategy> strategies =
+      is_hybrid ? std::vector{HYBRID_SHARD, HYBRID_SHARD_ZERO2, NO_SHARD}
+                : std::vector{FULL_SHARD, SHARD_GRAD_OP, NO_SHARD};
+  const bool mixes_strategies = drawn.chance(30);
+  const ShardingStrategy common = strategies[drawn.below(3)];
+  const int percent = static_cast<int>(drawn.below(100));  // of parts that become units
+  for (const Part& part : model.all()) {
+    if (part != model.root() && !drawn.chance(percent)) continue;
+    if (registry::applied_api(*part)) continue;
+    FullyShardOptions options;
+    options.mesh = mesh;
+    options.strategy = mixes_strategies ? strategies[drawn.below(3)] : common;
+    options.backward_prefetch = static_cast<BackwardPrefetch>(drawn.below(3));
+    options.forward_prefetch = static_cast<ForwardPrefetch>(drawn.below(2));
+    options.freed_parameters = static_cast<FreedParameters>(drawn.below(2));
+    fully_shard(*part, options);
+  }
+}
+
+/// One thing that a trainer does, the same on all ranks.
+enum class Action {
+  train,        // forward, backward
+  accumulate,   // the same under NoSyncScope
+  two_forwards, // and one backward through both
+  twice,        // two backwards through one forward
+  evaluate,     // a forward without gradients
+  drop,         // a forward with gradients whose result is dropped
+  fail,         // a forward that throws on one rank
+};
+
+class Case {
+ public:
+  Case(std::uint64_t seed, const dist::Mesh& mesh)
+      : mesh_(mesh), drawn_(seed), unsharded_(seed + 1), sharded_(seed + 1) {
+    shard(sharded_, Drawn(seed + 2), mesh);
+  }
+
+  void run() {
+    const std::size_t num_actions = 2 + drawn_.below(5);
+    for (std::size_t i = 0; i < num_actions && !::testing::Test::HasFailure(); ++i) {
+      const bool is_last = i + 1 == num_actions;
+      const std::uint64_t drawn = drawn_.below(14);
+      const auto action = is_last || drawn >= 7 ? Action::train : static_cast<Action>(drawn);
+      SCOPED_TRACE("action " + std::to_string(i) + ": " +
+                   std::to_string(static_cast<int>(action)));
+      act(action);
+    }
+  }
+
+ private:
+  /// Of one rank, in one forward; the same wherever it is computed.
+  struct Batch {
+    at::Tensor x;
+    Use use;
+  };
+  Batch batch_of(int rank, std::uint64_t seed) const {
+    Drawn drawn(seed * 31 + static_cast<std::uint64_t>(rank));
+    return {drawn.tensor({2, kWidth}), {drawn.below(1 << 30)}};
+  }
+
+  at::Tensor expected_output(int rank, std::uint64_t seed) {
+    const Batch batch = batch_of(rank, seed);
+    return unsharded_.root()->forward(batch.x, batch.use).pow(2).sum();
+  }
+  at::Tensor output(std::uint64_t seed) {
+    const Batch batch = batch_of(mesh_.rank(), seed);
+    return forward(*sharded_.root(), batch.x, batch.use).pow(2).sum();
+  }
+  void add_expected_gradients(std::uint64_t seed) {
+    for (int rank = 0; rank < mesh_.world_size(); ++rank) {
+      (expected_output(rank, seed) / mesh_.world_size()).backward();
+    }
+  }
+  void expect_loss(const at::Tensor& loss, std::uint64_t seed) {
+    const at::NoGradGuard no_grad;
+    const at::Tensor expected = expected_output(mesh_.rank(), seed);
+    EXPECT_TRUE(torch::allclose(loss.detach(), expected, 1e-4, 1e-6)) << loss << expected;
+  }
+
+  void act(Action action) {
+    const std::uint64_t seed = drawn_.below(1 << 20);
+    switch (action) {
+      case Action::train: return train(seed);
+      case Action::accumulate: {
+        const NoSyncScope no_sync(*sharded_.root());
+        const at::Tensor loss = output(seed);
+        expect_loss(loss, seed);
+        loss.backward();
+        return add_expected_gradients(seed);
+      }
+      case Action::two_forwards: {
+        const at::Tensor first = output(seed);
+        const at::Tensor second = output(seed + 1);
+        (first + second).backward();
+        add_expected_gradients(seed);
+        add_expected_gradients(seed + 1);
+        return expect_gradients();
+      }
+      case Action::twice: {
+        const at::Tensor loss = output(seed);
+        loss.backward({}, /*retain_graph=*/true);
+        loss.backward();
+        add_expected_gradients(seed);
+        add_expected_gradients(seed);
+        return expect_gradients();
+      }
+      case Action::evaluate: {
+        const at::NoGradGuard no_grad;
+        return expect_loss(output(seed), seed);
+      }
+      case Action::drop: {
+        expect_loss(output(seed), seed);
+        return;
+      }
+      case Action::fail: return fail(seed);
+    }
+  }
+
+  void train(std::uint64_t seed) {
+    const at::Tensor loss = output(seed);
+    expect_loss(loss, seed);
+    loss.backward();
+    add_expected_gradients(seed);
+    expect_gradients();
+    if (drawn_.chance(70)) {
+      step(*sharded_.root());
+      step(*unsharded_.root());
+    }
+    if (drawn_.chance(15)) {
+      const std::size_t chosen = drawn_.below(sharded_.all().size());
+      turn(*sharded_.all()[chosen]);
+      turn(*unsharded_.all()[chosen]);
+    }
+  }
+
+  void fail(std::uint64_t seed) {
+    const int failing = static_cast<int>(seed % static_cast<std::uint64_t>(mesh_.world_size()));
+    const std::string error = test::error_of([&] {
+      const ForwardScope scope(*sharded_.root());
+      const Batch batch = batch_of(mesh_.rank(), seed);
+      const at::NoGradGuard no_grad;  // what it computes is dropped in any case
+      if (mesh_.rank() != failing || seed % 2 == 0) sharded_.root()->forward(batch.x, batch.use);
+      if (mesh_.rank() == failing) throw std::runtime_error("the user's own");
+    });
+    const bool has_gathers = std::ranges::any_of(
+        handles(*sharded_.root()), [](const FlatParameterInfo& info) {
+          return info.sharded_numel < info.unpadded_numel || info.strategy != NO_SHARD;
+        });
+    if (mesh_.rank() == failing) {
+      EXPECT_EQ(error, "the user's own");
+    } else if (has_gathers) {
+      EXPECT_NE(error, "none");
+    }
+  }
+
+  /// What plain SGD does.
+  static void step(torch::nn::Module& model) {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : test::unique_parameters(model)) {
+      if (!parameter.grad().defined()) continue;
+      parameter.sub_(parameter.grad() * 0.05);
+      parameter.mutable_grad() = at::Tensor();
+    }
+  }
+  /// Freezes a part, or lets it be trained again; but for the last one, which every loss needs.
+  void turn(PartImpl& part) const {
+    if (part.kind == PartImpl::Kind::group || part.number == last_part()) return;
+    for (at::Tensor& parameter : part.parameters()) {
+      parameter.requires_grad_(!parameter.requires_grad());
+      parameter.mutable_grad() = at::Tensor();
+    }
+  }
+  int last_part() const { return sharded_.root()->parts.back()->number; }
+
+  void expect_gradients() {
+    test::expect_gradients_of(*unsharded_.root(), *sharded_.root(), mesh_);
+    EXPECT_FALSE(is_in_pass(*sharded_.root()));
+    for (const FlatParameterInfo& info : handles(*sharded_.root())) {
+      EXPECT_FALSE(info.is_unsharded) << info.module_fqn;
+    }
+  }
+
+  const dist::Mesh& mesh_;
+  Drawn drawn_;
+  ModelDraw unsharded_;
+  ModelDraw sharded_;
+};
+
+struct World {
+  int num_ranks;
+  bool is_hybrid;
+};
+
+void PrintTo(const World& world, std::ostream* out) {
+  *out << world.num_ranks << (world.is_hybrid ? " ranks, hybrid" : " ranks");
+}
+
+class RandomModelsTest : public ::testing::TestWithParam<World> {};
+
+TEST_P(RandomModelsTest, B1_B10_TrainAsTheUnshardedModel) {
+  const char* const chosen = std::getenv("TESSERA_RANDOM_MODELS");
+  const char* const one = std::getenv("TESSERA_RANDOM_MODEL");
+  const int num_cases = one != nullptr ? 1 : chosen == nullptr ? 400 : std::atoi(chosen);
+  constexpr int kNumCasesTogether = 50;  // they share connections, and one time limit
+  test::Random random;
+  const auto [num_ranks, is_hybrid] = GetParam();
+  dist::MeshOptions options;
+  if (is_hybrid) options.axes = {{"replicate", 2}, {"shard", -1}};
+  for (int done = 0; done < num_cases; done += kNumCasesTogether) {
+    const auto drawn = static_cast<std::uint64_t>(random.between(0, std::int64_t{1} << 40));
+    const std::uint64_t first = one == nullptr ? drawn : std::strtoull(one, nullptr, 0);
+    const int num_together = std::min(kNumCasesTogether, num_cases - done);
+    test::on_ranks(
+        num_ranks,
+        [&, first](const dist::Mesh& mesh) {
+          for (int i = 0; i < num_together; ++i) {
+            const std::uint64_t seed = first + static_cast<std::uint64_t>(i) * 1009;
+            const std::string name = "the model of seed " + std::to_string(seed);
+            test::stand_at(name);
+            SCOPED_TRACE(name);
+            try {
+              Case(seed, mesh).run();
+            } catch (const std::exception& error) {
+              ADD_FAILURE() << "rank " << mesh.rank() << ": " << error.what();
+              return;
+            }
+            if (HasFailure()) return;
+          }
+        },
+        options);
+    if (HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, RandomModelsTest,
+                         ::testing::Values(World{1, false}, World{2, false}, World{3, false},
+                                           World{4, false}, World{4, true}),
+                         [](const auto& test) {
+                           return std::to_string(test.param.num_ranks) +
+                                  (test.param.is_hybrid ? "_hybrid" : "");
+                         });
+
+}  // namespace
+}  // namespace tessera
