@@ -160,7 +160,7 @@ def test_threads(*, torch_version: str | None) -> int:
     definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
     directory = build("tsan", targets=TARGETS_WITH_THREADS, definitions=definitions)
     heading("testing under ThreadSanitizer (the core; ranks as threads)")
-    selection = ["-L", "^(distributed|unit|property)$", "-E", f"{RANKS_AS_PROCESSES}|launchers|consumer"]
+    selection = ["-L", "^(distributed|unit|property)$", "-E", f"{RANKS_AS_PROCESSES}|launchers|mixture_of_experts|consumer"]
     cases = run_ctest(directory, selection, THREAD_SANITIZER_OPTIONS, " (tsan)")
     return report(cases, time.monotonic() - begin)
 
