@@ -19,4 +19,5 @@
 #include "tessera/runtime/replicate/replicate.h"
 #include "tessera/runtime/state/optim_state_dict.h"
 #include "tessera/runtime/state/state_dict.h"
+#include "tessera/runtime/state/sync_buffers.h"
 #include "tessera/runtime/state/train_state.h"

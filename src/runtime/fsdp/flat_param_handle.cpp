@@ -330,16 +330,28 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
   is_in_pass_ = true;
 }
 
+std::optional<std::size_t> FlatParamHandle::written_parameter() const {
+  if (full_views_.empty()) return std::nullopt;  // the parameters are the shards: nothing is lost
+  for (std::size_t i = weak_parameters_.size(); i-- > 0;) {
+    const Tensor shown = parameter(i);
+    if (!shown.defined()) continue;
+    if (static_cast<std::uint32_t>(shown._version()) != versions_[i]) return i;
+  }
+  return std::nullopt;
+}
+
+void FlatParamHandle::refuse_write(std::size_t index) const {
+  refuse(ErrorKind::invalid_argument, index, "no write between forward and the end of backward",
+         "one, which is lost", "clamping or max_norm inside forward, or a step before backward?");
+}
+
+void FlatParamHandle::check_not_written() const {
+  if (const auto written = written_parameter()) refuse_write(*written);
+}
+
 void FlatParamHandle::leave_pass() {
   TESSERA_CHECK(is_in_pass() && !is_reducing() && !has_gradients());
-  std::optional<std::size_t> written;
-  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
-    const Tensor shown = parameter(i);
-    if (shown.defined() && !full_views_.empty() &&
-        static_cast<std::uint32_t>(shown._version()) != versions_[i]) {
-      written = i;
-    }
-  }
+  const std::optional<std::size_t> written = written_parameter();
   const at::NoGradGuard no_grad;
   const UntouchedScope untouched;
   is_in_pass_ = false;
@@ -364,11 +376,7 @@ void FlatParamHandle::leave_pass() {
     shown.mutable_grad() = std::move(gradient);
   }
   sharded_grad_ = Tensor();
-  if (written) {
-    refuse(ErrorKind::invalid_argument, *written,
-           "no write between forward and the end of backward", "one, which is lost",
-           "clamping or max_norm inside forward, or a step before backward?");
-  }
+  if (written) refuse_write(*written);
 }
 
 void FlatParamHandle::abort_pass() noexcept {

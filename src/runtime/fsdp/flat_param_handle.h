@@ -111,8 +111,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// converted).
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
                   const std::shared_ptr<const Streams>& streams, Tracing tracing = Tracing::off);
-  /// Sharded shapes and gradients from here on. Throws: Error(invalid_argument) naming a parameter
-  /// that was written to during the pass.
+  /// Throws: Error(invalid_argument) naming a parameter that was written to during the pass.
+  void check_not_written() const;
+  /// Sharded shapes and gradients from here on. Throws as `check_not_written`, when that is done.
   void leave_pass();
   /// As `leave_pass`, but drops what the pass computed and checks nothing.
   void abort_pass() noexcept;
@@ -190,6 +191,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
                                 options_.strategy == ShardingStrategy::hybrid_shard) {}
   void take_over(const std::vector<ManagedParameter>& parameters);
   void put_gradient_aside(std::size_t index);
+  std::optional<std::size_t> written_parameter() const;
+  [[noreturn]] void refuse_write(std::size_t index) const;
   void touched(const at::Tensor& argument) override;
   /// Throws: Error(invalid_argument) naming a parameter that is no longer the runtime's.
   void check_parameters() const;

@@ -169,23 +169,22 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
   if (forward_depth_ > 0 || !is_open_) return;
   const bool is_in_forward =
       order_->is_in_phase() && order_->key().direction == PhaseKey::Direction::forward;
-  if (has_failed) {
-    try {
-      // So that the other ranks need not wait for this one until their time-out.
-      if (is_in_forward && order_->can_end_phase()) end_phase(/*has_failed=*/true);
-    } catch (const std::exception&) {
-      // The failure that leaves the scope is the one to be told.
-    }
-    return abort();
+  std::exception_ptr write;
+  try {
+    for (const auto& handle : handles_) handle->check_not_written();
+  } catch (const Error&) {
+    write = std::current_exception();
   }
-  if (is_in_forward) {
-    try {
-      end_phase();
-    } catch (...) {
-      abort();
-      throw;
-    }
+  try {
+    // Also where this rank has failed: the others need not wait for it until their time-out.
+    if (is_in_forward && order_->can_end_phase()) end_phase(has_failed || write);
+  } catch (...) {
+    abort();
+    if (!has_failed && !write) throw;
   }
+  if (has_failed || write) abort();
+  if (write && !has_failed) std::rethrow_exception(write);
+  if (has_failed) return;
   has_unwatched_graph_ = has_unwatched_graph_ || !is_watched;
   if (!records_gradients_ || has_had_backward_) close();
 }

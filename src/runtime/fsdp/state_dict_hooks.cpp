@@ -88,7 +88,10 @@ void attach_state_dict_hooks_of_cast_buffers(Module& module,
           StateEntry* const entry = state_dict.find(prefix + name);
           auto* const buffer = entry == nullptr ? nullptr : std::get_if<StateTensor>(entry);
           if (buffer == nullptr) continue;
-          *entry = StateTensor::whole(buffer->tensor(prefix + name).to(scalar_type_of(dtype)));
+          StateTensor converted =
+              StateTensor::whole(buffer->tensor(prefix + name).to(scalar_type_of(dtype)));
+          converted.layout = buffer->layout;
+          *entry = std::move(converted);
         }
       });
   registry::add_load_state_dict_pre_hook(

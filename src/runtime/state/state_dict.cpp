@@ -8,6 +8,7 @@
 #include "runtime/registry/state_parts.h"
 #include "runtime/state/sharded_state_dict.h"
 #include "tessera/base/error.h"
+#include "tessera/runtime/registry/registry.h"
 
 namespace tessera {
 namespace {
@@ -23,10 +24,18 @@ class Walk {
  public:
   enum class Scopes { obey, ignore };
 
-  explicit Walk(const Module& root, Scopes scopes)
-      : is_first_rank_(mesh_of(root).rank() == 0), scopes_(scopes) {}
+  /// Whether what is whole on every rank is known to be the same there.
+  enum class Copies { own, equal };
 
-  void visit(Module& module, const std::string& prefix, StateDictOptions options) {
+  explicit Walk(const Module& root, Scopes scopes) : scopes_(scopes) {
+    const dist::Mesh mesh = mesh_of(root);
+    is_first_rank_ = mesh.rank() == 0;
+    has_one_rank_ = mesh.world_size() == 1;
+  }
+
+  void visit(Module& module, const std::string& prefix, StateDictOptions options,
+             Copies parameters = Copies::own) {
+    if (registry::applied_api(module) == "replicate") parameters = Copies::equal;
     const auto configured = registry::find<ConfiguredType>(module);
     const bool is_own = scopes_ == Scopes::obey && configured && configured->options;
     if (is_own) options = *configured->options;
@@ -41,13 +50,14 @@ class Walk {
       for (const auto& [number, hook] : std::map(hooks->pre)) hook(module, prefix, options);
     }
     for (const auto& each : module.named_parameters(/*recurse=*/false)) {
-      take(prefix + each.key(), each.value(), options);
+      take(prefix + each.key(), each.value(), options, parameters);
     }
+    // Each rank has its own, such as the running statistics of BatchNorm.
     for (const auto& each : module.named_buffers(/*recurse=*/false)) {
-      take(prefix + each.key(), each.value(), options);
+      take(prefix + each.key(), each.value(), options, Copies::own);
     }
     for (const auto& child : module.named_children()) {
-      visit(*child.value(), prefix + child.key() + ".", options);
+      visit(*child.value(), prefix + child.key() + ".", options, parameters);
     }
     if (hooks) {
       for (const auto& [number, hook] : std::map(hooks->post)) {
@@ -61,7 +71,8 @@ class Walk {
   StateDict result() { return std::move(state_dict_); }
 
  private:
-  void take(const std::string& fqn, const at::Tensor& tensor, const StateDictOptions& options) {
+  void take(const std::string& fqn, const at::Tensor& tensor, const StateDictOptions& options,
+            Copies copies) {
     if (!tensor.defined()) return;
     const auto [first, is_new] = fqns_.emplace(tensor.unsafeGetTensorImpl(), fqn);
     if (!is_new) {
@@ -75,6 +86,10 @@ class Walk {
     } else if (options.type == FULL && (is_first_rank_ || !options.rank0_only)) {
       own = own.clone();
     }
+    // Of copies that may differ, that of rank 0 is the one to be saved.
+    if (options.type == SHARDED && copies == Copies::own && !has_one_rank_) {
+      entry.layout = {{whole_box(entry.shape), {0}}};
+    }
     state_dict_.set(fqn, std::move(entry));
   }
 
@@ -86,8 +101,9 @@ class Walk {
     for (const std::string& fqn : fqns) state_dict_.erase(fqn);
   }
 
-  bool is_first_rank_;
   Scopes scopes_;
+  bool is_first_rank_ = true;
+  bool has_one_rank_ = true;
   StateDict state_dict_;
   std::unordered_map<const at::TensorImpl*, std::string> fqns_;
 };

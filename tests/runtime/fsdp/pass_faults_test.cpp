@@ -328,6 +328,31 @@ TEST(PassFaultsAloneTest, B14_InputsGetTheDtypeOfTheRoot) {
   }
 }
 
+TEST(PassFaultsAloneTest, B22_AWriteInAForwardIsToldByItsScopeThoughTheResultIsDropped) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
+    const auto forward_that_writes = [&](int writing_rank) {
+      const ForwardScope scope(*model);
+      if (mesh.rank() == writing_rank) {
+        const at::NoGradGuard no_grad;
+        model->middle->bias.clamp_(0, 1);
+      }
+      static_cast<void>(model->forward(some_input()));
+    };
+    for (const int writing_rank : {0, 1}) {
+      const std::string error = error_of([&] { forward_that_writes(writing_rank); });
+      if (mesh.rank() == writing_rank) {
+        EXPECT_THAT(error, HasSubstr("middle.bias"));
+        EXPECT_THAT(error, HasSubstr("expected no write"));
+      } else {
+        EXPECT_THAT(error, HasSubstr("rank " + std::to_string(writing_rank) + " failed"));
+      }
+      EXPECT_FALSE(is_in_pass(*model));
+      EXPECT_EQ(error_of([&] { forward(model, some_input()).sum().backward(); }), "none");
+    }
+  });
+}
+
 /// One rank alone fails in a forward, anywhere: all hear of it at once, and go on together.
 TEST(PassFaultsAloneTest, B22_AForwardThatFailsOnOneRankIsToldOnAll) {
   for (const int num_passes_before : {0, 1}) {

@@ -268,7 +268,7 @@ class Case {
   }
   void expect_loss(const at::Tensor& loss, const at::Tensor& expected) {
     const at::NoGradGuard no_grad;
-    EXPECT_TRUE(torch::allclose(loss.detach(), expected, 1e-4, 1e-6)) << loss << expected;
+    EXPECT_TRUE(torch::allclose(loss.detach(), expected, 1e-3, 1e-5)) << loss << expected;
   }
   /// Adds the average over the ranks of the gradients of `loss` to those of the unsharded model.
   void add_expected_gradients(const at::Tensor& loss) {
@@ -395,7 +395,9 @@ class Case {
   int last_part() const { return sharded_.root()->parts.back()->number; }
 
   void expect_gradients() {
-    test::expect_gradients_of(*unsharded_.root(), *sharded_.root(), mesh_);
+    // Sums run in another order, and norms and sums that cancel magnify that.
+    constexpr double kTolerance = 1e-3;
+    test::expect_gradients_of(*unsharded_.root(), *sharded_.root(), mesh_, 1, kTolerance);
     EXPECT_FALSE(is_in_pass(*sharded_.root()));
     for (const FlatParameterInfo& info : handles(*sharded_.root())) {
       EXPECT_FALSE(info.is_unsharded) << info.module_fqn;

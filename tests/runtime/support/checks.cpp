@@ -40,7 +40,7 @@ std::map<std::string, at::Tensor> whole_gradients(const torch::nn::Module& model
 }
 
 void expect_gradients_of(const torch::nn::Module& unsharded, const torch::nn::Module& sharded,
-                         const dist::Mesh& mesh, double factor) {
+                         const dist::Mesh& mesh, double factor, double tolerance) {
   const std::map<std::string, at::Tensor> found = whole_gradients(sharded, mesh);
   for (const auto& parameter : unsharded.named_parameters()) {
     const std::string& fqn = parameter.key();
@@ -54,7 +54,8 @@ void expect_gradients_of(const torch::nn::Module& unsharded, const torch::nn::Mo
     }
     ASSERT_TRUE(expected.defined()) << fqn << ": a gradient where the unsharded model has none";
     ASSERT_EQ(it->second.sizes(), expected.sizes()) << fqn;
-    EXPECT_TRUE(torch::allclose(it->second, expected.to(torch::kDouble) * factor, 1e-5, 1e-7))
+    EXPECT_TRUE(torch::allclose(it->second, expected.to(torch::kDouble) * factor, tolerance,
+                                tolerance / 100))
         << fqn << "\n"
         << it->second << "\n"
         << expected;

@@ -95,8 +95,9 @@ inline void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::
 std::map<std::string, at::Tensor> whole_gradients(const torch::nn::Module& model,
                                                   const dist::Mesh& mesh);
 
-/// Holds them against those of an unsharded model, times `factor`.
+/// Holds them against those of an unsharded model, times `factor`. `tolerance` is relative, and a
+/// hundredth of it absolute.
 void expect_gradients_of(const torch::nn::Module& unsharded, const torch::nn::Module& sharded,
-                         const dist::Mesh& mesh, double factor = 1);
+                         const dist::Mesh& mesh, double factor = 1, double tolerance = 1e-5);
 
 }  // namespace tessera::test

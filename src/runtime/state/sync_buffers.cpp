@@ -1,0 +1,33 @@
+#include "tessera/runtime/state/sync_buffers.h"
+
+#include <torch/types.h>
+
+#include <set>
+
+#include "runtime/dist/sync_states.h"
+#include "tessera/runtime/state/state_dict.h"
+
+namespace tessera {
+
+void sync_buffers(torch::nn::Module& model, BufferSync how) {
+  const dist::Mesh mesh = mesh_of(model);
+  if (mesh.world_size() == 1) return;
+  const at::NoGradGuard no_grad;
+  dist::Group& world = *mesh.world();
+  dist::StateSync sync(world);
+  std::set<const c10::TensorImpl*> averaged;
+  for (const auto& each : model.named_buffers()) {
+    const at::Tensor& buffer = each.value();
+    if (!buffer.defined()) continue;
+    if (how == BufferSync::rank0 || !buffer.is_floating_point()) {
+      sync.sync(each.key(), buffer);
+      continue;
+    }
+    if (!averaged.insert(buffer.unsafeGetTensorImpl()).second) continue;
+    const at::Tensor mean = buffer.detach().to(at::kDouble) / mesh.world_size();
+    world.all_reduce(mean, each.key()).wait();
+    buffer.detach().copy_(mean);
+  }
+}
+
+}  // namespace tessera

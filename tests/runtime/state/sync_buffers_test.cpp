@@ -1,0 +1,112 @@
+#include "tessera/runtime/state/sync_buffers.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "runtime/support/checks.h"
+#include "support/temporary_directory.h"
+
+namespace tessera {
+namespace {
+
+using test::seeded;
+
+constexpr int kNumNorms = 5;  // so that the balance of writers would spread their buffers
+
+struct NormsImpl : torch::nn::Module {
+  NormsImpl() {
+    for (int i = 0; i < kNumNorms; ++i) {
+      norms.push_back(register_module("norm" + std::to_string(i), torch::nn::BatchNorm1d(4)));
+    }
+    last = register_module("last", torch::nn::Linear(4, 4));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& norm : norms) x = norm->forward(x);
+    return last->forward(x);
+  }
+  std::vector<torch::nn::BatchNorm1d> norms;
+  torch::nn::Linear last{nullptr};
+};
+TORCH_MODULE(Norms);
+
+enum class Way { full_shard, shard_grad_op, no_shard, replicate };
+
+void apply(Way way, const Norms& model, const dist::Mesh& mesh) {
+  if (way == Way::replicate) return replicate(*model, {.mesh = mesh});
+  const ShardingStrategy strategy = way == Way::full_shard      ? FULL_SHARD
+                                    : way == Way::shard_grad_op ? SHARD_GRAD_OP
+                                                                : NO_SHARD;
+  fully_shard(*model, {.mesh = mesh, .strategy = strategy});
+}
+
+at::Tensor rows_of(int rank) {
+  return torch::arange(12).reshape({3, 4}).to(torch::kFloat) * (rank + 1);
+}
+
+/// Returns the buffers that a rank has after one forward on its own rows.
+std::map<std::string, at::Tensor> expected_buffers(int rank) {
+  Norms alone = seeded<Norms>();
+  alone->forward(rows_of(rank));
+  std::map<std::string, at::Tensor> buffers;
+  for (const auto& each : alone->named_buffers()) buffers[each.key()] = each.value().clone();
+  return buffers;
+}
+
+class SyncBuffersTest : public ::testing::TestWithParam<Way> {};
+
+TEST_P(SyncBuffersTest, C7_WhatIsSavedOfBuffersIsRankZeros) {
+  const test::TemporaryDirectory directory;
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    Norms model = seeded<Norms>();
+    apply(GetParam(), model, mesh);
+    {
+      const at::NoGradGuard no_grad;
+      forward(model, rows_of(mesh.rank()));
+    }
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    TrainState state{model, optimizer};
+    save(state, directory.path() + "/step-1");
+    Norms other = seeded<Norms>();
+    apply(GetParam(), other, mesh);
+    torch::optim::SGD other_optimizer(other->parameters(), 0.1);
+    TrainState loaded{other, other_optimizer};
+    load(loaded, directory.path() + "/step-1");
+    for (const auto& [name, expected] : expected_buffers(0)) {
+      EXPECT_TRUE(other->named_buffers()[name].equal(expected)) << name;
+    }
+  });
+}
+
+TEST_P(SyncBuffersTest, C7_BuffersAreMadeEqual) {
+  test::on_ranks(3, [&](const dist::Mesh& mesh) {
+    for (const BufferSync how : {BufferSync::rank0, BufferSync::mean}) {
+      Norms model = seeded<Norms>();
+      apply(GetParam(), model, mesh);
+      {
+        const at::NoGradGuard no_grad;
+        forward(model, rows_of(mesh.rank()));
+      }
+      sync_buffers(*model, how);
+      const auto first = expected_buffers(0), second = expected_buffers(1),
+                 third = expected_buffers(2);
+      for (const auto& each : model->named_buffers()) {
+        const std::string& name = each.key();
+        const bool is_mean = how == BufferSync::mean && each.value().is_floating_point();
+        const at::Tensor expected =
+            is_mean ? (first.at(name) + second.at(name) + third.at(name)) / 3 : first.at(name);
+        EXPECT_TRUE(torch::allclose(each.value(), expected)) << name;
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, SyncBuffersTest,
+    ::testing::Values(Way::full_shard, Way::shard_grad_op, Way::no_shard, Way::replicate),
+    [](const auto& test) {
+      constexpr std::array names{"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "replicate"};
+      return names[static_cast<std::size_t>(test.param)];
+    });
+
+}  // namespace
+}  // namespace tessera
