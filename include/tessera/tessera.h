@@ -12,6 +12,7 @@
 #include "tessera/runtime/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/runtime/fsdp/meta_device.h"
 #include "tessera/runtime/fsdp/parameter_map.h"
+#include "tessera/runtime/fsdp/parameters.h"
 #include "tessera/runtime/fsdp/touch.h"
 #include "tessera/runtime/fsdp/unshard_params.h"
 #include "tessera/runtime/recompute/recompute.h"

@@ -276,7 +276,7 @@ class LoadPlanner {
         continue;
       }
       constexpr std::string_view kFound[] = {"a tensor", "an alias", "a value"};
-      report_.relaxable(options_.unexpected, "unexpected", entry.name, "a name that is wanted",
+      report_.relaxable(options_.unexpected, "unexpected", entry.name, "nothing of that name",
                         std::string(kFound[static_cast<std::size_t>(entry.kind)]));
     }
   }

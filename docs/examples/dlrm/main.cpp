@@ -126,7 +126,7 @@ void train(const Options& options) {
                                      plan, mesh, {.optimizer = fused});
   Dlrm model(tables);
   tessera::fully_shard(*model, {.mesh = mesh});  // all but the tables
-  torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(1e-3));
+  torch::optim::Adam optimizer(tessera::parameters(*model), torch::optim::AdamOptions(1e-3));
 
   std::int64_t step = 0;
   tessera::TrainState state{model, optimizer};

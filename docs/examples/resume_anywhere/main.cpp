@@ -113,7 +113,7 @@ void train(const Options& options) {
   tessera::fully_shard(
       *model,
       {.mesh = mesh, .policy = tessera::ModuleWrapPolicy<Block>(), .strategy = options.strategy});
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(4e-4));
+  torch::optim::AdamW optimizer(tessera::parameters(*model), torch::optim::AdamWOptions(4e-4));
   torch::optim::StepLR scheduler(optimizer, /*step_size=*/40, /*gamma=*/0.5);
 
   // All that training goes on from. Text and batches are functions of the step.

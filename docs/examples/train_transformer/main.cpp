@@ -144,14 +144,15 @@ void train(const Options& options) {
   torch::manual_seed(0);
   const auto model = std::make_shared<TransformerImpl>(config);
   std::int64_t num_parameters = 0;
-  for (const at::Tensor& parameter : model->parameters()) num_parameters += parameter.numel();
+  for (const at::Tensor& parameter : tessera::parameters(*model))
+    num_parameters += parameter.numel();
   tessera::MixedPrecision precision;
   if (options.is_bf16) precision.param_dtype = torch::kBFloat16;
   tessera::fully_shard(*model, {.mesh = mesh,
                                 .policy = tessera::ModuleWrapPolicy<Block>(),
                                 .strategy = options.strategy,
                                 .mixed_precision = precision});
-  torch::optim::AdamW optimizer(model->parameters(), options.learning_rate);
+  torch::optim::AdamW optimizer(tessera::parameters(*model), options.learning_rate);
 
   const bool is_first = mesh.rank() == 0;
   if (is_first) {

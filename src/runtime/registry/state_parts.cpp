@@ -197,9 +197,16 @@ StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptio
 
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options) {
-  StateEntry* const found = state_dict.find(fqn);
+  StateEntry* found = state_dict.find(fqn);
+  if (found == nullptr) {  // a hook that was added earlier has renamed it
+    for (StateDict::Item& item : state_dict) {
+      const auto* const tensor = std::get_if<StateTensor>(&item.entry);
+      if (tensor != nullptr && tensor->module_fqn == fqn) found = &item.entry;
+    }
+  }
   if (found == nullptr || std::holds_alternative<StateAlias>(*found)) return;
   std::get<StateTensor>(*found).parts.clear();  // no copy of the shard meanwhile
+  entry.module_fqn = fqn;
   *found = as_asked(std::move(entry), world, options, fqn);
 }
 

@@ -34,8 +34,8 @@ StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptio
                      const std::string& fqn);
 
 /// For a hook behind the walk of a module that holds but a part: puts `entry`, of type SHARDED, as
-/// these options have it in the place of what the walk found. An alias stays. Collective over
-/// `world` for FULL.
+/// these options have it in the place of what the walk found, under whatever key an earlier hook
+/// has put that. An alias stays. Collective over `world` for FULL.
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options);
 

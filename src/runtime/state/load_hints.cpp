@@ -1,7 +1,6 @@
 #include "runtime/state/load_hints.h"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <string_view>
 
@@ -20,38 +19,20 @@ Names names_of(const std::vector<Finding>& problems, std::string_view rule) {
   return names;
 }
 
-/// Returns what makes one name of the other by its front alone: the rest is as many whole steps as
-/// they have in common. Nothing where that is none.
-std::optional<Rename> front_of(std::string_view from, std::string_view to) {
-  std::size_t num_common = 0;  // bytes, at the end
-  for (std::size_t i = 1; i <= std::min(from.size(), to.size()); ++i) {
-    if (from[from.size() - i] != to[to.size() - i]) break;
-    const auto begins_step = [i](std::string_view name) {
-      return i == name.size() || name[name.size() - i - 1] == '.';
-    };
-    if (begins_step(from) && begins_step(to)) num_common = i;
-  }
-  if (num_common == 0) return std::nullopt;
-  from.remove_suffix(num_common);
-  to.remove_suffix(num_common);
-  return Rename{std::string(from), std::string(to)};
+std::string quoted(const Rename& rename) {
+  return "{\"" + rename.from + "\", \"" + rename.to + "\"}";
 }
 
-/// Returns the one rule that makes unexpected names of all names of the model that are missing.
-std::optional<Rename> rename_that_fits(const std::vector<Finding>& problems) {
-  Names missing = names_of(problems, "missing");
-  std::erase_if(missing, [](const std::string& name) { return !name.starts_with("model."); });
-  if (missing.empty()) return std::nullopt;
-  const Names unexpected = names_of(problems, "unexpected");
-  for (const std::string& name : unexpected) {
-    const auto rename = front_of(name, *missing.begin());
-    const auto is_found = [&](const std::string& wanted) {
-      return wanted.starts_with(rename->to) &&
-             unexpected.contains(rename->from + wanted.substr(rename->to.size()));
-    };
-    if (rename && std::ranges::all_of(missing, is_found)) return rename;
+/// Returns the option that gives what was renamed its names: a line for each rename.
+std::string renames_to_write(const std::vector<RenamedNames>& found) {
+  if (found.size() == 1) {
+    return ".renames = {" + quoted(found.front().rename) + "} gives the model its names";
   }
-  return std::nullopt;
+  std::string text = "these give the model its names:\n.renames = {";
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    text += (i == 0 ? "" : ",\n") + quoted(found[i].rename);
+  }
+  return text + "}";
 }
 
 std::string first_step(const std::string& name) {
@@ -60,15 +41,29 @@ std::string first_step(const std::string& name) {
 
 }  // namespace
 
+std::string line_of(const RenamedNames& found) {
+  const std::string num_tensors = std::to_string(found.num_tensors);
+  const std::string subject = num_tensors + (found.num_tensors == 1 ? " tensor" : " tensors");
+  std::string line = "'" + found.rename.from + "' in the checkpoint, '" + found.rename.to +
+                     "' in the model: renamed? " + subject +
+                     (found.num_tensors == 1 ? " is" : " are") +
+                     " unexpected under the one name, and missing, with the same shape, under the "
+                     "other";
+  if (found.num_optimizer_problems > 0) {
+    line += "; so are " + std::to_string(found.num_optimizer_problems) +
+            " names of the optimizer (optim.*)";
+  }
+  return line;
+}
+
 std::vector<std::string> hints_for_load(const std::vector<Finding>& problems,
+                                        const std::vector<RenamedNames>& renamed_names,
                                         const std::vector<std::string>& held,
                                         const LoadOptions& options) {
   std::vector<std::string> hints;
-  if (options.renames.empty()) {
-    if (const auto rename = rename_that_fits(problems)) {
-      hints.push_back(".renames = {{\"" + rename->from + "\", \"" + rename->to +
-                      "\"}} gives the model its names");
-    }
+  if (!renamed_names.empty()) {
+    hints.push_back(renames_to_write(renamed_names) +
+                    (options.renames.empty() ? "" : ", beside those that were given"));
   }
   if (has_state_by_number(problems, "optim.state.")) {
     hints.push_back(

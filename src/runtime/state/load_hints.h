@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/state/load_renames.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
 #include "tessera/runtime/state/state_dict.h"
@@ -12,8 +13,12 @@
 
 namespace tessera::state {
 
+/// Returns one line for all problems that a rename would solve.
+std::string line_of(const RenamedNames& found);
+
 /// `held`: the first steps of all names that the TrainState has.
 std::vector<std::string> hints_for_load(const std::vector<formats::Finding>& problems,
+                                        const std::vector<RenamedNames>& renamed_names,
                                         const std::vector<std::string>& held,
                                         const LoadOptions& options);
 

@@ -49,7 +49,7 @@ class LoadWalk {
   void report_unexpected() {
     if (report_.options.allow_unexpected) return;
     for (const StateDict::Item& item : state_dict_) {
-      if (!wanted_.contains(item.fqn)) report_.add("unexpected", item.fqn, "no such key", "one");
+      if (!wanted_.contains(item.fqn)) state::add_unexpected(item, report_);
     }
   }
 
@@ -115,11 +115,12 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
     }
     if (!options.allow_unexpected) {
       for (const StateDict::Item& item : sent) {
-        if (!wanted.contains(item.fqn)) report.add("unexpected", item.fqn, "no such key", "one");
+        if (!wanted.contains(item.fqn)) state::add_unexpected(item, report);
       }
     }
     try {
-      state::refuse_problems("state dict for " + module.name(), report.problems);
+      state::refuse_problems("state dict for " + module.name(), report.problems, {},
+                             state::kStateDictOfModule);
     } catch (const Error& error) {
       failure = error.what();
     }
@@ -154,7 +155,8 @@ void load_state_dict(Module& module, const StateDict& state_dict,
   walk.visit(module, "");
   walk.report_unexpected();
   state::refuse_problems("state dict for " + module.name(), report.problems,
-                         state::hints_for_state_dict(state_dict, module, options));
+                         state::hints_for_state_dict(state_dict, module, options),
+                         state::kStateDictOfModule);
   walk.assign();
 }
 

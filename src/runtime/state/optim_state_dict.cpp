@@ -103,7 +103,7 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
   if (report.options.allow_unexpected) return found;
   for (const StateDict::Item& item : source) {
     if (item.fqn.starts_with("state.") && !wanted.contains(item.fqn)) {
-      report.add("unexpected", item.fqn, "no such key", "one");
+      state::add_unexpected(item, report);
     }
   }
   return found;
@@ -116,7 +116,8 @@ void refuse(const LoadReport& report, std::vector<std::string> hints, dist::Grou
     hints.emplace_back("rekey_optim_state_dict(…, OptimStateKey::param_name, …) gives names");
   }
   try {
-    state::refuse_problems("optimizer state dict", report.problems, hints);
+    state::refuse_problems("optimizer state dict", report.problems, hints,
+                           state::kStateDictOfOptimizer);
   } catch (const Error& error) {
     if (from_first == nullptr) throw;
     failure = error.what();
@@ -129,7 +130,8 @@ void refuse(const LoadReport& report, std::vector<std::string> hints, dist::Grou
 /// Returns the names, by number, in the order of the groups.
 std::vector<std::string> numbered_names(const Module& model, const Optimizer& optimizer) {
   std::vector<std::string> numbered;
-  for (const auto& group : state::parameter_names(model, optimizer)) {
+  // State dict hooks take a module that is not const; the walk itself changes nothing.
+  for (const auto& group : state::parameter_names(const_cast<Module&>(model), optimizer)) {
     numbered.insert(numbered.end(), group.begin(), group.end());
   }
   return numbered;
@@ -208,10 +210,13 @@ void OptimizerWalk::take(const Optimizer& optimizer) {
 
 /// Takes the state of parameters that modules update by themselves, a group for each module.
 void OptimizerWalk::take_fused() {
-  for (const auto& found : registry::find_fused_updates(model_)) {
+  const auto all = registry::find_fused_updates(model_);
+  if (all.empty()) return;
+  const state::ParameterKeys keys(model_);
+  for (const auto& found : all) {
     Value::List names;
     for (const auto& parameter : found.updates->parameters()) {
-      const std::string fqn = found.prefix + parameter.name;
+      const std::string fqn = keys.of(found.prefix + parameter.name);
       for (const auto& slot : parameter.slots) add(fqn, slot.name, slot.entry);
       if (parameter.step != nullptr) add_step(fqn, *parameter.step);
       names.emplace_back(fqn);
@@ -255,6 +260,10 @@ void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict
   StateDict source = state_dict;  // find_fitting wants one that it may change
   std::unordered_map<std::string, const StateTensor*> found;
   if (from_first == nullptr || mesh.rank() == 0) found = find_all(source, wanted, report);
+  if (!options.allow_unexpected) {
+    const auto unused = load.find_unused(catalogue.values, {}, report.problems);
+    report.problems.insert(report.problems.end(), unused.begin(), unused.end());
+  }
   refuse(report, state::hints_for_state_dict(state_dict, model, options), from_first);
 
   std::set<std::string> filled;

@@ -43,10 +43,15 @@ std::vector<Value::Dict> numbered_groups(const ValueTree& tree, const KeyPath& p
   }
 }
 
-std::vector<Value::Dict> flattened_groups(const ValueTree& tree, const std::string& prefix,
-                                          const std::vector<OptimizerParameter>& parameters) {
+std::set<std::string> names_of(const std::vector<OptimizerParameter>& parameters) {
   std::set<std::string> names;
   for (const OptimizerParameter& parameter : parameters) names.insert(parameter.fqn);
+  return names;
+}
+
+std::vector<Value::Dict> flattened_groups(const ValueTree& tree, const std::string& prefix,
+                                          const std::vector<OptimizerParameter>& parameters) {
+  const std::set<std::string> names = names_of(parameters);
   std::map<std::string, Value::Dict> fields_of;  // by parameter
   for (const auto& [name, leaf] : tree.leaves()) {
     if (!name.starts_with(prefix)) continue;
@@ -88,6 +93,46 @@ std::vector<Value::Dict> saved_groups(const ValueTree& tree, const KeyPath& root
   std::vector<Value::Dict> groups = numbered_groups(tree, path);
   if (!groups.empty()) return groups;
   return flattened_groups(tree, formats::spell(path) + ".", parameters);
+}
+
+std::vector<UnusedValue> unused_values(const ValueTree& tree, const KeyPath& root,
+                                       const std::vector<OptimizerParameter>& parameters,
+                                       const std::function<bool(const std::string&)>& is_known) {
+  const std::string top = root.empty() ? "" : formats::spell(root) + ".";
+  const std::string prefix = formats::spell(groups_path(root)) + ".";
+  const std::set<std::string> names = names_of(parameters);
+  const std::vector<Value::Dict> numbered = numbered_groups(tree, groups_path(root));
+  std::vector<UnusedValue> unused;
+  for (const auto& [key, leaf] : tree.leaves()) {
+    if (!key.starts_with(top)) continue;
+    if (!key.starts_with(prefix)) {
+      unused.push_back({key, ""});
+      continue;
+    }
+    const std::string rest = key.substr(prefix.size());
+    bool is_used = false;
+    if (numbered.empty()) {
+      const std::size_t dot = rest.rfind('.');
+      for (std::size_t end = dot; end != std::string::npos && end > 0 && !is_used;
+           end = rest.rfind('.', end - 1)) {
+        const std::string name = rest.substr(0, end);
+        is_used = names.contains(name) || is_known(name);
+      }
+    } else {
+      const std::string number = rest.substr(0, rest.find('.'));
+      for (std::size_t group = 0; group < numbered.size() && !is_used; ++group) {
+        is_used = number == std::to_string(group);
+      }
+    }
+    if (!is_used) unused.push_back({key, ""});
+  }
+  for (std::size_t group = 0; group < numbered.size(); ++group) {
+    for (const std::string& name : names_in(numbered[group])) {
+      if (names.contains(name) || is_known(name)) continue;
+      unused.push_back({prefix + std::to_string(group) + ".params", name});
+    }
+  }
+  return unused;
 }
 
 std::vector<std::optional<Value::Dict>> match_groups(

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "runtime/state/optimizer_parameters.h"
@@ -19,6 +21,18 @@ formats::KeyPath groups_path(const formats::KeyPath& root);
 /// the tree the state dict is.
 std::vector<Value::Dict> saved_groups(const ValueTree& tree, const formats::KeyPath& root,
                                       const std::vector<OptimizerParameter>& parameters);
+
+/// What a saved optimizer has beside state, and nothing takes.
+struct UnusedValue {
+  std::string key;        // from the top of the tree
+  std::string parameter;  // in a list of names; empty: it is a value of its own
+};
+
+/// Returns the values below `root` that `saved_groups` leaves out, and the parameters that a saved
+/// group has and `is_known` does not know: their fields would be dropped.
+std::vector<UnusedValue> unused_values(const ValueTree& tree, const formats::KeyPath& root,
+                                       const std::vector<OptimizerParameter>& parameters,
+                                       const std::function<bool(const std::string&)>& is_known);
 
 /// Returns, for each of an optimizer's groups, the fields of the one among `saved` that has its
 /// parameters; nothing for one that has none there. Reports parameters that no saved group has, and

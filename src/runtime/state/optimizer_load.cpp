@@ -49,9 +49,19 @@ OptimizerLoad::OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer* 
     parameters_ = parameters_of(model, *optimizer_);
     options_.resize(optimizer_->param_groups().size());
   }
-  for (auto& found : registry::find_fused_updates(model)) {
+  const ParameterKeys keys(model);
+  for (const auto& each : model.named_parameters()) {
+    names_in_model_.insert(each.key());
+    names_in_model_.insert(keys.of(each.key()));
+  }
+  auto all_fused = registry::find_fused_updates(model);
+  for (auto& found : all_fused) {
     auto parameters = found.updates->parameters();
-    fused_.push_back({std::move(found), std::move(parameters), std::nullopt});
+    std::vector<std::string> fqns;
+    for (const auto& parameter : parameters) {
+      fqns.push_back(keys.of(found.prefix + parameter.name));
+    }
+    fused_.push_back({std::move(found), std::move(parameters), std::move(fqns), std::nullopt});
   }
 }
 
@@ -61,8 +71,8 @@ StateDict OptimizerLoad::want(const std::map<std::string, SavedTensor>& saved) {
     loaded_.push_back(want_of(parameter, saved, wanted));
   }
   for (const Fused& each : fused_) {
-    for (const registry::FusedParameter& parameter : each.parameters) {
-      want_fused(parameter, each.found.prefix + parameter.name, saved, wanted);
+    for (std::size_t i = 0; i < each.parameters.size(); ++i) {
+      want_fused(each.parameters[i], each.fqns[i], saved, wanted);
     }
   }
   return wanted;
@@ -153,12 +163,7 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
 void OptimizerLoad::take_groups(const ValueTree& tree, const formats::KeyPath& root,
                                 const NameSelection& only, LoadReport& report) {
   std::vector<OptimizerParameter> members = parameters_;
-  std::vector<OptimizerParameter> fused;
-  for (std::size_t i = 0; i < fused_.size(); ++i) {
-    for (const registry::FusedParameter& parameter : fused_[i].parameters) {
-      fused.push_back({i, {}, fused_[i].found.prefix + parameter.name, {}});
-    }
-  }
+  const std::vector<OptimizerParameter> fused = fused_members();
   members.insert(members.end(), fused.begin(), fused.end());
   const std::vector<Value::Dict> saved = saved_groups(tree, root, members);
   take_fused_groups(fused, saved, report);
@@ -172,6 +177,44 @@ void OptimizerLoad::take_groups(const ValueTree& tree, const formats::KeyPath& r
       if (parameter.group == group) known_.insert(parameter.fqn);
     }
   }
+}
+
+std::vector<OptimizerParameter> OptimizerLoad::fused_members() const {
+  std::vector<OptimizerParameter> fused;
+  for (std::size_t i = 0; i < fused_.size(); ++i) {
+    for (const std::string& fqn : fused_[i].fqns) fused.push_back({i, {}, fqn, {}});
+  }
+  return fused;
+}
+
+std::vector<formats::Finding> OptimizerLoad::find_unused(
+    const ValueTree& tree, const formats::KeyPath& root,
+    const std::vector<formats::Finding>& problems) const {
+  const std::string top = root.empty() ? "" : formats::spell(root) + ".";
+  std::unordered_set<std::string> told;  // names, and names of which a part is told
+  for (const formats::Finding& problem : problems) {
+    if (problem.rule != "unexpected") continue;
+    const std::string& fqn = problem.where.fqn;
+    told.insert(fqn);
+    told.insert(fqn.substr(0, fqn.rfind('.')));
+  }
+  std::vector<OptimizerParameter> members = parameters_;
+  for (const OptimizerParameter& parameter : fused_members()) members.push_back(parameter);
+  const auto is_known = [&](const std::string& name) { return names_in_model_.contains(name); };
+  std::vector<formats::Finding> found;
+  for (const UnusedValue& unused : unused_values(tree, root, members, is_known)) {
+    const bool is_told =
+        !unused.parameter.empty() && (told.contains("model." + unused.parameter) ||
+                                      told.contains(top + "state." + unused.parameter));
+    if (is_told) continue;
+    found.push_back(
+        {formats::Finding::Severity::error,
+         "unexpected",
+         {.fqn = unused.key},
+         "nothing of that name",
+         unused.parameter.empty() ? "a value" : "parameter '" + unused.parameter + "'"});
+  }
+  return found;
 }
 
 /// torchrec saves no groups of its tables: theirs may be missing, and then stay as they are.

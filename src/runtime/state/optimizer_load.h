@@ -46,6 +46,11 @@ class OptimizerLoad {
   void take_groups(const ValueTree& tree, const formats::KeyPath& root, const NameSelection& only,
                    LoadReport& report);
 
+  /// Returns what nothing takes of a saved optimizer's values and groups, as findings of the rule
+  /// `unexpected`; without parameters of which `problems` tell already.
+  std::vector<formats::Finding> find_unused(const ValueTree& tree, const formats::KeyPath& root,
+                                            const std::vector<formats::Finding>& problems) const;
+
   /// Throws: Error(mismatch) for a step that was read and is no count. `filled`: as for `replace`.
   void check_steps(const std::set<std::string>& filled) const;
   /// Replaces the optimizer's state and fields. A parameter of which not all that was wanted has
@@ -64,6 +69,7 @@ class OptimizerLoad {
     std::vector<Step> steps;          // one, or none
   };
 
+  std::vector<OptimizerParameter> fused_members() const;
   void take_fused_groups(const std::vector<OptimizerParameter>& fused,
                          const std::vector<Value::Dict>& saved, LoadReport& report);
   static void check_step(const std::string& key, const Step& step);
@@ -79,6 +85,7 @@ class OptimizerLoad {
   struct Fused {
     registry::FoundFusedUpdates found;
     std::vector<registry::FusedParameter> parameters;
+    std::vector<std::string> fqns;  // keys in the model's state dict, parallel to parameters
     std::optional<Value::Dict> fields;
   };
 
@@ -89,6 +96,7 @@ class OptimizerLoad {
   std::vector<Fused> fused_;
   std::vector<std::pair<std::string, Step>> fused_steps_;  // by key
   std::unordered_set<std::string> known_;                  // parameters that a saved group has
+  std::unordered_set<std::string> names_in_model_;         // of all parameters, each of its names
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>
       options_;  // by group; null: as it is
 };

@@ -8,6 +8,7 @@
 #include "runtime/state/sharded_state_dict.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
+#include "tessera/runtime/fsdp/parameters.h"
 #include "tessera/runtime/registry/fused_updates.h"
 
 namespace tessera::state {
@@ -16,11 +17,23 @@ namespace {
 
 struct NamedParameter {
   at::Tensor tensor;
-  std::string fqn;
+  std::string module_fqn;
 };
 
+[[noreturn]] void refuse_held_twice(const std::string& fqn, std::size_t first_group,
+                                    std::size_t second_group) {
+  const std::string first = std::to_string(first_group);
+  throw Error::expected(
+      ErrorKind::invalid_argument, {.fqn = fqn}, "parameter of the optimizer", "held once",
+      first_group == second_group
+          ? "held twice in group " + first
+          : "held in group " + first + " and in group " + std::to_string(second_group),
+      "a tied weight is in Module::parameters() under each of its names; "
+      "tessera::parameters(model) lists it once");
+}
+
 /// Returns the parameters of each group.
-std::vector<std::vector<NamedParameter>> named_parameters(
+std::vector<std::vector<NamedParameter>> parameters_by_group(
     const torch::nn::Module& model, const torch::optim::Optimizer& optimizer) {
   std::unordered_map<const at::TensorImpl*, std::string> fqns;
   for (const auto& each : model.named_parameters()) {
@@ -54,30 +67,82 @@ std::vector<std::vector<NamedParameter>> named_parameters(
 
 }  // namespace
 
-std::vector<std::vector<std::string>> parameter_names(const torch::nn::Module& model,
+ParameterKeys::ParameterKeys(torch::nn::Module& model) : state_dict_(sharded_state_dict(model)) {
+  for (const StateDict::Item& item : state_dict_) {
+    const auto* const tensor = std::get_if<StateTensor>(&item.entry);
+    if (tensor == nullptr || tensor->module_fqn.empty()) continue;
+    const auto [it, is_new] = keys_.emplace(tensor->module_fqn, item.fqn);
+    // A hook may have made a copy: the entry that has kept its key is the parameter's.
+    if (!is_new && item.fqn == tensor->module_fqn) it->second = item.fqn;
+  }
+}
+
+const std::string& ParameterKeys::of(const std::string& module_fqn) const {
+  const auto it = keys_.find(module_fqn);
+  return it == keys_.end() ? module_fqn : it->second;
+}
+
+const StateTensor* ParameterKeys::entry(const std::string& module_fqn) const {
+  const StateEntry* const found = state_dict_.find(of(module_fqn));
+  return found == nullptr ? nullptr : std::get_if<StateTensor>(found);
+}
+
+void refuse_parameters_held_twice(const torch::nn::Module& model,
+                                  const torch::optim::Optimizer& optimizer) {
+  std::unordered_map<const at::TensorImpl*, std::size_t> group_of;
+  for (std::size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    for (const at::Tensor& tensor : optimizer.param_groups()[group].params()) {
+      const auto [first, is_new] = group_of.emplace(tensor.unsafeGetTensorImpl(), group);
+      if (is_new) continue;
+      for (const auto& each : model.named_parameters()) {
+        if (each.value().is_same(tensor)) refuse_held_twice(each.key(), first->second, group);
+      }
+    }
+  }
+}
+
+std::vector<std::vector<std::string>> parameter_names(torch::nn::Module& model,
                                                       const torch::optim::Optimizer& optimizer) {
+  refuse_parameters_held_twice(model, optimizer);
+  const ParameterKeys keys(model);
   std::vector<std::vector<std::string>> names;
-  for (const auto& group : named_parameters(model, optimizer)) {
+  for (const auto& group : parameters_by_group(model, optimizer)) {
     std::vector<std::string>& of_group = names.emplace_back();
-    for (const NamedParameter& parameter : group) of_group.push_back(parameter.fqn);
+    for (const NamedParameter& parameter : group) of_group.push_back(keys.of(parameter.module_fqn));
   }
   return names;
 }
 
 std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
                                               const torch::optim::Optimizer& optimizer) {
-  const StateDict state = sharded_state_dict(model);
-  const auto groups = named_parameters(model, optimizer);
+  refuse_parameters_held_twice(model, optimizer);
+  const ParameterKeys keys(model);
+  std::unordered_map<const at::TensorImpl*, Shape> shapes;
+  for (WholeParameter& each : whole_parameters(model)) {
+    shapes.emplace(each.tensor.unsafeGetTensorImpl(), std::move(each.shape));
+  }
+  const auto groups = parameters_by_group(model, optimizer);
   std::vector<OptimizerParameter> parameters;
   for (std::size_t group = 0; group < groups.size(); ++group) {
     for (const NamedParameter& each : groups[group]) {
-      const StateEntry* const entry = state.find(each.fqn);
-      if (entry == nullptr || !std::holds_alternative<StateTensor>(*entry)) {
-        throw Error::expected(ErrorKind::invalid_argument, {.fqn = each.fqn},
+      const StateTensor* const entry = keys.entry(each.module_fqn);
+      if (entry == nullptr) {
+        throw Error::expected(ErrorKind::invalid_argument, {.fqn = each.module_fqn},
                               "parameter of the optimizer", "a tensor of the model's state dict",
-                              "none", "a state dict hook that renames or erases it?");
+                              "none",
+                              "a state dict hook that erases it, or renames it and makes a new "
+                              "entry in the place of moving the one there?");
       }
-      parameters.push_back({group, each.tensor, each.fqn, std::get<StateTensor>(*entry)});
+      const Shape& shape = shapes.at(each.tensor.unsafeGetTensorImpl());
+      if (entry->shape != shape) {
+        throw Error::expected(ErrorKind::unsupported, {.fqn = each.module_fqn},
+                              "parameter of the optimizer in the model's state dict",
+                              shape_to_string(shape) + " as in the model",
+                              shape_to_string(entry->shape),
+                              "a state dict hook that changes its shape: the optimizer's state "
+                              "cannot follow");
+      }
+      parameters.push_back({group, each.tensor, keys.of(each.module_fqn), *entry});
     }
   }
   return parameters;

@@ -4,28 +4,51 @@
 #include <torch/optim/optimizer.h>
 
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tessera/runtime/registry/state_dict.h"
 
 namespace tessera::state {
 
+/// The keys that parameters have in a model's state dict. They are the names in the module tree,
+/// but where a state dict hook has put an entry under another key.
+class ParameterKeys {
+ public:
+  /// Runs the model's state dict hooks.
+  explicit ParameterKeys(torch::nn::Module& model);
+  /// Returns the key of the parameter that has this name in the module tree.
+  const std::string& of(const std::string& module_fqn) const;
+  /// Returns its entry, of type SHARDED; nullptr where the state dict has none.
+  const StateTensor* entry(const std::string& module_fqn) const;
+
+ private:
+  StateDict state_dict_;
+  std::unordered_map<std::string, std::string> keys_;  // by name in the module tree
+};
+
+/// Throws Error(invalid_argument) naming a parameter that the optimizer holds twice, in one group
+/// or in two: it would be stepped twice.
+void refuse_parameters_held_twice(const torch::nn::Module& model,
+                                  const torch::optim::Optimizer& optimizer);
+
 /// A parameter of an optimizer: what it is called in the model, and how it is sharded there.
 struct OptimizerParameter {
   std::size_t group;
   at::Tensor tensor;   // as the optimizer has it
-  std::string fqn;     // the first of a tied parameter's names
+  std::string fqn;     // key in the model's state dict; the first of a tied parameter's names
   StateTensor layout;  // the parameter itself
 };
 
 /// Returns the parameters of all groups, in order, without those that their modules update by
 /// themselves (see registry::FusedUpdates). Throws: Error(invalid_argument) naming the group
-/// and number of one that the model does not have.
+/// and number of one that the model does not have, or a parameter that is held twice;
+/// Error(unsupported) naming a parameter that a state dict hook has given another shape.
 std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
                                               const torch::optim::Optimizer& optimizer);
 
-/// Returns the names alone, by group.
-std::vector<std::vector<std::string>> parameter_names(const torch::nn::Module& model,
+/// Returns the keys alone, by group.
+std::vector<std::vector<std::string>> parameter_names(torch::nn::Module& model,
                                                       const torch::optim::Optimizer& optimizer);
 
 /// Returns an entry that is laid out as the parameter is, of another dtype, with `local` as what

@@ -80,6 +80,7 @@ class Walk {
       return;
     }
     StateTensor entry = StateTensor::whole(tensor);
+    entry.module_fqn = fqn;
     at::Tensor& own = entry.parts.front().tensor;
     if (options.offload_to_cpu && !own.is_cpu()) {
       own = own.to(at::kCPU);

@@ -4,7 +4,6 @@
 #include <torch/types.h>
 
 #include <cstring>
-#include <limits>
 #include <mutex>
 
 #include "tessera/base/error.h"
@@ -54,13 +53,6 @@ std::string text_in(const Value& value) {
 
 void detail::refuse_number(const Value& value) {
   refuse("a number that the variable can hold", value);
-}
-
-unsigned detail::steps_at_epoch(const Value& scheduler) {
-  const Value* const found = scheduler.find("last_epoch");
-  const std::int64_t epoch = integer_in(found == nullptr ? Value() : *found);
-  if (epoch < -1 || epoch >= std::numeric_limits<unsigned>::max()) refuse("an epoch", *found);
-  return static_cast<unsigned>(epoch + 1);
 }
 
 Stateful cpu_rng() {

@@ -13,6 +13,7 @@
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
+#include "runtime/state/load_renames.h"
 #include "runtime/state/optimizer_adapters.h"
 #include "runtime/state/optimizer_load.h"
 #include "runtime/state/optimizer_parameters.h"
@@ -67,7 +68,9 @@ class TrainState::Impl {
         optimizer_(its_optimizer),
         mesh_(mesh_of(checked(model_))),
         rendezvous_(mesh_) {
-    if (optimizer_ != nullptr) OptimizerAdapter::of(*optimizer_);  // refuse others now
+    if (optimizer_ == nullptr) return;
+    OptimizerAdapter::of(*optimizer_);  // refuse others now
+    state::refuse_parameters_held_twice(*model_, *optimizer_);
   }
   ~Impl() {
     finish_background();
@@ -150,6 +153,9 @@ class TrainState::Impl {
                     const NameSelection& only, const LoadOptions& options,
                     std::vector<formats::Finding>& problems) const;
   void load_values(const ValueTree& tree) const;
+  void refuse_load(const std::string& path, const std::vector<formats::Finding>& problems,
+                   const CheckpointContents& source, const CheckpointContents& wanted,
+                   const LoadOptions& options) const;
 
   std::shared_ptr<Module> model_;
   torch::optim::Optimizer* optimizer_;  // null: none
@@ -628,7 +634,28 @@ void TrainState::Impl::load_values(const ValueTree& tree) const {
   }
 }
 
-LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOptions& options) {
+/// Throws one report of all problems, in which one line stands for what a rename would solve.
+void TrainState::Impl::refuse_load(const std::string& path,
+                                   const std::vector<formats::Finding>& problems,
+                                   const CheckpointContents& source,
+                                   const CheckpointContents& wanted,
+                                   const LoadOptions& options) const {
+  if (problems.empty()) return;
+  std::vector<bool> explained;
+  const auto renamed_names =
+      state::find_renames(problems, source, wanted, options.renames, explained);
+  std::vector<std::string> lines;
+  for (const state::RenamedNames& each : renamed_names) lines.push_back(state::line_of(each));
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    if (!explained[i]) lines.push_back(state::line_of(problems[i], state::kCheckpointOfState));
+  }
+  state::refuse_lines(path, problems.size(), lines,
+                      state::hints_for_load(problems, renamed_names, held_names(), options));
+}
+
+LoadSummary TrainState::Impl::load(const std::string& path_given,
+                                   const LoadOptions& options_given) {
+  LoadOptions options = options_given;
   const std::string path = without_trailing_slashes(path_given);
   finish_background();  // it may be writing what is to be read
   const at::NoGradGuard no_grad;
@@ -649,6 +676,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     const CheckpointContents& source = reader->contents();
     summary.format = reader->format();
     summary.saved_world_size = source.world_size;
+    options.renames = state::with_optimizer_renames(options_given.renames, source);
     StateDict all;
     add_under(kModel, state::sharded_state_dict(*model_), all);
     copies = copied_entries(all);
@@ -687,7 +715,8 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     for (std::size_t i = 0; i < plan.value_sources.size(); ++i) {
       const std::size_t index = plan.value_sources[i];
       tree.add_renamed(plan.destination.values[i].name, source.values[index].key_path,
-                       reader->read_value(index));
+                       state::with_renamed_members(source.values[index].name,
+                                                   reader->read_value(index), options.renames));
     }
     check_values(source, tree, only, options, plan.problems);
     if (optimizer_load) {
@@ -695,11 +724,19 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
       LoadReport report{relaxed};
       take_groups(*optimizer_load, path, tree, only, report);
       plan.problems.insert(plan.problems.end(), report.problems.begin(), report.problems.end());
+      auto unused = optimizer_load->find_unused(
+          tree, {kOptimizer}, options.allow_unexpected ? plan.notes : plan.problems);
+      for (formats::Finding& finding : unused) {
+        if (options.allow_unexpected) {
+          finding.severity = formats::Finding::Severity::note;
+          finding.where.path = path;
+        }
+        (options.allow_unexpected ? plan.notes : plan.problems).push_back(std::move(finding));
+      }
     }
     // The path is told once, for all.
     for (formats::Finding& problem : plan.problems) problem.where.path.clear();
-    state::refuse_problems(path, plan.problems,
-                           state::hints_for_load(plan.problems, held_names(), options));
+    refuse_load(path, plan.problems, source, wanted, options);
     std::map<std::string, std::size_t> place;
     for (std::size_t t = 0; t < wanted.tensors.size(); ++t) place[wanted.tensors[t].meta.fqn] = t;
     for (const formats::TensorEntry& tensor : plan.destination.tensors) {
@@ -836,8 +873,8 @@ std::string summary_to_string(const LoadSummary& summary) {
                      std::to_string(summary.saved_world_size) +
                      (summary.saved_world_size == 1 ? " rank" : " ranks") + ", " +
                      std::to_string(summary.nbytes_loaded) + " bytes loaded";
-  if (!summary.notes.empty()) {
-    text += "\n" + reshard::problems_to_string(summary.notes, summary.notes.size());
+  for (const formats::Finding& note : summary.notes) {
+    text += "\n" + state::line_of(note, state::kCheckpointOfState);
   }
   return text;
 }

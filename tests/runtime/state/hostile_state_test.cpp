@@ -5,9 +5,11 @@
 #include <fstream>
 #include <limits>
 
+#include "runtime/state/saved_states.h"
 #include "runtime/state/small_trainer.h"
 #include "runtime/state/value_tree.h"
 #include "support/temporary_directory.h"
+#include "tessera/formats/detect.h"
 
 // State that is out of the ordinary: what cannot be loaded is refused, and what is loaded is there.
 
@@ -148,6 +150,131 @@ TEST(HostileStateTest, C3_HooksMayRemoveThemselvesAndEraseParameters) {
   EXPECT_THAT(test::error_of([&] { optim_state_dict(*model, optimizer); }), HasSubstr("bias"));
   state_dict(*model);
   EXPECT_EQ(num_calls, 1);
+}
+
+/// Puts the entries of a module under names that begin with `to` in the place of `from`.
+void rename_in_state_dicts(torch::nn::Module& module, const std::string& from,
+                           const std::string& to) {
+  const auto rename = [](StateDict& state, const std::string& old_front,
+                         const std::string& new_front) {
+    std::vector<StateDict::Item> moved;
+    for (const StateDict::Item& item : state) {
+      if (item.fqn.starts_with(old_front)) moved.push_back(item);
+    }
+    for (const StateDict::Item& item : moved) {
+      state.erase(item.fqn);
+      state.set(new_front + item.fqn.substr(old_front.size()), item.entry);
+    }
+  };
+  registry::add_state_dict_post_hook(
+      module, [=](torch::nn::Module&, StateDict& state, const std::string& prefix,
+                  const StateDictOptions&) { rename(state, prefix + from, prefix + to); });
+  registry::add_load_state_dict_pre_hook(
+      module, [=](torch::nn::Module&, StateDict& state, const std::string& prefix, LoadReport&) {
+        rename(state, prefix + to, prefix + from);
+      });
+}
+
+/// A trainer whose layers have other names in state dicts. `hooks_first`: they are added before
+/// fully_shard is applied.
+struct RenamedTrainer {
+  explicit RenamedTrainer(const dist::Mesh& mesh, bool hooks_first = false)
+      : model(test::seeded<test::Mlp>()) {
+    if (hooks_first) add_hooks();
+    fully_shard(*model, {.mesh = mesh});
+    if (!hooks_first) add_hooks();
+    optimizer = std::make_unique<torch::optim::AdamW>(
+        parameter_groups(*model, [](const WholeParameter& parameter) {
+          return torch::optim::AdamWOptions(0.1).weight_decay(parameter.dim() >= 2 ? 0.5 : 0);
+        }));
+  }
+  void add_hooks() {
+    rename_in_state_dicts(*model, "up.", "first.");
+    rename_in_state_dicts(*model->middle, "weight", "kernel");
+  }
+  void train() {
+    optimizer->zero_grad();
+    forward(model, torch::ones({2, 7})).pow(2).sum().backward();
+    optimizer->step();
+  }
+  StateDict state() {
+    StateDict all = state_dict(*model);
+    for (StateDict::Item& item : optim_state_dict(*model, *optimizer)) {
+      all.set("optim." + item.fqn, item.entry);
+    }
+    return all;
+  }
+  test::Mlp model;
+  std::unique_ptr<torch::optim::AdamW> optimizer;
+};
+
+TEST(HostileStateTest, C3_OptimizerStateFollowsParametersThatHooksRename) {
+  for (const bool hooks_first : {false, true}) {
+    SCOPED_TRACE(hooks_first);
+    const test::TemporaryDirectory directory;
+    const std::string path = directory.path() + "/a";
+    StateDict saved;
+    StateDict trained;
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      RenamedTrainer trainer(mesh, hooks_first);
+      trainer.train();
+      TrainState state(trainer.model, *trainer.optimizer);
+      save(state, path);
+      const StateDict all = trainer.state();
+      trainer.train();
+      const StateDict after = trainer.state();
+      if (mesh.rank() == 0) {
+        saved = all;
+        trained = after;
+      }
+    });
+    for (const std::string name : {"first.weight", "middle.kernel", "middle.bias", "down.weight"}) {
+      EXPECT_TRUE(saved.contains(name)) << name;
+      EXPECT_TRUE(saved.contains("optim.state." + name + ".exp_avg")) << name;
+    }
+    EXPECT_FALSE(saved.contains("optim.state.up.weight.exp_avg"));
+    EXPECT_EQ(saved.tensor("first.weight").sizes(), at::IntArrayRef({13, 7}));
+    EXPECT_EQ(saved.tensor("optim.state.middle.kernel.exp_avg").sizes(), at::IntArrayRef({11, 13}));
+    const auto reader = formats::open_checkpoint(FileSystem::posix(), path);
+    EXPECT_NE(reader->contents().find_tensor("optim.state.first.weight.exp_avg"), nullptr);
+    for (const int world_size : {1, 4}) {
+      SCOPED_TRACE(world_size);
+      test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
+        RenamedTrainer trainer(mesh, hooks_first);
+        TrainState state(trainer.model, *trainer.optimizer);
+        load(state, path);
+        test::expect_same_state(trainer.state(), saved, "loaded");
+        trainer.train();
+        const StateDict after = trainer.state();
+        for (const StateDict::Item& item : trained) {
+          if (!std::holds_alternative<StateTensor>(item.entry)) continue;
+          EXPECT_TRUE(after.tensor(item.fqn).allclose(trained.tensor(item.fqn))) << item.fqn;
+        }
+        RenamedTrainer other(mesh, hooks_first);
+        load_optim_state_dict(*other.model, *other.optimizer,
+                              optim_state_dict(*trainer.model, *trainer.optimizer));
+        test::expect_same_state(optim_state_dict(*other.model, *other.optimizer),
+                                optim_state_dict(*trainer.model, *trainer.optimizer), "dict");
+        const StateDict by_id =
+            rekey_optim_state_dict(optim_state_dict(*trainer.model, *trainer.optimizer),
+                                   OptimStateKey::param_id, *trainer.model, *trainer.optimizer);
+        EXPECT_TRUE(by_id.contains("state.0.exp_avg"));
+      });
+    }
+  }
+}
+
+TEST(HostileStateTest, C3_AHookThatChangesAParametersShapeIsRefusedByName) {
+  torch::nn::Linear model(2, 3);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  registry::add_state_dict_post_hook(*model, [&](torch::nn::Module&, StateDict& state,
+                                                 const std::string&, const StateDictOptions&) {
+    auto& weight = std::get<StateTensor>(*state.find("weight"));
+    weight = StateTensor::whole(weight.tensor("weight").t().contiguous());
+  });
+  EXPECT_THAT(test::error_of([&] { optim_state_dict(*model, optimizer); }),
+              HasSubstr("weight: parameter of the optimizer in the model's state dict: expected "
+                        "[3, 2] as in the model, found [2, 3]"));
 }
 
 TEST(HostileStateTest, E7_NumbersThatDoNotFitAreRefused) {

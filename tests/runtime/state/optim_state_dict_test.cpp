@@ -3,6 +3,7 @@
 
 #include "runtime/state/configurations.h"
 #include "runtime/state/optimizers.h"
+#include "support/temporary_directory.h"
 
 namespace tessera {
 namespace {
@@ -275,6 +276,38 @@ TEST(OptimStateDictFaultTest, C7_WhatDoesNotFitIsNamed) {
   wrong = good;
   wrong.set("param_groups.0.lr", Value("fast"));
   EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, adam, wrong); }), HasSubstr("lr"));
+}
+
+TEST(OptimStateDictFaultTest, C7_AParameterHeldTwiceIsRefusedByName) {
+  test::Transformer model = seeded<test::Transformer>();
+  torch::optim::Adam once(parameters(*model), torch::optim::AdamOptions(0.1));
+  const StateDict good = optim_state_dict(*model, once);
+  torch::optim::Adam in_one_group(model->parameters(), torch::optim::AdamOptions(0.1));
+  torch::optim::Adam in_two_groups(
+      std::vector<torch::optim::OptimizerParamGroup>{parameters(*model), {{model->head->weight}}},
+      torch::optim::AdamOptions(0.1));
+  for (const auto& [optimizer, where] :
+       {std::pair{&in_one_group, "held twice in group 0"},
+        std::pair{&in_two_groups, "held in group 0 and in group 1"}}) {
+    const auto expect_refused = [&, expected = std::string(where)](const auto& action) {
+      const std::string error = error_of(action);
+      EXPECT_THAT(error, HasSubstr("embedding.weight: parameter of the optimizer: expected held "
+                                   "once, found " +
+                                   expected));
+      EXPECT_THAT(error, HasSubstr("tessera::parameters(model) lists it once"));
+    };
+    expect_refused([&] { optim_state_dict(*model, *optimizer); });
+    expect_refused([&] { load_optim_state_dict(*model, *optimizer, good); });
+    expect_refused(
+        [&] { rekey_optim_state_dict(good, OptimStateKey::param_id, *model, *optimizer); });
+    expect_refused([&] { TrainState(model, *optimizer); });
+  }
+  // A group that is added later.
+  TrainState state(model, once);
+  once.add_param_group({{model->head->weight}});
+  const test::TemporaryDirectory directory;
+  EXPECT_THAT(error_of([&] { save(state, directory.path() + "/a"); }),
+              HasSubstr("embedding.weight: parameter of the optimizer"));
 }
 
 TEST(OptimStateDictFaultTest, C7_ParametersOfOneGroupMustBeInOne) {

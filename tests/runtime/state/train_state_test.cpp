@@ -590,11 +590,134 @@ TEST(TrainStateTest, E7_ReportsHintAtTheOptionsThatMayBeMeant) {
                                     "\", \"model.\"}} gives the model its names"));
     TrainState state(model);
     EXPECT_EQ(error_of([&] { load(state, other, {.renames = {{prefix, "model."}}}); }), "none");
-    // Where a tensor is missing indeed no rule is right.
+    // A tensor that is missing indeed is told beside it.
     saved.erase(prefix + "0.bias");
     save(saved, other + "less");
-    EXPECT_THAT(report_of(TrainState{model}, other + "less"), ::testing::Not(HasSubstr("hint")));
+    const std::string report = report_of(TrainState{model}, other + "less");
+    EXPECT_THAT(report, HasSubstr("model.0.bias: missing"));
+    EXPECT_THAT(report, HasSubstr(".renames = {{\"" + prefix + "\", \"model.\"}}"));
   }
+}
+
+/// Two blocks of two layers, whose names are given.
+torch::nn::Sequential blocks_of(const std::string& first, const std::string& second) {
+  torch::nn::Sequential blocks;
+  for (int i = 0; i < 2; ++i) {
+    blocks->push_back(torch::nn::Sequential(
+        torch::nn::SequentialImpl({{first, torch::nn::AnyModule(torch::nn::Linear(4, 5))},
+                                   {second, torch::nn::AnyModule(torch::nn::Linear(5, 4))}})));
+  }
+  return blocks;
+}
+
+template <class Optimizer>
+void train_once(torch::nn::Sequential& model, Optimizer& optimizer) {
+  model->forward(torch::ones({1, 4})).sum().backward();
+  optimizer.step();
+}
+
+TEST(TrainStateTest, E7_RenamedLayersAreALineEachAndAHint) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Sequential saved_model = blocks_of("fc", "out");
+  torch::optim::Adam saved_optimizer(parameters(*saved_model));
+  train_once(saved_model, saved_optimizer);
+  for (const bool is_flattened : {false, true}) {
+    SCOPED_TRACE(is_flattened);
+    const std::string path = directory.path() + (is_flattened ? "/flattened" : "/nested");
+    {
+      TrainState state(saved_model, saved_optimizer);
+      save(state, path, {.flatten_optimizer_state_dict = is_flattened});
+    }
+    torch::nn::Sequential model = blocks_of("up", "out");
+    torch::optim::Adam optimizer(parameters(*model), torch::optim::AdamOptions(0.5));
+    TrainState state(model, optimizer);
+    const std::string report = error_of([&] { load(state, path); });
+    for (const std::string block : {"0", "1"}) {
+      EXPECT_THAT(report,
+                  HasSubstr("\n  'model." + block + ".fc.' in the checkpoint, 'model." + block +
+                            ".up.' in the model: renamed? 2 tensors are unexpected"));
+    }
+    EXPECT_THAT(report, HasSubstr("names of the optimizer (optim.*)"));
+    EXPECT_THAT(report, ::testing::Not(HasSubstr("model.0.fc.weight")));
+    EXPECT_THAT(report, ::testing::Not(HasSubstr("optim.state.0.fc")));
+    const std::string renames =
+        "{{\"model.0.fc.\", \"model.0.up.\"},\n"
+        "  {\"model.1.fc.\", \"model.1.up.\"}}";
+    EXPECT_THAT(report, ::testing::EndsWith("hint: these give the model its names:\n"
+                                            "  .renames = " +
+                                            renames));
+    // The optimizer's state goes with them.
+    load(state, path,
+         {.renames = {{"model.0.fc.", "model.0.up."}, {"model.1.fc.", "model.1.up."}}});
+    const StateDict expected = optim_state_dict(*saved_model, saved_optimizer);
+    const StateDict found = optim_state_dict(*model, optimizer);
+    for (const std::string slot : {"exp_avg", "exp_avg_sq", "step"}) {
+      EXPECT_TRUE(found.tensor("state.1.up.bias." + slot)
+                      .equal(expected.tensor("state.1.fc.bias." + slot)));
+    }
+    EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 1e-3);
+    EXPECT_TRUE(model->parameters()[0].equal(saved_model->parameters()[0]));
+  }
+}
+
+TEST(TrainStateTest, E7_NothingOfAnOptimizerIsLeftOutSilently) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Sequential saved_model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+  torch::optim::SGD saved_optimizer(parameters(*saved_model), 0.1);  // no state, but groups
+  for (const bool is_flattened : {false, true}) {
+    SCOPED_TRACE(is_flattened);
+    const std::string path = directory.path() + (is_flattened ? "/flattened" : "/nested");
+    {
+      TrainState state(saved_model, saved_optimizer);
+      save(state, path, {.flatten_optimizer_state_dict = is_flattened});
+    }
+    torch::nn::Sequential model(torch::nn::Linear(4, 3));
+    torch::optim::SGD optimizer(parameters(*model), 0.2);
+    TrainState state(model, optimizer);
+    const std::vector<std::string> only_optimizer = {"optim.*"};
+    const std::string expected =
+        is_flattened ? "optim.param_groups.1.bias.lr: unexpected: the checkpoint has a value of "
+                       "this name, which the optimizer does not"
+                     : "optim.param_groups.0.params: unexpected: the checkpoint has parameter "
+                       "'1.bias', which the optimizer does not";
+    EXPECT_THAT(error_of([&] { load(state, path, {.only = only_optimizer}); }),
+                HasSubstr(expected));
+    const LoadSummary summary =
+        load(state, path, {.allow_unexpected = true, .only = only_optimizer});
+    EXPECT_THAT(summary_to_string(summary), HasSubstr(expected));
+    EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1);
+    // Where all is loaded the model's own names tell it.
+    const std::string report = error_of([&] { load(state, path); });
+    EXPECT_THAT(report, HasSubstr("model.1.bias: unexpected: the checkpoint has a tensor of this "
+                                  "name, which the model does not"));
+  }
+  const StateDict all = optim_state_dict(*saved_model, saved_optimizer);
+  torch::nn::Sequential part(torch::nn::Linear(4, 3));
+  torch::optim::SGD optimizer(parameters(*part), 0.2);
+  EXPECT_THAT(error_of([&] { load_optim_state_dict(*part, optimizer, all); }),
+              HasSubstr("param_groups.0.params: unexpected: the state dict has parameter "
+                        "'1.weight', which the optimizer does not"));
+  load_optim_state_dict(*part, optimizer, all, {.allow_unexpected = true});
+}
+
+TEST(TrainStateTest, E7_NamesThatCouldBeSeveralAreNotHintedAt) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Sequential saved_model(
+      torch::nn::SequentialImpl({{"a", torch::nn::AnyModule(torch::nn::Linear(4, 4))},
+                                 {"b", torch::nn::AnyModule(torch::nn::Linear(4, 4))}}));
+  torch::nn::Sequential model(
+      torch::nn::SequentialImpl({{"c", torch::nn::AnyModule(torch::nn::Linear(4, 4))},
+                                 {"d", torch::nn::AnyModule(torch::nn::Linear(4, 4))}}));
+  {
+    TrainState state(saved_model);
+    save(state, path);
+  }
+  TrainState state(model);
+  const std::string report = error_of([&] { load(state, path); });
+  EXPECT_THAT(report, ::testing::Not(HasSubstr("renames")));
+  EXPECT_THAT(report, HasSubstr("model.a.weight: unexpected"));
+  EXPECT_THAT(report, HasSubstr("model.c.weight: missing"));
 }
 
 TEST(TrainStateTest, E7_OptimizerStateByNumbersIsRefusedWithAHint) {

@@ -57,13 +57,13 @@ struct FullyShardOptions {
 
 /// Shards the parameters of `module` over the ranks of a mesh, in place: the module keeps its type
 /// and its names, needs no wrapper, and its `forward` stays as it is. Between passes
-/// `module.parameters()` are this rank's parts, to be given to an optimizer of torch::optim; a pass
-/// (`tessera::forward`) shows them whole. Modules below that are sharded already keep their own
-/// units; the rest of the parameters become this module's, flat, in the order of the module tree.
-/// Composable: apply it from the inside out, or let `policy` do so.
-/// Collective over the mesh where module states are synced. Call it before the optimizer is built;
-/// one that keeps no state yet may be there (not Adagrad, which makes its own at once). LBFGS is
-/// none for parts of parameters: its dot products would be those of each rank's alone.
+/// `tessera::parameters(module)` are this rank's parts, to be given to an optimizer of torch::optim
+/// (in groups: `parameter_groups`); a pass (`tessera::forward`) shows them whole. Modules below
+/// that are sharded already keep their own units; the rest of the parameters become this module's,
+/// flat, in the order of the module tree. Composable: apply it from the inside out, or let `policy`
+/// do so. Collective over the mesh where module states are synced. Call it before the optimizer is
+/// built; one that keeps no state yet may be there (not Adagrad, which makes its own at once).
+/// LBFGS is none for parts of parameters: its dot products would be those of each rank's alone.
 /// Throws: Error(invalid_argument) where the module is not held by a shared_ptr, is sharded
 /// already, is a part of a unit around it, mixes devices, has gradients, meta tensors and no
 /// `param_init_fn`, or parameters that replicate has taken over;

@@ -35,6 +35,9 @@ struct StateTensor {
   std::vector<Shard> layout;
   formats::StateKind kind = formats::StateKind::plain;
   std::string parameter;  // key of the parameter that optimizer state belongs to
+  /// The name that a parameter or buffer has in the module tree. A hook that puts the entry under
+  /// another key leaves this as it is: the optimizer's state then follows. Empty: nothing is known.
+  std::string module_fqn;
 
   /// All of a tensor. Shape: the tensor's own.
   static StateTensor whole(const at::Tensor& tensor);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <torch/optim/schedulers/lr_scheduler.h>
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
 #include <cmath>
 #include <concepts>
@@ -52,14 +53,27 @@ T number_as(const Value& value) {
   }
   return static_cast<T>(number);
 }
-/// Returns how often a scheduler of libtorch has stepped when Python's is at `last_epoch`: once
-/// more, as Python's takes a step when it is made. Throws: Error(mismatch).
-unsigned steps_at_epoch(const Value& scheduler);
+/// What `stateful` returns for schedulers of libtorch.
+Stateful stateful_scheduler(torch::optim::LRScheduler& scheduler);
+Stateful stateful_scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler);
+
+/// A class that says itself what its state is.
+template <class T>
+concept HasStateDict = requires(T& object, const Value& value) {
+  Value(object.state_dict());
+  object.load_state_dict(value);
+};
 }  // namespace detail
 
-/// For a `Value`, an integer, a floating-point number, a bool or a std::string; for a learning-rate
-/// scheduler of torch::optim (`{"last_epoch": …}` as Python counts it, the one thing that changes
-/// in it); for any type with `Value state_dict() const` and `load_state_dict(const Value&)`.
+/// Returns how to read and set `object`, which is one of these; the first that fits decides:
+/// - a `Stateful`, a `Value`, an integer, a floating-point number, a bool or a std::string;
+/// - any type with `Value state_dict() const` and `load_state_dict(const Value&)`, a subclass of a
+///   scheduler among them: these two functions are called, and nothing else is saved;
+/// - a torch::optim::LRScheduler: `{"last_epoch": …}`, counted so that a run that moves between
+///   Python and C++ goes on with the learning rates that it would have had where it began. A StepLR
+///   refuses the state of one with another step_size or gamma;
+/// - a torch::optim::ReduceLROnPlateauScheduler: all fields that Python's ReduceLROnPlateau has.
+///   Loading replaces its settings too (`factor`, `patience`, …), as in Python.
 template <class T>
 Stateful stateful(T& object) {
   if constexpr (std::is_same_v<T, Stateful>) {
@@ -86,31 +100,16 @@ Stateful stateful(T& object) {
             [&object](const Value& value) { object = text_in(value); },
             {},
             [](const Value& value) { text_in(value); }};
-  } else if constexpr (std::is_base_of_v<torch::optim::LRScheduler, T>) {
-    // The one way to a protected member: by a pointer to it that a derived class may name.
-    struct Access : torch::optim::LRScheduler {
-      static auto step_count() { return &Access::step_count_; }
-    };
-    torch::optim::LRScheduler& scheduler = object;
-    return {[&scheduler] {
-              const auto count = static_cast<std::int64_t>(scheduler.*Access::step_count());
-              return Value(Value::Dict{{"last_epoch", count - 1}});
-            },
-            [&scheduler](const Value& value) {
-              scheduler.*Access::step_count() = detail::steps_at_epoch(value);
-            },
-            {},
-            [](const Value& value) { detail::steps_at_epoch(value); }};
-  } else {
-    static_assert(
-        requires(const Value& value) {
-          Value(object.state_dict());
-          object.load_state_dict(value);
-        },
-        "what a TrainState keeps is a tessera::Value (of lists and dicts, too), a number, a bool, "
-        "a std::string, a scheduler, or has state_dict() and load_state_dict(const Value&)");
+  } else if constexpr (detail::HasStateDict<T>) {
     return {[&object] { return Value(object.state_dict()); },
             [&object](const Value& value) { object.load_state_dict(value); }};
+  } else {
+    static_assert(
+        std::is_base_of_v<torch::optim::LRScheduler, T> ||
+            std::is_base_of_v<torch::optim::ReduceLROnPlateauScheduler, T>,
+        "what a TrainState keeps is a tessera::Value (of lists and dicts, too), a number, a bool, "
+        "a std::string, a scheduler, or has state_dict() and load_state_dict(const Value&)");
+    return detail::stateful_scheduler(object);
   }
 }
 

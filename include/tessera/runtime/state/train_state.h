@@ -74,7 +74,10 @@ struct LoadOptions {
   /// Globs over names such as `model.*`; the rest stays as it is. A value, a parameter's state and
   /// the optimizer's groups are taken whole or not at all: a glob for a part is an error.
   std::vector<std::string> only{};
-  std::vector<reshard::Rename> renames{};  // from the checkpoint's names to these
+  /// From prefixes of the checkpoint's names to others; the first that fits is taken. Where a
+  /// parameter is renamed (`{"model.fc.", "model.up."}`), its optimizer state and its place in the
+  /// groups are, too.
+  std::vector<reshard::Rename> renames{};
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
   const FileSystem* file_system = &FileSystem::posix();  // what this rank's files are read through
 };
