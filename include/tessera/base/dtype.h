@@ -54,6 +54,6 @@ std::optional<DType> dtype_from_code(std::uint8_t code);
 std::uint64_t itemsize(DType dtype);
 
 bool is_floating_point(DType dtype);  // real floats, 8- and 4-bit ones included
-bool is_complex(DType dtype);
+bool is_complex(DType dtype);         // pairs of floats: a real and an imaginary part
 
 }  // namespace tessera

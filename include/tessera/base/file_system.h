@@ -31,7 +31,9 @@ class ReadableFile {
 class WritableFile {
  public:
   virtual ~WritableFile() = default;  // closes without sync; failures are lost, so call close()
+  /// Returns the path that it was created under.
   virtual const std::string& path() const = 0;
+  /// Writes all of `bytes`. Throws: Error(io), for a full disk too.
   virtual void write_at(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   /// Lets large writes at multiples of 4096 go past the page cache where the file system can, which
   /// spares the copy and most of the time of `sync`. For what is not read again soon. The bytes
@@ -40,10 +42,13 @@ class WritableFile {
   /// Sets the size; new bytes read as zero. Reserves the blocks where the file system can, so that
   /// a full disk shows early.
   virtual void resize(std::uint64_t nbytes) = 0;
+  /// Returns when what was written is on the disk.
   virtual void sync() = 0;
+  /// Closes the file, without sync. Throws what the system says only now.
   virtual void close() = 0;
 };
 
+/// What a path leads to; `other`: devices, sockets, pipes.
 enum class FileKind { regular, directory, other };
 
 /// The operating system's files, behind an interface so that tests can make any operation fail.
@@ -71,6 +76,7 @@ class FileSystem {
   /// the file system cannot, renames in two steps.
   virtual void exchange(const std::string& a, const std::string& b) = 0;
   virtual void remove_all(const std::string& path) = 0;  // absent is fine; links are not followed
+  /// Returns when the names in a directory are on the disk: after a rename in it, for one.
   virtual void sync_directory(const std::string& path) = 0;
 
   /// Returns the real one. Lives as long as the process.
@@ -102,11 +108,13 @@ bool is_contained_path(const std::string& name);
 /// also after all links have been followed. Requires: `is_contained_path(name)`.
 void require_contained(const FileSystem& fs, const std::string& directory, const std::string& name);
 
+/// What a destination is to become.
 enum class DestinationKind {
   file,
   directory,
   member_file,  // of a checkpoint that is there, or being written
 };
+/// What becomes of an object that is at the destination already.
 enum class OverwritePolicy { refuse, replace };
 
 /// Makes a destination appear whole or not at all.
@@ -143,10 +151,12 @@ class StagedDestination {
     kept,     // refused as work that another run may go on with
     foreign,  // refused as somebody's
   };
+  /// Says what a staging path that is there already is.
   using Judge = std::function<LeftOver(const StagedDestination&)>;
 
   /// Returns where the work towards a destination lies. Trailing slashes are ignored.
   static std::string staging_path_of(const std::string& destination);
+  /// Returns where the journal of the work in a staging path lies.
   static std::string journal_path_of(const std::string& staging_path);
 
   /// Whether `path` leads to a staging path beside which a journal tells what the work is.

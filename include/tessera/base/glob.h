@@ -24,6 +24,7 @@ class NameSelection {
  public:
   NameSelection() = default;
   explicit NameSelection(std::vector<std::string> patterns);
+  /// Says whether the patterns take `name`. Without patterns they take every name.
   bool selects(std::string_view name) const;
   bool selects_everything() const { return wanted_.empty() && unwanted_.empty(); }
 

@@ -19,6 +19,7 @@ struct JsonLimits {
 /// Throws: Error(corruption) naming `path`, the byte position and the rule that is broken.
 Value parse_json(std::string_view text, const std::string& path, JsonLimits limits = {});
 
+/// Whether JSON is one line, or a line for each item.
 enum class JsonStyle { compact, indented };
 
 /// Returns `value` as JSON that `value_from_json` turns back into the same value. What JSON lacks

@@ -14,6 +14,7 @@ namespace tessera {
 /// formats. A plain value type: copies are deep, `==` compares structure (NaN equals NaN).
 class Value {
  public:
+  /// Python's None.
   struct None {
     friend bool operator==(None, None) = default;
   };
@@ -22,6 +23,7 @@ class Value {
     std::string decimal;
     friend bool operator==(const BigInt&, const BigInt&) = default;
   };
+  /// Bytes that are no text.
   struct Bytes {
     std::string data;
     friend bool operator==(const Bytes&, const Bytes&) = default;
@@ -32,15 +34,19 @@ class Value {
     std::string name;
     friend bool operator==(const Symbol&, const Symbol&) = default;
   };
+  /// A list of any values.
   using List = std::vector<Value>;
+  /// As a list, but a tuple in Python.
   struct Tuple {
     std::vector<Value> items;
   };
+  /// No two items are equal.
   struct Set {
     std::vector<Value> items;  // in the order met
   };
   /// In insertion order; keys are any hashable value, mostly strings. No two keys are equal.
   using Dict = std::vector<std::pair<Value, Value>>;
+  /// All that a value may be.
   using Storage = std::variant<None, bool, std::int64_t, BigInt, double, std::string, Bytes, Symbol,
                                List, Tuple, Set, Dict>;
 
@@ -59,9 +65,11 @@ class Value {
   Value(Set value) : storage_(std::move(value)) {}
   Value(Dict value) : storage_(std::move(value)) {}
 
+  /// Returns the alternative that is held, for std::visit.
   const Storage& storage() const { return storage_; }
   Storage& storage() { return storage_; }
 
+  /// Says whether the value is a T, one of the alternatives of Storage.
   template <class T>
   bool is() const {
     return std::holds_alternative<T>(storage_);

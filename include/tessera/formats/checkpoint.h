@@ -25,7 +25,9 @@ namespace tessera::formats {
 /// The checkpoint formats. Names in output and options: `native`, `safetensors`, `dcp`, `torch`.
 enum class Format { native, safetensors, dcp, torch_zip };
 
+/// Returns the name of a format in output and options.
 std::string_view format_name(Format format);
+/// Returns the format of that name, or nothing.
 std::optional<Format> parse_format(std::string_view name);
 
 /// Says whether a format holds whole tensors only, so that its checkpoints have no ranks.
@@ -43,6 +45,7 @@ enum class StateKind : std::uint8_t {
   row_wise_per_shard = 6,  // one block of rows per column shard (torchrec); merging is lossy
 };
 
+/// Returns the enumerator's name, such as `row_wise_per_shard`.
 std::string_view state_kind_name(StateKind kind);
 
 /// A dict's key that is no string, such as the numbers in the `state` of an optimizer.
@@ -135,6 +138,7 @@ struct Losses {
 /// One result of a check. Rules are stable words, such as `checksum`, `coverage`, `structure`; all
 /// of them are in docs/cli/ckpt-inspect.md.
 struct Finding {
+  /// A note does not make a checkpoint unsound.
   enum class Severity { note, error } severity = Severity::error;
   std::string rule;
   ErrorWhere where;
@@ -145,6 +149,7 @@ struct Finding {
 /// Returns a finding in one line, as an error's: `<where>: <rule>: expected <x>, found <y>`.
 std::string finding_to_string(const Finding& finding);
 
+/// Takes one finding after the other.
 using FindingSink = std::function<void(const Finding&)>;
 
 /// Takes the number of bytes that have just been dealt with; called from any thread.
@@ -158,8 +163,11 @@ class CheckpointReader {
  public:
   virtual ~CheckpointReader() = default;
 
+  /// Returns the format that was found; of a merge, that of the first source.
   virtual Format format() const = 0;
+  /// Returns the path that was opened.
   virtual const std::string& path() const = 0;
+  /// Returns what is in the checkpoint. Lives as long as the reader.
   virtual const CheckpointContents& contents() const = 0;
 
   /// Fills `out` with elements `[range.begin, range.end)` of one piece, in the piece region's own
@@ -172,6 +180,7 @@ class CheckpointReader {
   /// Returns the value stored under `contents().values[value_index]`.
   virtual Value read_value(std::size_t value_index) const = 0;
 
+  /// Returns where the bytes of a piece lie. `piece_index`: in the tensor's pieces.
   virtual PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const = 0;
 
   /// Checks that every file which the checkpoint names is there, has its size, and belongs to it as
@@ -207,6 +216,7 @@ class CheckpointReader {
 /// whether or not an earlier writer of the same work was gone on with (JournalOptions).
 class CheckpointWriter {
  public:
+  /// A piece by its place in the contents that the writer was made for.
   struct PieceId {
     std::size_t tensor_index;
     std::size_t piece_index;

@@ -11,11 +11,13 @@
 // names and `lost+found` are never looked at.
 namespace tessera::formats {
 
+/// A checkpoint that `latest_valid` could not take.
 struct SkippedCheckpoint {
   std::string path;
   std::string why;  // in one line
 };
 
+/// What `latest_valid` has found.
 struct LatestValid {
   std::string path;                          // empty: none found
   std::vector<SkippedCheckpoint> skipped{};  // newer than the one found, newest first

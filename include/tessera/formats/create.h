@@ -14,12 +14,14 @@
 
 namespace tessera::formats {
 
+/// How a new checkpoint is written.
 struct CreateOptions {
-  Format format = Format::native;
-  OverwritePolicy overwrite = OverwritePolicy::refuse;
-  NativeWriteOptions native{};                             // for native alone
-  SafetensorsWriteOptions safetensors{};                   // for safetensors alone
-  std::optional<JournalOptions> journal{};                 // none: what is not committed is lost
+  Format format = Format::native;  // of the new checkpoint
+  OverwritePolicy overwrite =
+      OverwritePolicy::refuse;              // what becomes of a checkpoint that is there
+  NativeWriteOptions native{};              // for native alone
+  SafetensorsWriteOptions safetensors{};    // for safetensors alone
+  std::optional<JournalOptions> journal{};  // none: what is not committed is lost
   OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 

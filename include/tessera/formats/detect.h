@@ -21,6 +21,7 @@ Format detect_format(const FileSystem& fs, const std::string& path);
 /// an index are no checkpoint together; `option` is what asked to replace it.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option);
 
+/// What helps to open a checkpoint.
 struct OpenOptions {
   std::string flat_layout_path{};  // of what bare flat vectors are made; empty: not given
   OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages

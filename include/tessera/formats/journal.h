@@ -27,8 +27,8 @@ enum class KeptWork {
 /// so that a later writer need not be handed them again. Work in which no block is finished is not
 /// kept. The file: docs/formats/journal.md.
 struct JournalOptions {
-  WorkIdentity identity{};
-  KeptWork kept_work = KeptWork::refuse;
+  WorkIdentity identity{};                                 // what makes two runs the same work
+  KeptWork kept_work = KeptWork::refuse;                   // of an earlier run
   OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 

@@ -23,6 +23,7 @@ enum class MergePreference {
   last,
 };
 
+/// Several checkpoints as one.
 struct MergedCheckpoint {
   std::unique_ptr<CheckpointReader> reader;
   std::vector<Finding> collisions;  // rule `merge`, by name; none where there is a preference

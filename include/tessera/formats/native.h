@@ -21,9 +21,11 @@ namespace tessera::formats {
 /// is no file of this format, or of a later version; Error(corruption).
 std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string path);
 
+/// How native files are written. Readers take all of it from the files.
 struct NativeWriteOptions {
+  /// Whether pieces are compressed, each chunk by itself.
   enum class Compression { none, zstd };
-  Compression compression = Compression::none;
+  Compression compression = Compression::none;  // of pieces of 64 KiB and more
 
   /// One of zstd's own levels, -100 to 19. Nothing: what suits each chunk. That is the entropy
   /// stage alone for weights, in which matching finds nothing, and level 1 where there are runs.
@@ -40,6 +42,7 @@ struct NativeWriteOptions {
   /// Whether `index.h5` shows every tensor as a virtual dataset to other HDF5 readers. Costs about
   /// 0.1 ms and 0.2 kB per tensor and piece; Tessera itself never reads them.
   enum class VirtualDatasets { write, omit };
+  /// See VirtualDatasets.
   VirtualDatasets virtual_datasets = VirtualDatasets::write;
 };
 

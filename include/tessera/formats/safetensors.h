@@ -25,6 +25,7 @@ std::unique_ptr<CheckpointReader> open_safetensors(const FileSystem& fs, std::st
 /// nothing of what is behind it. Throws: Error(corruption) where the header is not sound.
 std::uint64_t safetensors_nbytes(const ReadableFile& file);
 
+/// How safetensors files are written.
 struct SafetensorsWriteOptions {
   /// The most tensor bytes in one file; nothing: all in one. A larger tensor has a file of its own.
   std::optional<std::uint64_t> max_shard_nbytes{};

@@ -12,11 +12,13 @@
 
 namespace tessera::inspect {
 
+/// What counts as a difference, and where to look for one.
 struct DiffOptions {
   /// An element of A equals one of B where `|a - b| <= atol + rtol * |b|`; then NaN equals NaN and
   /// an infinity itself. One that is not given is 0; where neither is, elements are equal that are
   /// so bit for bit.
   std::optional<double> rtol{};
+  /// See `rtol`.
   std::optional<double> atol{};
 
   /// Whether tensors of different dtypes are compared as numbers, instead of being a difference.
@@ -24,7 +26,7 @@ struct DiffOptions {
 
   std::vector<Rename> renames{};  // of A's names, to what they are in B; the first that fits
   NameSelection names{};          // tensors and values that are compared, by the names in B
-  ScanOptions scan{};
+  ScanOptions scan{};             // how tensors are read
 };
 
 /// How many elements of a tensor differ, and where it begins.
@@ -39,7 +41,9 @@ struct ElementDifferences {
   std::optional<double> max_abs_difference{};
 };
 
+/// A name under which two checkpoints differ.
 struct Difference {
+  /// In what way they differ.
   enum class Kind {
     missing,  // in A alone
     extra,    // in B alone
@@ -56,6 +60,7 @@ struct Difference {
   std::optional<ElementDifferences> elements{};  // for that kind
 };
 
+/// How two checkpoints differ.
 struct DiffReport {
   std::vector<Difference> differences{};  // by name
   /// Names that are aliases in one checkpoint and tensors of their own in the other. No difference:

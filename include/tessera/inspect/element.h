@@ -13,6 +13,7 @@ namespace tessera::inspect {
 /// One number, exactly: integers stay integers.
 using Number = std::variant<std::int64_t, std::uint64_t, double>;
 
+/// Returns the nearest float64: integers of more than 53 bits are rounded.
 double to_double(const Number& number);
 bool less(const Number& a, const Number& b);  // exact, also between integers and floats
 

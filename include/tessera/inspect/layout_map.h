@@ -28,6 +28,7 @@ struct LayoutPattern {
   friend bool operator==(const LayoutPattern&, const LayoutPattern&) = default;
 };
 
+/// Returns how the pieces of a tensor cut it.
 LayoutPattern layout_pattern(const formats::TensorEntry& tensor);
 
 /// Returns `whole`, `whole × 4`, `dim 0 / 4`, `flat / 4 × 2`: the cut, the shards, the replicas.

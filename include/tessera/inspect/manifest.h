@@ -19,6 +19,7 @@ namespace tessera::inspect {
 /// As text it has a line `DIGEST  NAME` for each, and at the end `whole: DIGEST`, which is XXH3-128
 /// of the lines before. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`.
 struct Manifest {
+  /// A name and the digest of what stands under it.
   struct Entry {
     std::string name;
     std::string digest;  // 32 hex digits
@@ -26,7 +27,9 @@ struct Manifest {
   };
   std::vector<Entry> entries{};  // by name (byte order), no name twice
 
+  /// Returns the digest of all entries together: the last line of the text.
   std::string whole_digest() const;
+  /// Returns the manifest as parse_manifest reads it.
   std::string to_text() const;
 
   friend bool operator==(const Manifest&, const Manifest&) = default;
@@ -51,7 +54,9 @@ Manifest parse_manifest(std::string_view text, const std::string& path);
 /// Throws: as parse_manifest.
 void check_manifest_begin(std::string_view begin, const std::string& path);
 
+/// A name under which two manifests differ.
 struct ManifestDifference {
+  /// In what way they differ.
   enum class Kind {
     changed,
     missing,  // expected, but not found

@@ -33,6 +33,7 @@ struct Statistics {
   /// Returns torch.std: divided by one less than the finite numbers; nothing below two of them.
   std::optional<double> standard_deviation() const;
 
+  /// Adds the numbers of another tensor, or of another part of this one.
   void merge(const Statistics& other);
 };
 

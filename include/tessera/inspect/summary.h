@@ -19,6 +19,7 @@ struct Totals {
   std::int64_t numel = 0;
   std::uint64_t nbytes = 0;
 
+  /// Adds the counts of other names.
   void add(const Totals& other);
 };
 
@@ -42,6 +43,7 @@ std::size_t tensor_of(const formats::CheckpointContents& contents, const formats
 
 /// A part of the tree that names make when they are cut at their dots.
 struct TreeNode {
+  /// What stands there: a group has children, all else is an entry of the contents.
   enum class Kind { group, tensor, alias, value } kind = Kind::group;
 
   /// The components between the parent and this, joined with dots: a group with one member has no
@@ -57,7 +59,9 @@ struct TreeNode {
 /// of the same dtypes and shapes (and cut into the same pieces), and values of whatever content.
 /// `none`: siblings with tensors below them, or with values, stay apart.
 struct Folding {
+  /// Which siblings with tensors below them become one.
   enum class Tensors { none, of_equal_shape, of_equal_pieces } tensors = Tensors::of_equal_shape;
+  /// Which siblings with values below them become one.
   enum class Values { of_any_content, none } values = Values::of_any_content;
 };
 

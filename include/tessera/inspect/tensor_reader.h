@@ -56,6 +56,7 @@ class TensorReader {
   std::vector<std::uint32_t> pieces_;  // of the sources
 };
 
+/// Takes the elements `window` of a tensor, row-major. `bytes` live as long as the call.
 using BlockVisitor = std::function<void(FlatRange window, std::span<const std::byte> bytes)>;
 
 /// Calls `visit` for consecutive blocks that make up the whole tensor, of at most `block_nbytes`

@@ -9,12 +9,14 @@
 
 namespace tessera::inspect {
 
+/// What is checked beside structure and checksums.
 struct VerifyOptions {
   /// Whether numbers that are NaN or infinite are findings too (rule `finite`).
   enum class Numbers { any, must_be_finite } numbers = Numbers::any;
-  ScanOptions scan{};
+  ScanOptions scan{};  // how tensors are read
 };
 
+/// What a check has found, and how much it has looked at.
 struct VerifyReport {
   std::vector<formats::Finding> findings{};  // by file, then tensor, then rule
   std::int64_t num_tensors = 0;
@@ -22,6 +24,7 @@ struct VerifyReport {
   std::int64_t num_values = 0;
   std::uint64_t nbytes = 0;  // of the pieces' elements
 
+  /// Says whether a finding is more than a note.
   bool has_errors() const;
 };
 

@@ -39,7 +39,9 @@ struct FlatRange {
 /// i-th of the box alone, element i of a FlatRange is tensor element `begin + i`.
 using Region = std::variant<Box, FlatRange>;
 
+/// Returns the number of elements in a region.
 std::int64_t numel_of(const Region& region);
+/// Returns how many bytes the elements of a region take.
 std::uint64_t nbytes_of(const Region& region, DType dtype);
 std::string region_to_string(const Region& region);  // `[0:4, 8:16]` or `flat[12:40]`
 
@@ -69,6 +71,7 @@ std::optional<Box> intersect(const Box& a, const Box& b);
 /// Immutable after construction; safe to share between threads.
 class CopyRuns {
  public:
+  /// Elements that lie in one piece in both regions.
   struct Run {
     std::int64_t source_begin;       // in the source region's own order
     std::int64_t destination_begin;  // in the destination region's own order
@@ -106,6 +109,7 @@ class CopyRuns {
 
 /// What is wrong with a set of regions as a cover of a tensor.
 struct CoverageProblem {
+  /// `hole`: elements that no region has; `overlap`: elements that several have.
   enum class Kind { hole, overlap } kind;
   std::string detail;  // which regions, or how many elements are missing
 };

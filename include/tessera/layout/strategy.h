@@ -27,6 +27,7 @@ struct Shard {
 /// B ranks, replicated A times) and `hybrid-flat:AxB` (flat over B ranks). In a hybrid world,
 /// rank = replica * B + shard, as in a device mesh of shape (A, B).
 struct Strategy {
+  /// How the shards of one replica cut a tensor.
   enum class Sharding { replicated, flat, dim0 };
   Sharding sharding = Sharding::replicated;
   int num_replicas = 1;  // A
@@ -44,6 +45,7 @@ inline constexpr int kMaxWorldSize = 1 << 20;
 /// hybrid's product is not the world size.
 Strategy parse_strategy(std::string_view text, int world_size);
 
+/// Returns the text that parse_strategy reads.
 std::string strategy_to_string(const Strategy& strategy);
 
 /// Knows, for every parameter, which flat unit it lies in.
@@ -52,6 +54,7 @@ class FlatUnitIndex {
   /// Keeps a view of `units`, which must outlive it and stay in place.
   explicit FlatUnitIndex(std::span<const FlatUnit> units);
 
+  /// A parameter and its unit, in the units that the index was made for.
   struct Place {
     const FlatUnit* unit;
     const FlatUnitParameter* parameter;

@@ -23,9 +23,11 @@ enum class TableSharding {
 
 /// Returns the word that plans use: `row_wise`.
 std::string_view table_sharding_name(TableSharding sharding);
+/// Returns what that word stands for, or nothing.
 std::optional<TableSharding> parse_table_sharding(std::string_view name);
 std::string table_sharding_names();  // all of them, for messages
 
+/// How one table is sharded.
 struct TableRule {
   TableSharding sharding = TableSharding::table_wise;
   std::vector<int> ranks{};   // in order of the shards; data_parallel: all ranks
@@ -38,6 +40,7 @@ struct RuleProblem {
   std::string expected;
   std::string found;
 };
+/// Returns what is wrong with a rule for that many ranks, or nothing.
 std::optional<RuleProblem> problem_of(const TableRule& rule, int world_size);
 
 /// Says which rank holds what of each embedding table. As JSON, with `column_shards` for grid only:
@@ -48,6 +51,7 @@ struct TablePlan {
 
   /// Throws: Error(corruption) that names `path`, the table, and the broken rule.
   static TablePlan from_json(std::string_view text, const std::string& path);
+  /// Returns the plan as from_json reads it.
   std::string to_json() const;
 };
 

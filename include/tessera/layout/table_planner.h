@@ -46,13 +46,14 @@ struct PlannerBandwidths {
   double between_hosts = 1.25e9;
 };
 
+/// What a plan has to fit, and what it is estimated with.
 struct PlannerOptions {
-  int world_size = 1;
+  int world_size = 1;                        // ranks that the tables are for
   int ranks_per_host = 0;                    // divides world_size; 0: all are on one host
   std::uint64_t memory_per_rank_nbytes = 0;  // in all
   std::uint64_t reserved_nbytes = 0;         // of it, for everything but tables
   std::int64_t batch_size = 1024;            // samples of one rank in one step
-  PlannerBandwidths bandwidths{};
+  PlannerBandwidths bandwidths{};            // what times are estimated with
   std::map<std::string, TableConstraint> constraints{};  // by table name
 };
 
@@ -63,6 +64,7 @@ struct PlannedShard {
   double seconds = 0;        // of a step
 };
 
+/// What was decided for one table.
 struct PlannedTable {
   std::string name{};
   TableRule rule{};
@@ -70,6 +72,7 @@ struct PlannedTable {
   std::string reason{};                // in words and numbers, why it is not sharded otherwise
 };
 
+/// What one rank has of all tables together.
 struct PlannedRank {
   std::uint64_t nbytes = 0;  // of tables, and common_nbytes
   double seconds = 0;

@@ -12,10 +12,11 @@
 
 namespace tessera::reshard {
 
+/// How a plan is executed. The files that it writes depend on none of it.
 struct ExecuteOptions {
   std::uint64_t memory_nbytes = std::uint64_t{256} << 20;  // all buffers of all threads together
   int num_threads = 0;                                     // 0: default_num_threads()
-  std::stop_token stop{};
+  std::stop_token stop{};            // a request ends the work with Error(interrupted)
   formats::ProgressSink progress{};  // bytes of tensors written, or found written
   formats::ProgressSink resumed{};   // of these what an earlier writer had written
 };

@@ -13,21 +13,21 @@ namespace tessera::reshard {
 
 /// The options that a plan is made by, as they were given.
 struct GivenOptions {
-  int world_size = 0;  // 0: not given
-  std::string strategy{};
-  std::string table_plan{};   // what is in the file; empty: not given
-  std::string units{};        // the same
-  std::string flat_layout{};  // the same
-  std::vector<std::string> only{};
-  std::vector<Rename> renames{};
-  std::vector<Rename> prefix_removals{};
+  int world_size = 0;                          // 0: not given
+  std::string strategy{};                      // empty: not given
+  std::string table_plan{};                    // what is in the file; empty: not given
+  std::string units{};                         // the same
+  std::string flat_layout{};                   // the same
+  std::vector<std::string> only{};             // globs
+  std::vector<Rename> renames{};               // in the order given
+  std::vector<Rename> prefix_removals{};       // of a split: the prefix of each part
   std::vector<std::string> source_prefixes{};  // of a merge: one for each source, perhaps empty
-  formats::MergePreference preference = formats::MergePreference::none;
-  std::optional<DType> cast{};
-  OptimizerNames optimizer_names = OptimizerNames::as_stored;
-  bool drop_optimizer = false;
-  bool allow_missing = false;
-  bool allow_lossy = false;
+  formats::MergePreference preference = formats::MergePreference::none;  // of a merge
+  std::optional<DType> cast{};                                           // nothing: not given
+  OptimizerNames optimizer_names = OptimizerNames::as_stored;            // of tables' fused state
+  bool drop_optimizer = false;  // leave out optimizer state
+  bool allow_missing = false;   // leave out what is incomplete or not there
+  bool allow_lossy = false;     // merge state that is kept per column shard
 };
 
 /// Returns them for a journal's identity, so that it can be said why a plan is another one; files

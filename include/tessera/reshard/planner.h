@@ -28,13 +28,13 @@ enum class OptimizerPart { keep, leave_out };
 
 /// What the destination shall be. The defaults keep everything as the source has it.
 struct PlanOptions {
-  formats::Format format = formats::Format::native;
-  int world_size = 0;      // 0: as the strategy, the plan or the source says
-  std::string strategy{};  // for parse_strategy; empty: see plan_reshard
-  std::optional<TablePlan> table_plan{};
-  std::vector<FlatUnit> units{};  // replace the source's; with its names, shapes and dtypes
-  NameSelection only{};           // over the source's names
-  OptimizerPart optimizer = OptimizerPart::keep;
+  formats::Format format = formats::Format::native;  // of the destination
+  int world_size = 0;                     // 0: as the strategy, the plan or the source says
+  std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
+  std::optional<TablePlan> table_plan{};  // who holds what of each table; nothing: by the strategy
+  std::vector<FlatUnit> units{};          // replace the source's; with its names, shapes and dtypes
+  NameSelection only{};                   // over the source's names
+  OptimizerPart optimizer = OptimizerPart::keep;  // whether optimizer state comes along
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
   std::vector<Rename> renames{};            // the first that fits a name is taken
   std::optional<DType> cast{};              // for floating tensors but scalars of an optimizer

@@ -33,6 +33,7 @@ enum class OptimizerNames {
 
 /// Returns what `as-stored`, `canonical` or `torchrec` stands for, or nothing.
 std::optional<OptimizerNames> parse_optimizer_names(std::string_view name);
+/// Returns the word that parse_optimizer_names reads.
 std::string_view optimizer_names_name(OptimizerNames names);
 
 /// Another name for a tensor of some contents.

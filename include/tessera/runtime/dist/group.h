@@ -83,6 +83,8 @@ class Group {
   /// Sends a tensor to rank `to`, which receives it; what two ranks send each other arrives in
   /// order. Shape: the same on both, contiguous. Collective: no. Blocks.
   void send(at::Tensor tensor, int to, const std::string& what);
+  /// Fills `tensor` with what rank `from` sends. Shape: the sender's, contiguous. Collective: no.
+  /// Blocks.
   void receive(at::Tensor tensor, int from, const std::string& what);
 
   /// Returns the greatest value of all ranks. Blocks.
@@ -92,6 +94,7 @@ class Group {
   /// that call it equally often.
   std::uint64_t next_number() { return next_number_++; }
 
+  /// Returns what this rank has handed to collectives of the group so far. Thread-safe.
   Traffic traffic() const;
 
  private:

@@ -13,6 +13,7 @@ namespace tessera::dist {
 /// a * B + b. Copies share their groups. What PyTorch calls DeviceMesh.
 class Mesh {
  public:
+  /// A named dimension of the grid, as this rank sees it.
   struct Axis {
     std::string name;
     std::shared_ptr<Group> group;  // the ranks that differ from this one in this axis alone
@@ -35,6 +36,7 @@ class Mesh {
   std::vector<Axis> axes_;
 };
 
+/// How ranks are connected, and as what grid.
 struct MeshOptions {
   /// Names and sizes of the axes, outermost first. One size may be -1: what is left of the world.
   /// Empty: one axis `shard`.

@@ -11,6 +11,7 @@
 
 namespace tessera {
 
+/// What becomes of the rows of a bag: their sum, or that divided by the number of ids.
 enum class Pooling { sum, mean };
 
 /// An embedding table. What torchrec calls EmbeddingBagConfig.
@@ -27,6 +28,7 @@ struct EmbeddingBagConfig {
   std::function<void(at::Tensor weight)> init_fn{};
 };
 
+/// What a collection does with batches, and where its tables lie.
 struct EmbeddingBagCollectionOptions {
   /// Whether rows are multiplied by the batch's weights before they are pooled. Pooling::mean
   /// divides by the number of ids all the same.
@@ -84,6 +86,8 @@ class EmbeddingBagCollectionBase : public torch::nn::Module {
 
  protected:
   explicit EmbeddingBagCollectionBase(TableSet tables);
+  /// Makes `weight` the parameter `embedding_bags.<table>.weight`. Requires: called once for each
+  /// table.
   void register_weight(const std::string& table, at::Tensor weight);
 
  private:

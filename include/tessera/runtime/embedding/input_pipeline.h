@@ -25,6 +25,7 @@ namespace tessera {
 template <class Batch>
 class InputPipeline {
  public:
+  /// A batch as it was read, and its ids, which are on their way or have come.
   struct Item {
     Batch batch;
     DistributedInput input;

@@ -20,6 +20,7 @@ class JaggedTensor {
  public:
   /// Throws: Error(invalid_argument) naming what does not fit, and the bag.
   static JaggedTensor from_lengths(at::Tensor values, at::Tensor lengths, at::Tensor weights = {});
+  /// The same by where bags begin. Throws: as from_lengths.
   static JaggedTensor from_offsets(at::Tensor values, at::Tensor offsets, at::Tensor weights = {});
 
   const at::Tensor& values() const { return values_; }
@@ -50,8 +51,10 @@ class KeyedJaggedTensor {
   /// twice, lengths below 0 or that do not add up, offsets that go down, other shapes or dtypes.
   static KeyedJaggedTensor from_lengths(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor lengths, at::Tensor weights = {});
+  /// The same by where bags begin. Throws: as from_lengths.
   static KeyedJaggedTensor from_offsets(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor offsets, at::Tensor weights = {});
+  /// Keys with their bags, in order.
   using Entries = std::vector<std::pair<std::string, JaggedTensor>>;
   /// Requires of all entries: equal batches, and weights in all or none.
   static KeyedJaggedTensor from_dict(const Entries& entries);
@@ -70,12 +73,14 @@ class KeyedJaggedTensor {
 
   /// Returns one key's bags, as views but for the offsets. Throws: Error(not_found).
   JaggedTensor operator[](const std::string& key) const;
+  /// Returns each key's bags, in order of the keys, as views but for the offsets.
   Entries to_dict() const;
   /// Cuts by keys: the first `sizes[0]` of them, the next `sizes[1]`, ... Requires: the sizes add
   /// up to the number of keys.
   std::vector<KeyedJaggedTensor> split(std::span<const std::int64_t> sizes) const;
   /// Returns the keys at these positions, in this order; some may be left out.
   KeyedJaggedTensor permute(std::span<const std::int64_t> positions) const;
+  /// Returns the batch on a device: itself where it is there.
   KeyedJaggedTensor to(at::Device device) const;
 
  private:
@@ -100,6 +105,7 @@ class KeyedTensor {
   const at::Tensor& values() const { return values_; }
   /// Returns a key's columns, as a view. Shape: `[B, width]`. Throws: Error(not_found).
   at::Tensor operator[](const std::string& key) const;
+  /// Returns each key's columns, in order of the keys, as views.
   std::vector<std::pair<std::string, at::Tensor>> to_dict() const;
 
   /// Joins columns of several tensors anew: one tensor for each group of keys, in the group's

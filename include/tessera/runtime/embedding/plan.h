@@ -23,6 +23,7 @@ constexpr std::uint64_t operator""_GiB(unsigned long long value) {
 
 namespace embedding {
 
+/// What `plan` is to fit, and what it assumes about batches and machines.
 struct PlanOptions {
   std::uint64_t memory_per_rank = 0;  // for tables, their state and a step's buffers; bytes
   std::int64_t batch_size = 1024;     // of one rank
@@ -30,7 +31,7 @@ struct PlanOptions {
   std::optional<FusedOptimizer> optimizer{};        // whose state is counted; none: dense tables
   int ranks_per_host = 0;                           // 0: all are on one host
   std::map<std::string, TableConstraint> constraints{};  // by table
-  PlannerBandwidths bandwidths{};
+  PlannerBandwidths bandwidths{};                        // what times are estimated with
   std::uint64_t reserved = 0;  // of the memory, for everything but tables; bytes
   bool is_weighted = false;    // every id comes with a weight
 };

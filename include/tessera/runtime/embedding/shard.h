@@ -20,6 +20,7 @@ enum class Kernel {
   fused,  // within the backward, by the collection's own optimizer; there is never a `.grad`
 };
 
+/// How gradients reach the tables of a sharded collection.
 struct ShardOptions {
   /// By table. Tables that are not named: fused where there is an optimizer, else dense.
   std::map<std::string, Kernel> kernel{};
@@ -94,6 +95,7 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   /// same on all ranks. Throws: Error(invalid_argument) for an optimizer of another kind.
   void set_optimizer(const embedding::FusedOptimizer& optimizer);
 
+  /// Returns the plan that the tables are sharded by.
   const TablePlan& plan() const;
   std::shared_ptr<registry::FusedUpdates> fused_updates() const override;
 
@@ -114,6 +116,7 @@ class FusedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                               const EmbeddingBagCollectionOptions& options = {});
   ~FusedEmbeddingBagCollection() override;
   KeyedTensor forward(const KeyedJaggedTensor& batch) override;
+  /// Returns the optimizer, with the numbers of the next backward.
   const embedding::FusedOptimizer& optimizer() const;
   /// As ShardedEmbeddingBagCollection's.
   void set_optimizer(const embedding::FusedOptimizer& optimizer);

@@ -24,13 +24,16 @@ enum class Offload {
   params,  // on the CPU, with their gradients, so that the optimizer steps there
 };
 
+/// How a module is sharded. To be the same on all ranks, but for `device`.
 struct FullyShardOptions {
   /// Over its axis `shard` parameters are sharded; over `replicate`, where there is one, they are
   /// replicated (hybrid strategies). Default: this process alone.
   dist::Mesh mesh{};
   /// Which modules below become units of their own. None: no further ones.
   AnyFsdpPolicy policy{};
+  /// What a rank holds between passes, and whether a unit is freed after its forward.
   ShardingStrategy strategy = ShardingStrategy::full_shard;
+  /// Dtypes of computation, reduction and buffers. Default: the parameters' own.
   MixedPrecision mixed_precision{};
   /// Modules whose parameters, and those below them, are left alone.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules{};
@@ -39,12 +42,15 @@ struct FullyShardOptions {
   /// When the next unit is gathered, as the pass before used them. Prefetching gathers it while the
   /// current one computes, and holds one unit more in memory.
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
+  /// See `forward_prefetch`.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
   /// On a device that runs behind the host: whether the host waits before a gather until all but
   /// the last two parameters that it freed are free there too, so that gathers do not pile up in
   /// memory.
   bool limit_all_gathers = true;
+  /// What becomes of gathered parameters after use; `poisoned` is for debugging.
   FreedParameters freed_parameters = FreedParameters::freed;
+  /// Where this rank's parts and their gradients lie between passes.
   Offload offload = Offload::none;
   /// Called for each module that has parameters or buffers of its own on the meta device, when they
   /// have been given memory on `device`, uninitialised, and before they are sharded: gives them
@@ -74,6 +80,7 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {
 
 /// A flat parameter, as data.
 struct FlatParameterInfo {
+  /// A parameter and its place. A tied one comes once.
   struct Parameter {
     std::string fqn;  // below the fully sharded module
     Shape shape;
@@ -113,6 +120,7 @@ void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_for
 /// What the first forward over a root used, in order. Source: torch.distributed.fsdp._trace_utils
 /// (github.com/pytorch/pytorch, change 89917).
 struct ExecutionInfo {
+  /// The parameters of one unit that were used.
   struct ParamUsageInfo {
     std::string module_fqn;           // of the fully sharded module
     std::vector<std::string> params;  // names below it, in the order of their first use
@@ -126,6 +134,7 @@ struct ExecutionInfo {
 /// Not collective.
 ExecutionInfo execution_info(const torch::nn::Module& root);
 
+/// A stream of a device, and what it is for.
 struct NamedStream {
   std::string name;
   c10::Stream stream;

@@ -27,7 +27,9 @@ template <class Sub>
 class FullyShardedDataParallel
     : public torch::nn::ModuleHolder<typename detail::ModuleImpl<Sub>::Type> {
  public:
+  /// The module class that is held.
   using Impl = typename detail::ModuleImpl<Sub>::Type;
+  /// The plain holder of that class.
   using Holder = torch::nn::ModuleHolder<Impl>;
 
   FullyShardedDataParallel(std::nullptr_t) : Holder(nullptr) {}

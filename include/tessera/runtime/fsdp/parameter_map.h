@@ -28,6 +28,7 @@ struct ParameterLocation {
 std::optional<ParameterLocation> flat_param_of(const torch::nn::Module& module,
                                                const std::string& fqn);
 
+/// An element by the parameter that it belongs to.
 struct ElementOfParameter {
   std::string fqn;         // below the module that the flat parameter's own is named after
   std::int64_t index = 0;  // row-major

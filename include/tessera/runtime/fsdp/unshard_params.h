@@ -10,6 +10,7 @@ namespace fsdp {
 class FlatParamHandle;
 }
 
+/// What is shown whole, to whom, and whether writes stay.
 struct UnshardParamsOptions {
   /// Whether to show the parameters of all units at and below the module; else those of its own.
   bool recurse = true;
@@ -17,6 +18,7 @@ struct UnshardParamsOptions {
   bool writeback = true;
   /// Whether rank 0 of the mesh alone gets whole parameters. The others show their parts.
   bool rank0_only = false;
+  /// Whether whole parameters lie on the CPU, to spare a device's memory.
   bool offload_to_cpu = false;
   /// Whether gradients are shown whole as well, and written back. Else there are none in the scope.
   bool with_grads = false;

@@ -21,9 +21,12 @@ enum class Recomputation {
   reentrant,
 };
 
+/// Whether the second run draws the random numbers of the first.
 enum class RngState { preserve, leave };  // of the generators, for dropout
 
+/// How a function is run again.
 struct RecomputeOptions {
+  /// How the second run comes about.
   Recomputation recomputation = Recomputation::saved_tensors;
   /// Preserved: the second run draws the same random numbers as the first.
   RngState rng_state = RngState::preserve;

@@ -15,6 +15,7 @@ namespace tessera::registry {
 
 /// A parameter that its module updates within the backward, with the optimizer state of that.
 struct FusedParameter {
+  /// A tensor of optimizer state, such as `exp_avg`.
   struct Slot {
     std::string name;
     StateTensor entry;  // parts are the state's own memory
@@ -30,12 +31,14 @@ struct FusedParameter {
 class FusedUpdates {
  public:
   virtual ~FusedUpdates() = default;
+  /// Returns the parameters with the state as it is now, which entries refer to.
   virtual std::vector<FusedParameter> parameters() = 0;
   /// Returns the fields of the parameter group that these parameters make up: `lr`, …
   virtual Value::Dict fields() const = 0;
   /// Takes fields that were saved. Throws: Error(mismatch) naming one that is missing, no number,
   /// or of another optimizer.
   virtual void check_fields(const Value::Dict& fields) const = 0;
+  /// Replaces the fields by those that were saved. Requires: check_fields has let them pass.
   virtual void set_fields(const Value::Dict& fields) = 0;
 };
 

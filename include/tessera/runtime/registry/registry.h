@@ -49,6 +49,7 @@ std::optional<std::string> applied_api(const torch::nn::Module& module);
 /// Returns the mesh that it was applied over. Never changes anything either.
 std::optional<dist::Mesh> applied_mesh(const torch::nn::Module& module);
 
+/// Whether a backward reduces gradients over the ranks.
 enum class GradientSync { on, off };  // off: gradients add up on each rank by themselves
 
 /// What an API keeps at a module to take part in the passes over a root above it, or over itself.
@@ -56,6 +57,7 @@ class PassMember : public ModuleState {
  public:
   /// A forward over the root begins.
   virtual void begin_forward() = 0;
+  /// Takes effect with the next backward.
   virtual void set_gradient_sync(GradientSync sync) = 0;
 };
 

@@ -41,6 +41,7 @@ struct StateTensor {
 
   /// All of a tensor. Shape: the tensor's own.
   static StateTensor whole(const at::Tensor& tensor);
+  /// Says whether all elements are here, in one part.
   bool is_whole() const;
   /// Returns the tensor. Throws: Error(invalid_argument) naming `fqn` where this is but a part.
   at::Tensor tensor(const std::string& fqn) const;
@@ -51,12 +52,14 @@ struct StateAlias {
   std::string target;
 };
 
+/// What stands under a key.
 using StateEntry = std::variant<StateTensor, Value, StateAlias>;
 
 /// A state dict: tensors, other values and aliases by their flattened keys, in order of insertion.
 /// A plain container; copies share their tensors' memory.
 class StateDict {
  public:
+  /// A key and its entry.
   struct Item {
     std::string fqn;
     StateEntry entry;
@@ -68,6 +71,7 @@ class StateDict {
   bool erase(const std::string& fqn);
   const StateEntry* find(const std::string& fqn) const;  // nullptr: none
   StateEntry* find(const std::string& fqn);
+  /// Says whether there is an entry of that name, an alias too.
   bool contains(const std::string& fqn) const { return find(fqn) != nullptr; }
   /// Returns the whole tensor, of an alias its target's. Throws: Error(not_found);
   /// Error(invalid_argument) where it is a value, or only a part is here.

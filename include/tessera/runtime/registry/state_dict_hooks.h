@@ -29,9 +29,10 @@ inline constexpr StateDictType FULL = StateDictType::full;
 inline constexpr StateDictType SHARDED = StateDictType::sharded;
 inline constexpr StateDictType LOCAL = StateDictType::local;
 
+/// What a state dict holds, and on which ranks.
 struct StateDictOptions {
-  StateDictType type = StateDictType::full;
-  bool offload_to_cpu = false;
+  StateDictType type = StateDictType::full;  // of sharded tensors
+  bool offload_to_cpu = false;               // copies what lies on another device
   /// Whether rank 0 of the mesh alone gets entries. FULL only.
   bool rank0_only = false;
   friend bool operator==(const StateDictOptions&, const StateDictOptions&) = default;
@@ -52,6 +53,7 @@ struct LoadReport {
   const LoadStateDictOptions& options;
   /// Rules: `missing`, `unexpected`, `shape`, `dtype`, `hole`.
   std::vector<formats::Finding> problems{};
+  /// Notes a problem. `rule`: see `problems`.
   void add(std::string rule, std::string fqn, std::string expected, std::string found);
 };
 
@@ -68,6 +70,7 @@ class HookHandle {
  public:
   HookHandle() = default;
   explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
+  /// Takes the hook away; nothing where that is done, or the module is gone.
   void remove() {
     if (remove_) remove_();
   }
@@ -96,8 +99,11 @@ using LoadPostHook = std::function<void(torch::nn::Module& module)>;
 /// Not collective, but to be the same on all ranks. Throws: Error(invalid_argument) where the
 /// module is not held by a shared_ptr. Source: github.com/pytorch/pytorch, changes 90436 and 87900.
 HookHandle add_state_dict_pre_hook(torch::nn::Module& module, StateDictPreHook hook);
+/// As add_state_dict_pre_hook, for when entries have been taken.
 HookHandle add_state_dict_post_hook(torch::nn::Module& module, StateDictPostHook hook);
+/// As add_state_dict_pre_hook, for before entries are loaded.
 HookHandle add_load_state_dict_pre_hook(torch::nn::Module& module, LoadPreHook hook);
+/// As add_state_dict_pre_hook, for when entries have been loaded.
 HookHandle add_load_state_dict_post_hook(torch::nn::Module& module, LoadPostHook hook);
 
 /// The hooks of one module, by the order in which they were added.

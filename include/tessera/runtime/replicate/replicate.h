@@ -9,6 +9,7 @@
 
 namespace tessera {
 
+/// How gradients are averaged, and what is given to all ranks.
 struct ReplicateOptions {
   /// Gradients are averaged over all of its ranks. Default: this process alone.
   dist::Mesh mesh{};

@@ -32,8 +32,11 @@ struct Stateful {
 
 /// Returns the integer, number, flag or text in a value. Throws: Error(mismatch).
 std::int64_t integer_in(const Value& value);
+/// Returns the number, also that of an integer. Throws: Error(mismatch).
 double number_in(const Value& value);
+/// Returns the flag. Throws: Error(mismatch).
 bool flag_in(const Value& value);
+/// Returns the text. Throws: Error(mismatch).
 std::string text_in(const Value& value);
 
 namespace detail {

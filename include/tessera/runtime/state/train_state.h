@@ -31,6 +31,7 @@ enum class PerRank {
   drop,       // it stays as it is
 };
 
+/// How a checkpoint is saved. To be the same on all ranks, but for buffers and the file system.
 struct SaveOptions {
   /// Ranks write native and dcp together. The others are one process's: ranks write native parts
   /// beside the destination, which rank 0 then streams into it, so that for that time there is room
@@ -39,7 +40,7 @@ struct SaveOptions {
   /// What becomes of a checkpoint that is at the path already, perhaps a damaged one. `replace`
   /// puts the new one in its place at once; what is no checkpoint is refused by either.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
-  formats::NativeWriteOptions native{};
+  formats::NativeWriteOptions native{};  // for native alone
   /// Whether the optimizer's groups are told for each parameter: see `flatten_optim_state_dict`.
   bool flatten_optimizer_state_dict = false;
   /// Whether to return when the state has been copied, and to write in the background. What goes
@@ -59,6 +60,7 @@ struct SaveOptions {
   FileSystem* file_system = &FileSystem::posix();
 };
 
+/// What a save has done on this rank.
 struct SaveReport {
   std::uint64_t nbytes_written = 0;    // of tensors, by this rank
   bool has_planned = true;             // false: the layout is that of the save before
@@ -67,10 +69,10 @@ struct SaveReport {
 
 /// What loading lets pass; by default nothing.
 struct LoadOptions {
-  bool allow_missing = false;
-  bool allow_unexpected = false;
-  bool allow_cast = false;   // another floating dtype, of the optimizer's state too
-  bool allow_lossy = false;  // merge state that is kept per column shard
+  bool allow_missing = false;     // what the checkpoint lacks stays as it is
+  bool allow_unexpected = false;  // what the trainer lacks is left out
+  bool allow_cast = false;        // another floating dtype, of the optimizer's state too
+  bool allow_lossy = false;       // merge state that is kept per column shard
   /// Globs over names such as `model.*`; the rest stays as it is. A value, a parameter's state and
   /// the optimizer's groups are taken whole or not at all: a glob for a part is an error.
   std::vector<std::string> only{};
@@ -78,10 +80,11 @@ struct LoadOptions {
   /// parameter is renamed (`{"model.fc.", "model.up."}`), its optimizer state and its place in the
   /// groups are, too.
   std::vector<reshard::Rename> renames{};
-  std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
-  const FileSystem* file_system = &FileSystem::posix();  // what this rank's files are read through
+  std::uint64_t memory_nbytes = std::uint64_t{64} << 20;  // of this rank's buffers; bytes
+  const FileSystem* file_system = &FileSystem::posix();   // what this rank's files are read through
 };
 
+/// What a load has found and taken.
 struct LoadSummary {
   std::string path;
   formats::Format format = formats::Format::native;
