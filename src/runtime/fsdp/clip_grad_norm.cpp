@@ -51,6 +51,7 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
                           "a positive number or infinity", std::to_string(norm_type));
   }
   const at::NoGradGuard no_grad;
+  const fsdp::UntouchedScope untouched;
   // Of what ranks hold parts of, each adds its own; what every rank holds counts once.
   std::vector<std::shared_ptr<dist::Group>> groups;
   std::map<const dist::Group*, Norm> sharded;

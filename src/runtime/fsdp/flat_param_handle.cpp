@@ -368,9 +368,10 @@ void FlatParamHandle::leave_pass() {
       if (gradient.defined()) {
         gradient.add_(reduced);
       } else {
-        // A view would not let Optimizer::zero_grad detach it in place.
+        // A view would not let Optimizer::zero_grad detach it in place. The key of a part: norms of
+        // it are refused.
         gradient = torch::empty({0}, reduced.options());
-        gradient.set_data(reduced);
+        gradient.set_data(is_sharded() ? with_touch_key(reduced) : reduced);
       }
     }
     shown.mutable_grad() = std::move(gradient);

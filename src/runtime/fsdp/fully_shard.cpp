@@ -8,6 +8,7 @@
 #include "runtime/dist/sync_states.h"
 #include "runtime/fsdp/pass.h"
 #include "runtime/fsdp/state_dict_hooks.h"
+#include "runtime/fsdp/torch_save.h"
 #include "runtime/fsdp/traversal.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
@@ -35,6 +36,8 @@ namespace fsdp {
 namespace {
 
 using torch::nn::Module;
+
+[[maybe_unused]] const bool kRefusesTorchSave = refuse_in_torch_save();
 
 bool is_hybrid(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::hybrid_shard ||

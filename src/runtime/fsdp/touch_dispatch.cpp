@@ -1,8 +1,11 @@
 #include "runtime/fsdp/touch_dispatch.h"
 
 #include <torch/library.h>
+#include <algorithm>
+#include <array>
 #include <mutex>
 #include <shared_mutex>
+#include <string_view>
 #include <unordered_map>
 
 #include "tessera/base/error.h"
@@ -23,18 +26,20 @@ struct Listeners {
   }
 };
 
+/// Returns who hears of uses of the tensor's storage, or nullptr.
+TouchListener* find_listener(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return nullptr;
+  Listeners& listeners = Listeners::instance();
+  const std::shared_lock lock(listeners.mutex);
+  const auto it = listeners.by_storage.find(tensor.storage().unsafeGetStorageImpl());
+  return it != listeners.by_storage.end() ? it->second : nullptr;
+}
+
 }  // namespace
 
 void touch_storage(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.key_set().has(kTouchKey) || !tensor.has_storage()) return;
-  TouchListener* listener = nullptr;
-  {
-    Listeners& listeners = Listeners::instance();
-    const std::shared_lock lock(listeners.mutex);
-    const auto it = listeners.by_storage.find(tensor.storage().unsafeGetStorageImpl());
-    if (it != listeners.by_storage.end()) listener = it->second;
-  }
-  if (listener != nullptr) listener->touched(tensor);
+  if (!tensor.defined() || !tensor.key_set().has(kTouchKey)) return;
+  if (TouchListener* const listener = find_listener(tensor)) listener->touched(tensor);
 }
 
 namespace {
@@ -43,6 +48,25 @@ namespace {
 bool uses_memory(const c10::OperatorHandle& op) {
   static const c10::OperatorName detach("aten::detach", "");
   return op.operator_name() != detach;
+}
+
+/// Norms, which of a part of a tensor are none of the tensor.
+bool is_norm(const c10::OperatorHandle& op) {
+  static constexpr std::array<std::string_view, 4> kNorms = {
+      "aten::norm", "aten::linalg_vector_norm", "aten::linalg_norm", "aten::_foreach_norm"};
+  return std::ranges::find(kNorms, op.operator_name().name) != kNorms.end();
+}
+
+/// Nobody listens behind the key of a sharded gradient: see FlatParamHandle::leave_pass.
+void see_norm(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.key_set().has(kTouchKey)) return;
+  if (TouchListener* const listener = find_listener(tensor)) return listener->touched(tensor);
+  if (!at::GradMode::is_enabled()) return;
+  throw Error::expected(ErrorKind::invalid_argument, {}, "norm of a gradient",
+                        "tessera::clip_grad_norm_, which knows all ranks' parts",
+                        "one of this rank's part alone",
+                        "torch::nn::utils::clip_grad_norm_? To look at this rank's part take "
+                        "NoGradGuard");
 }
 
 thread_local std::uint64_t operator_number = 0;
@@ -81,13 +105,14 @@ void see_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   if (meta_device_depth > 0) make_on_meta_device(op, stack);
   const OperatorScope scope;
   const std::size_t num_arguments = uses_memory(op) ? op.schema().arguments().size() : 0;
+  const auto see = is_norm(op) ? see_norm : touch_storage;
   for (std::size_t i = stack->size() - num_arguments; i < stack->size(); ++i) {
     const c10::IValue& argument = (*stack)[i];
     if (argument.isTensor()) {
-      touch_storage(argument.toTensor());
+      see(argument.toTensor());
     } else if (argument.isList()) {
       for (const c10::IValue& item : argument.toListRef()) {
-        if (item.isTensor()) touch_storage(item.toTensor());
+        if (item.isTensor()) see(item.toTensor());
       }
     }
   }

@@ -1,0 +1,127 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <sstream>
+
+#include "runtime/support/checks.h"
+
+// Functions of torch that know nothing of ranks: refused where they would meet this rank's parts.
+
+namespace tessera {
+namespace {
+
+using test::error_of;
+using test::Mlp;
+using test::seeded;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Mlp sharded_mlp(const dist::Mesh& mesh, ShardingStrategy strategy = FULL_SHARD) {
+  Mlp model = seeded<Mlp>();
+  fully_shard(
+      *model,
+      {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
+  return model;
+}
+
+void backward(Mlp& model) {
+  forward(model, torch::linspace(-1, 1, 14).reshape({2, 7})).square().sum().backward();
+}
+
+TEST(TorchFunctionsTest, ClipGradNormOfTorchIsRefusedByName) {
+  for (const ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      Mlp model = sharded_mlp(mesh, strategy);
+      torch::optim::SGD optimizer(model->parameters(), 0.1);
+      for (int step = 0; step < 2; ++step) {  // the second adds to gradients that are there
+        backward(model);
+        const auto before = test::gradients(*model);
+        const std::string error =
+            error_of([&] { torch::nn::utils::clip_grad_norm_(model->parameters(), 0.1); });
+        EXPECT_THAT(error, AllOf(HasSubstr("norm of a gradient: expected tessera::clip_grad_norm_"),
+                                 HasSubstr("torch::nn::utils::clip_grad_norm_?")));
+        test::expect_same(test::gradients(*model), before);
+      }
+      EXPECT_GT(clip_grad_norm_(*model, 0.1), 0.1);
+      EXPECT_NEAR(clip_grad_norm_(*model, 0.1), 0.1, 1e-4);
+      optimizer.step();
+      optimizer.zero_grad();
+      backward(model);
+    });
+  }
+}
+
+TEST(TorchFunctionsTest, NormsOfThisRanksPartAreThereForTheAsking) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = sharded_mlp(mesh);
+    backward(model);
+    const at::Tensor gradient = model->up->weight.grad();
+    const double expected = std::sqrt(gradient.square().sum().item<double>());
+    EXPECT_NEAR(gradient.clone().norm().item<double>(), expected, 1e-5);
+    const at::NoGradGuard no_grad;
+    EXPECT_NEAR(gradient.norm().item<double>(), expected, 1e-5);
+  });
+}
+
+TEST(TorchFunctionsTest, ClipGradNormOfTorchWorksWhereGradientsAreWhole) {
+  const auto norm_on = [](int world_size, ShardingStrategy strategy) {
+    double norm = 0;
+    test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
+      Mlp model = sharded_mlp(mesh, strategy);
+      backward(model);
+      const double own = torch::nn::utils::clip_grad_norm_(model->parameters(), 1e9);
+      if (mesh.rank() == 0) norm = own;
+    });
+    return norm;
+  };
+  EXPECT_NEAR(norm_on(1, FULL_SHARD), norm_on(2, NO_SHARD), 1e-5);
+}
+
+TEST(TorchFunctionsTest, TorchSaveOfPartsIsRefusedByName) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = sharded_mlp(mesh);
+    std::ostringstream file;
+    const auto refuses = AllOf(HasSubstr("weight: torch::save: expected a whole tensor"),
+                               HasSubstr("tessera::save"));
+    EXPECT_THAT(error_of([&] { torch::save(model, file); }), refuses);
+    EXPECT_THAT(error_of([&] { torch::save(model->up->weight, file); }), HasSubstr("up.weight: "));
+    EXPECT_THAT(error_of([&] { torch::save(model->parameters(), file); }), refuses);
+    {
+      const ForwardScope pass(*model);
+      EXPECT_THAT(error_of([&] { torch::save(model->up->weight, file); }), refuses);
+    }
+    backward(model);
+  });
+}
+
+TEST(TorchFunctionsTest, TorchSaveWorksWhereTensorsAreWhole) {
+  for (const int world_size : {1, 2}) {
+    test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
+      Mlp model = sharded_mlp(mesh, world_size == 1 ? FULL_SHARD : NO_SHARD);
+      std::stringstream file;
+      torch::save(model, file);
+      Mlp loaded;
+      torch::load(loaded, file);
+      EXPECT_TRUE(torch::equal(loaded->up->weight, seeded<Mlp>()->up->weight));
+    });
+  }
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = sharded_mlp(mesh);
+    std::stringstream file;
+    {
+      const auto whole = unshard_params(*model);
+      torch::save(model->up->weight.clone(), file);
+      std::stringstream all;
+      torch::save(model, all);
+    }
+    at::Tensor loaded;
+    torch::load(loaded, file);
+    EXPECT_TRUE(torch::equal(loaded, seeded<Mlp>()->up->weight));
+    std::stringstream dict;
+    const StateDict state = state_dict(*model, {.type = FULL});
+    torch::save(state.tensor("up.weight"), dict);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
