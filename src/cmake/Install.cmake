@@ -12,7 +12,7 @@ if(TESSERA_RUNTIME)
   install(TARGETS ${runtime_targets} EXPORT tessera_runtime_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(EXPORT tessera_runtime_targets NAMESPACE tessera:: FILE tessera-runtime-targets.cmake
           DESTINATION ${package_dir})
-  install(FILES src/cmake/Torch.cmake DESTINATION ${package_dir})
+  install(FILES src/cmake/Torch.cmake src/cmake/Trainer.cmake DESTINATION ${package_dir})
   install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 else()
   install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
