@@ -65,7 +65,7 @@ void train(const Options& options) {
   const auto model = std::make_shared<MoeModelImpl>(config);
   tessera::fully_shard(*model,
                        {.mesh = mesh, .policy = tessera::ModuleWrapPolicy<Expert, Experts>()});
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(2e-3));
+  torch::optim::AdamW optimizer(tessera::parameters(*model), torch::optim::AdamWOptions(2e-3));
   std::int64_t step = 0;
   tessera::TrainState state{model, optimizer};
   state.with("step", step);
