@@ -31,7 +31,7 @@ TORCH_MODULE(Norms);
 
 enum class Way { full_shard, shard_grad_op, no_shard, replicate };
 
-void apply(Way way, const Norms& model, const dist::Mesh& mesh) {
+void apply(Way way, Norms& model, const dist::Mesh& mesh) {
   if (way == Way::replicate) return replicate(*model, {.mesh = mesh});
   const ShardingStrategy strategy = way == Way::full_shard      ? FULL_SHARD
                                     : way == Way::shard_grad_op ? SHARD_GRAD_OP
@@ -100,13 +100,20 @@ TEST_P(SyncBuffersTest, C7_BuffersAreMadeEqual) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Ways, SyncBuffersTest,
-    ::testing::Values(Way::full_shard, Way::shard_grad_op, Way::no_shard, Way::replicate),
-    [](const auto& test) {
-      constexpr std::array names{"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "replicate"};
-      return names[static_cast<std::size_t>(test.param)];
-    });
+std::string name_of(const ::testing::TestParamInfo<Way>& info) {
+  switch (info.param) {
+    case Way::full_shard: return "FULL_SHARD";
+    case Way::shard_grad_op: return "SHARD_GRAD_OP";
+    case Way::no_shard: return "NO_SHARD";
+    case Way::replicate: break;
+  }
+  return "replicate";
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, SyncBuffersTest,
+                         ::testing::Values(Way::full_shard, Way::shard_grad_op, Way::no_shard,
+                                           Way::replicate),
+                         name_of);
 
 }  // namespace
 }  // namespace tessera

@@ -599,15 +599,19 @@ TEST(TrainStateTest, E7_ReportsHintAtTheOptionsThatMayBeMeant) {
   }
 }
 
-/// Two blocks of two layers, whose names are given.
-torch::nn::Sequential blocks_of(const std::string& first, const std::string& second) {
-  torch::nn::Sequential blocks;
-  for (int i = 0; i < 2; ++i) {
-    blocks->push_back(torch::nn::Sequential(
-        torch::nn::SequentialImpl({{first, torch::nn::AnyModule(torch::nn::Linear(4, 5))},
-                                   {second, torch::nn::AnyModule(torch::nn::Linear(5, 4))}})));
+/// Two layers under names that are given.
+struct NamedPairImpl : torch::nn::Module {
+  NamedPairImpl(const std::string& first_name, const std::string& second_name) {
+    first = register_module(first_name, torch::nn::Linear(4, 5));
+    second = register_module(second_name, torch::nn::Linear(5, 4));
   }
-  return blocks;
+  at::Tensor forward(const at::Tensor& x) { return second->forward(first->forward(x)); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(NamedPair);
+
+torch::nn::Sequential blocks_of(const std::string& first, const std::string& second) {
+  return torch::nn::Sequential(NamedPair(first, second), NamedPair(first, second));
 }
 
 template <class Optimizer>
