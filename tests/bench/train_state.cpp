@@ -81,7 +81,7 @@ class Trainer {
     for (const at::Tensor& parameter : model_->parameters()) {
       parameter.mutable_grad() = torch::zeros_like(parameter);
     }
-    optimizer_ = std::make_unique<torch::optim::AdamW>(model_->parameters(), 1e-4);
+    optimizer_ = std::make_unique<torch::optim::AdamW>(tessera::parameters(*model_), 1e-4);
     optimizer_->step();
     optimizer_->zero_grad();
     state_ = std::make_unique<tessera::TrainState>(model_, *optimizer_);

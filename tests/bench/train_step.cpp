@@ -47,7 +47,7 @@ class Trainer {
                                                                            : tessera::FULL_SHARD,
                                      .forward_prefetch = tessera::ForwardPrefetch::next});
     }
-    optimizer_ = std::make_unique<torch::optim::AdamW>(model_->parameters(), 1e-4);
+    optimizer_ = std::make_unique<torch::optim::AdamW>(tessera::parameters(*model_), 1e-4);
   }
 
   /// Shape of `ids`: [batch, sequence + 1].

@@ -111,13 +111,14 @@ void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pa
 std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
                                            const CheckpointContents& source) {
   std::vector<Rename> all = renames;
+  const bool has_numbered_groups = has_name_below(source, std::string(kGroups) + "0.params");
   for (const Rename& rename : renames) {
     if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
     for (const std::string_view part : {kState, kGroups}) {
       const std::string from = std::string(part) + rename.from.substr(kModel.size());
       const std::string to = std::string(part) + rename.to.substr(kModel.size());
-      // Numbers of groups are no names.
-      if (part == kGroups && from == kGroups) continue;
+      // Where groups have numbers these are no names of parameters.
+      if (part == kGroups && has_numbered_groups) continue;
       if (has_name_below(source, from)) all.push_back({from, to});
     }
   }

@@ -10,7 +10,7 @@ int main() {
   const auto mesh = tessera::dist::init_from_env();
   torch::nn::Linear model(4, 3);
   tessera::fully_shard(*model, {.mesh = mesh});
-  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  torch::optim::SGD optimizer(tessera::parameters(*model), 0.1);
   tessera::forward(model, torch::ones({2, 4})).sum().backward();
   optimizer.step();
   std::printf("stepped on %d rank\n", mesh.world_size());

@@ -56,7 +56,7 @@ void run(const std::string& input, const std::string& output) {
                std::vector<float>(part.data_ptr<float>(), part.data_ptr<float>() + part.numel()));
     is_first = false;
   }
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
+  torch::optim::AdamW optimizer(tessera::parameters(*model), torch::optim::AdamWOptions(1e-2));
   std::vector<double> losses;
   std::vector<double> norms;
   for (std::int64_t step = 0; step < ids.size(0); ++step) {

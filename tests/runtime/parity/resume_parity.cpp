@@ -34,7 +34,7 @@ void run(const Arguments& arguments) {
                           .policy = tessera::ModuleWrapPolicy<example::Block>(),
                           .strategy = is_hybrid ? tessera::HYBRID_SHARD : tessera::FULL_SHARD});
   }
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
+  torch::optim::AdamW optimizer(tessera::parameters(*model), torch::optim::AdamWOptions(1e-2));
   tessera::TrainState state{model, optimizer};
   if (arguments.from != "-") tessera::load(state, arguments.from);
   std::ofstream out(arguments.output + std::to_string(mesh.rank()) + ".json");

@@ -664,6 +664,40 @@ TEST(TrainStateTest, E7_RenamedLayersAreALineEachAndAHint) {
   }
 }
 
+TEST(TrainStateTest, E7_ARenamedNumberOfALayerIsNoNumberOfAGroup) {
+  const test::TemporaryDirectory directory;
+  const auto model_of = [](const std::string& name) {
+    return torch::nn::Sequential(
+        torch::nn::SequentialImpl({{name, torch::nn::AnyModule(torch::nn::Linear(4, 3))}}));
+  };
+  torch::nn::Sequential saved_model = model_of("0");
+  torch::optim::Adam saved_optimizer(parameters(*saved_model));
+  train_once(saved_model, saved_optimizer);
+  for (const bool is_flattened : {false, true}) {
+    SCOPED_TRACE(is_flattened);
+    const std::string path = directory.path() + (is_flattened ? "/flattened" : "/nested");
+    {
+      TrainState state(saved_model, saved_optimizer);
+      save(state, path, {.flatten_optimizer_state_dict = is_flattened});
+    }
+    for (const bool is_whole : {false, true}) {  // the rule for one layer, or for all
+      torch::nn::Sequential model = model_of("1");
+      if (is_whole) {
+        model = torch::nn::Sequential(torch::nn::Sequential(torch::nn::Linear(4, 3)));
+      }
+      torch::optim::Adam optimizer(parameters(*model), torch::optim::AdamOptions(0.5));
+      TrainState state(model, optimizer);
+      const std::string to = is_whole ? "model.0." : "model.1.";
+      load(state, path, {.renames = {{is_whole ? "model." : "model.0.", to}}});
+      EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 1e-3);
+      EXPECT_TRUE(optim_state_dict(*model, optimizer)
+                      .tensor("state." + to.substr(6) + (is_whole ? "0." : "") + "weight.exp_avg")
+                      .equal(optim_state_dict(*saved_model, saved_optimizer)
+                                 .tensor("state.0.weight.exp_avg")));
+    }
+  }
+}
+
 TEST(TrainStateTest, E7_NothingOfAnOptimizerIsLeftOutSilently) {
   const test::TemporaryDirectory directory;
   torch::nn::Sequential saved_model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
