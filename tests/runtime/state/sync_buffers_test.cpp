@@ -102,10 +102,14 @@ TEST_P(SyncBuffersTest, C7_BuffersAreMadeEqual) {
 
 std::string name_of(const ::testing::TestParamInfo<Way>& info) {
   switch (info.param) {
-    case Way::full_shard: return "FULL_SHARD";
-    case Way::shard_grad_op: return "SHARD_GRAD_OP";
-    case Way::no_shard: return "NO_SHARD";
-    case Way::replicate: break;
+    case Way::full_shard:
+      return "FULL_SHARD";
+    case Way::shard_grad_op:
+      return "SHARD_GRAD_OP";
+    case Way::no_shard:
+      return "NO_SHARD";
+    case Way::replicate:
+      break;
   }
   return "replicate";
 }
