@@ -549,11 +549,9 @@ TEST(HostileStateTest, E4_WhatFailsOnOneRankBeforeTheRanksMeetIsToldToAll) {
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::SmallTrainer trainer(mesh);
     // What has no memory cannot be copied for a save in the background.
-    const auto device = mesh.rank() == 1 ? at::kMeta : at::kCPU;
-    for (const char* name : {"a", "b", "c", "d"}) {
-      trainer.model->register_buffer(name, torch::ones({3}, device));
-    }
-    const std::string of_rank_1 = mesh.rank() == 1 ? "meta" : "rank 1: ";
+    const auto device = mesh.rank() == 0 ? at::kMeta : at::kCPU;  // rank 0's buffers are saved
+    trainer.model->register_buffer("a", torch::ones({3}, device));
+    const std::string of_rank_0 = mesh.rank() == 0 ? "meta" : "rank 0: ";
     TrainState state = trainer.state();
     for (const auto format : {formats::Format::native, formats::Format::torch_zip}) {
       for (const bool async : {true, false}) {
@@ -561,7 +559,7 @@ TEST(HostileStateTest, E4_WhatFailsOnOneRankBeforeTheRanksMeetIsToldToAll) {
                       save(state, directory.path() + "/a.pt", {.format = format, .async = async});
                       state.wait();
                     }),
-                    HasSubstr(of_rank_1));
+                    HasSubstr(of_rank_0));
       }
     }
     std::optional<std::chrono::milliseconds> timeout;

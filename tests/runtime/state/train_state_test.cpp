@@ -681,10 +681,9 @@ TEST(TrainStateTest, E7_ARenamedNumberOfALayerIsNoNumberOfAGroup) {
       save(state, path, {.flatten_optimizer_state_dict = is_flattened});
     }
     for (const bool is_whole : {false, true}) {  // the rule for one layer, or for all
-      torch::nn::Sequential model = model_of("1");
-      if (is_whole) {
-        model = torch::nn::Sequential(torch::nn::Sequential(torch::nn::Linear(4, 3)));
-      }
+      const std::shared_ptr<torch::nn::Module> model =
+          is_whole ? torch::nn::ModuleList(torch::nn::Sequential(torch::nn::Linear(4, 3))).ptr()
+                   : std::shared_ptr<torch::nn::Module>(model_of("1").ptr());
       torch::optim::Adam optimizer(parameters(*model), torch::optim::AdamOptions(0.5));
       TrainState state(model, optimizer);
       const std::string to = is_whole ? "model.0." : "model.1.";
