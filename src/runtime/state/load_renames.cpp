@@ -161,10 +161,12 @@ std::vector<RenamedNames> find_renames(const std::vector<Finding>& problems,
                                        std::vector<bool>& explained) {
   explained.assign(problems.size(), false);
   std::map<std::string, NamesOfShape> by_shape;
+  std::set<std::string> missing;
   std::set<std::string> unexpected;
   for (const Finding& problem : problems) {
     const std::string& fqn = problem.where.fqn;
     if (problem.rule == "missing" && fqn.starts_with(kModel)) {
+      missing.insert(fqn);
       const formats::TensorEntry* const tensor = wanted.find_tensor(fqn);
       if (tensor != nullptr) by_shape[shape_to_string(tensor->meta.shape)].missing.push_back(fqn);
     } else if (problem.rule == "unexpected") {
@@ -203,11 +205,19 @@ std::vector<RenamedNames> find_renames(const std::vector<Finding>& problems,
     return std::ranges::find_if(
         found, [&](const RenamedNames& each) { return name.starts_with(each.rename.from); });
   };
-  // What each rule explains: both names of a pair, and the optimizer's state of the parameter.
+  // What each rule solves: the names of the model, and the optimizer's state of those parameters.
+  const auto fit = [&](const std::string& from, const std::string& to) {
+    const formats::TensorEntry* const old_tensor = source.find_tensor(from);
+    const formats::TensorEntry* const new_tensor = wanted.find_tensor(to);
+    return old_tensor == nullptr || new_tensor == nullptr ||  // an alias
+           old_tensor->meta.shape == new_tensor->meta.shape;
+  };
   std::map<std::string, std::vector<RenamedNames>::iterator, std::less<>> of_old, of_new;
-  for (const auto& [from, to] : pairs) {
+  for (const std::string& from : unexpected) {
     const auto rule = rule_of(from);
-    if (rule == found.end() || renamed(from, {rule->rename}) != to) continue;
+    if (rule == found.end()) continue;
+    const std::string to = renamed(from, {rule->rename});
+    if (!missing.contains(to) || !fit(from, to)) continue;
     ++rule->num_tensors;
     of_old.emplace(from, rule);
     of_new.emplace(to, rule);
