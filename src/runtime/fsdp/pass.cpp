@@ -505,7 +505,10 @@ bool Pass::reduce(std::size_t position) {
   const bool gives = handle.has_gradients() || handle.has_unsynced_gradients();
   finish_reduces();  // at most one whole gradient is on its way
   handle.start_reduce();
-  if (is_complete && !is_used_by_operator(position)) free(position);
+  // What was gathered for a use that is yet to come stays.
+  const auto it = std::ranges::find(gathered_, position, &Gathered::handle);
+  const bool is_ahead = it != gathered_.end() && it->last_use == LastUse::none;
+  if (is_complete && !is_ahead && !is_used_by_operator(position)) free(position);
   return gives;
 }
 
