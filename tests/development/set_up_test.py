@@ -113,7 +113,7 @@ class DebianPackagesTest(unittest.TestCase):
         self.assertEqual(debian_packages.packages_for({"format"}), ["clang-format-16"])
 
     def test_every_package_has_a_known_purpose(self):
-        known = {"build", "bench", "python", "test", "format", "lint", "fuzz"}
+        known = {"build", "bench", "python", "test", "format", "lint", "fuzz", "docs"}
         listed = debian_packages.packages_for(known)
         lines = [line for line in (places.HERE / "debian-packages.txt").read_text().splitlines()
                  if line and not line.startswith("#")]

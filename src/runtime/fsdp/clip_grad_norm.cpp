@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "runtime/fsdp/flat_param_handle.h"
+#include "runtime/fsdp/touch_dispatch.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/shards.h"
 
@@ -60,14 +60,11 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
   std::set<const c10::TensorImpl*> seen;
   for (const at::Tensor& parameter : root.parameters()) {
     if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    const auto handle = fsdp::FlatParamHandle::of(parameter);
     const auto shard = registry::find_shard(parameter);
     Norm* norm = &total;
-    std::shared_ptr<dist::Group> group = shard ? shard->group : nullptr;
-    if (handle && handle->is_sharded()) group = handle->options().shard_group;
-    if (group != nullptr) {
-      const auto [it, is_new] = sharded.try_emplace(group.get(), norm_type);
-      if (is_new) groups.push_back(group);
+    if (shard && shard->group != nullptr) {
+      const auto [it, is_new] = sharded.try_emplace(shard->group.get(), norm_type);
+      if (is_new) groups.push_back(shard->group);
       norm = &it->second;
     }
     if (!parameter.grad().defined()) continue;

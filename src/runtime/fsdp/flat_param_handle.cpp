@@ -9,6 +9,7 @@
 
 #include "runtime/fsdp/traversal.h"
 #include "runtime/torch_bridge.h"
+#include "tessera/runtime/registry/shards.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -184,6 +185,9 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
   for (std::size_t i = 0; i < num_parameters; ++i) {
     const Tensor& parameter = parameters[i].tensor;
     weak_parameters_.emplace_back(parameter);
+    registry::note_shard(parameter,
+                         {{unit_.parameters[i].fqn, unit_.dtype, unit_.parameters[i].shape},
+                          is_sharded() ? options_.shard_group : nullptr});
     torch::autograd::impl::set_post_acc_grad_hooks(
         parameter, std::make_unique<GradientHook>(shared_from_this(), i));
     // By this way a hook of the user's joins it; one that libtorch keeps itself would go then. A

@@ -363,7 +363,9 @@ void Pass::gather(std::size_t handle, LastUse last_use) {
     wanted.start_unshard();
     gathered_.push_back({handle, LastUse::none});
   }
-  std::ranges::find(gathered_, handle, &Gathered::handle)->last_use = last_use;
+  const auto found = std::ranges::find(gathered_, handle, &Gathered::handle);
+  TESSERA_CHECK(found != gathered_.end());
+  found->last_use = last_use;
   free_unneeded();
 }
 
@@ -527,6 +529,7 @@ void Pass::queue_end_of_backward() {
   }
   end_of_backward_.queue([pass = shared_from_this()] { pass->end_backward(); });
   is_end_queued_ = true;
+  last_touched_ = nullptr;  // the backward uses it anew
   begin_phase(PhaseKey::Direction::backward);
 }
 

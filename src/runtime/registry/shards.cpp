@@ -15,11 +15,14 @@ class Shards {
     return shards;
   }
 
-  /// Lets go of those of parameters that have died: another may come to lie where one was.
+  /// Lets go of those of parameters that have died, whenever there are twice as many as lived.
   void note(const at::Tensor& parameter, ParameterShard shard) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(shards_,
-                  [](const auto& each) { return !each.second.parameter.lock().defined(); });
+    if (shards_.size() >= prune_at_) {
+      std::erase_if(shards_,
+                    [](const auto& each) { return !each.second.parameter.lock().defined(); });
+      prune_at_ = 2 * shards_.size() + 1;
+    }
     shards_.insert_or_assign(parameter.unsafeGetTensorImpl(),
                              Entry{WeakTensor(parameter), std::move(shard)});
   }
@@ -37,7 +40,8 @@ class Shards {
     ParameterShard shard;
   };
   std::mutex mutex_;
-  std::unordered_map<const at::TensorImpl*, Entry> shards_;
+  std::unordered_map<const at::TensorImpl*, Entry> shards_;  // a dead one's address is not reused
+  std::size_t prune_at_ = 0;
 };
 
 }  // namespace

@@ -8,8 +8,8 @@
 #include "runtime/state/sharded_state_dict.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
-#include "tessera/runtime/fsdp/parameters.h"
 #include "tessera/runtime/registry/fused_updates.h"
+#include "tessera/runtime/registry/parameters.h"
 
 namespace tessera::state {
 

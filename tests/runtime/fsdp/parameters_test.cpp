@@ -1,4 +1,4 @@
-#include "tessera/runtime/fsdp/parameters.h"
+#include "tessera/runtime/registry/parameters.h"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -180,6 +180,55 @@ INSTANTIATE_TEST_SUITE_P(Strategies, UnevenUseTest,
                                            HYBRID_SHARD_ZERO2),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 
+/// A unit whose frozen scale the backward needs once more when its gradients are complete.
+struct AroundImpl : torch::nn::Module {
+  AroundImpl() {
+    scale = register_parameter("scale", torch::full({kWidth}, 2.0), /*requires_grad=*/false);
+    shift = register_parameter("shift", torch::randn({kWidth}));
+    weight = register_parameter("weight", torch::randn({kWidth}));
+  }
+  at::Tensor scale, shift, weight;
+};
+TORCH_MODULE(Around);
+
+struct AroundAnotherImpl : torch::nn::Module {
+  AroundAnotherImpl() {
+    first = register_parameter("first", torch::randn({kWidth}));
+    around = register_module("around", Around());
+    between = register_module("between", torch::nn::Linear(kWidth, kWidth));
+  }
+  at::Tensor forward(const at::Tensor& x, bool shifts_last) {
+    const at::Tensor scaled = x * first * around->scale;
+    if (shifts_last) return between->forward(scaled) * around->weight + around->shift;
+    return between->forward(scaled + around->shift) * around->weight;
+  }
+  at::Tensor first;
+  Around around{nullptr};
+  torch::nn::Linear between{nullptr};
+};
+TORCH_MODULE(AroundAnother);
+
+// The backward of the first step meets weight, between, shift, scale. In the second one the
+// gradients of `around` are complete before `between` is met, and their turn comes after it, when
+// `around` has been gathered ahead for its scale.
+TEST(UnevenStepsTest, B10_AUnitGatheredAheadOutlivesItsReduction) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    AroundAnother unsharded = seeded<AroundAnother>();
+    AroundAnother model = seeded<AroundAnother>();
+    fully_shard(*model->around, {.mesh = mesh});
+    fully_shard(*model->between, {.mesh = mesh});
+    fully_shard(*model, {.mesh = mesh});
+    for (int step = 0; step < 3; ++step) {
+      SCOPED_TRACE("step " + std::to_string(step));
+      const bool shifts_last = step > 0;
+      add_average(2,
+                  [&](int rank) { return unsharded->forward(rows_of(rank, step), shifts_last); });
+      forward(model, rows_of(mesh.rank(), step), shifts_last).sum().backward();
+      expect_gradients_of(*unsharded, *model, mesh);
+    }
+  });
+}
+
 /// A parameter that has never needed a gradient: libtorch keeps nothing of autograd's for it.
 struct WithConstantImpl : torch::nn::Module {
   WithConstantImpl() {

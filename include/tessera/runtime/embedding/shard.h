@@ -132,8 +132,8 @@ inline std::shared_ptr<ShardedEmbeddingBagCollection> shard(
   return shard(*collection, plan, mesh, options);
 }
 
-/// Returns the name within its collection, dtype and whole shape of a parameter that is a shard of
-/// a table; nothing for others.
+/// Returns the name, dtype and whole shape of a parameter that is a shard of a table (named within
+/// its collection) or of a unit of `fully_shard` (named within the unit); nothing for others.
 std::optional<TensorMeta> global_meta(const at::Tensor& parameter);
 
 }  // namespace tessera

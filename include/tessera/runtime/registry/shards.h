@@ -10,10 +10,11 @@
 
 namespace tessera::registry {
 
-/// A parameter that is this rank's shard of a tensor, and of which ranks hold no element twice.
+/// A parameter that is this rank's shard of a tensor: of a table, or of a unit of `fully_shard`.
 struct ParameterShard {
-  TensorMeta whole;                    // named within the module that has it
-  std::shared_ptr<dist::Group> group;  // of the ranks that hold the shards; null: all hold all
+  TensorMeta whole;  // named within the module that has it
+  /// Of the ranks that hold the shards, none an element twice; null: all hold all.
+  std::shared_ptr<dist::Group> group;
 };
 
 /// Notes it for as long as the parameter lives. Thread-safe.

@@ -1,8 +1,7 @@
-#include "tessera/runtime/fsdp/parameters.h"
+#include "tessera/runtime/registry/parameters.h"
 
 #include <unordered_set>
 
-#include "runtime/fsdp/flat_param_handle.h"
 #include "tessera/runtime/registry/fused_updates.h"
 #include "tessera/runtime/registry/shards.h"
 
@@ -10,9 +9,6 @@ namespace tessera {
 namespace {
 
 Shape whole_shape(const at::Tensor& parameter) {
-  if (const auto handle = fsdp::FlatParamHandle::of(parameter)) {
-    return handle->unit().parameters[handle->index_of(parameter)].shape;
-  }
   if (const auto shard = registry::find_shard(parameter)) return shard->whole.shape;
   return {parameter.sizes().begin(), parameter.sizes().end()};
 }
