@@ -3,6 +3,7 @@
 Prints one JSON object on rank 0, as tests/bench/train_step.cpp does, whose model this one repeats.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -78,7 +79,7 @@ def resident_nbytes() -> int:
 
 def main() -> None:
     way = sys.argv[1]
-    width, layers, heads, sequence, batch, steps = map(int, sys.argv[2:])
+    width, layers, heads, sequence, batch, backwards, steps = map(int, sys.argv[2:])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     traffic = Traffic()
@@ -103,14 +104,32 @@ def main() -> None:
         traffic.nbytes = sum(p.nbytes for p in model.parameters())  # its reducer is out of reach
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     ids = torch.randint(256, (batch, sequence + 1))
+
+    def train_on_ids() -> torch.Tensor:
+        logits = model(ids[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        return loss
+
+    @contextlib.contextmanager
+    def no_sync():
+        if way != "fsdp2":
+            with model.no_sync():
+                yield
+            return
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
     seconds = []
     sent = traffic.nbytes
     for _ in range(steps):
         so_far = traffic.nbytes
         begin = time.perf_counter()
-        logits = model(ids[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-        loss.backward()
+        for _ in range(backwards - 1):
+            with no_sync():
+                train_on_ids()
+        loss = train_on_ids()
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - begin)

@@ -33,8 +33,9 @@ std::int64_t peak_nbytes() {
 /// A model that is trained in one way, and what its steps took.
 class Trainer {
  public:
-  Trainer(std::string way, const example::Config& config, const tessera::dist::Mesh& mesh)
-      : way_(std::move(way)), mesh_(mesh) {
+  Trainer(std::string way, const example::Config& config, const tessera::dist::Mesh& mesh,
+          int num_backwards)
+      : way_(std::move(way)), mesh_(mesh), num_backwards_(num_backwards) {
     torch::manual_seed(0);
     model_ = std::make_shared<example::TransformerImpl>(config);
     if (way_ == "replicate") {
@@ -54,12 +55,11 @@ class Trainer {
   void step(const at::Tensor& ids) {
     const tessera::dist::Traffic before = mesh_.world()->traffic();
     const auto begin = std::chrono::steady_clock::now();
-    const at::Tensor input = ids.narrow(1, 0, ids.size(1) - 1);
-    const at::Tensor logits =
-        way_ == "plain" ? model_->forward(input) : tessera::forward(model_, input);
-    const at::Tensor loss = torch::nn::functional::cross_entropy(
-        logits.flatten(0, 1), ids.narrow(1, 1, ids.size(1) - 1).flatten());
-    loss.backward();
+    for (int i = 1; i < num_backwards_; ++i) {
+      const tessera::NoSyncScope no_sync(*model_);
+      train_on(ids);
+    }
+    const at::Tensor loss = train_on(ids);
     optimizer_->step();
     optimizer_->zero_grad();
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
@@ -68,6 +68,16 @@ class Trainer {
     const tessera::dist::Traffic now = mesh_.world()->traffic();
     nbytes_sent_ = now.all_gather - before.all_gather + now.reduce_scatter - before.reduce_scatter +
                    now.all_reduce - before.all_reduce + now.broadcast - before.broadcast;
+  }
+
+  at::Tensor train_on(const at::Tensor& ids) {
+    const at::Tensor input = ids.narrow(1, 0, ids.size(1) - 1);
+    const at::Tensor logits =
+        way_ == "plain" ? model_->forward(input) : tessera::forward(model_, input);
+    const at::Tensor loss = torch::nn::functional::cross_entropy(
+        logits.flatten(0, 1), ids.narrow(1, 1, ids.size(1) - 1).flatten());
+    loss.backward();
+    return loss;
   }
 
   /// Of the process, and so of all trainers in it: `peak_nbytes`.
@@ -81,6 +91,7 @@ class Trainer {
  private:
   std::string way_;
   tessera::dist::Mesh mesh_;
+  int num_backwards_;  // in a step, all but the last one under NoSyncScope
   std::shared_ptr<example::TransformerImpl> model_;
   std::unique_ptr<torch::optim::AdamW> optimizer_;
   std::string seconds_;
@@ -91,9 +102,10 @@ class Trainer {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 8) {
-    std::fprintf(stderr,
-                 "usage: train_step WAY[,WAY...] WIDTH LAYERS HEADS SEQUENCE BATCH STEPS\n");
+  if (argc != 9) {
+    std::fprintf(
+        stderr,
+        "usage: train_step WAY[,WAY...] WIDTH LAYERS HEADS SEQUENCE BATCH BACKWARDS STEPS\n");
     return 2;
   }
   at::set_num_threads(1);
@@ -110,10 +122,12 @@ int main(int argc, char** argv) {
   config.sequence = std::stoll(argv[5]);
   std::vector<Trainer> trainers;
   std::istringstream ways(argv[1]);
-  for (std::string way; std::getline(ways, way, ',');) trainers.emplace_back(way, config, mesh);
+  for (std::string way; std::getline(ways, way, ',');) {
+    trainers.emplace_back(way, config, mesh, std::stoi(argv[7]));
+  }
   const at::Tensor ids =
       torch::randint(config.vocabulary, {std::stoll(argv[6]), config.sequence + 1}, torch::kLong);
-  for (int step = 0; step < std::stoi(argv[7]); ++step) {
+  for (int step = 0; step < std::stoi(argv[8]); ++step) {
     for (Trainer& trainer : trainers) trainer.step(ids);
   }
   if (mesh.rank() != 0) return 0;

@@ -7,7 +7,7 @@ from side_by_side import Result, with_ratios
 from torchrun import run_on_ranks
 
 PEERS = Path(__file__).with_name("peers_train_step.py")
-BENCHMARK = "step of 50M parameters, 2 ranks, batch {batch}"
+BENCHMARK = "step of 50M parameters, 2 ranks, batch {batch}, backwards {backwards}"
 TOUCH = "step of 1M parameters, 1 rank, batch 1"
 NUM_WARM_UP = 3
 
@@ -31,7 +31,7 @@ def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: 
 def cost_of_touch(trainer: Path, shape: list[str], *, steps: int, python: Path) -> list[Result]:
     """Compares sharding where it has nothing to do with plain modules: in one process, step by step in turn."""
     ways = "plain,NO_SHARD,FULL_SHARD"
-    measured = run_on_ranks([trainer, ways, *shape, str(steps)], 1, python)
+    measured = run_on_ranks([trainer, ways, *shape, "1", str(steps)], 1, python)
     return with_ratios([Result(TOUCH, f"tessera {way}", figures["seconds"][NUM_WARM_UP:], figures["peak_nbytes"])
                         for way, figures in measured.items()])
 
@@ -41,11 +41,11 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]
     trainer = tools / "train_step"
     results = []
     shape = ["64", "2", "2", "16"] if quick else ["640", "10", "10", "64"]
-    for batch in ("8", "2"):
-        contenders = {way: [PEERS, way, *shape, batch] for way in ("fsdp1", "fsdp2", "ddp")}
-        contenders |= {f"tessera {way}": [trainer, way, *shape, batch]
+    for batch, backwards in (("8", "1"), ("2", "1"), ("4", "2")):
+        contenders = {way: [PEERS, way, *shape, batch, backwards] for way in ("fsdp1", "fsdp2", "ddp")}
+        contenders |= {f"tessera {way}": [trainer, way, *shape, batch, backwards]
                        for way in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "replicate")}
-        results += compare(BENCHMARK.format(batch=batch), contenders, ranks=2, rounds=1 if quick else 3,
+        results += compare(BENCHMARK.format(batch=batch, backwards=backwards), contenders, ranks=2, rounds=1 if quick else 3,
                            steps=5 if quick else 8, python=python)
     small = ["64", "2", "2", "16", "1"] if quick else ["128", "5", "4", "64", "1"]
     results += cost_of_touch(trainer, small, steps=10 if quick else 1000, python=python)

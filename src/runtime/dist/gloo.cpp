@@ -1,6 +1,6 @@
 #include <cstdlib>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "runtime/dist/gloo_backend.h"
 #include "tessera/runtime/dist/transport.h"
 
 namespace tessera::dist {
@@ -25,7 +25,7 @@ Transport gloo(const std::string& interface) {
                                   std::chrono::milliseconds timeout) {
     auto options = ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(device_of(interface));
-    return c10::make_intrusive<ProcessGroupGloo>(store, rank, size, options);
+    return c10::make_intrusive<GlooBackend>(store, rank, size, options);
   };
   return transport;
 }

@@ -20,19 +20,6 @@ bool has_memory(const Tensor& tensor) {
   return tensor.storage().nbytes() > 0;
 }
 
-void free_memory(const Tensor& tensor) {
-  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(storage->allocator()->allocate(0));
-  storage->set_nbytes(std::size_t{0});
-}
-
-void allocate_memory(const Tensor& tensor) {
-  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  const std::size_t nbytes = static_cast<std::size_t>(tensor.numel() * tensor.element_size());
-  storage->set_data_ptr_noswap(storage->allocator()->allocate(nbytes));
-  storage->set_nbytes(nbytes);
-}
-
 /// As in PyTorch's FSDP with use_orig_params: what kernels read in vectors.
 constexpr std::int64_t kAlignmentNbytes = 16;
 
@@ -171,7 +158,7 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
       full_views_.push_back(with_touch_key(full_view(unsharded_flat_param_, i)));
     }
     full_registration_.emplace(unsharded_flat_param_.storage(), static_cast<TouchListener&>(*this));
-    free_memory(unsharded_flat_param_);
+    SpareMemory().free(unsharded_flat_param_);
   }
 
   const auto& reduce_dtype = options_.mixed_precision.reduce_dtype;
@@ -303,7 +290,8 @@ StateTensor FlatParamHandle::state_of(std::size_t index) const {
 // --- passes
 
 void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
-                                 const std::shared_ptr<const Streams>& streams, Tracing tracing) {
+                                 const std::shared_ptr<const Streams>& streams,
+                                 const std::shared_ptr<PassMemory>& memory, Tracing tracing) {
   TESSERA_CHECK(!is_in_pass());
   if (is_whole()) {
     refuse(ErrorKind::invalid_argument, 0, "a pass outside of unshard_params", "one within it",
@@ -331,6 +319,7 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
   is_tracing_ = tracing == Tracing::on;
   events_ = events;
   streams_ = streams;
+  memory_ = memory;
   is_in_pass_ = true;
 }
 
@@ -437,7 +426,7 @@ void FlatParamHandle::start_unshard() {
   const at::NoGradGuard no_grad;
   streams_->make_wait(streams_->unshard, streams_->pre_unshard);
   const c10::StreamGuard on(streams_->unshard);
-  if (!has_memory(unsharded_flat_param_)) allocate_memory(unsharded_flat_param_);
+  if (!has_memory(unsharded_flat_param_)) memory_->parameters.allocate(unsharded_flat_param_);
   residence_ = Residence::gathering;
   gather_ = options_.shard_group->all_gather(unsharded_flat_param_, cast_shard_, display_name());
 }
@@ -480,7 +469,7 @@ void FlatParamHandle::reshard() {
     streams_->make_wait(streams_->unshard, streams_->compute());
   } else {
     streams_->note_use(unsharded_flat_param_, streams_->compute());
-    free_memory(unsharded_flat_param_);
+    memory_->parameters.free(unsharded_flat_param_);
   }
   residence_ = Residence::sharded;
 }
@@ -491,8 +480,10 @@ Tensor FlatParamHandle::make_unsharded_grad() const {
   const auto& precision = options_.mixed_precision;
   const at::ScalarType dtype = precision.reduce_dtype.value_or(
       precision.param_dtype.value_or(sharded_flat_param_.scalar_type()));
-  return torch::empty({sharded_flat_param_.numel() * num_ranks()},
-                      at::TensorOptions(compute_device_).dtype(dtype));
+  Tensor grad = torch::empty({0}, at::TensorOptions(compute_device_).dtype(dtype));
+  grad.unsafeGetTensorImpl()->set_sizes_contiguous({sharded_flat_param_.numel() * num_ranks()});
+  memory_->gradients.allocate(grad);
+  return grad;
 }
 
 /// A full gradient cannot be added to a sharded one.
@@ -520,11 +511,16 @@ void FlatParamHandle::take_gradient(std::size_t index) {
   const at::NoGradGuard no_grad;
   if (!unsharded_grad_.defined()) unsharded_grad_ = make_unsharded_grad();
   Tensor slot = full_view(unsharded_grad_, index);
+  const Tensor factor = at::scalar_tensor(predivide_factor(num_averaged()));
   if (has_gradient_[index]) {
-    slot.add_(gradient);
+    slot.add_(gradient.to(slot.scalar_type()).div(factor));
     return;
   }
-  slot.copy_(gradient);
+  if (gradient.scalar_type() == slot.scalar_type()) {
+    at::div_out(slot, gradient, factor);
+  } else {
+    slot.copy_(gradient).div_(factor);
+  }
   has_gradient_[index] = true;
   ++num_gradients_;
 }
@@ -554,9 +550,6 @@ void FlatParamHandle::start_reduce() {
   streams_->make_wait(streams_->post_backward, streams_->compute());
   const c10::StreamGuard on(streams_->post_backward);
   unsharded_grad_in_flight_ = std::exchange(unsharded_grad_, Tensor());
-  if (const double factor = predivide_factor(num_averaged()); factor > 1) {
-    unsharded_grad_in_flight_.div_(factor);
-  }
   if (is_sharded()) {
     sharded_grad_in_flight_ =
         torch::empty({sharded_flat_param_.numel()}, unsharded_grad_in_flight_.options());
@@ -601,7 +594,9 @@ void FlatParamHandle::finish_reduce() {
   }
   // Before their memory is given back, which is the compute stream's.
   streams_->make_wait(streams_->compute(), streams_->post_backward);
-  unsharded_grad_in_flight_ = sharded_grad_in_flight_ = Tensor();
+  sharded_grad_in_flight_ = Tensor();
+  if (is_sharded()) memory_->gradients.free(unsharded_grad_in_flight_);
+  unsharded_grad_in_flight_ = Tensor();
   is_all_reducing_ = false;
 }
 

@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "runtime/fsdp/spare_memory.h"
 #include "runtime/fsdp/streams.h"
 #include "runtime/fsdp/touch_dispatch.h"
 #include "runtime/weak_tensor.h"
@@ -110,7 +111,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Error(invalid_argument) naming a parameter that no longer is the runtime's (replaced, moved,
   /// converted).
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
-                  const std::shared_ptr<const Streams>& streams, Tracing tracing = Tracing::off);
+                  const std::shared_ptr<const Streams>& streams,
+                  const std::shared_ptr<PassMemory>& memory, Tracing tracing = Tracing::off);
   /// Throws: Error(invalid_argument) naming a parameter that was written to during the pass.
   void check_not_written() const;
   /// Sharded shapes and gradients from here on. Throws as `check_not_written`, when that is done.
@@ -243,6 +245,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool is_in_pass_ = false;
   std::weak_ptr<HandleEvents> events_;      // while in a pass
   std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
+  std::shared_ptr<PassMemory> memory_;      // likewise
   Residence residence_ = Residence::sharded;
 
   at::Device compute_device_ = at::kCPU;
@@ -264,7 +267,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::vector<bool> was_reduced_;           // in this pass
   std::vector<bool> is_put_aside_;          // in this pass
   std::vector<at::Tensor> kept_gradients_;  // that were: sharded, of earlier passes
-  at::Tensor unsharded_grad_;               // [padded numel], filled by take_gradient
+  at::Tensor unsharded_grad_;               // [padded numel], filled by take_gradient: predivided
   at::Tensor unsynced_grad_;                // the same of passes under no_sync
   std::vector<bool> has_unsynced_;          // per parameter
   at::Tensor unsharded_grad_in_flight_;

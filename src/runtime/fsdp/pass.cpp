@@ -231,7 +231,7 @@ void Pass::open(PassKind kind) {
   try {
     for (; num_entered < handles_.size(); ++num_entered) {
       handles_[num_entered]->enter_pass(
-          shared_from_this(), streams_,
+          shared_from_this(), streams_, memory_,
           is_tracing_ ? FlatParamHandle::Tracing::on : FlatParamHandle::Tracing::off);
     }
   } catch (...) {
@@ -268,6 +268,7 @@ void Pass::close() {
       if (!first) first = std::current_exception();
     }
   }
+  memory_->release();
   if (first) std::rethrow_exception(first);
 }
 
@@ -281,6 +282,7 @@ void Pass::abort() noexcept {
   order_->abort_phase();
   const UntouchedScope untouched;
   for (const auto& handle : handles_) handle->abort_pass();
+  memory_->release();
 }
 
 // --- what operators and the backward tell
@@ -463,12 +465,14 @@ std::string Pass::name_of(const Collective& what) const {
          handles_[what.handle]->display_name();
 }
 
+/// Returns whether the phase that runs is a backward that reduces gradients.
+bool Pass::is_reducing() const {
+  return order_->key().direction == PhaseKey::Direction::backward && gradients_ == Gradients::sync;
+}
+
 std::vector<std::size_t> Pass::unreduced() const {
   std::vector<std::size_t> found;
-  if (order_->key().direction == PhaseKey::Direction::forward ||
-      gradients_ == Gradients::keep_unsharded) {
-    return found;
-  }
+  if (!is_reducing()) return found;
   for (std::size_t i = 0; i < handles_.size(); ++i) {
     if (handles_[i]->has_gradients() || handles_[i]->has_unsynced_gradients()) found.push_back(i);
   }
@@ -478,10 +482,7 @@ std::vector<std::size_t> Pass::unreduced() const {
 /// For each parameter, whether this rank gave a gradient in this pass.
 std::vector<int> Pass::counts() const {
   std::vector<int> gave;
-  if (order_->key().direction == PhaseKey::Direction::forward ||
-      gradients_ == Gradients::keep_unsharded) {
-    return gave;
-  }
+  if (!is_reducing()) return gave;
   for (const auto& handle : handles_) {
     for (const bool each : handle->gave_gradients()) gave.push_back(each ? 1 : 0);
   }

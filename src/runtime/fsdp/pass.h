@@ -129,6 +129,7 @@ class Pass final : public HandleEvents,
   void free_unneeded();
   bool reduce(std::size_t handle);
   void finish_reduces();
+  bool is_reducing() const;
   bool is_in_order(const FlatParamHandle& handle) const;
   bool is_gathered(std::size_t handle) const;
   bool is_used_by_operator(std::size_t handle) const;
@@ -157,6 +158,7 @@ class Pass final : public HandleEvents,
   bool has_had_backward_ = false;  // within the forward that is running
   Gradients gradients_ = Gradients::sync;
   std::shared_ptr<const Streams> streams_;
+  std::shared_ptr<PassMemory> memory_ = std::make_shared<PassMemory>();
   RateLimiter rate_limiter_;
   bool is_tracing_ = false;
   std::vector<ParameterUse> forward_order_;

@@ -20,6 +20,9 @@ using at::Tensor;
 using torch::nn::Module;
 using ModulePtr = std::shared_ptr<Module>;
 
+/// What kernels read in vectors.
+constexpr std::int64_t kAlignmentNbytes = 16;
+
 /// Whether a module within reduces its gradients by itself.
 bool is_closed(const Module& module) {
   return registry::applied_api(module) == "shard";
@@ -37,9 +40,10 @@ void for_each_open_module(Module& module, const std::string& prefix, const Visit
   }
 }
 
-/// Averages the gradients of a module's parameters. Buckets start in one order on all ranks,
-/// whatever the order in which gradients come. A gradient that comes after its bucket has left
-/// (recomputation, a parameter used twice) makes it leave once more.
+/// Averages the gradients of a module's parameters. A gradient moves into its bucket as soon as it
+/// is there; buckets start in one order on all ranks, whatever the order in which gradients come.
+/// The averages that parameters show lie in the buckets. A gradient that comes after its bucket has
+/// left (recomputation, a parameter used twice) makes the bucket leave once more, with such alone.
 class Reducer final : public registry::PassMember, public std::enable_shared_from_this<Reducer> {
  public:
   Reducer(const ModulePtr& module, ReplicateOptions options)
@@ -61,21 +65,28 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     WeakTensor tensor;
     std::size_t bucket;
     std::int64_t offset;
-    std::int64_t numel;
     bool is_pending = false;  // has a gradient that other ranks have not seen
+    bool is_moved = false;    // into its bucket, in this backward
+    bool is_late = false;     // has one that came when the bucket had left
+    Tensor unused{};          // what it had, where this backward has not used it
   };
   struct Bucket {
     std::vector<std::size_t> parameters;
     std::int64_t numel = 0;
     at::TensorOptions tensor_options{};
     std::size_t num_ready = 0;  // in this backward
-    bool is_late = false;       // a gradient came after it had left
-    Tensor flat;                // [numel + one flag per parameter] while it travels
+    Tensor flat;                // [numel + one flag per parameter]
     dist::Pending pending;
   };
 
+  Tensor slot_of(const Parameter& parameter, const Tensor& tensor) const;
+  void make_room(Bucket& bucket) const;
+  void move(Parameter& parameter) const;
   void send(Bucket& bucket);
   void receive(Bucket& bucket);
+  void receive_with_late(Bucket& bucket);
+  void start_average(Bucket& bucket, const std::vector<float>& flags) const;
+  std::vector<bool> finish_average(Bucket& bucket) const;
   void end_backward();
   void reset();
 
@@ -85,8 +96,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   registry::GradientSync sync_ = registry::GradientSync::on;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::vector<bool> was_ready_;  // parallel to parameters_, in this backward
-  std::size_t num_sent_ = 0;     // buckets that have left, from the first on
+  std::size_t num_sent_ = 0;  // buckets that have left, from the first on
   registry::EndOfBackward end_of_backward_;
 };
 
@@ -119,13 +129,12 @@ void Reducer::take(const std::vector<std::pair<std::string, Tensor>>& parameters
     }
     bucket->parameters.push_back(parameters_.size());
     parameters_.push_back({fqn, WeakTensor(tensor),
-                           static_cast<std::size_t>(bucket - buckets_.begin()), bucket->numel,
-                           tensor.numel()});
-    bucket->numel += tensor.numel();
+                           static_cast<std::size_t>(bucket - buckets_.begin()), bucket->numel});
+    const auto alignment = kAlignmentNbytes / static_cast<std::int64_t>(tensor.element_size());
+    bucket->numel += (tensor.numel() + alignment - 1) / alignment * alignment;
     torch::autograd::impl::set_post_acc_grad_hooks(
         tensor, std::make_unique<ReadyHook>(shared_from_this(), parameters_.size() - 1));
   }
-  was_ready_.resize(parameters_.size());
 }
 
 void Reducer::begin_forward() {
@@ -155,58 +164,152 @@ void Reducer::gradient_ready(std::size_t index) {
     end_of_backward_.queue([self = shared_from_this()] { self->end_backward(); });
   }
   Bucket& bucket = buckets_[parameter.bucket];
-  if (parameter.bucket < num_sent_) bucket.is_late = true;
-  if (was_ready_[index]) return;
-  was_ready_[index] = true;
-  ++bucket.num_ready;
+  if (parameter.bucket < num_sent_) {
+    parameter.is_late = true;  // its gradient waits where it is
+    return;
+  }
+  if (!parameter.is_moved) ++bucket.num_ready;
+  make_room(bucket);
+  move(parameter);
   while (num_sent_ < buckets_.size() &&
          buckets_[num_sent_].num_ready == buckets_[num_sent_].parameters.size()) {
     send(buckets_[num_sent_++]);
   }
 }
 
-void Reducer::send(Bucket& bucket) {
-  const at::NoGradGuard no_grad;
-  const auto num_parameters = static_cast<std::int64_t>(bucket.parameters.size());
-  bucket.flat = torch::empty({bucket.numel + num_parameters}, bucket.tensor_options);
-  const Tensor flags = bucket.flat.narrow(0, bucket.numel, num_parameters).zero_();
-  for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
-    const Parameter& parameter = parameters_[bucket.parameters[i]];
-    const Tensor slot = bucket.flat.narrow(0, parameter.offset, parameter.numel);
-    const Tensor tensor = parameter.tensor.lock();
-    if (tensor.defined() && tensor.grad().defined()) {
-      slot.view(tensor.sizes()).copy_(tensor.grad());
-    } else {
-      slot.zero_();
-    }
-    if (parameter.is_pending) flags[static_cast<std::int64_t>(i)].fill_(1);
+/// Returns where in its bucket the gradient of a parameter lies: in the parameter's own layout, and
+/// no view in the eyes of autograd, which would not let `zero_grad` detach it.
+Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const {
+  const Tensor& flat = buckets_[parameter.bucket].flat;
+  if (tensor.is_non_overlapping_and_dense()) {
+    return flat.as_strided(tensor.sizes(), tensor.strides(), parameter.offset).variable_data();
   }
-  bucket.flat.narrow(0, 0, bucket.numel).div_(options_.mesh.world_size());
-  bucket.is_late = false;
+  return flat.narrow(0, parameter.offset, tensor.numel()).view(tensor.sizes()).variable_data();
+}
+
+/// Makes sure, before the first gradient moves in, that a bucket's memory is the reducer's own.
+void Reducer::make_room(Bucket& bucket) const {
+  const auto is_moved = [&](std::size_t index) { return parameters_[index].is_moved; };
+  if (std::ranges::any_of(bucket.parameters, is_moved)) return;
+  if (bucket.flat.defined()) {
+    std::size_t num_known = 1;  // uses of the memory: by the bucket, and by gradients
+    for (const std::size_t index : bucket.parameters) {
+      const Tensor tensor = parameters_[index].tensor.lock();
+      if (!tensor.defined() || !tensor.grad().defined()) continue;
+      if (tensor.grad().is_alias_of(bucket.flat)) ++num_known;
+    }
+    if (bucket.flat.storage().use_count() == num_known) return;
+  }
+  const auto num_flags = static_cast<std::int64_t>(bucket.parameters.size());
+  bucket.flat = torch::zeros({bucket.numel + num_flags}, bucket.tensor_options);
+}
+
+/// Adds this rank's share of the average to the bucket. The gradient's own memory is free then.
+void Reducer::move(Parameter& parameter) const {
+  const at::NoGradGuard no_grad;
+  const Tensor tensor = parameter.tensor.lock();
+  Tensor slot = slot_of(parameter, tensor);
+  const Tensor gradient = std::exchange(tensor.mutable_grad(), Tensor());
+  const int num_ranks = options_.mesh.world_size();
+  if (parameter.is_moved) {
+    slot.add_(gradient.div(num_ranks));
+  } else if (gradient.is_same_size(slot) && gradient.scalar_type() == slot.scalar_type()) {
+    at::div_out(slot, gradient, at::scalar_tensor(num_ranks));
+  } else {
+    slot.copy_(gradient).div_(num_ranks);
+  }
+  parameter.is_moved = true;
+}
+
+void Reducer::start_average(Bucket& bucket, const std::vector<float>& flags) const {
+  bucket.flat.narrow(0, bucket.numel, static_cast<std::int64_t>(flags.size()))
+      .copy_(torch::tensor(flags));
   bucket.pending = options_.mesh.world()->all_reduce(
       bucket.flat, "gradients of " + parameters_[bucket.parameters.front()].fqn);
 }
 
-void Reducer::receive(Bucket& bucket) {
+/// Returns for each parameter whether any rank had set its flag.
+std::vector<bool> Reducer::finish_average(Bucket& bucket) const {
   const at::NoGradGuard no_grad;
   bucket.pending.wait();
   const Tensor flags =
       bucket.flat.narrow(0, bucket.numel, static_cast<std::int64_t>(bucket.parameters.size()))
           .to(at::kCPU, at::kFloat);
+  const float* const begin = flags.const_data_ptr<float>();
+  std::vector<bool> is_set;
+  std::transform(begin, begin + flags.numel(), std::back_inserter(is_set),
+                 [](float flag) { return flag != 0; });
+  return is_set;
+}
+
+void Reducer::send(Bucket& bucket) {
+  const at::NoGradGuard no_grad;
+  make_room(bucket);
+  std::vector<float> flags;
+  for (const std::size_t index : bucket.parameters) {
+    Parameter& parameter = parameters_[index];
+    flags.push_back(parameter.is_pending ? 1.0F : 0.0F);
+    const Tensor tensor = parameter.tensor.lock();
+    if (!tensor.defined() || parameter.is_moved) continue;
+    if (!tensor.grad().defined()) {
+      slot_of(parameter, tensor).zero_();
+      continue;
+    }
+    if (!parameter.is_pending) {
+      const bool is_in_bucket = tensor.grad().is_alias_of(bucket.flat);
+      parameter.unused = is_in_bucket ? tensor.grad().clone() : tensor.grad();
+    }
+    move(parameter);
+  }
+  start_average(bucket, flags);
+}
+
+/// Waits for the averages, and shows them to the parameters that any rank has used.
+void Reducer::receive(Bucket& bucket) {
+  const std::vector<bool> is_used = finish_average(bucket);
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     Parameter& parameter = parameters_[bucket.parameters[i]];
     parameter.is_pending = false;
-    Tensor tensor = parameter.tensor.lock();
-    if (!tensor.defined() || flags.data_ptr<float>()[i] == 0) continue;
-    const Tensor slot =
-        bucket.flat.narrow(0, parameter.offset, parameter.numel).view(tensor.sizes());
+    const Tensor unused = std::exchange(parameter.unused, Tensor());
+    const Tensor tensor = parameter.tensor.lock();
+    if (!tensor.defined()) continue;
+    tensor.mutable_grad() = is_used[i] ? slot_of(parameter, tensor) : unused;
+  }
+}
+
+/// Receives a bucket, and adds the averages of what came late.
+void Reducer::receive_with_late(Bucket& bucket) {
+  const at::NoGradGuard no_grad;
+  std::vector<Tensor> late;  // parallel to the bucket's parameters
+  for (const std::size_t index : bucket.parameters) {
+    const Tensor tensor = parameters_[index].tensor.lock();
+    late.push_back(parameters_[index].is_late && tensor.defined()
+                       ? std::exchange(tensor.mutable_grad(), Tensor())
+                       : Tensor());
+  }
+  receive(bucket);
+  const Tensor averages = std::exchange(bucket.flat, torch::zeros_like(bucket.flat));
+  std::vector<float> flags;
+  for (std::size_t i = 0; i < late.size(); ++i) {
+    const Parameter& parameter = parameters_[bucket.parameters[i]];
+    flags.push_back(late[i].defined() ? 1.0F : 0.0F);
+    if (!late[i].defined()) continue;
+    slot_of(parameter, parameter.tensor.lock()).copy_(late[i]).div_(options_.mesh.world_size());
+  }
+  start_average(bucket, flags);
+  const std::vector<bool> is_late = finish_average(bucket);
+  for (std::size_t i = 0; i < is_late.size(); ++i) {
+    const Parameter& parameter = parameters_[bucket.parameters[i]];
+    const Tensor tensor = parameter.tensor.lock();
+    if (!is_late[i] || !tensor.defined()) continue;
+    const Tensor share = slot_of(parameter, tensor);
     if (tensor.grad().defined()) {
-      tensor.mutable_grad().copy_(slot);
+      tensor.mutable_grad().add_(share);
     } else {
-      tensor.mutable_grad() = slot.clone();
+      tensor.mutable_grad() = share.clone();
     }
   }
-  bucket.flat = Tensor();
+  bucket.flat = averages;
 }
 
 void Reducer::end_backward() {
@@ -214,11 +317,10 @@ void Reducer::end_backward() {
   try {
     for (; num_sent_ < buckets_.size(); ++num_sent_) send(buckets_[num_sent_]);
     for (Bucket& bucket : buckets_) {
-      if (!bucket.is_late) continue;
-      bucket.pending.wait();
-      send(bucket);
+      const bool has_late = std::ranges::any_of(
+          bucket.parameters, [&](std::size_t index) { return parameters_[index].is_late; });
+      has_late ? receive_with_late(bucket) : receive(bucket);
     }
-    for (Bucket& bucket : buckets_) receive(bucket);
   } catch (...) {
     reset();
     throw;
@@ -227,12 +329,11 @@ void Reducer::end_backward() {
 }
 
 void Reducer::reset() {
-  for (Bucket& bucket : buckets_) {
-    bucket.num_ready = 0;
-    bucket.is_late = false;
-    bucket.flat = Tensor();
+  for (Bucket& bucket : buckets_) bucket.num_ready = 0;
+  for (Parameter& parameter : parameters_) {
+    parameter.is_moved = parameter.is_late = false;
+    parameter.unused = Tensor();
   }
-  was_ready_.assign(was_ready_.size(), false);
   num_sent_ = 0;
   end_of_backward_.forget();
 }

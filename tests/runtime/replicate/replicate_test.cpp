@@ -52,8 +52,11 @@ TEST(ReplicateTest, B8_EachStepSendsEachGradientOnce) {
     replicate(*model, {.mesh = mesh, .module_states = ReplicateOptions::ModuleStates::as_they_are});
     const std::uint64_t before = mesh.world()->traffic().all_reduce;
     model->forward(some_batch()).mean().backward();
-    const std::uint64_t num_elements = 7 * 13 + 13 + 13 * 11 + 11 + 11 * 3 + 3;
-    EXPECT_EQ(mesh.world()->traffic().all_reduce - before, (num_elements + 6) * sizeof(float));
+    std::uint64_t num_elements = 6;  // a flag for each
+    for (const std::uint64_t numel : {7U * 13, 13U, 13U * 11, 11U, 11U * 3, 3U}) {
+      num_elements += (numel + 3) / 4 * 4;  // gradients begin at multiples of 16 bytes
+    }
+    EXPECT_EQ(mesh.world()->traffic().all_reduce - before, num_elements * sizeof(float));
   });
 }
 
@@ -70,6 +73,48 @@ TEST(ReplicateTest, B20_StatesOfRankZeroAreSentOnce) {
     }
     EXPECT_EQ(mesh.world()->traffic().broadcast,
               (7 * 13 + 13 + 13 * 11 + 11 + 11 * 3 + 3) * sizeof(float));
+  });
+}
+
+TEST(ReplicateTest, B8_AGradientThatSomebodyKeepsStaysAsItIs) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh});
+    const auto backward = [&](double factor) {
+      forward(model, rows_of(some_batch() * factor, mesh)).mean().backward();
+      return model->up->weight.grad();
+    };
+    const at::Tensor kept = backward(1);
+    const at::Tensor value = kept.clone();
+    model->zero_grad();
+    EXPECT_FALSE(torch::allclose(backward(3), value));
+    EXPECT_TRUE(kept.equal(value));
+  });
+}
+
+TEST(ReplicateTest, B8_GradientsCanBeZeroedInPlace) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh});
+    for (int step = 0; step < 3; ++step) {
+      unsharded->zero_grad();
+      unsharded->forward(some_batch()).mean().backward();
+      model->zero_grad(/*set_to_none=*/false);
+      forward(model, rows_of(some_batch(), mesh)).mean().backward();
+      expect_same_gradients(*unsharded, *model);
+    }
+  });
+}
+
+TEST(ReplicateTest, B8_GradientsLieAsTheirParametersDo) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    torch::nn::Conv2d convolution(torch::nn::Conv2dOptions(3, 4, 2));
+    convolution->weight.set_data(convolution->weight.contiguous(at::MemoryFormat::ChannelsLast));
+    replicate(*convolution, {.mesh = mesh});
+    forward(convolution, torch::ones({1, 3, 2, 2}) * (mesh.rank() + 1)).sum().backward();
+    EXPECT_EQ(convolution->weight.grad().strides(), convolution->weight.strides());
+    EXPECT_TRUE(convolution->weight.grad().eq(1.5).all().item<bool>());
   });
 }
 

@@ -1,0 +1,89 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "runtime/support/counting_allocator.h"
+#include "runtime/support/ranks.h"
+
+namespace tessera::dist {
+namespace {
+
+/// What rank `rank` gives: `[numel]`, whole numbers, so that sums have no rounding.
+at::Tensor given_by(int rank, std::int64_t numel, at::ScalarType dtype) {
+  return (torch::arange(numel) % 7 + rank).to(dtype);
+}
+
+TEST(GlooTest, B10_GathersAndReducesAnyDtype) {
+  for (const int num_ranks : {2, 3, 5}) {
+    test::on_ranks(num_ranks, [&](const Mesh& mesh) {
+      for (const at::ScalarType dtype :
+           {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kByte}) {
+        for (const std::int64_t numel : {0, 1, 5, 1000}) {
+          SCOPED_TRACE(std::string(c10::toString(dtype)) + ", " + std::to_string(numel));
+          at::Tensor whole = torch::empty({num_ranks * numel}, dtype);
+          mesh.world()->all_gather(whole, given_by(mesh.rank(), numel, dtype), "x").wait();
+          at::Tensor sum = torch::zeros({numel}, at::kDouble);
+          for (int rank = 0; rank < num_ranks; ++rank) {
+            const at::Tensor expected = given_by(rank, numel, dtype);
+            EXPECT_TRUE(whole.narrow(0, rank * numel, numel).equal(expected));
+            sum += given_by(rank, num_ranks * numel, at::kDouble)
+                       .narrow(0, mesh.rank() * numel, numel);
+          }
+          at::Tensor part = torch::empty({numel}, dtype);
+          const at::Tensor given = given_by(mesh.rank(), num_ranks * numel, dtype);
+          mesh.world()->reduce_scatter(part, given, "x").wait();
+          EXPECT_TRUE(part.to(at::kDouble).equal(sum));
+          EXPECT_TRUE(given.equal(given_by(mesh.rank(), num_ranks * numel, dtype)));
+        }
+      }
+    });
+  }
+}
+
+TEST(GlooTest, B10_CollectivesMayBeWaitedForInAnyOrder) {
+  constexpr std::int64_t kNumel = 100'000;
+  test::on_ranks(3, [](const Mesh& mesh) {
+    std::vector<at::Tensor> wholes;
+    std::vector<at::Tensor> parts;
+    std::vector<Pending> pending;
+    for (int i = 0; i < 4; ++i) {
+      wholes.push_back(torch::empty({3 * kNumel}));
+      pending.push_back(mesh.world()->all_gather(
+          wholes.back(), given_by(mesh.rank() + i, kNumel, at::kFloat), "x"));
+      parts.push_back(torch::empty({kNumel}));
+      pending.push_back(
+          mesh.world()->reduce_scatter(parts.back(), given_by(i, 3 * kNumel, at::kFloat), "x"));
+    }
+    for (auto it = pending.rbegin(); it != pending.rend(); ++it) it->wait();
+    for (int i = 0; i < 4; ++i) {
+      const auto index = static_cast<std::size_t>(i);
+      for (int rank = 0; rank < 3; ++rank) {
+        EXPECT_TRUE(wholes[index]
+                        .narrow(0, rank * kNumel, kNumel)
+                        .equal(given_by(rank + i, kNumel, at::kFloat)));
+      }
+      EXPECT_TRUE(parts[index].equal(
+          given_by(i, 3 * kNumel, at::kFloat).narrow(0, mesh.rank() * kNumel, kNumel) * 3));
+    }
+  });
+}
+
+TEST(GlooTest, B14_NothingIsCopiedOnTheWay) {
+  static constexpr std::int64_t kNumel = 1'000'000;
+  static constexpr std::int64_t kSmall = 100'000;  // bytes
+  test::on_ranks(4, [](const Mesh& mesh) {
+    const at::Tensor whole = torch::ones({4 * kNumel});
+    const at::Tensor part = torch::ones({kNumel});
+    const auto allocated_by = [](const auto& collective) {
+      const std::int64_t before = test::allocated_memory().now;
+      test::reset_peak();
+      collective();
+      return test::allocated_memory().peak - before;
+    };
+    EXPECT_LT(allocated_by([&] { mesh.world()->all_gather(whole, part, "x").wait(); }), kSmall);
+    EXPECT_LT(allocated_by([&] { mesh.world()->reduce_scatter(part, whole, "x").wait(); }),
+              3 * kNumel * std::int64_t{sizeof(float)} + kSmall);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::dist
