@@ -511,15 +511,15 @@ void FlatParamHandle::take_gradient(std::size_t index) {
   const at::NoGradGuard no_grad;
   if (!unsharded_grad_.defined()) unsharded_grad_ = make_unsharded_grad();
   Tensor slot = full_view(unsharded_grad_, index);
-  const Tensor factor = at::scalar_tensor(predivide_factor(num_averaged()));
+  const Tensor share = at::scalar_tensor(1 / predivide_factor(num_averaged()));  // exact
   if (has_gradient_[index]) {
-    slot.add_(gradient.to(slot.scalar_type()).div(factor));
+    slot.add_(gradient.to(slot.scalar_type()).mul(share));
     return;
   }
   if (gradient.scalar_type() == slot.scalar_type()) {
-    at::div_out(slot, gradient, factor);
+    at::mul_out(slot, gradient, share);
   } else {
-    slot.copy_(gradient).div_(factor);
+    slot.copy_(gradient).mul_(share);
   }
   has_gradient_[index] = true;
   ++num_gradients_;

@@ -1,5 +1,6 @@
 #include "tessera/runtime/replicate/replicate.h"
 
+#include <ATen/ScalarOps.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/types.h>
 
@@ -79,6 +80,8 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     dist::Pending pending;
   };
 
+  /// Of each rank in an average. As DDP has it, and so with its roundings.
+  double share() const { return 1.0 / options_.mesh.world_size(); }
   Tensor slot_of(const Parameter& parameter, const Tensor& tensor) const;
   void make_room(Bucket& bucket) const;
   void move(Parameter& parameter) const;
@@ -210,13 +213,12 @@ void Reducer::move(Parameter& parameter) const {
   const Tensor tensor = parameter.tensor.lock();
   Tensor slot = slot_of(parameter, tensor);
   const Tensor gradient = std::exchange(tensor.mutable_grad(), Tensor());
-  const int num_ranks = options_.mesh.world_size();
   if (parameter.is_moved) {
-    slot.add_(gradient.div(num_ranks));
+    slot.add_(gradient * share());
   } else if (gradient.is_same_size(slot) && gradient.scalar_type() == slot.scalar_type()) {
-    at::div_out(slot, gradient, at::scalar_tensor(num_ranks));
+    at::mul_out(slot, gradient, c10::scalar_to_tensor(share()));
   } else {
-    slot.copy_(gradient).div_(num_ranks);
+    slot.copy_(gradient).mul_(share());
   }
   parameter.is_moved = true;
 }
@@ -294,7 +296,7 @@ void Reducer::receive_with_late(Bucket& bucket) {
     const Parameter& parameter = parameters_[bucket.parameters[i]];
     flags.push_back(late[i].defined() ? 1.0F : 0.0F);
     if (!late[i].defined()) continue;
-    slot_of(parameter, parameter.tensor.lock()).copy_(late[i]).div_(options_.mesh.world_size());
+    slot_of(parameter, parameter.tensor.lock()).copy_(late[i]).mul_(share());
   }
   start_average(bucket, flags);
   const std::vector<bool> is_late = finish_average(bucket);

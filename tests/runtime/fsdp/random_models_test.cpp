@@ -5,12 +5,11 @@
 #include <random>
 
 #include "runtime/support/checks.h"
-#include "support/random.h"
 
 // Draws models, ways to shard them, and patterns of use by rank and step, and holds every gradient
-// and every loss to those of the unsharded model. `TESSERA_TEST_SEED` repeats a run,
-// `TESSERA_RANDOM_MODEL` the one case of a seed; `TESSERA_RANDOM_MODELS` sets how many cases each
-// world draws.
+// and every loss to those of the unsharded model. Draws the same cases each time, unless
+// `TESSERA_TEST_SEED` says others; `TESSERA_RANDOM_MODEL` runs the one case of a seed, and
+// `TESSERA_RANDOM_MODELS` sets how many cases each world draws.
 
 namespace tessera {
 namespace {
@@ -429,12 +428,13 @@ TEST_P(RandomModelsTest, B1_B10_TrainAsTheUnshardedModel) {
                         : chosen != nullptr ? std::atoi(chosen)
                                             : GetParam().num_cases;
   constexpr int kNumCasesTogether = 50;  // they share connections, and one time limit
-  test::Random random;
+  const char* const given = std::getenv("TESSERA_TEST_SEED");
+  Drawn random(given == nullptr ? 1 : std::strtoull(given, nullptr, 0));
   const int num_ranks = GetParam().num_ranks;
   dist::MeshOptions options;
   if (GetParam().is_hybrid) options.axes = {{"replicate", 2}, {"shard", -1}};
   for (int done = 0; done < num_cases; done += kNumCasesTogether) {
-    const auto drawn = static_cast<std::uint64_t>(random.between(0, std::int64_t{1} << 40));
+    const std::uint64_t drawn = random.below(std::uint64_t{1} << 40);
     const std::uint64_t first = one == nullptr ? drawn : std::strtoull(one, nullptr, 0);
     const int num_together = std::min(kNumCasesTogether, num_cases - done);
     test::on_ranks(

@@ -118,6 +118,17 @@ TEST(ReplicateTest, B8_GradientsLieAsTheirParametersDo) {
   });
 }
 
+TEST(ReplicateTest, B8_AnAverageOfThreeIsRoundedInItsOwnDtype) {
+  test::on_ranks(3, [](const dist::Mesh& mesh) {
+    torch::nn::Linear linear(4, 1);
+    linear->to(at::kDouble);
+    replicate(*linear, {.mesh = mesh});
+    forward(linear, torch::ones({1, 4}, at::kDouble) * (mesh.rank() + 0.1)).sum().backward();
+    EXPECT_TRUE(
+        torch::allclose(linear->weight.grad(), torch::full({1, 4}, 1.1, at::kDouble), 1e-14, 0));
+  });
+}
+
 TEST(ReplicateTest, NoSyncHoldsTheAveragingBack) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
