@@ -20,21 +20,27 @@ std::vector<at::Tensor> parts_of(const at::Tensor& whole, int size) {
 /// Messages between this rank and each other one.
 class GlooBackend::Exchange final : public c10d::Work {
  public:
-  Exchange(GlooBackend& backend, int tag) : backend_(backend), tag_(tag) {}
+  Exchange(c10::intrusive_ptr<GlooBackend> backend, int tag)
+      : backend_(std::move(backend)), tag_(tag) {}
+  /// What was not waited for goes on: a message that is taken back blocks its connection.
+  ~Exchange() override { backend_->keep(std::move(tensors_), std::move(messages_)); }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
 
   void send(const at::Tensor& tensor, int to) {
     std::vector<at::Tensor> tensors = keep(tensor);
-    messages_.push_back(backend_.send(tensors, to, tag_));
+    messages_.push_back(backend_->send(tensors, to, tag_));
   }
   void receive(const at::Tensor& tensor, int from) {
     std::vector<at::Tensor> tensors = keep(tensor);
-    messages_.push_back(backend_.recv(tensors, from, tag_));
+    messages_.push_back(backend_->recv(tensors, from, tag_));
   }
   /// Has `action` run when all messages have come and gone, by who waits for that.
   void then(std::function<void()> action) { action_ = std::move(action); }
 
   bool wait(std::chrono::milliseconds timeout) override {
-    for (const auto& message : std::exchange(messages_, {})) message->wait(timeout);
+    for (; !messages_.empty(); messages_.pop_back()) messages_.back()->wait(timeout);
+    tensors_.clear();
     if (const auto action = std::exchange(action_, nullptr)) action();
     return true;
   }
@@ -45,41 +51,49 @@ class GlooBackend::Exchange final : public c10d::Work {
     return {tensor};
   }
 
-  GlooBackend& backend_;
+  c10::intrusive_ptr<GlooBackend> backend_;
   int tag_;
-  std::vector<at::Tensor> tensors_;  // whose memory the messages use: they go first
+  std::vector<at::Tensor> tensors_;  // whose memory the messages use
   std::vector<c10::intrusive_ptr<c10d::Work>> messages_;
   std::function<void()> action_;
 };
 
+void GlooBackend::keep(std::vector<at::Tensor> tensors,
+                       std::vector<c10::intrusive_ptr<c10d::Work>> messages) {
+  if (messages.empty()) return;
+  const std::lock_guard lock(kept_mutex_);
+  kept_.push_back({std::move(tensors), std::move(messages)});
+}
+
 /// Collectives are started in the same order on all ranks, and so have the same tags.
 c10::intrusive_ptr<GlooBackend::Exchange> GlooBackend::begin_exchange() {
   last_tag_ = last_tag_ == std::numeric_limits<int>::max() ? 1 : last_tag_ + 1;
-  return c10::make_intrusive<Exchange>(*this, last_tag_);
+  return c10::make_intrusive<Exchange>(
+      c10::intrusive_ptr<GlooBackend>::unsafe_reclaim_from_nonowning(this), last_tag_);
 }
 
 c10::intrusive_ptr<c10d::Work> GlooBackend::_allgather_base(at::Tensor& whole, at::Tensor& part,
                                                             const c10d::AllgatherOptions& options) {
-  if (getSize() == 1 || !whole.is_cpu() || !part.is_cpu() || !part.is_contiguous()) {
+  if (getSize() == 1 || !whole.is_cpu()) {
     return ProcessGroupGloo::_allgather_base(whole, part, options);
   }
   const auto exchange = begin_exchange();
   if (part.numel() == 0) return exchange;
   const std::vector<at::Tensor> parts = parts_of(whole, getSize());
+  const at::Tensor given = part.contiguous().view({-1});
   for (int distance = 1; distance < getSize(); ++distance) {
     const int from = (getRank() + getSize() - distance) % getSize();
     exchange->receive(parts[static_cast<std::size_t>(from)], from);
-    exchange->send(part, (getRank() + distance) % getSize());
+    exchange->send(given, (getRank() + distance) % getSize());
   }
   const at::Tensor& own = parts[static_cast<std::size_t>(getRank())];
-  if (own.const_data_ptr() != part.const_data_ptr()) own.copy_(part.view({-1}));
+  if (own.const_data_ptr() != given.const_data_ptr()) own.copy_(given);
   return exchange;
 }
 
 c10::intrusive_ptr<c10d::Work> GlooBackend::_reduce_scatter_base(
     at::Tensor& part, at::Tensor& whole, const c10d::ReduceScatterOptions& options) {
-  if (getSize() == 1 || !whole.is_cpu() || !part.is_cpu() || !part.is_contiguous() ||
-      options.reduceOp != c10d::ReduceOp::SUM) {
+  if (getSize() == 1 || !whole.is_cpu() || options.reduceOp != c10d::ReduceOp::SUM) {
     return ProcessGroupGloo::_reduce_scatter_base(part, whole, options);
   }
   const auto exchange = begin_exchange();
@@ -88,15 +102,15 @@ c10::intrusive_ptr<c10d::Work> GlooBackend::_reduce_scatter_base(
   std::vector<at::Tensor> received;
   for (int distance = 1; distance < getSize(); ++distance) {
     const int from = (getRank() + getSize() - distance) % getSize();
-    exchange->receive(received.emplace_back(torch::empty_like(part)), from);
+    exchange->receive(received.emplace_back(torch::empty(part.sizes(), part.options())), from);
     const int to = (getRank() + distance) % getSize();
     exchange->send(parts[static_cast<std::size_t>(to)], to);
   }
-  exchange->then([sum = part.view({-1}), own = parts[static_cast<std::size_t>(getRank())],
-                  received]() mutable {
+  const at::Tensor own = parts[static_cast<std::size_t>(getRank())].view(part.sizes());
+  exchange->then([sum = part, own, received]() mutable {
     const at::NoGradGuard no_grad;
-    at::add_out(sum, own, received.front().view({-1}));
-    for (std::size_t i = 1; i < received.size(); ++i) sum.add_(received[i].view({-1}));
+    at::add_out(sum, own, received.front());
+    for (std::size_t i = 1; i < received.size(); ++i) sum.add_(received[i]);
   });
   return exchange;
 }

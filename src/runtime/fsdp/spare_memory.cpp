@@ -1,6 +1,7 @@
 #include "runtime/fsdp/spare_memory.h"
 
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <utility>
 
@@ -11,6 +12,7 @@ void SpareMemory::allocate(const at::Tensor& tensor) {
   const auto nbytes = static_cast<std::size_t>(tensor.numel() * tensor.element_size());
   const bool fits = spare_.get() != nullptr && nbytes <= nbytes_ && nbytes_ - nbytes <= nbytes_ / 8;
   if (!fits) release();
+  const c10::DeviceGuard on(tensor.device());
   storage->set_data_ptr_noswap(fits ? std::move(spare_) : storage->allocator()->allocate(nbytes));
   storage->set_nbytes(nbytes);
   nbytes_ = 0;

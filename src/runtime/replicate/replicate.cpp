@@ -91,6 +91,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   void start_average(Bucket& bucket, const std::vector<float>& flags) const;
   std::vector<bool> finish_average(Bucket& bucket) const;
   void end_backward();
+  void drop();
   void reset();
 
   std::mutex mutex_;
@@ -162,8 +163,13 @@ void Reducer::gradient_ready(std::size_t index) {
                           "parameter of a replicated module", "a dense gradient", "a sparse one",
                           "an embedding made with sparse(true)?");
   }
+  if (parameter.tensor.lock().grad().requires_grad()) {
+    throw Error::expected(ErrorKind::unsupported, {.fqn = parameter.fqn},
+                          "parameter of a replicated module", "a gradient without a graph",
+                          "one with a graph", "create_graph: not possible for averages");
+  }
   if (!end_of_backward_.is_queued()) {
-    reset();  // what a backward that failed has left
+    drop();  // what a backward that failed has left
     end_of_backward_.queue([self = shared_from_this()] { self->end_backward(); });
   }
   Bucket& bucket = buckets_[parameter.bucket];
@@ -194,6 +200,16 @@ Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const 
 void Reducer::make_room(Bucket& bucket) const {
   const auto is_moved = [&](std::size_t index) { return parameters_[index].is_moved; };
   if (std::ranges::any_of(bucket.parameters, is_moved)) return;
+  for (const std::size_t index : bucket.parameters) {
+    const Tensor tensor = parameters_[index].tensor.lock();
+    if (!tensor.defined()) continue;
+    const at::TensorOptions tensor_options = tensor.options().requires_grad(false);
+    if (bucket.flat.defined() && !bucket.flat.options().type_equal(tensor_options)) {
+      bucket.flat = Tensor();  // the module was moved or converted
+    }
+    bucket.tensor_options = tensor_options;
+    break;
+  }
   if (bucket.flat.defined()) {
     std::size_t num_known = 1;  // uses of the memory: by the bucket, and by gradients
     for (const std::size_t index : bucket.parameters) {
@@ -212,10 +228,13 @@ void Reducer::move(Parameter& parameter) const {
   const at::NoGradGuard no_grad;
   const Tensor tensor = parameter.tensor.lock();
   Tensor slot = slot_of(parameter, tensor);
-  const Tensor gradient = std::exchange(tensor.mutable_grad(), Tensor());
+  Tensor gradient = std::exchange(tensor.mutable_grad(), Tensor());
+  if (gradient.is_alias_of(slot) && gradient.strides() != slot.strides()) {
+    gradient = gradient.clone();  // the parameter has got another layout since
+  }
   if (parameter.is_moved) {
     slot.add_(gradient * share());
-  } else if (gradient.is_same_size(slot) && gradient.scalar_type() == slot.scalar_type()) {
+  } else if (gradient.is_same_size(slot) && gradient.options().type_equal(slot.options())) {
     at::mul_out(slot, gradient, c10::scalar_to_tensor(share()));
   } else {
     slot.copy_(gradient).mul_(share());
@@ -250,10 +269,12 @@ void Reducer::send(Bucket& bucket) {
   std::vector<float> flags;
   for (const std::size_t index : bucket.parameters) {
     Parameter& parameter = parameters_[index];
-    flags.push_back(parameter.is_pending ? 1.0F : 0.0F);
     const Tensor tensor = parameter.tensor.lock();
+    // One under no_sync may have been zeroed since.
+    const bool has_one = parameter.is_moved || (tensor.defined() && tensor.grad().defined());
+    flags.push_back(has_one && parameter.is_pending ? 1.0F : 0.0F);
     if (!tensor.defined() || parameter.is_moved) continue;
-    if (!tensor.grad().defined()) {
+    if (!has_one) {
       slot_of(parameter, tensor).zero_();
       continue;
     }
@@ -275,7 +296,7 @@ void Reducer::receive(Bucket& bucket) {
     const Tensor unused = std::exchange(parameter.unused, Tensor());
     const Tensor tensor = parameter.tensor.lock();
     if (!tensor.defined()) continue;
-    tensor.mutable_grad() = is_used[i] ? slot_of(parameter, tensor) : unused;
+    tensor.mutable_grad() = is_used[i] ? slot_of(parameter, tensor).to(tensor.options()) : unused;
   }
 }
 
@@ -324,8 +345,28 @@ void Reducer::end_backward() {
       has_late ? receive_with_late(bucket) : receive(bucket);
     }
   } catch (...) {
-    reset();
+    drop();
     throw;
+  }
+  reset();
+}
+
+/// Drops a backward that failed. Gradients that have not left are shown again; those that have are
+/// lost, with the memory in which other ranks may still look for them.
+void Reducer::drop() {
+  const at::NoGradGuard no_grad;
+  for (Parameter& parameter : parameters_) {
+    const Tensor tensor = parameter.tensor.lock();
+    if (!tensor.defined() || tensor.grad().defined()) continue;
+    if (parameter.is_moved && parameter.bucket >= num_sent_) {
+      tensor.mutable_grad() = slot_of(parameter, tensor).div(share());
+    } else if (parameter.unused.defined()) {
+      tensor.mutable_grad() = parameter.unused;
+    }
+  }
+  for (std::size_t i = 0; i < num_sent_; ++i) {
+    buckets_[i].flat = Tensor();
+    buckets_[i].pending = {};
   }
   reset();
 }

@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
+#include <thread>
+
 #include "runtime/support/counting_allocator.h"
 #include "runtime/support/ranks.h"
 
@@ -39,6 +42,21 @@ TEST(GlooTest, B10_GathersAndReducesAnyDtype) {
   }
 }
 
+TEST(GlooTest, B10_PartsMayLieApartOnSomeRanks) {
+  test::on_ranks(2, [](const Mesh& mesh) {
+    const auto matrix = [&] {
+      return mesh.rank() == 0 ? torch::empty({2, 3}) : torch::empty({3, 2}).t();
+    };
+    const at::Tensor expected = torch::arange(6, at::kFloat).view({2, 3});
+    at::Tensor whole = torch::empty({12});
+    mesh.world()->all_gather(whole, matrix().copy_(expected), "x").wait();
+    EXPECT_TRUE(whole.equal(torch::cat({expected.flatten(), expected.flatten()})));
+    at::Tensor part = matrix();
+    mesh.world()->reduce_scatter(part, whole, "x").wait();
+    EXPECT_TRUE(part.equal(2 * expected));
+  });
+}
+
 TEST(GlooTest, B10_CollectivesMayBeWaitedForInAnyOrder) {
   constexpr std::int64_t kNumel = 100'000;
   test::on_ranks(3, [](const Mesh& mesh) {
@@ -65,6 +83,35 @@ TEST(GlooTest, B10_CollectivesMayBeWaitedForInAnyOrder) {
           given_by(i, 3 * kNumel, at::kFloat).narrow(0, mesh.rank() * kNumel, kNumel) * 3));
     }
   });
+}
+
+TEST(GlooTest, B22_WhatNobodyWaitsForHoldsNobodyUp) {
+  MeshOptions options;
+  options.timeout = std::chrono::seconds(10);
+  test::on_ranks(
+      2,
+      [](const Mesh& mesh) {
+        constexpr std::int64_t kNumel = 1'000'000;
+        const auto gather = [&](at::Tensor& whole) {
+          return mesh.world()->all_gather(whole, given_by(mesh.rank(), kNumel, at::kFloat), "x");
+        };
+        at::Tensor first = torch::empty({2 * kNumel});
+        if (mesh.rank() == 0) {
+          gather(first);  // its tensors and its result are dropped before the other rank is here
+          first = at::Tensor();
+        } else {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          gather(first).wait();
+        }
+        at::Tensor second = torch::empty({2 * kNumel});
+        gather(second).wait();
+        EXPECT_TRUE(second.equal(
+            torch::cat({given_by(0, kNumel, at::kFloat), given_by(1, kNumel, at::kFloat)})));
+        if (mesh.rank() == 1) {
+          EXPECT_TRUE(first.equal(second));
+        }
+      },
+      options);
 }
 
 TEST(GlooTest, B14_NothingIsCopiedOnTheWay) {

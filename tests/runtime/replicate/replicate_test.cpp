@@ -1,6 +1,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
 #include "runtime/support/checks.h"
 
 namespace tessera {
@@ -126,6 +130,69 @@ TEST(ReplicateTest, B8_AnAverageOfThreeIsRoundedInItsOwnDtype) {
     forward(linear, torch::ones({1, 4}, at::kDouble) * (mesh.rank() + 0.1)).sum().backward();
     EXPECT_TRUE(
         torch::allclose(linear->weight.grad(), torch::full({1, 4}, 1.1, at::kDouble), 1e-14, 0));
+  });
+}
+
+// Rank 0 goes on while the other one has not come as far as the bucket that has left.
+TEST(ReplicateTest, B22_ABackwardThatFailedLeavesNothingToTheNext) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh, .bucket_nbytes = 1});
+    bool fails = true;
+    model->up->weight.register_hook([&](const at::Tensor& gradient) {
+      if (fails) throw std::runtime_error("the user's own");
+      return gradient;
+    });
+    const auto backward = [&](double factor) {
+      forward(model, rows_of(some_batch() * factor, mesh)).mean().backward();
+    };
+    if (mesh.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_THAT(error_of([&] { backward(100); }), HasSubstr("the user's own"));
+    fails = false;
+    model->zero_grad();
+    unsharded->forward(some_batch()).mean().backward();
+    backward(1);
+    expect_same_gradients(*unsharded, *model);
+  });
+}
+
+TEST(ReplicateTest, B22_AGradientWithAGraphIsRefused) {
+  Mlp model = seeded<Mlp>();
+  replicate(*model);
+  const at::Tensor loss = forward(model, some_batch()).mean();
+  EXPECT_THAT(error_of([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); }),
+              HasSubstr("create_graph"));
+}
+
+TEST(ReplicateTest, B8_AModuleMayBeConvertedLater) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp unsharded = seeded<Mlp>();
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh});
+    forward(model, rows_of(some_batch(), mesh)).mean().backward();
+    model->zero_grad();
+    model->to(at::kDouble);
+    unsharded->to(at::kDouble);
+    unsharded->forward(some_batch().to(at::kDouble)).mean().backward();
+    forward(model, rows_of(some_batch().to(at::kDouble), mesh)).mean().backward();
+    expect_same_gradients(*unsharded, *model);
+    EXPECT_EQ(model->up->weight.grad().scalar_type(), at::kDouble);
+  });
+}
+
+TEST(ReplicateTest, B21_WhatWasZeroedUnderNoSyncStaysUnused) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh});
+    {
+      const NoSyncScope no_sync(*model);
+      forward(model, rows_of(some_batch(), mesh)).mean().backward();
+    }
+    model->zero_grad();
+    model->up->forward(some_batch()).mean().backward();
+    EXPECT_TRUE(model->up->weight.grad().defined());
+    EXPECT_FALSE(model->down->weight.grad().defined());
   });
 }
 
