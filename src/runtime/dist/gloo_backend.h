@@ -30,7 +30,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   };
 
   c10::intrusive_ptr<Exchange> begin_exchange();
-  /// Keeps what nobody waits for.
+  /// Keeps the messages of a collective that was dropped without a wait, until the backend dies.
   void keep(std::vector<at::Tensor> tensors, std::vector<c10::intrusive_ptr<c10d::Work>> messages);
 
   int last_tag_ = 0;  // 0 is that of what is sent by itself

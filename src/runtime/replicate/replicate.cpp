@@ -177,8 +177,8 @@ void Reducer::gradient_ready(std::size_t index) {
     parameter.is_late = true;  // its gradient waits where it is
     return;
   }
+  if (bucket.num_ready == 0) make_room(bucket);
   if (!parameter.is_moved) ++bucket.num_ready;
-  make_room(bucket);
   move(parameter);
   while (num_sent_ < buckets_.size() &&
          buckets_[num_sent_].num_ready == buckets_[num_sent_].parameters.size()) {
@@ -198,8 +198,6 @@ Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const 
 
 /// Makes sure, before the first gradient moves in, that a bucket's memory is the reducer's own.
 void Reducer::make_room(Bucket& bucket) const {
-  const auto is_moved = [&](std::size_t index) { return parameters_[index].is_moved; };
-  if (std::ranges::any_of(bucket.parameters, is_moved)) return;
   for (const std::size_t index : bucket.parameters) {
     const Tensor tensor = parameters_[index].tensor.lock();
     if (!tensor.defined()) continue;
@@ -265,7 +263,7 @@ std::vector<bool> Reducer::finish_average(Bucket& bucket) const {
 
 void Reducer::send(Bucket& bucket) {
   const at::NoGradGuard no_grad;
-  make_room(bucket);
+  if (bucket.num_ready == 0) make_room(bucket);
   std::vector<float> flags;
   for (const std::size_t index : bucket.parameters) {
     Parameter& parameter = parameters_[index];
@@ -325,11 +323,11 @@ void Reducer::receive_with_late(Bucket& bucket) {
     const Parameter& parameter = parameters_[bucket.parameters[i]];
     const Tensor tensor = parameter.tensor.lock();
     if (!is_late[i] || !tensor.defined()) continue;
-    const Tensor share = slot_of(parameter, tensor);
+    const Tensor average = slot_of(parameter, tensor);
     if (tensor.grad().defined()) {
-      tensor.mutable_grad().add_(share);
+      tensor.mutable_grad().add_(average);
     } else {
-      tensor.mutable_grad() = share.clone();
+      tensor.mutable_grad() = average.clone();
     }
   }
   bucket.flat = averages;
