@@ -5,6 +5,7 @@
 #include <limits>
 #include <mutex>
 #include <numeric>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "runtime/dist/message.h"
 #include "tessera/base/error.h"
@@ -34,14 +35,25 @@ void Pending::wait() {
 
 Group::Group(std::string name, at::Device device) : name_(std::move(name)), device_(device) {}
 
-Group::Group(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
-             c10::intrusive_ptr<c10d::Store> store, at::Device device)
+Group::Group(std::string name, c10::intrusive_ptr<c10d::Store> store, Connect connect,
+             at::Device device)
     : name_(std::move(name)),
-      backend_(std::move(backend)),
       store_(std::move(store)),
+      connect_(std::move(connect)),
+      backend_(connect_(store_)),
       device_(device),
       rank_(backend_->getRank()),
       size_(backend_->getSize()) {}
+
+std::shared_ptr<Group> Group::separate(const std::string& purpose) {
+  const std::string name = name_ + ", " + purpose;
+  if (!backend_) return std::make_shared<Group>(name, device_);
+  auto store =
+      c10::make_intrusive<c10d::PrefixStore>("separate/" + std::to_string(next_number()), store_);
+  auto group = std::make_shared<Group>(name, std::move(store), connect_, device_);
+  group->counters_ = counters_;
+  return group;
+}
 
 Pending Group::start(c10::intrusive_ptr<c10d::Work> work, const char* collective,
                      const std::string& what) const {
@@ -56,7 +68,7 @@ Pending Group::all_gather(at::Tensor whole, at::Tensor part, const std::string& 
     whole.copy_(part);
     return {};
   }
-  all_gather_nbytes_ += whole.nbytes();
+  counters_->all_gather += whole.nbytes();
   const std::lock_guard lock(starting_mutex());
   return start(backend_->_allgather_base(whole, part), "all-gather", what);
 }
@@ -68,14 +80,14 @@ Pending Group::reduce_scatter(at::Tensor part, at::Tensor whole, const std::stri
     part.copy_(whole);
     return {};
   }
-  reduce_scatter_nbytes_ += whole.nbytes();
+  counters_->reduce_scatter += whole.nbytes();
   const std::lock_guard lock(starting_mutex());
   return start(backend_->_reduce_scatter_base(part, whole), "reduce-scatter", what);
 }
 
 Pending Group::all_reduce(at::Tensor tensor, const std::string& what) {
   if (!backend_) return {};
-  all_reduce_nbytes_ += tensor.nbytes();
+  counters_->all_reduce += tensor.nbytes();
   std::vector<at::Tensor> tensors = {std::move(tensor)};
   const std::lock_guard lock(starting_mutex());
   return start(backend_->allreduce(tensors), "all-reduce", what);
@@ -83,7 +95,7 @@ Pending Group::all_reduce(at::Tensor tensor, const std::string& what) {
 
 Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
   if (!backend_) return {};
-  broadcast_nbytes_ += tensor.nbytes();
+  counters_->broadcast += tensor.nbytes();
   std::vector<at::Tensor> tensors = {std::move(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root;
@@ -105,7 +117,7 @@ Pending Group::all_to_all(at::Tensor received, std::vector<std::int64_t> num_rec
     received.copy_(sent);
     return {};
   }
-  all_to_all_nbytes_ += sent.nbytes();
+  counters_->all_to_all += sent.nbytes();
   const std::lock_guard lock(starting_mutex());
   return start(backend_->alltoall_base(received, sent, num_received, num_sent), "all-to-all", what);
 }
@@ -128,7 +140,7 @@ void Group::scatter(at::Tensor part, const at::Tensor& whole, int root, const st
 
 Pending Group::start_sending(at::Tensor tensor, int to, const std::string& what) {
   TESSERA_CHECK(to != rank_ && tensor.is_contiguous());
-  sent_nbytes_ += tensor.nbytes();
+  counters_->sent += tensor.nbytes();
   std::vector<at::Tensor> tensors = {std::move(tensor)};
   const std::lock_guard lock(starting_mutex());
   return start(backend_->send(tensors, to, /*tag=*/0), "sending", what);
@@ -169,8 +181,8 @@ double Group::max(double value, const std::string& what) {
 }
 
 Traffic Group::traffic() const {
-  return {all_gather_nbytes_, reduce_scatter_nbytes_, all_reduce_nbytes_,
-          broadcast_nbytes_,  all_to_all_nbytes_,     sent_nbytes_};
+  return {counters_->all_gather, counters_->reduce_scatter, counters_->all_reduce,
+          counters_->broadcast,  counters_->all_to_all,     counters_->sent};
 }
 
 }  // namespace tessera::dist

@@ -59,15 +59,19 @@ class Connector {
     if (size == 1 && !(transport.connects_one_rank && store_)) {
       return std::make_shared<Group>(name, transport.device);
     }
-    const auto store = c10::make_intrusive<c10d::PrefixStore>("tessera/" + key, store_);
-    try {
-      return std::make_shared<Group>(name, transport.connect(store, rank, size, options_.timeout),
-                                     store, transport.device);
-    } catch (const std::exception& error) {
-      throw Error(ErrorKind::io, {},
-                  "rank " + std::to_string(rank) + " of " + std::to_string(size) + " (" + name +
-                      "): connecting over " + transport.name + ": " + message_of(error));
-    }
+    const auto connect = [name, rank, size, transport, timeout = options_.timeout](
+                             const c10::intrusive_ptr<c10d::Store>& store) {
+      try {
+        return transport.connect(store, rank, size, timeout);
+      } catch (const std::exception& error) {
+        throw Error(ErrorKind::io, {},
+                    "rank " + std::to_string(rank) + " of " + std::to_string(size) + " (" + name +
+                        "): connecting over " + transport.name + ": " + message_of(error));
+      }
+    };
+    return std::make_shared<Group>(name,
+                                   c10::make_intrusive<c10d::PrefixStore>("tessera/" + key, store_),
+                                   connect, transport.device);
   }
 
  private:

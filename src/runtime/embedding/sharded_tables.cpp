@@ -130,6 +130,7 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
       plan_(plan),
       mesh_(mesh),
       optimizer_(options.optimizer),
+      world_(mesh.world()->separate("tables")),
       alone_(std::make_shared<dist::Group>("tables alone")) {
   check_plan(tables_, plan, mesh.world_size());
   check_kernels(tables_, options);
@@ -138,7 +139,7 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
   if (std::ranges::any_of(tables_.configs(), [&](const EmbeddingBagConfig& config) {
         return collection.weight(config.name).is_meta();
       })) {
-    seed = draw_seed(*mesh.world());
+    seed = draw_seed(*world_);
   }
   Assignments sharded(static_cast<std::size_t>(mesh.world_size()));
   Assignments replicated(1);
@@ -168,9 +169,9 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
   }
   lay_out_columns(sharded, replicated[0]);
   const auto own = static_cast<std::size_t>(mesh.rank());
-  sharded_lookup_ = Lookup(sharded[own], pooled_columns_[own], local_, mesh.world());
+  sharded_lookup_ = Lookup(sharded[own], pooled_columns_[own], local_, world_);
   replicated_lookup_ =
-      Lookup(replicated[0], output_columns(tables_, replicated[0]), local_, mesh.world());
+      Lookup(replicated[0], output_columns(tables_, replicated[0]), local_, world_);
   static_fingerprint_ = fingerprint_of(tables_, plan_, local_, optimizer_);
   sharded_ = std::make_shared<const Assignments>(std::move(sharded));
   replicated_ = std::make_shared<const Assignments>(std::move(replicated));
@@ -369,7 +370,7 @@ std::shared_ptr<Inputs> ShardedTables::start(const OwnBatch& batch) {
   inputs->tables = weak_from_this();
   if (batch.wants_weight_gradients) inputs->weights = batch.batch->weights().to(at::kFloat);
   const std::uint64_t common = fingerprint();
-  inputs->sharded = std::make_unique<Input>(tables_, sharded_, mesh_.world(), batch, common);
+  inputs->sharded = std::make_unique<Input>(tables_, sharded_, world_, batch, common);
   inputs->replicated = std::make_unique<Input>(tables_, replicated_, alone_, batch, common);
   return inputs;
 }
@@ -451,9 +452,7 @@ void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
   Tensor local = torch::empty({bags.num_samples, sharded_lookup_.width()}, at::kFloat);
   sharded_lookup_.pooled(bags, local);
   Tensor received = torch::empty({sum_of(num_received)}, at::kFloat);
-  mesh_.world()
-      ->all_to_all(received, num_received, local.view({-1}), num_sent, "pooled rows")
-      .wait();
+  world_->all_to_all(received, num_received, local.view({-1}), num_sent, "pooled rows").wait();
   auto* const to = output.mutable_data_ptr<float>();
   for_samples(batch_size, [&](std::int64_t sample) {
     float* const row = to + sample * tables_.output_width();
@@ -494,9 +493,7 @@ Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradie
     }
   });
   Tensor received = torch::empty({sum_of(num_received)}, at::kFloat);
-  mesh_.world()
-      ->all_to_all(received, num_received, sent, num_sent, "gradients of pooled rows")
-      .wait();
+  world_->all_to_all(received, num_received, sent, num_sent, "gradients of pooled rows").wait();
   return received;
 }
 

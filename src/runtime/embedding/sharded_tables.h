@@ -82,6 +82,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   TablePlan plan_;
   dist::Mesh mesh_;
   std::optional<FusedOptimizer> optimizer_;
+  std::shared_ptr<dist::Group> world_;  // all ranks, in an order of collectives of its own
   std::shared_ptr<dist::Group> alone_;  // this rank's group of one
   std::vector<LocalTable> local_;
   std::shared_ptr<const Assignments> sharded_;     // by rank

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "runtime/fsdp/traversal.h"
+#include "runtime/registry/gradient_hook.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/runtime/registry/shards.h"
 
@@ -87,9 +88,7 @@ std::shared_ptr<FlatParamHandle> FlatParamHandle::create(
 FlatParamHandle::~FlatParamHandle() = default;
 
 std::shared_ptr<FlatParamHandle> FlatParamHandle::of(const Tensor& parameter) {
-  if (torch::autograd::impl::get_autograd_meta(parameter) == nullptr) return nullptr;
-  const auto* const hook = dynamic_cast<const GradientHook*>(
-      torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+  const auto* const hook = dynamic_cast<const GradientHook*>(registry::gradient_hook(parameter));
   return hook == nullptr ? nullptr : hook->handle();
 }
 

@@ -10,6 +10,7 @@
 #include "runtime/fsdp/state_dict_hooks.h"
 #include "runtime/fsdp/torch_save.h"
 #include "runtime/fsdp/traversal.h"
+#include "runtime/registry/gradient_hook.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/dist/launch.h"
@@ -233,9 +234,7 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
                                 (found.tensor.is_leaf() ? "" : " with a graph"),
                             "ignored_states leaves it out");
     }
-    // A parameter that never required a gradient has nothing of autograd's yet.
-    if (torch::autograd::impl::get_autograd_meta(found.tensor) != nullptr &&
-        torch::autograd::impl::post_acc_grad_hooks(found.tensor)) {
+    if (registry::gradient_hook(found.tensor) != nullptr) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
                             "parameter of a module to be fully sharded",
                             "one that is no other API's", "one that replicate had taken over",

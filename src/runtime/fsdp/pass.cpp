@@ -531,6 +531,11 @@ void Pass::queue_end_of_backward() {
   end_of_backward_.queue([pass = shared_from_this()] { pass->end_backward(); });
   is_end_queued_ = true;
   last_touched_ = nullptr;  // the backward uses it anew
+  using Others = registry::PassMember::Others;
+  const bool is_alone = handles_.empty() && members_.size() == 1;
+  for (const auto& member : members_) {
+    member->begin_backward(is_alone ? Others::none : Others::some);
+  }
   begin_phase(PhaseKey::Direction::backward);
 }
 

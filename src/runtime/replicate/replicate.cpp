@@ -9,6 +9,7 @@
 
 #include "runtime/dist/sync_states.h"
 #include "runtime/registry/end_of_backward.h"
+#include "runtime/registry/gradient_hook.h"
 #include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/fused_updates.h"
@@ -44,15 +45,18 @@ void for_each_open_module(Module& module, const std::string& prefix, const Visit
 /// Averages the gradients of a module's parameters. A gradient moves into its bucket as soon as it
 /// is there; buckets start in one order on all ranks, whatever the order in which gradients come.
 /// The averages that parameters show lie in the buckets. A gradient that comes after its bucket has
-/// left (recomputation, a parameter used twice) makes the bucket leave once more, with such alone.
+/// left (recomputation, a parameter used twice) makes the bucket leave once more, with such alone:
+/// the last bucket leaves at the end of the backward, and tells all ranks which ones those are.
 class Reducer final : public registry::PassMember, public std::enable_shared_from_this<Reducer> {
  public:
-  Reducer(const ModulePtr& module, ReplicateOptions options)
-      : module_(module), options_(std::move(options)) {}
+  /// `group`: all ranks, for its own use.
+  Reducer(const ModulePtr& module, ReplicateOptions options, std::shared_ptr<dist::Group> group)
+      : module_(module), options_(std::move(options)), group_(std::move(group)) {}
 
   void take(const std::vector<std::pair<std::string, Tensor>>& parameters);
 
   void begin_forward() override;
+  void begin_backward(Others others) override;
   void set_gradient_sync(registry::GradientSync sync) override {
     const std::lock_guard lock(mutex_);
     sync_ = sync;
@@ -70,24 +74,28 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     bool is_moved = false;    // into its bucket, in this backward
     bool is_late = false;     // has one that came when the bucket had left
     Tensor unused{};          // what it had, where this backward has not used it
+    Tensor late{};            // what came late
   };
   struct Bucket {
     std::vector<std::size_t> parameters;
     std::int64_t numel = 0;
     at::TensorOptions tensor_options{};
     std::size_t num_ready = 0;  // in this backward
-    Tensor flat;                // [numel + one flag per parameter]
+    Tensor flat;                // [numel + flags]
     dist::Pending pending;
   };
 
   /// Of each rank in an average. As DDP has it, and so with its roundings.
-  double share() const { return 1.0 / options_.mesh.world_size(); }
+  double share() const { return 1.0 / group_->size(); }
+  bool is_last(const Bucket& bucket) const { return &bucket == &buckets_.back(); }
+  bool has_late(const Bucket& bucket) const;
+  void begin_backward();
   Tensor slot_of(const Parameter& parameter, const Tensor& tensor) const;
   void make_room(Bucket& bucket) const;
   void move(Parameter& parameter) const;
   void send(Bucket& bucket);
-  void receive(Bucket& bucket);
-  void receive_with_late(Bucket& bucket);
+  std::vector<bool> receive(Bucket& bucket);
+  void add_late(Bucket& bucket);
   void start_average(Bucket& bucket, const std::vector<float>& flags) const;
   std::vector<bool> finish_average(Bucket& bucket) const;
   void end_backward();
@@ -97,10 +105,13 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   std::mutex mutex_;
   std::weak_ptr<Module> module_;
   ReplicateOptions options_;
+  std::shared_ptr<dist::Group> group_;
   registry::GradientSync sync_ = registry::GradientSync::on;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::size_t num_sent_ = 0;  // buckets that have left, from the first on
+  std::size_t num_sent_ = 0;      // buckets that have left, from the first on
+  bool has_gradients_ = false;    // in this backward
+  Others others_ = Others::none;  // in this backward
   registry::EndOfBackward end_of_backward_;
 };
 
@@ -114,6 +125,21 @@ class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
  private:
   std::shared_ptr<Reducer> reducer_;
   std::size_t parameter_;
+};
+
+/// Sits on each parameter that was frozen, and so has no place in a bucket.
+class RefusingHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit RefusingHook(std::string fqn) : fqn_(std::move(fqn)) {}
+  void operator()(const Tensor& /*parameter*/) override {
+    throw Error::expected(ErrorKind::unsupported, {.fqn = fqn_}, "gradient in a replicated module",
+                          "of a parameter that was not frozen when replicate was called",
+                          "one of a parameter that was",
+                          "call replicate first, then freeze what is to be trained later");
+  }
+
+ private:
+  std::string fqn_;
 };
 
 void Reducer::take(const std::vector<std::pair<std::string, Tensor>>& parameters) {
@@ -145,12 +171,26 @@ void Reducer::begin_forward() {
   if (options_.buffers == ReplicateOptions::Buffers::keep) return;
   const ModulePtr module = module_.lock();
   if (!module || !module->is_training() || sync_ == registry::GradientSync::off) return;
-  dist::StateSync sync(*options_.mesh.world());
+  dist::StateSync sync(*group_);
   for_each_open_module(*module, "", [&](const Module& each, const std::string& prefix) {
     for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
       sync.sync(prefix + buffer.key(), buffer.value());
     }
   });
+}
+
+// Within recomputation a backward may run inside another one, whose end is that of both.
+void Reducer::begin_backward(Others others) {
+  const std::lock_guard lock(mutex_);
+  if (sync_ == registry::GradientSync::off || buckets_.empty()) return;
+  begin_backward();
+  others_ = others;
+}
+
+void Reducer::begin_backward() {
+  if (end_of_backward_.is_queued()) return;
+  drop();  // what a backward that failed has left
+  end_of_backward_.queue([self = shared_from_this()] { self->end_backward(); });
 }
 
 void Reducer::gradient_ready(std::size_t index) {
@@ -168,10 +208,8 @@ void Reducer::gradient_ready(std::size_t index) {
                           "parameter of a replicated module", "a gradient without a graph",
                           "one with a graph", "create_graph: not possible for averages");
   }
-  if (!end_of_backward_.is_queued()) {
-    drop();  // what a backward that failed has left
-    end_of_backward_.queue([self = shared_from_this()] { self->end_backward(); });
-  }
+  begin_backward();
+  has_gradients_ = true;
   Bucket& bucket = buckets_[parameter.bucket];
   if (parameter.bucket < num_sent_) {
     parameter.is_late = true;  // its gradient waits where it is
@@ -180,7 +218,7 @@ void Reducer::gradient_ready(std::size_t index) {
   if (bucket.num_ready == 0) make_room(bucket);
   if (!parameter.is_moved) ++bucket.num_ready;
   move(parameter);
-  while (num_sent_ < buckets_.size() &&
+  while (!is_last(buckets_[num_sent_]) &&
          buckets_[num_sent_].num_ready == buckets_[num_sent_].parameters.size()) {
     send(buckets_[num_sent_++]);
   }
@@ -217,7 +255,8 @@ void Reducer::make_room(Bucket& bucket) const {
     }
     if (bucket.flat.storage().use_count() == num_known) return;
   }
-  const auto num_flags = static_cast<std::int64_t>(bucket.parameters.size());
+  const auto num_flags =
+      static_cast<std::int64_t>(bucket.parameters.size() + (is_last(bucket) ? buckets_.size() : 0));
   bucket.flat = torch::zeros({bucket.numel + num_flags}, bucket.tensor_options);
 }
 
@@ -243,22 +282,26 @@ void Reducer::move(Parameter& parameter) const {
 void Reducer::start_average(Bucket& bucket, const std::vector<float>& flags) const {
   bucket.flat.narrow(0, bucket.numel, static_cast<std::int64_t>(flags.size()))
       .copy_(torch::tensor(flags));
-  bucket.pending = options_.mesh.world()->all_reduce(
-      bucket.flat, "gradients of " + parameters_[bucket.parameters.front()].fqn);
+  bucket.pending =
+      group_->all_reduce(bucket.flat, "gradients of " + parameters_[bucket.parameters.front()].fqn);
 }
 
-/// Returns for each parameter whether any rank had set its flag.
+/// Returns for each flag whether any rank had set it.
 std::vector<bool> Reducer::finish_average(Bucket& bucket) const {
   const at::NoGradGuard no_grad;
   bucket.pending.wait();
-  const Tensor flags =
-      bucket.flat.narrow(0, bucket.numel, static_cast<std::int64_t>(bucket.parameters.size()))
-          .to(at::kCPU, at::kFloat);
+  const Tensor flags = bucket.flat.narrow(0, bucket.numel, bucket.flat.numel() - bucket.numel)
+                           .to(at::kCPU, at::kFloat);
   const float* const begin = flags.const_data_ptr<float>();
   std::vector<bool> is_set;
   std::transform(begin, begin + flags.numel(), std::back_inserter(is_set),
                  [](float flag) { return flag != 0; });
   return is_set;
+}
+
+bool Reducer::has_late(const Bucket& bucket) const {
+  return std::ranges::any_of(bucket.parameters,
+                             [&](std::size_t index) { return parameters_[index].is_late; });
 }
 
 void Reducer::send(Bucket& bucket) {
@@ -282,44 +325,43 @@ void Reducer::send(Bucket& bucket) {
     }
     move(parameter);
   }
+  if (is_last(bucket)) {
+    for (const Bucket& each : buckets_) flags.push_back(has_late(each) ? 1.0F : 0.0F);
+  }
   start_average(bucket, flags);
 }
 
-/// Waits for the averages, and shows them to the parameters that any rank has used.
-void Reducer::receive(Bucket& bucket) {
-  const std::vector<bool> is_used = finish_average(bucket);
+/// Waits for the averages, and shows them to the parameters that any rank has used. Returns the
+/// bucket's flags.
+std::vector<bool> Reducer::receive(Bucket& bucket) {
+  std::vector<bool> flags = finish_average(bucket);
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     Parameter& parameter = parameters_[bucket.parameters[i]];
     parameter.is_pending = false;
     const Tensor unused = std::exchange(parameter.unused, Tensor());
     const Tensor tensor = parameter.tensor.lock();
     if (!tensor.defined()) continue;
-    tensor.mutable_grad() = is_used[i] ? slot_of(parameter, tensor).to(tensor.options()) : unused;
+    if (parameter.is_late) parameter.late = tensor.grad();
+    tensor.mutable_grad() = flags[i] ? slot_of(parameter, tensor).to(tensor.options()) : unused;
   }
+  return flags;
 }
 
-/// Receives a bucket, and adds the averages of what came late.
-void Reducer::receive_with_late(Bucket& bucket) {
+/// Adds the averages of what came late on any rank to what the parameters show.
+void Reducer::add_late(Bucket& bucket) {
   const at::NoGradGuard no_grad;
-  std::vector<Tensor> late;  // parallel to the bucket's parameters
-  for (const std::size_t index : bucket.parameters) {
-    const Tensor tensor = parameters_[index].tensor.lock();
-    late.push_back(parameters_[index].is_late && tensor.defined()
-                       ? std::exchange(tensor.mutable_grad(), Tensor())
-                       : Tensor());
-  }
-  receive(bucket);
   const Tensor averages = std::exchange(bucket.flat, torch::zeros_like(bucket.flat));
   std::vector<float> flags;
-  for (std::size_t i = 0; i < late.size(); ++i) {
-    const Parameter& parameter = parameters_[bucket.parameters[i]];
-    flags.push_back(late[i].defined() ? 1.0F : 0.0F);
-    if (!late[i].defined()) continue;
-    slot_of(parameter, parameter.tensor.lock()).copy_(late[i]).mul_(share());
+  for (const std::size_t index : bucket.parameters) {
+    Parameter& parameter = parameters_[index];
+    const Tensor late = std::exchange(parameter.late, Tensor());
+    flags.push_back(late.defined() ? 1.0F : 0.0F);
+    if (!late.defined()) continue;
+    slot_of(parameter, parameter.tensor.lock()).copy_(late).mul_(share());
   }
   start_average(bucket, flags);
   const std::vector<bool> is_late = finish_average(bucket);
-  for (std::size_t i = 0; i < is_late.size(); ++i) {
+  for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     const Parameter& parameter = parameters_[bucket.parameters[i]];
     const Tensor tensor = parameter.tensor.lock();
     if (!is_late[i] || !tensor.defined()) continue;
@@ -335,12 +377,15 @@ void Reducer::receive_with_late(Bucket& bucket) {
 
 void Reducer::end_backward() {
   const std::lock_guard lock(mutex_);
+  // By itself it is reached on all ranks, or, as by `torch::autograd::grad`, on none.
+  if (!has_gradients_ && others_ == Others::none) return reset();
   try {
     for (; num_sent_ < buckets_.size(); ++num_sent_) send(buckets_[num_sent_]);
-    for (Bucket& bucket : buckets_) {
-      const bool has_late = std::ranges::any_of(
-          bucket.parameters, [&](std::size_t index) { return parameters_[index].is_late; });
-      has_late ? receive_with_late(bucket) : receive(bucket);
+    std::vector<bool> flags;
+    for (Bucket& bucket : buckets_) flags = receive(bucket);
+    const std::size_t first = buckets_.back().parameters.size();  // of the flags for buckets
+    for (std::size_t i = 0; i < buckets_.size(); ++i) {
+      if (flags[first + i]) add_late(buckets_[i]);
     }
   } catch (...) {
     drop();
@@ -373,9 +418,11 @@ void Reducer::reset() {
   for (Bucket& bucket : buckets_) bucket.num_ready = 0;
   for (Parameter& parameter : parameters_) {
     parameter.is_moved = parameter.is_late = false;
-    parameter.unused = Tensor();
+    parameter.unused = parameter.late = Tensor();
   }
   num_sent_ = 0;
+  has_gradients_ = false;
+  others_ = Others::none;
   end_of_backward_.forget();
 }
 
@@ -396,14 +443,18 @@ void replicate(Module& module, const ReplicateOptions& options) {
   const ModulePtr owner = registry::weak_module(module).lock();
   refuse_applied(module, "");
   std::vector<std::pair<std::string, Tensor>> parameters;
+  std::vector<std::pair<std::string, Tensor>> frozen;
   const auto take = [&](const std::string& fqn, const Tensor& parameter) {
     const auto is_same = [&](const Tensor& each) { return each.is_same(parameter); };
     const bool is_left_out =
-        !parameter.defined() || !parameter.requires_grad() ||
-        std::ranges::any_of(options.ignored_states, is_same) ||
+        !parameter.defined() || std::ranges::any_of(options.ignored_states, is_same) ||
         std::ranges::any_of(parameters, [&](const auto& each) { return is_same(each.second); });
     if (is_left_out) return;
-    if (torch::autograd::impl::post_acc_grad_hooks(parameter)) {
+    if (!parameter.requires_grad()) {
+      frozen.emplace_back(fqn, parameter);
+      return;
+    }
+    if (registry::gradient_hook(parameter) != nullptr) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
                             "parameter of a module to be replicated", "one that is no other API's",
                             "one that a module elsewhere had taken over",
@@ -417,8 +468,10 @@ void replicate(Module& module, const ReplicateOptions& options) {
       take(prefix + parameter.key(), parameter.value());
     }
   });
+  // Its collectives run beside those of other modules, in an order that ranks need not share.
+  const auto group = options.mesh.world()->separate("replicate");
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {
-    dist::StateSync sync(*options.mesh.world());
+    dist::StateSync sync(*group);
     for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
       for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
         sync.sync(prefix + parameter.key(), parameter.value());
@@ -430,8 +483,12 @@ void replicate(Module& module, const ReplicateOptions& options) {
       }
     });
   }
-  const auto reducer = std::make_shared<Reducer>(owner, options);
+  const auto reducer = std::make_shared<Reducer>(owner, options, group);
   reducer->take(parameters);
+  for (const auto& [fqn, tensor] : frozen) {
+    if (registry::gradient_hook(tensor) != nullptr) continue;
+    torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<RefusingHook>(fqn));
+  }
   registry::attach<registry::PassMember>(module, reducer);
   registry::note_applied(module, "replicate", options.mesh);
 }

@@ -85,6 +85,25 @@ TEST(MeshTest, CollectivesRunAlongEachAxis) {
       options);
 }
 
+TEST(MeshTest, ASeparateGroupHasAnOrderOfItsOwn) {
+  test::on_ranks(3, [](const Mesh& mesh) {
+    const std::shared_ptr<Group> separate = mesh.world()->separate("beside");
+    EXPECT_EQ(separate->rank(), mesh.rank());
+    EXPECT_EQ(separate->size(), 3);
+    at::Tensor of_world = torch::ones({2});
+    at::Tensor of_separate = torch::full({2}, 10.0);
+    std::vector<Pending> pending;
+    if (mesh.rank() == 0) pending.push_back(separate->all_reduce(of_separate, "x"));
+    pending.push_back(mesh.world()->all_reduce(of_world, "x"));
+    if (mesh.rank() != 0) pending.push_back(separate->all_reduce(of_separate, "x"));
+    for (Pending& each : pending) each.wait();
+    EXPECT_TRUE(of_world.eq(3).all().item<bool>());
+    EXPECT_TRUE(of_separate.eq(30).all().item<bool>());
+    EXPECT_EQ(mesh.world()->traffic().all_reduce, 2 * of_world.nbytes());
+  });
+  EXPECT_EQ(Mesh().world()->separate("alone")->size(), 1);
+}
+
 TEST(MeshTest, B22_ARankThatIsMissingIsATimeOutThatNamesTheCollective) {
   MeshOptions options;
   options.timeout = std::chrono::milliseconds(1000);

@@ -5,11 +5,12 @@
 #include <random>
 
 #include "runtime/support/checks.h"
+#include "support/random.h"
 
-// Draws models, ways to shard them, and patterns of use by rank and step, and holds every gradient
-// and every loss to those of the unsharded model. Draws the same cases each time, unless
-// `TESSERA_TEST_SEED` says others; `TESSERA_RANDOM_MODEL` runs the one case of a seed, and
-// `TESSERA_RANDOM_MODELS` sets how many cases each world draws.
+// Draws models, ways to shard and replicate them, and patterns of use by rank and step, and holds
+// every gradient and every loss to those of the unsharded model. `TESSERA_TEST_SEED` repeats a run,
+// `TESSERA_RANDOM_MODEL` the one case of a seed; `TESSERA_RANDOM_MODELS` sets how many cases each
+// world draws.
 
 namespace tessera {
 namespace {
@@ -73,7 +74,9 @@ struct PartImpl : torch::nn::Module {
       const bool is_used = !is_optional[i] || drawn.chance(50);
       if (!is_used) continue;
       const auto& part = parts[i];
-      const at::Tensor z = is_recomputed ? recompute(part, y, use) : part->forward(y, use);
+      const at::Tensor z = recomputation
+                               ? recompute({.recomputation = *recomputation}, part, y, use)
+                               : part->forward(y, use);
       y = 0.5 * y + 0.5 * torch::tanh(z);
     }
     return y;
@@ -87,7 +90,7 @@ struct PartImpl : torch::nn::Module {
   std::vector<std::shared_ptr<PartImpl>> parts;
   std::vector<bool> is_optional;  // parallel to parts
   bool has_varying_order = false;
-  bool is_recomputed = false;
+  std::optional<Recomputation> recomputation;
 };
 using Part = std::shared_ptr<PartImpl>;
 
@@ -165,7 +168,9 @@ class ModelDraw {
     auto group = std::make_shared<PartImpl>();
     group->number = num_parts_++;
     group->has_varying_order = is_uneven_ && drawn_.chance(15);
-    group->is_recomputed = may_recompute_ && drawn_.chance(40);
+    if (may_recompute_ && drawn_.chance(40)) {
+      group->recomputation = static_cast<Recomputation>(drawn_.below(2));
+    }
     const std::size_t num_parts = 1 + drawn_.below(depth == 0 ? 4 : 3);
     for (std::size_t i = 0; i < num_parts; ++i) {
       const bool is_optional = is_uneven_ && drawn_.chance(40);
@@ -194,7 +199,37 @@ class ModelDraw {
   Part root_;
 };
 
-/// Applies fully_shard from the inside out, with options drawn for each unit.
+bool is_within(const PartImpl& part, const PartImpl& group) {
+  return &part == &group ||
+         std::ranges::any_of(group.parts, [&](const Part& each) { return is_within(part, *each); });
+}
+
+/// Returns whether nothing of a part stands outside of it as well, as a module or a weight.
+bool stands_alone(const PartImpl& part, const ModelDraw& model) {
+  const std::vector<at::Tensor> weights = part.parameters();
+  for (const Part& other : model.all()) {
+    if (is_within(*other, part)) continue;
+    for (const Part& child : other->parts) {
+      if (child.get() != &part && is_within(*child, part)) return false;
+    }
+    if (other->kind == PartImpl::Kind::group) continue;
+    for (const at::Tensor& weight : other->parameters()) {
+      if (std::ranges::any_of(weights,
+                              [&](const at::Tensor& each) { return each.is_same(weight); })) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool has_applied(const PartImpl& part) {
+  return std::ranges::any_of(part.modules(), [](const auto& module) {
+    return registry::applied_api(*module).has_value();
+  });
+}
+
+/// Applies fully_shard, and replicate, from the inside out, with options drawn for each unit.
 void shard(const ModelDraw& model, Drawn drawn, const dist::Mesh& mesh) {
   const bool is_hybrid = mesh.axes().size() == 2;
   const std::vector<ShardingStrategy> strategies =
@@ -203,8 +238,14 @@ void shard(const ModelDraw& model, Drawn drawn, const dist::Mesh& mesh) {
   const bool mixes_strategies = drawn.chance(30);
   const ShardingStrategy common = strategies[drawn.below(3)];
   const int percent = static_cast<int>(drawn.below(100));  // of parts that become units
+  const int percent_replicated = drawn.chance(10) ? 40 : 0;
   for (const Part& part : model.all()) {
-    if (part != model.root() && !drawn.chance(percent)) continue;
+    const bool is_root = part == model.root();
+    if (!is_root && drawn.chance(percent_replicated) && !has_applied(*part) &&
+        stands_alone(*part, model)) {
+      replicate(*part, {.mesh = mesh, .bucket_nbytes = drawn.chance(50) ? 1 : 100});
+    }
+    if (!is_root && !drawn.chance(percent)) continue;
     if (registry::applied_api(*part)) continue;
     FullyShardOptions options;
     options.mesh = mesh;
@@ -347,8 +388,8 @@ class Case {
       step(*sharded_.root());
       step(*unsharded_.root());
     }
-    if (drawn_.chance(15)) {
-      const std::size_t chosen = drawn_.below(sharded_.all().size());
+    const std::size_t chosen = drawn_.below(sharded_.all().size());
+    if (drawn_.chance(15) && !is_replicated(*sharded_.all()[chosen])) {
       turn(*sharded_.all()[chosen]);
       turn(*unsharded_.all()[chosen]);
     }
@@ -391,12 +432,29 @@ class Case {
       parameter.mutable_grad() = at::Tensor();
     }
   }
+  bool is_replicated(const PartImpl& part) const {
+    return std::ranges::any_of(sharded_.all(), [&](const Part& each) {
+      return registry::applied_api(*each) == "replicate" && is_within(part, *each);
+    });
+  }
   int last_part() const { return sharded_.root()->parts.back()->number; }
 
   void expect_gradients() {
     // Sums run in another order, and norms and sums that cancel magnify that.
     constexpr double kTolerance = 1e-3;
     test::expect_gradients_of(*unsharded_.root(), *sharded_.root(), mesh_, 1, kTolerance);
+    for (std::size_t i = 0; i < sharded_.all().size(); ++i) {
+      if (registry::applied_api(*sharded_.all()[i]) != "replicate") continue;
+      const auto found = sharded_.all()[i]->named_parameters();
+      for (const auto& expected : unsharded_.all()[i]->named_parameters()) {
+        const at::Tensor& gradient = found[expected.key()].grad();
+        ASSERT_EQ(gradient.defined(), expected.value().grad().defined()) << expected.key();
+        if (!gradient.defined()) continue;
+        EXPECT_TRUE(
+            torch::allclose(gradient, expected.value().grad(), kTolerance, kTolerance / 100))
+            << expected.key() << gradient << expected.value().grad();
+      }
+    }
     EXPECT_FALSE(is_in_pass(*sharded_.root()));
     for (const FlatParameterInfo& info : handles(*sharded_.root())) {
       EXPECT_FALSE(info.is_unsharded) << info.module_fqn;
@@ -428,13 +486,12 @@ TEST_P(RandomModelsTest, B1_B10_TrainAsTheUnshardedModel) {
                         : chosen != nullptr ? std::atoi(chosen)
                                             : GetParam().num_cases;
   constexpr int kNumCasesTogether = 50;  // they share connections, and one time limit
-  const char* const given = std::getenv("TESSERA_TEST_SEED");
-  Drawn random(given == nullptr ? 1 : std::strtoull(given, nullptr, 0));
+  test::Random random;
   const int num_ranks = GetParam().num_ranks;
   dist::MeshOptions options;
   if (GetParam().is_hybrid) options.axes = {{"replicate", 2}, {"shard", -1}};
   for (int done = 0; done < num_cases; done += kNumCasesTogether) {
-    const std::uint64_t drawn = random.below(std::uint64_t{1} << 40);
+    const auto drawn = static_cast<std::uint64_t>(random.between(0, std::int64_t{1} << 40));
     const std::uint64_t first = one == nullptr ? drawn : std::strtoull(one, nullptr, 0);
     const int num_together = std::min(kNumCasesTogether, num_cases - done);
     test::on_ranks(

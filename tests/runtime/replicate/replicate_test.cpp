@@ -13,6 +13,7 @@ namespace {
 using test::error_of;
 using test::Mlp;
 using test::seeded;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 at::Tensor rows_of(const at::Tensor& batch, const dist::Mesh& mesh) {
@@ -56,7 +57,7 @@ TEST(ReplicateTest, B8_EachStepSendsEachGradientOnce) {
     replicate(*model, {.mesh = mesh, .module_states = ReplicateOptions::ModuleStates::as_they_are});
     const std::uint64_t before = mesh.world()->traffic().all_reduce;
     model->forward(some_batch()).mean().backward();
-    std::uint64_t num_elements = 6;  // a flag for each
+    std::uint64_t num_elements = 6 + 1;  // a flag for each, and for the bucket
     for (const std::uint64_t numel : {7U * 13, 13U, 13U * 11, 11U, 11U * 3, 3U}) {
       num_elements += (numel + 3) / 4 * 4;  // gradients begin at multiples of 16 bytes
     }
@@ -165,6 +166,23 @@ TEST(ReplicateTest, B22_AGradientWithAGraphIsRefused) {
               HasSubstr("create_graph"));
 }
 
+TEST(ReplicateTest, B1_WhatWasFrozenCannotBeTrainedLater) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    model->up->weight.requires_grad_(false);
+    model->down->register_parameter("never", torch::ones({2}), /*requires_grad=*/false);
+    replicate(*model, {.mesh = mesh});
+    const auto backward = [&] { forward(model, rows_of(some_batch(), mesh)).mean().backward(); };
+    backward();
+    model->up->bias.requires_grad_(false);
+    backward();
+    model->up->bias.requires_grad_(true);
+    backward();
+    model->up->weight.requires_grad_(true);
+    EXPECT_THAT(error_of(backward), AllOf(HasSubstr("up.weight"), HasSubstr("frozen")));
+  });
+}
+
 TEST(ReplicateTest, B8_AModuleMayBeConvertedLater) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
@@ -255,6 +273,34 @@ TEST(ReplicateTest, B19_RecomputationInsideIt) {
   }
 }
 
+/// One rank recomputes a module twice within a backward, in backwards of their own, so that some
+/// gradients come when their bucket has left; the other one does not, and uses a module more.
+TEST(ReplicateTest, B10_GradientsThatComeLateOnOneRankOnly) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh, .bucket_nbytes = 1});
+    for (int step = 1; step <= 2; ++step) {
+      ForwardScope scope(*model);
+      const auto down = [&] {
+        return recompute(
+                   {.recomputation = Recomputation::reentrant, .rng_state = RngState::leave},
+                   [&](const at::Tensor& x) { return model->down->forward(x); },
+                   torch::ones({1, 11}, at::requires_grad()))
+            .sum();
+      };
+      at::Tensor loss = down();
+      if (mesh.rank() == 0) loss = loss + down();
+      if (mesh.rank() == 1) loss = loss + model->up->forward(torch::ones({1, 7})).sum();
+      scope.watch(loss);
+      loss.backward();
+      EXPECT_TRUE(model->down->bias.grad().eq(1.5 * step).all().item<bool>());
+      EXPECT_TRUE(model->down->weight.grad().eq(1.5 * step).all().item<bool>());
+      EXPECT_TRUE(model->up->bias.grad().eq(0.5 * step).all().item<bool>());
+      EXPECT_FALSE(model->middle->weight.grad().defined());
+    }
+  });
+}
+
 TEST(ReplicateTest, BuffersFollowRankZero) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     torch::nn::BatchNorm1d norm(4);
@@ -291,6 +337,32 @@ TEST(ReplicateTest, B8_NestedInFullyShardItsSubtreeIsLeftAlone) {
     forward(model, rows_of(some_batch(), mesh)).mean().backward();
     EXPECT_FALSE(model->middle->weight.grad().equal(before));
   });
+}
+
+TEST(ReplicateTest, B10_ModulesThatARankDoesNotUseAtAll) {
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::full_shard, ShardingStrategy::no_shard}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      Mlp model = seeded<Mlp>();
+      replicate(*model->up, {.mesh = mesh});
+      replicate(*model->middle, {.mesh = mesh});
+      fully_shard(*model->down, {.mesh = mesh, .strategy = strategy});
+      for (int step = 1; step <= 3; ++step) {
+        ForwardScope scope(*model);
+        at::Tensor loss = torch::ones({}, at::requires_grad());
+        if (mesh.rank() == 0 || step == 2) {
+          loss = loss + model->up->forward(torch::ones({1, 7})).sum();
+        }
+        if (mesh.rank() == 1) loss = loss + model->middle->forward(torch::ones({1, 13})).sum();
+        if (step != 2) loss = loss + model->down->forward(torch::ones({1, 11})).sum();
+        scope.watch(loss);
+        loss.backward();
+        const double up = step == 1 ? 0.5 : step == 2 ? 1.5 : 2;
+        EXPECT_TRUE(model->up->bias.grad().eq(up).all().item<bool>());
+        EXPECT_TRUE(model->middle->bias.grad().eq(0.5 * step).all().item<bool>());
+      }
+    });
+  }
 }
 
 TEST(ReplicateTest, B9_WhatIsAppliedAlreadyIsNamed) {

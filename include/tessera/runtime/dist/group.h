@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -48,11 +49,16 @@ struct Traffic {
 /// call it in the same order. Owns its backend. Not thread-safe, apart from `traffic`.
 class Group {
  public:
+  /// Connects this rank with those that share a store. Collective.
+  using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(
+      const c10::intrusive_ptr<c10d::Store>& store)>;
+
   /// A group of one rank. `device`: see `device()`.
   explicit Group(std::string name, at::Device device = at::kCPU);
   /// `store` is for what ranks tell each other beside the tensors; its keys are the group's own.
-  Group(std::string name, c10::intrusive_ptr<c10d::Backend> backend,
-        c10::intrusive_ptr<c10d::Store> store, at::Device device = at::kCPU);
+  /// Collective. Throws what `connect` throws.
+  Group(std::string name, c10::intrusive_ptr<c10d::Store> store, Connect connect,
+        at::Device device = at::kCPU);
 
   const std::string& name() const { return name_; }
   int rank() const { return rank_; }
@@ -61,6 +67,12 @@ class Group {
   at::Device device() const { return device_; }
   /// Returns nullptr in a group that has no backend.
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+
+  /// Connects the same ranks once more. Collectives of the new group may run in any order with
+  /// those of this one, for users that cannot know in which order the ranks come to both. What it
+  /// sends counts as this group's traffic. `purpose` stands in its name. Collective. Throws as
+  /// `dist::connect`.
+  std::shared_ptr<Group> separate(const std::string& purpose);
 
   /// Gathers equal parts of all ranks. Shape: `part` `[n]`, `whole` `[size * n]`, both contiguous.
   /// `what` names the tensor in errors.
@@ -102,19 +114,25 @@ class Group {
                 const std::string& what) const;
   Pending start_sending(at::Tensor tensor, int to, const std::string& what);
 
+  struct Counters {  // units: bytes
+    std::atomic<std::uint64_t> all_gather = 0;
+    std::atomic<std::uint64_t> reduce_scatter = 0;
+    std::atomic<std::uint64_t> all_reduce = 0;
+    std::atomic<std::uint64_t> broadcast = 0;
+    std::atomic<std::uint64_t> all_to_all = 0;
+    std::atomic<std::uint64_t> sent = 0;
+  };
+
   std::string name_;
-  c10::intrusive_ptr<c10d::Backend> backend_;
   c10::intrusive_ptr<c10d::Store> store_;
+  Connect connect_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
   at::Device device_;
   int rank_ = 0;
   int size_ = 1;
   std::uint64_t next_number_ = 0;
-  std::atomic<std::uint64_t> all_gather_nbytes_ = 0;
-  std::atomic<std::uint64_t> reduce_scatter_nbytes_ = 0;
-  std::atomic<std::uint64_t> all_reduce_nbytes_ = 0;
-  std::atomic<std::uint64_t> broadcast_nbytes_ = 0;
-  std::atomic<std::uint64_t> all_to_all_nbytes_ = 0;
-  std::atomic<std::uint64_t> sent_nbytes_ = 0;
+  /// Shared with the groups separated from it.
+  std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
 };
 
 }  // namespace tessera::dist
