@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 
+#include "runtime/autograd_node.h"
 #include "runtime/embedding/initial_weight.h"
 #include "runtime/embedding/table_memory.h"
 #include "runtime/torch_bridge.h"
@@ -393,7 +394,7 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
   for (const LocalTable& table : local_) sources.push_back(table.weight);
   sources.push_back(inputs->weights);
   if (at::GradMode::is_enabled() && torch::autograd::compute_requires_grad(sources)) {
-    auto node = std::make_shared<LookupNode>(shared_from_this(), inputs);
+    auto node = make_node<LookupNode>(shared_from_this(), inputs);
     node->set_next_edges(torch::autograd::collect_next_edges(sources));
     torch::autograd::set_history(output, node);
   }

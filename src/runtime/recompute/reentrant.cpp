@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/types.h>
 
+#include "runtime/autograd_node.h"
 #include "runtime/recompute/autocast_state.h"
 #include "runtime/recompute/recomputations.h"
 #include "runtime/recompute/rng_states.h"
@@ -88,7 +89,7 @@ std::vector<at::Tensor> recompute_reentrant(detail::RecomputeBody body,
     outputs = body(inputs);
   }
   const auto node =
-      std::make_shared<ReentrantRecomputeBackward>(std::move(body), inputs, std::move(rng_states));
+      make_node<ReentrantRecomputeBackward>(std::move(body), inputs, std::move(rng_states));
   const at::Tensor requires_grad = torch::empty({0}, torch::requires_grad());
   torch::autograd::edge_list edges;
   for (const at::Tensor& input : inputs) {
