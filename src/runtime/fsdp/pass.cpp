@@ -116,7 +116,7 @@ std::size_t Pass::index_of(const FlatParamHandle& handle) const {
 void Pass::enter_forward() {
   const std::lock_guard lock(mutex_);
   // A backward that ended with an exception never came to its end.
-  if (is_open_ && is_end_queued_ && !is_in_backward()) abort();
+  if (is_open_ && is_end_queued_ && !is_in_backward()) give_up_backward();
   if (!is_open_) {
     open(at::GradMode::is_enabled() ? PassKind::training : PassKind::inference);
     records_gradients_ = false;
@@ -177,7 +177,8 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
   }
   try {
     // Also where this rank has failed: the others need not wait for it until their time-out.
-    if (is_in_forward && order_->can_end_phase()) end_phase(has_failed || write);
+    // A backward within the scope may have failed, too.
+    if ((is_in_forward || has_failed) && order_->can_end_phase()) end_phase(has_failed || write);
   } catch (...) {
     abort();
     if (!has_failed && !write) throw;
@@ -524,19 +525,28 @@ void Pass::finish_reduces() {
 void Pass::queue_end_of_backward() {
   if (is_end_queued_ && end_of_backward_.is_queued()) return;
   if (is_end_queued_) {
-    // The backward before this one failed: what it left is no gradient.
-    abort();
+    give_up_backward();
     open(PassKind::reopened);
   }
   end_of_backward_.queue([pass = shared_from_this()] { pass->end_backward(); });
   is_end_queued_ = true;
   last_touched_ = nullptr;  // the backward uses it anew
-  using Others = registry::PassMember::Others;
-  const bool is_alone = handles_.empty() && members_.size() == 1;
-  for (const auto& member : members_) {
-    member->begin_backward(is_alone ? Others::none : Others::some);
-  }
+  for (const auto& member : members_) member->begin_backward();
   begin_phase(PhaseKey::Direction::backward);
+}
+
+/// Ends a backward that failed on this rank, and so never came to its end: the other ranks wait for
+/// this one's part, and are told. What it left is no gradient.
+void Pass::give_up_backward() {
+  try {
+    const UntouchedScope untouched;
+    if (order_->can_end_phase()) end_phase(/*has_failed=*/true);
+    finish_reduces();
+  } catch (...) {
+    abort();
+    throw;
+  }
+  abort();
 }
 
 void Pass::gradient_comes() {

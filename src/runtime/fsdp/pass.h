@@ -119,6 +119,7 @@ class Pass final : public HandleEvents,
   void graph_died(std::uint64_t number);
   void queue_end_of_backward();
   void end_backward();
+  void give_up_backward();
   void record_use(std::size_t handle, std::size_t parameter);
   void leave_units_outside(std::size_t handle, bool is_backward);
   void begin_phase(PhaseKey::Direction direction);

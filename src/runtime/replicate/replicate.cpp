@@ -56,7 +56,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   void take(const std::vector<std::pair<std::string, Tensor>>& parameters);
 
   void begin_forward() override;
-  void begin_backward(Others others) override;
+  void begin_backward() override;
   void set_gradient_sync(registry::GradientSync sync) override {
     const std::lock_guard lock(mutex_);
     sync_ = sync;
@@ -89,16 +89,19 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   double share() const { return 1.0 / group_->size(); }
   bool is_last(const Bucket& bucket) const { return &bucket == &buckets_.back(); }
   bool has_late(const Bucket& bucket) const;
-  void begin_backward();
+  void begin();
+  void give_up_failed();
   Tensor slot_of(const Parameter& parameter, const Tensor& tensor) const;
+  void allocate(Bucket& bucket) const;
   void make_room(Bucket& bucket) const;
   void move(Parameter& parameter) const;
   void send(Bucket& bucket);
-  std::vector<bool> receive(Bucket& bucket);
+  void show(Bucket& bucket, const std::vector<bool>& is_used);
   void add_late(Bucket& bucket);
   void start_average(Bucket& bucket, const std::vector<float>& flags) const;
   std::vector<bool> finish_average(Bucket& bucket) const;
   void end_backward();
+  void receive_all();
   void drop();
   void reset();
 
@@ -109,9 +112,8 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   registry::GradientSync sync_ = registry::GradientSync::on;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::size_t num_sent_ = 0;      // buckets that have left, from the first on
-  bool has_gradients_ = false;    // in this backward
-  Others others_ = Others::none;  // in this backward
+  std::size_t num_sent_ = 0;  // buckets that have left, from the first on
+  bool is_running_ = false;   // a backward has begun, and has not come to its end
   registry::EndOfBackward end_of_backward_;
 };
 
@@ -168,6 +170,10 @@ void Reducer::take(const std::vector<std::pair<std::string, Tensor>>& parameters
 }
 
 void Reducer::begin_forward() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!end_of_backward_.is_queued()) give_up_failed();
+  }
   if (options_.buffers == ReplicateOptions::Buffers::keep) return;
   const ModulePtr module = module_.lock();
   if (!module || !module->is_training() || sync_ == registry::GradientSync::off) return;
@@ -180,17 +186,16 @@ void Reducer::begin_forward() {
 }
 
 // Within recomputation a backward may run inside another one, whose end is that of both.
-void Reducer::begin_backward(Others others) {
+void Reducer::begin_backward() {
   const std::lock_guard lock(mutex_);
-  if (sync_ == registry::GradientSync::off || buckets_.empty()) return;
-  begin_backward();
-  others_ = others;
+  if (sync_ == registry::GradientSync::on && !buckets_.empty()) begin();
 }
 
-void Reducer::begin_backward() {
+void Reducer::begin() {
   if (end_of_backward_.is_queued()) return;
-  drop();  // what a backward that failed has left
+  give_up_failed();
   end_of_backward_.queue([self = shared_from_this()] { self->end_backward(); });
+  is_running_ = true;
 }
 
 void Reducer::gradient_ready(std::size_t index) {
@@ -208,8 +213,7 @@ void Reducer::gradient_ready(std::size_t index) {
                           "parameter of a replicated module", "a gradient without a graph",
                           "one with a graph", "create_graph: not possible for averages");
   }
-  begin_backward();
-  has_gradients_ = true;
+  begin();
   Bucket& bucket = buckets_[parameter.bucket];
   if (parameter.bucket < num_sent_) {
     parameter.is_late = true;  // its gradient waits where it is
@@ -234,30 +238,37 @@ Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const 
   return flat.narrow(0, parameter.offset, tensor.numel()).view(tensor.sizes()).variable_data();
 }
 
-/// Makes sure, before the first gradient moves in, that a bucket's memory is the reducer's own.
-void Reducer::make_room(Bucket& bucket) const {
+/// Gives a bucket memory of its own, zeroed.
+void Reducer::allocate(Bucket& bucket) const {
   for (const std::size_t index : bucket.parameters) {
     const Tensor tensor = parameters_[index].tensor.lock();
     if (!tensor.defined()) continue;
-    const at::TensorOptions tensor_options = tensor.options().requires_grad(false);
-    if (bucket.flat.defined() && !bucket.flat.options().type_equal(tensor_options)) {
-      bucket.flat = Tensor();  // the module was moved or converted
-    }
-    bucket.tensor_options = tensor_options;
+    bucket.tensor_options = tensor.options().requires_grad(false);
     break;
   }
-  if (bucket.flat.defined()) {
-    std::size_t num_known = 1;  // uses of the memory: by the bucket, and by gradients
-    for (const std::size_t index : bucket.parameters) {
-      const Tensor tensor = parameters_[index].tensor.lock();
-      if (!tensor.defined() || !tensor.grad().defined()) continue;
-      if (tensor.grad().is_alias_of(bucket.flat)) ++num_known;
+  const std::size_t num_flags =
+      bucket.parameters.size() + (is_last(bucket) ? buckets_.size() + 1 : 0);
+  bucket.flat =
+      torch::zeros({bucket.numel + static_cast<std::int64_t>(num_flags)}, bucket.tensor_options);
+}
+
+/// Makes sure, before the first gradient moves in, that a bucket's memory is the reducer's own.
+void Reducer::make_room(Bucket& bucket) const {
+  if (!bucket.flat.defined()) return allocate(bucket);
+  std::size_t num_known = 1;  // uses of the memory: by the bucket, and by gradients in their slots
+  for (const std::size_t index : bucket.parameters) {
+    const Parameter& parameter = parameters_[index];
+    const Tensor tensor = parameter.tensor.lock();
+    if (!tensor.defined()) continue;
+    // The module was moved or converted.
+    if (!bucket.flat.options().type_equal(tensor.options())) return allocate(bucket);
+    const Tensor& gradient = tensor.grad();
+    if (gradient.defined() && gradient.is_alias_of(bucket.flat) &&
+        gradient.storage_offset() == parameter.offset) {
+      ++num_known;
     }
-    if (bucket.flat.storage().use_count() == num_known) return;
   }
-  const auto num_flags =
-      static_cast<std::int64_t>(bucket.parameters.size() + (is_last(bucket) ? buckets_.size() : 0));
-  bucket.flat = torch::zeros({bucket.numel + num_flags}, bucket.tensor_options);
+  if (bucket.flat.storage().use_count() != num_known) allocate(bucket);
 }
 
 /// Adds this rank's share of the average to the bucket. The gradient's own memory is free then.
@@ -327,14 +338,13 @@ void Reducer::send(Bucket& bucket) {
   }
   if (is_last(bucket)) {
     for (const Bucket& each : buckets_) flags.push_back(has_late(each) ? 1.0F : 0.0F);
+    flags.push_back(0);  // has not failed
   }
   start_average(bucket, flags);
 }
 
-/// Waits for the averages, and shows them to the parameters that any rank has used. Returns the
-/// bucket's flags.
-std::vector<bool> Reducer::receive(Bucket& bucket) {
-  std::vector<bool> flags = finish_average(bucket);
+/// Shows the averages to the parameters that any rank has used.
+void Reducer::show(Bucket& bucket, const std::vector<bool>& is_used) {
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     Parameter& parameter = parameters_[bucket.parameters[i]];
     parameter.is_pending = false;
@@ -342,9 +352,8 @@ std::vector<bool> Reducer::receive(Bucket& bucket) {
     const Tensor tensor = parameter.tensor.lock();
     if (!tensor.defined()) continue;
     if (parameter.is_late) parameter.late = tensor.grad();
-    tensor.mutable_grad() = flags[i] ? slot_of(parameter, tensor).to(tensor.options()) : unused;
+    tensor.mutable_grad() = is_used[i] ? slot_of(parameter, tensor).to(tensor.options()) : unused;
   }
-  return flags;
 }
 
 /// Adds the averages of what came late on any rank to what the parameters show.
@@ -375,17 +384,34 @@ void Reducer::add_late(Bucket& bucket) {
   bucket.flat = averages;
 }
 
+// All that end with this backward send first, and wait afterwards: in which order they come to
+// their ends may differ from rank to rank.
 void Reducer::end_backward() {
   const std::lock_guard lock(mutex_);
-  // By itself it is reached on all ranks, or, as by `torch::autograd::grad`, on none.
-  if (!has_gradients_ && others_ == Others::none) return reset();
   try {
     for (; num_sent_ < buckets_.size(); ++num_sent_) send(buckets_[num_sent_]);
-    std::vector<bool> flags;
-    for (Bucket& bucket : buckets_) flags = receive(bucket);
+  } catch (...) {
+    drop();
+    throw;
+  }
+  end_of_backward_.queue([self = shared_from_this()] { self->receive_all(); });
+}
+
+void Reducer::receive_all() {
+  const std::lock_guard lock(mutex_);
+  try {
+    std::vector<std::vector<bool>> flags;
+    for (Bucket& bucket : buckets_) flags.push_back(finish_average(bucket));
+    if (flags.back().back()) {
+      throw Error(ErrorKind::io, {},
+                  "another rank of " + group_->name() +
+                      " failed in the backward of the module of " + parameters_.back().fqn +
+                      ", which is dropped on all ranks");
+    }
+    for (std::size_t i = 0; i < buckets_.size(); ++i) show(buckets_[i], flags[i]);
     const std::size_t first = buckets_.back().parameters.size();  // of the flags for buckets
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
-      if (flags[first + i]) add_late(buckets_[i]);
+      if (flags.back()[first + i]) add_late(buckets_[i]);
     }
   } catch (...) {
     drop();
@@ -394,8 +420,24 @@ void Reducer::end_backward() {
   reset();
 }
 
-/// Drops a backward that failed. Gradients that have not left are shown again; those that have are
-/// lost, with the memory in which other ranks may still look for them.
+/// Ends a backward that failed on this rank, and so never came to its end: the other ranks wait for
+/// this one's buckets, and are told. What it had moved is no gradient: `zero_grad` did not see it.
+void Reducer::give_up_failed() {
+  if (!is_running_) return;
+  const at::NoGradGuard no_grad;
+  const std::size_t num_sent = num_sent_;
+  reset();
+  for (std::size_t i = num_sent; i < buckets_.size(); ++i) {
+    Bucket& bucket = buckets_[i];
+    allocate(bucket);
+    if (is_last(bucket)) bucket.flat[-1].fill_(1);
+    bucket.pending = group_->all_reduce(bucket.flat, "gradients of a backward that failed");
+  }
+  for (Bucket& bucket : buckets_) bucket.pending.wait();
+}
+
+/// Drops a backward whose collectives failed. Gradients that have not left are shown again; those
+/// that have are lost, with the memory in which other ranks may still look for them.
 void Reducer::drop() {
   const at::NoGradGuard no_grad;
   for (Parameter& parameter : parameters_) {
@@ -421,8 +463,7 @@ void Reducer::reset() {
     parameter.unused = parameter.late = Tensor();
   }
   num_sent_ = 0;
-  has_gradients_ = false;
-  others_ = Others::none;
+  is_running_ = false;
   end_of_backward_.forget();
 }
 

@@ -354,6 +354,43 @@ TEST(PassFaultsAloneTest, B22_AWriteInAForwardIsToldByItsScopeThoughTheResultIsD
 }
 
 /// One rank alone fails in a forward, anywhere: all hear of it at once, and go on together.
+TEST(PassFaultsAloneTest, B22_ABackwardThatFailsOnOneRankIsToldOnAll) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp unsharded = seeded<test::Mlp>();
+    test::Mlp model = seeded<test::Mlp>();
+    fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
+    const at::Tensor x = torch::linspace(-1, 1, 21).reshape({3, 7});
+    for (int step = 0; step < 6; ++step) {
+      const bool fails = step % 3 == 1;
+      unsharded->zero_grad();
+      model->zero_grad();
+      unsharded->forward(x * step).pow(2).sum().backward();
+      const auto loss = [&](ForwardScope& scope) {
+        const at::Tensor up = torch::relu(model->up->forward(x * step));
+        if (fails && mesh.rank() == 0) {
+          up.register_hook([](at::Tensor) -> at::Tensor { throw std::runtime_error("mine"); });
+        }
+        const at::Tensor sum =
+            model->down->forward(torch::tanh(model->middle->forward(up))).pow(2).sum();
+        scope.watch(sum);
+        return sum;
+      };
+      const std::string error = error_of([&] {
+        std::optional<ForwardScope> scope(*model);
+        const at::Tensor sum = loss(*scope);
+        if (step < 3) scope.reset();  // the backward may run within it, and after it
+        sum.backward();
+      });
+      if (fails) {
+        EXPECT_THAT(error, HasSubstr(mesh.rank() == 0 ? "mine" : "rank 0 failed in the backward"));
+      } else {
+        EXPECT_EQ(error, "none");
+        expect_gradients_of(*unsharded, *model, mesh);
+      }
+    }
+  });
+}
+
 TEST(PassFaultsAloneTest, B22_AForwardThatFailsOnOneRankIsToldOnAll) {
   for (const int num_passes_before : {0, 1}) {
     for (int num_layers = 0; num_layers <= 2; ++num_layers) {

@@ -57,7 +57,7 @@ TEST(ReplicateTest, B8_EachStepSendsEachGradientOnce) {
     replicate(*model, {.mesh = mesh, .module_states = ReplicateOptions::ModuleStates::as_they_are});
     const std::uint64_t before = mesh.world()->traffic().all_reduce;
     model->forward(some_batch()).mean().backward();
-    std::uint64_t num_elements = 6 + 1;  // a flag for each, and for the bucket
+    std::uint64_t num_elements = 6 + 2;  // a flag for each, for the bucket, for failures
     for (const std::uint64_t numel : {7U * 13, 13U, 13U * 11, 11U, 11U * 3, 3U}) {
       num_elements += (numel + 3) / 4 * 4;  // gradients begin at multiples of 16 bytes
     }
@@ -363,6 +363,87 @@ TEST(ReplicateTest, B10_ModulesThatARankDoesNotUseAtAll) {
       }
     });
   }
+}
+
+TEST(ReplicateTest, B10_ModulesInAnotherOrderOnEachRank) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    torch::nn::Linear a(4, 4);
+    torch::nn::Linear b(4, 4);
+    replicate(*a, {.mesh = mesh});
+    replicate(*b, {.mesh = mesh});
+    const at::Tensor x = torch::ones({1, 4});
+    for (int step = 1; step <= 2; ++step) {
+      (mesh.rank() == 0 ? b(a(x)) : a(b(x))).sum().backward();
+      at::Tensor of_other = a->weight.grad().clone();
+      mesh.world()->broadcast(of_other, 0, "rank 0's").wait();
+      EXPECT_TRUE(of_other.equal(a->weight.grad()));
+    }
+  });
+}
+
+TEST(ReplicateTest, B10_TheOnlyOneOfATreeMayBeUnused) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model->up, {.mesh = mesh});
+    for (int step = 1; step <= 2; ++step) {
+      ForwardScope scope(*model);
+      const at::Tensor x = torch::ones({1, 7}, at::requires_grad());
+      const at::Tensor loss = mesh.rank() == 0 ? model->up->forward(x).sum() : (x * 2).sum();
+      scope.watch(loss);
+      loss.backward();
+      EXPECT_TRUE(model->up->bias.grad().eq(0.5 * step).all().item<bool>());
+    }
+  });
+}
+
+TEST(ReplicateTest, B22_ARankThatFailsInABackwardIsNamedToTheOthers) {
+  for (const std::int64_t bucket_nbytes : {1, 1 << 20}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      Mlp model = seeded<Mlp>();
+      replicate(*model, {.mesh = mesh, .bucket_nbytes = bucket_nbytes});
+      bool fails = false;
+      model->middle->weight.register_hook([&](const at::Tensor& gradient) {
+        if (fails) throw std::runtime_error("the user's own");
+        return gradient;
+      });
+      for (int step = 0; step < 6; ++step) {
+        Mlp unsharded = seeded<Mlp>();
+        model->zero_grad();
+        fails = step % 3 == 1 && mesh.rank() == 0;
+        const at::Tensor batch = some_batch() * (step + 1);
+        const std::string error =
+            error_of([&] { forward(model, rows_of(batch, mesh)).mean().backward(); });
+        if (step % 3 == 1) {
+          EXPECT_THAT(error,
+                      HasSubstr(mesh.rank() == 0 ? "the user's own" : "failed in the backward"));
+          continue;
+        }
+        EXPECT_EQ(error, "none");
+        unsharded->forward(batch).mean().backward();
+        expect_same_gradients(*unsharded, *model);
+      }
+    });
+  }
+}
+
+TEST(ReplicateTest, B8_GradientsMayBeSwapped) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    torch::nn::Sequential layers(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    replicate(*layers, {.mesh = mesh});
+    const auto backward = [&](double factor) {
+      const at::Tensor x = torch::full({1, 4}, factor);
+      (layers[0]->as<torch::nn::Linear>()->forward(x).sum() +
+       2 * layers[1]->as<torch::nn::Linear>()->forward(x).sum())
+          .backward();
+    };
+    at::Tensor first = layers[0]->as<torch::nn::Linear>()->weight;
+    at::Tensor second = layers[1]->as<torch::nn::Linear>()->weight;
+    backward(1);
+    std::swap(first.mutable_grad(), second.mutable_grad());
+    backward(10);
+    EXPECT_TRUE(first.grad().eq(2 + 10).all().item<bool>());
+    EXPECT_TRUE(second.grad().eq(1 + 20).all().item<bool>());
+  });
 }
 
 TEST(ReplicateTest, B9_WhatIsAppliedAlreadyIsNamed) {

@@ -58,9 +58,8 @@ class PassMember : public ModuleState {
   /// A forward over the root begins.
   virtual void begin_forward() = 0;
   /// A backward over the root begins, the outermost one. Whether it reaches this member may differ
-  /// from rank to rank where `others` take part in it.
-  enum class Others { none, some };
-  virtual void begin_backward(Others others) = 0;
+  /// from rank to rank.
+  virtual void begin_backward() = 0;
   /// Takes effect with the next backward.
   virtual void set_gradient_sync(GradientSync sync) = 0;
 };
