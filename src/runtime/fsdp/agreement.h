@@ -1,13 +1,12 @@
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "runtime/dist/consensus.h"
 #include "runtime/fsdp/collective_schedule.h"
 #include "tessera/runtime/dist/group.h"
 
@@ -21,30 +20,27 @@ struct Request {
   std::string text;  // for messages: `unshard layers.1`
 };
 
-/// Lets ranks agree on the next collective where they may not want the same one. Rank 0 of the
-/// group collects what each rank asks for, and tells all what to do next. They talk through the
-/// group's store, so that a rank that says nothing in time is known by its number.
+/// Lets ranks agree on the next collective where they may not want the same one.
 /// See [Note: One order of collectives]. Not thread-safe.
 class Agreement {
  public:
   /// `group`: null for one rank, which agrees with itself.
-  explicit Agreement(std::shared_ptr<dist::Group> group) : group_(std::move(group)) {}
+  explicit Agreement(std::shared_ptr<dist::Group> group)
+      : group_(std::move(group)), consensus_(group_) {}
 
   /// Returns what all ranks do next; nothing: all have come to the end of the phase. Collective.
-  /// Throws on all ranks: Error(io) naming a rank that says nothing within the store's time-out;
-  /// Error(mismatch) where ranks are in different phases.
+  /// Throws on all ranks: Error(mismatch) where ranks are in different phases; Error(io) as
+  /// dist::Consensus.
   std::optional<CollectiveSchedule::Proposal> agree(const Request& request);
 
-  /// Compares lists, line by line. Collective. Throws on all ranks: Error(mismatch) with the first
-  /// line that differs; Error(io) as `agree`.
-  void require_equal(const std::string& what, const std::vector<std::string>& lines);
+  /// As dist::Consensus.
+  void require_equal(const std::string& what, const std::vector<std::string>& lines) {
+    consensus_.require_equal(what, lines);
+  }
 
  private:
-  std::string exchange(const std::string& own, const std::string& about_to,
-                       const std::function<std::string(const std::vector<std::string>&)>& decide);
-
   std::shared_ptr<dist::Group> group_;
-  std::optional<std::uint64_t> last_number_;  // of the last exchange, whose keys still exist
+  dist::Consensus consensus_;
 };
 
 /// Returns what ranks that ask for `requests` do next. Reductions go first, as the ranks that wait

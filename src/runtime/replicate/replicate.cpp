@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "runtime/dist/consensus.h"
 #include "runtime/dist/sync_states.h"
 #include "runtime/registry/end_of_backward.h"
 #include "runtime/registry/gradient_hook.h"
@@ -511,6 +512,14 @@ void replicate(Module& module, const ReplicateOptions& options) {
   });
   // Its collectives run beside those of other modules, in an order that ranks need not share.
   const auto group = options.mesh.world()->separate("replicate");
+  if (group->size() > 1) {
+    std::vector<std::string> lines{"buckets of " + std::to_string(options.bucket_nbytes) +
+                                   " bytes"};
+    for (const auto& [fqn, tensor] : parameters) {
+      lines.push_back(c10::str(fqn, " (", tensor.scalar_type(), ", ", tensor.sizes(), ")"));
+    }
+    dist::Consensus(group).require_equal("parameters to be replicated", lines);
+  }
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {
     dist::StateSync sync(*group);
     for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {

@@ -446,6 +446,23 @@ TEST(ReplicateTest, B8_GradientsMayBeSwapped) {
   });
 }
 
+TEST(ReplicateTest, B22_RanksWithOtherParametersAreTold) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    torch::nn::Linear wide(4, 4 + mesh.rank());
+    EXPECT_THAT(error_of([&] { replicate(*wide, {.mesh = mesh}); }),
+                AllOf(HasSubstr("weight (Float, [4, 4]) on rank 0"),
+                      HasSubstr("weight (Float, [5, 4]) on rank 1")));
+    Mlp frozen = seeded<Mlp>();
+    (mesh.rank() == 0 ? frozen->up : frozen->down)->bias.requires_grad_(false);
+    EXPECT_THAT(error_of([&] { replicate(*frozen, {.mesh = mesh}); }), HasSubstr("up.bias"));
+    Mlp same = seeded<Mlp>();
+    EXPECT_THAT(
+        error_of([&] { replicate(*same, {.mesh = mesh, .bucket_nbytes = 100 + mesh.rank()}); }),
+        HasSubstr("buckets of 101 bytes on rank 1"));
+    replicate(*same, {.mesh = mesh});
+  });
+}
+
 TEST(ReplicateTest, B9_WhatIsAppliedAlreadyIsNamed) {
   Mlp model;
   EXPECT_FALSE(registry::applied_api(*model));

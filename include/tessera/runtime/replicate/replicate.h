@@ -31,12 +31,14 @@ struct ReplicateOptions {
 /// backward, a tensor in the bucket's memory, whatever was there before. Nests in fully_shard,
 /// which then leaves its whole subtree alone; NoSyncScope holds the averaging back. Embedding
 /// tables in it that `shard` was applied to are left alone in turn. Every rank runs equally many
-/// backwards, and uses some of the module in each, or anything else in a tree whose forwards are
-/// watched (tessera::forward). Collective, and so is each backward; the ranks connect once more,
-/// for averages in an order of their own. Call it before the optimizer is built. Throws:
-/// Error(invalid_argument) where the module is not held by a shared_ptr, or it, or a module in it,
-/// is sharded or replicated already; Error(unsupported) for sparse gradients, and those with a
-/// graph (create_graph). Source: torch.distributed._composable.replicate
+/// backwards, one at a time, and uses some of the module in each, or anything else in a tree whose
+/// forwards are watched (tessera::forward). Collective, and so is each backward; the ranks connect
+/// once more, for averages in an order of their own. Call it before the optimizer is built.
+/// Throws: Error(invalid_argument) where the module is not held by a shared_ptr, or it, or a module
+/// in it, is sharded or replicated already; Error(mismatch) on all ranks where they have other
+/// parameters to average. A backward throws: Error(unsupported) for sparse gradients, those with a
+/// graph (create_graph), and those of parameters that were frozen when this was called; Error(io)
+/// where another rank fails. Source: torch.distributed._composable.replicate
 /// (github.com/pytorch/pytorch, change 91044); Li et al., https://arxiv.org/abs/2006.15704.
 void replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
 
