@@ -71,6 +71,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     WeakTensor tensor;
     std::size_t bucket;
     std::int64_t offset;
+    std::int64_t numel;
     bool is_pending = false;  // has a gradient that other ranks have not seen
     bool is_moved = false;    // into its bucket, in this backward
     bool is_late = false;     // has one that came when the bucket had left
@@ -80,9 +81,9 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   struct Bucket {
     std::vector<std::size_t> parameters;
     std::int64_t numel = 0;
-    at::TensorOptions tensor_options{};
-    std::size_t num_ready = 0;  // in this backward
-    Tensor flat;                // [numel + flags]
+    at::TensorOptions tensor_options{};  // of its parameters, when replicate was called
+    std::size_t num_ready = 0;           // in this backward
+    Tensor flat;                         // [numel + flags]
     dist::Pending pending;
   };
 
@@ -93,6 +94,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   void begin();
   void give_up_failed();
   Tensor slot_of(const Parameter& parameter, const Tensor& tensor) const;
+  at::TensorOptions options_of(const Bucket& bucket) const;
   void allocate(Bucket& bucket) const;
   void make_room(Bucket& bucket) const;
   void move(Parameter& parameter) const;
@@ -162,7 +164,8 @@ void Reducer::take(const std::vector<std::pair<std::string, Tensor>>& parameters
     }
     bucket->parameters.push_back(parameters_.size());
     parameters_.push_back({fqn, WeakTensor(tensor),
-                           static_cast<std::size_t>(bucket - buckets_.begin()), bucket->numel});
+                           static_cast<std::size_t>(bucket - buckets_.begin()), bucket->numel,
+                           tensor.numel()});
     const auto alignment = kAlignmentNbytes / static_cast<std::int64_t>(tensor.element_size());
     bucket->numel += (tensor.numel() + alignment - 1) / alignment * alignment;
     torch::autograd::impl::set_post_acc_grad_hooks(
@@ -204,6 +207,12 @@ void Reducer::gradient_ready(std::size_t index) {
   Parameter& parameter = parameters_[index];
   parameter.is_pending = true;
   if (sync_ == registry::GradientSync::off) return;
+  if (parameter.tensor.lock().numel() != parameter.numel) {
+    throw Error::expected(
+        ErrorKind::unsupported, {.fqn = parameter.fqn}, "parameter of a replicated module",
+        std::to_string(parameter.numel) + " elements, as when replicate was called",
+        std::to_string(parameter.tensor.lock().numel()));
+  }
   if (parameter.tensor.lock().grad().layout() != at::kStrided) {
     throw Error::expected(ErrorKind::unsupported, {.fqn = parameter.fqn},
                           "parameter of a replicated module", "a dense gradient", "a sparse one",
@@ -239,30 +248,38 @@ Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const 
   return flat.narrow(0, parameter.offset, tensor.numel()).view(tensor.sizes()).variable_data();
 }
 
-/// Gives a bucket memory of its own, zeroed.
-void Reducer::allocate(Bucket& bucket) const {
+/// Returns what holds the gradients of all parameters of a bucket: the module may have been moved,
+/// or a part of it converted.
+at::TensorOptions Reducer::options_of(const Bucket& bucket) const {
+  std::optional<at::TensorOptions> found;
   for (const std::size_t index : bucket.parameters) {
     const Tensor tensor = parameters_[index].tensor.lock();
     if (!tensor.defined()) continue;
-    bucket.tensor_options = tensor.options().requires_grad(false);
-    break;
+    if (!found) found = tensor.options().requires_grad(false);
+    found = found->dtype(
+        c10::promoteTypes(c10::typeMetaToScalarType(found->dtype()), tensor.scalar_type()));
   }
+  return found.value_or(bucket.tensor_options);
+}
+
+/// Gives a bucket memory of its own, zeroed.
+void Reducer::allocate(Bucket& bucket) const {
   const std::size_t num_flags =
       bucket.parameters.size() + (is_last(bucket) ? buckets_.size() + 1 : 0);
   bucket.flat =
-      torch::zeros({bucket.numel + static_cast<std::int64_t>(num_flags)}, bucket.tensor_options);
+      torch::zeros({bucket.numel + static_cast<std::int64_t>(num_flags)}, options_of(bucket));
 }
 
 /// Makes sure, before the first gradient moves in, that a bucket's memory is the reducer's own.
 void Reducer::make_room(Bucket& bucket) const {
-  if (!bucket.flat.defined()) return allocate(bucket);
+  if (!bucket.flat.defined() || !bucket.flat.options().type_equal(options_of(bucket))) {
+    return allocate(bucket);
+  }
   std::size_t num_known = 1;  // uses of the memory: by the bucket, and by gradients in their slots
   for (const std::size_t index : bucket.parameters) {
     const Parameter& parameter = parameters_[index];
     const Tensor tensor = parameter.tensor.lock();
     if (!tensor.defined()) continue;
-    // The module was moved or converted.
-    if (!bucket.flat.options().type_equal(tensor.options())) return allocate(bucket);
     const Tensor& gradient = tensor.grad();
     if (gradient.defined() && gradient.is_alias_of(bucket.flat) &&
         gradient.storage_offset() == parameter.offset) {
@@ -471,7 +488,8 @@ void Reducer::reset() {
 void refuse_applied(const Module& module, const std::string& fqn) {
   if (const auto api = registry::applied_api(module)) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "replicate",
-                          "a module that no API was applied to", *api + " applied to it");
+                          "a module that no API was applied to", *api + " applied to it",
+                          "replicate first, with its parameters in ignored_states");
   }
   for (const auto& child : module.named_children()) {
     if (is_closed(*child.value())) continue;
@@ -500,8 +518,13 @@ void replicate(Module& module, const ReplicateOptions& options) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
                             "parameter of a module to be replicated", "one that is no other API's",
                             "one that a module elsewhere had taken over",
-                            "a weight tied to one of a sharded module? ignored_states leaves it "
-                            "out");
+                            "a weight tied to one of a sharded or replicated module? "
+                            "ignored_states leaves it to that one");
+    }
+    if (parameter.is_meta() || !parameter.is_leaf()) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
+                            "parameter of a module to be replicated", "a leaf with memory",
+                            parameter.is_meta() ? "one on the meta device" : "one with a graph");
     }
     parameters.emplace_back(fqn, parameter);
   };

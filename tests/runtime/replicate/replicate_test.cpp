@@ -463,6 +463,27 @@ TEST(ReplicateTest, B22_RanksWithOtherParametersAreTold) {
   });
 }
 
+TEST(ReplicateTest, B8_APartOfAModuleMayBeConverted) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    torch::nn::Linear first(4, 4);
+    torch::nn::Linear second(4, 4);
+    torch::nn::Sequential layers(first, second);
+    replicate(*layers, {.mesh = mesh});
+    second->to(at::kHalf);
+    const at::Tensor x = torch::full({1, 4}, 1e5);
+    for (int step = 1; step <= 2; ++step) {
+      (first(x).sum() + second(torch::ones({1, 4}, at::kHalf)).sum()).backward();
+      EXPECT_TRUE(first->weight.grad().eq(step * 1e5).all().item<bool>());
+      EXPECT_EQ(second->weight.grad().scalar_type(), at::kHalf);
+      EXPECT_TRUE(second->weight.grad().eq(step).all().item<bool>());
+    }
+    layers->zero_grad();
+    first->bias.set_data(torch::ones({8}));
+    EXPECT_THAT(error_of([&] { first->bias.sum().backward(); }),
+                AllOf(HasSubstr("bias"), HasSubstr("4 elements"), HasSubstr("8")));
+  });
+}
+
 TEST(ReplicateTest, B9_WhatIsAppliedAlreadyIsNamed) {
   Mlp model;
   EXPECT_FALSE(registry::applied_api(*model));
