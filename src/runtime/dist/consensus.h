@@ -16,7 +16,7 @@ namespace tessera::dist {
 /// nothing in time is known by its number. Not thread-safe.
 class Consensus {
  public:
-  /// `group`: null for one rank, which has nobody to talk to.
+  /// `group`: null where there is only one rank.
   explicit Consensus(std::shared_ptr<Group> group) : group_(std::move(group)) {}
 
   /// Returns on all ranks what `decision_of` makes, on rank 0, of what they say, in order of rank.

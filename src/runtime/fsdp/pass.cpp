@@ -535,8 +535,8 @@ void Pass::queue_end_of_backward() {
   begin_phase(PhaseKey::Direction::backward);
 }
 
-/// Ends a backward that failed on this rank, and so never came to its end: the other ranks wait for
-/// this one's part, and are told. What it left is no gradient.
+/// Ends a backward that threw on this rank. The other ranks wait for this rank's part of it: they
+/// get an error instead. All ranks drop the gradients of that backward.
 void Pass::give_up_backward() {
   try {
     const UntouchedScope untouched;

@@ -207,18 +207,19 @@ void Reducer::gradient_ready(std::size_t index) {
   Parameter& parameter = parameters_[index];
   parameter.is_pending = true;
   if (sync_ == registry::GradientSync::off) return;
-  if (parameter.tensor.lock().numel() != parameter.numel) {
+  const Tensor tensor = parameter.tensor.lock();
+  if (tensor.numel() != parameter.numel) {
     throw Error::expected(
         ErrorKind::unsupported, {.fqn = parameter.fqn}, "parameter of a replicated module",
         std::to_string(parameter.numel) + " elements, as when replicate was called",
-        std::to_string(parameter.tensor.lock().numel()));
+        std::to_string(tensor.numel()));
   }
-  if (parameter.tensor.lock().grad().layout() != at::kStrided) {
+  if (tensor.grad().layout() != at::kStrided) {
     throw Error::expected(ErrorKind::unsupported, {.fqn = parameter.fqn},
                           "parameter of a replicated module", "a dense gradient", "a sparse one",
                           "an embedding made with sparse(true)?");
   }
-  if (parameter.tensor.lock().grad().requires_grad()) {
+  if (tensor.grad().requires_grad()) {
     throw Error::expected(ErrorKind::unsupported, {.fqn = parameter.fqn},
                           "parameter of a replicated module", "a gradient without a graph",
                           "one with a graph", "create_graph: not possible for averages");
@@ -438,8 +439,9 @@ void Reducer::receive_all() {
   reset();
 }
 
-/// Ends a backward that failed on this rank, and so never came to its end: the other ranks wait for
-/// this one's buckets, and are told. What it had moved is no gradient: `zero_grad` did not see it.
+/// Ends a backward that threw on this rank. The other ranks wait for this rank's buckets: they get
+/// an error instead. Gradients that are in buckets already are dropped. Showing them again would
+/// undo a `zero_grad` that the user has called since.
 void Reducer::give_up_failed() {
   if (!is_running_) return;
   const at::NoGradGuard no_grad;

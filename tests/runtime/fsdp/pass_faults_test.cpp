@@ -353,7 +353,6 @@ TEST(PassFaultsAloneTest, B22_AWriteInAForwardIsToldByItsScopeThoughTheResultIsD
   });
 }
 
-/// One rank alone fails in a forward, anywhere: all hear of it at once, and go on together.
 TEST(PassFaultsAloneTest, B22_ABackwardThatFailsOnOneRankIsToldOnAll) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::Mlp unsharded = seeded<test::Mlp>();
@@ -391,6 +390,7 @@ TEST(PassFaultsAloneTest, B22_ABackwardThatFailsOnOneRankIsToldOnAll) {
   });
 }
 
+/// One rank alone fails in a forward, anywhere: all hear of it at once, and go on together.
 TEST(PassFaultsAloneTest, B22_AForwardThatFailsOnOneRankIsToldOnAll) {
   for (const int num_passes_before : {0, 1}) {
     for (int num_layers = 0; num_layers <= 2; ++num_layers) {

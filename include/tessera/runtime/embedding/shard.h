@@ -33,8 +33,8 @@ class ShardedEmbeddingBagCollection;
 /// same on all ranks and may be let go. Where it is on the meta device no table is ever whole, and
 /// first values come from one number that rank 0 draws from its default generator, and are the same
 /// under every plan (an `init_fn`: the same on replicas). A weight that requires no gradient stays
-/// frozen. Call it before an optimizer is built. Collective: the ranks connect once more, for what
-/// the tables send. What is not the same on all ranks is told by the first forward.
+/// frozen. Call it before an optimizer is built. Collective: the ranks connect once more, for the
+/// tables' own messages. The first forward throws where ranks have different tables or options.
 /// Throws: Error(mismatch) where the plan is for other tables or another number of ranks, or gives
 /// a table a rule that cannot be; Error(invalid_argument) where a fused table has no optimizer, a
 /// kernel names no table, a number of the optimizer cannot be, or the collection is sharded.
