@@ -4,6 +4,7 @@
 
 #include "base/float_text.h"
 #include "base/utf8.h"
+#include "tessera/base/error.h"
 
 namespace tessera {
 
@@ -15,6 +16,25 @@ const Value* Value::find(std::string_view key) const {
     if (text != nullptr && *text == key) return &entry_value;
   }
   return nullptr;
+}
+
+const Value& Value::at(std::string_view key) const {
+  if (const Value* const value = find(key)) return *value;
+  std::string found(type_name(*this));
+  if (const Dict* const dict = get_if<Dict>()) {
+    List keys;
+    for (const auto& entry : *dict) keys.push_back(entry.first);
+    found = "a dict of " + value_to_string(keys);
+  }
+  throw Error::expected(ErrorKind::not_found, {}, "value of a dict", "'" + std::string(key) + "'",
+                        found);
+}
+
+void Value::throw_is_not(Storage expected) const {
+  Value value;
+  value.storage_ = std::move(expected);
+  throw Error::expected(ErrorKind::mismatch, {}, "value", std::string(type_name(value)),
+                        std::string(type_name(*this)) + " " + value_to_string(*this));
 }
 
 bool operator==(const Value& a, const Value& b) {

@@ -1,8 +1,10 @@
 #include "tessera/base/value.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <cmath>
+
+#include "support/error_matchers.h"
 
 namespace tessera {
 namespace {
@@ -24,6 +26,17 @@ TEST(ValueTest, FindLooksUpStringKeysOfDicts) {
   EXPECT_EQ(*dict.find("a"), Value(2));
   EXPECT_EQ(dict.find("1"), nullptr);
   EXPECT_EQ(Value(3).find("a"), nullptr);
+}
+
+TEST(ValueTest, AtAndGetSayWhatIsThereInstead) {
+  const Value dict(Value::Dict{{"step", 7}, {"lr", 0.5}});
+  EXPECT_EQ(dict.at("step").get<std::int64_t>(), 7);
+  EXPECT_THAT([&] { dict.at("lrs"); },
+              test::ThrowsError(ErrorKind::not_found, "expected 'lrs', found a dict of ['step', 'lr']"));
+  EXPECT_THAT([&] { dict.at("lr").at("x"); },
+              test::ThrowsError(ErrorKind::not_found, "expected 'x', found float"));
+  EXPECT_THAT([&] { dict.at("lr").get<std::int64_t>(); },
+              test::ThrowsError(ErrorKind::mismatch, "expected int, found float 0.5"));
 }
 
 TEST(ValueTest, PrintsAsPythonDoes) {

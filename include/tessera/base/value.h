@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -84,12 +85,23 @@ class Value {
     return std::get_if<T>(&storage_);
   }
 
+  /// Returns the alternative. Throws: Error(mismatch) naming both types where it is another one.
+  template <class T>
+  const T& get() const {
+    if (const T* const value = get_if<T>()) return *value;
+    throw_is_not(Storage(std::in_place_type<T>));
+  }
+
   /// Returns the entry of a Dict with that string key, or nullptr (also where this is no Dict).
   const Value* find(std::string_view key) const;
+  /// Returns the same. Throws: Error(not_found) naming the key, and what keys there are.
+  const Value& at(std::string_view key) const;
 
   friend bool operator==(const Value& a, const Value& b);
 
  private:
+  [[noreturn]] void throw_is_not(Storage expected) const;
+
   Storage storage_;
 };
 

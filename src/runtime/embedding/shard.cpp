@@ -116,6 +116,9 @@ std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectio
   auto sharded = std::make_shared<ShardedEmbeddingBagCollection>(collection, plan, mesh, options);
   embedding::attach_state_dict_hooks(*sharded, sharded->sharded_);
   registry::note_applied(*sharded, "shard", mesh);
+  if (mesh.world_size() > 1) {
+    registry::attach(*sharded, sharded->sharded_->meeting_point());
+  }
   return sharded;
 }
 

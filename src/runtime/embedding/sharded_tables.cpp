@@ -326,6 +326,7 @@ class LookupNode final : public torch::autograd::Node {
     if (inputs->weights.defined()) {
       weight_gradients = torch::zeros({inputs->weights.numel()}, at::kFloat);
     }
+    tables_->meeting_point()->meet();
     auto result = tables_->backward(*inputs, gradient, weight_gradients, moves_tables);
     result.push_back(std::move(weight_gradients));
     return result;
@@ -385,6 +386,7 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
                                             : "another collection's");
   }
   inputs->is_used = true;
+  meeting_point_->meet();
   Tensor output;
   {
     const at::NoGradGuard no_grad;

@@ -7,6 +7,7 @@
 #include "runtime/embedding/fused_state.h"
 #include "runtime/embedding/input_exchange.h"
 #include "runtime/embedding/lookup.h"
+#include "runtime/registry/meeting_point.h"
 #include "tessera/runtime/embedding/shard.h"
 #include "tessera/runtime/registry/fused_updates.h"
 
@@ -43,6 +44,9 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   /// Collective; so is the backward. Throws: Error(invalid_argument) where the inputs are another
   /// collection's, or have been looked up.
   at::Tensor forward(const std::shared_ptr<Inputs>& inputs);
+
+  /// Kept at the module, so that a pass over a root above it has all ranks come to its collectives.
+  const std::shared_ptr<registry::MeetingPoint>& meeting_point() const { return meeting_point_; }
 
   /// What a table's weight is in a state dict; pieces of row-wise state likewise.
   StateTensor weight_entry(const LocalTable& table) const;
@@ -92,6 +96,8 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   bool covers_output_ = false;                     // whether every column of it is some table's
   bool has_means_ = false;
   std::uint64_t static_fingerprint_ = 0;  // of all that does not change
+  std::shared_ptr<registry::MeetingPoint> meeting_point_ =
+      std::make_shared<registry::MeetingPoint>();
   Lookup sharded_lookup_;
   Lookup replicated_lookup_;
 };

@@ -48,6 +48,22 @@ std::string name_of(Direction direction) {
   return direction == Direction::forward ? "the forward" : "the backward";
 }
 
+/// Throws where not all ranks ask for a meeting that one asks for.
+void check_all_meet(std::span<const Request> requests, const Collective& meeting,
+                    const std::string& group_name) {
+  const auto wants_it = [&](const Request& request) {
+    return request.proposal && request.proposal->what == meeting;
+  };
+  const auto wanting = std::ranges::find_if(requests, wants_it);
+  const auto other = std::ranges::find_if_not(requests, wants_it);
+  if (other == requests.end()) return;
+  const auto rank_of = [&](auto request) { return std::to_string(request - requests.begin()); };
+  throw Error::expected(
+      ErrorKind::mismatch, {}, "order of collectives",
+      "all ranks of " + group_name + " to " + wanting->text + " in " + name_of(wanting->direction),
+      "rank " + rank_of(wanting) + " there, rank " + rank_of(other) + " about to " + other->text);
+}
+
 }  // namespace
 
 std::optional<Proposal> choose(std::span<const Request> requests, const std::string& group_name) {
@@ -55,7 +71,7 @@ std::optional<Proposal> choose(std::span<const Request> requests, const std::str
   const Request& first = requests.front();
   std::optional<Proposal> chosen;
   const auto goes_before = [&](const Collective& a, const Collective& b) {
-    if (a.verb != b.verb) return a.verb == Verb::reduce;
+    if (a.verb != b.verb) return a.verb == Verb::reduce || b.verb == Verb::meet;
     const bool is_forward = first.direction == Direction::forward;
     return is_forward ? a.handle < b.handle : a.handle > b.handle;
   };
@@ -76,6 +92,9 @@ std::optional<Proposal> choose(std::span<const Request> requests, const std::str
       // Where one place serves the rank that has come furthest, it serves the others too.
       chosen->insert_at = std::max(chosen->insert_at, request.proposal->insert_at);
     }
+  }
+  if (chosen && chosen->what.verb == Verb::meet) {
+    check_all_meet(requests, chosen->what, group_name);
   }
   return chosen;
 }

@@ -45,8 +45,8 @@ class Agreement {
 
 /// Returns what ranks that ask for `requests` do next. Reductions go first, as the ranks that wait
 /// for one have done all before it; the last unit of the tree first, as a backward meets them. Of
-/// gathers, the first unit of the tree goes first in a forward, the last in a backward. Throws:
-/// Error(mismatch).
+/// gathers, the first unit of the tree goes first in a forward, the last in a backward. A meeting
+/// goes last, when all ranks ask for it. Throws: Error(mismatch), also where they do not.
 std::optional<CollectiveSchedule::Proposal> choose(std::span<const Request> requests,
                                                    const std::string& group_name);
 

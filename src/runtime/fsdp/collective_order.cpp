@@ -40,30 +40,50 @@ void CollectiveOrder::abort_phase() {
   schedule_.abort_phase();
 }
 
-void CollectiveOrder::run(const CollectiveSchedule::Steps& steps) {
-  for (const CollectiveSchedule::Step& step : steps) {
-    const bool has_part = actions_.run(step);
-    if (step.role == Role::ahead && !has_part) schedule_.note_not_kept(step.position);
-    if (step.role == Role::joined && has_part) schedule_.note_needed(step.position);
-  }
+/// Returns false where ranks do not meet as the list says: the rest of `steps` is not done then.
+bool CollectiveOrder::run(const CollectiveSchedule::Steps& steps) {
+  return std::ranges::all_of(steps, [&](const auto& step) { return run(step); });
 }
 
-void CollectiveOrder::need(std::size_t handle) {
+bool CollectiveOrder::run(const CollectiveSchedule::Step& step) {
+  if (step.what.verb == Verb::meet) {
+    if (all_or_none(step.role == Role::own)) return true;
+    schedule_.forget_from(step.position);
+    return false;
+  }
+  const bool has_part = actions_.run(step);
+  if (step.role == Role::ahead && !has_part) schedule_.note_not_kept(step.position);
+  if (step.role == Role::joined && has_part) schedule_.note_needed(step.position);
+  return true;
+}
+
+/// Returns whether all ranks say the same. Collective.
+bool CollectiveOrder::all_or_none(bool is_there) const {
+  if (!group_) return true;
+  at::Tensor num_there = torch::full({1}, is_there ? 1 : 0, at::kInt).to(group_->device());
+  group_->all_reduce(num_there, "how many ranks meet").wait();
+  const int num = num_there.item<int>();
+  return num == 0 || num == group_->size();
+}
+
+void CollectiveOrder::need(const Collective& what) {
   guarded([&] {
     if (schedule_.is_following()) {
-      if (const auto steps = schedule_.need(handle)) return run(*steps);
-      run(schedule_.rest());
-      sum(Deviates::yes, /*has_failed=*/false);
-      schedule_.stop_following();
+      if (const auto steps = schedule_.need(what)) {
+        if (run(*steps)) return;
+      } else if (run(schedule_.rest())) {
+        sum(Deviates::yes, /*has_failed=*/false);
+        schedule_.stop_following();
+      }
     }
-    agree_on({Verb::unshard, handle});
+    agree_on(what);
   });
 }
 
 void CollectiveOrder::gradients_ready(std::size_t handle) {
   guarded([&] {
-    if (schedule_.is_following()) return run(schedule_.gradients_ready(handle));
-    agree_on({Verb::reduce, handle});
+    if (!schedule_.is_following()) return agree_on({Verb::reduce, handle});
+    run(schedule_.gradients_ready(handle));  // what is not done then is left to the end of the phase
   });
 }
 
@@ -80,14 +100,15 @@ void CollectiveOrder::agree_on(const Collective& needed) {
     TESSERA_CHECK(agreed.has_value());
     is_done = agreed->what == needed;
     schedule_.take_agreed(*agreed, is_done);
+    if (agreed->what.verb == Verb::meet) continue;  // all ranks have asked for it
     actions_.run({agreed->what, is_done ? Role::own : Role::joined});
   }
 }
 
-void CollectiveOrder::agree_on_rest() {
+void CollectiveOrder::agree_on_rest(bool has_failed) {
   while (true) {
     const std::vector<std::size_t> unreduced = actions_.unreduced();
-    Request request{key().direction, std::nullopt, "end its part"};
+    Request request{key().direction, std::nullopt, has_failed ? "fail" : "end its part"};
     if (!unreduced.empty()) {
       const Collective needed{Verb::reduce, unreduced.back()};
       request.proposal = schedule_.propose(needed);
@@ -128,12 +149,13 @@ std::vector<int> CollectiveOrder::end_phase(bool has_failed) {
   return guarded([&] {
     Sums sums;
     if (schedule_.is_following()) {
-      run(schedule_.rest());
-      sums = sum(actions_.unreduced().empty() ? Deviates::no : Deviates::yes, has_failed);
-      if (sums.num_deviating > 0) schedule_.stop_following();
+      if (run(schedule_.rest())) {
+        sums = sum(actions_.unreduced().empty() ? Deviates::no : Deviates::yes, has_failed);
+        if (sums.num_deviating > 0) schedule_.stop_following();
+      }
     }
     if (!schedule_.is_following()) {
-      agree_on_rest();
+      agree_on_rest(has_failed);
       sums = sum(Deviates::no, has_failed);
     }
     const std::string phase =

@@ -30,8 +30,9 @@ class CollectiveActions {
 /// See [Note: One order of collectives]. Not thread-safe.
 class CollectiveOrder {
  public:
-  /// `group`: all ranks that take part; null: this one alone. `rules`: one for each handle.
-  /// `units`: what all ranks must have alike, a line for each handle. `actions` must outlive this.
+  /// `group`: all ranks that take part; null: this one alone. `rules`: one for each handle
+  /// and each module with collectives of its own. `units`: what all ranks must have alike, a line
+  /// for each of them. `actions` must outlive this.
   CollectiveOrder(std::shared_ptr<dist::Group> group, std::vector<PrefetchRule> rules,
                   std::vector<std::string> units, CollectiveActions& actions);
 
@@ -49,7 +50,10 @@ class CollectiveOrder {
   void abort_phase();
 
   /// Starts the gather of a handle that this rank needs now.
-  void need(std::size_t handle);
+  void need(std::size_t handle) { need(Collective{Collective::Verb::unshard, handle}); }
+  /// Returns when all ranks have come to a module with collectives of its own. Throws on all ranks:
+  /// Error(mismatch) where one comes to the end of the phase, or to another such module, instead.
+  void meet(std::size_t module) { need(Collective{Collective::Verb::meet, module}); }
   /// Reduces the gradients of a handle, which are complete, when their turn comes.
   void gradients_ready(std::size_t handle);
   /// Starts the next gather ahead of time, if a gather is what comes next.
@@ -69,9 +73,12 @@ class CollectiveOrder {
 
   template <class Action>
   auto guarded(Action&& action);
-  void run(const CollectiveSchedule::Steps& steps);
+  void need(const Collective& what);
+  bool run(const CollectiveSchedule::Steps& steps);
+  bool run(const CollectiveSchedule::Step& step);
   void agree_on(const Collective& needed);
-  void agree_on_rest();
+  void agree_on_rest(bool has_failed);
+  bool all_or_none(bool is_there) const;
   Sums sum(Deviates deviates, bool has_failed) const;
 
   std::shared_ptr<dist::Group> group_;

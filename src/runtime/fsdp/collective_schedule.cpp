@@ -67,7 +67,7 @@ std::optional<std::size_t> CollectiveSchedule::gathered_with(std::size_t positio
   bool takes_next = false;
   if (key_.direction == PhaseKey::Direction::forward) {
     takes_next = what.verb == Verb::unshard && rule.forward == ForwardPrefetch::next;
-  } else {
+  } else if (what.verb != Verb::meet) {
     takes_next = rule.backward == (what.verb == Verb::unshard ? BackwardPrefetch::backward_pre
                                                               : BackwardPrefetch::backward_post);
   }
@@ -99,8 +99,7 @@ void CollectiveSchedule::advance(std::size_t position, Steps& steps) {
   needs_cursor_ = cursor_;
 }
 
-std::optional<CollectiveSchedule::Steps> CollectiveSchedule::need(std::size_t handle) {
-  const Collective what{Verb::unshard, handle};
+std::optional<CollectiveSchedule::Steps> CollectiveSchedule::need(const Collective& what) {
   auto position = find(what, cursor_);
   // One that was joined before its turn is no more to be had.
   while (position && state_[*position] == State::joined) position = find(what, *position + 1);
@@ -143,6 +142,16 @@ CollectiveSchedule::Steps CollectiveSchedule::rest() {
   }
   held_.clear();
   return steps;
+}
+
+void CollectiveSchedule::forget_from(std::size_t position) {
+  list_->entries.resize(position);
+  state_.resize(position);
+  is_needed_.resize(position);
+  cursor_ = std::min(cursor_, position);
+  needs_cursor_ = std::min(needs_cursor_, position);
+  held_.clear();
+  is_following_ = false;
 }
 
 CollectiveSchedule::Proposal CollectiveSchedule::propose(const Collective& needed) const {

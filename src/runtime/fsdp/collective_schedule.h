@@ -11,9 +11,14 @@
 
 namespace tessera::fsdp {
 
-/// A collective over the flat parameter of one handle. Handles go by their numbers in the pass.
+/// A collective over the flat parameter of one handle. Handles go by their numbers in the pass;
+/// modules with collectives of their own (registry::MeetingPoint) are numbered after them.
 struct Collective {
-  enum class Verb : std::uint8_t { unshard, reduce };
+  enum class Verb : std::uint8_t {
+    unshard,
+    reduce,
+    meet,  // all ranks come to a module that runs collectives of its own
+  };
   Verb verb = Verb::unshard;
   std::size_t handle = 0;
   friend bool operator==(const Collective&, const Collective&) = default;
@@ -59,6 +64,10 @@ struct PrefetchRule {
 /// So the needs of each rank are a subsequence of the list. What no rank has needed for
 /// `kNumIdlePhases` phases leaves the list.
 ///
+/// A meeting is nothing that a rank could take part in for the others: it ends once all ranks are
+/// there. Where the list brings some ranks to a meeting for which others are not ready, all forget
+/// the list from there on, and agree on the rest anew.
+///
 /// This class is the list and a rank's place in it. It does no communication. Not thread-safe.
 class CollectiveSchedule {
  public:
@@ -85,7 +94,7 @@ class CollectiveSchedule {
     friend bool operator==(const Proposal&, const Proposal&) = default;
   };
 
-  /// `rules`: one for each handle.
+  /// `rules`: one for each handle and each module with collectives of its own.
   void set_prefetch(std::vector<PrefetchRule> rules) { rules_ = std::move(rules); }
 
   void begin_phase(const PhaseKey& key);
@@ -102,9 +111,9 @@ class CollectiveSchedule {
   bool is_following() const { return is_following_; }
 
   // --- while following the list
-  /// Returns what leads up to the gather of a unit that this rank needs now, and that gather,
-  /// unless it was started ahead of time. Nothing: the rest of the list has no such gather.
-  std::optional<Steps> need(std::size_t handle);
+  /// Returns what leads up to a gather or a meeting that this rank needs now, and that itself,
+  /// unless it was started ahead of time. Nothing: the rest of the list does not have it.
+  std::optional<Steps> need(const Collective& what);
   /// Returns what can be done now that all gradients of a handle are there: perhaps nothing yet.
   Steps gradients_ready(std::size_t handle);
   /// Returns the gather that comes next, if one does, to be started ahead of time.
@@ -119,6 +128,8 @@ class CollectiveSchedule {
   bool has_passed(std::size_t position) const { return position < cursor_; }
   /// Stops to follow. Requires: all of `rest()` has been done.
   void stop_following() { is_following_ = false; }
+  /// Stops to follow, and forgets the list from an entry on. Requires: all before it has been done.
+  void forget_from(std::size_t position);
 
   // --- while agreeing with the other ranks
   Proposal propose(const Collective& needed) const;

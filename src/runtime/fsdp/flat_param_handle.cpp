@@ -524,6 +524,11 @@ void FlatParamHandle::take_gradient(std::size_t index) {
   ++num_gradients_;
 }
 
+void FlatParamHandle::drop_unsynced_gradients() {
+  unsynced_grad_ = Tensor();
+  has_unsynced_.assign(has_unsynced_.size(), false);
+}
+
 void FlatParamHandle::start_reduce() {
   TESSERA_CHECK(!is_reducing());
   const at::NoGradGuard no_grad;
@@ -541,8 +546,7 @@ void FlatParamHandle::start_reduce() {
     was_reduced_[i] = was_reduced_[i] || has_gradient_[i] || is_unsynced;
   }
   zero_padding(unsharded_grad_);
-  unsynced_grad_ = Tensor();
-  has_unsynced_.assign(has_unsynced_.size(), false);
+  drop_unsynced_gradients();
   has_gradient_.assign(has_gradient_.size(), false);
   num_gradients_ = 0;
 

@@ -164,6 +164,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool has_gradients() const { return num_gradients_ > 0; }
   /// Of earlier passes, under no_sync.
   bool has_unsynced_gradients() const { return unsynced_grad_.defined(); }
+  void drop_unsynced_gradients();
   bool has_all_gradients() const { return num_gradients_ == num_trainable_; }
   /// Moves the parameter's `.grad` to the flat gradient. Throws: Error(unsupported) for a sparse
   /// one, or one that has a graph (create_graph).

@@ -62,4 +62,8 @@ NoSyncScope::~NoSyncScope() {
   if (is_outermost_) pass_->set_gradients(fsdp::Pass::Gradients::sync);
 }
 
+void drop_unsynced_gradients(torch::nn::Module& root) {
+  fsdp::Pass::of(root)->drop_unsynced_gradients();
+}
+
 }  // namespace tessera

@@ -49,16 +49,6 @@ at::Device device_of(const std::vector<std::shared_ptr<FlatParamHandle>>& handle
   return device;
 }
 
-void collect_members(const Module& module,
-                     std::vector<std::shared_ptr<registry::PassMember>>& members) {
-  auto member = registry::find<registry::PassMember>(module);
-  // A module may stand in the tree twice.
-  if (member && std::ranges::find(members, member) == members.end()) {
-    members.push_back(std::move(member));
-  }
-  for (const auto& child : module.children()) collect_members(*child, members);
-}
-
 }  // namespace
 
 std::shared_ptr<Pass> Pass::of(Module& root) {
@@ -73,7 +63,7 @@ std::shared_ptr<Pass> Pass::of(Module& root) {
 void Pass::take_in(Module& root) {
   root_ = registry::weak_module(root);
   const std::vector<UnitInTree> units = units_in_tree(root);
-  collect_members(root, members_);
+  find_members(root);
   if (units.empty() && members_.empty()) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "forward of " + root.name(),
                           "a module with fully_shard or replicate applied to it or in it", "none");
@@ -95,6 +85,11 @@ void Pass::take_in(Module& root) {
   for (const Place& place : places_) rules.push_back(place.prefetch);
   std::vector<std::string> descriptions;
   for (const auto& handle : handles_) descriptions.push_back(description_of(*handle));
+  if (!units.empty()) collect_meetings(root, "");
+  for (const Meeting& meeting : meetings_) {
+    rules.emplace_back();
+    descriptions.push_back(meeting.fqn + " (collectives of its own)");
+  }
   order_ = std::make_unique<CollectiveOrder>(group_, std::move(rules), std::move(descriptions),
                                              static_cast<CollectiveActions&>(*this));
   streams_ = std::make_shared<Streams>(device_of(handles_));
@@ -102,6 +97,41 @@ void Pass::take_in(Module& root) {
       units, [](const UnitInTree& unit) { return unit.sharded->limit_all_gathers; });
   if (limits_all_gathers && streams_->run_behind_host()) {
     rate_limiter_ = RateLimiter([streams = streams_] { return streams->record_event(); });
+  }
+}
+
+/// Takes note of members that are new in the tree: `replicate` may come after the first forward.
+void Pass::find_members(const Module& module) {
+  auto member = registry::find<registry::PassMember>(module);
+  // A module may stand in the tree twice.
+  if (member && std::ranges::find(members_, member) == members_.end()) {
+    if (gradients_ == Gradients::keep_unsharded) member->set_gradient_sync(gradient_sync());
+    members_.push_back(std::move(member));
+  }
+  for (const auto& child : module.children()) find_members(*child);
+}
+
+registry::GradientSync Pass::gradient_sync() const {
+  return gradients_ == Gradients::sync ? registry::GradientSync::on : registry::GradientSync::off;
+}
+
+void Pass::drop_unsynced_gradients() {
+  const std::lock_guard lock(mutex_);
+  if (is_open_) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "drop_unsynced_gradients",
+                          "a call between passes", "one within a pass");
+  }
+  for (const auto& handle : handles_) handle->drop_unsynced_gradients();
+}
+
+void Pass::collect_meetings(const Module& module, const std::string& fqn) {
+  auto point = registry::find<registry::MeetingPoint>(module);
+  if (point && std::ranges::find(meetings_, point, &Meeting::point) == meetings_.end()) {
+    point->add(weak_from_this());
+    meetings_.push_back({fqn, std::move(point)});
+  }
+  for (const auto& child : module.named_children()) {
+    collect_meetings(*child.value(), fqn.empty() ? child.key() : fqn + "." + child.key());
   }
 }
 
@@ -123,6 +153,7 @@ void Pass::enter_forward() {
   }
   records_gradients_ = records_gradients_ || at::GradMode::is_enabled();
   if (forward_depth_ == 0) {
+    if (const ModulePtr root = root_.lock()) find_members(*root);
     try {
       if (!is_in_backward()) begin_phase(PhaseKey::Direction::forward);
       for (const auto& member : members_) member->begin_forward();
@@ -201,11 +232,10 @@ void Pass::enter_backward() {
 
 Pass::Gradients Pass::set_gradients(Gradients gradients) {
   const std::lock_guard lock(mutex_);
+  if (const ModulePtr root = root_.lock()) find_members(*root);
   const Gradients before = std::exchange(gradients_, gradients);
-  for (const auto& member : members_) {
-    member->set_gradient_sync(gradients == Gradients::sync ? registry::GradientSync::on
-                                                           : registry::GradientSync::off);
-  }
+  if (before == gradients) return before;
+  for (const auto& member : members_) member->set_gradient_sync(gradient_sync());
   return before;
 }
 
@@ -461,7 +491,24 @@ bool Pass::run(const CollectiveSchedule::Step& step) {
   return true;
 }
 
+/// Has what other ranks need from this one done before it waits in collectives of a module's own.
+void Pass::meet(const registry::MeetingPoint& point) {
+  const std::lock_guard lock(mutex_);
+  if (!is_open_) return;
+  const bool is_backward = is_in_backward();
+  if (is_backward) queue_end_of_backward();
+  if ((!is_backward && forward_depth_ == 0) || !order_->is_in_phase()) return;
+  const UntouchedScope untouched;
+  const auto meeting =
+      std::ranges::find(meetings_, &point, [](const Meeting& each) { return each.point.get(); });
+  TESSERA_CHECK(meeting != meetings_.end());
+  order_->meet(handles_.size() + static_cast<std::size_t>(meeting - meetings_.begin()));
+}
+
 std::string Pass::name_of(const Collective& what) const {
+  if (what.verb == Collective::Verb::meet) {
+    return "come to " + meetings_[what.handle - handles_.size()].fqn;
+  }
   return (what.verb == Collective::Verb::unshard ? "unshard " : "reduce ") +
          handles_[what.handle]->display_name();
 }

@@ -12,6 +12,7 @@
 #include "runtime/fsdp/rate_limiter.h"
 #include "runtime/fsdp/streams.h"
 #include "runtime/registry/end_of_backward.h"
+#include "runtime/registry/meeting_point.h"
 #include "tessera/runtime/registry/registry.h"
 
 namespace tessera::fsdp {
@@ -51,6 +52,7 @@ struct ParameterUse {
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
                    private CollectiveActions,
+             public registry::BringsRanksTogether,
                    public std::enable_shared_from_this<Pass> {
  public:
   /// Returns the pass of `root`, made at the first use. Throws: Error(invalid_argument) where a
@@ -73,6 +75,8 @@ class Pass final : public HandleEvents,
   enum class Gradients { sync, keep_unsharded };
   /// Returns what was set before.
   Gradients set_gradients(Gradients gradients);
+  /// Drops what was kept under Gradients::keep_unsharded.
+  void drop_unsynced_gradients();
 
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
   /// Says which dtype the root's inputs get.
@@ -105,6 +109,8 @@ class Pass final : public HandleEvents,
   void gradient_comes() override;
   void gradient_ready(FlatParamHandle& handle, std::size_t index) override;
 
+  void meet(const registry::MeetingPoint& point) override;
+
   bool run(const CollectiveSchedule::Step& step) override;
   std::vector<std::size_t> unreduced() const override;
   std::vector<int> counts() const override;
@@ -113,6 +119,9 @@ class Pass final : public HandleEvents,
   class GraphToken;
 
   void take_in(torch::nn::Module& root);
+  void find_members(const torch::nn::Module& module);
+  registry::GradientSync gradient_sync() const;
+  void collect_meetings(const torch::nn::Module& module, const std::string& fqn);
   void check_tree() const;
   void open(PassKind kind);
   void close();
@@ -142,6 +151,11 @@ class Pass final : public HandleEvents,
   std::weak_ptr<torch::nn::Module> root_;
   MixedPrecision input_precision_;
   std::vector<std::shared_ptr<registry::PassMember>> members_;
+  struct Meeting {
+    std::string fqn;  // of the module
+    std::shared_ptr<const registry::MeetingPoint> point;
+  };
+  std::vector<Meeting> meetings_;  // numbered after the handles in the order of collectives
   std::shared_ptr<dist::Group> group_;  // of all ranks that take part; null: one
   std::unique_ptr<CollectiveOrder> order_;
   std::vector<std::string> collectives_;

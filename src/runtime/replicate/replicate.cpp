@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <unordered_set>
 
 #include "runtime/dist/consensus.h"
 #include "runtime/dist/sync_states.h"
@@ -60,7 +61,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   void begin_backward() override;
   void set_gradient_sync(registry::GradientSync sync) override {
     const std::lock_guard lock(mutex_);
-    sync_ = sync;
+    num_scopes_without_sync_ += sync == registry::GradientSync::off ? 1 : -1;
   }
 
   void gradient_ready(std::size_t parameter);
@@ -90,7 +91,9 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   /// Of each rank in an average. As DDP has it, and so with its roundings.
   double share() const { return 1.0 / group_->size(); }
   bool is_last(const Bucket& bucket) const { return &bucket == &buckets_.back(); }
+  bool syncs() const { return num_scopes_without_sync_ == 0; }
   bool has_late(const Bucket& bucket) const;
+  void check_tree(Module& module) const;
   void begin();
   void give_up_failed();
   Tensor slot_of(const Parameter& parameter, const Tensor& tensor) const;
@@ -112,7 +115,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   std::weak_ptr<Module> module_;
   ReplicateOptions options_;
   std::shared_ptr<dist::Group> group_;
-  registry::GradientSync sync_ = registry::GradientSync::on;
+  int num_scopes_without_sync_ = 0;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   std::size_t num_sent_ = 0;  // buckets that have left, from the first on
@@ -178,9 +181,11 @@ void Reducer::begin_forward() {
     const std::lock_guard lock(mutex_);
     if (!end_of_backward_.is_queued()) give_up_failed();
   }
-  if (options_.buffers == ReplicateOptions::Buffers::keep) return;
   const ModulePtr module = module_.lock();
-  if (!module || !module->is_training() || sync_ == registry::GradientSync::off) return;
+  if (!module) return;
+  check_tree(*module);
+  if (options_.buffers == ReplicateOptions::Buffers::keep) return;
+  if (!module->is_training() || !syncs()) return;
   dist::StateSync sync(*group_);
   for_each_open_module(*module, "", [&](const Module& each, const std::string& prefix) {
     for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
@@ -189,10 +194,40 @@ void Reducer::begin_forward() {
   });
 }
 
+/// Throws where a part of the module was replaced, added or removed since: ranks would go on without
+/// an average of what is new.
+void Reducer::check_tree(Module& module) const {
+  std::unordered_set<const at::TensorImpl*> in_tree;
+  for (const Tensor& ignored : options_.ignored_states) {
+    in_tree.insert(ignored.unsafeGetTensorImpl());
+  }
+  const auto fail = [](const std::string& fqn, const std::string& found) {
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
+                          "parameter of a replicated module",
+                          "the one that was there when replicate was called", found,
+                          "replicate a module once it is complete");
+  };
+  for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
+    for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
+      const Tensor& tensor = parameter.value();
+      if (!tensor.defined() || !in_tree.insert(tensor.unsafeGetTensorImpl()).second) continue;
+      if (tensor.requires_grad() && registry::gradient_hook(tensor) == nullptr) {
+        fail(prefix + parameter.key(), "another one");
+      }
+    }
+  });
+  for (const Parameter& parameter : parameters_) {
+    const Tensor tensor = parameter.tensor.lock();
+    if (!tensor.defined() || !in_tree.contains(tensor.unsafeGetTensorImpl())) {
+      fail(parameter.fqn, "none of that name, or another one");
+    }
+  }
+}
+
 // Within recomputation a backward may run inside another one, whose end is that of both.
 void Reducer::begin_backward() {
   const std::lock_guard lock(mutex_);
-  if (sync_ == registry::GradientSync::on && !buckets_.empty()) begin();
+  if (syncs() && !buckets_.empty()) begin();
 }
 
 void Reducer::begin() {
@@ -206,7 +241,7 @@ void Reducer::gradient_ready(std::size_t index) {
   const std::lock_guard lock(mutex_);
   Parameter& parameter = parameters_[index];
   parameter.is_pending = true;
-  if (sync_ == registry::GradientSync::off) return;
+  if (!syncs()) return;
   const Tensor tensor = parameter.tensor.lock();
   if (tensor.numel() != parameter.numel) {
     throw Error::expected(
@@ -537,13 +572,23 @@ void replicate(Module& module, const ReplicateOptions& options) {
   });
   // Its collectives run beside those of other modules, in an order that ranks need not share.
   const auto group = options.mesh.world()->separate("replicate");
+  const bool syncs_buffers = options.buffers == ReplicateOptions::Buffers::broadcast ||
+                             options.module_states == ReplicateOptions::ModuleStates::sync;
   if (group->size() > 1) {
     std::vector<std::string> lines{"buckets of " + std::to_string(options.bucket_nbytes) +
                                    " bytes"};
-    for (const auto& [fqn, tensor] : parameters) {
+    const auto add_line = [&](const std::string& fqn, const Tensor& tensor) {
       lines.push_back(c10::str(fqn, " (", tensor.scalar_type(), ", ", tensor.sizes(), ")"));
-    }
-    dist::Consensus(group).require_equal("parameters to be replicated", lines);
+    };
+    for (const auto& [fqn, tensor] : parameters) add_line(fqn, tensor);
+    for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
+      for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
+        if (syncs_buffers && buffer.value().defined()) {
+          add_line(prefix + buffer.key(), buffer.value());
+        }
+      }
+    });
+    dist::Consensus(group).require_equal("parameters and buffers to be replicated", lines);
   }
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {
     dist::StateSync sync(*group);

@@ -25,6 +25,14 @@ Collective reduce(std::size_t handle) {
   return {Verb::reduce, handle};
 }
 
+Collective meet(std::size_t module) {
+  return {Verb::meet, module};
+}
+
+std::string text_of(Verb verb) {
+  return verb == Verb::unshard ? "unshard " : verb == Verb::reduce ? "reduce " : "meet ";
+}
+
 /// Returns `own unshard 2`, for each step.
 std::vector<std::string> texts(const Steps& steps) {
   std::vector<std::string> found;
@@ -32,8 +40,7 @@ std::vector<std::string> texts(const Steps& steps) {
     const std::string role = step.role == Role::own     ? "own "
                              : step.role == Role::ahead ? "ahead "
                                                         : "joined ";
-    found.push_back(role + (step.what.verb == Verb::unshard ? "unshard " : "reduce ") +
-                    std::to_string(step.what.handle));
+    found.push_back(role + text_of(step.what.verb) + std::to_string(step.what.handle));
   }
   return found;
 }
@@ -67,18 +74,18 @@ std::vector<std::string> list_of(CollectiveSchedule schedule, const PhaseKey& ke
 
 TEST(CollectiveScheduleTest, B10_WhatARankDoesNotNeedItJoins) {
   CollectiveSchedule schedule = learned(kForward, {unshard(0), unshard(1), unshard(2), unshard(3)});
-  EXPECT_THAT(texts(*schedule.need(0)), ElementsAre("own unshard 0"));
-  EXPECT_THAT(texts(*schedule.need(2)), ElementsAre("joined unshard 1", "own unshard 2"));
+  EXPECT_THAT(texts(*schedule.need(unshard(0))), ElementsAre("own unshard 0"));
+  EXPECT_THAT(texts(*schedule.need(unshard(2))), ElementsAre("joined unshard 1", "own unshard 2"));
   EXPECT_THAT(texts(schedule.rest()), ElementsAre("joined unshard 3"));
   EXPECT_THAT(schedule.needed(), ElementsAre(true, false, false, false, true, false, false, false));
 }
 
 TEST(CollectiveScheduleTest, B10_WhatWasPassedCannotBeHadAgain) {
   CollectiveSchedule schedule = learned(kForward, {unshard(0), unshard(1), unshard(0)});
-  EXPECT_TRUE(schedule.need(1));
-  EXPECT_THAT(texts(*schedule.need(0)), ElementsAre("own unshard 0"));
-  EXPECT_FALSE(schedule.need(0));
-  EXPECT_FALSE(schedule.need(3));
+  EXPECT_TRUE(schedule.need(unshard(1)));
+  EXPECT_THAT(texts(*schedule.need(unshard(0))), ElementsAre("own unshard 0"));
+  EXPECT_FALSE(schedule.need(unshard(0)));
+  EXPECT_FALSE(schedule.need(unshard(3)));
 }
 
 TEST(CollectiveScheduleTest, B21_TheNextUnitIsGatheredAheadInTheSameOrderWhateverIsNeeded) {
@@ -86,15 +93,15 @@ TEST(CollectiveScheduleTest, B21_TheNextUnitIsGatheredAheadInTheSameOrderWhateve
                                      reduce(2),  unshard(1), reduce(1)};
   const PrefetchRule pre{.backward = BACKWARD_PRE};
   CollectiveSchedule schedule = learned(kBackward, list, pre);
-  EXPECT_THAT(texts(*schedule.need(3)), ElementsAre("own unshard 3", "ahead unshard 2"));
+  EXPECT_THAT(texts(*schedule.need(unshard(3))), ElementsAre("own unshard 3", "ahead unshard 2"));
   EXPECT_THAT(texts(schedule.gradients_ready(3)), ElementsAre("own reduce 3"));
-  EXPECT_THAT(texts(*schedule.need(2)), ElementsAre("ahead unshard 1"));
+  EXPECT_THAT(texts(*schedule.need(unshard(2))), ElementsAre("ahead unshard 1"));
   EXPECT_THAT(texts(schedule.gradients_ready(2)), ElementsAre("own reduce 2"));
-  EXPECT_TRUE(schedule.need(1)->empty());
+  EXPECT_TRUE(schedule.need(unshard(1))->empty());
   EXPECT_THAT(texts(schedule.gradients_ready(1)), ElementsAre("own reduce 1"));
   // The same for a rank that needs unit 1 alone, and one that needs nothing.
   schedule = learned(kBackward, list, pre);
-  EXPECT_THAT(texts(*schedule.need(1)),
+  EXPECT_THAT(texts(*schedule.need(unshard(1))),
               ElementsAre("joined unshard 3", "joined unshard 2", "joined reduce 3",
                           "own unshard 1", "joined reduce 2"));
   EXPECT_THAT(texts(schedule.rest()), ElementsAre("joined reduce 1"));
@@ -107,18 +114,18 @@ TEST(CollectiveScheduleTest, B21_TheNextUnitIsGatheredAheadInTheSameOrderWhateve
 TEST(CollectiveScheduleTest, B21_WhatWasGatheredAheadInVainIsPassed) {
   CollectiveSchedule schedule =
       learned(kForward, {unshard(0), unshard(1), unshard(2)}, {.forward = ForwardPrefetch::next});
-  EXPECT_THAT(texts(*schedule.need(0)), ElementsAre("own unshard 0", "ahead unshard 1"));
+  EXPECT_THAT(texts(*schedule.need(unshard(0))), ElementsAre("own unshard 0", "ahead unshard 1"));
   EXPECT_FALSE(schedule.has_passed(1));
-  EXPECT_THAT(texts(*schedule.need(2)), ElementsAre("own unshard 2"));
+  EXPECT_THAT(texts(*schedule.need(unshard(2))), ElementsAre("own unshard 2"));
   EXPECT_TRUE(schedule.has_passed(1));
 }
 
 TEST(CollectiveScheduleTest, B10_WhatWasToBeAheadButWasJoinedIsNoMoreToBeHad) {
   CollectiveSchedule schedule =
       learned(kForward, {unshard(0), unshard(1)}, {.forward = ForwardPrefetch::next});
-  EXPECT_TRUE(schedule.need(0));
+  EXPECT_TRUE(schedule.need(unshard(0)));
   schedule.note_not_kept(1);
-  EXPECT_FALSE(schedule.need(1));
+  EXPECT_FALSE(schedule.need(unshard(1)));
 }
 
 TEST(CollectiveScheduleTest, B17_OneUnitThatIsEarlyIsHeldBackNotTwo) {
@@ -140,10 +147,10 @@ TEST(CollectiveScheduleTest, B10_WhatIsMissingJoinsTheListWhereItWasNeeded) {
   const std::vector<Collective> list{unshard(0), unshard(2), unshard(3)};
   CollectiveSchedule rank0 = learned(kForward, list);
   CollectiveSchedule rank1 = learned(kForward, list);
-  for (const std::size_t handle : {0UL, 2UL, 3UL}) EXPECT_TRUE(rank0.need(handle));
+  for (const std::size_t handle : {0UL, 2UL, 3UL}) EXPECT_TRUE(rank0.need(unshard(handle)));
   EXPECT_TRUE(rank0.rest().empty());
-  EXPECT_TRUE(rank1.need(0));
-  EXPECT_FALSE(rank1.need(1));
+  EXPECT_TRUE(rank1.need(unshard(0)));
+  EXPECT_FALSE(rank1.need(unshard(1)));
   EXPECT_THAT(texts(rank1.rest()), ElementsAre("joined unshard 2", "joined unshard 3"));
   for (CollectiveSchedule* rank : {&rank0, &rank1}) rank->stop_following();
   const Proposal missing = rank1.propose(unshard(1));
@@ -164,7 +171,7 @@ TEST(CollectiveScheduleTest, B10_WhatIsMissingJoinsTheListWhereItWasNeeded) {
 
 TEST(CollectiveScheduleTest, B10_AGradientThatComesTooLateGetsASecondReduction) {
   CollectiveSchedule schedule = learned(kBackward, {reduce(1), unshard(0), reduce(0)});
-  EXPECT_THAT(texts(*schedule.need(0)), ElementsAre("joined reduce 1", "own unshard 0"));
+  EXPECT_THAT(texts(*schedule.need(unshard(0))), ElementsAre("joined reduce 1", "own unshard 0"));
   EXPECT_TRUE(schedule.gradients_ready(1).empty());
   EXPECT_THAT(texts(schedule.rest()), ElementsAre("joined reduce 0"));
   schedule.stop_following();
@@ -173,8 +180,37 @@ TEST(CollectiveScheduleTest, B10_AGradientThatComesTooLateGetsASecondReduction) 
   schedule.take_agreed(late, true);
   schedule.end_phase(all_needed());
   schedule.begin_phase(kBackward);
-  EXPECT_THAT(texts(*schedule.need(0)), ElementsAre("joined reduce 1", "own unshard 0"));
+  EXPECT_THAT(texts(*schedule.need(unshard(0))), ElementsAre("joined reduce 1", "own unshard 0"));
   EXPECT_THAT(texts(schedule.gradients_ready(1)), ElementsAre("own reduce 1"));
+}
+
+TEST(CollectiveScheduleTest, D5_WhereRanksDoNotMeetTheListIsForgottenFromThereOn) {
+  const std::vector<Collective> list{unshard(0), meet(3), unshard(1)};
+  CollectiveSchedule rank0 = learned(kForward, list), rank1 = learned(kForward, list);
+  EXPECT_THAT(texts(*rank0.need(meet(3))), ElementsAre("joined unshard 0", "own meet 3"));
+  EXPECT_THAT(texts(*rank1.need(unshard(1))),
+              ElementsAre("joined unshard 0", "joined meet 3", "own unshard 1"));
+  for (CollectiveSchedule* rank : {&rank0, &rank1}) {
+    rank->forget_from(1);
+    EXPECT_FALSE(rank->is_following());
+  }
+  EXPECT_EQ(rank0.propose(meet(3)), (Proposal{meet(3), 1}));
+  const Proposal first = rank1.propose(unshard(1));
+  EXPECT_EQ(first, (Proposal{unshard(1), 1}));
+  rank0.take_agreed(first, false);
+  rank1.take_agreed(first, true);
+  const Proposal second = rank1.propose(meet(3));
+  EXPECT_EQ(second, (Proposal{meet(3), 2}));
+  rank0.take_agreed(second, true);
+  rank1.take_agreed(second, true);
+  const Proposal third = rank0.propose(unshard(1));
+  rank0.take_agreed(third, true);
+  rank1.take_agreed(third, false);
+  for (CollectiveSchedule* rank : {&rank0, &rank1}) {
+    rank->end_phase(all_needed());
+    EXPECT_THAT(list_of(*rank, kForward), ElementsAre("joined unshard 0", "joined unshard 1",
+                                                      "joined meet 3", "joined unshard 1"));
+  }
 }
 
 TEST(CollectiveScheduleTest, B10_WhatNoRankNeedsAnyMoreLeavesTheList) {
@@ -230,6 +266,20 @@ TEST(AgreementTest, B10_OnePlaceInTheListServesAllWhoNeedIt) {
   const auto chosen = choose(
       std::vector{asks(Proposal{what, 2}), asks(Proposal{what, {}}), asks(Proposal{what, 5})}, "");
   EXPECT_EQ(chosen, (Proposal{what, 5}));
+}
+
+TEST(AgreementTest, D5_RanksMeetOnceAllAskForIt) {
+  const Proposal gather{unshard(1), 0}, meeting{meet(3), 0}, other{meet(2), 0};
+  const auto chosen = [](const std::vector<Request>& requests) {
+    return choose(requests, "shard");
+  };
+  EXPECT_EQ(chosen({asks(meeting), asks(gather)}), gather);
+  EXPECT_EQ(chosen({asks(gather), asks(meeting)}), gather);
+  EXPECT_EQ(chosen({asks(meeting), asks(meeting)}), meeting);
+  for (const auto& instead : {std::optional<Proposal>(), std::optional(other)}) {
+    EXPECT_THAT(test::error_of([&] { chosen({asks(meeting), asks(instead)}); }),
+                HasSubstr("order of collectives: expected all ranks of shard to something"));
+  }
 }
 
 TEST(AgreementTest, B22_RanksInDifferentPhasesAreTold) {

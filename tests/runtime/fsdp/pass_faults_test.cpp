@@ -176,6 +176,25 @@ TEST(PassFaultsAloneTest, B21_WhatWasKeptUnderNoSyncIsReducedThoughThePassDoesNo
   });
 }
 
+TEST(PassFaultsAloneTest, B21_WhatWasKeptUnderNoSyncCanBeDropped) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Maybe unsharded = seeded<Maybe>();
+    Maybe model = sharded_maybe(mesh);
+    {
+      const NoSyncScope no_sync(*model);
+      const at::Tensor loss = forward(model, some_rows(), true).sum();
+      EXPECT_THAT(test::error_of([&] { drop_unsynced_gradients(*model); }),
+                  ::testing::HasSubstr("found one within a pass"));
+      loss.backward();
+    }
+    drop_unsynced_gradients(*model);
+    forward(model, some_rows(), false).sum().backward();
+    unsharded->forward(some_rows(), false).sum().backward();
+    expect_gradients_of(*unsharded, *model, mesh);
+    EXPECT_FALSE(model->first->weight.grad().defined());
+  });
+}
+
 /// One unit, of which ranks use different parameters: the average is that of all ranks.
 TEST(PassFaultsAloneTest, B10_AParameterThatOneRankAloneUsesIsTrainedOnAll) {
   for (const ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD}) {

@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include "runtime/support/checks.h"
+#include "support/error_matchers.h"
 
 namespace tessera {
 namespace {
@@ -131,6 +132,10 @@ TEST_P(ClipTest, B12_NormsAndClippedGradientsAreThoseOfTheUnshardedModel) {
     forward(model, x).pow(2).sum().backward();
     const double expected =
         torch::nn::utils::clip_grad_norm_(unsharded->parameters(), 0.1, norm_type);
+    for (const double impossible : {-1.0, std::nan("")}) {
+      EXPECT_THAT([&] { clip_grad_norm_(*model, impossible, norm_type); },
+                  test::ThrowsError(ErrorKind::invalid_argument, "max_norm"));
+    }
     EXPECT_NEAR(clip_grad_norm_(*model, 0.1, norm_type) / expected, 1, 1e-5);
     test::expect_gradients_of(*unsharded, *model, mesh);
     EXPECT_TRUE(torch::allclose(model->down->weight.grad(), unsharded->down->weight.grad(), 1e-5));

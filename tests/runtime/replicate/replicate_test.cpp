@@ -233,6 +233,65 @@ TEST(ReplicateTest, NoSyncHoldsTheAveragingBack) {
   });
 }
 
+TEST(ReplicateTest, B21_NoSyncScopesNestAlsoOverAPartOfTheTree) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model->up, {.mesh = mesh});
+    const auto num_sent = [&] { return mesh.world()->traffic().all_reduce; };
+    const auto step = [&] { forward(model, rows_of(some_batch(), mesh)).mean().backward(); };
+    const std::uint64_t before = num_sent();
+    {
+      const NoSyncScope outer(*model);
+      { const NoSyncScope inner(*model->up); }
+      step();
+      EXPECT_EQ(num_sent(), before);
+      replicate(*model->middle, {.mesh = mesh});
+      step();
+      EXPECT_EQ(num_sent(), before);
+    }
+    step();
+    EXPECT_GT(num_sent(), before);
+  });
+}
+
+TEST(ReplicateTest, B21_NoSyncReachesWhatIsReplicatedAfterTheFirstForward) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model->up, {.mesh = mesh});
+    const auto step = [&] { forward(model, rows_of(some_batch(), mesh)).mean().backward(); };
+    step();
+    replicate(*model->middle, {.mesh = mesh});
+    const std::uint64_t before = mesh.world()->traffic().all_reduce;
+    const NoSyncScope no_sync(*model);
+    step();
+    EXPECT_EQ(mesh.world()->traffic().all_reduce, before);
+  });
+}
+
+TEST(ReplicateTest, B22_APartThatWasReplacedOrAddedIsNamed) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const auto error_after = [&](const auto& change) {
+      Mlp model = seeded<Mlp>();
+      const at::Tensor left_out = model->down->bias;
+      replicate(*model, {.mesh = mesh, .ignored_states = {left_out}});
+      forward(model, some_batch()).mean().backward();
+      change(*model);
+      return error_of([&] { forward(model, some_batch()); });
+    };
+    EXPECT_EQ(error_after([](auto&) {}), "none");
+    EXPECT_THAT(error_after([](auto& model) {
+                  model.up = model.replace_module("up", torch::nn::Linear(7, 13));
+                }),
+                HasSubstr("up.weight: parameter of a replicated module"));
+    EXPECT_THAT(error_after([](auto& model) {
+                  model.register_module("added", torch::nn::Linear(2, 2));
+                }),
+                HasSubstr("added.weight: parameter of a replicated module"));
+    EXPECT_THAT(error_after([](auto& model) { model.unregister_module("up"); }),
+                HasSubstr("up.bias: parameter of a replicated module"));
+  });
+}
+
 TEST(ReplicateTest, ParametersThatOnlySomeRanksUse) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
@@ -455,6 +514,10 @@ TEST(ReplicateTest, B22_RanksWithOtherParametersAreTold) {
     Mlp frozen = seeded<Mlp>();
     (mesh.rank() == 0 ? frozen->up : frozen->down)->bias.requires_grad_(false);
     EXPECT_THAT(error_of([&] { replicate(*frozen, {.mesh = mesh}); }), HasSubstr("up.bias"));
+    torch::nn::BatchNorm1d norm(torch::nn::BatchNorm1dOptions(3).affine(false));
+    norm->running_mean.resize_({3 + mesh.rank()});
+    EXPECT_THAT(error_of([&] { replicate(*norm, {.mesh = mesh}); }),
+                HasSubstr("running_mean (Float, [4]) on rank 1"));
     Mlp same = seeded<Mlp>();
     EXPECT_THAT(
         error_of([&] { replicate(*same, {.mesh = mesh, .bucket_nbytes = 100 + mesh.rank()}); }),

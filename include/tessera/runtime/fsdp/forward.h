@@ -46,8 +46,8 @@ class [[nodiscard]] ForwardScope {
 };
 
 /// Gradients of passes that end within this scope are not reduced: they add up, unsharded, until a
-/// pass outside of it does. Scopes nest. `zero_grad` does not reach what is kept here. Not
-/// collective.
+/// pass outside of it does. Scopes nest. `zero_grad` does not reach what is kept here (see
+/// `drop_unsynced_gradients`). Not collective.
 class [[nodiscard]] NoSyncScope {
  public:
   explicit NoSyncScope(torch::nn::Module& root);
@@ -59,6 +59,12 @@ class [[nodiscard]] NoSyncScope {
   std::shared_ptr<fsdp::Pass> pass_;
   bool is_outermost_;
 };
+
+/// Drops what NoSyncScope has kept in the units at and below `root`, as a step does that is given
+/// up: what `zero_grad` is for `.grad`. Not collective, but for all ranks to do. Throws:
+/// Error(invalid_argument) within a pass, or where nothing at or below `root` is sharded or
+/// replicated.
+void drop_unsynced_gradients(torch::nn::Module& root);
 
 /// Returns whether a pass over `module`, or over a root above it, is open. Not collective.
 bool is_in_pass(const torch::nn::Module& module);

@@ -60,7 +60,7 @@ class PassMember : public ModuleState {
   /// A backward over the root begins, the outermost one. Whether it reaches this member may differ
   /// from rank to rank.
   virtual void begin_backward() = 0;
-  /// Takes effect with the next backward.
+  /// Takes effect with the next backward. `off` nests: each is ended by an `on`.
   virtual void set_gradient_sync(GradientSync sync) = 0;
 };
 

@@ -36,10 +36,12 @@ struct ReplicateOptions {
 /// once more, for averages in an order of their own. Call it before the optimizer is built.
 /// Throws: Error(invalid_argument) where the module is not held by a shared_ptr, or it, or a module
 /// in it, is sharded or replicated already; Error(mismatch) on all ranks where they have other
-/// parameters to average. A backward throws: Error(unsupported) for sparse gradients, those with a
-/// graph (create_graph), and those of parameters that were frozen when this was called; Error(io)
-/// where another rank fails. Source: torch.distributed._composable.replicate
-/// (github.com/pytorch/pytorch, change 91044); Li et al., https://arxiv.org/abs/2006.15704.
+/// parameters to average, or buffers to share. A forward throws: Error(invalid_argument) where a
+/// part of the module was replaced, added or removed since. A backward throws: Error(unsupported)
+/// for sparse gradients, those with a graph (create_graph), and those of parameters that were
+/// frozen when this was called; Error(io) where another rank fails. Source:
+/// torch.distributed._composable.replicate (github.com/pytorch/pytorch, change 91044); Li et al.,
+/// https://arxiv.org/abs/2006.15704.
 void replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
 
 }  // namespace tessera
