@@ -245,17 +245,17 @@ def check_reference(directory: Path, *, html: bool) -> list[str]:
 
 
 def build_docs() -> int:
-    """Builds the site into build/docs/site and checks comments and links. Returns the exit code."""
+    """Builds the site into build/reference/site and checks comments and links. Returns the exit code."""
     install_packages({"docs"})
     if not shutil.which("doxygen"):
         raise Stop("doxygen is not installed (apt-get install doxygen)")
-    directory = ROOT / "build" / "docs"
+    directory = ROOT / "build" / "reference"  # CMake builds the examples in build/docs
     heading("building the documentation")
     with locked(ROOT / "build", "building the documentation"):
         problems = check_reference(directory, html=True)
     problems += markdown_pages.broken_links(ROOT)
     for problem in problems:
         say(problem)
-    say(f"build/docs/site/index.html: {len(site_pages())} pages"
+    say(f"build/reference/site/index.html: {len(site_pages())} pages"
         + (f"; {len(problems)} problems, above" if problems else "; every public symbol has a comment, no link is broken"))
     return 1 if problems else 0

@@ -83,7 +83,8 @@ void CollectiveOrder::need(const Collective& what) {
 void CollectiveOrder::gradients_ready(std::size_t handle) {
   guarded([&] {
     if (!schedule_.is_following()) return agree_on({Verb::reduce, handle});
-    run(schedule_.gradients_ready(handle));  // what is not done then is left to the end of the phase
+    run(schedule_.gradients_ready(
+        handle));  // what is not done then is left to the end of the phase
   });
 }
 

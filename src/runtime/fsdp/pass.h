@@ -52,7 +52,7 @@ struct ParameterUse {
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
                    private CollectiveActions,
-             public registry::BringsRanksTogether,
+                   public registry::BringsRanksTogether,
                    public std::enable_shared_from_this<Pass> {
  public:
   /// Returns the pass of `root`, made at the first use. Throws: Error(invalid_argument) where a
@@ -155,7 +155,7 @@ class Pass final : public HandleEvents,
     std::string fqn;  // of the module
     std::shared_ptr<const registry::MeetingPoint> point;
   };
-  std::vector<Meeting> meetings_;  // numbered after the handles in the order of collectives
+  std::vector<Meeting> meetings_;       // numbered after the handles in the order of collectives
   std::shared_ptr<dist::Group> group_;  // of all ranks that take part; null: one
   std::unique_ptr<CollectiveOrder> order_;
   std::vector<std::string> collectives_;

@@ -194,8 +194,8 @@ void Reducer::begin_forward() {
   });
 }
 
-/// Throws where a part of the module was replaced, added or removed since: ranks would go on without
-/// an average of what is new.
+/// Throws where a part of the module was replaced, added or removed since: ranks would go on
+/// without an average of what is new.
 void Reducer::check_tree(Module& module) const {
   std::unordered_set<const at::TensorImpl*> in_tree;
   for (const Tensor& ignored : options_.ignored_states) {

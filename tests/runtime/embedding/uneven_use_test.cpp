@@ -57,14 +57,14 @@ struct ExpertsAndTablesImpl : torch::nn::Module {
 TORCH_MODULE(ExpertsAndTables);
 
 std::shared_ptr<EmbeddingBagCollectionBase> sharded_tables(const dist::Mesh& mesh) {
-  return shard(test::small_collection(),
-               test::plan_of(test::plan_kind("mixed"), mesh.world_size()), mesh);
+  return shard(test::small_collection(), test::plan_of(test::plan_kind("mixed"), mesh.world_size()),
+               mesh);
 }
 
 void shard_units(ExpertsAndTables& model, const dist::Mesh& mesh, ShardingStrategy strategy) {
-  fully_shard(*model, {.mesh = mesh,
-                       .policy = ModuleWrapPolicy<torch::nn::Linear>(),
-                       .strategy = strategy});
+  fully_shard(
+      *model,
+      {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
 }
 
 torch::optim::SGD sgd(const ExpertsAndTables& model) {
@@ -79,7 +79,8 @@ dist::MeshOptions hybrid_if(ShardingStrategy strategy) {
 
 class UnevenUseWithTablesTest : public ::testing::TestWithParam<ShardingStrategy> {
  protected:
-  /// Trains beside the unsharded model, and holds all parameters against it. `route_of(rank, step)`.
+  /// Trains beside the unsharded model, and holds all parameters against it. `route_of(rank,
+  /// step)`.
   void expect_training(int num_ranks, int num_steps,
                        const std::function<Route(int, int)>& route_of) {
     test::on_ranks(
@@ -190,10 +191,11 @@ TEST(UnevenUseWithTablesTest, D5_TablesThatOneRankDoesNotUseAreAnErrorOnAll) {
         const auto train = [&] {
           forward(model, in_backward || !is_odd ? batch : std::nullopt, !is_odd).backward();
         };
-        EXPECT_THAT(train, test::ThrowsError(ErrorKind::mismatch,
-                                       "to come to tables in the " +
-                                           std::string(in_backward ? "backward" : "forward") +
-                                           ", found rank 0 there, rank 1 about to end its part"));
+        EXPECT_THAT(train,
+                    test::ThrowsError(ErrorKind::mismatch,
+                                      "to come to tables in the " +
+                                          std::string(in_backward ? "backward" : "forward") +
+                                          ", found rank 0 there, rank 1 about to end its part"));
       });
     }
   }

@@ -277,7 +277,9 @@ TEST(AgreementTest, D5_RanksMeetOnceAllAskForIt) {
   EXPECT_EQ(chosen({asks(gather), asks(meeting)}), gather);
   EXPECT_EQ(chosen({asks(meeting), asks(meeting)}), meeting);
   for (const auto& instead : {std::optional<Proposal>(), std::optional(other)}) {
-    EXPECT_THAT(test::error_of([&] { chosen({asks(meeting), asks(instead)}); }),
+    EXPECT_THAT(test::error_of([&] {
+                  chosen({asks(meeting), asks(instead)});
+                }),
                 HasSubstr("order of collectives: expected all ranks of shard to something"));
   }
 }

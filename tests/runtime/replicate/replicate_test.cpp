@@ -283,10 +283,9 @@ TEST(ReplicateTest, B22_APartThatWasReplacedOrAddedIsNamed) {
                   model.up = model.replace_module("up", torch::nn::Linear(7, 13));
                 }),
                 HasSubstr("up.weight: parameter of a replicated module"));
-    EXPECT_THAT(error_after([](auto& model) {
-                  model.register_module("added", torch::nn::Linear(2, 2));
-                }),
-                HasSubstr("added.weight: parameter of a replicated module"));
+    EXPECT_THAT(
+        error_after([](auto& model) { model.register_module("added", torch::nn::Linear(2, 2)); }),
+        HasSubstr("added.weight: parameter of a replicated module"));
     EXPECT_THAT(error_after([](auto& model) { model.unregister_module("up"); }),
                 HasSubstr("up.bias: parameter of a replicated module"));
   });
