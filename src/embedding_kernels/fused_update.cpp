@@ -1,12 +1,15 @@
 #include "embedding_kernels/fused_update.h"
 
 #include <algorithm>
+#include <atomic>
+#include <numeric>
 #include <type_traits>
 #include <variant>
 #include <vector>
 
 #include "embedding_kernels/instruction_sets.h"
 #include "embedding_kernels/row_range.h"
+#include "tessera/base/checked_math.h"
 #include "tessera/base/parallel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,6 +26,7 @@ namespace tessera::embedding::HWY_NAMESPACE {
 struct BagGradients {
   const float* data;
   std::int64_t stride;
+  std::int64_t first_column;
   const TouchedRows::Occurrence* occurrences;
   std::int64_t end;
   std::int64_t ahead;
@@ -30,12 +34,14 @@ struct BagGradients {
   explicit BagGradients(const TableGradient& table)
       : data(table.pooled.data),
         stride(table.pooled.stride),
+        first_column(table.first_column),
         occurrences(table.touched.occurrences.data()),
         end(table.touched.num_occurrences()),
         ahead(rows_ahead<float>(table.dim)) {}
 
   const float* row(std::int64_t i) const {
-    return data + static_cast<std::int64_t>(occurrences[i].sample) * stride + occurrences[i].column;
+    return data + static_cast<std::int64_t>(occurrences[i].sample) * stride +
+           (static_cast<std::int64_t>(occurrences[i].column) - first_column);
   }
   const float* row_ahead(std::int64_t i) const { return row(HWY_MIN(i + ahead, end - 1)); }
   float weight(std::int64_t i) const { return occurrences[i].weight; }
@@ -221,17 +227,19 @@ GradientRule gradient_rule(const FusedOptimizer& optimizer, const PooledGradient
 class SummedGradients {
  public:
   void add(const TouchedRows::OfTable& touched, std::int64_t dim, const PooledGradient& gradient) {
-    tables_.push_back({.touched = touched, .dim = dim, .pooled = gradient, .block_sums = nullptr});
+    tables_.push_back({.touched = touched,
+                       .dim = dim,
+                       .pooled = gradient,
+                       .first_column = 0,
+                       .block_sums = nullptr});
   }
 
   void sum_hot_rows(int num_threads);
 
-  /// Calls `body(i, range)` for ranges that hold every touched row of the i-th table once, with
-  /// about as many occurrences each.
+  /// Calls `body(i, table, range)` for ranges that hold every touched row of the i-th table once,
+  /// with about as many occurrences each.
   template <class Body>
   void for_ranges(int num_threads, const Body& body) const;
-
-  const TableGradient& operator[](std::size_t i) const { return tables_[i]; }
 
  private:
   struct Block {
@@ -288,22 +296,60 @@ RowRange rows_of_piece(const TouchedRows::OfTable& touched, std::int64_t piece) 
           .end = index_of((piece + 1) * kTaskOccurrences)};
 }
 
+/// Copies of the gradient of one table's bags, without the columns of others in between: rows that
+/// lie pages apart share few sets of a cache, and need a page's address each.
+class GradientWithoutGaps {
+ public:
+  /// Returns the gradient of a table, from a copy where `num_pieces` of its pieces pay for one.
+  const TableGradient& of(const TableGradient& table, std::int64_t num_pieces) {
+    constexpr std::int64_t kUsesThatPay = 4;  // of each copied element
+    const TouchedRows::Columns& columns = table.touched.columns;
+    const std::int64_t num_used = num_pieces * kTaskOccurrences * table.dim;
+    const std::int64_t num_copied = table.touched.num_samples * columns.numel();
+    const bool has_gaps = table.pooled.data != nullptr && columns.numel() < table.pooled.stride;
+    if (!has_gaps || num_used < kUsesThatPay * num_copied) return table;
+    copy_.resize(static_cast<std::size_t>(num_copied));
+    const float* from = table.pooled.data + columns.begin;
+    for (std::int64_t sample = 0; sample < table.touched.num_samples; ++sample) {
+      std::copy_n(from + sample * table.pooled.stride, columns.numel(),
+                  copy_.data() + sample * columns.numel());
+    }
+    table_ = table;
+    table_.pooled.data = copy_.data();
+    table_.pooled.stride = columns.numel();
+    table_.first_column = columns.begin;
+    return table_;
+  }
+
+ private:
+  std::vector<float> copy_;
+  TableGradient table_{};
+};
+
+// Each thread begins with a table of its own, and helps with those of others in the end.
 template <class Body>
 void SummedGradients::for_ranges(int num_threads, const Body& body) const {
-  struct Piece {
-    std::size_t table;
-    std::int64_t number;
-  };
-  std::vector<Piece> pieces;
-  for (std::size_t i = 0; i < tables_.size(); ++i) {
-    const std::int64_t numel = tables_[i].touched.num_occurrences();
-    for (std::int64_t piece = 0; piece * kTaskOccurrences < numel; ++piece) {
-      pieces.push_back({.table = i, .number = piece});
-    }
+  const std::size_t num_tables = tables_.size();
+  std::vector<std::int64_t> num_pieces;
+  for (const TableGradient& table : tables_) {
+    num_pieces.push_back(ceil_div(table.touched.num_occurrences(), kTaskOccurrences));
   }
-  parallel_for(static_cast<std::int64_t>(pieces.size()), num_threads, {}, [&](std::int64_t i) {
-    const Piece& piece = pieces[static_cast<std::size_t>(i)];
-    body(piece.table, rows_of_piece(tables_[piece.table].touched, piece.number));
+  std::vector<std::atomic<std::int64_t>> next(num_tables);
+  const std::int64_t num_workers =
+      std::min<std::int64_t>(num_threads, std::reduce(num_pieces.begin(), num_pieces.end()));
+  parallel_for(num_workers, num_threads, {}, [&](std::int64_t worker) {
+    GradientWithoutGaps without_gaps;
+    const auto first =
+        static_cast<std::size_t>(worker) * num_tables / static_cast<std::size_t>(num_workers);
+    for (std::size_t i = 0; i < num_tables; ++i) {
+      const std::size_t number = (first + i) % num_tables;
+      std::int64_t piece = next[number]++;
+      if (piece >= num_pieces[number]) continue;
+      const TableGradient& table = without_gaps.of(tables_[number], num_pieces[number] - piece);
+      for (; piece < num_pieces[number]; piece = next[number]++) {
+        body(number, table, rows_of_piece(table.touched, piece));
+      }
+    }
   });
 }
 
@@ -326,10 +372,11 @@ void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touch
     rules.push_back(gradient_rule(update.optimizer, gradient));
   }
   gradients.sum_hot_rows(num_threads);
-  gradients.for_ranges(num_threads, [&](std::size_t i, const RowRange& range) {
-    std::vector<float> g(static_cast<std::size_t>(updates[i].view.dim));
-    HWY_DYNAMIC_DISPATCH(update_range)(updates[i], gradients[i], rules[i], range, g.data());
-  });
+  gradients.for_ranges(
+      num_threads, [&](std::size_t i, const TableGradient& table, const RowRange& range) {
+        std::vector<float> g(static_cast<std::size_t>(updates[i].view.dim));
+        HWY_DYNAMIC_DISPATCH(update_range)(updates[i], table, rules[i], range, g.data());
+      });
 }
 
 bool is_row_wise(const FusedOptimizer& optimizer) {
@@ -343,9 +390,10 @@ void row_gradients(const TableUpdate& update, const TouchedRows& touched,
   const SummedGradients sums =
       summed_gradients(touched[update.table], update.view.dim, gradient, num_threads);
   const GradientRule rule = gradient_rule(update.optimizer, gradient);
-  sums.for_ranges(num_threads, [&](std::size_t i, const RowRange& range) {
-    HWY_DYNAMIC_DISPATCH(write_gradients)(update, sums[i], rule, range, gradients, squares);
-  });
+  sums.for_ranges(
+      num_threads, [&](std::size_t /*i*/, const TableGradient& summed, const RowRange& range) {
+        HWY_DYNAMIC_DISPATCH(write_gradients)(update, summed, rule, range, gradients, squares);
+      });
 }
 
 void apply_row_gradients(const TableUpdate& update, const TouchedRows& touched,
@@ -353,18 +401,21 @@ void apply_row_gradients(const TableUpdate& update, const TouchedRows& touched,
                          int num_threads) {
   SummedGradients table;
   table.add(touched[update.table], update.view.dim, {});
-  table.for_ranges(num_threads, [&](std::size_t i, const RowRange& range) {
-    HWY_DYNAMIC_DISPATCH(apply_gradients)(update, table[i], range, gradients, squares, row_width);
+  table.for_ranges(num_threads, [&](std::size_t /*i*/, const TableGradient& touched_rows,
+                                    const RowRange& range) {
+    HWY_DYNAMIC_DISPATCH(apply_gradients)
+    (update, touched_rows, range, gradients, squares, row_width);
   });
 }
 
 void add_dense_gradient(const TouchedRows& touched, int table, std::int64_t dim,
                         const PooledGradient& gradient, float* out, int num_threads) {
   const SummedGradients sums = summed_gradients(touched[table], dim, gradient, num_threads);
-  sums.for_ranges(num_threads, [&](std::size_t i, const RowRange& range) {
-    std::vector<float> g(static_cast<std::size_t>(dim));
-    HWY_DYNAMIC_DISPATCH(add_range)(sums[i], range, g.data(), out);
-  });
+  sums.for_ranges(num_threads,
+                  [&](std::size_t /*i*/, const TableGradient& summed, const RowRange& range) {
+                    std::vector<float> g(static_cast<std::size_t>(dim));
+                    HWY_DYNAMIC_DISPATCH(add_range)(summed, range, g.data(), out);
+                  });
 }
 
 }  // namespace tessera::embedding

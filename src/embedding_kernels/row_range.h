@@ -11,7 +11,8 @@ struct TableGradient {
   TouchedRows::OfTable touched;
   std::int64_t dim;
   PooledGradient pooled;
-  const float* block_sums;  // of the hot rows, [blocks, dim]
+  std::int64_t first_column = 0;  // of the pooled output, that `pooled` begins with
+  const float* block_sums;        // of the hot rows, [blocks, dim]
 };
 
 /// What follows the sum, see [Note: Update of a row].

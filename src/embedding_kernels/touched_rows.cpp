@@ -67,6 +67,17 @@ std::size_t num_ids_of(const Bags& bags, std::span<const int> features) {
   return static_cast<std::size_t>(num_ids);
 }
 
+TouchedRows::Columns columns_of(const Bags& bags, std::span<const int> features, std::int64_t dim) {
+  TouchedRows::Columns columns;
+  for (const int feature : features) {
+    const std::int64_t begin = bags.column_of_feature[static_cast<std::size_t>(feature)];
+    if (columns.end == 0) columns.begin = begin;
+    columns.begin = std::min(columns.begin, begin);
+    columns.end = std::max(columns.end, begin + dim);
+  }
+  return columns;
+}
+
 void check_fits(std::string_view what, std::int64_t found) {
   constexpr std::int64_t kMost = std::numeric_limits<std::uint32_t>::max();
   if (found <= kMost) return;
@@ -152,6 +163,8 @@ void TouchedRows::assign(std::span<const TableView> tables, const Bags& bags, in
                          std::span(scratch.sorted).first(numel), tables[table].rows),
             scratch, tables_[table]);
       find_hot_rows(tables_[table]);
+      tables_[table].num_samples = bags.batch;
+      tables_[table].columns = columns_of(bags, features_of_table[table], tables[table].dim);
     }
   });
 }
@@ -163,7 +176,9 @@ TouchedRows::OfTable TouchedRows::operator[](int table) const {
           .offsets = std::span(found.offsets).first(num_offsets),
           .occurrences = std::span(found.occurrences).first(found.num_occurrences),
           .hot_rows = found.hot_rows,
-          .num_blocks = found.num_blocks};
+          .num_blocks = found.num_blocks,
+          .num_samples = found.num_samples,
+          .columns = found.columns};
 }
 
 std::int64_t TouchedRows::OfTable::first_block_of(std::int64_t hot_index) const {

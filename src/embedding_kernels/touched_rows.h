@@ -28,6 +28,12 @@ class TouchedRows {
     std::uint32_t column;  // the first one of its feature in the pooled output
     float weight;
   };
+  /// The first column and the one behind the last.
+  struct Columns {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    std::int64_t numel() const { return end - begin; }
+  };
   struct HotRow {
     std::int64_t index;        // into the table's touched rows
     std::int64_t first_block;  // into the table's blocks
@@ -40,6 +46,8 @@ class TouchedRows {
     std::span<const Occurrence> occurrences;  // by row, and for each in the order of the batch
     std::span<const HotRow> hot_rows;         // by index
     std::int64_t num_blocks = 0;              // of the hot rows
+    std::int64_t num_samples = 0;             // of the batch
+    Columns columns{};                        // that its bags have in the pooled output
 
     std::int64_t num_rows() const { return static_cast<std::int64_t>(rows.size()); }
     std::int64_t num_occurrences() const { return static_cast<std::int64_t>(occurrences.size()); }
@@ -69,6 +77,8 @@ class TouchedRows {
     std::size_t num_rows = 0;
     std::size_t num_occurrences = 0;
     std::int64_t num_blocks = 0;
+    std::int64_t num_samples = 0;
+    Columns columns{};
   };
   /// One thread's. An entry is a row in the upper half, and in the lower one a place among those
   /// of the table: sorted as numbers, entries are in the order of sums.
