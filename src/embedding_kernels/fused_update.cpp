@@ -300,11 +300,11 @@ RowRange rows_of_piece(const TouchedRows::OfTable& touched, std::int64_t piece) 
 /// lie pages apart share few sets of a cache, and need a page's address each.
 class GradientWithoutGaps {
  public:
-  /// Returns the gradient of a table, from a copy where `num_pieces` of its pieces pay for one.
-  const TableGradient& of(const TableGradient& table, std::int64_t num_pieces) {
+  /// Returns the gradient of a table, from a copy where so many occurrences pay for one.
+  const TableGradient& of(const TableGradient& table, std::int64_t num_occurrences) {
     constexpr std::int64_t kUsesThatPay = 4;  // of each copied element
     const TouchedRows::Columns& columns = table.touched.columns;
-    const std::int64_t num_used = num_pieces * kTaskOccurrences * table.dim;
+    const std::int64_t num_used = num_occurrences * table.dim;
     const std::int64_t num_copied = table.touched.num_samples * columns.numel();
     const bool has_gaps = table.pooled.data != nullptr && columns.numel() < table.pooled.stride;
     if (!has_gaps || num_used < kUsesThatPay * num_copied) return table;
@@ -337,6 +337,9 @@ void SummedGradients::for_ranges(int num_threads, const Body& body) const {
   std::vector<std::atomic<std::int64_t>> next(num_tables);
   const std::int64_t num_workers =
       std::min<std::int64_t>(num_threads, std::reduce(num_pieces.begin(), num_pieces.end()));
+  // Of a table, where there are more threads than tables.
+  const std::int64_t num_sharers =
+      ceil_div(num_workers, std::max<std::int64_t>(static_cast<std::int64_t>(num_tables), 1));
   parallel_for(num_workers, num_threads, {}, [&](std::int64_t worker) {
     GradientWithoutGaps without_gaps;
     const auto first =
@@ -345,7 +348,9 @@ void SummedGradients::for_ranges(int num_threads, const Body& body) const {
       const std::size_t number = (first + i) % num_tables;
       std::int64_t piece = next[number]++;
       if (piece >= num_pieces[number]) continue;
-      const TableGradient& table = without_gaps.of(tables_[number], num_pieces[number] - piece);
+      const std::int64_t num_left =
+          tables_[number].touched.num_occurrences() - piece * kTaskOccurrences;
+      const TableGradient& table = without_gaps.of(tables_[number], num_left / num_sharers);
       for (; piece < num_pieces[number]; piece = next[number]++) {
         body(number, table, rows_of_piece(table.touched, piece));
       }

@@ -56,7 +56,7 @@ KeyedTensor ShardedEmbeddingBagCollection::forward(DistributedInput input) {
 }
 
 KeyedTensor ShardedEmbeddingBagCollection::forward(const KeyedJaggedTensor& batch) {
-  return forward(distribute(batch));
+  return tables().named(sharded_->forward(batch));
 }
 
 DistributedInput ShardedEmbeddingBagCollection::refuse_batch(std::exception_ptr why) {

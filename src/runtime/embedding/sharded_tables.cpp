@@ -298,8 +298,10 @@ StateTensor ShardedTables::state_entry(const LocalTable& table,
 /// Sits in the autograd graph between the pooled output and the weights of tables and batch.
 class LookupNode final : public torch::autograd::Node {
  public:
-  LookupNode(std::shared_ptr<ShardedTables> tables, std::shared_ptr<Inputs> inputs)
-      : tables_(std::move(tables)), inputs_(std::move(inputs)) {}
+  /// `passes`: that the forward was a part of.
+  LookupNode(std::shared_ptr<ShardedTables> tables, std::shared_ptr<Inputs> inputs,
+             registry::MeetingPoint::Passes passes)
+      : tables_(std::move(tables)), inputs_(std::move(inputs)), passes_(std::move(passes)) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     if (at::GradMode::is_enabled()) {
@@ -326,7 +328,7 @@ class LookupNode final : public torch::autograd::Node {
     if (inputs->weights.defined()) {
       weight_gradients = torch::zeros({inputs->weights.numel()}, at::kFloat);
     }
-    tables_->meeting_point()->meet();
+    tables_->meeting_point()->meet_in(passes_);
     auto result = tables_->backward(*inputs, gradient, weight_gradients, moves_tables);
     result.push_back(std::move(weight_gradients));
     return result;
@@ -337,6 +339,7 @@ class LookupNode final : public torch::autograd::Node {
  private:
   std::shared_ptr<ShardedTables> tables_;
   std::shared_ptr<Inputs> inputs_;
+  registry::MeetingPoint::Passes passes_;
 };
 
 void ShardedTables::set_optimizer(const FusedOptimizer& optimizer) {
@@ -386,7 +389,17 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
                                             : "another collection's");
   }
   inputs->is_used = true;
-  meeting_point_->meet();
+  return looked_up(inputs, meeting_point_->meet());
+}
+
+Tensor ShardedTables::forward(const KeyedJaggedTensor& batch) {
+  // First of all: where ranks do not meet, none has sent anything that others would take later.
+  const registry::MeetingPoint::Passes passes = meeting_point_->meet();
+  return looked_up(start(batch), passes);
+}
+
+Tensor ShardedTables::looked_up(const std::shared_ptr<Inputs>& inputs,
+                                const registry::MeetingPoint::Passes& passes) {
   Tensor output;
   {
     const at::NoGradGuard no_grad;
@@ -396,7 +409,7 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
   for (const LocalTable& table : local_) sources.push_back(table.weight);
   sources.push_back(inputs->weights);
   if (at::GradMode::is_enabled() && torch::autograd::compute_requires_grad(sources)) {
-    auto node = make_node<LookupNode>(shared_from_this(), inputs);
+    auto node = make_node<LookupNode>(shared_from_this(), inputs, passes);
     node->set_next_edges(torch::autograd::collect_next_edges(sources));
     torch::autograd::set_history(output, node);
   }

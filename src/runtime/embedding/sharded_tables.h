@@ -38,6 +38,8 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
 
   /// Collective.
   std::shared_ptr<Inputs> start(const KeyedJaggedTensor& batch);
+  /// As `forward(start(batch))`.
+  at::Tensor forward(const KeyedJaggedTensor& batch);
   /// Takes part without a batch. Collective.
   std::shared_ptr<Inputs> refuse(std::exception_ptr why);
   /// Returns `[batch, output width]`, a function of the weights of the tables and of the batch.
@@ -67,6 +69,8 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   };
   std::shared_ptr<Inputs> start(const OwnBatch& batch);
   std::uint64_t fingerprint() const;
+  at::Tensor looked_up(const std::shared_ptr<Inputs>& inputs,
+                       const registry::MeetingPoint::Passes& passes);
   at::Tensor pooled(Inputs& inputs);
   /// Pools on all ranks, and adds up what this rank's samples get.
   void exchange_pooled(const LocalBags& bags, const Input& input, at::Tensor& output) const;

@@ -34,14 +34,16 @@ std::optional<Proposal> proposal_in(const json& object) {
 std::string encoded(const Request& request) {
   return json{{"direction", static_cast<int>(request.direction)},
               {"proposal", to_json(request.proposal)},
-              {"text", request.text}}
+              {"text", request.text},
+              {"has_failed", request.has_failed}}
       .dump();
 }
 
 Request decoded(const std::string& text) {
   const json object = json::parse(text);
   return {static_cast<Direction>(object.at("direction").get<int>()),
-          proposal_in(object.at("proposal")), object.at("text").get<std::string>()};
+          proposal_in(object.at("proposal")), object.at("text").get<std::string>(),
+          object.at("has_failed").get<bool>()};
 }
 
 std::string name_of(Direction direction) {
@@ -94,6 +96,7 @@ std::optional<Proposal> choose(std::span<const Request> requests, const std::str
     }
   }
   if (chosen && chosen->what.verb == Verb::meet) {
+    if (std::ranges::any_of(requests, &Request::has_failed)) return std::nullopt;
     check_all_meet(requests, chosen->what, group_name);
   }
   return chosen;

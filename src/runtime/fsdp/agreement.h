@@ -18,6 +18,7 @@ struct Request {
   /// Nothing: this rank has come to the end of the phase.
   std::optional<CollectiveSchedule::Proposal> proposal;
   std::string text;  // for messages: `unshard layers.1`
+  bool has_failed = false;
 };
 
 /// Lets ranks agree on the next collective where they may not want the same one.
@@ -46,7 +47,8 @@ class Agreement {
 /// Returns what ranks that ask for `requests` do next. Reductions go first, as the ranks that wait
 /// for one have done all before it; the last unit of the tree first, as a backward meets them. Of
 /// gathers, the first unit of the tree goes first in a forward, the last in a backward. A meeting
-/// goes last, when all ranks ask for it. Throws: Error(mismatch), also where they do not.
+/// goes last, when all ranks ask for it; where one has failed, all end the phase instead. Throws:
+/// Error(mismatch), also where they do not ask for it.
 std::optional<CollectiveSchedule::Proposal> choose(std::span<const Request> requests,
                                                    const std::string& group_name);
 

@@ -98,7 +98,7 @@ void CollectiveOrder::agree_on(const Collective& needed) {
   for (bool is_done = false; !is_done;) {
     const auto agreed =
         agreement_.agree({key().direction, schedule_.propose(needed), actions_.name_of(needed)});
-    TESSERA_CHECK(agreed.has_value());
+    if (!agreed) return end_failed_phase();
     is_done = agreed->what == needed;
     schedule_.take_agreed(*agreed, is_done);
     if (agreed->what.verb == Verb::meet) continue;  // all ranks have asked for it
@@ -109,7 +109,8 @@ void CollectiveOrder::agree_on(const Collective& needed) {
 void CollectiveOrder::agree_on_rest(bool has_failed) {
   while (true) {
     const std::vector<std::size_t> unreduced = actions_.unreduced();
-    Request request{key().direction, std::nullopt, has_failed ? "fail" : "end its part"};
+    Request request{key().direction, std::nullopt, has_failed ? "fail" : "end its part",
+                    has_failed};
     if (!unreduced.empty()) {
       const Collective needed{Verb::reduce, unreduced.back()};
       request.proposal = schedule_.propose(needed);
@@ -146,6 +147,25 @@ CollectiveOrder::Sums CollectiveOrder::sum(Deviates deviates, bool has_failed) c
   return result;
 }
 
+/// Ends a phase in which another rank has failed. Always throws.
+void CollectiveOrder::end_failed_phase() {
+  const Sums sums = sum(Deviates::no, /*has_failed=*/false);
+  schedule_.end_phase(sums.is_needed);
+  check_none_failed(sums);
+  TESSERA_CHECK(false);
+}
+
+void CollectiveOrder::check_none_failed(const Sums& sums) const {
+  if (sums.num_failed == 0) return;
+  throw Error(
+      ErrorKind::io, {},
+      (sums.num_failed == 1 ? "rank " + std::to_string(sums.failed_rank)
+                            : std::to_string(sums.num_failed) + " ranks of " + group_->name()) +
+          " failed in " +
+          (key().direction == PhaseKey::Direction::forward ? "the forward" : "the backward") +
+          ", which is dropped on all ranks");
+}
+
 std::vector<int> CollectiveOrder::end_phase(bool has_failed) {
   return guarded([&] {
     Sums sums;
@@ -159,16 +179,8 @@ std::vector<int> CollectiveOrder::end_phase(bool has_failed) {
       agree_on_rest(has_failed);
       sums = sum(Deviates::no, has_failed);
     }
-    const std::string phase =
-        key().direction == PhaseKey::Direction::forward ? "the forward" : "the backward";
     schedule_.end_phase(sums.is_needed);
-    if (sums.num_failed > 0 && !has_failed) {
-      throw Error(
-          ErrorKind::io, {},
-          (sums.num_failed == 1 ? "rank " + std::to_string(sums.failed_rank)
-                                : std::to_string(sums.num_failed) + " ranks of " + group_->name()) +
-              " failed in " + phase + ", which is dropped on all ranks");
-    }
+    if (!has_failed) check_none_failed(sums);
     return sums.counts;
   });
 }

@@ -117,9 +117,9 @@ registry::GradientSync Pass::gradient_sync() const {
 
 void Pass::drop_unsynced_gradients() {
   const std::lock_guard lock(mutex_);
-  if (is_open_) {
+  if (forward_depth_ > 0 || end_of_backward_.is_queued()) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "drop_unsynced_gradients",
-                          "a call between passes", "one within a pass");
+                          "a call between forward and backward, or steps", "one within either");
   }
   for (const auto& handle : handles_) handle->drop_unsynced_gradients();
 }
@@ -132,6 +132,19 @@ void Pass::collect_meetings(const Module& module, const std::string& fqn) {
   }
   for (const auto& child : module.named_children()) {
     collect_meetings(*child.value(), fqn.empty() ? child.key() : fqn + "." + child.key());
+  }
+}
+
+/// Throws where a module with collectives of its own came into the tree after the first forward.
+void Pass::check_meetings(const Module& module, const std::string& fqn) const {
+  const auto point = registry::find<registry::MeetingPoint>(module);
+  if (point && std::ranges::find(meetings_, point, &Meeting::point) == meetings_.end()) {
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
+                          "embedding tables in a fully sharded root",
+                          "those that were there at its first forward", "others");
+  }
+  for (const auto& child : module.named_children()) {
+    check_meetings(*child.value(), fqn.empty() ? child.key() : fqn + "." + child.key());
   }
 }
 
@@ -153,10 +166,13 @@ void Pass::enter_forward() {
   }
   records_gradients_ = records_gradients_ || at::GradMode::is_enabled();
   if (forward_depth_ == 0) {
-    if (const ModulePtr root = root_.lock()) find_members(*root);
+    if (const ModulePtr root = root_.lock()) {
+      find_members(*root);
+      if (!handles_.empty()) check_meetings(*root, "");
+    }
     try {
-      if (!is_in_backward()) begin_phase(PhaseKey::Direction::forward);
       for (const auto& member : members_) member->begin_forward();
+      if (!is_in_backward()) begin_phase(PhaseKey::Direction::forward);
     } catch (...) {
       abort();
       throw;
@@ -446,7 +462,7 @@ void Pass::begin_phase(PhaseKey::Direction direction) {
   const auto takes_part = [&](const auto& handle) {
     return is_in_order(*handle) || (reduces && handle->reduces_gradients());
   };
-  if (std::ranges::none_of(handles_, takes_part)) return;
+  if (meetings_.empty() && std::ranges::none_of(handles_, takes_part)) return;
   std::size_t& num_before = num_phases_[is_backward ? 1 : 0];
   order_->begin_phase({.direction = direction,
                        .kind = kind_,
@@ -492,17 +508,21 @@ bool Pass::run(const CollectiveSchedule::Step& step) {
 }
 
 /// Has what other ranks need from this one done before it waits in collectives of a module's own.
-void Pass::meet(const registry::MeetingPoint& point) {
+bool Pass::meet(const registry::MeetingPoint& point) {
   const std::lock_guard lock(mutex_);
-  if (!is_open_) return;
   const bool is_backward = is_in_backward();
-  if (is_backward) queue_end_of_backward();
-  if ((!is_backward && forward_depth_ == 0) || !order_->is_in_phase()) return;
+  if (!is_open_ || (!is_backward && forward_depth_ == 0)) return false;
+  if (is_backward) {
+    queue_end_of_backward();
+  } else if (!order_->is_in_phase()) {  // after a backward within the scope
+    begin_phase(PhaseKey::Direction::forward);
+  }
   const UntouchedScope untouched;
   const auto meeting =
       std::ranges::find(meetings_, &point, [](const Meeting& each) { return each.point.get(); });
   TESSERA_CHECK(meeting != meetings_.end());
   order_->meet(handles_.size() + static_cast<std::size_t>(meeting - meetings_.begin()));
+  return true;
 }
 
 std::string Pass::name_of(const Collective& what) const {
@@ -587,8 +607,8 @@ void Pass::queue_end_of_backward() {
 void Pass::give_up_backward() {
   try {
     const UntouchedScope untouched;
+    // What is being reduced is dropped: other ranks do not go on with it.
     if (order_->can_end_phase()) end_phase(/*has_failed=*/true);
-    finish_reduces();
   } catch (...) {
     abort();
     throw;

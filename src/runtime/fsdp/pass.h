@@ -109,7 +109,7 @@ class Pass final : public HandleEvents,
   void gradient_comes() override;
   void gradient_ready(FlatParamHandle& handle, std::size_t index) override;
 
-  void meet(const registry::MeetingPoint& point) override;
+  bool meet(const registry::MeetingPoint& point) override;
 
   bool run(const CollectiveSchedule::Step& step) override;
   std::vector<std::size_t> unreduced() const override;
@@ -121,6 +121,7 @@ class Pass final : public HandleEvents,
   void take_in(torch::nn::Module& root);
   void find_members(const torch::nn::Module& module);
   registry::GradientSync gradient_sync() const;
+  void check_meetings(const torch::nn::Module& module, const std::string& fqn) const;
   void collect_meetings(const torch::nn::Module& module, const std::string& fqn);
   void check_tree() const;
   void open(PassKind kind);

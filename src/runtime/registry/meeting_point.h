@@ -14,7 +14,8 @@ class MeetingPoint;
 class BringsRanksTogether {
  public:
   /// Returns when all ranks are about to run the collectives of the module at `point`. Collective.
-  virtual void meet(const MeetingPoint& point) = 0;
+  /// Returns whether the module is used within this pass: else nothing was done.
+  virtual bool meet(const MeetingPoint& point) = 0;
 
  protected:
   ~BringsRanksTogether() = default;
@@ -25,25 +26,33 @@ class BringsRanksTogether {
 /// others have all they need from it. Thread-safe.
 class MeetingPoint final : public ModuleState {
  public:
+  using Passes = std::vector<std::weak_ptr<BringsRanksTogether>>;
+
   void add(std::weak_ptr<BringsRanksTogether> pass) {
     const std::lock_guard lock(mutex_);
     std::erase_if(passes_, [](const auto& each) { return each.expired(); });
     passes_.push_back(std::move(pass));
   }
 
-  /// To be called before those collectives.
-  void meet() const {
+  /// To be called before the collectives of a forward. Returns the passes that it is a part of.
+  Passes meet() const {
     std::unique_lock lock(mutex_);
-    const auto passes = passes_;
+    const Passes passes = passes_;
     lock.unlock();
+    return meet_in(passes);
+  }
+  /// To be called before those of its backward, with what `meet` has returned.
+  Passes meet_in(const Passes& passes) const {
+    Passes met;
     for (const auto& each : passes) {
-      if (const auto pass = each.lock()) pass->meet(*this);
+      if (const auto pass = each.lock(); pass && pass->meet(*this)) met.push_back(each);
     }
+    return met;
   }
 
  private:
   mutable std::mutex mutex_;
-  std::vector<std::weak_ptr<BringsRanksTogether>> passes_;  // over roots above the module
+  Passes passes_;  // over roots above the module
 };
 
 }  // namespace tessera::registry

@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <random>
+#include <stdexcept>
 
 #include "runtime/embedding/tables.h"
 #include "runtime/support/checks.h"
@@ -38,7 +40,11 @@ struct ExpertsAndTablesImpl : torch::nn::Module {
       }
     }
   }
-  at::Tensor forward(const KeyedJaggedTensor& batch, std::int64_t batch_size, const Route& route) {
+  at::Tensor forward(
+      const KeyedJaggedTensor& batch, std::int64_t batch_size, const Route& route,
+      const std::function<at::Tensor(const at::Tensor&)>& and_then = [](const auto& x) {
+        return x;
+      }) {
     at::Tensor hidden = torch::ones({batch_size, kWidth});
     const auto use = [&](const std::vector<int>& numbers) {
       for (const int i : numbers) {
@@ -46,7 +52,7 @@ struct ExpertsAndTablesImpl : torch::nn::Module {
       }
     };
     use(route.before);
-    hidden = hidden * narrow->forward(tables->forward(batch).values());
+    hidden = hidden * narrow->forward(and_then(tables->forward(batch).values()));
     use(route.after);
     return torch::tanh(hidden).sum();
   }
@@ -178,27 +184,97 @@ struct SometimesImpl : torch::nn::Module {
 TORCH_MODULE(Sometimes);
 
 TEST(UnevenUseWithTablesTest, D5_TablesThatOneRankDoesNotUseAreAnErrorOnAll) {
-  for (const int num_steps_before : {0, 2}) {
-    for (const bool in_backward : {false, true}) {
-      test::on_ranks(2, [&](const dist::Mesh& mesh) {
-        Sometimes model(sharded_tables(mesh));
-        fully_shard(*model, {.mesh = mesh});
-        const std::optional<KeyedJaggedTensor> batch = test::small_batch(0, 0);
-        for (int step = 0; step < num_steps_before; ++step) {
-          forward(model, batch, true).backward();
-        }
-        const bool is_odd = mesh.rank() == 1;
-        const auto train = [&] {
-          forward(model, in_backward || !is_odd ? batch : std::nullopt, !is_odd).backward();
-        };
-        EXPECT_THAT(train,
-                    test::ThrowsError(ErrorKind::mismatch,
-                                      "to come to tables in the " +
-                                          std::string(in_backward ? "backward" : "forward") +
-                                          ", found rank 0 there, rank 1 about to end its part"));
-      });
+  for (const ShardingStrategy strategy : {FULL_SHARD, NO_SHARD}) {
+    for (const int num_steps_before : {0, 2}) {
+      for (const bool in_backward : {false, true}) {
+        test::on_ranks(2, [&](const dist::Mesh& mesh) {
+          Sometimes model(sharded_tables(mesh));
+          fully_shard(*model, {.mesh = mesh, .strategy = strategy});
+          const std::optional<KeyedJaggedTensor> batch = test::small_batch(0, 0);
+          const auto train = [&] { forward(model, batch, true).backward(); };
+          for (int step = 0; step < num_steps_before; ++step) train();
+          const bool is_odd = mesh.rank() == 1;
+          const auto train_otherwise = [&] {
+            forward(model, in_backward || !is_odd ? batch : std::nullopt, !is_odd).backward();
+          };
+          EXPECT_THAT(train_otherwise,
+                      test::ThrowsError(ErrorKind::mismatch,
+                                        "to come to tables in the " +
+                                            std::string(in_backward ? "backward" : "forward") +
+                                            ", found rank 0 there, rank 1 about to end its part"));
+          for (int step = 0; step < 2; ++step) train();
+        });
+      }
     }
   }
+}
+
+/// Passes gradients on, or fails.
+struct FailsInBackward : torch::autograd::Function<FailsInBackward> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            bool fails) {
+    context->saved_data["fails"] = fails;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    if (context->saved_data["fails"].toBool()) throw std::runtime_error("out of luck");
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+TEST(UnevenUseWithTablesTest, B22_ARankThatFailsBeforeTheTablesIsNamedToTheOthers) {
+  for (const ShardingStrategy strategy : {FULL_SHARD, HYBRID_SHARD}) {
+    for (const bool in_backward : {false, true}) {
+      test::on_ranks(
+          4,
+          [&](const dist::Mesh& mesh) {
+            ExpertsAndTables model(sharded_tables(mesh));
+            shard_units(model, mesh, strategy);
+            const KeyedJaggedTensor batch = test::small_batch(0, 0);
+            const auto train = [&](bool fails) {
+              ForwardScope scope(*model);
+              const Route route = mesh.rank() == 2 ? Route{{0}, {1}} : Route{{}, {1}};
+              const bool fails_here = fails && mesh.rank() == 1;
+              if (fails_here && !in_backward) throw std::runtime_error("out of luck");
+              const at::Tensor loss = model->forward(
+                  batch, test::small_batch_size(0, 0), route, [&](const at::Tensor& pooled) {
+                    return FailsInBackward::apply(pooled, fails_here && in_backward);
+                  });
+              scope.watch(loss);
+              return loss;
+            };
+            for (int step = 0; step < 6; ++step) {
+              test::stand_at("step " + std::to_string(step));
+              const bool fails = step == 3;
+              const std::string error = test::error_of([&] { train(fails).backward(); });
+              if (!fails) {
+                EXPECT_EQ(error, "none") << step;
+              } else if (mesh.rank() == 1) {
+                EXPECT_THAT(error, ::testing::HasSubstr("out of luck"));
+              } else {
+                EXPECT_THAT(
+                    error, ::testing::HasSubstr("rank 1 failed in the " +
+                                                std::string(in_backward ? "backward" : "forward")));
+              }
+            }
+          },
+          hybrid_if(strategy));
+    }
+  }
+}
+
+TEST(UnevenUseWithTablesTest, D5_TablesThatAreReplacedLaterAreNamed) {
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    Sometimes model(sharded_tables(mesh));
+    fully_shard(*model, {.mesh = mesh});
+    const std::optional<KeyedJaggedTensor> batch = test::small_batch(0, 0);
+    forward(model, batch, true).backward();
+    model->replace_module("tables", sharded_tables(mesh));
+    EXPECT_THAT([&] { forward(model, batch, true); },
+                test::ThrowsError(ErrorKind::invalid_argument,
+                                  "tables: embedding tables in a fully sharded root"));
+  });
 }
 
 }  // namespace

@@ -62,8 +62,8 @@ class [[nodiscard]] NoSyncScope {
 
 /// Drops what NoSyncScope has kept in the units at and below `root`, as a step does that is given
 /// up: what `zero_grad` is for `.grad`. Not collective, but for all ranks to do. Throws:
-/// Error(invalid_argument) within a pass, or where nothing at or below `root` is sharded or
-/// replicated.
+/// Error(invalid_argument) within a forward or a backward, or where nothing at or below `root` is
+/// sharded or replicated.
 void drop_unsynced_gradients(torch::nn::Module& root);
 
 /// Returns whether a pass over `module`, or over a root above it, is open. Not collective.
