@@ -83,8 +83,8 @@ void CollectiveOrder::need(const Collective& what) {
 void CollectiveOrder::gradients_ready(std::size_t handle) {
   guarded([&] {
     if (!schedule_.is_following()) return agree_on({Verb::reduce, handle});
-    run(schedule_.gradients_ready(
-        handle));  // what is not done then is left to the end of the phase
+    // What is not done here is left to the end of the phase.
+    run(schedule_.gradients_ready(handle));
   });
 }
 
@@ -98,7 +98,8 @@ void CollectiveOrder::agree_on(const Collective& needed) {
   for (bool is_done = false; !is_done;) {
     const auto agreed =
         agreement_.agree({key().direction, schedule_.propose(needed), actions_.name_of(needed)});
-    if (!agreed) return end_failed_phase();
+    if (!agreed) close_phase(sum(Deviates::no, /*has_failed=*/false), /*has_failed=*/false);
+    TESSERA_CHECK(agreed.has_value());  // else another rank has failed, which was thrown
     is_done = agreed->what == needed;
     schedule_.take_agreed(*agreed, is_done);
     if (agreed->what.verb == Verb::meet) continue;  // all ranks have asked for it
@@ -147,16 +148,10 @@ CollectiveOrder::Sums CollectiveOrder::sum(Deviates deviates, bool has_failed) c
   return result;
 }
 
-/// Ends a phase in which another rank has failed. Always throws.
-void CollectiveOrder::end_failed_phase() {
-  const Sums sums = sum(Deviates::no, /*has_failed=*/false);
+/// Throws where another rank has failed.
+void CollectiveOrder::close_phase(const Sums& sums, bool has_failed) {
   schedule_.end_phase(sums.is_needed);
-  check_none_failed(sums);
-  TESSERA_CHECK(false);
-}
-
-void CollectiveOrder::check_none_failed(const Sums& sums) const {
-  if (sums.num_failed == 0) return;
+  if (sums.num_failed == 0 || has_failed) return;
   throw Error(
       ErrorKind::io, {},
       (sums.num_failed == 1 ? "rank " + std::to_string(sums.failed_rank)
@@ -179,8 +174,7 @@ std::vector<int> CollectiveOrder::end_phase(bool has_failed) {
       agree_on_rest(has_failed);
       sums = sum(Deviates::no, has_failed);
     }
-    schedule_.end_phase(sums.is_needed);
-    if (!has_failed) check_none_failed(sums);
+    close_phase(sums, has_failed);
     return sums.counts;
   });
 }

@@ -78,8 +78,7 @@ class CollectiveOrder {
   bool run(const CollectiveSchedule::Step& step);
   void agree_on(const Collective& needed);
   void agree_on_rest(bool has_failed);
-  void end_failed_phase();
-  void check_none_failed(const Sums& sums) const;
+  void close_phase(const Sums& sums, bool has_failed);
   bool all_or_none(bool is_there) const;
   Sums sum(Deviates deviates, bool has_failed) const;
 

@@ -100,6 +100,11 @@ void Pass::take_in(Module& root) {
   }
 }
 
+bool Pass::meets_at(const registry::MeetingPoint& point) const {
+  return std::ranges::any_of(meetings_,
+                             [&](const Meeting& each) { return each.point.get() == &point; });
+}
+
 /// Takes note of members that are new in the tree: `replicate` may come after the first forward.
 void Pass::find_members(const Module& module) {
   auto member = registry::find<registry::PassMember>(module);
@@ -126,7 +131,7 @@ void Pass::drop_unsynced_gradients() {
 
 void Pass::collect_meetings(const Module& module, const std::string& fqn) {
   auto point = registry::find<registry::MeetingPoint>(module);
-  if (point && std::ranges::find(meetings_, point, &Meeting::point) == meetings_.end()) {
+  if (point && !meets_at(*point)) {
     point->add(weak_from_this());
     meetings_.push_back({fqn, std::move(point)});
   }
@@ -136,15 +141,17 @@ void Pass::collect_meetings(const Module& module, const std::string& fqn) {
 }
 
 /// Throws where a module with collectives of its own came into the tree after the first forward.
-void Pass::check_meetings(const Module& module, const std::string& fqn) const {
-  const auto point = registry::find<registry::MeetingPoint>(module);
-  if (point && std::ranges::find(meetings_, point, &Meeting::point) == meetings_.end()) {
-    throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
+void Pass::check_meetings(const Module& root) const {
+  if (handles_.empty()) return;
+  for (const auto& module : root.modules(/*include_self=*/false)) {
+    const auto point = registry::find<registry::MeetingPoint>(*module);
+    if (!point || meets_at(*point)) continue;
+    const auto named = root.named_modules("", /*include_self=*/false);
+    const auto found =
+        std::ranges::find(named, module, [](const auto& each) { return each.value(); });
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = found->key()},
                           "embedding tables in a fully sharded root",
                           "those that were there at its first forward", "others");
-  }
-  for (const auto& child : module.named_children()) {
-    check_meetings(*child.value(), fqn.empty() ? child.key() : fqn + "." + child.key());
   }
 }
 
@@ -166,11 +173,11 @@ void Pass::enter_forward() {
   }
   records_gradients_ = records_gradients_ || at::GradMode::is_enabled();
   if (forward_depth_ == 0) {
-    if (const ModulePtr root = root_.lock()) {
-      find_members(*root);
-      if (!handles_.empty()) check_meetings(*root, "");
-    }
     try {
+      if (const ModulePtr root = root_.lock()) {
+        find_members(*root);
+        check_meetings(*root);
+      }
       for (const auto& member : members_) member->begin_forward();
       if (!is_in_backward()) begin_phase(PhaseKey::Direction::forward);
     } catch (...) {

@@ -121,7 +121,8 @@ class Pass final : public HandleEvents,
   void take_in(torch::nn::Module& root);
   void find_members(const torch::nn::Module& module);
   registry::GradientSync gradient_sync() const;
-  void check_meetings(const torch::nn::Module& module, const std::string& fqn) const;
+  bool meets_at(const registry::MeetingPoint& point) const;
+  void check_meetings(const torch::nn::Module& root) const;
   void collect_meetings(const torch::nn::Module& module, const std::string& fqn);
   void check_tree() const;
   void open(PassKind kind);

@@ -274,6 +274,7 @@ TEST(UnevenUseWithTablesTest, D5_TablesThatAreReplacedLaterAreNamed) {
     EXPECT_THAT([&] { forward(model, batch, true); },
                 test::ThrowsError(ErrorKind::invalid_argument,
                                   "tables: embedding tables in a fully sharded root"));
+    EXPECT_FALSE(is_in_pass(*model));
   });
 }
 
