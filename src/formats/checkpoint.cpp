@@ -6,32 +6,6 @@
 
 namespace tessera::formats {
 
-std::string_view format_name(Format format) {
-  switch (format) {
-    case Format::native:
-      return "native";
-    case Format::safetensors:
-      return "safetensors";
-    case Format::dcp:
-      return "dcp";
-    case Format::torch_zip:
-      return "torch";
-  }
-  TESSERA_CHECK(false && "unnamed Format");
-  return {};
-}
-
-std::optional<Format> parse_format(std::string_view name) {
-  for (Format format : {Format::native, Format::safetensors, Format::dcp, Format::torch_zip}) {
-    if (format_name(format) == name) return format;
-  }
-  return std::nullopt;
-}
-
-bool holds_whole_tensors(Format format) {
-  return format == Format::safetensors || format == Format::torch_zip;
-}
-
 std::string_view state_kind_name(StateKind kind) {
   switch (kind) {
     case StateKind::plain:

@@ -13,10 +13,11 @@
 
 #include "base/advisory_lock.h"
 #include "base/file_descriptor.h"
-#include "formats/safetensors/values_file.h"
+#include "formats/staging/staged_destination.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {
 namespace {
@@ -143,10 +144,11 @@ bool is_removable(const FileSystem& fs, const std::string& directory, const std:
 
 /// Deletes what has been renamed: `path` is the name that it had.
 void delete_renamed(FileSystem& fs, const std::string& path) {
-  // The values beside a safetensors file, unless it has been written anew.
-  const std::string values = detail::values_path_of(path);
-  if (path.ends_with(".safetensors") && !fs.kind_of(path) && detail::is_values_file(fs, values)) {
-    fs.remove_all(values);
+  // Unless a new checkpoint has been written there.
+  if (!fs.kind_of(path)) {
+    for (const FormatDriver* driver : format_drivers()) {
+      if (driver->side_files() != nullptr) driver->side_files()->remove_orphans(fs, path);
+    }
   }
   fs.remove_all(path + std::string(kRemovingSuffix));
 }

@@ -4,9 +4,10 @@
 #include <utility>
 
 #include "base/named_object.h"
-#include "formats/writers.h"
+#include "formats/staging/staged_destination.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/format_writer.h"
 
 namespace tessera::formats {
 namespace {
@@ -21,59 +22,20 @@ std::string resolved(const FileSystem& fs, const std::string& path) {
   return fs.kind_of(parent) ? fs.resolve_links(parent) + "/" + last_component(path) : path;
 }
 
-constexpr std::string_view kSafetensorsSuffix = ".safetensors";
-
 }  // namespace
-
-DestinationKind destination_kind(Format format, const std::string& destination) {
-  const bool is_file = format == Format::torch_zip ||
-                       (format == Format::safetensors && destination.ends_with(kSafetensorsSuffix));
-  return is_file ? DestinationKind::file : DestinationKind::directory;
-}
 
 std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::string& destination,
                                                     CheckpointContents contents,
                                                     std::vector<Value> values,
                                                     const CreateOptions& options) {
-  const WorkOptions work{options.overwrite, options.journal, options.spelling};
-  switch (options.format) {
-    case Format::native:
-      return start_native(fs, destination, std::move(contents), values, work, options.native);
-    case Format::safetensors:
-      return start_safetensors(fs, destination, std::move(contents), values, work,
-                               options.safetensors);
-    case Format::dcp:
-      return start_dcp(fs, destination, std::move(contents), std::move(values), work);
-    case Format::torch_zip:
-      return start_torch_zip(fs, destination, std::move(contents), values, work);
-  }
-  TESSERA_CHECK(false && "unnamed Format");
-  return nullptr;
+  return writer_of(options.format)
+      .start(fs, destination, std::move(contents), std::move(values), options);
 }
 
 void check_staging(FileSystem& fs, const std::string& destination,
                    const CheckpointContents& contents, const std::vector<Value>& values,
                    const CreateOptions& options) {
-  const WorkOptions work{options.overwrite, options.journal, options.spelling};
-  switch (options.format) {
-    case Format::native:
-      return check_native(fs, destination, contents, work);
-    case Format::safetensors:
-      return check_safetensors(fs, destination, contents, values, work, options.safetensors);
-    case Format::dcp:
-      return check_dcp(fs, destination, contents, values, work);
-    case Format::torch_zip:
-      StagedWork::check(fs, destination, DestinationKind::file, work);
-      return;
-  }
-  TESSERA_CHECK(false && "unnamed Format");
-}
-
-Format format_for_destination(const std::string& path) {
-  for (const char* suffix : {".pt", ".pth", ".bin"}) {
-    if (path.ends_with(suffix)) return Format::torch_zip;
-  }
-  return path.ends_with(kSafetensorsSuffix) ? Format::safetensors : Format::native;
+  writer_of(options.format).check_staging(fs, destination, contents, values, options);
 }
 
 void check_destination(const FileSystem& fs, const std::string& source,

@@ -10,10 +10,10 @@ constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{64} << 10;
 
 }  // namespace
 
-Gatherer::Gatherer(const CheckpointReader& reader, std::size_t tensor_index,
+Gatherer::Gatherer(const TensorSource& source, std::size_t tensor_index,
                    tessera::detail::ByteBuffer& scratch)
-    : reader_(reader),
-      tensor_(reader.contents().tensors[tensor_index]),
+    : source_(source),
+      tensor_(source.contents().tensors[tensor_index]),
       tensor_index_(tensor_index),
       itemsize_(itemsize(tensor_.meta.dtype)),
       scratch_(scratch) {}
@@ -45,10 +45,10 @@ void Gatherer::flush() {
   const std::int64_t begin = pending_.front().source_begin;
   const std::int64_t end = pending_.back().source_begin + pending_.back().numel;
   if (pending_.size() == 1) {
-    reader_.read_piece(tensor_index_, piece_, {begin, end}, destination_of(pending_.front()));
+    source_.read_piece(tensor_index_, piece_, {begin, end}, destination_of(pending_.front()));
   } else {
     const std::span<std::byte> source = scratch_.take(nbytes_of(end - begin));
-    reader_.read_piece(tensor_index_, piece_, {begin, end}, source);
+    source_.read_piece(tensor_index_, piece_, {begin, end}, source);
     for (const CopyRuns::Run& run : pending_) {
       const std::span<std::byte> destination = destination_of(run);
       std::memcpy(destination.data(), source.data() + nbytes_of(run.source_begin - begin),

@@ -18,7 +18,7 @@ inline constexpr std::uint64_t kGatherNbytes = std::uint64_t{4} << 20;
 /// must outlive it. One thread at a time.
 class Gatherer {
  public:
-  Gatherer(const CheckpointReader& reader, std::size_t tensor_index,
+  Gatherer(const TensorSource& source, std::size_t tensor_index,
            tessera::detail::ByteBuffer& scratch);
 
   /// Fills the elements of `out` that the named pieces hold. `out` is elements `window` of
@@ -37,7 +37,7 @@ class Gatherer {
   void add(const CopyRuns::Run& run);
   void flush();
 
-  const CheckpointReader& reader_;
+  const TensorSource& source_;
   const TensorEntry& tensor_;
   const std::size_t tensor_index_;
   const std::uint64_t itemsize_;

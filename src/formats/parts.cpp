@@ -2,16 +2,19 @@
 
 #include <utility>
 
-#include "formats/dcp/parts.h"
-#include "formats/native/parts.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/format_driver.h"
+#include "tessera/formats/format_writer.h"
 
 namespace tessera::formats {
 namespace {
 
-[[noreturn]] void refuse_format(const std::string& directory, Format format) {
-  throw Error::expected(ErrorKind::unsupported, {.path = directory},
-                        "format to be written in parts", "native or dcp", format_name(format));
+const PartsWriter& parts_writer(const std::string& directory, Format format) {
+  if (const PartsWriter* parts = writer_of(format).parts()) return *parts;
+  throw Error::expected(
+      ErrorKind::unsupported, {.path = directory}, "format to be written in parts",
+      writable_formats_in_words([](const FormatTraits& of) { return of.is_written_in_parts; }),
+      format.name());
 }
 
 }  // namespace
@@ -24,62 +27,26 @@ std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string direct
     throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, "rank of a part",
                           "less than " + std::to_string(contents.world_size), std::to_string(rank));
   }
-  switch (options.format) {
-    case Format::native:
-      return native::create_part(fs, std::move(directory), std::move(contents), values, rank,
-                                 options.native);
-    case Format::dcp:
-      return dcp::create_part(fs, std::move(directory), std::move(contents), std::move(values),
-                              rank);
-    case Format::safetensors:
-    case Format::torch_zip:
-      break;
-  }
-  refuse_format(directory, options.format);
+  const PartsWriter& parts = parts_writer(directory, options.format);
+  return parts.create_part(fs, std::move(directory), std::move(contents), std::move(values), rank,
+                           options);
 }
 
 std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
                          const CheckpointContents& contents, const std::vector<Value>& values,
                          const PartOptions& options) {
-  switch (options.format) {
-    case Format::native:
-      return native::join_parts(fs, directory, contents, values, options.native);
-    case Format::dcp:
-      dcp::require_parts(fs, directory, contents, values);
-      return 0;
-    case Format::safetensors:
-    case Format::torch_zip:
-      break;
-  }
-  refuse_format(directory, options.format);
+  return parts_writer(directory, options.format)
+      .join_parts(fs, directory, contents, values, options);
 }
 
 void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint64_t token,
                const PartOptions& options) {
-  switch (options.format) {
-    case Format::native:
-      return native::seal_part(fs, directory, rank, token);
-    case Format::dcp:
-      return;
-    case Format::safetensors:
-    case Format::torch_zip:
-      break;
-  }
-  refuse_format(directory, options.format);
+  parts_writer(directory, options.format).seal_part(fs, directory, rank, token);
 }
 
 void finish_parts(FileSystem& fs, const std::string& directory, const CheckpointContents& contents,
                   const std::vector<Value>& values, const PartOptions& options) {
-  switch (options.format) {
-    case Format::native:
-      return rebuild_native_index(fs, directory);
-    case Format::dcp:
-      return dcp::finish_parts(fs, directory, contents, values);
-    case Format::safetensors:
-    case Format::torch_zip:
-      break;
-  }
-  refuse_format(directory, options.format);
+  parts_writer(directory, options.format).finish_parts(fs, directory, contents, values);
 }
 
 }  // namespace tessera::formats

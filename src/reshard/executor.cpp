@@ -21,6 +21,7 @@ namespace {
 using formats::CheckpointReader;
 using formats::CheckpointWriter;
 using formats::TensorEntry;
+using formats::TensorSource;
 using formats::detail::Gatherer;
 using tessera::detail::ByteBuffer;
 using PieceId = CheckpointWriter::PieceId;
@@ -58,9 +59,9 @@ class WorkspacePool {
 
 class Execution {
  public:
-  Execution(const Plan& plan, const CheckpointReader& reader, CheckpointWriter& writer,
+  Execution(const Plan& plan, const TensorSource& source, CheckpointWriter& writer,
             const ExecuteOptions& options)
-      : plan_(plan), reader_(reader), writer_(writer), options_(options) {
+      : plan_(plan), source_(source), writer_(writer), options_(options) {
     for (const PieceId id : writer.write_order()) {
       // A writer that has other pieces under these numbers would write bytes to wrong places.
       TESSERA_CHECK(writer.contents().tensors[id.tensor_index].pieces[id.piece_index].region ==
@@ -111,7 +112,7 @@ class Execution {
                             destination_of(id).meta.shape);
   }
   DType source_dtype_of(PieceId id) const {
-    return reader_.contents().tensors[plan_.copies[id.tensor_index].source_tensor].meta.dtype;
+    return source_.contents().tensors[plan_.copies[id.tensor_index].source_tensor].meta.dtype;
   }
 
   std::uint64_t workspace_nbytes(PieceId id, std::int64_t block_numel) const {
@@ -158,7 +159,7 @@ class Execution {
     const auto numel = static_cast<std::uint64_t>(window.numel());
     const std::span<std::byte> gathered =
         is_cast ? workspace.uncast.take(numel * itemsize(source_dtype)) : out;
-    Gatherer(reader_, copy.source_tensor, workspace.window)
+    Gatherer(source_, copy.source_tensor, workspace.window)
         .gather(copy.source_pieces[id.piece_index], source_region_of(id), window, gathered);
     if (is_cast) cast_elements(source_dtype, gathered, dtype, out);
   }
@@ -171,7 +172,7 @@ class Execution {
     const DType source_dtype = source_dtype_of(id);
     const std::int64_t num_shards = static_cast<std::int64_t>(copy.merged_widths.size());
     const std::int64_t rows =
-        reader_.contents().tensors[copy.source_tensor].meta.numel() / num_shards;
+        source_.contents().tensors[copy.source_tensor].meta.numel() / num_shards;
     const auto row_region = as_flat_range(source_region_of(id), Shape{rows});
     TESSERA_CHECK(row_region.has_value());  // row-wise state is cut by rows
     const auto numel = static_cast<std::size_t>(window.numel());
@@ -182,7 +183,7 @@ class Execution {
       const std::int64_t first =
           static_cast<std::int64_t>(k) * rows + row_region->begin + window.begin;
       const std::span<std::byte> stored = workspace.merge.take(numel * itemsize(source_dtype));
-      Gatherer(reader_, copy.source_tensor, workspace.window)
+      Gatherer(source_, copy.source_tensor, workspace.window)
           .gather(copy.source_pieces[id.piece_index], FlatRange{first, first + window.numel()},
                   {0, window.numel()}, stored);
       cast_elements(source_dtype, stored, DType::float64, std::as_writable_bytes(std::span(shard)));
@@ -195,7 +196,7 @@ class Execution {
   }
 
   const Plan& plan_;
-  const CheckpointReader& reader_;
+  const TensorSource& source_;
   CheckpointWriter& writer_;
   const ExecuteOptions& options_;
   std::vector<PieceBlocks> pieces_;
@@ -206,11 +207,11 @@ class Execution {
 
 }  // namespace
 
-void execute(const Plan& plan, const CheckpointReader& reader, CheckpointWriter& writer,
+void execute(const Plan& plan, const TensorSource& source, CheckpointWriter& writer,
              const ExecuteOptions& options) {
   TESSERA_CHECK(plan.problems.empty());
   try {
-    Execution(plan, reader, writer, options).run();
+    Execution(plan, source, writer, options).run();
   } catch (...) {
     writer.abandon();
     throw;

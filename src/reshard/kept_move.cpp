@@ -5,7 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "base/checkpoint_files.h"
+#include "formats/staging/own_files.h"
+#include "formats/staging/staged_destination.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
@@ -26,7 +27,7 @@ std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
   const std::uint64_t percent =
       plan.nbytes_to_write == 0 ? 0 : done_nbytes * 100 / plan.nbytes_to_write;
   // What an earlier run has finished may go beyond where this one has come to.
-  return "kept: " + printable(StagedDestination::staging_path_of(destination)) + ", " +
+  return "kept: " + printable(formats::StagedDestination::staging_path_of(destination)) + ", " +
          (writer.goes_on() ? "at least " : "") + std::to_string(percent) + "% done; go on with " +
          spelled_flag("resume", spelling) + ", or start from the beginning with " +
          spelled_flag("discard", spelling);
@@ -34,11 +35,10 @@ std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
 
 /// Names what somebody has put into the directory of work that is about to be removed.
 std::optional<std::string> stays_line(const FileSystem& fs, const std::string& destination) {
-  using tessera::detail::FileNames;
-  const std::string staging_path = StagedDestination::staging_path_of(destination);
+  using formats::FileNames;
+  const std::string staging_path = formats::StagedDestination::staging_path_of(destination);
   if (fs.kind_of(staging_path) != FileKind::directory) return std::nullopt;
-  const auto name =
-      tessera::detail::first_foreign_entry(fs, staging_path, FileNames::of_our_writers);
+  const auto name = formats::first_foreign_entry(fs, staging_path, FileNames::of_our_writers);
   if (!name) return std::nullopt;
   return "stays: " + printable(join_path(staging_path, *name)) +
          ", which is none of the work's own files; move or rename " + printable(staging_path) +

@@ -11,6 +11,7 @@
 #include "reshard/writer_balance.h"
 #include "tessera/base/cast.h"
 #include "tessera/base/digest.h"
+#include "tessera/formats/format_driver.h"
 #include "tessera/reshard/optimizer_rules.h"
 
 namespace tessera::reshard {
@@ -18,7 +19,7 @@ namespace {
 
 using formats::Alias;
 using formats::CheckpointContents;
-using formats::Format;
+using formats::FormatTraits;
 using formats::KeyPath;
 using formats::Piece;
 using formats::StateKind;
@@ -68,7 +69,11 @@ class Planner {
  public:
   Planner(const CheckpointContents& source, const std::string& source_path,
           const PlanOptions& options, const SourceGaps& gaps)
-      : source_(source), source_path_(source_path), options_(options), gaps_(gaps) {
+      : source_(source),
+        source_path_(source_path),
+        options_(options),
+        traits_(formats::traits_of(options.format)),
+        gaps_(gaps) {
     if (options_.optimizer == OptimizerPart::leave_out) left_out_.emplace(source_);
   }
 
@@ -111,7 +116,7 @@ class Planner {
     int& world_size = plan_.destination.world_size;
     const bool has_rule =
         options_.world_size != 0 || !options_.strategy.empty() || options_.table_plan;
-    if (formats::holds_whole_tensors(options_.format)) {
+    if (traits_.pieces == FormatTraits::Pieces::whole_tensors) {
       if (has_rule) {
         refuse(option("to", format_name(options_.format)),
                "no world size, strategy or table plan, as it holds whole tensors", "one of them");
@@ -179,7 +184,7 @@ class Planner {
     for (const Alias& alias : source_.aliases) {
       if (!is_selected(alias.fqn)) continue;
       const auto target = place_of_target.find(alias.target);
-      if (target != place_of_target.end() && options_.format != Format::dcp) {
+      if (target != place_of_target.end() && traits_.holds_aliases) {
         plan_.destination.aliases.push_back({renamed(alias.fqn, options_.renames),
                                              selected_[target->second].name,
                                              path_of(alias.fqn, alias.key_path)});
@@ -335,7 +340,7 @@ class Planner {
     } else {
       keep_pieces(tensor, entry);
     }
-    if (options_.format == Format::dcp) cut_into_boxes(entry);
+    if (traits_.pieces == FormatTraits::Pieces::boxes) cut_into_boxes(entry);
     std::ranges::sort(entry.pieces, {}, &Piece::region);  // as writers that sort keep them
     find_sources(present ? present->tensor : tensor, entry, copy);
     if (present) present->restore_numbers(copy);
@@ -648,6 +653,7 @@ class Planner {
   const CheckpointContents& source_;
   const std::string& source_path_;
   const PlanOptions& options_;
+  const FormatTraits traits_;  // of the destination's format
   const SourceGaps& gaps_;
   Plan plan_;
   PlanReport report_{plan_, source_path_};

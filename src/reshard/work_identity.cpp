@@ -10,13 +10,12 @@
 #include "base/file_descriptor.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/json.h"
+#include "tessera/formats/format_writer.h"
 
 namespace tessera::reshard {
 namespace {
 
 using formats::CreateOptions;
-using formats::Format;
-using formats::NativeWriteOptions;
 
 std::string digest_of(const std::vector<Value>& values) {
   Xxh3Wide hash;
@@ -28,17 +27,8 @@ std::string digest_of(const std::vector<Value>& values) {
 }
 
 std::string describe(const CreateOptions& options) {
-  std::string text(format_name(options.format));
-  if (options.format == Format::native) {
-    const NativeWriteOptions& native = options.native;
-    if (native.compression == NativeWriteOptions::Compression::zstd) {
-      text += ", zstd" + (native.zstd_level ? ":" + std::to_string(*native.zstd_level) : "") +
-              " in chunks of " + std::to_string(native.chunk_nbytes) + " bytes";
-    }
-  } else if (options.format == Format::safetensors && options.safetensors.max_shard_nbytes) {
-    text += ", files of " + std::to_string(*options.safetensors.max_shard_nbytes) + " bytes";
-  }
-  return text;
+  const std::string described = formats::writer_of(options.format).describe_options(options);
+  return std::string(options.format.name()) + (described.empty() ? "" : ", ") + described;
 }
 
 std::string describe(const formats::CheckpointContents& source) {

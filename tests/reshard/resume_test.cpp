@@ -10,8 +10,9 @@
 #include <functional>
 #include <set>
 
-#include "formats/journal.h"
 #include "formats/native_checkpoint.h"
+#include "formats/staging/journal.h"
+#include "formats/staging/staged_destination.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
@@ -213,7 +214,7 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
   std::map<std::string, std::string> finished_files() const {
     auto files = all_files();
     std::erase_if(files, [](const auto& file) {
-      return file.first.find(StagedDestination::kSuffix) != std::string::npos;
+      return file.first.find(formats::StagedDestination::kSuffix) != std::string::npos;
     });
     return files;
   }

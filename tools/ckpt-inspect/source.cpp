@@ -13,6 +13,7 @@
 #include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/flat_layout.h"
+#include "tessera/formats/format_driver.h"
 
 namespace tessera::cli {
 
@@ -120,9 +121,7 @@ inspect::ScanOptions Work::scan_options() {
 
 std::string format_in_words(const formats::CheckpointReader& reader) {
   std::string text(format_name(reader.format()));
-  const bool has_ranks =
-      reader.format() == formats::Format::native || reader.format() == formats::Format::dcp;
-  if (has_ranks) {
+  if (!formats::holds_whole_tensors(reader.format())) {
     text += ", " + counted(static_cast<std::uint64_t>(reader.contents().world_size), "rank");
   }
   return text;

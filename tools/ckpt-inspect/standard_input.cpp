@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
 #include "tessera/formats/safetensors.h"
 
 namespace tessera::cli {
@@ -103,16 +104,18 @@ StandardInput::StandardInput(int descriptor, std::uint64_t max_kept_nbytes)
   read_to(kHeadNbytes);
   const formats::Format format = formats::detect_format(*this, kStandardInput);
   if (read_to(max_kept_nbytes_ + 1) == Stream::ended) return;
-  if (format != formats::Format::safetensors) {
+  const formats::FormatDriver& driver = formats::driver_of(format);
+  const auto laid_out_nbytes = driver.nbytes_from_begin(*open(kStandardInput));
+  if (!laid_out_nbytes) {
     throw Error::expected(ErrorKind::unsupported, {.path = kStandardInput}, "standard input",
-                          "at most " + exact_size(max_kept_nbytes_) +
-                              " of a torch.save file, which says at its end what is in it",
+                          "at most " + exact_size(max_kept_nbytes_) + " of " +
+                              std::string(driver.description().as_file) +
+                              ", which says at its end what is in it",
                           "more", "save it to a file first");
   }
-  const std::uint64_t laid_out_nbytes = formats::safetensors_nbytes(*open(kStandardInput));
-  if (read_to(laid_out_nbytes + 1) == Stream::ended) return;
+  if (read_to(*laid_out_nbytes + 1) == Stream::ended) return;
   throw Error::expected(ErrorKind::corruption, {.path = kStandardInput}, "file size",
-                        std::to_string(laid_out_nbytes) + " bytes, the end of the last tensor",
+                        std::to_string(*laid_out_nbytes) + " bytes, the end of the last tensor",
                         "more");
 }
 

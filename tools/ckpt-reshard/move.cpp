@@ -7,10 +7,12 @@
 #include "cli/json_output.h"
 #include "cli/stop_signals.h"
 #include "cli/table.h"
+#include "formats/staging/staged_destination.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/size_text.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
 #include "tessera/formats/left_over.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
@@ -22,7 +24,7 @@ namespace {
 
 using formats::CheckpointReader;
 using formats::Finding;
-using formats::Format;
+using formats::FormatTraits;
 using formats::NativeWriteOptions;
 using reshard::Plan;
 using reshard::PlanOptions;
@@ -69,12 +71,19 @@ void check_options(const MoveOptions& options) {
   if (options.resume && options.discard)
     refuse_option("--resume", "no --discard beside it", "both");
   const std::string found = "--to " + std::string(format_name(*options.format));
+  const FormatTraits traits = formats::traits_of(*options.format);
   if (compression(options).compression != NativeWriteOptions::Compression::none &&
-      options.format != Format::native) {
-    refuse_option("--compress", "--to native", found);
+      !traits.has_compression) {
+    refuse_option("--compress",
+                  "--to " + formats::writable_formats_in_words(
+                                [](const FormatTraits& of) { return of.has_compression; }),
+                  found);
   }
-  if (options.max_shard_nbytes != 0 && options.format != Format::safetensors) {
-    refuse_option("--max-shard-size", "--to safetensors", found);
+  if (options.max_shard_nbytes != 0 && !traits.has_several_files) {
+    refuse_option("--max-shard-size",
+                  "--to " + formats::writable_formats_in_words(
+                                [](const FormatTraits& of) { return of.has_several_files; }),
+                  found);
   }
 }
 
@@ -223,7 +232,7 @@ std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& cre
       reshard::start_move(plan, reader, FileSystem::posix(), options.destination, create);
   if (options.resume && !writer->goes_on() && !options.quiet) {
     terminal.print_error(
-        "note: " + printable(StagedDestination::staging_path_of(options.destination)) +
+        "note: " + printable(formats::StagedDestination::staging_path_of(options.destination)) +
         ": nothing is kept there; started from the beginning");
   }
   Progress progress(terminal, options.progress, options.progress.verb, plan.nbytes_to_write);
@@ -273,7 +282,7 @@ void add_flat_layout_option(Command& command, MoveOptions& options) {
 void add_move_options(Command& command, MoveOptions& options) {
   command
       .choice(
-          "--to", {"native", "safetensors", "dcp", "torch"},
+          "--to", formats::writable_format_names(),
           [&](const std::string& name) { options.format = *formats::parse_format(name); },
           "Format of DST (default: safetensors where DST ends so, torch where in .pt, .pth or "
           ".bin, else native)")

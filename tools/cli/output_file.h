@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "formats/staging/staged_destination.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::cli {
@@ -30,7 +31,7 @@ class OutputFile {
  private:
   void flush();
 
-  StagedDestination staged_;
+  formats::StagedDestination staged_;
   std::unique_ptr<WritableFile> file_;
   std::string buffer_;
   std::uint64_t flushed_nbytes_ = 0;

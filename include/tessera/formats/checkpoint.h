@@ -17,21 +17,11 @@
 #include "tessera/base/file_system.h"
 #include "tessera/base/tensor_meta.h"
 #include "tessera/base/value.h"
+#include "tessera/formats/format.h"
 #include "tessera/layout/flat_unit.h"
 #include "tessera/layout/region.h"
 
 namespace tessera::formats {
-
-/// The checkpoint formats. Names in output and options: `native`, `safetensors`, `dcp`, `torch`.
-enum class Format { native, safetensors, dcp, torch_zip };
-
-/// Returns the name of a format in output and options.
-std::string_view format_name(Format format);
-/// Returns the format of that name, or nothing.
-std::optional<Format> parse_format(std::string_view name);
-
-/// Says whether a format holds whole tensors only, so that its checkpoints have no ranks.
-bool holds_whole_tensors(Format format);
 
 /// How a tensor's elements relate to a parameter, which is what decides how it reshards.
 /// Stored on disk; never renumber.
@@ -155,19 +145,13 @@ using FindingSink = std::function<void(const Finding&)>;
 /// Takes the number of bytes that have just been dealt with; called from any thread.
 using ProgressSink = std::function<void(std::uint64_t nbytes)>;
 
-/// An open checkpoint. Everything is read-only and thread-safe after opening; files are opened when
-/// first needed. Everything from disk has been checked before it is in `contents()`: dtypes known,
-/// shapes bounded, regions inside their tensor, names unique. Coverage is the caller's to check
-/// (`check_coverage`), as a checkpoint with holes can still be looked into.
-class CheckpointReader {
+/// Tensors whose bytes can be read piece by piece: of an open checkpoint, or of a trainer in
+/// memory. What a move needs of its source. Thread-safe.
+class TensorSource {
  public:
-  virtual ~CheckpointReader() = default;
+  virtual ~TensorSource() = default;
 
-  /// Returns the format that was found; of a merge, that of the first source.
-  virtual Format format() const = 0;
-  /// Returns the path that was opened.
-  virtual const std::string& path() const = 0;
-  /// Returns what is in the checkpoint. Lives as long as the reader.
+  /// Returns which tensors there are. Lives as long as this object.
   virtual const CheckpointContents& contents() const = 0;
 
   /// Fills `out` with elements `[range.begin, range.end)` of one piece, in the piece region's own
@@ -176,6 +160,18 @@ class CheckpointReader {
   /// Throws: Error(corruption) with file, tensor and byte range; Error(io).
   virtual void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                           std::span<std::byte> out) const = 0;
+};
+
+/// An open checkpoint. Everything is read-only and thread-safe after opening; files are opened when
+/// first needed. Everything from disk has been checked before it is in `contents()`: dtypes known,
+/// shapes bounded, regions inside their tensor, names unique. Coverage is the caller's to check
+/// (`check_coverage`), as a checkpoint with holes can still be looked into.
+class CheckpointReader : public TensorSource {
+ public:
+  /// Returns the format that was found; of a merge, that of the first source.
+  virtual Format format() const = 0;
+  /// Returns the path that was opened.
+  virtual const std::string& path() const = 0;
 
   /// Returns the value stored under `contents().values[value_index]`.
   virtual Value read_value(std::size_t value_index) const = 0;

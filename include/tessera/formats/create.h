@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/base/file_system.h"
+#include "tessera/base/option_spelling.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/journal.h"
@@ -16,7 +17,7 @@ namespace tessera::formats {
 
 /// How a new checkpoint is written.
 struct CreateOptions {
-  Format format = Format::native;  // of the new checkpoint
+  Format format{};  // of the new checkpoint
   OverwritePolicy overwrite =
       OverwritePolicy::refuse;              // what becomes of a checkpoint that is there
   NativeWriteOptions native{};              // for native alone
@@ -38,10 +39,6 @@ std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::s
 void check_staging(FileSystem& fs, const std::string& destination,
                    const CheckpointContents& contents, const std::vector<Value>& values,
                    const CreateOptions& options);
-
-/// Returns the format that a destination's name suggests: safetensors where it ends so, torch where
-/// in `.pt`, `.pth` or `.bin`, else native.
-Format format_for_destination(const std::string& path);
 
 /// Passes a destination that a move from `source` may write to. `option` is what asks to replace.
 /// Throws: Error(invalid_argument) where one lies within the other, or where what is no checkpoint

@@ -31,8 +31,8 @@ namespace tessera::formats {
 /// `open_checkpoint` says Error(unsupported) or Error(corruption). `rebuild_native_index` refuses
 /// rank files that were not sealed.
 struct PartOptions {
-  Format format = Format::native;  // native or dcp
-  NativeWriteOptions native{};     // for native alone
+  Format format{};              // native or dcp
+  NativeWriteOptions native{};  // for native alone
 };
 
 /// Starts one rank's part. The writer knows the contents of the whole checkpoint, but has only this

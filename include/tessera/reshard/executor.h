@@ -26,9 +26,9 @@ struct ExecuteOptions {
 /// writer has of earlier work is not read. Does not commit; where it throws, the writer has been
 /// abandoned.
 /// Requires: `plan.problems` is empty; `writer` was made for `plan.destination`.
-/// Throws: what reader and writer throw; Error(invalid_argument) where the memory does not suffice
+/// Throws: what source and writer throw; Error(invalid_argument) where the memory does not suffice
 /// for one block; Error(interrupted) on a stop request.
-void execute(const Plan& plan, const formats::CheckpointReader& reader,
+void execute(const Plan& plan, const formats::TensorSource& source,
              formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
 /// Starts the checkpoint that a plan makes of an open one, with its values. Where `create` asks for

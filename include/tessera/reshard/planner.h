@@ -28,7 +28,7 @@ enum class OptimizerPart { keep, leave_out };
 
 /// What the destination shall be. The defaults keep everything as the source has it.
 struct PlanOptions {
-  formats::Format format = formats::Format::native;  // of the destination
+  formats::Format format{};               // of the destination
   int world_size = 0;                     // 0: as the strategy, the plan or the source says
   std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};  // who holds what of each table; nothing: by the strategy

@@ -14,12 +14,14 @@
 
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/parts.h"
+#include "formats/drivers.h"
 #include "formats/key_paths.h"
 #include "formats/paged_data.h"
 #include "formats/part_files.h"
-#include "formats/staged_writer.h"
+#include "formats/staging/staged_destination.h"
+#include "formats/staging/staged_work.h"
+#include "formats/staging/staged_writer.h"
 #include "formats/torch_zip/torch_save_layout.h"
-#include "formats/writers.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
@@ -497,14 +499,6 @@ std::set<std::string> file_names(const FileLayout& layout) {
   return names;
 }
 
-}  // namespace
-
-void check_dcp(FileSystem& fs, const std::string& destination, const CheckpointContents& contents,
-               const std::vector<Value>& values, const WorkOptions& work) {
-  StagedWork::check(fs, destination, DestinationKind::directory, work,
-                    file_names(lay_out(destination, contents, values)));
-}
-
 std::unique_ptr<CheckpointWriter> start_dcp(FileSystem& fs, std::string destination,
                                             CheckpointContents contents, std::vector<Value> values,
                                             const WorkOptions& work) {
@@ -516,6 +510,58 @@ std::unique_ptr<CheckpointWriter> start_dcp(FileSystem& fs, std::string destinat
   auto writer = std::make_unique<DcpWriter>(fs, staged->staging_path(), std::move(layout),
                                             std::move(values), all_ranks, staged->journal());
   return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
+}
+
+class DcpParts final : public PartsWriter {
+ public:
+  std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
+                                                CheckpointContents contents,
+                                                std::vector<Value> values, int rank,
+                                                const PartOptions& /*options*/) const override {
+    return dcp::create_part(fs, std::move(directory), std::move(contents), std::move(values), rank);
+  }
+  std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
+                           const CheckpointContents& contents, const std::vector<Value>& values,
+                           const PartOptions& /*options*/) const override {
+    dcp::require_parts(fs, directory, contents, values);
+    return 0;
+  }
+  void seal_part(FileSystem& /*fs*/, const std::string& /*directory*/, int /*rank*/,
+                 std::uint64_t /*token*/) const override {}
+  void finish_parts(FileSystem& fs, const std::string& directory,
+                    const CheckpointContents& contents,
+                    const std::vector<Value>& values) const override {
+    dcp::finish_parts(fs, directory, contents, values);
+  }
+};
+
+class DcpFormatWriter final : public FormatWriter {
+ public:
+  Format format() const override { return Format::dcp; }
+
+  std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
+                                          CheckpointContents contents, std::vector<Value> values,
+                                          const CreateOptions& options) const override {
+    return start_dcp(fs, destination, std::move(contents), std::move(values),
+                     work_options(options));
+  }
+  void check_staging(FileSystem& fs, const std::string& destination,
+                     const CheckpointContents& contents, const std::vector<Value>& values,
+                     const CreateOptions& options) const override {
+    StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
+                      file_names(lay_out(destination, contents, values)));
+  }
+  const PartsWriter* parts() const override {
+    static const DcpParts parts;
+    return &parts;
+  }
+};
+
+}  // namespace
+
+const FormatWriter& dcp_writer() {
+  static const DcpFormatWriter writer;
+  return writer;
 }
 
 std::unique_ptr<CheckpointWriter> create_dcp(FileSystem& fs, std::string destination,

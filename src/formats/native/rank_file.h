@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "formats/journal.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/h5_calls.h"
 #include "formats/native/index.h"
+#include "formats/staging/journal.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/native.h"
 

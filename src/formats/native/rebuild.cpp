@@ -15,6 +15,7 @@
 #include "formats/native/checksum_text.h"
 #include "formats/native/index_file.h"
 #include "formats/native/rank_files.h"
+#include "formats/staging/staged_destination.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"

@@ -6,12 +6,13 @@
 #include <set>
 #include <utility>
 
+#include "formats/drivers.h"
 #include "formats/native/index_file.h"
 #include "formats/native/parts.h"
 #include "formats/native/rank_file.h"
 #include "formats/part_files.h"
-#include "formats/staged_writer.h"
-#include "formats/writers.h"
+#include "formats/staging/staged_work.h"
+#include "formats/staging/staged_writer.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/formats/native.h"
@@ -295,10 +296,7 @@ std::set<std::string> file_names(const CheckpointContents& contents) {
 
 }  // namespace
 
-void check_native(FileSystem& fs, const std::string& destination,
-                  const CheckpointContents& contents, const WorkOptions& work) {
-  StagedWork::check(fs, destination, DestinationKind::directory, work, file_names(contents));
-}
+namespace {
 
 std::unique_ptr<CheckpointWriter> start_native(FileSystem& fs, std::string destination,
                                                CheckpointContents contents,
@@ -314,6 +312,66 @@ std::unique_ptr<CheckpointWriter> start_native(FileSystem& fs, std::string desti
   auto writer = std::make_unique<native::NativeWriter>(fs, staged->staging_path(), std::move(index),
                                                        all_ranks, options, staged->journal());
   return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
+}
+
+class NativeParts final : public PartsWriter {
+ public:
+  std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
+                                                CheckpointContents contents,
+                                                std::vector<Value> values, int rank,
+                                                const PartOptions& options) const override {
+    return native::create_part(fs, std::move(directory), std::move(contents), values, rank,
+                               options.native);
+  }
+  std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
+                           const CheckpointContents& contents, const std::vector<Value>& values,
+                           const PartOptions& options) const override {
+    return native::join_parts(fs, directory, contents, values, options.native);
+  }
+  void seal_part(FileSystem& fs, const std::string& directory, int rank,
+                 std::uint64_t token) const override {
+    native::seal_part(fs, directory, rank, token);
+  }
+  void finish_parts(FileSystem& fs, const std::string& directory,
+                    const CheckpointContents& /*contents*/,
+                    const std::vector<Value>& /*values*/) const override {
+    rebuild_native_index(fs, directory);
+  }
+};
+
+class NativeFormatWriter final : public FormatWriter {
+ public:
+  Format format() const override { return Format::native; }
+
+  std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
+                                          CheckpointContents contents, std::vector<Value> values,
+                                          const CreateOptions& options) const override {
+    return start_native(fs, destination, std::move(contents), values, work_options(options),
+                        options.native);
+  }
+  void check_staging(FileSystem& fs, const std::string& destination,
+                     const CheckpointContents& contents, const std::vector<Value>& /*values*/,
+                     const CreateOptions& options) const override {
+    StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
+                      file_names(contents));
+  }
+  std::string describe_options(const CreateOptions& options) const override {
+    const NativeWriteOptions& native = options.native;
+    if (native.compression != NativeWriteOptions::Compression::zstd) return {};
+    return "zstd" + (native.zstd_level ? ":" + std::to_string(*native.zstd_level) : "") +
+           " in chunks of " + std::to_string(native.chunk_nbytes) + " bytes";
+  }
+  const PartsWriter* parts() const override {
+    static const NativeParts parts;
+    return &parts;
+  }
+};
+
+}  // namespace
+
+const FormatWriter& native_writer() {
+  static const NativeFormatWriter writer;
+  return writer;
 }
 
 std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string destination,

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "formats/safetensors/header.h"
+#include "formats/staging/staged_destination.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"

@@ -8,11 +8,13 @@
 #include <utility>
 
 #include "base/utf8.h"
+#include "formats/drivers.h"
 #include "formats/safetensors/header.h"
 #include "formats/safetensors/metadata_keys.h"
 #include "formats/safetensors/values_file.h"
+#include "formats/staging/staged_destination.h"
+#include "formats/staging/staged_work.h"
 #include "formats/whole_tensors.h"
-#include "formats/writers.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
@@ -177,7 +179,7 @@ class SafetensorsWriter final : public CheckpointWriter {
 
     const std::vector<std::vector<std::size_t>> shards =
         assign_shards(contents_, options.max_shard_nbytes);
-    const DestinationKind kind = destination_kind(Format::safetensors, destination);
+    const DestinationKind kind = safetensors_driver().destination_kind(destination);
     is_single_file_ = kind == DestinationKind::file;
     if (is_single_file_ && shards.size() > 1) {
       throw Error::expected(
@@ -249,7 +251,7 @@ class SafetensorsWriter final : public CheckpointWriter {
       return;
     }
     if (!staged_values_) {
-      work_->commit(ReplacedValues::stay);
+      work_->commit(ReplacedSideFiles::keep);
       // Values of what was replaced would be ignored, but nothing would say so to a human reader.
       if (overwrite_ == OverwritePolicy::replace) {
         detail::remove_values_beside(fs_, work_->destination());
@@ -265,7 +267,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     // values too, then a crash between the two steps leaves tensors whose values have another
     // digest, which readers refuse.
     staged_values_->publish();
-    work_->commit(ReplacedValues::stay);
+    work_->commit(ReplacedSideFiles::keep);
     staged_values_->commit();
   }
 
@@ -457,28 +459,41 @@ class SafetensorsWriter final : public CheckpointWriter {
   std::optional<StagedDestination> staged_values_;  // of a single file
 };
 
-}  // namespace
+class SafetensorsFormatWriter final : public FormatWriter {
+ public:
+  Format format() const override { return Format::safetensors; }
 
-void check_safetensors(FileSystem& fs, const std::string& destination,
-                       const CheckpointContents& contents, const std::vector<Value>& values,
-                       const WorkOptions& work, const SafetensorsWriteOptions& options) {
-  const DestinationKind kind = destination_kind(Format::safetensors, destination);
-  const OtherTexts texts = other_texts(contents, values, destination);
-  if (kind == DestinationKind::file) {
-    check_single_file(fs, destination, texts.values, work);
-  } else {
-    const std::size_t num_shards = assign_shards(contents, options.max_shard_nbytes).size();
+  std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
+                                          CheckpointContents contents, std::vector<Value> values,
+                                          const CreateOptions& options) const override {
+    return std::make_unique<SafetensorsWriter>(fs, destination, std::move(contents), values,
+                                               work_options(options), options.safetensors);
+  }
+  void check_staging(FileSystem& fs, const std::string& destination,
+                     const CheckpointContents& contents, const std::vector<Value>& values,
+                     const CreateOptions& options) const override {
+    const DestinationKind kind = safetensors_driver().destination_kind(destination);
+    const OtherTexts texts = other_texts(contents, values, destination);
+    const WorkOptions work = work_options(options);
+    if (kind == DestinationKind::file) {
+      check_single_file(fs, destination, texts.values, work);
+      return;
+    }
+    const std::size_t num_shards =
+        assign_shards(contents, options.safetensors.max_shard_nbytes).size();
     StagedWork::check(fs, destination, kind, work, file_names(num_shards, texts));
   }
-}
+  std::string describe_options(const CreateOptions& options) const override {
+    const auto& max_nbytes = options.safetensors.max_shard_nbytes;
+    return max_nbytes ? "files of " + std::to_string(*max_nbytes) + " bytes" : std::string();
+  }
+};
 
-std::unique_ptr<CheckpointWriter> start_safetensors(FileSystem& fs, std::string destination,
-                                                    CheckpointContents contents,
-                                                    const std::vector<Value>& values,
-                                                    const WorkOptions& work,
-                                                    const SafetensorsWriteOptions& options) {
-  return std::make_unique<SafetensorsWriter>(fs, std::move(destination), std::move(contents),
-                                             values, work, options);
+}  // namespace
+
+const FormatWriter& safetensors_writer() {
+  static const SafetensorsFormatWriter writer;
+  return writer;
 }
 
 std::unique_ptr<CheckpointWriter> create_safetensors(FileSystem& fs, std::string destination,
@@ -486,8 +501,8 @@ std::unique_ptr<CheckpointWriter> create_safetensors(FileSystem& fs, std::string
                                                      std::vector<Value> values,
                                                      OverwritePolicy overwrite,
                                                      const SafetensorsWriteOptions& options) {
-  return start_safetensors(fs, std::move(destination), std::move(contents), values, {overwrite, {}},
-                           options);
+  return std::make_unique<SafetensorsWriter>(fs, std::move(destination), std::move(contents),
+                                             values, WorkOptions{overwrite, {}}, options);
 }
 
 }  // namespace tessera::formats

@@ -8,13 +8,14 @@
 #include <utility>
 #include <vector>
 
+#include "formats/drivers.h"
 #include "formats/key_paths.h"
 #include "formats/paged_data.h"
+#include "formats/staging/staged_work.h"
 #include "formats/torch_zip/state_dict_pickle.h"
 #include "formats/torch_zip/torch_save_layout.h"
 #include "formats/torch_zip/torch_zip_reader.h"
 #include "formats/whole_tensors.h"
-#include "formats/writers.h"
 #include "tessera/base/checked_math.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
@@ -209,21 +210,36 @@ class TorchZipWriter final : public CheckpointWriter {
   std::atomic<std::uint64_t> unwritten_nbytes_ = 0;
 };
 
+class TorchZipFormatWriter final : public FormatWriter {
+ public:
+  Format format() const override { return Format::torch_zip; }
+
+  std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
+                                          CheckpointContents contents, std::vector<Value> values,
+                                          const CreateOptions& options) const override {
+    return std::make_unique<TorchZipWriter>(fs, destination, std::move(contents), values,
+                                            work_options(options));
+  }
+  void check_staging(FileSystem& fs, const std::string& destination,
+                     const CheckpointContents& /*contents*/, const std::vector<Value>& /*values*/,
+                     const CreateOptions& options) const override {
+    StagedWork::check(fs, destination, DestinationKind::file, work_options(options));
+  }
+};
+
 }  // namespace
 
-std::unique_ptr<CheckpointWriter> start_torch_zip(FileSystem& fs, std::string destination,
-                                                  CheckpointContents contents,
-                                                  const std::vector<Value>& values,
-                                                  const WorkOptions& work) {
-  return std::make_unique<TorchZipWriter>(fs, std::move(destination), std::move(contents), values,
-                                          work);
+const FormatWriter& torch_zip_writer() {
+  static const TorchZipFormatWriter writer;
+  return writer;
 }
 
 std::unique_ptr<CheckpointWriter> create_torch_zip(FileSystem& fs, std::string destination,
                                                    CheckpointContents contents,
                                                    std::vector<Value> values,
                                                    OverwritePolicy overwrite) {
-  return start_torch_zip(fs, std::move(destination), std::move(contents), values, {overwrite, {}});
+  return std::make_unique<TorchZipWriter>(fs, std::move(destination), std::move(contents), values,
+                                          WorkOptions{overwrite, {}});
 }
 
 }  // namespace tessera::formats

@@ -46,13 +46,14 @@ at::Tensor elements(const at::Tensor& part, FlatRange range) {
 
 }  // namespace
 
-LiveState share_out(const StateDict& state_dict, int world_size, formats::Format format) {
-  const bool is_dcp = format == formats::Format::dcp;
+LiveState share_out(const StateDict& state_dict, int world_size,
+                    const formats::FormatTraits& traits) {
+  const bool boxes_only = traits.pieces == formats::FormatTraits::Pieces::boxes;
   LiveState state;
   state.contents.world_size = world_size;
   std::map<std::string, const StateDict::Item*> tensors;  // sorted by name
   for (const StateDict::Item& item : state_dict) {
-    if (std::holds_alternative<StateAlias>(item.entry) && !is_dcp) {
+    if (std::holds_alternative<StateAlias>(item.entry) && traits.holds_aliases) {
       state.contents.aliases.push_back(
           {item.fqn, std::get<StateAlias>(item.entry).target, item.key_path});
     } else if (tensor_of(state_dict, item) != nullptr) {
@@ -71,7 +72,7 @@ LiveState share_out(const StateDict& state_dict, int world_size, formats::Format
     for (const Shard& shard : shards_of_entry(tensor, world_size)) {
       const std::uint64_t nbytes = nbytes_of(shard.region, tensor.dtype);
       const int rank = balance.choose(shard.ranks, nbytes);
-      if (!is_dcp || numel_of(tensor.shape) == 0) {
+      if (!boxes_only || numel_of(tensor.shape) == 0) {
         entry.pieces.push_back({shard.region, rank});
         continue;
       }
@@ -82,7 +83,7 @@ LiveState share_out(const StateDict& state_dict, int world_size, formats::Format
     std::ranges::sort(entry.pieces, {}, [](const Piece& piece) { return piece.region; });
   }
   state.held = held_by(state_dict, state.contents);
-  if (!is_dcp) state.contents.units = state_dict.units;
+  if (traits.holds_flat_units) state.contents.units = state_dict.units;
   return state;
 }
 
@@ -158,26 +159,12 @@ reshard::Plan plan_save(const LiveState& state, int rank) {
   return plan;
 }
 
-void LiveReader::read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+void LiveSource::read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                             std::span<std::byte> out) const {
   const at::NoGradGuard no_grad;
   const at::Tensor from = elements(held_[tensor_index][piece_index].tensor, range).to(at::kCPU);
   std::memcpy(out.data(), from.data_ptr(), out.size());
 }
-
-Value LiveReader::read_value(std::size_t /*value_index*/) const {
-  TESSERA_CHECK(false);  // values travel beside it
-}
-
-formats::PieceStorage LiveReader::piece_storage(std::size_t /*tensor_index*/,
-                                                std::size_t /*piece_index*/) const {
-  return {.file = path_, .byte_range = std::nullopt, .encoding = "plain", .stored_nbytes = 0};
-}
-
-void LiveReader::check_files(const formats::FindingSink& /*sink*/) const {}
-
-void LiveReader::verify(const formats::FindingSink& /*sink*/,
-                        const formats::ProgressSink& /*progress*/, int /*num_threads*/) const {}
 
 std::vector<formats::CheckpointWriter::PieceId> LiveWriter::write_order() const {
   std::vector<PieceId> order;

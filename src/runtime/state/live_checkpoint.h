@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/formats/checkpoint.h"
+#include "tessera/formats/format_driver.h"
 #include "tessera/reshard/planner.h"
 #include "tessera/runtime/registry/state_dict.h"
 
@@ -24,9 +25,9 @@ struct LiveState {
   std::vector<std::vector<TensorPart>> held;
 };
 
-/// Shares the writing of a state dict out among the ranks. `format`: DCP knows boxes alone and no
-/// aliases.
-LiveState share_out(const StateDict& state_dict, int world_size, formats::Format format);
+/// Shares the writing of a state dict out among the ranks, in pieces that the format can hold.
+LiveState share_out(const StateDict& state_dict, int world_size,
+                    const formats::FormatTraits& traits = {});
 
 /// Returns what this rank holds of the tensors of `contents`, which `share_out` made of a state
 /// dict of this layout.
@@ -43,27 +44,17 @@ formats::CheckpointContents held_contents(const LiveState& state, int rank);
 /// Returns a plan that writes what falls to `rank`.
 reshard::Plan plan_save(const LiveState& state, int rank);
 
-/// Reads tensors of this rank. `contents` is `held_contents`, `held` parallel to its tensors.
-class LiveReader final : public formats::CheckpointReader {
+/// Tensors of this rank. `contents` is `held_contents`, `held` parallel to its tensors.
+class LiveSource final : public formats::TensorSource {
  public:
-  LiveReader(formats::CheckpointContents contents, std::vector<std::vector<TensorPart>> held)
+  LiveSource(formats::CheckpointContents contents, std::vector<std::vector<TensorPart>> held)
       : contents_(std::move(contents)), held_(std::move(held)) {}
 
-  formats::Format format() const override { return formats::Format::native; }
-  const std::string& path() const override { return path_; }
   const formats::CheckpointContents& contents() const override { return contents_; }
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override;
-  Value read_value(std::size_t value_index) const override;
-  formats::PieceStorage piece_storage(std::size_t tensor_index,
-                                      std::size_t piece_index) const override;
-  void check_files(const formats::FindingSink& sink) const override;
-  std::vector<std::string> data_files() const override { return {}; }
-  void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
-              int num_threads) const override;
 
  private:
-  std::string path_ = "memory";
   formats::CheckpointContents contents_;
   std::vector<std::vector<TensorPart>> held_;
 };

@@ -5,6 +5,7 @@
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
 #include "tessera/formats/parts.h"
 #include "tessera/reshard/executor.h"
 
@@ -25,7 +26,7 @@ void remove_older(FileSystem& fs, const std::string& path, int num_kept) {
 }  // namespace
 
 formats::Format format_of_parts(formats::Format format) {
-  return formats::holds_whole_tensors(format) ? formats::Format::native : format;
+  return formats::traits_of(format).is_written_in_parts ? format : formats::Format();
 }
 
 void SaveJob::start_one_file() {
@@ -47,7 +48,7 @@ void SaveJob::run(Rendezvous& rendezvous) {
   rendezvous.together("writing " + directory, [&] {
     raise_failure();
     const auto writer = formats::create_part(fs, directory, contents, values, rank, part_options);
-    const LiveReader reader(held_contents(*live, rank), std::move(held));
+    const LiveSource reader(held_contents(*live, rank), std::move(held));
     reshard::execute(*plan, reader, *writer, {.memory_nbytes = options.memory_nbytes});
     writer->commit();
     return std::string();
@@ -71,7 +72,7 @@ void SaveJob::run(Rendezvous& rendezvous) {
 void SaveJob::finish() {
   FileSystem& fs = *options.file_system;
   // End with this call: a failure is told when the destination is again what it was.
-  const std::unique_ptr<StagedDestination> parts = std::move(staged);
+  const std::unique_ptr<formats::StagedDestination> parts = std::move(staged);
   const std::optional<OneFile> file = std::move(one_file);
   formats::finish_parts(fs, directory, contents, values,
                         {format_of_parts(options.format), options.native});

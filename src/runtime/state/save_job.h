@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/staging/staged_destination.h"
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/rendezvous.h"
 #include "tessera/base/file_system.h"
@@ -33,9 +34,10 @@ struct SaveJob {
   formats::CheckpointContents contents;       // of the whole checkpoint, with values
   std::vector<Value> values;                  // parallel to contents.values
   std::string directory;                      // where parts are written
-  std::unique_ptr<StagedDestination> staged;  // on rank 0; dies without a commit: removes all
-  std::optional<OneFile> one_file;            // on rank 0; for such a format
-  std::exception_ptr failure;                 // of this rank, which the others do not know yet
+  std::unique_ptr<formats::StagedDestination>
+      staged;                       // on rank 0; dies without a commit: removes all
+  std::optional<OneFile> one_file;  // on rank 0; for such a format
+  std::exception_ptr failure;       // of this rank, which the others do not know yet
 
   /// Does what may fail on this rank alone while others are on their way to the next meeting.
   template <class Body>

@@ -27,6 +27,7 @@
 #include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/load_planner.h"
 #include "tessera/runtime/registry/fused_updates.h"
@@ -356,7 +357,8 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
     all = tensors_and_fields(options);
     digest = state::layout_digest(all, mesh_.world_size(), parts);
     if (digest != digest_) {
-      live_ = std::make_shared<LiveState>(state::share_out(all, mesh_.world_size(), parts));
+      live_ = std::make_shared<LiveState>(
+          state::share_out(all, mesh_.world_size(), formats::traits_of(parts)));
       plan_ = std::make_shared<reshard::Plan>(state::plan_save(*live_, mesh_.rank()));
       digest_ = digest;
     } else {
@@ -376,7 +378,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
         lock_ = std::make_unique<formats::DirectoryLock>(parent);
         locked_directory_ = parent;
       }
-      job->staged = std::make_unique<StagedDestination>(
+      job->staged = std::make_unique<formats::StagedDestination>(
           *options.file_system, parts == options.format ? path : path + ".parts",
           DestinationKind::directory, options.overwrite);
       directory = job->staged->staging_path();
@@ -687,7 +689,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given,
       refuse_parts(path, of_optimizer, source, only, options.renames);
       add_under(kOptimizer, std::move(of_optimizer), all);
     }
-    LiveState live = state::share_out(all, mesh_.world_size(), formats::Format::native);
+    LiveState live = state::share_out(all, mesh_.world_size());
     wanted = state::held_contents(live, mesh_.rank());
     wanted.units.clear();
     // Of values what is there; what is missing is told by whom it belongs to.
@@ -851,9 +853,9 @@ void save(const StateDict& state_dict, const std::string& path,
     tensor->parts = {{whole_box(tensor->shape), tensor->tensor(item.fqn)}};
     tensor->layout.clear();
   }
-  LiveState live = state::share_out(whole, /*world_size=*/1, formats::Format::native);
+  LiveState live = state::share_out(whole, /*world_size=*/1);
   CheckpointContents contents = state::held_contents(live, /*rank=*/0);
-  const state::LiveReader reader(contents, std::move(live.held));
+  const state::LiveSource reader(contents, std::move(live.held));
   const ValueTree tree = values_of(whole);
   std::vector<Value> values;  // whose order planning keeps, as it renames nothing
   for (const auto& [name, leaf] : tree.leaves()) {

@@ -14,6 +14,7 @@
 #include "python_value.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
 #include "tessera/formats/left_over.h"
 #include "tessera/formats/merge.h"
 #include "tessera/reshard/executor.h"
@@ -74,7 +75,7 @@ struct Request {
 /// What came of it.
 struct Outcome {
   Plan plan;
-  Format source_format = Format::native;
+  Format source_format{};
   std::uint64_t kept_nbytes = 0;
   std::string plan_digest;
   std::optional<std::string> left_over;  // what was replaced and could not be removed
@@ -94,7 +95,8 @@ void append(std::vector<T>& items, const std::vector<T>& more) {
 Format parse_format(const std::optional<std::string>& name, const std::string& destination) {
   if (!name) return formats::format_for_destination(destination);
   const auto format = formats::parse_format(*name);
-  if (!format) refuse("to", "native, safetensors, dcp or torch", *name);
+  if (!format || !formats::traits_of(*format).can_be_written)
+    refuse("to", formats::writable_formats_in_words(), *name);
   return *format;
 }
 
@@ -102,8 +104,8 @@ formats::NativeWriteOptions parse_compression(const std::string& text, Format fo
   const auto options = formats::parse_compression(text);
   if (!options) refuse("compress", std::string(formats::kCompressions), text);
   if (options->compression != formats::NativeWriteOptions::Compression::none &&
-      format != Format::native) {
-    refuse("compress", "none, as only native is compressed", text);
+      !formats::traits_of(format).has_compression) {
+    refuse("compress", "none for a format that is not compressed", text);
   }
   return *options;
 }
@@ -240,8 +242,11 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
   request.create.native = parse_compression(compress, format);
   request.create.journal = journal_options(resume, discard);
   if (max_shard_nbytes != 0) {
-    if (format != Format::safetensors) {
-      refuse("max_shard_size", "to='safetensors'", std::string(format_name(format)));
+    if (!formats::traits_of(format).has_several_files) {
+      refuse("max_shard_size",
+             "to=" + formats::writable_formats_in_words(
+                         [](const formats::FormatTraits& of) { return of.has_several_files; }),
+             std::string(format_name(format)));
     }
     request.create.safetensors.max_shard_nbytes = max_shard_nbytes;
   }

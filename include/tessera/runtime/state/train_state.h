@@ -36,7 +36,7 @@ struct SaveOptions {
   /// Ranks write native and dcp together. The others are one process's: ranks write native parts
   /// beside the destination, which rank 0 then streams into it, so that for that time there is room
   /// for two on the disk, and ranks wait for rank 0.
-  formats::Format format = formats::Format::native;
+  formats::Format format{};
   /// What becomes of a checkpoint that is at the path already, perhaps a damaged one. `replace`
   /// puts the new one in its place at once; what is no checkpoint is refused by either.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
@@ -87,7 +87,7 @@ struct LoadOptions {
 /// What a load has found and taken.
 struct LoadSummary {
   std::string path;
-  formats::Format format = formats::Format::native;
+  formats::Format format{};
   int saved_world_size = 1;
   std::uint64_t nbytes_loaded = 0;      // of tensors, to this rank
   std::vector<formats::Finding> notes;  // what was let pass

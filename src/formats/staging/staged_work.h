@@ -3,9 +3,13 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
-#include "formats/journal.h"
+#include "formats/staging/journal.h"
+#include "formats/staging/staged_destination.h"
 #include "tessera/base/file_system.h"
+#include "tessera/formats/create.h"
+#include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {
 
@@ -16,9 +20,13 @@ struct WorkOptions {
   OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 
-/// What becomes of the values beside a single safetensors file that is replaced. They stay where
-/// the writer sees to them itself.
-enum class ReplacedValues { go, stay };
+inline WorkOptions work_options(const CreateOptions& options) {
+  return {options.overwrite, options.journal, options.spelling};
+}
+
+/// What becomes of the files beside a single-file checkpoint that is replaced (SideFiles). They
+/// stay where the writer takes care of them itself.
+enum class ReplacedSideFiles { remove, keep };
 
 /// A staged destination with the journal of what is finished in it, if one is wanted.
 ///
@@ -53,10 +61,10 @@ class StagedWork {
   /// Says whether what is finished stays when this is destroyed without commit.
   bool keep() noexcept;
   /// Where this throws before anything has been replaced, what is finished can still be kept.
-  void commit(ReplacedValues values = ReplacedValues::go);
+  void commit(ReplacedSideFiles side_files = ReplacedSideFiles::remove);
 
  private:
-  bool replaces_values_too();
+  std::vector<const SideFiles*> replaced_side_files();
   void publish_in_exchange();
   bool put_back_journal(const std::string& text) noexcept;
 

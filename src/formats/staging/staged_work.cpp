@@ -1,4 +1,4 @@
-#include "formats/staged_work.h"
+#include "formats/staging/staged_work.h"
 
 #include <sys/stat.h>
 
@@ -7,7 +7,6 @@
 #include <span>
 #include <utility>
 
-#include "formats/safetensors/values_file.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -143,11 +142,17 @@ bool StagedWork::keep() noexcept {
   return true;
 }
 
-/// Says whether values beside what is replaced are its own.
-bool StagedWork::replaces_values_too() {
-  if (!staged_.replaces()) return false;
-  detail::put_back_replaced_values(fs_, destination());
-  return detail::names_values(fs_, destination(), detail::values_path_of(destination()));
+/// Returns the formats whose files lie beside what is replaced and belong to it.
+std::vector<const SideFiles*> StagedWork::replaced_side_files() {
+  std::vector<const SideFiles*> replaced;
+  if (!staged_.replaces()) return replaced;
+  for (const FormatDriver* driver : format_drivers()) {
+    const SideFiles* side_files = driver->side_files();
+    if (side_files == nullptr) continue;
+    side_files->restore(fs_, destination());
+    if (side_files->named_by(fs_, destination())) replaced.push_back(side_files);
+  }
+  return replaced;
 }
 
 /// Publishes beside a journal that tells of nothing: what the destination is exchanged for must not
@@ -179,11 +184,12 @@ bool StagedWork::put_back_journal(const std::string& text) noexcept {
   }
 }
 
-void StagedWork::commit(ReplacedValues values) {
-  const bool removes_values = values == ReplacedValues::go && replaces_values_too();
+void StagedWork::commit(ReplacedSideFiles side_files) {
+  std::vector<const SideFiles*> removed;
+  if (side_files == ReplacedSideFiles::remove) removed = replaced_side_files();
   if (journal_ && staged_.replaces()) publish_in_exchange();
   staged_.commit();
-  if (removes_values) detail::remove_values_beside(fs_, destination());
+  for (const SideFiles* files : removed) files->remove(fs_, destination());
 }
 
 }  // namespace tessera::formats

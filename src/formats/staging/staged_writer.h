@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "formats/staged_work.h"
+#include "formats/staging/staged_work.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats {

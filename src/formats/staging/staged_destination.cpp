@@ -1,3 +1,5 @@
+#include "formats/staging/staged_destination.h"
+
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,22 +10,21 @@
 #include <utility>
 
 #include "base/advisory_lock.h"
-#include "base/checkpoint_files.h"
 #include "base/file_descriptor.h"
 #include "base/named_object.h"
+#include "formats/staging/own_files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
-namespace tessera {
+namespace tessera::formats {
 namespace {
 
-using detail::FileDescriptor;
-using detail::FileNames;
-using detail::LockResult;
-using detail::mode_of_name;
-using detail::retry_on_interrupt;
-using detail::throw_system_error;
-using detail::try_lock;
+using tessera::detail::FileDescriptor;
+using tessera::detail::LockResult;
+using tessera::detail::mode_of_name;
+using tessera::detail::retry_on_interrupt;
+using tessera::detail::throw_system_error;
+using tessera::detail::try_lock;
 
 [[noreturn]] void refuse_name(const std::string& path, std::string_view rule,
                               std::string_view found) {
@@ -56,7 +57,7 @@ void require_short_name(const std::string& destination, const std::string& longe
 /// Refuses to remove a directory that holds more than what writers have made in it.
 void require_no_foreign_entry(const FileSystem& fs, const std::string& path, FileNames names,
                               const std::string& rule, const std::string& why) {
-  const auto name = detail::first_foreign_entry(fs, path, names);
+  const auto name = first_foreign_entry(fs, path, names);
   if (!name) return;
   throw Error(ErrorKind::already_exists, {.path = join_path(path, *name)},
               rule + ": this is no file of a checkpoint, and " + why + " (move it)");
@@ -73,7 +74,7 @@ void require_no_foreign_entry(const FileSystem& fs, const std::string& path, Fil
 bool is_staging_object(const std::string& path) {
   const auto mode = mode_of_name(path);
   if (mode && !S_ISREG(*mode) && !S_ISDIR(*mode)) {
-    refuse_name(path, "staging", detail::kind_in_words(*mode));
+    refuse_name(path, "staging", tessera::detail::kind_in_words(*mode));
   }
   return mode.has_value();
 }
@@ -174,14 +175,14 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
   }
   require_short_name(destination_,
                      kind_ == DestinationKind::member_file ? staging_path_ : journal_path());
-  detail::require_no_dangling_link(destination_);
+  tessera::detail::require_no_dangling_link(destination_);
   if (overwrite_ == OverwritePolicy::refuse && fs_.kind_of(destination_)) {
     throw Error(ErrorKind::already_exists, {.path = destination_},
                 "destination exists (OverwritePolicy::replace replaces a checkpoint)");
   }
   had_foreign_entry_ =
       fs_.kind_of(destination_) == FileKind::directory &&
-      detail::first_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint).has_value();
+      first_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint).has_value();
 }
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
@@ -304,7 +305,8 @@ bool StagedDestination::has_journal() const {
   const auto mode = mode_of_name(journal_path());
   if (!mode) return false;
   // A link might lead to a journal that is not to be seen now.
-  if (!S_ISREG(*mode)) refuse_name(journal_path(), "journal", detail::kind_in_words(*mode));
+  if (!S_ISREG(*mode))
+    refuse_name(journal_path(), "journal", tessera::detail::kind_in_words(*mode));
   const std::string begin = read_begin(fs_, journal_path(), kJournalMagic.size()).value_or("");
   if (!kJournalMagic.starts_with(begin)) refuse_name(journal_path(), "journal", "another file");
   return true;
@@ -379,7 +381,7 @@ void StagedDestination::remove_quietly() noexcept {
 void StagedDestination::remove_own_files() {
   if (kind_ != DestinationKind::directory) return;
   for (const std::string& name : fs_.list_directory(staging_path_)) {
-    if (detail::is_file_of_our_writers(fs_, staging_path_, name)) {
+    if (is_file_of_our_writers(fs_, staging_path_, name)) {
       fs_.remove_all(join_path(staging_path_, name));
     }
   }
@@ -438,4 +440,4 @@ void StagedDestination::commit() {
   }
 }
 
-}  // namespace tessera
+}  // namespace tessera::formats

@@ -1,4 +1,4 @@
-#include "formats/journal.h"
+#include "formats/staging/journal.h"
 
 #include <algorithm>
 #include <charconv>
@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/staging/staged_destination.h"
 #include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"

@@ -1,4 +1,4 @@
-#include "formats/journal.h"
+#include "formats/staging/journal.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

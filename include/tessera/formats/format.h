@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string_view>
+
+namespace tessera::formats {
+
+/// A checkpoint format, known by the name that it has in output and options. What a format can do
+/// is asked of its driver (format_driver.h). Default: native.
+class Format {
+ public:
+  static const Format native;       // Tessera's own
+  static const Format dcp;          // PyTorch's distributed checkpoint
+  static const Format safetensors;  // a file, or a directory of files with an index
+  static const Format torch_zip;    // a file of torch.save; its name is `torch`
+
+  constexpr Format() : Format("native") {}
+  /// `name` is a driver's, and lives as long as that driver.
+  explicit constexpr Format(std::string_view name) : name_(name) {}
+
+  constexpr std::string_view name() const { return name_; }
+  friend constexpr bool operator==(Format a, Format b) { return a.name_ == b.name_; }
+
+ private:
+  std::string_view name_;
+};
+
+inline constexpr Format Format::native{"native"};
+inline constexpr Format Format::dcp{"dcp"};
+inline constexpr Format Format::safetensors{"safetensors"};
+inline constexpr Format Format::torch_zip{"torch"};
+
+/// Returns the name of a format in output and options.
+constexpr std::string_view format_name(Format format) {
+  return format.name();
+}
+
+}  // namespace tessera::formats

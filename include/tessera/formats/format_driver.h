@@ -1,0 +1,193 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/formats/format.h"
+
+// [Note: Format drivers] A format is one object, its driver, which says how the format is
+// recognised, what it can hold and how it is opened. A format that can be written has a second
+// object, its writer (format_writer.h): a program that only reads links no code that writes.
+// Everything else in Tessera asks these objects and knows no format by name.
+// How to add a format: docs/contributing.md.
+namespace tessera::formats {
+
+/// How surely a path holds a checkpoint of one format. The driver with the strongest match is
+/// asked to open it; of equal matches, the driver that was registered first.
+enum class Match {
+  none,
+  hint,     // it looks like a part of such a checkpoint
+  by_name,  // the names of the files say so
+  remains,  // its files are there, but not the file that makes them a checkpoint
+  certain,  // the index file is there, or the first bytes say so
+};
+
+/// What a driver says about a path.
+struct Recognition {
+  Match match = Match::none;
+  /// Why the checkpoint cannot be opened. Thrown if no other driver has a stronger match.
+  std::optional<Error> refusal{};
+};
+
+/// A directory to be recognised.
+struct DirectoryListing {
+  const std::string& path;
+  const std::vector<std::string>& names;  // sorted
+
+  bool has(std::string_view name) const;
+};
+
+/// A file to be recognised, by its name and its first bytes.
+struct FileBegin {
+  static constexpr std::size_t kMaxNbytes = 520;
+
+  const std::string& path;
+  std::string_view bytes;  // the first kMaxNbytes of the file, or all of it
+};
+
+/// What a format can hold and how it can be written. The planner, the runtime and the tools ask
+/// for these instead of comparing formats.
+struct FormatTraits {
+  /// Which pieces of a tensor the format can store.
+  enum class Pieces {
+    whole_tensors,  // one piece that is all of the tensor: such a checkpoint has no ranks
+    boxes,          // a box of the tensor on each rank
+    any_region,     // also flat ranges
+  };
+
+  Pieces pieces = Pieces::any_region;
+  bool holds_aliases = true;         // else a tied weight is written under each of its names
+  bool holds_flat_units = true;      // CheckpointContents::units
+  bool can_be_written = true;        // false: the format is read only
+  bool is_written_in_parts = false;  // by several processes at once (parts.h)
+  bool has_compression = false;      // CreateOptions::native.compression
+  bool has_several_files = false;    // CreateOptions::safetensors.max_shard_nbytes
+};
+
+/// A kind of file that a format's directories hold. Before Tessera replaces a checkpoint, it checks
+/// that each file starts as its name promises, so that other people's files are never removed.
+struct FileMark {
+  std::string_view name_end;   // of the file's name
+  std::string_view in_words;   // "a file of a native checkpoint"
+  std::string_view signature;  // the first bytes, where they are always the same
+  bool (*is_at_begin)(std::string_view first_bytes);
+};
+
+/// What a format is called in messages, help texts and docs.
+struct FormatDescription {
+  std::string_view title;         // "PyTorch's distributed checkpoint (DCP)"
+  std::string_view in_directory;  // the file that marks a directory: ".metadata"; may be empty
+  std::string_view as_file;       // a single file: "a torch.save archive"; may be empty
+};
+
+/// Files beside a checkpoint that is a single file, and that belong to it: safetensors' values.
+class SideFiles {
+ public:
+  virtual ~SideFiles() = default;
+
+  /// Returns the file beside the checkpoint at `path` that the checkpoint names.
+  virtual std::optional<std::string> named_by(const FileSystem& fs,
+                                              const std::string& path) const = 0;
+  /// Returns the file beside the checkpoint at `path` that it does not name: a writer that replaced
+  /// the checkpoint could not remove it.
+  virtual std::optional<std::string> left_beside(const FileSystem& fs,
+                                                 const std::string& path) const = 0;
+  /// Undoes what a writer that died has done to the file beside the checkpoint at `path`.
+  virtual void restore(FileSystem& fs, const std::string& path) const = 0;
+  /// Removes the files beside a checkpoint that has been replaced or removed.
+  virtual void remove(FileSystem& fs, const std::string& path) const noexcept = 0;
+  /// Removes the files beside `path`, where a checkpoint was and nothing is now.
+  virtual void remove_orphans(FileSystem& fs, const std::string& path) const = 0;
+};
+
+/// A checkpoint format, as far as reading goes. Implementations are stateless and thread-safe.
+class FormatDriver {
+ public:
+  virtual ~FormatDriver() = default;
+
+  virtual Format format() const = 0;
+  virtual FormatDescription description() const = 0;
+  virtual FormatTraits traits() const = 0;
+
+  /// Says whether a directory or a file holds a checkpoint of this format. Opens no other file.
+  virtual Recognition recognize_directory(const DirectoryListing& directory) const = 0;
+  virtual Recognition recognize_file(const FileBegin& file) const = 0;
+
+  /// Opens a checkpoint of this format. `fs` outlives the reader.
+  /// Throws: Error(not_found, corruption, unsupported) as the format's docs say.
+  virtual std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
+                                                 const std::string& path) const = 0;
+
+  /// Returns how many bytes a file has by what its first bytes lay out; nothing if only the end of
+  /// the file tells what is in it. Only files that can be told from their begin are read from a
+  /// pipe that does not fit in memory. Throws: Error(corruption).
+  virtual std::optional<std::uint64_t> nbytes_from_begin(const ReadableFile& /*file*/) const {
+    return std::nullopt;
+  }
+
+  /// Returns how the names of single files of this format end: `.pt`. A destination with such a
+  /// name is written in this format unless another one is asked for.
+  virtual std::span<const std::string_view> file_suffixes() const { return {}; }
+  /// Returns what a new checkpoint at `destination` becomes.
+  virtual DestinationKind destination_kind(const std::string& /*destination*/) const {
+    return DestinationKind::directory;
+  }
+
+  // What may be replaced or removed.
+
+  /// Whether a file of that name can be part of a directory of this format, whoever wrote it.
+  virtual bool may_own_file(std::string_view /*name*/) const { return false; }
+  /// Whether Tessera's writer of this format makes a file of that name in a directory.
+  virtual bool writes_file(std::string_view /*name*/) const { return false; }
+  virtual std::span<const FileMark> file_marks() const { return {}; }
+  /// Whether a single file is of this format by what it holds. `first_bytes`: as in FileBegin.
+  virtual bool is_whole_file(const ReadableFile& /*file*/, std::string_view /*first_bytes*/) const {
+    return false;
+  }
+  /// Whether the file at `path` is one of several that make up a checkpoint of this format.
+  virtual bool is_one_of_several(const FileSystem& /*fs*/, const std::string& /*path*/) const {
+    return false;
+  }
+  /// Throws Error(invalid_argument) unless the files of a directory are one checkpoint. `option`
+  /// is what asked to replace it.
+  virtual void require_one_checkpoint(const FileSystem& /*fs*/, const std::string& /*directory*/,
+                                      const std::vector<std::string>& /*names*/,
+                                      const std::string& /*option*/) const {}
+  /// Returns the files beside a single-file checkpoint; null where there are never any.
+  virtual const SideFiles* side_files() const { return nullptr; }
+};
+
+/// Returns all drivers: Tessera's own in the order in which they are asked, then those registered.
+const std::vector<const FormatDriver*>& format_drivers();
+
+/// Adds a format. To be called before any checkpoint is opened, such as from a static initializer;
+/// `driver` lives until the process ends. Not thread-safe.
+/// Throws: Error(invalid_argument) if a driver has that name already.
+void register_format(const FormatDriver& driver);
+
+/// Returns the driver of a format. Throws: Error(unsupported) if none is registered.
+const FormatDriver& driver_of(Format format);
+/// Returns what a format can hold. Throws: as driver_of.
+FormatTraits traits_of(Format format);
+/// Says whether a format holds whole tensors only, so that its checkpoints have no ranks.
+bool holds_whole_tensors(Format format);
+
+/// Returns the format of that name, or nothing.
+std::optional<Format> parse_format(std::string_view name);
+/// Returns the names of the formats that can be written.
+std::vector<std::string> writable_format_names();
+/// Returns the same as a text: "native, dcp or torch". `suits` picks formats.
+std::string writable_formats_in_words(bool (*suits)(const FormatTraits&) = nullptr);
+
+/// Returns the format that a destination's name asks for by its suffix, else native.
+Format format_for_destination(const std::string& path);
+
+}  // namespace tessera::formats

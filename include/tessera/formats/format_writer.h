@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/formats/create.h"
+#include "tessera/formats/format.h"
+#include "tessera/formats/parts.h"
+
+namespace tessera::formats {
+
+/// How several processes write one checkpoint of a format. See [Note: Parts]; the functions of
+/// parts.h call these.
+class PartsWriter {
+ public:
+  virtual ~PartsWriter() = default;
+
+  virtual std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
+                                                        CheckpointContents contents,
+                                                        std::vector<Value> values, int rank,
+                                                        const PartOptions& options) const = 0;
+  virtual std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
+                                   const CheckpointContents& contents,
+                                   const std::vector<Value>& values,
+                                   const PartOptions& options) const = 0;
+  virtual void seal_part(FileSystem& fs, const std::string& directory, int rank,
+                         std::uint64_t token) const = 0;
+  virtual void finish_parts(FileSystem& fs, const std::string& directory,
+                            const CheckpointContents& contents,
+                            const std::vector<Value>& values) const = 0;
+};
+
+/// Writes checkpoints of one format. Implementations are stateless and thread-safe.
+class FormatWriter {
+ public:
+  virtual ~FormatWriter() = default;
+
+  virtual Format format() const = 0;
+
+  /// Starts a checkpoint: see `create_checkpoint`.
+  virtual std::unique_ptr<CheckpointWriter> start(FileSystem& fs, const std::string& destination,
+                                                  CheckpointContents contents,
+                                                  std::vector<Value> values,
+                                                  const CreateOptions& options) const = 0;
+  /// Throws what `start` would throw about what lies at the destination and beside it. Changes
+  /// nothing.
+  virtual void check_staging(FileSystem& fs, const std::string& destination,
+                             const CheckpointContents& contents, const std::vector<Value>& values,
+                             const CreateOptions& options) const = 0;
+  /// Returns the options that change a byte of the files, in words; empty where none is set. Two
+  /// runs with different texts are different work (JournalOptions). Stored in journals.
+  virtual std::string describe_options(const CreateOptions& /*options*/) const { return {}; }
+
+  /// Returns how several processes write together; null if they cannot.
+  virtual const PartsWriter* parts() const { return nullptr; }
+};
+
+/// Adds the writer of a format whose driver says that it can be written. As `register_format`.
+void register_format_writer(const FormatWriter& writer);
+
+/// Returns the writer of a format. Throws: Error(unsupported) naming the formats that can be
+/// written.
+const FormatWriter& writer_of(Format format);
+
+}  // namespace tessera::formats

@@ -1,0 +1,98 @@
+#include <algorithm>
+#include <array>
+
+#include "formats/drivers.h"
+#include "formats/file_names.h"
+#include "formats/signatures.h"
+#include "tessera/formats/dcp.h"
+
+namespace tessera::formats {
+namespace {
+
+/// Whatever protocol it was pickled by, the first thing in it is the class.
+bool begins_as_metadata(std::string_view begin) {
+  return begin.find("torch.distributed.checkpoint.metadata") != std::string_view::npos;
+}
+
+/// Zeros before the first item, of any number, are Tessera's: they put large storages on pages.
+bool begins_as_item(std::string_view begin) {
+  constexpr char kPickleProtocol = '\x80';
+  begin.remove_prefix(std::min(begin.find_first_not_of('\0'), begin.size()));
+  return begin.starts_with(detail::kZipSignature) || detail::kZipSignature.starts_with(begin) ||
+         begin.starts_with(kPickleProtocol);
+}
+
+constexpr std::array kMarks{
+    FileMark{".metadata", "metadata of a checkpoint", {}, begins_as_metadata},
+    FileMark{".distcp", "items of a distributed checkpoint", {}, begins_as_item},
+};
+
+class DcpDriver final : public FormatDriver {
+ public:
+  Format format() const override { return Format::dcp; }
+
+  FormatDescription description() const override {
+    return {.title = "PyTorch's distributed checkpoint (DCP)",
+            .in_directory = ".metadata",
+            .as_file = ""};
+  }
+
+  FormatTraits traits() const override {
+    return {.pieces = FormatTraits::Pieces::boxes,
+            .holds_aliases = false,
+            .holds_flat_units = false,
+            .is_written_in_parts = true};
+  }
+
+  Recognition recognize_directory(const DirectoryListing& directory) const override {
+    if (directory.has(".metadata")) return {Match::certain};
+    const auto has = [&](auto matches) { return std::ranges::any_of(directory.names, matches); };
+    if (has([](const std::string& name) {
+          return name.starts_with("__") && name.ends_with(".metadata");
+        })) {
+      return {Match::remains,
+              Error(ErrorKind::unsupported, {.path = directory.path},
+                    ".metadata: expected one of all ranks, found one of each rank (saved with "
+                    "use_collectives=False)")};
+    }
+    if (has([](const std::string& name) { return name.ends_with(".distcp"); })) {
+      return {Match::remains,
+              Error(ErrorKind::corruption, {.path = directory.path},
+                    ".metadata: expected it beside the .distcp files, found none (a save that was "
+                    "interrupted?)")};
+    }
+    return {};
+  }
+
+  Recognition recognize_file(const FileBegin& file) const override {
+    const bool is_item = file.path.ends_with(".distcp");
+    if (!is_item && !file.path.ends_with(".metadata")) return {};
+    const bool is_zip = is_item && file.bytes.starts_with(detail::kZipSignature);
+    return {is_zip ? Match::certain : Match::hint,
+            Error(ErrorKind::unsupported, {.path = file.path},
+                  "expected a checkpoint, found one file of a distributed one (name its "
+                  "directory)")};
+  }
+
+  std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
+                                         const std::string& path) const override {
+    return open_dcp(fs, path);
+  }
+
+  bool may_own_file(std::string_view name) const override {
+    return name == ".metadata" || is_name_like(name, "__#.metadata") || name.ends_with(".distcp");
+  }
+  bool writes_file(std::string_view name) const override {
+    return name == ".metadata" || is_name_like(name, "__#_#.distcp");
+  }
+  std::span<const FileMark> file_marks() const override { return kMarks; }
+};
+
+}  // namespace
+
+const FormatDriver& dcp_driver() {
+  static const DcpDriver driver;
+  return driver;
+}
+
+}  // namespace tessera::formats

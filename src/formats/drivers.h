@@ -1,0 +1,20 @@
+#pragma once
+
+#include "tessera/formats/format_driver.h"
+#include "tessera/formats/format_writer.h"
+
+namespace tessera::formats {
+
+// Tessera's own formats. Each is defined in the format's folder.
+
+const FormatDriver& native_driver();
+const FormatDriver& dcp_driver();
+const FormatDriver& safetensors_driver();
+const FormatDriver& torch_zip_driver();
+
+const FormatWriter& native_writer();
+const FormatWriter& dcp_writer();
+const FormatWriter& safetensors_writer();
+const FormatWriter& torch_zip_writer();
+
+}  // namespace tessera::formats

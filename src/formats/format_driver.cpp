@@ -1,0 +1,92 @@
+#include "tessera/formats/format_driver.h"
+
+#include <algorithm>
+
+#include "formats/drivers.h"
+
+namespace tessera::formats {
+namespace {
+
+/// Formats that a file in the directory marks come before those that are known by names alone.
+std::vector<const FormatDriver*>& registered() {
+  static std::vector<const FormatDriver*> drivers{&native_driver(), &dcp_driver(),
+                                                  &safetensors_driver(), &torch_zip_driver()};
+  return drivers;
+}
+
+const FormatDriver* find_driver(std::string_view name) {
+  const auto& drivers = registered();
+  const auto found = std::ranges::find_if(
+      drivers, [&](const FormatDriver* driver) { return driver->format().name() == name; });
+  return found == drivers.end() ? nullptr : *found;
+}
+
+}  // namespace
+
+bool DirectoryListing::has(std::string_view name) const {
+  return std::ranges::find(names, name) != names.end();
+}
+
+const std::vector<const FormatDriver*>& format_drivers() {
+  return registered();
+}
+
+void register_format(const FormatDriver& driver) {
+  if (find_driver(driver.format().name()) != nullptr) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "name of a format",
+                          "one that no other format has", driver.format().name());
+  }
+  registered().push_back(&driver);
+}
+
+const FormatDriver& driver_of(Format format) {
+  if (const FormatDriver* driver = find_driver(format.name())) return *driver;
+  throw Error::expected(ErrorKind::unsupported, {}, "format", "one that is registered",
+                        format.name());
+}
+
+FormatTraits traits_of(Format format) {
+  return driver_of(format).traits();
+}
+
+bool holds_whole_tensors(Format format) {
+  return traits_of(format).pieces == FormatTraits::Pieces::whole_tensors;
+}
+
+std::optional<Format> parse_format(std::string_view name) {
+  const FormatDriver* driver = find_driver(name);
+  return driver == nullptr ? std::nullopt : std::optional(driver->format());
+}
+
+std::vector<std::string> writable_format_names() {
+  std::vector<std::string> names;
+  for (const FormatDriver* driver : registered()) {
+    if (driver->traits().can_be_written) names.emplace_back(driver->format().name());
+  }
+  return names;
+}
+
+std::string writable_formats_in_words(bool (*suits)(const FormatTraits&)) {
+  std::vector<std::string> names = writable_format_names();
+  if (suits != nullptr) {
+    std::erase_if(names, [&](const std::string& name) { return !suits(traits_of(Format(name))); });
+  }
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 == names.size() ? " or " : ", ";
+    text += names[i];
+  }
+  return text;
+}
+
+Format format_for_destination(const std::string& path) {
+  for (const FormatDriver* driver : registered()) {
+    if (!driver->traits().can_be_written) continue;
+    for (const std::string_view suffix : driver->file_suffixes()) {
+      if (path.ends_with(suffix)) return driver->format();
+    }
+  }
+  return Format();
+}
+
+}  // namespace tessera::formats

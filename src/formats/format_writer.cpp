@@ -1,0 +1,39 @@
+#include "tessera/formats/format_writer.h"
+
+#include <algorithm>
+
+#include "formats/drivers.h"
+
+namespace tessera::formats {
+namespace {
+
+std::vector<const FormatWriter*>& registered() {
+  static std::vector<const FormatWriter*> writers{&native_writer(), &dcp_writer(),
+                                                  &safetensors_writer(), &torch_zip_writer()};
+  return writers;
+}
+
+const FormatWriter* find_writer(Format format) {
+  const auto& writers = registered();
+  const auto found = std::ranges::find(writers, format, &FormatWriter::format);
+  return found == writers.end() ? nullptr : *found;
+}
+
+}  // namespace
+
+void register_format_writer(const FormatWriter& writer) {
+  if (find_writer(writer.format()) != nullptr) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "writer of a format",
+                          "one that has none yet", writer.format().name());
+  }
+  registered().push_back(&writer);
+}
+
+const FormatWriter& writer_of(Format format) {
+  if (const FormatWriter* writer = find_writer(format)) return *writer;
+  throw Error::expected(ErrorKind::unsupported, {}, "format of the destination",
+                        writable_formats_in_words(),
+                        std::string(format.name()) + ", which is read only");
+}
+
+}  // namespace tessera::formats

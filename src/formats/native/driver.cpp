@@ -1,0 +1,75 @@
+#include <array>
+
+#include "formats/drivers.h"
+#include "formats/file_names.h"
+#include "formats/signatures.h"
+#include "tessera/formats/native.h"
+
+namespace tessera::formats {
+namespace {
+
+bool begins_as_native(std::string_view begin) {
+  const std::string_view signature = detail::kNativeSignature;
+  return begin.starts_with(signature) || signature.starts_with(begin);  // cut short
+}
+
+constexpr std::array kMarks{
+    FileMark{".h5", "a file of a native checkpoint", detail::kNativeSignature, begins_as_native}};
+
+class NativeDriver final : public FormatDriver {
+ public:
+  Format format() const override { return Format::native; }
+
+  FormatDescription description() const override {
+    return {.title = "Tessera's own format", .in_directory = "index.h5", .as_file = ""};
+  }
+
+  FormatTraits traits() const override {
+    return {.is_written_in_parts = true, .has_compression = true};
+  }
+
+  Recognition recognize_directory(const DirectoryListing& directory) const override {
+    if (directory.has("index.h5")) return {Match::certain};
+    for (const std::string& name : directory.names) {
+      if (!name.starts_with("rank-") || !name.ends_with(".h5")) continue;
+      return {Match::remains,
+              Error(ErrorKind::corruption, {.path = directory.path},
+                    "index.h5: expected the index of a native checkpoint, found rank files alone "
+                    "(`ckpt-reshard rebuild-index` writes it anew)")};
+    }
+    return {};
+  }
+
+  Recognition recognize_file(const FileBegin& file) const override {
+    const auto refusal = [&](std::string_view what) {
+      return Recognition{Match::certain, Error(ErrorKind::unsupported, {.path = file.path}, what)};
+    };
+    if (file.bytes.starts_with(detail::kNativeSignature)) {
+      return refusal("expected a checkpoint, found one file of a native one (name its directory)");
+    }
+    if (detail::is_hdf5(file.bytes)) {
+      return refusal("expected a checkpoint, found an HDF5 file that Tessera did not write");
+    }
+    return {};
+  }
+
+  std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
+                                         const std::string& path) const override {
+    return open_native(fs, path);
+  }
+
+  bool may_own_file(std::string_view name) const override { return writes_file(name); }
+  bool writes_file(std::string_view name) const override {
+    return name == "index.h5" || is_name_like(name, "rank-#.h5");
+  }
+  std::span<const FileMark> file_marks() const override { return kMarks; }
+};
+
+}  // namespace
+
+const FormatDriver& native_driver() {
+  static const NativeDriver driver;
+  return driver;
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,224 @@
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "formats/drivers.h"
+#include "formats/file_names.h"
+#include "formats/safetensors/header.h"
+#include "formats/safetensors/shard_names.h"
+#include "formats/safetensors/values_file.h"
+#include "formats/staging/replaceable.h"
+#include "tessera/base/json.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/safetensors.h"
+
+namespace tessera::formats {
+namespace {
+
+using detail::kIndexSuffix;
+
+constexpr std::array<std::string_view, 1> kSuffixes{".safetensors"};
+
+std::uint64_t header_length(std::string_view begin) {
+  std::uint64_t length = 0;
+  for (std::size_t i = 0; i < detail::kHeaderLengthNbytes; ++i) {
+    length |= std::uint64_t{static_cast<unsigned char>(begin[i])} << (8 * i);
+  }
+  return length;
+}
+
+bool begins_as_safetensors(std::string_view begin) {
+  constexpr std::size_t kLengthNbytes = detail::kHeaderLengthNbytes;
+  return begin.size() >= kLengthNbytes && header_length(begin) <= detail::kMaxHeaderNbytes &&
+         (begin.size() == kLengthNbytes || begin[kLengthNbytes] == '{');
+}
+
+bool begins_as_json_object(std::string_view begin) {
+  return begin.substr(std::min(begin.find_first_not_of(" \t\r\n"), begin.size())).starts_with('{');
+}
+
+constexpr std::array kMarks{
+    FileMark{".safetensors", "safetensors", {}, begins_as_safetensors},
+    FileMark{kIndexSuffix, "an index of safetensors", {}, begins_as_json_object},
+    FileMark{detail::kValuesSuffix, "values of a checkpoint", {}, detail::begins_as_values_file},
+};
+
+/// Returns the files that an index names; none where it is damaged.
+std::set<std::string> files_of_index(const FileSystem& fs, const std::string& index_path) {
+  std::set<std::string> names;
+  try {
+    const Value index = parse_json(read_file(fs, index_path, detail::kMaxIndexNbytes), index_path);
+    const Value* weight_map = index.find("weight_map");
+    const auto* entries = weight_map == nullptr ? nullptr : weight_map->get_if<Value::Dict>();
+    if (entries == nullptr) return names;
+    for (const auto& [tensor, item] : *entries) {
+      if (const auto* name = item.get_if<std::string>()) names.insert(*name);
+    }
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+  }
+  return names;
+}
+
+/// Throws where a safetensors file lies beside an index and is not of its checkpoint: neither does
+/// the index name it, nor has it the index's own name (what of its series a damaged index lacks).
+void require_files_of_index(const FileSystem& fs, const std::string& directory,
+                            const std::string& index, const std::vector<std::string>& names,
+                            const std::string& option) {
+  const std::string model = index.substr(0, index.size() - kIndexSuffix.size());
+  const std::set<std::string> named = files_of_index(fs, join_path(directory, index));
+  for (const std::string& name : names) {
+    const auto place = detail::place_in_series(name);
+    const bool is_own = name == index || named.contains(name) ||
+                        name.starts_with(model + ".safetensors.") ||
+                        (place && place->series == model + "-");
+    if (!is_own) refuse_foreign_file(directory, name, option);
+  }
+}
+
+/// The values of what is no tensor, beside a single `.safetensors` file.
+class ValuesFile final : public SideFiles {
+ public:
+  std::optional<std::string> named_by(const FileSystem& fs,
+                                      const std::string& path) const override {
+    std::string values = detail::values_path_of(path);
+    return detail::names_values(fs, path, values) ? std::optional(std::move(values)) : std::nullopt;
+  }
+
+  std::optional<std::string> left_beside(const FileSystem& fs,
+                                         const std::string& path) const override {
+    std::string values = detail::values_path_of(path);
+    // Beside another format's checkpoint they may be a user's own file.
+    const bool may_tell = fs.kind_of(path) == FileKind::regular &&
+                          detail::is_values_file(fs, values) &&
+                          detect_format(fs, path) == Format::safetensors;
+    if (!may_tell || detail::names_values(fs, path, values)) return std::nullopt;
+    return values;
+  }
+
+  void restore(FileSystem& fs, const std::string& path) const override {
+    detail::put_back_replaced_values(fs, path);
+  }
+
+  void remove(FileSystem& fs, const std::string& path) const noexcept override {
+    detail::remove_values_beside(fs, path);
+  }
+
+  void remove_orphans(FileSystem& fs, const std::string& path) const override {
+    const std::string values = detail::values_path_of(path);
+    if (path.ends_with(".safetensors") && detail::is_values_file(fs, values)) fs.remove_all(values);
+  }
+};
+
+class SafetensorsDriver final : public FormatDriver {
+ public:
+  Format format() const override { return Format::safetensors; }
+
+  FormatDescription description() const override {
+    return {.title = "safetensors", .in_directory = "*.safetensors", .as_file = "safetensors"};
+  }
+
+  FormatTraits traits() const override {
+    return {.pieces = FormatTraits::Pieces::whole_tensors, .has_several_files = true};
+  }
+
+  Recognition recognize_directory(const DirectoryListing& directory) const override {
+    const bool has_any = std::ranges::any_of(directory.names, [](const std::string& name) {
+      return name.ends_with(".safetensors") || name.ends_with(kIndexSuffix);
+    });
+    return {has_any ? Match::by_name : Match::none};
+  }
+
+  Recognition recognize_file(const FileBegin& file) const override {
+    if (file.path.ends_with(kIndexSuffix)) return {Match::certain};
+    constexpr std::size_t kLengthNbytes = detail::kHeaderLengthNbytes;
+    const bool has_header = file.bytes.size() > kLengthNbytes && file.bytes[kLengthNbytes] == '{';
+    return {has_header || file.path.ends_with(".safetensors") ? Match::by_name : Match::none};
+  }
+
+  std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
+                                         const std::string& path) const override {
+    return open_safetensors(fs, path);
+  }
+
+  std::optional<std::uint64_t> nbytes_from_begin(const ReadableFile& file) const override {
+    return safetensors_nbytes(file);
+  }
+
+  std::span<const std::string_view> file_suffixes() const override { return kSuffixes; }
+  DestinationKind destination_kind(const std::string& destination) const override {
+    return destination.ends_with(".safetensors") ? DestinationKind::file
+                                                 : DestinationKind::directory;
+  }
+
+  bool may_own_file(std::string_view name) const override {
+    return name.ends_with(".safetensors") || name.ends_with(kIndexSuffix) ||
+           name.ends_with(detail::kValuesSuffix);
+  }
+  bool writes_file(std::string_view name) const override {
+    return std::ranges::any_of(
+        std::array{"model.safetensors", "model-#-of-#.safetensors", "model.safetensors.index.json",
+                   "model.safetensors.values.json"},
+        [&](std::string_view pattern) { return is_name_like(name, pattern); });
+  }
+  std::span<const FileMark> file_marks() const override { return kMarks; }
+
+  /// A header that is longer than the file is taken for one that was cut short where the name says
+  /// so, too.
+  bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
+    return begins_as_safetensors(first_bytes) &&
+           (file.path().ends_with(".safetensors") ||
+            header_length(first_bytes) <= file.nbytes() - detail::kHeaderLengthNbytes);
+  }
+
+  bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
+    const std::string directory = directory_of(path);
+    const std::string own_name = last_component(path);
+    const auto place = detail::place_in_series(own_name);
+    const auto is_beside = [&](const std::string& name) {
+      if (name == own_name) return false;
+      if (name.ends_with(kIndexSuffix)) {
+        return files_of_index(fs, join_path(directory, name)).contains(own_name);
+      }
+      const auto other = detail::place_in_series(name);
+      return place && other && place->series == other->series && place->count == other->count;
+    };
+    return own_name.ends_with(kIndexSuffix) ||
+           std::ranges::any_of(fs.list_directory(directory), is_beside);
+  }
+
+  /// Asks the index, or else a reader.
+  void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
+                              const std::vector<std::string>& names,
+                              const std::string& option) const override {
+    const std::string usual = "model" + std::string(kIndexSuffix);
+    auto index = std::ranges::find(names, usual);
+    if (index == names.end()) {
+      index = std::ranges::find_if(
+          names, [](const std::string& name) { return name.ends_with(kIndexSuffix); });
+    }
+    if (index != names.end()) return require_files_of_index(fs, directory, *index, names, option);
+    if (names.size() < 2) return;
+    try {
+      open_safetensors(fs, directory);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      refuse_to_replace(directory, option, "the files of one checkpoint",
+                        "files that are none together: " + std::string(error.what()));
+    }
+  }
+
+  const SideFiles* side_files() const override {
+    static const ValuesFile values;
+    return &values;
+  }
+};
+
+}  // namespace
+
+const FormatDriver& safetensors_driver() {
+  static const SafetensorsDriver driver;
+  return driver;
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,61 @@
+#include "formats/staging/own_files.h"
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "formats/staging/staged_destination.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::formats {
+namespace {
+
+using IsOwn = std::function<bool(std::string_view whole_name)>;
+
+bool is_of_our_writers(std::string_view name) {
+  return std::ranges::any_of(format_drivers(),
+                             [&](const FormatDriver* driver) { return driver->writes_file(name); });
+}
+
+std::string_view without_suffix(std::string_view name) {
+  if (name.ends_with(StagedDestination::kSuffix)) {
+    name.remove_suffix(StagedDestination::kSuffix.size());
+  }
+  return name;
+}
+
+/// Returns the names that may be in a directory: those of the first format that has any of them.
+IsOwn names_of_one_format(const std::vector<std::string>& names) {
+  for (const FormatDriver* driver : format_drivers()) {
+    const IsOwn is_own = [driver](std::string_view name) { return driver->may_own_file(name); };
+    const bool has_any = std::ranges::any_of(
+        names, [&](const std::string& name) { return is_own(without_suffix(name)); });
+    if (has_any) return is_own;
+  }
+  return [](std::string_view) { return false; };
+}
+
+}  // namespace
+
+bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
+                            const std::string& name) {
+  return is_of_our_writers(without_suffix(name)) &&
+         fs.kind_of(join_path(directory, name)) == FileKind::regular;
+}
+
+std::optional<std::string> first_foreign_entry(const FileSystem& fs, const std::string& directory,
+                                               FileNames names) {
+  std::vector<std::string> entries = fs.list_directory(directory);
+  const IsOwn is_own =
+      names == FileNames::of_our_writers ? is_of_our_writers : names_of_one_format(entries);
+  for (std::string& name : entries) {
+    if (!is_own(without_suffix(name)) ||
+        fs.kind_of(join_path(directory, name)) != FileKind::regular) {
+      return std::move(name);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,119 @@
+#include "formats/staging/replaceable.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/signatures.h"
+#include "formats/staging/own_files.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::formats {
+namespace {
+
+constexpr std::string_view kWayOut = "nothing is removed; if nobody needs it, remove it yourself";
+
+std::string_view found_in_words(std::string_view begin) {
+  if (detail::is_hdf5(begin)) return "an HDF5 file that Tessera did not write";
+  for (const FormatDriver* driver : format_drivers()) {
+    for (const FileMark& mark : driver->file_marks()) {
+      if (!mark.signature.empty() && begin.starts_with(mark.signature)) return mark.in_words;
+    }
+  }
+  if (begin.starts_with(detail::kZipSignature)) return "another zip archive";
+  return "something else";
+}
+
+std::string begin_of(const FileSystem& fs, const std::string& path) {
+  return read_begin(fs, path, FileBegin::kMaxNbytes).value_or("");
+}
+
+/// Returns what the name of a file says that it is; null where no format knows the name.
+const FileMark* mark_of_name(const std::string& path) {
+  for (const FormatDriver* driver : format_drivers()) {
+    for (const FileMark& mark : driver->file_marks()) {
+      if (path.ends_with(mark.name_end)) return &mark;
+    }
+  }
+  return nullptr;
+}
+
+/// Throws where a file of a directory does not begin as its name says. An empty one does.
+void require_mark(const FileSystem& fs, const std::string& path, const std::string& option) {
+  const std::string begin = begin_of(fs, path);
+  if (begin.empty()) return;
+  const FileMark* mark = mark_of_name(path);
+  if (mark == nullptr || mark->is_at_begin(begin)) return;
+  refuse_to_replace(path, option, mark->in_words, found_in_words(begin));
+}
+
+/// Throws where a single file is not of its format by what it holds. An empty one is.
+void require_single_file(const FileSystem& fs, const std::string& path, const FormatDriver& driver,
+                         const std::string& option) {
+  const std::string begin = begin_of(fs, path);
+  if (begin.empty() || driver.is_whole_file(*fs.open(path), begin)) return;
+  refuse_to_replace(path, option, driver.description().as_file, found_in_words(begin));
+}
+
+/// Throws where a file is one of several that make up a checkpoint, which would be left damaged.
+void require_no_part(const FileSystem& fs, const std::string& path, const std::string& option) {
+  for (const FormatDriver* driver : format_drivers()) {
+    if (!driver->is_one_of_several(fs, path)) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
+                          "a checkpoint to replace", "one file of a sharded one",
+                          "name its directory");
+  }
+}
+
+void require_checkpoint_alone(const FileSystem& fs, const std::string& directory,
+                              std::optional<Format> format, const std::string& option) {
+  if (const auto name = first_foreign_entry(fs, directory, FileNames::of_one_checkpoint)) {
+    refuse_foreign_file(directory, *name, option);
+  }
+  const std::vector<std::string> names = fs.list_directory(directory);
+  for (const std::string& name : names) require_mark(fs, join_path(directory, name), option);
+  if (format) driver_of(*format).require_one_checkpoint(fs, directory, names, option);
+}
+
+}  // namespace
+
+void refuse_to_replace(const std::string& path, const std::string& option,
+                       std::string_view expected, std::string_view found) {
+  throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option, expected, found,
+                        kWayOut);
+}
+
+void refuse_foreign_file(const std::string& directory, const std::string& name,
+                         const std::string& option) {
+  throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, option,
+                        "a directory with nothing but a checkpoint's files, all of which it "
+                        "replaces",
+                        "'" + printable(name) + "' among them", "move it, or write elsewhere");
+}
+
+void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {
+  const auto kind = fs.kind_of(path);
+  if (!kind || (kind == FileKind::directory && fs.list_directory(path).empty())) return;
+  std::optional<Format> format;
+  try {
+    format = detect_format(fs, path);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::unsupported) {  // and not one that is damaged
+      throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
+                            "a checkpoint to replace", "something else, which stays as it is");
+    }
+  }
+  if (kind == FileKind::directory) {
+    require_checkpoint_alone(fs, path, format, option);
+  } else if (format) {
+    require_no_part(fs, path, option);
+    require_single_file(fs, path, driver_of(*format), option);
+  }
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <array>
+
+#include "formats/drivers.h"
+#include "formats/signatures.h"
+#include "formats/zip/zip_reader.h"
+#include "tessera/formats/torch_zip.h"
+
+namespace tessera::formats {
+namespace {
+
+constexpr std::array<std::string_view, 3> kSuffixes{".pt", ".pth", ".bin"};
+constexpr std::string_view kPickleName = "/data.pkl";
+constexpr std::string_view kTarSignature("ustar", 5);
+constexpr std::size_t kTarSignatureOffset = 257;
+// PROTO 2, LONG1 of 10 bytes, and the magic number 0x1950a86a20f9469cfc6c behind it.
+constexpr std::string_view kLegacySignature(
+    "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 14);
+
+/// Whether the first entry of an archive has a name of torch.save's: `<name>/data.pkl`, or under
+/// TorchScript `<name>/data/0`, and is stored. For archives whose end is lost.
+bool begins_as_torch_save(std::string_view begin) {
+  constexpr std::size_t kMethodOffset = 8;
+  constexpr std::size_t kNameLengthOffset = 26;
+  constexpr std::size_t kNameOffset = 30;
+  constexpr std::string_view kStorages = "/data/";
+  if (begin.size() < kNameOffset || begin.substr(kMethodOffset, 2) != std::string_view("\0\0", 2)) {
+    return false;
+  }
+  const auto length = static_cast<unsigned char>(begin[kNameLengthOffset]) +
+                      std::size_t{static_cast<unsigned char>(begin[kNameLengthOffset + 1])} * 256;
+  std::string_view name = begin.substr(kNameOffset, length);
+  name.remove_prefix(std::min(name.find('/'), name.size()));
+  if (name == kPickleName) return true;
+  return name.starts_with(kStorages) && name.size() > kStorages.size() &&
+         name.find_first_not_of("0123456789", kStorages.size()) == std::string_view::npos;
+}
+
+class TorchZipDriver final : public FormatDriver {
+ public:
+  Format format() const override { return Format::torch_zip; }
+
+  FormatDescription description() const override {
+    return {.title = "torch.save", .in_directory = "", .as_file = "a torch.save archive"};
+  }
+
+  FormatTraits traits() const override { return {.pieces = FormatTraits::Pieces::whole_tensors}; }
+
+  Recognition recognize_directory(const DirectoryListing& directory) const override {
+    const auto is_torch_save = [](const std::string& name) {
+      return std::ranges::any_of(kSuffixes,
+                                 [&](std::string_view suffix) { return name.ends_with(suffix); });
+    };
+    if (std::ranges::none_of(directory.names, is_torch_save)) return {};
+    return {Match::hint,
+            Error(ErrorKind::unsupported, {.path = directory.path},
+                  "expected a checkpoint, found a directory of torch.save files (name one of "
+                  "them)")};
+  }
+
+  Recognition recognize_file(const FileBegin& file) const override {
+    if (file.bytes.starts_with(detail::kZipSignature)) return {Match::certain};
+    const auto refusal = [&](std::string_view what) {
+      return Recognition{Match::certain, Error(ErrorKind::unsupported, {.path = file.path}, what)};
+    };
+    if (file.bytes.starts_with(kLegacySignature)) {
+      return refusal(
+          "expected a zip archive, found a torch.save stream from before torch 1.6 (save it "
+          "again with a current torch)");
+    }
+    if (file.bytes.size() > kTarSignatureOffset &&
+        file.bytes.substr(kTarSignatureOffset).starts_with(kTarSignature)) {
+      return refusal(
+          "expected a zip archive, found a tar archive (torch.save from before torch 0.1.10?)");
+    }
+    return {};
+  }
+
+  std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
+                                         const std::string& path) const override {
+    return open_torch_zip(fs, path);
+  }
+
+  std::span<const std::string_view> file_suffixes() const override { return kSuffixes; }
+  DestinationKind destination_kind(const std::string& /*destination*/) const override {
+    return DestinationKind::file;
+  }
+
+  /// Whether the archive has a pickle where torch.save puts it, as the reader asks of it.
+  bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
+    try {
+      const zip::ZipReader archive(file, {0, file.nbytes()});
+      return std::ranges::any_of(archive.members(), [](const zip::Member& member) {
+        return member.compression == zip::Compression::stored &&
+               member.name.ends_with(kPickleName) &&
+               member.name.find('/') == member.name.size() - kPickleName.size();
+      });
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      return begins_as_torch_save(first_bytes);
+    }
+  }
+};
+
+}  // namespace
+
+const FormatDriver& torch_zip_driver() {
+  static const TorchZipDriver driver;
+  return driver;
+}
+
+}  // namespace tessera::formats

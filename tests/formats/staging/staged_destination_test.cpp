@@ -1,0 +1,669 @@
+#include "formats/staging/staged_destination.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "support/error_matchers.h"
+#include "support/fault_file_system.h"
+#include "support/temporary_directory.h"
+
+namespace tessera::formats {
+namespace {
+
+using test::FaultFileSystem;
+using test::TemporaryDirectory;
+using test::ThrowsError;
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+void put(FileSystem& fs, const std::string& path, std::string_view text) {
+  const auto file = fs.create(path);
+  file->write_at(0, bytes_of(text));
+  file->close();
+}
+
+std::string get(const std::string& path) {
+  return read_file(FileSystem::posix(), path, 1 << 20);
+}
+
+class StagedDestinationTest : public ::testing::Test {
+ protected:
+  FileSystem& fs_ = FileSystem::posix();
+  TemporaryDirectory tmp_;
+  using LeftOver = StagedDestination::LeftOver;
+  FaultFileSystem faulty_{fs_, tmp_.path()};
+
+  /// Writes a checkpoint of one file with `text` to `out`.
+  void write_directory(FileSystem& fs, std::string_view text, OverwritePolicy overwrite) {
+    StagedDestination staged(fs, tmp_ / "out", DestinationKind::directory, overwrite);
+    const auto file = fs.create(join_path(staged.staging_path(), "index.h5"));
+    file->write_at(0, bytes_of(text));
+    file->sync();
+    file->close();
+    staged.commit();
+  }
+
+  std::vector<std::string> names() const { return fs_.list_directory(tmp_.path()); }
+};
+
+TEST_F(StagedDestinationTest, ADirectoryAppearsInOneRename) {
+  write_directory(faulty_, "new", OverwritePolicy::refuse);
+  EXPECT_EQ(faulty_.transcript(),
+            "make_directory out.partial\n"
+            "create out.partial.journal\n"
+            "write out.partial.journal [0, 18)\n"
+            "close out.partial.journal\n"
+            "create out.partial/index.h5\n"
+            "write out.partial/index.h5 [0, 3)\n"
+            "sync out.partial/index.h5\n"
+            "close out.partial/index.h5\n"
+            "sync_directory out.partial\n"
+            "rename out.partial out\n"
+            "sync_directory .\n"
+            "remove_all out.partial.journal\n");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, AReplacementIsOneExchange) {
+  write_directory(fs_, "old", OverwritePolicy::refuse);
+  write_directory(faulty_, "new", OverwritePolicy::replace);
+  EXPECT_THAT(faulty_.transcript(), ::testing::EndsWith("sync_directory out.partial\n"
+                                                        "exchange out.partial out\n"
+                                                        "sync_directory .\n"
+                                                        "remove_all out.partial\n"
+                                                        "remove_all out.partial.journal\n"));
+  EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, AFileIsStagedUnderItsOwnLock) {
+  {
+    StagedDestination staged(fs_, tmp_ / "out", DestinationKind::file, OverwritePolicy::refuse);
+    const auto file = fs_.open_for_update(staged.staging_path());
+    file->write_at(0, bytes_of("x"));
+    file->sync();
+    file->close();
+    EXPECT_THAT(
+        [&] {
+          StagedDestination(fs_, tmp_ / "out", DestinationKind::file, OverwritePolicy::replace);
+        },
+        ThrowsError(ErrorKind::already_exists, "out.partial: staging: another writer"));
+    EXPECT_EQ(fs_.kind_of(tmp_ / "out"), std::nullopt);
+    staged.commit();
+  }
+  EXPECT_EQ(get(tmp_ / "out"), "x");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, WithoutCommitTheOldStaysAndNothingElse) {
+  write_directory(fs_, "old", OverwritePolicy::refuse);
+  { StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace); }
+  EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, AnExistingDestinationIsRefused) {
+  write_directory(fs_, "old", OverwritePolicy::refuse);
+  EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
+              ThrowsError(ErrorKind::already_exists, "out: destination exists"));
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, ADestinationThatAppearsMeanwhileIsNotOverwritten) {
+  {
+    StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                             OverwritePolicy::refuse);
+    put(fs_, tmp_ / "out", "theirs");
+    EXPECT_THAT([&] { staged.commit(); }, ThrowsError(ErrorKind::already_exists, "out"));
+  }
+  EXPECT_EQ(get(tmp_ / "out"), "theirs");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, WhatADeadProcessLeftIsTakenOverAndEmptied) {
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
+      if (kind == DestinationKind::directory) {
+        put(fs_, join_path(staged.staging_path(), "rank-00000.h5"), "x");
+        put(fs_, join_path(staged.staging_path(), "index.h5"), "x");
+        put(fs_, join_path(staged.staging_path(), "rank-00001.h5.partial"), "x");
+      }
+      ::_exit(0);  // without running any destructor
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_EQ(names(), (std::vector<std::string>{"out.partial", "out.partial.journal"}));
+    {
+      StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
+      staged.commit();
+    }
+    EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    EXPECT_TRUE(std::filesystem::is_empty(tmp_ / "out"));
+    fs_.remove_all(tmp_ / "out");
+  }
+}
+
+TEST_F(StagedDestinationTest, WhatCameToLieInTheDestinationMeanwhileStays) {
+  fs_.make_directory(tmp_ / "out");
+  put(fs_, tmp_ / "out/index.h5", "old");
+  StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace);
+  put(fs_, tmp_ / "out.partial/index.h5", "new");
+  put(fs_, tmp_ / "out/notes.txt", "mine");
+  EXPECT_THAT([&] { staged.commit(); },
+              ThrowsError(ErrorKind::already_exists, "notes.txt: destination: this is no file"));
+  EXPECT_EQ(get(tmp_ / "out/notes.txt"), "mine");
+  EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
+  std::filesystem::remove(tmp_ / "out/notes.txt");
+  staged.commit();
+  EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
+}
+
+TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
+  put(fs_, tmp_ / "out.partial", "a thesis");
+  EXPECT_THAT(
+      [&] {
+        StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse);
+      },
+      ThrowsError(ErrorKind::already_exists, "something else has it"));
+  EXPECT_EQ(read_file(fs_, tmp_ / "out.partial", 100), "a thesis");
+  fs_.remove_all(tmp_ / "out.partial");
+  std::filesystem::create_directory(tmp_ / "out.partial");
+  put(fs_, tmp_ / "out.partial/chapter", "one");
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    EXPECT_THAT([&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::replace); },
+                ThrowsError(ErrorKind::already_exists, "something else has it"));
+  }
+  EXPECT_EQ(read_file(fs_, tmp_ / "out.partial/chapter", 100), "one");
+}
+
+TEST_F(StagedDestinationTest, E4_WithoutAJournalOnlyWhatIsEmptyIsAWritersWhateverItLooksLike) {
+  const auto stage = [&](DestinationKind kind) {
+    StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse).commit();
+  };
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    fs_.make_directory(tmp_ / "out.partial");
+    stage(kind);
+    EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    fs_.remove_all(tmp_ / "out");
+    put(fs_, tmp_ / "out.partial", "");
+    stage(kind);
+    EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    fs_.remove_all(tmp_ / "out");
+
+    fs_.make_directory(tmp_ / "out.partial");
+    put(fs_, tmp_ / "out.partial/index.h5", "x");
+    EXPECT_THAT([&] { stage(kind); },
+                ThrowsError(ErrorKind::already_exists, "has it: a directory without a journal"));
+    EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "x");
+    fs_.remove_all(tmp_ / "out.partial");
+    put(fs_, tmp_ / "out.partial", std::string(1000, '\0'));
+    EXPECT_THAT([&] { stage(kind); },
+                ThrowsError(ErrorKind::already_exists, "has it: a file without a journal"));
+    EXPECT_EQ(get(tmp_ / "out.partial"), std::string(1000, '\0'));
+    fs_.remove_all(tmp_ / "out.partial");
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_WhatIsNeitherFileNorDirectoryIsRefusedByName) {
+  const auto expect_refused = [&](const std::string& name, const std::string& found) {
+    for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+      for (const auto& judge : {StagedDestination::Judge(),
+                                StagedDestination::Judge([](auto&) { return LeftOver::remove; })}) {
+        const auto refused = ThrowsError(ErrorKind::already_exists,
+                                         name +
+                                             ": this name is needed for the work in progress, "
+                                             "and something else has it: " +
+                                             found);
+        EXPECT_THAT(
+            [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
+            refused);
+        EXPECT_THAT(
+            [&] {
+              StagedDestination::check(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge);
+            },
+            refused);
+      }
+    }
+  };
+  for (const auto& [path, rule] :
+       {std::pair("out.partial", "staging"), {"out.partial.journal", "journal"}}) {
+    const std::string name = std::string(path) + ": " + rule;
+    for (const std::string to : {"nowhere", "."}) {
+      std::filesystem::create_symlink(to, tmp_ / path);
+      expect_refused(name, "a link");
+      std::filesystem::remove(tmp_ / path);
+    }
+    ASSERT_EQ(::mkfifo((tmp_ / path).c_str(), 0600), 0);
+    expect_refused(name, "a pipe");
+    std::filesystem::remove(tmp_ / path);
+    ASSERT_EQ(::mknod((tmp_ / path).c_str(), S_IFSOCK | 0600, 0), 0);
+    expect_refused(name, "a socket");
+    EXPECT_EQ(names(), std::vector<std::string>{path});
+    std::filesystem::remove(tmp_ / path);
+  }
+  fs_.make_directory(tmp_ / "out.partial.journal");
+  expect_refused("out.partial.journal: journal", "a directory");
+}
+
+TEST_F(StagedDestinationTest, ALinkThatLeadsNowhereIsNoFreeDestination) {
+  std::filesystem::create_symlink("nowhere", tmp_ / "out");
+  for (const auto overwrite : {OverwritePolicy::refuse, OverwritePolicy::replace}) {
+    for (const std::string name : {"out", "out/"}) {
+      EXPECT_THAT(
+          [&] { StagedDestination(faulty_, tmp_ / name, DestinationKind::directory, overwrite); },
+          ThrowsError(ErrorKind::already_exists,
+                      "out: destination: expected a free name, found a link that leads nowhere"));
+    }
+  }
+  EXPECT_EQ(faulty_.transcript(), "");
+  EXPECT_TRUE(std::filesystem::is_symlink(tmp_ / "out"));
+}
+
+TEST_F(StagedDestinationTest, ACheckThrowsWhatStagingWouldAndChangesNothing) {
+  const auto check = [&](const StagedDestination::Judge& judge = {}) {
+    StagedDestination::check(faulty_, tmp_ / "out", DestinationKind::directory,
+                             OverwritePolicy::refuse, judge);
+  };
+  check();
+  fs_.make_directory(tmp_ / "out.partial");
+  check();
+  put(fs_, tmp_ / "out.partial/index.h5", "half");
+  EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "without a journal"));
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
+  EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "is kept here"));
+  for (const LeftOver verdict : {LeftOver::remove, LeftOver::go_on}) {
+    check([&](const auto&) { return verdict; });
+  }
+  {
+    const StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                                   OverwritePolicy::refuse,
+                                   [](const auto&) { return LeftOver::go_on; });
+    EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "another writer"));
+  }
+  put(fs_, tmp_ / "out", "x");
+  EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "destination exists"));
+  EXPECT_EQ(faulty_.transcript(), "");
+  EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
+}
+
+TEST_F(StagedDestinationTest, E4_KeptWorkOfAnotherFormatIsTold) {
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    const bool is_file = kind == DestinationKind::file;  // where a directory is kept
+    if (is_file) fs_.make_directory(tmp_ / "out.partial");
+    put(fs_, tmp_ / (is_file ? "out.partial/index.h5" : "out.partial"), "half");
+    put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
+    const std::string found = is_file ? "a directory" : "a file";
+    for (const auto& judge : {StagedDestination::Judge(),
+                              StagedDestination::Judge([](auto&) { return LeftOver::go_on; })}) {
+      EXPECT_THAT(
+          [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
+          ThrowsError(ErrorKind::already_exists, "is kept here, for another format: " + found));
+    }
+    EXPECT_EQ(names(), (std::vector<std::string>{"out.partial", "out.partial.journal"}));
+    StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, [](auto&) {
+      return LeftOver::remove;
+    }).commit();
+    EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    fs_.remove_all(tmp_ / "out");
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_WhereverAWriterDiesTheNextOneTakesOver) {
+  const auto write = [&](FileSystem& fs, DestinationKind kind, const std::string& text) {
+    StagedDestination staged(fs, tmp_ / "out", kind, OverwritePolicy::replace);
+    const bool is_file = kind == DestinationKind::file;
+    const std::string path = staged.staging_path() + (is_file ? "" : "/index.h5");
+    const auto file = is_file ? fs.open_for_update(path) : fs.create(path);
+    file->write_at(0, bytes_of(text));
+    file->close();
+    staged.reset_journal();  // as one does that has told of finished work
+    staged.commit();
+  };
+  bool has_left_old = false;
+  const auto kill_everywhere = [&](DestinationKind kind, bool replaces) {
+    const std::string path = tmp_ / (kind == DestinationKind::file ? "out" : "out/index.h5");
+    bool has_failed = true;
+    for (std::int64_t i = 0; has_failed; ++i) {
+      SCOPED_TRACE("operation " + std::to_string(i));
+      ASSERT_LT(i, 100);
+      fs_.remove_all(tmp_ / "out");
+      if (replaces) write(fs_, kind, "old");
+      faulty_.fail_operation(i, FaultFileSystem::Fault::from_then_on);
+      try {
+        write(faulty_, kind, "new");
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::io);
+      }
+      has_failed = faulty_.has_failed();
+      has_left_old |= fs_.kind_of(tmp_ / "out.partial") && fs_.kind_of(path) && get(path) == "new";
+      write(fs_, kind, "newer");
+      EXPECT_EQ(get(path), "newer");
+      EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    }
+  };
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    for (const bool replaces : {false, true}) kill_everywhere(kind, replaces);
+  }
+  EXPECT_TRUE(has_left_old);
+}
+
+TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
+  const auto put_left_over = [&](DestinationKind kind) {
+    if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
+    const bool is_file = kind == DestinationKind::file;
+    put(fs_, tmp_ / (is_file ? "out.partial" : "out.partial/index.h5"), "half");
+    put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
+    return tmp_ / (is_file ? "out.partial" : "out.partial/index.h5");
+  };
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    const std::string work = put_left_over(kind);
+    const auto go_on = [&](const StagedDestination& staged) {
+      EXPECT_EQ(get(staged.journal_path()), "tessera-journal 1\n");
+      return LeftOver::go_on;
+    };
+    for (int i = 0; i < 2; ++i) {  // without commit all stays
+      StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, go_on);
+      EXPECT_TRUE(staged.has_left_over());
+      EXPECT_EQ(get(work), "half");
+    }
+    const auto refuse = [](const StagedDestination&) -> LeftOver {
+      throw Error(ErrorKind::mismatch, {}, "other work");
+    };
+    EXPECT_THAT(
+        [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, refuse); },
+        ThrowsError(ErrorKind::mismatch, "other work"));
+    EXPECT_EQ(get(work), "half");
+    {
+      StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse,
+                               [](const StagedDestination&) { return LeftOver::remove; });
+      EXPECT_FALSE(staged.has_left_over());
+      EXPECT_EQ(names(), (std::vector<std::string>{"out.partial", "out.partial.journal"}));
+      EXPECT_TRUE(std::filesystem::is_empty(tmp_ / "out.partial"));
+    }
+    EXPECT_TRUE(names().empty());
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_WhatIsToBeKeptStaysUnlessCommitted) {
+  {
+    StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                             OverwritePolicy::refuse);
+    staged.keep();
+  }
+  EXPECT_EQ(names(), (std::vector<std::string>{"out.partial", "out.partial.journal"}));
+  StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse,
+                           [](const StagedDestination&) { return LeftOver::go_on; });
+  staged.commit();
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
+  const auto put_work = [&](DestinationKind kind, const std::string& journal) {
+    if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
+    put(fs_, tmp_ / (kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5"),
+        "half");
+    put(fs_, tmp_ / "out.partial.journal", journal);
+  };
+  const std::string no_blocks = "tessera-journal 1\n0123 {" + std::string(100'000, ' ') + "}\n";
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    const auto stage = [&] {
+      StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse).commit();
+    };
+    const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5";
+    const std::string one_block = no_blocks + "0123 0 0 0\n";
+    put_work(kind, one_block);
+    EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists, "out.partial: staging: what an"));
+    EXPECT_EQ(get(tmp_ / work), "half");
+    EXPECT_EQ(get(tmp_ / "out.partial.journal"), one_block);
+    for (const std::string& nothing_kept : {no_blocks, no_blocks + "0123 0", std::string()}) {
+      for (const std::string& name : names()) fs_.remove_all(tmp_ / name);
+      put_work(kind, nothing_kept);
+      stage();
+      EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    }
+    fs_.remove_all(tmp_ / "out");
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) {
+  const std::vector<std::string> own = {".metadata",         "__0_0.distcp",
+                                        "__12_0.distcp",     "index.h5.partial",
+                                        "model.safetensors", "model-00001-of-00002.safetensors",
+                                        "rank-00000.h5",     "model.safetensors.index.json",
+                                        "rank-00001.h5",     "model.safetensors.values.json"};
+  const std::vector<std::string> foreign = {"__0_.distcp",      "a.h5",      "index.h5.bak",
+                                            "mine.safetensors", "notes.txt", "rank-a.h5"};
+  {
+    const StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                                   OverwritePolicy::refuse);
+    for (const auto& name : own) put(fs_, tmp_ / ("out.partial/" + name), "half");
+    for (const auto& name : foreign) put(fs_, tmp_ / ("out.partial/" + name), "mine");
+    fs_.make_directory(tmp_ / "out.partial/rank-00002.h5");
+  }
+  EXPECT_EQ(names(), std::vector<std::string>{"out.partial"});
+  std::vector<std::string> left = foreign;
+  left.insert(left.end() - 1, "rank-00002.h5");
+  EXPECT_EQ(fs_.list_directory(tmp_ / "out.partial"), left);
+  EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
+              ThrowsError(ErrorKind::already_exists, "has it: a directory without a journal"));
+}
+
+TEST_F(StagedDestinationTest, E4_WhatComesToLieInTheDestinationIsToBeOfItsFormat) {
+  for (const auto& [own, foreign] :
+       std::vector<std::pair<std::string, std::string>>{{"index.h5", "adapter_model.safetensors"},
+                                                        {".metadata", "rank.h5"},
+                                                        {"model.safetensors", "results.h5"}}) {
+    const std::string path = tmp_ / own.substr(0, 4);
+    fs_.make_directory(path);
+    put(fs_, join_path(path, own), "old");
+    StagedDestination staged(fs_, path, DestinationKind::directory, OverwritePolicy::replace);
+    put(fs_, join_path(path, foreign), "mine");
+    EXPECT_THAT([&] { staged.commit(); },
+                ThrowsError(ErrorKind::already_exists, foreign + ": destination: this is no file"));
+    EXPECT_EQ(get(join_path(path, foreign)), "mine");
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_WhatHasTakenTheStagingPathOfWorkThatFailsStays) {
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    {
+      const StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
+      fs_.rename(tmp_ / "out.partial", tmp_ / "elsewhere");
+      put(fs_, tmp_ / "out.partial", "mine");
+    }
+    EXPECT_EQ(get(tmp_ / "out.partial"), "mine");
+    fs_.remove_all(tmp_ / "out.partial");
+    fs_.remove_all(tmp_ / "elsewhere");
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_WhatWasReplacedAndCannotBeRemovedIsTold) {
+  const auto left_over = [&] { return StagedDestination::left_over_at(fs_, tmp_ / "out"); };
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    const auto replace = [&](FileSystem& fs) {
+      StagedDestination(fs, tmp_ / "out", kind, OverwritePolicy::replace).commit();
+    };
+    replace(fs_);
+    EXPECT_EQ(left_over(), std::nullopt);
+    faulty_.fail_operation(-1);
+    replace(faulty_);
+    const std::int64_t num_operations = faulty_.num_operations();
+    int num_left = 0;
+    for (std::int64_t index = num_operations - 6; index < num_operations; ++index) {
+      faulty_.fail_operation(index, FaultFileSystem::Fault::from_then_on);
+      try {
+        replace(faulty_);
+      } catch (const Error&) {
+      }
+      num_left += left_over().has_value() ? 1 : 0;
+      faulty_.fail_operation(-1);
+      replace(fs_);
+      EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    }
+    EXPECT_GT(num_left, 0);
+    fs_.remove_all(tmp_ / "out");
+  }
+  {
+    const StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                                   OverwritePolicy::refuse);
+    EXPECT_EQ(left_over(), std::nullopt);  // a writer is at work
+  }
+  fs_.make_directory(tmp_ / "out.partial");
+  EXPECT_EQ(left_over(), std::nullopt);  // somebody's
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
+  EXPECT_EQ(left_over(), std::nullopt);  // kept
+}
+
+TEST_F(StagedDestinationTest, E4_WhatIsLeftAndCannotBeRemovedIsToldByTheNextWriter) {
+  fs_.make_directory(tmp_ / "out.partial");
+  put(fs_, tmp_ / "out.partial/index.h5", "half");
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
+  int num_told = 0;
+  for (std::int64_t index = 0; fs_.kind_of(tmp_ / "out.partial"); ++index) {
+    ASSERT_LT(index, 100);
+    faulty_.fail_operation(index);
+    try {
+      write_directory(faulty_, "new", OverwritePolicy::refuse);
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      if (text.find("out.partial: staging: what an earlier run left here cannot be removed: ") !=
+          std::string::npos) {
+        ++num_told;
+        EXPECT_THAT(text, ::testing::EndsWith(" (remove it yourself)"));
+        EXPECT_EQ(error.kind(), ErrorKind::io);
+        EXPECT_TRUE(fs_.kind_of(tmp_ / "out.partial.journal"));
+      }
+    }
+  }
+  EXPECT_GT(num_told, 1);
+}
+
+TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkThatIsLeftIsKnownByItsName) {
+  fs_.make_directory(tmp_ / "out.partial");
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n");
+  put(fs_, tmp_ / "out.partial/rank-00000.h5", "half");
+  put(fs_, tmp_ / "out.partial/mine.safetensors", "mine");
+  EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
+              ThrowsError(ErrorKind::already_exists, "mine.safetensors: staging: this is no file"));
+  EXPECT_EQ(get(tmp_ / "out.partial/mine.safetensors"), "mine");
+  EXPECT_EQ(get(tmp_ / "out.partial/rank-00000.h5"), "half");
+}
+
+TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkInProgressStays) {
+  const auto stage = [&] {
+    StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse,
+                      [](const auto&) { return LeftOver::remove; });
+  };
+  fs_.make_directory(tmp_ / "out.partial");
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
+  put(fs_, tmp_ / "out.partial/index.h5", "half");
+  for (const std::string name : {"a.json", "b.h5"}) {
+    std::filesystem::create_directories(tmp_ / ("out.partial/" + name));
+    put(fs_, tmp_ / ("out.partial/" + name + "/chapter"), "one");
+    EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists, "out.partial/" + name + ": staging"));
+    EXPECT_EQ(get(tmp_ / ("out.partial/" + name + "/chapter")), "one");
+    fs_.remove_all(tmp_ / ("out.partial/" + name));
+  }
+  put(fs_, tmp_ / "out.partial/notes.json", "mine");
+  EXPECT_THAT(stage,
+              ThrowsError(ErrorKind::already_exists, "notes.json: staging: this is no file"));
+  EXPECT_EQ(get(tmp_ / "out.partial/notes.json"), "mine");
+  EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
+}
+
+TEST_F(StagedDestinationTest, E4_AJournalThatIsALinkHidesNoWork) {
+  for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
+    if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
+    const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5";
+    put(fs_, tmp_ / work, "half");
+    std::filesystem::create_symlink("on-a-disk-that-is-gone", tmp_ / "out.partial.journal");
+    const auto never = [](const StagedDestination&) { return LeftOver::remove; };
+    for (const auto& judge : {StagedDestination::Judge(), StagedDestination::Judge(never)}) {
+      EXPECT_THAT(
+          [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
+          ThrowsError(ErrorKind::already_exists, "out.partial.journal: journal: this name"));
+    }
+    EXPECT_EQ(get(tmp_ / work), "half");
+    for (const std::string& name : names()) fs_.remove_all(tmp_ / name);
+  }
+}
+
+TEST_F(StagedDestinationTest, E4_AJournalWithoutItsWorkIsRemovedAndNothingElse) {
+  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\nof work that is gone");
+  write_directory(fs_, "new", OverwritePolicy::refuse);
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+  put(fs_, tmp_ / "out.partial.journal", "my notes");
+  EXPECT_THAT([&] { write_directory(fs_, "newer", OverwritePolicy::replace); },
+              ThrowsError(ErrorKind::already_exists, "something else has it: another file"));
+  EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
+  EXPECT_EQ(get(tmp_ / "out.partial.journal"), "my notes");
+  EXPECT_EQ(names(), (std::vector<std::string>{"out", "out.partial.journal"}));
+}
+
+TEST_F(StagedDestinationTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas) {
+  for (const bool replaces : {false, true}) {
+    if (replaces) write_directory(fs_, "old", OverwritePolicy::refuse);
+    bool succeeded = false;
+    for (std::int64_t i = 0; !succeeded; ++i) {
+      SCOPED_TRACE("operation " + std::to_string(i));
+      ASSERT_LT(i, 100);
+      faulty_.fail_operation(i);
+      try {
+        write_directory(faulty_, "new", OverwritePolicy::replace);
+        succeeded = true;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::io);
+        EXPECT_EQ(fs_.kind_of(tmp_ / "out").has_value(), replaces);
+        if (replaces) {
+          EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
+        }
+      }
+    }
+    EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
+    fs_.remove_all(tmp_ / "out");
+    fs_.remove_all(tmp_ / "out.partial");
+  }
+}
+
+TEST_F(StagedDestinationTest, WhatWasPublishedIsUndoneUnlessCommitted) {
+  for (const bool replaces : {false, true}) {
+    if (replaces) write_directory(fs_, "old", OverwritePolicy::refuse);
+    {
+      StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                               OverwritePolicy::replace);
+      put(fs_, join_path(staged.staging_path(), "index.h5"), "new");
+      staged.publish();
+      EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
+    }
+    EXPECT_EQ(fs_.kind_of(tmp_ / "out").has_value(), replaces);
+    if (replaces) {
+      EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
+    }
+    EXPECT_EQ(fs_.kind_of(tmp_ / "out.partial"), std::nullopt);
+  }
+}
+
+TEST_F(StagedDestinationTest, ADestinationNeedsANameOfItsOwn) {
+  for (const std::string path : {"", "/", ".", "..", "a/..", "a/./"}) {
+    EXPECT_THAT(
+        [&] { StagedDestination(fs_, path, DestinationKind::directory, OverwritePolicy::replace); },
+        ThrowsError(ErrorKind::invalid_argument, "a path that ends in a name"))
+        << path;
+  }
+  StagedDestination staged(fs_, tmp_ / "out///", DestinationKind::directory,
+                           OverwritePolicy::refuse);
+  EXPECT_EQ(staged.staging_path(), tmp_ / "out.partial");
+}
+
+}  // namespace
+}  // namespace tessera::formats
