@@ -22,7 +22,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-/// The gradients of the bags that name a row.
+/// The weighted gradients of the bags that contain a row.
 struct BagGradients {
   const float* data;
   std::int64_t stride;
@@ -61,7 +61,7 @@ void sum_block(const TableGradient& table, std::int64_t begin, std::int64_t end,
   sum_rows(BagGradients(table), begin, end, table.dim, out);
 }
 
-// Not inline: a copy in each of the many kinds of update costs more to compile than a call to run.
+// Not inline: the call costs little, a copy in each kind of update compiles slowly.
 HWY_NOINLINE void sum_row(const TableGradient& table, const BagGradients& bags, std::int64_t index,
                           float* g) {
   const std::int64_t begin = table.touched.begin_of(index);
@@ -75,7 +75,7 @@ HWY_NOINLINE void sum_row(const TableGradient& table, const BagGradients& bags, 
   }
 }
 
-/// Returns v with its elements brought to [-limit, limit]; NaN stays.
+/// Returns v clamped to [-limit, limit]; NaN stays NaN.
 template <class D>
 HWY_INLINE hn::Vec<D> clipped(D d, hn::Vec<D> v, float limit) {
   const auto most = hn::Set(d, limit);
@@ -98,7 +98,7 @@ HWY_NOINLINE void finish_gradient(const GradientRule& rule, const T* w, float* g
   });
 }
 
-/// Rows of a table that a range goes over, asked for ahead of their turn.
+/// The touched rows of a range, for prefetching.
 template <class T>
 struct UpdatedRows {
   T* weights;
@@ -223,7 +223,7 @@ GradientRule gradient_rule(const FusedOptimizer& optimizer, const PooledGradient
       optimizer);
 }
 
-/// The gradients of some tables, with the blocks of their hot rows summed.
+/// The gradients of several tables, with the blocks of hot rows summed.
 class SummedGradients {
  public:
   void add(const TouchedRows::OfTable& touched, std::int64_t dim, const PooledGradient& gradient) {
@@ -236,15 +236,15 @@ class SummedGradients {
 
   void sum_hot_rows(int num_threads);
 
-  /// Calls `body(i, table, range)` for ranges that hold every touched row of the i-th table once,
-  /// with about as many occurrences each.
+  /// Calls `body(i, table, range)` for ranges that cover each touched row of the i-th table once,
+  /// with about equally many occurrences each.
   template <class Body>
   void for_ranges(int num_threads, const Body& body) const;
 
  private:
   struct Block {
     std::size_t table;
-    std::int64_t begin;  // of its occurrences
+    std::int64_t begin;  // the first of its occurrences
     std::int64_t end;
     float* sum;
   };
@@ -286,7 +286,7 @@ void SummedGradients::sum_hot_rows(int num_threads) {
   });
 }
 
-/// Returns the touched rows whose first occurrence lies in the given piece of a table's.
+/// Returns the touched rows whose first occurrence is in the given piece of the table's.
 RowRange rows_of_piece(const TouchedRows::OfTable& touched, std::int64_t piece) {
   const auto index_of = [&](std::int64_t occurrence) {
     const auto begins = touched.offsets.first(touched.rows.size());
@@ -296,13 +296,13 @@ RowRange rows_of_piece(const TouchedRows::OfTable& touched, std::int64_t piece) 
           .end = index_of((piece + 1) * kTaskOccurrences)};
 }
 
-/// Copies of the gradient of one table's bags, without the columns of others in between: rows that
-/// lie pages apart share few sets of a cache, and need a page's address each.
+/// Copies the gradient of one table's bags, without the columns of other tables between them. Rows
+/// that are pages apart share few cache sets and need a TLB entry each.
 class GradientWithoutGaps {
  public:
-  /// Returns the gradient of a table, from a copy where so many occurrences pay for one.
+  /// Returns the gradient of a table; a copy if there are enough occurrences to make it worthwhile.
   const TableGradient& of(const TableGradient& table, std::int64_t num_occurrences) {
-    constexpr std::int64_t kUsesThatPay = 4;  // of each copied element
+    constexpr std::int64_t kUsesThatPay = 4;  // reads per copied element
     const TouchedRows::Columns& columns = table.touched.columns;
     const std::int64_t num_used = num_occurrences * table.dim;
     const std::int64_t num_copied = table.touched.num_samples * columns.numel();
@@ -326,7 +326,7 @@ class GradientWithoutGaps {
   TableGradient table_{};
 };
 
-// Each thread begins with a table of its own, and helps with those of others in the end.
+// Each thread begins with a table of its own, and helps with the others at the end.
 template <class Body>
 void SummedGradients::for_ranges(int num_threads, const Body& body) const {
   const std::size_t num_tables = tables_.size();
@@ -337,7 +337,7 @@ void SummedGradients::for_ranges(int num_threads, const Body& body) const {
   std::vector<std::atomic<std::int64_t>> next(num_tables);
   const std::int64_t num_workers =
       std::min<std::int64_t>(num_threads, std::reduce(num_pieces.begin(), num_pieces.end()));
-  // Of a table, where there are more threads than tables.
+  // Threads per table, if there are more threads than tables.
   const std::int64_t num_sharers =
       ceil_div(num_workers, std::max<std::int64_t>(static_cast<std::int64_t>(num_tables), 1));
   parallel_for(num_workers, num_threads, {}, [&](std::int64_t worker) {

@@ -5,9 +5,9 @@
 
 namespace tessera::embedding {
 
-/// Asks the system to hold memory in huge pages, as far as whole ones fit into it: rows at random
-/// then wait less for addresses to be translated. Best before the memory is first written. A wish:
-/// where the system does not know it, nothing happens.
+/// Asks the system to use huge pages for the whole huge pages within `memory`: random access then
+/// has fewer TLB misses. Call it before the memory is first written. Does nothing on systems
+/// without this feature.
 void prefer_huge_pages(std::span<std::byte> memory);
 
 }  // namespace tessera::embedding

@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-/// The rows that the places of a block name.
+/// The rows of a block's ids.
 template <class T>
 struct NamedRows {
   const T* weights;
@@ -71,7 +71,7 @@ HWY_EXPORT(multiply_block);
 
 constexpr std::int64_t kBlockBags = 256;
 
-/// Calls `body(block, feature, first_sample)` for blocks that hold every bag once.
+/// Calls `body(block, feature, first_sample)` for blocks that cover every bag once.
 template <class Body>
 void for_blocks(std::span<const TableView> tables, const Bags& bags, int num_threads,
                 const Body& body) {

@@ -1,5 +1,5 @@
-// What the kernels do to rows, in the vectors of one instruction set. highway includes this file
-// once for each, so its guard is highway's and not `#pragma once`.
+// Operations on rows, with the vectors of one instruction set. highway includes this file once per
+// set, so its guard is highway's and not `#pragma once`.
 #if defined(TESSERA_EMBEDDING_KERNELS_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_EMBEDDING_KERNELS_ROWS_INL_H_
 #undef TESSERA_EMBEDDING_KERNELS_ROWS_INL_H_
@@ -21,7 +21,7 @@ namespace tessera::embedding::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The tail of a row that is no multiple of a vector is done in fours, then one by one.
+// The end of a row that does not fill a vector is done in fours, then one by one.
 using Vectors = hn::ScalableTag<float>;
 using Fours = hn::CappedTag<float, 4>;
 using Ones = hn::CappedTag<float, 1>;
@@ -31,7 +31,7 @@ constexpr std::int64_t num_lanes(D d) {
   return static_cast<std::int64_t>(hn::Lanes(d));
 }
 
-// ---- Elements: read as float32, written to the nearest one, ties to even.
+// ---- Elements: read as float32, rounded to nearest when written, ties to even.
 
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, const float* elements) {
@@ -60,14 +60,14 @@ HWY_INLINE void store(D /*d*/, hn::Vec<D> v, BFloat16* elements) {
   const auto kept = hn::ShiftRight<16>(whole);
   const auto is_odd = hn::And(kept, hn::Set(bits, 1U));
   const auto rounded = hn::ShiftRight<16>(hn::Add(whole, hn::Add(hn::Set(bits, 0x7FFFU), is_odd)));
-  const auto quiet_nan = hn::Or(kept, hn::Set(bits, 0x40U));  // rounding might make it an infinity
+  const auto quiet_nan = hn::Or(kept, hn::Set(bits, 0x40U));  // rounding could make it an infinity
   const auto codes = hn::IfThenElse(hn::RebindMask(bits, hn::IsNaN(v)), quiet_nan, rounded);
   hn::StoreU(hn::DemoteTo(stored, hn::BitCast(code, codes)), stored,
              reinterpret_cast<std::uint16_t*>(elements));
 }
 
-// Where the processor has no instruction for float16, highway's own conversion knows no infinities
-// and rounds towards zero: there the core converts, slowly.
+// Without processor instructions for float16, highway's conversion lacks infinities and rounds
+// towards zero. The core's slow conversion is used instead.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || (HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64)
 
 template <class D>
@@ -104,12 +104,12 @@ HWY_INLINE void store(D d, hn::Vec<D> v, Float16* elements) {
 
 #endif
 
-// ---- Memory: rows lie at random, so they are asked for some rows before they are needed.
+// ---- Memory: access to rows is random, so they are prefetched some rows ahead.
 
 constexpr std::int64_t kCacheLineNbytes = 64;
-constexpr std::int64_t kPrefetchNbytes = 4096;  // on their way at a time
+constexpr std::int64_t kPrefetchNbytes = 4096;  // prefetched at a time
 
-/// Returns how many rows ahead to ask for.
+/// Returns how many rows ahead to prefetch.
 template <class T>
 HWY_INLINE std::int64_t rows_ahead(std::int64_t dim) {
   const std::int64_t nbytes = dim * static_cast<std::int64_t>(sizeof(T));
@@ -144,7 +144,7 @@ HWY_INLINE void for_columns(std::int64_t dim, const Body& body) {
   for (; column < dim; ++column) body(ones, column);
 }
 
-/// Sums as many columns as `kVectors` vectors hold; all of them stay in registers.
+/// Sums as many columns as fit `kVectors` vectors, which stay in registers.
 template <int kVectors, class D, class Rows>
 HWY_INLINE void sum_columns(D d, const Rows& rows, std::int64_t begin, std::int64_t end,
                             std::int64_t column, float* HWY_RESTRICT out) {
@@ -166,7 +166,7 @@ HWY_INLINE void sum_columns(D d, const Rows& rows, std::int64_t begin, std::int6
 }
 
 /// Sets `out[0, dim)` to the sum over i in [begin, end), in order, of weight(i) * row(i). `Rows`
-/// has these two, and `row_ahead(i)`: what to ask memory for meanwhile.
+/// has these two, and `row_ahead(i)`: the row to prefetch meanwhile.
 template <class Rows>
 HWY_INLINE void sum_rows(const Rows& rows, std::int64_t begin, std::int64_t end, std::int64_t dim,
                          float* HWY_RESTRICT out) {
@@ -196,7 +196,7 @@ HWY_INLINE void sum_rows(const Rows& rows, std::int64_t begin, std::int64_t end,
   for (; column < dim; ++column) sum_columns<1>(ones, rows, begin, end, column, out);
 }
 
-/// Returns the sum of a[k] * b[k]. The order depends on the size of a vector.
+/// Returns the sum of a[k] * b[k]. Its order depends on the vector size.
 template <class T>
 HWY_INLINE float product(const float* a, const T* b, std::int64_t dim) {
   const Vectors vectors;

@@ -7,7 +7,7 @@
 
 namespace tessera::embedding {
 
-// Elements as they lie in a table; float32 is `float`.
+// Stored elements of a table; float32 is `float`.
 struct Float16 {
   std::uint16_t bits;
 };
@@ -15,7 +15,7 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-/// Calls `body` with the table's weights as a pointer to elements of its dtype.
+/// Calls `body` with the table's weights as a pointer to its element type.
 template <class Body>
 void with_weights(const TableView& table, const Body& body) {
   switch (table.dtype) {

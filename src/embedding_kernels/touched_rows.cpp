@@ -13,18 +13,18 @@
 namespace tessera::embedding {
 namespace {
 
-constexpr int kRowShift = 32;  // of an entry
+constexpr int kRowShift = 32;  // in an entry
 constexpr std::uint64_t kPlaceMask = 0xFFFFFFFFU;
-constexpr int kMaxDigitBits = 11;            // counts of a digit fit the first cache
-constexpr std::size_t kMinRadixNumel = 512;  // below, comparing is faster than counting
+constexpr int kMaxDigitBits = 11;            // counts of a digit fit into the L1 cache
+constexpr std::size_t kMinRadixNumel = 512;  // below this, comparison sort is faster
 
-/// Makes room without giving any back: what is beyond is not written again for every batch.
+/// Grows a vector, never shrinks it: batches do not initialise its memory again.
 template <class T>
 void grow(std::vector<T>& vector, std::size_t numel) {
   if (vector.size() < numel) vector.resize(numel);
 }
 
-/// Moves entries to `to` by one digit of their row; entries of one digit stay in order.
+/// Moves entries to `to`, sorted by one digit of their row (stable).
 void scatter_by_digit(std::span<const std::uint64_t> from, std::span<std::uint64_t> to, int shift,
                       int digit_bits) {
   const std::uint64_t mask = (std::uint64_t{1} << digit_bits) - 1;
@@ -39,8 +39,8 @@ void scatter_by_digit(std::span<const std::uint64_t> from, std::span<std::uint64
   for (const std::uint64_t entry : from) to[next[(entry >> shift) & mask]++] = entry;
 }
 
-/// Sorts entries by row, with as few passes as the number of rows needs. Entries come in order of
-/// places. Returns where the result lies: in one of the two.
+/// Sorts entries by row, with as few passes as the number of rows allows (stable). Returns the
+/// result, which is in one of the two spans.
 std::span<const std::uint64_t> sort_entries(std::span<std::uint64_t> entries,
                                             std::span<std::uint64_t> other, std::int64_t num_rows) {
   if (entries.size() < kMinRadixNumel) {
@@ -115,7 +115,7 @@ void TouchedRows::group(std::span<const std::uint64_t> sorted, const Scratch& sc
   for (std::size_t i = 0; i < sorted.size(); ++i) {
     const std::uint64_t row = sorted[i] >> kRowShift;
     table.occurrences[i] = scratch.in_batch_order[sorted[i] & kPlaceMask];
-    // Written always, kept where the row is another one: no branch that cannot be foreseen.
+    // Always written, kept only if the row is new: avoids an unpredictable branch.
     table.rows[num_rows] = static_cast<std::int64_t>(row);
     table.offsets[num_rows] = static_cast<std::uint32_t>(i);
     num_rows += row != previous ? 1 : 0;

@@ -8,12 +8,12 @@
 
 namespace tessera::embedding {
 
-/// The rows of each table that a batch names, and where it names them: what a backward goes over.
+/// The rows of each table that a batch looks up, and their occurrences: the input of a backward.
 ///
 /// [Note: Order of sums] The gradient of a row is the sum of weight * gradient of the bag over its
-/// occurrences, in the order of the batch: by feature, then by sample, then by place in the bag. A
-/// row with more than `kBlockOccurrences` of them is hot: blocks of that many are each summed from
-/// zero, and then the blocks' sums in order. So threads can share a hot row, and any number of them
+/// occurrences, in batch order: by feature, then sample, then place in the bag. A row with more
+/// than `kBlockOccurrences` occurrences is hot: each block of that many is summed from zero, then
+/// the blocks' sums are added in order. So threads can share a hot row, and any number of threads
 /// gives the same bits.
 class TouchedRows {
  public:
@@ -25,10 +25,10 @@ class TouchedRows {
 
   struct Occurrence {
     std::uint32_t sample;
-    std::uint32_t column;  // the first one of its feature in the pooled output
+    std::uint32_t column;  // first column of its feature in the pooled output
     float weight;
   };
-  /// The first column and the one behind the last.
+  /// A half-open range of columns.
   struct Columns {
     std::int64_t begin = 0;
     std::int64_t end = 0;
@@ -43,11 +43,11 @@ class TouchedRows {
   struct OfTable {
     std::span<const std::int64_t> rows;       // ascending, each once
     std::span<const std::uint32_t> offsets;   // [rows + 1], into occurrences
-    std::span<const Occurrence> occurrences;  // by row, and for each in the order of the batch
+    std::span<const Occurrence> occurrences;  // by row, then in batch order
     std::span<const HotRow> hot_rows;         // by index
-    std::int64_t num_blocks = 0;              // of the hot rows
+    std::int64_t num_blocks = 0;              // of its hot rows
     std::int64_t num_samples = 0;             // of the batch
-    Columns columns{};                        // that its bags have in the pooled output
+    Columns columns{};                        // of its bags in the pooled output
 
     std::int64_t num_rows() const { return static_cast<std::int64_t>(rows.size()); }
     std::int64_t num_occurrences() const { return static_cast<std::int64_t>(occurrences.size()); }
@@ -60,11 +60,11 @@ class TouchedRows {
     std::int64_t first_block_of(std::int64_t hot_index) const;
   };
 
-  /// Finds the touched rows of a batch. Memory is kept from one batch to the next.
-  /// Throws: Error(unsupported) where a table has 2^32 rows or more, or a batch as many ids.
+  /// Finds the touched rows of a batch. Reuses memory of earlier batches. Throws:
+  /// Error(unsupported) if a table has 2^32 rows or more, or a batch has so many ids.
   void assign(std::span<const TableView> tables, const Bags& bags, int num_threads);
 
-  /// Returns views that hold until the next `assign`.
+  /// Returns views that are valid until the next `assign`.
   OfTable operator[](int table) const;
 
  private:
@@ -73,15 +73,15 @@ class TouchedRows {
     std::vector<std::uint32_t> offsets{};
     std::vector<Occurrence> occurrences{};
     std::vector<HotRow> hot_rows{};
-    // Of the vectors above, which never shrink.
+    // Used lengths of the vectors above, which never shrink.
     std::size_t num_rows = 0;
     std::size_t num_occurrences = 0;
     std::int64_t num_blocks = 0;
     std::int64_t num_samples = 0;
     Columns columns{};
   };
-  /// One thread's. An entry is a row in the upper half, and in the lower one a place among those
-  /// of the table: sorted as numbers, entries are in the order of sums.
+  /// Memory of one thread. An entry has a row in its upper half and a place in the table's ids in
+  /// the lower: sorted numerically, entries are in the order of sums.
   struct Scratch {
     std::vector<std::uint64_t> entries{};
     std::vector<std::uint64_t> sorted{};
@@ -96,7 +96,7 @@ class TouchedRows {
   std::vector<Scratch> scratch_{};
 };
 
-/// Returns the touched rows of one batch.
+/// Returns the touched rows of a batch.
 TouchedRows touched_rows(std::span<const TableView> tables, const Bags& bags, int num_threads);
 
 }  // namespace tessera::embedding

@@ -1,4 +1,4 @@
-// The steps of fused_optimizer.h on one row, in the vectors of one instruction set.
+// The formulas of fused_optimizer.h for one row, with the vectors of one instruction set.
 #if defined(TESSERA_EMBEDDING_KERNELS_UPDATE_RULES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_EMBEDDING_KERNELS_UPDATE_RULES_INL_H_
 #undef TESSERA_EMBEDDING_KERNELS_UPDATE_RULES_INL_H_
@@ -14,8 +14,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-// A rule has `prefetch(row, dim)` for its state, and `update(w, g, row, dim, mean_square)`, where
-// `w` is the row itself; `mean_square` is given where the rule is row-wise.
+// A rule has `prefetch(row, dim)` for its state, and `update(w, g, row, dim, mean_square)`. `w`
+// points to the row; only row-wise rules use `mean_square`.
 
 /// w -= factor * g
 template <class T>
@@ -92,12 +92,12 @@ struct RowWiseAdagradRule {
   }
 };
 
-/// What the two kinds of Adam share.
+/// The factors that Adam and RowWiseAdam share.
 struct AdamFactors {
   float lr;
   float beta1;
   float beta2;
-  float rest1;  // 1 - beta1, of which a float's beta1 would lose half the digits
+  float rest1;  // 1 - beta1, computed before rounding to float
   float rest2;
   float eps;
   float weight_decay;

@@ -20,10 +20,10 @@ namespace {
 constexpr std::int64_t kWindowNumel = std::int64_t{1} << 21;
 constexpr std::int64_t kBlockNumel = 8192;
 
-// What stands under one name of a checkpoint.
+// The contents of one name of a checkpoint.
 struct Entry {
   enum class Kind { tensor, alias, value } kind;
-  std::size_t index;  // of the tensor (an alias's target) or the value
+  std::size_t index;  // of the tensor (an alias's target) or value
 };
 
 using Entries = std::map<std::string, Entry>;
@@ -56,7 +56,7 @@ Entries entries_of(const formats::CheckpointContents& contents, const DiffOption
   return entries;
 }
 
-/// A prefix that fits no name is more likely a slip than a wish.
+/// Throws for a rename that matches no name, which is probably a typing error.
 void check_renames(const formats::CheckpointContents& contents,
                    const std::vector<Rename>& renames) {
   for (const Rename& rename : renames) {
@@ -78,14 +78,14 @@ std::string in_words(const formats::CheckpointReader& reader, const Entry& entry
   return std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape);
 }
 
-// Two tensors whose elements are to be compared, under one name.
+// Two tensors to compare, and their name.
 struct Pair {
   std::string name;
   std::size_t a;
   std::size_t b;
 };
 
-// What a walk over the names of both checkpoints finds before any element is read.
+// The result of comparing names, before any element is read.
 struct Comparison {
   DiffReport report;
   std::vector<Pair> pairs;
@@ -136,7 +136,7 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
     if (meta_a.shape != meta_b.shape) add(Kind::shape, name, &in_a, &in_b);
     if (is_dtype_wrong) add(Kind::dtype, name, &in_a, &in_b);
     if (meta_a.shape != meta_b.shape || is_dtype_wrong) continue;
-    // Tied on both sides: once is enough.
+    // Tied on both sides: compares them once.
     if (!paired.emplace(in_a.index, in_b.index).second) continue;
     result.pairs.push_back({name, in_a.index, in_b.index});
     result.report.nbytes_compared += meta_a.nbytes();
@@ -154,7 +154,7 @@ struct WindowDifferences {
   std::string first_a;
   std::string first_b;
   std::int64_t num_nan_on_one_side = 0;
-  double max_abs_difference = -1;  // none yet
+  double max_abs_difference = -1;  // no difference yet
 
   void add(std::int64_t index, double difference, bool is_nan_on_one_side) {
     if (first < 0) first = index;
@@ -165,10 +165,10 @@ struct WindowDifferences {
 };
 
 double abs_difference(double a, double b) {
-  return a == b ? 0.0 : std::fabs(a - b);  // an infinity does not differ from itself
+  return a == b ? 0.0 : std::fabs(a - b);  // equal infinities do not differ
 }
 
-// Compares 64-bit integers, which float64 does not hold, exactly.
+// Compares 64-bit integers exactly, which float64 cannot.
 template <class Integer>
 double integer_difference(Integer a, Integer b) {
   const auto larger = static_cast<std::uint64_t>(std::max(a, b));
@@ -183,7 +183,7 @@ T load(std::span<const std::byte> bytes, std::size_t index) {
   return value;
 }
 
-// Compares blocks of two tensors. Owns what it converts elements into.
+// Compares blocks of two tensors. Owns the memory for converted elements.
 class BlockComparison {
  public:
   BlockComparison(DType dtype_a, DType dtype_b, const DiffOptions& options)
@@ -228,12 +228,12 @@ class BlockComparison {
     }
   }
 
-  // Complex numbers are compared by their parts, float4 bytes by their two numbers.
+  // Compares complex numbers by their parts, float4 bytes by their two numbers.
   void compare_numbers(std::int64_t begin, std::span<const std::byte> a,
                        std::span<const std::byte> b, std::size_t count, WindowDifferences& out) {
     const std::size_t per_element = decode(dtype_a_, a, count, numbers_a_);
     const std::size_t per_element_b = decode(dtype_b_, b, count, numbers_b_);
-    if (per_element != per_element_b) {  // a complex and a real tensor: as complex numbers
+    if (per_element != per_element_b) {  // a complex and a real tensor: compare as complex
       widen(per_element < per_element_b ? numbers_a_ : numbers_b_, count);
     }
     const std::size_t parts = std::max(per_element, per_element_b);
@@ -253,7 +253,7 @@ class BlockComparison {
         }
         const double part_difference = abs_difference(x, y);
         difference = std::max(difference, part_difference);
-        // An infinity is near nothing but itself.
+        // An infinity is only near itself.
         const bool is_near = std::isinf(x) || std::isinf(y)
                                  ? x == y
                                  : part_difference <= atol_ + rtol_ * std::fabs(y);
@@ -265,7 +265,7 @@ class BlockComparison {
     }
   }
 
-  // Returns how many numbers there are to an element.
+  // Returns the number of numbers per element.
   static std::size_t decode(DType dtype, std::span<const std::byte> bytes, std::size_t count,
                             std::vector<double>& out) {
     if (is_complex(dtype)) {
@@ -338,7 +338,7 @@ Shape unravel(std::int64_t index, std::span<const std::int64_t> shape) {
   return coordinates;
 }
 
-// Adds a window's differences to those of the windows before it.
+// Adds a window's differences to those of earlier windows.
 void add_window(const WindowDifferences& window, const TensorMeta& meta,
                 ElementDifferences& total) {
   if (window.num_different == 0) return;

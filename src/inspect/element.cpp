@@ -23,12 +23,12 @@ T load(std::span<const std::byte> bytes) {
   return value;
 }
 
-// "OCP Microscaling Formats (MX) Specification" 1.0, 5.3.3: sign, two exponent bits, one mantissa
-// bit; no infinity, no NaN.
+// "OCP Microscaling Formats (MX) Specification" 1.0, 5.3.3: one sign bit, two exponent bits, one
+// mantissa bit; no infinity, no NaN.
 constexpr std::array<float, 16> kFloat4 = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
                                            -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
 
-// The low half of a byte is the element that comes first, as in torch.
+// The low half of a byte is the first element, as in torch.
 template <class Number>
 void decode_float4(std::span<const std::byte> bytes, std::span<Number> out) {
   for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -38,7 +38,7 @@ void decode_float4(std::span<const std::byte> bytes, std::span<Number> out) {
   }
 }
 
-// Small dtypes go through a table of what each of their 256 codes stands for.
+// A table of the values of the 256 codes of a small dtype.
 template <DType dtype>
 const std::array<float, 256>& byte_table() {
   static const std::array<float, 256> table = [] {
@@ -75,7 +75,7 @@ std::string shortest(Real value) {
   return std::string(text.data(), end);
 }
 
-// The decimal digits that tell all values of a small float apart.
+// The decimal digits that distinguish all values of a small float.
 int significant_digits(DType dtype) {
   switch (dtype) {
     case DType::float16:
@@ -105,7 +105,7 @@ std::string complex_text(const std::string& real, const std::string& imaginary) 
   return real + (has_sign ? "" : "+") + imaginary + "j";
 }
 
-// Compares an integer with a finite or infinite float, exactly.
+// Compares an integer exactly with a float that is not NaN.
 template <class Integer>
 int compare(Integer a, double b) {
   constexpr double kBeyond = std::is_signed_v<Integer> ? 0x1p63 : 0x1p64;
@@ -230,7 +230,7 @@ void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double>
     for (std::size_t i = 0; i < out.size(); ++i) {
       const double real = numbers[i].real();
       const double imaginary = numbers[i].imag();
-      // hypot would call an infinity with a NaN beside it infinite; to us it is no number.
+      // hypot returns infinity for an infinity with a NaN; here that is NaN.
       out[i] = std::isnan(real) || std::isnan(imaginary) ? std::numeric_limits<double>::quiet_NaN()
                                                          : std::hypot(real, imaginary);
     }

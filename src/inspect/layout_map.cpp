@@ -8,8 +8,8 @@
 namespace tessera::inspect {
 namespace {
 
-// Returns the one dimension along which a box is less than the tensor; the number of dimensions
-// where it is less along several, or none.
+// Returns the only dimension along which a box is smaller than the tensor; the number of dimensions
+// if there is none or more than one.
 std::size_t cut_dimension(const Box& box, const Shape& shape) {
   std::size_t dim = shape.size();
   for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -20,7 +20,7 @@ std::size_t cut_dimension(const Box& box, const Shape& shape) {
   return dim;
 }
 
-/// Says whether boxes that cover a 2-d tensor once are all rows' cuts by all columns' cuts.
+/// Returns whether boxes that cover a 2-d tensor once form a grid of row cuts and column cuts.
 bool is_grid(const formats::TensorEntry& tensor) {
   std::set<std::int64_t> row_cuts;
   std::set<std::int64_t> column_cuts;
@@ -117,7 +117,7 @@ std::optional<TableSharding> table_sharding(const formats::TensorEntry& tensor) 
   if (pattern.cut == LayoutPattern::Cut::dimension) {
     return pattern.dim == 0 ? TableSharding::row_wise : TableSharding::column_wise;
   }
-  // One row to a shard makes its box a range of the row-major order too.
+  // With one row per shard, a box of columns is also a range in row-major order.
   const bool is_cut_both_ways =
       (pattern.cut == LayoutPattern::Cut::boxes || pattern.cut == LayoutPattern::Cut::flat) &&
       is_grid(tensor);

@@ -30,7 +30,7 @@ bool is_digest(std::string_view text) {
          text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-// Backslashes are escaped too, so that no two names are written alike.
+// Escapes backslashes too, so that different names stay different.
 std::string escape(std::string_view name) {
   std::string doubled;
   for (const char c : name) doubled.append(c == '\\' ? 2 : 1, c);
@@ -78,7 +78,7 @@ void sort_by_name(std::vector<Manifest::Entry>& entries) {
             [](const auto& a, const auto& b) { return a.name < b.name; });
 }
 
-// The tensors behind the names of a selection: its own and those that its aliases name.
+// Returns the tensors of a selection: its own, and the targets of its aliases.
 std::set<std::size_t> tensors_behind(const formats::CheckpointContents& contents,
                                      const Selection& selection) {
   std::set<std::size_t> tensors(selection.tensors.begin(), selection.tensors.end());
@@ -100,7 +100,7 @@ class ManifestParser {
     return finish();
   }
 
-  /// Of the first line, which may be cut short, only what all manifests have in common.
+  /// Checks what all manifests have in common in the first line, which may be incomplete.
   void check_begin(std::string_view text) {
     if (text.empty() || text.starts_with('{') || text.starts_with(kWholeLabel)) return;
     require_entry(without_return(first_line(text)), "line 1");
@@ -121,7 +121,7 @@ class ManifestParser {
 
  private:
   void parse_line(std::string_view line, const std::string& where) {
-    if (line.find('\r') != std::string_view::npos) {  // names have theirs escaped
+    if (line.find('\r') != std::string_view::npos) {  // names have escaped ones
       throw Error::expected(ErrorKind::corruption, {.path = path_}, where,
                             "a line that ends with LF or CRLF", "carriage returns alone",
                             "line ends changed by another program?");
@@ -153,7 +153,7 @@ class ManifestParser {
     return text.substr(0, text.find('\n'));
   }
 
-  /// Names have no carriage returns that are not escaped: one comes from a foreign editor.
+  /// Names have no unescaped carriage return: one at the end comes from another editor.
   static std::string_view without_return(std::string_view line) {
     if (line.ends_with('\r')) line.remove_suffix(1);
     return line;

@@ -17,8 +17,8 @@
 
 namespace tessera::inspect::detail {
 
-/// Returns the elements that one read may take, where each thread has `num_buffers` of that size
-/// at a time; a multiple of `multiple`, at least that, at most `max_numel` rounded up to one.
+/// Returns the number of elements per read if each thread has `num_buffers` buffers of that size.
+/// It is a positive multiple of `multiple`, and at most `max_numel` rounded up to one.
 inline std::int64_t step_numel(const ScanOptions& options, int num_buffers, std::uint64_t itemsize,
                                std::int64_t multiple, std::int64_t max_numel) {
   const auto buffers = static_cast<std::uint64_t>(std::max(1, options.num_threads)) *
@@ -31,15 +31,14 @@ inline void throw_if_stopped(const ScanOptions& options) {
   if (options.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
 }
 
-/// Runs work over subjects (tensors, pairs of tensors) of very different sizes: each is cut into
-/// windows of `window_numel` elements, and the windows are shared out to threads. A subject's state
-/// is opened for its first window and closed after its last, so few are open at a time; results are
-/// folded in order of window as they come in, so few are kept, and the outcome does not depend on
-/// the threads. Nothing is allocated in proportion to sizes, which are a file's claim.
-/// `numels[i]` is the size of subject i; `open(i)` returns a unique_ptr to its state;
-/// `work(state, window, partial)` fills the result of one window; `fold(i, partial)` takes it, one
-/// call at a time for each subject. A subject of no elements is opened all the same: opening is
-/// what finds its faults.
+/// Runs work over subjects (tensors, pairs of tensors) of very different sizes. Each subject is cut
+/// into windows of `window_numel` elements; threads take windows in turn. A subject's state is
+/// opened for its first window and closed after its last, so few are open at a time. Results are
+/// folded in window order, so few are kept and the outcome does not depend on the threads.
+/// Allocates nothing in proportion to sizes, because a file states these.
+/// `numels[i]` is the size of subject i; `open(i)` returns a unique_ptr to its state; `work(state,
+/// window, partial)` computes the result of one window; `fold(i, partial)` adds it, in one call at
+/// a time per subject. An empty subject is opened too, as `open` checks it.
 template <class Partial, class Open, class Work, class Fold>
 void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
           const ScanOptions& options, Open open, Work work, Fold fold) {
@@ -47,11 +46,11 @@ void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
   struct Subject {
     std::mutex mutex;
     std::unique_ptr<State> state;
-    std::map<std::int64_t, Partial> early;  // results that came before their turn
+    std::map<std::int64_t, Partial> early;  // results that arrived before their turn
     std::int64_t num_folded = 0;
   };
   std::vector<Subject> subjects(numels.size());
-  std::vector<std::int64_t> ends;  // of each subject's windows, counted over all
+  std::vector<std::int64_t> ends;  // of each subject's windows, cumulative
   std::int64_t num_windows = 0;
   for (std::size_t s = 0; s < numels.size(); ++s) {
     if (numels[s] == 0) open(s);

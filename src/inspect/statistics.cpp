@@ -15,9 +15,9 @@
 namespace tessera::inspect {
 namespace {
 
-// [Note: Lanes] The loops over a block keep this many results side by side and combine them at the
-// end. A compiler may not reorder floating-point sums by itself, but it turns such lanes into
-// vector registers; and the order of additions stays the same on every machine.
+// [Note: Lanes] Loops over a block compute this many partial results side by side and combine them
+// at the end. A compiler does not reorder floating-point sums, but turns such lanes into vector
+// registers; and the order of additions is the same on every machine.
 constexpr std::size_t kLanes = 16;
 
 template <class Real>
@@ -141,7 +141,7 @@ Number exact_number(double value, DType dtype) {
   return value;
 }
 
-// Takes the numbers apart, so they may be written to.
+// Overwrites `numbers`.
 template <class Real>
 Statistics block_statistics(Real* numbers, std::size_t count, DType dtype) {
   Statistics block;
@@ -150,7 +150,7 @@ Statistics block_statistics(Real* numbers, std::size_t count, DType dtype) {
   if (count == 0) return block;
   const BlockSums<Real> sums = sum_block(numbers, count);
   block.num_zeros = sums.num_zeros;
-  // Adding zero makes a negative zero positive: which of the two comes first says nothing.
+  // Adding zero turns -0 into 0: which zero comes first has no meaning.
   block.min = exact_number(static_cast<double>(sums.min) + 0.0, dtype);
   block.max = exact_number(static_cast<double>(sums.max) + 0.0, dtype);
   block.sum = std::isfinite(sums.sum) ? static_cast<long double>(sums.sum)
@@ -221,7 +221,7 @@ void Statistics::merge(const Statistics& other) {
 void StatisticsAccumulator::add(std::span<const std::byte> bytes) {
   const std::uint64_t size = itemsize(dtype_);
   const std::size_t block_nbytes = static_cast<std::size_t>(kBlockNumel) * size;
-  // A float4 byte is two float32; nothing else needs more than 8 bytes per element.
+  // A float4 byte is two float32; no other element needs more than 8 bytes.
   alignas(64) std::array<std::byte, 8 * static_cast<std::size_t>(kBlockNumel)> memory;
   for (; !bytes.empty(); bytes = bytes.subspan(std::min(block_nbytes, bytes.size()))) {
     const auto block = bytes.first(std::min(block_nbytes, bytes.size()));
@@ -249,11 +249,11 @@ void StatisticsAccumulator::add(std::span<const std::byte> bytes) {
 
 namespace {
 
-// The elements whose statistics are one partial result.
+// The number of elements per partial result.
 constexpr std::int64_t kWindowNumel = std::int64_t{1} << 21;
 static_assert(kWindowNumel % StatisticsAccumulator::kBlockNumel == 0);
 
-// Reads a window in steps that the memory allows.
+// Reads a window in steps that fit the memory limit.
 template <class Visit>
 void read_in_steps(const TensorReader& tensor, FlatRange window, const ScanOptions& options,
                    Visit visit) {
@@ -296,7 +296,7 @@ std::vector<Statistics> compute_statistics(const formats::CheckpointReader& read
 
 namespace {
 
-// Returns the bins with nothing in them.
+// Returns the histogram with empty bins.
 Histogram empty_histogram(const Statistics& statistics, int max_num_bins) {
   Histogram histogram;
   if (!statistics.min) return histogram;
@@ -319,12 +319,12 @@ Histogram empty_histogram(const Statistics& statistics, int max_num_bins) {
 // Adds the finite numbers to the counts of the histogram's bins.
 void count_numbers(std::span<const double> numbers, const Histogram& histogram,
                    std::span<std::int64_t> counts) {
-  // Halves, as the difference itself may not be finite.
+  // Halves, as the difference itself may overflow.
   const double half_range = histogram.end / 2 - histogram.begin / 2;
   const auto num_bins = static_cast<double>(counts.size());
   for (const double x : numbers) {
     if (!std::isfinite(x)) continue;
-    // Where in the range it lies, from 0 to 1.
+    // Its place in the range, from 0 to 1.
     const double place = half_range > 0 ? (x / 2 - histogram.begin / 2) / half_range : 0;
     const auto bin = static_cast<std::size_t>(std::max(0.0, place * num_bins));
     ++counts[std::min(bin, counts.size() - 1)];
@@ -339,7 +339,7 @@ std::vector<Histogram> compute_histograms(const formats::CheckpointReader& reade
                                           const ScanOptions& options) {
   TESSERA_CHECK(statistics.size() == tensor_indices.size());
   std::vector<Histogram> histograms;
-  std::vector<std::size_t> subjects;  // those with bins, as places in `tensor_indices`
+  std::vector<std::size_t> subjects;  // those with bins, as indices of `tensor_indices`
   std::vector<std::int64_t> numels;
   for (std::size_t i = 0; i < tensor_indices.size(); ++i) {
     histograms.push_back(empty_histogram(statistics[i], max_num_bins));

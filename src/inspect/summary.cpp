@@ -21,13 +21,13 @@ Totals totals_of(const formats::TensorEntry& tensor) {
   return totals;
 }
 
-// A node of the tree that still knows its children by name.
+// A node of the tree with its children by name.
 struct Trie {
   std::optional<TreeNode> leaf;
   std::map<std::string_view, Trie> children;
 };
 
-// Trees are walked by recursion. What lies deeper keeps its dots in the last label.
+// Trees are walked recursively. Deeper names keep their dots in the last label.
 constexpr int kMaxDepth = 2000;
 
 void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t index,
@@ -43,7 +43,7 @@ void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t 
   node->leaf = TreeNode{kind, {}, 1, index, totals, {}};
 }
 
-// Returns the number that a component is, where it is one as Python writes it.
+// Returns the number of a component, if it is one as Python writes it.
 std::optional<std::int64_t> as_number(std::string_view label) {
   std::int64_t number = 0;
   const auto parsed = std::from_chars(label.data(), label.data() + label.size(), number);
@@ -85,8 +85,8 @@ bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, c
   return true;
 }
 
-// Puts siblings that follow each other in number and are alike into one. Their own chains were
-// joined already (`0.weight`), so the number is what stands before the first dot.
+// Merges equal siblings with consecutive numbers. Single children were merged before (`0.weight`),
+// so the number is the part before the first dot.
 std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
                            std::vector<TreeNode> siblings, Folding folding) {
   const auto split = [](const TreeNode& node) {
@@ -120,7 +120,7 @@ std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
   return folded;
 }
 
-// Turns a trie node into the nodes that stand for it: its leaf, its group, or both.
+// Converts a trie node to tree nodes: its leaf, its group, or both.
 std::vector<TreeNode> build(const formats::CheckpointContents& contents, const Trie& trie,
                             std::string_view label, Folding folding) {
   std::vector<TreeNode> nodes;

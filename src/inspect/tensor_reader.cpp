@@ -70,7 +70,7 @@ void TensorReader::read(FlatRange window, std::span<std::byte> out) const {
                 out.size() == static_cast<std::uint64_t>(window.numel()) * size);
   tessera::detail::ByteBuffer scratch_buffer;
   std::vector<CopyRuns::Run> runs;
-  // The first source that may reach into the window.
+  // The first source that may overlap the window.
   auto next = static_cast<std::size_t>(
       std::upper_bound(reached_.begin(), reached_.end(), window.begin) - reached_.begin());
   for (; next < sources_.size() && sources_[next].extent.begin < window.end; ++next) {
@@ -88,7 +88,7 @@ void TensorReader::read(FlatRange window, std::span<std::byte> out) const {
     runs.clear();
     source.runs.for_each_in(window, [&](const CopyRuns::Run& run) { runs.push_back(run); });
     if (runs.empty()) continue;
-    // Both orders are row-major, so what the window shares with the piece is one range of it.
+    // Both orders are row-major, so the window overlaps one range of the piece.
     const FlatRange needed{runs.front().source_begin, runs.back().source_begin + runs.back().numel};
     const auto scratch = scratch_buffer.take(static_cast<std::size_t>(needed.numel()) * size);
     reader_.read_piece(tensor_index_, source.piece_index, needed, scratch);

@@ -13,7 +13,7 @@ namespace {
 
 using formats::Finding;
 
-// Thrown through a reader's checks, which make findings of Errors.
+// Passes through a reader's checks, which turn Errors into findings.
 struct Stopped {};
 
 std::uint64_t pieces_nbytes(const formats::CheckpointReader& reader) {
@@ -60,7 +60,7 @@ void check_units(const formats::CheckpointReader& reader, const formats::Finding
   }
 }
 
-// Leaves out values that the format itself has found fault with.
+// Skips values that already have findings.
 void check_values(const formats::CheckpointReader& reader,
                   const std::set<std::string, std::less<>>& names_with_findings,
                   const formats::FindingSink& sink) {
@@ -94,7 +94,7 @@ void check_aliases(const formats::CheckpointReader& reader, const formats::Findi
   }
 }
 
-// Says what is not finite in each tensor, or that it cannot be read where no finding says so yet.
+// Reports NaN and infinities of each tensor, or that it cannot be read if no finding says so.
 void check_numbers(const formats::CheckpointReader& reader,
                    const std::set<std::string, std::less<>>& names_with_findings,
                    const ScanOptions& options, const formats::FindingSink& sink) {

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Returns part `index` of `[0, extent)` cut as torch.chunk does: every part has
-/// ceil(extent / num_parts) elements, but for a shorter one and then empty ones at the end.
+/// Returns part `index` of `[0, extent)`, cut as by torch.chunk: parts have ceil(extent /
+/// num_parts) elements; at the end there may be a shorter one and then empty ones.
 inline FlatRange chunk_of(std::int64_t extent, int index, int num_parts) {
   const std::int64_t share = ceil_div<std::int64_t>(extent, num_parts);
   const std::int64_t begin = std::min(share * index, extent);

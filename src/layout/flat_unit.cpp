@@ -45,7 +45,7 @@ FlatRange shard_of_parameter(const FlatUnit& unit, const FlatUnitParameter& para
 
 namespace {
 
-/// Reads members of JSON objects, and names file and place in every refusal.
+/// Reads members of JSON objects. Errors name the file and the place.
 class UnitReader {
  public:
   explicit UnitReader(const std::string& path) : path_(path) {}

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// Maps the coordinates of an element to its number in a region's own row-major order:
+/// Maps an element's coordinates to its number in a region's own row-major order:
 /// `base + sum(strides[d] * coordinates[d])`.
 struct AffineIndex {
   std::int64_t base = 0;
@@ -135,7 +135,7 @@ std::optional<FlatRange> as_flat_range(const Region& region, std::span<const std
   if (numel == 0) return FlatRange{};
   if (const auto* range = std::get_if<FlatRange>(&region)) return *range;
   const auto& box = std::get<Box>(region);
-  // Behind the first dimension of which the box has more than one element, all must be whole.
+  // After the first dimension with more than one element, the box must have all of each.
   std::size_t cut = 0;
   while (cut < shape.size() && box.sizes[cut] == 1) ++cut;
   for (std::size_t d = cut + 1; d < shape.size(); ++d) {
@@ -169,7 +169,7 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
 
 CopyRuns::CopyRuns(std::span<const std::int64_t> shape, const Region& source,
                    const Region& destination) {
-  // Two ranges of the tensor's own order meet in one run, whatever the dimensions.
+  // Two ranges in the tensor's row-major order overlap in one run, in any dimensions.
   const auto source_range = as_flat_range(source, shape);
   const auto destination_range = as_flat_range(destination, shape);
   if (source_range && destination_range) {
@@ -195,7 +195,7 @@ CopyRuns::CopyRuns(std::span<const std::int64_t> shape, const Region& source,
       Part part;
       part.source_base = source_index.at(common->offsets);
       part.destination_base = destination_index.at(common->offsets);
-      // A run grows outwards, dimension by dimension, while both sides stay dense.
+      // A run extends outwards, dimension by dimension, while both sides are contiguous.
       std::size_t num_outer = common->sizes.size();
       part.run_numel = 1;
       while (num_outer > 0) {
@@ -237,7 +237,7 @@ CopyRuns::Run CopyRuns::run_at(const Part& part, std::int64_t index) {
 void CopyRuns::for_each_in(FlatRange window, const std::function<void(const Run&)>& visit) const {
   for (const Part& part : parts_) {
     if (part.destination_base >= window.end) break;
-    // The first run that ends behind the window's begin.
+    // The first run that ends after the window's begin.
     std::int64_t first = 0;
     std::int64_t past = part.num_runs;
     while (first < past) {
@@ -264,7 +264,7 @@ namespace {
 
 using Problem = CoverageProblem;
 
-/// Checks ranges that were sorted and freed of replicas, in one pass.
+/// Checks ranges, sorted and without replicas, in one pass.
 std::vector<Problem> check_ranges(const std::vector<FlatRange>& ranges, std::int64_t numel) {
   std::vector<Problem> problems;
   const auto report = [&](Problem::Kind kind, std::int64_t begin, std::int64_t end,
@@ -286,8 +286,8 @@ std::vector<Problem> check_ranges(const std::vector<FlatRange>& ranges, std::int
   return problems;
 }
 
-/// Finds two boxes that share elements, by a sweep along the dimension that separates the boxes
-/// best; the boxes under the sweep are kept in order along the second best.
+/// Finds two boxes that overlap. Sweeps along the dimension with the most different offsets; boxes
+/// under the sweep are sorted along the second best dimension.
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const std::vector<Box>& boxes) {
   const std::size_t num_dims = boxes.front().sizes.size();  // at least 2, else all are ranges
   std::vector<std::pair<std::size_t, std::size_t>> by_distinct_offsets;  // count, dimension
@@ -313,7 +313,7 @@ std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const std::vecto
             [&](std::size_t a, std::size_t b) { return end_of(a, sweep) < end_of(b, sweep); });
 
   std::set<std::pair<std::int64_t, std::size_t>> active;  // offset along `across`, box
-  std::int64_t longest = 0;                               // extent along `across` so far
+  std::int64_t longest = 0;  // the longest extent along `across` so far
   std::size_t num_left = 0;
   for (std::size_t entering : by_begin) {
     const std::int64_t begin = boxes[entering].offsets[sweep];
@@ -339,7 +339,7 @@ std::vector<CoverageProblem> check_coverage(std::span<const Region> regions,
   const std::int64_t numel = numel_of(shape);
   if (numel == 0) return {};
 
-  // Regions that are ranges of the tensor's own order need no geometry.
+  // If all regions are ranges in row-major order, sorting them is enough.
   std::vector<FlatRange> ranges;
   bool are_all_ranges = true;
   for (const Region& region : regions) {
@@ -368,7 +368,7 @@ std::vector<CoverageProblem> check_coverage(std::span<const Region> regions,
                                          region_to_string(boxes[overlap->second]) +
                                          " share elements"}};
   }
-  std::int64_t covered = 0;  // cannot overflow, as nothing overlaps
+  std::int64_t covered = 0;  // cannot overflow, as there are no overlaps
   for (const Box& box : boxes) covered += box.numel();
   if (covered != numel) {
     return {{Problem::Kind::hole, std::to_string(numel - covered) + " of " + std::to_string(numel) +

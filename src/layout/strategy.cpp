@@ -105,7 +105,7 @@ std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int6
   }
   for (int shard = 0; shard < strategy.num_shards; ++shard) {
     const FlatRange rows = chunk_of(shape[0], shard, strategy.num_shards);
-    if (rows.numel() == 0) break;  // and nothing for the ranks behind it
+    if (rows.numel() == 0) break;  // the following ranks get nothing either
     Box box = whole_box(shape);
     box.offsets[0] = rows.begin;
     box.sizes[0] = rows.numel();

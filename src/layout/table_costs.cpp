@@ -28,7 +28,7 @@ double id_nbytes(const TableSize& table) {
   return kIdNbytes + (table.is_weighted ? kIdWeightNbytes : 0);
 }
 
-/// What a table and the options say, in the terms of the cost model.
+/// A table and the options, in the terms of the cost model.
 class CostModel {
  public:
   CostModel(const TableSize& table, TableKernel kernel, const PlannerOptions& options)
@@ -167,7 +167,7 @@ class CandidateList {
       const FlatRange narrowest = chunk_of(table_.columns, num_shards - 1, num_shards);
       return narrowest.numel() >= constraint_.min_columns;
     };
-    // One shard is a way of its own only where there can be no more and it is asked for.
+    // A single shard is only tried if there cannot be more, and a constraint asks for the sharding.
     const int fewest_shards = is_asked_for(sharding) ? std::min(2, most_shards) : 2;
     for (int num_shards = fewest_shards; num_shards <= most_shards; ++num_shards) {
       const bool is_tried = num_shards <= kMostColumnShardsTriedSingly ||

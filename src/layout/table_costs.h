@@ -8,46 +8,46 @@
 
 namespace tessera {
 
-/// What a rank pays for one shard of a table; see [Note: What a shard costs].
+/// The cost of one shard for its rank; see [Note: What a shard costs].
 struct ShardCost {
   std::uint64_t nbytes = 0;
   double seconds = 0;
 };
 
-/// One way to shard a table, before ranks are chosen. All hosts are alike, so costs do not depend
-/// on which ranks those will be.
+/// One way to shard a table, before ranks are chosen. All hosts are equal, so costs do not depend
+/// on the ranks.
 struct ShardingCandidate {
   TableSharding sharding = TableSharding::table_wise;
   int num_column_shards = 1;
-  int num_hosts = 0;  // that its shards lie on, in equal parts and their order; 0: on any ranks
-  std::vector<ShardCost> shards{};  // in the order of TableRule::ranks, the dearest one first
+  int num_hosts = 0;                // hosts with equally many shards, in order; 0: any ranks
+  std::vector<ShardCost> shards{};  // in the order of TableRule::ranks, the most expensive first
 
   std::uint64_t largest_nbytes() const { return shards.front().nbytes; }
   double largest_seconds() const { return shards.front().seconds; }
   std::uint64_t total_nbytes = 0;
   double total_seconds = 0;
 
-  /// Returns `row_wise over 4 ranks`; of table_wise and data_parallel the name alone.
+  /// Returns `row_wise over 4 ranks`; for table_wise and data_parallel only the name.
   std::string in_words() const;
 };
 
-/// Where a table's shards may lie.
+/// Where a table's shards may be.
 struct AllowedRanks {
   std::vector<int> ranks{};  // ascending
-  std::vector<int> hosts{};  // all of whose ranks are among them
+  std::vector<int> hosts{};  // hosts whose ranks are all allowed
 };
 
-/// Returns the ways in which a table may be sharded, those with least time of all ranks first.
-/// Requires: sizes and options were checked. Throws: Error(invalid_argument) where there is none.
+/// Returns the possible shardings of a table, ordered by the total time of all ranks. Requires:
+/// sizes and options were checked. Throws: Error(invalid_argument) if there is none.
 std::vector<ShardingCandidate> sharding_candidates(const TableSize& table,
                                                    const TableConstraint& constraint,
                                                    const AllowedRanks& allowed,
                                                    const PlannerOptions& options);
 
-/// Returns what every rank needs for its own samples, however the table is sharded.
+/// Returns the bytes that each rank needs for its own samples, with any sharding.
 double batch_nbytes(const TableSize& table, const PlannerOptions& options);
 
-/// Returns the bytes of a table's weights, gradient and optimizer state, as an estimate that cannot
+/// Returns the bytes of a table's weights, gradient and optimizer state, as a double that cannot
 /// overflow.
 double table_nbytes(const TableSize& table);
 

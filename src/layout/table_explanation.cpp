@@ -15,7 +15,7 @@ constexpr std::size_t kMostRanksColumns = 24;
 constexpr std::size_t kReasonIndent = 4;
 constexpr std::size_t kLeastNameColumns = 16;
 
-/// Says whether a byte of UTF-8 text begins a character.
+/// Returns whether a UTF-8 byte begins a character.
 bool begins_column(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
 }
@@ -24,7 +24,7 @@ std::size_t columns_of(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins_column));
 }
 
-/// Returns the text, or `…` and its last characters where it is wider. Requires: `max_width > 0`.
+/// Returns the text; if it is too wide, `…` and its last characters. Requires: `max_width > 0`.
 std::string without_beginning(const std::string& text, std::size_t max_width) {
   const std::size_t width = columns_of(text);
   if (width <= max_width) return text;
@@ -36,7 +36,7 @@ std::string without_beginning(const std::string& text, std::size_t max_width) {
   return "…" + text.substr(begin);
 }
 
-/// Returns `2`, `[0:4]` or `[2, 0, 5:7]`; where that is long, the number of ranks.
+/// Returns `2`, `[0:4]` or `[2, 0, 5:7]`; if that is long, the number of ranks.
 std::string ranks_text(const std::vector<int>& ranks) {
   if (ranks.size() == 1) return std::to_string(ranks.front());
   std::string text;
@@ -63,8 +63,8 @@ class TextTable {
     rows_.push_back({std::move(cells), std::move(note)});
   }
 
-  /// Where a line would be longer than `max_width` (0: any), notes stand below their rows, and then
-  /// the first column loses beginnings.
+  /// If lines would be longer than `max_width` (0: no limit), notes go below their rows; if that is
+  /// not enough, the first column is shortened at its beginning.
   std::string text(std::size_t max_width) const {
     std::size_t own_width = 0;
     for (const std::size_t width : widths_) own_width += width + kGap;

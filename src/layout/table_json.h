@@ -11,13 +11,13 @@
 
 namespace tessera {
 
-/// Reads what JSON files about tables say, and names file and table in every refusal.
+/// Reads JSON files about tables. Errors name the file and the table.
 class TableJson {
  public:
-  /// Keeps a view of `path`. `what` the file is stands in refusals of what belongs to no member.
+  /// Keeps a view of `path`. `what` describes the file in errors about no particular member.
   TableJson(const std::string& path, std::string what) : path_(path), what_(std::move(what)) {}
 
-  /// Says which table is read from now on.
+  /// Sets the table for the errors that follow.
   void at_table(std::string table) { table_ = std::move(table); }
 
   Error refusal(std::string_view rule, std::string_view expected, std::string_view found) const;

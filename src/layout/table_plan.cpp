@@ -24,7 +24,7 @@ constexpr std::array<std::pair<std::string_view, TableSharding>, 7> kShardingNam
     {"grid", TableSharding::grid},
 }};
 
-/// Reads the rule of the table that `json` is at.
+/// Reads the rule of the current table of `json`.
 TableRule read_rule(const TableJson& json, const Value& object, int world_size) {
   json.refuse_unknown_keys(object, {"sharding", "ranks", "column_shards"});
   TableRule rule;
@@ -138,7 +138,7 @@ TablePlan TablePlan::from_json(std::string_view text, const std::string& path) {
 }
 
 std::string TablePlan::to_json() const {
-  // By hand: value_to_json would not write every table's name as a plain key.
+  // By hand, because value_to_json does not write every table name as a plain key.
   std::string text =
       "{\n  \"schema\": 1,\n  \"world_size\": " + std::to_string(world_size) + ",\n  \"tables\": {";
   const char* separator = "\n    ";

@@ -17,9 +17,9 @@
 namespace tessera {
 namespace {
 
-// Within these, sums of costs over all ranks fit into 64 bits.
+// With these limits, sums of costs over all ranks fit into 64 bits.
 constexpr int kMostRanks = 4096;
-constexpr double kMostNbytes = 0x1p50;  // of a table, and of one step's ids and outputs
+constexpr double kMostNbytes = 0x1p50;  // of a table; also of one step's ids and outputs
 constexpr std::uint64_t kMostStateNbytes = 1 << 20;
 constexpr std::size_t kMostTablesNamed = 10;
 
@@ -32,7 +32,7 @@ std::string number_text(double number) {
   return value_to_string(Value(number));
 }
 
-/// Returns bytes that were added up without care for overflow.
+/// Formats a sum of bytes that may exceed 64 bits.
 std::string sum_text(double nbytes) {
   return nbytes < 0x1p63 ? exact_size(static_cast<std::uint64_t>(nbytes))
                          : number_text(nbytes) + " bytes";
@@ -152,7 +152,7 @@ std::vector<PlannerTable> tables_by_name(std::span<const TableSize> sizes,
   return tables;
 }
 
-/// Returns what every rank needs before it holds a table. Throws: Error(mismatch).
+/// Returns the bytes that each rank needs before it holds a table. Throws: Error(mismatch).
 std::uint64_t common_nbytes(std::span<const PlannerTable> tables, const PlannerOptions& options) {
   double batch = 0;
   for (const PlannerTable& table : tables) batch += batch_nbytes(table.size, options);
@@ -169,7 +169,7 @@ std::uint64_t common_nbytes(std::span<const PlannerTable> tables, const PlannerO
                         exact_size(memory));
 }
 
-/// Says why tables have no place, in the terms that most plainly cannot be met.
+/// Explains why tables do not fit, by the most obvious reason.
 class Misfit {
  public:
   Misfit(std::span<const PlannerTable> tables, const PlannerMachine& machine)

@@ -19,7 +19,7 @@ std::string percent_text(double share) {
   return text;
 }
 
-/// Returns how much more time the next way takes, of another sharding type where there is one.
+/// Returns how much more time the next candidate takes, of another sharding type if possible.
 std::string reason_of_cheapest(const PlannerTable& table) {
   const ShardingCandidate& chosen = table.candidates[0];
   auto next = std::find_if(

@@ -14,12 +14,12 @@ constexpr int kNumBisections = 10;
 constexpr int kMostMovesTried = 20000;
 constexpr std::size_t kMostTablesCombined = 12;
 constexpr int kMostPlacesCombined = 20000;
-constexpr double kWorthwhile = 1e-3;  // as a share, of a move
+constexpr double kWorthwhile = 1e-3;  // relative gain of a move
 
-/// One way to go through tables and candidates.
+/// An order of tables and candidates to try.
 struct Attempt {
-  std::vector<std::size_t> tables;                   // in the order they are placed
-  std::vector<std::vector<std::size_t>> candidates;  // by table, in the order they are tried
+  std::vector<std::size_t> tables;                   // in the order of placement
+  std::vector<std::vector<std::size_t>> candidates;  // by table, in the order of trying
   LoadOrder load_order;
 };
 
@@ -32,7 +32,7 @@ std::vector<std::size_t> sorted_by(std::size_t count, Key key) {
   return order;
 }
 
-/// Orders every table's candidates by what `measure` returns for them.
+/// Sorts each table's candidates by `measure`.
 template <class Measure>
 std::vector<std::vector<std::size_t>> sorted_candidates(std::span<const PlannerTable> tables,
                                                         Measure measure) {
@@ -44,7 +44,7 @@ std::vector<std::vector<std::size_t>> sorted_candidates(std::span<const PlannerT
   return orders;
 }
 
-/// Largest first, by what the table needs at least.
+/// Largest first, by the least memory that the table needs.
 std::vector<std::size_t> by_nbytes(std::span<const PlannerTable> tables) {
   return sorted_by(tables.size(), [&](std::size_t t) {
     std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
@@ -77,7 +77,7 @@ std::vector<Attempt> attempts_for(std::span<const PlannerTable> tables) {
   };
 }
 
-/// Places one table after the other; a table that finds no place stays without one.
+/// Places the tables one by one; a table that does not fit anywhere has no place.
 Assignment fill(const Attempt& attempt, const Assignment& empty, double limit_seconds) {
   Assignment assignment = empty;
   for (const std::size_t t : attempt.tables) {
@@ -103,7 +103,7 @@ bool is_complete(const Assignment& assignment) {
   return num_left_out(assignment) == 0;
 }
 
-/// Returns a time below which no rank can stay, however tables are placed.
+/// Returns a lower bound of the slowest rank's time, for any placement.
 double least_seconds(std::span<const PlannerTable> tables, int world_size) {
   double work = 0;
   double longest = 0;
@@ -118,7 +118,7 @@ double least_seconds(std::span<const PlannerTable> tables, int world_size) {
   return std::max(work / world_size, longest);
 }
 
-/// Lowers the limit on a rank's time while every table finds a place.
+/// Lowers the limit on a rank's time as long as every table finds a place.
 std::optional<Assignment> tighten(const Attempt& attempt, const Assignment& empty, double low) {
   std::optional<Assignment> best;
   Assignment first = fill(attempt, empty, kNoLimit);
@@ -137,8 +137,8 @@ std::optional<Assignment> tighten(const Attempt& attempt, const Assignment& empt
   return best;
 }
 
-/// Tries the ways of all tables with each other, each on the ranks that one of the load orders
-/// takes first: for few tables, where memory leaves little choice.
+/// Tries combinations of all tables' candidates, each on the first ranks of a load order. For few
+/// tables, when memory leaves few choices.
 class Combination {
  public:
   Combination(const Assignment& empty, std::optional<Assignment> best)
@@ -194,12 +194,12 @@ class Combination {
   Assignment assignment_;
   std::optional<Assignment> best_;
   std::vector<std::size_t> order_;
-  std::vector<double> work_from_;  // least time of all ranks for the i-th table and those behind it
+  std::vector<double> work_from_;  // least total time of the i-th table and later ones
   double limit_seconds_ = kNoLimit;
   int num_places_left_ = kMostPlacesCombined;
 };
 
-/// Moves tables of the slowest rank, alone or with another table, while that helps.
+/// Moves tables away from the slowest rank, alone or together with another, while that helps.
 class Improvement {
  public:
   explicit Improvement(Assignment assignment) : assignment_(std::move(assignment)) {}
@@ -259,7 +259,7 @@ class Improvement {
     return old;
   }
 
-  /// Calls `visit` with the table in each place that it can have.
+  /// Calls `visit` with the table in each possible place.
   template <class Visit>
   void try_all(std::size_t table, Visit visit) {
     const std::size_t num_candidates = assignment_.tables()[table].candidates.size();
@@ -337,7 +337,7 @@ std::vector<int> Assignment::pick_hosts(const AllowedRanks& allowed,
                                         LoadOrder order) const {
   const auto num_hosts = static_cast<std::size_t>(candidate.num_hosts);
   const std::span shards(candidate.shards.data(), candidate.shards.size() / num_hosts);
-  using Host = std::pair<double, std::vector<int>>;  // its most loaded rank's load, ranks
+  using Host = std::pair<double, std::vector<int>>;  // the load of its most loaded rank, ranks
   std::vector<Host> hosts;
   for (const int host : allowed.hosts) {
     std::vector<int> ranks(static_cast<std::size_t>(machine_.ranks_per_host));

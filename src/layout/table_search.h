@@ -8,39 +8,39 @@
 
 namespace tessera {
 
-/// A table with all that may become of it.
+/// A table and all its options.
 struct PlannerTable {
   TableSize size{};
   TableConstraint constraint{};
   AllowedRanks allowed{};
-  std::vector<ShardingCandidate> candidates{};  // least time of all ranks first
+  std::vector<ShardingCandidate> candidates{};  // by total time of all ranks
 };
 
-/// What has been decided about a table.
+/// The decision about a table.
 struct Choice {
   std::size_t candidate = 0;
-  std::vector<int> ranks{};  // of the candidate's shards
+  std::vector<int> ranks{};  // by shard of the candidate
 };
 
-/// What the search keeps within, besides the tables.
+/// The limits of the search, besides the tables' own.
 struct PlannerMachine {
   int world_size = 1;
   int ranks_per_host = 1;
   std::uint64_t capacity_nbytes = 0;  // of a rank, for tables
 };
 
-/// Which ranks are taken first: those with least time, or least memory in use; or those where least
-/// memory is left, so that large shards find room elsewhere.
+/// Which ranks to use first: those with the least time, the least memory in use, or the least free
+/// memory; the last one leaves room elsewhere for large shards.
 enum class LoadOrder { by_seconds, by_nbytes, fullest_first };
 
-/// Which table lies where so far, and what that costs every rank.
+/// Where each table is so far, and the resulting cost per rank.
 class Assignment {
  public:
   /// Keeps a view of `tables`.
   Assignment(std::span<const PlannerTable> tables, const PlannerMachine& machine);
 
-  /// Returns the first ranks in `order` that can take the candidate's shards: none may come to more
-  /// than `limit_seconds`, or the memory it has. Nothing where there are too few.
+  /// Returns the first ranks in `order` that can take the candidate's shards within `limit_seconds`
+  /// and their memory. Nothing if there are too few.
   std::optional<Choice> find_ranks(std::size_t table, std::size_t candidate, double limit_seconds,
                                    LoadOrder order) const;
   void put(std::size_t table, Choice choice);
@@ -54,12 +54,12 @@ class Assignment {
   int slowest_rank() const;
   std::span<const PlannerTable> tables() const { return tables_; }
 
-  /// Smaller is better: the slowest rank's time, then how uneven the ranks are and how much they
-  /// do, as the sum of squares.
+  /// Smaller is better: first the slowest rank's time, then the sum of squares, which grows with
+  /// total work and imbalance.
   struct Score {
     double slowest_seconds = 0;
     double squares = 0;
-    /// Says whether it is better by more than a thousandth.
+    /// Returns whether it is better by more than 0.1 %.
     bool is_better_than(const Score& other) const;
   };
   Score score() const;
@@ -78,11 +78,11 @@ class Assignment {
   std::vector<ShardCost> loads_;  // by rank
 };
 
-/// Returns the best assignment found, or nothing where none was.
+/// Returns the best assignment found, if any.
 std::optional<Assignment> find_assignment(std::span<const PlannerTable> tables,
                                           const PlannerMachine& machine);
 
-/// Places as many tables as the search can, whatever time they take; the others have no choice.
+/// Places as many tables as the search can, in any time; the others have no choice.
 Assignment place_what_fits(std::span<const PlannerTable> tables, const PlannerMachine& machine);
 
 }  // namespace tessera

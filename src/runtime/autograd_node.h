@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Makes a node of autograd's graph, held as libtorch holds its own: by a std::shared_ptr (seen in
-/// torch 2.11) or a c10::intrusive_ptr (2.14, 2.15).
+/// Creates a node of autograd's graph in the pointer type that libtorch uses: a std::shared_ptr (as
+/// in torch 2.11) or a c10::intrusive_ptr (2.14, 2.15).
 template <class Node, class... Args>
 auto make_node(Args&&... args) {
   using Held = decltype(torch::autograd::Edge::function);

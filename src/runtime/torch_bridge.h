@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Returns the core's name for a dtype of torch. Throws: Error(unsupported) for the quantised ones.
+/// Returns Tessera's dtype for a torch dtype. Throws: Error(unsupported) for quantised dtypes.
 DType dtype_of(at::ScalarType type);
 at::ScalarType scalar_type_of(DType dtype);
 

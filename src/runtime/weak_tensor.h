@@ -6,11 +6,11 @@
 
 namespace tessera {
 
-/// A tensor that another holds: does not keep it alive.
+/// A weak reference to a tensor: does not keep it alive.
 class WeakTensor {
  public:
   explicit WeakTensor(const at::Tensor& tensor) : impl_(tensor.getIntrusivePtr()) {}
-  /// Returns the tensor, or an undefined one where it has died.
+  /// Returns the tensor, or an undefined one if it is dead.
   at::Tensor lock() const {
     auto strong = impl_.lock();
     return strong ? at::Tensor(std::move(strong)) : at::Tensor();

@@ -12,73 +12,73 @@
 
 namespace tessera::inspect {
 
-/// What counts as a difference, and where to look for one.
+/// What counts as a difference, and which names to compare.
 struct DiffOptions {
-  /// An element of A equals one of B where `|a - b| <= atol + rtol * |b|`; then NaN equals NaN and
-  /// an infinity itself. One that is not given is 0; where neither is, elements are equal that are
-  /// so bit for bit.
+  /// An element of A equals one of B if `|a - b| <= atol + rtol * |b|`; NaN equals NaN, and an
+  /// infinity equals itself. If only one of the two is set, the other is 0. If neither is set,
+  /// elements must be equal bit for bit.
   std::optional<double> rtol{};
   /// See `rtol`.
   std::optional<double> atol{};
 
-  /// Whether tensors of different dtypes are compared as numbers, instead of being a difference.
+  /// Whether to compare tensors of different dtypes as numbers, or report the dtypes.
   enum class DTypes { must_agree, any } dtypes = DTypes::must_agree;
 
-  std::vector<Rename> renames{};  // of A's names, to what they are in B; the first that fits
-  NameSelection names{};          // tensors and values that are compared, by the names in B
+  std::vector<Rename> renames{};  // from A's names to B's; the first that fits is used
+  NameSelection names{};          // names in B of the tensors and values to compare
   ScanOptions scan{};             // how tensors are read
 };
 
-/// How many elements of a tensor differ, and where it begins.
+/// How many elements of a tensor differ, and the first of them.
 struct ElementDifferences {
   std::int64_t numel = 0;
   std::int64_t num_different = 0;
-  Shape first_index{};  // of the first one in row-major order, one entry per dimension
+  Shape first_index{};  // of the first differing element in row-major order, per dimension
   std::string first_a{};
   std::string first_b{};
   std::int64_t num_nan_on_one_side = 0;
-  /// The largest |a - b| of the elements that differ; nothing where that is NaN for all of them.
+  /// The largest |a - b| of the differing elements; nothing if it is NaN for all.
   std::optional<double> max_abs_difference{};
 };
 
-/// A name under which two checkpoints differ.
+/// A name whose contents differ between two checkpoints.
 struct Difference {
   /// In what way they differ.
   enum class Kind {
-    missing,  // in A alone
-    extra,    // in B alone
+    missing,  // only in A
+    extra,    // only in B
     shape,
     dtype,
     elements,  // of a tensor
-    value,     // of something that is no tensor
+    value,     // anything but a tensor
     type,      // a tensor on one side, a value on the other
   };
   Kind kind;
   std::string name;
-  std::string a{};  // in words, for all kinds but `elements`; empty where there is nothing
+  std::string a{};  // as text, for all kinds except `elements`; empty if absent
   std::string b{};
-  std::optional<ElementDifferences> elements{};  // for that kind
+  std::optional<ElementDifferences> elements{};  // only for kind `elements`
 };
 
 /// How two checkpoints differ.
 struct DiffReport {
   std::vector<Difference> differences{};  // by name
-  /// Names that are aliases in one checkpoint and tensors of their own in the other. No difference:
-  /// what they hold was compared.
+  /// Names that are an alias in one checkpoint and a tensor in the other. Not a difference: the
+  /// contents were compared.
   std::vector<std::string> untied{};
-  std::int64_t num_tensors_compared = 0;  // names in both, with aliases
+  std::int64_t num_tensors_compared = 0;  // names in both, aliases included
   std::int64_t num_values_compared = 0;
-  std::uint64_t nbytes_compared = 0;  // of tensors' elements, one side
+  std::uint64_t nbytes_compared = 0;  // elements of one side
 };
 
-/// Compares what two checkpoints hold, whatever their formats and shardings: names, shapes, dtypes,
-/// elements, values. An alias stands for the tensor it names. Names in the report are those in B.
-/// Throws: Error(invalid_argument) where two names of A become one, or a rename fits none;
-/// Error(corruption), Error(io) where either cannot be read; Error(interrupted).
+/// Compares the contents of two checkpoints, whatever their formats and shardings: names, shapes,
+/// dtypes, elements, values. An alias counts as the tensor it names. The report uses the names in
+/// B. Throws: Error(invalid_argument) if two names of A become one, or a rename matches nothing;
+/// Error(corruption), Error(io) if a checkpoint cannot be read; Error(interrupted).
 DiffReport diff(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                 const DiffOptions& options);
 
-/// Returns the bytes of elements that `diff` would read, of both sides: what progress goes up to.
+/// Returns how many bytes of elements `diff` would read from both: the end value of its progress.
 std::uint64_t diff_nbytes(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                           const DiffOptions& options);
 

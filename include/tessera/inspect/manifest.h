@@ -11,15 +11,15 @@
 
 namespace tessera::inspect {
 
-/// The digests of what a checkpoint holds, by name: equal for equal contents in every format and
-/// sharding. A tensor's is of `compute_content_digests`; an alias has that of the tensor it names;
-/// a value's is XXH3-128 of the line `value`, its line break, and the value as compact JSON
-/// (`value_to_json`). A plain value type.
+/// The digests of a checkpoint's contents, by name. Equal contents give equal manifests, whatever
+/// format and sharding. A tensor's digest comes from `compute_content_digests`; an alias has the
+/// digest of its tensor; a value's is the XXH3-128 of the line `value`, its line break, and the
+/// value as compact JSON (`value_to_json`). A plain value type.
 ///
-/// As text it has a line `DIGEST  NAME` for each, and at the end `whole: DIGEST`, which is XXH3-128
-/// of the lines before. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`.
+/// Its text has a line `DIGEST NAME` for each entry, and ends with `whole: DIGEST`, the XXH3-128 of
+/// the lines before. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`.
 struct Manifest {
-  /// A name and the digest of what stands under it.
+  /// A name and the digest of its contents.
   struct Entry {
     std::string name;
     std::string digest;  // 32 hex digits
@@ -27,34 +27,34 @@ struct Manifest {
   };
   std::vector<Entry> entries{};  // by name (byte order), no name twice
 
-  /// Returns the digest of all entries together: the last line of the text.
+  /// Returns the digest of all entries, which is in the last line of the text.
   std::string whole_digest() const;
-  /// Returns the manifest as parse_manifest reads it.
+  /// Returns the text that parse_manifest reads.
   std::string to_text() const;
 
   friend bool operator==(const Manifest&, const Manifest&) = default;
 };
 
-/// Throws: Error(corruption) where something cannot be read or an alias has no target; Error(io);
-/// Error(unsupported) where a value is of a kind that is never read; Error(interrupted).
+/// Returns the manifest of the selected names. Throws: Error(corruption) if something cannot be
+/// read or an alias has no target; Error(io); Error(unsupported) for a value of a kind that is
+/// never read; Error(interrupted).
 Manifest compute_manifest(const formats::CheckpointReader& reader, const Selection& selection,
                           const ScanOptions& options);
 
-/// Returns the bytes of elements that compute_manifest reads: what progress goes up to.
+/// Returns how many bytes of elements compute_manifest reads: the end value of its progress.
 std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
                               const Selection& selection);
 
-/// Reads a manifest as text, or as the JSON that `ckpt-inspect hash --json` prints. Lines may stand
-/// in any order and end with LF or CRLF. The digest of the whole must be there and fit: without it
-/// a manifest that is cut short looks like one of fewer names. Throws: Error(corruption) naming
-/// `path` and the line.
+/// Reads a manifest as text, or the JSON of `ckpt-inspect hash --json`. Lines may be in any order
+/// and end with LF or CRLF. The digest of the whole is required and must match: a truncated
+/// manifest would else look complete. Throws: Error(corruption) naming `path` and the line.
 Manifest parse_manifest(std::string_view text, const std::string& path);
 
-/// Judges by the first bytes of a text whether it can be a manifest, before it is read in full.
+/// Checks from the first bytes of a text whether it can be a manifest, before all of it is read.
 /// Throws: as parse_manifest.
 void check_manifest_begin(std::string_view begin, const std::string& path);
 
-/// A name under which two manifests differ.
+/// A name whose digests differ between two manifests.
 struct ManifestDifference {
   /// In what way they differ.
   enum class Kind {
@@ -63,12 +63,12 @@ struct ManifestDifference {
     extra,    // found, but not expected
   } kind;
   std::string name;
-  std::string expected{};  // digests; empty where there is none
+  std::string expected{};  // digests; empty if absent
   std::string found{};
   friend bool operator==(const ManifestDifference&, const ManifestDifference&) = default;
 };
 
-/// Returns the differences by name; none where the manifests are equal.
+/// Returns the differences, sorted by name.
 std::vector<ManifestDifference> compare(const Manifest& expected, const Manifest& found);
 
 }  // namespace tessera::inspect

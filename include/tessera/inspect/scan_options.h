@@ -7,12 +7,12 @@
 
 namespace tessera::inspect {
 
-/// How work that reads tensors' bytes is done. Results depend on none of it.
+/// How to read tensors' bytes. Does not change the results.
 struct ScanOptions {
   int num_threads = 1;                                     // at least 1
-  std::uint64_t memory_nbytes = std::uint64_t{256} << 20;  // for elements, all threads together
-  std::stop_token stop{};            // a request ends the work with Error(interrupted)
-  formats::ProgressSink progress{};  // told the bytes of elements read; may be empty
+  std::uint64_t memory_nbytes = std::uint64_t{256} << 20;  // for elements, of all threads together
+  std::stop_token stop{};            // a stop request throws Error(interrupted)
+  formats::ProgressSink progress{};  // gets the number of element bytes read; may be empty
 };
 
 }  // namespace tessera::inspect

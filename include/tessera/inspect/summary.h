@@ -10,7 +10,7 @@
 
 namespace tessera::inspect {
 
-/// What tensors add up to, as logical tensors: replicas count once, aliases not at all.
+/// Sums over tensors. Replicas count once, aliases not at all.
 struct Totals {
   std::int64_t num_tensors = 0;
   std::int64_t num_aliases = 0;
@@ -23,7 +23,7 @@ struct Totals {
   void add(const Totals& other);
 };
 
-/// Some of a checkpoint's names, as indices into the lists of its contents, in their order.
+/// A subset of a checkpoint's names, as indices into its lists of contents, ascending.
 struct Selection {
   std::vector<std::size_t> tensors{};
   std::vector<std::size_t> values{};
@@ -33,39 +33,39 @@ struct Selection {
   bool empty() const { return tensors.empty() && values.empty() && aliases.empty(); }
 };
 
-/// Throws: Error(invalid_argument) naming the first pattern that matches nothing, with the name
-/// that is most like it, or where patterns together leave nothing.
+/// Returns the names that the patterns select. Throws: Error(invalid_argument) naming the first
+/// pattern that matches nothing, with the most similar name, or if nothing is left.
 Selection select(const formats::CheckpointContents& contents, const NameSelection& names,
                  const std::string& path);
 
-/// Returns the index of a tensor that must be there; npos where an alias has no target.
+/// Returns the index of an alias's tensor; npos if it has no target.
 std::size_t tensor_of(const formats::CheckpointContents& contents, const formats::Alias& alias);
 
-/// A part of the tree that names make when they are cut at their dots.
+/// A node of the tree of names, which are split at their dots.
 struct TreeNode {
-  /// What stands there: a group has children, all else is an entry of the contents.
+  /// What the node is: a group with children, or an entry of the contents.
   enum class Kind { group, tensor, alias, value } kind = Kind::group;
 
-  /// The components between the parent and this, joined with dots: a group with one member has no
-  /// line of its own. `[0:32]` for siblings 0 to 31 that are alike and stand here as one.
+  /// The part of the name below the parent node. A group with a single child is merged with it:
+  /// `a.b`. `[0:32]` stands for the equal siblings 0 to 31.
   std::string label;
-  std::int64_t num_repeats = 1;    // the siblings that this one stands for
-  std::size_t index = 0;           // in the contents, except for a group; of the first sibling
+  std::int64_t num_repeats = 1;    // number of siblings that this node stands for
+  std::size_t index = 0;           // in the contents; of the first sibling; unused for a group
   Totals totals;                   // of all siblings together
-  std::vector<TreeNode> children;  // of the first sibling; numbers in numerical order
+  std::vector<TreeNode> children;  // of the first sibling; numbers are sorted as numbers
 };
 
-/// Which numbered siblings become one, as `[0:32]`: those with the same names below them, tensors
-/// of the same dtypes and shapes (and cut into the same pieces), and values of whatever content.
-/// `none`: siblings with tensors below them, or with values, stay apart.
+/// Which numbered siblings are merged into one node, such as `[0:32]`: siblings with the same names
+/// below them, tensors with equal dtypes and shapes (or also equal pieces), and any values. `none`:
+/// siblings with tensors (or values) below them are not merged.
 struct Folding {
-  /// Which siblings with tensors below them become one.
+  /// Which siblings with tensors below them are merged.
   enum class Tensors { none, of_equal_shape, of_equal_pieces } tensors = Tensors::of_equal_shape;
-  /// Which siblings with values below them become one.
+  /// Which siblings with values below them are merged.
   enum class Values { of_any_content, none } values = Values::of_any_content;
 };
 
-/// Returns the root, a group without a label.
+/// Returns the root node, a group without a label.
 TreeNode make_tree(const formats::CheckpointContents& contents, const Selection& selection,
                    Folding folding = {});
 

@@ -21,9 +21,9 @@ struct FlatUnitParameter {
 };
 
 /// The flat parameter of a fully sharded module: its parameters, one after the other in row-major
-/// order, padded at the end so that every rank holds the same number of elements. The runtime and
-/// the offline tool share the functions below, so both cut a unit the same way.
-/// Source: "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (VLDB 2023), 3.2.
+/// order, padded at the end so that all ranks hold equally many elements. The runtime and
+/// ckpt-reshard share the functions below, so both cut a unit the same way. Source: "PyTorch FSDP:
+/// Experiences on Scaling Fully Sharded Data Parallel" (VLDB 2023), 3.2.
 struct FlatUnit {
   std::string name;  // fqn of the module that owns it; empty for the root
   DType dtype = DType::float32;
@@ -31,26 +31,25 @@ struct FlatUnit {
   friend bool operator==(const FlatUnit&, const FlatUnit&) = default;
 };
 
-/// Returns a unit with its parameters' offsets filled in, in the given order, without gaps.
+/// Returns a unit whose parameters are in the given order, without gaps.
 FlatUnit make_flat_unit(std::string name, DType dtype,
                         std::vector<std::pair<std::string, Shape>> parameters);
 
-/// Returns the elements of all parameters, without padding.
+/// Returns the number of elements of all parameters, without padding.
 std::int64_t unpadded_numel(const FlatUnit& unit);
 
-/// Returns the elements that each rank holds: unpadded_numel divided by the ranks, rounded up.
+/// Returns the number of elements per rank: unpadded_numel / world_size, rounded up.
 std::int64_t sharded_numel(const FlatUnit& unit, int world_size);
 
-/// Returns what `rank` holds of a parameter of the unit, as a range of that parameter's elements;
-/// empty where it holds nothing.
+/// Returns the range of a parameter's elements that `rank` holds; empty if it holds none.
 FlatRange shard_of_parameter(const FlatUnit& unit, const FlatUnitParameter& parameter, int rank,
                              int world_size);
 
-/// Reads units from JSON, in which each parameter comes in its place in the flat parameter:
+/// Reads units from JSON, with parameters in the order of the flat parameter:
 /// `{"schema": 1, "units": [{"name": "layers.0", "dtype": "float32", "parameters":
 /// [{"fqn": "model.layers.0.up.weight", "shape": [10, 4]}]}]}`
-/// Throws: Error(corruption) that names `path`, the unit and the broken rule; a parameter may be in
-/// one unit only.
+/// Throws: Error(corruption) that names `path`, the unit and the broken rule. A parameter may be in
+/// only one unit.
 std::vector<FlatUnit> flat_units_from_json(std::string_view text, const std::string& path);
 
 }  // namespace tessera

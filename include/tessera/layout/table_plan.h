@@ -21,29 +21,29 @@ enum class TableSharding {
   grid,               // columns over groups of ranks, rows within each group
 };
 
-/// Returns the word that plans use: `row_wise`.
+/// Returns the name that plans use: `row_wise`.
 std::string_view table_sharding_name(TableSharding sharding);
-/// Returns what that word stands for, or nothing.
+/// Returns the sharding of that name, or nothing.
 std::optional<TableSharding> parse_table_sharding(std::string_view name);
-std::string table_sharding_names();  // all of them, for messages
+std::string table_sharding_names();  // all names, for messages
 
 /// How one table is sharded.
 struct TableRule {
   TableSharding sharding = TableSharding::table_wise;
-  std::vector<int> ranks{};   // in order of the shards; data_parallel: all ranks
+  std::vector<int> ranks{};   // by shard; data_parallel: all ranks, whatever this says
   int num_column_shards = 1;  // grid only: the number of groups, divides ranks.size()
 };
 
-/// What keeps a rule from being one.
+/// Why a rule is invalid.
 struct RuleProblem {
   std::string what;
   std::string expected;
   std::string found;
 };
-/// Returns what is wrong with a rule for that many ranks, or nothing.
+/// Returns what is wrong with a rule for `world_size` ranks, or nothing.
 std::optional<RuleProblem> problem_of(const TableRule& rule, int world_size);
 
-/// Says which rank holds what of each embedding table. As JSON, with `column_shards` for grid only:
+/// Which ranks hold which part of each embedding table. As JSON (`column_shards` for grid only):
 /// `{"schema": 1, "world_size": 4, "tables": {"t0": {"sharding": "row_wise", "ranks": [0, 1]}}}`
 struct TablePlan {
   int world_size = 1;
@@ -51,17 +51,17 @@ struct TablePlan {
 
   /// Throws: Error(corruption) that names `path`, the table, and the broken rule.
   static TablePlan from_json(std::string_view text, const std::string& path);
-  /// Returns the plan as from_json reads it.
+  /// Returns the plan in the JSON that from_json reads.
   std::string to_json() const;
 };
 
-/// Returns the table's name where `fqn` is the weight of one, as torchrec names them:
+/// Returns the table's name if `fqn` is a table's weight with torchrec's names:
 /// `<anything>embedding_bags.<table>.weight` or `<anything>embeddings.<table>.weight`.
 std::optional<std::string> table_of_weight(std::string_view fqn);
 
-/// Returns who holds what of a table, without empty shards. Rows and columns are cut as
-/// torch.chunk does; trailing ranks may hold nothing.
-/// Shape: `[rows, columns]`. Throws: Error(invalid_argument) for another number of dimensions.
+/// Returns which ranks hold which boxes of a table, without empty shards. Rows and columns are cut
+/// as by torch.chunk, so the last ranks may hold nothing. Shape: `[rows, columns]`. Throws:
+/// Error(invalid_argument) for another number of dimensions.
 std::vector<Shard> table_shards(const TableRule& rule, std::span<const std::int64_t> shape,
                                 int world_size);
 

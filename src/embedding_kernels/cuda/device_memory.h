@@ -16,7 +16,7 @@ inline void check(cudaError_t status, const char* what) {
   throw Error(ErrorKind::io, {}, std::string("CUDA: ") + what + ": " + cudaGetErrorString(status));
 }
 
-/// Owns elements on the device, allocated and freed in the order of one stream.
+/// Owns device memory for elements, allocated and freed in stream order.
 template <class T>
 class DeviceArray {
  public:

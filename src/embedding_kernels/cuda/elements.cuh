@@ -12,9 +12,9 @@ namespace tessera::embedding::cuda {
 constexpr int kWarpThreads = 32;
 constexpr int kBlockThreads = 256;
 constexpr int kBlockWarps = kBlockThreads / kWarpThreads;
-constexpr std::int64_t kMaxBlocks = 1 << 20;  // of a launch; each thread goes on in a loop
+constexpr std::int64_t kMaxBlocks = 1 << 20;  // per launch; each thread loops
 
-/// Returns the blocks of a launch in which each warp takes one of `num_items`.
+/// Returns the number of blocks of a launch in which each warp takes one of `num_items`.
 inline unsigned num_blocks_for(std::int64_t num_items, int warps_per_block = kBlockWarps) {
   const std::int64_t blocks = (num_items + warps_per_block - 1) / warps_per_block;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);
@@ -52,7 +52,7 @@ __device__ inline void store(__nv_bfloat16* to, float v) {
   *to = __float2bfloat16_rn(v);
 }
 
-/// Calls `body` with the table's weights as a pointer to elements of its dtype.
+/// Calls `body` with the table's weights as a pointer to its element type.
 template <class Body>
 __device__ void with_weights(const TableView& table, const Body& body) {
   switch (table.dtype) {
@@ -65,7 +65,7 @@ __device__ void with_weights(const TableView& table, const Body& body) {
   }
 }
 
-/// Returns the sum over a warp, on every lane.
+/// Returns the sum over a warp, on all lanes.
 __device__ inline float sum_over_warp(float v) {
   for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
     v += __shfl_xor_sync(0xFFFFFFFFU, v, distance);

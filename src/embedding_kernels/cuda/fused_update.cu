@@ -12,9 +12,9 @@ namespace tessera::embedding::cuda {
 namespace {
 
 constexpr std::int64_t kBlockOccurrences = embedding::TouchedRows::kBlockOccurrences;
-constexpr std::int64_t kSharedNbytes = 48 * 1024;  // that a block of threads has without asking
+constexpr std::int64_t kSharedNbytes = 48 * 1024;  // per block of threads, without opt-in
 
-/// One table's update with its numbers as kernels use them; see [Note: Update of a row].
+/// One table's update with parameters as the kernels need them; see [Note: Update of a row].
 struct DeviceUpdate {
   enum class Kind { none, sgd, adagrad, row_wise_adagrad, adam, row_wise_adam } kind = Kind::none;
   TableView view{};
@@ -22,8 +22,8 @@ struct DeviceUpdate {
   float lr = 0, eps = 0, beta1 = 0, beta2 = 0, rest1 = 0, rest2 = 0;
   float correction1 = 0, correction2 = 0;
   float max_gradient = 0;
-  float decay_of_gradient = 0;  // weight_decay where it is part of g
-  float decay_of_step = 0;      // where it is part of the step
+  float decay_of_gradient = 0;  // weight_decay if it is part of g
+  float decay_of_step = 0;      // weight_decay if it is part of the step
 };
 
 DeviceUpdate::Kind kind_of(const FusedOptimizer& optimizer) {
@@ -62,11 +62,11 @@ DeviceUpdate on_device(const TableUpdate& update) {
   return made;
 }
 
-/// A touched row, as one warp sees it.
+/// A touched row, for one warp.
 struct TouchedRow {
   std::int64_t table;
   std::int64_t row;
-  std::int64_t begin;  // of its occurrences
+  std::int64_t begin;  // the first of its occurrences
   std::int64_t count;
 
   __device__ TouchedRow(const TouchedRows::View& touched, std::int64_t index)
@@ -92,7 +92,7 @@ __device__ void sum_occurrences(const TouchedRows::View& touched, const PooledGr
   }
 }
 
-/// Returns the touched row to which a block belongs: the last whose first block is not after it.
+/// Returns the touched row of a block: the last one whose first block is not after it.
 __device__ std::int64_t row_of_block(const TouchedRows::View& touched, std::uint32_t block) {
   std::int64_t begin = 0;
   std::int64_t end = *touched.num_rows;
@@ -107,7 +107,7 @@ __device__ std::int64_t row_of_block(const TouchedRows::View& touched, std::uint
   return begin;
 }
 
-/// A warp takes a block of a hot row. Of tables that no kernel asks for, `dims` is 0.
+/// Sums blocks of hot rows, one block per warp. `dims` is 0 for tables whose sums are not needed.
 __global__ void sum_blocks(TouchedRows::View touched, PooledGradient gradient,
                            const std::int64_t* dims, std::int64_t max_dim, float* block_sums) {
   const std::int64_t num_blocks = touched.first_blocks[touched.num_ids];
@@ -123,7 +123,7 @@ __global__ void sum_blocks(TouchedRows::View touched, PooledGradient gradient,
   }
 }
 
-/// What the gradient of any touched row is summed from.
+/// The inputs of a touched row's gradient.
 struct GradientSource {
   TouchedRows::View touched;
   PooledGradient gradient;
@@ -150,7 +150,7 @@ __device__ void sum_row(const GradientSource& source, std::int64_t index, const 
   }
 }
 
-/// Scales, clips and decays g. Returns the sum of its squares. A lane sees its own columns alone.
+/// Scales, clips and decays g. Returns the sum of its squares over this lane's columns.
 template <class T>
 __device__ float finish_gradient(const DeviceUpdate& update, float scale, const T* w, float* g) {
   float squares = 0;
@@ -225,7 +225,7 @@ __device__ void apply(const DeviceUpdate& update, T* w, const float* g, std::int
   }
 }
 
-/// A warp takes a row. `updates` has one for each table, of kind none where it has none.
+/// Updates one row per warp. `updates` has one per table, of kind none for tables without.
 __global__ void update_rows(GradientSource source, const DeviceUpdate* updates) {
   extern __shared__ float gradients[];
   float* g = gradients + warp_in_block() * source.max_dim;
@@ -289,7 +289,7 @@ __global__ void add_gradients(GradientSource source, int table, std::int64_t dim
   }
 }
 
-/// The blocks of threads of a kernel in which each warp keeps a row in shared memory.
+/// The launch configuration of a kernel where each warp keeps a row in shared memory.
 struct Launch {
   int num_threads;
   std::size_t shared_nbytes;
@@ -311,14 +311,14 @@ struct Launch {
   }
 };
 
-/// Sums the blocks of hot rows of tables with these widths (0: not asked for).
+/// Sums the blocks of hot rows, for tables with these widths (0: not needed).
 class SummedGradients {
  public:
   SummedGradients(const std::vector<std::int64_t>& dims, const TouchedRows& touched,
                   const PooledGradient& gradient, cudaStream_t stream) {
     const TouchedRows::View view = touched.view();
     for (const std::int64_t dim : dims) max_dim_ = std::max(max_dim_, dim);
-    // A hot row has a whole block for each one that is not.
+    // At least half of a hot row's blocks are full.
     const std::int64_t max_blocks = 2 * view.num_ids / kBlockOccurrences;
     block_sums_ = DeviceArray<float>(max_blocks * max_dim_, stream);
     source_ = {.touched = view,

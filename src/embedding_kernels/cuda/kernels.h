@@ -10,12 +10,11 @@
 #include "embedding_kernels/cuda/device_memory.h"
 #include "embedding_kernels/fused_update.h"
 
-// The kernels of tessera::embedding on a CUDA device: the same functions with a stream in place of
-// threads. What the kernels read and write lies on the device: weights and state of tables, ids,
-// offsets and weights of bags, gradients and outputs. Spans of views themselves, `table_of_feature`
-// and `column_of_feature` lie on the host. Nothing waits for the device but what says so. Sums over
-// the columns of a row are not in the order of the processor's, all others are.
-// Throws: Error(io) where CUDA fails.
+// The kernels of tessera::embedding on CUDA: the same functions, with a stream instead of threads.
+// Weights and state of tables, ids, offsets and weights of bags, gradients and outputs are in
+// device memory; spans of views, `table_of_feature` and `column_of_feature` in host memory.
+// Functions do not wait for the device unless they say so. Sums over a row's columns have another
+// order than on the CPU; all other sums have the same. Throws: Error(io) if CUDA fails.
 namespace tessera::embedding::cuda {
 
 void pooled_sums(std::span<const TableView> tables, const Bags& bags, float* out,
@@ -24,22 +23,21 @@ void pooled_sums(std::span<const TableView> tables, const Bags& bags, float* out
 void sample_weight_gradients(std::span<const TableView> tables, const Bags& bags,
                              const PooledGradient& gradient, float* out, cudaStream_t stream);
 
-/// The rows of all tables that a batch names, by table and then ascending. See
-/// [Note: Order of sums]: it holds here too.
+/// The rows that a batch looks up, by table, then ascending. [Note: Order of sums] holds here too.
 class TouchedRows {
  public:
   using Occurrence = embedding::TouchedRows::Occurrence;
 
   TouchedRows(std::span<const TableView> tables, const Bags& bags, cudaStream_t stream);
 
-  /// What kernels see.
+  /// The arrays for the kernels.
   struct View {
     const std::uint64_t* keys;          // [rows], table << row_bits | row
     const std::uint32_t* offsets;       // [rows], of the first occurrence
     const std::uint32_t* counts;        // [rows], of occurrences
-    const std::uint32_t* first_blocks;  // [ids + 1], of hot rows; then the number of all
+    const std::uint32_t* first_blocks;  // [ids + 1], of hot rows; the last: number of blocks
     const Occurrence* occurrences;      // [ids]
-    const std::uint32_t* num_rows;      // one, of all tables
+    const std::uint32_t* num_rows;      // one number: the rows of all tables
     const std::uint32_t* table_begins;  // [tables + 1], into the rows
     std::int64_t num_ids;
     int row_bits;
@@ -47,9 +45,9 @@ class TouchedRows {
   View view() const;
   int num_tables() const { return num_tables_; }
 
-  /// Returns the number of rows that are touched in a table. Waits for the stream.
+  /// Returns the number of touched rows of a table. Waits for the stream.
   std::int64_t num_rows(int table) const;
-  /// Copies them into `rows`, on the device. Waits for the stream.
+  /// Copies these rows into `rows`, on the device. Waits for the stream.
   void copy_rows(int table, std::int64_t* rows) const;
 
  private:
@@ -72,8 +70,7 @@ class TouchedRows {
   DeviceArray<std::uint32_t> table_begins_{};
 };
 
-/// Throws: Error(unsupported) where a row is too wide for the memory that threads share (12,288
-/// columns).
+/// Throws: Error(unsupported) if a row does not fit into shared memory (more than 12,288 columns).
 void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touched,
                   const PooledGradient& gradient, cudaStream_t stream);
 

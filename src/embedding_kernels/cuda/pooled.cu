@@ -20,7 +20,7 @@ struct DeviceBags {
   const float* weights;  // or null
 };
 
-/// A warp takes a bag; its lanes share the columns.
+/// Pools one bag per warp; its lanes share the columns.
 __global__ void pool_bags(DeviceBags bags, float* out, std::int64_t out_stride) {
   for (std::int64_t bag = first_item(); bag < bags.num_bags; bag += num_warps()) {
     const Feature& feature = bags.features[bag / bags.batch];
@@ -63,7 +63,7 @@ __global__ void multiply_bags(DeviceBags bags, const float* gradient, std::int64
   }
 }
 
-/// The bags of a batch as kernels see them, with the memory for what was on the host.
+/// The bags of a batch for the kernels, with device copies of the host arrays.
 class BagsOnDevice {
  public:
   BagsOnDevice(std::span<const TableView> tables, const Bags& bags, cudaStream_t stream)

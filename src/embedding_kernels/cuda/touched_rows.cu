@@ -19,7 +19,7 @@ struct Feature {
   std::uint32_t column;
 };
 
-/// Writes for each place of the batch its key, its number and what is summed there.
+/// Writes for each id of the batch its key, its number and its occurrence.
 __global__ void list_places(const Feature* features, std::int64_t num_bags, std::int64_t batch,
                             const std::int64_t* ids, const std::int64_t* offsets,
                             const float* weights, int row_bits, std::uint64_t* keys,
@@ -59,7 +59,7 @@ __global__ void blocks_of_hot_rows(const std::uint32_t* counts, const std::uint3
   }
 }
 
-/// Finds the first row of each table, and of one past the last.
+/// Finds the first row of each table, and the end.
 __global__ void find_tables(const std::uint64_t* keys, const std::uint32_t* num_rows, int row_bits,
                             int num_tables, std::uint32_t* begins) {
   for (std::int64_t table = first_thread(); table <= num_tables; table += num_threads()) {
@@ -90,7 +90,7 @@ unsigned num_blocks_of_threads(std::int64_t num_threads) {
   return num_blocks_for(num_threads, kBlockThreads);
 }
 
-/// Calls an algorithm of cub twice: it says how much memory it needs, and then works in it.
+/// Calls a cub algorithm twice: first to get the size of its workspace, then to run.
 template <class Algorithm>
 void with_workspace(cudaStream_t stream, const char* what, const Algorithm& algorithm) {
   std::size_t nbytes = 0;
@@ -156,7 +156,7 @@ void TouchedRows::sort(const Bags& bags) {
 void TouchedRows::group() {
   keys_ = DeviceArray<std::uint64_t>(num_ids_, stream_);
   counts_ = DeviceArray<std::uint32_t>(num_ids_, stream_);
-  counts_.fill_with_zeros();  // beyond the rows too: the sums run over all
+  counts_.fill_with_zeros();  // also after the last row: the sums include them
   offsets_ = DeviceArray<std::uint32_t>(num_ids_, stream_);
   with_workspace(stream_, "group", [&](void* workspace, std::size_t& nbytes) {
     return cub::DeviceRunLengthEncode::Encode(workspace, nbytes, sorted_keys_.data(), keys_.data(),

@@ -50,7 +50,7 @@ std::string Consensus::decide(
       decision["error"] = error.what();
     }
     set(decision_key, decision.dump());
-    if (last_number_) {  // all have read what was decided before, as they have asked again
+    if (last_number_) {  // all ranks sent a new request, so all have read the last result
       for (int rank = 0; rank < group_->size(); ++rank) {
         store.deleteKey(key_of(*last_number_, std::to_string(rank)));
       }

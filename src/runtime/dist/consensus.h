@@ -11,18 +11,18 @@
 
 namespace tessera::dist {
 
-/// Lets ranks decide something together: rank 0 of the group collects what each rank says, and
-/// tells all what comes of it. They talk through the group's store, so that a rank that says
-/// nothing in time is known by its number. Not thread-safe.
+/// Lets ranks decide together: each rank sends a request, rank 0 of the group decides, and all
+/// ranks get the result. Messages go through the group's store, so a rank that sends nothing in
+/// time can be named. Not thread-safe.
 class Consensus {
  public:
-  /// `group`: null where there is only one rank.
+  /// `group`: null if there is only one rank.
   explicit Consensus(std::shared_ptr<Group> group) : group_(std::move(group)) {}
 
-  /// Returns on all ranks what `decision_of` makes, on rank 0, of what they say, in order of rank.
-  /// `about_to` says what this rank wants to do, for messages. Collective. Requires: a group.
-  /// Throws on all ranks: what `decision_of` throws; Error(io) naming a rank that says nothing
-  /// within the store's time-out.
+  /// Returns on all ranks the result of `decision_of`, which rank 0 calls with all requests in rank
+  /// order. `about_to` says for error messages what this rank wants to do. Collective. Requires: a
+  /// group. Throws on all ranks: what `decision_of` throws; Error(io) naming a rank that sends
+  /// nothing within the store's time-out.
   std::string decide(
       const std::string& own, const std::string& about_to,
       const std::function<std::string(const std::vector<std::string>&)>& decision_of);
@@ -33,7 +33,7 @@ class Consensus {
 
  private:
   std::shared_ptr<Group> group_;
-  std::optional<std::uint64_t> last_number_;  // of the last exchange, whose keys still exist
+  std::optional<std::uint64_t> last_number_;  // of the last round, whose keys still exist
 };
 
 }  // namespace tessera::dist

@@ -10,19 +10,19 @@
 namespace tessera::dist {
 namespace {
 
-/// Returns the part of each rank, as views.
+/// Returns each rank's part, as views.
 std::vector<at::Tensor> parts_of(const at::Tensor& whole, int size) {
   return whole.view({size, -1}).unbind(0);
 }
 
 }  // namespace
 
-/// Messages between this rank and each other one.
+/// The messages of one collective between this rank and all others.
 class GlooBackend::Exchange final : public c10d::Work {
  public:
   Exchange(c10::intrusive_ptr<GlooBackend> backend, int tag)
       : backend_(std::move(backend)), tag_(tag) {}
-  /// What was not waited for goes on: a message that is taken back blocks its connection.
+  /// Lets unfinished messages run on: cancelling one would block its connection.
   ~Exchange() override { backend_->keep(std::move(tensors_), std::move(messages_)); }
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -35,7 +35,7 @@ class GlooBackend::Exchange final : public c10d::Work {
     std::vector<at::Tensor> tensors = keep(tensor);
     messages_.push_back(backend_->recv(tensors, from, tag_));
   }
-  /// Has `action` run when all messages have come and gone, by who waits for that.
+  /// Sets an `action` to run in `wait`, after all messages have finished.
   void then(std::function<void()> action) { action_ = std::move(action); }
 
   bool wait(std::chrono::milliseconds timeout) override {
@@ -53,7 +53,7 @@ class GlooBackend::Exchange final : public c10d::Work {
 
   c10::intrusive_ptr<GlooBackend> backend_;
   int tag_;
-  std::vector<at::Tensor> tensors_;  // whose memory the messages use
+  std::vector<at::Tensor> tensors_;  // the messages use their memory
   std::vector<c10::intrusive_ptr<c10d::Work>> messages_;
   std::function<void()> action_;
 };
@@ -65,7 +65,7 @@ void GlooBackend::keep(std::vector<at::Tensor> tensors,
   kept_.push_back({std::move(tensors), std::move(messages)});
 }
 
-/// Collectives are started in the same order on all ranks, and so have the same tags.
+/// All ranks start collectives in the same order, so their tags are equal.
 c10::intrusive_ptr<GlooBackend::Exchange> GlooBackend::begin_exchange() {
   last_tag_ = last_tag_ == std::numeric_limits<int>::max() ? 1 : last_tag_ + 1;
   return c10::make_intrusive<Exchange>(

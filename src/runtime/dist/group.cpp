@@ -13,9 +13,9 @@
 namespace tessera::dist {
 namespace {
 
-// c10d's flight recorder is one for the process and takes note of what is started without a lock
-// of its own (seen in torch 2.11). More than one thread starts collectives where ranks are
-// threads, and beside a save in the background.
+// c10d's flight recorder is shared by the process and records started collectives without a lock
+// (as in torch 2.11). Several threads start collectives if ranks are threads, and during a save in
+// the background.
 std::mutex& starting_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -163,7 +163,7 @@ void Group::receive(at::Tensor tensor, int from, const std::string& what) {
 
 double Group::max(double value, const std::string& what) {
   if (!backend_) return value;
-  // Whether it is no number is sent apart: what the greatest of NaNs is differs.
+  // A NaN is sent as a flag: backends differ in the maximum of NaNs.
   const bool is_nan = std::isnan(value);
   std::vector<at::Tensor> tensors = {
       torch::tensor({is_nan ? 0.0 : value, is_nan ? 1.0 : 0.0}, at::kDouble).to(device_)};

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kDefaultPort = 29500;  // torchrun's
 
-/// Reads variables of one launcher.
+/// Reads the variables of one launcher.
 class Variables {
  public:
   Variables(std::string launcher, const EnvironmentLookup& lookup)
@@ -51,7 +51,7 @@ class Variables {
 constexpr int kMaxRanks = 1 << 20;
 constexpr int kMaxPort = 65536;
 
-/// Returns the first host of Slurm's list: `node7` of `node[7-9,12]`, `a` of `a,b`.
+/// Returns the first host of a Slurm host list: `node7` of `node[7-9,12]`, `a` of `a,b`.
 std::string first_host(const std::string& list) {
   const std::size_t end = list.find_first_of(",[");
   std::string host = list.substr(0, end);
@@ -95,10 +95,10 @@ std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& loo
     const int local_size = variables.number_or("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxRanks, 1);
     found.master_address = local_size == found.world_size
                                ? lookup("MASTER_ADDR").value_or("127.0.0.1")
-                               : variables.text("MASTER_ADDR");  // of which host, mpirun says not
+                               : variables.text("MASTER_ADDR");  // mpirun does not name it
     return found;
   }
-  // An interactive shell inside an allocation has SLURM_PROCID, too, but no step of more tasks.
+  // An interactive shell in an allocation has SLURM_PROCID, too, but not a step with several tasks.
   if (lookup("SLURM_PROCID") && lookup("SLURM_NTASKS") && lookup("SLURM_STEP_ID")) {
     const Variables variables("srun", lookup);
     LaunchEnvironment found =
@@ -117,7 +117,7 @@ Mesh init_from_env(const MeshOptions& options) {
   if (!found) return connect(nullptr, 0, 1, options);
   c10d::TCPStoreOptions store_options;
   store_options.port = static_cast<std::uint16_t>(found->master_port);
-  // torchrun's agent holds the store already, where it says so.
+  // torchrun's agent may run the store already; this variable says so.
   const bool is_agents = process_environment("TORCHELASTIC_USE_AGENT_STORE") == "True";
   store_options.isServer = found->rank == 0 && !is_agents;
   store_options.numWorkers = found->world_size;

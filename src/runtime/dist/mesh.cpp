@@ -22,7 +22,7 @@ std::string shape_text(const Axes& axes) {
   throw Error::expected(ErrorKind::invalid_argument, {}, "mesh", expected, shape_text(axes));
 }
 
-/// Returns the axes with a size of -1 replaced by what is left of the world.
+/// Returns the axes with the size -1 replaced by the rest of the world size.
 Axes complete(Axes axes, int world_size) {
   if (axes.empty()) axes = {{"shard", world_size}};
   int product = 1;
@@ -52,7 +52,7 @@ class Connector {
   Connector(c10::intrusive_ptr<c10d::Store> store, const MeshOptions& options)
       : store_(std::move(store)), options_(options) {}
 
-  /// Connects `size` ranks under a name that no other group of this store has.
+  /// Connects `size` ranks. `key` must be unique among the groups of the store.
   std::shared_ptr<Group> connect(const std::string& name, const std::string& key, int rank,
                                  int size) const {
     const Transport& transport = options_.transport;

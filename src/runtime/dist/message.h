@@ -5,7 +5,7 @@
 
 namespace tessera::dist {
 
-/// Returns what an exception of libtorch says, without the frames that it came through.
+/// Returns the message of a libtorch exception without its stack trace.
 inline std::string message_of(const std::exception& error) {
   const std::string text = error.what();
   std::size_t end = text.find("Exception raised from ");

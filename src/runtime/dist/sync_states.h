@@ -7,7 +7,7 @@
 
 namespace tessera::dist {
 
-/// Gives every rank of a group what rank 0 has, each tensor once.
+/// Sends rank 0's tensors to all ranks of a group, each tensor once.
 class StateSync {
  public:
   explicit StateSync(Group& group) : group_(group) {}

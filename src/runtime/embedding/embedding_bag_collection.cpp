@@ -42,11 +42,11 @@ EmbeddingBagCollection::EmbeddingBagCollection(std::vector<EmbeddingBagConfig> t
 
 namespace {
 
-/// Sums rows of one table by bag, in float32.
+/// Returns the sum of one table's rows per bag, in float32.
 at::Tensor pooled_sums(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& offsets,
                        const at::Tensor& sample_weights) {
   if (ids.numel() == 0) {
-    // Nothing to look up, perhaps in nothing; still a function of the weight.
+    // No ids, and perhaps no rows: zeros that still depend on the weight for autograd.
     return torch::zeros({offsets.numel() - 1, weight.size(1)}, at::kFloat) +
            weight.narrow(0, 0, 0).sum();
   }

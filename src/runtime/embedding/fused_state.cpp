@@ -47,7 +47,7 @@ double number(const std::string& name, const Value& value) {
   throw unfit(name, "a number", value_to_string(value));
 }
 
-/// Returns the items of a list or tuple of two.
+/// Returns the two items of a list or tuple.
 std::pair<double, double> two_numbers(const std::string& name, const Value& value) {
   const auto* const tuple = value.get_if<Value::Tuple>();
   const auto* const list = tuple != nullptr ? &tuple->items : value.get_if<Value::List>();

@@ -12,7 +12,7 @@
 
 namespace tessera::embedding {
 
-/// What a fused optimizer keeps of one table, or of this rank's shard of it.
+/// A fused optimizer's state of one table, or of this rank's shard of it.
 struct FusedState {
   struct Slot {
     std::string name;
@@ -22,25 +22,25 @@ struct FusedState {
   std::vector<Slot> slots;
   std::int64_t step = 0;
 
-  /// Returns nullptr where there is no such slot.
+  /// Returns nullptr if there is no such slot.
   float* data(const std::string& name) const;
 };
 
-/// Returns state before the first step, for a shard. Shape: `[rows, columns]`.
+/// Returns the state of a shard before the first step. Shape: `[rows, columns]`.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns);
 
 /// Whether the optimizer counts steps.
 bool counts_steps(const FusedOptimizer& optimizer);
 
-/// Throws: Error(invalid_argument) naming a number that no optimizer has: negative, not finite, a
-/// beta that is not below 1.
+/// Throws: Error(invalid_argument) naming an invalid number: negative, not finite, or a beta that
+/// is not below 1.
 void check_numbers(const FusedOptimizer& optimizer);
 
-/// Returns the fields of a parameter group. `optimizer` is its name, the others are those of
+/// Returns the fields of a parameter group: `optimizer` is the name, the others are those of
 /// torch.optim in Python.
 Value::Dict fields_of(const FusedOptimizer& optimizer);
-/// Returns the optimizer with these fields. Throws: Error(mismatch) naming one that is missing, no
-/// number, or of another optimizer; as `check_numbers`.
+/// Returns the optimizer with these fields. Throws: Error(mismatch) naming a field that is missing,
+/// not a number, or from another optimizer; as `check_numbers`.
 FusedOptimizer with_fields(const FusedOptimizer& optimizer, const Value::Dict& fields);
 
 }  // namespace tessera::embedding

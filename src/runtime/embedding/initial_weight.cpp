@@ -15,13 +15,13 @@
 namespace tessera::embedding {
 namespace {
 
-/// Default bound of a table's first values, as torchrec has it.
+/// The default bound of initial values, as in torchrec.
 double bound_of(const EmbeddingBagConfig& config) {
   return 1 / std::sqrt(static_cast<double>(config.num_embeddings));
 }
 
-/// Returns 64 bits that look random, another 64 for every number. Source: SplitMix64, Steele, Lea
-/// and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+/// Returns 64 pseudorandom bits, different for each number. Source: SplitMix64, Steele, Lea and
+/// Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 std::uint64_t scrambled(std::uint64_t number) {
   number += 0x9E3779B97F4A7C15U;
   number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9U;
@@ -47,7 +47,7 @@ void fill_uniform(const Box& region, std::int64_t num_columns, std::uint64_t see
 
 void initialize_uniform(const EmbeddingBagConfig& config, const Box& region, std::uint64_t seed,
                         at::Tensor weight) {
-  constexpr std::int64_t kRows = 1024;  // one task's
+  constexpr std::int64_t kRows = 1024;  // per task
   const std::int64_t rows = region.sizes[0];
   parallel_for(ceil_div(rows, kRows), at::get_num_threads(), {}, [&](std::int64_t task) {
     const std::int64_t begin = task * kRows;
@@ -55,7 +55,7 @@ void initialize_uniform(const EmbeddingBagConfig& config, const Box& region, std
     at::Tensor values = torch::empty({end - begin, region.sizes[1]}, at::kFloat);
     fill_uniform(region, config.embedding_dim, seed, bound_of(config),
                  values.mutable_data_ptr<float>(), begin, end);
-    const at::NoGradGuard no_grad;  // of this thread
+    const at::NoGradGuard no_grad;  // thread-local
     weight.narrow(0, begin, end - begin).copy_(values);
   });
 }
@@ -82,7 +82,7 @@ void initialize_shard(const EmbeddingBagConfig& config, const Box& region, std::
   struct DefaultGenerator {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     at::Tensor before = generator.get_state();
-    ~DefaultGenerator() { generator.set_state(before); }  // also where `init_fn` throws
+    ~DefaultGenerator() { generator.set_state(before); }  // also if `init_fn` throws
   } restored;
   for (const std::int64_t offset : region.offsets) {
     seed = scrambled(seed ^ static_cast<std::uint64_t>(offset));

@@ -14,8 +14,8 @@
 namespace tessera::embedding {
 namespace {
 
-// What a rank tells of its batch, before the number of ids that it has for each rank.
-constexpr std::size_t kBatchSize = 0;  // kRefused: there is none
+// The header of a rank's batch. After these fields comes its number of ids for each rank.
+constexpr std::size_t kBatchSize = 0;  // kRefused: no batch
 constexpr std::size_t kFingerprint = 1;
 constexpr std::size_t kWantsWeightGradients = 2;
 constexpr std::size_t kNumFields = 3;
@@ -25,7 +25,7 @@ const std::int64_t* longs(const at::Tensor& tensor) {
   return tensor.const_data_ptr<std::int64_t>();
 }
 
-/// Calls `visit` with each id of a slice that lies in a shard's rows, with its sample and position.
+/// Calls `visit` with each id of a slice that is in a shard's rows, its sample and its position.
 template <class Visit>
 void for_each_id(const TableBatch& batch, const TableBatch::Slice& slice, FlatRange rows,
                  const Visit& visit) {
@@ -49,7 +49,7 @@ std::int64_t num_ids_in(const TableBatch& batch, const TableBatch::Slice& slice,
   return num_ids;
 }
 
-/// Calls `body(each)` for all of a vector, on as many threads as libtorch uses.
+/// Calls `body(each)` for all elements of a vector, in parallel.
 template <class T, class Body>
 void for_all(std::vector<T>& vector, const Body& body) {
   parallel_for(static_cast<std::int64_t>(vector.size()), at::get_num_threads(), {},
@@ -99,7 +99,7 @@ std::int64_t Input::num_outputs(int rank) const {
   return num_outputs;
 }
 
-/// Returns the length of what is sent to a rank by one with such a batch. Units: int64.
+/// Returns the size of the message to a rank from one with such a batch. Units: int64.
 std::int64_t Input::payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const {
   return num_outputs(rank) * batch_size + num_ids +
          (is_weighted_ ? ceil_div<std::int64_t>(num_ids, 2) : 0);
@@ -124,7 +124,7 @@ void Input::count_ids() {
   }
 }
 
-/// Writes what is sent to each rank.
+/// Writes the messages to all ranks.
 void Input::pack() {
   struct Place {
     const Part* part;
@@ -203,7 +203,7 @@ void Input::advance() {
   }
 }
 
-/// Takes what the ranks told each other in the first message.
+/// Checks and takes the headers of all ranks from the first message.
 void Input::check_headers() {
   const std::size_t num_ranks = num_sent_.size();
   const std::int64_t* const headers = longs(headers_);
@@ -256,15 +256,15 @@ const LocalBags& Input::bags() {
   return bags_;
 }
 
-/// Puts the bags of all ranks together, output by output.
+/// Assembles the bags of all ranks, output by output.
 void Input::unpack() {
   struct Run {  // what one rank sent for one output
     const std::int64_t* lengths;
     std::int64_t num_samples;
     const std::int64_t* ids = nullptr;
     const float* weights = nullptr;
-    std::int64_t* offsets = nullptr;  // the ends of its bags
-    std::int64_t begin = 0;           // among all ids
+    std::int64_t* offsets = nullptr;  // where its bags end
+    std::int64_t begin = 0;           // in all ids
     std::int64_t num_ids = 0;
   };
   struct Source {
@@ -294,7 +294,7 @@ void Input::unpack() {
   bags_.num_samples = sum_of(batch_sizes_);
   const std::int64_t num_ids = sum_of(num_received_);
   bags_.offsets = torch::empty({outputs * bags_.num_samples + 1}, at::kLong);
-  if (num_ranks == 1) {  // in order as they came
+  if (num_ranks == 1) {  // already in order
     const at::Tensor behind_lengths = received_.slice(0, outputs * bags_.num_samples);
     bags_.ids = behind_lengths.narrow(0, 0, num_ids);
     if (is_weighted_) {
@@ -317,7 +317,7 @@ void Input::unpack() {
     run.offsets = std::exchange(offset, offset + run.num_samples);
     run.begin = std::exchange(begin, begin + run.num_ids);
   }
-  TESSERA_CHECK(begin == num_ids);  // lengths and ids are from one batch
+  TESSERA_CHECK(begin == num_ids);  // else lengths and ids are from different batches
   for_all(runs, [&](const Run& run) {
     std::int64_t end = run.begin;
     for (std::int64_t sample = 0; sample < run.num_samples; ++sample) {
@@ -333,7 +333,7 @@ void Input::return_weight_gradients(const at::Tensor& from, at::Tensor to) {
   TESSERA_CHECK(returns_weight_gradients_ && has_arrived_);
   const auto num_ranks = batch_sizes_.size();
   const std::int64_t outputs = num_outputs(rank());
-  at::Tensor sorted = torch::empty_like(from);  // by rank, as the ids came
+  at::Tensor sorted = torch::empty_like(from);  // by rank, in the order of the received ids
   const float* source = from.const_data_ptr<float>();
   std::vector<float*> places;
   auto* place = sorted.mutable_data_ptr<float>();

@@ -13,23 +13,23 @@
 
 namespace tessera::embedding {
 
-/// A shard of a table, on some rank.
+/// A shard of a table on one rank.
 struct Assignment {
   std::size_t table = 0;
   FlatRange rows;                    // of the table
   FlatRange columns;                 // of the table
   bool has_all_rows = false;         // of the table
-  std::vector<std::size_t> outputs;  // of the TableSet: what features it is looked up by
+  std::vector<std::size_t> outputs;  // of the TableSet: its lookups in this shard
 };
 
 /// By rank, in the order of the tables.
 using Assignments = std::vector<std::vector<Assignment>>;
 
-/// Returns the sum of what ranks send or get.
+/// Returns the sum of the sizes to send or receive.
 std::int64_t sum_of(const std::vector<std::int64_t>& sizes);
 
-/// Bags of what a rank holds, from the batches of all ranks: bag `o * num_samples + s` is sample s
-/// of the o-th output of its assignments, in their order. Samples are in order of rank.
+/// The bags of all ranks' batches for this rank's shards. Bag `o * num_samples + s` is sample s of
+/// the o-th output of its assignments. Samples are in rank order.
 struct LocalBags {
   std::int64_t num_samples = 0;
   at::Tensor ids;      // [N] int64, rows of the shards
@@ -37,49 +37,48 @@ struct LocalBags {
   at::Tensor weights;  // [N] float32; undefined: all 1
 };
 
-/// A rank's batch; where it has none, why.
+/// A rank's batch, or the reason why it has none.
 struct OwnBatch {
   std::optional<KeyedJaggedTensor> batch;
   std::exception_ptr refusal;
   bool wants_weight_gradients = false;
 };
 
-/// A batch on its way to the ranks that hold its rows, in two messages: how much there is (one
-/// all-gather), and lengths, ids and weights (one all-to-all of int64: of rank d's part `outputs *
-/// batch` lengths, `n` ids and, where there are weights, `ceil(n / 2)` pairs of them). Every method
-/// is collective. Not thread-safe.
+/// A batch in transit to the ranks that hold its rows, in two messages. The first is an all-gather
+/// of sizes. The second is an all-to-all of int64: to each rank `outputs * batch` lengths, `n` ids
+/// and, with weights, `ceil(n / 2)` pairs of weights. Every method is collective. Not thread-safe.
 class Input {
  public:
-  /// Starts the first message; has taken all it needs of the batch. What is wrong with this rank's
-  /// batch all ranks throw in `advance`. `fingerprint`: what ranks have to have in common.
+  /// Starts the first message, and copies what it needs of the batch. If this rank's batch is
+  /// invalid, `advance` throws on all ranks. `fingerprint`: must be equal on all ranks.
   Input(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
         std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint);
 
-  /// Starts the second message, once. Throws, each time: what was wrong with this rank's batch;
-  /// Error(invalid_argument) where another rank refused its batch; Error(mismatch) where a rank has
+  /// Starts the second message, once. Throws, every time: the problem of this rank's batch;
+  /// Error(invalid_argument) if another rank refused its batch; Error(mismatch) if a rank has
   /// another fingerprint.
   void advance();
-  /// Returns what this rank looks up. Waits for the second message.
+  /// Returns the bags to look up on this rank. Waits for the second message.
   const LocalBags& bags();
 
   const TableBatch& batch() const { return batch_; }  // this rank's own
-  /// Number of samples of each rank. Requires: `advance`.
+  /// Returns the number of samples of each rank. Requires: `advance`.
   const std::vector<std::int64_t>& batch_sizes() const { return batch_sizes_; }
 
-  /// Whether some rank wants gradients of its weights. Requires: `advance`.
+  /// Returns whether any rank wants gradients of its weights. Requires: `advance`.
   bool returns_weight_gradients() const { return returns_weight_gradients_; }
-  /// Adds the gradients of this rank's weights to `to`, from those of `bags().weights` on all
-  /// ranks. Shape: both as the weights; `to` is undefined where this rank wants none. Requires:
-  /// `returns_weight_gradients()`.
+  /// Adds the gradients of this rank's weights to `to`; `from` has the gradients of
+  /// `bags().weights` on each rank. Shape: both as the weights. `to` is undefined if this rank
+  /// wants none. Requires: `returns_weight_gradients()`.
   void return_weight_gradients(const at::Tensor& from, at::Tensor to);
 
  private:
-  /// What one feature is looked up by on one rank, of this rank's batch.
+  /// One output of one shard, for this rank's batch.
   struct Part {
     const Assignment* assignment;
     TableBatch::Slice slice;
     int rank;
-    std::int64_t begin = 0;  // among the ids sent to that rank
+    std::int64_t begin = 0;  // in the ids sent to that rank
     std::int64_t num_ids = 0;
   };
   void count_ids();
@@ -100,8 +99,8 @@ class Input {
   bool wants_weight_gradients_;
   bool returns_weight_gradients_ = false;
   TableBatch batch_;
-  std::vector<Part> parts_;     // by rank, and for each in the order of its outputs
-  std::exception_ptr failure_;  // thrown again by whatever is called
+  std::vector<Part> parts_;     // by rank, then by output
+  std::exception_ptr failure_;  // every later call throws it again
   at::Tensor headers_;          // [ranks, 3 + ranks], see kBatchSize
   at::Tensor header_;
   at::Tensor sent_, received_;

@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-/// Says which bag it is: of a keyed tensor by key and sample.
+/// Names a bag in messages; in a keyed tensor by key and sample.
 struct BagNames {
   std::span<const std::string> keys;
   std::int64_t batch_size = 0;
@@ -43,12 +43,12 @@ void check_vector(const Tensor& tensor, const std::string& what) {
   }
 }
 
-/// Returns lengths or offsets as int64, in memory of their own: they were checked, and stay so.
+/// Returns lengths or offsets as an int64 copy: the caller cannot change it after the checks.
 Tensor own_copy(const Tensor& vector, at::Device device) {
   return vector.to(device, at::kLong, /*non_blocking=*/false, /*copy=*/true).contiguous();
 }
 
-/// Returns lengths and offsets as int64 on the values' device, checked against them.
+/// Returns checked lengths and offsets as int64 on the values' device.
 std::pair<Tensor, Tensor> checked_lengths(const Tensor& values, const Tensor& lengths,
                                           const BagNames& name) {
   check_vector(lengths, "lengths");
@@ -137,7 +137,7 @@ std::vector<Tensor> JaggedTensor::to_dense() const {
 
 namespace {
 
-/// Returns the number of samples.
+/// Returns the number of samples. Throws if keys and bags do not fit.
 std::int64_t checked_batch_size(const std::vector<std::string>& keys, std::int64_t num_bags) {
   if (std::set<std::string>(keys.begin(), keys.end()).size() != keys.size()) {
     std::set<std::string> seen;

@@ -19,7 +19,7 @@ TableView view_of(const LocalTable& table) {
           table.weight.size(1)};
 }
 
-/// Somebody may have given the parameter another tensor.
+/// Throws if the user has replaced the parameter's data.
 void check_memory(const LocalTable& table) {
   const Shape& shape = table.region.sizes;
   const bool is_sound = table.weight.sizes() == at::IntArrayRef(shape) &&
@@ -38,7 +38,7 @@ std::span<const T> span_of(const Tensor& tensor) {
   return {tensor.const_data_ptr<T>(), static_cast<std::size_t>(tensor.numel())};
 }
 
-/// The optimizer's g of a row before clipping and weight decay.
+/// Returns the optimizer without clipping and weight decay.
 FusedOptimizer without_changes_to_gradients(FusedOptimizer optimizer) {
   std::visit([](auto& each) { each.max_gradient = each.weight_decay = 0; }, optimizer);
   return optimizer;
@@ -121,7 +121,7 @@ void Lookup::add_dense(std::size_t looked, const PooledGradient& gradient,
   gradients[table.table] = dense.to(table.weight.scalar_type());
 }
 
-/// Steps of tables whose rows are whole where they are.
+/// Updates the tables whose rows this rank holds in full, or whose optimizer works per element.
 void Lookup::step_shards(const PooledGradient& gradient, const FusedOptimizer& optimizer) {
   std::vector<TableUpdate> updates;
   for (std::size_t i = 0; i < looked_.size(); ++i) {
@@ -133,7 +133,7 @@ void Lookup::step_shards(const PooledGradient& gradient, const FusedOptimizer& o
   fused_update(updates, touched_, gradient, at::get_num_threads());
 }
 
-/// Steps of tables of which other ranks hold other columns, by an optimizer that wants whole rows.
+/// Updates tables whose columns are on several ranks, for an optimizer that needs whole rows.
 void Lookup::step_split_rows(const PooledGradient& gradient, const FusedOptimizer& optimizer) {
   struct SplitTable {
     std::size_t looked;
@@ -156,7 +156,7 @@ void Lookup::step_split_rows(const PooledGradient& gradient, const FusedOptimize
       each.squares.push_back(peer == group_->rank() ? own : torch::empty({num_rows}, at::kFloat));
     }
   }
-  // To each peer the tables in their order, which is the same on both sides, as are touched rows.
+  // Sends each peer the tables in order. Both sides have the same tables and touched rows.
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->size()));
   std::vector<Tensor> sent;
   for (int rank = 0; rank < group_->size(); ++rank) {
@@ -194,7 +194,7 @@ void Lookup::step_split_rows(const PooledGradient& gradient, const FusedOptimize
   }
 }
 
-/// The step of a table that every rank has whole, by the gradients of all ranks.
+/// Updates a table that every rank has, with the gradients of all ranks.
 void Lookup::step_replica(std::size_t looked, const PooledGradient& gradient,
                           const FusedOptimizer& optimizer) {
   const LocalTable& table = *looked_[looked];

@@ -16,37 +16,37 @@
 
 namespace tessera::embedding {
 
-/// What this rank holds of a table.
+/// This rank's part of a table.
 struct LocalTable {
   std::size_t table = 0;
   std::string name;
   Kernel kernel = Kernel::dense;
   TableRule rule;
   std::vector<Shard> layout;     // of all ranks
-  Box region;                    // of the whole table; no rows where this rank holds nothing
+  Box region;                    // in the whole table; no rows if this rank holds nothing
   std::int64_t num_columns = 0;  // of the whole table
   at::Tensor weight;             // the parameter; shape: that of the region
   at::ScalarType dtype = at::kFloat;
   FusedState state;  // of a fused table
-  /// Ranks that hold other columns of the same rows, and this one, in order of their columns.
+  /// Ranks that hold columns of the same rows, including this one, in order of columns.
   std::vector<int> column_peers;
 
   bool is_replicated() const { return rule.sharding == TableSharding::data_parallel; }
   bool is_empty() const { return region.numel() == 0; }
 };
 
-/// Where pooled rows lie in those of a sample.
+/// The columns of pooled rows within a sample's row.
 struct PooledColumns {
   std::vector<std::int64_t> first;  // of each output of each assignment, in their order
-  std::int64_t width = 0;           // of all
+  std::int64_t width = 0;           // of a sample's row
 };
 
-/// Tables that are looked up together: pooled rows in the forward, and in the backward gradients of
-/// the dense ones and steps of the fused ones. Refers to the tables, which are where they were.
+/// Looks up tables together: pools rows in the forward; in the backward, computes gradients of
+/// dense tables and updates fused ones. Refers to the tables, which must not move.
 class Lookup {
  public:
   Lookup() = default;
-  /// `tables`: all of the collection. `assignments`: what is looked up here, into `columns`.
+  /// `tables`: all of the collection. `assignments`: those to look up here, into `columns`.
   Lookup(const std::vector<Assignment>& assignments, PooledColumns columns,
          std::vector<LocalTable>& tables, std::shared_ptr<dist::Group> group);
 
@@ -54,13 +54,12 @@ class Lookup {
 
   /// Writes pooled rows to their columns of `to`. Shape: `[num_samples, width]`, float32.
   void pooled(const LocalBags& bags, at::Tensor& to) const;
-  /// Shape: `gradient` as what `pooled` writes to.
+  /// Shape: `gradient` is `[num_samples, width]`.
   at::Tensor sample_weight_gradients(const LocalBags& bags, const at::Tensor& gradient) const;
-  /// Takes the steps of the fused tables, and sets `gradients[table]` of the dense ones: averages
-  /// over the ranks of the group. Where the tables are shards, ranks that hold columns of one row
-  /// tell each other the squares of its gradient, in one all-to-all where there are such tables;
-  /// where they are replicas, ranks exchange the gradients themselves: an all-reduce for each dense
-  /// table, one all-gather and two all-to-alls for each fused one. Collective.
+  /// Updates the fused tables, and sets `gradients[table]` of the dense ones, all averaged over the
+  /// group. Shards: ranks with columns of the same rows exchange sums of squared gradients, in one
+  /// all-to-all if there are such tables. Replicas: ranks exchange gradients, in an all-reduce for
+  /// each dense table, and one all-gather and two all-to-alls for each fused one. Collective.
   void backward(const LocalBags& bags, const at::Tensor& gradient, const FusedOptimizer* optimizer,
                 std::vector<at::Tensor>& gradients);
 
@@ -78,12 +77,12 @@ class Lookup {
   std::vector<LocalTable*> looked_;  // in order of the assignments
   std::vector<int> table_of_feature_;
   PooledColumns columns_;
-  bool splits_rows_ = false;  // whether any rank holds but some columns of a fused table
+  bool splits_rows_ = false;  // whether any rank holds only some columns of a fused table
   std::shared_ptr<dist::Group> group_;
   TouchedRows touched_;
 };
 
-/// Whether a table takes its steps within the backward.
+/// Returns whether a table is updated during the backward.
 bool takes_steps(const LocalTable& table);
 
 }  // namespace tessera::embedding

@@ -9,7 +9,7 @@
 namespace tessera::embedding {
 namespace {
 
-/// Adds what an optimizer keeps.
+/// Adds the size of an optimizer's state.
 void add_state(const FusedOptimizer& optimizer, TableSize& size) {
   for (const FusedState::Slot& slot : initial_state(optimizer, 0, 0).slots) {
     const bool is_row_wise = slot.kind == formats::StateKind::row_wise;

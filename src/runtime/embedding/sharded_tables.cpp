@@ -72,7 +72,7 @@ bool holds(const Shard& shard, int rank) {
   return std::ranges::find(shard.ranks, rank) != shard.ranks.end();
 }
 
-/// Returns the ranks that hold the rows of `region`, in order of their columns.
+/// Returns the ranks that hold the rows of `region`, in order of columns.
 std::vector<int> column_peers(const std::vector<Shard>& layout, const Box& region) {
   std::vector<std::pair<std::int64_t, int>> peers;
   for (const Shard& shard : layout) {
@@ -100,7 +100,7 @@ std::uint64_t fingerprint_of(const TableSet& tables, const TablePlan& plan,
   return xxh3_64(std::as_bytes(std::span(text)));
 }
 
-/// Columns of the output itself.
+/// Returns columns as in the output.
 PooledColumns output_columns(const TableSet& tables, const std::vector<Assignment>& assignments) {
   PooledColumns columns{{}, tables.output_width()};
   for (const Assignment& each : assignments) {
@@ -111,7 +111,7 @@ PooledColumns output_columns(const TableSet& tables, const std::vector<Assignmen
   return columns;
 }
 
-/// Columns one behind the other.
+/// Returns columns without gaps.
 PooledColumns packed_columns(const std::vector<Assignment>& assignments) {
   PooledColumns columns;
   for (const Assignment& each : assignments) {
@@ -188,7 +188,7 @@ void ShardedTables::lay_out_columns(const Assignments& sharded,
     return is_first;
   };
   for (const std::vector<Assignment>& assignments : sharded) {
-    // One rank alone looks up right where the output is.
+    // A single rank pools directly into the output.
     const PooledColumns in_output = output_columns(tables_, assignments);
     pooled_columns_.push_back(sharded.size() == 1 ? in_output : packed_columns(assignments));
     std::vector<Block>& blocks = blocks_.emplace_back();
@@ -212,7 +212,7 @@ void ShardedTables::lay_out_columns(const Assignments& sharded,
   });
 }
 
-/// Makes this rank's part of a table.
+/// Creates this rank's part of a table.
 LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, std::size_t table,
                                 const ShardOptions& options, std::optional<std::uint64_t> seed) {
   const EmbeddingBagConfig& config = tables_.configs()[table];
@@ -271,7 +271,7 @@ StateTensor ShardedTables::state_entry(const LocalTable& table,
   entry.dtype = DType::float32;
   entry.kind = slot.kind;
   if (slot.kind == formats::StateKind::row_wise) {
-    // All column shards of a row keep the same.
+    // All column shards of a row have the same row-wise state.
     entry.shape.resize(1);
     std::map<std::int64_t, Shard> by_row;
     for (const Shard& shard : table.layout) {
@@ -295,10 +295,10 @@ StateTensor ShardedTables::state_entry(const LocalTable& table,
 
 // --- forward and backward
 
-/// Sits in the autograd graph between the pooled output and the weights of tables and batch.
+/// The autograd node between the pooled output and the weights of tables and batch.
 class LookupNode final : public torch::autograd::Node {
  public:
-  /// `passes`: that the forward was a part of.
+  /// `passes`: those that include the forward.
   LookupNode(std::shared_ptr<ShardedTables> tables, std::shared_ptr<Inputs> inputs,
              registry::MeetingPoint::Passes passes)
       : tables_(std::move(tables)), inputs_(std::move(inputs)), passes_(std::move(passes)) {}
@@ -314,13 +314,13 @@ class LookupNode final : public torch::autograd::Node {
                             "tables have been updated since: retain_graph has no meaning here");
     }
     const auto inputs = std::exchange(inputs_, nullptr);
-    // An output that has no gradient on this rank may have one on another.
+    // An output without a gradient on this rank may have one on another rank.
     Tensor gradient =
         gradients[0].defined()
             ? gradients[0].to(at::kFloat)
             : torch::zeros({inputs->sharded->batch().batch_size, tables_->tables().output_width()},
                            at::kFloat);
-    // A gradient of the batch's weights alone (torch::autograd::grad) moves no table.
+    // A backward for the batch's weights only (torch::autograd::grad) updates no table.
     const std::size_t num_tables = tables_->local().size();
     bool moves_tables = false;
     for (std::size_t i = 0; i < num_tables; ++i) moves_tables |= task_should_compute_output(i);
@@ -352,7 +352,7 @@ void ShardedTables::set_optimizer(const FusedOptimizer& optimizer) {
   optimizer_ = optimizer;
 }
 
-/// Returns what ranks have to have in common, in 64 bits.
+/// Returns a 64-bit hash of what must be equal on all ranks.
 std::uint64_t ShardedTables::fingerprint() const {
   std::string trained;
   for (const LocalTable& table : local_) trained += table.weight.requires_grad() ? '1' : '0';
@@ -393,7 +393,7 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
 }
 
 Tensor ShardedTables::forward(const KeyedJaggedTensor& batch) {
-  // First of all: where ranks do not meet, none has sent anything that others would take later.
+  // First of all: if ranks do not meet here, no rank has sent anything that others receive later.
   const registry::MeetingPoint::Passes passes = meeting_point_->meet();
   return looked_up(start(batch), passes);
 }
@@ -418,10 +418,10 @@ Tensor ShardedTables::looked_up(const std::shared_ptr<Inputs>& inputs,
 
 namespace {
 
-/// Calls `body(sample)` for all samples of a batch, on as many threads as libtorch uses.
+/// Calls `body(sample)` for all samples of a batch, in parallel.
 template <class Body>
 void for_samples(std::int64_t batch_size, const Body& body) {
-  constexpr std::int64_t kSamples = 256;  // one task's
+  constexpr std::int64_t kSamples = 256;  // per task
   parallel_for(ceil_div(batch_size, kSamples), at::get_num_threads(), {}, [&](std::int64_t task) {
     const std::int64_t end = std::min((task + 1) * kSamples, batch_size);
     for (std::int64_t sample = task * kSamples; sample < end; ++sample) body(sample);
@@ -489,7 +489,7 @@ void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
   });
 }
 
-/// Gives each rank the gradient of what it pooled. Returns this rank's.
+/// Sends each rank the gradient of what it pooled. Returns the gradient for this rank.
 Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradient) const {
   const std::int64_t batch_size = input.batch().batch_size;
   const std::vector<std::int64_t> num_sent = pooled_for_own(input);
@@ -535,10 +535,10 @@ std::vector<Tensor> ShardedTables::backward(Inputs& inputs, Tensor gradient,
   std::vector<Tensor> gradients(local_.size());
   if (!moves_tables) return gradients;
   for (LocalTable& table : local_) {
-    if (takes_steps(table)) ++table.state.step;  // of empty shards too: ranks say the same
+    if (takes_steps(table)) ++table.state.step;  // also for empty shards: ranks must agree
   }
   for (const LocalTable& table : local_) {
-    // Of empty shards too: an optimizer has state of the same parameters on all ranks.
+    // Also for empty shards: an optimizer needs state of the same parameters on all ranks.
     if (table.kernel == Kernel::dense && table.weight.requires_grad() && table.is_empty()) {
       gradients[table.table] = torch::zeros_like(table.weight, at::TensorOptions());
     }

@@ -10,13 +10,13 @@
 namespace tessera::embedding {
 namespace {
 
-/// Throws for the first id that is not below `num_rows`.
+/// Throws for the first id that is out of range.
 void check_ids(const TableSet& tables, const TableSet::Output& output, const TableBatch& batch,
                const TableBatch::Slice& slice) {
   const auto* const ids = batch.ids.const_data_ptr<std::int64_t>();
   const auto& config = tables.configs()[output.table];
   const auto num_rows = static_cast<std::uint64_t>(config.num_embeddings);
-  bool is_sound = true;  // all of them, so that the loop is one without branches
+  bool is_sound = true;  // checks all ids without a branch
   for (std::int64_t i = slice.begin; i < slice.end; ++i) {
     is_sound &= static_cast<std::uint64_t>(ids[i]) < num_rows;
   }

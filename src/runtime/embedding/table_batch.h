@@ -9,7 +9,7 @@
 
 namespace tessera::embedding {
 
-/// A batch as a set of tables looks it up: what each output of the TableSet takes from it.
+/// A batch as seen by a set of tables: the ids and weights of each output.
 struct TableBatch {
   std::int64_t batch_size = 0;
   at::Tensor ids;      // [N] int64
@@ -19,7 +19,7 @@ struct TableBatch {
     std::int64_t begin = 0;
     std::int64_t end = 0;        // of its ids
     std::int64_t first_bag = 0;  // in `lengths`
-    bool is_missing = false;     // all its bags are empty
+    bool is_missing = false;     // all bags are empty
   };
   std::vector<Slice> slices;  // parallel to TableSet::outputs
 
@@ -28,12 +28,12 @@ struct TableBatch {
   }
 };
 
-/// Finds what the tables look up. Throws: Error(invalid_argument) naming what does not fit: a
-/// feature that is not there, weights, an id out of range by table, feature, sample and position.
+/// Finds the ids of each output. Throws: Error(invalid_argument) naming a missing feature, a
+/// problem with weights, or table, feature, sample and position of an id out of range.
 TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& batch);
 
-/// Divides the columns of outputs that are means by the number of ids in each bag, in place. An
-/// empty bag stays as it is. Shape: `[batch_size, output_width]`, contiguous, float32.
+/// Divides the columns of outputs with mean pooling by the number of ids in each bag, in place.
+/// Does not change empty bags. Shape: `[batch_size, output_width]`, contiguous, float32.
 void divide_means(const TableSet& tables, const TableBatch& batch, at::Tensor pooled);
 
 }  // namespace tessera::embedding

@@ -6,7 +6,7 @@
 
 namespace tessera::embedding {
 
-/// Returns memory that is reached at random, not yet written: in huge pages where there are some.
+/// Returns uninitialised memory for random access, in huge pages if there are any.
 inline at::Tensor table_memory(at::IntArrayRef shape, at::ScalarType dtype) {
   at::Tensor memory = torch::empty(shape, dtype);
   prefer_huge_pages({static_cast<std::byte*>(memory.data_ptr()), memory.nbytes()});

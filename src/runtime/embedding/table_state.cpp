@@ -16,7 +16,7 @@ std::string weight_name(const LocalTable& table) {
   return "embedding_bags." + table.name + ".weight";
 }
 
-/// The optimizer state of the fused tables, for whoever saves and loads optimizer state.
+/// The optimizer state of the fused tables, for saving and loading.
 class TableUpdates final : public registry::FusedUpdates {
  public:
   explicit TableUpdates(std::shared_ptr<ShardedTables> tables) : tables_(std::move(tables)) {}

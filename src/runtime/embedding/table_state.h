@@ -8,12 +8,12 @@
 
 namespace tessera::embedding {
 
-/// Makes a collection's state dicts hold whole tables, or what is held of them and by whom.
+/// Adds hooks by which a collection's state dicts hold whole tables, or this rank's parts of them.
 void attach_state_dict_hooks(torch::nn::Module& collection,
                              const std::shared_ptr<ShardedTables>& tables);
 
-/// Returns the optimizer state of the fused tables, for whoever saves and loads optimizer state;
-/// nullptr where there are none.
+/// Returns the optimizer state of the fused tables, for saving and loading; nullptr if there are
+/// none.
 std::shared_ptr<registry::FusedUpdates> fused_updates(const std::shared_ptr<ShardedTables>& tables);
 
 }  // namespace tessera::embedding

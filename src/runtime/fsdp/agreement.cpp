@@ -50,7 +50,7 @@ std::string name_of(Direction direction) {
   return direction == Direction::forward ? "the forward" : "the backward";
 }
 
-/// Throws where not all ranks ask for a meeting that one asks for.
+/// Throws if some ranks, but not all, ask for this meeting.
 void check_all_meet(std::span<const Request> requests, const Collective& meeting,
                     const std::string& group_name) {
   const auto wants_it = [&](const Request& request) {
@@ -91,7 +91,7 @@ std::optional<Proposal> choose(std::span<const Request> requests, const std::str
     if (!chosen || goes_before(request.proposal->what, chosen->what)) {
       chosen = request.proposal;
     } else if (request.proposal->what == chosen->what) {
-      // Where one place serves the rank that has come furthest, it serves the others too.
+      // A place after the needs of the rank that is furthest in the list suits the others too.
       chosen->insert_at = std::max(chosen->insert_at, request.proposal->insert_at);
     }
   }

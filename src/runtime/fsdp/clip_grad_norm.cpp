@@ -23,10 +23,10 @@ class Norm {
     norms_.push_back(
         at::linalg_vector_norm(gradient, type_, c10::nullopt, /*keepdim=*/false, at::kDouble));
   }
-  /// Adds one that is known as what it sums up to. See `power`.
+  /// Adds the `power` of another rank or group of tensors.
   void add_power(double power) { power_ = is_max() ? max_or_nan(power_, power) : power_ + power; }
-  /// Returns the sum of the elements' powers, or the greatest for infinity. Waits for the device,
-  /// once.
+  /// Returns the sum of the elements' powers; for infinity, their maximum. Synchronizes with the
+  /// device once.
   double power() const {
     if (norms_.empty()) return power_;
     const double norm = at::linalg_vector_norm(at::stack(norms_), type_).item<double>();
@@ -56,7 +56,7 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
   }
   const at::NoGradGuard no_grad;
   const fsdp::UntouchedScope untouched;
-  // Of what ranks hold parts of, each adds its own; what every rank holds counts once.
+  // Ranks add up the norms of sharded tensors. A tensor that every rank holds counts once.
   std::vector<std::shared_ptr<dist::Group>> groups;
   std::map<const dist::Group*, Norm> sharded;
   Norm total(norm_type);

@@ -19,7 +19,7 @@ CollectiveOrder::CollectiveOrder(std::shared_ptr<dist::Group> group,
   schedule_.set_prefetch(std::move(rules));
 }
 
-/// After a collective that failed there is no telling what the other ranks do.
+/// After a failed collective nobody knows what the other ranks do.
 template <class Action>
 auto CollectiveOrder::guarded(Action&& action) {
   try {
@@ -40,7 +40,7 @@ void CollectiveOrder::abort_phase() {
   schedule_.abort_phase();
 }
 
-/// Returns false where ranks do not meet as the list says: the rest of `steps` is not done then.
+/// Returns false if ranks disagree about a meeting: the rest of `steps` is then not run.
 bool CollectiveOrder::run(const CollectiveSchedule::Steps& steps) {
   return std::ranges::all_of(steps, [&](const auto& step) { return run(step); });
 }
@@ -57,7 +57,7 @@ bool CollectiveOrder::run(const CollectiveSchedule::Step& step) {
   return true;
 }
 
-/// Returns whether all ranks say the same. Collective.
+/// Returns whether all ranks pass the same value. Collective.
 bool CollectiveOrder::all_or_none(bool is_there) const {
   if (!group_) return true;
   at::Tensor num_there = torch::full({1}, is_there ? 1 : 0, at::kInt).to(group_->device());
@@ -83,7 +83,7 @@ void CollectiveOrder::need(const Collective& what) {
 void CollectiveOrder::gradients_ready(std::size_t handle) {
   guarded([&] {
     if (!schedule_.is_following()) return agree_on({Verb::reduce, handle});
-    // What is not done here is left to the end of the phase.
+    // The end of the phase does what is not done here.
     run(schedule_.gradients_ready(handle));
   });
 }
@@ -99,10 +99,10 @@ void CollectiveOrder::agree_on(const Collective& needed) {
     const auto agreed =
         agreement_.agree({key().direction, schedule_.propose(needed), actions_.name_of(needed)});
     if (!agreed) close_phase(sum(Deviates::no, /*has_failed=*/false), /*has_failed=*/false);
-    TESSERA_CHECK(agreed.has_value());  // else another rank has failed, which was thrown
+    TESSERA_CHECK(agreed.has_value());  // else another rank failed, and close_phase threw
     is_done = agreed->what == needed;
     schedule_.take_agreed(*agreed, is_done);
-    if (agreed->what.verb == Verb::meet) continue;  // all ranks have asked for it
+    if (agreed->what.verb == Verb::meet) continue;  // all ranks asked for it
     actions_.run({agreed->what, is_done ? Role::own : Role::joined});
   }
 }
@@ -148,7 +148,7 @@ CollectiveOrder::Sums CollectiveOrder::sum(Deviates deviates, bool has_failed) c
   return result;
 }
 
-/// Throws where another rank has failed.
+/// Throws if another rank has failed.
 void CollectiveOrder::close_phase(const Sums& sums, bool has_failed) {
   schedule_.end_phase(sums.is_needed);
   if (sums.num_failed == 0 || has_failed) return;

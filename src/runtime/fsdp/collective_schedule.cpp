@@ -11,7 +11,7 @@ namespace {
 using Verb = Collective::Verb;
 using Role = CollectiveSchedule::Step::Role;
 
-/// Bounds a list whose entries are in another order in each phase.
+/// Limits a list that never settles because each phase has another order.
 std::size_t max_num_entries(std::size_t num_handles) {
   return 64 + 16 * num_handles;
 }
@@ -60,7 +60,7 @@ std::optional<std::size_t> CollectiveSchedule::find(const Collective& what,
   return std::nullopt;
 }
 
-/// Returns the gather that goes on its way together with the entry at `position`.
+/// Returns the all-gather that starts together with the entry at `position`.
 std::optional<std::size_t> CollectiveSchedule::gathered_with(std::size_t position) const {
   const Collective& what = list_->entries[position].what;
   const PrefetchRule& rule = rules_[what.handle];
@@ -84,7 +84,7 @@ void CollectiveSchedule::issue(std::size_t position, Role role, Steps& steps) {
   steps.push_back({list_->entries[position].what, role, position});
 }
 
-/// Goes to the entry at `position`, which this rank needs, and past it.
+/// Moves past the entry at `position`, which this rank needs.
 void CollectiveSchedule::advance(std::size_t position, Steps& steps) {
   const auto role_of = [&](std::size_t other) {
     if (other == position) return Role::own;
@@ -101,7 +101,7 @@ void CollectiveSchedule::advance(std::size_t position, Steps& steps) {
 
 std::optional<CollectiveSchedule::Steps> CollectiveSchedule::need(const Collective& what) {
   auto position = find(what, cursor_);
-  // One that was joined before its turn is no more to be had.
+  // An entry that was joined before its turn cannot be used any more.
   while (position && state_[*position] == State::joined) position = find(what, *position + 1);
   if (!position) return std::nullopt;
   Steps steps;

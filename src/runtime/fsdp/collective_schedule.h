@@ -11,74 +11,74 @@
 
 namespace tessera::fsdp {
 
-/// A collective over the flat parameter of one handle. Handles go by their numbers in the pass;
-/// modules with collectives of their own (registry::MeetingPoint) are numbered after them.
+/// A collective of one handle's flat parameter. Handles have their numbers in the pass. Modules
+/// with their own collectives (registry::MeetingPoint) are numbered after them.
 struct Collective {
   enum class Verb : std::uint8_t {
     unshard,
     reduce,
-    meet,  // all ranks come to a module that runs collectives of its own
+    meet,  // all ranks reach a module with its own collectives
   };
   Verb verb = Verb::unshard;
   std::size_t handle = 0;
   friend bool operator==(const Collective&, const Collective&) = default;
 };
 
-/// What a pass was opened for.
+/// Why a pass was opened.
 enum class PassKind : std::uint8_t {
   training,   // a forward that records gradients, and its backward
   inference,  // a forward alone
-  reopened,   // a second backward through a pass that has ended
+  reopened,   // a second backward through a pass that had ended
 };
 
-/// Tells the phases of passes apart that do different things. A phase is one outermost forward, or
-/// one backward.
+/// Identifies phases that run the same collectives. A phase is one outermost forward or one
+/// backward.
 struct PhaseKey {
   enum class Direction : std::uint8_t { forward, backward };
   Direction direction = Direction::forward;
   PassKind kind = PassKind::training;
-  bool keeps_gradients = false;  // a backward under NoSyncScope, which reduces nothing
-  std::size_t number = 0;        // of the phases of this direction in its pass
+  bool keeps_gradients = false;  // a backward under NoSyncScope: reduces nothing
+  std::size_t number = 0;  // among the phases of this direction in the pass; 1 also for later ones
   friend auto operator<=>(const PhaseKey&, const PhaseKey&) = default;
 };
 
-/// When the unit that follows a handle's is gathered.
+/// When to gather the unit after a handle's.
 struct PrefetchRule {
   ForwardPrefetch forward = ForwardPrefetch::none;
   BackwardPrefetch backward = BackwardPrefetch::none;
 };
 
-/// [Note: One order of collectives] Ranks may use different parameters and different units, but
-/// must run the same collectives in the same order. So every phase has a list of collectives that
-/// is the same on all ranks, and each rank runs all of it:
+/// [Note: One order of collectives] Ranks may use different parameters and units, but must run the
+/// same collectives in the same order. So each phase has a list of collectives, equal on all ranks,
+/// and each rank runs all of it:
 ///
-/// - A rank that needs an entry first takes part in the entries before it ("joins" them): in a
-///   gather whose result it does not need, in a reduction with zeros where it has no gradient.
-/// - A gradient that is complete before its turn is held back, one unit at most.
-/// - At the end of the phase the rank joins what is left.
+/// - A rank that needs an entry first joins the entries before it: it takes part in an all-gather
+///   although it does not need the result, or in a reduction with zeros if it has no gradient.
+/// - A gradient that is complete before its turn is held back, for one unit at most.
+/// - At the end of the phase the rank joins the rest of the list.
 ///
-/// The first phase of its key has no list yet. There ranks agree on each collective before they
-/// start it (Agreement), and what they agree on becomes the list. A rank that later needs what is
-/// not in the list joins all of it and tells the others in the exchange at the end of the phase.
-/// Then all agree on what is missing, and it joins the list at the place where that rank needed it.
-/// So the needs of each rank are a subsequence of the list. What no rank has needed for
-/// `kNumIdlePhases` phases leaves the list.
+/// The first phase with a key has no list yet. Its ranks agree on each collective before they start
+/// it (Agreement); the agreed collectives become the list. In a later phase, a rank may need a
+/// collective that is not in the rest of the list. It then joins all of that and reports this in
+/// the exchange at the end of the phase. Then all ranks agree on the missing collectives, which are
+/// inserted where that rank needed them. So the needs of each rank are a subsequence of the list.
+/// An entry that no rank needs for `kNumIdlePhases` phases is removed.
 ///
-/// A meeting is nothing that a rank could take part in for the others: it ends once all ranks are
-/// there. Where the list brings some ranks to a meeting for which others are not ready, all forget
-/// the list from there on, and agree on the rest anew.
+/// A rank cannot join a meeting for the others: it ends when all ranks are there. If the list leads
+/// some ranks to a meeting that others are not ready for, all ranks drop the list from there on and
+/// agree on the rest anew.
 ///
-/// This class is the list and a rank's place in it. It does no communication. Not thread-safe.
+/// This class holds the list and a rank's place in it, and sends nothing. Not thread-safe.
 class CollectiveSchedule {
  public:
   static constexpr int kNumIdlePhases = 16;
 
-  /// Something to do now, in this order.
+  /// One collective to run; Steps are in order.
   struct Step {
     enum class Role : std::uint8_t {
       own,     // this rank needs it
-      ahead,   // a gather that this rank is expected to need next
-      joined,  // this rank takes part for the others
+      ahead,   // an all-gather that this rank will probably need next
+      joined,  // this rank takes part only for the others
     };
     Collective what;
     Role role = Role::own;
@@ -87,56 +87,55 @@ class CollectiveSchedule {
   };
   using Steps = std::vector<Step>;
 
-  /// A collective that ranks agree on, and where it joins the list; no place: it is there already.
+  /// An agreed collective, and where to insert it into the list; nothing: it is there already.
   struct Proposal {
     Collective what;
     std::optional<std::size_t> insert_at;
     friend bool operator==(const Proposal&, const Proposal&) = default;
   };
 
-  /// `rules`: one for each handle and each module with collectives of its own.
+  /// `rules`: one per handle and per module with its own collectives.
   void set_prefetch(std::vector<PrefetchRule> rules) { rules_ = std::move(rules); }
 
   void begin_phase(const PhaseKey& key);
-  /// Requires: this rank has run or joined all of the list.
-  /// `is_needed`: for each handle two flags, of its gathers and of its reductions: whether any rank
-  /// needed one in this phase.
+  /// Requires: this rank has run or joined the whole list. `is_needed`: two flags per handle, for
+  /// its all-gathers and its reductions: whether any rank needed one in this phase.
   void end_phase(const std::vector<bool>& is_needed);
-  /// Ends a phase that failed, and forgets its list.
+  /// Ends a failed phase and deletes its list.
   void abort_phase();
   bool is_in_phase() const { return list_ != nullptr; }
   const PhaseKey& key() const { return key_; }
 
-  /// Whether this rank follows the list. Otherwise it agrees with the others on each collective.
+  /// Whether this rank follows the list. If not, ranks agree on each collective.
   bool is_following() const { return is_following_; }
 
   // --- while following the list
-  /// Returns what leads up to a gather or a meeting that this rank needs now, and that itself,
-  /// unless it was started ahead of time. Nothing: the rest of the list does not have it.
+  /// Returns the steps up to an all-gather or meeting that this rank needs now, and that step
+  /// itself unless it was started already. Nothing: it is not in the rest of the list.
   std::optional<Steps> need(const Collective& what);
-  /// Returns what can be done now that all gradients of a handle are there: perhaps nothing yet.
+  /// Returns the steps that can run now that a handle's gradients are complete; may be empty.
   Steps gradients_ready(std::size_t handle);
-  /// Returns the gather that comes next, if one does, to be started ahead of time.
+  /// Returns the next entry, to start it ahead of time, if it is an all-gather.
   Steps next_gather();
-  /// Returns all that is left of the list.
+  /// Returns the rest of the list.
   Steps rest();
-  /// Notes that what was to be gathered ahead was only joined.
+  /// Notes that an all-gather ahead of time was only joined.
   void note_not_kept(std::size_t position) { state_[position] = State::joined; }
-  /// Notes that this rank gave something to a reduction that it joined.
+  /// Notes that this rank had a gradient for a reduction that it joined.
   void note_needed(std::size_t position) { is_needed_[position] = true; }
-  /// Returns whether the list has passed a position: what was gathered ahead there was not needed.
+  /// Returns whether the list has passed a position; an all-gather ahead there was not needed.
   bool has_passed(std::size_t position) const { return position < cursor_; }
-  /// Stops to follow. Requires: all of `rest()` has been done.
+  /// Stops following the list. Requires: all of `rest()` has run.
   void stop_following() { is_following_ = false; }
-  /// Stops to follow, and forgets the list from an entry on. Requires: all before it has been done.
+  /// Stops following, and drops the list from an entry on. Requires: all before it has run.
   void forget_from(std::size_t position);
 
   // --- while agreeing with the other ranks
   Proposal propose(const Collective& needed) const;
-  /// Takes what all ranks have agreed on. `is_own`: this rank needed it.
+  /// Adds what all ranks have agreed on. `is_own`: this rank needed it.
   void take_agreed(const Proposal& agreed, bool is_own);
 
-  /// Returns for each handle whether this rank needed a gather, and a reduction, in this phase.
+  /// Returns for each handle whether this rank needed an all-gather, and a reduction.
   std::vector<bool> needed() const;
 
  private:
@@ -158,13 +157,13 @@ class CollectiveSchedule {
   std::vector<PrefetchRule> rules_;
   std::map<PhaseKey, List> lists_;
   PhaseKey key_;
-  List* list_ = nullptr;  // of the phase that runs
+  List* list_ = nullptr;  // of the open phase
   bool is_following_ = false;
   std::vector<State> state_;       // parallel to the entries
   std::vector<bool> is_needed_;    // parallel to the entries, by this rank
-  std::size_t cursor_ = 0;         // entries before it are done
-  std::size_t needs_cursor_ = 0;   // this rank's needs so far are among the entries before it
-  std::vector<std::size_t> held_;  // positions of reductions that wait for their turn
+  std::size_t cursor_ = 0;         // entries before it have run
+  std::size_t needs_cursor_ = 0;   // this rank's needs so far are entries before it
+  std::vector<std::size_t> held_;  // positions of reductions that are held back
 };
 
 }  // namespace tessera::fsdp

@@ -21,10 +21,10 @@ bool has_memory(const Tensor& tensor) {
   return tensor.storage().nbytes() > 0;
 }
 
-/// As in PyTorch's FSDP with use_orig_params: what kernels read in vectors.
+/// Alignment for vectorised kernels, as in PyTorch's FSDP with use_orig_params.
 constexpr std::int64_t kAlignmentNbytes = 16;
 
-/// Moves parameters so that each begins at a multiple of `numel` elements.
+/// Moves parameters so that each offset is a multiple of `numel` elements.
 void align(FlatUnit& unit, std::int64_t numel) {
   std::int64_t end = 0;
   for (FlatUnitParameter& parameter : unit.parameters) {
@@ -33,8 +33,8 @@ void align(FlatUnit& unit, std::int64_t numel) {
   }
 }
 
-/// Splits an average over `num_ranks` in a division before the sum and one after, so that neither
-/// overflows half precision. As PyTorch's FSDP does it, and so with its roundings.
+/// Returns what to divide by before the sum of an average; the rest is divided after it, so that
+/// half precision does not overflow. As in PyTorch's FSDP, for equal roundings.
 double predivide_factor(int num_ranks) {
   int factor = 1;
   while (num_ranks % factor == 0 && num_ranks / factor > factor) factor *= 2;
@@ -43,7 +43,7 @@ double predivide_factor(int num_ranks) {
 
 }  // namespace
 
-/// Sits on each parameter, and keeps the handle alive.
+/// The hook of each parameter. Keeps the handle alive.
 class FlatParamHandle::GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   GradientHook(std::shared_ptr<FlatParamHandle> handle, std::size_t index)
@@ -152,7 +152,7 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
     const auto& param_dtype = options_.mixed_precision.param_dtype;
     unsharded_flat_param_ =
         torch::empty({flat.numel()}, own.dtype(param_dtype.value_or(first.scalar_type())));
-    // Made while the buffer has memory: afterwards narrow would refuse.
+    // Created while the buffer has memory: narrow would fail afterwards.
     for (std::size_t i = 0; i < num_parameters; ++i) {
       full_views_.push_back(with_touch_key(full_view(unsharded_flat_param_, i)));
     }
@@ -176,8 +176,8 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
                           is_sharded() ? options_.shard_group : nullptr});
     torch::autograd::impl::set_post_acc_grad_hooks(
         parameter, std::make_unique<GradientHook>(shared_from_this(), i));
-    // By this way a hook of the user's joins it; one that libtorch keeps itself would go then. A
-    // frozen parameter takes none, and may be trained later.
+    // set_post_acc_grad_hooks keeps only one hook; register_hook lets users add theirs. It needs
+    // requires_grad, and a frozen parameter may be trained later.
     const bool is_trained = parameter.requires_grad();
     parameter.set_requires_grad(true);
     parameter.register_hook([handle = shared_from_this(), i](const Tensor& /*gradient*/) {
@@ -211,7 +211,7 @@ Tensor FlatParamHandle::full_view(const Tensor& flat, std::size_t index) const {
   return flat.narrow(0, parameter.offset, numel_of(parameter.shape)).view(parameter.shape);
 }
 
-/// Of a group of one rank, the shard is the whole and keeps its shape.
+/// In a group of one rank the shard is the whole parameter and keeps its shape.
 Tensor FlatParamHandle::sharded_view(const Tensor& flat_shard, std::size_t index) const {
   if (!is_sharded()) return full_view(flat_shard, index);
   const FlatUnitParameter& parameter = unit_.parameters[index];
@@ -228,7 +228,7 @@ void FlatParamHandle::show(const std::vector<Tensor>& views) {
   }
 }
 
-/// Views begin within their parameter, or, where that is empty, where the next one begins.
+/// A view begins within its parameter. The view of an empty one begins where the next one does.
 std::size_t FlatParamHandle::parameter_at(const Tensor& view) const {
   std::int64_t position = view.storage_offset();
   if (is_sharded() && view.storage().is_alias_of(sharded_flat_param_.storage())) {
@@ -323,7 +323,7 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
 }
 
 std::optional<std::size_t> FlatParamHandle::written_parameter() const {
-  if (full_views_.empty()) return std::nullopt;  // the parameters are the shards: nothing is lost
+  if (full_views_.empty()) return std::nullopt;  // the parameters are the shards: writes are kept
   for (std::size_t i = weak_parameters_.size(); i-- > 0;) {
     const Tensor shown = parameter(i);
     if (!shown.defined()) continue;
@@ -360,8 +360,8 @@ void FlatParamHandle::leave_pass() {
       if (gradient.defined()) {
         gradient.add_(reduced);
       } else {
-        // A view would not let Optimizer::zero_grad detach it in place. The key of a part: norms of
-        // it are refused.
+        // A view could not be detached in place by Optimizer::zero_grad. The touch key lets norms
+        // of a part throw.
         gradient = torch::empty({0}, reduced.options());
         gradient.set_data(is_sharded() ? with_touch_key(reduced) : reduced);
       }
@@ -379,7 +379,7 @@ void FlatParamHandle::abort_pass() noexcept {
     try {
       pending->wait();
     } catch (const std::exception&) {
-      // The failure that led here has been told.
+      // The first failure is already being thrown.
     }
   }
   if (residence_ == Residence::gathering) residence_ = Residence::unsharded;
@@ -485,10 +485,10 @@ Tensor FlatParamHandle::make_unsharded_grad() const {
   return grad;
 }
 
-/// A full gradient cannot be added to a sharded one.
+/// Autograd must not add a full gradient to a sharded `.grad`.
 void FlatParamHandle::put_gradient_aside(std::size_t index) {
   const auto events = events_.lock();
-  if (!is_in_pass_ || !events) return;  // refused when the gradient is there
+  if (!is_in_pass_ || !events) return;  // GradientHook refuses it
   events->gradient_comes();
   if (!reduces_gradients_ || is_put_aside_[index]) return;
   is_put_aside_[index] = true;
@@ -565,7 +565,7 @@ void FlatParamHandle::start_reduce() {
   }
 }
 
-/// Starts the second half of a hybrid strategy's average. Waits for the first.
+/// Starts the second half of a hybrid strategy's average, after the first.
 void FlatParamHandle::start_all_reduce() {
   if (options_.replicate_group->size() == 1 || std::exchange(is_all_reducing_, true)) return;
   reduce_.wait();
@@ -595,7 +595,7 @@ void FlatParamHandle::finish_reduce() {
       sharded_grad_ = std::move(reduced);
     }
   }
-  // Before their memory is given back, which is the compute stream's.
+  // Their memory belongs to the compute stream, which must wait before it is freed.
   streams_->make_wait(streams_->compute(), streams_->post_backward);
   sharded_grad_in_flight_ = Tensor();
   if (is_sharded()) memory_->gradients.free(unsharded_grad_in_flight_);

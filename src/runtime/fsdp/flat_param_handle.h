@@ -24,15 +24,14 @@ namespace tessera::fsdp {
 
 class FlatParamHandle;
 
-/// What a handle tells its root. All calls come on the thread that runs the operator or the
-/// backward.
+/// What a handle reports to its root, on the thread that runs the operator or the backward.
 class HandleEvents {
  public:
-  /// An operator uses parameter `index` of the handle.
+  /// An operator is about to use parameter `index` of the handle.
   virtual void parameter_touched(FlatParamHandle& handle, std::size_t index) = 0;
-  /// A backward is about to add a gradient to a parameter's `.grad`.
+  /// A backward is about to accumulate into a parameter's `.grad`.
   virtual void gradient_comes() = 0;
-  /// The backward has a gradient of parameter `index` in its `.grad`.
+  /// The backward has put a gradient of parameter `index` into its `.grad`.
   virtual void gradient_ready(FlatParamHandle& handle, std::size_t index) = 0;
 
  protected:
@@ -46,35 +45,35 @@ struct ManagedParameter {
 };
 struct SharedParameter {
   std::string fqn;
-  std::size_t index;  // of the parameter that it is
+  std::size_t index;  // the parameter it is tied to
 };
 
 struct HandleOptions {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   MixedPrecision mixed_precision;
   std::shared_ptr<dist::Group> shard_group;
-  std::shared_ptr<dist::Group> replicate_group;  // of one rank where nothing is replicated
+  std::shared_ptr<dist::Group> replicate_group;  // of one rank if nothing is replicated
   std::shared_ptr<dist::Group> world_group;      // of all ranks of the mesh
   FreedParameters freed_parameters = FreedParameters::freed;
   Offload offload = Offload::none;
-  /// The mesh's ranks that hold each part, by rank of the shard group.
+  /// The ranks of the mesh that hold each shard, by rank of the shard group.
   std::vector<std::vector<int>> holders{};
 };
 
-/// The flat parameter of a fully sharded module: its parameters of one dtype, one after the other.
+/// The flat parameter of a fully sharded module: its parameters of one dtype, concatenated.
 ///
-/// Life cycle. Between passes each parameter shows this rank's part of itself, a 1-d view of the
-/// flat shard, perhaps empty. `enter_pass` gives them their full shapes, over a flat buffer that
-/// has no memory yet; `start_unshard` gives it memory and gathers it; `reshard` takes it back.
-/// Gradients are copied out of `.grad` into one flat gradient, summed over the ranks, and handed
-/// back by `leave_pass`. The parameters' TensorImpls, which module and optimizer hold, stay.
-/// Holds its parameters weakly, as they hold it. Not thread-safe; its root locks.
+/// Life cycle. Between passes each parameter is this rank's part of itself: a 1-d view of the flat
+/// shard, perhaps empty. `enter_pass` gives parameters their full shapes, as views of a flat buffer
+/// without memory. `start_unshard` allocates and all-gathers it; `reshard` frees it. Gradients are
+/// copied from `.grad` into one flat gradient, averaged over the ranks, and put back by
+/// `leave_pass`. The parameters' TensorImpls do not change: module and optimizer hold them. Holds
+/// its parameters weakly, because they own it. Not thread-safe; its root locks.
 class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandle>,
                               private TouchListener {
  public:
-  /// Takes the parameters over: copies this rank's part of each, and frees the rest.
-  /// Requires: one dtype and one device; every parameter a leaf that nobody manages yet.
-  /// `unit_name` is what the unit is called as far as is known by now.
+  /// Takes over the parameters: copies this rank's part of each, and frees the rest. Requires: one
+  /// dtype, one device, and leaf parameters that no handle has. `unit_name` is the unit's name so
+  /// far.
   static std::shared_ptr<FlatParamHandle> create(const std::shared_ptr<torch::nn::Module>& owner,
                                                  const std::string& unit_name,
                                                  std::vector<ManagedParameter> parameters,
@@ -89,98 +88,96 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   const HandleOptions& options() const { return options_; }
   /// Returns the unit's name for messages: `layers.0`, `the root`.
   std::string display_name() const;
-  /// Takes the name that the owning module has below its root. Throws: Error(invalid_argument)
-  /// where another root that is alive has taken it in.
+  /// Sets the owning module's name below its root. Throws: Error(invalid_argument) if it belongs to
+  /// another live root.
   void join_root(std::weak_ptr<const void> root, const std::string& fqn);
-  /// Throws: Error(invalid_argument) naming a parameter that no module of the tree has any more.
+  /// Throws: Error(invalid_argument) naming a parameter that is no longer in the module tree.
   void check_tree(const std::unordered_set<const at::TensorImpl*>& in_tree) const;
 
-  /// Returns the parameter, or an undefined tensor where it has died.
+  /// Returns the parameter, or an undefined tensor if it is dead.
   at::Tensor parameter(std::size_t index) const { return weak_parameters_[index].lock(); }
   /// Returns the handle of a parameter, or nullptr.
   static std::shared_ptr<FlatParamHandle> of(const at::Tensor& parameter);
 
   // --- between passes
-  /// Whether a pass hears of every use, or only of those that need a gather.
+  /// Whether a pass sees every use of a parameter, or only those in units that are gathered.
   enum class Tracing { off, on };
   bool is_in_pass() const { return is_in_pass_; }
   const at::Tensor& sharded_flat_param() const { return sharded_flat_param_; }
-  /// The device that gathered parameters lie on.
+  /// The device of gathered parameters.
   at::Device compute_device() const { return compute_device_; }
-  /// Full shapes from here on; `.grad` stays sharded, up to the backward. Throws:
-  /// Error(invalid_argument) naming a parameter that no longer is the runtime's (replaced, moved,
-  /// converted).
+  /// Switches to full shapes. `.grad` stays sharded until the backward. Throws:
+  /// Error(invalid_argument) naming a parameter that was replaced, moved or converted.
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
                   const std::shared_ptr<const Streams>& streams,
                   const std::shared_ptr<PassMemory>& memory, Tracing tracing = Tracing::off);
   /// Throws: Error(invalid_argument) naming a parameter that was written to during the pass.
   void check_not_written() const;
-  /// Sharded shapes and gradients from here on. Throws as `check_not_written`, when that is done.
+  /// Switches to sharded shapes and gradients. Throws as `check_not_written`, but finishes first.
   void leave_pass();
-  /// As `leave_pass`, but drops what the pass computed and checks nothing.
+  /// As `leave_pass`, but drops the pass's gradients and checks nothing.
   void abort_pass() noexcept;
 
   // --- whole parameters outside of a pass
   bool is_whole() const { return whole_.has_value(); }
-  /// Shows whole parameters in their own dtype. They nest. Collective. Throws:
+  /// Shows whole parameters in their own dtype. Calls nest. Collective. Throws:
   /// Error(invalid_argument) within a pass, within another such scope with other options, or as
-  /// `enter_pass` does.
+  /// `enter_pass`.
   void show_whole(const UnshardParamsOptions& options);
-  /// Shows this rank's parts again, as they were or as they were written to. Collective where rank
-  /// 0's are written back. Throws: Error(invalid_argument) naming a parameter that was given
-  /// another shape, which is then as it was.
+  /// Shows this rank's parts again, with the writes to keep. Collective if rank 0's writes are
+  /// sent. Throws: Error(invalid_argument) naming a parameter whose shape was changed; its old data
+  /// stays.
   void hide_whole();
 
   // --- state dicts
-  /// Returns what this rank holds of a parameter, in the flat parameter's own memory, and who holds
-  /// the rest. Throws: Error(invalid_argument) within a pass or unshard_params.
+  /// Returns this rank's part of a parameter, which shares the flat parameter's memory, and the
+  /// ranks of the other parts. Throws: Error(invalid_argument) within a pass or unshard_params.
   StateTensor state_of(std::size_t index) const;
-  /// Returns the place of a parameter of this handle.
+  /// Returns the index of a parameter of this handle.
   std::size_t index_of(const at::Tensor& parameter) const;
 
   // --- within a pass
   enum class Residence { sharded, gathering, unsharded };
   Residence residence() const { return residence_; }
-  /// Whether parameters ever leave this rank at all.
+  /// Whether a rank holds less than all parameters.
   bool is_sharded() const { return options_.shard_group->size() > 1; }
-  /// Whether full parameters lie apart from this rank's own: they are sharded, or cast.
+  /// Whether gathered parameters need a buffer of their own: they are sharded or cast.
   bool has_own_full_buffer() const;
-  /// Whether gradients go anywhere: to other ranks, or into another dtype. Else they stay where
-  /// autograd puts them.
+  /// Whether gradients are reduced over the ranks or cast. If not, they stay in `.grad`.
   bool reduces_gradients() const { return reduces_gradients_; }
   bool reshards_after_forward() const { return reshards_after_forward_; }
   void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
-  /// What goes before the gather and needs no unsharded memory: the cast.
+  /// Casts the shard, or copies it to the device, before the all-gather. Needs no unsharded memory.
   void prepare_unshard();
-  /// Starts the gather. Collective over the shard group.
+  /// Starts the all-gather. Collective over the shard group.
   void start_unshard();
   void finish_unshard();
-  /// Takes part in a gather for other ranks. This rank's parameters stay as they are. Takes memory
-  /// for the whole flat parameter, and gives it back. Collective over the shard group.
+  /// Takes part in an all-gather for other ranks. This rank's parameters do not change. Allocates
+  /// the whole flat parameter temporarily. Collective over the shard group.
   void join_unshard();
   void reshard();
 
   // --- gradients
   bool has_gradients() const { return num_gradients_ > 0; }
-  /// Of earlier passes, under no_sync.
+  /// Gradients of earlier passes under NoSyncScope.
   bool has_unsynced_gradients() const { return unsynced_grad_.defined(); }
   void drop_unsynced_gradients();
   bool has_all_gradients() const { return num_gradients_ == num_trainable_; }
-  /// Moves the parameter's `.grad` to the flat gradient. Throws: Error(unsupported) for a sparse
-  /// one, or one that has a graph (create_graph).
+  /// Moves the parameter's `.grad` into the flat gradient. Throws: Error(unsupported) for a sparse
+  /// gradient, or one with a graph (create_graph).
   void take_gradient(std::size_t index);
-  /// Starts to average the flat gradient over the ranks; what has no gradient here counts as zero.
+  /// Starts averaging the flat gradient over the ranks; missing gradients count as zero.
   /// Collective.
   void start_reduce();
   bool is_reducing() const { return unsharded_grad_in_flight_.defined(); }
-  /// What operators get from here on finds the averaged gradient. Collective in hybrid strategies.
+  /// Finishes the average before the operators that follow. Collective for hybrid strategies.
   void finish_reduce();
-  /// Returns for each parameter whether this rank has given, or is about to give, a gradient of it
-  /// in this pass.
+  /// Returns for each parameter whether this rank has contributed a gradient in this pass, or is
+  /// about to.
   std::vector<bool> gave_gradients() const;
-  /// Says for which parameters any rank did: what was reduced holds theirs.
+  /// Sets for which parameters any rank contributed: these get a reduced gradient.
   void set_reduced(const std::vector<bool>& any_gave) { was_reduced_ = any_gave; }
-  /// Keeps the flat gradient of this pass for the next one (no_sync).
+  /// Keeps the flat gradient of this pass for the next one (NoSyncScope).
   void keep_unsharded_gradient();
 
  private:
@@ -197,15 +194,15 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::optional<std::size_t> written_parameter() const;
   [[noreturn]] void refuse_write(std::size_t index) const;
   void touched(const at::Tensor& argument) override;
-  /// Throws: Error(invalid_argument) naming a parameter that is no longer the runtime's.
+  /// Throws: Error(invalid_argument) naming a parameter that was replaced, moved or converted.
   void check_parameters() const;
 
   struct Whole {
     UnshardParamsOptions options;
     int depth = 1;
-    at::Tensor flat;       // [padded numel], the parameters' own dtype; undefined: not on this rank
-    at::Tensor flat_grad;  // the same of gradients, with_grads
-    std::vector<bool> has_grad;             // on any rank
+    at::Tensor flat;             // [padded numel], the parameters' own dtype; undefined: not here
+    at::Tensor flat_grad;        // the same of gradients, with_grads
+    std::vector<bool> has_grad;  // on any rank of the shard group
     std::vector<at::Tensor> sharded_grads;  // put aside
   };
   bool shows_whole() const;
@@ -225,7 +222,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::size_t parameter_at(const at::Tensor& view) const;
   at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
   at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
-  /// Zeroes what lies between parameters and after the last.
+  /// Zeroes the gaps between parameters and the end.
   void zero_padding(const at::Tensor& flat) const;
   void show(const std::vector<at::Tensor>& views);
   at::Tensor make_unsharded_grad() const;
@@ -244,9 +241,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool is_tracing_ = false;
   std::weak_ptr<const void> root_;
   bool is_in_pass_ = false;
-  std::weak_ptr<HandleEvents> events_;      // while in a pass
+  std::weak_ptr<HandleEvents> events_;      // during a pass
   std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
-  std::shared_ptr<PassMemory> memory_;      // likewise
+  std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
   Residence residence_ = Residence::sharded;
 
   at::Device compute_device_ = at::kCPU;
@@ -256,7 +253,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::vector<at::Tensor> full_views_;     // of unsharded_flat_param_, with the touch key
   std::optional<TouchRegistration> sharded_registration_;
   std::optional<TouchRegistration> full_registration_;
-  at::Tensor cast_shard_;  // alive until the gather is over
+  at::Tensor cast_shard_;  // alive until the all-gather ends
   dist::Pending gather_;
   std::vector<std::uint32_t> versions_;  // of the parameters when the pass began
 
@@ -267,14 +264,14 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::vector<bool> has_gradient_;
   std::vector<bool> was_reduced_;           // in this pass
   std::vector<bool> is_put_aside_;          // in this pass
-  std::vector<at::Tensor> kept_gradients_;  // that were: sharded, of earlier passes
-  at::Tensor unsharded_grad_;               // [padded numel], filled by take_gradient: predivided
-  at::Tensor unsynced_grad_;                // the same of passes under no_sync
-  std::vector<bool> has_unsynced_;          // per parameter
+  std::vector<at::Tensor> kept_gradients_;  // put aside: sharded, of earlier passes
+  at::Tensor unsharded_grad_;               // [padded numel], predivided; filled by take_gradient
+  at::Tensor unsynced_grad_;                // the same, of passes under NoSyncScope
+  std::vector<bool> has_unsynced_;          // by parameter
   at::Tensor unsharded_grad_in_flight_;
   at::Tensor sharded_grad_in_flight_;
   dist::Pending reduce_;
-  bool is_all_reducing_ = false;  // of a gradient that is sharded
+  bool is_all_reducing_ = false;  // of a sharded gradient
   at::Tensor sharded_grad_;       // [sharded_numel], reduced in this pass
 };
 

@@ -18,13 +18,13 @@ bool are_same(const UnshardParamsOptions& a, const UnshardParamsOptions& b) {
 
 }  // namespace
 
-/// Whether this rank shows whole parameters in the scope that is open.
+/// Whether this rank shows whole parameters in the open scope.
 bool FlatParamHandle::shows_whole() const {
   return !whole_->options.rank0_only ||
          (options_.shard_group->rank() == 0 && options_.replicate_group->rank() == 0);
 }
 
-/// Returns the whole of what ranks have parts of, in memory of its own, where this rank shows it.
+/// All-gathers a sharded flat tensor into new memory, if this rank shows it.
 Tensor FlatParamHandle::gather_whole(const Tensor& flat_shard) const {
   Tensor whole;
   if (is_sharded()) {
@@ -38,7 +38,7 @@ Tensor FlatParamHandle::gather_whole(const Tensor& flat_shard) const {
   return whole_->options.offload_to_cpu ? whole.to(at::kCPU) : whole;
 }
 
-/// Returns this rank's parts of all gradients, one after the other; zeros where there is none.
+/// Returns this rank's parts of all gradients in a row, with zeros for missing ones.
 Tensor FlatParamHandle::flat_sharded_grads() const {
   at::ScalarType dtype = sharded_flat_param_.scalar_type();
   if (const MixedPrecision& precision = options_.mixed_precision;
@@ -53,7 +53,7 @@ Tensor FlatParamHandle::flat_sharded_grads() const {
   return flat;
 }
 
-/// Returns of which parameters any rank of the shard group has a gradient.
+/// Returns for which parameters any rank of the shard group has a gradient.
 std::vector<bool> FlatParamHandle::have_grads() const {
   const std::vector<Tensor>& grads = whole_->sharded_grads;
   Tensor counts = torch::zeros({static_cast<std::int64_t>(grads.size())}, at::kInt);
@@ -107,8 +107,8 @@ void FlatParamHandle::show_whole(const UnshardParamsOptions& options) {
   }
 }
 
-/// Copies what parameters or gradients were given in place of their views into `flat`. Returns one
-/// that does not fit.
+/// Copies tensors that were assigned to parameters or gradients (instead of their views) into
+/// `flat`. Returns the index of one that does not fit.
 std::optional<std::size_t> FlatParamHandle::take_written(const Tensor& flat,
                                                          const std::vector<Tensor>& shown) const {
   std::optional<std::size_t> unfit;
@@ -124,7 +124,7 @@ std::optional<std::size_t> FlatParamHandle::take_written(const Tensor& flat,
   return unfit;
 }
 
-/// Replaces every rank's `part` by what it holds of rank 0's `flat`. Takes no memory for the rest.
+/// Replaces each rank's `part` by its part of rank 0's `flat`, without extra memory.
 void FlatParamHandle::take_from_first(const Tensor& flat, Tensor part) const {
   Tensor received = part.to(compute_device_);
   if (options_.replicate_group->rank() == 0) {
@@ -135,7 +135,7 @@ void FlatParamHandle::take_from_first(const Tensor& flat, Tensor part) const {
   if (!received.is_same(part)) part.copy_(received);
 }
 
-/// Replaces `part` by this rank's part of what was written to `flat`: here, or on rank 0.
+/// Replaces `part` by this rank's part of `flat`, as written by this rank or by rank 0.
 void FlatParamHandle::write_back(const Tensor& flat, const Tensor& part) const {
   if (whole_->options.rank0_only) return take_from_first(flat, part);
   part.copy_(is_sharded()

@@ -45,12 +45,12 @@ bool is_hybrid(ShardingStrategy strategy) {
          strategy == ShardingStrategy::hybrid_shard_zero2;
 }
 
-/// Returns the mesh's ranks that hold each part of a flat parameter, ascending.
+/// Returns the ranks of the mesh that hold each shard of a flat parameter, ascending.
 std::vector<std::vector<int>> holders_of_parts(const FullyShardOptions& options) {
   const int world_size = options.mesh.world_size();
   const bool is_replicated = options.strategy == ShardingStrategy::no_shard;
   int num_parts = is_replicated ? 1 : world_size;
-  int stride = 1;  // between ranks that hold neighbouring parts
+  int stride = 1;  // between ranks with neighbouring shards
   if (is_hybrid(options.strategy)) {
     num_parts = options.mesh.axis("shard")->size();
     if (options.mesh.axes().back().name != "shard") stride = world_size / num_parts;
@@ -100,7 +100,7 @@ HandleOptions handle_options(const FullyShardOptions& options) {
   return handle;
 }
 
-/// Ranks that a launcher has started and that train each by themselves are hardly meant.
+/// Warns if a launcher has started several ranks, but each shards over itself alone.
 void warn_of_forgotten_mesh(const FullyShardOptions& options) {
   if (options.mesh.world_size() > 1) return;
   const auto launched = dist::launch_environment(dist::process_environment);
@@ -110,7 +110,7 @@ void warn_of_forgotten_mesh(const FullyShardOptions& options) {
                   " ranks: is .mesh = dist::init_from_env() missing?");
 }
 
-/// Visits the modules of a unit: not those of units in it, whose turn has been.
+/// Visits the modules of a unit, except units inside it.
 template <class Visit>
 void for_each_open_module(const ModulePtr& module, const FullyShardOptions& options,
                           const Visit& visit) {
@@ -120,7 +120,7 @@ void for_each_open_module(const ModulePtr& module, const FullyShardOptions& opti
   }
 }
 
-/// Sends what rank 0 has, each tensor once.
+/// Sends rank 0's parameters and buffers, each tensor once.
 void sync_module_states(const ModulePtr& module, const FullyShardOptions& options) {
   dist::StateSync sync(*options.mesh.world());
   for (const FoundParameter& parameter : unmanaged_parameters(module, options)) {
@@ -148,11 +148,11 @@ void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
   });
 }
 
-/// Gives a module's own meta tensors memory, and values by the user's function. Where that throws
-/// they are as they were.
+/// Allocates a module's own meta tensors and calls the user's function. If that throws, restores
+/// the meta tensors.
 void materialize(const ModulePtr& module, const std::string& fqn,
                  const FullyShardOptions& options) {
-  std::vector<std::pair<at::Tensor, at::Tensor>> given;  // with what was there
+  std::vector<std::pair<at::Tensor, at::Tensor>> given;  // with the old tensor
   const auto give_memory = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_meta()) return;
     if (!options.param_init_fn) {
@@ -163,7 +163,7 @@ void materialize(const ModulePtr& module, const std::string& fqn,
     const at::NoGradGuard no_grad;
     const at::Tensor memory = torch::empty_like(tensor, tensor.options().device(options.device));
     given.emplace_back(tensor, tensor.detach());
-    // In place: module and members hold this very TensorImpl.
+    // In place: the module and its members hold this TensorImpl.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
   };
   for (const auto& each : module->named_parameters(/*recurse=*/false)) {
@@ -194,8 +194,8 @@ void materialize_all(const ModulePtr& module, const std::string& fqn,
   }
 }
 
-/// Throws where the module's parameters are those of a unit around it: it cannot become one of its
-/// own any more. A module that has none but tied ones of a unit beside it may.
+/// Throws if the module's parameters are in a unit around it: it cannot become a unit any more. It
+/// may if its only such parameters are tied to a unit beside it.
 void refuse_part_of_unit(const Module& module) {
   const std::vector<at::Tensor> parameters = module.parameters();
   for (const at::Tensor& parameter : parameters) {
@@ -211,14 +211,14 @@ void refuse_part_of_unit(const Module& module) {
   }
 }
 
-/// Puts what belongs to no unit yet into flat parameters of `module`, one per dtype.
+/// Puts parameters without a unit into flat parameters of `module`, one per dtype.
 void make_unit(const NamedModule& at, const FullyShardOptions& options) {
   const ModulePtr& module = at.module;
   struct Group {
     std::vector<ManagedParameter> parameters;
     std::vector<SharedParameter> shared;
   };
-  std::vector<std::pair<at::ScalarType, Group>> groups;  // in the order in which dtypes are met
+  std::vector<std::pair<at::ScalarType, Group>> groups;  // in order of first appearance
   std::optional<FoundParameter> first;
   for (const FoundParameter& found : unmanaged_parameters(module, options)) {
     if (!first) first = found;
@@ -290,7 +290,7 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   }
   fsdp::warn_of_forgotten_mesh(options);
   const std::vector<fsdp::NamedModule> units = fsdp::units_by_policy(root, options);
-  // Reverse order of the tree: what is inside becomes a unit before what is around it.
+  // Reverse tree order: inner modules become units before outer ones.
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
     fsdp::materialize_all(unit->module, unit->fqn, options);
     if (options.module_states == FullyShardOptions::ModuleStates::sync) {

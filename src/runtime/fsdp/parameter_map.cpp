@@ -30,7 +30,7 @@ FlatParameterInfo info_of(const fsdp::FlatParamHandle& handle) {
   return info;
 }
 
-/// Returns the parameter of a unit that has the name, be it one of several.
+/// Returns the unit's parameter of that name, which may be one of several names.
 const FlatUnitParameter* find(const fsdp::FlatParamHandle& handle, const std::string& fqn) {
   const FlatUnit& unit = handle.unit();
   for (const FlatUnitParameter& parameter : unit.parameters) {

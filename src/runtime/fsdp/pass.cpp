@@ -18,14 +18,14 @@ bool is_in_backward() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-/// Returns what ranks must agree on before they gather or reduce a unit together.
+/// Returns what must be equal on all ranks before they gather or reduce a unit.
 std::string description_of(const FlatParamHandle& handle) {
   const FlatUnit& unit = handle.unit();
   return handle.display_name() + " (" + std::string(dtype_name(unit.dtype)) + ", " +
          std::to_string(unpadded_numel(unit)) + " elements)";
 }
 
-/// Returns the largest group of ranks that share a unit; nullptr where none do.
+/// Returns the largest group of ranks that share a unit; nullptr if none do.
 std::shared_ptr<dist::Group> group_of_all(
     const std::vector<std::shared_ptr<FlatParamHandle>>& handles) {
   std::shared_ptr<dist::Group> largest;
@@ -36,7 +36,7 @@ std::shared_ptr<dist::Group> group_of_all(
   return largest;
 }
 
-/// Returns the device that all units compute on.
+/// Returns the device on which all units compute.
 at::Device device_of(const std::vector<std::shared_ptr<FlatParamHandle>>& handles) {
   if (handles.empty()) return at::kCPU;
   const at::Device device = handles.front()->compute_device();
@@ -59,7 +59,7 @@ std::shared_ptr<Pass> Pass::of(Module& root) {
   return pass;
 }
 
-/// Makes what is in the tree of `root` its own. A pass that throws here dies, and leaves it free.
+/// Takes over the units in the tree of `root`. A pass that throws here dies, and releases them.
 void Pass::take_in(Module& root) {
   root_ = registry::weak_module(root);
   const std::vector<UnitInTree> units = units_in_tree(root);
@@ -78,7 +78,7 @@ void Pass::take_in(Module& root) {
           {unit, units[unit].subtree_end, {sharded.forward_prefetch, sharded.backward_prefetch}});
     }
   }
-  // The unit of the root itself says it, or else the first one does.
+  // The root's own unit decides, else the first unit.
   if (!units.empty()) input_precision_ = units.front().sharded->mixed_precision;
   group_ = group_of_all(handles_);
   std::vector<PrefetchRule> rules;
@@ -105,10 +105,10 @@ bool Pass::meets_at(const registry::MeetingPoint& point) const {
                              [&](const Meeting& each) { return each.point.get() == &point; });
 }
 
-/// Takes note of members that are new in the tree: `replicate` may come after the first forward.
+/// Adds new members of the tree: `replicate` may be called after the first forward.
 void Pass::find_members(const Module& module) {
   auto member = registry::find<registry::PassMember>(module);
-  // A module may stand in the tree twice.
+  // A module may be in the tree twice.
   if (member && std::ranges::find(members_, member) == members_.end()) {
     if (gradients_ == Gradients::keep_unsharded) member->set_gradient_sync(gradient_sync());
     members_.push_back(std::move(member));
@@ -140,7 +140,7 @@ void Pass::collect_meetings(const Module& module, const std::string& fqn) {
   }
 }
 
-/// Throws where a module with collectives of its own came into the tree after the first forward.
+/// Throws if a module with its own collectives was added after the first forward.
 void Pass::check_meetings(const Module& root) const {
   if (handles_.empty()) return;
   for (const auto& module : root.modules(/*include_self=*/false)) {
@@ -165,7 +165,7 @@ std::size_t Pass::index_of(const FlatParamHandle& handle) const {
 
 void Pass::enter_forward() {
   const std::lock_guard lock(mutex_);
-  // A backward that ended with an exception never came to its end.
+  // A backward that threw never reached its end.
   if (is_open_ && is_end_queued_ && !is_in_backward()) give_up_backward();
   if (!is_open_) {
     open(at::GradMode::is_enabled() ? PassKind::training : PassKind::inference);
@@ -188,7 +188,7 @@ void Pass::enter_forward() {
   ++forward_depth_;
 }
 
-/// Dies with a graph.
+/// Is destroyed with an autograd graph.
 class Pass::GraphToken {
  public:
   GraphToken(std::weak_ptr<Pass> pass, std::uint64_t number)
@@ -230,8 +230,8 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
     write = std::current_exception();
   }
   try {
-    // Also where this rank has failed: the others need not wait for it until their time-out.
-    // A backward within the scope may have failed, too.
+    // Also if this rank has failed: otherwise the others wait for their time-out. A backward within
+    // the scope may have failed, too.
     if ((is_in_forward || has_failed) && order_->can_end_phase()) end_phase(has_failed || write);
   } catch (...) {
     abort();
@@ -262,11 +262,11 @@ Pass::Gradients Pass::set_gradients(Gradients gradients) {
   return before;
 }
 
-/// Throws where a module with parameters of units was replaced by another. Those of the optimizer
-/// would go on as they are, unused.
+/// Throws if a module of a unit was replaced: the optimizer would still have the old, unused
+/// parameters.
 void Pass::check_tree() const {
   const ModulePtr root = root_.lock();
-  if (!root) return;  // in its destructor
+  if (!root) return;  // the root is being destroyed
   std::unordered_set<const at::TensorImpl*> in_tree;
   for_each_parameter(
       *root, [&](const at::Tensor& parameter) { in_tree.insert(parameter.unsafeGetTensorImpl()); });
@@ -292,7 +292,7 @@ void Pass::open(PassKind kind) {
     for (std::size_t i = 0; i < num_entered; ++i) handles_[i]->abort_pass();
     throw;
   }
-  // Gathers read what the optimizer's step wrote.
+  // All-gathers read what the optimizer wrote.
   streams_->make_wait(streams_->unshard, streams_->compute());
   streams_->make_wait(streams_->pre_unshard, streams_->compute());
   is_open_ = true;
@@ -339,7 +339,7 @@ void Pass::abort() noexcept {
   memory_->release();
 }
 
-// --- what operators and the backward tell
+// --- events from operators and the backward
 
 void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
   const std::lock_guard lock(mutex_);
@@ -398,7 +398,7 @@ void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
   }
 }
 
-/// Returns whether ranks gather this handle together, or one rank alone casts or copies it.
+/// Returns whether the gather of this handle is in the common order of collectives.
 bool Pass::is_in_order(const FlatParamHandle& handle) const {
   return group_ ? handle.is_sharded() : handle.has_own_full_buffer();
 }
@@ -407,11 +407,11 @@ bool Pass::is_gathered(std::size_t handle) const {
   return std::ranges::find(gathered_, handle, &Gathered::handle) != gathered_.end();
 }
 
-/// Has a handle's parameters gathered for a use, with what goes before that and ahead of time.
+/// Gathers a handle's parameters for a use, after what comes first in the order, and prefetches.
 void Pass::gather(std::size_t handle, LastUse last_use) {
   FlatParamHandle& wanted = *handles_[handle];
   if (is_in_order(wanted)) {
-    // A use between a forward and its backward, outside of any scope, is a part of a forward.
+    // A use after a forward and before its backward counts as part of a forward.
     if (!order_->is_in_phase()) begin_phase(PhaseKey::Direction::forward);
     order_->need(handle);
   } else {
@@ -425,7 +425,7 @@ void Pass::gather(std::size_t handle, LastUse last_use) {
   free_unneeded();
 }
 
-/// Gathers what comes next while a unit computes that needed no gather.
+/// Prefetches the next unit while a unit computes that was gathered already.
 void Pass::gather_ahead(std::size_t handle, bool is_backward) {
   const PrefetchRule& rule = places_[handle].prefetch;
   const bool wants_next = is_backward ? rule.backward == BackwardPrefetch::backward_pre
@@ -449,7 +449,7 @@ bool Pass::is_used_by_operator(std::size_t handle) const {
   return is_before_operator_ && it != gathered_.end() && it->last_operator == current_operator();
 }
 
-/// Frees what was gathered ahead and turned out not to be needed.
+/// Frees units that were prefetched but not needed.
 void Pass::free_unneeded() {
   for (std::size_t i = gathered_.size(); i-- > 0;) {
     const Gathered& each = gathered_[i];
@@ -486,8 +486,8 @@ void Pass::end_phase(bool has_failed) {
   for (std::size_t i = gathered_.size(); i-- > 0;) {
     if (is_backward || gathered_[i].last_use == LastUse::none) free(gathered_[i].handle);
   }
-  // A rank that has not used a parameter holds a part of its gradient all the same, where another
-  // one has.
+  // A rank that did not use a parameter still gets its part of the gradient if another rank used
+  // it.
   auto next = num_gave.begin();
   for (const auto& handle : handles_) {
     if (num_gave.empty()) break;
@@ -514,7 +514,7 @@ bool Pass::run(const CollectiveSchedule::Step& step) {
   return true;
 }
 
-/// Has what other ranks need from this one done before it waits in collectives of a module's own.
+/// Does all that other ranks need from this one, before it waits in the module's own collectives.
 bool Pass::meet(const registry::MeetingPoint& point) {
   const std::lock_guard lock(mutex_);
   const bool is_backward = is_in_backward();
@@ -540,7 +540,7 @@ std::string Pass::name_of(const Collective& what) const {
          handles_[what.handle]->display_name();
 }
 
-/// Returns whether the phase that runs is a backward that reduces gradients.
+/// Returns whether the open phase is a backward that reduces gradients.
 bool Pass::is_reducing() const {
   return order_->key().direction == PhaseKey::Direction::backward && gradients_ == Gradients::sync;
 }
@@ -554,7 +554,7 @@ std::vector<std::size_t> Pass::unreduced() const {
   return found;
 }
 
-/// For each parameter, whether this rank gave a gradient in this pass.
+/// Returns for each parameter whether this rank contributed a gradient in this pass.
 std::vector<int> Pass::counts() const {
   std::vector<int> gave;
   if (!is_reducing()) return gave;
@@ -576,14 +576,14 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
   }
 }
 
-/// Returns whether this rank had gradients to give.
+/// Returns whether this rank had gradients to contribute.
 bool Pass::reduce(std::size_t position) {
   FlatParamHandle& handle = *handles_[position];
   const bool is_complete = handle.has_all_gradients();
   const bool gives = handle.has_gradients() || handle.has_unsynced_gradients();
-  finish_reduces();  // at most one whole gradient is on its way
+  finish_reduces();  // at most one whole gradient is in flight
   handle.start_reduce();
-  // What was gathered for a use that is yet to come stays.
+  // A unit that was gathered for a later use stays.
   const auto it = std::ranges::find(gathered_, position, &Gathered::handle);
   const bool is_ahead = it != gathered_.end() && it->last_use == LastUse::none;
   if (is_complete && !is_ahead && !is_used_by_operator(position)) free(position);
@@ -594,8 +594,8 @@ void Pass::finish_reduces() {
   for (const auto& handle : handles_) handle->finish_reduce();
 }
 
-// The engine binds a callback to the graph task that runs now. Within recomputation that may be an
-// inner one; what comes first in a backward is in the outer one.
+// The engine attaches a callback to the current graph task. With recomputation that may be an inner
+// backward, but the first event of a backward is in the outer one.
 void Pass::queue_end_of_backward() {
   if (is_end_queued_ && end_of_backward_.is_queued()) return;
   if (is_end_queued_) {
@@ -604,17 +604,17 @@ void Pass::queue_end_of_backward() {
   }
   end_of_backward_.queue([pass = shared_from_this()] { pass->end_backward(); });
   is_end_queued_ = true;
-  last_touched_ = nullptr;  // the backward uses it anew
+  last_touched_ = nullptr;  // the backward uses the unit anew
   for (const auto& member : members_) member->begin_backward();
   begin_phase(PhaseKey::Direction::backward);
 }
 
-/// Ends a backward that threw on this rank. The other ranks wait for this rank's part of it: they
-/// get an error instead. All ranks drop the gradients of that backward.
+/// Ends a backward that threw on this rank. The other ranks wait for this rank's part of it, and
+/// get an error instead. All ranks drop that backward's gradients.
 void Pass::give_up_backward() {
   try {
     const UntouchedScope untouched;
-    // What is being reduced is dropped: other ranks do not go on with it.
+    // Reductions in flight are dropped: other ranks do not finish them either.
     if (order_->can_end_phase()) end_phase(/*has_failed=*/true);
   } catch (...) {
     abort();
@@ -643,7 +643,7 @@ void Pass::end_backward() {
     throw;
   }
   if (forward_depth_ == 0) return close();
-  is_end_queued_ = false;  // a backward inside a forward: its pass goes on until that is left
+  is_end_queued_ = false;  // a backward inside a forward: the pass ends with the forward
   has_had_backward_ = true;
 }
 

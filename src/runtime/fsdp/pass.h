@@ -22,7 +22,7 @@ class Pass;
 /// A module that fully_shard was applied to, with its flat parameters, one per dtype.
 struct ShardedModule final : registry::ModuleState {
   std::weak_ptr<torch::nn::Module> module;
-  std::weak_ptr<Pass> pass;  // of the root that it is in, once that has been used
+  std::weak_ptr<Pass> pass;  // the pass of its root, once used
   std::vector<std::shared_ptr<FlatParamHandle>> handles;
   MixedPrecision mixed_precision;
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
@@ -32,76 +32,75 @@ struct ShardedModule final : registry::ModuleState {
 
 /// The first use of a parameter in a forward.
 struct ParameterUse {
-  std::size_t handle;  // by its place in Pass::handles
+  std::size_t handle;  // index in Pass::handles
   std::size_t parameter;
 };
 
-/// One forward and its backward over a root module and all fully sharded modules in it: decides
-/// when which flat parameter is gathered, freed and reduced.
+/// One forward and its backward over a root and all fully sharded modules in it. Decides when to
+/// gather, free and reduce each flat parameter.
 ///
-/// States. Idle: parameters show their shards. Open: full shapes; operators that touch a parameter
-/// gather its unit. An open pass ends with the backward, or with the outermost scope where no
-/// gradient is recorded. docs/fully_shard.md has the table. Within a pass, each outermost forward
-/// and each backward is a phase, in which all ranks run the same collectives in the same order
-/// ([Note: One order of collectives]).
-/// [Note: Leaving] Touching a unit outside the subtree of a unit that is open means that the
-/// latter's forward (or, in a backward, its backward) is over, so it is freed; but not what the
-/// same operator uses. What has been gathered ahead of time, or was kept for the backward, stays
-/// until it is used there. Kept by the registry at the root module, and by the handles while they
-/// are in it. Thread-safe.
+/// States. Idle: parameters are shards. Open: parameters have full shapes; an operator that uses
+/// one gathers its unit. A pass ends with the backward, or with the outermost scope if no gradients
+/// are recorded. docs/fully_shard.md has a table. Each outermost forward and each backward of a
+/// pass is a phase: all ranks run the same collectives in the same order ([Note: One order of
+/// collectives]).
+/// [Note: Leaving] When an operator uses a unit outside the subtree of a gathered unit, the forward
+/// (or backward) of the latter is over, so it is freed. Units that the same operator uses are not
+/// freed, nor are units that were prefetched or kept for the backward and not used yet.
+/// The registry owns the pass, as a state of the root. Thread-safe.
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
                    private CollectiveActions,
                    public registry::BringsRanksTogether,
                    public std::enable_shared_from_this<Pass> {
  public:
-  /// Returns the pass of `root`, made at the first use. Throws: Error(invalid_argument) where a
-  /// unit in it belongs to another root already, or nothing in it is sharded or replicated.
+  /// Returns the pass of `root`, and creates it the first time. Throws: Error(invalid_argument) if
+  /// a unit in it belongs to another root, or nothing in it is sharded or replicated.
   static std::shared_ptr<Pass> of(torch::nn::Module& root);
 
-  /// Enters or leaves a forward; they nest.
+  /// Enters or leaves a forward; calls nest.
   void enter_forward();
-  /// `is_watched`: graphs that it has recorded keep a token.
+  /// `is_watched`: all graphs that it recorded have a token.
   void leave_forward(bool has_failed, bool is_watched) noexcept(false);
-  /// Returns what a graph that this pass records is to keep. Where all graphs of a pass keep one
-  /// and are gone without a backward, none can come any more, and the pass ends.
+  /// Returns a token for a graph that this pass records. If all graphs have one, and all are
+  /// destroyed without a backward, the pass ends.
   std::shared_ptr<void> graph_token();
-  /// Opens an idle pass again, for another backward through what it computed.
+  /// Opens an idle pass again, for a second backward through its graph.
   void enter_backward();
 
   void abort() noexcept;
   bool is_open() const { return is_open_; }
 
   enum class Gradients { sync, keep_unsharded };
-  /// Returns what was set before.
+  /// Returns the previous setting.
   Gradients set_gradients(Gradients gradients);
-  /// Drops what was kept under Gradients::keep_unsharded.
+  /// Drops the gradients of Gradients::keep_unsharded.
   void drop_unsynced_gradients();
 
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
-  /// Says which dtype the root's inputs get.
+  /// Returns the settings that decide the dtype of the root's inputs.
   const MixedPrecision& input_precision() const { return input_precision_; }
-  /// Replicated modules in the tree, and others that take part without units.
+  /// Replicated modules in the tree, and others without units.
   const std::vector<std::shared_ptr<registry::PassMember>>& members() const { return members_; }
-  /// Returns the collectives of the pass that is open, or of the last one, in order.
+  /// Returns the collectives of the open or last pass, in order.
   const std::vector<std::string>& collectives() const { return collectives_; }
   /// Returns what the first forward used, in order.
   const std::vector<ParameterUse>& forward_order() const { return forward_order_; }
   const Streams& streams() const { return *streams_; }
-  /// Replaces what frees and allocations on the device wait for.
+  /// Replaces the rate limiter of frees and allocations.
   void set_rate_limiter(RateLimiter limiter) { rate_limiter_ = std::move(limiter); }
 
  private:
   struct Place {              // of a handle, parallel to handles_
     std::size_t unit;         // numbered in the order of the module tree
-    std::size_t subtree_end;  // units [unit, subtree_end) are inside
+    std::size_t subtree_end;  // its subtree: units [unit, subtree_end)
     PrefetchRule prefetch;
   };
   enum class LastUse { none, forward, backward };  // since it was gathered
   struct Gathered {
     std::size_t handle;
     LastUse last_use;
-    std::size_t position = 0;  // in the order of collectives: of what was gathered ahead
+    std::size_t position = 0;  // in the order of collectives, if prefetched
     std::uint64_t last_operator = 0;
   };
 
@@ -158,7 +157,7 @@ class Pass final : public HandleEvents,
     std::shared_ptr<const registry::MeetingPoint> point;
   };
   std::vector<Meeting> meetings_;       // numbered after the handles in the order of collectives
-  std::shared_ptr<dist::Group> group_;  // of all ranks that take part; null: one
+  std::shared_ptr<dist::Group> group_;  // all ranks that take part; null: only this one
   std::unique_ptr<CollectiveOrder> order_;
   std::vector<std::string> collectives_;
 
@@ -166,24 +165,24 @@ class Pass final : public HandleEvents,
   PassKind kind_ = PassKind::training;
   std::size_t num_phases_[2] = {};  // of the open pass, by direction
   int forward_depth_ = 0;
-  bool records_gradients_ = false;  // a forward of this pass did
-  std::uint64_t number_ = 0;        // of passes that have been opened
-  int num_graphs_ = 0;              // alive, of those that keep a token
+  bool records_gradients_ = false;  // a forward of this pass recorded some
+  std::uint64_t number_ = 0;        // passes opened so far
+  int num_graphs_ = 0;              // graphs with a token that are alive
   bool has_unwatched_graph_ = false;
-  bool is_end_queued_ = false;  // at the end of the backward that is running
+  bool is_end_queued_ = false;  // of the current backward
   registry::EndOfBackward end_of_backward_;
-  bool has_had_backward_ = false;  // within the forward that is running
+  bool has_had_backward_ = false;  // within the current forward
   Gradients gradients_ = Gradients::sync;
   std::shared_ptr<const Streams> streams_;
   std::shared_ptr<PassMemory> memory_ = std::make_shared<PassMemory>();
   RateLimiter rate_limiter_;
   bool is_tracing_ = false;
   std::vector<ParameterUse> forward_order_;
-  std::vector<std::vector<bool>> is_visited_;  // parallel to handles_: while tracing
+  std::vector<std::vector<bool>> is_visited_;  // parallel to handles_; while tracing
   std::vector<Gathered> gathered_;             // handles that are not sharded now
   FlatParamHandle* last_touched_ = nullptr;
   std::uint64_t operator_of_last_touch_ = 0;
-  bool is_before_operator_ = false;  // an operator's arguments are being gathered
+  bool is_before_operator_ = false;  // gathering for an operator that has not run yet
 };
 
 }  // namespace tessera::fsdp

@@ -7,30 +7,30 @@
 
 namespace tessera::fsdp {
 
-/// Reached when memory that was freed may be used again.
+/// An event after which freed memory may be used again.
 class FreeEvent {
  public:
   virtual ~FreeEvent() = default;
   virtual void synchronize() = 0;
 };
 
-/// Bounds how many unsharded flat parameters are in flight on a device that runs behind the host:
-/// before memory for one more is taken, the host waits until the oldest of `kMaxInFlight` freed
-/// ones is free on the device too. Source: torch.distributed.fsdp, `limit_all_gathers`
-/// (github.com/pytorch/pytorch, change 89057).
+/// Limits how many unsharded flat parameters are in flight on an asynchronous device: before
+/// allocating one, the host waits until the oldest of `kMaxInFlight` freed ones is free on the
+/// device too. Source: torch.distributed.fsdp, `limit_all_gathers` (github.com/pytorch/pytorch,
+/// change 89057).
 class RateLimiter {
  public:
   static constexpr std::size_t kMaxInFlight = 2;
   using MakeEvent = std::function<std::unique_ptr<FreeEvent>()>;
 
-  /// `make_event` records an event on the device; none on CPU, where what is freed is free.
+  /// `make_event` records an event on the device; null on the CPU, which needs no waiting.
   explicit RateLimiter(MakeEvent make_event = nullptr) : make_event_(std::move(make_event)) {}
 
-  /// To be called when a flat parameter has been freed.
+  /// Call after freeing a flat parameter.
   void note_freed() {
     if (make_event_) events_.push_back(make_event_());
   }
-  /// To be called right before memory is taken, and after what needs none.
+  /// Call right before allocating one.
   void wait_for_room() {
     if (events_.size() < kMaxInFlight) return;
     const std::unique_ptr<FreeEvent> oldest = std::move(events_.front());

@@ -4,16 +4,15 @@
 
 namespace tessera::fsdp {
 
-/// Keeps the memory that a unit has freed for the one that needs as much next. The CPU's allocator
-/// returns blocks of that size to the operating system, and pages that are fresh again cost a tenth
-/// of a training step. Holds one block, from the time when it is freed to the next request or to
-/// `release`: so there is never more memory than there was before it was freed. Does nothing on
-/// other devices, whose allocators keep what they have. Not thread-safe.
+/// Keeps the memory that one unit frees for the next unit of about the same size. The CPU allocator
+/// returns blocks of that size to the operating system, and fresh pages cost a tenth of a training
+/// step. Holds one block, from `free` until the next `allocate` or `release`, so it never adds to
+/// the peak memory. Does nothing on other devices, whose allocators cache. Not thread-safe.
 class SpareMemory {
  public:
-  /// Gives a tensor without memory the memory for its elements.
+  /// Allocates memory for a tensor without memory.
   void allocate(const at::Tensor& tensor);
-  /// Takes a tensor's memory away. Requires: no other tensor is to use it.
+  /// Takes a tensor's memory. Requires: no other tensor will use it.
   void free(const at::Tensor& tensor);
   void release();
 

@@ -16,8 +16,7 @@ namespace {
 
 using torch::nn::Module;
 
-/// Calls `visit` with the name, handle and place of each sharded parameter that the module itself
-/// has.
+/// Calls `visit` with the name, handle and index of each sharded parameter of the module itself.
 template <class Visit>
 void for_each_managed(const Module& module, const Visit& visit) {
   for (const auto& each : module.named_parameters(/*recurse=*/false)) {

@@ -12,13 +12,13 @@ namespace tessera::fsdp {
 
 struct ShardedModule;
 
-/// Makes state dicts show the parameters of a new unit as tensors of the whole model, and take them
-/// from such. Hooks go to the modules that own the parameters, so that those of users further up,
-/// and later ones at the same module, meet them like that.
+/// Adds hooks that show a new unit's parameters in state dicts as tensors of the whole model, and
+/// load them from such. They are on the modules that own the parameters, so that users' hooks
+/// above, and later ones on the same module, see whole tensors too.
 void attach_state_dict_hooks(torch::nn::Module& module, const ShardedModule& unit,
                              const dist::Mesh& mesh);
 
-/// Makes state dicts show buffers that a unit's mixed precision has cast in their own dtypes.
+/// Adds hooks that show buffers cast by mixed precision in their own dtypes.
 void attach_state_dict_hooks_of_cast_buffers(torch::nn::Module& module,
                                              std::map<std::string, DType> own_dtypes);
 

@@ -7,7 +7,7 @@ namespace tessera::fsdp {
 namespace {
 
 constexpr int kNormalPriority = 0;
-constexpr int kHighPriority = -1;  // what others wait for goes first
+constexpr int kHighPriority = -1;  // for streams that others wait for
 
 c10::impl::VirtualGuardImpl guard_of(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());

@@ -9,7 +9,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// What travels beside a tensor in a pickle. Left as it is.
+/// Metadata of a tensor in a pickle. Not changed here.
 using Metadata = std::unordered_map<std::string, bool>;
 
 void refuse_part(const at::Tensor& tensor, Metadata& /*metadata*/) {

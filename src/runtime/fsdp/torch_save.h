@@ -3,9 +3,9 @@
 namespace tessera::fsdp {
 
 /// Makes `torch::save` refuse parameters of which this rank holds a part: it would write that part,
-/// or all of the unit's memory that it lies in, under the name of the whole. torch's pickler asks a
-/// function of the device what else to note of each tensor; this one notes nothing, and throws. One
-/// that somebody has set before stays. Returns true.
+/// or the unit's whole memory, under the parameter's name. torch's pickler calls a function per
+/// device for extra metadata; this one adds none and throws. Does not replace a function that is
+/// set already. Returns true.
 bool refuse_in_torch_save();
 
 }  // namespace tessera::fsdp

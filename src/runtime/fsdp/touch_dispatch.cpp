@@ -14,7 +14,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Who stands behind which storage. One for the process: ranks may be threads, their storages
+/// The listener of each storage. One map per process: ranks may be threads, but their storages
 /// differ.
 struct Listeners {
   std::shared_mutex mutex;
@@ -26,7 +26,7 @@ struct Listeners {
   }
 };
 
-/// Returns who hears of uses of the tensor's storage, or nullptr.
+/// Returns the listener of the tensor's storage, or nullptr.
 TouchListener* find_listener(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return nullptr;
   Listeners& listeners = Listeners::instance();
@@ -44,20 +44,20 @@ void touch_storage(const at::Tensor& tensor) {
 
 namespace {
 
-/// Reading what a tensor is, not what is in it.
+/// Whether the operator may read the tensor's elements. detach does not.
 bool uses_memory(const c10::OperatorHandle& op) {
   static const c10::OperatorName detach("aten::detach", "");
   return op.operator_name() != detach;
 }
 
-/// Norms, which of a part of a tensor are none of the tensor.
+/// Whether the operator is a norm: the norm of a part is not that of the whole tensor.
 bool is_norm(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 4> kNorms = {
       "aten::norm", "aten::linalg_vector_norm", "aten::linalg_norm", "aten::_foreach_norm"};
   return std::ranges::find(kNorms, op.operator_name().name) != kNorms.end();
 }
 
-/// Nobody listens behind the key of a sharded gradient: see FlatParamHandle::leave_pass.
+/// A sharded gradient has the key, but no listener: see FlatParamHandle::leave_pass.
 void see_norm(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.key_set().has(kTouchKey)) return;
   if (TouchListener* const listener = find_listener(tensor)) return listener->touched(tensor);
@@ -71,7 +71,7 @@ void see_norm(const at::Tensor& tensor) {
 
 thread_local std::uint64_t operator_number = 0;
 
-/// How many operators this thread is within: many are made of others, which count as one with them.
+/// Depth of nested operators on this thread. They share the number of the outermost one.
 thread_local int operator_depth = 0;
 
 class OperatorScope {
@@ -84,10 +84,10 @@ class OperatorScope {
   OperatorScope& operator=(const OperatorScope&) = delete;
 };
 
-/// How often this thread is within a MetaDeviceScope.
+/// Number of nested MetaDeviceScopes on this thread.
 thread_local int meta_device_depth = 0;
 
-/// Asks for the meta device where an operator makes a tensor out of nothing.
+/// Sets the meta device for an operator that creates a tensor from no other tensor.
 void make_on_meta_device(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   bool takes_tensors = false;
@@ -166,7 +166,7 @@ void tessera::touch(const at::Tensor& parameter) {
   fsdp::touch_storage(parameter);
 }
 
-// The macros of torch/library.h: a fallback for every operator under this key.
+// Registers see_arguments as the fallback for all operators with this key (torch/library.h).
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&tessera::fsdp::see_arguments>());
 }

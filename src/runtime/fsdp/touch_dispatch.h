@@ -8,26 +8,29 @@
 namespace tessera::fsdp {
 
 /// [Note: Touch] libtorch's modules have no forward hooks, so a unit is gathered when an operator
-/// touches one of its parameters. While a pass is open, parameters are views that carry one extra
-/// dispatch key, which views made from them inherit. A fallback for that key finds the unit behind
-/// the storage of each tensor argument, has it gathered, and goes on below the key. Operators
-/// without such an argument are never seen, and pay nothing.
-/// The key is the one wrapper key that PyTorch leaves to its users.
+/// uses one of its parameters. During a pass, parameters are tensors with one extra dispatch key,
+/// which their views inherit. A fallback for that key runs before autograd, finds the unit by the
+/// storage of each tensor argument, gathers it, and redispatches to the keys below. Operators
+/// without such an argument skip the fallback and cost nothing.
+/// PyTorch reserves this key for its own single-process tests: c10/core/DispatchKey.h says "Don't
+/// use it for anything real". Tessera uses it all the same, as a key above autograd that PyTorch
+/// itself does not use. A new PyTorch release may change or remove it, and no other library in the
+/// process can use it.
 inline constexpr c10::DispatchKey kTouchKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-/// Hears of operators that use the storage that it stands behind.
+/// Is called for operators that use the storage it is registered for.
 class TouchListener {
  public:
-  /// Called before the operator runs, on the thread that runs it, with the argument as the operator
-  /// gets it. What it throws, the operator throws.
+  /// Called before the operator runs, on its thread, with the operator's argument. The operator
+  /// throws what this throws.
   virtual void touched(const at::Tensor& argument) = 0;
 
  protected:
   ~TouchListener() = default;
 };
 
-/// Lets `listener` hear of every use of `storage` through tensors with the key, until it is
-/// destroyed. Thread-safe.
+/// Calls `listener` for each use of `storage` through a tensor with the key, until destroyed.
+/// Thread-safe.
 class TouchRegistration {
  public:
   TouchRegistration(const c10::Storage& storage, TouchListener& listener);
@@ -39,24 +42,24 @@ class TouchRegistration {
   const c10::StorageImpl* storage_;
 };
 
-/// Does what an operator does that uses `tensor`; nothing where it carries no key.
+/// Calls the listener of `tensor` as an operator would; does nothing without the key.
 void touch_storage(const at::Tensor& tensor);
 
-/// Returns the number of the operator whose arguments are being looked at on this thread: what one
-/// operator uses must be there together.
+/// Returns the number of this thread's current operator. All units of one operator must be gathered
+/// at the same time.
 std::uint64_t current_operator();
-/// Numbers what is looked at from here on as another one.
+/// Starts a new number.
 void begin_operator();
 
-/// Returns a tensor over the same storage that carries the key. Not a view as autograd knows it.
+/// Returns a tensor on the same storage with the key. Autograd does not see it as a view.
 at::Tensor with_touch_key(const at::Tensor& tensor);
 
-/// Between these two, the fallback sees every operator of this thread, and has what it makes made
-/// on the meta device. They nest.
+/// Between these two calls, the fallback sees every operator of this thread and creates new tensors
+/// on the meta device. Calls nest.
 void enter_meta_device();
 void leave_meta_device();
 
-/// Keeps the runtime's own operators on this thread from touching, for as long as it lives.
+/// While this lives, the runtime's own operators on this thread skip the fallback.
 class UntouchedScope {
  private:
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::DispatchKeySet(kTouchKey)};

@@ -27,7 +27,7 @@ std::int64_t total_numel(const ModulePtr& module, const FullyShardOptions& optio
   return numel;
 }
 
-/// Walks one subtree from the leaves up, and returns the elements in the units that it found there.
+/// Walks one subtree from the leaves up; returns the number of elements in the units found there.
 class PolicyWalk {
  public:
   PolicyWalk(const FullyShardOptions& options, std::vector<NamedModule>& units)
@@ -36,7 +36,7 @@ class PolicyWalk {
   std::int64_t walk(const NamedModule& at, bool is_root) {
     const std::int64_t numel = total_numel(at.module, options_);
     if (!policy_.recurse(*at.module, numel)) return 0;
-    const std::size_t position = units_.size();  // a unit goes before those inside it
+    const std::size_t position = units_.size();  // a unit goes before the units in it
     std::int64_t wrapped_numel = 0;
     for (const auto& child : at.module->named_children()) {
       const NamedModule below{join_fqn(at.fqn, child.key()), child.value()};
@@ -50,7 +50,7 @@ class PolicyWalk {
   }
 
  private:
-  /// A module may stand in the tree twice.
+  /// A module may be in the tree twice.
   bool is_new(const ModulePtr& module) const {
     return std::ranges::find(units_, module, &NamedModule::module) == units_.end();
   }

@@ -47,7 +47,7 @@ UnshardedParams::UnshardedParams(torch::nn::Module& module, const UnshardParamsO
     try {
       leave_all();
     } catch (const std::exception&) {
-      // What led here is told.
+      // The first error is thrown below.
     }
     throw;
   }
@@ -61,7 +61,7 @@ UnshardedParams::~UnshardedParams() noexcept(false) {
   }
 }
 
-/// Leaves every unit, also after one that fails: other ranks wait for what is sent of the rest.
+/// Leaves every unit, even if one fails: other ranks wait for the messages of the rest.
 void UnshardedParams::leave_all() {
   const fsdp::UntouchedScope untouched;
   std::exception_ptr first;

@@ -7,11 +7,11 @@
 
 namespace tessera {
 
-/// What autocast does on this thread.
+/// The autocast settings of a thread.
 class AutocastState {
  public:
   static AutocastState of_this_thread();
-  /// Makes this the state of this thread.
+  /// Sets these on the current thread.
   void apply() const;
 
  private:
@@ -24,7 +24,7 @@ class AutocastState {
   bool is_cache_enabled_;
 };
 
-/// Runs a scope under a given state.
+/// Runs a scope with given autocast settings.
 class AutocastScope {
  public:
   explicit AutocastScope(const AutocastState& state) : before_(AutocastState::of_this_thread()) {

@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// `recompute` by notes in the place of saved tensors.
+/// `recompute` by saved-tensor hooks.
 std::vector<at::Tensor> recompute_saved_tensors(detail::RecomputeBody body,
                                                 const std::vector<at::Tensor>& inputs,
                                                 RngState rng_state);

@@ -11,17 +11,17 @@ namespace tessera {
 /// The states of the default generators of the CPU and of the devices that tensors are on.
 class RngStates {
  public:
-  RngStates() = default;  // of none
+  RngStates() = default;  // of no generators
   static RngStates of_devices(const std::vector<at::Tensor>& tensors);
 
-  /// Puts these states back, and returns those that there were.
+  /// Sets the generators to these states, and returns their previous states.
   RngStates exchange() const;
 
  private:
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// Runs a scope from given states on; afterwards generators go on as if it had not been.
+/// Runs a scope with given generator states, and restores the previous ones afterwards.
 class RngScope {
  public:
   explicit RngScope(const RngStates& states) : before_(states.exchange()) {}

@@ -22,7 +22,7 @@ using torch::autograd::SavedVariableHooks;
 
 using MakeHooks = std::function<std::unique_ptr<SavedVariableHooks>()>;
 
-/// What operators of this thread do with tensors that they save, innermost last.
+/// The saved-tensor hooks of this thread's scopes, innermost last.
 thread_local std::vector<MakeHooks> hook_makers;
 
 class HooksScope {
@@ -33,8 +33,8 @@ class HooksScope {
   HooksScope& operator=(const HooksScope&) = delete;
 };
 
-/// libtorch asks its engine for the hooks of each tensor that an operator saves; Python's engine
-/// answers with those of torch.autograd.graph.saved_tensors_hooks. This one does so for C++.
+/// libtorch asks the autograd engine for the hooks of each saved tensor. In Python the engine
+/// returns those of torch.autograd.graph.saved_tensors_hooks; this engine does the same for C++.
 class HookingEngine final : public Engine {
  public:
   static Engine& instance() {
@@ -49,16 +49,16 @@ class HookingEngine final : public Engine {
   HookingEngine() = default;
 };
 
-/// Whether it answers for this process. It must be in place before the first backward, as engines
-/// start their threads once per process; Python's goes before it.
+/// Whether the process uses this engine. Set before the first backward, because an engine starts
+/// its threads once per process. If Python's engine is loaded, that one is used.
 const bool is_installed = [] {
   if (&Engine::get_default_engine() != &Engine::get_base_engine()) return false;
   torch::autograd::set_default_engine_stub(&HookingEngine::instance);
   return true;
 }();
 
-/// One call of `recompute`: what it takes to call the function again, and what that call saved.
-/// Kept by the notes that stand in the graph.
+/// One call of `recompute`: the data to call the function again, and the tensors that call saved.
+/// The notes in the graph own it.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   Frame(detail::RecomputeBody body, const std::vector<at::Tensor>& inputs, RngStates rng_states)
@@ -82,11 +82,11 @@ class Frame : public std::enable_shared_from_this<Frame> {
   RngStates rng_states_;
   AutocastState autocast_ = AutocastState::of_this_thread();
   std::vector<std::vector<std::int64_t>> sizes_;  // of the tensors that the first call saved
-  // What the second call saved and nobody took yet, by the backward that it was for.
+  // Tensors that second calls saved and autograd has not read yet, by backward.
   std::map<int, std::vector<at::Tensor>> saved_;
 };
 
-/// Stands in the graph in the place of a tensor.
+/// Is in the graph instead of a saved tensor.
 class Note final : public SavedVariableHooks {
  public:
   explicit Note(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
@@ -98,12 +98,12 @@ class Note final : public SavedVariableHooks {
   std::size_t index_ = 0;
 };
 
-/// Collects what the second call saves. The graph of that call is never used, but by frames in it.
+/// Collects the tensors that the second call saves. Only nested Frames use that call's graph.
 class Collector final : public SavedVariableHooks {
  public:
   explicit Collector(std::vector<at::Tensor>& saved) : saved_(&saved) {}
   void call_pack_hook(const at::Tensor& tensor) override {
-    tensor_ = tensor.detach();  // it may be an output of the node that holds this collector
+    tensor_ = tensor.detach();  // it may be an output of the node that owns this collector
     saved_->push_back(tensor_);
   }
   at::Tensor call_unpack_hook() override { return tensor_; }

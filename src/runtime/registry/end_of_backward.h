@@ -8,13 +8,13 @@
 
 namespace tessera::registry {
 
-/// What is to be done when the backward that runs now has ended. One that fails never comes to its
-/// end, and is known by that: the engine lets go of what was queued with it.
+/// Runs an action at the end of the current backward. The engine destroys the queued action of a
+/// backward that fails, which is how `is_queued` detects the failure.
 class EndOfBackward {
  public:
-  /// Whether something waits for the end of a backward that is still alive.
+  /// Whether an action waits for the end of a backward that has not failed.
   bool is_queued() const { return !queued_.expired(); }
-  /// Requires: a backward runs on this thread.
+  /// Requires: a backward is running on this thread.
   void queue(std::function<void()> action) {
     const auto token = std::make_shared<int>();
     queued_ = token;

@@ -10,20 +10,20 @@ namespace tessera::registry {
 
 class MeetingPoint;
 
-/// Has all ranks come to a module before it runs collectives of its own.
+/// Makes all ranks reach a module before it runs its own collectives.
 class BringsRanksTogether {
  public:
-  /// Returns when all ranks are about to run the collectives of the module at `point`. Collective.
-  /// Returns whether the module is used within this pass: else nothing was done.
+  /// Returns true when all ranks are about to run the collectives of the module at `point`;
+  /// collective. Returns false, without waiting, if the module is used outside of this pass.
   virtual bool meet(const MeetingPoint& point) = 0;
 
  protected:
   ~BringsRanksTogether() = default;
 };
 
-/// Kept at a module whose forward and backward run collectives of their own, on all ranks. While a
-/// rank waits there for the others it takes part in nothing else, so it must not come before the
-/// others have all they need from it. Thread-safe.
+/// Belongs to a module whose forward and backward run collectives on all ranks. While a rank waits
+/// there, it takes part in no other collective, so it must first finish all that the other ranks
+/// need from it. Thread-safe.
 class MeetingPoint final : public ModuleState {
  public:
   using Passes = std::vector<std::weak_ptr<BringsRanksTogether>>;
@@ -34,14 +34,14 @@ class MeetingPoint final : public ModuleState {
     passes_.push_back(std::move(pass));
   }
 
-  /// To be called before the collectives of a forward. Returns the passes that it is a part of.
+  /// Call before the collectives of a forward. Returns the passes that include it.
   Passes meet() const {
     std::unique_lock lock(mutex_);
     const Passes passes = passes_;
     lock.unlock();
     return meet_in(passes);
   }
-  /// To be called before those of its backward, with what `meet` has returned.
+  /// Call before the collectives of its backward, with the result of `meet`.
   Passes meet_in(const Passes& passes) const {
     Passes met;
     for (const auto& each : passes) {

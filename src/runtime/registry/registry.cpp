@@ -12,7 +12,7 @@ namespace {
 using torch::nn::Module;
 
 struct Entry {
-  std::weak_ptr<const Module> module;  // what lies at the address may be another module by now
+  std::weak_ptr<const Module> module;  // weak: a new module may have the same address
   std::map<std::type_index, std::shared_ptr<ModuleState>> states;
 };
 
@@ -36,7 +36,7 @@ class Registry {
     const auto dead = take_dead();
     const std::lock_guard lock(mutex_);
     Entry& entry = entries_[&module];
-    if (entry.module.expired()) entry.states.clear();  // of one that had this address
+    if (entry.module.expired()) entry.states.clear();  // those of a dead module with this address
     entry.module = weak;
     entry.states[type] = std::move(state);
   }
@@ -48,7 +48,7 @@ class Registry {
   }
 
  private:
-  /// What is returned dies without the lock: destructors may look things up.
+  /// Returns the dead entries, to be destroyed without the lock: destructors may use the registry.
   std::vector<Entry> take_dead() {
     std::vector<Entry> dead;
     const std::lock_guard lock(mutex_);

@@ -15,7 +15,7 @@ class Shards {
     return shards;
   }
 
-  /// Lets go of those of parameters that have died, whenever there are twice as many as lived.
+  /// Also removes the entries of dead parameters when the map has doubled since the last time.
   void note(const at::Tensor& parameter, ParameterShard shard) {
     const std::lock_guard lock(mutex_);
     if (shards_.size() >= prune_at_) {
@@ -40,7 +40,7 @@ class Shards {
     ParameterShard shard;
   };
   std::mutex mutex_;
-  std::unordered_map<const at::TensorImpl*, Entry> shards_;  // a dead one's address is not reused
+  std::unordered_map<const at::TensorImpl*, Entry> shards_;  // WeakTensor reserves the address
   std::size_t prune_at_ = 0;
 };
 

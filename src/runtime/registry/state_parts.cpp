@@ -16,7 +16,7 @@ Tensor flat(const Tensor& tensor) {
   return tensor.view({-1});
 }
 
-/// Returns the tensor's memory as bytes, for transports that do not know each dtype.
+/// Returns the tensor's memory as bytes, for transports that do not support every dtype.
 Tensor bytes_of(const Tensor& tensor) {
   return flat(tensor).view(at::kByte);
 }
@@ -86,8 +86,8 @@ std::vector<Region> regions_of_rank(const StateTensor& entry, int rank) {
 
 namespace {
 
-/// Calls `visit` with each region, the first rank that holds it, and where among what that rank
-/// holds it begins. In the same order on all ranks.
+/// Calls `visit` with each region, its first holder, and the offset of the region among that rank's
+/// elements. The order is the same on all ranks.
 template <class Visit>
 void for_each_first_holder(const StateTensor& entry, int num_ranks, const Visit& visit) {
   std::vector<Region> done;
@@ -109,7 +109,7 @@ Tensor own_shard(const StateTensor& entry, const Region& region) {
   return *own;
 }
 
-/// Sends rank 0 each shard of the tensor, one after the other. Undefined on other ranks.
+/// Sends each shard of the tensor to rank 0, one by one. Undefined on other ranks.
 Tensor gather_on_first(const StateTensor& entry, dist::Group& world, const std::string& fqn) {
   const auto options = at::TensorOptions(scalar_type_of(entry.dtype)).device(world.device());
   const bool is_first = world.rank() == 0;
@@ -198,14 +198,14 @@ StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptio
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options) {
   StateEntry* found = state_dict.find(fqn);
-  if (found == nullptr) {  // a hook that was added earlier has renamed it
+  if (found == nullptr) {  // an earlier hook has renamed it
     for (StateDict::Item& item : state_dict) {
       const auto* const tensor = std::get_if<StateTensor>(&item.entry);
       if (tensor != nullptr && tensor->module_fqn == fqn) found = &item.entry;
     }
   }
   if (found == nullptr || std::holds_alternative<StateAlias>(*found)) return;
-  std::get<StateTensor>(*found).parts.clear();  // no copy of the shard meanwhile
+  std::get<StateTensor>(*found).parts.clear();  // frees the copy of the shard first
   entry.module_fqn = fqn;
   *found = as_asked(std::move(entry), world, options, fqn);
 }

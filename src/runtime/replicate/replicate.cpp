@@ -24,15 +24,15 @@ using at::Tensor;
 using torch::nn::Module;
 using ModulePtr = std::shared_ptr<Module>;
 
-/// What kernels read in vectors.
+/// The alignment of gradients in a bucket, for vectorised kernels.
 constexpr std::int64_t kAlignmentNbytes = 16;
 
-/// Whether a module within reduces its gradients by itself.
+/// Whether a module averages its gradients by itself.
 bool is_closed(const Module& module) {
   return registry::applied_api(module) == "shard";
 }
 
-/// Visits a module and all below it, but for those that are closed, with their prefixes.
+/// Visits a module and those below it with their prefixes, except closed modules.
 template <class Visit>
 void for_each_open_module(Module& module, const std::string& prefix, const Visit& visit) {
   registry::refuse_own_updates(module, prefix, "replicate");
@@ -44,14 +44,14 @@ void for_each_open_module(Module& module, const std::string& prefix, const Visit
   }
 }
 
-/// Averages the gradients of a module's parameters. A gradient moves into its bucket as soon as it
-/// is there; buckets start in one order on all ranks, whatever the order in which gradients come.
-/// The averages that parameters show lie in the buckets. A gradient that comes after its bucket has
-/// left (recomputation, a parameter used twice) makes the bucket leave once more, with such alone:
-/// the last bucket leaves at the end of the backward, and tells all ranks which ones those are.
+/// Averages the gradients of a module's parameters. A ready gradient moves into its bucket. All
+/// ranks send buckets in the same order. Averaged `.grad`s are views into the buckets. A gradient
+/// that is ready after its bucket was sent (recomputation, a parameter used twice) is late: the
+/// bucket is sent again with the late gradients only. The last bucket is sent at the end of the
+/// backward and says which buckets have late gradients.
 class Reducer final : public registry::PassMember, public std::enable_shared_from_this<Reducer> {
  public:
-  /// `group`: all ranks, for its own use.
+  /// `group`: all ranks; used by this Reducer only.
   Reducer(const ModulePtr& module, ReplicateOptions options, std::shared_ptr<dist::Group> group)
       : module_(module), options_(std::move(options)), group_(std::move(group)) {}
 
@@ -73,22 +73,22 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     std::size_t bucket;
     std::int64_t offset;
     std::int64_t numel;
-    bool is_pending = false;  // has a gradient that other ranks have not seen
+    bool is_pending = false;  // has a gradient that is not averaged yet
     bool is_moved = false;    // into its bucket, in this backward
-    bool is_late = false;     // has one that came when the bucket had left
-    Tensor unused{};          // what it had, where this backward has not used it
-    Tensor late{};            // what came late
+    bool is_late = false;     // has a gradient that came after its bucket was sent
+    Tensor unused{};          // its old gradient, if this backward did not use it
+    Tensor late{};            // its late gradient
   };
   struct Bucket {
     std::vector<std::size_t> parameters;
     std::int64_t numel = 0;
-    at::TensorOptions tensor_options{};  // of its parameters, when replicate was called
+    at::TensorOptions tensor_options{};  // of its parameters when replicate was called
     std::size_t num_ready = 0;           // in this backward
     Tensor flat;                         // [numel + flags]
     dist::Pending pending;
   };
 
-  /// Of each rank in an average. As DDP has it, and so with its roundings.
+  /// The factor of each rank in an average. The same as in DDP, so that roundings are equal.
   double share() const { return 1.0 / group_->size(); }
   bool is_last(const Bucket& bucket) const { return &bucket == &buckets_.back(); }
   bool syncs() const { return num_scopes_without_sync_ == 0; }
@@ -118,12 +118,12 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   int num_scopes_without_sync_ = 0;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::size_t num_sent_ = 0;  // buckets that have left, from the first on
-  bool is_running_ = false;   // a backward has begun, and has not come to its end
+  std::size_t num_sent_ = 0;  // buckets that were sent; the first ones
+  bool is_running_ = false;   // a backward has begun and not ended
   registry::EndOfBackward end_of_backward_;
 };
 
-/// Sits on each parameter.
+/// The hook of each parameter.
 class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   ReadyHook(std::shared_ptr<Reducer> reducer, std::size_t parameter)
@@ -135,7 +135,7 @@ class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
   std::size_t parameter_;
 };
 
-/// Sits on each parameter that was frozen, and so has no place in a bucket.
+/// The hook of each parameter that was frozen, and so is in no bucket.
 class RefusingHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit RefusingHook(std::string fqn) : fqn_(std::move(fqn)) {}
@@ -151,7 +151,7 @@ class RefusingHook final : public torch::autograd::PostAccumulateGradHook {
 };
 
 void Reducer::take(const std::vector<std::pair<std::string, Tensor>>& parameters) {
-  // Gradients of the last layers come first.
+  // A backward computes the gradients of the last layers first.
   for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) {
     const auto& [fqn, tensor] = *it;
     const at::TensorOptions tensor_options = tensor.options().requires_grad(false);
@@ -194,8 +194,7 @@ void Reducer::begin_forward() {
   });
 }
 
-/// Throws where a part of the module was replaced, added or removed since: ranks would go on
-/// without an average of what is new.
+/// Throws if a parameter was replaced, added or removed since: a new one would not be averaged.
 void Reducer::check_tree(Module& module) const {
   std::unordered_set<const at::TensorImpl*> in_tree;
   for (const Tensor& ignored : options_.ignored_states) {
@@ -224,7 +223,7 @@ void Reducer::check_tree(Module& module) const {
   }
 }
 
-// Within recomputation a backward may run inside another one, whose end is that of both.
+// Within recomputation a backward may run inside another one; both end with the outer one.
 void Reducer::begin_backward() {
   const std::lock_guard lock(mutex_);
   if (syncs() && !buckets_.empty()) begin();
@@ -262,7 +261,7 @@ void Reducer::gradient_ready(std::size_t index) {
   begin();
   Bucket& bucket = buckets_[parameter.bucket];
   if (parameter.bucket < num_sent_) {
-    parameter.is_late = true;  // its gradient waits where it is
+    parameter.is_late = true;  // its gradient stays in `.grad` for now
     return;
   }
   if (bucket.num_ready == 0) make_room(bucket);
@@ -274,8 +273,8 @@ void Reducer::gradient_ready(std::size_t index) {
   }
 }
 
-/// Returns where in its bucket the gradient of a parameter lies: in the parameter's own layout, and
-/// no view in the eyes of autograd, which would not let `zero_grad` detach it.
+/// Returns the place of a parameter's gradient in its bucket, with the parameter's strides. Not a
+/// view for autograd: `zero_grad` could not detach that.
 Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const {
   const Tensor& flat = buckets_[parameter.bucket].flat;
   if (tensor.is_non_overlapping_and_dense()) {
@@ -284,8 +283,8 @@ Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const 
   return flat.narrow(0, parameter.offset, tensor.numel()).view(tensor.sizes()).variable_data();
 }
 
-/// Returns what holds the gradients of all parameters of a bucket: the module may have been moved,
-/// or a part of it converted.
+/// Returns a device and dtype that suit all gradients of a bucket: the module may have been moved
+/// or partly converted.
 at::TensorOptions Reducer::options_of(const Bucket& bucket) const {
   std::optional<at::TensorOptions> found;
   for (const std::size_t index : bucket.parameters) {
@@ -298,7 +297,7 @@ at::TensorOptions Reducer::options_of(const Bucket& bucket) const {
   return found.value_or(bucket.tensor_options);
 }
 
-/// Gives a bucket memory of its own, zeroed.
+/// Gives a bucket new memory, zeroed.
 void Reducer::allocate(Bucket& bucket) const {
   const std::size_t num_flags =
       bucket.parameters.size() + (is_last(bucket) ? buckets_.size() + 1 : 0);
@@ -306,12 +305,12 @@ void Reducer::allocate(Bucket& bucket) const {
       torch::zeros({bucket.numel + static_cast<std::int64_t>(num_flags)}, options_of(bucket));
 }
 
-/// Makes sure, before the first gradient moves in, that a bucket's memory is the reducer's own.
+/// Before the first gradient moves in: makes sure that nobody else uses the bucket's memory.
 void Reducer::make_room(Bucket& bucket) const {
   if (!bucket.flat.defined() || !bucket.flat.options().type_equal(options_of(bucket))) {
     return allocate(bucket);
   }
-  std::size_t num_known = 1;  // uses of the memory: by the bucket, and by gradients in their slots
+  std::size_t num_known = 1;  // known users of the memory: the bucket, and gradients in it
   for (const std::size_t index : bucket.parameters) {
     const Parameter& parameter = parameters_[index];
     const Tensor tensor = parameter.tensor.lock();
@@ -325,14 +324,14 @@ void Reducer::make_room(Bucket& bucket) const {
   if (bucket.flat.storage().use_count() != num_known) allocate(bucket);
 }
 
-/// Adds this rank's share of the average to the bucket. The gradient's own memory is free then.
+/// Adds this rank's share of the average to the bucket, and frees the gradient's own memory.
 void Reducer::move(Parameter& parameter) const {
   const at::NoGradGuard no_grad;
   const Tensor tensor = parameter.tensor.lock();
   Tensor slot = slot_of(parameter, tensor);
   Tensor gradient = std::exchange(tensor.mutable_grad(), Tensor());
   if (gradient.is_alias_of(slot) && gradient.strides() != slot.strides()) {
-    gradient = gradient.clone();  // the parameter has got another layout since
+    gradient = gradient.clone();  // the parameter has other strides now
   }
   if (parameter.is_moved) {
     slot.add_(gradient * share());
@@ -351,7 +350,7 @@ void Reducer::start_average(Bucket& bucket, const std::vector<float>& flags) con
       group_->all_reduce(bucket.flat, "gradients of " + parameters_[bucket.parameters.front()].fqn);
 }
 
-/// Returns for each flag whether any rank had set it.
+/// Waits for the average. Returns for each flag whether any rank has set it.
 std::vector<bool> Reducer::finish_average(Bucket& bucket) const {
   const at::NoGradGuard no_grad;
   bucket.pending.wait();
@@ -376,7 +375,7 @@ void Reducer::send(Bucket& bucket) {
   for (const std::size_t index : bucket.parameters) {
     Parameter& parameter = parameters_[index];
     const Tensor tensor = parameter.tensor.lock();
-    // One under no_sync may have been zeroed since.
+    // A gradient under no_sync may have been cleared since.
     const bool has_one = parameter.is_moved || (tensor.defined() && tensor.grad().defined());
     flags.push_back(has_one && parameter.is_pending ? 1.0F : 0.0F);
     if (!tensor.defined() || parameter.is_moved) continue;
@@ -392,12 +391,12 @@ void Reducer::send(Bucket& bucket) {
   }
   if (is_last(bucket)) {
     for (const Bucket& each : buckets_) flags.push_back(has_late(each) ? 1.0F : 0.0F);
-    flags.push_back(0);  // has not failed
+    flags.push_back(0);  // the flag for a failed backward
   }
   start_average(bucket, flags);
 }
 
-/// Shows the averages to the parameters that any rank has used.
+/// Sets `.grad` to the average for all parameters that any rank has used.
 void Reducer::show(Bucket& bucket, const std::vector<bool>& is_used) {
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     Parameter& parameter = parameters_[bucket.parameters[i]];
@@ -410,7 +409,7 @@ void Reducer::show(Bucket& bucket, const std::vector<bool>& is_used) {
   }
 }
 
-/// Adds the averages of what came late on any rank to what the parameters show.
+/// Averages the late gradients of all ranks and adds them to `.grad`.
 void Reducer::add_late(Bucket& bucket) {
   const at::NoGradGuard no_grad;
   const Tensor averages = std::exchange(bucket.flat, torch::zeros_like(bucket.flat));
@@ -438,8 +437,8 @@ void Reducer::add_late(Bucket& bucket) {
   bucket.flat = averages;
 }
 
-// All that end with this backward send first, and wait afterwards: in which order they come to
-// their ends may differ from rank to rank.
+// All modules send first and wait afterwards, because ranks may reach the ends of their modules in
+// different orders.
 void Reducer::end_backward() {
   const std::lock_guard lock(mutex_);
   try {
@@ -474,9 +473,9 @@ void Reducer::receive_all() {
   reset();
 }
 
-/// Ends a backward that threw on this rank. The other ranks wait for this rank's buckets: they get
-/// an error instead. Gradients that are in buckets already are dropped. Showing them again would
-/// undo a `zero_grad` that the user has called since.
+/// Ends a backward that threw on this rank. The other ranks wait for this rank's buckets, and get
+/// an error instead. Gradients in buckets are dropped: restoring them would undo a later
+/// `zero_grad`.
 void Reducer::give_up_failed() {
   if (!is_running_) return;
   const at::NoGradGuard no_grad;
@@ -491,8 +490,8 @@ void Reducer::give_up_failed() {
   for (Bucket& bucket : buckets_) bucket.pending.wait();
 }
 
-/// Drops a backward whose collectives failed. Gradients that have not left are shown again; those
-/// that have are lost, with the memory in which other ranks may still look for them.
+/// Drops a backward whose collectives failed. Gradients that were not sent go back to `.grad`.
+/// Those that were sent are lost; so is their memory, which other ranks may still read.
 void Reducer::drop() {
   const at::NoGradGuard no_grad;
   for (Parameter& parameter : parameters_) {
@@ -570,7 +569,7 @@ void replicate(Module& module, const ReplicateOptions& options) {
       take(prefix + parameter.key(), parameter.value());
     }
   });
-  // Its collectives run beside those of other modules, in an order that ranks need not share.
+  // Its collectives need no common order with those of other modules.
   const auto group = options.mesh.world()->separate("replicate");
   const bool syncs_buffers = options.buffers == ReplicateOptions::Buffers::broadcast ||
                              options.module_states == ReplicateOptions::ModuleStates::sync;

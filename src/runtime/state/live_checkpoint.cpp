@@ -21,7 +21,7 @@ using formats::TensorEntry;
 
 constexpr std::int64_t kBlockNbytes = std::int64_t{4} << 20;
 
-/// Returns who holds what, with empty tensors as one empty shard.
+/// Returns the ranks of each region; empty tensors get one empty shard.
 std::vector<Shard> shards_of_entry(const StateTensor& tensor, int world_size) {
   if (numel_of(tensor.shape) == 0) return {{whole_box(tensor.shape), {0}}};
   if (!tensor.layout.empty()) return tensor.layout;
@@ -39,7 +39,7 @@ const StateTensor* tensor_of(const StateDict& state_dict, const StateDict::Item&
   return std::get_if<StateTensor>(target);
 }
 
-/// Returns where a range of elements of a part lies in its tensor.
+/// Returns a range of a part's elements, as a view.
 at::Tensor elements(const at::Tensor& part, FlatRange range) {
   return part.view({-1}).narrow(0, range.begin, range.numel());
 }

@@ -12,39 +12,39 @@
 #include "tessera/reshard/planner.h"
 #include "tessera/runtime/registry/state_dict.h"
 
-// A trainer's tensors as a checkpoint in memory, so that saving and loading are moves between two
-// checkpoints like any other.
+// A trainer's tensors as a checkpoint in memory: saving and loading are then copies between two
+// checkpoints.
 
 namespace tessera::state {
 
-/// What a state dict of type SHARDED holds, as contents of a checkpoint. Values are not among it.
+/// The tensors of a state dict of type SHARDED as checkpoint contents, without values.
 struct LiveState {
-  /// Who is to write what: every piece on one rank, the same on all ranks.
+  /// Which rank writes which piece: each piece on one rank, equal on all ranks.
   formats::CheckpointContents contents;
   /// What this rank holds of each tensor, parallel to `contents.tensors`.
   std::vector<std::vector<TensorPart>> held;
 };
 
-/// Shares the writing of a state dict out among the ranks, in pieces that the format can hold.
+/// Distributes the writing of a state dict over the ranks, in pieces that the format can hold.
 LiveState share_out(const StateDict& state_dict, int world_size,
                     const formats::FormatTraits& traits = {});
 
-/// Returns what this rank holds of the tensors of `contents`, which `share_out` made of a state
-/// dict of this layout.
+/// Returns this rank's parts of the tensors in `contents`, which `share_out` made from a state dict
+/// of the same layout.
 std::vector<std::vector<TensorPart>> held_by(const StateDict& state_dict,
                                              const formats::CheckpointContents& contents);
 
-/// Returns the SHA-256 of what is in a state dict but for the elements, which decides what
-/// `share_out` returns.
+/// Returns the SHA-256 of a state dict without the elements. Equal digests mean equal results of
+/// `share_out`.
 std::string layout_digest(const StateDict& state_dict, int world_size, formats::Format format);
 
-/// Returns contents whose pieces are what `rank` holds.
+/// Returns contents whose pieces are those that `rank` holds.
 formats::CheckpointContents held_contents(const LiveState& state, int rank);
 
-/// Returns a plan that writes what falls to `rank`.
+/// Returns a plan that writes the pieces of `rank`.
 reshard::Plan plan_save(const LiveState& state, int rank);
 
-/// Tensors of this rank. `contents` is `held_contents`, `held` parallel to its tensors.
+/// Reads this rank's tensors. `contents` comes from `held_contents`; `held` is parallel to it.
 class LiveSource final : public formats::TensorSource {
  public:
   LiveSource(formats::CheckpointContents contents, std::vector<std::vector<TensorPart>> held)
@@ -59,7 +59,7 @@ class LiveSource final : public formats::TensorSource {
   std::vector<std::vector<TensorPart>> held_;
 };
 
-/// Writes tensors of this rank: those of `contents`, piece by piece into `parts`.
+/// Writes this rank's tensors: pieces of `contents` into `parts`.
 class LiveWriter final : public formats::CheckpointWriter {
  public:
   LiveWriter(formats::CheckpointContents contents, std::vector<std::vector<TensorPart>> parts)

@@ -9,20 +9,20 @@
 #include "tessera/runtime/state/state_dict.h"
 #include "tessera/runtime/state/train_state.h"
 
-// What may be meant where a strict load is refused, a sentence each.
+// Hints for a load that was refused, one sentence each.
 
 namespace tessera::state {
 
-/// Returns one line for all problems that a rename would solve.
+/// Returns one line for all problems that a rename would fix.
 std::string line_of(const RenamedNames& found);
 
-/// `held`: the first steps of all names that the TrainState has.
+/// `held`: the first steps of all names of the TrainState.
 std::vector<std::string> hints_for_load(const std::vector<formats::Finding>& problems,
                                         const std::vector<RenamedNames>& renamed_names,
                                         const std::vector<std::string>& held,
                                         const LoadOptions& options);
 
-/// Says whether something unexpected is a parameter's state under a number: `<prefix>0.exp_avg`.
+/// Returns whether an unexpected name is state of a numbered parameter: `<prefix>0.exp_avg`.
 bool has_state_by_number(const std::vector<formats::Finding>& problems, const std::string& prefix);
 
 std::vector<std::string> hints_for_state_dict(const StateDict& state_dict,

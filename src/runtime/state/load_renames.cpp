@@ -35,7 +35,7 @@ std::vector<std::string_view> steps_of(std::string_view name) {
   return steps;
 }
 
-/// Returns how many steps two names have in common, in order.
+/// Returns the number of steps that two names have in common, in order.
 std::size_t num_common_steps(std::string_view a, std::string_view b) {
   const auto left = steps_of(a);
   const auto right = steps_of(b);
@@ -51,8 +51,8 @@ std::size_t num_common_steps(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// Returns what makes one name of the other by its front alone: the rest is as many whole steps as
-/// they have in common.
+/// Returns the rename of prefixes that turns one name into the other. The names have the longest
+/// possible suffix of whole steps in common.
 Rename front_of(std::string_view from, std::string_view to) {
   std::size_t num_common = 0;  // bytes, at the end
   for (std::size_t i = 1; i <= std::min(from.size(), to.size()); ++i) {
@@ -72,8 +72,8 @@ struct NamesOfShape {
   std::vector<std::string> unexpected;
 };
 
-/// Returns the names of both kinds that have one another as their only best match, by the
-/// unexpected one.
+/// Adds pairs of a missing and an unexpected name that are each other's only best match, by
+/// unexpected name.
 void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pairs) {
   constexpr std::size_t kMaxComparisons = 1'000'000;
   if (names.missing.size() * names.unexpected.size() > kMaxComparisons) return;
@@ -117,7 +117,7 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
     for (const std::string_view part : {kState, kGroups}) {
       const std::string from = std::string(part) + rename.from.substr(kModel.size());
       const std::string to = std::string(part) + rename.to.substr(kModel.size());
-      // Where groups have numbers these are no names of parameters.
+      // If groups are numbered, their names have no parameter names.
       if (part == kGroups && has_numbered_groups) continue;
       if (has_name_below(source, from)) all.push_back({from, to});
     }
@@ -136,7 +136,7 @@ Value with_renamed_members(const std::string& name, Value value,
   }
   const std::string state = name.substr(0, groups) + "state.";
   const std::vector<Rename> of_parameters = [&] {
-    // A parameter without state has no name in the checkpoint that says how its state is renamed.
+    // A parameter without state has no names in the checkpoint that tell how to rename its state.
     std::vector<Rename> all = renames;
     for (const Rename& rename : renames) {
       if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
@@ -187,7 +187,7 @@ std::vector<RenamedNames> find_renames(const std::vector<Finding>& problems,
         found, [&](const RenamedNames& each) { return each.rename.from == rename.from; });
     if (is_new) found.push_back({rename});
   }
-  // The longest first; a rule that would take the name of what is found already is none.
+  // Longest first. A rename that would also match names of an earlier one is not used.
   std::ranges::stable_sort(found, [](const RenamedNames& a, const RenamedNames& b) {
     return a.rename.from.size() > b.rename.from.size();
   });
@@ -205,7 +205,7 @@ std::vector<RenamedNames> find_renames(const std::vector<Finding>& problems,
     return std::ranges::find_if(
         found, [&](const RenamedNames& each) { return name.starts_with(each.rename.from); });
   };
-  // What each rule solves: the names of the model, and the optimizer's state of those parameters.
+  // What each rename fixes: names of the model, and those parameters' optimizer state.
   const auto fit = [&](const std::string& from, const std::string& to) {
     const formats::TensorEntry* const old_tensor = source.find_tensor(from);
     const formats::TensorEntry* const new_tensor = wanted.find_tensor(to);

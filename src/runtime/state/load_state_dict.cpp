@@ -88,14 +88,14 @@ class LoadWalk {
   std::vector<std::pair<Module*, std::shared_ptr<registry::StateDictHooks>>> to_finish_;
 };
 
-/// Returns what this rank needs of rank 0's state dict.
+/// Returns this rank's part of rank 0's state dict.
 StateDict receive(Module& module, const StateDict& of_first, const LoadStateDictOptions& options) {
   const dist::Mesh mesh = mesh_of(module);
   dist::Group& world = *mesh.world();
   StateDict wanted = state::sharded_state_dict(module);
-  // Which keys are there, and whether they fit, rank 0 alone knows.
+  // Only rank 0 knows which keys there are and whether they fit.
   std::string failure;
-  std::string missing;  // keys, a line each
+  std::string missing;  // keys, one per line
   StateDict sent = of_first;
   std::unordered_map<std::string, const StateTensor*> found_here;
   if (world.rank() == 0) {

@@ -35,7 +35,7 @@ std::string group_prefix(std::size_t group) {
   return "param_groups." + std::to_string(group) + ".";
 }
 
-/// What a state dict says of itself beside elements.
+/// A state dict without tensor elements.
 struct Catalogue {
   std::map<std::string, SavedTensor> tensors;
   ValueTree values;
@@ -53,7 +53,7 @@ Catalogue catalogue_of(const StateDict& state_dict) {
   return catalogue;
 }
 
-/// Returns rank 0's on all ranks.
+/// Returns rank 0's catalogue on all ranks.
 Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
   Value::List tensors;
   for (const auto& [fqn, saved] : catalogue.tensors) {
@@ -81,7 +81,7 @@ Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
   return result;
 }
 
-/// Finds what is wanted in a state dict, and reports what it does not have whole.
+/// Finds the wanted tensors in a state dict, and reports those that are not complete.
 std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
                                                              const StateDict& wanted,
                                                              LoadReport& report) {
@@ -91,7 +91,7 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
     const StateTensor* entry = find_fitting(source, item.fqn, own.dtype, own.shape, report);
     if (entry == nullptr) continue;
     found.emplace(item.fqn, entry);
-    // What rank 0 sends on it has whole.
+    // Rank 0 must have whole tensors to send.
     const std::vector<TensorPart> whole = {{whole_box(own.shape), {}}};
     for (const TensorPart& part : report.options.rank0_only ? whole : own.parts) {
       if (state::cut(*entry, part.region)) continue;
@@ -109,7 +109,7 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
   return found;
 }
 
-/// Throws on all ranks what is wrong with the state dict of any that has one.
+/// Throws the problems of the state dict, on all ranks if rank 0 has it.
 void refuse(const LoadReport& report, std::vector<std::string> hints, dist::Group* from_first) {
   std::string failure;
   if (state::has_state_by_number(report.problems, "state.")) {
@@ -127,10 +127,10 @@ void refuse(const LoadReport& report, std::vector<std::string> hints, dist::Grou
   if (!failure.empty()) state::rethrow_text(ErrorKind::mismatch, failure);
 }
 
-/// Returns the names, by number, in the order of the groups.
+/// Returns the parameters' names in the order of the groups.
 std::vector<std::string> numbered_names(const Module& model, const Optimizer& optimizer) {
   std::vector<std::string> numbered;
-  // State dict hooks take a module that is not const; the walk itself changes nothing.
+  // State dict hooks need a non-const module; the walk itself changes nothing.
   for (const auto& group : state::parameter_names(const_cast<Module&>(model), optimizer)) {
     numbered.insert(numbered.end(), group.begin(), group.end());
   }
@@ -141,7 +141,7 @@ std::vector<std::string> numbered_names(const Module& model, const Optimizer& op
 
 namespace {
 
-/// Makes an optimizer state dict, collectively.
+/// Creates an optimizer state dict, collectively.
 class OptimizerWalk {
  public:
   OptimizerWalk(Module& model, const StateDictOptions& options)
@@ -208,7 +208,7 @@ void OptimizerWalk::take(const Optimizer& optimizer) {
   }
 }
 
-/// Takes the state of parameters that modules update by themselves, a group for each module.
+/// Adds the state of parameters that modules update by themselves, one group per module.
 void OptimizerWalk::take_fused() {
   const auto all = registry::find_fused_updates(model_);
   if (all.empty()) return;
@@ -257,7 +257,7 @@ void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict
   const StateDict wanted = load.want(catalogue.tensors);
   LoadReport report{options};
   load.take_groups(catalogue.values, {}, NameSelection(), report);
-  StateDict source = state_dict;  // find_fitting wants one that it may change
+  StateDict source = state_dict;  // find_fitting needs a non-const one
   std::unordered_map<std::string, const StateTensor*> found;
   if (from_first == nullptr || mesh.rank() == 0) found = find_all(source, wanted, report);
   if (!options.allow_unexpected) {
@@ -268,7 +268,7 @@ void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict
 
   std::set<std::string> filled;
   for (const StateDict::Item& item : wanted) {
-    if (!catalogue.tensors.contains(item.fqn)) continue;  // it may be missing
+    if (!catalogue.tensors.contains(item.fqn)) continue;  // not in the state dict
     const auto& own = std::get<StateTensor>(item.entry);
     const auto it = found.find(item.fqn);
     if (from_first != nullptr) {
@@ -334,7 +334,7 @@ StateDict flatten_optim_state_dict(const StateDict& state_dict) {
 StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
                                  const Module& model, const Optimizer& optimizer) {
   const std::vector<std::string> names = numbered_names(model, optimizer);
-  // Longest first: `a.b` may be a parameter beside `a`.
+  // Longest first: there may be a parameter `a.b` beside `a`.
   std::map<std::string, std::string, std::greater<>> renamed;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const std::string id = std::to_string(i);

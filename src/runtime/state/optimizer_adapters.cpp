@@ -19,11 +19,11 @@ namespace {
 namespace optim = torch::optim;
 using Slots = std::vector<OptimizerAdapter::Slot>;
 
-/// A field that Python has and libtorch has not.
+/// A field that Python's optimizer has, but libtorch's does not.
 struct PythonField {
   std::string name;
   Value value;
-  bool is_required;  // no other value can be followed here
+  bool is_required;  // libtorch supports no other value
 };
 
 // --- what each optimizer has
@@ -43,7 +43,7 @@ std::int64_t* step_of(optim::SGDParamState& /*state*/) {
   return nullptr;
 }
 
-/// For Adam and AdamW.
+/// The fields of Adam and AdamW.
 template <class Options, class Visit>
 void visit_adam_fields(Options& options, Visit&& visit) {
   visit("lr", options.lr());
@@ -153,7 +153,7 @@ const Value* find(const Value::Dict& fields, const std::string& name) {
   return it == fields.end() ? nullptr : &it->second;
 }
 
-/// Options with fields that nobody here knows, which go with the group wherever it goes.
+/// Options plus fields that Tessera does not know, which stay with the group.
 template <class Options>
 struct WithCarriedFields final : Options {
   explicit WithCarriedFields(Options options) : Options(std::move(options)) {}
@@ -188,7 +188,7 @@ class AdapterOf final : public OptimizerAdapter {
   bool makes_state_at_once() const override { return makes_state_at_once_; }
 
   Value::Dict fields(const optim::OptimizerOptions& options) const override {
-    auto own = static_cast<const Options&>(options);  // visited as if to be written
+    auto own = static_cast<const Options&>(options);  // copied for visit_fields
     Value::Dict fields;
     visit_fields(own, [&](const std::string& field_name, const auto& field) {
       fields.emplace_back(field_name, to_value(field));

@@ -12,38 +12,38 @@
 
 namespace tessera::state {
 
-/// What Tessera knows of one of libtorch's optimizers: the names that torch.optim has in Python for
-/// its state and for the fields of its parameter groups.
+/// Describes one of libtorch's optimizers: the names that Python's torch.optim uses for its state
+/// and the fields of its groups.
 class OptimizerAdapter {
  public:
   virtual ~OptimizerAdapter() = default;
 
-  /// Returns the adapter of an optimizer. Throws: Error(unsupported) naming what it is, where it is
-  /// none of libtorch's or one (LBFGS) whose state belongs to no single parameter.
+  /// Returns the adapter of an optimizer. Throws: Error(unsupported) naming an optimizer that is
+  /// not libtorch's, or whose state does not belong to single parameters (LBFGS).
   static const OptimizerAdapter& of(const torch::optim::Optimizer& optimizer);
 
   const std::string& name() const { return name_; }
 
-  /// A tensor of a parameter's state, element by element like the parameter.
+  /// An elementwise tensor of a parameter's state.
   struct Slot {
     std::string name;
-    at::Tensor* tensor;  // undefined: none yet
-    bool is_required;    // by the optimizer's next step, under the options at hand
+    at::Tensor* tensor;  // undefined: does not exist yet
+    bool is_required;    // needed by the next step with the present options
   };
   virtual std::vector<Slot> slots(torch::optim::OptimizerParamState& state,
                                   const torch::optim::OptimizerOptions& options) const = 0;
-  /// Returns the number of steps taken; nullptr where the optimizer counts none.
+  /// Returns the number of steps taken; nullptr if the optimizer does not count.
   virtual std::int64_t* step(torch::optim::OptimizerParamState& state) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerParamState> make_state() const = 0;
-  /// Whether a step wants state to be there already.
+  /// Whether the optimizer's constructor creates the state, and `step` needs it.
   virtual bool makes_state_at_once() const = 0;
 
-  /// Returns all fields that Python has for such a group, but `params`, and those that
-  /// `with_fields` was given and nobody knows.
+  /// Returns all fields that Python has for such a group, except `params`, plus unknown fields that
+  /// `with_fields` got.
   virtual Value::Dict fields(const torch::optim::OptimizerOptions& options) const = 0;
-  /// Returns options with these fields. Unknown ones are kept within, to be saved again. Throws:
-  /// Error(unsupported) naming a field whose value libtorch cannot follow (`maximize`);
-  /// Error(mismatch) naming one that is missing or no number.
+  /// Returns options with these fields. Keeps unknown fields, to be saved again. Throws:
+  /// Error(unsupported) naming a field whose value libtorch does not support (`maximize`);
+  /// Error(mismatch) naming one that is missing or not a number.
   virtual std::unique_ptr<torch::optim::OptimizerOptions> with_fields(
       const Value::Dict& fields) const = 0;
 

@@ -12,31 +12,31 @@
 
 namespace tessera::state {
 
-/// Returns where the groups of a state dict are, which is at `root` itself.
+/// Returns the path of the groups in a state dict at `root`.
 formats::KeyPath groups_path(const formats::KeyPath& root);
 
-/// Returns the fields of saved groups, with `params` a list of names:
-/// `param_groups.<number>.<field>` or, flattened, `param_groups.<fqn>.<field>`, of which those of
-/// equal fields are one group. What stands under no parameter's name is left out. `root`: where in
-/// the tree the state dict is.
+/// Returns the fields of saved groups, with `params` a list of names. Reads
+/// `param_groups.<number>.<field>`, or the flattened `param_groups.<fqn>.<field>`, where parameters
+/// with equal fields form one group. Ignores names that are no parameter's. `root`: the path of the
+/// state dict in the tree.
 std::vector<Value::Dict> saved_groups(const ValueTree& tree, const formats::KeyPath& root,
                                       const std::vector<OptimizerParameter>& parameters);
 
-/// What a saved optimizer has beside state, and nothing takes.
+/// A saved value or group member that nothing takes.
 struct UnusedValue {
   std::string key;        // from the top of the tree
-  std::string parameter;  // in a list of names; empty: it is a value of its own
+  std::string parameter;  // in a list of names; empty: the value itself
 };
 
-/// Returns the values below `root` that `saved_groups` leaves out, and the parameters that a saved
-/// group has and `is_known` does not know: their fields would be dropped.
+/// Returns the values below `root` that `saved_groups` ignores, and parameters of saved groups that
+/// `is_known` does not know: their fields would be lost.
 std::vector<UnusedValue> unused_values(const ValueTree& tree, const formats::KeyPath& root,
                                        const std::vector<OptimizerParameter>& parameters,
                                        const std::function<bool(const std::string&)>& is_known);
 
-/// Returns, for each of an optimizer's groups, the fields of the one among `saved` that has its
-/// parameters; nothing for one that has none there. Reports parameters that no saved group has, and
-/// groups whose parameters are in several. `saved`: fields by group, `params` a list of names.
+/// Returns, for each group of an optimizer, the fields of the saved group with its parameters, or
+/// nothing. Reports parameters that no saved group has, and groups whose parameters are in several
+/// saved groups. `saved`: fields by group, `params` a list of names.
 std::vector<std::optional<Value::Dict>> match_groups(
     const std::vector<OptimizerParameter>& parameters, std::size_t num_groups,
     const std::vector<Value::Dict>& saved, LoadReport& report);

@@ -16,7 +16,7 @@ std::string prefix_of(const OptimizerParameter& parameter) {
   return "state." + parameter.fqn + ".";
 }
 
-/// Returns the dtype that was saved under a name, or one for what was not.
+/// Returns the dtype that was saved under a name; float32 if none was.
 DType dtype_in(const std::map<std::string, SavedTensor>& saved, const std::string& name) {
   const auto it = saved.find(name);
   return it == saved.end() ? DType::float32 : it->second.dtype;
@@ -27,7 +27,7 @@ bool fits(const at::Tensor& slot, const at::Tensor& parameter) {
          slot.device() == parameter.device();
 }
 
-/// Names the group in what is wrong with its fields.
+/// Adds the group to errors about its fields.
 std::unique_ptr<torch::optim::OptimizerOptions> options_with(const OptimizerAdapter& adapter,
                                                              const Value::Dict& fields,
                                                              std::size_t group,
@@ -78,7 +78,7 @@ StateDict OptimizerLoad::want(const std::map<std::string, SavedTensor>& saved) {
   return wanted;
 }
 
-/// What a module keeps is there from the start: all of it is wanted, in its own memory.
+/// A module has its state from the start: wants all of it, in its own memory.
 void OptimizerLoad::want_fused(const registry::FusedParameter& parameter, const std::string& fqn,
                                const std::map<std::string, SavedTensor>& saved, StateDict& wanted) {
   const std::string prefix = "state." + fqn + ".";
@@ -96,7 +96,7 @@ void OptimizerLoad::want_fused(const registry::FusedParameter& parameter, const 
   wanted.set(key, std::move(entry));
 }
 
-/// Returns the tensors of a parameter's state by the names of their slots.
+/// Returns the tensors of a parameter's present state by slot name.
 std::map<std::string, at::Tensor> OptimizerLoad::held_by(
     const OptimizerParameter& parameter) const {
   std::map<std::string, at::Tensor> held;
@@ -141,7 +141,7 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
   for (const OptimizerAdapter::Slot& slot : slots) {
     if (!is_saved(slot) && !slot.is_required) continue;
     at::Tensor& tensor = *slot.tensor = held[slot.name];
-    // As the optimizer makes it where there is none yet.
+    // If there is no state yet: the dtype that the optimizer would use.
     const at::ScalarType dtype = (tensor.defined() ? tensor : parameter.tensor).scalar_type();
     if (!is_replaced || !fits(tensor, parameter.tensor)) {
       tensor = torch::empty(parameter.tensor.sizes(),
@@ -191,7 +191,7 @@ std::vector<formats::Finding> OptimizerLoad::find_unused(
     const ValueTree& tree, const formats::KeyPath& root,
     const std::vector<formats::Finding>& problems) const {
   const std::string top = root.empty() ? "" : formats::spell(root) + ".";
-  std::unordered_set<std::string> told;  // names, and names of which a part is told
+  std::unordered_set<std::string> told;  // reported names, and the parents of such names
   for (const formats::Finding& problem : problems) {
     if (problem.rule != "unexpected") continue;
     const std::string& fqn = problem.where.fqn;
@@ -217,7 +217,7 @@ std::vector<formats::Finding> OptimizerLoad::find_unused(
   return found;
 }
 
-/// torchrec saves no groups of its tables: theirs may be missing, and then stay as they are.
+/// torchrec saves no groups for tables: if they are missing, present fields stay.
 void OptimizerLoad::take_fused_groups(const std::vector<OptimizerParameter>& fused,
                                       const std::vector<Value::Dict>& saved, LoadReport& report) {
   LoadStateDictOptions lenient = report.options;
@@ -239,7 +239,7 @@ void OptimizerLoad::take_step(const Step& step) {
   }
 }
 
-/// Throws for a step that was read and is no count.
+/// Throws if a loaded step is not a count.
 void OptimizerLoad::check_step(const std::string& key, const Step& step) {
   const double number = step.from.to(at::kDouble).item<double>();
   constexpr double kMost = 9e18;

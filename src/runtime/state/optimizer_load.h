@@ -26,35 +26,34 @@ namespace tessera::state {
 /// A tensor of saved optimizer state.
 struct SavedTensor {
   DType dtype;
-  bool is_read = true;  // false: it is there, but not among what is loaded
+  bool is_read = true;  // false: saved, but not selected for loading
 };
 
-/// Loads optimizer state in steps: what is wanted of it, and the memory for it; what the groups are
-/// to be; and, when all has been read, the exchange. Keys are those of `optim_state_dict`.
+/// Loads optimizer state in steps: want tensors and allocate them; take the groups' fields; when
+/// all tensors are read, replace. Keys are those of `optim_state_dict`.
 class OptimizerLoad {
  public:
-  /// `optimizer`: null where parameters are updated by their modules alone.
+  /// `optimizer`: null if modules update all parameters.
   OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer* optimizer);
 
-  /// Returns what there is of each parameter's state: in the memory that the optimizer has it in,
-  /// where all of it is going to be replaced and fits there, else in new memory.
+  /// Returns the tensors to load for each parameter's state. They are in the optimizer's own memory
+  /// if all of the parameter's state will be replaced and fits there, else in new memory.
   StateDict want(const std::map<std::string, SavedTensor>& saved);
 
   /// Takes the fields of the saved groups (see `saved_groups`). Reports parameters without a group,
-  /// and groups that do not fit. Throws: Error(unsupported), Error(mismatch) for fields that cannot
-  /// be taken.
+  /// and groups that do not fit. Throws: Error(unsupported), Error(mismatch) for invalid fields.
   void take_groups(const ValueTree& tree, const formats::KeyPath& root, const NameSelection& only,
                    LoadReport& report);
 
-  /// Returns what nothing takes of a saved optimizer's values and groups, as findings of the rule
-  /// `unexpected`; without parameters of which `problems` tell already.
+  /// Returns the saved values and group members that nothing takes, as findings with the rule
+  /// `unexpected`; without parameters that `problems` already report.
   std::vector<formats::Finding> find_unused(const ValueTree& tree, const formats::KeyPath& root,
                                             const std::vector<formats::Finding>& problems) const;
 
-  /// Throws: Error(mismatch) for a step that was read and is no count. `filled`: as for `replace`.
+  /// Throws: Error(mismatch) if a loaded step is not a count. `filled`: as for `replace`.
   void check_steps(const std::set<std::string>& filled) const;
-  /// Replaces the optimizer's state and fields. A parameter of which not all that was wanted has
-  /// been filled keeps its state; one that was saved without state loses it.
+  /// Replaces the optimizer's state and fields. `filled`: the keys that were loaded. A parameter
+  /// with wanted keys that were not loaded keeps its state; one saved without state loses it.
   void replace(const std::set<std::string>& filled);
 
  private:
@@ -62,7 +61,7 @@ class OptimizerLoad {
     std::int64_t* to;
     at::Tensor from;
   };
-  /// What becomes of a parameter.
+  /// The new state of a parameter.
   struct Loaded {
     std::unique_ptr<torch::optim::OptimizerParamState> state;
     std::vector<std::string> wanted;  // keys
@@ -81,7 +80,7 @@ class OptimizerLoad {
   void want_fused(const registry::FusedParameter& parameter, const std::string& fqn,
                   const std::map<std::string, SavedTensor>& saved, StateDict& wanted);
 
-  /// A module that updates parameters, and what becomes of its group and of their steps.
+  /// A module that updates parameters, and the new fields and steps of its group.
   struct Fused {
     registry::FoundFusedUpdates found;
     std::vector<registry::FusedParameter> parameters;
@@ -95,10 +94,10 @@ class OptimizerLoad {
   std::vector<Loaded> loaded_;  // parallel to parameters_
   std::vector<Fused> fused_;
   std::vector<std::pair<std::string, Step>> fused_steps_;  // by key
-  std::unordered_set<std::string> known_;                  // parameters that a saved group has
-  std::unordered_set<std::string> names_in_model_;         // of all parameters, each of its names
+  std::unordered_set<std::string> known_;                  // parameters in a saved group
+  std::unordered_set<std::string> names_in_model_;  // of all parameters, with all their names
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>
-      options_;  // by group; null: as it is
+      options_;  // by group; null: unchanged
 };
 
 }  // namespace tessera::state

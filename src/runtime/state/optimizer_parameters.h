@@ -11,15 +11,15 @@
 
 namespace tessera::state {
 
-/// The keys that parameters have in a model's state dict. They are the names in the module tree,
-/// but where a state dict hook has put an entry under another key.
+/// The keys of parameters in a model's state dict. A key differs from the name in the module tree
+/// only if a state dict hook has renamed the entry.
 class ParameterKeys {
  public:
   /// Runs the model's state dict hooks.
   explicit ParameterKeys(torch::nn::Module& model);
-  /// Returns the key of the parameter that has this name in the module tree.
+  /// Returns the key of the parameter with this name in the module tree.
   const std::string& of(const std::string& module_fqn) const;
-  /// Returns its entry, of type SHARDED; nullptr where the state dict has none.
+  /// Returns its entry, of type SHARDED; nullptr if the state dict has none.
   const StateTensor* entry(const std::string& module_fqn) const;
 
  private:
@@ -28,11 +28,11 @@ class ParameterKeys {
 };
 
 /// Throws Error(invalid_argument) naming a parameter that the optimizer holds twice, in one group
-/// or in two: it would be stepped twice.
+/// or two: it would be updated twice per step.
 void refuse_parameters_held_twice(const torch::nn::Module& model,
                                   const torch::optim::Optimizer& optimizer);
 
-/// A parameter of an optimizer: what it is called in the model, and how it is sharded there.
+/// A parameter of an optimizer, with its name and sharding in the model.
 struct OptimizerParameter {
   std::size_t group;
   at::Tensor tensor;   // as the optimizer has it
@@ -40,22 +40,22 @@ struct OptimizerParameter {
   StateTensor layout;  // the parameter itself
 };
 
-/// Returns the parameters of all groups, in order, without those that their modules update by
-/// themselves (see registry::FusedUpdates). Throws: Error(invalid_argument) naming the group
-/// and number of one that the model does not have, or a parameter that is held twice;
-/// Error(unsupported) naming a parameter that a state dict hook has given another shape.
+/// Returns the parameters of all groups, in order, without those that modules update by themselves
+/// (see registry::FusedUpdates). Throws: Error(invalid_argument) naming group and number of a
+/// parameter that the model does not have, or a parameter that is held twice; Error(unsupported)
+/// naming a parameter whose shape a state dict hook has changed.
 std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
                                               const torch::optim::Optimizer& optimizer);
 
-/// Returns the keys alone, by group.
+/// Returns only the keys, by group.
 std::vector<std::vector<std::string>> parameter_names(torch::nn::Module& model,
                                                       const torch::optim::Optimizer& optimizer);
 
-/// Returns an entry that is laid out as the parameter is, of another dtype, with `local` as what
-/// this rank holds of it. Shape: `local` has as many elements as this rank holds.
+/// Returns an entry of another dtype with the layout of the parameter and `local` as this rank's
+/// part. Shape: `local` has as many elements as this rank holds.
 StateTensor laid_out_as(const OptimizerParameter& parameter, const at::Tensor& local);
 
-/// Returns `step` as Python has it: float32, or int64 where float32 would round it.
+/// Returns `step` as Python saves it: float32, or int64 if float32 would round it.
 at::Tensor step_tensor(std::int64_t step);
 
 }  // namespace tessera::state

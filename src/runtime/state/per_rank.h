@@ -10,9 +10,9 @@ namespace tessera::state {
 
 std::string policy_name(PerRank policy);
 
-/// Returns what a rank gets of the values that `saved.size()` ranks had, where it is another number
-/// of ranks now. Requires: a policy that gives it something. Throws: Error(mismatch) naming the
-/// value where it is neither a list nor can be branched off (split).
+/// Returns a rank's value from the values of `saved.size()` ranks, if the number of ranks has
+/// changed. Requires: a policy other than refuse and drop. Throws: Error(mismatch) naming a value
+/// with policy split that is neither a list nor can be branched.
 Value value_for(const std::string& name, const Stateful& object, PerRank policy,
                 const std::vector<Value>& saved, int rank, int world_size);
 

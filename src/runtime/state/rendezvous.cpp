@@ -10,8 +10,8 @@
 namespace tessera::state {
 namespace {
 
-constexpr char kSaid = '+';    // before what ranks said
-constexpr char kFailed = '-';  // before why there is nothing
+constexpr char kSaid = '+';    // precedes the ranks' texts
+constexpr char kFailed = '-';  // precedes the reason of a failure
 
 std::string join(const std::vector<std::string>& texts) {
   std::string joined;
@@ -36,7 +36,7 @@ std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-/// Says why there is nothing, and of what kind that is.
+/// Encodes an error with its kind.
 std::string failure_text(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   const ErrorKind kind = ours != nullptr ? ours->kind() : ErrorKind::io;
@@ -58,7 +58,7 @@ Rendezvous::Rendezvous(const dist::Mesh& mesh) : rank_(mesh.rank()), size_(mesh.
   set_timeout(mesh.world()->store()->getTimeout());
 }
 
-// Rank 0 tells who did not come; the others wait for that a little longer.
+// Rank 0 names the late rank; the others wait a little longer to hear of it.
 void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
   if (timeout <= timeout.zero()) {
@@ -69,7 +69,7 @@ void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
   timeout_ = rank_ == 0 ? timeout : timeout + timeout / 2 + std::chrono::seconds(1);
 }
 
-// Waits with a time-out of its own: ranks that are threads may share the store, and its time-out.
+// Uses its own time-out: ranks that are threads may share the store and the store's time-out.
 std::string Rendezvous::get(const std::string& key) const {
   store_->wait({key}, timeout_);
   const std::vector<std::uint8_t> bytes = store_->get(key);
@@ -120,7 +120,7 @@ std::vector<std::string> Rendezvous::together(const std::string& what,
   return all;
 }
 
-/// Rank 0's half.
+/// The part of `exchange` that rank 0 runs.
 std::vector<std::string> Rendezvous::collect(const std::string& prefix, const std::string& own,
                                              const std::string& what) {
   std::vector<std::string> texts = {own};
@@ -133,13 +133,13 @@ std::vector<std::string> Rendezvous::collect(const std::string& prefix, const st
       try {
         store_->set(prefix + "all", bytes_of(kFailed + failure));
       } catch (const std::exception&) {
-        // Nobody is left to be told.
+        // The store cannot be reached: the other ranks will time out.
       }
       throw Error(ErrorKind::io, {}, "rank 0: " + failure);
     }
   }
   store_->set(prefix + "all", bytes_of(kSaid + join(texts)));
-  // Whoever spoke now has read the answer before.
+  // Ranks that sent this message have read the answer before.
   if (number_ > 0) {
     const std::string before = name_ + std::to_string(number_ - 1) + "/";
     store_->deleteKey(before + "all");

@@ -12,7 +12,7 @@
 namespace tessera::state {
 namespace {
 
-/// Removes what is older. A failure says that the new checkpoint is none of its victims.
+/// Removes older checkpoints. If that fails, the error says that the new one is complete.
 void remove_older(FileSystem& fs, const std::string& path, int num_kept) {
   try {
     formats::keep_last(fs, directory_of(path), num_kept, last_component(path));
@@ -68,10 +68,10 @@ void SaveJob::run(Rendezvous& rendezvous) {
   });
 }
 
-/// Makes the checkpoint appear.
+/// Moves the finished checkpoint to its path.
 void SaveJob::finish() {
   FileSystem& fs = *options.file_system;
-  // End with this call: a failure is told when the destination is again what it was.
+  // Destroyed when this call ends: errors are reported after the destination is restored.
   const std::unique_ptr<formats::StagedDestination> parts = std::move(staged);
   const std::optional<OneFile> file = std::move(one_file);
   formats::finish_parts(fs, directory, contents, values,

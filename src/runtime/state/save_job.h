@@ -15,31 +15,30 @@
 
 namespace tessera::state {
 
-/// Returns the format of the parts that ranks write: of formats that take a single writer, native.
+/// Returns the format of the ranks' parts: native if `format` needs a single writer.
 formats::Format format_of_parts(formats::Format format);
 
-/// What rank 0 moves parts to, where the format takes a single writer.
+/// How rank 0 writes the single file, if the format needs a single writer.
 struct OneFile {
   reshard::Plan plan;
   std::unique_ptr<formats::CheckpointWriter> writer;
 };
 
-/// One rank's half of a save, from the plan on.
+/// One rank's part of a save, after planning.
 struct SaveJob {
   SaveOptions options;
   std::string path;  // of the checkpoint
   std::shared_ptr<const LiveState> live;
   std::shared_ptr<const reshard::Plan> plan;
-  std::vector<std::vector<TensorPart>> held;  // what is written: the trainer's memory, or a copy
+  std::vector<std::vector<TensorPart>> held;  // what to write: the trainer's memory, or a copy
   formats::CheckpointContents contents;       // of the whole checkpoint, with values
   std::vector<Value> values;                  // parallel to contents.values
   std::string directory;                      // where parts are written
-  std::unique_ptr<formats::StagedDestination>
-      staged;                       // on rank 0; dies without a commit: removes all
-  std::optional<OneFile> one_file;  // on rank 0; for such a format
-  std::exception_ptr failure;       // of this rank, which the others do not know yet
+  std::unique_ptr<formats::StagedDestination> staged;  // on rank 0; removes all unless committed
+  std::optional<OneFile> one_file;  // on rank 0, for formats with a single writer
+  std::exception_ptr failure;       // of this rank; not yet reported to the others
 
-  /// Does what may fail on this rank alone while others are on their way to the next meeting.
+  /// Runs code that may fail on this rank only; `raise_failure` throws its error later.
   template <class Body>
   void hold_failure(const Body& body) {
     try {
@@ -48,16 +47,16 @@ struct SaveJob {
       if (!failure) failure = std::current_exception();
     }
   }
-  /// Throws what has failed. To be called where ranks meet.
+  /// Throws the held error. Call it where ranks exchange errors.
   void raise_failure() const {
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// Starts what a single writer writes, on rank 0. Throws what the format refuses.
+  /// Starts the single file on rank 0. Throws what the format refuses.
   void start_one_file();
 
-  /// Writes, joins, seals, and makes the checkpoint appear. Runs on any thread. Collective; throws
-  /// on all ranks where one fails.
+  /// Writes the parts, joins and seals them, and moves the checkpoint to its path. Runs on any
+  /// thread. Collective; throws on all ranks if one fails.
   void run(Rendezvous& rendezvous);
 
  private:

@@ -17,8 +17,8 @@ using torch::optim::StepLR;
 using Plateau = torch::optim::ReduceLROnPlateauScheduler;
 
 // [Note: Private members of libtorch's schedulers]
-// They have no accessors. The language lets an explicit instantiation name a private member (C++20,
-// temp.spec.general, paragraph 6). Each `Expose…` defines a function that returns such members.
+// They have no accessors. C++20 lets an explicit instantiation name a private member
+// (temp.spec.general, paragraph 6). Each `Expose…` defines a function that returns such members.
 
 struct StepLrMembers {
   const unsigned StepLR::*step_size;
@@ -57,7 +57,7 @@ template struct ExposePlateau<&Plateau::mode, &Plateau::factor, &Plateau::patien
                               &Plateau::mode_worse, &Plateau::best, &Plateau::last_epoch,
                               &Plateau::num_bad_epochs>;
 
-/// The way to a protected member: by a pointer to it that a derived class may name.
+/// Accesses a protected member through a pointer that a derived class may name.
 struct LrAccess : LRScheduler {
   static auto step_count() { return &LrAccess::step_count_; }
 };
@@ -68,7 +68,7 @@ struct LrAccess : LRScheduler {
                         likely_cause);
 }
 
-/// Calls `take` with a field's value; nothing where it is not there.
+/// Calls `take` with a field's value, if there is one.
 template <class Take>
 void read_field(const Value& state, const std::string& field, const Take& take) {
   const Value* const found = state.find(field);
@@ -84,8 +84,8 @@ void require_field(const Value& state, const std::string& field, const std::stri
   if (state.find(field) == nullptr) refuse(field, expected, "none");
 }
 
-/// Returns how often a scheduler of libtorch has stepped when Python's is at `last_epoch`: once
-/// more, as Python's takes a step when it is made.
+/// Returns the step count of a libtorch scheduler for Python's `last_epoch`. It is one more,
+/// because Python's scheduler takes a step when it is constructed.
 unsigned steps_at_epoch(const Value& state) {
   require_field(state, "last_epoch", "an integer");
   std::int64_t epoch = 0;
@@ -96,7 +96,7 @@ unsigned steps_at_epoch(const Value& state) {
   return static_cast<unsigned>(epoch + 1);
 }
 
-/// Throws where a StepLR's state is that of one with other settings: libtorch's cannot be changed.
+/// Throws if the state has other settings than the StepLR, which libtorch cannot change.
 void check_step_lr(const StepLR& scheduler, const Value& state) {
   const auto check = [&](const std::string& field, double own) {
     read_field(state, field, [&](const Value& value) {
@@ -134,7 +134,7 @@ double infinity_of(Plateau::SchedulerMode mode) {
   return mode == Plateau::min ? kInfinity : -kInfinity;
 }
 
-/// Returns the fields of Python's, but `_last_lr`: the optimizer has what that repeats.
+/// Returns the fields of Python's class except `_last_lr`, which repeats the optimizer's.
 Value state_of(const Plateau& scheduler) {
   const PlateauMembers members = plateau_members();
   const Plateau::SchedulerMode mode = scheduler.*members.mode;
@@ -147,7 +147,7 @@ Value state_of(const Plateau& scheduler) {
   }
   const Value default_min_lr =
       is_one_min_lr ? Value(static_cast<double>(min_lrs.front())) : Value();
-  // Where there was no step yet, libtorch has the largest float, and Python infinity.
+  // Before the first step, libtorch has the largest float, Python infinity.
   const bool is_new = scheduler.*members.best == scheduler.*members.mode_worse;
   const double best = is_new ? infinity_of(mode) : scheduler.*members.best;
   const auto integer = [](int number) { return Value(static_cast<std::int64_t>(number)); };
@@ -169,8 +169,8 @@ Value state_of(const Plateau& scheduler) {
   };
 }
 
-/// Returns `scheduler` with the state. Fields that it lacks stay, but for those that change in
-/// each step. Throws: Error(mismatch) naming a field.
+/// Returns `scheduler` with the loaded state. Settings that it lacks do not change; fields that
+/// change in each step are required. Throws: Error(mismatch) naming a field.
 Plateau with_state(const Plateau& scheduler, const Value& state) {
   const PlateauMembers members = plateau_members();
   for (const char* const field : {"best", "num_bad_epochs", "cooldown_counter", "last_epoch"}) {
@@ -192,7 +192,7 @@ Plateau with_state(const Plateau& scheduler, const Value& state) {
   };
   read_field(state, "mode", [&](const Value& value) {
     result.*members.mode = parse<Plateau::SchedulerMode>(kModes, value);
-    // As the constructor has it.
+    // The same as in the constructor.
     result.*members.mode_worse = result.*members.mode == Plateau::min
                                      ? std::numeric_limits<float>::max()
                                      : std::numeric_limits<float>::min();
@@ -225,7 +225,7 @@ Plateau with_state(const Plateau& scheduler, const Value& state) {
   return result;
 }
 
-/// Copies all that `with_state` may change: libtorch's class cannot be assigned.
+/// Copies all members that `with_state` may change: libtorch's class is not assignable.
 void take(const Plateau& from, Plateau& to) {
   const PlateauMembers members = plateau_members();
   to.*members.mode = from.*members.mode;

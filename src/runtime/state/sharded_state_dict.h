@@ -6,8 +6,7 @@
 
 namespace tessera::state {
 
-/// Returns the state dict of type SHARDED, whatever StateDictTypeScope says: what there is, and who
-/// holds it.
+/// Returns the state dict of type SHARDED, ignoring StateDictTypeScope.
 StateDict sharded_state_dict(torch::nn::Module& module);
 
 }  // namespace tessera::state

@@ -15,7 +15,7 @@ namespace {
 
 using torch::nn::Module;
 
-/// What a StateDictTypeScope keeps at its module.
+/// The options that a StateDictTypeScope sets for its module.
 struct ConfiguredType final : registry::ModuleState {
   std::optional<StateDictOptions> options;
 };
@@ -24,7 +24,7 @@ class Walk {
  public:
   enum class Scopes { obey, ignore };
 
-  /// Whether what is whole on every rank is known to be the same there.
+  /// Whether copies on all ranks are known to be equal, or each rank has its own.
   enum class Copies { own, equal };
 
   explicit Walk(const Module& root, Scopes scopes) : scopes_(scopes) {
@@ -46,13 +46,13 @@ class Walk {
     }
     const auto hooks = registry::find<registry::StateDictHooks>(module);
     if (hooks) {
-      // Copies: a hook may remove itself.
+      // A copy: a hook may remove itself.
       for (const auto& [number, hook] : std::map(hooks->pre)) hook(module, prefix, options);
     }
     for (const auto& each : module.named_parameters(/*recurse=*/false)) {
       take(prefix + each.key(), each.value(), options, parameters);
     }
-    // Each rank has its own, such as the running statistics of BatchNorm.
+    // Each rank has its own, such as BatchNorm's running statistics.
     for (const auto& each : module.named_buffers(/*recurse=*/false)) {
       take(prefix + each.key(), each.value(), options, Copies::own);
     }
@@ -87,7 +87,7 @@ class Walk {
     } else if (options.type == FULL && (is_first_rank_ || !options.rank0_only)) {
       own = own.clone();
     }
-    // Of copies that may differ, that of rank 0 is the one to be saved.
+    // If copies may differ, rank 0's is saved.
     if (options.type == SHARDED && copies == Copies::own && !has_one_rank_) {
       entry.layout = {{whole_box(entry.shape), {0}}};
     }

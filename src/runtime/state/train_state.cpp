@@ -70,7 +70,7 @@ class TrainState::Impl {
         mesh_(mesh_of(checked(model_))),
         rendezvous_(mesh_) {
     if (optimizer_ == nullptr) return;
-    OptimizerAdapter::of(*optimizer_);  // refuse others now
+    OptimizerAdapter::of(*optimizer_);  // refuses others now
     state::refuse_parameters_held_twice(*model_, *optimizer_);
   }
   ~Impl() {
@@ -117,7 +117,7 @@ class TrainState::Impl {
   bool has_optimizer_state() const {
     return optimizer_ != nullptr || !registry::find_fused_updates(*model_).empty();
   }
-  /// Throws where the model has got ranks that this TrainState does not know.
+  /// Throws if the model's world size has changed since construction.
   void check_mesh() const {
     const int world_size = mesh_of(*model_).world_size();
     if (world_size == mesh_.world_size()) return;
@@ -142,7 +142,7 @@ class TrainState::Impl {
   void take_snapshot(SaveJob& job);
 
   StateDict copied_entries(const StateDict& all) const;
-  /// Returns what this rank gets of what each rank has saved.
+  /// Returns this rank's value from all saved ones.
   Value own_value(const PerRankValue& value, const Value::List& saved) const {
     if (saved.size() == static_cast<std::size_t>(mesh_.world_size())) {
       return saved[static_cast<std::size_t>(mesh_.rank())];
@@ -159,17 +159,17 @@ class TrainState::Impl {
                    const LoadOptions& options) const;
 
   std::shared_ptr<Module> model_;
-  torch::optim::Optimizer* optimizer_;  // null: none
+  torch::optim::Optimizer* optimizer_;  // null: no optimizer
   dist::Mesh mesh_;
   Rendezvous rendezvous_;
   std::vector<NamedValue> values_;
   std::vector<PerRankValue> per_rank_;
 
-  // Of the save before.
+  // Kept from the last save.
   std::string digest_;
   std::shared_ptr<const LiveState> live_;
   std::shared_ptr<const reshard::Plan> plan_;
-  std::vector<at::Tensor> snapshot_;  // buffers, used again
+  std::vector<at::Tensor> snapshot_;  // reused buffers
   std::string locked_directory_;
   std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
   std::thread background_;
@@ -178,7 +178,7 @@ class TrainState::Impl {
 
 namespace {
 
-/// Moves the entries of a part of the state to `all`, under the part's name.
+/// Moves the entries of a part of the state to `all`, with the part's name as prefix.
 void add_under(const std::string& name, StateDict part, StateDict& all) {
   for (StateDict::Item& item : part) {
     formats::KeyPath path = {name};
@@ -202,7 +202,7 @@ void add_under(const std::string& name, StateDict part, StateDict& all) {
   }
 }
 
-/// Returns what a rank has said as JSON, in which a level of a value may take three.
+/// Parses a rank's JSON, where one level of a value may take three levels.
 Value what_is_said(const std::string& text) {
   constexpr int kMaxDepth = 3 * state::kMaxValueDepth + 10;
   return value_from_json(parse_json(text, "what ranks say", {.max_depth = kMaxDepth}), "");
@@ -217,8 +217,7 @@ void check_file_system(const FileSystem* fs) {
 
 // --- saving
 
-/// Returns all that is a tensor, and the fields of the optimizer's groups, under the keys of the
-/// checkpoint.
+/// Returns all tensors and the fields of the optimizer's groups, with the checkpoint's keys.
 StateDict TrainState::Impl::tensors_and_fields(const SaveOptions& options) const {
   StateDict all;
   add_under(kModel, state::sharded_state_dict(*model_), all);
@@ -231,7 +230,7 @@ StateDict TrainState::Impl::tensors_and_fields(const SaveOptions& options) const
   return all;
 }
 
-/// A failure that nobody is going to ask for any more.
+/// Warns of a failure that `wait` can no longer throw.
 void TrainState::Impl::say_lost_failure() const noexcept {
   try {
     std::rethrow_exception(background_failure_);
@@ -241,7 +240,7 @@ void TrainState::Impl::say_lost_failure() const noexcept {
   }
 }
 
-/// Returns what the keys of this state begin with.
+/// Returns the first steps of this state's keys.
 std::vector<std::string> TrainState::Impl::held_names() const {
   std::vector<std::string> names = {kModel};
   if (has_optimizer_state()) names.emplace_back(kOptimizer);
@@ -250,7 +249,7 @@ std::vector<std::string> TrainState::Impl::held_names() const {
   return names;
 }
 
-/// Returns the names of all values, which ranks have alike, with what becomes of each rank's own.
+/// Returns the names of all values, with policies; must be equal on all ranks.
 std::string TrainState::Impl::names_of_values() const {
   std::string names;
   const auto add = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
@@ -261,7 +260,7 @@ std::string TrainState::Impl::names_of_values() const {
   return names.empty() ? "none" : names;
 }
 
-/// Returns what this rank has to say of values: all of them rank 0, its own the others.
+/// Returns this rank's values as JSON: rank 0 adds those that are equal on all ranks.
 std::string TrainState::Impl::say_values() const {
   const auto state_of = [](const auto& named) {
     Value value = named.object.state_dict();
@@ -280,7 +279,7 @@ std::string TrainState::Impl::say_values() const {
   return value_to_json(said);
 }
 
-/// Puts the values of all ranks into the job's contents.
+/// Adds the values of all ranks to the job's contents.
 void TrainState::Impl::take_values(const std::vector<std::string>& said, SaveJob& job,
                                    StateDict& state) const {
   ValueTree tree;
@@ -308,7 +307,7 @@ void TrainState::Impl::take_values(const std::vector<std::string>& said, SaveJob
   }
 }
 
-/// Copies what this rank is to write, so that training may go on.
+/// Copies what this rank will write, so that training can continue.
 void TrainState::Impl::take_snapshot(SaveJob& job) {
   const at::NoGradGuard no_grad;
   std::size_t next = 0;
@@ -349,7 +348,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
   const formats::Format parts = state::format_of_parts(options.format);
   StateDict all;
   std::string digest;
-  // What each says: the digest, where parts go (rank 0), values.
+  // Each rank's text: digest, staging directory (of rank 0), values.
   const auto said = rendezvous_.together("saving " + path, [&] {
     if (options.timeout) rendezvous_.set_timeout(*options.timeout);
     check_file_system(options.file_system);
@@ -384,7 +383,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
       directory = job->staged->staging_path();
     }
     return value_to_json(Value::List{digest, directory, say_values(), names_of_values(),
-                                     last_component(path),  // what leads there is each host's own
+                                     last_component(path),  // directories differ between hosts
                                      std::string(formats::format_name(options.format))});
   });
   std::vector<std::string> values;
@@ -445,7 +444,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
 
 namespace {
 
-/// Returns a key of a part of the state without the part's name; nothing for keys of others.
+/// Returns a key without the prefix of its part of the state; nothing for keys of other parts.
 std::optional<std::string> key_under(const std::string& name, const std::string& key) {
   if (!key.starts_with(name + ".")) return std::nullopt;
   return key.substr(name.size() + 1);
@@ -457,14 +456,14 @@ std::vector<std::string> keys_of(const StateDict& state_dict) {
   return keys;
 }
 
-/// Throws where `only` takes some of a parameter's optimizer state, or of the groups, and leaves
-/// some: an optimizer can do nothing with a part.
+/// Throws if `only` selects a part of one parameter's optimizer state, or of the groups: an
+/// optimizer cannot use a part.
 void refuse_parts(const std::string& path, const StateDict& of_optimizer,
                   const CheckpointContents& source, const NameSelection& only,
                   const std::vector<reshard::Rename>& renames) {
   const std::string prefix = std::string(kOptimizer) + ".";
   const std::string groups = prefix + "param_groups";
-  std::map<std::string, std::set<bool>> is_selected;  // by what is loaded whole
+  std::map<std::string, std::set<bool>> is_selected;  // by what must be loaded whole
   for (const StateDict::Item& item : of_optimizer) {
     const std::string& parameter = std::get<StateTensor>(item.entry).parameter;
     is_selected[prefix + "state." + parameter].insert(only.selects(prefix + item.fqn));
@@ -486,7 +485,7 @@ void refuse_parts(const std::string& path, const StateDict& of_optimizer,
   state::refuse_problems(path, problems);
 }
 
-/// Names the checkpoint in what is wrong with the fields of a group.
+/// Adds the checkpoint to errors about the fields of a group.
 void take_groups(OptimizerLoad& load, const std::string& path, const ValueTree& tree,
                  const NameSelection& only, LoadReport& report) {
   try {
@@ -496,7 +495,7 @@ void take_groups(OptimizerLoad& load, const std::string& path, const ValueTree& 
   }
 }
 
-/// Returns the optimizer's tensors in a checkpoint, by their keys there.
+/// Returns the optimizer's tensors in a checkpoint, by key.
 std::map<std::string, state::SavedTensor> optimizer_tensors(
     const CheckpointContents& contents, const std::vector<reshard::Rename>& renames,
     const NameSelection& only) {
@@ -511,8 +510,8 @@ std::map<std::string, state::SavedTensor> optimizer_tensors(
 
 }  // namespace
 
-/// Returns the model's entries that are not the memory which the model has: a hook has converted
-/// them, or they were not contiguous.
+/// Returns the model's entries that are copies, not the model's own memory: a hook converted them,
+/// or they were not contiguous.
 StateDict TrainState::Impl::copied_entries(const StateDict& all) const {
   std::set<const at::StorageImpl*> live;
   for (const at::Tensor& tensor : model_->parameters()) {
@@ -544,7 +543,7 @@ StateDict TrainState::Impl::copied_entries(const StateDict& all) const {
   return copies;
 }
 
-/// Finds what cannot be loaded of values.
+/// Adds the problems of values.
 void TrainState::Impl::check_values(const CheckpointContents& source, const ValueTree& tree,
                                     const NameSelection& only, const LoadOptions& options,
                                     std::vector<formats::Finding>& problems) const {
@@ -553,7 +552,7 @@ void TrainState::Impl::check_values(const CheckpointContents& source, const Valu
                           const std::string& expected, const std::string& found) {
     problems.push_back({formats::Finding::Severity::error, rule, {.fqn = name}, expected, found});
   };
-  // A value may be many in the checkpoint, of which `only` takes all or none.
+  // A value may be several entries in the checkpoint; `only` must select all or none.
   const auto is_wanted = [&](const std::string& name) {
     std::size_t num_there = 0;
     std::size_t num_selected = 0;
@@ -609,7 +608,7 @@ void TrainState::Impl::check_values(const CheckpointContents& source, const Valu
 
 namespace {
 
-/// Names the value in what is wrong with it.
+/// Adds the value's name to errors about it.
 void load_into(const std::string& name, const Stateful& object, const Value& saved) {
   try {
     object.load_state_dict(saved);
@@ -620,7 +619,7 @@ void load_into(const std::string& name, const Stateful& object, const Value& sav
 
 }  // namespace
 
-/// Loads what is in the tree: what was selected.
+/// Loads the values in the tree, which are the selected ones.
 void TrainState::Impl::load_values(const ValueTree& tree) const {
   for (const NamedValue& value : values_) {
     const auto found = tree.find({value.name});
@@ -636,7 +635,7 @@ void TrainState::Impl::load_values(const ValueTree& tree) const {
   }
 }
 
-/// Throws one report of all problems, in which one line stands for what a rename would solve.
+/// Throws one report of all problems. Problems that one rename would fix share a line.
 void TrainState::Impl::refuse_load(const std::string& path,
                                    const std::vector<formats::Finding>& problems,
                                    const CheckpointContents& source,
@@ -659,7 +658,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given,
                                    const LoadOptions& options_given) {
   LoadOptions options = options_given;
   const std::string path = without_trailing_slashes(path_given);
-  finish_background();  // it may be writing what is to be read
+  finish_background();  // it may be writing this checkpoint
   const at::NoGradGuard no_grad;
   LoadSummary summary;
   summary.path = path;
@@ -669,7 +668,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given,
   ValueTree tree;
   CheckpointContents wanted;
   std::vector<std::vector<TensorPart>> parts;
-  StateDict copies;  // of the model: what is read into them has to be loaded from there
+  StateDict copies;  // of the model: to be loaded from there after reading
   const NameSelection only{options.only};
   const auto said = rendezvous_.together("loading " + path, [&] {
     check_file_system(options.file_system);
@@ -692,7 +691,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given,
     LiveState live = state::share_out(all, mesh_.world_size());
     wanted = state::held_contents(live, mesh_.rank());
     wanted.units.clear();
-    // Of values what is there; what is missing is told by whom it belongs to.
+    // Wants the values that exist; check_values reports missing ones.
     for (const formats::ValueEntry& value : source.values) {
       const std::string name = renamed(value.name, options.renames);
       const std::string first = name.substr(0, name.find('.'));
@@ -736,7 +735,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given,
         (options.allow_unexpected ? plan.notes : plan.problems).push_back(std::move(finding));
       }
     }
-    // The path is told once, for all.
+    // The report names the path once.
     for (formats::Finding& problem : plan.problems) problem.where.path.clear();
     refuse_load(path, plan.problems, source, wanted, options);
     std::map<std::string, std::size_t> place;
@@ -767,7 +766,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given,
     reshard::execute(plan, *reader, writer, {.memory_nbytes = options.memory_nbytes});
     return std::string();
   });
-  // When all ranks have read: what is not read in place stays whole where one of them failed.
+  // After all ranks have read: if one fails, everything that is not read in place is unchanged.
   rendezvous_.together("taking over " + path, [&] {
     std::set<std::string> filled;  // of the optimizer
     std::set<std::string> read;    // of the model
@@ -788,7 +787,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given,
   return summary;
 }
 
-// --- what users see
+// --- the public functions
 
 TrainState::TrainState(std::shared_ptr<Module> model)
     : impl_(std::make_unique<Impl>(std::move(model), nullptr)) {}
@@ -828,7 +827,7 @@ LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& 
 
 namespace {
 
-/// Returns the other values of a state dict, by key.
+/// Returns the entries of a state dict that are values, by key.
 ValueTree values_of(const StateDict& state_dict) {
   ValueTree tree;
   for (const StateDict::Item& item : state_dict) {
@@ -857,7 +856,7 @@ void save(const StateDict& state_dict, const std::string& path,
   CheckpointContents contents = state::held_contents(live, /*rank=*/0);
   const state::LiveSource reader(contents, std::move(live.held));
   const ValueTree tree = values_of(whole);
-  std::vector<Value> values;  // whose order planning keeps, as it renames nothing
+  std::vector<Value> values;  // in planning's order too: it renames nothing
   for (const auto& [name, leaf] : tree.leaves()) {
     contents.values.push_back({name, leaf.path});
     values.push_back(leaf.value);

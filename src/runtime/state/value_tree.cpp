@@ -35,7 +35,7 @@ KeyPath steps_of(const std::string& name) {
   return path;
 }
 
-/// Calls `visit` with each value that is right in another.
+/// Calls `visit` with each direct child of a value.
 template <class Visit>
 void for_each_item(const Value& value, const Visit& visit) {
   if (const auto* list = value.get_if<Value::List>()) std::ranges::for_each(*list, visit);
@@ -51,7 +51,7 @@ void for_each_item(const Value& value, const Visit& visit) {
 
 }  // namespace
 
-// Without recursion, which would be as deep as the value.
+// Not recursive: values may be nested very deeply.
 void check_depth(const std::string& name, const Value& value) {
   std::vector<const Value*> level = {&value};
   for (int depth = 0; !level.empty(); ++depth) {
@@ -90,7 +90,7 @@ void ValueTree::add(const KeyPath& path, const Value& value) {
 }
 
 void ValueTree::add_renamed(const std::string& new_name, const KeyPath& path, Value value) {
-  // The steps behind what was renamed are what they were, a key '0' of a dict for one.
+  // Steps after the renamed part keep their type, such as a key '0' of a dict.
   for (auto kept = path.begin(); kept != path.end(); ++kept) {
     const std::string back = formats::spell({kept, path.end()});
     if (!new_name.ends_with(back)) continue;
@@ -108,7 +108,7 @@ std::optional<Value> ValueTree::find(const KeyPath& path) const {
   const std::string name = formats::spell(path);
   const auto leaf = leaves_.find(name);
   if (leaf != leaves_.end() && leaf->second.path == path) return leaf->second.value;
-  // The steps right below, in order of key.
+  // The direct children, in order of key.
   std::set<KeyPath::value_type> steps;
   const std::string prefix = name.empty() ? name : name + ".";
   for (auto it = leaves_.lower_bound(prefix); it != leaves_.end() && it->first.starts_with(prefix);

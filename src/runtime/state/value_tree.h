@@ -9,14 +9,14 @@
 
 namespace tessera::state {
 
-/// How deep a value may be nested: every format gives it back then, within lists and dicts of ours.
+/// The maximum nesting of values. Every format can store it, inside our own lists and dicts.
 inline constexpr int kMaxValueDepth = 60;
 
-/// Throws: Error(unsupported) naming a value that is nested deeper.
+/// Throws: Error(unsupported) naming a value that is nested more deeply.
 void check_depth(const std::string& name, const Value& value);
 
-/// Values by their place in a nested state dict, as checkpoints keep them: dicts flattened, each
-/// leaf under its own key.
+/// Values by their path in a nested state dict, as in checkpoints: dicts are flattened, each leaf
+/// has its own key.
 class ValueTree {
  public:
   struct Leaf {
@@ -24,15 +24,15 @@ class ValueTree {
     Value value;
   };
 
-  /// Adds a value as it is. Throws: Error(invalid_argument) where another has its key.
+  /// Adds a value as one leaf. Throws: Error(invalid_argument) if its key is taken.
   void add_leaf(formats::KeyPath path, Value value);
-  /// Adds a value, of a dict with names for keys what is in it.
+  /// Adds a value; the items of a dict with string keys become leaves of their own.
   void add(const formats::KeyPath& path, const Value& value);
-  /// Adds a leaf of a checkpoint that was at `path`, under a name that may be a new one. Steps at
-  /// the end that are spelled as before stay; dots of the rest are steps, and digits numbers.
+  /// Adds a leaf of a checkpoint from `path`, with a name that may be new. Trailing steps that did
+  /// not change keep their type; the rest is split at dots, and digits become numbers.
   void add_renamed(const std::string& new_name, const formats::KeyPath& path, Value value);
 
-  /// Returns what stands at a path: a leaf, or the dict or list of what is below it.
+  /// Returns the value at a path: a leaf, or the dict or list of everything below it.
   std::optional<Value> find(const formats::KeyPath& path) const;
   const std::map<std::string, Leaf>& leaves() const { return leaves_; }  // by key
 

@@ -8,7 +8,7 @@
 
 namespace tessera::dist {
 
-/// What a launcher tells a process about its place among the others.
+/// The place of a process in its job, as its launcher reports it.
 struct LaunchEnvironment {
   std::string launcher;  // torchrun, mpirun, srun
   int rank = 0;
@@ -21,18 +21,18 @@ struct LaunchEnvironment {
 
 /// Returns a variable's value, or nothing.
 using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
-/// The variables of this process.
+/// Returns a variable of this process.
 std::optional<std::string> process_environment(const std::string& name);
 
-/// Reads the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), of
-/// Open MPI's mpirun (OMPI_COMM_WORLD_*) or of Slurm's srun (SLURM_PROCID, …), in this order.
-/// Nothing where no launcher is at work. MASTER_ADDR and MASTER_PORT go before what the others
-/// imply: this host or the job's first one, and 29500. Throws: Error(invalid_argument) naming a
-/// variable that is missing or is no sensible number.
+/// Reads the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), else
+/// of Open MPI's mpirun (OMPI_COMM_WORLD_*), else of Slurm's srun (SLURM_PROCID, …). Returns
+/// nothing if no launcher started this process. Under mpirun and srun, MASTER_ADDR and MASTER_PORT
+/// override the defaults: this host (mpirun) or the job's first host (srun), and 29500. Throws:
+/// Error(invalid_argument) naming a variable that is missing or not a valid number.
 std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& lookup);
 
-/// Connects the ranks of this job as their launcher's variables say; without a launcher, a mesh of
-/// this process alone. Collective. Throws as `connect` and `launch_environment` do.
+/// Connects the ranks of this job according to the launcher's variables. Without a launcher,
+/// returns a mesh of this process alone. Collective. Throws as `connect` and `launch_environment`.
 Mesh init_from_env(const MeshOptions& options = {});
 
 }  // namespace tessera::dist

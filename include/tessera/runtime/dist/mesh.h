@@ -16,7 +16,7 @@ class Mesh {
   /// A named dimension of the grid, as this rank sees it.
   struct Axis {
     std::string name;
-    std::shared_ptr<Group> group;  // the ranks that differ from this one in this axis alone
+    std::shared_ptr<Group> group;  // the ranks that differ from this one only in this axis
   };
 
   /// A mesh of this process alone, with one axis `shard`.
@@ -28,7 +28,7 @@ class Mesh {
   int world_size() const { return world_->size(); }
   const std::shared_ptr<Group>& world() const { return world_; }
   const std::vector<Axis>& axes() const { return axes_; }
-  /// Throws: Error(invalid_argument) naming the axes that there are.
+  /// Throws: Error(invalid_argument) listing the axes of this mesh.
   const std::shared_ptr<Group>& axis(const std::string& name) const;
 
  private:
@@ -36,21 +36,21 @@ class Mesh {
   std::vector<Axis> axes_;
 };
 
-/// How ranks are connected, and as what grid.
+/// How to connect the ranks, and in which grid to arrange them.
 struct MeshOptions {
-  /// Names and sizes of the axes, outermost first. One size may be -1: what is left of the world.
-  /// Empty: one axis `shard`.
+  /// Names and sizes of the axes, outermost first. At most one size may be -1: it is computed from
+  /// the world size. Empty: one axis `shard`.
   std::vector<std::pair<std::string, int>> axes{};
-  /// How long a rank waits for another in one collective, at the start, and at the store, whose
-  /// time-out it becomes.
+  /// How long a rank waits for another one in a collective and while connecting. Also becomes the
+  /// store's time-out.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  /// What carries the tensors: `gloo()`, or `nccl()` of nccl.h.
+  /// What sends the tensors: `gloo()`, or `nccl()` of nccl.h.
   Transport transport = gloo();
 };
 
-/// Connects the ranks that share `store`. Collective. Throws: Error(invalid_argument) where the
-/// axes do not make up the world; Error(io) where a rank does not come in time; Error(unsupported)
-/// where the transport has no device here.
+/// Connects the ranks that share `store`. Collective. Throws: Error(invalid_argument) if the
+/// product of the axes is not the world size; Error(io) if a rank does not connect in time;
+/// Error(unsupported) if the transport has no device here.
 Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
              const MeshOptions& options = {});
 

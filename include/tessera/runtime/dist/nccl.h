@@ -4,13 +4,13 @@
 
 #include "tessera/runtime/dist/transport.h"
 
-// Of the target tessera::nccl, which is built where torch comes with CUDA.
+// In the target tessera::nccl, which is built if torch has CUDA.
 
 namespace tessera::dist {
 
-/// NCCL, through c10d; for tensors on CUDA devices. `device_index`: this rank's; none: that of its
-/// place on this host (LOCAL_RANK, and what mpirun and srun say), 0 without a launcher. Becomes the
-/// current device of the calling thread. Throws: Error(unsupported) where there is no such device.
+/// Returns NCCL through c10d, for CUDA tensors. `device_index`: this rank's GPU. Default: the local
+/// rank that the launcher reports (see launch.h), else 0. Makes it the current device of the
+/// calling thread. Throws: Error(unsupported) if there is no such device.
 Transport nccl(std::optional<int> device_index = std::nullopt);
 
 }  // namespace tessera::dist

@@ -10,12 +10,12 @@
 
 namespace tessera::dist {
 
-/// What carries tensors between the ranks of a group.
+/// How tensors are sent between the ranks of a group.
 struct Transport {
   std::string name;
-  /// Of the small tensors that groups make for themselves.
+  /// The device of small tensors that groups create for themselves.
   at::Device device = at::kCPU;
-  /// Whether a group of one rank gets a backend as well, instead of copying.
+  /// Whether a group of one rank gets a backend too. False: it copies.
   bool connects_one_rank = false;
   /// Connects the ranks that share `store`. Collective.
   std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
@@ -24,9 +24,9 @@ struct Transport {
       connect;
 };
 
-/// Sockets; for tensors on the CPU, and, by way of the host, on CUDA devices. `interface`: the
-/// network interface that it binds to, such as `eth0`. Empty: GLOO_SOCKET_IFNAME, else the one of
-/// the host's name, else loopback.
+/// Returns Gloo, which uses sockets. Sends tensors of the CPU directly, those of CUDA devices
+/// through the host. `interface`: the network interface to bind to, such as `eth0`. Empty:
+/// GLOO_SOCKET_IFNAME, else the interface of the host's name, else loopback.
 Transport gloo(const std::string& interface = {});
 
 }  // namespace tessera::dist

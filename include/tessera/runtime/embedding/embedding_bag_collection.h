@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// What becomes of the rows of a bag: their sum, or that divided by the number of ids.
+/// How the rows of a bag are combined: their sum, or the sum divided by the number of ids.
 enum class Pooling { sum, mean };
 
 /// An embedding table. What torchrec calls EmbeddingBagConfig.
@@ -19,27 +19,27 @@ struct EmbeddingBagConfig {
   std::string name;  // without dots
   std::int64_t num_embeddings = 0;
   std::int64_t embedding_dim = 0;
-  /// Keys of the batch that are looked up here. A key may be looked up in several tables.
+  /// Keys of the batch to look up in this table. Several tables may look up the same key.
   std::vector<std::string> feature_names{};
   Pooling pooling = Pooling::sum;
   at::ScalarType dtype = at::kFloat;  // float32, float16 or bfloat16
-  /// Gives the weight, or a shard of it, its first values. Default: uniform between plus and minus
-  /// `1 / sqrt(num_embeddings)`.
+  /// Fills the weight, or a shard of it, with initial values. Default: uniform between plus and
+  /// minus 1 / sqrt(num_embeddings).
   std::function<void(at::Tensor weight)> init_fn{};
 };
 
-/// What a collection does with batches, and where its tables lie.
+/// How a collection treats batches, and where its tables are.
 struct EmbeddingBagCollectionOptions {
-  /// Whether rows are multiplied by the batch's weights before they are pooled. Pooling::mean
-  /// divides by the number of ids all the same.
+  /// Whether to multiply rows by the batch's weights before pooling. Pooling::mean divides by the
+  /// number of ids in either case.
   bool is_weighted = false;
-  /// What a feature is that tables look up and the batch does not have: an error, or empty bags.
+  /// What to do if the batch lacks a feature of a table: throw, or treat its bags as empty.
   enum class MissingFeature { refuse, empty } missing_feature = MissingFeature::refuse;
-  /// `meta`: tables without memory, for `shard`, which makes shards alone.
+  /// `meta`: tables without memory. `shard` then allocates the shards only.
   at::Device device = at::kCPU;
 };
 
-/// What a collection looks up and gives out, without the tables themselves. Immutable.
+/// The configuration of a collection, without the tables' weights. Immutable.
 class TableSet {
  public:
   /// Throws: Error(invalid_argument) naming the table and what is wrong with it.
@@ -47,17 +47,17 @@ class TableSet {
 
   const std::vector<EmbeddingBagConfig>& configs() const { return configs_; }
   const EmbeddingBagCollectionOptions& options() const { return options_; }
-  /// A column block of the output: a feature of a table.
+  /// A column block of the output: one feature of one table.
   struct Output {
     std::size_t table;
     std::string feature;
     std::int64_t column;
   };
-  /// Table by table, and of each table feature by feature.
+  /// Returns the outputs, ordered by table, then by feature.
   const std::vector<Output>& outputs() const { return outputs_; }
   const std::vector<std::int64_t>& output_widths() const { return output_widths_; }
-  std::int64_t output_width() const { return output_width_; }  // of all
-  /// Names the outputs: as the feature, with `@table` behind it where several tables look it up.
+  std::int64_t output_width() const { return output_width_; }  // sum of the widths
+  /// Names the outputs: the feature, or `feature@table` if several tables look it up.
   KeyedTensor named(at::Tensor pooled) const;
 
  private:
@@ -69,15 +69,16 @@ class TableSet {
   std::int64_t output_width_ = 0;
 };
 
-/// What all collections of embedding tables have in common. Each table's weight is the parameter of
-/// an empty module, `embedding_bags.<table>.weight`, sharded or not, so that the framework's own
-/// walk finds it under one name. Source: github.com/pytorch/torchrec, change of D38190302.
+/// Base class of all embedding collections. Each table's weight is a parameter called
+/// `embedding_bags.<table>.weight`, sharded or not. Each table is an empty child module, so that
+/// libtorch itself lists the parameter under this name. Source: github.com/pytorch/torchrec, change
+/// of D38190302.
 class EmbeddingBagCollectionBase : public torch::nn::Module {
  public:
-  /// Looks up bags of ids and pools each. Keys of the batch that no table looks up are left alone.
-  /// Shape: `[batch, sum of the outputs' widths]`, float32. Throws: Error(invalid_argument) naming
-  /// table, feature, sample and position of an id out of range, a feature that is not in the batch,
-  /// or weights that are missing or not asked for.
+  /// Looks up bags of ids and pools each one. Ignores keys that no table looks up. Shape: `[batch,
+  /// sum of the outputs' widths]`, float32. Throws: Error(invalid_argument) naming table, feature,
+  /// sample and position of an id out of range, a missing feature, or weights that are missing or
+  /// unexpected.
   virtual KeyedTensor forward(const KeyedJaggedTensor& batch) = 0;
 
   const TableSet& tables() const { return tables_; }
@@ -86,8 +87,8 @@ class EmbeddingBagCollectionBase : public torch::nn::Module {
 
  protected:
   explicit EmbeddingBagCollectionBase(TableSet tables);
-  /// Makes `weight` the parameter `embedding_bags.<table>.weight`. Requires: called once for each
-  /// table.
+  /// Registers `weight` as the parameter `embedding_bags.<table>.weight`. Requires: called once for
+  /// each table.
   void register_weight(const std::string& table, at::Tensor weight);
 
  private:
@@ -95,7 +96,7 @@ class EmbeddingBagCollectionBase : public torch::nn::Module {
   std::shared_ptr<torch::nn::Module> embedding_bags_;
 };
 
-/// The tables of this process alone, by plain autograd; the reference for all others.
+/// Unsharded tables with plain autograd. The other collections are tested against this one.
 class EmbeddingBagCollection final : public EmbeddingBagCollectionBase {
  public:
   explicit EmbeddingBagCollection(std::vector<EmbeddingBagConfig> tables,

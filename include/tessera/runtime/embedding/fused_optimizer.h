@@ -5,11 +5,11 @@
 
 namespace tessera::embedding {
 
-// Optimizers whose step is part of the backward: a table's gradient is never stored, and rows that
-// a batch does not name are neither read nor written. g is the gradient of a row, summed over all
-// places that name it, clipped by value to [-max_gradient, max_gradient] (0: not clipped); w the
-// row, both computed in float32 whatever the table's dtype. Definitions are those of fbgemm's split
-// embedding optimizers (github.com/pytorch/FBGEMM), but for `max_gradient`, which acts on g here.
+// Optimizers that step during the backward: a table's gradient is never stored, and rows that the
+// batch does not look up are neither read nor written. g is a row's gradient, summed over all its
+// ids in the batch and clipped to [-max_gradient, max_gradient] (0: not clipped); w is the row.
+// Both are float32, whatever the table's dtype. The formulas are those of fbgemm's split embedding
+// optimizers (github.com/pytorch/FBGEMM), except that `max_gradient` clips g here.
 
 /// g += weight_decay * w;  w -= lr * g
 struct Sgd {
@@ -26,8 +26,8 @@ struct Adagrad {
   double max_gradient = 0;
 };
 
-/// One sum per row: g += weight_decay * w;  row_sum += mean(g * g) over the whole row, however the
-/// table is cut;  w -= lr * g / (sqrt(row_sum) + eps)
+/// One sum per row: g += weight_decay * w; row_sum += mean(g * g) over the whole row, also if the
+/// table is cut by columns; w -= lr * g / (sqrt(row_sum) + eps)
 struct RowWiseAdagrad {
   double lr = 0.01;
   double eps = 1e-8;
@@ -35,9 +35,9 @@ struct RowWiseAdagrad {
   double max_gradient = 0;
 };
 
-/// Of the rows that a batch names alone; t counts the table's steps. m = beta1 * m + (1 - beta1) *
-/// g;  v = beta2 * v + (1 - beta2) * g * g;  w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 -
-/// beta2^t)) + eps) + weight_decay * w)
+/// Updates only the rows of the batch; t counts the table's steps. m = beta1 * m + (1 - beta1) * g;
+/// v = beta2 * v + (1 - beta2) * g * g; w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) +
+/// eps) + weight_decay * w)
 struct Adam {
   double lr = 0.001;
   double beta1 = 0.9;
@@ -47,7 +47,7 @@ struct Adam {
   double max_gradient = 0;
 };
 
-/// As Adam, with one v per row, of mean(g * g) over the whole row.
+/// As Adam, but with one v per row: the average of mean(g * g) over the whole row.
 struct RowWiseAdam {
   double lr = 0.001;
   double beta1 = 0.9;
@@ -57,8 +57,8 @@ struct RowWiseAdam {
   double max_gradient = 0;
 };
 
-/// State, by the names it has in optimizer state dicts: Adagrad `sum`, RowWiseAdagrad `row_sum`,
-/// Adam `exp_avg`, `exp_avg_sq`, `step`, RowWiseAdam `exp_avg`, `row_exp_avg_sq`, `step`.
+/// An optimizer. Names of its state in state dicts: Adagrad `sum`, RowWiseAdagrad `row_sum`, Adam
+/// `exp_avg`, `exp_avg_sq`, `step`, RowWiseAdam `exp_avg`, `row_exp_avg_sq`, `step`.
 using FusedOptimizer = std::variant<Sgd, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam>;
 
 /// Returns `sgd`, `adagrad`, `row_wise_adagrad`, `adam` or `row_wise_adam`.

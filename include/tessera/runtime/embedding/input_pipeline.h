@@ -11,8 +11,9 @@
 
 namespace tessera {
 
-/// Lets batches travel to the ranks that hold their rows while others are computed: the next one's
-/// ids, and of the one after that how many there are. What torchrec calls TrainPipelineSparseDist.
+/// Sends batches to the ranks that hold their rows while the trainer computes others: the ids of
+/// the next batch, and the number of ids of the one after it. As torchrec's
+/// TrainPipelineSparseDist.
 ///
 ///     InputPipeline<Batch> batches(tables, read_batch, [](const Batch& b) { return b.sparse; });
 ///     while (auto item = batches.next()) {
@@ -20,26 +21,26 @@ namespace tessera {
 ///       ...
 ///     }
 ///
-/// `next` is collective over the tables' mesh: all ranks have equally many batches. Up to three are
-/// in memory.
+/// `next` is collective over the tables' mesh: all ranks must have equally many batches. Up to
+/// three batches are in memory.
 template <class Batch>
 class InputPipeline {
  public:
-  /// A batch as it was read, and its ids, which are on their way or have come.
+  /// A batch, and its ids, which may still be in transit.
   struct Item {
     Batch batch;
     DistributedInput input;
   };
 
-  /// `read`: returns the next batch, or nothing at the end. `sparse`: returns its bags of ids.
+  /// `read`: returns the next batch, or nothing at the end. `sparse`: returns the ids of a batch.
   InputPipeline(std::shared_ptr<ShardedEmbeddingBagCollection> tables,
                 std::function<std::optional<Batch>()> read,
                 std::function<KeyedJaggedTensor(const Batch&)> sparse)
       : tables_(std::move(tables)), read_(std::move(read)), sparse_(std::move(sparse)) {}
 
-  /// Returns nothing when there is no more. Throws what reading throws. What `sparse` throws, or
-  /// what is wrong with its bags, the batch's own forward throws, and that there was something all
-  /// other ranks' then throw.
+  /// Returns the next batch, or nothing at the end. Throws what `read` throws. If `sparse` throws
+  /// or returns bad ids, the forward of that batch throws: the same error on this rank, on the
+  /// other ranks one that this rank failed.
   std::optional<Item> next() {
     fill(2);
     if (under_way_.empty()) return std::nullopt;
@@ -77,7 +78,7 @@ class InputPipeline {
     try {
       input.advance();
     } catch (...) {
-      // Thrown again by the forward of the batch that it is about.
+      // The forward of this batch throws it again.
     }
   }
 

@@ -13,14 +13,14 @@ namespace tessera {
 /// Bags of ids, one per sample, of different lengths. What torchrec calls JaggedTensor.
 /// Immutable; copies share memory.
 ///
-/// Shapes, of B bags with N ids in all: `values` `[N]`, int32 or int64; `lengths` `[B]` and
+/// Shapes, for B bags with N ids in total: `values` `[N]`, int32 or int64; `lengths` `[B]` and
 /// `offsets` `[B + 1]`, int64; `weights` `[N]`, floating point, or undefined. Bag b is
-/// `values[offsets[b]:offsets[b + 1]]`. All on one device and contiguous.
+/// `values[offsets[b]:offsets[b + 1]]`. All are contiguous and on one device.
 class JaggedTensor {
  public:
-  /// Throws: Error(invalid_argument) naming what does not fit, and the bag.
+  /// Throws: Error(invalid_argument) naming the bag and what is wrong with it.
   static JaggedTensor from_lengths(at::Tensor values, at::Tensor lengths, at::Tensor weights = {});
-  /// The same by where bags begin. Throws: as from_lengths.
+  /// The same, from the offsets at which bags begin. Throws: as from_lengths.
   static JaggedTensor from_offsets(at::Tensor values, at::Tensor offsets, at::Tensor weights = {});
 
   const at::Tensor& values() const { return values_; }
@@ -39,28 +39,28 @@ class JaggedTensor {
   at::Tensor values_, lengths_, offsets_, weights_;
 };
 
-/// A batch of bags for several features (keys), in one piece of memory. What torchrec calls
+/// A batch of bags for several features (keys), in one tensor. What torchrec calls
 /// KeyedJaggedTensor. Immutable; copies share memory.
 ///
 /// Layout, of F keys and a batch of B samples: feature-major. Bag `f * B + b` is sample b of key f;
 /// shapes are those of a JaggedTensor with F * B bags.
 class KeyedJaggedTensor {
  public:
-  /// The ids are not looked at here: whether they are in range depends on the table. Throws:
-  /// Error(invalid_argument) naming the key, the sample, and what does not fit: keys that occur
-  /// twice, lengths below 0 or that do not add up, offsets that go down, other shapes or dtypes.
+  /// Does not check the ids, whose range depends on the table. Throws: Error(invalid_argument)
+  /// naming key, sample and problem: duplicate keys, negative lengths, lengths that do not add up,
+  /// decreasing offsets, wrong shapes or dtypes.
   static KeyedJaggedTensor from_lengths(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor lengths, at::Tensor weights = {});
-  /// The same by where bags begin. Throws: as from_lengths.
+  /// The same, from the offsets at which bags begin. Throws: as from_lengths.
   static KeyedJaggedTensor from_offsets(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor offsets, at::Tensor weights = {});
   /// Keys with their bags, in order.
   using Entries = std::vector<std::pair<std::string, JaggedTensor>>;
-  /// Requires of all entries: equal batches, and weights in all or none.
+  /// Requires: equal batch sizes; weights in all entries or in none.
   static KeyedJaggedTensor from_dict(const Entries& entries);
-  /// A batch without ids. Without keys it is one of no samples either.
+  /// Returns a batch without ids. Without keys, `batch_size` is ignored: it has no samples.
   static KeyedJaggedTensor empty(std::vector<std::string> keys = {}, std::int64_t batch_size = 0);
-  /// Joins batches of equal size and other keys, in order.
+  /// Joins batches of equal size with different keys, in order.
   static KeyedJaggedTensor concat(std::span<const KeyedJaggedTensor> parts);
 
   const std::vector<std::string>& keys() const { return keys_; }
@@ -71,22 +71,22 @@ class KeyedJaggedTensor {
   const at::Tensor& weights() const { return bags_.weights_; }
   bool has_weights() const { return bags_.has_weights(); }
 
-  /// Returns one key's bags, as views but for the offsets. Throws: Error(not_found).
+  /// Returns the bags of one key. All but the offsets are views. Throws: Error(not_found).
   JaggedTensor operator[](const std::string& key) const;
-  /// Returns each key's bags, in order of the keys, as views but for the offsets.
+  /// Returns the bags of each key, in order of the keys. All but the offsets are views.
   Entries to_dict() const;
-  /// Cuts by keys: the first `sizes[0]` of them, the next `sizes[1]`, ... Requires: the sizes add
-  /// up to the number of keys.
+  /// Splits by keys: the first `sizes[0]` keys, the next `sizes[1]`, ... Requires: the sizes add up
+  /// to the number of keys.
   std::vector<KeyedJaggedTensor> split(std::span<const std::int64_t> sizes) const;
   /// Returns the keys at these positions, in this order; some may be left out.
   KeyedJaggedTensor permute(std::span<const std::int64_t> positions) const;
-  /// Returns the batch on a device: itself where it is there.
+  /// Returns the batch on a device: itself if it is there already.
   KeyedJaggedTensor to(at::Device device) const;
 
  private:
   KeyedJaggedTensor(std::vector<std::string> keys, std::int64_t batch_size, JaggedTensor bags);
   std::size_t position_of(const std::string& key) const;
-  /// Cuts out what lies between two keys' positions.
+  /// Returns the bags of the keys at positions `[begin, end)`.
   JaggedTensor bags_of(std::size_t begin, std::size_t end) const;
 
   std::vector<std::string> keys_;
@@ -94,7 +94,7 @@ class KeyedJaggedTensor {
   JaggedTensor bags_;
 };
 
-/// One row of floats per sample, in columns that have names. What torchrec calls KeyedTensor.
+/// One row of floats per sample, in named column blocks. What torchrec calls KeyedTensor.
 class KeyedTensor {
  public:
   /// Shape: `values` `[B, sum of widths]`. Throws: Error(invalid_argument).
@@ -108,8 +108,9 @@ class KeyedTensor {
   /// Returns each key's columns, in order of the keys, as views.
   std::vector<std::pair<std::string, at::Tensor>> to_dict() const;
 
-  /// Joins columns of several tensors anew: one tensor for each group of keys, in the group's
-  /// order. A key is taken from the first tensor that has it. Throws: Error(not_found).
+  /// Regroups the columns of several tensors: returns one tensor for each group of keys, with
+  /// columns in the group's order. Takes a key from the first tensor that has it. Throws:
+  /// Error(not_found).
   static std::vector<at::Tensor> regroup(std::span<const KeyedTensor> tensors,
                                          std::span<const std::vector<std::string>> groups);
 

@@ -23,25 +23,25 @@ constexpr std::uint64_t operator""_GiB(unsigned long long value) {
 
 namespace embedding {
 
-/// What `plan` is to fit, and what it assumes about batches and machines.
+/// The limits of a plan, and what it assumes about batches and machines.
 struct PlanOptions {
   std::uint64_t memory_per_rank = 0;  // for tables, their state and a step's buffers; bytes
   std::int64_t batch_size = 1024;     // of one rank
-  std::map<std::string, double> pooling_factors{};  // mean ids in a bag, by table; else 1
-  std::optional<FusedOptimizer> optimizer{};        // whose state is counted; none: dense tables
-  int ranks_per_host = 0;                           // 0: all are on one host
+  std::map<std::string, double> pooling_factors{};       // mean ids in a bag, by table; else 1
+  std::optional<FusedOptimizer> optimizer{};             // counts its state; none: dense tables
+  int ranks_per_host = 0;                                // 0: all are on one host
   std::map<std::string, TableConstraint> constraints{};  // by table
-  PlannerBandwidths bandwidths{};                        // what times are estimated with
-  std::uint64_t reserved = 0;  // of the memory, for everything but tables; bytes
-  bool is_weighted = false;    // every id comes with a weight
+  PlannerBandwidths bandwidths{};                        // to estimate times
+  std::uint64_t reserved = 0;                            // of the memory, not for tables; bytes
+  bool is_weighted = false;                              // every id has a weight
 };
 
-/// Proposes a plan for the tables of a collection over the ranks of a mesh: see `propose_plan`,
-/// which explains it and says what it throws. A function of the arguments alone; not collective.
+/// Proposes a plan for the tables of a collection over the ranks of a mesh. See `propose_plan`,
+/// also for what it throws. Equal arguments give equal plans. Not collective.
 ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mesh& mesh,
                   const PlanOptions& options);
 
-/// Returns the rules of some tables alone, for `shard`: one plan may be for several collections.
+/// Returns the rules of these tables only, for `shard`, if one plan covers several collections.
 /// Throws: Error(mismatch) naming a table without a rule.
 TablePlan part_of(const TablePlan& plan, const std::vector<EmbeddingBagConfig>& tables);
 

@@ -14,30 +14,30 @@
 
 namespace tessera {
 
-/// How a table's gradient reaches its weight, whatever the way in which it is sharded.
+/// How a table is updated. Independent of how it is sharded.
 enum class Kernel {
-  dense,  // as `.grad`, for an optimizer of torch::optim; averaged over the ranks
-  fused,  // within the backward, by the collection's own optimizer; there is never a `.grad`
+  dense,  // `.grad`, averaged over the ranks, for an optimizer of torch::optim
+  fused,  // the collection's own optimizer steps in the backward; no `.grad`
 };
 
-/// How gradients reach the tables of a sharded collection.
+/// How the tables of a sharded collection are updated.
 struct ShardOptions {
-  /// By table. Tables that are not named: fused where there is an optimizer, else dense.
+  /// By table. Default for others: fused if there is an optimizer, else dense.
   std::map<std::string, Kernel> kernel{};
   std::optional<embedding::FusedOptimizer> optimizer{};  // of the fused tables
 };
 
 class ShardedEmbeddingBagCollection;
 
-/// Returns a collection of the same tables, sharded. Rows are taken from `collection`, which is the
-/// same on all ranks and may be let go. Where it is on the meta device no table is ever whole, and
-/// first values come from one number that rank 0 draws from its default generator, and are the same
-/// under every plan (an `init_fn`: the same on replicas). A weight that requires no gradient stays
-/// frozen. Call it before an optimizer is built. Collective: the ranks connect once more, for the
-/// tables' own messages. The first forward throws where ranks have different tables or options.
-/// Throws: Error(mismatch) where the plan is for other tables or another number of ranks, or gives
-/// a table a rule that cannot be; Error(invalid_argument) where a fused table has no optimizer, a
-/// kernel names no table, a number of the optimizer cannot be, or the collection is sharded.
+/// Returns a sharded collection of the same tables. Copies the rows of `collection`, which must be
+/// equal on all ranks and may be destroyed afterwards. If it is on the meta device, no table is
+/// ever whole: initial values depend on one seed from rank 0's default generator, not on the plan
+/// (with an `init_fn`, only replicas are equal). A frozen weight stays frozen. Call it before
+/// creating an optimizer. Collective: the ranks connect once more, for the lookups. The first
+/// forward throws if ranks have different tables or options. Throws: Error(mismatch) if the plan is
+/// for other tables or another number of ranks, or has an invalid rule; Error(invalid_argument) if
+/// a fused table has no optimizer, a kernel names no table, an optimizer's number is invalid, or
+/// the collection is sharded already.
 std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectionBase& collection,
                                                      const TablePlan& plan, const dist::Mesh& mesh,
                                                      const ShardOptions& options = {});
@@ -47,13 +47,13 @@ class ShardedTables;
 struct Inputs;
 }  // namespace embedding
 
-/// A batch on its way to the ranks that hold its rows. See `InputPipeline`.
+/// A batch in transit to the ranks that hold its rows. See `InputPipeline`.
 class DistributedInput {
  public:
   explicit DistributedInput(std::shared_ptr<embedding::Inputs> inputs)
       : inputs_(std::move(inputs)) {}
-  /// Starts the second of the two messages between ranks, when the first one has come. Collective.
-  /// Throws: what is wrong with this rank's batch, or that another rank refused its own.
+  /// Starts the second of the two messages between ranks, after the first has arrived. Collective.
+  /// Throws: what is wrong with this rank's batch, or that another rank refused its batch.
   void advance();
 
  private:
@@ -61,16 +61,16 @@ class DistributedInput {
   std::shared_ptr<embedding::Inputs> inputs_;
 };
 
-/// Tables of which every rank holds what a plan gives it. An ordinary module: under
-/// `embedding_bags.<table>.weight` each rank has its shard, also where that has no rows, so that
-/// parameters have the same names on all ranks; state dicts tell whole shapes. Averages gradients
-/// over the ranks of its mesh, as fully_shard and replicate do with theirs, so that the loss of
-/// a step is the mean of the ranks' losses; those two leave it alone around them.
+/// Tables that are sharded by a plan. A normal module: each rank has its shard as the parameter
+/// `embedding_bags.<table>.weight`, even if the shard has no rows, so that all ranks have the same
+/// parameter names. State dicts have whole shapes. Gradients are averaged over the mesh, as by
+/// fully_shard and replicate: the loss of a step is the mean of the ranks' losses. Those two leave
+/// this module alone.
 ///
-/// `forward` and its backward are collective over the mesh; batches may differ in size and be
-/// empty. What a rank refuses about its batch is an error on all.
-/// Output: as of the unsharded collection with the same rows, for this rank's batch. A bag of a
-/// row-cut table is summed by row block, in the plan's order of ranks.
+/// `forward` and its backward are collective over the mesh. Batches may differ in size and may be
+/// empty. If one rank refuses its batch, all ranks throw. Output: as of the unsharded collection,
+/// for this rank's batch; a bag of a table cut by rows is summed per shard first, in the plan's
+/// order of ranks.
 class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                                             public registry::UpdatesParameters {
  public:
@@ -80,22 +80,22 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   ~ShardedEmbeddingBagCollection() override;
 
   KeyedTensor forward(const KeyedJaggedTensor& batch) override;
-  /// `forward` in two steps, so that a batch travels while another is computed. Both collective.
+  /// `forward` in two steps: a batch is sent while another one is computed. Both collective.
   DistributedInput distribute(const KeyedJaggedTensor& batch);
-  /// Throws: Error(invalid_argument) for what `distribute` of another collection returned, or for a
-  /// batch that has been looked up.
+  /// Throws: Error(invalid_argument) for the result of another collection's `distribute`, or for a
+  /// batch that was looked up already.
   KeyedTensor forward(DistributedInput input);
-  /// In place of `distribute` where this rank has no batch: what `forward` then throws, and all
-  /// other ranks throw that it did. Collective.
+  /// Replaces `distribute` on a rank that has no batch: its `forward` throws `why`, and the other
+  /// ranks throw that this rank had none. Collective.
   DistributedInput refuse_batch(std::exception_ptr why);
 
-  /// The optimizer of the fused tables; nothing where there is none.
+  /// Returns the optimizer of the fused tables, if there is one.
   const std::optional<embedding::FusedOptimizer>& optimizer() const;
-  /// Gives it other numbers, from the next backward on: a schedule of learning rates. To be the
-  /// same on all ranks. Throws: Error(invalid_argument) for an optimizer of another kind.
+  /// Sets its numbers, such as the learning rate, from the next backward on. Must be equal on all
+  /// ranks. Throws: Error(invalid_argument) for an optimizer of another kind.
   void set_optimizer(const embedding::FusedOptimizer& optimizer);
 
-  /// Returns the plan that the tables are sharded by.
+  /// Returns the plan of the tables.
   const TablePlan& plan() const;
   std::shared_ptr<registry::FusedUpdates> fused_updates() const override;
 
@@ -106,8 +106,8 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   std::shared_ptr<embedding::ShardedTables> sharded_;
 };
 
-/// Tables of this process alone that are updated within the backward. Not for `fully_shard` or
-/// `replicate`, which refuse it: ranks would take different steps.
+/// Unsharded tables that are updated during the backward. `fully_shard` and `replicate` refuse it,
+/// because ranks would take different steps.
 class FusedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                                           public registry::UpdatesParameters {
  public:
@@ -116,7 +116,7 @@ class FusedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                               const EmbeddingBagCollectionOptions& options = {});
   ~FusedEmbeddingBagCollection() override;
   KeyedTensor forward(const KeyedJaggedTensor& batch) override;
-  /// Returns the optimizer, with the numbers of the next backward.
+  /// Returns the optimizer, with its current numbers.
   const embedding::FusedOptimizer& optimizer() const;
   /// As ShardedEmbeddingBagCollection's.
   void set_optimizer(const embedding::FusedOptimizer& optimizer);
@@ -132,8 +132,8 @@ inline std::shared_ptr<ShardedEmbeddingBagCollection> shard(
   return shard(*collection, plan, mesh, options);
 }
 
-/// Returns the name, dtype and whole shape of a parameter that is a shard of a table (named within
-/// its collection) or of a unit of `fully_shard` (named within the unit); nothing for others.
+/// Returns the name, dtype and unsharded shape of a parameter that is a shard of a table (name
+/// within its collection) or of a `fully_shard` unit (name within the unit); nothing for others.
 std::optional<TensorMeta> global_meta(const at::Tensor& parameter);
 
 }  // namespace tessera

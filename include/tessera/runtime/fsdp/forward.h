@@ -15,27 +15,27 @@ namespace fsdp {
 class Pass;
 }
 
-/// A forward over a fully sharded root: while it lives, parameters have their full shapes, and an
-/// operator that uses one gathers its unit. Where gradients are recorded the pass goes on after the
-/// scope, up to the end of the backward; then parameters are shards again, and `.grad` holds this
-/// rank's part of the average over the ranks. A scope that an exception leaves drops the pass.
-/// Parameters are not to be written to meanwhile: the end of the pass throws where it sees that (a
-/// write by way of `data()` or a pointer is not seen, and is lost where the unit is sharded).
-/// Within it autocast keeps no copies of weights, which would be whole now, and stale in the next
-/// pass. Collective in its effects: every rank does the same in the same order.
+/// A forward over a fully sharded root. During the scope parameters have their full shapes, and an
+/// operator that uses one all-gathers its unit. If gradients are recorded, the pass stays open
+/// after the scope, until the backward ends. Then parameters are shards again, and `.grad` holds
+/// this rank's part of the average over the ranks. An exception that leaves the scope cancels the
+/// pass. Do not write to parameters during the pass: its end throws if it detects a write (writes
+/// through `data()` or a pointer are not detected, and are lost if the unit is sharded). Turns off
+/// autocast's weight cache, which would keep stale weights. Collective: all ranks must run the same
+/// passes in the same order.
 class [[nodiscard]] ForwardScope {
  public:
-  /// Throws: Error(invalid_argument) where nothing at or below `root` is sharded or replicated, or
-  /// a part of it has another root, or a parameter was replaced, moved or converted since.
+  /// Throws: Error(invalid_argument) if nothing at or below `root` is sharded or replicated, a part
+  /// of it has another root, or a parameter was replaced, moved or converted.
   explicit ForwardScope(torch::nn::Module& root);
   ~ForwardScope() noexcept(false);
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
 
-  /// Lets a second backward through `output` (retain_graph) open the pass again; and lets the pass
-  /// end where everything that was watched is dropped without a backward.
+  /// Allows a second backward through `output` (retain_graph): it opens the pass again. Also lets
+  /// the pass end if all watched outputs are destroyed without a backward.
   void watch(const at::Tensor& output);
-  /// Returns a floating-point tensor in the root's param_dtype, any other as it is.
+  /// Returns a floating-point tensor in the root's param_dtype, any other tensor unchanged.
   at::Tensor cast_input(at::Tensor input) const;
 
  private:
@@ -45,8 +45,8 @@ class [[nodiscard]] ForwardScope {
   bool was_autocast_cache_enabled_;
 };
 
-/// Gradients of passes that end within this scope are not reduced: they add up, unsharded, until a
-/// pass outside of it does. Scopes nest. `zero_grad` does not reach what is kept here (see
+/// Gradients of passes that end within this scope are not reduced. They accumulate unsharded until
+/// a pass ends outside of it. Scopes nest. `zero_grad` does not clear them (see
 /// `drop_unsynced_gradients`). Not collective.
 class [[nodiscard]] NoSyncScope {
  public:
@@ -60,13 +60,13 @@ class [[nodiscard]] NoSyncScope {
   bool is_outermost_;
 };
 
-/// Drops what NoSyncScope has kept in the units at and below `root`, as a step does that is given
-/// up: what `zero_grad` is for `.grad`. Not collective, but for all ranks to do. Throws:
-/// Error(invalid_argument) within a forward or a backward, or where nothing at or below `root` is
+/// Drops the gradients that NoSyncScope has accumulated at and below `root`, for a step that is
+/// abandoned: the counterpart of `zero_grad`. Not collective, but all ranks must call it. Throws:
+/// Error(invalid_argument) within a forward or backward, or if nothing at or below `root` is
 /// sharded or replicated.
 void drop_unsynced_gradients(torch::nn::Module& root);
 
-/// Returns whether a pass over `module`, or over a root above it, is open. Not collective.
+/// Returns whether sharded parameters of `module` are in an open pass. Not collective.
 bool is_in_pass(const torch::nn::Module& module);
 
 namespace detail {
@@ -103,8 +103,8 @@ void watch(ForwardScope& scope, const std::tuple<Ts...>& outputs) {
 
 }  // namespace detail
 
-/// Calls `module.forward(args...)` within a pass, with floating-point arguments in the root's
-/// param_dtype. See ForwardScope.
+/// Calls `module.forward(args...)` within a ForwardScope. Casts floating-point tensors among the
+/// arguments to the root's param_dtype.
 template <class Module, class... Args>
   requires std::is_base_of_v<torch::nn::Module, Module>
 auto forward(Module& module, Args&&... args) {

@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// The wrapper way to fully_shard: a holder of a module that it shards at once. It is no module of
-/// its own, so names of parameters stay as they are, and what it holds is the same as after
+/// fully_shard as a wrapper: a module holder that shards its module when it is constructed. It is
+/// not a module itself, so parameter names do not change. The module is the same as after
 /// `fully_shard(*module, options)`. `Sub` is a module class or its TORCH_MODULE holder.
 ///
 ///   struct NetImpl : torch::nn::Module {
@@ -27,23 +27,23 @@ template <class Sub>
 class FullyShardedDataParallel
     : public torch::nn::ModuleHolder<typename detail::ModuleImpl<Sub>::Type> {
  public:
-  /// The module class that is held.
+  /// The class of the module.
   using Impl = typename detail::ModuleImpl<Sub>::Type;
   /// The plain holder of that class.
   using Holder = torch::nn::ModuleHolder<Impl>;
 
   FullyShardedDataParallel(std::nullptr_t) : Holder(nullptr) {}
-  /// Shards the module. Throws, and is collective, as fully_shard is.
+  /// Shards the module. Throws as fully_shard; collective as fully_shard.
   FullyShardedDataParallel(std::shared_ptr<Impl> module, const FullyShardOptions& options)
       : Holder(std::move(module)) {
     fully_shard(*this->ptr(), options);
   }
   FullyShardedDataParallel(const Holder& module, const FullyShardOptions& options)
       : FullyShardedDataParallel(module.ptr(), options) {}
-  /// Holds a module that is sharded already, as `register_module` returns it.
+  /// Holds a module that is sharded already, such as one that `register_module` returned.
   FullyShardedDataParallel(std::shared_ptr<Impl> module) : Holder(std::move(module)) {}
 
-  /// Calls the module's forward: within a pass that is open as a part of it, else as its root.
+  /// Calls the module's forward: as part of an open pass over it, else as the root of a new pass.
   template <class... Args>
   auto operator()(Args&&... args) {
     if (is_in_pass(*this->ptr())) return this->ptr()->forward(std::forward<Args>(args)...);

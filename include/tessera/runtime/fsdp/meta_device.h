@@ -8,7 +8,7 @@
 namespace tessera {
 namespace detail {
 
-/// While it lives, what operators of this thread make is made on the meta device: with shapes and
+/// While this lives, operators of this thread create tensors on the meta device: with shapes and
 /// dtypes, without memory.
 class [[nodiscard]] MetaDeviceScope {
  public:
@@ -20,9 +20,9 @@ class [[nodiscard]] MetaDeviceScope {
 
 }  // namespace detail
 
-/// Returns what `make` returns, with all of its tensors on the meta device: a model of any size,
-/// to be given memory by fully_shard, unit by unit. What `make` computes from values of tensors
-/// fails, as on every meta tensor. Source: torch.device("meta") as a context, in Python.
+/// Calls `make` and returns its result, with all new tensors on the meta device: a model of any
+/// size, for fully_shard to allocate unit by unit. `make` must not read tensor values. As `with
+/// torch.device("meta")` in Python.
 template <class Make>
 auto on_meta_device(Make&& make) {
   const detail::MetaDeviceScope scope;

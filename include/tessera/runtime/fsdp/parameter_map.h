@@ -9,33 +9,33 @@
 #include "tessera/layout/region.h"
 #include "tessera/runtime/fsdp/fully_shard.h"
 
-// The map between names of parameters (FQNs) and flat parameters, both ways.
+// Maps parameter names (FQNs) to places in flat parameters, and back.
 
 namespace tessera {
 
-/// Where a parameter lies, and who holds what of it.
+/// Where a parameter is, and which rank holds which elements of it.
 struct ParameterLocation {
   FlatParameterInfo flat_param;
   std::int64_t offset = 0;  // elements, in the flat parameter
   std::int64_t numel = 0;
   Shape shape;
-  std::vector<FlatRange> held;  // by rank of the shard group: elements of the parameter, row-major
+  std::vector<FlatRange> held;  // by rank of the shard group; row-major elements of the parameter
 };
 
-/// Returns where the parameter that is called `fqn` below `module` lies; a tied parameter by any of
-/// its names. Nothing for a name of none, or of one that is not sharded. Not collective. Source:
+/// Returns the place of the parameter named `fqn` below `module`; a tied weight has several names.
+/// Nothing if there is no such sharded parameter. Not collective. Source:
 /// github.com/pytorch/pytorch, change 89899.
 std::optional<ParameterLocation> flat_param_of(const torch::nn::Module& module,
                                                const std::string& fqn);
 
-/// An element by the parameter that it belongs to.
+/// A parameter and the index of one of its elements.
 struct ElementOfParameter {
-  std::string fqn;         // below the module that the flat parameter's own is named after
+  std::string fqn;         // relative to the module of the flat parameter
   std::int64_t index = 0;  // row-major
   friend bool operator==(const ElementOfParameter&, const ElementOfParameter&) = default;
 };
 
-/// Returns what lies at `offset` elements in a flat parameter; nothing in its padding.
+/// Returns the element at `offset` of a flat parameter; nothing in its padding.
 std::optional<ElementOfParameter> element_at(const FlatParameterInfo& flat_param,
                                              std::int64_t offset);
 

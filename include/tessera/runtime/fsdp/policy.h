@@ -9,15 +9,15 @@
 
 namespace tessera {
 
-/// Decides which modules below a root become fully sharded modules of their own. The tree is walked
-/// from the leaves up, as in torch.distributed.fsdp.wrap.
+/// Decides which modules below a root become units. The tree is walked from the leaves up, as by
+/// torch.distributed.fsdp.wrap.
 class FsdpPolicy {
  public:
   virtual ~FsdpPolicy() = default;
-  /// Whether to look at the children of `module`. Units: `nonwrapped_numel` counts the elements of
-  /// all parameters at and below the module that are not ignored.
+  /// Returns whether to visit the children of `module`. Units: `nonwrapped_numel` is the number of
+  /// elements of all parameters at and below the module that are not ignored.
   virtual bool recurse(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
-  /// Whether `module` becomes a unit. Units: `nonwrapped_numel` leaves out what units below have.
+  /// Returns whether `module` becomes a unit. Here `nonwrapped_numel` excludes the units below.
   virtual bool wrap(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
 };
 
@@ -32,8 +32,8 @@ struct ModuleImpl<Holder, std::void_t<typename Holder::ContainedType>> {
 };
 }  // namespace detail
 
-/// Modules of given types: `ModuleWrapPolicy<Block>()`, for a module class or its TORCH_MODULE
-/// holder, or several of them.
+/// Makes units of modules of these types, given as module classes or TORCH_MODULE holders:
+/// `ModuleWrapPolicy<Block>()`.
 template <class... Modules>
 class ModuleWrapPolicy final : public FsdpPolicy {
  public:
@@ -43,7 +43,7 @@ class ModuleWrapPolicy final : public FsdpPolicy {
   }
 };
 
-/// Modules with at least `min_nonwrapped_numel` elements that no unit below them has.
+/// Makes units of modules with at least `min_nonwrapped_numel` elements outside of units below.
 class SizeBasedPolicy final : public FsdpPolicy {
  public:
   explicit SizeBasedPolicy(std::int64_t min_nonwrapped_numel)
@@ -59,7 +59,7 @@ class SizeBasedPolicy final : public FsdpPolicy {
   std::int64_t min_nonwrapped_numel_;
 };
 
-/// Modules for which a function returns true.
+/// Makes units of modules for which a function returns true.
 class LambdaPolicy final : public FsdpPolicy {
  public:
   explicit LambdaPolicy(std::function<bool(const torch::nn::Module&)> wraps)
@@ -71,7 +71,7 @@ class LambdaPolicy final : public FsdpPolicy {
   std::function<bool(const torch::nn::Module&)> wraps_;
 };
 
-/// A policy of any kind, to be copied about; none: the root alone becomes a unit.
+/// Holds a policy of any kind, and can be copied. Empty: only the root becomes a unit.
 class AnyFsdpPolicy {
  public:
   AnyFsdpPolicy() = default;
@@ -81,7 +81,7 @@ class AnyFsdpPolicy {
   const FsdpPolicy* get() const { return policy_.get(); }
 
  private:
-  std::shared_ptr<const FsdpPolicy> policy_;  // shared: options are copied, policies are constant
+  std::shared_ptr<const FsdpPolicy> policy_;  // shared: options are copied, policies are const
 };
 
 }  // namespace tessera

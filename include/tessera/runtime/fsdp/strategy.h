@@ -11,11 +11,11 @@ namespace tessera {
 /// meaning are those of torch.distributed.fsdp.ShardingStrategy. Source:
 /// https://arxiv.org/abs/2304.11277, section 3.
 enum class ShardingStrategy {
-  full_shard,          // parameters are gathered for a forward and again for its backward
+  full_shard,          // parameters are gathered for the forward and again for the backward
   shard_grad_op,       // parameters stay gathered from the forward to the end of the backward
   no_shard,            // every rank holds everything; gradients are averaged
-  hybrid_shard,        // full_shard over the axis `shard` of the mesh, replicated over `replicate`
-  hybrid_shard_zero2,  // shard_grad_op likewise
+  hybrid_shard,        // full_shard over the mesh axis `shard`, replicated over `replicate`
+  hybrid_shard_zero2,  // the same with shard_grad_op
 };
 inline constexpr ShardingStrategy FULL_SHARD = ShardingStrategy::full_shard;
 inline constexpr ShardingStrategy SHARD_GRAD_OP = ShardingStrategy::shard_grad_op;
@@ -23,42 +23,42 @@ inline constexpr ShardingStrategy NO_SHARD = ShardingStrategy::no_shard;
 inline constexpr ShardingStrategy HYBRID_SHARD = ShardingStrategy::hybrid_shard;
 inline constexpr ShardingStrategy HYBRID_SHARD_ZERO2 = ShardingStrategy::hybrid_shard_zero2;
 
-/// Returns `FULL_SHARD`.
+/// Returns the name in capitals: `FULL_SHARD`.
 std::string_view to_string(ShardingStrategy strategy);
 
-/// Dtypes of a fully sharded module's work; the optimizer's parameters keep their own.
+/// Dtypes during a pass. The optimizer's parameters keep their own dtype.
 struct MixedPrecision {
-  /// Of gathered parameters, and so of the computation. None: the parameters' own.
+  /// Of gathered parameters, and so of the computation. Default: the parameters' own.
   std::optional<at::ScalarType> param_dtype{};
-  /// Of gradients while they are summed over the ranks. None: `param_dtype`.
+  /// Of gradients while they are summed over the ranks. Default: `param_dtype`.
   std::optional<at::ScalarType> reduce_dtype{};
-  /// Of floating-point buffers, converted once when the module is first used. None: their own.
+  /// Of floating-point buffers, which are converted once. Default: their own.
   std::optional<at::ScalarType> buffer_dtype{};
-  /// Leaves gradients in the reduced dtype instead of the parameters' own.
+  /// The dtype of `.grad`: the parameters' own, or the one in which gradients were reduced.
   enum class Gradients { master_dtype, low_precision } gradients = Gradients::master_dtype;
-  /// Whether `tessera::forward` converts floating-point tensors among the root's arguments.
+  /// Whether `tessera::forward` casts floating-point tensors among its arguments to `param_dtype`.
   enum class Inputs { cast, keep } inputs = Inputs::cast;
 };
 
-/// What becomes of a unit's gathered parameters when they are no longer needed.
+/// What to do with a unit's gathered parameters when they are no longer needed.
 enum class FreedParameters {
-  freed,     // their memory is given back
-  poisoned,  // for debugging: memory stays and holds NaN, so that a use without a gather shows
+  freed,     // free their memory
+  poisoned,  // for debugging: keep the memory, filled with NaN, to show a use without a gather
 };
 
-/// When a backward gathers the next unit. Names as in torch.distributed.fsdp.BackwardPrefetch.
+/// When a backward all-gathers the next unit. As torch.distributed.fsdp.BackwardPrefetch.
 enum class BackwardPrefetch {
-  backward_pre,   // before the gradients of the current one are computed: overlaps most
-  backward_post,  // after them, when the current one has been freed: one unit less in memory
-  none,           // when it is used
+  backward_pre,   // before the current unit's gradients are computed: most overlap
+  backward_post,  // after the current unit is freed: one unit less in memory
+  none,           // when it is first used
 };
 inline constexpr BackwardPrefetch BACKWARD_PRE = BackwardPrefetch::backward_pre;
 inline constexpr BackwardPrefetch BACKWARD_POST = BackwardPrefetch::backward_post;
 
-/// When a forward gathers the next unit.
+/// When a forward all-gathers the next unit.
 enum class ForwardPrefetch {
-  none,  // when it is used
-  next,  // before the current one computes
+  none,  // when it is first used
+  next,  // before the current unit computes
 };
 
 }  // namespace tessera

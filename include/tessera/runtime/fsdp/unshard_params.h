@@ -10,36 +10,36 @@ namespace fsdp {
 class FlatParamHandle;
 }
 
-/// What is shown whole, to whom, and whether writes stay.
+/// Which parameters to show whole, on which ranks, and whether to keep writes.
 struct UnshardParamsOptions {
-  /// Whether to show the parameters of all units at and below the module; else those of its own.
+  /// Whether to include all units at and below the module. False: only its own unit.
   bool recurse = true;
-  /// Whether what is written to parameters within the scope stays.
+  /// Whether to keep what is written to parameters within the scope.
   bool writeback = true;
-  /// Whether rank 0 of the mesh alone gets whole parameters. The others show their parts.
+  /// Whether only rank 0 of the mesh gets whole parameters. The others see their shards.
   bool rank0_only = false;
-  /// Whether whole parameters lie on the CPU, to spare a device's memory.
+  /// Whether whole parameters are on the CPU, to save device memory.
   bool offload_to_cpu = false;
-  /// Whether gradients are shown whole as well, and written back. Else there are none in the scope.
+  /// Whether gradients are shown whole and written back, too. False: `.grad` is undefined
+  /// meanwhile.
   bool with_grads = false;
 };
 
-/// While it lives, parameters have their full shapes and their own dtype, outside of any pass: to
-/// look at, to initialise, to compare, or to run a plain `forward` on without gradients.
+/// While this lives, parameters have their full shapes and their own dtype, outside of any pass: to
+/// inspect, initialise or compare them, or to run a plain `forward` without gradients.
 ///
-/// Writes: with `writeback`, each rank keeps its part of what it wrote itself; with `rank0_only`,
-/// all ranks keep their parts of what rank 0 wrote, sent unit by unit, part by part, so that it
-/// takes no memory on the others. Without `writeback` they are dropped. A parameter may also be
-/// given other data of its shape. Scopes nest where their options are the same.
+/// Writes: with `writeback` each rank keeps its own part of what it wrote. With `rank0_only` all
+/// ranks keep their parts of what rank 0 wrote; these are sent part by part, and take no extra
+/// memory on other ranks. Without `writeback` writes are dropped. A parameter's data may be
+/// replaced by other data of the same shape. Scopes with equal options nest.
 class [[nodiscard]] UnshardedParams {
  public:
   /// Collective over the mesh. Throws: Error(invalid_argument) naming a unit that is in a pass, or
-  /// in a scope with other options; or where the module is, without `recurse`, no fully sharded
-  /// one.
+  /// in a scope with other options; or if, without `recurse`, the module is not fully sharded.
   UnshardedParams(torch::nn::Module& module, const UnshardParamsOptions& options);
-  /// Collective where rank 0's writes are sent: an exception on one rank does not keep it from
-  /// that. Throws: Error(invalid_argument) naming a parameter that was given another shape;
-  /// Error(io) where a peer fails; neither while an exception is on its way.
+  /// Collective if rank 0's writes are sent, even if an exception propagates on this rank. Throws:
+  /// Error(invalid_argument) naming a parameter whose shape has changed; Error(io) if a peer fails.
+  /// Does not throw while another exception propagates.
   ~UnshardedParams() noexcept(false);
   UnshardedParams(const UnshardedParams&) = delete;
   UnshardedParams& operator=(const UnshardedParams&) = delete;
@@ -52,9 +52,9 @@ class [[nodiscard]] UnshardedParams {
   int num_uncaught_;
 };
 
-/// Shows the whole parameters of units at and below `module`, and of those that a parameter below
-/// it belongs to. See UnshardedParams. Source: FullyShardedDataParallel.summon_full_params, and
-/// github.com/pytorch/pytorch, change 92297; `writeback` with `rank0_only` is refused there.
+/// Shows whole the units at and below `module`, and any unit that contains one of its parameters.
+/// See UnshardedParams. Source: FullyShardedDataParallel.summon_full_params, and
+/// github.com/pytorch/pytorch, change 92297, which refuses `writeback` with `rank0_only`.
 inline UnshardedParams unshard_params(torch::nn::Module& module,
                                       const UnshardParamsOptions& options = {}) {
   return UnshardedParams(module, options);

@@ -11,24 +11,25 @@
 
 namespace tessera {
 
-/// How `recompute` comes by what it did not keep.
+/// How `recompute` gets back the tensors that the first call did not keep.
 enum class Recomputation {
-  /// Operators keep a note instead of each tensor, and the first note that a backward reads runs
-  /// the function again. Works with torch::autograd::grad. As use_reentrant=False in PyTorch.
+  /// Saved-tensor hooks: autograd stores a note instead of each saved tensor. When a backward reads
+  /// the first note, the function runs again. Works with torch::autograd::grad. As
+  /// use_reentrant=False in PyTorch.
   saved_tensors,
-  /// One node stands for the function; its backward runs it again, and a backward of its own
-  /// through it. Not for torch::autograd::grad. As use_reentrant=True.
+  /// One autograd node for the whole function. Its backward runs the function again, and then a
+  /// nested backward through that. Not for torch::autograd::grad. As use_reentrant=True.
   reentrant,
 };
 
-/// Whether the second run draws the random numbers of the first.
-enum class RngState { preserve, leave };  // of the generators, for dropout
+/// Whether to restore the random number generators for the second call.
+enum class RngState { preserve, leave };  // for dropout
 
 /// How a function is run again.
 struct RecomputeOptions {
-  /// How the second run comes about.
+  /// How the function is run again.
   Recomputation recomputation = Recomputation::saved_tensors;
-  /// Preserved: the second run draws the same random numbers as the first.
+  /// Default: the second call draws the same random numbers as the first.
   RngState rng_state = RngState::preserve;
 };
 
@@ -51,7 +52,7 @@ decltype(auto) call(F& function, Args&&... args) {
   }
 }
 
-/// Puts `tensors` in the place of the tensors of `args`, from the first on.
+/// Assigns `tensors`, in order, to the tensors among `args`.
 template <class Tuple>
 void fill_tensors(Tuple& args, const std::vector<at::Tensor>& tensors) {
   std::size_t next = 0;
@@ -88,15 +89,15 @@ Result unflatten(std::vector<at::Tensor> tensors) {
 
 }  // namespace detail
 
-/// Calls `function(args...)` and keeps only the tensors among `args`: what its backward needs is
-/// computed again by a second call during the backward. `function` is a callable, a module, its
-/// holder or a shared_ptr to it; it is copied, as are the other arguments, so a lambda that
-/// captures by reference must not outlive what it captures. It returns a tensor, a vector or a
-/// tuple of tensors, and must do the same in both calls. Calls nest. Within a pass of fully sharded
-/// modules, units are gathered again for the second call.
-/// Not collective by itself. The backward throws: Error(mismatch) where the second call keeps other
-/// tensors than the first; Error(unsupported) for torch::autograd::grad through a reentrant one.
-/// Source: Chen et al., https://arxiv.org/abs/1604.06174; torch.utils.checkpoint.
+/// Calls `function(args...)` and keeps only the tensors among `args` (activation checkpointing).
+/// The backward calls `function` again to compute what it needs. `function` is a callable, a
+/// module, its holder or a shared_ptr to it. It is copied, as are the other arguments: what a
+/// lambda captures by reference must live until the backward. It returns a tensor, or a vector or
+/// tuple of tensors, and must do the same in both calls. Calls nest. In a pass of fully sharded
+/// modules, the second call all-gathers their units again; apart from that not collective. The
+/// backward throws: Error(mismatch) if the second call saves other tensors than the first;
+/// Error(unsupported) for torch::autograd::grad through a reentrant one. Source: Chen et al.,
+/// https://arxiv.org/abs/1604.06174; torch.utils.checkpoint.
 template <class F, class... Args>
 auto recompute(const RecomputeOptions& options, F&& function, Args&&... args) {
   using Result =

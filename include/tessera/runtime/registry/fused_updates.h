@@ -13,55 +13,55 @@
 
 namespace tessera::registry {
 
-/// A parameter that its module updates within the backward, with the optimizer state of that.
+/// A parameter that its module updates during the backward, with its optimizer state.
 struct FusedParameter {
   /// A tensor of optimizer state, such as `exp_avg`.
   struct Slot {
     std::string name;
-    StateTensor entry;  // parts are the state's own memory
+    StateTensor entry;  // its parts share memory with the state
   };
   std::string name;  // within the module
   at::Tensor tensor;
   std::vector<Slot> slots;
-  std::int64_t* step = nullptr;  // how many steps were taken; null: they are not counted
+  std::int64_t* step = nullptr;  // number of steps taken; null: not counted
 };
 
-/// The parameters that a module updates by itself: their optimizer state is saved and loaded with
-/// all other, and no optimizer of torch::optim is asked about them.
+/// The parameters that a module updates by itself. Their optimizer state is saved and loaded with
+/// that of the optimizer. No optimizer of torch::optim may step them.
 class FusedUpdates {
  public:
   virtual ~FusedUpdates() = default;
-  /// Returns the parameters with the state as it is now, which entries refer to.
+  /// Returns the parameters and their current state. Entries share its memory.
   virtual std::vector<FusedParameter> parameters() = 0;
-  /// Returns the fields of the parameter group that these parameters make up: `lr`, …
+  /// Returns the fields of the parameter group of these parameters: `lr`, …
   virtual Value::Dict fields() const = 0;
-  /// Takes fields that were saved. Throws: Error(mismatch) naming one that is missing, no number,
-  /// or of another optimizer.
+  /// Checks saved fields. Throws: Error(mismatch) naming a field that is missing, not a number, or
+  /// from another optimizer.
   virtual void check_fields(const Value::Dict& fields) const = 0;
-  /// Replaces the fields by those that were saved. Requires: check_fields has let them pass.
+  /// Replaces the fields by saved ones. Requires: check_fields accepted them.
   virtual void set_fields(const Value::Dict& fields) = 0;
 };
 
-/// A base of modules that update parameters.
+/// A base class of modules that update their own parameters.
 class UpdatesParameters {
  public:
   virtual ~UpdatesParameters() = default;
-  /// Returns nullptr where this one happens to update none.
+  /// Returns nullptr if this module updates none.
   virtual std::shared_ptr<FusedUpdates> fused_updates() const = 0;
 };
 
-/// Throws Error(unsupported) where a module updates parameters by itself, on this rank alone.
-/// `api`: what meets it. For modules without an API of their own (registry::applied_api).
+/// Throws Error(unsupported) if a module without an API (registry::applied_api) updates its own
+/// parameters, as it does so on this rank alone. `api`: the caller's name, for the message.
 void refuse_own_updates(const torch::nn::Module& module, const std::string& fqn,
                         const std::string& api);
 
-/// A module that updates parameters, and what it is called in the model.
+/// A module that updates its own parameters, and its name in the model.
 struct FoundFusedUpdates {
   std::string prefix;  // empty, or ends with a dot
   std::shared_ptr<FusedUpdates> updates;
 };
 
-/// Returns all such modules at and below `model`, in order of the module tree.
+/// Returns all such modules at and below `model`, in the order of the module tree.
 std::vector<FoundFusedUpdates> find_fused_updates(const torch::nn::Module& model);
 
 }  // namespace tessera::registry

@@ -17,29 +17,29 @@
 
 #include "tessera/base/shape.h"
 
-// What an optimizer is given.
+// The parameters to pass to an optimizer.
 
 namespace tessera {
 
-/// Returns the parameters at and below `module`, each once, in the order of the module tree. Use it
-/// in the place of `module.parameters()`, which lists a tied parameter once under each of its
-/// names: an optimizer would then step it as often. Not collective.
+/// Returns the parameters at and below `module`, each once, in the order of the module tree. Pass
+/// these to an optimizer, not `module.parameters()`: that lists a tied weight once per name, and an
+/// optimizer would step it as often. Not collective.
 std::vector<at::Tensor> parameters(const torch::nn::Module& module);
 
-/// Returns the same parameters with their names below `module`: a tied one under its first name.
+/// Returns the same parameters by name. A tied weight has its first name.
 torch::OrderedDict<std::string, at::Tensor> named_parameters(const torch::nn::Module& module);
 
-/// A parameter as the unsharded model has it, and what this rank holds of it.
+/// A parameter with its shape in the unsharded model, and the part that this rank holds.
 struct WholeParameter {
-  std::string fqn;    // below the module that was asked; of a tied one the first
+  std::string fqn;    // below the module that was asked; of a tied weight, its first name
   Shape shape;        // of the whole parameter, equal on all ranks
-  at::Tensor tensor;  // as the optimizer gets it: this rank's part where it is sharded
+  at::Tensor tensor;  // what the optimizer gets: this rank's part if sharded
   /// Returns the number of dimensions of the whole parameter.
   std::int64_t dim() const { return static_cast<std::int64_t>(shape.size()); }
 };
 
-/// Returns what `named_parameters` does, with whole shapes: of parameters that `fully_shard` has
-/// sharded, of tables that `shard` has, and of others, which are whole. Not collective.
+/// Returns what `named_parameters` returns, with the shapes of the unsharded model: also for
+/// parameters sharded by `fully_shard` and tables sharded by `shard`. Not collective.
 std::vector<WholeParameter> whole_parameters(const torch::nn::Module& module);
 
 namespace detail {
@@ -51,25 +51,24 @@ template <class Options>
 struct GroupOptions<std::optional<Options>> {
   using Type = Options;
 };
-/// Returns those that an optimizer of torch::optim has anything to do with: `whole_parameters`
-/// without those that their module updates within the backward.
+/// Returns `whole_parameters` without those that a module updates during the backward.
 std::vector<WholeParameter> parameters_to_group(const torch::nn::Module& module);
 }  // namespace detail
 
-/// Returns parameter groups for an optimizer of torch::optim. `rule` is called with each
-/// WholeParameter and returns its options; parameters with equal options are one group. Decide by
-/// `parameter.dim()` or `parameter.shape`: `parameter.tensor` may be a part, which has one
-/// dimension. Groups are in the order in which their first parameters are met, and equal on all
-/// ranks for a rule that looks at names and whole shapes.
+/// Returns parameter groups for an optimizer of torch::optim. Calls `rule` with each
+/// WholeParameter; it returns the parameter's options. Parameters with equal options form one
+/// group. Decide by `parameter.dim()` or `parameter.shape`: `parameter.tensor` may be a 1-d part.
+/// Groups are in the order of their first parameters. They are equal on all ranks if the rule uses
+/// only names and shapes.
 ///
 ///     torch::optim::AdamW optimizer(tessera::parameter_groups(*model, [](const auto& parameter) {
 ///       return torch::optim::AdamWOptions(1e-3).weight_decay(parameter.dim() >= 2 ? 0.1 : 0);
 ///     }));
 ///
-/// A rule that returns std::optional leaves out parameters for which it returns nothing. A frozen
-/// parameter is asked about like any other: in a group it stays as it is, as it gets no gradient,
-/// and is trained once it requires one. Parameters that their module updates within the backward
-/// (fused tables) are in no group. Not collective.
+/// A rule that returns an empty std::optional leaves the parameter out. The rule also sees frozen
+/// parameters. In a group, a frozen parameter does not change until it requires a gradient.
+/// Parameters that a module updates during the backward (fused tables) are in no group. Not
+/// collective.
 template <class Rule>
 std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const torch::nn::Module& module,
                                                                 Rule&& rule) {

@@ -12,15 +12,15 @@
 
 namespace tessera::registry {
 
-/// What Tessera has applied to a module, kept beside it: the module itself is never changed, and a
-/// lookup changes nothing either. One state of each type per module.
+/// What Tessera stores about a module, outside of it: neither storing nor finding it changes the
+/// module. A module has at most one state of each type.
 class ModuleState {
  public:
   virtual ~ModuleState() = default;
 };
 
-/// Returns a module's owner, which a state must not keep: a state that held its module would keep
-/// both alive. Throws: Error(invalid_argument) where the module is not held by a shared_ptr.
+/// Returns a weak pointer to a module. A state must keep this one: a shared_ptr would keep module
+/// and state alive forever. Throws: Error(invalid_argument) if no shared_ptr holds the module.
 std::weak_ptr<torch::nn::Module> weak_module(torch::nn::Module& module);
 
 namespace detail {
@@ -34,37 +34,37 @@ std::shared_ptr<State> find(const torch::nn::Module& module) {
   return std::static_pointer_cast<State>(detail::find(module, typeid(State)));
 }
 
-/// Keeps `state` for as long as the module lives, in place of an earlier one of its type. States of
-/// modules that have died are let go with the next call. Thread-safe.
+/// Stores `state` until the module dies. Replaces an earlier state of the same type. Also frees the
+/// states of dead modules. Thread-safe.
 template <class State>
 void attach(torch::nn::Module& module, std::shared_ptr<State> state) {
   detail::attach(module, typeid(State), std::move(state));
 }
 
-/// Notes that an API (`fully_shard`, `replicate`) has been applied to a module, over a mesh.
+/// Records that an API (`fully_shard`, `replicate`, `shard`) was applied to a module.
 void note_applied(torch::nn::Module& module, std::string api, dist::Mesh mesh);
-/// Returns the API that has been applied to this very module; nothing where none has. Never changes
-/// the module or the registry. Source: github.com/pytorch/pytorch, change 113654.
+/// Returns the API that was applied to this very module, or nothing. Does not change the registry.
+/// Source: github.com/pytorch/pytorch, change 113654.
 std::optional<std::string> applied_api(const torch::nn::Module& module);
-/// Returns the mesh that it was applied over. Never changes anything either.
+/// Returns the mesh that it was applied with. Does not change the registry.
 std::optional<dist::Mesh> applied_mesh(const torch::nn::Module& module);
 
-/// Whether a backward reduces gradients over the ranks.
-enum class GradientSync { on, off };  // off: gradients add up on each rank by themselves
+/// Whether a backward averages gradients over the ranks.
+enum class GradientSync { on, off };  // off: gradients accumulate on each rank
 
-/// What an API keeps at a module to take part in the passes over a root above it, or over itself.
+/// What an API stores at a module to take part in the passes over this module or a root above it.
 class PassMember : public ModuleState {
  public:
-  /// A forward over the root begins.
+  /// Called when a forward over the root begins.
   virtual void begin_forward() = 0;
-  /// A backward over the root begins, the outermost one. Whether it reaches this member may differ
-  /// from rank to rank.
+  /// Called when the outermost backward over the root begins. On some ranks this backward may not
+  /// reach this module.
   virtual void begin_backward() = 0;
-  /// Takes effect with the next backward. `off` nests: each is ended by an `on`.
+  /// Takes effect with the next backward. `off` nests: each needs one `on`.
   virtual void set_gradient_sync(GradientSync sync) = 0;
 };
 
-/// Returns how many modules have a state. Lets go of the states of modules that have died.
+/// Returns the number of modules with a state. Frees the states of dead modules.
 std::size_t num_modules();
 
 }  // namespace tessera::registry

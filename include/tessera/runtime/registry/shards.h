@@ -10,16 +10,16 @@
 
 namespace tessera::registry {
 
-/// A parameter that is this rank's shard of a tensor: of a table, or of a unit of `fully_shard`.
+/// A parameter that is one shard of a tensor: of a table, or of a unit of `fully_shard`.
 struct ParameterShard {
-  TensorMeta whole;  // named within the module that has it
-  /// Of the ranks that hold the shards, none an element twice; null: all hold all.
+  TensorMeta whole;  // its name is relative to its module
+  /// The ranks that hold the shards, each element once; null: each rank holds all.
   std::shared_ptr<dist::Group> group;
 };
 
-/// Notes it for as long as the parameter lives. Thread-safe.
+/// Stores this until the parameter dies. Thread-safe.
 void note_shard(const at::Tensor& parameter, ParameterShard shard);
-/// Returns nothing for parameters that were not noted. Thread-safe.
+/// Returns nothing for parameters without `note_shard`. Thread-safe.
 std::optional<ParameterShard> find_shard(const at::Tensor& parameter);
 
 }  // namespace tessera::registry

@@ -25,34 +25,34 @@ struct TensorPart {
   at::Tensor tensor;  // the region's elements in its own row-major order, in any shape; contiguous
 };
 
-/// A tensor of a state dict: all of it, or what this rank holds of it.
+/// A tensor of a state dict: whole, or the parts that this rank holds.
 struct StateTensor {
   DType dtype = DType::float32;
-  Shape shape;                    // of the whole tensor, whatever is held here
-  std::vector<TensorPart> parts;  // none where this rank holds nothing
-  /// Who holds what, by ranks of the model's mesh, the same on all ranks. Empty: no rank is known
-  /// to hold anything but all of it.
+  Shape shape;                    // of the whole tensor
+  std::vector<TensorPart> parts;  // empty if this rank holds nothing
+  /// Which ranks of the model's mesh hold which regions; equal on all ranks. Empty: every rank
+  /// holds everything.
   std::vector<Shard> layout;
   formats::StateKind kind = formats::StateKind::plain;
   std::string parameter;  // key of the parameter that optimizer state belongs to
-  /// The name that a parameter or buffer has in the module tree. A hook that puts the entry under
-  /// another key leaves this as it is: the optimizer's state then follows. Empty: nothing is known.
+  /// The name of the parameter or buffer in the module tree. A hook that renames the entry must not
+  /// change it: it tells whose optimizer state to rename. Empty: unknown.
   std::string module_fqn;
 
-  /// All of a tensor. Shape: the tensor's own.
+  /// Returns an entry that holds all of `tensor`. Shape: the tensor's own.
   static StateTensor whole(const at::Tensor& tensor);
-  /// Says whether all elements are here, in one part.
+  /// Returns whether all elements are here, in one part.
   bool is_whole() const;
-  /// Returns the tensor. Throws: Error(invalid_argument) naming `fqn` where this is but a part.
+  /// Returns the tensor. Throws: Error(invalid_argument) naming `fqn` if only a part is here.
   at::Tensor tensor(const std::string& fqn) const;
 };
 
-/// The second name of a tied tensor.
+/// Another name of a tied tensor.
 struct StateAlias {
   std::string target;
 };
 
-/// What stands under a key.
+/// The entry of a key.
 using StateEntry = std::variant<StateTensor, Value, StateAlias>;
 
 /// A state dict: tensors, other values and aliases by their flattened keys, in order of insertion.
@@ -63,18 +63,18 @@ class StateDict {
   struct Item {
     std::string fqn;
     StateEntry entry;
-    formats::KeyPath key_path{};  // of the nested dict; empty: the fqn is one step
+    formats::KeyPath key_path{};  // in the nested dict; empty: the fqn is one step
   };
 
-  /// Replaces an entry of that name in its place, or adds one at the end.
+  /// Replaces the entry of that name, or appends a new one.
   void set(std::string fqn, StateEntry entry, formats::KeyPath key_path = {});
   bool erase(const std::string& fqn);
   const StateEntry* find(const std::string& fqn) const;  // nullptr: none
   StateEntry* find(const std::string& fqn);
-  /// Says whether there is an entry of that name, an alias too.
+  /// Returns whether there is an entry of that name; aliases count.
   bool contains(const std::string& fqn) const { return find(fqn) != nullptr; }
-  /// Returns the whole tensor, of an alias its target's. Throws: Error(not_found);
-  /// Error(invalid_argument) where it is a value, or only a part is here.
+  /// Returns the whole tensor; follows aliases. Throws: Error(not_found); Error(invalid_argument)
+  /// if the entry is a value, or only a part is here.
   at::Tensor tensor(const std::string& fqn) const;
 
   std::size_t size() const { return items_.size(); }
@@ -84,7 +84,7 @@ class StateDict {
   auto begin() { return items_.begin(); }
   auto end() { return items_.end(); }
 
-  /// The flat parameters that tensors lie in, with their parameters under the keys used here.
+  /// The flat parameters that hold the tensors, with this dict's keys as names.
   std::vector<FlatUnit> units;
 
  private:

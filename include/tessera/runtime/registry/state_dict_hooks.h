@@ -14,16 +14,16 @@
 #include "tessera/runtime/registry/registry.h"
 #include "tessera/runtime/registry/state_dict.h"
 
-// What runs around the walks that make and load state dicts. APIs (fully_shard, …) and users attach
-// by these hooks alone; the walk itself knows none of them.
+// Hooks that run while a state dict is made or loaded. `fully_shard`, `shard` and users add them;
+// `state_dict` itself knows none of these APIs.
 
 namespace tessera {
 
-/// What a state dict holds of tensors that are sharded. Names as in torch.distributed.fsdp.
+/// What a state dict holds of sharded tensors. Names as in torch.distributed.fsdp.
 enum class StateDictType {
   full,     // whole tensors, as the unsharded model has them
   sharded,  // this rank's parts, and who holds the others
-  local,    // this rank's parts alone, to be loaded by a rank that holds no more
+  local,    // only this rank's parts; load them on a rank that holds the same parts or fewer
 };
 inline constexpr StateDictType FULL = StateDictType::full;
 inline constexpr StateDictType SHARDED = StateDictType::sharded;
@@ -32,45 +32,44 @@ inline constexpr StateDictType LOCAL = StateDictType::local;
 /// What a state dict holds, and on which ranks.
 struct StateDictOptions {
   StateDictType type = StateDictType::full;  // of sharded tensors
-  bool offload_to_cpu = false;               // copies what lies on another device
-  /// Whether rank 0 of the mesh alone gets entries. FULL only.
+  bool offload_to_cpu = false;               // copies tensors of other devices to the CPU
+  /// Whether only rank 0 of the mesh gets entries. FULL only.
   bool rank0_only = false;
   friend bool operator==(const StateDictOptions&, const StateDictOptions&) = default;
 };
 
-/// What loading a state dict lets pass; by default nothing.
+/// Which differences loading a state dict accepts; by default none.
 struct LoadStateDictOptions {
-  bool allow_missing = false;     // what the state dict lacks stays as it is
-  bool allow_unexpected = false;  // what the module lacks is left out
+  bool allow_missing = false;     // what the state dict lacks stays unchanged
+  bool allow_unexpected = false;  // what the module lacks is ignored
   bool allow_cast = false;        // another floating dtype is converted
-  /// Whether rank 0 of the mesh alone has entries, which it sends, tensor by tensor, each rank its
-  /// part.
+  /// Whether only rank 0 of the mesh has entries. It sends each rank its part, tensor by tensor.
   bool rank0_only = false;
 };
 
-/// What has been found wrong with a state dict, all of it.
+/// All problems found in a state dict.
 struct LoadReport {
   const LoadStateDictOptions& options;
-  /// Rules: `missing`, `unexpected`, `shape`, `dtype`, `hole`.
+  /// Rules: `missing`, `unexpected`, `shape`, `dtype`, `part`, `hole`, `groups`.
   std::vector<formats::Finding> problems{};
-  /// Notes a problem. `rule`: see `problems`.
+  /// Adds a problem. `rule`: see `problems`.
   void add(std::string rule, std::string fqn, std::string expected, std::string found);
 };
 
-/// Returns the entry under a key, or of the tensor that it is another name of. Nothing is there: it
-/// is reported, unless that is allowed, and nullptr returned; likewise where it is no tensor, has
-/// another shape, or a dtype that is not allowed.
+/// Returns the tensor entry of `fqn`; follows aliases. Returns nullptr, and reports why, if the
+/// entry is missing (not reported if that is allowed), is not a tensor, or has another shape, a
+/// dtype that may not be cast, or parts that do not fit.
 StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType dtype,
                           std::span<const std::int64_t> shape, LoadReport& report);
 
 namespace registry {
 
-/// Removes a hook. Copies refer to the same one. Outlives the module without harm.
+/// Removes a hook. Copies refer to the same hook. May outlive the module.
 class HookHandle {
  public:
   HookHandle() = default;
   explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
-  /// Takes the hook away; nothing where that is done, or the module is gone.
+  /// Removes the hook. Does nothing if it was removed already or the module is dead.
   void remove() {
     if (remove_) remove_();
   }
@@ -79,34 +78,34 @@ class HookHandle {
   std::function<void()> remove_;
 };
 
-/// Runs before the entries of `module` and of what is below it are taken. `prefix` is empty or ends
-/// with a dot.
+/// Runs before entries of `module` and its children are collected. `prefix` is empty or ends with a
+/// dot.
 using StateDictPreHook = std::function<void(torch::nn::Module& module, const std::string& prefix,
                                             const StateDictOptions& options)>;
-/// Runs when they have been; may change all that stands under `prefix`.
+/// Runs after that. May change all entries under `prefix`.
 using StateDictPostHook =
     std::function<void(torch::nn::Module& module, StateDict& state_dict, const std::string& prefix,
                        const StateDictOptions& options)>;
-/// Runs before the module takes its entries; may change all that stands under `prefix`, in a copy
-/// that this load works on.
+/// Runs before the entries of `module` are loaded. May change all entries under `prefix`: it works
+/// on a copy of the state dict.
 using LoadPreHook = std::function<void(torch::nn::Module& module, StateDict& state_dict,
                                        const std::string& prefix, LoadReport& report)>;
-/// Runs when the module and all below it have been loaded.
+/// Runs after the module and its children have been loaded.
 using LoadPostHook = std::function<void(torch::nn::Module& module)>;
 
-/// Hooks of one module, in the order in which they were added: pre hooks run from the root to the
-/// leaves, post hooks from the leaves to the root. Adding changes nothing about the module itself.
-/// Not collective, but to be the same on all ranks. Throws: Error(invalid_argument) where the
-/// module is not held by a shared_ptr. Source: github.com/pytorch/pytorch, changes 90436 and 87900.
+/// Adds a hook to a module. Hooks of one module run in the order they were added: pre hooks from
+/// the root to the leaves, post hooks from the leaves to the root. Does not change the module. Not
+/// collective, but all ranks must add the same hooks. Throws: Error(invalid_argument) if no
+/// shared_ptr holds the module. Source: github.com/pytorch/pytorch, changes 90436 and 87900.
 HookHandle add_state_dict_pre_hook(torch::nn::Module& module, StateDictPreHook hook);
-/// As add_state_dict_pre_hook, for when entries have been taken.
+/// As add_state_dict_pre_hook, but runs after entries are collected.
 HookHandle add_state_dict_post_hook(torch::nn::Module& module, StateDictPostHook hook);
-/// As add_state_dict_pre_hook, for before entries are loaded.
+/// As add_state_dict_pre_hook, but runs before entries are loaded.
 HookHandle add_load_state_dict_pre_hook(torch::nn::Module& module, LoadPreHook hook);
-/// As add_state_dict_pre_hook, for when entries have been loaded.
+/// As add_state_dict_pre_hook, but runs after entries are loaded.
 HookHandle add_load_state_dict_post_hook(torch::nn::Module& module, LoadPostHook hook);
 
-/// The hooks of one module, by the order in which they were added.
+/// The hooks of one module, in the order they were added.
 struct StateDictHooks final : ModuleState {
   std::map<std::uint64_t, StateDictPreHook> pre;
   std::map<std::uint64_t, StateDictPostHook> post;

@@ -16,32 +16,32 @@
 
 namespace tessera {
 
-/// What is not a tensor of model or optimizer and belongs to a trainer's state all the same: how to
-/// read it, and how to set it. Refers to what it was made of, which must outlive it.
+/// How to read and set a part of a trainer's state other than model and optimizer. Refers to the
+/// object it was made from, which must outlive it.
 struct Stateful {
   std::function<Value()> state_dict;
-  /// Throws where the value is none that it knows.
+  /// Throws if it does not know the value.
   std::function<void(const Value&)> load_state_dict;
-  /// For PerRank::split of what is no list: returns the value for a rank that was not there when
-  /// `saved`, another one's, was. Empty: there is no such thing.
+  /// For PerRank::split of a value that is not a list: returns the value for a rank beyond the
+  /// saved ones, from `saved` of another rank. Empty: not possible.
   std::function<Value(const Value& saved, int rank)> branch{};
-  /// Throws what `load_state_dict` would, and changes nothing: asked before anything is loaded.
-  /// Empty: nobody knows beforehand.
+  /// Throws what `load_state_dict` would throw, but changes nothing. Called before anything is
+  /// loaded. Empty: no check.
   std::function<void(const Value&)> check{};
 };
 
-/// Returns the integer, number, flag or text in a value. Throws: Error(mismatch).
+/// Returns the integer in a value. Throws: Error(mismatch).
 std::int64_t integer_in(const Value& value);
-/// Returns the number, also that of an integer. Throws: Error(mismatch).
+/// Returns the number in a value, integer or not. Throws: Error(mismatch).
 double number_in(const Value& value);
-/// Returns the flag. Throws: Error(mismatch).
+/// Returns the bool in a value. Throws: Error(mismatch).
 bool flag_in(const Value& value);
-/// Returns the text. Throws: Error(mismatch).
+/// Returns the string in a value. Throws: Error(mismatch).
 std::string text_in(const Value& value);
 
 namespace detail {
 [[noreturn]] void refuse_number(const Value& value);
-/// Returns the integer in a value. Throws: Error(mismatch), also where the type cannot hold it.
+/// Returns the integer in a value. Throws: Error(mismatch), also if T cannot hold it.
 template <class T>
 T integer_as(const Value& value) {
   const std::int64_t integer = integer_in(value);
@@ -56,11 +56,11 @@ T number_as(const Value& value) {
   }
   return static_cast<T>(number);
 }
-/// What `stateful` returns for schedulers of libtorch.
+/// The result of `stateful` for schedulers of libtorch.
 Stateful stateful_scheduler(torch::optim::LRScheduler& scheduler);
 Stateful stateful_scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler);
 
-/// A class that says itself what its state is.
+/// A class with state_dict and load_state_dict.
 template <class T>
 concept HasStateDict = requires(T& object, const Value& value) {
   Value(object.state_dict());
@@ -68,15 +68,15 @@ concept HasStateDict = requires(T& object, const Value& value) {
 };
 }  // namespace detail
 
-/// Returns how to read and set `object`, which is one of these; the first that fits decides:
+/// Returns how to read and set `object`. The first case that fits decides:
 /// - a `Stateful`, a `Value`, an integer, a floating-point number, a bool or a std::string;
-/// - any type with `Value state_dict() const` and `load_state_dict(const Value&)`, a subclass of a
-///   scheduler among them: these two functions are called, and nothing else is saved;
+/// - any type with `Value state_dict() const` and `load_state_dict(const Value&)`, also a subclass
+///   of a scheduler: these two functions are called, and nothing else is saved;
 /// - a torch::optim::LRScheduler: `{"last_epoch": …}`, counted so that a run that moves between
-///   Python and C++ goes on with the learning rates that it would have had where it began. A StepLR
-///   refuses the state of one with another step_size or gamma;
-/// - a torch::optim::ReduceLROnPlateauScheduler: all fields that Python's ReduceLROnPlateau has.
-///   Loading replaces its settings too (`factor`, `patience`, …), as in Python.
+///   Python and C++ keeps its learning rates. A StepLR refuses the state of a scheduler with
+///   another step_size or gamma;
+/// - a torch::optim::ReduceLROnPlateauScheduler: all fields of Python's ReduceLROnPlateau but
+///   `_last_lr`. Loading replaces settings too (`factor`, `patience`, …), as in Python.
 template <class T>
 Stateful stateful(T& object) {
   if constexpr (std::is_same_v<T, Stateful>) {
@@ -116,8 +116,8 @@ Stateful stateful(T& object) {
   }
 }
 
-/// The state of the CPU's random numbers, for `TrainState::per_rank`. Ranks that a checkpoint does
-/// not know get numbers of their own by PerRank::split.
+/// Returns the state of the CPU's default generator, for `TrainState::per_rank`. With
+/// PerRank::split, ranks beyond the saved ones get random numbers of their own.
 Stateful cpu_rng();
 
 }  // namespace tessera

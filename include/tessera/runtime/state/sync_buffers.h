@@ -4,16 +4,16 @@
 
 namespace tessera {
 
-/// What becomes of buffers that differ from rank to rank, such as the running statistics of
-/// BatchNorm, which sees each rank's own rows.
+/// What to do with buffers that differ between ranks, such as the running statistics of BatchNorm,
+/// which sees only each rank's own rows.
 enum class BufferSync {
-  rank0,  // all ranks take those of rank 0
-  mean,   // floating-point buffers become the mean over the ranks, others those of rank 0
+  rank0,  // all ranks get the buffers of rank 0
+  mean,   // floating-point buffers become the mean over the ranks, others as `rank0`
 };
 
-/// Makes the buffers of a model the same on all ranks of its mesh. Call it before an evaluation or
-/// a save: without it each rank evaluates with its own, and `save` takes those of rank 0, under
-/// every strategy. Collective. Requires: no pass is open. Source: distribute_bn of timm
+/// Makes the buffers of a model equal on all ranks of its mesh. Call it before an evaluation or a
+/// save: without it, each rank evaluates with its own buffers, and `save` saves those of rank 0.
+/// Collective. Requires: no pass is open. Source: distribute_bn of timm
 /// (github.com/huggingface/pytorch-image-models).
 void sync_buffers(torch::nn::Module& model, BufferSync how = BufferSync::rank0);
 

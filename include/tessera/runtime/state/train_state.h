@@ -22,90 +22,90 @@
 
 namespace tessera {
 
-/// What becomes of a value that differs between ranks when it is loaded at another world size.
+/// How to load a value that differs between ranks if the world size has changed.
 enum class PerRank {
-  refuse,     // loading is an error that names it
-  replicate,  // rank r gets that of rank r % N of the N that were saved
-  merge,      // every rank gets the list of all
-  split,      // lists are joined and dealt out anew, in equal runs; random numbers branch off
-  drop,       // it stays as it is
+  refuse,     // throw an error that names the value
+  replicate,  // rank r gets the value of rank r % N, where N ranks saved
+  merge,      // each rank gets the list of all values
+  split,      // join the lists and deal out equal parts; new ranks branch random numbers off
+  drop,       // keep the present value
 };
 
-/// How a checkpoint is saved. To be the same on all ranks, but for buffers and the file system.
+/// How to save a checkpoint. Must be equal on all ranks, except memory and file system.
 struct SaveOptions {
-  /// Ranks write native and dcp together. The others are one process's: ranks write native parts
-  /// beside the destination, which rank 0 then streams into it, so that for that time there is room
-  /// for two on the disk, and ranks wait for rank 0.
+  /// Ranks write native and DCP together. For other formats ranks write native parts beside the
+  /// destination, then rank 0 streams these into the file. The disk then needs room for both, and
+  /// the ranks wait for rank 0.
   formats::Format format{};
-  /// What becomes of a checkpoint that is at the path already, perhaps a damaged one. `replace`
-  /// puts the new one in its place at once; what is no checkpoint is refused by either.
+  /// What to do if the path has a checkpoint, damaged or not. `replace` swaps in the new one in a
+  /// single step. Both options refuse files that are not a checkpoint.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
-  formats::NativeWriteOptions native{};  // for native alone
-  /// Whether the optimizer's groups are told for each parameter: see `flatten_optim_state_dict`.
+  formats::NativeWriteOptions native{};  // for native only
+  /// Whether to repeat the groups' fields for each parameter: see `flatten_optim_state_dict`.
   bool flatten_optimizer_state_dict = false;
-  /// Whether to return when the state has been copied, and to write in the background. What goes
-  /// wrong there the next save or `wait` throws.
+  /// Whether to return when the state is copied, and write in the background. The next `save` or
+  /// `wait` throws errors of that write.
   bool async = false;
-  /// How many checkpoints to keep of those beside this one whose names differ from its own in the
-  /// last number alone (`step-900` beside `step-1000`), the newest by that number, and this one; 0:
-  /// all. Others go when this one is complete.
+  /// How many checkpoints to keep, this one included: the newest of those beside it whose names
+  /// differ only in the last number (`step-900` beside `step-1000`). The others are removed when
+  /// this one is complete. 0: keep all.
   int keep_last = 0;
-  /// Of this rank's buffers. Units: bytes.
+  /// Memory for this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
-  /// How long a rank waits for the slowest one, in this save and from then on. None: as long as in
-  /// a collective of the mesh.
+  /// How long a rank waits for the slowest rank, in this save and later ones. Default: the time-out
+  /// of the mesh.
   std::optional<std::chrono::milliseconds> timeout{};
-  /// What this rank's files are written through. Must outlive the save; locks are the operating
-  /// system's own, whatever it is.
+  /// Writes this rank's files. Must outlive the save. Locks always use the operating system.
   FileSystem* file_system = &FileSystem::posix();
 };
 
-/// What a save has done on this rank.
+/// What a save did on this rank.
 struct SaveReport {
   std::uint64_t nbytes_written = 0;    // of tensors, by this rank
-  bool has_planned = true;             // false: the layout is that of the save before
-  std::chrono::nanoseconds stalled{};  // how long the trainer was held up
+  bool has_planned = true;             // false: reused the plan of the save before
+  std::chrono::nanoseconds stalled{};  // how long training was blocked
 };
 
-/// What loading lets pass; by default nothing.
+/// Which differences a load accepts; by default none.
 struct LoadOptions {
-  bool allow_missing = false;     // what the checkpoint lacks stays as it is
-  bool allow_unexpected = false;  // what the trainer lacks is left out
-  bool allow_cast = false;        // another floating dtype, of the optimizer's state too
-  bool allow_lossy = false;       // merge state that is kept per column shard
-  /// Globs over names such as `model.*`; the rest stays as it is. A value, a parameter's state and
-  /// the optimizer's groups are taken whole or not at all: a glob for a part is an error.
+  bool allow_missing = false;     // what the checkpoint lacks stays unchanged
+  bool allow_unexpected = false;  // what the trainer lacks is ignored
+  bool allow_cast = false;        // casts between floating dtypes, also for optimizer state
+  bool allow_lossy = false;       // merges state that was saved per column shard
+  /// Globs of the names to load, such as `model.*`; the rest stays unchanged. Values, the state of
+  /// one parameter and the optimizer's groups are loaded whole or not at all: a glob for a part of
+  /// one is an error.
   std::vector<std::string> only{};
-  /// From prefixes of the checkpoint's names to others; the first that fits is taken. Where a
-  /// parameter is renamed (`{"model.fc.", "model.up."}`), its optimizer state and its place in the
-  /// groups are, too.
+  /// Maps prefixes of the checkpoint's names to others; the first that fits is used. Renaming a
+  /// parameter (`{"model.fc.", "model.up."}`) renames its optimizer state and its place in the
+  /// groups, too.
   std::vector<reshard::Rename> renames{};
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;  // of this rank's buffers; bytes
-  const FileSystem* file_system = &FileSystem::posix();   // what this rank's files are read through
+  const FileSystem* file_system = &FileSystem::posix();   // reads this rank's files
 };
 
-/// What a load has found and taken.
+/// What a load found and loaded.
 struct LoadSummary {
   std::string path;
   formats::Format format{};
   int saved_world_size = 1;
   std::uint64_t nbytes_loaded = 0;      // of tensors, to this rank
-  std::vector<formats::Finding> notes;  // what was let pass
+  std::vector<formats::Finding> notes;  // differences that were accepted
 };
 
-/// Returns what was loaded in one line, and what was let pass a line each, without a line feed at
-/// the end.
+/// Returns one line about what was loaded, and one line for each accepted difference, without a
+/// final line feed.
 std::string summary_to_string(const LoadSummary& summary);
 
-/// A trainer's state as one thing to save and to load: a model, an optimizer, and what else there
-/// is by name. Refers to all of it, which must outlive it. Keys are those of PyTorch's distributed
-/// checkpoint of `{"model": …, "optim": …, <name>: …}`.
+/// A trainer's state, to save and load as one: a model, an optimizer and named values. Refers to
+/// all of them; they must outlive it. Keys are those of PyTorch's distributed checkpoint of
+/// `{"model": …, "optim": …, <name>: …}`.
 ///
-/// Keeps what one save can use of the one before: the plan, buffers, and a connection between the
-/// ranks of its own, so that saving in the background never meets the trainer's collectives. Making
-/// one is collective over the model's mesh; all ranks make theirs in the same order. Waits for its
-/// save when it dies; a failure that was not asked for by then is a warning of torch. Not
-/// thread-safe.
+/// Keeps the plan, the buffers and a connection between the ranks from one save to the next. The
+/// connection is its own, so a save in the background does not disturb the trainer's collectives.
+/// Constructing it is collective over the model's mesh: all ranks construct theirs in the same
+/// order. Its destructor waits for a running save, and warns (TORCH_WARN) of a failure that nobody
+/// has been told. Not thread-safe.
 class TrainState {
  public:
   explicit TrainState(std::shared_ptr<torch::nn::Module> model);
@@ -120,7 +120,8 @@ class TrainState {
   TrainState& operator=(TrainState&&) noexcept;
   ~TrainState();
 
-  /// Adds a value that is the same on all ranks; rank 0's is saved. See `stateful`.
+  /// Adds a value that is equal on all ranks; rank 0's is saved. See `stateful`. Throws:
+  /// Error(invalid_argument) if the name is taken, a number, or has a dot.
   template <class T>
   TrainState& with(std::string name, T& object) & {
     add(std::move(name), stateful(object));
@@ -131,7 +132,7 @@ class TrainState {
     add(std::move(name), stateful(object));
     return std::move(*this);
   }
-  /// Adds a value of which every rank has its own.
+  /// Adds a value that each rank has its own of. Throws as `with`.
   template <class T>
   TrainState& per_rank(std::string name, T&& object, PerRank policy = PerRank::refuse) & {
     static_assert(std::is_lvalue_reference_v<T> || std::is_same_v<std::decay_t<T>, Stateful>,
@@ -147,7 +148,7 @@ class TrainState {
     return std::move(*this);
   }
 
-  /// Waits for a save in the background. Throws what went wrong in it, once.
+  /// Waits for a save in the background. Throws its error, once.
   void wait();
 
  private:
@@ -160,44 +161,42 @@ class TrainState {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Saves the state as a checkpoint at `path`, whole or not at all: each rank writes its share, and
-/// when all are done it appears there. Replicas are written once, spread over the ranks that hold
-/// them. Ranks agree on what they write without comparing it tensor by tensor, and a layout that
-/// has not changed is not planned again. Between saves the directory of `path` is held with a lock,
-/// so that no other trainer writes there.
-/// Collective. Throws on all ranks where any fails: Error(already_exists), Error(io),
-/// Error(mismatch) where ranks have different states, Error(unsupported) naming a value that is
-/// nested too deep, Error(invalid_argument) where the model was sharded after the TrainState was
-/// made; then the destination is what it was. Where
-/// only the removal of older checkpoints failed, the error says that this one is complete.
+/// Saves the state as a checkpoint at `path`. Each rank writes its share; the checkpoint appears
+/// when all ranks are done, whole or not at all. Replicas are written once, by different ranks in
+/// turn. Ranks compare one hash of the layout. An unchanged layout is not planned again. Rank 0
+/// locks the directory of `path` while this TrainState lives: no other trainer can save there.
+/// Collective. Throws on all ranks if any fails: Error(already_exists), Error(io), Error(mismatch)
+/// if ranks have different states, Error(unsupported) naming a value that is nested too deeply,
+/// Error(invalid_argument) if the model was sharded after the TrainState was made. The destination
+/// is then unchanged. If only the removal of older checkpoints fails, the error says that the new
+/// one is complete.
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
 inline SaveReport save(TrainState&& state, const std::string& path,
                        const SaveOptions& options = {}) {
   return save(state, path, options);
 }
 
-/// Writes a state dict of whole tensors (FULL) as one checkpoint, under its own keys, as
-/// `torch.save(state_dict, path)` does. Of an empty one it writes nothing, so that with
-/// `rank0_only` every rank may call it. Not collective: other ranks are not told when it is there.
-/// Throws: Error(invalid_argument) naming a tensor of which there is a part only;
-/// Error(already_exists), Error(unsupported), Error(io).
+/// Saves a state dict of whole tensors (FULL) as a checkpoint with the same keys, like
+/// `torch.save(state_dict, path)`. Writes nothing for an empty one, so that with `rank0_only` every
+/// rank may call it. Not collective: the other ranks do not wait for the file. Throws:
+/// Error(invalid_argument) naming a tensor of which only a part is here; Error(already_exists),
+/// Error(unsupported), Error(io).
 void save(const StateDict& state_dict, const std::string& path,
           const formats::CreateOptions& options = {});
 
-/// Loads a checkpoint of any format, world size and strategy: reads what this rank holds, and no
-/// more. Everything is checked before anything is replaced; where reading itself fails (damage, a
-/// dead disk), tensors may be part old, part new, and all else is what it was.
-/// Collective. Throws on all ranks where any fails, errors of the same kind where one does:
-/// Error(mismatch) that lists all that is missing, unexpected or does not fit, with hints at the
-/// options that may be meant, or says that ranks have opened different checkpoints;
-/// Error(corruption), Error(not_found), Error(io).
+/// Loads a checkpoint of any format, world size and strategy. Each rank reads only what it holds.
+/// Checks everything before it replaces anything. If reading then fails (damage, disk failure),
+/// tensors may be partly old and partly new; all else is unchanged. Collective. Throws on all ranks
+/// if any fails, with the same kind of error: Error(mismatch) that lists everything that is
+/// missing, unexpected or does not fit, with hints at useful options, or says that ranks opened
+/// different checkpoints; Error(corruption), Error(not_found), Error(io).
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
 inline LoadSummary load(TrainState&& state, const std::string& path,
                         const LoadOptions& options = {}) {
   return load(state, path, options);
 }
 
-/// Loads the newest checkpoint in a directory that `latest_valid` found.
+/// Loads the newest valid checkpoint of a directory, which `latest_valid` found.
 LoadSummary load(TrainState& state, const formats::LatestValid& found,
                  const LoadOptions& options = {});
 
