@@ -24,6 +24,10 @@ std::string place_of(const ErrorWhere& where) {
   return line;
 }
 
+std::string in_parentheses(std::string_view text) {
+  return text.empty() ? std::string() : " (" + std::string(text) + ")";
+}
+
 }  // namespace
 
 std::string_view to_string(ErrorKind kind) {
@@ -48,11 +52,20 @@ std::string_view to_string(ErrorKind kind) {
   return "unknown";
 }
 
-Error::Error(ErrorKind kind, ErrorWhere where, std::string_view what)
-    : Error(kind, where, place_of(where), printable(what, kMaxWhatNbytes)) {}
+Error::Error(ErrorKind kind, ErrorWhere where, std::string_view what, Remedy remedy)
+    : Error(kind, where, place_of(where), printable(what, kMaxWhatNbytes), std::move(remedy)) {}
 
-Error Error::listing(ErrorKind kind, ErrorWhere where, std::string_view what,
-                     std::string_view list) {
+Error::Error(ErrorKind kind, ErrorWhere where, const std::string& place, const std::string& reason,
+             Remedy remedy)
+    : std::runtime_error(place + reason + in_parentheses(remedy_to_string(remedy))),
+      kind_(kind),
+      where_(std::move(where)),
+      remedy_(std::move(remedy)),
+      place_nbytes_(place.size()),
+      reason_nbytes_(reason.size()) {}
+
+Error Error::listing(ErrorKind kind, ErrorWhere where, std::string_view what, std::string_view list,
+                     Remedy remedy) {
   std::string reason = printable(what, kMaxWhatNbytes);
   while (!list.empty()) {
     const std::string_view line = list.substr(0, list.find('\n'));
@@ -61,18 +74,22 @@ Error Error::listing(ErrorKind kind, ErrorWhere where, std::string_view what,
     list.remove_prefix(std::min(line.size() + 1, list.size()));
   }
   std::string place = place_of(where);
-  return Error(kind, std::move(where), place, reason);
+  return Error(kind, std::move(where), place, reason, std::move(remedy));
 }
 
 std::string_view Error::reason() const noexcept {
-  const std::string_view line = what();
-  return line.substr(line.size() - reason_nbytes_);
+  return std::string_view(what()).substr(place_nbytes_, reason_nbytes_);
+}
+
+std::string Error::line_with(std::string_view spelled) const {
+  std::string line(what(), place_nbytes_ + reason_nbytes_);
+  return line + in_parentheses(spelled);
 }
 
 Error Error::at_tensor(std::string fqn) const {
   ErrorWhere where = where_;
   where.fqn = std::move(fqn);
-  return Error(kind_, std::move(where), reason());
+  return Error(kind_, std::move(where), reason(), remedy_);
 }
 
 Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
@@ -82,6 +99,13 @@ Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
   what.append(": expected ").append(expected).append(", found ").append(found);
   if (!likely_cause.empty()) what.append(" (").append(likely_cause).append(")");
   return Error(kind, std::move(where), what);
+}
+
+Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
+                      std::string_view expected, std::string_view found, Remedy remedy) {
+  const std::string what =
+      std::string(rule).append(": expected ").append(expected).append(", found ").append(found);
+  return Error(kind, std::move(where), what, std::move(remedy));
 }
 
 namespace {

@@ -27,10 +27,13 @@ std::string_view state_kind_name(StateKind kind) {
   return {};
 }
 
-std::string finding_to_string(const Finding& finding) {
+Error finding_to_error(const Finding& finding) {
   return Error::expected(ErrorKind::mismatch, finding.where, finding.rule, finding.expected,
-                         finding.found)
-      .what();
+                         finding.found, finding.remedy);
+}
+
+std::string finding_to_string(const Finding& finding) {
+  return finding_to_error(finding).what();
 }
 
 namespace {

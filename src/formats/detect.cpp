@@ -115,17 +115,16 @@ Format detect_format(const FileSystem& fs, const std::string& path) {
   return *kind == FileKind::directory ? format_of_directory(fs, path) : format_of_file(fs, path);
 }
 
-void require_no_work_in_progress(const FileSystem& fs, const std::string& path,
-                                 OptionSpelling spelling) {
+void require_no_work_in_progress(const FileSystem& fs, const std::string& path) {
   if (!StagedDestination::is_work_in_progress(fs, path)) return;
-  throw Error::expected(ErrorKind::corruption, {.path = path}, "checkpoint", "one that is finished",
-                        "what `ckpt-reshard` has not ended, with a journal beside it",
-                        kept_work_hint(spelling));
+  throw Error(ErrorKind::corruption, {.path = path},
+              "unfinished checkpoint: a `ckpt-reshard` run was interrupted here",
+              {Remedy::Action::resume_or_discard});
 }
 
 std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const std::string& path,
                                                   const OpenOptions& options) {
-  require_no_work_in_progress(fs, path, options.spelling);
+  require_no_work_in_progress(fs, path);
   std::unique_ptr<CheckpointReader> reader = driver_of(detect_format(fs, path)).open(fs, path);
   if (options.flat_layout_path.empty()) return reader;
   return apply_flat_layout(std::move(reader), read_flat_layout(fs, options.flat_layout_path));

@@ -31,9 +31,8 @@ KeyPath prefixed(const std::string& prefix, const std::string& name, const KeyPa
 
 class MergedReader final : public CheckpointReader {
  public:
-  MergedReader(std::vector<MergeSource> sources, MergePreference preference,
-               OptionSpelling spelling)
-      : sources_(std::move(sources)), preference_(preference), spelling_(spelling) {
+  MergedReader(std::vector<MergeSource> sources, MergePreference preference)
+      : sources_(std::move(sources)), preference_(preference) {
     TESSERA_CHECK(!sources_.empty());
     for (const MergeSource& source : sources_) {
       path_ += (path_.empty() ? "" : " + ") + source.reader->path();
@@ -162,11 +161,7 @@ class MergedReader final : public CheckpointReader {
         for (std::size_t i = begin; i < end; ++i) {
           found += (found.empty() ? "" : ", ") + printable(reader_of(all[i].origin).path());
         }
-        collide(all[begin].name,
-                spelling_ == OptionSpelling::python
-                    ? "one source with that name (prefer, or {PREFIX: SRC})"
-                    : "one source with that name (--prefer, or PREFIX=SRC)",
-                std::move(found));
+        collide(all[begin].name, "one source with that name", std::move(found));
       }
       const std::size_t chosen = preference_ == MergePreference::last ? end - 1 : begin;
       if (all[chosen].part == Part::tensor) {
@@ -182,7 +177,8 @@ class MergedReader final : public CheckpointReader {
                            .rule = "merge",
                            .where = {.fqn = std::move(name)},
                            .expected = std::move(expected),
-                           .found = std::move(found)});
+                           .found = std::move(found),
+                           .remedy = {Remedy::Action::choose_source}});
   }
 
   /// `chosen_` is in order of name, so the lists are too.
@@ -284,7 +280,6 @@ class MergedReader final : public CheckpointReader {
 
   std::vector<MergeSource> sources_;
   MergePreference preference_;
-  OptionSpelling spelling_;
   std::string path_;
   CheckpointContents contents_;
   std::vector<Origin> tensors_;  // parallel to contents_.tensors
@@ -296,22 +291,21 @@ class MergedReader final : public CheckpointReader {
 
 }  // namespace
 
-MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference,
-                                   OptionSpelling spelling) {
-  auto reader = std::make_unique<MergedReader>(std::move(sources), preference, spelling);
+MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference) {
+  auto reader = std::make_unique<MergedReader>(std::move(sources), preference);
   std::vector<Finding> collisions = reader->take_collisions();
   return {std::move(reader), std::move(collisions)};
 }
 
 MergedCheckpoint open_merged(const FileSystem& fs, const std::vector<MergePath>& paths,
-                             MergePreference preference, OptionSpelling spelling) {
+                             MergePreference preference) {
   std::vector<MergeSource> sources;
   for (const MergePath& path : paths) {
-    MergeSource source{open_checkpoint(fs, path.path, {.spelling = spelling}), path.prefix};
+    MergeSource source{open_checkpoint(fs, path.path), path.prefix};
     if (source.prefix.ends_with('.')) source.prefix.pop_back();
     sources.push_back(std::move(source));
   }
-  return merge_checkpoints(std::move(sources), preference, spelling);
+  return merge_checkpoints(std::move(sources), preference);
 }
 
 }  // namespace tessera::formats

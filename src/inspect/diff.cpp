@@ -34,7 +34,7 @@ void add_entry(Entries& entries, const std::string& name, Entry entry, const Dif
   if (!options.names.selects(new_name)) return;
   const auto [known, is_new] = entries.emplace(std::move(new_name), entry);
   if (is_new) return;
-  throw Error::expected(ErrorKind::invalid_argument, {.fqn = known->first}, "--rename",
+  throw Error::expected(ErrorKind::invalid_argument, {.fqn = known->first}, "rename",
                         "one entry of that name in A", "two");
 }
 
@@ -67,7 +67,7 @@ void check_renames(const formats::CheckpointContents& contents,
         std::ranges::any_of(contents.values, fits, &formats::ValueEntry::name)) {
       continue;
     }
-    throw Error::expected(ErrorKind::invalid_argument, {}, "--rename", "a prefix of a name in A",
+    throw Error::expected(ErrorKind::invalid_argument, {}, "rename", "a prefix of a name in A",
                           "'" + printable(rename.from) + "'");
   }
 }

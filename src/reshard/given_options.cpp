@@ -35,7 +35,7 @@ std::string_view preference_name(formats::MergePreference preference) {
 class Explanation {
  public:
   void add(std::string_view option, std::string_view text) {
-    add_argument("--" + std::string(option), text);
+    add_argument(std::string(option), text);
   }
   void add_argument(const std::string& name, std::string_view text) {
     identity_[formats::kPlanExplanation + name] = text.empty() ? "none" : text;

@@ -20,17 +20,14 @@ formats::ProgressSink counting(std::atomic<std::uint64_t>& count, formats::Progr
   };
 }
 
-/// Says what is kept, and what can be done with it.
+/// Says what is kept.
 std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
-                      const std::string& destination, std::uint64_t done_nbytes,
-                      OptionSpelling spelling) {
+                      const std::string& destination, std::uint64_t done_nbytes) {
   const std::uint64_t percent =
       plan.nbytes_to_write == 0 ? 0 : done_nbytes * 100 / plan.nbytes_to_write;
   // What an earlier run has finished may go beyond where this one has come to.
   return "kept: " + printable(formats::StagedDestination::staging_path_of(destination)) + ", " +
-         (writer.goes_on() ? "at least " : "") + std::to_string(percent) + "% done; go on with " +
-         spelled_flag("resume", spelling) + ", or start from the beginning with " +
-         spelled_flag("discard", spelling);
+         (writer.goes_on() ? "at least " : "") + std::to_string(percent) + "% done";
 }
 
 /// Names what somebody has put into the directory of work that is about to be removed.
@@ -49,13 +46,12 @@ std::optional<std::string> stays_line(const FileSystem& fs, const std::string& d
 
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
                              formats::CheckpointWriter& writer, const FileSystem& fs,
-                             const std::string& destination, ExecuteOptions options,
-                             OptionSpelling spelling) {
+                             const std::string& destination, ExecuteOptions options) {
   std::atomic<std::uint64_t> done_nbytes = 0;
   std::atomic<std::uint64_t> resumed_nbytes = 0;
   options.progress = counting(done_nbytes, std::move(options.progress));
   options.resumed = counting(resumed_nbytes, std::move(options.resumed));
-  const auto kept = [&] { return kept_line(plan, writer, destination, done_nbytes, spelling); };
+  const auto kept = [&] { return kept_line(plan, writer, destination, done_nbytes); };
   try {
     finish_move(plan, reader, writer, options);
   } catch (const Error& error) {
@@ -63,15 +59,14 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
     if ((!is_passing && !writer.goes_on()) || !writer.keep_work()) {
       const auto stays = stays_line(fs, destination);
       if (!stays) throw;
-      throw Error::listing(error.kind(), error.where(), error.reason(), *stays);
+      throw Error::listing(error.kind(), error.where(), error.reason(), *stays, error.remedy());
     }
-    throw Error::listing(error.kind(), error.where(), error.reason(), kept());
+    throw Error::listing(error.kind(), error.where(), error.reason(), kept(),
+                         {Remedy::Action::resume_or_discard});
   } catch (const std::bad_alloc&) {
     if (!writer.keep_work()) throw;
-    throw Error::listing(ErrorKind::io, {},
-                         "out of memory (try a smaller " + spelled_option("memory", "", spelling) +
-                             " or " + spelled_option("threads", "", spelling) + ")",
-                         kept());
+    throw Error::listing(ErrorKind::io, {}, "out of memory: try smaller buffers or fewer threads",
+                         kept(), {Remedy::Action::resume_or_discard});
   }
   return resumed_nbytes;
 }

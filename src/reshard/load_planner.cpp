@@ -229,7 +229,7 @@ class LoadPlanner {
     }
     if (is_merged) {
       copy.merged_widths = widths;
-      return may_merge(wanted.meta.fqn, widths.size(), options_.lossy, "lossy", report_);
+      return may_merge(wanted.meta.fqn, widths.size(), options_.lossy, report_);
     }
     const TensorEntry* wanted_table = wanted_.find_tensor(wanted.parameter);
     if (wanted_table == nullptr || is_cut_by_columns(*wanted_table, widths)) return true;

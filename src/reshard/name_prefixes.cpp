@@ -46,10 +46,9 @@ void NamePrefixes::check_used(const formats::CheckpointContents& contents,
     }
     const std::string whole = prefix.substr(0, prefix.size() - 1);
     if (has_name(contents, [&](std::string_view name) { return name == whole; })) {
-      throw Error::expected(
-          ErrorKind::invalid_argument, {}, option, "what names lie under",
-          "'" + printable(whole) + "', a whole name",
-          std::string(option.starts_with("--") ? "--only" : "only") + " takes names as they are");
+      throw Error::expected(ErrorKind::invalid_argument, {}, option, "what names lie under",
+                            "'" + printable(whole) + "', a whole name",
+                            "patterns of names take names as they are");
     }
     throw Error::expected(ErrorKind::invalid_argument, {}, option, "what a name begins with",
                           "'" + printable(prefix) + "'");

@@ -12,14 +12,17 @@ class PlanReport {
  public:
   PlanReport(Plan& plan, const std::string& source_path) : plan_(plan), source_path_(source_path) {}
 
-  void problem(std::string rule, std::string fqn, std::string expected, std::string found) {
+  void problem(std::string rule, std::string fqn, std::string expected, std::string found,
+               Remedy remedy = {}) {
     plan_.problems.push_back(finding(formats::Finding::Severity::error, std::move(rule),
                                      std::move(fqn), std::move(expected), std::move(found)));
+    plan_.problems.back().remedy = std::move(remedy);
   }
   /// Reports a problem at a place of its own.
-  void problem_at(ErrorWhere where, std::string rule, std::string expected, std::string found) {
+  void problem_at(ErrorWhere where, std::string rule, std::string expected, std::string found,
+                  Remedy remedy = {}) {
     plan_.problems.push_back({formats::Finding::Severity::error, std::move(rule), std::move(where),
-                              std::move(expected), std::move(found)});
+                              std::move(expected), std::move(found), std::move(remedy)});
   }
   void note(std::string rule, std::string fqn, std::string expected, std::string found) {
     plan_.notes.push_back(finding(formats::Finding::Severity::note, std::move(rule), std::move(fqn),

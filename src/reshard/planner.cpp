@@ -104,12 +104,9 @@ class Planner {
   };
 
   [[noreturn]] static void refuse(std::string_view rule, std::string_view expected,
-                                  std::string_view found) {
-    throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected, found);
-  }
-
-  std::string option(std::string_view name, std::string_view argument = {}) const {
-    return spelled_option(name, argument, options_.spelling);
+                                  std::string_view found, Remedy remedy = {}) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected, found,
+                          std::move(remedy));
   }
 
   void choose_layout_rule() {
@@ -118,7 +115,7 @@ class Planner {
         options_.world_size != 0 || !options_.strategy.empty() || options_.table_plan;
     if (traits_.pieces == FormatTraits::Pieces::whole_tensors) {
       if (has_rule) {
-        refuse(option("to", format_name(options_.format)),
+        refuse("format " + std::string(options_.format.name()),
                "no world size, strategy or table plan, as it holds whole tensors", "one of them");
       }
       strategy_ = parse_strategy("replicated", 1);
@@ -202,7 +199,7 @@ class Planner {
     report_missing_files(source_, options_.missing, report_);
     check_patterns();
     if (left_out_ && selected_.empty() && !source_.tensors.empty()) {
-      report_.note("--drop-optimizer", "", "tensors that are no optimizer's", "none");
+      report_.note("optimizer left out", "", "tensors that are no optimizer's", "none");
     }
   }
 
@@ -213,19 +210,18 @@ class Planner {
     for (const Alias& alias : source_.aliases) names.push_back(alias.fqn);
     for (const formats::ValueEntry& value : source_.values) names.push_back(value.name);
     for (const std::string& pattern : options_.only.unused(names)) {
-      refuse(option("only"), "a pattern that matches a name", "'" + printable(pattern) + "'");
+      refuse("names to move", "a pattern that matches a name", "'" + printable(pattern) + "'");
     }
     const auto is_asked_for = [&](std::string_view name) { return options_.only.selects(name); };
     if (!options_.only.selects_everything() && std::ranges::none_of(names, is_asked_for)) {
-      refuse(option("only"), "patterns that together leave a name", "none left");
+      refuse("names to move", "patterns that together leave a name", "none left");
     }
     for (const Rename& rename : options_.renames) {
       const auto fits = [&](std::string_view name) {
         return name.starts_with(rename.from) && is_selected(name);
       };
       if (std::ranges::any_of(names, fits)) continue;
-      refuse(option("rename"), "a prefix of a name that is moved",
-             "'" + printable(rename.from) + "'");
+      refuse("rename", "a prefix of a name that is moved", "'" + printable(rename.from) + "'");
     }
   }
 
@@ -251,8 +247,8 @@ class Planner {
     units_ = options_.units.empty() ? source_.units : options_.units;
     const bool is_flat = strategy_ && strategy_->sharding == Strategy::Sharding::flat;
     if (is_flat && units_.empty()) {
-      refuse("strategy " + strategy_to_string(*strategy_),
-             "flat units (" + option("units", "FILE") + ")", "a source that records none");
+      refuse("strategy " + strategy_to_string(*strategy_), "flat units",
+             "a source that records none", {Remedy::Action::give_units});
     }
     std::erase_if(units_, [&](FlatUnit& unit) { return !fits_source(unit); });
     unit_index_.emplace(units_);
@@ -302,9 +298,8 @@ class Planner {
     const TensorEntry& tensor = source_.tensors[selected.source_tensor];
     const StateRole& role = roles_[selected.source_tensor];
     if (is_bare_flat_vector(tensor.meta.fqn)) {
-      report_.problem("flat vector", selected.source_name,
-                      "a layout that names its parameters (" + option("flat-layout", "FILE") + ")",
-                      "a bare flat vector of FSDP1");
+      report_.problem("flat vector", selected.source_name, "a layout that names its parameters",
+                      "a bare flat vector of FSDP1", {Remedy::Action::give_flat_layout});
       return;
     }
     if (!has_sound_pieces(tensor, options_.missing, report_) ||
@@ -422,8 +417,7 @@ class Planner {
     // The block order is that of the columns, so equal widths mean the same shards.
     if (from == to) return true;
     if (from.size() > 1) {
-      if (!may_merge(tensor.meta.fqn, from.size(), options_.lossy, option("allow-lossy"),
-                     report_)) {
+      if (!may_merge(tensor.meta.fqn, from.size(), options_.lossy, report_)) {
         return false;
       }
       copy.merged_widths = from;
@@ -548,10 +542,9 @@ class Planner {
     if (refused == gaps_.refused_values.end()) return true;
     ErrorWhere where = refused->second.where();
     where.fqn = name;
-    report_.problem_at(
-        where, "value",
-        "a value of plain types (" + option("only", "'!" + glob_of(name) + "'") + " leaves it out)",
-        std::string(refused->second.reason()));
+    report_.problem_at(where, "value", "a value of plain types",
+                       std::string(refused->second.reason()),
+                       {Remedy::Action::leave_out, glob_of(name)});
     return false;
   }
 
@@ -643,10 +636,9 @@ class Planner {
       const auto table = planned_table(source_.tensors[selected.source_tensor]);
       if (!table || meta.shape.size() != 2 || options_.table_plan->tables.contains(*table))
         continue;
-      report_.problem(
-          "table plan", meta.fqn,
-          "a rule for table " + *table + ", or " + option("strategy") + " for tables without one",
-          "neither");
+      report_.problem("table plan", meta.fqn,
+                      "a rule for table " + *table + ", or a strategy for tables without one",
+                      "neither", {Remedy::Action::give_strategy});
     }
   }
 

@@ -118,16 +118,14 @@ bool has_rows_per_column_shard(const TensorEntry& tensor, const TensorEntry& tab
 }
 
 bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
-               std::string_view option, PlanReport& report) {
+               PlanReport& report) {
   if (lossy == Relaxation::allow) {
     report.note("merged", fqn, "one row-wise accumulator",
                 std::to_string(num_shards) + ", merged by a weighted mean");
     return true;
   }
-  report.problem(kColumnShardRule, fqn,
-                 "the same column shards at the destination (" + std::string(option) +
-                     " merges them by a weighted mean)",
-                 "other column shards");
+  report.problem(kColumnShardRule, fqn, "the same column shards at the destination",
+                 "other column shards", {Remedy::Action::allow_lossy});
   return false;
 }
 

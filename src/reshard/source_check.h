@@ -46,8 +46,7 @@ bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
                                std::span<const std::int64_t> widths, PlanReport& report);
 
 /// Says whether state of `num_shards` column shards may be merged into one, which loses something.
-/// `option` names what allows it.
 bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
-               std::string_view option, PlanReport& report);
+               PlanReport& report);
 
 }  // namespace tessera::reshard

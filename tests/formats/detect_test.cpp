@@ -80,7 +80,7 @@ TEST(DetectTest, PointsAtTheCheckpointWithin) {
 TEST(DetectTest, IncompleteCheckpointsAreToldFromOthers) {
   const TemporaryDirectory directory;
   write(directory / "rank-00000.h5", "x");
-  EXPECT_THAT(refusal(directory.path()), HasSubstr("rebuild-index"));
+  EXPECT_THAT(refusal(directory.path()), HasSubstr("rebuild_native_index"));
   std::filesystem::remove(directory / "rank-00000.h5");
   write(directory / "__0_0.distcp", "x");
   EXPECT_THAT(refusal(directory.path()),

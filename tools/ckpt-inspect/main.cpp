@@ -8,6 +8,7 @@
 #include "ckpt-inspect/stats_command.h"
 #include "ckpt-inspect/tree_command.h"
 #include "ckpt-inspect/verify_command.h"
+#include "cli/format_rows.h"
 
 int main(int argc, char** argv) {
   using namespace tessera::cli;
@@ -34,6 +35,7 @@ int main(int argc, char** argv) {
     add_hash_command(line, hash, terminal);
     add_verify_command(line, verify, terminal);
     add_report_command(line, report, terminal);
+    line.add_section("Formats", format_rows());
     line.set_default_command("tree");
     return line.run(argc, argv);
   });

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ckpt-inspect/standard_input.h"
+#include "cli/remedies.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/glob.h"
 #include "tessera/base/json.h"
@@ -62,13 +63,13 @@ const formats::CheckpointReader* open_source(const SourceOptions& options) {
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal) {
   const auto* const reader = open_source(options);
   for (const std::string& file : reader->contents().missing_files) {
-    terminal.print_error("note: " + formats::finding_to_string(
-                                        {.severity = formats::Finding::Severity::note,
-                                         .rule = "structure",
-                                         .where = {.path = file},
-                                         .expected = "the file that " + printable(reader->path()) +
-                                                     " says it has, with all that is no tensor",
-                                         .found = "none"}));
+    terminal.print_error("note: " +
+                         finding_line({.severity = formats::Finding::Severity::note,
+                                       .rule = "structure",
+                                       .where = {.path = file},
+                                       .expected = "the file that " + printable(reader->path()) +
+                                                   " says it has, with all that is no tensor",
+                                       .found = "none"}));
   }
   return reader;
 }

@@ -1,6 +1,7 @@
 #include "ckpt-inspect/verify_command.h"
 
 #include "cli/json_output.h"
+#include "cli/remedies.h"
 #include "tessera/base/size_text.h"
 #include "tessera/inspect/verify.h"
 
@@ -74,7 +75,7 @@ ExitCode run_verify(const VerifyCommandOptions& options, Terminal& terminal) {
     const bool is_error = finding.severity == Finding::Severity::error;
     terminal.print(
         terminal.styled(is_error ? Style::bad : Style::notice, is_error ? "error: " : "note: ") +
-        formats::finding_to_string(finding) + "\n");
+        finding_line(finding) + "\n");
   }
   const std::int64_t num_errors = count_of(report, Finding::Severity::error);
   const std::int64_t num_notes = count_of(report, Finding::Severity::note);

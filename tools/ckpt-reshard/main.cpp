@@ -4,6 +4,7 @@
 #include "ckpt-reshard/split_command.h"
 #include "cli/command_line.h"
 #include "cli/exit_code.h"
+#include "cli/format_rows.h"
 #include "cli/terminal.h"
 
 int main(int argc, char** argv) {
@@ -21,6 +22,7 @@ int main(int argc, char** argv) {
     add_merge_command(line, merge, terminal);
     add_split_command(line, split, terminal);
     add_rebuild_index_command(line, rebuild_index, terminal);
+    line.add_section("Formats", format_rows());
     return line.run(argc, argv);
   });
 }

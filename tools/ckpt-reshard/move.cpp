@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cli/json_output.h"
+#include "cli/remedies.h"
 #include "cli/stop_signals.h"
 #include "cli/table.h"
 #include "formats/staging/staged_destination.h"
@@ -201,6 +202,7 @@ void print_json(const MoveOptions& options, const Plan& plan, const CheckpointRe
       json.begin_object();
       json.member("rule", finding.rule).member("name", finding.where.fqn);
       json.member("expected", finding.expected).member("found", finding.found);
+      if (finding.remedy) json.member("remedy", command_line_remedy(finding.remedy));
       json.end_object();
     }
     json.end_array();
@@ -250,7 +252,7 @@ void print_findings(const std::string& prefix, const std::vector<Finding>& findi
                     Terminal& terminal) {
   const std::size_t num_shown = std::min(findings.size(), kMaxFindingsShown);
   for (std::size_t i = 0; i < num_shown; ++i) {
-    terminal.print_error(prefix + formats::finding_to_string(findings[i]));
+    terminal.print_error(prefix + finding_line(findings[i]));
   }
   if (num_shown == findings.size()) return;
   terminal.print_error(prefix + "and " + std::to_string(findings.size() - num_shown) +

@@ -402,19 +402,27 @@ std::string CommandLine::help(const Command& command) const {
   return text + exit_codes.text();
 }
 
+std::string CommandLine::sections(std::size_t width) const {
+  std::string text;
+  for (const ExtraSection& extra : sections_) {
+    Section section(extra.title, width);
+    for (const auto& [name, meaning] : extra.rows) section.add(name, meaning);
+    text += section.text();
+  }
+  return text;
+}
+
 std::string CommandLine::help() const {
+  const std::size_t width =
+      std::min(static_cast<std::size_t>(std::max(terminal_.width(), 40)), kMaxHelpWidth);
   if (const Command* tool = find("")) {
     std::string text = help(*tool);
-    Section others(
-        "Other commands",
-        std::min<std::size_t>(static_cast<std::size_t>(terminal_.width()), kMaxHelpWidth));
+    Section others("Other commands", width);
     for (const auto& command : commands_) {
       if (!command->name().empty()) others.add(usage(*command), command->summary());
     }
-    return text + others.text();
+    return text + sections(width) + others.text();
   }
-  const std::size_t width =
-      std::min(static_cast<std::size_t>(std::max(terminal_.width(), 40)), kMaxHelpWidth);
   std::string text = "usage: " + tool_ + " COMMAND ARGUMENTS... [OPTIONS]\n";
   if (const Command* command = find(default_command_)) {
     std::string short_usage = tool_;
@@ -436,7 +444,7 @@ std::string CommandLine::help() const {
   for (const auto& [code, meaning] : exit_code_meanings()) {
     exit_codes.add(std::to_string(static_cast<int>(code)), std::string(meaning));
   }
-  return text + commands.text() + options.text() + exit_codes.text();
+  return text + commands.text() + options.text() + sections(width) + exit_codes.text();
 }
 
 std::string CommandLine::man_page() const {
@@ -456,6 +464,12 @@ std::string CommandLine::man_page() const {
     for (const auto& example : command->examples()) {
       text += ".PP\n" + roff(example.what) + "\n.PP\n.RS\n.nf\n" +
               roff(tool_ + " " + example.line) + "\n.fi\n.RE\n";
+    }
+  }
+  for (const ExtraSection& extra : sections_) {
+    text += ".SH " + roff(extra.title) + "\n";
+    for (const auto& [name, meaning] : extra.rows) {
+      text += ".TP\n.B " + roff(name) + "\n" + roff(meaning) + "\n";
     }
   }
   text += ".SH EXIT STATUS\n";

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cli/exit_code.h"
@@ -100,6 +101,10 @@ class CommandLine {
 
   /// Adds a command; one with an empty name is the tool without a verb. The reference stays valid.
   Command& add_command(std::string name, std::string summary, std::function<ExitCode()> run);
+  /// Adds a section of names and what they mean to the tool's help and manual page.
+  void add_section(std::string title, std::vector<std::pair<std::string, std::string>> rows) {
+    sections_.push_back({std::move(title), std::move(rows)});
+  }
   /// Names the command that a command line without a verb stands for.
   void set_default_command(std::string name) { default_command_ = std::move(name); }
   /// Parses and runs. Throws: UsageError, and what the command throws.
@@ -114,10 +119,17 @@ class CommandLine {
   std::string help() const;
   std::string help(const Command& command) const;
   std::string man_page() const;
+  std::string sections(std::size_t width) const;
+
+  struct ExtraSection {
+    std::string title;
+    std::vector<std::pair<std::string, std::string>> rows;
+  };
 
   std::string tool_;
   std::string summary_;
   Terminal& terminal_;
+  std::vector<ExtraSection> sections_;
   std::string default_command_;
   std::vector<std::unique_ptr<Command>> commands_;
   bool has_common_options_ = false;

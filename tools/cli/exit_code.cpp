@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cli/command_line.h"
+#include "cli/remedies.h"
 #include "cli/terminal.h"
 
 namespace tessera::cli {
@@ -25,10 +26,10 @@ ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
     say("try '" + error.help_command() + "'");
     return ExitCode::usage;
   } catch (const Error& error) {
-    say(error.what());
+    say(error.line_with(command_line_remedy(error.remedy())));
     return exit_code_of(error.kind());
   } catch (const std::bad_alloc&) {
-    say("out of memory (try a smaller --memory or --threads)");
+    say("out of memory (" + command_line_remedy({Remedy::Action::use_less_memory}) + ")");
     return ExitCode::io;
   } catch (const std::exception& error) {
     say("internal error: " + printable(error.what(), 1000) + " (please report this)");

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "tessera/base/byte_range.h"
+#include "tessera/base/remedy.h"
 
 namespace tessera {
 
@@ -40,34 +41,40 @@ struct ErrorWhere {
 /// control characters that came from a file are escaped, and over-long names are shortened.
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, ErrorWhere where, std::string_view what);
+  Error(ErrorKind kind, ErrorWhere where, std::string_view what, Remedy remedy = {});
 
   /// Returns an error whose text is `<rule>: expected <expected>, found <found> (<likely_cause>)`.
   static Error expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
                         std::string_view expected, std::string_view found,
                         std::string_view likely_cause = {});
+  static Error expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
+                        std::string_view expected, std::string_view found, Remedy remedy);
 
   /// Returns an error whose first line is `what`, with the lines of `list`, indented, below it.
   static Error listing(ErrorKind kind, ErrorWhere where, std::string_view what,
-                       std::string_view list);
+                       std::string_view list, Remedy remedy = {});
 
   ErrorKind kind() const noexcept { return kind_; }
   const ErrorWhere& where() const noexcept { return where_; }
-  /// Returns the text without the place: `<what>`.
+  /// Returns the text without the place and the remedy: `<what>`.
   std::string_view reason() const noexcept;
+  /// What the caller can do about it. `what()` ends with it, in the words of C++.
+  const Remedy& remedy() const noexcept { return remedy_; }
+  /// Returns the line for people who know the remedy by other words: a program spells it for its
+  /// own users. `spelled` is left out if it is empty.
+  std::string line_with(std::string_view spelled) const;
   /// Returns the same failure at `fqn`: for a caller that knows which tensor the bytes belong to.
   Error at_tensor(std::string fqn) const;
 
  private:
-  Error(ErrorKind kind, ErrorWhere where, const std::string& place, const std::string& reason)
-      : std::runtime_error(place + reason),
-        kind_(kind),
-        where_(std::move(where)),
-        reason_nbytes_(reason.size()) {}
+  Error(ErrorKind kind, ErrorWhere where, const std::string& place, const std::string& reason,
+        Remedy remedy);
 
   ErrorKind kind_;
   ErrorWhere where_;
-  std::size_t reason_nbytes_;  // at the end of the text
+  Remedy remedy_;
+  std::size_t place_nbytes_;  // the text: the place, the reason, and the remedy
+  std::size_t reason_nbytes_;
 };
 
 /// Thrown by TESSERA_CHECK: a broken promise of our own code, never of input.

@@ -134,9 +134,12 @@ struct Finding {
   ErrorWhere where;
   std::string expected;
   std::string found;
+  Remedy remedy{};  // what the caller can do about it
 };
 
-/// Returns a finding in one line, as an error's: `<where>: <rule>: expected <x>, found <y>`.
+/// Returns a finding as an error: `<where>: <rule>: expected <x>, found <y> (<remedy>)`.
+Error finding_to_error(const Finding& finding);
+/// Returns its line, with the remedy in the words of C++.
 std::string finding_to_string(const Finding& finding);
 
 /// Takes one finding after the other.

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "tessera/base/file_system.h"
-#include "tessera/base/option_spelling.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/journal.h"
@@ -23,7 +22,6 @@ struct CreateOptions {
   NativeWriteOptions native{};              // for native alone
   SafetensorsWriteOptions safetensors{};    // for safetensors alone
   std::optional<JournalOptions> journal{};  // none: what is not committed is lost
-  OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 
 /// Starts a checkpoint of any format. `values` is parallel to `contents.values`; `fs` must outlive

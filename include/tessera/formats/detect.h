@@ -4,7 +4,6 @@
 #include <string>
 
 #include "tessera/base/file_system.h"
-#include "tessera/base/option_spelling.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats {
@@ -24,13 +23,11 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
 /// What helps to open a checkpoint.
 struct OpenOptions {
   std::string flat_layout_path{};  // of what bare flat vectors are made; empty: not given
-  OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 
 /// Refuses work in progress: it may look like a damaged checkpoint, or worse, like a sound one.
 /// Throws: Error(corruption) where a journal lies beside what `path` leads to.
-void require_no_work_in_progress(const FileSystem& fs, const std::string& path,
-                                 OptionSpelling spelling = OptionSpelling::command_line);
+void require_no_work_in_progress(const FileSystem& fs, const std::string& path);
 
 /// Opens a checkpoint of any format. `fs` must outlive the reader.
 /// Throws: what detect_format and the format's own `open_…` throw; Error(corruption) on work in

@@ -3,8 +3,6 @@
 #include <map>
 #include <string>
 
-#include "tessera/base/option_spelling.h"
-
 namespace tessera::formats {
 
 /// Describes work, as names and texts, so that only the same work is gone on with: whatever changes
@@ -27,9 +25,8 @@ enum class KeptWork {
 /// so that a later writer need not be handed them again. Work in which no block is finished is not
 /// kept. The file: docs/formats/journal.md.
 struct JournalOptions {
-  WorkIdentity identity{};                                 // what makes two runs the same work
-  KeptWork kept_work = KeptWork::refuse;                   // of an earlier run
-  OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
+  WorkIdentity identity{};                // what makes two runs the same work
+  KeptWork kept_work = KeptWork::refuse;  // of an earlier run
 };
 
 }  // namespace tessera::formats

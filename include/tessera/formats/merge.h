@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "tessera/base/file_system.h"
-#include "tessera/base/option_spelling.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats {
@@ -36,8 +35,7 @@ struct MergedCheckpoint {
 /// (model and optimizer saved apart), to the first source's that has one of that name. An alias
 /// whose tensor is taken from elsewhere becomes a tensor itself, so that every name keeps its
 /// bytes. The format is that of the first source. Requires: at least one source.
-MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference,
-                                   OptionSpelling spelling = OptionSpelling::command_line);
+MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference);
 
 /// A checkpoint to be opened as one of several.
 struct MergePath {
@@ -48,7 +46,6 @@ struct MergePath {
 /// Opens checkpoints of any format and returns them as one. `fs` must outlive the reader. Requires:
 /// at least one path. Throws: as open_checkpoint.
 MergedCheckpoint open_merged(const FileSystem& fs, const std::vector<MergePath>& paths,
-                             MergePreference preference,
-                             OptionSpelling spelling = OptionSpelling::command_line);
+                             MergePreference preference);
 
 }  // namespace tessera::formats

@@ -9,7 +9,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/glob.h"
-#include "tessera/base/option_spelling.h"
 #include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/strategy.h"
@@ -40,7 +39,6 @@ struct PlanOptions {
   std::optional<DType> cast{};              // for floating tensors but scalars of an optimizer
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or not there
   Relaxation lossy = Relaxation::refuse;    // merge state that is kept per column shard
-  OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
 };
 
 /// What a source has by its contents, and cannot give.

@@ -21,7 +21,7 @@ class NativeDriver final : public FormatDriver {
   Format format() const override { return Format::native; }
 
   FormatDescription description() const override {
-    return {.title = "Tessera's own format", .in_directory = "index.h5", .as_file = ""};
+    return {.title = "Tessera's own", .in_directory = "index.h5", .as_file = ""};
   }
 
   FormatTraits traits() const override {
@@ -34,8 +34,8 @@ class NativeDriver final : public FormatDriver {
       if (!name.starts_with("rank-") || !name.ends_with(".h5")) continue;
       return {Match::remains,
               Error(ErrorKind::corruption, {.path = directory.path},
-                    "index.h5: expected the index of a native checkpoint, found rank files alone "
-                    "(`ckpt-reshard rebuild-index` writes it anew)")};
+                    "index.h5: expected the index of a native checkpoint, found rank files alone",
+                    {Remedy::Action::rebuild_index})};
     }
     return {};
   }

@@ -49,9 +49,11 @@ void require_short_name(const std::string& destination, const std::string& longe
       std::to_string(name_nbytes));
 }
 
-[[noreturn]] void refuse_kept(const std::string& path, const std::string& ways_out) {
+[[noreturn]] void refuse_kept(const std::string& path, const std::string& detail,
+                              Remedy::Action action) {
   throw Error(ErrorKind::already_exists, {.path = path},
-              "staging: what an earlier run of ckpt-reshard has finished is kept here" + ways_out);
+              "staging: the work of an interrupted ckpt-reshard run is kept here" + detail,
+              {action});
 }
 
 /// Refuses to remove a directory that holds more than what writers have made in it.
@@ -155,14 +157,12 @@ std::string StagedDestination::journal_path_of(const std::string& staging_path) 
 }
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                                     OverwritePolicy overwrite, OptionSpelling spelling,
-                                     NothingStaged)
+                                     OverwritePolicy overwrite, NothingStaged)
     : fs_(fs),
       destination_(without_trailing_slashes(std::move(destination))),
       staging_path_(staging_path_of(destination_)),
       kind_(kind),
-      overwrite_(overwrite),
-      spelling_(spelling) {
+      overwrite_(overwrite) {
   const std::string name = last_component(destination_);
   if (name.empty() || name == "." || name == "..") {
     throw Error::expected(ErrorKind::invalid_argument, {.path = destination_}, "destination",
@@ -186,17 +186,14 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
 }
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                                     OverwritePolicy overwrite, const Judge& judge,
-                                     OptionSpelling spelling)
-    : StagedDestination(fs, std::move(destination), kind, overwrite, spelling, NothingStaged()) {
+                                     OverwritePolicy overwrite, const Judge& judge)
+    : StagedDestination(fs, std::move(destination), kind, overwrite, NothingStaged()) {
   stage(judge);
 }
 
 void StagedDestination::check(FileSystem& fs, std::string destination, DestinationKind kind,
-                              OverwritePolicy overwrite, const Judge& judge,
-                              OptionSpelling spelling) {
-  StagedDestination looked_at(fs, std::move(destination), kind, overwrite, spelling,
-                              NothingStaged());
+                              OverwritePolicy overwrite, const Judge& judge) {
+  StagedDestination looked_at(fs, std::move(destination), kind, overwrite, NothingStaged());
   looked_at.has_journal();  // or throws
   if (!is_staging_object(looked_at.staging_path_)) return;
   looked_at.lock_fd_ = lock_object(looked_at.staging_path_, false).release();
@@ -257,9 +254,10 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
                 kind_ == DestinationKind::member_file ? found : found + " without a journal");
   }
   if (verdict == LeftOver::kept || (verdict == LeftOver::go_on && is_other_kind)) {
-    refuse_kept(staging_path_, is_other_kind ? ", for another format: " + found + " (" +
-                                                   discard_hint(spelling_) + ")"
-                                             : " (" + kept_work_hint(spelling_) + ")");
+    if (is_other_kind) {
+      refuse_kept(staging_path_, ", for another format: " + found, Remedy::Action::discard);
+    }
+    refuse_kept(staging_path_, "", Remedy::Action::resume_or_discard);
   }
   if (verdict == LeftOver::remove && is_directory) {
     // Where the journal tells of no work, it may be a checkpoint that was replaced.

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "tessera/base/file_system.h"
-#include "tessera/base/option_spelling.h"
 
 namespace tessera::formats {
 
@@ -68,12 +67,10 @@ class StagedDestination {
   /// what lies there or is named like its journal is refused; what `judge` throws. Then all is left
   /// as it is.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                    OverwritePolicy overwrite, const Judge& judge = {},
-                    OptionSpelling spelling = OptionSpelling::command_line);
+                    OverwritePolicy overwrite, const Judge& judge = {});
   /// Throws what the constructor would, and changes nothing.
   static void check(FileSystem& fs, std::string destination, DestinationKind kind,
-                    OverwritePolicy overwrite, const Judge& judge = {},
-                    OptionSpelling spelling = OptionSpelling::command_line);
+                    OverwritePolicy overwrite, const Judge& judge = {});
   ~StagedDestination();
   StagedDestination(const StagedDestination&) = delete;
   StagedDestination& operator=(const StagedDestination&) = delete;
@@ -103,7 +100,7 @@ class StagedDestination {
   struct NothingStaged {};
   /// Throws on a destination that cannot be written to.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
-                    OverwritePolicy overwrite, OptionSpelling spelling, NothingStaged);
+                    OverwritePolicy overwrite, NothingStaged);
 
   void stage(const Judge& judge);
   bool is_left_over() const;
@@ -119,7 +116,6 @@ class StagedDestination {
   std::string staging_path_;
   DestinationKind kind_;
   OverwritePolicy overwrite_;
-  OptionSpelling spelling_;    // of options in messages
   int lock_fd_ = -1;           // of what is staged, wherever it stands
   int replaced_lock_fd_ = -1;  // of what it replaced, while that stands at the staging path
   bool has_left_over_ = false;

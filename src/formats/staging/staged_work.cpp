@@ -17,13 +17,6 @@ std::optional<std::string> said_of(const WorkIdentity& identity, const std::stri
   return found == identity.end() ? std::nullopt : std::optional(found->second);
 }
 
-/// Returns a member's name for those who are told of it.
-std::string spelled(const std::string& name, OptionSpelling spelling) {
-  const std::string before_option = std::string(kPlanExplanation) + "--";
-  if (!name.starts_with(before_option)) return name;
-  return kPlanExplanation + spelled_option(name.substr(before_option.size()), "", spelling);
-}
-
 /// Throws Error(mismatch) naming the first difference. Digests tell least, and so come last, behind
 /// what the plan was made of.
 void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
@@ -35,9 +28,9 @@ void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
     if (before == now) return;
     throw Error::expected(
         ErrorKind::mismatch, {.path = path},
-        "kept work of another kind: " + printable(spelled(name, options.spelling)),
+        "source or options have changed: " + printable(name),
         printable(before.value_or("none")), printable(now.value_or("none")),
-        "source or options have changed since; see " + spelled_flag("discard", options.spelling));
+        Remedy{Remedy::Action::discard});
   };
   WorkIdentity all = kept;
   all.insert(wanted.begin(), wanted.end());
@@ -102,10 +95,8 @@ std::optional<ino_t> inode_of_name(const std::string& path) {
 StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
                        const WorkOptions& options)
     : fs_(fs),
-      staged_(
-          fs, std::move(destination), kind, options.overwrite,
-          [&](const auto& staged) { return judge(fs, options, staged, left_over_); },
-          options.spelling) {
+      staged_(fs, std::move(destination), kind, options.overwrite,
+              [&](const auto& staged) { return judge(fs, options, staged, left_over_); }) {
   if (!options.journal) return;
   if (left_over_) {
     journal_.emplace(fs_, staged_.journal_path(), *std::exchange(left_over_, std::nullopt));
@@ -121,7 +112,7 @@ bool StagedWork::check(FileSystem& fs, std::string destination, DestinationKind 
   std::optional<JournalContents> left_over;
   StagedDestination::check(
       fs, std::move(destination), kind, options.overwrite,
-      [&](const auto& staged) { return judge(fs, options, staged, left_over); }, options.spelling);
+      [&](const auto& staged) { return judge(fs, options, staged, left_over); });
   if (!left_over) return false;
   require_writable(fs, StagedDestination::journal_path_of(staging_path));
   if (kind == DestinationKind::directory) {

@@ -16,12 +16,11 @@ namespace tessera::formats {
 /// What a writer does about what is at its destination, and about the work on the way there.
 struct WorkOptions {
   OverwritePolicy overwrite = OverwritePolicy::refuse;
-  std::optional<JournalOptions> journal{};                 // none: nothing is kept
-  OptionSpelling spelling = OptionSpelling::command_line;  // of options in messages
+  std::optional<JournalOptions> journal{};  // none: nothing is kept
 };
 
 inline WorkOptions work_options(const CreateOptions& options) {
-  return {options.overwrite, options.journal, options.spelling};
+  return {options.overwrite, options.journal};
 }
 
 /// What becomes of the files beside a single-file checkpoint that is replaced (SideFiles). They

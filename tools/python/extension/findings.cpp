@@ -1,6 +1,7 @@
 #include "findings.h"
 
 #include "python_value.h"
+#include "remedies.h"
 
 namespace tessera::python {
 
@@ -8,11 +9,11 @@ nb::list findings_to_python(const std::vector<formats::Finding>& findings) {
   nb::list list;
   for (const formats::Finding& finding : findings) {
     const bool is_error = finding.severity == formats::Finding::Severity::error;
-    list.append(nb::make_tuple(is_error ? "error" : "note", text_to_python(finding.rule),
-                               path_or_none(finding.where.path), text_or_none(finding.where.fqn),
-                               byte_range_or_none(finding.where.byte_range),
-                               text_to_python(finding.expected), text_to_python(finding.found),
-                               text_to_python(finding_to_string(finding))));
+    list.append(nb::make_tuple(
+        is_error ? "error" : "note", text_to_python(finding.rule), path_or_none(finding.where.path),
+        text_or_none(finding.where.fqn), byte_range_or_none(finding.where.byte_range),
+        text_to_python(finding.expected), text_to_python(finding.found),
+        text_to_python(finding_to_error(finding).line_with(python_remedy(finding.remedy)))));
   }
   return list;
 }

@@ -41,7 +41,6 @@ using reshard::PlanOptions;
 using reshard::Relaxation;
 
 constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
-constexpr OptionSpelling kSpelling = OptionSpelling::python;
 constexpr const char* kTool = "ckpt-reshard " TESSERA_VERSION;  // which goes on with our work, too
 
 [[noreturn]] void refuse(const std::string& option, const std::string& expected,
@@ -133,20 +132,17 @@ formats::MergedCheckpoint open(const Sources& sources) {
   const FileSystem& fs = FileSystem::posix();
   const MergePath& first = sources.paths.front();
   if (sources.paths.size() > 1 || !first.prefix.empty()) {
-    return formats::open_merged(fs, sources.paths, sources.preference, kSpelling);
+    return formats::open_merged(fs, sources.paths, sources.preference);
   }
-  return {
-      formats::open_checkpoint(
-          fs, first.path, {.flat_layout_path = sources.flat_layout_path, .spelling = kSpelling}),
-      {}};
+  return {formats::open_checkpoint(fs, first.path, {.flat_layout_path = sources.flat_layout_path}),
+          {}};
 }
 
 /// Returns none where nothing is to be kept.
 std::optional<formats::JournalOptions> journal_options(bool resume, bool discard) {
   if (!resume && !discard) return std::nullopt;
   return formats::JournalOptions{.identity = {{"tool", kTool}},
-                                 .kept_work = resume ? KeptWork::resume : KeptWork::discard,
-                                 .spelling = kSpelling};
+                                 .kept_work = resume ? KeptWork::resume : KeptWork::discard};
 }
 
 /// Moves. Returns how many bytes an earlier move had moved.
@@ -158,8 +154,7 @@ std::uint64_t execute(const Request& request, const Plan& plan, const Checkpoint
   options.stop = watch.token();
   options.progress = watch.sink();
   const auto writer = reshard::start_move(plan, reader, fs, request.destination, request.create);
-  return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options,
-                                 kSpelling);
+  return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options);
 }
 
 /// Plans, and moves unless that is only to be planned.
@@ -237,7 +232,6 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
   const Format format = parse_format(to, request.destination);
 
   request.create.format = format;
-  request.create.spelling = kSpelling;
   request.create.overwrite = overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
   request.create.native = parse_compression(compress, format);
   request.create.journal = journal_options(resume, discard);
@@ -253,7 +247,6 @@ nb::dict move(const std::vector<std::pair<nb::bytes, nb::bytes>>& sources,
   request.execute = {.memory_nbytes = memory_nbytes, .num_threads = num_threads};
 
   PlanOptions& plan = request.plan;
-  plan.spelling = kSpelling;
   plan.format = format;
   plan.world_size = world_size;
   plan.strategy = strategy;

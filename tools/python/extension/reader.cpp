@@ -83,9 +83,8 @@ class Reader {
  public:
   Reader(const std::string& path, const std::string& flat_layout) {
     const nb::gil_scoped_release without_gil;
-    reader_ = formats::open_checkpoint(
-        FileSystem::posix(), path,
-        {.flat_layout_path = flat_layout, .spelling = OptionSpelling::python});
+    reader_ =
+        formats::open_checkpoint(FileSystem::posix(), path, {.flat_layout_path = flat_layout});
   }
 
   std::string_view format() const { return format_name(reader_->format()); }

@@ -21,9 +21,8 @@ nb::list verify(const nb::bytes& path, const nb::bytes& flat_layout, bool values
   if (values) options.numbers = inspect::VerifyOptions::Numbers::must_be_finite;
   inspect::VerifyReport report;
   run_watched(progress, [&](Watch& watch) {
-    const auto reader = formats::open_checkpoint(
-        FileSystem::posix(), source,
-        {.flat_layout_path = flat_layout_path, .spelling = OptionSpelling::python});
+    const auto reader = formats::open_checkpoint(FileSystem::posix(), source,
+                                                 {.flat_layout_path = flat_layout_path});
     watch.set_total(inspect::verify_nbytes(*reader, options));
     options.scan = {.num_threads = num_threads > 0 ? num_threads : default_num_threads(),
                     .memory_nbytes = memory_nbytes,

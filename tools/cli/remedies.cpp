@@ -1,0 +1,40 @@
+#include "cli/remedies.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::cli {
+
+std::string command_line_remedy(const Remedy& remedy) {
+  switch (remedy.action) {
+    case Remedy::Action::none:
+      return {};
+    case Remedy::Action::resume_or_discard:
+      return "ckpt-reshard --resume continues it, --discard starts afresh";
+    case Remedy::Action::discard:
+      return "ckpt-reshard --discard starts afresh";
+    case Remedy::Action::give_units:
+      return "--units FILE gives them";
+    case Remedy::Action::give_flat_layout:
+      return "--flat-layout FILE gives it";
+    case Remedy::Action::give_strategy:
+      return "--strategy is for tables without a rule";
+    case Remedy::Action::leave_out:
+      return "--only '!" + remedy.argument + "' leaves it out";
+    case Remedy::Action::allow_lossy:
+      return "--allow-lossy merges them by a weighted mean";
+    case Remedy::Action::use_less_memory:
+      return "try a smaller --memory or --threads";
+    case Remedy::Action::choose_source:
+      return "--prefer takes one, PREFIX=SRC keeps both";
+    case Remedy::Action::rebuild_index:
+      return "`ckpt-reshard rebuild-index` writes it anew";
+  }
+  TESSERA_CHECK(false && "unnamed Remedy::Action");
+  return {};
+}
+
+std::string finding_line(const formats::Finding& finding) {
+  return formats::finding_to_error(finding).line_with(command_line_remedy(finding.remedy));
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,36 @@
+#include "remedies.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::python {
+
+std::string python_remedy(const Remedy& remedy) {
+  switch (remedy.action) {
+    case Remedy::Action::none:
+      return {};
+    case Remedy::Action::resume_or_discard:
+      return "resume=True continues it, discard=True starts afresh";
+    case Remedy::Action::discard:
+      return "discard=True starts afresh";
+    case Remedy::Action::give_units:
+      return "units=FILE gives them";
+    case Remedy::Action::give_flat_layout:
+      return "flat_layout=FILE gives it";
+    case Remedy::Action::give_strategy:
+      return "strategy is for tables without a rule";
+    case Remedy::Action::leave_out:
+      return "only='!" + remedy.argument + "' leaves it out";
+    case Remedy::Action::allow_lossy:
+      return "allow_lossy=True merges them by a weighted mean";
+    case Remedy::Action::use_less_memory:
+      return "try a smaller memory or threads";
+    case Remedy::Action::choose_source:
+      return "prefer takes one, {PREFIX: SRC} keeps both";
+    case Remedy::Action::rebuild_index:
+      return "`ckpt-reshard rebuild-index` writes it anew";
+  }
+  TESSERA_CHECK(false && "unnamed Remedy::Action");
+  return {};
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <string>
+
+#include "tessera/base/remedy.h"
+
+namespace tessera::python {
+
+/// Returns what can be done about an error in Python; empty for Action::none.
+std::string python_remedy(const Remedy& remedy);
+
+}  // namespace tessera::python
