@@ -52,6 +52,11 @@ class MarkdownPagesTest(unittest.TestCase):
         self.assertEqual(markdown_pages.replace_links(text, lambda text, target: f"<{text}|{target}>"),
                          "`[a](a.md)` <`b`|b.md>, <c|c.md#d>\n")
 
+    def test_images_are_replaced_apart_from_links(self):
+        text = "[a](a.md) ![b](b.png) `![c](c.png)`\n"
+        self.assertEqual(markdown_pages.replace_links(text, lambda text, target: f"<{text}|{target}>", images=True),
+                         "[a](a.md) <b|b.png> `![c](c.png)`\n")
+
     def test_links_that_lead_nowhere_are_told_with_page_and_line(self):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)

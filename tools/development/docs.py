@@ -4,6 +4,7 @@ Doxygen reads copies that are made here. In the copies of headers a comment behi
 Doxygen, and labels such as "Throws:" begin a paragraph. In those of pages links lead to pages of the site.
 """
 
+import html
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from places import HERE, ROOT, locked
 
 # Groups of pages, in the order of the sidebar: by name, or all below a folder that no earlier group has.
 GROUPS = {
+    "start": ("Start here", ("docs/tour.md", "docs/install.md")),
     "training": ("Training", ("docs/fully_shard.md", "docs/traps.md", "docs/embedding.md", "docs/planning_tables.md",
                               "docs/state.md", "docs/migrating.md", "docs/examples/")),
     "tools": ("The tools", ("docs/cli/ckpt-inspect.md", "docs/cli/ckpt-reshard.md", "docs/python.md", "docs/cli/")),
@@ -125,7 +127,15 @@ class Pages:
             lines[head.line - 1] = f"{'#' * head.level} {head.text} {{#{identity}}}"
         text = re.sub(r"(?m)^</?(?:details|summary).*$", r"@htmlonly \g<0> @endhtmlonly", "\n".join(lines))
         text = re.sub(r"\*\*(`[^`*]+`)\*\*", r"<b>\1</b>", text)  # Doxygen's Markdown lacks code in bold
+        text = markdown_pages.replace_links(text, lambda text, target: self.image(page, text, target), images=True)
         return markdown_pages.replace_links(text, lambda text, target: self.link(page, text, target))
+
+    def image(self, page: str, text: str, target: str) -> str:
+        path = (ROOT / page).parent.joinpath(target).resolve().relative_to(ROOT).as_posix()
+        place = f"files/{path}"
+        (self.site / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, self.site / place)
+        return f'@htmlonly <img src="{place}" alt="{html.escape(text)}"> @endhtmlonly'
 
     def link(self, page: str, text: str, target: str) -> str:
         if markdown_pages.is_elsewhere(target):

@@ -82,12 +82,15 @@ def links(text: str) -> list[Link]:
             for pattern in (LINK, REFERENCE, HTML_LINK) for link in pattern.finditer(plain)]
 
 
-def replace_links(text: str, replacement: Callable[[str, str], str]) -> str:
-    """Returns the page with every Markdown link `[text](target)`, in no code, as `replacement(text, target)`."""
+def replace_links(text: str, replacement: Callable[[str, str], str], *, images: bool = False) -> str:
+    """Returns the page with every Markdown link `[text](target)`, in no code, as `replacement(text, target)`.
+
+    With `images` it replaces every image `![text](target)` instead.
+    """
     pieces = []
     end = 0
     for link in LINK.finditer(blanked(text)):
-        if link["image"]:
+        if bool(link["image"]) != images:
             continue
         pieces += [text[end:link.start()], replacement(text[slice(*link.span("text"))], link["target"])]
         end = link.end()
