@@ -1,4 +1,4 @@
-#include "tessera/base/digest.h"
+#include "base/digest.h"
 
 #include <libdeflate.h>
 #include <nettle/sha2.h>

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/base/json.h"
+#include "base/json.h"
 
 namespace tessera::detail {
 

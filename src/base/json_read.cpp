@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/json.h"
 #include "base/json_events.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera {
 namespace {

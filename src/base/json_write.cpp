@@ -2,9 +2,9 @@
 
 #include "base/base64.h"
 #include "base/float_text.h"
+#include "base/json.h"
 #include "base/utf8.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/base/read_only_file_system.h"
+#include "base/read_only_file_system.h"
 
 #include "tessera/base/error.h"
 

@@ -1,4 +1,3 @@
-#include "tessera/base/remedy.h"
 
 #include "tessera/base/error.h"
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "tessera/base/checked_math.h"
+#include "base/checked_math.h"
 #include "tessera/base/error.h"
 
 namespace tessera {

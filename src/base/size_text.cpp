@@ -3,7 +3,7 @@
 #include <array>
 #include <charconv>
 
-#include "tessera/base/checked_math.h"
+#include "base/checked_math.h"
 
 namespace tessera {
 namespace {

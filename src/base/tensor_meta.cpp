@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "tessera/base/checked_math.h"
+#include "base/checked_math.h"
 #include "tessera/base/error.h"
 
 namespace tessera {

@@ -7,9 +7,9 @@
 #include <variant>
 #include <vector>
 
+#include "base/checked_math.h"
 #include "embedding_kernels/instruction_sets.h"
 #include "embedding_kernels/row_range.h"
-#include "tessera/base/checked_math.h"
 #include "tessera/base/parallel.h"
 
 #undef HWY_TARGET_INCLUDE

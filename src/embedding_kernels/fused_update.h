@@ -5,7 +5,7 @@
 
 #include "embedding_kernels/bags.h"
 #include "embedding_kernels/touched_rows.h"
-#include "tessera/runtime/embedding/fused_optimizer.h"
+#include "tessera/embedding_kernels/fused_optimizer.h"
 
 namespace tessera::embedding {
 

@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <span>
 
+#include "base/cast.h"
 #include "embedding_kernels/small_floats.h"
-#include "tessera/base/cast.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tessera/base/json.h"
+#include "base/json.h"
 
 namespace tessera::formats {
 

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/flat_layout.h"
 #include "formats/staging/staged_destination.h"
-#include "tessera/formats/flat_layout.h"
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {

@@ -1,4 +1,4 @@
-#include "tessera/formats/flat_layout.h"
+#include "formats/flat_layout.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "tessera/base/checked_math.h"
+#include "base/checked_math.h"
+#include "base/json.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 #include "tessera/base/shape.h"
 #include "tessera/base/tensor_meta.h"
 

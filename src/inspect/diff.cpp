@@ -1,4 +1,4 @@
-#include "tessera/inspect/diff.h"
+#include "inspect/diff.h"
 
 #include <algorithm>
 #include <bit>

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/cast.h"
+#include "base/cast.h"
 #include "tessera/base/error.h"
 
 namespace tessera::inspect {

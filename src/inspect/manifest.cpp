@@ -1,4 +1,4 @@
-#include "tessera/inspect/manifest.h"
+#include "inspect/manifest.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,11 +6,11 @@
 #include <span>
 #include <utility>
 
-#include "tessera/base/digest.h"
+#include "base/digest.h"
+#include "base/json.h"
+#include "inspect/tensor_digests.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 #include "tessera/base/size_text.h"
-#include "tessera/inspect/digest.h"
 
 namespace tessera::inspect {
 namespace {

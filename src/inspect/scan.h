@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/checked_math.h"
+#include "base/checked_math.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parallel.h"
-#include "tessera/inspect/scan_options.h"
+#include "tessera/inspect/tensor_reader.h"
 #include "tessera/layout/region.h"
 
 namespace tessera::inspect::detail {

@@ -1,4 +1,4 @@
-#include "tessera/inspect/statistics.h"
+#include "inspect/statistics.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "tessera/inspect/summary.h"
+#include "inspect/summary.h"
 
 #include <algorithm>
 #include <charconv>

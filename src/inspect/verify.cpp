@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "inspect/scan.h"
-#include "tessera/inspect/statistics.h"
+#include "inspect/statistics.h"
 
 namespace tessera::inspect {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "tessera/base/checked_math.h"
+#include "base/checked_math.h"
 #include "tessera/layout/region.h"
 
 namespace tessera {

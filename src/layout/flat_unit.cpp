@@ -4,9 +4,9 @@
 #include <set>
 #include <utility>
 
-#include "tessera/base/checked_math.h"
+#include "base/checked_math.h"
+#include "base/json.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera {
 

@@ -3,8 +3,8 @@
 #include <charconv>
 #include <numeric>
 
+#include "base/checked_math.h"
 #include "layout/cut.h"
-#include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
 
 namespace tessera {

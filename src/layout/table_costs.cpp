@@ -4,8 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "base/checked_math.h"
 #include "layout/cut.h"
-#include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
 #include "tessera/base/size_text.h"
 

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <array>
 
+#include "base/json.h"
 #include "layout/table_reasons.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 #include "tessera/base/size_text.h"
 #include "tessera/layout/table_planner.h"
 

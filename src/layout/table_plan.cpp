@@ -6,10 +6,10 @@
 #include <set>
 #include <utility>
 
+#include "base/json.h"
 #include "layout/cut.h"
 #include "layout/table_json.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera {
 namespace {

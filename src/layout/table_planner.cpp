@@ -7,11 +7,11 @@
 #include <set>
 #include <utility>
 
+#include "base/json.h"
 #include "layout/table_json.h"
 #include "layout/table_reasons.h"
 #include "layout/table_search.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 #include "tessera/base/size_text.h"
 
 namespace tessera {

@@ -1,9 +1,9 @@
-#include "tessera/reshard/checkpoint_tables.h"
+#include "reshard/checkpoint_tables.h"
 
 #include <map>
 
+#include "reshard/optimizer_rules.h"
 #include "tessera/base/error.h"
-#include "tessera/reshard/optimizer_rules.h"
 
 namespace tessera::reshard {
 namespace {

@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/cast.h"
+#include "base/checked_math.h"
 #include "formats/gatherer.h"
 #include "reshard/piece_index.h"
-#include "tessera/base/cast.h"
-#include "tessera/base/checked_math.h"
+#include "reshard/work_identity.h"
 #include "tessera/base/parallel.h"
-#include "tessera/reshard/work_identity.h"
 
 namespace tessera::reshard {
 namespace {

@@ -3,7 +3,7 @@
 #include <span>
 #include <string_view>
 
-#include "tessera/base/digest.h"
+#include "base/digest.h"
 
 namespace tessera::reshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/reshard/load_planner.h"
+#include "reshard/load_planner.h"
 
 #include <algorithm>
 #include <map>
@@ -7,12 +7,12 @@
 #include <string_view>
 #include <utility>
 
+#include "base/cast.h"
+#include "reshard/optimizer_rules.h"
 #include "reshard/piece_index.h"
 #include "reshard/plan_report.h"
 #include "reshard/source_check.h"
-#include "tessera/base/cast.h"
-#include "tessera/reshard/optimizer_rules.h"
-#include "tessera/reshard/torchrec_names.h"
+#include "reshard/torchrec_names.h"
 
 namespace tessera::reshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/reshard/name_prefixes.h"
+#include "tessera/reshard/planner.h"
 
 #include <algorithm>
 #include <utility>

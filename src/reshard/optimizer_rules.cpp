@@ -1,4 +1,4 @@
-#include "tessera/reshard/optimizer_rules.h"
+#include "reshard/optimizer_rules.h"
 
 #include <algorithm>
 #include <map>

@@ -6,13 +6,13 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/cast.h"
+#include "base/digest.h"
+#include "reshard/optimizer_rules.h"
 #include "reshard/piece_index.h"
 #include "reshard/source_check.h"
 #include "reshard/writer_balance.h"
-#include "tessera/base/cast.h"
-#include "tessera/base/digest.h"
 #include "tessera/formats/format_driver.h"
-#include "tessera/reshard/optimizer_rules.h"
 
 namespace tessera::reshard {
 namespace {

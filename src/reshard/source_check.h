@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/optimizer_rules.h"
 #include "reshard/plan_report.h"
 #include "tessera/formats/checkpoint.h"
-#include "tessera/reshard/optimizer_rules.h"
 #include "tessera/reshard/planner.h"
 
 // What every planner asks of the source, in the same words. A check reports what it finds, and

@@ -1,12 +1,14 @@
-#include "tessera/reshard/torchrec_names.h"
+#include "reshard/torchrec_names.h"
+
+#include "tessera/reshard/planner.h"
 
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <utility>
 
+#include "reshard/optimizer_rules.h"
 #include "reshard/state_key.h"
-#include "tessera/reshard/optimizer_rules.h"
 
 namespace tessera::reshard {
 namespace {

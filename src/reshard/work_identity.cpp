@@ -1,4 +1,4 @@
-#include "tessera/reshard/work_identity.h"
+#include "reshard/work_identity.h"
 
 #include <sys/stat.h>
 
@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
+#include "base/digest.h"
 #include "base/file_descriptor.h"
-#include "tessera/base/digest.h"
-#include "tessera/base/json.h"
+#include "base/json.h"
 #include "tessera/formats/format_writer.h"
 
 namespace tessera::reshard {

@@ -1,4 +1,4 @@
-#include "tessera/base/cast.h"
+#include "base/cast.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tessera/base/json.h"
+#include "base/json.h"
 
 #include <gtest/gtest.h>
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/checked_math.h"
 #include "support/error_matchers.h"
-#include "tessera/base/checked_math.h"
 
 namespace tessera {
 namespace {

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 #include "tessera/formats/native.h"
 
 namespace {

@@ -7,12 +7,12 @@
 #include <limits>
 #include <map>
 
+#include "formats/dcp.h"
+#include "formats/torch_zip.h"
 #include "support/copy_checkpoint.h"
 #include "support/fixtures.h"
-#include "tessera/formats/dcp.h"
 #include "tessera/formats/native.h"
 #include "tessera/formats/safetensors.h"
-#include "tessera/formats/torch_zip.h"
 
 namespace tessera::test {
 

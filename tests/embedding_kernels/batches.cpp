@@ -6,7 +6,7 @@
 // After what it configures.
 #include <hwy/highway.h>
 
-#include "tessera/base/cast.h"
+#include "base/cast.h"
 #include "tessera/base/dtype.h"
 
 namespace tessera::embedding::test {

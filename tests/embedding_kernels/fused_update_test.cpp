@@ -6,10 +6,10 @@
 #include <cmath>
 #include <limits>
 
+#include "base/cast.h"
 #include "embedding_kernels/batches.h"
 #include "embedding_kernels/pooled.h"
 #include "embedding_kernels/reference_optimizer.h"
-#include "tessera/base/cast.h"
 
 namespace tessera::embedding {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "embedding_kernels/batches.h"
-#include "tessera/runtime/embedding/fused_optimizer.h"
+#include "tessera/embedding_kernels/fused_optimizer.h"
 
 namespace tessera::embedding::test {
 

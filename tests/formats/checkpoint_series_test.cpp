@@ -6,12 +6,12 @@
 
 #include <filesystem>
 
+#include "formats/dcp.h"
 #include "formats/native_checkpoint.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
-#include "tessera/formats/dcp.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/safetensors.h"
 

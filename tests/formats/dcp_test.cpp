@@ -1,4 +1,4 @@
-#include "tessera/formats/dcp.h"
+#include "formats/dcp.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "formats/dcp/metadata.h"
+#include "formats/flat_layout.h"
 #include "formats/pickle/pickler.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
@@ -22,7 +23,6 @@
 #include "support/memory_files.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
-#include "tessera/formats/flat_layout.h"
 #include "tessera/layout/region.h"
 
 // Requirements E2 (DCP, flat layouts), E3 (nothing is executed), E9 (tied weights).

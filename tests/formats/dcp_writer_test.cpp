@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "formats/dcp.h"
 #include "tessera/base/error.h"
-#include "tessera/formats/dcp.h"
 
 namespace tessera::formats {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/formats/flat_layout.h"
+#include "formats/flat_layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <thread>
 
+#include "base/digest.h"
 #include "formats/native/byte_stream.h"
 #include "formats/native/file_header.h"
 #include "formats/native/index.h"
@@ -17,7 +18,6 @@
 #include "support/error_matchers.h"
 #include "support/memory_files.h"
 #include "support/temporary_directory.h"
-#include "tessera/base/digest.h"
 
 namespace tessera::formats {
 namespace {

@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "formats/dcp.h"
 #include "formats/native_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
-#include "tessera/formats/dcp.h"
 #include "tessera/formats/detect.h"
 
 namespace tessera::formats {

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
-#include "tessera/base/json.h"
 
 // Requirement E3: nothing from a file is executed; pickles go through a closed allow-list.
 namespace tessera::formats::pickle {

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <limits>
 
+#include "base/digest.h"
+#include "base/json.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
@@ -14,8 +16,6 @@
 #include "support/memory_checkpoint.h"
 #include "support/random.h"
 #include "support/temporary_directory.h"
-#include "tessera/base/digest.h"
-#include "tessera/base/json.h"
 
 namespace tessera::formats {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/formats/torch_zip.h"
+#include "formats/torch_zip.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/torch_zip/tensor_parser.h"
 #include "formats/torch_zip/torch_archive.h"
@@ -20,7 +21,6 @@
 #include "support/memory_file.h"
 #include "support/temporary_directory.h"
 #include "support/zip_bytes.h"
-#include "tessera/base/json.h"
 #include "tessera/base/parallel.h"
 
 // Requirements E2 (torch.save reading), E3 (nothing is executed), E9 (aliases), E14.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "conformance/conformance.h"
+#include "formats/torch_zip.h"
 #include "formats/zip/zip_reader.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
@@ -18,7 +19,6 @@
 #include "support/memory_checkpoint.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
-#include "tessera/formats/torch_zip.h"
 
 // Requirements E2 (torch.save writing), E9 (aliases), E11 (equal bytes), E14 (nesting).
 namespace tessera::formats {

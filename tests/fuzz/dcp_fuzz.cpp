@@ -1,9 +1,9 @@
 #include <cstdint>
 
+#include "formats/dcp.h"
 #include "fuzz/packed_files.h"
 #include "fuzz/read_everything.h"
 #include "tessera/base/error.h"
-#include "tessera/formats/dcp.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;

@@ -2,9 +2,9 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "formats/flat_layout.h"
 #include "fuzz/packed_files.h"
 #include "tessera/base/error.h"
-#include "tessera/formats/flat_layout.h"
 #include "tessera/layout/flat_unit.h"
 
 /// The two files that say what flat vectors are made of: of a source, and of a destination.

@@ -2,8 +2,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "base/json.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 /// Whatever parses is written and parsed again to the same text.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {

@@ -2,8 +2,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "inspect/manifest.h"
 #include "tessera/base/error.h"
-#include "tessera/inspect/manifest.h"
 
 /// A manifest that is read is written and read again as the same.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {

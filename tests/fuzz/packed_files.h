@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/read_only_file_system.h"
+#include "base/read_only_file_system.h"
 
 namespace tessera::fuzz {
 

@@ -1,9 +1,9 @@
 #include <cstdint>
 
+#include "formats/torch_zip.h"
 #include "fuzz/packed_files.h"
 #include "fuzz/read_everything.h"
 #include "tessera/base/error.h"
-#include "tessera/formats/torch_zip.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;

@@ -1,4 +1,8 @@
-"""Checks that includes point to lower layers, and that public headers leak no library.
+"""Checks what the compiler does not: who may include whom, and what only one place may know.
+
+- Includes point to lower layers; public headers leak no library.
+- Only the registry and a format's own folder name a format.
+- The core does not spell options of a command line.
 
 usage: check_layers.py SOURCE_DIRECTORY
 """
@@ -7,19 +11,39 @@ import re
 import sys
 
 # A folder sees those with a lower number; folders of equal number do not see each other.
-LAYERS = {"base": 1, "layout": 2, "formats": 3, "reshard": 4, "inspect": 4, "runtime": 5}
+LAYERS = {"base": 1, "layout": 2, "embedding_kernels": 2, "formats": 3, "reshard": 4, "inspect": 4, "runtime": 5,
+          "nccl": 6}
 RUNTIME_LAYERS = {"dist": 1, "registry": 2, "embedding": 3, "fsdp": 3, "recompute": 3, "replicate": 3, "state": 3}
+TOOLS_SEE = set(LAYERS) - {"runtime", "nccl", "embedding_kernels"}  # so they start without libtorch
+SOURCES = (".h", ".cpp", ".cu", ".cuh")
+NO_LAYER = {"cmake"}
+
 FOREIGN = re.compile(r"#include\s*[<\"](hdf5|H5|zstd|xxhash|nlohmann|CLI/|libdeflate|nettle|zlib|torch/|ATen/|c10/)")
 INCLUDE = re.compile(r"#include\s*\"(?:tessera/)?(\w+)/(\w+)")
 
+FORMAT = re.compile(r"\bFormat::(native|dcp|safetensors|torch_zip)\b")
+FORMAT_FOLDERS = {"native": "native", "dcp": "dcp", "safetensors": "safetensors", "torch_zip": "torch_zip"}
+FORMAT_REGISTRY = {"include/tessera/formats/format.h"}
 
-def problems(root: pathlib.Path):
+FILE_NAMES = {"native": re.compile(r"\"[^\"]*(index\.h5|rank-)"), "dcp": re.compile(r"\"[^\"]*\.(metadata|distcp)\b"),
+              "safetensors": re.compile(r"\"[^\"]*\.safetensors")}
+
+OPTION = re.compile(r"\"(?:[^\"\\]|\\.)*(?<![\w-])--[a-z][a-z-]+")
+CORE = ("base", "layout", "formats", "reshard", "inspect")
+
+
+def sources(root: pathlib.Path, tree: str):
+    return (path for path in sorted((root / tree).rglob("*")) if path.suffix in SOURCES)
+
+
+def layer_problems(root: pathlib.Path):
     for tree in ("include/tessera", "src"):
-        for path in sorted((root / tree).rglob("*")):
-            if path.suffix not in (".h", ".cpp"):
-                continue
+        for path in sources(root, tree):
             own, below = (*path.relative_to(root / tree).parts, "")[:2]
+            if own in ("tessera.h", "core.h"):
+                continue
             if own not in LAYERS:
+                yield f"{path.relative_to(root)}: {own} is in no layer"
                 continue
             for number, line in enumerate(path.read_text().splitlines(), 1):
                 where = f"{path.relative_to(root)}:{number}"
@@ -31,11 +55,53 @@ def problems(root: pathlib.Path):
                         yield f"{where}: runtime/{below} includes runtime/{found[2]}, which is not below it"
                 if tree == "include/tessera" and own != "runtime" and FOREIGN.match(line):
                     yield f"{where}: a public header of the core includes a library: {line.strip()}"
+                if tree == "include/tessera" and found and not line.startswith('#include "tessera/'):
+                    yield f"{where}: a public header includes a private one: {line.strip()}"
+    for folder in sorted(path.name for path in (root / "src").iterdir() if path.is_dir()):
+        if folder not in LAYERS and folder not in NO_LAYER:
+            yield f"src/{folder}: is in no layer"
+    for path in sources(root, "tools"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found = INCLUDE.match(line)
+            if found and found[1] in LAYERS and found[1] not in TOOLS_SEE:
+                yield f"{path.relative_to(root)}:{number}: a tool includes {found[1]}, which needs libtorch"
+
+
+def format_problems(root: pathlib.Path):
+    for tree in ("include", "src", "tools"):
+        for path in sources(root, tree):
+            name = str(path.relative_to(root))
+            if name in FORMAT_REGISTRY:
+                continue
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                found = FORMAT.search(line)
+                if found and not name.startswith(f"src/formats/{FORMAT_FOLDERS[found[1]]}/"):
+                    yield f"{name}:{number}: names the format {found[1]}; ask its driver (format_driver.h)"
+                for folder, names in FILE_NAMES.items():
+                    code = line.split("//")[0]
+                    if tree == "src" and not name.startswith(f"src/formats/{folder}/") and names.search(code):
+                        yield f"{name}:{number}: names a file of the format {folder}; ask its driver"
+
+
+def option_problems(root: pathlib.Path):
+    for tree in ("include/tessera", "src"):
+        for path in sources(root, tree):
+            if path.relative_to(root / tree).parts[0] not in CORE:
+                continue
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if not line.lstrip().startswith("//") and OPTION.search(line):
+                    yield f"{path.relative_to(root)}:{number}: spells an option of a command line; use a Remedy"
+
+
+def problems(root: pathlib.Path):
+    yield from layer_problems(root)
+    yield from format_problems(root)
+    yield from option_problems(root)
 
 
 def main() -> int:
     found = list(problems(pathlib.Path(sys.argv[1])))
-    print("\n".join(found) or "includes point downwards")
+    print("\n".join(found) or "includes point downwards; formats and options are known where they belong")
     return 1 if found else 0
 
 

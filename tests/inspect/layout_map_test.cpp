@@ -1,4 +1,4 @@
-#include "tessera/inspect/layout_map.h"
+#include "inspect/layout_map.h"
 
 #include <gtest/gtest.h>
 

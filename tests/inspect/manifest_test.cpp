@@ -1,4 +1,4 @@
-#include "tessera/inspect/manifest.h"
+#include "inspect/manifest.h"
 
 #include <gmock/gmock.h>
 

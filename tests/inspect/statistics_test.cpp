@@ -1,4 +1,4 @@
-#include "tessera/inspect/statistics.h"
+#include "inspect/statistics.h"
 
 #include <gmock/gmock.h>
 
@@ -8,8 +8,8 @@
 #include <numeric>
 #include <random>
 
+#include "base/cast.h"
 #include "support/memory_checkpoint.h"
-#include "tessera/base/cast.h"
 
 namespace tessera::inspect {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <cmath>
 
+#include "inspect/tensor_digests.h"
 #include "support/memory_checkpoint.h"
 #include "tessera/formats/detect.h"
-#include "tessera/inspect/digest.h"
 
 namespace tessera::inspect {
 namespace {

@@ -9,9 +9,9 @@
 #include <numeric>
 #include <random>
 
+#include "base/json.h"
 #include "layout/table_costs.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/reshard/checkpoint_tables.h"
+#include "reshard/checkpoint_tables.h"
 
 #include <gtest/gtest.h>
 

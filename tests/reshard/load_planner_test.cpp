@@ -1,12 +1,12 @@
-#include "tessera/reshard/load_planner.h"
+#include "reshard/load_planner.h"
 
 #include <gmock/gmock.h>
 
+#include "formats/dcp.h"
 #include "reshard/resharding.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
-#include "tessera/formats/dcp.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"
 #include "tessera/formats/safetensors.h"

@@ -13,16 +13,14 @@
 #include "formats/native_checkpoint.h"
 #include "formats/staging/journal.h"
 #include "formats/staging/staged_destination.h"
+#include "reshard/work_identity.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
-#include "tessera/formats/left_over.h"
 #include "tessera/reshard/executor.h"
-#include "tessera/reshard/kept_move.h"
-#include "tessera/reshard/work_identity.h"
 
 // Work that does not end, and is gone on with.
 

@@ -1,4 +1,4 @@
-#include "tessera/reshard/torchrec_names.h"
+#include "reshard/torchrec_names.h"
 
 #include <gmock/gmock.h>
 

@@ -4,10 +4,10 @@
 
 #include <map>
 
+#include "base/digest.h"
+#include "base/json.h"
 #include "support/memory_checkpoint.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/file_system.h"
-#include "tessera/base/json.h"
 
 namespace tessera::test {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "base/json.h"
 #include "tessera/base/file_system.h"
-#include "tessera/base/json.h"
 
 namespace tessera::test {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/read_only_file_system.h"
 #include "support/memory_file.h"
-#include "tessera/base/read_only_file_system.h"
 
 namespace tessera::test {
 

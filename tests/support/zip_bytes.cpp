@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "tessera/base/digest.h"
+#include "base/digest.h"
 
 namespace tessera::test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "ckpt-inspect/source.h"
 #include "cli/command_line.h"
-#include "tessera/inspect/diff.h"
+#include "inspect/diff.h"
 
 namespace tessera::cli {
 

@@ -5,8 +5,8 @@
 #include "ckpt-inspect/standard_input.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
+#include "inspect/manifest.h"
 #include "tessera/base/size_text.h"
-#include "tessera/inspect/manifest.h"
 
 namespace tessera::cli {
 namespace {

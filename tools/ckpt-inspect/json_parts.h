@@ -1,8 +1,8 @@
 #pragma once
 
 #include "cli/json_output.h"
-#include "tessera/inspect/diff.h"
-#include "tessera/inspect/statistics.h"
+#include "inspect/diff.h"
+#include "inspect/statistics.h"
 #include "tessera/layout/region.h"
 
 namespace tessera::cli {

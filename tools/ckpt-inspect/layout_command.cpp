@@ -7,9 +7,9 @@
 
 #include "ckpt-inspect/json_parts.h"
 #include "cli/table.h"
+#include "inspect/layout_map.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/size_text.h"
-#include "tessera/inspect/layout_map.h"
 #include "tessera/layout/table_plan.h"
 
 namespace tessera::cli {

@@ -5,8 +5,8 @@
 #include "cli/heap.h"
 #include "cli/json_output.h"
 #include "cli/table.h"
+#include "inspect/tensor_digests.h"
 #include "tessera/base/size_text.h"
-#include "tessera/inspect/digest.h"
 
 namespace tessera::cli {
 namespace {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "cli/output_file.h"
+#include "reshard/checkpoint_tables.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/layout/table_planner.h"
-#include "tessera/reshard/checkpoint_tables.h"
 
 namespace tessera::cli {
 namespace {

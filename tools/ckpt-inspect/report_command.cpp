@@ -8,9 +8,9 @@
 #include "ckpt-inspect/json_parts.h"
 #include "ckpt-inspect/report/page.h"
 #include "cli/output_file.h"
+#include "inspect/layout_map.h"
+#include "reshard/optimizer_rules.h"
 #include "tessera/base/size_text.h"
-#include "tessera/inspect/layout_map.h"
-#include "tessera/reshard/optimizer_rules.h"
 
 namespace tessera::cli {
 namespace {

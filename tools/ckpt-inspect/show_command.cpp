@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/json.h"
 #include "ckpt-inspect/json_parts.h"
 #include "ckpt-inspect/tensor_preview.h"
 #include "cli/table.h"
-#include "tessera/base/json.h"
 #include "tessera/base/size_text.h"
 
 namespace tessera::cli {

@@ -5,15 +5,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/json.h"
 #include "ckpt-inspect/standard_input.h"
 #include "cli/remedies.h"
+#include "formats/flat_layout.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/glob.h"
-#include "tessera/base/json.h"
 #include "tessera/base/parallel.h"
 #include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"
-#include "tessera/formats/flat_layout.h"
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::cli {

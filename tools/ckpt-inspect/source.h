@@ -12,10 +12,10 @@
 #include "cli/json_output.h"
 #include "cli/progress.h"
 #include "cli/stop_signals.h"
+#include "inspect/summary.h"
 #include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint.h"
-#include "tessera/inspect/scan_options.h"
-#include "tessera/inspect/summary.h"
+#include "tessera/inspect/tensor_reader.h"
 
 namespace tessera::cli {
 

@@ -14,11 +14,9 @@
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
-#include "tessera/formats/left_over.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/given_options.h"
-#include "tessera/reshard/kept_move.h"
 
 namespace tessera::cli {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "tessera/base/file_system.h"
 #include "tessera/formats/detect.h"
-#include "tessera/reshard/name_prefixes.h"
+#include "tessera/reshard/planner.h"
 
 namespace tessera::cli {
 void add_split_command(CommandLine& line, SplitOptions& options, Terminal& terminal) {

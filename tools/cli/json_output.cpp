@@ -4,8 +4,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "base/json.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera::cli {
 namespace {

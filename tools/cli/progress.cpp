@@ -6,7 +6,7 @@
 #include <exception>
 #include <utility>
 
-#include "tessera/base/json.h"
+#include "base/json.h"
 #include "tessera/base/size_text.h"
 
 namespace tessera::cli {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "tessera/base/remedy.h"
+#include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::cli {

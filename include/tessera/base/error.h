@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "tessera/base/byte_range.h"
-#include "tessera/base/remedy.h"
 
 namespace tessera {
 
@@ -32,6 +31,33 @@ struct ErrorWhere {
   std::string fqn{};                      // tensor or value
   std::optional<ByteRange> byte_range{};  // within the file at `path`
 };
+
+/// What the caller can do about an error or a finding. It is data, as each program has its own
+/// words for it: `--units FILE` on a command line, `units=` in Python, PlanOptions::units in C++.
+struct Remedy {
+  enum class Action {
+    none,
+    resume_or_discard,  // the work that an earlier run has kept
+    discard,            // that work
+    give_units,         // the flat units that the source does not record
+    give_flat_layout,   // what the flat vectors are made of
+    give_strategy,      // for tables that the table plan does not name
+    leave_out,          // `argument`: a glob of the name
+    allow_lossy,        // merge row-wise state by a weighted mean
+    use_less_memory,    // smaller buffers, or fewer threads
+    choose_source,      // whose entry is taken, or a prefix for a source's names
+    rebuild_index,      // of a native checkpoint
+  };
+
+  Action action = Action::none;
+  std::string argument{};
+
+  explicit operator bool() const { return action != Action::none; }
+  friend bool operator==(const Remedy&, const Remedy&) = default;
+};
+
+/// Returns what a C++ program can do, in a few words; empty for Action::none.
+std::string remedy_to_string(const Remedy& remedy);
 
 /// Carries one failure with the facts a program needs and the one line a person needs.
 ///

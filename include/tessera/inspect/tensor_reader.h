@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <stop_token>
 #include <vector>
 
 #include "tessera/formats/checkpoint.h"
@@ -62,5 +63,13 @@ using BlockVisitor = std::function<void(FlatRange window, std::span<const std::b
 /// `block_nbytes`, but at least one element.
 void for_each_block(const TensorReader& tensor, std::uint64_t block_nbytes,
                     const BlockVisitor& visit);
+
+/// How to read tensors' bytes. Does not change the results.
+struct ScanOptions {
+  int num_threads = 1;                                     // at least 1
+  std::uint64_t memory_nbytes = std::uint64_t{256} << 20;  // for elements, of all threads together
+  std::stop_token stop{};            // a stop request throws Error(interrupted)
+  formats::ProgressSink progress{};  // gets the number of element bytes read; may be empty
+};
 
 }  // namespace tessera::inspect

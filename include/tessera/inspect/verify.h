@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tessera/formats/checkpoint.h"
-#include "tessera/inspect/scan_options.h"
+#include "tessera/inspect/tensor_reader.h"
 
 namespace tessera::inspect {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tessera/base/dtype.h"
-#include "tessera/formats/journal.h"
+#include "tessera/formats/create.h"
 #include "tessera/formats/merge.h"
 #include "tessera/reshard/planner.h"
 

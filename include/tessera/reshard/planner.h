@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -13,9 +14,20 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/strategy.h"
 #include "tessera/layout/table_plan.h"
-#include "tessera/reshard/torchrec_names.h"
 
 namespace tessera::reshard {
+
+/// Which names (and forms) the state of fused optimizers gets.
+enum class OptimizerNames {
+  as_stored,  // those it has
+  canonical,
+  torchrec,
+};
+
+/// Returns what `as-stored`, `canonical` or `torchrec` stands for, or nothing.
+std::optional<OptimizerNames> parse_optimizer_names(std::string_view name);
+/// Returns the word that parse_optimizer_names reads.
+std::string_view optimizer_names_name(OptimizerNames names);
 
 using tessera::Rename;
 
@@ -106,5 +118,27 @@ struct RankShare {
 
 /// Returns the share of each rank of the destination.
 std::vector<RankShare> rank_shares(const Plan& plan);
+
+/// Prefixes of names, by whole steps: `encoder`, with or without a last dot, is that of all names
+/// which begin with `encoder.`. They name a part of a checkpoint, for PlanOptions.
+class NamePrefixes {
+ public:
+  NamePrefixes() = default;
+  explicit NamePrefixes(std::vector<std::string> prefixes);
+
+  bool empty() const { return prefixes_.empty(); }
+
+  /// Returns patterns for a NameSelection: what lies under the prefixes.
+  std::vector<std::string> patterns() const;
+  /// Returns what takes the prefixes off the names.
+  std::vector<Rename> removals() const;
+
+  /// Throws Error(invalid_argument) naming `option` where no name has a prefix: that is more likely
+  /// a slip than a wish.
+  void check_used(const formats::CheckpointContents& contents, std::string_view option) const;
+
+ private:
+  std::vector<std::string> prefixes_;  // each with its last dot
+};
 
 }  // namespace tessera::reshard

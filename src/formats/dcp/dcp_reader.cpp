@@ -8,13 +8,13 @@
 #include <variant>
 #include <vector>
 
+#include "formats/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/recently_used.h"
 #include "formats/open_files.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
-#include "tessera/formats/dcp.h"
 
 namespace tessera::formats {
 namespace {

@@ -12,6 +12,9 @@
 #include <variant>
 #include <vector>
 
+#include "base/checked_math.h"
+#include "base/digest.h"
+#include "formats/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/parts.h"
 #include "formats/drivers.h"
@@ -22,11 +25,8 @@
 #include "formats/staging/staged_work.h"
 #include "formats/staging/staged_writer.h"
 #include "formats/torch_zip/torch_save_layout.h"
-#include "tessera/base/checked_math.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
-#include "tessera/formats/dcp.h"
 
 namespace tessera::formats {
 namespace {

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <array>
 
+#include "formats/dcp.h"
 #include "formats/drivers.h"
 #include "formats/file_names.h"
 #include "formats/signatures.h"
-#include "tessera/formats/dcp.h"
 
 namespace tessera::formats {
 namespace {

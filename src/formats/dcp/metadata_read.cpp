@@ -7,10 +7,10 @@
 #include <utility>
 #include <variant>
 
+#include "base/checked_math.h"
 #include "formats/dcp/metadata.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
-#include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::dcp {

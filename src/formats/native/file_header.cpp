@@ -4,9 +4,9 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/digest.h"
 #include "formats/native/byte_stream.h"
 #include "formats/native/checksum_text.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::native {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/checked_math.h"
+#include "base/json.h"
 #include "formats/native/byte_stream.h"
-#include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera::formats::native {
 namespace {

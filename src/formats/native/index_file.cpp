@@ -4,11 +4,11 @@
 #include <set>
 #include <vector>
 
+#include "base/digest.h"
+#include "base/json.h"
 #include "formats/native/h5_calls.h"
 #include "formats/native/link_name.h"
 #include "formats/native/rank_file.h"
-#include "tessera/base/digest.h"
-#include "tessera/base/json.h"
 
 namespace tessera::formats::native {
 namespace {

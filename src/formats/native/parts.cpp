@@ -3,10 +3,10 @@
 #include <span>
 #include <utility>
 
+#include "base/digest.h"
 #include "formats/native/checksum_text.h"
 #include "formats/native/rank_file.h"
 #include "formats/native/rank_files.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::native {

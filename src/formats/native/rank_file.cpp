@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/checked_math.h"
+#include "base/digest.h"
 #include "formats/native/byte_stream.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/link_name.h"
-#include "tessera/base/checked_math.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::native {

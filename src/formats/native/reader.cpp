@@ -3,13 +3,13 @@
 #include <utility>
 
 #include "base/byte_buffer.h"
+#include "base/json.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/index.h"
 #include "formats/native/rank_files.h"
 #include "formats/native/stored_blocks.h"
 #include "formats/native/verify.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 #include "tessera/formats/native.h"
 
 namespace tessera::formats {

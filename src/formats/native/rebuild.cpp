@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/named_object.h"
 #include "formats/native/checksum_text.h"
 #include "formats/native/index_file.h"
 #include "formats/native/rank_files.h"
 #include "formats/staging/staged_destination.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"

@@ -2,8 +2,8 @@
 
 #include <cstring>
 
+#include "base/digest.h"
 #include "formats/native/checksum_text.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::native {

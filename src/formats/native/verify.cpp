@@ -5,11 +5,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/digest.h"
 #include "formats/native/checksum_text.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/rank_files.h"
 #include "formats/native/stored_blocks.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parallel.h"
 

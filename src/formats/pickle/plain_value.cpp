@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/float_text.h"
+#include "base/json.h"
 #include "formats/pickle/text.h"
-#include "tessera/base/json.h"
 
 namespace tessera::formats::pickle {
 namespace {

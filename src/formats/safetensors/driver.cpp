@@ -2,13 +2,13 @@
 #include <array>
 #include <set>
 
+#include "base/json.h"
 #include "formats/drivers.h"
 #include "formats/file_names.h"
 #include "formats/safetensors/header.h"
 #include "formats/safetensors/shard_names.h"
 #include "formats/safetensors/values_file.h"
 #include "formats/staging/replaceable.h"
-#include "tessera/base/json.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/safetensors.h"
 

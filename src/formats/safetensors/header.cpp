@@ -5,10 +5,10 @@
 #include <bit>
 #include <tuple>
 
+#include "base/checked_math.h"
+#include "base/json.h"
 #include "base/json_events.h"
-#include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera::formats::detail {
 namespace {

@@ -6,14 +6,14 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/checked_math.h"
+#include "base/json.h"
 #include "formats/open_files.h"
 #include "formats/safetensors/header.h"
 #include "formats/safetensors/metadata_keys.h"
 #include "formats/safetensors/shard_names.h"
 #include "formats/safetensors/values_file.h"
-#include "tessera/base/checked_math.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 #include "tessera/formats/safetensors.h"
 
 namespace tessera::formats {

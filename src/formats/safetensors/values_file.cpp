@@ -8,10 +8,10 @@
 #include <optional>
 #include <utility>
 
+#include "base/checked_math.h"
+#include "base/digest.h"
 #include "formats/safetensors/header.h"
 #include "formats/staging/staged_destination.h"
-#include "tessera/base/checked_math.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::detail {

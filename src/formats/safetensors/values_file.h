@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "tessera/base/file_system.h"
-#include "tessera/base/json.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 

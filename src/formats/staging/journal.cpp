@@ -6,10 +6,10 @@
 #include <string_view>
 #include <utility>
 
+#include "base/digest.h"
+#include "base/json.h"
 #include "formats/staging/staged_destination.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera::formats {
 namespace {

@@ -13,7 +13,7 @@
 #include "tessera/base/byte_range.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
-#include "tessera/formats/journal.h"
+#include "tessera/formats/create.h"
 
 namespace tessera::formats {
 

@@ -1,4 +1,4 @@
-#include "tessera/formats/left_over.h"
+#include "tessera/formats/create.h"
 
 #include "formats/staging/staged_destination.h"
 #include "tessera/formats/detect.h"

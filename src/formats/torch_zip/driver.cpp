@@ -3,8 +3,8 @@
 
 #include "formats/drivers.h"
 #include "formats/signatures.h"
+#include "formats/torch_zip.h"
 #include "formats/zip/zip_reader.h"
-#include "tessera/formats/torch_zip.h"
 
 namespace tessera::formats {
 namespace {

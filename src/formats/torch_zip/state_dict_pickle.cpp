@@ -11,10 +11,10 @@
 #include <utility>
 #include <variant>
 
+#include "base/json.h"
 #include "formats/pickle/pickler.h"
 #include "formats/torch_zip/torch_save_layout.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 
 namespace tessera::formats::torch_zip {
 namespace {

@@ -3,8 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/checked_math.h"
 #include "formats/pickle/plain_value.h"
-#include "tessera/base/checked_math.h"
 
 namespace tessera::formats::torch_zip {
 namespace {

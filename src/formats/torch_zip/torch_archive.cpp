@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/checked_math.h"
+#include "base/digest.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
 #include "formats/torch_zip/strided_read.h"
 #include "formats/torch_zip/tensor_parser.h"
-#include "tessera/base/checked_math.h"
-#include "tessera/base/digest.h"
 
 namespace tessera::formats::torch_zip {
 namespace {

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/digest.h"
 #include "formats/paged_data.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::torch_zip {

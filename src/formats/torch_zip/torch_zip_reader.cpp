@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "formats/open_files.h"
+#include "formats/torch_zip.h"
 #include "formats/torch_zip/torch_archive.h"
-#include "tessera/formats/torch_zip.h"
 
 namespace tessera::formats {
 namespace {

@@ -8,19 +8,19 @@
 #include <utility>
 #include <vector>
 
+#include "base/checked_math.h"
+#include "base/digest.h"
 #include "formats/drivers.h"
 #include "formats/key_paths.h"
 #include "formats/paged_data.h"
 #include "formats/staging/staged_work.h"
+#include "formats/torch_zip.h"
 #include "formats/torch_zip/state_dict_pickle.h"
 #include "formats/torch_zip/torch_save_layout.h"
 #include "formats/torch_zip/torch_zip_reader.h"
 #include "formats/whole_tensors.h"
-#include "tessera/base/checked_math.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
-#include "tessera/formats/torch_zip.h"
 
 namespace tessera::formats {
 namespace {

@@ -9,8 +9,8 @@
 #include <optional>
 #include <utility>
 
-#include "tessera/base/checked_math.h"
-#include "tessera/base/digest.h"
+#include "base/checked_math.h"
+#include "base/digest.h"
 
 namespace tessera::formats::zip {
 namespace {

@@ -1,7 +1,7 @@
 #include <cstdlib>
 
 #include "runtime/dist/gloo_backend.h"
-#include "tessera/runtime/dist/transport.h"
+#include "tessera/runtime/dist/mesh.h"
 
 namespace tessera::dist {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tessera/base/value.h"
+#include "tessera/embedding_kernels/fused_optimizer.h"
 #include "tessera/formats/checkpoint.h"
-#include "tessera/runtime/embedding/fused_optimizer.h"
 
 namespace tessera::embedding {
 

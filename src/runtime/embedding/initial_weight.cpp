@@ -8,8 +8,8 @@
 #include <cmath>
 #include <mutex>
 
-#include "tessera/base/checked_math.h"
-#include "tessera/base/digest.h"
+#include "base/checked_math.h"
+#include "base/digest.h"
 #include "tessera/base/parallel.h"
 
 namespace tessera::embedding {

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <utility>
 
-#include "tessera/base/checked_math.h"
+#include "base/checked_math.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parallel.h"
 

@@ -4,9 +4,9 @@
 
 #include "runtime/embedding/sharded_tables.h"
 #include "runtime/embedding/table_state.h"
+#include "runtime/registry/shards.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/registry.h"
-#include "tessera/runtime/registry/shards.h"
 
 namespace tessera {
 namespace {

@@ -9,12 +9,12 @@
 #include <map>
 #include <set>
 
+#include "base/checked_math.h"
+#include "base/digest.h"
 #include "runtime/autograd_node.h"
 #include "runtime/embedding/initial_weight.h"
 #include "runtime/embedding/table_memory.h"
 #include "runtime/torch_bridge.h"
-#include "tessera/base/checked_math.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 #include "tessera/base/parallel.h"
 

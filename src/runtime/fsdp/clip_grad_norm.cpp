@@ -1,4 +1,4 @@
-#include "tessera/runtime/fsdp/clip_grad_norm.h"
+#include "tessera/runtime/fsdp/fully_shard.h"
 
 #include <torch/types.h>
 
@@ -8,8 +8,8 @@
 #include <set>
 
 #include "runtime/fsdp/touch_dispatch.h"
+#include "runtime/registry/shards.h"
 #include "tessera/base/error.h"
-#include "tessera/runtime/registry/shards.h"
 
 namespace tessera {
 namespace {

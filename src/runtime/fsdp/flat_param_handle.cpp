@@ -9,8 +9,8 @@
 
 #include "runtime/fsdp/traversal.h"
 #include "runtime/registry/gradient_hook.h"
+#include "runtime/registry/shards.h"
 #include "runtime/torch_bridge.h"
-#include "tessera/runtime/registry/shards.h"
 
 namespace tessera::fsdp {
 namespace {

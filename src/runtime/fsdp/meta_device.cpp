@@ -1,4 +1,4 @@
-#include "tessera/runtime/fsdp/meta_device.h"
+#include "tessera/runtime/fsdp/fully_shard.h"
 
 #include "runtime/fsdp/touch_dispatch.h"
 

@@ -9,7 +9,7 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/runtime/fsdp/touch.h"
+#include "tessera/runtime/fsdp/forward.h"
 
 namespace tessera::fsdp {
 namespace {

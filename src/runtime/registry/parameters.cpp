@@ -2,8 +2,8 @@
 
 #include <unordered_set>
 
+#include "runtime/registry/shards.h"
 #include "tessera/runtime/registry/fused_updates.h"
-#include "tessera/runtime/registry/shards.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/runtime/registry/shards.h"
+#include "runtime/registry/shards.h"
 
 #include <mutex>
 #include <unordered_map>

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/base/digest.h"
+#include "base/digest.h"
 #include "tessera/base/error.h"
 
 namespace tessera::state {

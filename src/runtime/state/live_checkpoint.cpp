@@ -7,9 +7,9 @@
 #include <map>
 #include <numeric>
 
+#include "base/digest.h"
 #include "reshard/writer_balance.h"
 #include "runtime/torch_bridge.h"
-#include "tessera/base/digest.h"
 #include "tessera/base/error.h"
 
 namespace tessera::state {

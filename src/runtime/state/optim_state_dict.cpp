@@ -7,6 +7,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "base/json.h"
 #include "runtime/registry/state_parts.h"
 #include "runtime/state/broadcast_text.h"
 #include "runtime/state/load_hints.h"
@@ -16,7 +17,6 @@
 #include "runtime/state/optimizer_parameters.h"
 #include "runtime/state/value_tree.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 #include "tessera/runtime/registry/fused_updates.h"
 
 namespace tessera {

@@ -8,7 +8,9 @@
 #include <set>
 #include <thread>
 
+#include "base/json.h"
 #include "base/streaming_copy.h"
+#include "reshard/load_planner.h"
 #include "runtime/state/checkpoint_identity.h"
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/load_hints.h"
@@ -23,13 +25,11 @@
 #include "runtime/state/sharded_state_dict.h"
 #include "runtime/state/value_tree.h"
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
 #include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
 #include "tessera/reshard/executor.h"
-#include "tessera/reshard/load_planner.h"
 #include "tessera/runtime/registry/fused_updates.h"
 #include "tessera/runtime/state/optim_state_dict.h"
 #include "tessera/runtime/state/state_dict.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "piped_streams.h"
-#include "tessera/base/json.h"
 
 namespace tessera::cli {
 namespace {

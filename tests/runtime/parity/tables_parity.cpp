@@ -8,8 +8,8 @@
 #include <iostream>
 #include <sstream>
 
+#include "base/json.h"
 #include "runtime/parity/safetensors_file.h"
-#include "tessera/base/json.h"
 #include "tessera/tessera.h"
 
 namespace {

@@ -15,12 +15,9 @@
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
-#include "tessera/formats/left_over.h"
 #include "tessera/formats/merge.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/given_options.h"
-#include "tessera/reshard/kept_move.h"
-#include "tessera/reshard/name_prefixes.h"
 #include "tessera/reshard/planner.h"
 #include "watched_work.h"
 

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "python_value.h"
-#include "tessera/base/checked_math.h"
 #include "tessera/base/edit_distance.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
@@ -65,13 +64,14 @@ class TensorSource {
     const auto size = static_cast<std::int64_t>(itemsize(tensor_.meta().dtype));
     const std::int64_t window_numel = kWindowNbytes / size;
     const std::int64_t numel = box.numel();
-    parallel_for(ceil_div(numel, window_numel), default_num_threads(), stop, [&](std::int64_t i) {
-      const std::int64_t begin = i * window_numel;
-      const std::int64_t end = std::min(numel, begin + window_numel);
-      tensor_.read(box, {begin, end},
-                   out.subspan(static_cast<std::size_t>(begin * size),
-                               static_cast<std::size_t>((end - begin) * size)));
-    });
+    parallel_for((numel + window_numel - 1) / window_numel, default_num_threads(), stop,
+                 [&](std::int64_t i) {
+                   const std::int64_t begin = i * window_numel;
+                   const std::int64_t end = std::min(numel, begin + window_numel);
+                   tensor_.read(box, {begin, end},
+                                out.subspan(static_cast<std::size_t>(begin * size),
+                                            static_cast<std::size_t>((end - begin) * size)));
+                 });
   }
 
   std::shared_ptr<const CheckpointReader> reader_;

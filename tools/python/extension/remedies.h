@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "tessera/base/remedy.h"
+#include "tessera/base/error.h"
 
 namespace tessera::python {
 

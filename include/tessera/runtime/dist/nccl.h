@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "tessera/runtime/dist/transport.h"
+#include "tessera/runtime/dist/mesh.h"
 
 // In the target tessera::nccl, which is built if torch has CUDA.
 

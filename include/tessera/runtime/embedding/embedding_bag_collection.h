@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/runtime/embedding/fused_optimizer.h"
+#include "tessera/embedding_kernels/fused_optimizer.h"
 #include "tessera/runtime/embedding/jagged_tensor.h"
 
 namespace tessera {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
@@ -121,5 +122,10 @@ template <class Impl, class... Args>
 auto forward(const torch::nn::ModuleHolder<Impl>& module, Args&&... args) {
   return forward(*module.ptr(), std::forward<Args>(args)...);
 }
+
+/// All-gathers the unit of a parameter of an open pass, as an operator that uses it does. For code
+/// that reads `data_ptr()`, which is no operator. Does nothing for other tensors. Collective if the
+/// unit is sharded now.
+void touch(const at::Tensor& parameter);
 
 }  // namespace tessera

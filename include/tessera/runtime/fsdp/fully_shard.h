@@ -2,6 +2,7 @@
 
 #include <c10/core/Stream.h>
 #include <torch/nn/module.h>
+#include <utility>
 
 #include <functional>
 #include <map>
@@ -148,5 +149,36 @@ std::vector<NamedStream> streams(const torch::nn::Module& root);
 /// Returns the collectives of the open or last pass over `root`, in order: `unshard layers.0`,
 /// `reduce layers.0`. Empty on one rank. Not collective.
 std::vector<std::string> recorded_order(const torch::nn::Module& root);
+
+namespace detail {
+
+/// While this lives, operators of this thread create tensors on the meta device: with shapes and
+/// dtypes, without memory.
+class [[nodiscard]] MetaDeviceScope {
+ public:
+  MetaDeviceScope();
+  ~MetaDeviceScope();
+  MetaDeviceScope(const MetaDeviceScope&) = delete;
+  MetaDeviceScope& operator=(const MetaDeviceScope&) = delete;
+};
+
+}  // namespace detail
+
+/// Calls `make` and returns its result, with all new tensors on the meta device: a model of any
+/// size, for fully_shard to allocate unit by unit. `make` must not read tensor values. As `with
+/// torch.device("meta")` in Python.
+template <class Make>
+auto on_meta_device(Make&& make) {
+  const detail::MetaDeviceScope scope;
+  return std::forward<Make>(make)();
+}
+
+/// Scales all gradients below `root`, sharded or not, so that their norm is at most `max_norm`.
+/// Returns the norm of the whole model before scaling, for every strategy. `norm_type`: a positive
+/// number or infinity. Do not use torch::nn::utils::clip_grad_norm_: it would see only this rank's
+/// parts, so it throws. Call it between backward and optimizer step. Collective over the meshes of
+/// sharded units and tables. Throws: Error(invalid_argument) unless `norm_type > 0` and `max_norm
+/// >= 0`.
+double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_type = 2.0);
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 #include "tessera/base/glob.h"
 #include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint.h"
-#include "tessera/inspect/scan_options.h"
+#include "tessera/inspect/tensor_reader.h"
 
 namespace tessera::inspect {
 

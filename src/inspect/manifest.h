@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
+#include "inspect/summary.h"
 #include "tessera/formats/checkpoint.h"
-#include "tessera/inspect/scan_options.h"
-#include "tessera/inspect/summary.h"
+#include "tessera/inspect/tensor_reader.h"
 
 namespace tessera::inspect {
 

@@ -1,4 +1,4 @@
-#include "tessera/reshard/kept_move.h"
+#include "tessera/reshard/executor.h"
 
 #include <atomic>
 #include <new>

@@ -24,18 +24,6 @@
 // Source: torchrec's EmbeddingFusedOptimizer and FBGEMM's `get_optimizer_state`, read in 1.6.
 namespace tessera::reshard {
 
-/// Which names (and forms) the state of fused optimizers gets.
-enum class OptimizerNames {
-  as_stored,  // those it has
-  canonical,
-  torchrec,
-};
-
-/// Returns what `as-stored`, `canonical` or `torchrec` stands for, or nothing.
-std::optional<OptimizerNames> parse_optimizer_names(std::string_view name);
-/// Returns the word that parse_optimizer_names reads.
-std::string_view optimizer_names_name(OptimizerNames names);
-
 /// Another name for a tensor of some contents.
 struct StateName {
   std::size_t tensor_index = 0;

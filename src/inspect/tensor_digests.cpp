@@ -1,9 +1,9 @@
-#include "tessera/inspect/digest.h"
+#include "inspect/tensor_digests.h"
 
 #include <algorithm>
 
+#include "base/digest.h"
 #include "inspect/scan.h"
-#include "tessera/base/digest.h"
 #include "tessera/inspect/tensor_reader.h"
 
 namespace tessera::inspect {

@@ -1,0 +1,16 @@
+#pragma once
+
+/// Everything that a program without libtorch uses: opening, checking, reading, planning, moving
+/// and writing checkpoints. Trainers include tessera/tessera.h.
+#include "tessera/formats/checkpoint_series.h"
+#include "tessera/formats/create.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
+#include "tessera/formats/format_writer.h"
+#include "tessera/formats/merge.h"
+#include "tessera/formats/parts.h"
+#include "tessera/inspect/tensor_reader.h"
+#include "tessera/inspect/verify.h"
+#include "tessera/layout/table_planner.h"
+#include "tessera/reshard/executor.h"
+#include "tessera/reshard/given_options.h"
