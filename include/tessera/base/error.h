@@ -35,6 +35,7 @@ struct ErrorWhere {
 /// What the caller can do about an error or a finding. It is data, as each program has its own
 /// words for it: `--units FILE` on a command line, `units=` in Python, PlanOptions::units in C++.
 struct Remedy {
+  /// What to do. The comments name what it is about.
   enum class Action {
     none,
     resume_or_discard,  // the work that an earlier run has kept

@@ -42,7 +42,7 @@ struct DirectoryListing {
   const std::string& path;
   const std::vector<std::string>& names;  // sorted
 
-  bool has(std::string_view name) const;
+  bool has(std::string_view name) const;  // whether there is an entry of that name
 };
 
 /// A file to be recognised, by its name and its first bytes.
@@ -113,12 +113,16 @@ class FormatDriver {
  public:
   virtual ~FormatDriver() = default;
 
+  /// Returns the format's name as a value.
   virtual Format format() const = 0;
+  /// Returns what people call it.
   virtual FormatDescription description() const = 0;
+  /// Returns what it can hold.
   virtual FormatTraits traits() const = 0;
 
-  /// Says whether a directory or a file holds a checkpoint of this format. Opens no other file.
+  /// Says whether a directory holds a checkpoint of this format. Opens no file.
   virtual Recognition recognize_directory(const DirectoryListing& directory) const = 0;
+  /// Says whether a file is a checkpoint of this format. Opens no other file.
   virtual Recognition recognize_file(const FileBegin& file) const = 0;
 
   /// Opens a checkpoint of this format. `fs` outlives the reader.

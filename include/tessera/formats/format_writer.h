@@ -20,16 +20,20 @@ class PartsWriter {
  public:
   virtual ~PartsWriter() = default;
 
+  /// As `create_part` of parts.h.
   virtual std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                                         CheckpointContents contents,
                                                         std::vector<Value> values, int rank,
                                                         const PartOptions& options) const = 0;
+  /// As `join_parts` of parts.h.
   virtual std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
                                    const CheckpointContents& contents,
                                    const std::vector<Value>& values,
                                    const PartOptions& options) const = 0;
+  /// As `seal_part` of parts.h.
   virtual void seal_part(FileSystem& fs, const std::string& directory, int rank,
                          std::uint64_t token) const = 0;
+  /// As `finish_parts` of parts.h.
   virtual void finish_parts(FileSystem& fs, const std::string& directory,
                             const CheckpointContents& contents,
                             const std::vector<Value>& values) const = 0;
@@ -40,6 +44,7 @@ class FormatWriter {
  public:
   virtual ~FormatWriter() = default;
 
+  /// Returns the format that it writes.
   virtual Format format() const = 0;
 
   /// Starts a checkpoint: see `create_checkpoint`.
