@@ -63,11 +63,21 @@ Strategy parse_strategy(std::string_view text, int world_size) {
 }
 
 std::string strategy_to_string(const Strategy& strategy) {
-  const bool is_flat = strategy.sharding == Strategy::Sharding::flat;
-  if (strategy.sharding == Strategy::Sharding::replicated) return "replicated";
-  if (strategy.num_replicas == 1) return is_flat ? "flat" : "dim0";
-  return std::string(is_flat ? "hybrid-flat:" : "hybrid:") + std::to_string(strategy.num_replicas) +
-         "x" + std::to_string(strategy.num_shards);
+  const auto name = [&](std::string_view plain, std::string_view hybrid) {
+    if (strategy.num_replicas == 1) return std::string(plain);
+    return std::string(hybrid) + ":" + std::to_string(strategy.num_replicas) + "x" +
+           std::to_string(strategy.num_shards);
+  };
+  switch (strategy.sharding) {
+    case Strategy::Sharding::replicated:
+      return "replicated";
+    case Strategy::Sharding::flat:
+      return name("flat", "hybrid-flat");
+    case Strategy::Sharding::dim0:
+      return name("dim0", "hybrid");
+  }
+  TESSERA_CHECK(false && "unnamed Sharding");
+  return {};
 }
 
 FlatUnitIndex::FlatUnitIndex(std::span<const FlatUnit> units) {
@@ -83,26 +93,27 @@ const FlatUnitIndex::Place* FlatUnitIndex::find(const std::string& fqn) const {
   return it == places_.end() ? nullptr : &it->second;
 }
 
-std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int64_t> shape,
-                             const FlatUnitIndex::Place* place) {
+namespace {
+
+std::vector<Shard> replicated_on_all(const Strategy& strategy,
+                                     std::span<const std::int64_t> shape) {
+  std::vector<int> everyone(static_cast<std::size_t>(strategy.world_size()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  return {{whole_box(shape), std::move(everyone)}};
+}
+
+std::vector<Shard> flat_shards(const Strategy& strategy, const FlatUnitIndex::Place& place) {
   std::vector<Shard> shards;
-  const bool is_flat = strategy.sharding == Strategy::Sharding::flat;
-  const bool is_replicated = strategy.sharding == Strategy::Sharding::replicated || shape.empty() ||
-                             numel_of(shape) == 0 || (is_flat && place == nullptr);
-  if (is_replicated) {
-    std::vector<int> everyone(static_cast<std::size_t>(strategy.world_size()));
-    std::iota(everyone.begin(), everyone.end(), 0);
-    shards.push_back({whole_box(shape), std::move(everyone)});
-    return shards;
+  for (int shard = 0; shard < strategy.num_shards; ++shard) {
+    const FlatRange range =
+        shard_of_parameter(*place.unit, *place.parameter, shard, strategy.num_shards);
+    if (range.numel() != 0) shards.push_back({range, replicas_of(strategy, shard)});
   }
-  if (is_flat) {
-    for (int shard = 0; shard < strategy.num_shards; ++shard) {
-      const FlatRange range =
-          shard_of_parameter(*place->unit, *place->parameter, shard, strategy.num_shards);
-      if (range.numel() != 0) shards.push_back({range, replicas_of(strategy, shard)});
-    }
-    return shards;
-  }
+  return shards;
+}
+
+std::vector<Shard> dim0_shards(const Strategy& strategy, std::span<const std::int64_t> shape) {
+  std::vector<Shard> shards;
   for (int shard = 0; shard < strategy.num_shards; ++shard) {
     const FlatRange rows = chunk_of(shape[0], shard, strategy.num_shards);
     if (rows.numel() == 0) break;  // the following ranks get nothing either
@@ -112,6 +123,24 @@ std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int6
     shards.push_back({std::move(box), replicas_of(strategy, shard)});
   }
   return shards;
+}
+
+}  // namespace
+
+std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int64_t> shape,
+                             const FlatUnitIndex::Place* place) {
+  if (shape.empty() || numel_of(shape) == 0) return replicated_on_all(strategy, shape);
+  switch (strategy.sharding) {
+    case Strategy::Sharding::replicated:
+      return replicated_on_all(strategy, shape);
+    case Strategy::Sharding::flat:
+      if (place == nullptr) return replicated_on_all(strategy, shape);
+      return flat_shards(strategy, *place);
+    case Strategy::Sharding::dim0:
+      return dim0_shards(strategy, shape);
+  }
+  TESSERA_CHECK(false && "unnamed Sharding");
+  return {};
 }
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include "reshard/optimizer_rules.h"
 #include "reshard/piece_index.h"
 #include "reshard/source_check.h"
+#include "reshard/torchrec_names.h"
 #include "reshard/writer_balance.h"
 #include "tessera/formats/format_driver.h"
 
