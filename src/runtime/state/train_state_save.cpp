@@ -141,8 +141,8 @@ void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, SaveJ
   }
 }
 
-/// Plans the save, unless the plan of the last one fits. Returns whether it did. `parts`: the
-/// format of the ranks' parts.
+/// Plans the save if the state's layout is another one than in the last save. Returns whether it
+/// is. `parts`: the format of the ranks' parts.
 bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format parts) {
   const std::string digest = state::layout_digest(all, mesh_.world_size(), parts);
   if (digest == digest_) return false;
