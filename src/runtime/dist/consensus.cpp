@@ -37,7 +37,7 @@ Error nothing_sent(const Group& group, const std::string& about_to, const std::s
   return {ErrorKind::io,
           {},
           "rank " + std::to_string(group.rank()) + " (" + group.name() + ") is about to " +
-              about_to + "; " + who + " said nothing in time"};
+              about_to + "; " + who + " sent nothing before the time-out"};
 }
 
 /// Waits for the requests of all ranks, and returns the decision, or the error that all ranks will
@@ -121,7 +121,7 @@ void Consensus::require_equal(const std::string& what, const std::vector<std::st
                             "the same on all ranks of " + group_->name(),
                             text(own_line, lines.end()) + " on rank 0, " +
                                 text(other_line, other.end()) + " on rank " + std::to_string(rank),
-                            "a model that is built otherwise on one rank?");
+                            "was the model built differently on one rank?");
     }
     return std::string();
   });

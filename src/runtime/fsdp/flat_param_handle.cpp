@@ -100,7 +100,7 @@ void FlatParamHandle::join_root(std::weak_ptr<const void> root, const std::strin
   if (!root_.expired()) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "fully sharded module",
                           "one root", "a second one",
-                          "forward of the whole and of a part of it, each as a root?");
+                          "was forward called on both the root and a submodule?");
   }
   root_ = std::move(root);
   unit_.name = fqn;
