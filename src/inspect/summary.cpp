@@ -200,7 +200,7 @@ Selection select(const formats::CheckpointContents& contents, const NameSelectio
     throw Error(ErrorKind::invalid_argument, {path, {}, {}}, what);
   }
   if (selection.empty()) {
-    throw Error(ErrorKind::invalid_argument, {path, {}, {}}, "the patterns together leave no name");
+    throw Error(ErrorKind::invalid_argument, {path, {}, {}}, "the patterns select no names");
   }
   return selection;
 }

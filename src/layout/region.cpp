@@ -276,7 +276,7 @@ std::vector<Problem> check_ranges(const std::vector<FlatRange>& ranges, std::int
   for (const FlatRange& range : ranges) {
     if (range.begin < reached) {
       report(Problem::Kind::overlap, range.begin, std::min(reached, range.end),
-             "are in two pieces that are no replicas");
+             "are in two overlapping pieces");
     } else if (range.begin > reached) {
       report(Problem::Kind::hole, reached, range.begin, "are in no piece");
     }

@@ -122,8 +122,7 @@ TEST(SelectionTest, PatternsThatLeaveNothingAreAMistake) {
       [&] {
         select(checkpoint.contents(), NameSelection({"model", "!model.weight"}), "step-7");
       },
-      test::ThrowsError(ErrorKind::invalid_argument,
-                        "step-7: the patterns together leave no name"));
+      test::ThrowsError(ErrorKind::invalid_argument, "step-7: the patterns select no names"));
   EXPECT_TRUE(select(MemoryCheckpoint().contents(), NameSelection(), "empty").empty());
 }
 

@@ -106,7 +106,7 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
   }
   const auto is_selected = [&](const std::string& name) { return names.selects(name); };
   if (names.selects_everything() || std::ranges::any_of(all, is_selected)) return;
-  throw Error(ErrorKind::invalid_argument, {}, "the patterns together leave no name in A or B");
+  throw Error(ErrorKind::invalid_argument, {}, "the patterns select no names in A or B");
 }
 
 Work::Work(Terminal& terminal, std::string phase, std::uint64_t total_nbytes,

@@ -10,64 +10,95 @@ namespace tessera::dist {
 
 using nlohmann::json;
 
-std::string Consensus::decide(
-    const std::string& own, const std::string& about_to,
-    const std::function<std::string(const std::vector<std::string>&)>& decision_of) {
-  c10d::Store& store = *group_->store();
-  const std::uint64_t number = group_->next_number();
-  const auto key_of = [](std::uint64_t round, const std::string& name) {
-    return "agree/" + std::to_string(round) + "/" + name;
-  };
-  const auto own_key = [&](int rank) { return key_of(number, std::to_string(rank)); };
-  const auto get = [&](const std::string& key) {
-    const std::vector<std::uint8_t> bytes = store.get(key);
-    return std::string(bytes.begin(), bytes.end());
-  };
-  const auto set = [&](const std::string& key, const std::string& text) {
-    store.set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
-  };
-  const auto nothing_said = [&](const std::string& who) {
-    return Error(ErrorKind::io, {},
-                 "rank " + std::to_string(group_->rank()) + " (" + group_->name() +
-                     ") is about to " + about_to + "; " + who + " said nothing in time");
-  };
-  const std::string decision_key = key_of(number, "decision");
+namespace {
+
+using DecisionOf = std::function<std::string(const std::vector<std::string>&)>;
+
+std::string key_of(std::uint64_t round, const std::string& name) {
+  return "agree/" + std::to_string(round) + "/" + name;
+}
+std::string request_key(std::uint64_t round, int rank) {
+  return key_of(round, std::to_string(rank));
+}
+std::string decision_key(std::uint64_t round) {
+  return key_of(round, "decision");
+}
+
+std::string get(c10d::Store& store, const std::string& key) {
+  const std::vector<std::uint8_t> bytes = store.get(key);
+  return {bytes.begin(), bytes.end()};
+}
+void set(c10d::Store& store, const std::string& key, const std::string& text) {
+  store.set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
+}
+
+/// Returns the error about ranks that did not send their part.
+Error nothing_sent(const Group& group, const std::string& about_to, const std::string& who) {
+  return {ErrorKind::io,
+          {},
+          "rank " + std::to_string(group.rank()) + " (" + group.name() + ") is about to " +
+              about_to + "; " + who + " sent nothing before the time-out"};
+}
+
+/// Waits for the requests of all ranks, and returns the decision, or the error that all ranks will
+/// throw. For rank 0.
+json make_decision(Group& group, std::uint64_t round, const std::string& own,
+                   const std::string& about_to, const DecisionOf& decision_of) {
   json decision;
-  set(own_key(group_->rank()), own);
+  std::vector<std::string> requests{own};
+  try {
+    for (int rank = 1; rank < group.size(); ++rank) {
+      try {
+        requests.push_back(get(*group.store(), request_key(round, rank)));
+      } catch (const std::exception&) {
+        throw nothing_sent(group, about_to, "rank " + std::to_string(rank));
+      }
+    }
+    decision["result"] = decision_of(requests);
+  } catch (const Error& error) {
+    decision["kind"] = static_cast<int>(error.kind());
+    decision["error"] = error.what();
+  }
+  return decision;
+}
+
+/// Waits for the decision of rank 0. For the other ranks.
+json wait_for_decision(Group& group, std::uint64_t round, const std::string& about_to) {
+  c10d::Store& store = *group.store();
+  try {
+    return json::parse(get(store, decision_key(round)));
+  } catch (const std::exception&) {
+    std::string silent;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (store.check({request_key(round, rank)})) continue;
+      silent += (silent.empty() ? "rank " : ", rank ") + std::to_string(rank);
+    }
+    throw nothing_sent(group, about_to, silent.empty() ? "rank 0" : silent);
+  }
+}
+
+void delete_keys(Group& group, std::uint64_t round) {
+  c10d::Store& store = *group.store();
+  for (int rank = 0; rank < group.size(); ++rank) store.deleteKey(request_key(round, rank));
+  store.deleteKey(decision_key(round));
+}
+
+}  // namespace
+
+std::string Consensus::decide(const std::string& own, const std::string& about_to,
+                              const DecisionOf& decision_of) {
+  c10d::Store& store = *group_->store();
+  const std::uint64_t round = group_->next_number();
+  set(store, request_key(round, group_->rank()), own);
+  json decision;
   if (group_->rank() == 0) {
-    std::vector<std::string> said{own};
-    try {
-      for (int rank = 1; rank < group_->size(); ++rank) {
-        try {
-          said.push_back(get(own_key(rank)));
-        } catch (const std::exception&) {
-          throw nothing_said("rank " + std::to_string(rank));
-        }
-      }
-      decision["result"] = decision_of(said);
-    } catch (const Error& error) {
-      decision["kind"] = static_cast<int>(error.kind());
-      decision["error"] = error.what();
-    }
-    set(decision_key, decision.dump());
-    if (last_number_) {  // all ranks sent a new request, so all have read the last result
-      for (int rank = 0; rank < group_->size(); ++rank) {
-        store.deleteKey(key_of(*last_number_, std::to_string(rank)));
-      }
-      store.deleteKey(key_of(*last_number_, "decision"));
-    }
-    last_number_ = number;
+    decision = make_decision(*group_, round, own, about_to, decision_of);
+    set(store, decision_key(round), decision.dump());
+    // All ranks sent a new request, so all have read the last result.
+    if (last_number_) delete_keys(*group_, *last_number_);
+    last_number_ = round;
   } else {
-    try {
-      decision = json::parse(get(decision_key));
-    } catch (const std::exception&) {
-      std::string silent;
-      for (int rank = 0; rank < group_->size(); ++rank) {
-        if (store.check({own_key(rank)})) continue;
-        silent += (silent.empty() ? "rank " : ", rank ") + std::to_string(rank);
-      }
-      throw nothing_said(silent.empty() ? "rank 0" : silent);
-    }
+    decision = wait_for_decision(*group_, round, about_to);
   }
   if (decision.contains("error")) {
     throw Error(static_cast<ErrorKind>(decision["kind"].get<int>()), {},
@@ -90,7 +121,7 @@ void Consensus::require_equal(const std::string& what, const std::vector<std::st
                             "the same on all ranks of " + group_->name(),
                             text(own_line, lines.end()) + " on rank 0, " +
                                 text(other_line, other.end()) + " on rank " + std::to_string(rank),
-                            "a model that is built otherwise on one rank?");
+                            "was the model built differently on one rank?");
     }
     return std::string();
   });

@@ -256,45 +256,41 @@ const LocalBags& Input::bags() {
   return bags_;
 }
 
-/// Assembles the bags of all ranks, output by output.
-void Input::unpack() {
-  struct Run {  // what one rank sent for one output
-    const std::int64_t* lengths;
-    std::int64_t num_samples;
-    const std::int64_t* ids = nullptr;
-    const float* weights = nullptr;
-    std::int64_t* offsets = nullptr;  // where its bags end
-    std::int64_t begin = 0;           // in all ids
-    std::int64_t num_ids = 0;
-  };
-  struct Source {
-    const std::int64_t* lengths;
-    const std::int64_t* ids;
-    const float* weights;
-  };
-  const std::int64_t outputs = num_outputs(rank());
-  const auto num_ranks = batch_sizes_.size();
-  std::vector<Source> sources;
+/// Returns where the message of each rank begins.
+std::vector<const std::int64_t*> Input::received_messages() const {
+  std::vector<const std::int64_t*> messages;
   const std::int64_t* at = longs(received_);
-  for (std::size_t peer = 0; peer < num_ranks; ++peer) {
-    const std::int64_t* const ids = at + outputs * batch_sizes_[peer];
-    sources.push_back({at, ids, reinterpret_cast<const float*>(ids + num_received_[peer])});
+  for (std::size_t peer = 0; peer < batch_sizes_.size(); ++peer) {
+    messages.push_back(at);
     at += payload(rank(), batch_sizes_[peer], num_received_[peer]);
   }
+  return messages;
+}
+
+/// Returns the runs by output and then by rank, with their lengths and numbers of ids.
+std::vector<Input::Run> Input::received_runs() const {
+  const std::int64_t outputs = num_outputs(rank());
+  const std::vector<const std::int64_t*> messages = received_messages();
   std::vector<Run> runs;
   for (std::int64_t output = 0; output < outputs; ++output) {
-    for (std::size_t peer = 0; peer < num_ranks; ++peer) {
-      runs.push_back({sources[peer].lengths + output * batch_sizes_[peer], batch_sizes_[peer]});
+    for (std::size_t peer = 0; peer < messages.size(); ++peer) {
+      runs.push_back({messages[peer] + output * batch_sizes_[peer], batch_sizes_[peer]});
     }
   }
   for_all(runs, [](Run& run) {
     run.num_ids = std::accumulate(run.lengths, run.lengths + run.num_samples, std::int64_t{0});
   });
+  return runs;
+}
 
-  bags_.num_samples = sum_of(batch_sizes_);
+/// Allocates the bags. If there is one rank, its ids are in order already: the bags are views of
+/// the message.
+void Input::allocate_bags() {
+  const std::int64_t outputs = num_outputs(rank());
   const std::int64_t num_ids = sum_of(num_received_);
+  bags_.num_samples = sum_of(batch_sizes_);
   bags_.offsets = torch::empty({outputs * bags_.num_samples + 1}, at::kLong);
-  if (num_ranks == 1) {  // already in order
+  if (batch_sizes_.size() == 1) {
     const at::Tensor behind_lengths = received_.slice(0, outputs * bags_.num_samples);
     bags_.ids = behind_lengths.narrow(0, 0, num_ids);
     if (is_weighted_) {
@@ -304,26 +300,50 @@ void Input::unpack() {
     bags_.ids = torch::empty({num_ids}, at::kLong);
     if (is_weighted_) bags_.weights = torch::empty({num_ids}, at::kFloat);
   }
-  auto* const ids = bags_.ids.mutable_data_ptr<std::int64_t>();
-  auto* const weights = is_weighted_ ? bags_.weights.mutable_data_ptr<float>() : nullptr;
+}
+
+/// Sets for each run where its ids and weights were received, and where its bags go.
+void Input::place_runs(std::vector<Run>& runs) {
+  struct Source {  // the next ids and weights of a rank
+    const std::int64_t* ids;
+    const float* weights;
+  };
+  const std::int64_t outputs = num_outputs(rank());
+  const std::vector<const std::int64_t*> messages = received_messages();
+  std::vector<Source> sources;
+  for (std::size_t peer = 0; peer < messages.size(); ++peer) {
+    const std::int64_t* const ids = messages[peer] + outputs * batch_sizes_[peer];
+    sources.push_back({ids, reinterpret_cast<const float*>(ids + num_received_[peer])});
+  }
   auto* offset = bags_.offsets.mutable_data_ptr<std::int64_t>();
   *offset++ = 0;
   std::int64_t begin = 0;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     Run& run = runs[i];
-    Source& source = sources[i % num_ranks];
+    Source& source = sources[i % sources.size()];
     run.ids = std::exchange(source.ids, source.ids + run.num_ids);
     run.weights = std::exchange(source.weights, source.weights + run.num_ids);
     run.offsets = std::exchange(offset, offset + run.num_samples);
     run.begin = std::exchange(begin, begin + run.num_ids);
   }
-  TESSERA_CHECK(begin == num_ids);  // else lengths and ids are from different batches
+  // Else lengths and ids are from different batches.
+  TESSERA_CHECK(begin == sum_of(num_received_));
+}
+
+/// Assembles the bags of all ranks, output by output.
+void Input::unpack() {
+  std::vector<Run> runs = received_runs();
+  allocate_bags();
+  place_runs(runs);
+  const bool is_in_order = batch_sizes_.size() == 1;
+  auto* const ids = bags_.ids.mutable_data_ptr<std::int64_t>();
+  auto* const weights = is_weighted_ ? bags_.weights.mutable_data_ptr<float>() : nullptr;
   for_all(runs, [&](const Run& run) {
     std::int64_t end = run.begin;
     for (std::int64_t sample = 0; sample < run.num_samples; ++sample) {
       run.offsets[sample] = end += run.lengths[sample];
     }
-    if (num_ranks == 1) return;
+    if (is_in_order) return;
     std::copy_n(run.ids, run.num_ids, ids + run.begin);
     if (weights != nullptr) std::copy_n(run.weights, run.num_ids, weights + run.begin);
   });

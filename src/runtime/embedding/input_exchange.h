@@ -87,7 +87,21 @@ class Input {
   void check_headers();
   void pack(const Part& part, std::int64_t* lengths, std::int64_t* ids, float* weights,
             std::int64_t* positions) const;
+  /// What one rank sent for one output.
+  struct Run {
+    const std::int64_t* lengths;
+    std::int64_t num_samples;
+    const std::int64_t* ids = nullptr;
+    const float* weights = nullptr;
+    std::int64_t* offsets = nullptr;  // where its bags end
+    std::int64_t begin = 0;           // in the ids of all runs
+    std::int64_t num_ids = 0;
+  };
   void unpack();
+  std::vector<const std::int64_t*> received_messages() const;
+  std::vector<Run> received_runs() const;
+  void allocate_bags();
+  void place_runs(std::vector<Run>& runs);
   std::vector<std::int64_t> send_sizes() const;
   std::int64_t num_outputs(int rank) const;
   std::int64_t payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const;

@@ -82,7 +82,7 @@ Tensor lengths_of(const Tensor& values, const Tensor& offsets, const BagNames& n
   const std::int64_t num_bags = on_host.numel() - 1;
   for (std::int64_t bag = 0; bag < num_bags; ++bag) {
     if (offset[bag + 1] < offset[bag]) {
-      refuse("offsets of " + name(bag), "an end at or behind " + std::to_string(offset[bag]),
+      refuse("offsets of " + name(bag), "an offset of at least " + std::to_string(offset[bag]),
              std::to_string(offset[bag + 1]));
     }
   }

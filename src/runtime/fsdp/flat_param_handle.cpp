@@ -100,7 +100,7 @@ void FlatParamHandle::join_root(std::weak_ptr<const void> root, const std::strin
   if (!root_.expired()) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "fully sharded module",
                           "one root", "a second one",
-                          "forward of the whole and of a part of it, each as a root?");
+                          "was forward called on both the root and a submodule?");
   }
   root_ = std::move(root);
   unit_.name = fqn;
@@ -124,12 +124,30 @@ void FlatParamHandle::refuse(ErrorKind kind, std::size_t index, const std::strin
 
 void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters) {
   const at::NoGradGuard no_grad;
-  const std::size_t num_parameters = parameters.size();
+  copy_own_shard(parameters);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    sharded_views_.push_back(sharded_view(sharded_flat_param_, i));
+  }
+  if (has_own_full_buffer()) make_full_buffer(parameters.front().tensor.options());
+
+  const auto& reduce_dtype = options_.mixed_precision.reduce_dtype;
+  reduces_gradients_ = has_own_full_buffer() || options_.replicate_group->size() > 1 ||
+                       (reduce_dtype && dtype_of(*reduce_dtype) != unit_.dtype);
+  has_gradient_.resize(parameters.size());
+  was_reduced_.resize(parameters.size());
+  kept_gradients_.resize(parameters.size());
+  has_unsynced_.resize(parameters.size());
+  is_put_aside_.resize(parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) attach_to(parameters[i].tensor, i);
+  show(sharded_views_);
+}
+
+/// Concatenates the parameters, and keeps this rank's shard.
+void FlatParamHandle::copy_own_shard(const std::vector<ManagedParameter>& parameters) {
   const Tensor& first = parameters.front().tensor;
   const std::int64_t shard_numel = sharded_numel(unit_, options_.shard_group->size());
-  const auto own = first.options().requires_grad(false);
-  Tensor flat = torch::empty({shard_numel * num_ranks()}, own);
-  for (std::size_t i = 0; i < num_parameters; ++i) {
+  Tensor flat = torch::empty({shard_numel * num_ranks()}, first.options().requires_grad(false));
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
     full_view(flat, i).copy_(parameters[i].tensor);
   }
   zero_padding(flat);
@@ -141,51 +159,41 @@ void FlatParamHandle::take_over(const std::vector<ManagedParameter>& parameters)
     sharded_flat_param_ = sharded_flat_param_.to(at::kCPU);
     if (compute_device_.is_cuda()) sharded_flat_param_ = sharded_flat_param_.pin_memory();
   }
+}
 
-  for (std::size_t i = 0; i < num_parameters; ++i) {
-    sharded_views_.push_back(sharded_view(sharded_flat_param_, i));
+/// Makes the buffer of gathered parameters, with views of it for each parameter, and frees the
+/// buffer's memory. `own`: the options of the parameters.
+void FlatParamHandle::make_full_buffer(const at::TensorOptions& own) {
+  for (Tensor& view : sharded_views_) view = with_touch_key(view);
+  sharded_registration_.emplace(sharded_flat_param_.storage(), static_cast<TouchListener&>(*this));
+  const at::ScalarType own_dtype = c10::typeMetaToScalarType(own.dtype());
+  unsharded_flat_param_ = torch::empty(
+      {sharded_flat_param_.numel() * num_ranks()},
+      own.requires_grad(false).dtype(options_.mixed_precision.param_dtype.value_or(own_dtype)));
+  // Created while the buffer has memory: narrow would fail afterwards.
+  for (std::size_t i = 0; i < sharded_views_.size(); ++i) {
+    full_views_.push_back(with_touch_key(full_view(unsharded_flat_param_, i)));
   }
-  if (has_own_full_buffer()) {
-    for (at::Tensor& view : sharded_views_) view = with_touch_key(view);
-    sharded_registration_.emplace(sharded_flat_param_.storage(),
-                                  static_cast<TouchListener&>(*this));
-    const auto& param_dtype = options_.mixed_precision.param_dtype;
-    unsharded_flat_param_ =
-        torch::empty({flat.numel()}, own.dtype(param_dtype.value_or(first.scalar_type())));
-    // Created while the buffer has memory: narrow would fail afterwards.
-    for (std::size_t i = 0; i < num_parameters; ++i) {
-      full_views_.push_back(with_touch_key(full_view(unsharded_flat_param_, i)));
-    }
-    full_registration_.emplace(unsharded_flat_param_.storage(), static_cast<TouchListener&>(*this));
-    SpareMemory().free(unsharded_flat_param_);
-  }
+  full_registration_.emplace(unsharded_flat_param_.storage(), static_cast<TouchListener&>(*this));
+  SpareMemory().free(unsharded_flat_param_);
+}
 
-  const auto& reduce_dtype = options_.mixed_precision.reduce_dtype;
-  reduces_gradients_ = has_own_full_buffer() || options_.replicate_group->size() > 1 ||
-                       (reduce_dtype && dtype_of(*reduce_dtype) != unit_.dtype);
-  has_gradient_.resize(num_parameters);
-  was_reduced_.resize(num_parameters);
-  kept_gradients_.resize(num_parameters);
-  has_unsynced_.resize(num_parameters);
-  is_put_aside_.resize(num_parameters);
-  for (std::size_t i = 0; i < num_parameters; ++i) {
-    const Tensor& parameter = parameters[i].tensor;
-    weak_parameters_.emplace_back(parameter);
-    registry::note_shard(parameter,
-                         {{unit_.parameters[i].fqn, unit_.dtype, unit_.parameters[i].shape},
-                          is_sharded() ? options_.shard_group : nullptr});
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        parameter, std::make_unique<GradientHook>(shared_from_this(), i));
-    // set_post_acc_grad_hooks keeps only one hook; register_hook lets users add theirs. It needs
-    // requires_grad, and a frozen parameter may be trained later.
-    const bool is_trained = parameter.requires_grad();
-    parameter.set_requires_grad(true);
-    parameter.register_hook([handle = shared_from_this(), i](const Tensor& /*gradient*/) {
-      handle->put_gradient_aside(i);
-    });
-    parameter.set_requires_grad(is_trained);
-  }
-  show(sharded_views_);
+/// Registers parameter `index` as part of this handle, and adds the hooks for its gradients.
+void FlatParamHandle::attach_to(const Tensor& parameter, std::size_t index) {
+  const FlatUnitParameter& in_unit = unit_.parameters[index];
+  weak_parameters_.emplace_back(parameter);
+  registry::note_shard(parameter, {{in_unit.fqn, unit_.dtype, in_unit.shape},
+                                   is_sharded() ? options_.shard_group : nullptr});
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      parameter, std::make_unique<GradientHook>(shared_from_this(), index));
+  // set_post_acc_grad_hooks keeps only one hook; register_hook lets users add theirs. It needs
+  // requires_grad, and a frozen parameter may be trained later.
+  const bool is_trained = parameter.requires_grad();
+  parameter.set_requires_grad(true);
+  parameter.register_hook([handle = shared_from_this(), index](const Tensor& /*gradient*/) {
+    handle->put_gradient_aside(index);
+  });
+  parameter.set_requires_grad(is_trained);
 }
 
 void FlatParamHandle::zero_padding(const Tensor& flat) const {

@@ -190,6 +190,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
         reshards_after_forward_(options_.strategy == ShardingStrategy::full_shard ||
                                 options_.strategy == ShardingStrategy::hybrid_shard) {}
   void take_over(const std::vector<ManagedParameter>& parameters);
+  void copy_own_shard(const std::vector<ManagedParameter>& parameters);
+  void make_full_buffer(const at::TensorOptions& own);
+  void attach_to(const at::Tensor& parameter, std::size_t index);
   void put_gradient_aside(std::size_t index);
   std::optional<std::size_t> written_parameter() const;
   [[noreturn]] void refuse_write(std::size_t index) const;

@@ -211,64 +211,81 @@ void refuse_part_of_unit(const Module& module) {
   }
 }
 
+/// Throws unless the parameter fits into a unit that begins with `first`.
+void refuse_unfit(const FoundParameter& found, const FoundParameter& first) {
+  if (found.tensor.device() != first.tensor.device()) {
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn}, "device",
+                          first.tensor.device().str() + " as for " + first.fqn,
+                          found.tensor.device().str());
+  }
+  if (!found.tensor.is_leaf() || !at::isFloatingType(found.tensor.scalar_type())) {
+    throw Error::expected(ErrorKind::unsupported, {.fqn = found.fqn}, "parameter",
+                          "a floating-point leaf",
+                          std::string(c10::toString(found.tensor.scalar_type())) +
+                              (found.tensor.is_leaf() ? "" : " with a graph"),
+                          "ignored_states leaves it out");
+  }
+  if (registry::gradient_hook(found.tensor) != nullptr) {
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
+                          "parameter of a module to be fully sharded", "one that is no other API's",
+                          "one that replicate had taken over",
+                          "a weight tied to one of a replicated module? ignored_states leaves it "
+                          "out");
+  }
+  if (found.tensor.grad().defined()) {
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
+                          "parameter of a module to be fully sharded", "one without a gradient",
+                          "one with a whole gradient",
+                          "fully_shard goes before the first backward and the optimizer; state "
+                          "of an optimizer that has stepped has the whole shapes too");
+  }
+}
+
+/// The parameters that go into one flat parameter.
+struct DtypeGroup {
+  at::ScalarType dtype;
+  std::vector<ManagedParameter> parameters;
+  std::vector<SharedParameter> shared;
+};
+
+/// Adds a parameter, or notes that it is tied to one that the group has.
+void add_to(DtypeGroup& group, const FoundParameter& found) {
+  const auto tied = std::ranges::find_if(group.parameters, [&](const ManagedParameter& each) {
+    return each.tensor.is_same(found.tensor);
+  });
+  if (tied != group.parameters.end()) {
+    group.shared.push_back({found.fqn, static_cast<std::size_t>(tied - group.parameters.begin())});
+  } else {
+    group.parameters.push_back({found.fqn, found.tensor});
+  }
+}
+
+/// Groups a module's parameters without a unit by dtype, in order of first appearance. Throws:
+/// Error naming a parameter that cannot be sharded.
+std::vector<DtypeGroup> group_by_dtype(const ModulePtr& module, const FullyShardOptions& options) {
+  std::vector<DtypeGroup> groups;
+  const std::vector<FoundParameter> all = unmanaged_parameters(module, options);
+  for (const FoundParameter& found : all) {
+    refuse_unfit(found, all.front());
+    const at::ScalarType dtype = found.tensor.scalar_type();
+    auto group = std::ranges::find(groups, dtype, &DtypeGroup::dtype);
+    if (group == groups.end()) group = groups.insert(groups.end(), DtypeGroup{dtype, {}, {}});
+    add_to(*group, found);
+  }
+  return groups;
+}
+
 /// Puts parameters without a unit into flat parameters of `module`, one per dtype.
 void make_unit(const NamedModule& at, const FullyShardOptions& options) {
   const ModulePtr& module = at.module;
-  struct Group {
-    std::vector<ManagedParameter> parameters;
-    std::vector<SharedParameter> shared;
-  };
-  std::vector<std::pair<at::ScalarType, Group>> groups;  // in order of first appearance
-  std::optional<FoundParameter> first;
-  for (const FoundParameter& found : unmanaged_parameters(module, options)) {
-    if (!first) first = found;
-    if (found.tensor.device() != first->tensor.device()) {
-      throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn}, "device",
-                            first->tensor.device().str() + " as for " + first->fqn,
-                            found.tensor.device().str());
-    }
-    if (!found.tensor.is_leaf() || !at::isFloatingType(found.tensor.scalar_type())) {
-      throw Error::expected(ErrorKind::unsupported, {.fqn = found.fqn}, "parameter",
-                            "a floating-point leaf",
-                            std::string(c10::toString(found.tensor.scalar_type())) +
-                                (found.tensor.is_leaf() ? "" : " with a graph"),
-                            "ignored_states leaves it out");
-    }
-    if (registry::gradient_hook(found.tensor) != nullptr) {
-      throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
-                            "parameter of a module to be fully sharded",
-                            "one that is no other API's", "one that replicate had taken over",
-                            "a weight tied to one of a replicated module? ignored_states leaves it "
-                            "out");
-    }
-    if (found.tensor.grad().defined()) {
-      throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
-                            "parameter of a module to be fully sharded", "one without a gradient",
-                            "one with a whole gradient",
-                            "fully_shard goes before the first backward and the optimizer; state "
-                            "of an optimizer that has stepped has the whole shapes too");
-    }
-    auto it = std::ranges::find(groups, found.tensor.scalar_type(),
-                                &std::pair<at::ScalarType, Group>::first);
-    if (it == groups.end()) it = groups.insert(groups.end(), {found.tensor.scalar_type(), {}});
-    Group& group = it->second;
-    const auto tied = std::ranges::find_if(group.parameters, [&](const ManagedParameter& each) {
-      return each.tensor.is_same(found.tensor);
-    });
-    if (tied != group.parameters.end()) {
-      group.shared.push_back(
-          {found.fqn, static_cast<std::size_t>(tied - group.parameters.begin())});
-    } else {
-      group.parameters.push_back({found.fqn, found.tensor});
-    }
-  }
+  std::vector<DtypeGroup> groups = group_by_dtype(module, options);
   auto unit = std::make_shared<ShardedModule>();
   unit->module = module;
   unit->mixed_precision = options.mixed_precision;
   unit->forward_prefetch = options.forward_prefetch;
   unit->limit_all_gathers = options.limit_all_gathers;
   unit->backward_prefetch = options.backward_prefetch;
-  for (auto& [dtype, group] : groups) {
+  for (DtypeGroup& group : groups) {
     unit->handles.push_back(FlatParamHandle::create(module, at.fqn, std::move(group.parameters),
                                                     std::move(group.shared),
                                                     handle_options(options)));

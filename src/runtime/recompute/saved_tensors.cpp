@@ -154,14 +154,16 @@ void Frame::compute_again(std::vector<at::Tensor>& saved) {
   if (saved.size() != sizes_.size()) {
     throw Error::expected(ErrorKind::mismatch, {}, "tensors that a recomputed function saves",
                           std::to_string(sizes_.size()) + " as in its forward",
-                          std::to_string(saved.size()), "a function that is not the same twice?");
+                          std::to_string(saved.size()),
+                          "does the function behave differently when called again?");
   }
   for (std::size_t i = 0; i < saved.size(); ++i) {
     if (saved[i].sizes() == at::IntArrayRef(sizes_[i])) continue;
     throw Error::expected(ErrorKind::mismatch, {},
                           "tensor " + std::to_string(i) + " that a recomputed function saves",
                           "shape " + describe(sizes_[i]) + " as in its forward",
-                          describe(saved[i].sizes()), "a function that is not the same twice?");
+                          describe(saved[i].sizes()),
+                          "does the function behave differently when called again?");
   }
 }
 
@@ -172,7 +174,7 @@ std::vector<at::Tensor> recompute_saved_tensors(detail::RecomputeBody body,
                                                 RngState rng_state) {
   if (!is_installed) {
     throw Error(ErrorKind::unsupported, {},
-                "recompute: another autograd engine than libtorch's own is at work (Python's?); "
+                "recompute: another autograd engine is active (Python's?); "
                 "Recomputation::reentrant works with it");
   }
   RngStates rng_states;

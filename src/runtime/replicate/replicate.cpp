@@ -533,78 +533,103 @@ void refuse_applied(const Module& module, const std::string& fqn) {
   }
 }
 
-}  // namespace
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
-void replicate(Module& module, const ReplicateOptions& options) {
-  const ModulePtr owner = registry::weak_module(module).lock();
-  refuse_applied(module, "");
-  std::vector<std::pair<std::string, Tensor>> parameters;
-  std::vector<std::pair<std::string, Tensor>> frozen;
+void refuse_unfit(const std::string& fqn, const Tensor& parameter) {
+  if (registry::gradient_hook(parameter) != nullptr) {
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
+                          "parameter of a module to be replicated", "one that is no other API's",
+                          "one that a module elsewhere had taken over",
+                          "a weight tied to one of a sharded or replicated module? "
+                          "ignored_states leaves it to that one");
+  }
+  if (parameter.is_meta() || !parameter.is_leaf()) {
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
+                          "parameter of a module to be replicated", "a leaf with memory",
+                          parameter.is_meta() ? "one on the meta device" : "one with a graph");
+  }
+}
+
+/// The parameters of a module that are not ignored.
+struct FoundParameters {
+  NamedTensors trained;  // each once; their gradients will be averaged
+  NamedTensors frozen;
+};
+
+FoundParameters find_parameters(Module& module, const std::vector<Tensor>& ignored) {
+  FoundParameters found;
   const auto take = [&](const std::string& fqn, const Tensor& parameter) {
     const auto is_same = [&](const Tensor& each) { return each.is_same(parameter); };
     const bool is_left_out =
-        !parameter.defined() || std::ranges::any_of(options.ignored_states, is_same) ||
-        std::ranges::any_of(parameters, [&](const auto& each) { return is_same(each.second); });
+        !parameter.defined() || std::ranges::any_of(ignored, is_same) ||
+        std::ranges::any_of(found.trained, [&](const auto& each) { return is_same(each.second); });
     if (is_left_out) return;
     if (!parameter.requires_grad()) {
-      frozen.emplace_back(fqn, parameter);
+      found.frozen.emplace_back(fqn, parameter);
       return;
     }
-    if (registry::gradient_hook(parameter) != nullptr) {
-      throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
-                            "parameter of a module to be replicated", "one that is no other API's",
-                            "one that a module elsewhere had taken over",
-                            "a weight tied to one of a sharded or replicated module? "
-                            "ignored_states leaves it to that one");
-    }
-    if (parameter.is_meta() || !parameter.is_leaf()) {
-      throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
-                            "parameter of a module to be replicated", "a leaf with memory",
-                            parameter.is_meta() ? "one on the meta device" : "one with a graph");
-    }
-    parameters.emplace_back(fqn, parameter);
+    refuse_unfit(fqn, parameter);
+    found.trained.emplace_back(fqn, parameter);
   };
   for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
     for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
       take(prefix + parameter.key(), parameter.value());
     }
   });
-  // Its collectives need no common order with those of other modules.
-  const auto group = options.mesh.world()->separate("replicate");
+  return found;
+}
+
+/// Throws on all ranks if they do not replicate the same parameters and buffers. Collective.
+void require_equal_modules(Module& module, const NamedTensors& parameters,
+                           const ReplicateOptions& options,
+                           const std::shared_ptr<dist::Group>& group) {
   const bool syncs_buffers = options.buffers == ReplicateOptions::Buffers::broadcast ||
                              options.module_states == ReplicateOptions::ModuleStates::sync;
-  if (group->size() > 1) {
-    std::vector<std::string> lines{"buckets of " + std::to_string(options.bucket_nbytes) +
-                                   " bytes"};
-    const auto add_line = [&](const std::string& fqn, const Tensor& tensor) {
-      lines.push_back(c10::str(fqn, " (", tensor.scalar_type(), ", ", tensor.sizes(), ")"));
-    };
-    for (const auto& [fqn, tensor] : parameters) add_line(fqn, tensor);
-    for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
-      for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
-        if (syncs_buffers && buffer.value().defined()) {
-          add_line(prefix + buffer.key(), buffer.value());
-        }
+  std::vector<std::string> lines{"buckets of " + std::to_string(options.bucket_nbytes) + " bytes"};
+  const auto add_line = [&](const std::string& fqn, const Tensor& tensor) {
+    lines.push_back(c10::str(fqn, " (", tensor.scalar_type(), ", ", tensor.sizes(), ")"));
+  };
+  for (const auto& [fqn, tensor] : parameters) add_line(fqn, tensor);
+  for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
+    for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
+      if (syncs_buffers && buffer.value().defined()) {
+        add_line(prefix + buffer.key(), buffer.value());
       }
-    });
-    dist::Consensus(group).require_equal("parameters and buffers to be replicated", lines);
-  }
+    }
+  });
+  dist::Consensus(group).require_equal("parameters and buffers to be replicated", lines);
+}
+
+/// Sends rank 0's parameters and buffers, each tensor once. Collective.
+void sync_module_states(Module& module, dist::Group& group) {
+  dist::StateSync sync(group);
+  for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
+    for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
+      sync.sync(prefix + parameter.key(), parameter.value());
+    }
+  });
+  for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
+    for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
+      sync.sync(prefix + buffer.key(), buffer.value());
+    }
+  });
+}
+
+}  // namespace
+
+void replicate(Module& module, const ReplicateOptions& options) {
+  const ModulePtr owner = registry::weak_module(module).lock();
+  refuse_applied(module, "");
+  const FoundParameters parameters = find_parameters(module, options.ignored_states);
+  // Its collectives need no common order with those of other modules.
+  const auto group = options.mesh.world()->separate("replicate");
+  if (group->size() > 1) require_equal_modules(module, parameters.trained, options, group);
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {
-    dist::StateSync sync(*group);
-    for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
-      for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
-        sync.sync(prefix + parameter.key(), parameter.value());
-      }
-    });
-    for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
-      for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
-        sync.sync(prefix + buffer.key(), buffer.value());
-      }
-    });
+    sync_module_states(module, *group);
   }
   const auto reducer = std::make_shared<Reducer>(owner, options, group);
-  reducer->take(parameters);
-  for (const auto& [fqn, tensor] : frozen) {
+  reducer->take(parameters.trained);
+  for (const auto& [fqn, tensor] : parameters.frozen) {
     if (registry::gradient_hook(tensor) != nullptr) continue;
     torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<RefusingHook>(fqn));
   }

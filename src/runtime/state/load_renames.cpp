@@ -106,6 +106,119 @@ void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pa
   }
 }
 
+/// The names that problems say are missing or unexpected.
+struct UnmatchedNames {
+  std::set<std::string> missing;                 // of the model
+  std::set<std::string> unexpected;              // of the model and the optimizer
+  std::map<std::string, NamesOfShape> by_shape;  // those that a rename may match
+};
+
+UnmatchedNames unmatched_names(const std::vector<Finding>& problems,
+                               const CheckpointContents& source, const CheckpointContents& wanted,
+                               const std::vector<Rename>& given) {
+  UnmatchedNames names;
+  for (const Finding& problem : problems) {
+    const std::string& fqn = problem.where.fqn;
+    if (problem.rule == "missing" && fqn.starts_with(kModel)) {
+      names.missing.insert(fqn);
+      const formats::TensorEntry* const tensor = wanted.find_tensor(fqn);
+      if (tensor == nullptr) continue;
+      names.by_shape[shape_to_string(tensor->meta.shape)].missing.push_back(fqn);
+    } else if (problem.rule == "unexpected") {
+      names.unexpected.insert(fqn);
+      const formats::TensorEntry* const tensor = source.find_tensor(fqn);
+      const bool is_of_optimizer = fqn.starts_with("optim.");
+      if (tensor == nullptr || is_of_optimizer || renamed(fqn, given) != fqn) continue;
+      names.by_shape[shape_to_string(tensor->meta.shape)].unexpected.push_back(fqn);
+    }
+  }
+  return names;
+}
+
+/// Returns renames of prefixes that would match names of the same shape, the longest first.
+std::vector<RenamedNames> likely_renames(const UnmatchedNames& names) {
+  std::map<std::string, std::string> pairs;  // unexpected -> missing
+  for (const auto& [shape, of_shape] : names.by_shape) add_pairs(of_shape, pairs);
+  std::vector<RenamedNames> found;
+  for (const auto& [from, to] : pairs) {
+    const Rename rename = front_of(from, to);
+    const bool is_new = std::ranges::none_of(
+        found, [&](const RenamedNames& each) { return each.rename.from == rename.from; });
+    if (is_new) found.push_back({rename});
+  }
+  std::ranges::stable_sort(found, [](const RenamedNames& a, const RenamedNames& b) {
+    return a.rename.from.size() > b.rename.from.size();
+  });
+  return found;
+}
+
+/// Erases renames that would also rename names of the checkpoint that are in order.
+void erase_breaking(std::vector<RenamedNames>& found, const CheckpointContents& source,
+                    const UnmatchedNames& names) {
+  std::erase_if(found, [&](const RenamedNames& each) {
+    const auto breaks = [&](const std::string& name) {
+      return name.starts_with(each.rename.from) && !names.unexpected.contains(name);
+    };
+    return std::ranges::any_of(source.tensors,
+                               [&](const auto& tensor) { return breaks(tensor.meta.fqn); }) ||
+           std::ranges::any_of(source.values, breaks, &formats::ValueEntry::name);
+  });
+}
+
+/// The names that renames match, each with its rename.
+struct MatchedNames {
+  std::map<std::string, RenamedNames*> unexpected;
+  std::map<std::string, RenamedNames*> missing;
+};
+
+/// Applies to each unexpected name the first rename that fits, counts the names that this matches,
+/// and returns them.
+MatchedNames match_names(std::vector<RenamedNames>& found, const CheckpointContents& source,
+                         const CheckpointContents& wanted, const UnmatchedNames& names) {
+  const auto has_same_shape = [&](const std::string& from, const std::string& to) {
+    const formats::TensorEntry* const old_tensor = source.find_tensor(from);
+    const formats::TensorEntry* const new_tensor = wanted.find_tensor(to);
+    return old_tensor == nullptr || new_tensor == nullptr ||  // an alias
+           old_tensor->meta.shape == new_tensor->meta.shape;
+  };
+  MatchedNames matched;
+  for (const std::string& from : names.unexpected) {
+    const auto rule = std::ranges::find_if(
+        found, [&](const RenamedNames& each) { return from.starts_with(each.rename.from); });
+    if (rule == found.end()) continue;
+    const std::string to = renamed(from, {rule->rename});
+    if (!names.missing.contains(to) || !has_same_shape(from, to)) continue;
+    ++rule->num_tensors;
+    matched.unexpected.emplace(from, &*rule);
+    matched.missing.emplace(to, &*rule);
+  }
+  return matched;
+}
+
+/// Returns whether a rename would fix a problem: that of a matched name, or one of that parameter's
+/// optimizer state or group. Adds those of the optimizer to the rename's count.
+bool count_if_fixed(const MatchedNames& matched, const Finding& problem) {
+  const std::string& fqn = problem.where.fqn;
+  if (problem.rule == "missing") {
+    if (matched.missing.contains(fqn)) return true;
+    const auto of_group = matched.missing.find(std::string(kModel) + fqn);
+    if (of_group == matched.missing.end()) return false;
+    ++of_group->second->num_optimizer_problems;  // a parameter that no group has
+    return true;
+  }
+  if (problem.rule != "unexpected") return false;
+  if (matched.unexpected.contains(fqn)) return true;
+  for (const std::string_view part : {kState, kGroups}) {
+    if (!fqn.starts_with(part)) continue;
+    const std::string name = fqn.substr(part.size(), fqn.rfind('.') - part.size());
+    const auto of_parameter = matched.unexpected.find(std::string(kModel) + name);
+    if (of_parameter == matched.unexpected.end()) continue;
+    ++of_parameter->second->num_optimizer_problems;
+    return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
@@ -159,90 +272,13 @@ std::vector<RenamedNames> find_renames(const std::vector<Finding>& problems,
                                        const CheckpointContents& wanted,
                                        const std::vector<Rename>& given,
                                        std::vector<bool>& explained) {
+  const UnmatchedNames names = unmatched_names(problems, source, wanted, given);
+  std::vector<RenamedNames> found = likely_renames(names);
+  erase_breaking(found, source, names);
+  const MatchedNames matched = match_names(found, source, wanted, names);
   explained.assign(problems.size(), false);
-  std::map<std::string, NamesOfShape> by_shape;
-  std::set<std::string> missing;
-  std::set<std::string> unexpected;
-  for (const Finding& problem : problems) {
-    const std::string& fqn = problem.where.fqn;
-    if (problem.rule == "missing" && fqn.starts_with(kModel)) {
-      missing.insert(fqn);
-      const formats::TensorEntry* const tensor = wanted.find_tensor(fqn);
-      if (tensor != nullptr) by_shape[shape_to_string(tensor->meta.shape)].missing.push_back(fqn);
-    } else if (problem.rule == "unexpected") {
-      unexpected.insert(fqn);
-      const formats::TensorEntry* const tensor = source.find_tensor(fqn);
-      const bool is_of_optimizer = fqn.starts_with("optim.");
-      if (tensor == nullptr || is_of_optimizer || renamed(fqn, given) != fqn) continue;
-      by_shape[shape_to_string(tensor->meta.shape)].unexpected.push_back(fqn);
-    }
-  }
-  std::map<std::string, std::string> pairs;  // unexpected -> missing
-  for (const auto& [shape, names] : by_shape) add_pairs(names, pairs);
-
-  std::vector<RenamedNames> found;
-  for (const auto& [from, to] : pairs) {
-    const Rename rename = front_of(from, to);
-    const bool is_new = std::ranges::none_of(
-        found, [&](const RenamedNames& each) { return each.rename.from == rename.from; });
-    if (is_new) found.push_back({rename});
-  }
-  // Longest first. A rename that would also match names of an earlier one is not used.
-  std::ranges::stable_sort(found, [](const RenamedNames& a, const RenamedNames& b) {
-    return a.rename.from.size() > b.rename.from.size();
-  });
-  const auto breaks_some = [&](const RenamedNames& each) {
-    const auto breaks = [&](const std::string& name) {
-      return name.starts_with(each.rename.from) && !unexpected.contains(name);
-    };
-    return std::ranges::any_of(source.tensors,
-                               [&](const auto& tensor) { return breaks(tensor.meta.fqn); }) ||
-           std::ranges::any_of(source.values, breaks, &formats::ValueEntry::name);
-  };
-  std::erase_if(found, breaks_some);
-
-  const auto rule_of = [&](const std::string& name) {
-    return std::ranges::find_if(
-        found, [&](const RenamedNames& each) { return name.starts_with(each.rename.from); });
-  };
-  // What each rename fixes: names of the model, and those parameters' optimizer state.
-  const auto fit = [&](const std::string& from, const std::string& to) {
-    const formats::TensorEntry* const old_tensor = source.find_tensor(from);
-    const formats::TensorEntry* const new_tensor = wanted.find_tensor(to);
-    return old_tensor == nullptr || new_tensor == nullptr ||  // an alias
-           old_tensor->meta.shape == new_tensor->meta.shape;
-  };
-  std::map<std::string, std::vector<RenamedNames>::iterator, std::less<>> of_old, of_new;
-  for (const std::string& from : unexpected) {
-    const auto rule = rule_of(from);
-    if (rule == found.end()) continue;
-    const std::string to = renamed(from, {rule->rename});
-    if (!missing.contains(to) || !fit(from, to)) continue;
-    ++rule->num_tensors;
-    of_old.emplace(from, rule);
-    of_new.emplace(to, rule);
-  }
-  for (std::size_t i = 0; i < problems.size(); ++i) {
-    const std::string& fqn = problems[i].where.fqn;
-    if (problems[i].rule == "missing") {
-      explained[i] = of_new.contains(fqn);
-      const auto of_group = of_new.find(std::string(kModel) + fqn);
-      if (explained[i] || of_group == of_new.end()) continue;
-      explained[i] = true;  // a parameter that no group has
-      ++of_group->second->num_optimizer_problems;
-    } else if (problems[i].rule == "unexpected") {
-      explained[i] = of_old.contains(fqn);
-      if (explained[i]) continue;
-      for (const std::string_view part : {kState, kGroups}) {
-        if (!fqn.starts_with(part)) continue;
-        const std::string name = fqn.substr(part.size(), fqn.rfind('.') - part.size());
-        const auto of_parameter = of_old.find(std::string(kModel) + name);
-        if (of_parameter == of_old.end()) continue;
-        explained[i] = true;
-        ++of_parameter->second->num_optimizer_problems;
-      }
-    }
-  }
+  for (std::size_t i = 0; i < problems.size(); ++i)
+    explained[i] = count_if_fixed(matched, problems[i]);
   std::erase_if(found, [](const RenamedNames& each) { return each.num_tensors == 0; });
   return found;
 }

@@ -89,7 +89,7 @@ std::vector<std::string> Rendezvous::exchange(const std::string& own, const std:
     } catch (const std::exception& error) {
       throw Error(ErrorKind::io, {},
                   "rank " + std::to_string(rank_) + ": " + what +
-                      ": rank 0 says nothing: " + dist::message_of(error));
+                      ": rank 0 sent no answer: " + dist::message_of(error));
     }
     ++number_;
     if (answer.front() == kFailed) throw Error(ErrorKind::io, {}, answer.substr(1));
@@ -129,7 +129,7 @@ std::vector<std::string> Rendezvous::collect(const std::string& prefix, const st
       texts.push_back(get(prefix + std::to_string(rank)));
     } catch (const std::exception& error) {
       const std::string failure =
-          what + ": rank " + std::to_string(rank) + " says nothing: " + dist::message_of(error);
+          what + ": rank " + std::to_string(rank) + " sent no answer: " + dist::message_of(error);
       try {
         store_->set(prefix + "all", bytes_of(kFailed + failure));
       } catch (const std::exception&) {

@@ -71,7 +71,7 @@ void ValueTree::add_leaf(KeyPath path, Value value) {
   const std::string name = formats::spell(path);
   if (!leaves_.emplace(name, Leaf{std::move(path), std::move(value)}).second) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = name}, "key of a value",
-                          "one that no other has", "a second one");
+                          "a unique key", "a duplicate");
   }
 }
 

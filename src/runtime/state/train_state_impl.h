@@ -1,0 +1,113 @@
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/state/live_checkpoint.h"
+#include "runtime/state/rendezvous.h"
+#include "runtime/state/save_job.h"
+#include "tessera/base/file_system.h"
+#include "tessera/base/value.h"
+#include "tessera/formats/checkpoint_series.h"
+#include "tessera/reshard/planner.h"
+#include "tessera/runtime/dist/mesh.h"
+#include "tessera/runtime/state/state_dict.h"
+#include "tessera/runtime/state/train_state.h"
+
+namespace tessera {
+namespace state {
+
+// The first steps of the checkpoint's keys.
+inline constexpr const char* kModelName = "model";
+inline constexpr const char* kOptimizerName = "optim";
+
+/// Moves the entries of a part of the state to `all`, with the part's name as prefix.
+void add_under(const std::string& name, StateDict part, StateDict& all);
+
+/// Parses JSON that a rank sent, where one level of a value may take three levels.
+Value parse_message(const std::string& text);
+
+/// Throws: Error(invalid_argument) for a null pointer.
+void check_file_system(const FileSystem* fs);
+
+}  // namespace state
+
+/// What a TrainState refers to, and what it keeps between saves. `save` and `load` are collective.
+/// Not thread-safe. `save`, `load` and the destructor wait for a save in the background.
+class TrainState::Impl {
+ public:
+  struct NamedValue {
+    std::string name;
+    Stateful object;
+  };
+  struct PerRankValue {
+    std::string name;
+    Stateful object;
+    PerRank policy;
+  };
+
+  Impl(std::shared_ptr<torch::nn::Module> its_model, torch::optim::Optimizer* its_optimizer);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  void add(NamedValue value) {
+    check_name(value.name);
+    values_.push_back(std::move(value));
+  }
+  void add(PerRankValue value) {
+    check_name(value.name);
+    per_rank_.push_back(std::move(value));
+  }
+
+  void wait();
+
+  SaveReport save(const std::string& path, const SaveOptions& options);
+  LoadSummary load(const std::string& path, const LoadOptions& options);
+
+ private:
+  void check_name(const std::string& name) const;
+  void finish_background();
+  void warn_of_lost_failure() const noexcept;
+  bool has_optimizer_state() const;
+  /// Throws if the model's world size has changed since construction.
+  void check_mesh() const;
+  std::vector<std::string> held_names() const;
+
+  // --- saving
+  struct SaveMessage;
+  SaveMessage prepare_save(state::SaveJob& job, StateDict& all, SaveReport& report);
+  StateDict tensors_and_fields(const SaveOptions& options) const;
+  bool plan_if_changed(const StateDict& all, formats::Format parts);
+  void stage(state::SaveJob& job);
+  std::string names_of_values() const;
+  std::string values_to_json() const;
+  void add_values(const std::vector<SaveMessage>& by_rank, state::SaveJob& job,
+                  StateDict& all) const;
+  void take_snapshot(state::SaveJob& job);
+
+  // --- loading
+  class Load;
+
+  std::shared_ptr<torch::nn::Module> model_;
+  torch::optim::Optimizer* optimizer_;  // null: no optimizer
+  dist::Mesh mesh_;
+  state::Rendezvous rendezvous_;
+  std::vector<NamedValue> values_;
+  std::vector<PerRankValue> per_rank_;
+
+  // Kept from the last save.
+  std::string digest_;
+  std::shared_ptr<const state::LiveState> live_;
+  std::shared_ptr<const reshard::Plan> plan_;
+  std::vector<at::Tensor> snapshot_;  // reused buffers
+  std::string locked_directory_;
+  std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
+  std::thread background_;
+  std::exception_ptr background_failure_;
+};
+
+}  // namespace tessera

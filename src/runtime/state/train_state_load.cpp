@@ -1,0 +1,497 @@
+#include <torch/types.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "base/json.h"
+#include "reshard/load_planner.h"
+#include "runtime/state/checkpoint_identity.h"
+#include "runtime/state/load_hints.h"
+#include "runtime/state/load_problems.h"
+#include "runtime/state/load_renames.h"
+#include "runtime/state/optimizer_load.h"
+#include "runtime/state/per_rank.h"
+#include "runtime/state/sharded_state_dict.h"
+#include "runtime/state/train_state_impl.h"
+#include "runtime/state/value_tree.h"
+#include "tessera/base/error.h"
+#include "tessera/base/glob.h"
+#include "tessera/base/rename.h"
+#include "tessera/formats/detect.h"
+#include "tessera/reshard/executor.h"
+
+namespace tessera {
+namespace {
+
+using formats::CheckpointContents;
+using state::kModelName;
+using state::kOptimizerName;
+using state::LiveState;
+using state::LiveWriter;
+using state::OptimizerLoad;
+using state::ValueTree;
+
+/// Which checkpoint a rank has opened.
+struct OpenedCheckpoint {
+  std::string identity;  // see identity_of
+  std::string name;      // the last component of its path: directories differ between hosts
+};
+
+std::string to_json(const OpenedCheckpoint& opened) {
+  Value::Dict dict;
+  dict.emplace_back("identity", opened.identity);
+  dict.emplace_back("name", opened.name);
+  return value_to_json(dict);
+}
+
+OpenedCheckpoint opened_from_json(const std::string& text) {
+  const Value dict = state::parse_message(text);
+  return {dict.at("identity").get<std::string>(), dict.at("name").get<std::string>()};
+}
+
+/// Throws if ranks have opened different checkpoints. `by_rank`: as JSON.
+void check_same_checkpoint(const std::vector<std::string>& by_rank) {
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (by_rank[rank] == by_rank.front()) continue;
+    const std::string name = opened_from_json(by_rank[rank]).name;
+    const std::string first_name = opened_from_json(by_rank.front()).name;
+    throw Error::expected(ErrorKind::mismatch, {}, "checkpoint to load",
+                          "'" + first_name + "' as on rank 0",
+                          (name == first_name ? "another of that name" : "'" + name + "'") +
+                              " on rank " + std::to_string(rank));
+  }
+}
+
+/// Returns a key without the prefix of its part of the state; nothing for keys of other parts.
+std::optional<std::string> key_under(const std::string& name, const std::string& key) {
+  if (!key.starts_with(name + ".")) return std::nullopt;
+  return key.substr(name.size() + 1);
+}
+
+std::vector<std::string> keys_of(const StateDict& state_dict) {
+  std::vector<std::string> keys;
+  for (const StateDict::Item& item : state_dict) keys.push_back(item.fqn);
+  return keys;
+}
+
+/// Throws if `only` selects a part of one parameter's optimizer state, or of the groups: an
+/// optimizer cannot use a part.
+void refuse_parts(const std::string& path, const StateDict& of_optimizer,
+                  const CheckpointContents& source, const NameSelection& only,
+                  const std::vector<reshard::Rename>& renames) {
+  const std::string prefix = std::string(kOptimizerName) + ".";
+  const std::string groups = prefix + "param_groups";
+  std::map<std::string, std::set<bool>> is_selected;  // by what must be loaded whole
+  for (const StateDict::Item& item : of_optimizer) {
+    const std::string& parameter = std::get<StateTensor>(item.entry).parameter;
+    is_selected[prefix + "state." + parameter].insert(only.selects(prefix + item.fqn));
+  }
+  for (const formats::ValueEntry& value : source.values) {
+    const std::string name = renamed(value.name, renames);
+    if (name.starts_with(groups + ".")) is_selected[groups].insert(only.selects(name));
+  }
+  std::vector<formats::Finding> problems;
+  for (const auto& [name, found] : is_selected) {
+    if (found.size() == 1) continue;
+    problems.push_back({formats::Finding::Severity::error,
+                        "only",
+                        {.fqn = name},
+                        name == groups ? "all of the groups, or nothing"
+                                       : "all of the parameter's state, or nothing",
+                        "a pattern that takes a part of it"});
+  }
+  state::refuse_problems(path, problems);
+}
+
+/// Adds the checkpoint to errors about the fields of a group.
+void take_groups(OptimizerLoad& load, const std::string& path, const ValueTree& tree,
+                 const NameSelection& only, LoadReport& report) {
+  try {
+    load.take_groups(tree, {kOptimizerName}, only, report);
+  } catch (const Error& error) {
+    throw Error(error.kind(), {.path = path, .fqn = error.where().fqn}, error.reason());
+  }
+}
+
+/// Returns the optimizer's tensors in a checkpoint, by key.
+std::map<std::string, state::SavedTensor> optimizer_tensors(
+    const CheckpointContents& contents, const std::vector<reshard::Rename>& renames,
+    const NameSelection& only) {
+  std::map<std::string, state::SavedTensor> tensors;
+  for (const formats::TensorEntry& tensor : contents.tensors) {
+    const std::string name = renamed(tensor.meta.fqn, renames);
+    const auto key = key_under(kOptimizerName, name);
+    if (key) tensors.emplace(*key, state::SavedTensor{tensor.meta.dtype, only.selects(name)});
+  }
+  return tensors;
+}
+
+/// Returns the model's entries that are copies, not the model's own memory: a hook converted them,
+/// or they were not contiguous.
+StateDict copied_entries(const torch::nn::Module& model, const StateDict& all) {
+  std::set<const at::StorageImpl*> live;
+  for (const at::Tensor& tensor : model.parameters()) {
+    if (tensor.defined() && tensor.has_storage()) {
+      live.insert(tensor.storage().unsafeGetStorageImpl());
+    }
+  }
+  for (const at::Tensor& tensor : model.buffers()) {
+    if (tensor.defined() && tensor.has_storage()) {
+      live.insert(tensor.storage().unsafeGetStorageImpl());
+    }
+  }
+  StateDict copies;
+  for (const StateDict::Item& item : all) {
+    const auto* const tensor = std::get_if<StateTensor>(&item.entry);
+    const auto key = key_under(kModelName, item.fqn);
+    if (tensor == nullptr || !key) continue;
+    for (const TensorPart& part : tensor->parts) {
+      if (!part.tensor.is_meta()) continue;
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = *key}, "tensor to load into",
+                            "one with memory", "one on the meta device");
+    }
+    const bool is_live = std::ranges::all_of(tensor->parts, [&](const TensorPart& part) {
+      return part.tensor.numel() == 0 ||
+             live.contains(part.tensor.storage().unsafeGetStorageImpl());
+    });
+    if (!is_live) copies.set(*key, item.entry);
+  }
+  return copies;
+}
+
+/// Adds the value's name to errors about it.
+void load_into(const std::string& name, const Stateful& object, const Value& saved) {
+  try {
+    object.load_state_dict(saved);
+  } catch (const Error& error) {
+    throw error.at_tensor(name);
+  }
+}
+
+}  // namespace
+
+/// One rank's part of a load. `prepare`, `read` and `take_over` are called in this order. None is
+/// collective: between them, ranks exchange errors.
+class TrainState::Impl::Load {
+ public:
+  Load(const Impl& state, std::string path, const LoadOptions& options)
+      : state_(state), path_(std::move(path)), options_(options), only_(options.only) {
+    summary_.path = path_;
+  }
+
+  /// Opens the checkpoint, plans what to read, and reads the values. Throws one report of all
+  /// problems.
+  void prepare();
+  /// Returns what the ranks must have in common. Requires: `prepare`.
+  OpenedCheckpoint opened() const;
+  /// Reads the tensors.
+  void read();
+  /// Replaces what was not read in place.
+  void take_over();
+  LoadSummary summary() &&;
+
+ private:
+  LiveState want();
+  void want_values();
+  reshard::LoadPlanOptions plan_options() const;
+  void read_values();
+  void report(const std::string& rule, const std::string& name, const std::string& expected,
+              const std::string& found);
+  bool is_wanted(const std::string& name);
+  void check_fits(const std::string& name, const Stateful& object, const Value& saved);
+  void check(const NamedValue& value);
+  void check(const PerRankValue& value);
+  void check_optimizer();
+  void refuse_problems() const;
+  void find_parts(const LiveState& live);
+  Value own_value(const PerRankValue& value, const Value::List& saved) const;
+  void load_values() const;
+
+  const Impl& state_;
+  std::string path_;
+  LoadOptions options_;
+  NameSelection only_;
+  LoadSummary summary_;
+  std::unique_ptr<formats::CheckpointReader> reader_;
+  reshard::Plan plan_;
+  std::optional<OptimizerLoad> optimizer_load_;
+  ValueTree tree_;  // of the selected values
+  CheckpointContents wanted_;
+  std::vector<std::vector<TensorPart>> parts_;  // parallel to the plan's tensors
+  StateDict copies_;  // of the model: to be loaded from there after reading
+};
+
+void TrainState::Impl::Load::prepare() {
+  state::check_file_system(options_.file_system);
+  state_.check_mesh();
+  reader_ = formats::open_checkpoint(*options_.file_system, path_);
+  const CheckpointContents& source = reader_->contents();
+  summary_.format = reader_->format();
+  summary_.saved_world_size = source.world_size;
+  options_.renames = state::with_optimizer_renames(options_.renames, source);
+  const LiveState live = want();
+  plan_ = reshard::plan_load(source, path_, wanted_, state_.mesh_.rank(), plan_options());
+  read_values();
+  for (const NamedValue& value : state_.values_) check(value);
+  for (const PerRankValue& value : state_.per_rank_) check(value);
+  if (optimizer_load_) check_optimizer();
+  // The report names the path once.
+  for (formats::Finding& problem : plan_.problems) problem.where.path.clear();
+  refuse_problems();
+  find_parts(live);
+}
+
+/// Sets which tensors and values to load; returns the tensors' memory.
+LiveState TrainState::Impl::Load::want() {
+  const CheckpointContents& source = reader_->contents();
+  StateDict all;
+  state::add_under(kModelName, state::sharded_state_dict(*state_.model_), all);
+  copies_ = copied_entries(*state_.model_, all);
+  if (state_.has_optimizer_state()) {
+    optimizer_load_.emplace(*state_.model_, state_.optimizer_);
+    StateDict of_optimizer =
+        optimizer_load_->want(optimizer_tensors(source, options_.renames, only_));
+    refuse_parts(path_, of_optimizer, source, only_, options_.renames);
+    state::add_under(kOptimizerName, std::move(of_optimizer), all);
+  }
+  LiveState live = state::share_out(all, state_.mesh_.world_size());
+  wanted_ = state::held_contents(live, state_.mesh_.rank());
+  wanted_.units.clear();
+  want_values();
+  return live;
+}
+
+/// Wants the values that exist; `check` reports missing ones.
+void TrainState::Impl::Load::want_values() {
+  for (const formats::ValueEntry& value : reader_->contents().values) {
+    const std::string name = renamed(value.name, options_.renames);
+    const std::string first = name.substr(0, name.find('.'));
+    const auto has_name = [&](const auto& each) { return each.name == first; };
+    const bool is_held = (first == kOptimizerName && state_.has_optimizer_state()) ||
+                         std::ranges::any_of(state_.values_, has_name) ||
+                         std::ranges::any_of(state_.per_rank_, has_name);
+    if (is_held) wanted_.values.push_back({name, {}});
+  }
+  std::ranges::sort(wanted_.values, {}, &formats::ValueEntry::name);
+}
+
+reshard::LoadPlanOptions TrainState::Impl::Load::plan_options() const {
+  const auto allow = [](bool allowed) {
+    return allowed ? reshard::Relaxation::allow : reshard::Relaxation::refuse;
+  };
+  reshard::LoadPlanOptions options;
+  options.missing = allow(options_.allow_missing);
+  options.unexpected = allow(options_.allow_unexpected);
+  options.cast = allow(options_.allow_cast);
+  options.lossy = allow(options_.allow_lossy);
+  options.only = only_;
+  options.renames = options_.renames;
+  return options;
+}
+
+void TrainState::Impl::Load::read_values() {
+  const CheckpointContents& source = reader_->contents();
+  for (std::size_t i = 0; i < plan_.value_sources.size(); ++i) {
+    const std::size_t index = plan_.value_sources[i];
+    tree_.add_renamed(plan_.destination.values[i].name, source.values[index].key_path,
+                      state::with_renamed_members(source.values[index].name,
+                                                  reader_->read_value(index), options_.renames));
+  }
+}
+
+void TrainState::Impl::Load::report(const std::string& rule, const std::string& name,
+                                    const std::string& expected, const std::string& found) {
+  plan_.problems.push_back(
+      {formats::Finding::Severity::error, rule, {.fqn = name}, expected, found});
+}
+
+/// Returns whether `only` selects a value. It may be several entries in the checkpoint; reports a
+/// problem if `only` selects some of them.
+bool TrainState::Impl::Load::is_wanted(const std::string& name) {
+  std::size_t num_there = 0;
+  std::size_t num_selected = 0;
+  for (const formats::ValueEntry& entry : reader_->contents().values) {
+    const std::string its_name = renamed(entry.name, options_.renames);
+    if (its_name != name && !its_name.starts_with(name + ".")) continue;
+    ++num_there;
+    num_selected += only_.selects(its_name) ? 1U : 0U;
+  }
+  if (num_selected != 0 && num_selected != num_there) {
+    report("only", name, "all of the value, or nothing", "a pattern that takes a part of it");
+  }
+  return num_there == 0 ? only_.selects(name) : num_selected != 0;
+}
+
+void TrainState::Impl::Load::check_fits(const std::string& name, const Stateful& object,
+                                        const Value& saved) {
+  if (!object.check) return;
+  try {
+    object.check(saved);
+  } catch (const Error& error) {
+    report("value", name, "one that can be loaded", std::string(error.reason()));
+  }
+}
+
+/// Reports the problems of a value.
+void TrainState::Impl::Load::check(const NamedValue& value) {
+  if (!is_wanted(value.name)) return;
+  if (const auto found = tree_.find({value.name})) {
+    check_fits(value.name, value.object, *found);
+  } else if (!options_.allow_missing) {
+    report("missing", value.name, "a value", "none");
+  }
+}
+
+void TrainState::Impl::Load::check(const PerRankValue& value) {
+  if (value.policy == PerRank::drop || !is_wanted(value.name)) return;
+  const int world_size = state_.mesh_.world_size();
+  const auto saved = tree_.find({value.name, "ranks"});
+  const auto* list = saved ? saved->get_if<Value::List>() : nullptr;
+  if (list == nullptr || list->empty()) {
+    if (!options_.allow_missing) report("missing", value.name, "a value of each rank", "none");
+  } else if (value.policy == PerRank::refuse &&
+             list->size() != static_cast<std::size_t>(world_size)) {
+    report("per rank", value.name,
+           "as many ranks as saved, or a policy: replicate, merge, split, drop",
+           std::to_string(list->size()) + " saved, " + std::to_string(world_size) + " now");
+  } else {
+    try {
+      check_fits(value.name, value.object, own_value(value, *list));
+    } catch (const Error& error) {
+      report("per rank", value.name, "values that its policy can deal out",
+             std::string(error.reason()));
+    }
+  }
+}
+
+/// Takes the groups' fields. Reports their problems, and saved values that nothing takes.
+void TrainState::Impl::Load::check_optimizer() {
+  const LoadStateDictOptions relaxed{.allow_missing = options_.allow_missing};
+  LoadReport of_groups{relaxed};
+  take_groups(*optimizer_load_, path_, tree_, only_, of_groups);
+  plan_.problems.insert(plan_.problems.end(), of_groups.problems.begin(), of_groups.problems.end());
+  std::vector<formats::Finding>& findings =
+      options_.allow_unexpected ? plan_.notes : plan_.problems;
+  auto unused = optimizer_load_->find_unused(tree_, {kOptimizerName}, findings);
+  for (formats::Finding& finding : unused) {
+    if (options_.allow_unexpected) {
+      finding.severity = formats::Finding::Severity::note;
+      finding.where.path = path_;
+    }
+    findings.push_back(std::move(finding));
+  }
+}
+
+/// Throws one report of all problems. Problems that one rename would fix share a line.
+void TrainState::Impl::Load::refuse_problems() const {
+  const std::vector<formats::Finding>& problems = plan_.problems;
+  if (problems.empty()) return;
+  std::vector<bool> explained;
+  const auto renamed_names =
+      state::find_renames(problems, reader_->contents(), wanted_, options_.renames, explained);
+  std::vector<std::string> lines;
+  for (const state::RenamedNames& each : renamed_names) lines.push_back(state::line_of(each));
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    if (!explained[i]) lines.push_back(state::line_of(problems[i], state::kCheckpointOfState));
+  }
+  state::refuse_lines(
+      path_, problems.size(), lines,
+      state::hints_for_load(problems, renamed_names, state_.held_names(), options_));
+}
+
+/// Sets where the plan's tensors are read to, and counts the bytes.
+void TrainState::Impl::Load::find_parts(const LiveState& live) {
+  std::map<std::string, std::size_t> place;
+  for (std::size_t t = 0; t < wanted_.tensors.size(); ++t) place[wanted_.tensors[t].meta.fqn] = t;
+  for (const formats::TensorEntry& tensor : plan_.destination.tensors) {
+    parts_.push_back(live.held[place.at(tensor.meta.fqn)]);
+    for (const formats::Piece& piece : tensor.pieces) {
+      summary_.nbytes_loaded += nbytes_of(piece.region, tensor.meta.dtype);
+    }
+  }
+}
+
+OpenedCheckpoint TrainState::Impl::Load::opened() const {
+  const auto is_selected = [&](const std::string& fqn) {
+    return only_.selects(renamed(fqn, options_.renames));
+  };
+  return {state::identity_of(*reader_, is_selected), last_component(path_)};
+}
+
+void TrainState::Impl::Load::read() {
+  LiveWriter writer(plan_.destination, parts_);
+  reshard::execute(plan_, *reader_, writer, {.memory_nbytes = options_.memory_nbytes});
+}
+
+void TrainState::Impl::Load::take_over() {
+  std::set<std::string> filled;   // of the optimizer
+  std::set<std::string> is_read;  // of the model
+  for (const formats::TensorEntry& tensor : plan_.destination.tensors) {
+    if (const auto key = key_under(kModelName, tensor.meta.fqn)) is_read.insert(*key);
+    if (const auto key = key_under(kOptimizerName, tensor.meta.fqn)) filled.insert(*key);
+  }
+  if (optimizer_load_) optimizer_load_->check_steps(filled);
+  for (const std::string& fqn : keys_of(copies_)) {
+    if (!is_read.contains(fqn)) copies_.erase(fqn);
+  }
+  if (!copies_.empty()) load_state_dict(*state_.model_, copies_, {.allow_missing = true});
+  if (optimizer_load_) optimizer_load_->replace(filled);
+  load_values();
+}
+
+/// Returns this rank's value from all saved ones.
+Value TrainState::Impl::Load::own_value(const PerRankValue& value, const Value::List& saved) const {
+  const int rank = state_.mesh_.rank();
+  const int world_size = state_.mesh_.world_size();
+  if (saved.size() == static_cast<std::size_t>(world_size)) {
+    return saved[static_cast<std::size_t>(rank)];
+  }
+  return state::value_for(value.name, value.object, value.policy, saved, rank, world_size);
+}
+
+/// Loads the values in the tree, which are the selected ones.
+void TrainState::Impl::Load::load_values() const {
+  for (const NamedValue& value : state_.values_) {
+    const auto found = tree_.find({value.name});
+    if (found) load_into(value.name, value.object, *found);
+  }
+  for (const PerRankValue& value : state_.per_rank_) {
+    const auto found = tree_.find({value.name, "ranks"});
+    const auto* const saved = found ? found->get_if<Value::List>() : nullptr;
+    if (saved == nullptr || saved->empty()) continue;
+    const bool is_dropped = value.policy == PerRank::drop &&
+                            saved->size() != static_cast<std::size_t>(state_.mesh_.world_size());
+    if (!is_dropped) load_into(value.name, value.object, own_value(value, *saved));
+  }
+}
+
+LoadSummary TrainState::Impl::Load::summary() && {
+  summary_.notes = std::move(plan_.notes);
+  return std::move(summary_);
+}
+
+LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOptions& options) {
+  const std::string path = without_trailing_slashes(path_given);
+  finish_background();  // it may be writing this checkpoint
+  const at::NoGradGuard no_grad;
+  Load load(*this, path, options);
+  const auto opened = rendezvous_.together("loading " + path, [&] {
+    load.prepare();
+    return mesh_.world_size() == 1 ? std::string() : to_json(load.opened());
+  });
+  check_same_checkpoint(opened);
+  rendezvous_.together("reading " + path, [&] {
+    load.read();
+    return std::string();
+  });
+  // After all ranks have read: if one fails, everything that is not read in place is unchanged.
+  rendezvous_.together("taking over " + path, [&] {
+    load.take_over();
+    return std::string();
+  });
+  return std::move(load).summary();
+}
+
+}  // namespace tessera

@@ -1,0 +1,278 @@
+#include <torch/types.h>
+
+#include <chrono>
+
+#include "base/json.h"
+#include "base/streaming_copy.h"
+#include "runtime/state/per_rank.h"
+#include "runtime/state/sharded_state_dict.h"
+#include "runtime/state/train_state_impl.h"
+#include "runtime/state/value_tree.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
+#include "tessera/runtime/state/optim_state_dict.h"
+
+namespace tessera {
+
+using state::LiveState;
+using state::SaveJob;
+using state::ValueTree;
+
+/// What each rank sends before a save.
+struct TrainState::Impl::SaveMessage {
+  std::string digest;       // of the tensors' layout
+  std::string directory;    // the staging directory, from rank 0
+  std::string values;       // as JSON, see values_to_json
+  std::string value_names;  // with policies
+  std::string checkpoint;   // the last component of its path: directories differ between hosts
+  std::string format;       // of the checkpoint
+
+  std::string to_json() const {
+    Value::Dict dict;
+    dict.emplace_back("digest", digest);
+    dict.emplace_back("directory", directory);
+    dict.emplace_back("values", values);
+    dict.emplace_back("value_names", value_names);
+    dict.emplace_back("checkpoint", checkpoint);
+    dict.emplace_back("format", format);
+    return value_to_json(dict);
+  }
+  static SaveMessage from_json(const std::string& text) {
+    const Value dict = state::parse_message(text);
+    const auto field = [&](const char* name) { return dict.at(name).get<std::string>(); };
+    return {.digest = field("digest"),
+            .directory = field("directory"),
+            .values = field("values"),
+            .value_names = field("value_names"),
+            .checkpoint = field("checkpoint"),
+            .format = field("format")};
+  }
+
+  /// Throws: Error(mismatch) unless `other`, which `its_rank` sent, is about the same save.
+  void check_same_save(int rank, const SaveMessage& other, int its_rank,
+                       const std::string& path) const {
+    const auto check_same = [&](const std::string& what, const std::string& own,
+                                const std::string& of_other) {
+      if (of_other == own) return;
+      throw Error::expected(ErrorKind::mismatch, {.path = path}, what,
+                            own + " as on rank " + std::to_string(rank),
+                            of_other + " on rank " + std::to_string(its_rank));
+    };
+    check_same("checkpoint to save", checkpoint, other.checkpoint);
+    check_same("format of the checkpoint", format, other.format);
+    check_same("values of the state", value_names, other.value_names);
+    if (digest != other.digest) {
+      throw Error::expected(ErrorKind::mismatch, {}, "state to save",
+                            "names, shapes and layout of rank " + std::to_string(rank),
+                            "others on rank " + std::to_string(its_rank));
+    }
+  }
+};
+
+/// Returns all tensors and the fields of the optimizer's groups, with the checkpoint's keys.
+StateDict TrainState::Impl::tensors_and_fields(const SaveOptions& options) const {
+  StateDict all;
+  state::add_under(state::kModelName, state::sharded_state_dict(*model_), all);
+  if (!has_optimizer_state()) return all;
+  StateDict optimizer = optimizer_ != nullptr
+                            ? optim_state_dict(*model_, *optimizer_, {.type = SHARDED})
+                            : optim_state_dict(*model_, StateDictOptions{.type = SHARDED});
+  if (options.flatten_optimizer_state_dict) optimizer = flatten_optim_state_dict(optimizer);
+  state::add_under(state::kOptimizerName, std::move(optimizer), all);
+  return all;
+}
+
+/// Returns the names of all values, with policies; must be equal on all ranks.
+std::string TrainState::Impl::names_of_values() const {
+  std::string names;
+  const auto add = [&](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+  for (const NamedValue& value : values_) add(value.name);
+  for (const PerRankValue& value : per_rank_) {
+    add(value.name + " of each rank (" + state::policy_name(value.policy) + ")");
+  }
+  return names.empty() ? "none" : names;
+}
+
+/// Returns this rank's values as JSON: rank 0 adds those that are equal on all ranks.
+std::string TrainState::Impl::values_to_json() const {
+  const auto state_of = [](const auto& named) {
+    Value value = named.object.state_dict();
+    state::check_depth(named.name, value);
+    return std::pair<Value, Value>(named.name, std::move(value));
+  };
+  Value::Dict said;
+  Value::Dict shared;
+  if (mesh_.rank() == 0) {
+    for (const NamedValue& value : values_) shared.push_back(state_of(value));
+  }
+  Value::Dict own;
+  for (const PerRankValue& value : per_rank_) own.push_back(state_of(value));
+  said.emplace_back("shared", std::move(shared));
+  said.emplace_back("own", std::move(own));
+  return value_to_json(said);
+}
+
+/// Adds the values of all ranks to the job's contents.
+void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, SaveJob& job,
+                                  StateDict& all) const {
+  ValueTree tree;
+  for (StateDict::Item& item : all) {
+    if (auto* value = std::get_if<Value>(&item.entry)) {
+      tree.add_leaf(item.key_path, std::move(*value));
+    }
+  }
+  std::vector<Value> values;
+  for (const SaveMessage& message : by_rank) {
+    values.push_back(state::parse_message(message.values));
+  }
+  for (const NamedValue& value : values_) {
+    tree.add({value.name}, *values.front().find("shared")->find(value.name));
+  }
+  for (const PerRankValue& value : per_rank_) {
+    Value::List list;
+    for (const Value& of_rank : values) list.push_back(*of_rank.find("own")->find(value.name));
+    tree.add_leaf({value.name, "policy"}, state::policy_name(value.policy));
+    tree.add_leaf({value.name, "ranks"}, std::move(list));
+  }
+  for (auto& [name, leaf] : tree.leaves()) {
+    job.contents.values.push_back({name, leaf.path});
+    job.values.push_back(leaf.value);
+  }
+}
+
+/// Plans the save if the state's layout is another one than in the last save. Returns whether it
+/// is. `parts`: the format of the ranks' parts.
+bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format parts) {
+  const std::string digest = state::layout_digest(all, mesh_.world_size(), parts);
+  if (digest == digest_) return false;
+  live_ = std::make_shared<LiveState>(
+      state::share_out(all, mesh_.world_size(), formats::traits_of(parts)));
+  plan_ = std::make_shared<reshard::Plan>(state::plan_save(*live_, mesh_.rank()));
+  digest_ = digest;
+  return true;
+}
+
+/// Locks the directory of checkpoints and begins the staging directory. For rank 0.
+void TrainState::Impl::stage(SaveJob& job) {
+  const SaveOptions& options = job.options;
+  if (options.overwrite == OverwritePolicy::replace) {
+    formats::check_replaceable(*options.file_system, job.path, "OverwritePolicy::replace");
+  }
+  if (const std::string parent = directory_of(job.path); parent != locked_directory_) {
+    lock_.reset();
+    lock_ = std::make_unique<formats::DirectoryLock>(parent);
+    locked_directory_ = parent;
+  }
+  const bool is_of_parts = state::format_of_parts(options.format) == options.format;
+  job.staged = std::make_unique<formats::StagedDestination>(
+      *options.file_system, is_of_parts ? job.path : job.path + ".parts",
+      DestinationKind::directory, options.overwrite);
+}
+
+/// Takes the state, plans its writing and, on rank 0, begins the staging directory. Returns what
+/// the other ranks must know. Not collective.
+TrainState::Impl::SaveMessage TrainState::Impl::prepare_save(SaveJob& job, StateDict& all,
+                                                             SaveReport& report) {
+  const SaveOptions& options = job.options;
+  if (options.timeout) rendezvous_.set_timeout(*options.timeout);
+  state::check_file_system(options.file_system);
+  check_mesh();
+  all = tensors_and_fields(options);
+  report.has_planned = plan_if_changed(all, state::format_of_parts(options.format));
+  if (options.keep_last < 0) {
+    throw Error::expected(ErrorKind::invalid_argument, {}, "keep_last", "0 or more",
+                          std::to_string(options.keep_last));
+  }
+  if (mesh_.rank() == 0) stage(job);
+  return {.digest = digest_,
+          .directory = job.staged ? job.staged->staging_path() : std::string(),
+          .values = values_to_json(),
+          .value_names = names_of_values(),
+          .checkpoint = last_component(job.path),
+          .format = std::string(formats::format_name(options.format))};
+}
+
+/// Copies what this rank will write, so that training can continue.
+void TrainState::Impl::take_snapshot(SaveJob& job) {
+  const at::NoGradGuard no_grad;
+  std::size_t next = 0;
+  for (std::size_t t = 0; t < job.held.size(); ++t) {
+    std::vector<bool> is_read(job.held[t].size());
+    for (const auto& sources : job.plan->copies[t].source_pieces) {
+      for (const std::uint32_t part : sources) is_read[part] = true;
+    }
+    for (std::size_t i = 0; i < is_read.size(); ++i) {
+      if (!is_read[i]) continue;
+      at::Tensor& tensor = job.held[t][i].tensor;
+      if (next == snapshot_.size()) snapshot_.emplace_back();
+      at::Tensor& buffer = snapshot_[next++];
+      if (!buffer.defined() || buffer.numel() != tensor.numel() ||
+          buffer.scalar_type() != tensor.scalar_type()) {
+        buffer =
+            torch::empty({tensor.numel()},
+                         at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
+      }
+      if (tensor.is_cpu()) {
+        streaming_copy(buffer.data_ptr(), tensor.data_ptr(), tensor.nbytes());
+      } else {
+        buffer.copy_(tensor.view({-1}));
+      }
+      tensor = buffer;
+    }
+  }
+}
+
+SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string path = without_trailing_slashes(path_given);
+  wait();
+  SaveReport report;
+  auto job = std::make_shared<SaveJob>();
+  job->options = options;
+  job->path = path;
+  StateDict all;
+  SaveMessage own;
+  const auto texts = rendezvous_.together("saving " + path, [&] {
+    own = prepare_save(*job, all, report);
+    return own.to_json();
+  });
+  std::vector<SaveMessage> by_rank;
+  for (const std::string& text : texts) {
+    const auto rank = static_cast<int>(by_rank.size());
+    by_rank.push_back(SaveMessage::from_json(text));
+    own.check_same_save(mesh_.rank(), by_rank.back(), rank, path);
+  }
+  job->directory = by_rank.front().directory;
+  job->live = live_;
+  job->plan = plan_;
+  job->hold_failure([&] {
+    job->held = state::held_by(all, live_->contents);
+    job->contents = live_->contents;
+    add_values(by_rank, *job, all);
+  });
+  if (state::format_of_parts(options.format) != options.format) {
+    rendezvous_.together("saving " + path, [&] {
+      job->raise_failure();
+      if (mesh_.rank() == 0) job->start_one_file();
+      return std::string();
+    });
+  }
+  report.nbytes_written = plan_->nbytes_to_write;
+  if (!options.async) {
+    job->run(rendezvous_);
+  } else {
+    job->hold_failure([&] { take_snapshot(*job); });
+    background_ = std::thread([this, job] {
+      try {
+        job->run(rendezvous_);
+      } catch (...) {
+        background_failure_ = std::current_exception();
+      }
+    });
+  }
+  report.stalled = std::chrono::steady_clock::now() - begin;
+  return report;
+}
+
+}  // namespace tessera
