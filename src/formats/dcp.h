@@ -13,14 +13,14 @@ namespace tessera::formats {
 /// Opens a checkpoint of PyTorch's distributed checkpoint (DCP): a directory with `.metadata` and
 /// `.distcp` files. Reads `.metadata` only; the other files are opened when a piece or a value is
 /// asked for. `fs` must outlive the reader. The layout on disk: docs/formats/dcp.md.
-/// Throws: Error(not_found) without `.metadata`; Error(corruption); Error(unsupported) naming a
-/// foreign global or an extension (compression, encryption).
+/// Throws: Error(not_found) if there is no `.metadata`; Error(corruption); Error(unsupported)
+/// naming a foreign global or an extension (compression, encryption).
 std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string path);
 
 /// Starts a DCP checkpoint that PyTorch's default planner loads: `__<rank>_0.distcp` for each rank
-/// that holds something and `.metadata`, the last to be written. `values` is parallel to
-/// `contents.values`. Of replicas one is written, by the rank that has the least to write.
-/// Throws: Error(invalid_argument) where the contents hold aliases, a piece that is no Box, pieces
+/// that holds something, and `.metadata`, written last. `values` is parallel to `contents.values`.
+/// Writes one of the replicas of a piece, from the rank with the least to write.
+/// Throws: Error(invalid_argument) if the contents hold aliases, a piece that is not a Box, pieces
 /// at the same offsets, or a key path that does not spell its name; Error(already_exists).
 std::unique_ptr<CheckpointWriter> create_dcp(FileSystem& fs, std::string destination,
                                              CheckpointContents contents, std::vector<Value> values,

@@ -12,9 +12,9 @@
 
 namespace tessera::formats {
 
-/// Which parameters lie in a bare flat vector of a checkpoint, and where. FSDP1 writes such vectors
-/// (LOCAL_STATE_DICT) without saying so. Units: elements; offsets count within the vector, which
-/// may hold gaps for alignment and padding at the end.
+/// The parameters in a bare flat vector of a checkpoint, and their places. FSDP1 writes such
+/// vectors (LOCAL_STATE_DICT) without recording this. Units: elements; offsets count within the
+/// vector, which may have gaps for alignment and padding at the end.
 struct FlatVectorLayout {
   std::string key;  // the vector's fqn in the checkpoint
   DType dtype = DType::float32;
@@ -26,16 +26,16 @@ struct FlatVectorLayout {
 /// Reads a flat layout as docs/examples/write_flat_layout.py writes it:
 /// `{"schema":1,"units":[{"key":…,"dtype":…,"numel_padded":N,"params":[{"fqn":…,"shape":[…],
 /// "offset":N}]}]}`.
-/// Throws: Error(corruption) where the file is not that, or where parameters leave their vector or
-/// overlap (the same elements twice are tied parameters); Error(not_found), Error(io).
+/// Throws: Error(corruption) if the file has another form, or if parameters reach beyond their
+/// vector or overlap (the same elements twice are tied parameters); Error(not_found), Error(io).
 std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::string& path);
 
-/// Returns `reader` with each vector shown as the parameters that lie in it, each a tensor of its
-/// own whose pieces are the ranges that the vector's pieces hold. The optimizer state of a vector
+/// Returns `reader` with each vector shown as its parameters. Each parameter is a tensor whose
+/// pieces are the ranges that the vector's pieces hold. The optimizer state of a vector
 /// (`….state.<vector>.<name>`, the vector with or without its first step) becomes state of each
-/// parameter: cut likewise where it has the vector's length, repeated where it has no dimensions.
-/// Tied parameters become aliases, `contents().units` names the units, all else stays as it is.
-/// Throws: Error(mismatch) naming the vector where the checkpoint does not have it, has it with
+/// parameter: cut the same way if it has the vector's length, repeated if it has no dimensions.
+/// Tied parameters become aliases, `contents().units` names the units, and all else is unchanged.
+/// Throws: Error(mismatch) naming the vector if the checkpoint does not have it, has it with
 /// another dtype or length, or already has one of its parameters.
 std::unique_ptr<CheckpointReader> apply_flat_layout(std::unique_ptr<CheckpointReader> reader,
                                                     const std::vector<FlatVectorLayout>& layout);

@@ -4,8 +4,8 @@
 
 namespace tessera::formats {
 
-/// A checkpoint format, known by the name that it has in output and options. What a format can do
-/// is asked of its driver (format_driver.h). Default: native.
+/// A checkpoint format, named as in output and options. Its driver says what it can do
+/// (format_driver.h). Default: native.
 class Format {
  public:
   static const Format native;       // Tessera's own
@@ -14,7 +14,7 @@ class Format {
   static const Format torch_zip;    // a file of torch.save; its name is `torch`
 
   constexpr Format() : Format("native") {}
-  /// `name` is a driver's, and lives as long as that driver.
+  /// `name` belongs to a driver and lives as long as that driver.
   explicit constexpr Format(std::string_view name) : name_(name) {}
 
   constexpr std::string_view name() const { return name_; }
@@ -29,7 +29,7 @@ inline constexpr Format Format::dcp{"dcp"};
 inline constexpr Format Format::safetensors{"safetensors"};
 inline constexpr Format Format::torch_zip{"torch"};
 
-/// Returns the name of a format in output and options.
+/// Returns the format's name in output and options.
 constexpr std::string_view format_name(Format format) {
   return format.name();
 }

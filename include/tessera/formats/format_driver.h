@@ -20,8 +20,8 @@
 // How to add a format: docs/contributing.md.
 namespace tessera::formats {
 
-/// How surely a path holds a checkpoint of one format. The driver with the strongest match is
-/// asked to open it; of equal matches, the driver that was registered first.
+/// How certain it is that a path holds a checkpoint of one format. The driver with the strongest
+/// match is asked to open it; of equal matches, the driver that was registered first.
 enum class Match {
   none,
   hint,     // it looks like a part of such a checkpoint
@@ -58,7 +58,7 @@ struct FileBegin {
 struct FormatTraits {
   /// Which pieces of a tensor the format can store.
   enum class Pieces {
-    whole_tensors,  // one piece that is all of the tensor: such a checkpoint has no ranks
+    whole_tensors,  // one piece per tensor: such a checkpoint has no ranks
     boxes,          // a box of the tensor on each rank
     any_region,     // also flat ranges
   };
@@ -104,7 +104,7 @@ class SideFiles {
   virtual void restore(FileSystem& fs, const std::string& path) const = 0;
   /// Removes the files beside a checkpoint that has been replaced or removed.
   virtual void remove(FileSystem& fs, const std::string& path) const noexcept = 0;
-  /// Removes the files beside `path`, where a checkpoint was and nothing is now.
+  /// Removes the files beside `path`, from which a checkpoint has been removed.
   virtual void remove_orphans(FileSystem& fs, const std::string& path) const = 0;
 };
 
@@ -130,9 +130,9 @@ class FormatDriver {
   virtual std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
                                                  const std::string& path) const = 0;
 
-  /// Returns how many bytes a file has by what its first bytes lay out; nothing if only the end of
-  /// the file tells what is in it. Only files that can be told from their begin are read from a
-  /// pipe that does not fit in memory. Throws: Error(corruption).
+  /// Returns the size of a file as its first bytes give it; nothing if only the end of the file
+  /// says what is in it. From a pipe that does not fit in memory, only files with such a beginning
+  /// can be read. Throws: Error(corruption).
   virtual std::optional<std::uint64_t> nbytes_from_begin(const ReadableFile& /*file*/) const {
     return std::nullopt;
   }
@@ -145,14 +145,14 @@ class FormatDriver {
     return DestinationKind::directory;
   }
 
-  // What may be replaced or removed.
+  // What may be replaced or removed
 
   /// Whether a file of that name can be part of a directory of this format, whoever wrote it.
   virtual bool may_own_file(std::string_view /*name*/) const { return false; }
   /// Whether Tessera's writer of this format makes a file of that name in a directory.
   virtual bool writes_file(std::string_view /*name*/) const { return false; }
   virtual std::span<const FileMark> file_marks() const { return {}; }
-  /// Whether a single file is of this format by what it holds. `first_bytes`: as in FileBegin.
+  /// Whether the content of a single file is of this format. `first_bytes`: as in FileBegin.
   virtual bool is_whole_file(const ReadableFile& /*file*/, std::string_view /*first_bytes*/) const {
     return false;
   }
@@ -161,7 +161,7 @@ class FormatDriver {
     return false;
   }
   /// Throws Error(invalid_argument) unless the files of a directory are one checkpoint. `option`
-  /// is what asked to replace it.
+  /// names the option that asks to replace it.
   virtual void require_one_checkpoint(const FileSystem& /*fs*/, const std::string& /*directory*/,
                                       const std::vector<std::string>& /*names*/,
                                       const std::string& /*option*/) const {}
@@ -172,8 +172,8 @@ class FormatDriver {
 /// Returns all drivers: Tessera's own in the order in which they are asked, then those registered.
 const std::vector<const FormatDriver*>& format_drivers();
 
-/// Adds a format. To be called before any checkpoint is opened, such as from a static initializer;
-/// `driver` lives until the process ends. Not thread-safe.
+/// Adds a format. Call it before any checkpoint is opened, such as from a static initializer.
+/// `driver` must live until the process ends. Not thread-safe.
 /// Throws: Error(invalid_argument) if a driver has that name already.
 void register_format(const FormatDriver& driver);
 
@@ -191,7 +191,7 @@ std::vector<std::string> writable_format_names();
 /// Returns the same as a text: "native, dcp or torch". `suits` picks formats.
 std::string writable_formats_in_words(bool (*suits)(const FormatTraits&) = nullptr);
 
-/// Returns the format that a destination's name asks for by its suffix, else native.
+/// Returns the format that the suffix of a destination's name asks for, else native.
 Format format_for_destination(const std::string& path);
 
 }  // namespace tessera::formats

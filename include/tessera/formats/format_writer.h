@@ -52,12 +52,12 @@ class FormatWriter {
                                                   CheckpointContents contents,
                                                   std::vector<Value> values,
                                                   const CreateOptions& options) const = 0;
-  /// Throws what `start` would throw about what lies at the destination and beside it. Changes
+  /// Throws what `start` would throw about the destination and the files beside it. Changes
   /// nothing.
   virtual void check_staging(FileSystem& fs, const std::string& destination,
                              const CheckpointContents& contents, const std::vector<Value>& values,
                              const CreateOptions& options) const = 0;
-  /// Returns the options that change a byte of the files, in words; empty where none is set. Two
+  /// Returns the options that change the bytes of the files, in words; empty if none is set. Two
   /// runs with different texts are different work (JournalOptions). Stored in journals.
   virtual std::string describe_options(const CreateOptions& /*options*/) const { return {}; }
 
@@ -65,7 +65,8 @@ class FormatWriter {
   virtual const PartsWriter* parts() const { return nullptr; }
 };
 
-/// Adds the writer of a format whose driver says that it can be written. As `register_format`.
+/// Adds the writer of a format whose driver says that it can be written. Same rules as
+/// `register_format`.
 void register_format_writer(const FormatWriter& writer);
 
 /// Returns the writer of a format. Throws: Error(unsupported) naming the formats that can be

@@ -9,15 +9,15 @@
 
 namespace tessera::formats {
 
-/// One of the checkpoints that are shown as one.
+/// One of several checkpoints shown as one.
 struct MergeSource {
   std::unique_ptr<CheckpointReader> reader;
-  std::string prefix{};  // a step before every name, without its dot; empty: none
+  std::string prefix{};  // a step before every name, without the dot; empty: none
 };
 
-/// Whose entry is shown where several sources have one of that name.
+/// Which entry is shown if several sources have one of the same name.
 enum class MergePreference {
-  none,  // the first one's; and the name is a collision
+  none,  // the first source's, and the name is a collision
   first,
   last,
 };
@@ -25,22 +25,22 @@ enum class MergePreference {
 /// Several checkpoints as one.
 struct MergedCheckpoint {
   std::unique_ptr<CheckpointReader> reader;
-  std::vector<Finding> collisions;  // rule `merge`, by name; none where there is a preference
+  std::vector<Finding> collisions;  // rule `merge`, by name; empty if there is a preference
 };
 
 /// Returns several checkpoints as one: the tensors, values, aliases and flat units of all, each
 /// under its source's prefix, with pieces on the ranks that hold them; annotations without prefix.
 ///
-/// Optimizer state belongs to the parameter that its source says; where that lies in another source
-/// (model and optimizer saved apart), to the first source's that has one of that name. An alias
-/// whose tensor is taken from elsewhere becomes a tensor itself, so that every name keeps its
-/// bytes. The format is that of the first source. Requires: at least one source.
+/// Optimizer state belongs to the parameter that its source names. If that source does not hold the
+/// parameter (model and optimizer saved apart), the first source that does is used. An alias
+/// becomes a tensor if its tensor comes from another source, so that every name keeps its bytes.
+/// The format is that of the first source. Requires: at least one source.
 MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference);
 
-/// A checkpoint to be opened as one of several.
+/// A checkpoint to open as one of several.
 struct MergePath {
   std::string path;
-  std::string prefix{};  // a step before every name, with or without its dot; empty: none
+  std::string prefix{};  // a step before every name, with or without the dot; empty: none
 };
 
 /// Opens checkpoints of any format and returns them as one. `fs` must outlive the reader. Requires:

@@ -14,62 +14,62 @@
 namespace tessera::formats {
 
 /// Opens a checkpoint in Tessera's own format: a directory with `index.h5` and one `rank-00000.h5`
-/// per rank. Reads the index only, in two reads; a rank file is opened, and held against the index,
-/// when its first byte is asked for. `fs` must outlive the reader.
+/// per rank. Reads only the index, in two reads. A rank file is opened, and compared with the
+/// index, when its first byte is needed. `fs` must outlive the reader.
 /// The layout on disk: docs/formats/native.md.
-/// Throws: Error(not_found) where there is no such directory; Error(unsupported) where `index.h5`
-/// is no file of this format, or of a later version; Error(corruption).
+/// Throws: Error(not_found) if the directory does not exist; Error(unsupported) if `index.h5` is
+/// not a file of this format, or of a later version; Error(corruption).
 std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string path);
 
-/// How native files are written. Readers take all of it from the files.
+/// How native files are written. Readers find all of this in the files.
 struct NativeWriteOptions {
   /// Whether pieces are compressed, each chunk by itself.
   enum class Compression { none, zstd };
   Compression compression = Compression::none;  // of pieces of 64 KiB and more
 
-  /// One of zstd's own levels, -100 to 19. Nothing: what suits each chunk. That is the entropy
-  /// stage alone for weights, in which matching finds nothing, and level 1 where there are runs.
+  /// One of zstd's own levels, -100 to 19. Nothing: chosen for each chunk. Weights get only the
+  /// entropy stage, as matching finds nothing in them; chunks with runs get level 1.
   std::optional<int> zstd_level{};
 
-  /// Bytes of a compressed chunk before compression; what a small range read costs. A multiple of
-  /// 16, at most 64 MiB. Pieces below 64 KiB are never compressed.
+  /// Bytes of a compressed chunk before compression. A small range read decodes this much. A
+  /// multiple of 16, at most 64 MiB. Pieces below 64 KiB are never compressed.
   std::uint64_t chunk_nbytes = std::uint64_t{1} << 20;
 
-  /// Bytes that `write_block` takes at a time where nothing is compressed: a multiple of 64 KiB.
-  /// Does not change the files.
+  /// Bytes that `write_block` takes at a time without compression: a multiple of 64 KiB. Does not
+  /// change the files.
   std::uint64_t plain_block_nbytes = std::uint64_t{4} << 20;
 
   /// Whether `index.h5` shows every tensor as a virtual dataset to other HDF5 readers. Costs about
-  /// 0.1 ms and 0.2 kB per tensor and piece; Tessera itself never reads them.
+  /// 0.1 ms and 0.2 kB per tensor and piece; Tessera never reads them.
   enum class VirtualDatasets { write, omit };
   /// See VirtualDatasets.
   VirtualDatasets virtual_datasets = VirtualDatasets::write;
 };
 
-/// What parse_compression understands, in words.
+/// The texts that parse_compression accepts, in words.
 inline constexpr std::string_view kCompressions =
     "none, zstd or zstd:LEVEL with a level from -100 to 19";
 
-/// Returns the options that `text` stands for, or nothing: see kCompressions.
+/// Returns the options that `text` stands for, or nothing. See kCompressions.
 std::optional<NativeWriteOptions> parse_compression(std::string_view text);
 
-/// Starts a native checkpoint. Every rank of `contents.world_size` gets a file, also where it holds
-/// nothing. `values` is parallel to `contents.values`. HDF5 lays out the files by itself: `fs` must
-/// show the operating system's files. Where the HDF5 library was built without thread-safety, the
-/// application's own calls of it must not overlap with the writer's.
-/// Throws: Error(invalid_argument) where the contents contradict themselves; Error(already_exists).
+/// Starts a native checkpoint. Every rank of `contents.world_size` gets a file, even if it holds
+/// nothing. `values` is parallel to `contents.values`. `fs` must show the operating system's files,
+/// as the staging path is locked there. If the HDF5 library was built without thread-safety, the
+/// application's own HDF5 calls must not overlap with the writer's.
+/// Throws: Error(invalid_argument) if the contents contradict themselves; Error(already_exists).
 std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string destination,
                                                 CheckpointContents contents,
                                                 std::vector<Value> values,
                                                 OverwritePolicy overwrite = OverwritePolicy::refuse,
                                                 const NativeWriteOptions& options = {});
 
-/// Writes `index.h5` anew from the rank files alone, byte for byte the one that was lost (by the
-/// same release of HDF5). An existing `index.h5` is replaced when the new one is complete.
-/// Throws: Error(corruption) that lists the rank files that are missing, damaged, or from another
-/// checkpoint, and the tensors of which the others do not have all elements, or on work in progress
-/// that a journal lies beside; Error(already_exists) where `index.h5.partial` begins as no index
-/// and as none that was begun; then `index.h5` is what it was.
+/// Rebuilds `index.h5` from the rank files alone, byte for byte as it was (with the same release of
+/// HDF5). An existing `index.h5` is replaced when the new one is complete.
+/// Throws: Error(corruption), which lists the rank files that are missing, damaged, or from another
+/// checkpoint, and the tensors that are incomplete without them; Error(corruption) for work in
+/// progress that has a journal; Error(already_exists) if `index.h5.partial` exists and is not an
+/// index that Tessera began to write. `index.h5` is then unchanged.
 void rebuild_native_index(FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

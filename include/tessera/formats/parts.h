@@ -12,9 +12,10 @@
 
 namespace tessera::formats {
 
-/// [Note: Parts] Several processes write one checkpoint together, each its own rank's part, into a
-/// directory that all of them see. The result is what `create_native` or `create_dcp` writes alone,
-/// byte for byte. Each step waits until the one before is done, on all ranks:
+/// [Note: Parts] Several processes write one checkpoint together, each the part of its own rank,
+/// into a directory that all of them see. The result is the same, byte for byte, as what
+/// `create_native` or `create_dcp` writes. Each step begins when all ranks have finished the one
+/// before:
 ///
 ///     coordinator only   makes an empty directory, such as a StagedDestination's staging path
 ///     all ranks          create_part, write_block for every block, commit
@@ -22,46 +23,46 @@ namespace tessera::formats {
 ///     all ranks          seal_part
 ///     coordinator only   finish_parts, then makes the directory appear at its destination
 ///
-/// All ranks pass equal contents, values and options. A failure on any rank ends it for all: the
-/// coordinator removes the directory, in which a part may have left files.
+/// All ranks pass equal contents, values and options. A failure on any rank ends the save on all:
+/// the coordinator removes the directory, in which parts may have left files.
 ///
-/// Until `finish_parts` has returned the directory is no checkpoint to any reader, whatever process
-/// died where: `index.h5` or `.metadata` is missing, which comes last and whole. Opening says
-/// Error(not_found), or Error(corruption) where native rank files lie there without the index;
-/// `open_checkpoint` says Error(unsupported) or Error(corruption). `rebuild_native_index` refuses
-/// rank files that were not sealed.
+/// Until `finish_parts` has returned, no reader takes the directory for a checkpoint, whichever
+/// process dies at any point: `index.h5` or `.metadata` is missing, and appears last and complete.
+/// Opening throws Error(not_found), or Error(corruption) if there are native rank files without the
+/// index; `open_checkpoint` throws Error(unsupported) or Error(corruption). `rebuild_native_index`
+/// refuses rank files that were not sealed.
 struct PartOptions {
   Format format{};              // native or dcp
   NativeWriteOptions native{};  // for native alone
 };
 
-/// Starts one rank's part. The writer knows the contents of the whole checkpoint, but has only this
-/// rank's pieces in `write_order` and takes no others. Files have their names from `commit` on, by
-/// which they are complete and synced. Destroyed without it, the part may leave files.
-/// Throws: as `create_native` and `create_dcp`; Error(invalid_argument) where there is no such
-/// rank; Error(unsupported) for other formats.
+/// Starts one rank's part. The writer knows the contents of the whole checkpoint, but accepts only
+/// this rank's pieces, which are in `write_order`. `commit` completes and syncs the files and gives
+/// them their names. Without it, the part may leave files.
+/// Throws: as `create_native` and `create_dcp`; Error(invalid_argument) if there is no such rank;
+/// Error(unsupported) for other formats.
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                               CheckpointContents contents,
                                               std::vector<Value> values, int rank,
                                               const PartOptions& options);
 
-/// Checks that all parts are there and returns what `seal_part` needs to know of them. Changes no
-/// file. Requires: every rank has committed.
+/// Checks that all parts exist and returns the token that `seal_part` needs. Changes no file.
+/// Requires: every rank has committed.
 /// Throws: Error(corruption) naming a rank file that is missing, incomplete, or was written for
-/// other contents, values or options (native) or has another size than they give (dcp, whose files
-/// do not say what they were written for: where ranks may disagree, the caller compares before).
+/// other contents, values or options (native), or has the wrong size (dcp: its files do not record
+/// contents or options, so the caller must compare them first if ranks may disagree).
 std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
                          const CheckpointContents& contents, const std::vector<Value>& values,
                          const PartOptions& options);
 
-/// Marks one rank's file as belonging to this checkpoint, and syncs it; nothing for dcp.
+/// Marks one rank's file as part of this checkpoint and syncs it; does nothing for dcp.
 /// Requires: `token` is what `join_parts` returned.
 void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint64_t token,
                const PartOptions& options);
 
-/// Writes what makes the directory a checkpoint: `index.h5` or `.metadata`, synced. Where it
-/// throws, neither is there. Requires: every rank has sealed. Throws: Error(corruption) naming a
-/// rank file that is missing or was not sealed.
+/// Writes and syncs the file that makes the directory a checkpoint: `index.h5` or `.metadata`. If
+/// it throws, neither file exists. Requires: every rank has sealed. Throws: Error(corruption)
+/// naming a rank file that is missing or was not sealed.
 void finish_parts(FileSystem& fs, const std::string& directory, const CheckpointContents& contents,
                   const std::vector<Value>& values, const PartOptions& options);
 

@@ -13,34 +13,35 @@
 namespace tessera::formats {
 
 /// Opens safetensors: a `.safetensors` file, an index (`*.safetensors.index.json`), or a directory.
-/// In a directory the index decides, else all its `.safetensors` files belong together: whole
-/// tensors, or the shards of PyTorch's distributed checkpoint (HuggingFaceStorageWriter), whose
-/// `__metadata__` says where in its tensor each shard lies. Reads headers only. `fs` must outlive
-/// the reader. The layout on disk: docs/formats/safetensors.md.
-/// Throws: Error(not_found) where there is none; Error(corruption) naming file, tensor and rule;
-/// Error(unsupported) on a dtype that torch has no word for.
+/// In a directory, the index names the files; without an index all `.safetensors` files belong
+/// together: whole tensors, or the shards of PyTorch's distributed checkpoint
+/// (HuggingFaceStorageWriter), whose `__metadata__` gives the place of each shard in its tensor.
+/// Reads headers only. `fs` must outlive the reader. The layout on disk:
+/// docs/formats/safetensors.md.
+/// Throws: Error(not_found) if there is no such file; Error(corruption) naming file, tensor and
+/// rule; Error(unsupported) for a dtype that torch does not have.
 std::unique_ptr<CheckpointReader> open_safetensors(const FileSystem& fs, std::string path);
 
-/// Returns how many bytes the file has by what its header lays out. Reads the header, and asks
-/// nothing of what is behind it. Throws: Error(corruption) where the header is not sound.
+/// Returns the size that the file should have by its header. Reads only the header. Throws:
+/// Error(corruption) if the header is invalid.
 std::uint64_t safetensors_nbytes(const ReadableFile& file);
 
 /// How safetensors files are written.
 struct SafetensorsWriteOptions {
-  /// The most tensor bytes in one file; nothing: all in one. A larger tensor has a file of its own.
+  /// The most tensor bytes in one file; nothing: one file. A larger tensor gets a file of its own.
   std::optional<std::uint64_t> max_shard_nbytes{};
 };
 
-/// Starts safetensors that Python's safetensors loads. A destination whose name ends in
+/// Starts a checkpoint that Python's safetensors can load. A destination whose name ends in
 /// `.safetensors` is a single file; any other is a directory with `model.safetensors`, or with
-/// `model-00001-of-0000N.safetensors` files and `model.safetensors.index.json`. What the format has
-/// no place for (values, key paths, kinds of state, flat units) goes to
-/// `<model>.safetensors.values.json` beside it, or where there are no values to `__metadata__`, so
-/// that tensors alone need no second file. Aliases go to `__metadata__`. `values` is parallel to
+/// `model-00001-of-0000N.safetensors` files and `model.safetensors.index.json`. What the format
+/// cannot store (values, key paths, kinds of state, flat units) goes to
+/// `<model>.safetensors.values.json`, or to `__metadata__` if there are no values, so that tensors
+/// alone need no second file. Aliases go to `__metadata__`. `values` is parallel to
 /// `contents.values`.
-/// Throws: Error(invalid_argument) unless every tensor is one piece that is all of it, or where one
-/// file is asked for and more are needed; Error(unsupported) listing all tensors whose dtype or
-/// name safetensors cannot hold; Error(already_exists).
+/// Throws: Error(invalid_argument) unless every tensor is one piece, or if the destination is one
+/// file and several are needed; Error(unsupported) listing all tensors whose dtype or name
+/// safetensors cannot hold; Error(already_exists).
 std::unique_ptr<CheckpointWriter> create_safetensors(
     FileSystem& fs, std::string destination, CheckpointContents contents, std::vector<Value> values,
     OverwritePolicy overwrite = OverwritePolicy::refuse,

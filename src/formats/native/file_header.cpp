@@ -24,6 +24,100 @@ std::string role_name(FileRole role) {
   return role == FileRole::index ? "the index" : "a rank file";
 }
 
+[[noreturn]] void fail_truncated(std::size_t nbytes_there, const std::string& path) {
+  throw Error::expected(ErrorKind::corruption, {.path = path}, "file size",
+                        "at least " + std::to_string(kHeaderNbytes) + " bytes",
+                        std::to_string(nbytes_there) + " bytes", "truncated?");
+}
+
+/// Requires: `there` is the header, or all of a file that is shorter.
+void check_magic(std::span<const std::byte> there, const std::string& path) {
+  if (starts_with(there, kMagic)) return;
+  if (starts_with(there, kHdf5Magic)) {
+    throw Error::expected(ErrorKind::unsupported, {.path = path}, "format",
+                          "a file of a native checkpoint", "another HDF5 file");
+  }
+  if (there.size() < kMagic.size()) fail_truncated(there.size(), path);
+  throw Error::expected(ErrorKind::unsupported, {.path = path}, "format",
+                        "a file of a native checkpoint", "a file that does not start like one");
+}
+
+void check_version_and_checksum(std::uint32_t version,
+                                std::span<const std::byte, kHeaderNbytes> bytes,
+                                const std::string& path) {
+  std::uint64_t stored_checksum = 0;
+  std::memcpy(&stored_checksum, bytes.data() + kChecksumAt, sizeof stored_checksum);
+  const std::uint64_t checksum = xxh3_64(bytes.first(kChecksumAt));
+  // The version counts only if the checksum is right; otherwise its bytes may be damaged.
+  if (checksum == stored_checksum && version != kFormatVersion) {
+    throw Error::expected(ErrorKind::unsupported, {.path = path}, "format version",
+                          std::to_string(kFormatVersion), std::to_string(version),
+                          "written by a later release?");
+  }
+  if (checksum != stored_checksum) {
+    throw Error::expected(
+        ErrorKind::corruption, {.path = path, .fqn = {}, .byte_range = ByteRange{0, kHeaderNbytes}},
+        "header checksum", checksum_text(stored_checksum), checksum_text(checksum), "damaged");
+  }
+}
+
+FileRole get_role(ByteReader& reader) {
+  const std::uint32_t role = reader.u32();
+  if (role != static_cast<std::uint32_t>(FileRole::index) &&
+      role != static_cast<std::uint32_t>(FileRole::rank)) {
+    throw Error::expected(ErrorKind::corruption, {.path = reader.path()}, "role", "1 or 2",
+                          std::to_string(role));
+  }
+  return static_cast<FileRole>(role);
+}
+
+/// Reads the fields after the version.
+FileHeader get_fields(ByteReader& reader) {
+  FileHeader header;
+  header.role = get_role(reader);
+  header.rank = reader.u32();
+  header.world_size = reader.u32();
+  header.checkpoint_id = reader.u64();
+  header.index_range.begin = reader.u64();
+  header.index_range.end = reader.u64();
+  header.index_checksum = reader.u64();
+  header.structure_checksum = reader.u64();
+  header.file_nbytes = reader.u64();
+  return header;
+}
+
+/// Checks the fields against each other and against the size of the file.
+void validate_fields(const FileHeader& header, const ReadableFile& file) {
+  const auto fail = [&](std::string_view rule, std::string_view expected, std::string_view found,
+                        std::string_view likely_cause = {}) {
+    throw Error::expected(ErrorKind::corruption, {.path = file.path()}, rule, expected, found,
+                          likely_cause);
+  };
+  if (header.world_size < 1 || header.world_size > kMaxWorldSize) {
+    fail("world size", "1 to " + std::to_string(kMaxWorldSize), std::to_string(header.world_size));
+  }
+  if (header.rank >= header.world_size) {
+    fail("rank", "less than " + std::to_string(header.world_size), std::to_string(header.rank));
+  }
+  if (header.file_nbytes != file.nbytes()) {
+    fail("file size", std::to_string(header.file_nbytes) + " bytes",
+         std::to_string(file.nbytes()) + " bytes",
+         file.nbytes() < header.file_nbytes ? "truncated?" : "appended to?");
+  }
+  const ByteRange index = header.index_range;
+  if (index.begin < kHeaderNbytes || index.end < index.begin || index.end > header.file_nbytes) {
+    fail("index range",
+         "within [" + std::to_string(kHeaderNbytes) + ", " + std::to_string(header.file_nbytes) +
+             ")",
+         "[" + std::to_string(index.begin) + ", " + std::to_string(index.end) + ")");
+  }
+  if (index.nbytes() > kMaxIndexNbytes) {
+    throw Error::expected(ErrorKind::unsupported, {.path = file.path()}, "index size",
+                          "at most " + std::to_string(kMaxIndexNbytes) + " bytes",
+                          std::to_string(index.nbytes()) + " bytes");
+  }
+}
+
 }  // namespace
 
 std::string rank_file_name(std::int64_t rank) {
@@ -61,90 +155,14 @@ FileHeader read_header(const ReadableFile& file) {
       static_cast<std::size_t>(std::min<std::uint64_t>(file.nbytes(), kHeaderNbytes));
   file.read_at(0, std::span(bytes).first(nbytes_there));
   const auto there = std::span<const std::byte>(bytes).first(nbytes_there);
-
-  if (!starts_with(there, kMagic)) {
-    if (starts_with(there, kHdf5Magic)) {
-      throw Error::expected(ErrorKind::unsupported, {.path = path}, "format",
-                            "a file of a native checkpoint", "another HDF5 file");
-    }
-    if (nbytes_there < kMagic.size()) {
-      throw Error::expected(ErrorKind::corruption, {.path = path}, "file size",
-                            "at least " + std::to_string(kHeaderNbytes) + " bytes",
-                            std::to_string(nbytes_there) + " bytes", "truncated?");
-    }
-    throw Error::expected(ErrorKind::unsupported, {.path = path}, "format",
-                          "a file of a native checkpoint", "a file that does not start like one");
-  }
-  if (nbytes_there < kHeaderNbytes) {
-    throw Error::expected(ErrorKind::corruption, {.path = path}, "file size",
-                          "at least " + std::to_string(kHeaderNbytes) + " bytes",
-                          std::to_string(nbytes_there) + " bytes", "truncated?");
-  }
+  check_magic(there, path);
+  if (nbytes_there < kHeaderNbytes) fail_truncated(nbytes_there, path);
 
   ByteReader reader(there, path, 0);
   reader.u64();  // the magic
-  const std::uint32_t version = reader.u32();
-  std::uint64_t stored_checksum = 0;
-  std::memcpy(&stored_checksum, bytes.data() + kChecksumAt, sizeof stored_checksum);
-  const std::uint64_t checksum = xxh3_64(there.first(kChecksumAt));
-  // A later version is known by a header that is sound and says so.
-  if (checksum == stored_checksum && version != kFormatVersion) {
-    throw Error::expected(ErrorKind::unsupported, {.path = path}, "format version",
-                          std::to_string(kFormatVersion), std::to_string(version),
-                          "written by a later release?");
-  }
-  if (checksum != stored_checksum) {
-    throw Error::expected(
-        ErrorKind::corruption, {.path = path, .fqn = {}, .byte_range = ByteRange{0, kHeaderNbytes}},
-        "header checksum", checksum_text(stored_checksum), checksum_text(checksum), "damaged");
-  }
-
-  FileHeader header;
-  const std::uint32_t role = reader.u32();
-  if (role != static_cast<std::uint32_t>(FileRole::index) &&
-      role != static_cast<std::uint32_t>(FileRole::rank)) {
-    throw Error::expected(ErrorKind::corruption, {.path = path}, "role", "1 or 2",
-                          std::to_string(role));
-  }
-  header.role = static_cast<FileRole>(role);
-  header.rank = reader.u32();
-  header.world_size = reader.u32();
-  header.checkpoint_id = reader.u64();
-  header.index_range.begin = reader.u64();
-  header.index_range.end = reader.u64();
-  header.index_checksum = reader.u64();
-  header.structure_checksum = reader.u64();
-  header.file_nbytes = reader.u64();
-
-  if (header.world_size < 1 || header.world_size > kMaxWorldSize) {
-    throw Error::expected(ErrorKind::corruption, {.path = path}, "world size",
-                          "1 to " + std::to_string(kMaxWorldSize),
-                          std::to_string(header.world_size));
-  }
-  if (header.rank >= header.world_size) {
-    throw Error::expected(ErrorKind::corruption, {.path = path}, "rank",
-                          "less than " + std::to_string(header.world_size),
-                          std::to_string(header.rank));
-  }
-  if (header.file_nbytes != file.nbytes()) {
-    throw Error::expected(ErrorKind::corruption, {.path = path}, "file size",
-                          std::to_string(header.file_nbytes) + " bytes",
-                          std::to_string(file.nbytes()) + " bytes",
-                          file.nbytes() < header.file_nbytes ? "truncated?" : "appended to?");
-  }
-  const ByteRange index = header.index_range;
-  if (index.begin < kHeaderNbytes || index.end < index.begin || index.end > header.file_nbytes) {
-    throw Error::expected(
-        ErrorKind::corruption, {.path = path}, "index range",
-        "within [" + std::to_string(kHeaderNbytes) + ", " + std::to_string(header.file_nbytes) +
-            ")",
-        "[" + std::to_string(index.begin) + ", " + std::to_string(index.end) + ")");
-  }
-  if (index.nbytes() > kMaxIndexNbytes) {
-    throw Error::expected(ErrorKind::unsupported, {.path = path}, "index size",
-                          "at most " + std::to_string(kMaxIndexNbytes) + " bytes",
-                          std::to_string(index.nbytes()) + " bytes");
-  }
+  check_version_and_checksum(reader.u32(), bytes, path);
+  const FileHeader header = get_fields(reader);
+  validate_fields(header, file);
   return header;
 }
 

@@ -81,6 +81,24 @@ void put_stored(ByteWriter& out, const StoredPiece& stored, const BlockGrid& gri
   }
 }
 
+void put_tensor(ByteWriter& out, const Index& index, std::size_t tensor_index) {
+  const TensorEntry& tensor = index.contents.tensors[tensor_index];
+  out.str(tensor.meta.fqn);
+  out.u8(static_cast<std::uint8_t>(tensor.meta.dtype));
+  out.u8(static_cast<std::uint8_t>(tensor.kind));
+  put_shape(out, tensor.meta.shape);
+  out.str(tensor.parameter);
+  put_key_path(out, tensor.key_path);
+  out.uint(std::uint64_t{tensor.pieces.size()});
+  for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+    const StoredPiece& stored = index.storage[tensor_index][p];
+    out.uint(std::uint64_t{stored.position});
+    out.uint(std::int64_t{tensor.pieces[p].rank});
+    put_region(out, tensor.pieces[p].region);
+    put_stored(out, stored, index.grid(tensor_index, p));
+  }
+}
+
 // --- decoding
 
 Shape get_shape(ByteReader& in) {
@@ -151,6 +169,12 @@ Region get_region(ByteReader& in, std::size_t num_dims) {
   return range;
 }
 
+BlockGrid make_grid(Encoding encoding, std::uint64_t nbytes, std::uint64_t chunk_nbytes) {
+  if (encoding == Encoding::zstd)
+    return {std::min(chunk_nbytes, std::max<std::uint64_t>(nbytes, 1)), nbytes};
+  return {kPlainBlockNbytes, nbytes};
+}
+
 StoredPiece get_stored(ByteReader& in, const BlockGrid& plain, const BlockGrid& chunks) {
   StoredPiece stored;
   const std::uint8_t code = in.u8();
@@ -170,6 +194,151 @@ StoredPiece get_stored(ByteReader& in, const BlockGrid& plain, const BlockGrid& 
     stored.table_begin = in.uint();
   }
   return stored;
+}
+
+void get_storage_options(ByteReader& in, Index& index) {
+  index.chunk_nbytes = in.uint();
+  if (index.chunk_nbytes == 0 || index.chunk_nbytes > kMaxChunkNbytes ||
+      index.chunk_nbytes % kChunkNbytesUnit != 0) {
+    in.fail("chunk size",
+            "a multiple of " + std::to_string(kChunkNbytesUnit) + " up to " +
+                std::to_string(kMaxChunkNbytes),
+            std::to_string(index.chunk_nbytes));
+  }
+  const std::uint8_t virtual_datasets = in.u8();
+  if (virtual_datasets > 1) {
+    in.fail("virtual datasets", "0 or 1", std::to_string(virtual_datasets));
+  }
+  index.has_virtual_datasets = virtual_datasets == 1;
+}
+
+void get_values(ByteReader& in, Index& index) {
+  std::vector<ValueEntry>& values = index.contents.values;
+  values.resize(in.count(kMinValueNbytes));
+  index.value_json.resize(values.size());
+  for (std::size_t v = 0; v < values.size(); ++v) {
+    values[v].name = in.str();
+    values[v].key_path = get_key_path(in);
+    index.value_json[v] = in.str();
+  }
+}
+
+void get_aliases(ByteReader& in, CheckpointContents& contents) {
+  contents.aliases.resize(in.count(kMinAliasNbytes));
+  for (Alias& alias : contents.aliases) {
+    alias.fqn = in.str();
+    alias.target = in.str();
+    alias.key_path = get_key_path(in);
+  }
+}
+
+void get_units(ByteReader& in, CheckpointContents& contents) {
+  contents.units.resize(in.count(kMinUnitNbytes));
+  for (FlatUnit& unit : contents.units) {
+    unit.name = in.str();
+    unit.dtype = get_dtype(in);
+    unit.parameters.resize(in.count(kMinUnitParameterNbytes));
+    for (FlatUnitParameter& parameter : unit.parameters) {
+      parameter.fqn = in.str();
+      parameter.shape = get_shape(in);
+      parameter.offset = in.non_negative();
+      const auto numel = checked_numel(parameter.shape);
+      if (!numel || !checked_add(parameter.offset, *numel)) {
+        throw Error::expected(ErrorKind::corruption,
+                              {.path = in.path(), .fqn = parameter.fqn, .byte_range = {}}, "unit",
+                              "less than 2^63 elements", "more");
+      }
+    }
+  }
+}
+
+void get_annotations(ByteReader& in, CheckpointContents& contents) {
+  const std::size_t num_annotations = in.count(kMinAnnotationNbytes);
+  for (std::size_t a = 0; a < num_annotations; ++a) {
+    std::string key(in.str());
+    const bool is_new = contents.annotations.emplace(std::move(key), in.str()).second;
+    if (!is_new) in.fail("annotation", "different keys", "the same key twice");
+  }
+}
+
+/// Reads a tensor, with room for its pieces but without them.
+void get_tensor(ByteReader& in, TensorEntry& tensor) {
+  tensor.meta.fqn = in.str();
+  tensor.meta.dtype = get_dtype(in);
+  const std::uint8_t kind = in.u8();
+  if (kind > kMaxStateKind) {
+    in.fail("state kind", "at most " + std::to_string(kMaxStateKind), std::to_string(kind));
+  }
+  tensor.kind = static_cast<StateKind>(kind);
+  tensor.meta.shape = get_shape(in);
+  validate_tensor_meta(tensor.meta, in.path());
+  tensor.parameter = in.str();
+  tensor.key_path = get_key_path(in);
+  tensor.pieces.resize(in.count(kMinPieceNbytes));
+}
+
+int get_rank(ByteReader& in, const FileHeader& header) {
+  const std::uint64_t rank = in.uint();
+  if (rank >= header.world_size || (header.role == FileRole::rank && rank != header.rank)) {
+    in.fail("rank",
+            header.role == FileRole::rank ? std::to_string(header.rank)
+                                          : "less than " + std::to_string(header.world_size),
+            std::to_string(rank));
+  }
+  return static_cast<int>(rank);
+}
+
+/// Reads a piece of `tensor` into its place in `tensor.pieces` and `storage`.
+void get_piece(ByteReader& in, const FileHeader& header, std::uint64_t chunk_nbytes,
+               TensorEntry& tensor, std::vector<StoredPiece>& storage, std::size_t piece_index) {
+  Piece& piece = tensor.pieces[piece_index];
+  const std::uint64_t position = in.uint();
+  piece.rank = get_rank(in, header);
+  piece.region = get_region(in, tensor.meta.shape.size());
+  if (const auto broken = region_error(piece.region, tensor.meta.shape)) {
+    throw Error(ErrorKind::corruption,
+                {.path = in.path(), .fqn = tensor.meta.fqn, .byte_range = {}},
+                "region: " + *broken);
+  }
+  const std::uint64_t nbytes = nbytes_of(piece.region, tensor.meta.dtype);
+  StoredPiece& stored = storage[piece_index];
+  stored = get_stored(in, make_grid(Encoding::plain, nbytes, chunk_nbytes),
+                      make_grid(Encoding::zstd, nbytes, chunk_nbytes));
+  const bool is_in_place =
+      header.role == FileRole::index
+          ? position == piece_index
+          : position <= UINT32_MAX &&
+                (piece_index == 0 || position > storage[piece_index - 1].position);
+  if (!is_in_place) {
+    in.fail("piece position", "increasing numbers", std::to_string(position));
+  }
+  stored.position = static_cast<std::uint32_t>(position);
+}
+
+void get_tensors(ByteReader& in, const FileHeader& header, Index& index) {
+  std::vector<TensorEntry>& tensors = index.contents.tensors;
+  tensors.resize(in.count(kMinTensorNbytes));
+  index.storage.resize(tensors.size());
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    get_tensor(in, tensors[t]);
+    index.storage[t].resize(tensors[t].pieces.size());
+    for (std::size_t p = 0; p < tensors[t].pieces.size(); ++p) {
+      get_piece(in, header, index.chunk_nbytes, tensors[t], index.storage[t], p);
+    }
+  }
+}
+
+void get_rank_files(ByteReader& in, const FileHeader& header, Index& index) {
+  index.rank_files.resize(in.count(kMinRankFileNbytes));
+  for (RankFileRecord& file : index.rank_files) {
+    file.nbytes = in.uint();
+    file.index_checksum = in.u64();
+    file.structure_checksum = in.u64();
+  }
+  const std::size_t num_rank_files = header.role == FileRole::index ? header.world_size : 0;
+  if (index.rank_files.size() != num_rank_files) {
+    in.fail("rank files", std::to_string(num_rank_files), std::to_string(index.rank_files.size()));
+  }
 }
 
 bool lies_within(std::uint64_t begin, std::uint64_t nbytes, std::uint64_t file_nbytes) {
@@ -259,12 +428,6 @@ void validate_names(const CheckpointContents& contents, ErrorKind kind, const st
   }
 }
 
-BlockGrid make_grid(Encoding encoding, std::uint64_t nbytes, std::uint64_t chunk_nbytes) {
-  if (encoding == Encoding::zstd)
-    return {std::min(chunk_nbytes, std::max<std::uint64_t>(nbytes, 1)), nbytes};
-  return {kPlainBlockNbytes, nbytes};
-}
-
 /// Copies everything but tensors and pieces.
 Index without_tensors(const Index& whole) {
   Index part;
@@ -335,23 +498,7 @@ std::vector<std::byte> encode_index(const Index& index) {
     out.str(text);
   }
   out.uint(std::uint64_t{contents.tensors.size()});
-  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
-    const TensorEntry& tensor = contents.tensors[t];
-    out.str(tensor.meta.fqn);
-    out.u8(static_cast<std::uint8_t>(tensor.meta.dtype));
-    out.u8(static_cast<std::uint8_t>(tensor.kind));
-    put_shape(out, tensor.meta.shape);
-    out.str(tensor.parameter);
-    put_key_path(out, tensor.key_path);
-    out.uint(std::uint64_t{tensor.pieces.size()});
-    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
-      const StoredPiece& stored = index.storage[t][p];
-      out.uint(std::uint64_t{stored.position});
-      out.uint(std::int64_t{tensor.pieces[p].rank});
-      put_region(out, tensor.pieces[p].region);
-      put_stored(out, stored, index.grid(t, p));
-    }
-  }
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) put_tensor(out, index, t);
   out.uint(std::uint64_t{index.rank_files.size()});
   for (const RankFileRecord& file : index.rank_files) {
     out.uint(file.nbytes);
@@ -365,123 +512,19 @@ Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
                    const std::string& path) {
   ByteReader in(bytes, path, header.index_range.begin);
   Index index;
-  CheckpointContents& contents = index.contents;
-  contents.world_size = static_cast<int>(header.world_size);
-
-  index.chunk_nbytes = in.uint();
-  if (index.chunk_nbytes == 0 || index.chunk_nbytes > kMaxChunkNbytes ||
-      index.chunk_nbytes % kChunkNbytesUnit != 0) {
-    in.fail("chunk size",
-            "a multiple of " + std::to_string(kChunkNbytesUnit) + " up to " +
-                std::to_string(kMaxChunkNbytes),
-            std::to_string(index.chunk_nbytes));
-  }
-  const std::uint8_t virtual_datasets = in.u8();
-  if (virtual_datasets > 1) {
-    in.fail("virtual datasets", "0 or 1", std::to_string(virtual_datasets));
-  }
-  index.has_virtual_datasets = virtual_datasets == 1;
-
-  contents.values.resize(in.count(kMinValueNbytes));
-  index.value_json.resize(contents.values.size());
-  for (std::size_t v = 0; v < contents.values.size(); ++v) {
-    contents.values[v].name = in.str();
-    contents.values[v].key_path = get_key_path(in);
-    index.value_json[v] = in.str();
-  }
-  contents.aliases.resize(in.count(kMinAliasNbytes));
-  for (Alias& alias : contents.aliases) {
-    alias.fqn = in.str();
-    alias.target = in.str();
-    alias.key_path = get_key_path(in);
-  }
-  contents.units.resize(in.count(kMinUnitNbytes));
-  for (FlatUnit& unit : contents.units) {
-    unit.name = in.str();
-    unit.dtype = get_dtype(in);
-    unit.parameters.resize(in.count(kMinUnitParameterNbytes));
-    for (FlatUnitParameter& parameter : unit.parameters) {
-      parameter.fqn = in.str();
-      parameter.shape = get_shape(in);
-      parameter.offset = in.non_negative();
-      const auto numel = checked_numel(parameter.shape);
-      if (!numel || !checked_add(parameter.offset, *numel)) {
-        throw Error::expected(ErrorKind::corruption,
-                              {.path = path, .fqn = parameter.fqn, .byte_range = {}}, "unit",
-                              "less than 2^63 elements", "more");
-      }
-    }
-  }
-  const std::size_t num_annotations = in.count(kMinAnnotationNbytes);
-  for (std::size_t a = 0; a < num_annotations; ++a) {
-    std::string key(in.str());
-    const bool is_new = contents.annotations.emplace(std::move(key), in.str()).second;
-    if (!is_new) in.fail("annotation", "different keys", "the same key twice");
-  }
-
-  contents.tensors.resize(in.count(kMinTensorNbytes));
-  index.storage.resize(contents.tensors.size());
-  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
-    TensorEntry& tensor = contents.tensors[t];
-    tensor.meta.fqn = in.str();
-    tensor.meta.dtype = get_dtype(in);
-    const std::uint8_t kind = in.u8();
-    if (kind > kMaxStateKind) {
-      in.fail("state kind", "at most " + std::to_string(kMaxStateKind), std::to_string(kind));
-    }
-    tensor.kind = static_cast<StateKind>(kind);
-    tensor.meta.shape = get_shape(in);
-    validate_tensor_meta(tensor.meta, path);
-    tensor.parameter = in.str();
-    tensor.key_path = get_key_path(in);
-    const std::size_t num_pieces = in.count(kMinPieceNbytes);
-    tensor.pieces.resize(num_pieces);
-    index.storage[t].resize(num_pieces);
-    for (std::size_t p = 0; p < num_pieces; ++p) {
-      Piece& piece = tensor.pieces[p];
-      const std::uint64_t position = in.uint();
-      const std::uint64_t rank = in.uint();
-      if (rank >= header.world_size || (header.role == FileRole::rank && rank != header.rank)) {
-        in.fail("rank",
-                header.role == FileRole::rank ? std::to_string(header.rank)
-                                              : "less than " + std::to_string(header.world_size),
-                std::to_string(rank));
-      }
-      piece.rank = static_cast<int>(rank);
-      piece.region = get_region(in, tensor.meta.shape.size());
-      if (const auto broken = region_error(piece.region, tensor.meta.shape)) {
-        throw Error(ErrorKind::corruption, {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}},
-                    "region: " + *broken);
-      }
-      const std::uint64_t nbytes = nbytes_of(piece.region, tensor.meta.dtype);
-      StoredPiece& stored = index.storage[t][p];
-      stored = get_stored(in, make_grid(Encoding::plain, nbytes, index.chunk_nbytes),
-                          make_grid(Encoding::zstd, nbytes, index.chunk_nbytes));
-      const bool is_in_place =
-          header.role == FileRole::index
-              ? position == p
-              : position <= UINT32_MAX && (p == 0 || position > index.storage[t][p - 1].position);
-      if (!is_in_place) {
-        in.fail("piece position", "increasing numbers", std::to_string(position));
-      }
-      stored.position = static_cast<std::uint32_t>(position);
-    }
-  }
-  index.rank_files.resize(in.count(kMinRankFileNbytes));
-  for (RankFileRecord& file : index.rank_files) {
-    file.nbytes = in.uint();
-    file.index_checksum = in.u64();
-    file.structure_checksum = in.u64();
-  }
-  const std::size_t num_rank_files = header.role == FileRole::index ? header.world_size : 0;
-  if (index.rank_files.size() != num_rank_files) {
-    in.fail("rank files", std::to_string(num_rank_files), std::to_string(index.rank_files.size()));
-  }
+  index.contents.world_size = static_cast<int>(header.world_size);
+  get_storage_options(in, index);
+  get_values(in, index);
+  get_aliases(in, index.contents);
+  get_units(in, index.contents);
+  get_annotations(in, index.contents);
+  get_tensors(in, header, index);
+  get_rank_files(in, header, index);
   if (!in.at_end()) in.fail("end", "no more bytes", "some");
 
   // A rank file's aliases may name tensors of other ranks.
   if (header.role == FileRole::index) {
-    validate_names(contents, ErrorKind::corruption, path);
+    validate_names(index.contents, ErrorKind::corruption, path);
   }
   validate_storage(index, header, path);
   return index;
@@ -555,60 +598,75 @@ void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> piece
   }
 }
 
+namespace {
+
+/// A tensor of one rank's index.
+struct RankTensor {
+  TensorEntry* entry;
+  const std::vector<StoredPiece>* storage;
+};
+
+/// Returns the tensors of all ranks, sorted by fqn and then by rank.
+std::vector<RankTensor> tensors_by_fqn(std::vector<Index>& ranks) {
+  std::vector<RankTensor> tensors;
+  for (Index& rank : ranks) {
+    for (std::size_t t = 0; t < rank.contents.tensors.size(); ++t) {
+      tensors.push_back({&rank.contents.tensors[t], &rank.storage[t]});
+    }
+  }
+  std::ranges::stable_sort(tensors, {}, [](const RankTensor& tensor) -> const std::string& {
+    return tensor.entry->meta.fqn;
+  });
+  return tensors;
+}
+
+/// Adds to `whole` the tensor that all `parts` are of, with its pieces at their positions.
+void merge_tensor(Index& whole, std::span<const RankTensor> parts, const std::string& path) {
+  TensorEntry tensor = without_pieces(*parts.front().entry);
+  const auto fail = [&](std::string_view rule, std::string_view expected, std::string_view found) {
+    throw Error::expected(ErrorKind::corruption,
+                          {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}}, rule, expected,
+                          found, "rank files of different checkpoints?");
+  };
+  std::size_t num_pieces = 0;
+  for (const RankTensor& part : parts) num_pieces += part.entry->pieces.size();
+  tensor.pieces.resize(num_pieces);
+  std::vector<StoredPiece> storage(num_pieces);
+  std::vector<bool> is_placed(num_pieces, false);
+  for (const RankTensor& part : parts) {
+    if (part.entry->meta != tensor.meta) {
+      fail("ranks", "the same dtype and shape on every rank", "different ones");
+    }
+    for (std::size_t p = 0; p < part.entry->pieces.size(); ++p) {
+      const StoredPiece& stored = (*part.storage)[p];
+      if (stored.position >= num_pieces || is_placed[stored.position]) {
+        fail("pieces", "positions 0 to " + std::to_string(num_pieces - 1),
+             std::to_string(stored.position));
+      }
+      is_placed[stored.position] = true;
+      tensor.pieces[stored.position] = std::move(part.entry->pieces[p]);
+      storage[stored.position] = stored;
+    }
+  }
+  whole.contents.tensors.push_back(std::move(tensor));
+  whole.storage.push_back(std::move(storage));
+}
+
+}  // namespace
+
 Index merge_ranks(std::vector<Index> ranks, const std::string& path) {
   TESSERA_CHECK(!ranks.empty());
-  struct Source {
-    std::size_t rank;
-    std::size_t tensor_index;
-  };
-  std::vector<Source> sources;
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    for (std::size_t t = 0; t < ranks[r].contents.tensors.size(); ++t) sources.push_back({r, t});
-  }
-  const auto entry_of = [&](const Source& source) -> TensorEntry& {
-    return ranks[source.rank].contents.tensors[source.tensor_index];
-  };
-  std::ranges::stable_sort(sources, {}, [&](const Source& source) -> const std::string& {
-    return entry_of(source).meta.fqn;
-  });
-
+  const std::vector<RankTensor> tensors = tensors_by_fqn(ranks);
   Index whole = without_tensors(ranks.front());
-  for (std::size_t begin = 0; begin < sources.size();) {
-    std::size_t end = begin;
-    std::size_t num_pieces = 0;
-    while (end < sources.size() &&
-           entry_of(sources[end]).meta.fqn == entry_of(sources[begin]).meta.fqn) {
-      num_pieces += entry_of(sources[end]).pieces.size();
-      ++end;
-    }
-    const std::string fqn = entry_of(sources[begin]).meta.fqn;
-    TensorEntry tensor = without_pieces(entry_of(sources[begin]));
-    tensor.pieces.resize(num_pieces);
-    std::vector<StoredPiece> storage(num_pieces);
-    std::vector<bool> is_placed(num_pieces, false);
-    for (std::size_t s = begin; s < end; ++s) {
-      TensorEntry& entry = entry_of(sources[s]);
-      if (entry.meta != tensor.meta) {
-        throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = fqn, .byte_range = {}},
-                              "ranks", "the same dtype and shape on every rank", "different ones",
-                              "rank files of different checkpoints?");
-      }
-      for (std::size_t p = 0; p < entry.pieces.size(); ++p) {
-        const StoredPiece& stored = ranks[sources[s].rank].storage[sources[s].tensor_index][p];
-        if (stored.position >= num_pieces || is_placed[stored.position]) {
-          throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = fqn, .byte_range = {}},
-                                "pieces", "positions 0 to " + std::to_string(num_pieces - 1),
-                                std::to_string(stored.position),
-                                "rank files of different checkpoints?");
-        }
-        is_placed[stored.position] = true;
-        tensor.pieces[stored.position] = std::move(entry.pieces[p]);
-        storage[stored.position] = stored;
-      }
-    }
-    whole.contents.tensors.push_back(std::move(tensor));
-    whole.storage.push_back(std::move(storage));
-    begin = end;
+  for (std::span<const RankTensor> rest = tensors; !rest.empty();) {
+    const auto num_parts = static_cast<std::size_t>(
+        std::ranges::find_if(rest,
+                             [&](const RankTensor& tensor) {
+                               return tensor.entry->meta.fqn != rest.front().entry->meta.fqn;
+                             }) -
+        rest.begin());
+    merge_tensor(whole, rest.first(num_parts), path);
+    rest = rest.subspan(num_parts);
   }
   validate_contents(whole.contents, ErrorKind::corruption, path);
   return whole;

@@ -312,14 +312,18 @@ bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, c
     turn_changed_.notify_all();
   }
   lock.unlock();
-  if (block.place == range) return true;
+  if (block.place != range) write_chunk(piece_number, begin, block, range);
+  return true;
+}
+
+void RankFileWriter::write_chunk(std::size_t piece_number, std::int64_t begin, const Block& block,
+                                 ByteRange range) {
   h5_file_.bytes().write_at(range.begin, block.chunk.stored);
   const bool is_raw = block.chunk.form == h5::ChunkForm::raw;
   note(piece_number, begin,
        {.range = range,
         .form = is_raw ? BlockForm::raw_chunk : BlockForm::filtered_chunk,
         .checksum = block.chunk_checksum});
-  return true;
 }
 
 void RankFileWriter::reserve(std::uint64_t end) {
@@ -341,23 +345,7 @@ void RankFileWriter::abandon() noexcept {
 }
 
 void RankFileWriter::complete() {
-  std::uint64_t tables_nbytes = 0;
-  for (PieceState& piece : pieces_) {
-    StoredPiece& stored = stored_of(piece);
-    if (stored.encoding == Encoding::none) continue;
-    if (stored.encoding == Encoding::zstd) {
-      stored.begin = piece.blocks.front().range.begin;
-      stored.stored_nbytes = 0;
-      for (const StoredBlock& block : piece.blocks) stored.stored_nbytes += block.range.nbytes();
-    }
-    if (piece.blocks.size() == 1) {
-      stored.checksum = piece.blocks.front().checksum;
-    } else {
-      stored.table_begin = tables_nbytes;  // for now within the tables
-      tables_nbytes += piece.blocks.size() * table_entry_nbytes(stored.encoding);
-    }
-  }
-
+  const std::uint64_t tables_nbytes = settle_storage();
   ByteRange tables_range;
   std::vector<std::byte> index_bytes;
   {
@@ -377,6 +365,42 @@ void RankFileWriter::complete() {
   }
   h5::close_file(h5_file_);
 
+  if (tables_nbytes > 0) write_block_tables(tables_range);
+  h5_file_.bytes().write_at(index_range_.begin, index_bytes);
+
+  const auto written = fs_.open(path_);
+  record_.nbytes = written->nbytes();
+  record_.index_checksum = xxh3_64(index_bytes);
+  record_.structure_checksum = structure_checksum(*written, data_ranges());
+  h5_file_.bytes().sync();
+  h5_file_.bytes().close();
+  pieces_.clear();
+  complete_ = true;
+}
+
+/// Fills in the stored pieces from their blocks. Counts `table_begin` from the start of the tables,
+/// whose place in the file is not known yet. Returns the bytes of all tables.
+std::uint64_t RankFileWriter::settle_storage() {
+  std::uint64_t tables_nbytes = 0;
+  for (PieceState& piece : pieces_) {
+    StoredPiece& stored = stored_of(piece);
+    if (stored.encoding == Encoding::none) continue;
+    if (stored.encoding == Encoding::zstd) {
+      stored.begin = piece.blocks.front().range.begin;
+      stored.stored_nbytes = 0;
+      for (const StoredBlock& block : piece.blocks) stored.stored_nbytes += block.range.nbytes();
+    }
+    if (piece.blocks.size() == 1) {
+      stored.checksum = piece.blocks.front().checksum;
+    } else {
+      stored.table_begin = tables_nbytes;
+      tables_nbytes += piece.blocks.size() * table_entry_nbytes(stored.encoding);
+    }
+  }
+  return tables_nbytes;
+}
+
+void RankFileWriter::write_block_tables(ByteRange range) {
   ByteWriter tables;
   for (PieceState& piece : pieces_) {
     if (piece.blocks.size() <= 1) continue;
@@ -388,18 +412,8 @@ void RankFileWriter::complete() {
       tables.u64(block.checksum);
     }
   }
-  TESSERA_CHECK(tables.bytes().size() == tables_nbytes);
-  if (tables_nbytes > 0) h5_file_.bytes().write_at(tables_range.begin, tables.bytes());
-  h5_file_.bytes().write_at(index_range_.begin, index_bytes);
-
-  const auto written = fs_.open(path_);
-  record_.nbytes = written->nbytes();
-  record_.index_checksum = xxh3_64(index_bytes);
-  record_.structure_checksum = structure_checksum(*written, data_ranges());
-  h5_file_.bytes().sync();
-  h5_file_.bytes().close();
-  pieces_.clear();
-  complete_ = true;
+  TESSERA_CHECK(tables.bytes().size() == range.nbytes());
+  h5_file_.bytes().write_at(range.begin, tables.bytes());
 }
 
 std::vector<ByteRange> RankFileWriter::data_ranges() const {

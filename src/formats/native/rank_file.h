@@ -90,12 +90,16 @@ class RankFileWriter {
   ByteRange plain_range(const PieceState& piece, std::int64_t begin, std::size_t nbytes);
   void put_plain(std::size_t piece_number, std::int64_t begin, const Block& block);
   bool put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block);
+  void write_chunk(std::size_t piece_number, std::int64_t begin, const Block& block,
+                   ByteRange range);
   Block encode(std::size_t piece_number, std::span<const std::byte> bytes);
   void note(std::size_t piece_number, std::int64_t begin, const FinishedBlock& block);
   void count_off();
   void skip_empty_pieces();
   void reserve(std::uint64_t end);
   void complete();
+  std::uint64_t settle_storage();
+  void write_block_tables(ByteRange range);
   std::vector<ByteRange> data_ranges() const;
 
   FileSystem& fs_;

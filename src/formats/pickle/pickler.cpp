@@ -190,8 +190,8 @@ struct ValuePickler {
 
 Pickler::Pickler(int protocol) : protocol_(protocol) {
   TESSERA_CHECK(protocol >= 2 && protocol <= 4);
-  op('\x80');
-  op(static_cast<char>(protocol));
+  op(Opcode::PROTO);
+  out_.push_back(static_cast<char>(protocol));
 }
 
 template <class Unsigned>
@@ -203,14 +203,14 @@ void Pickler::little_endian(Unsigned value) {
 
 void Pickler::integer(std::int64_t value) {
   if (value >= 0 && value <= 0xFF) {
-    op('K');
+    op(Opcode::BININT1);
     out_.push_back(static_cast<char>(value));
   } else if (value >= 0 && value <= 0xFFFF) {
-    op('M');
+    op(Opcode::BININT2);
     little_endian(static_cast<std::uint16_t>(value));
   } else if (value >= std::numeric_limits<std::int32_t>::min() &&
              value <= std::numeric_limits<std::int32_t>::max()) {
-    op('J');
+    op(Opcode::BININT);
     little_endian(static_cast<std::uint32_t>(value));
   } else {
     big_integer(std::to_string(value));
@@ -220,28 +220,28 @@ void Pickler::integer(std::int64_t value) {
 void Pickler::big_integer(std::string_view decimal) {
   const std::string bytes = two_complement(decimal);
   if (bytes.size() <= 0xFF) {
-    op('\x8a');
+    op(Opcode::LONG1);
     out_.push_back(static_cast<char>(bytes.size()));
   } else {
-    op('\x8b');
+    op(Opcode::LONG4);
     little_endian(static_cast<std::uint32_t>(bytes.size()));
   }
   out_ += bytes;
 }
 
 void Pickler::real(double value) {
-  op('G');
+  op(Opcode::BINFLOAT);
   const auto bits = std::bit_cast<std::uint64_t>(value);
   for (int shift = 56; shift >= 0; shift -= 8) out_.push_back(static_cast<char>(bits >> shift));
 }
 
 void Pickler::text_with_length(std::string_view utf8) {
   if (protocol_ >= 4 && utf8.size() <= 0xFF) {
-    op('\x8c');
+    op(Opcode::SHORT_BINUNICODE);
     out_.push_back(static_cast<char>(utf8.size()));
   } else {
     TESSERA_CHECK(utf8.size() <= std::numeric_limits<std::uint32_t>::max());
-    op('X');
+    op(Opcode::BINUNICODE);
     little_endian(static_cast<std::uint32_t>(utf8.size()));
   }
   out_ += utf8;
@@ -261,11 +261,11 @@ void Pickler::bytes(std::string_view data) {
     return;
   }
   if (data.size() <= 0xFF) {
-    op('C');
+    op(Opcode::SHORT_BINBYTES);
     out_.push_back(static_cast<char>(data.size()));
   } else {
     TESSERA_CHECK(data.size() <= std::numeric_limits<std::uint32_t>::max());
-    op('B');
+    op(Opcode::BINBYTES);
     little_endian(static_cast<std::uint32_t>(data.size()));
   }
   out_ += data;
@@ -281,9 +281,9 @@ void Pickler::global(std::string_view module, std::string_view name) {
   if (protocol_ >= 4) {
     interned(module);
     interned(name);
-    op('\x93');
+    op(Opcode::STACK_GLOBAL);
   } else {
-    op('c');
+    op(Opcode::GLOBAL);
     out_ += key;
     out_ += '\n';
   }
@@ -302,12 +302,12 @@ void Pickler::interned(std::string_view utf8) {
 std::size_t Pickler::memoize() {
   const std::size_t index = num_memoized_++;
   if (protocol_ >= 4) {
-    op('\x94');
+    op(Opcode::MEMOIZE);
   } else if (index <= 0xFF) {
-    op('q');
+    op(Opcode::BINPUT);
     out_.push_back(static_cast<char>(index));
   } else {
-    op('r');
+    op(Opcode::LONG_BINPUT);
     little_endian(static_cast<std::uint32_t>(index));
   }
   return index;
@@ -315,16 +315,16 @@ std::size_t Pickler::memoize() {
 
 void Pickler::get(std::size_t memo_index) {
   if (memo_index <= 0xFF) {
-    op('h');
+    op(Opcode::BINGET);
     out_.push_back(static_cast<char>(memo_index));
   } else {
-    op('j');
+    op(Opcode::LONG_BINGET);
     little_endian(static_cast<std::uint32_t>(memo_index));
   }
 }
 
 std::string Pickler::finish() && {
-  op('.');
+  op(Opcode::STOP);
   return std::move(out_);
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "formats/pickle/opcode.h"
 #include "tessera/base/value.h"
 
 namespace tessera::formats::pickle {
@@ -21,8 +22,8 @@ class Pickler {
   int protocol() const { return protocol_; }
 
   // Atoms: each pushes one object.
-  void none() { op('N'); }
-  void boolean(bool value) { op(value ? '\x88' : '\x89'); }
+  void none() { op(Opcode::NONE); }
+  void boolean(bool value) { op(value ? Opcode::NEWTRUE : Opcode::NEWFALSE); }
   void integer(std::int64_t value);
   void big_integer(std::string_view decimal);  // Requires: an optional `-`, then digits
   void real(double value);
@@ -32,20 +33,20 @@ class Pickler {
   void interned(std::string_view utf8);                         // a str written once, then likewise
 
   // Containers and calls.
-  void mark() { op('('); }
-  void empty_tuple() { op(')'); }
-  void empty_list() { op(']'); }
-  void empty_dict() { op('}'); }
-  void tuple1() { op('\x85'); }
-  void tuple2() { op('\x86'); }
-  void tuple_from_mark() { op('t'); }
-  void append() { op('a'); }
-  void append_from_mark() { op('e'); }
-  void set_items_from_mark() { op('u'); }
-  void reduce() { op('R'); }         // callable, argument tuple -> its result
-  void new_object() { op('\x81'); }  // class, argument tuple -> instance
-  void build() { op('b'); }          // instance, state -> instance
-  void persistent_id() { op('Q'); }
+  void mark() { op(Opcode::MARK); }
+  void empty_tuple() { op(Opcode::EMPTY_TUPLE); }
+  void empty_list() { op(Opcode::EMPTY_LIST); }
+  void empty_dict() { op(Opcode::EMPTY_DICT); }
+  void tuple1() { op(Opcode::TUPLE1); }
+  void tuple2() { op(Opcode::TUPLE2); }
+  void tuple_from_mark() { op(Opcode::TUPLE); }
+  void append() { op(Opcode::APPEND); }
+  void append_from_mark() { op(Opcode::APPENDS); }
+  void set_items_from_mark() { op(Opcode::SETITEMS); }
+  void reduce() { op(Opcode::REDUCE); }      // callable, argument tuple -> its result
+  void new_object() { op(Opcode::NEWOBJ); }  // class, argument tuple -> instance
+  void build() { op(Opcode::BUILD); }        // instance, state -> instance
+  void persistent_id() { op(Opcode::BINPERSID); }
 
   /// Remembers the object on top of the stack; `get` pushes it again.
   std::size_t memoize();
@@ -55,7 +56,7 @@ class Pickler {
   std::string finish() &&;
 
  private:
-  void op(char opcode) { out_.push_back(opcode); }
+  void op(Opcode opcode) { out_.push_back(static_cast<char>(opcode)); }
   template <class Unsigned>
   void little_endian(Unsigned value);
   void text_with_length(std::string_view utf8);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/utf8.h"
+#include "formats/pickle/opcode.h"
 #include "formats/pickle/text.h"
 
 namespace tessera::formats::pickle {
@@ -46,6 +47,67 @@ std::optional<std::uint32_t> AllowList::find(std::string_view module, std::strin
   }
   return std::nullopt;
 }
+
+namespace {
+
+enum class OpcodeGroup : unsigned char {
+  unknown,  // bytes that are no opcode
+  frame_and_stack,
+  number,  // also None and the booleans
+  text,    // and bytes
+  new_container,
+  fill_container,
+  memo,
+  global_or_call,
+  refused,
+};
+
+/// Maps each byte to the function of Machine that runs it.
+constexpr std::array<OpcodeGroup, 256> kGroupOfOpcode = [] {
+  std::array<OpcodeGroup, 256> groups{};
+  const auto add = [&groups](OpcodeGroup group, std::initializer_list<Opcode> opcodes) {
+    for (const Opcode opcode : opcodes) groups[static_cast<unsigned char>(opcode)] = group;
+  };
+  using enum Opcode;
+  add(OpcodeGroup::frame_and_stack, {PROTO, FRAME, STOP, MARK, POP, POP_MARK, DUP});
+  add(OpcodeGroup::number, {NONE, NEWTRUE, NEWFALSE, INT, BININT, BININT1, BININT2, LONG, LONG1,
+                            LONG4, FLOAT, BINFLOAT});
+  add(OpcodeGroup::text, {STRING, BINSTRING, SHORT_BINSTRING, UNICODE, BINUNICODE, SHORT_BINUNICODE,
+                          BINUNICODE8, BINBYTES, SHORT_BINBYTES, BINBYTES8, BYTEARRAY8});
+  add(OpcodeGroup::new_container, {EMPTY_LIST, EMPTY_TUPLE, EMPTY_DICT, EMPTY_SET, LIST, TUPLE,
+                                   TUPLE1, TUPLE2, TUPLE3, DICT, FROZENSET});
+  add(OpcodeGroup::fill_container, {APPEND, APPENDS, ADDITEMS, SETITEM, SETITEMS});
+  add(OpcodeGroup::memo, {PUT, BINPUT, LONG_BINPUT, MEMOIZE, GET, BINGET, LONG_BINGET});
+  add(OpcodeGroup::global_or_call,
+      {GLOBAL, STACK_GLOBAL, REDUCE, NEWOBJ, BUILD, PERSID, BINPERSID});
+  add(OpcodeGroup::refused, {INST, OBJ, EXT1, EXT2, EXT4, NEWOBJ_EX, NEXT_BUFFER, READONLY_BUFFER});
+  return groups;
+}();
+
+std::string name_of_refused(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::INST:
+      return "INST";
+    case Opcode::OBJ:
+      return "OBJ";
+    case Opcode::EXT1:
+      return "EXT1";
+    case Opcode::EXT2:
+      return "EXT2";
+    case Opcode::EXT4:
+      return "EXT4";
+    case Opcode::NEWOBJ_EX:
+      return "NEWOBJ_EX";
+    case Opcode::NEXT_BUFFER:
+      return "NEXT_BUFFER";
+    case Opcode::READONLY_BUFFER:
+      return "READONLY_BUFFER";
+    default:
+      return std::to_string(static_cast<unsigned char>(opcode));
+  }
+}
+
+}  // namespace
 
 /// The machine that the opcodes drive: a stack of objects, marks on it, and a memo. Every opcode
 /// costs time and memory in proportion to its own bytes or to the objects that it takes off the
@@ -106,9 +168,49 @@ class Machine {
     fail(kind, rule + ": expected " + expected + ", found " + found +
                    (likely_cause.empty() ? "" : " (" + likely_cause + ")"));
   }
-  [[noreturn]] void refuse_opcode(const char* name) const {
+  [[noreturn]] void refuse_opcode(Opcode opcode) const {
     fail(ErrorKind::unsupported,
-         std::string("opcode ") + name + " is not in the allow-list; nothing was executed");
+         "opcode " + name_of_refused(opcode) + " is not in the allow-list; nothing was executed");
+  }
+  [[noreturn]] void fail_unknown_opcode(Opcode opcode) const {
+    fail_expected(ErrorKind::corruption, "opcode", "one of pickle's",
+                  "byte " + std::to_string(static_cast<unsigned char>(opcode)), "no pickle?");
+  }
+
+  // One opcode
+
+  void step(unsigned char byte);
+  void run_frame_or_stack_opcode(Opcode opcode);
+  void run_number_opcode(Opcode opcode);
+  void run_text_opcode(Opcode opcode);
+  void run_new_container_opcode(Opcode opcode);
+  void run_fill_container_opcode(Opcode opcode);
+  void run_memo_opcode(Opcode opcode);
+  void run_global_or_call_opcode(Opcode opcode);
+
+  // Frame of the program
+
+  void check_protocol() {
+    const unsigned version = take_byte("protocol");
+    if (version > 5) {
+      fail_expected(ErrorKind::unsupported, "pickle protocol", "at most 5",
+                    std::to_string(version));
+    }
+  }
+  void check_frame() {
+    const auto frame_nbytes = take_little_endian<std::uint64_t>("frame length");
+    if (frame_nbytes > nbytes_ - position_) {
+      fail_expected(ErrorKind::corruption, "frame", std::to_string(frame_nbytes) + " bytes",
+                    std::to_string(nbytes_ - position_), "cut short?");
+    }
+  }
+  void stop() {
+    graph_.root_ = pop();
+    if (!stack_.empty() || !marks_.empty()) {
+      fail_expected(ErrorKind::corruption, "stack at STOP", "one object",
+                    std::to_string(stack_.size() + 1));
+    }
+    stopped_ = true;
   }
 
   // Input
@@ -210,6 +312,17 @@ class Machine {
     check_big_integer(twos_complement.size());
     push_decimal(decimal_of(twos_complement));
   }
+  void push_long4() {
+    const auto integer_nbytes = take_little_endian<std::uint32_t>("integer size");
+    check_big_integer(integer_nbytes);
+    push_long(take(integer_nbytes, "integer"));
+  }
+  /// BINFLOAT is big-endian.
+  void push_binary_float() {
+    std::uint64_t bits = 0;
+    for (const char byte : take(8, "float")) bits = bits << 8 | static_cast<unsigned char>(byte);
+    push_floating(std::bit_cast<double>(bits));
+  }
   void check_big_integer(std::uint64_t nbytes) const {
     if (nbytes <= limits_.max_big_integer_nbytes) return;
     fail_expected(ErrorKind::unsupported, "integer size",
@@ -252,6 +365,13 @@ class Machine {
     const std::size_t begin = marks_.back();
     marks_.pop_back();
     return begin;
+  }
+  void pop_object_or_mark() {
+    if (!marks_.empty() && stack_.size() == marks_.back()) {
+      marks_.pop_back();
+    } else {
+      pop();
+    }
   }
   std::span<const std::uint32_t> above(std::size_t begin) const {
     return std::span(stack_).subspan(begin);
@@ -302,6 +422,38 @@ class Machine {
       return append(graph_.calls_[self.index].entries, keys_and_values);
     fail_expected(ErrorKind::corruption, "set items of", "dict", describe(target));
   }
+  void append_item() {
+    const std::uint32_t item = pop();
+    append_items(top(), std::span(&item, 1), ObjectKind::list);
+  }
+  void append_items_above_mark(ObjectKind wanted) {
+    const std::size_t begin = pop_mark();
+    append_items(object_below(begin), above(begin), wanted);
+    stack_.resize(begin);
+  }
+  void set_item() {
+    const std::uint32_t value = pop();
+    const std::uint32_t pair[] = {pop(), value};
+    set_items(top(), pair);
+  }
+  void set_items_above_mark() {
+    const std::size_t begin = pop_mark();
+    set_items(object_below(begin), above(begin));
+    stack_.resize(begin);
+  }
+  /// Returns the object under the mark that `pop_mark` took from `begin`.
+  std::uint32_t object_below(std::size_t begin) const {
+    if (begin == floor())
+      fail(ErrorKind::corruption, "stack: expected an object below the MARK, found none");
+    return stack_[begin - 1];
+  }
+  void push_dict_above_mark() {
+    const std::size_t begin = pop_mark();
+    if ((stack_.size() - begin) % 2 != 0) {
+      fail(ErrorKind::corruption, "dict entries: expected pairs, found an odd number of objects");
+    }
+    push_collection(ObjectKind::dict, begin);
+  }
   void push_collection(ObjectKind kind, std::size_t begin) {
     Slice slice;
     append(slice, above(begin));
@@ -316,6 +468,21 @@ class Machine {
     push_collection(ObjectKind::tuple, stack_.size() - num_items);
   }
 
+  // Globals and calls: what the pickle asks for is recorded, never carried out.
+
+  void push_global_lines() {
+    const std::string_view module = take_line("module");
+    push_global(module, take_line("name"));
+  }
+  void push_global_of_stack() {
+    const std::uint32_t name = pop();
+    const std::uint32_t module = pop();
+    if (node(name).kind != ObjectKind::str || node(module).kind != ObjectKind::str) {
+      fail_expected(ErrorKind::corruption, "STACK_GLOBAL", "two str",
+                    describe(module) + " and " + describe(name));
+    }
+    push_global(node(module).text.view(), node(name).text.view());
+  }
   void push_global(std::string_view module, std::string_view name) {
     const std::optional<std::uint32_t> meaning = allowed_.find(module, name);
     if (!meaning) {
@@ -349,6 +516,11 @@ class Machine {
       fail_expected(ErrorKind::corruption, "BUILD of", "object", describe(top()));
     }
     graph_.calls_[self.index].state = state;
+  }
+
+  void push_persistent() {
+    const std::uint32_t id = pop();
+    push_new(ObjectKind::persistent).index = id;
   }
 
   // Memo
@@ -423,8 +595,6 @@ class Machine {
     if (!text) fail(ErrorKind::corruption, "str: expected \\u escapes, found a malformed one");
     push_str(keep(std::move(*text)));
   }
-
-  void step(unsigned char opcode);
 
   // Keys
 
@@ -546,279 +716,197 @@ class Machine {
   std::uint32_t none_ = kNoObject, true_ = kNoObject, false_ = kNoObject, empty_tuple_ = kNoObject;
 };
 
-void Machine::step(unsigned char opcode) {
+void Machine::step(unsigned char byte) {
+  const auto opcode = static_cast<Opcode>(byte);
+  switch (kGroupOfOpcode[byte]) {
+    case OpcodeGroup::frame_and_stack:
+      return run_frame_or_stack_opcode(opcode);
+    case OpcodeGroup::number:
+      return run_number_opcode(opcode);
+    case OpcodeGroup::text:
+      return run_text_opcode(opcode);
+    case OpcodeGroup::new_container:
+      return run_new_container_opcode(opcode);
+    case OpcodeGroup::fill_container:
+      return run_fill_container_opcode(opcode);
+    case OpcodeGroup::memo:
+      return run_memo_opcode(opcode);
+    case OpcodeGroup::global_or_call:
+      return run_global_or_call_opcode(opcode);
+    case OpcodeGroup::refused:
+      refuse_opcode(opcode);
+    case OpcodeGroup::unknown:
+      fail_unknown_opcode(opcode);
+  }
+}
+
+void Machine::run_frame_or_stack_opcode(Opcode opcode) {
   switch (opcode) {
-    // Frame of the program. PROTO and FRAME change nothing about what follows.
-    case 0x80: {  // PROTO
-      const unsigned version = take_byte("protocol");
-      if (version > 5) {
-        fail_expected(ErrorKind::unsupported, "pickle protocol", "at most 5",
-                      std::to_string(version));
-      }
-      return;
-    }
-    case 0x95: {  // FRAME
-      const auto frame_nbytes = take_little_endian<std::uint64_t>("frame length");
-      if (frame_nbytes > nbytes_ - position_) {
-        fail_expected(ErrorKind::corruption, "frame", std::to_string(frame_nbytes) + " bytes",
-                      std::to_string(nbytes_ - position_), "cut short?");
-      }
-      return;
-    }
-    case '.': {  // STOP
-      graph_.root_ = pop();
-      if (!stack_.empty() || !marks_.empty()) {
-        fail_expected(ErrorKind::corruption, "stack at STOP", "one object",
-                      std::to_string(stack_.size() + 1));
-      }
-      stopped_ = true;
-      return;
-    }
-
-    // Stack
-    case '(':
-      marks_.push_back(stack_.size());
-      return;  // MARK
-    case '0':  // POP
-      if (!marks_.empty() && stack_.size() == marks_.back()) {
-        marks_.pop_back();
-      } else {
-        pop();
-      }
-      return;
-    case '1':
-      stack_.resize(pop_mark());
-      return;  // POP_MARK
-    case '2':
-      push(top());
-      return;  // DUP
-
-    // Constants and numbers
-    case 'N':
-      push_constant(none_, ObjectKind::none);
-      return;  // NONE
-    case 0x88:
-      push_boolean(true);
-      return;  // NEWTRUE
-    case 0x89:
-      push_boolean(false);
-      return;  // NEWFALSE
-    case 'K':
-      push_integer(take_byte("integer"));
-      return;  // BININT1
-    case 'M':
-      push_integer(take_little_endian<std::uint16_t>("integer"));
-      return;  // BININT2
-    case 'J':  // BININT
-      push_integer(static_cast<std::int32_t>(take_little_endian<std::uint32_t>("integer")));
-      return;
-    case 0x8a:
-      push_long(take(take_byte("integer size"), "integer"));
-      return;     // LONG1
-    case 0x8b: {  // LONG4
-      const auto integer_nbytes = take_little_endian<std::uint32_t>("integer size");
-      check_big_integer(integer_nbytes);
-      push_long(take(integer_nbytes, "integer"));
-      return;
-    }
-    case 'G': {  // BINFLOAT: big-endian
-      std::uint64_t bits = 0;
-      for (const char byte : take(8, "float")) bits = bits << 8 | static_cast<unsigned char>(byte);
-      push_floating(std::bit_cast<double>(bits));
-      return;
-    }
-    case 'I':
-      push_int_line();
-      return;  // INT
-    case 'L':
-      push_long_line();
-      return;  // LONG
-    case 'F':
-      push_float_line();
-      return;  // FLOAT
-
-    // Text and bytes
-    case 'X':
-      push_str(take(take_little_endian<std::uint32_t>("str size"), "str"));
-      return;  // BINUNICODE
-    case 0x8c:
-      push_str(take(take_byte("str size"), "str"));
-      return;  // SHORT_BINUNICODE
-    case 0x8d:
-      push_str(take(take_little_endian<std::uint64_t>("str size"), "str"));
-      return;  // BINUNICODE8
-    case 'V':
-      push_unicode_line();
-      return;  // UNICODE
-    case 'T':
-      push_str_or_bytes(take(take_little_endian<std::uint32_t>("string size"), "string"));
-      return;  // BINSTRING
-    case 'U':
-      push_str_or_bytes(take(take_byte("string size"), "string"));
-      return;  // SHORT_BINSTRING
-    case 'S':
-      push_string_line();
-      return;  // STRING
-    case 'B':
-      push_bytes(take(take_little_endian<std::uint32_t>("bytes size"), "bytes"));
-      return;  // BINBYTES
-    case 'C':
-      push_bytes(take(take_byte("bytes size"), "bytes"));
-      return;   // SHORT_BINBYTES
-    case 0x8e:  // BINBYTES8
-    case 0x96:  // BYTEARRAY8
-      push_bytes(take(take_little_endian<std::uint64_t>("bytes size"), "bytes"));
-      return;
-
-    // Containers
-    case ']':
-      push_empty(ObjectKind::list);
-      return;  // EMPTY_LIST
-    case '}':
-      push_empty(ObjectKind::dict);
-      return;  // EMPTY_DICT
-    case 0x8f:
-      push_empty(ObjectKind::set);
-      return;  // EMPTY_SET
-    case ')':
-      push_constant(empty_tuple_, ObjectKind::tuple);
-      return;  // EMPTY_TUPLE
-    case 'l':
-      push_collection(ObjectKind::list, pop_mark());
-      return;  // LIST
-    case 't':
-      push_collection(ObjectKind::tuple, pop_mark());
-      return;  // TUPLE
-    case 0x91:
-      push_collection(ObjectKind::set, pop_mark());
-      return;  // FROZENSET
-    case 0x85:
-      push_tuple_of(1);
-      return;  // TUPLE1
-    case 0x86:
-      push_tuple_of(2);
-      return;  // TUPLE2
-    case 0x87:
-      push_tuple_of(3);
-      return;    // TUPLE3
-    case 'd': {  // DICT
-      const std::size_t begin = pop_mark();
-      if ((stack_.size() - begin) % 2 != 0) {
-        fail(ErrorKind::corruption, "dict entries: expected pairs, found an odd number of objects");
-      }
-      push_collection(ObjectKind::dict, begin);
-      return;
-    }
-    case 'a': {  // APPEND
-      const std::uint32_t item = pop();
-      append_items(top(), std::span(&item, 1), ObjectKind::list);
-      return;
-    }
-    case 'e':     // APPENDS
-    case 0x90: {  // ADDITEMS
-      const std::size_t begin = pop_mark();
-      const std::vector<std::uint32_t>::size_type end = begin;
-      if (end == floor())
-        fail(ErrorKind::corruption, "stack: expected an object below the MARK, found none");
-      append_items(stack_[begin - 1], above(begin),
-                   opcode == 'e' ? ObjectKind::list : ObjectKind::set);
-      stack_.resize(begin);
-      return;
-    }
-    case 's': {  // SETITEM
-      const std::uint32_t value = pop();
-      const std::uint32_t pair[] = {pop(), value};
-      set_items(top(), pair);
-      return;
-    }
-    case 'u': {  // SETITEMS
-      const std::size_t begin = pop_mark();
-      if (begin == floor())
-        fail(ErrorKind::corruption, "stack: expected an object below the MARK, found none");
-      set_items(stack_[begin - 1], above(begin));
-      stack_.resize(begin);
-      return;
-    }
-
-    // Memo
-    case 'q':
-      put(take_byte("memo slot"));
-      return;  // BINPUT
-    case 'r':
-      put(take_little_endian<std::uint32_t>("memo slot"));
-      return;  // LONG_BINPUT
-    case 'p':
-      put(take_slot_line());
-      return;  // PUT
-    case 0x94:
-      put(num_memoized_);
-      return;  // MEMOIZE
-    case 'h':
-      get(take_byte("memo slot"));
-      return;  // BINGET
-    case 'j':
-      get(take_little_endian<std::uint32_t>("memo slot"));
-      return;  // LONG_BINGET
-    case 'g':
-      get(take_slot_line());
-      return;  // GET
-
-    // Names, and what the pickle wants done with them: recorded, not done
-    case 'c': {  // GLOBAL
-      const std::string_view module = take_line("module");
-      push_global(module, take_line("name"));
-      return;
-    }
-    case 0x93: {  // STACK_GLOBAL
-      const std::uint32_t name = pop();
-      const std::uint32_t module = pop();
-      if (node(name).kind != ObjectKind::str || node(module).kind != ObjectKind::str) {
-        fail_expected(ErrorKind::corruption, "STACK_GLOBAL", "two str",
-                      describe(module) + " and " + describe(name));
-      }
-      push_global(node(module).text.view(), node(name).text.view());
-      return;
-    }
-    case 'R':
-      push_call("REDUCE");
-      return;
-    case 0x81:
-      push_call("NEWOBJ");
-      return;
-    case 'b':
-      build();
-      return;    // BUILD
-    case 'Q': {  // BINPERSID
-      const std::uint32_t id = pop();
-      push_new(ObjectKind::persistent).index = id;
-      return;
-    }
-    case 'P': {  // PERSID
-      push_str(take_line("persistent id"));
-      const std::uint32_t id = pop();
-      push_new(ObjectKind::persistent).index = id;
-      return;
-    }
-
-    case 'i':
-      refuse_opcode("INST");
-    case 'o':
-      refuse_opcode("OBJ");
-    case 0x82:
-      refuse_opcode("EXT1");
-    case 0x83:
-      refuse_opcode("EXT2");
-    case 0x84:
-      refuse_opcode("EXT4");
-    case 0x92:
-      refuse_opcode("NEWOBJ_EX");
-    case 0x97:
-      refuse_opcode("NEXT_BUFFER");
-    case 0x98:
-      refuse_opcode("READONLY_BUFFER");
+    // PROTO and FRAME do not change the meaning of the opcodes after them.
+    case Opcode::PROTO:
+      return check_protocol();
+    case Opcode::FRAME:
+      return check_frame();
+    case Opcode::STOP:
+      return stop();
+    case Opcode::MARK:
+      return marks_.push_back(stack_.size());
+    case Opcode::POP:
+      return pop_object_or_mark();
+    case Opcode::POP_MARK:
+      return stack_.resize(pop_mark());
+    case Opcode::DUP:
+      return push(top());
     default:
-      fail_expected(ErrorKind::corruption, "opcode", "one of pickle's",
-                    "byte " + std::to_string(opcode), "no pickle?");
+      fail_unknown_opcode(opcode);
+  }
+}
+
+void Machine::run_number_opcode(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::NONE:
+      return push_constant(none_, ObjectKind::none);
+    case Opcode::NEWTRUE:
+      return push_boolean(true);
+    case Opcode::NEWFALSE:
+      return push_boolean(false);
+    case Opcode::BININT1:
+      return push_integer(take_byte("integer"));
+    case Opcode::BININT2:
+      return push_integer(take_little_endian<std::uint16_t>("integer"));
+    case Opcode::BININT:
+      return push_integer(static_cast<std::int32_t>(take_little_endian<std::uint32_t>("integer")));
+    case Opcode::LONG1:
+      return push_long(take(take_byte("integer size"), "integer"));
+    case Opcode::LONG4:
+      return push_long4();
+    case Opcode::BINFLOAT:
+      return push_binary_float();
+    case Opcode::INT:
+      return push_int_line();
+    case Opcode::LONG:
+      return push_long_line();
+    case Opcode::FLOAT:
+      return push_float_line();
+    default:
+      fail_unknown_opcode(opcode);
+  }
+}
+
+void Machine::run_text_opcode(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::BINUNICODE:
+      return push_str(take(take_little_endian<std::uint32_t>("str size"), "str"));
+    case Opcode::SHORT_BINUNICODE:
+      return push_str(take(take_byte("str size"), "str"));
+    case Opcode::BINUNICODE8:
+      return push_str(take(take_little_endian<std::uint64_t>("str size"), "str"));
+    case Opcode::UNICODE:
+      return push_unicode_line();
+    case Opcode::BINSTRING:
+      return push_str_or_bytes(take(take_little_endian<std::uint32_t>("string size"), "string"));
+    case Opcode::SHORT_BINSTRING:
+      return push_str_or_bytes(take(take_byte("string size"), "string"));
+    case Opcode::STRING:
+      return push_string_line();
+    case Opcode::BINBYTES:
+      return push_bytes(take(take_little_endian<std::uint32_t>("bytes size"), "bytes"));
+    case Opcode::SHORT_BINBYTES:
+      return push_bytes(take(take_byte("bytes size"), "bytes"));
+    case Opcode::BINBYTES8:
+    case Opcode::BYTEARRAY8:
+      return push_bytes(take(take_little_endian<std::uint64_t>("bytes size"), "bytes"));
+    default:
+      fail_unknown_opcode(opcode);
+  }
+}
+
+void Machine::run_new_container_opcode(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::EMPTY_LIST:
+      return push_empty(ObjectKind::list);
+    case Opcode::EMPTY_DICT:
+      return push_empty(ObjectKind::dict);
+    case Opcode::EMPTY_SET:
+      return push_empty(ObjectKind::set);
+    case Opcode::EMPTY_TUPLE:
+      return push_constant(empty_tuple_, ObjectKind::tuple);
+    case Opcode::LIST:
+      return push_collection(ObjectKind::list, pop_mark());
+    case Opcode::TUPLE:
+      return push_collection(ObjectKind::tuple, pop_mark());
+    case Opcode::FROZENSET:
+      return push_collection(ObjectKind::set, pop_mark());
+    case Opcode::TUPLE1:
+      return push_tuple_of(1);
+    case Opcode::TUPLE2:
+      return push_tuple_of(2);
+    case Opcode::TUPLE3:
+      return push_tuple_of(3);
+    case Opcode::DICT:
+      return push_dict_above_mark();
+    default:
+      fail_unknown_opcode(opcode);
+  }
+}
+
+void Machine::run_fill_container_opcode(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::APPEND:
+      return append_item();
+    case Opcode::APPENDS:
+      return append_items_above_mark(ObjectKind::list);
+    case Opcode::ADDITEMS:
+      return append_items_above_mark(ObjectKind::set);
+    case Opcode::SETITEM:
+      return set_item();
+    case Opcode::SETITEMS:
+      return set_items_above_mark();
+    default:
+      fail_unknown_opcode(opcode);
+  }
+}
+
+void Machine::run_memo_opcode(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::BINPUT:
+      return put(take_byte("memo slot"));
+    case Opcode::LONG_BINPUT:
+      return put(take_little_endian<std::uint32_t>("memo slot"));
+    case Opcode::PUT:
+      return put(take_slot_line());
+    case Opcode::MEMOIZE:
+      return put(num_memoized_);
+    case Opcode::BINGET:
+      return get(take_byte("memo slot"));
+    case Opcode::LONG_BINGET:
+      return get(take_little_endian<std::uint32_t>("memo slot"));
+    case Opcode::GET:
+      return get(take_slot_line());
+    default:
+      fail_unknown_opcode(opcode);
+  }
+}
+
+void Machine::run_global_or_call_opcode(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::GLOBAL:
+      return push_global_lines();
+    case Opcode::STACK_GLOBAL:
+      return push_global_of_stack();
+    case Opcode::REDUCE:
+      return push_call("REDUCE");
+    case Opcode::NEWOBJ:
+      return push_call("NEWOBJ");
+    case Opcode::BUILD:
+      return build();
+    case Opcode::BINPERSID:
+      return push_persistent();
+    case Opcode::PERSID:
+      push_str(take_line("persistent id"));
+      return push_persistent();
+    default:
+      fail_unknown_opcode(opcode);
   }
 }
 

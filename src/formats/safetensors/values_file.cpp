@@ -159,6 +159,23 @@ class ValuesFileReader {
   Value document_;
 };
 
+/// Returns the entry of that name, or null. `sorted` is sorted by name.
+template <class Entry, class NameOf>
+Entry* find_by_name(std::vector<Entry>& sorted, const std::string& name, NameOf name_of) {
+  const auto at = std::ranges::lower_bound(sorted, name, {}, name_of);
+  return at != sorted.end() && std::invoke(name_of, *at) == name ? &*at : nullptr;
+}
+
+TensorEntry* find_tensor(CheckpointContents& contents, const std::string& name) {
+  return find_by_name(contents.tensors, name, [](const TensorEntry& tensor) -> const std::string& {
+    return tensor.meta.fqn;
+  });
+}
+
+Alias* find_alias(CheckpointContents& contents, const std::string& name) {
+  return find_by_name(contents.aliases, name, &Alias::fqn);
+}
+
 }  // namespace
 
 std::string format_values_file(const CheckpointContents& contents, const std::vector<Value>& values,
@@ -200,19 +217,6 @@ std::string format_values_file(const CheckpointContents& contents, const std::ve
 void apply_values_file(std::string_view text, const std::string& path, CheckpointContents& contents,
                        std::vector<Value>& values) {
   const ValuesFileReader reader(text, path);
-  const auto find_in = [](auto& sorted, const std::string& name, auto name_of) {
-    const auto at = std::ranges::lower_bound(sorted, name, {}, name_of);
-    return at != sorted.end() && std::invoke(name_of, *at) == name ? &*at : nullptr;
-  };
-  const auto tensor_name = [](const TensorEntry& tensor) -> const std::string& {
-    return tensor.meta.fqn;
-  };
-  const auto find_tensor = [&](const std::string& name) {
-    return find_in(contents.tensors, name, tensor_name);
-  };
-  const auto find_alias = [&](const std::string& name) {
-    return find_in(contents.aliases, name, &Alias::fqn);
-  };
   const auto refuse_unknown = [&](const std::string& name, std::string_view part) {
     throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, part,
                           "a name in this checkpoint", "none of that name");
@@ -220,7 +224,8 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
 
   std::map<std::string, Value> sorted_values;
   reader.for_each("values", [&](const std::string& name, const Value& item) {
-    const bool is_taken = find_tensor(name) != nullptr || find_alias(name) != nullptr;
+    const bool is_taken =
+        find_tensor(contents, name) != nullptr || find_alias(contents, name) != nullptr;
     if (is_taken || !sorted_values.emplace(name, item).second) {
       throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, "values",
                             "a name of its own", "one that is taken");
@@ -233,18 +238,18 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
 
   reader.for_each("key_paths", [&](const std::string& name, const Value& item) {
     KeyPath key_path = reader.key_path(name, item);
-    if (TensorEntry* tensor = find_tensor(name)) {
+    if (TensorEntry* tensor = find_tensor(contents, name)) {
       tensor->key_path = std::move(key_path);
-    } else if (Alias* alias = find_alias(name)) {
+    } else if (Alias* alias = find_alias(contents, name)) {
       alias->key_path = std::move(key_path);
-    } else if (ValueEntry* value = find_in(contents.values, name, &ValueEntry::name)) {
+    } else if (ValueEntry* value = find_by_name(contents.values, name, &ValueEntry::name)) {
       value->key_path = std::move(key_path);
     } else {
       refuse_unknown(name, "key_paths");
     }
   });
   const auto tensor_called = [&](const std::string& name, std::string_view part) -> TensorEntry& {
-    TensorEntry* tensor = find_tensor(name);
+    TensorEntry* tensor = find_tensor(contents, name);
     if (tensor == nullptr) refuse_unknown(name, part);
     return *tensor;
   };

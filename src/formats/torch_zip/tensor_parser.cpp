@@ -138,6 +138,128 @@ std::optional<std::int64_t> reach_of(const TensorRecord& tensor) {
               "tensor: expected a dense tensor with its bytes, found " + std::string(found));
 }
 
+/// A call such as `_rebuild_tensor_v2`, without the parameters and subclasses around it.
+struct RebuildCall {
+  Object object;  // that messages are about
+  TensorGlobal function;
+  Object arguments;
+};
+
+/// Takes off parameters and subclasses. They are wrapped around a tensor, or around the call that
+/// makes one.
+RebuildCall unwrap(Object object) {
+  RebuildCall call{object, tensor_global(object).value_or(TensorGlobal::tensor_class),
+                   object.call_arguments("tensor")};
+  for (int depth = 0;; ++depth) {
+    if (depth > 8) call.object.fail_expected("tensor", "at most 8 wrappers around a tensor");
+    if (call.function == TensorGlobal::rebuild_parameter) {
+      call.object = required_argument(call.arguments, 0, "parameter");
+      if (!TensorParser::is_tensor(call.object)) {
+        call.object.fail_expected("parameter", "a tensor");
+      }
+      call.function = *tensor_global(call.object);
+      call.arguments = call.object.call_arguments("parameter");
+    } else if (call.function == TensorGlobal::rebuild_from_type) {
+      const Object maker = required_argument(call.arguments, 0, "tensor");
+      const Object type = required_argument(call.arguments, 1, "tensor");
+      if (!maker.is(ObjectKind::global)) maker.fail_expected("tensor", "a function by its name");
+      if (tensor_global(type) != TensorGlobal::tensor_class) {
+        type.fail_expected("tensor type", "torch.Tensor, Parameter or Buffer");
+      }
+      call.function = tensor_global(maker).value_or(TensorGlobal::tensor_class);
+      call.arguments = required_argument(call.arguments, 2, "tensor");
+    } else {
+      return call;
+    }
+  }
+}
+
+/// Returns the number of arguments before the optional flags. Refuses tensors that are not dense.
+std::size_t num_fixed_arguments(const RebuildCall& call) {
+  switch (call.function) {
+    case TensorGlobal::rebuild_tensor:
+      return 4;
+    case TensorGlobal::rebuild_tensor_v2:
+      return 6;
+    case TensorGlobal::rebuild_tensor_v3:
+      return 7;
+    case TensorGlobal::sparse_tensor:
+      refuse(call.object, "a sparse one");
+    case TensorGlobal::quantized_tensor:
+      refuse(call.object, "a quantized one");
+    case TensorGlobal::meta_tensor:
+      refuse(call.object, "one on the meta device");
+    case TensorGlobal::nested_tensor:
+      refuse(call.object, "a nested one");
+    case TensorGlobal::device_tensor:
+      refuse(call.object, "one that only its device can hold");
+    default:
+      call.object.fail_expected("tensor", "a function that makes a tensor");
+  }
+}
+
+/// Returns the dtype that `_rebuild_tensor_v3` is given.
+DType stated_dtype(Object dtype) {
+  if (!dtype.is(ObjectKind::global) || value_global(dtype) != pickle::ValueGlobal::torch_dtype) {
+    dtype.fail_expected("dtype", "a torch.dtype");
+  }
+  const std::optional<DType> known = parse_dtype(dtype.global_name("dtype"));
+  if (!known)
+    dtype.fail(ErrorKind::unsupported, "dtype: expected a known one, found " + dtype.describe());
+  return *known;
+}
+
+DType dtype_of_typed_storage(Object storage, std::string_view type_name) {
+  const std::optional<DType> known = dtype_of_storage(type_name);
+  if (!known)
+    storage.fail(ErrorKind::corruption, "dtype: expected a typed storage, found an UntypedStorage");
+  return *known;
+}
+
+/// Checks that the storage holds all elements that the tensor reaches.
+void check_extent(Object object, const TensorRecord& tensor, std::uint64_t storage_nbytes) {
+  const std::uint64_t element_nbytes = itemsize(tensor.dtype);
+  const std::optional<std::int64_t> numel = checked_numel(tensor.shape);
+  const auto nbytes =
+      numel ? checked_mul(static_cast<std::uint64_t>(*numel), element_nbytes) : std::nullopt;
+  if (!nbytes || *nbytes > static_cast<std::uint64_t>(INT64_MAX)) {
+    object.fail(ErrorKind::corruption,
+                "size: expected less than 2^63 bytes, found " + shape_to_string(tensor.shape));
+  }
+  if (*numel == 0) return;
+  const std::uint64_t num_stored = storage_nbytes / element_nbytes;
+  const std::optional<std::int64_t> reach = reach_of(tensor);
+  if (!reach || static_cast<std::uint64_t>(*reach) > num_stored) {
+    object.fail(ErrorKind::corruption,
+                "storage: expected at least " + (reach ? std::to_string(*reach) : "2^63") +
+                    " elements for size " + shape_to_string(tensor.shape) + ", stride " +
+                    shape_to_string(tensor.strides) + ", found " + std::to_string(num_stored));
+  }
+  if (*nbytes > storage_nbytes && *nbytes > kMaxExpandedNbytes) {
+    object.fail(ErrorKind::corruption,
+                "expanded size: expected at most " + std::to_string(kMaxExpandedNbytes) +
+                    " bytes over a storage of " + std::to_string(storage_nbytes) + ", found " +
+                    std::to_string(*nbytes));
+  }
+}
+
+/// Sets the conjugate and negative bits. `flags` is a dict or None.
+void set_flags(TensorRecord& tensor, Object flags) {
+  const auto is_set = [&](std::string_view name) {
+    const std::optional<Object> flag = flags.find(name);
+    return flag && flag->as_boolean(name);
+  };
+  if (!flags.is(ObjectKind::none)) {
+    tensor.conjugate = is_set("conj");
+    tensor.negative = is_set("neg");
+  }
+  if ((tensor.conjugate && !is_complex(tensor.dtype)) ||
+      (tensor.negative && !is_complex(tensor.dtype) &&
+       (!is_floating_point(tensor.dtype) || itemsize(tensor.dtype) < 2))) {
+    flags.fail_expected("conj and neg", "a complex or floating-point tensor under them");
+  }
+}
+
 }  // namespace
 
 std::span<const AllowedGlobal> tensor_globals() {
@@ -226,75 +348,18 @@ TensorParser::Storage TensorParser::parse_storage(Object persistent) {
 }
 
 TensorRecord TensorParser::parse(Object object) {
-  Object arguments = object.call_arguments("tensor");
-  TensorGlobal function = tensor_global(object).value_or(TensorGlobal::tensor_class);
-  // Parameters and subclasses are wrapped around a tensor, or around the call that makes one.
-  for (int depth = 0;; ++depth) {
-    if (depth > 8) object.fail_expected("tensor", "at most 8 wrappers around a tensor");
-    if (function == TensorGlobal::rebuild_parameter) {
-      object = required_argument(arguments, 0, "parameter");
-      if (!is_tensor(object)) object.fail_expected("parameter", "a tensor");
-      function = *tensor_global(object);
-      arguments = object.call_arguments("parameter");
-    } else if (function == TensorGlobal::rebuild_from_type) {
-      const Object maker = required_argument(arguments, 0, "tensor");
-      const Object type = required_argument(arguments, 1, "tensor");
-      if (!maker.is(ObjectKind::global)) maker.fail_expected("tensor", "a function by its name");
-      if (tensor_global(type) != TensorGlobal::tensor_class) {
-        type.fail_expected("tensor type", "torch.Tensor, Parameter or Buffer");
-      }
-      function = tensor_global(maker).value_or(TensorGlobal::tensor_class);
-      arguments = required_argument(arguments, 2, "tensor");
-    } else {
-      break;
-    }
-  }
-  std::size_t num_fixed = 0;
-  switch (function) {
-    case TensorGlobal::rebuild_tensor:
-      num_fixed = 4;
-      break;
-    case TensorGlobal::rebuild_tensor_v2:
-      num_fixed = 6;
-      break;
-    case TensorGlobal::rebuild_tensor_v3:
-      num_fixed = 7;
-      break;
-    case TensorGlobal::sparse_tensor:
-      refuse(object, "a sparse one");
-    case TensorGlobal::quantized_tensor:
-      refuse(object, "a quantized one");
-    case TensorGlobal::meta_tensor:
-      refuse(object, "one on the meta device");
-    case TensorGlobal::nested_tensor:
-      refuse(object, "a nested one");
-    case TensorGlobal::device_tensor:
-      refuse(object, "one that only its device can hold");
-    default:
-      object.fail_expected("tensor", "a function that makes a tensor");
-  }
+  const RebuildCall call = unwrap(object);
+  const std::size_t num_fixed = num_fixed_arguments(call);
+  const Object arguments = call.arguments;
   if (arguments.num_items("tensor") < num_fixed) {
     arguments.fail_expected("tensor", std::to_string(num_fixed) + " arguments");
   }
 
   TensorRecord tensor;
   const Storage storage = parse_storage(arguments.item(0));
-  if (function == TensorGlobal::rebuild_tensor_v3) {
-    const Object dtype = arguments.item(6);
-    if (!dtype.is(ObjectKind::global) || value_global(dtype) != pickle::ValueGlobal::torch_dtype) {
-      dtype.fail_expected("dtype", "a torch.dtype");
-    }
-    const std::optional<DType> known = parse_dtype(dtype.global_name("dtype"));
-    if (!known)
-      dtype.fail(ErrorKind::unsupported, "dtype: expected a known one, found " + dtype.describe());
-    tensor.dtype = *known;
-  } else {
-    const std::optional<DType> known = dtype_of_storage(storage.type_name);
-    if (!known)
-      arguments.item(0).fail(ErrorKind::corruption,
-                             "dtype: expected a typed storage, found an UntypedStorage");
-    tensor.dtype = *known;
-  }
+  tensor.dtype = call.function == TensorGlobal::rebuild_tensor_v3
+                     ? stated_dtype(arguments.item(6))
+                     : dtype_of_typed_storage(arguments.item(0), storage.type_name);
   tensor.storage_member = storage.member;
   tensor.storage_offset = natural(arguments.item(1), "storage offset");
   tensor.shape = naturals(arguments.item(2), "size");
@@ -304,48 +369,8 @@ TensorRecord TensorParser::parse(Object object) {
                                                   " strides for the sizes " +
                                                   shape_to_string(tensor.shape));
   }
-
-  const std::uint64_t element_nbytes = itemsize(tensor.dtype);
-  const std::optional<std::int64_t> numel = checked_numel(tensor.shape);
-  const auto nbytes =
-      numel ? checked_mul(static_cast<std::uint64_t>(*numel), element_nbytes) : std::nullopt;
-  if (!nbytes || *nbytes > static_cast<std::uint64_t>(INT64_MAX)) {
-    object.fail(ErrorKind::corruption,
-                "size: expected less than 2^63 bytes, found " + shape_to_string(tensor.shape));
-  }
-  if (*numel > 0) {
-    const std::uint64_t num_stored = storage.nbytes / element_nbytes;
-    const std::optional<std::int64_t> reach = reach_of(tensor);
-    if (!reach || static_cast<std::uint64_t>(*reach) > num_stored) {
-      object.fail(ErrorKind::corruption,
-                  "storage: expected at least " + (reach ? std::to_string(*reach) : "2^63") +
-                      " elements for size " + shape_to_string(tensor.shape) + ", stride " +
-                      shape_to_string(tensor.strides) + ", found " + std::to_string(num_stored));
-    }
-    if (*nbytes > storage.nbytes && *nbytes > kMaxExpandedNbytes) {
-      object.fail(ErrorKind::corruption,
-                  "expanded size: expected at most " + std::to_string(kMaxExpandedNbytes) +
-                      " bytes over a storage of " + std::to_string(storage.nbytes) + ", found " +
-                      std::to_string(*nbytes));
-    }
-  }
-
-  if (arguments.num_items("tensor") > num_fixed) {
-    const Object flags = arguments.item(num_fixed);
-    const auto is_set = [&](std::string_view name) {
-      const std::optional<Object> flag = flags.find(name);
-      return flag && flag->as_boolean(name);
-    };
-    if (!flags.is(ObjectKind::none)) {
-      tensor.conjugate = is_set("conj");
-      tensor.negative = is_set("neg");
-    }
-    if ((tensor.conjugate && !is_complex(tensor.dtype)) ||
-        (tensor.negative && !is_complex(tensor.dtype) &&
-         (!is_floating_point(tensor.dtype) || element_nbytes < 2))) {
-      flags.fail_expected("conj and neg", "a complex or floating-point tensor under them");
-    }
-  }
+  check_extent(call.object, tensor, storage.nbytes);
+  if (arguments.num_items("tensor") > num_fixed) set_flags(tensor, arguments.item(num_fixed));
   return tensor;
 }
 

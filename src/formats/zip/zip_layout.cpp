@@ -45,6 +45,42 @@ void append_or_zip64(std::string& out, std::uint64_t value) {
   append(out, static_cast<std::uint32_t>(needs_zip64(value) ? kMax32 : value));
 }
 
+void append_zip64_end_record(std::string& out, std::uint64_t num_members, ByteRange directory) {
+  append(out, kZip64EndSignature);
+  append(out, kZip64EndNbytes - 12);  // bytes that follow
+  append(out, kVersionZip64);
+  append(out, kVersionZip64);
+  append(out, std::uint32_t{0});  // this disk
+  append(out, std::uint32_t{0});  // the directory's disk
+  append(out, num_members);
+  append(out, num_members);
+  append(out, directory.nbytes());
+  append(out, directory.begin);
+}
+
+void append_zip64_locator(std::string& out, std::uint64_t zip64_end_record_begin) {
+  append(out, kZip64LocatorSignature);
+  append(out, std::uint32_t{0});
+  append(out, zip64_end_record_begin);
+  append(out, std::uint32_t{1});  // disks
+}
+
+/// Appends the records after the central directory, which lies at `directory` in the archive.
+void append_end_records(std::string& out, std::uint64_t num_members, ByteRange directory) {
+  if (num_members >= kMax16 || needs_zip64(directory.nbytes()) || needs_zip64(directory.begin)) {
+    append_zip64_end_record(out, num_members, directory);
+    append_zip64_locator(out, directory.end);
+  }
+  append(out, kEndSignature);
+  append(out, std::uint16_t{0});
+  append(out, std::uint16_t{0});
+  append(out, static_cast<std::uint16_t>(std::min(num_members, kMax16)));
+  append(out, static_cast<std::uint16_t>(std::min(num_members, kMax16)));
+  append_or_zip64(out, directory.nbytes());
+  append_or_zip64(out, directory.begin);
+  append(out, std::uint16_t{0});  // comment
+}
+
 }  // namespace
 
 std::size_t ZipLayout::add_member(std::string name, std::uint64_t nbytes, std::uint64_t alignment) {
@@ -102,69 +138,42 @@ std::string ZipLayout::local_header(std::size_t member, std::uint32_t crc) const
 std::string ZipLayout::directory(std::span<const std::uint32_t> crcs) const {
   TESSERA_CHECK(crcs.size() == members_.size());
   std::string out;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    const Member& m = members_[i];
-    const std::uint64_t nbytes = m.data.nbytes();
-    std::string zip64;
-    if (needs_zip64(nbytes)) {
-      append(zip64, nbytes);
-      append(zip64, nbytes);
-    }
-    if (needs_zip64(m.header_begin)) append(zip64, m.header_begin);
-    const std::uint16_t version = zip64.empty() ? kVersionStored : kVersionZip64;
-    append(out, kDirectoryEntrySignature);
-    append(out, version);  // made by
-    append(out, version);  // needed
-    append(out, kUtf8Names);
-    append(out, std::uint16_t{0});  // stored
-    append(out, std::uint32_t{0});  // time and date
-    append(out, crcs[i]);
-    append_or_zip64(out, nbytes);  // compressed
-    append_or_zip64(out, nbytes);
-    append(out, static_cast<std::uint16_t>(m.name.size()));
-    append(out, static_cast<std::uint16_t>(zip64.empty() ? 0 : 4 + zip64.size()));
-    append(out, std::uint16_t{0});  // comment
-    append(out, std::uint16_t{0});  // disk
-    append(out, std::uint16_t{0});  // internal attributes
-    append(out, std::uint32_t{0});  // external attributes
-    append_or_zip64(out, m.header_begin);
-    out += m.name;
-    if (!zip64.empty()) {
-      append(out, kZip64ExtraId);
-      append(out, static_cast<std::uint16_t>(zip64.size()));
-      out += zip64;
-    }
-  }
-
-  const std::uint64_t directory_nbytes = out.size();
-  const std::uint64_t count = members_.size();
-  const bool zip64 =
-      count >= kMax16 || needs_zip64(directory_nbytes) || needs_zip64(directory_begin());
-  if (zip64) {
-    append(out, kZip64EndSignature);
-    append(out, kZip64EndNbytes - 12);  // bytes that follow
-    append(out, kVersionZip64);
-    append(out, kVersionZip64);
-    append(out, std::uint32_t{0});  // this disk
-    append(out, std::uint32_t{0});  // the directory's disk
-    append(out, count);
-    append(out, count);
-    append(out, directory_nbytes);
-    append(out, directory_begin());
-    append(out, kZip64LocatorSignature);
-    append(out, std::uint32_t{0});
-    append(out, directory_begin() + directory_nbytes);  // where the zip64 end record is
-    append(out, std::uint32_t{1});                      // disks
-  }
-  append(out, kEndSignature);
-  append(out, std::uint16_t{0});
-  append(out, std::uint16_t{0});
-  append(out, static_cast<std::uint16_t>(std::min(count, kMax16)));
-  append(out, static_cast<std::uint16_t>(std::min(count, kMax16)));
-  append_or_zip64(out, directory_nbytes);
-  append_or_zip64(out, directory_begin());
-  append(out, std::uint16_t{0});  // comment
+  for (std::size_t i = 0; i < members_.size(); ++i) append_entry(out, members_[i], crcs[i]);
+  append_end_records(out, members_.size(), {directory_begin(), directory_begin() + out.size()});
   return out;
+}
+
+void ZipLayout::append_entry(std::string& out, const Member& m, std::uint32_t crc) {
+  const std::uint64_t nbytes = m.data.nbytes();
+  std::string zip64;
+  if (needs_zip64(nbytes)) {
+    append(zip64, nbytes);
+    append(zip64, nbytes);
+  }
+  if (needs_zip64(m.header_begin)) append(zip64, m.header_begin);
+  const std::uint16_t version = zip64.empty() ? kVersionStored : kVersionZip64;
+  append(out, kDirectoryEntrySignature);
+  append(out, version);  // made by
+  append(out, version);  // needed
+  append(out, kUtf8Names);
+  append(out, std::uint16_t{0});  // stored
+  append(out, std::uint32_t{0});  // time and date
+  append(out, crc);
+  append_or_zip64(out, nbytes);  // compressed
+  append_or_zip64(out, nbytes);
+  append(out, static_cast<std::uint16_t>(m.name.size()));
+  append(out, static_cast<std::uint16_t>(zip64.empty() ? 0 : 4 + zip64.size()));
+  append(out, std::uint16_t{0});  // comment
+  append(out, std::uint16_t{0});  // disk
+  append(out, std::uint16_t{0});  // internal attributes
+  append(out, std::uint32_t{0});  // external attributes
+  append_or_zip64(out, m.header_begin);
+  out += m.name;
+  if (!zip64.empty()) {
+    append(out, kZip64ExtraId);
+    append(out, static_cast<std::uint16_t>(zip64.size()));
+    out += zip64;
+  }
 }
 
 }  // namespace tessera::formats::zip

@@ -55,6 +55,8 @@ class ZipLayout {
     std::uint64_t header_begin;
     ByteRange data;
   };
+  static void append_entry(std::string& out, const Member& m, std::uint32_t crc);
+
   std::uint64_t alignment_;
   std::uint64_t members_end_ = 0;
   std::vector<Member> members_;

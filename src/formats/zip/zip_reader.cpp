@@ -57,6 +57,42 @@ Compression compression_of(std::uint16_t method) {
   return method == 8 ? Compression::deflated : Compression::other;
 }
 
+bool is_trailer(std::span<const std::byte> bytes) {
+  return bytes.size() >= kTrailerNbytes && u32(bytes, 0) == kTrailerSignature &&
+         u16(bytes, 20) == bytes.size() - kTrailerNbytes;
+}
+
+/// Returns where the trailer begins within the archive's last bytes.
+std::optional<std::size_t> trailer_position(std::span<const std::byte> end) {
+  const std::uint64_t max_back =
+      std::min<std::uint64_t>(end.size(), kTrailerNbytes + kMaxCommentNbytes);
+  for (std::uint64_t back = kTrailerNbytes; back <= max_back; ++back) {
+    if (is_trailer(end.last(back))) return end.size() - back;
+  }
+  return std::nullopt;
+}
+
+/// Replaces the numbers that did not fit into their fields: the extra field `zip64` holds those, in
+/// this order.
+void apply_zip64_fields(std::span<const std::byte> extra, Member& member,
+                        std::uint64_t& first_disk) {
+  while (extra.size() >= 4) {
+    const std::size_t field_nbytes = u16(extra, 2);
+    if (field_nbytes > extra.size() - 4) break;
+    if (u16(extra, 0) == kZip64ExtraId) {
+      std::span<const std::byte> field = extra.subspan(4, field_nbytes);
+      for (std::uint64_t* wide : {&member.nbytes, &member.stored_nbytes, &member.extent.begin}) {
+        if (*wide != 0xffffffff) continue;
+        if (field.size() < 8) break;
+        *wide = u64(field, 0);
+        field = field.subspan(8);
+      }
+      if (first_disk == 0xffff && field.size() >= 4) first_disk = u32(field, 0);
+    }
+    extra = extra.subspan(4 + field_nbytes);
+  }
+}
+
 }  // namespace
 
 std::string crc_text(std::uint32_t crc) {
@@ -64,6 +100,17 @@ std::string crc_text(std::uint32_t crc) {
   for (int shift = 28; shift >= 0; shift -= 4) digits += "0123456789abcdef"[crc >> shift & 0xf];
   return digits;
 }
+
+/// The fields of the end-of-directory record, plain or zip64.
+struct ZipReader::Trailer {
+  std::uint64_t begin = 0;  // in the file
+  std::uint64_t disk = 0;
+  std::uint64_t first_disk = 0;
+  std::uint64_t num_members_on_disk = 0;
+  std::uint64_t num_members = 0;
+  std::uint64_t directory_nbytes = 0;
+  std::uint64_t directory_begin = 0;  // in the archive
+};
 
 struct ZipReader::Directory {
   std::uint64_t begin = 0;  // in the file
@@ -110,84 +157,83 @@ void ZipReader::read_file_at(std::uint64_t offset, std::span<std::byte> out) con
               out.begin());
 }
 
-// The archive ends in its trailer, and the trailer in a comment of a length that it states.
-ZipReader::Directory ZipReader::find_directory() {
+// The archive ends in its trailer, and the trailer in a comment whose length it states.
+ZipReader::Trailer ZipReader::find_trailer() const {
   const std::uint64_t nbytes = window_.nbytes();
-  const auto is_trailer = [](std::span<const std::byte> bytes) {
-    return bytes.size() >= kTrailerNbytes && u32(bytes, 0) == kTrailerSignature &&
-           u16(bytes, 20) == bytes.size() - kTrailerNbytes;
-  };
   std::vector<std::byte> end_bytes;
   std::span<const std::byte> end = tail_;
-  std::optional<std::uint64_t> trailer_at;  // in `end`
-  const auto search = [&] {
-    for (std::uint64_t back = kTrailerNbytes;
-         back <= std::min<std::uint64_t>(end.size(), kTrailerNbytes + kMaxCommentNbytes); ++back) {
-      if (is_trailer(end.last(back))) {
-        trailer_at = end.size() - back;
-        return;
-      }
-    }
-  };
-  search();
-  if (!trailer_at && tail_.size() < nbytes) {
+  std::optional<std::size_t> position = trailer_position(end);
+  if (!position && tail_.size() < nbytes) {
     end_bytes.resize(std::min(
         nbytes, kTrailerNbytes + kMaxCommentNbytes + kZip64LocatorNbytes + kZip64TrailerNbytes));
     file_->read_at(window_.end - end_bytes.size(), end_bytes);
     end = end_bytes;
-    search();
+    position = trailer_position(end);
   }
-  if (!trailer_at) {
+  if (!position) {
     fail(ErrorKind::corruption, "archive", "an end-of-directory record at its end", "none",
          nbytes == 0 ? "an empty file" : "cut short, or no zip archive?");
   }
-  const std::span<const std::byte> trailer = end.subspan(*trailer_at, kTrailerNbytes);
-  std::uint64_t trailer_begin = window_.end - end.size() + *trailer_at;
-  std::uint64_t disk = u16(trailer, 4), first_disk = u16(trailer, 6);
-  std::uint64_t num_on_disk = u16(trailer, 8);
-  Directory directory;
-  directory.num_members = u16(trailer, 10);
-  directory.nbytes = u32(trailer, 12);
-  std::uint64_t stated_begin = u32(trailer, 16);
-
-  if (trailer_begin - window_.begin >= kZip64LocatorNbytes) {
-    std::array<std::byte, kZip64LocatorNbytes> locator;
-    read_file_at(trailer_begin - kZip64LocatorNbytes, locator);
-    if (u32(locator, 0) == kZip64LocatorSignature) {
-      const std::uint64_t room = trailer_begin - kZip64LocatorNbytes - window_.begin;
-      std::array<std::byte, kZip64TrailerNbytes> zip64{};
-      if (room >= kZip64TrailerNbytes) {
-        trailer_begin -= kZip64LocatorNbytes + kZip64TrailerNbytes;
-        read_file_at(trailer_begin, zip64);
-      }
-      if (u32(zip64, 0) != kZip64TrailerSignature || u64(zip64, 4) != kZip64TrailerNbytes - 12) {
-        fail(ErrorKind::corruption, "archive", "a zip64 end-of-directory record before its locator",
-             "none");
-      }
-      disk = u32(zip64, 16);
-      first_disk = u32(zip64, 20);
-      num_on_disk = u64(zip64, 24);
-      directory.num_members = u64(zip64, 32);
-      directory.nbytes = u64(zip64, 40);
-      stated_begin = u64(zip64, 48);
-    }
-  }
-  if (disk != 0 || first_disk != 0 || num_on_disk != directory.num_members) {
-    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several");
-  }
-  const auto stated_end = checked_add(stated_begin, directory.nbytes);
-  if (!stated_end || *stated_end > trailer_begin - window_.begin) {
-    fail(ErrorKind::corruption, "directory",
-         "to end by byte " + std::to_string(trailer_begin - window_.begin),
-         std::to_string(directory.nbytes) + " bytes at " + std::to_string(stated_begin));
-  }
-  // Something may stand before the archive; the offsets in it do not count that.
-  directory.begin = trailer_begin - directory.nbytes;
-  directory.base = directory.begin - stated_begin;
-  return directory;
+  const std::span<const std::byte> bytes = end.subspan(*position, kTrailerNbytes);
+  return {.begin = window_.end - end.size() + *position,
+          .disk = u16(bytes, 4),
+          .first_disk = u16(bytes, 6),
+          .num_members_on_disk = u16(bytes, 8),
+          .num_members = u16(bytes, 10),
+          .directory_nbytes = u32(bytes, 12),
+          .directory_begin = u32(bytes, 16)};
 }
 
-void ZipReader::parse_directory(const Directory& directory, ZipLimits limits) {
+// A zip64 archive has a locator before its trailer, and a wider trailer before the locator.
+std::optional<ZipReader::Trailer> ZipReader::find_zip64_trailer(std::uint64_t trailer_begin) const {
+  if (trailer_begin - window_.begin < kZip64LocatorNbytes) return std::nullopt;
+  const std::uint64_t locator_begin = trailer_begin - kZip64LocatorNbytes;
+  std::array<std::byte, kZip64LocatorNbytes> locator;
+  read_file_at(locator_begin, locator);
+  if (u32(locator, 0) != kZip64LocatorSignature) return std::nullopt;
+
+  Trailer trailer;
+  std::array<std::byte, kZip64TrailerNbytes> bytes{};
+  if (locator_begin - window_.begin >= kZip64TrailerNbytes) {
+    trailer.begin = locator_begin - kZip64TrailerNbytes;
+    read_file_at(trailer.begin, bytes);
+  }
+  if (u32(bytes, 0) != kZip64TrailerSignature || u64(bytes, 4) != kZip64TrailerNbytes - 12) {
+    fail(ErrorKind::corruption, "archive", "a zip64 end-of-directory record before its locator",
+         "none");
+  }
+  trailer.disk = u32(bytes, 16);
+  trailer.first_disk = u32(bytes, 20);
+  trailer.num_members_on_disk = u64(bytes, 24);
+  trailer.num_members = u64(bytes, 32);
+  trailer.directory_nbytes = u64(bytes, 40);
+  trailer.directory_begin = u64(bytes, 48);
+  return trailer;
+}
+
+ZipReader::Directory ZipReader::find_directory() const {
+  Trailer trailer = find_trailer();
+  if (const auto zip64 = find_zip64_trailer(trailer.begin)) trailer = *zip64;
+  if (trailer.disk != 0 || trailer.first_disk != 0 ||
+      trailer.num_members_on_disk != trailer.num_members) {
+    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several");
+  }
+  const auto stated_end = checked_add(trailer.directory_begin, trailer.directory_nbytes);
+  if (!stated_end || *stated_end > trailer.begin - window_.begin) {
+    fail(ErrorKind::corruption, "directory",
+         "to end by byte " + std::to_string(trailer.begin - window_.begin),
+         std::to_string(trailer.directory_nbytes) + " bytes at " +
+             std::to_string(trailer.directory_begin));
+  }
+  // Other bytes may stand before the archive; its offsets do not count them.
+  const std::uint64_t begin = trailer.begin - trailer.directory_nbytes;
+  return {.begin = begin,
+          .nbytes = trailer.directory_nbytes,
+          .num_members = trailer.num_members,
+          .base = begin - trailer.directory_begin};
+}
+
+void ZipReader::parse_directory(const Directory& directory, const ZipLimits& limits) {
   const std::uint64_t room = directory.nbytes / kCentralHeaderNbytes;
   if (directory.num_members > std::min(room, limits.max_members)) {
     fail(ErrorKind::corruption, "directory",
@@ -200,63 +246,7 @@ void ZipReader::parse_directory(const Directory& directory, ZipLimits limits) {
 
   std::span<const std::byte> rest = bytes;
   for (std::uint64_t i = 0; i < directory.num_members; ++i) {
-    if (rest.size() < kCentralHeaderNbytes || u32(rest, 0) != kCentralHeaderSignature) {
-      fail(ErrorKind::corruption, "directory", "a header for member " + std::to_string(i), "none");
-    }
-    const std::uint16_t flags = u16(rest, 8);
-    const std::size_t name_nbytes = u16(rest, 28);
-    const std::size_t extra_nbytes = u16(rest, 30);
-    const std::size_t comment_nbytes = u16(rest, 32);
-    if (rest.size() - kCentralHeaderNbytes < name_nbytes + extra_nbytes + comment_nbytes) {
-      fail(ErrorKind::corruption, "directory", "room for the name of member " + std::to_string(i),
-           std::to_string(rest.size() - kCentralHeaderNbytes) + " bytes");
-    }
-    Member member;
-    member.name = text(rest.subspan(kCentralHeaderNbytes, name_nbytes));
-    if (name_nbytes > limits.max_name_nbytes || !is_contained_path(member.name)) {
-      fail(ErrorKind::corruption, "member name",
-           "a relative path without '..' of at most " + std::to_string(limits.max_name_nbytes) +
-               " bytes",
-           "'" + printable(member.name, 80) + "'", "a hostile archive?");
-    }
-    member.compression = compression_of(u16(rest, 10));
-    member.crc32 = u32(rest, 16);
-    member.stored_nbytes = u32(rest, 20);
-    member.nbytes = u32(rest, 24);
-    std::uint64_t first_disk = u16(rest, 34);
-    member.extent.begin = u32(rest, 42);
-
-    // What does not fit into 32 bits stands in an extra field, in this order.
-    std::span<const std::byte> extra =
-        rest.subspan(kCentralHeaderNbytes + name_nbytes, extra_nbytes);
-    while (extra.size() >= 4) {
-      const std::size_t field_nbytes = u16(extra, 2);
-      if (field_nbytes > extra.size() - 4) break;
-      if (u16(extra, 0) == kZip64ExtraId) {
-        std::span<const std::byte> field = extra.subspan(4, field_nbytes);
-        for (std::uint64_t* wide : {&member.nbytes, &member.stored_nbytes, &member.extent.begin}) {
-          if (*wide != 0xffffffff) continue;
-          if (field.size() < 8) break;
-          *wide = u64(field, 0);
-          field = field.subspan(8);
-        }
-        if (first_disk == 0xffff && field.size() >= 4) first_disk = u32(field, 0);
-      }
-      extra = extra.subspan(4 + field_nbytes);
-    }
-
-    members_.push_back(std::move(member));
-    if ((flags & kEncryptedFlags) != 0) {
-      fail(ErrorKind::unsupported, describe(i), "plain data", "encryption");
-    }
-    if (first_disk != 0)
-      fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several");
-    const Member& added = members_.back();
-    if (added.compression == Compression::stored && added.nbytes != added.stored_nbytes) {
-      fail(ErrorKind::corruption, describe(i) + " stored without compression",
-           std::to_string(added.nbytes) + " bytes", std::to_string(added.stored_nbytes));
-    }
-    rest = rest.subspan(kCentralHeaderNbytes + name_nbytes + extra_nbytes + comment_nbytes);
+    rest = rest.subspan(parse_member(rest, limits));
   }
   if (!rest.empty()) {
     fail(ErrorKind::corruption, "directory", std::to_string(directory.num_members) + " members",
@@ -267,6 +257,55 @@ void ZipReader::parse_directory(const Directory& directory, ZipLimits limits) {
     if (!by_name_.emplace(members_[i].name, i).second) {
       fail(ErrorKind::corruption, "member names", "no two equal", describe(i) + " twice");
     }
+  }
+}
+
+std::size_t ZipReader::parse_member(std::span<const std::byte> rest, const ZipLimits& limits) {
+  const std::size_t i = members_.size();
+  if (rest.size() < kCentralHeaderNbytes || u32(rest, 0) != kCentralHeaderSignature) {
+    fail(ErrorKind::corruption, "directory", "a header for member " + std::to_string(i), "none");
+  }
+  const std::uint16_t flags = u16(rest, 8);
+  const std::size_t name_nbytes = u16(rest, 28);
+  const std::size_t extra_nbytes = u16(rest, 30);
+  const std::size_t comment_nbytes = u16(rest, 32);
+  if (rest.size() - kCentralHeaderNbytes < name_nbytes + extra_nbytes + comment_nbytes) {
+    fail(ErrorKind::corruption, "directory", "room for the name of member " + std::to_string(i),
+         std::to_string(rest.size() - kCentralHeaderNbytes) + " bytes");
+  }
+  Member member;
+  member.name = text(rest.subspan(kCentralHeaderNbytes, name_nbytes));
+  if (name_nbytes > limits.max_name_nbytes || !is_contained_path(member.name)) {
+    fail(ErrorKind::corruption, "member name",
+         "a relative path without '..' of at most " + std::to_string(limits.max_name_nbytes) +
+             " bytes",
+         "'" + printable(member.name, 80) + "'", "a hostile archive?");
+  }
+  member.compression = compression_of(u16(rest, 10));
+  member.crc32 = u32(rest, 16);
+  member.stored_nbytes = u32(rest, 20);
+  member.nbytes = u32(rest, 24);
+  std::uint64_t first_disk = u16(rest, 34);
+  member.extent.begin = u32(rest, 42);
+  apply_zip64_fields(rest.subspan(kCentralHeaderNbytes + name_nbytes, extra_nbytes), member,
+                     first_disk);
+
+  members_.push_back(std::move(member));
+  check_member(i, flags, first_disk);
+  return kCentralHeaderNbytes + name_nbytes + extra_nbytes + comment_nbytes;
+}
+
+void ZipReader::check_member(std::size_t member, std::uint16_t flags,
+                             std::uint64_t first_disk) const {
+  if ((flags & kEncryptedFlags) != 0) {
+    fail(ErrorKind::unsupported, describe(member), "plain data", "encryption");
+  }
+  if (first_disk != 0)
+    fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several");
+  const Member& added = members_[member];
+  if (added.compression == Compression::stored && added.nbytes != added.stored_nbytes) {
+    fail(ErrorKind::corruption, describe(member) + " stored without compression",
+         std::to_string(added.nbytes) + " bytes", std::to_string(added.stored_nbytes));
   }
 }
 

@@ -83,9 +83,15 @@ class ZipReader {
                             const std::function<void(std::uint64_t nbytes)>& on_read) const;
 
  private:
+  struct Trailer;
   struct Directory;
-  Directory find_directory();
-  void parse_directory(const Directory& directory, ZipLimits limits);
+  Trailer find_trailer() const;
+  std::optional<Trailer> find_zip64_trailer(std::uint64_t trailer_begin) const;
+  Directory find_directory() const;
+  void parse_directory(const Directory& directory, const ZipLimits& limits);
+  /// Adds the member whose central header is at the start of `rest`; returns the header's size.
+  std::size_t parse_member(std::span<const std::byte> rest, const ZipLimits& limits);
+  void check_member(std::size_t member, std::uint16_t flags, std::uint64_t first_disk) const;
   void place_members(const Directory& directory);
   [[noreturn]] void fail(ErrorKind kind, std::string_view rule, std::string_view expected,
                          std::string_view found, std::string_view likely_cause = {}) const;
