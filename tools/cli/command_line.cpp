@@ -88,6 +88,72 @@ std::string as_given(std::string argument) {
   return argument;
 }
 
+// Adds an option, or a flag where it has no value. Its values are set while `app` parses.
+void add_option(CLI::App& app, const Command::Option& option, const std::string& help_command) {
+  if (option.placeholder.empty()) {
+    app.add_flag_callback(option.name, [&option] { option.set({}); });
+    return;
+  }
+  app.add_option_function<std::vector<std::string>>(
+         option.name,
+         [&option, &help_command](const std::vector<std::string>& values) {
+           for (const std::string& value : values) {
+             try {
+               option.set(as_given(value));
+             } catch (const std::invalid_argument& error) {
+               throw UsageError(option.name + ": " + error.what(), help_command);
+             }
+           }
+         })
+      ->allow_extra_args(false)
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+// Parses, and throws a UsageError where CLI11 throws an error of its own.
+void parse_arguments(CLI::App& app, std::vector<std::string> arguments,
+                     const std::string& help_command) {
+  for (std::string& argument : arguments) keep_whole(argument);
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+  try {
+    app.parse(std::move(arguments));
+  } catch (const CLI::ExtrasError& error) {
+    throw UsageError(
+        "unknown option " +
+            printable(
+                std::string(error.what()).substr(std::string_view(error.what()).rfind(' ') + 1)),
+        help_command);
+  } catch (const CLI::ArgumentMismatch& error) {
+    const std::string_view what = error.what();
+    throw UsageError(std::string(what.substr(0, what.find(':'))) + ": a value is missing",
+                     help_command);
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(printable(error.what()), help_command);
+  }
+}
+
+// Gives every argument one positional, and what is left over to the one that takes many.
+void assign_positionals(const Command& command, const std::vector<std::string>& positionals,
+                        const std::string& help_command) {
+  std::size_t next = 0;
+  std::size_t num_behind = command.arguments().size();
+  for (const Command::Argument& argument : command.arguments()) {
+    --num_behind;
+    if (argument.many != nullptr) {
+      for (; next + num_behind < positionals.size(); ++next) {
+        argument.many->push_back(positionals[next]);
+      }
+    } else if (next == positionals.size()) {
+      throw UsageError(argument.name + " is missing", help_command);
+    } else {
+      *argument.one = positionals[next++];
+    }
+  }
+  if (next < positionals.size()) {
+    throw UsageError("unexpected argument '" + printable(positionals[next]) + "'", help_command);
+  }
+}
+
 bool is_bare_word(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || c == '-';
@@ -268,63 +334,12 @@ void CommandLine::parse(const Command& command, std::vector<std::string> argumen
       tool_ + (command.name().empty() ? "" : " " + command.name()) + " --help";
   CLI::App app;
   app.set_help_flag();
-  for (const Command::Option& option : command.options()) {
-    if (option.placeholder.empty()) {
-      app.add_flag_callback(option.name, [&option] { option.set({}); });
-      continue;
-    }
-    app.add_option_function<std::vector<std::string>>(
-           option.name,
-           [&option, &help_command](const std::vector<std::string>& values) {
-             for (const std::string& value : values) {
-               try {
-                 option.set(as_given(value));
-               } catch (const std::invalid_argument& error) {
-                 throw UsageError(option.name + ": " + error.what(), help_command);
-               }
-             }
-           })
-        ->allow_extra_args(false)
-        ->expected(1)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  }
+  for (const Command::Option& option : command.options()) add_option(app, option, help_command);
   std::vector<std::string> positionals;
   app.add_option("arguments", positionals);
-  for (std::string& argument : arguments) keep_whole(argument);
-  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
-  try {
-    app.parse(std::move(arguments));
-  } catch (const CLI::ExtrasError& error) {
-    throw UsageError(
-        "unknown option " +
-            printable(
-                std::string(error.what()).substr(std::string_view(error.what()).rfind(' ') + 1)),
-        help_command);
-  } catch (const CLI::ArgumentMismatch& error) {
-    const std::string_view what = error.what();
-    throw UsageError(std::string(what.substr(0, what.find(':'))) + ": a value is missing",
-                     help_command);
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(printable(error.what()), help_command);
-  }
+  parse_arguments(app, std::move(arguments), help_command);
   for (std::string& positional : positionals) positional = as_given(std::move(positional));
-  std::size_t next = 0;
-  std::size_t num_behind = command.arguments().size();
-  for (const Command::Argument& argument : command.arguments()) {
-    --num_behind;
-    if (argument.many != nullptr) {
-      for (; next + num_behind < positionals.size(); ++next) {
-        argument.many->push_back(positionals[next]);
-      }
-    } else if (next == positionals.size()) {
-      throw UsageError(argument.name + " is missing", help_command);
-    } else {
-      *argument.one = positionals[next++];
-    }
-  }
-  if (next < positionals.size()) {
-    throw UsageError("unexpected argument '" + printable(positionals[next]) + "'", help_command);
-  }
+  assign_positionals(command, positionals, help_command);
 }
 
 ExitCode CommandLine::run(int argc, const char* const* argv) {

@@ -22,6 +22,32 @@ class _Summary(TypedDict):
     problems: list[_Finding]
     left_over: str | None
 
+class _MoveOptions(TypedDict):
+    prefer: str | None
+    prefixes: Sequence[bytes]
+    keep_prefix: bool
+    to: str | None
+    world_size: int
+    strategy: str | None
+    plan: bytes
+    units: bytes
+    flat_layout: bytes
+    compress: str
+    only: Sequence[bytes]
+    rename: Sequence[tuple[bytes, bytes]]
+    drop_optimizer: bool
+    optimizer_names: str
+    cast: str | None
+    max_shard_size: int
+    allow_missing: bool
+    allow_lossy: bool
+    memory: int
+    threads: int
+    dry_run: bool
+    overwrite: bool
+    resume: bool
+    discard: bool
+
 class TensorSource:
     def read(self, offsets: Sequence[int], sizes: Sequence[int], buffer: Any) -> None: ...
 
@@ -42,9 +68,5 @@ def parse_size(text: bytes) -> int | None: ...
 def to_float32(dtype: str, bytes: Any, out: Any) -> None: ...
 def verify(path: bytes, flat_layout: bytes, values: bool, memory: int, threads: int,
            progress: Callable[[int, int], object] | None) -> list[_Finding]: ...
-def move(sources: Sequence[tuple[bytes, bytes]], destination: bytes, *, prefer: str | None, prefixes: Sequence[bytes],
-         keep_prefix: bool, to: str | None, world_size: int, strategy: str, plan: bytes, units: bytes,
-         flat_layout: bytes, compress: str, only: Sequence[bytes], rename: Sequence[tuple[bytes, bytes]],
-         optimizer_names: str, cast: str | None, max_shard_size: int, drop_optimizer: bool, allow_missing: bool,
-         allow_lossy: bool, memory: int, threads: int, dry_run: bool, overwrite: bool, resume: bool,
-         discard: bool, progress: Callable[[int, int], object] | None) -> _Summary: ...
+def move(sources: Sequence[tuple[bytes, bytes]], destination: bytes, options: _MoveOptions,
+         progress: Callable[[int, int], object] | None) -> _Summary: ...

@@ -115,12 +115,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
 
     Raises Error; of kind "mismatch" with all `problems` where the source cannot be moved as asked.
     """
-    return _move(
-        [(path_bytes("source", source), b"")], destination, flat_layout=flat_layout, to=to, ranks=ranks,
-        world_size=world_size, strategy=strategy, plan=plan, units=units, compress=compress, only=only, rename=rename,
-        drop_optimizer=drop_optimizer, optimizer_names=optimizer_names, cast=cast, max_shard_size=max_shard_size,
-        allow_missing=allow_missing, allow_lossy=allow_lossy, memory=memory, threads=threads, dry_run=dry_run,
-        overwrite=overwrite, resume=resume, discard=discard, progress=progress)
+    options = locals()  # every argument, by its name
+    return _move([(path_bytes("source", options.pop("source")), b"")], options.pop("destination"), options)
 
 
 def merge(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, PathLike]], destination: PathLike, *,
@@ -134,7 +130,7 @@ def merge(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, PathL
 
     All other keywords are those of `reshard`; `only` and `rename` see the names with their prefixes.
     """
-    return _move(_sources(sources), destination, prefer=prefer, **_known("merge", options))
+    return _move(_sources(sources), destination, _known("merge", options), prefer=optional_text("prefer", prefer))
 
 
 def split(source: PathLike, destination: PathLike, *, prefix: str | Sequence[str] = (), keep_prefix: bool = False,
@@ -154,11 +150,12 @@ def split(source: PathLike, destination: PathLike, *, prefix: str | Sequence[str
         raise ValueError("prefix: expected the first steps of names, found an empty one")
     if not (prefixes or options.get("only") or options.get("drop_optimizer")):
         raise ValueError("split: expected prefix, only or drop_optimizer, found none of them")
-    return _move([(path_bytes("source", source), b"")], destination, prefixes=prefixes,
-                 keep_prefix=flag("keep_prefix", keep_prefix), flat_layout=flat_layout, **_known("split", options))
+    return _move([(path_bytes("source", source), b"")], destination,
+                 {"flat_layout": flat_layout, **_known("split", options)},
+                 prefixes=prefixes, keep_prefix=flag("keep_prefix", keep_prefix))
 
 
-def _known(function: str, options: MoveOptions) -> MoveOptions:
+def _known(function: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in options:
         if name not in MoveOptions.__annotations__:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
@@ -179,33 +176,21 @@ def _sources(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, Pa
     return found
 
 
-def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, *, prefer: str | None = None,
-          prefixes: Sequence[bytes] = (), keep_prefix: bool = False, flat_layout: PathLike | None = None,
-          to: str | None = None, ranks: int | None = None, world_size: int | None = None, strategy: str | None = None,
-          plan: PathLike | None = None, units: PathLike | None = None, compress: str = "none",
-          only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None, drop_optimizer: bool = False,
-          optimizer_names: str = "as-stored", cast: Any = None, max_shard_size: int | str | None = None,
-          allow_missing: bool = False, allow_lossy: bool = False, memory: int | str = DEFAULT_MEMORY,
-          threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
-          resume: bool = False, discard: bool = False, progress: Progress | None = None) -> Resharded:
+def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Mapping[str, Any], *,
+          prefer: str | None = None, prefixes: Sequence[bytes] = (), keep_prefix: bool = False) -> Resharded:
+    """Takes the keywords of `reshard` as `options`; what they lack has its default from there."""
+    given = {**reshard.__kwdefaults__, **options}
+    ranks, world_size = given["ranks"], given["world_size"]
     if ranks is not None and world_size is not None:
         raise ValueError(f"ranks: expected one of ranks and world_size, found both ({ranks} and {world_size})")
-    if resume and discard:
+    if given["resume"] and given["discard"]:
         raise ValueError("resume: expected one of resume and discard, found both")
+    encoded = {name: encode(name, given[name]) for name, encode in _ENCODERS.items()}
     result = _core.move(
-        sources, path_bytes("destination", destination), prefer=optional_text("prefer", prefer), prefixes=prefixes,
-        keep_prefix=keep_prefix, to=optional_text("to", to),
-        world_size=at_least_one("ranks", ranks) or at_least_one("world_size", world_size),
-        strategy=optional_text("strategy", strategy) or "", plan=optional_path_bytes("plan", plan),
-        units=optional_path_bytes("units", units), flat_layout=optional_path_bytes("flat_layout", flat_layout),
-        compress=text("compress", compress), only=names_bytes("only", only), rename=_renames(rename or {}),
-        optimizer_names=text("optimizer_names", optimizer_names), cast=None if cast is None else str(cast),
-        max_shard_size=0 if max_shard_size is None else nbytes("max_shard_size", max_shard_size),
-        drop_optimizer=flag("drop_optimizer", drop_optimizer), allow_missing=flag("allow_missing", allow_missing),
-        allow_lossy=flag("allow_lossy", allow_lossy), memory=nbytes("memory", memory),
-        threads=at_least_one("threads", threads), dry_run=flag("dry_run", dry_run),
-        overwrite=flag("overwrite", overwrite), resume=flag("resume", resume), discard=flag("discard", discard),
-        progress=callback("progress", progress))
+        sources, path_bytes("destination", destination),
+        {"prefer": prefer, "prefixes": prefixes, "keep_prefix": keep_prefix,
+         "world_size": at_least_one("ranks", ranks) or at_least_one("world_size", world_size), **encoded},
+        callback("progress", given["progress"]))
     problems = tuple(Problem(*row) for row in result.pop("problems"))
     if problems:
         raise _refused([os.fsdecode(path) for path, _ in sources], problems)
@@ -213,16 +198,52 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, *, prefer: 
         warnings.warn(f"{left_over}: what was replaced could not be removed (remove it yourself)",
                       RuntimeWarning, stacklevel=3)
     notes = [Problem(*row) for row in result.pop("notes")]
-    ranks = [RankShare(rank, *share) for rank, share in enumerate(result.pop("ranks"))]
-    return Resharded(**result, ranks=ranks, notes=notes)
+    shares = [RankShare(rank, *share) for rank, share in enumerate(result.pop("ranks"))]
+    return Resharded(**result, ranks=shares, notes=notes)
 
 
-def _renames(renames: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+def _renames(name: str, renames: Mapping[str, str] | None) -> list[tuple[bytes, bytes]]:
+    if not renames:
+        return []
     if not isinstance(renames, Mapping):
-        refuse_type("rename", "a mapping of FROM to TO", renames)
+        refuse_type(name, "a mapping of FROM to TO", renames)
     if renames.get("") == "":
-        raise ValueError("rename: expected a part of names or what takes its place, found both empty")
-    return [(name_bytes("rename", before), name_bytes("rename", after)) for before, after in renames.items()]
+        raise ValueError(f"{name}: expected a part of names or what takes its place, found both empty")
+    return [(name_bytes(name, before), name_bytes(name, after)) for before, after in renames.items()]
+
+
+def _dtype_name(name: str, dtype: Any) -> str | None:
+    return None if dtype is None else str(dtype)
+
+
+def _optional_nbytes(name: str, size: int | str | None) -> int:
+    """Returns 0 for None: not given."""
+    return 0 if size is None else nbytes(name, size)
+
+
+# The options of a move, each with what checks it and makes of it what the extension takes.
+_ENCODERS: dict[str, Callable[[str, Any], Any]] = {
+    "to": optional_text,
+    "strategy": optional_text,
+    "plan": optional_path_bytes,
+    "units": optional_path_bytes,
+    "flat_layout": optional_path_bytes,
+    "compress": text,
+    "only": names_bytes,
+    "rename": _renames,
+    "drop_optimizer": flag,
+    "optimizer_names": text,
+    "cast": _dtype_name,
+    "max_shard_size": _optional_nbytes,
+    "allow_missing": flag,
+    "allow_lossy": flag,
+    "memory": nbytes,
+    "threads": at_least_one,
+    "dry_run": flag,
+    "overwrite": flag,
+    "resume": flag,
+    "discard": flag,
+}
 
 
 def _refused(sources: list[str], problems: tuple[Problem, ...]) -> Error:

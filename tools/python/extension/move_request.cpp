@@ -1,0 +1,169 @@
+#include "move_request.h"
+
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
+#include "tessera/reshard/given_options.h"
+
+namespace tessera::python {
+namespace {
+
+using formats::CreateOptions;
+using formats::Format;
+using formats::MergePreference;
+using reshard::GivenOptions;
+using reshard::PlanOptions;
+using reshard::Relaxation;
+
+constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
+constexpr const char* kTool = "ckpt-reshard " TESSERA_VERSION;  // resumes our work, and we its
+
+[[noreturn]] void refuse(const std::string& option, const std::string& expected,
+                         const std::string& found) {
+  throw Error::expected(ErrorKind::invalid_argument, {}, option, expected,
+                        "'" + printable(found) + "'");
+}
+
+/// Returns nothing where no file is named.
+std::string read_option_file(const std::string& path) {
+  return path.empty() ? path : read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
+}
+
+template <class T>
+void append(std::vector<T>& items, const std::vector<T>& more) {
+  items.insert(items.end(), more.begin(), more.end());
+}
+
+Format parse_format(const std::optional<std::string>& name, const std::string& destination) {
+  if (!name) return formats::format_for_destination(destination);
+  const auto format = formats::parse_format(*name);
+  if (!format || !formats::traits_of(*format).can_be_written)
+    refuse("to", formats::writable_formats_in_words(), *name);
+  return *format;
+}
+
+formats::NativeWriteOptions parse_compression(const std::string& text, Format format) {
+  const auto options = formats::parse_compression(text);
+  if (!options) refuse("compress", std::string(formats::kCompressions), text);
+  if (options->compression != formats::NativeWriteOptions::Compression::none &&
+      !formats::traits_of(format).has_compression) {
+    refuse("compress", "none for a format that is not compressed", text);
+  }
+  return *options;
+}
+
+std::optional<DType> parse_cast(const std::optional<std::string>& name) {
+  if (!name) return std::nullopt;
+  const auto dtype = parse_dtype(*name);
+  if (!dtype) refuse("cast", dtype_expectation(*name), *name);
+  return dtype;
+}
+
+reshard::OptimizerNames parse_names(const std::string& name) {
+  const auto names = reshard::parse_optimizer_names(name);
+  if (!names) refuse("optimizer_names", "as-stored, canonical or torchrec", name);
+  return *names;
+}
+
+MergePreference parse_preference(const std::optional<std::string>& name) {
+  if (!name) return MergePreference::none;
+  if (*name != "first" && *name != "last") refuse("prefer", "first or last", *name);
+  return *name == "first" ? MergePreference::first : MergePreference::last;
+}
+
+CreateOptions create_options(const MoveOptions& options, Format format) {
+  CreateOptions create;
+  create.format = format;
+  create.overwrite = options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
+  create.native = parse_compression(options.compress, format);
+  if (options.max_shard_nbytes == 0) return create;
+  if (!formats::traits_of(format).has_several_files) {
+    refuse("max_shard_size",
+           "to=" + formats::writable_formats_in_words(
+                       [](const formats::FormatTraits& of) { return of.has_several_files; }),
+           std::string(format_name(format)));
+  }
+  create.safetensors.max_shard_nbytes = options.max_shard_nbytes;
+  return create;
+}
+
+/// Returns the options that the plan depends on, as they were given, but for those of a merge.
+GivenOptions given_options(const MoveOptions& options, const reshard::NamePrefixes& prefixes) {
+  GivenOptions given;
+  given.optimizer_names = parse_names(options.optimizer_names);
+  given.cast = parse_cast(options.cast);
+  given.world_size = options.world_size;
+  given.strategy = options.strategy.value_or("");
+  given.table_plan = read_option_file(options.plan_path);
+  given.units = read_option_file(options.units_path);
+  given.flat_layout = read_option_file(options.flat_layout_path);
+  given.only = options.only;
+  append(given.only, prefixes.patterns());
+  given.renames = options.renames;
+  if (!options.keep_prefix) given.prefix_removals = prefixes.removals();
+  given.drop_optimizer = options.drop_optimizer;
+  given.allow_missing = options.allow_missing;
+  given.allow_lossy = options.allow_lossy;
+  return given;
+}
+
+PlanOptions plan_options(const MoveOptions& options, const GivenOptions& given, Format format) {
+  PlanOptions plan;
+  plan.format = format;
+  plan.world_size = given.world_size;
+  plan.strategy = given.strategy;
+  plan.only = NameSelection(given.only);
+  append(plan.renames, given.renames);
+  append(plan.renames, given.prefix_removals);
+  plan.optimizer_names = given.optimizer_names;
+  plan.cast = given.cast;
+  if (given.drop_optimizer) plan.optimizer = reshard::OptimizerPart::leave_out;
+  if (given.allow_missing) plan.missing = Relaxation::allow;
+  if (given.allow_lossy) plan.lossy = Relaxation::allow;
+  if (!options.plan_path.empty()) {
+    plan.table_plan = TablePlan::from_json(given.table_plan, options.plan_path);
+  }
+  if (!options.units_path.empty()) {
+    plan.units = flat_units_from_json(given.units, options.units_path);
+  }
+  return plan;
+}
+
+/// Returns none where nothing is to be kept.
+std::optional<formats::JournalOptions> journal_options(const MoveOptions& options,
+                                                       const Sources& sources, GivenOptions given) {
+  if (!options.resume && !options.discard) return std::nullopt;
+  given.preference = sources.preference;
+  if (sources.paths.size() > 1) {
+    for (const auto& source : sources.paths) given.source_prefixes.push_back(source.prefix);
+  }
+  formats::JournalOptions journal;
+  journal.identity = reshard::explain_plan(given);
+  journal.identity["tool"] = kTool;
+  journal.kept_work = options.resume ? formats::KeptWork::resume : formats::KeptWork::discard;
+  return journal;
+}
+
+}  // namespace
+
+MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::string destination,
+                              const MoveOptions& options) {
+  MoveRequest request{.sources = {.paths = std::move(sources),
+                                  .preference = parse_preference(options.prefer),
+                                  .flat_layout_path = options.flat_layout_path,
+                                  .prefixes = reshard::NamePrefixes(options.prefixes)},
+                      .destination = std::move(destination),
+                      .dry_run = options.dry_run};
+  const Format format = parse_format(options.to, request.destination);
+  request.create = create_options(options, format);
+  GivenOptions given = given_options(options, request.sources.prefixes);
+  request.plan = plan_options(options, given, format);
+  request.create.journal = journal_options(options, request.sources, std::move(given));
+  request.execute = {.memory_nbytes = options.memory_nbytes, .num_threads = options.num_threads};
+  return request;
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/formats/create.h"
+#include "tessera/formats/merge.h"
+#include "tessera/reshard/executor.h"
+#include "tessera/reshard/planner.h"
+
+// A move as Python asks for it, and what the core is asked to do. Nothing here needs Python.
+namespace tessera::python {
+
+/// The options of a move, as `_MoveOptions` in `_core.pyi` has them.
+struct MoveOptions {
+  std::optional<std::string> prefer;  // of a merge: "first" or "last"
+  std::vector<std::string> prefixes;  // of a split
+  bool keep_prefix = false;           // of a split
+
+  std::optional<std::string> to;  // none: as the destination's name suggests
+  int world_size = 0;             // 0: not given
+  std::optional<std::string> strategy;
+  std::string plan_path;         // empty: not given
+  std::string units_path;        // empty: not given
+  std::string flat_layout_path;  // empty: not given
+  std::string compress;
+  std::vector<std::string> only;
+  std::vector<reshard::Rename> renames;
+  bool drop_optimizer = false;
+  std::string optimizer_names;
+  std::optional<std::string> cast;
+  std::uint64_t max_shard_nbytes = 0;  // 0: not given
+  bool allow_missing = false;
+  bool allow_lossy = false;
+  std::uint64_t memory_nbytes = 0;
+  int num_threads = 0;  // 0: as many as there are cores
+  bool dry_run = false;
+  bool overwrite = false;
+  bool resume = false;
+  bool discard = false;
+};
+
+/// What is moved: one checkpoint, or several as one.
+struct Sources {
+  std::vector<formats::MergePath> paths;
+  formats::MergePreference preference = formats::MergePreference::none;
+  std::string flat_layout_path;      // of one alone
+  reshard::NamePrefixes prefixes{};  // names must exist under each of them
+};
+
+/// A move in the core's terms.
+struct MoveRequest {
+  Sources sources;
+  std::string destination;
+  bool dry_run = false;
+  reshard::PlanOptions plan{};
+  formats::CreateOptions create{};
+  reshard::ExecuteOptions execute{};
+};
+
+/// Reads the files that `options` name, and returns the move that they describe. Throws:
+/// Error(invalid_argument) if an option has no meaning or does not fit the destination's format,
+/// what reading a file throws.
+MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::string destination,
+                              const MoveOptions& options);
+
+}  // namespace tessera::python
