@@ -12,33 +12,32 @@
 
 namespace tessera {
 
-/// Says what went wrong, coarsely enough to choose an exit code or a retry.
+/// The kind of failure: enough to choose an exit code or a retry.
 enum class ErrorKind {
   not_found,         // the named path, tensor or key does not exist
   corruption,        // bytes contradict each other, their checksum or their format
-  unsupported,       // well-formed input that Tessera deliberately does not accept
-  invalid_argument,  // the caller asked for something that has no meaning
-  mismatch,          // two sound things do not fit each other (strict loading, planning)
-  already_exists,    // a destination is in the way
+  unsupported,       // well-formed input that Tessera does not accept
+  invalid_argument,  // the caller asked for something meaningless
+  mismatch,          // two valid things do not fit each other (strict loading, planning)
+  already_exists,    // the destination, or a name it needs, exists
   io,                // the operating system failed a read, a write or a sync
   interrupted,       // the user asked to stop
 };
 
 std::string_view to_string(ErrorKind kind);
 
-/// Says where a failure happened. Empty members are left out of the message.
+/// The place of a failure. Empty members are left out of the message.
 struct ErrorWhere {
   std::string path{};                     // file or directory, as the user named it
   std::string fqn{};                      // tensor or value
   std::optional<ByteRange> byte_range{};  // within the file at `path`
 };
 
-/// Carries one failure with the facts a program needs and the one line a person needs.
+/// One failure, with facts for programs and one line for people.
 ///
-/// The line reads `<path>: <fqn>: bytes [<begin>, <end>): <what>`; `what` is, wherever two things
-/// were compared,
-/// `<rule>: expected <x>, found <y> (<likely cause>)`. Messages are a single line, but for lists:
-/// control characters that came from a file are escaped, and over-long names are shortened.
+/// The line is `<path>: <fqn>: bytes [<begin>, <end>): <what>`. If two things were compared, `what`
+/// is `<rule>: expected <x>, found <y> (<likely cause>)`. Only lists take more than one line:
+/// control characters from files are escaped, and long names are shortened.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, ErrorWhere where, std::string_view what, Remedy remedy = {});
@@ -56,14 +55,14 @@ class Error : public std::runtime_error {
 
   ErrorKind kind() const noexcept { return kind_; }
   const ErrorWhere& where() const noexcept { return where_; }
-  /// Returns the text without the place and the remedy: `<what>`.
+  /// Returns `<what>`: the text without the place and the remedy.
   std::string_view reason() const noexcept;
-  /// What the caller can do about it. `what()` ends with it, in the words of C++.
+  /// What the caller can do about it. `what()` ends with it, in C++ terms.
   const Remedy& remedy() const noexcept { return remedy_; }
-  /// Returns the line for people who know the remedy by other words: a program spells it for its
-  /// own users. `spelled` is left out if it is empty.
+  /// Returns the line with the remedy as `spelled`: a program words it for its own users. Leaves
+  /// out an empty `spelled`.
   std::string line_with(std::string_view spelled) const;
-  /// Returns the same failure at `fqn`: for a caller that knows which tensor the bytes belong to.
+  /// Returns the same failure with `fqn`, for a caller that knows which tensor the bytes belong to.
   Error at_tensor(std::string fqn) const;
 
  private:
@@ -77,14 +76,14 @@ class Error : public std::runtime_error {
   std::size_t reason_nbytes_;
 };
 
-/// Thrown by TESSERA_CHECK: a broken promise of our own code, never of input.
+/// Thrown by TESSERA_CHECK: a bug in Tessera, never a fault of the input.
 class InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
 };
 
-/// Returns `text` fit for one line of a message: control bytes and invalid UTF-8 as `\xNN`,
-/// and no longer than `max_nbytes` (the middle is replaced by `…`).
+/// Returns `text` for one line of a message: control bytes and invalid UTF-8 as `\xNN`, and at most
+/// `max_nbytes` long (`…` replaces the middle).
 std::string printable(std::string_view text, std::size_t max_nbytes = 200);
 
 namespace detail {
