@@ -9,7 +9,7 @@ namespace tessera::detail {
 /// Standard alphabet, padded (RFC 4648, section 4).
 std::string base64_encode(std::string_view bytes);
 
-/// Returns nothing where `text` is not what `base64_encode` gives for some bytes.
+/// Returns nothing if `text` is not a possible result of `base64_encode`.
 std::optional<std::string> base64_decode(std::string_view text);
 
 }  // namespace tessera::detail

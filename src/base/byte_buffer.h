@@ -7,8 +7,8 @@
 
 namespace tessera::detail {
 
-/// Memory that is used again and again, and is not filled with zeros in between. Begins with a
-/// page, so that a file written past the page cache takes it as it is.
+/// Memory for repeated use, not zeroed in between. It is page-aligned, so that writes that bypass
+/// the page cache need no copy.
 class ByteBuffer {
   static constexpr std::align_val_t kAlignment{4096};
 
@@ -17,7 +17,7 @@ class ByteBuffer {
   };
 
  public:
-  /// Returns `nbytes` of it, with any content. What was returned before is gone.
+  /// Returns `nbytes` of it, with any content. Invalidates the previous result.
   std::span<std::byte> take(std::size_t nbytes) {
     if (nbytes > nbytes_) {
       memory_.reset();

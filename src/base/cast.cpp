@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// A small binary float, described by its fields. `finite_only` formats give their topmost codes to
+// A small binary float, described by its fields. `finite_only` formats use their highest codes for
 // numbers and have no infinity ("FP8 Formats for Deep Learning", arXiv 2209.05433; the fnuz forms,
 // arXiv 2206.02915, have one NaN, at the code of negative zero, and one more in the exponent bias).
 struct Float8Format {
@@ -59,7 +59,7 @@ float decode_e8m0(std::uint8_t code) {
   return std::ldexp(1.0F, static_cast<int>(code) - 127);
 }
 
-// Computes all three cases and selects, so that a loop over elements has no branches.
+// Computes all three cases and selects one, so that a loop over elements has no branches.
 float decode_float16(std::uint16_t code) {
   constexpr std::uint32_t kExponentMask = 0x1FU << 23;
   constexpr std::uint32_t kBiasDifference = (127U - 15U) << 23;
@@ -68,7 +68,7 @@ float decode_float16(std::uint16_t code) {
   const std::uint32_t exponent = magnitude & kExponentMask;
   const std::uint32_t normal = magnitude + kBiasDifference;
   const std::uint32_t infinite_or_nan = normal + kBiasDifference;
-  // A subnormal has no hidden bit: it is added, and what it stands for taken off again.
+  // A subnormal has no hidden bit: adds one, then subtracts its value.
   const std::uint32_t subnormal =
       std::bit_cast<std::uint32_t>(std::bit_cast<float>(normal + (1U << 23)) - 0x1p-14F);
   const std::uint32_t bits = exponent == 0               ? subnormal
@@ -129,8 +129,8 @@ std::uint8_t encode_e5m2(float v) {
   return encode_small<std::uint8_t>(v, 2, 15, 0x7C, 0x7C, 0x7F);
 }
 
-/// Rounds to float32 such that a second rounding to fewer bits gives what one rounding of the
-/// double would: to odd, where bits are lost.
+/// Rounds to float32 so that a second rounding to fewer bits gives the same result as one rounding
+/// of the double: to odd if bits are lost.
 float to_float_for_rounding(double value) {
   const auto nearest = static_cast<float>(value);
   if (!std::isfinite(value) || static_cast<double>(nearest) == value) return nearest;
@@ -149,7 +149,7 @@ void decode_all(std::span<const std::byte> source, std::span<Number> out, Decode
   }
 }
 
-/// Decodes to `Number`: float for dtypes it holds exactly, else double.
+/// Decodes to `Number`: float if it holds the dtype exactly, else double.
 template <class Number>
 void decode(DType from, std::span<const std::byte> source, std::span<Number> out) {
   const auto as_is = [](auto v) { return v; };

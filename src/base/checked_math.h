@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Returns `a * b`, or nothing where the product does not fit.
+/// Returns `a * b`, or nothing if the product does not fit.
 template <std::integral T>
 constexpr std::optional<T> checked_mul(T a, T b) {
   T product{};
@@ -15,7 +15,7 @@ constexpr std::optional<T> checked_mul(T a, T b) {
   return product;
 }
 
-/// Returns `a + b`, or nothing where the sum does not fit.
+/// Returns `a + b`, or nothing if the sum does not fit.
 template <std::integral T>
 constexpr std::optional<T> checked_add(T a, T b) {
   T sum{};
@@ -23,8 +23,8 @@ constexpr std::optional<T> checked_add(T a, T b) {
   return sum;
 }
 
-/// Returns the product of `sizes` (1 when empty), or nothing where a size is negative or the
-/// product does not fit into int64_t. A zero anywhere makes the product zero.
+/// Returns the product of `sizes` (1 when empty), or nothing if a size is negative or the product
+/// does not fit into int64_t. If any size is zero, the product is zero.
 /// Units: elements.
 constexpr std::optional<std::int64_t> checked_numel(std::span<const std::int64_t> sizes) {
   std::int64_t numel = 1;
@@ -48,7 +48,7 @@ constexpr T ceil_div(T a, T b) {
   return a / b + (a % b != 0 ? 1 : 0);
 }
 
-/// Returns `a` rounded up to a multiple of `b`. Requires: `a >= 0`, `b > 0`, and room for it.
+/// Returns `a` rounded up to a multiple of `b`. Requires: `a >= 0`, `b > 0`, and the result fits.
 template <std::integral T>
 constexpr T round_up(T a, T b) {
   return ceil_div(a, b) * b;

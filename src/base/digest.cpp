@@ -99,12 +99,12 @@ void Sha256::update(std::span<const std::byte> bytes) {
 
 std::string Sha256::hex_digest() {
   std::array<std::uint8_t, SHA256_DIGEST_SIZE> digest{};
-  sha256_digest(&state_->sha, digest.size(), digest.data());  // starts afresh by itself
+  sha256_digest(&state_->sha, digest.size(), digest.data());  // also resets
   return hex_of(digest);
 }
 
 std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes) {
-  // A null pointer means "start afresh" to libdeflate, so an empty span must not reach it.
+  // A null pointer makes libdeflate start again, so it must never get an empty span.
   return bytes.empty() ? crc : libdeflate_crc32(crc, bytes.data(), bytes.size());
 }
 

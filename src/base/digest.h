@@ -29,8 +29,8 @@ class Xxh3 {
   std::unique_ptr<State> state_;
 };
 
-/// Computes XXH3-128 (seed 0) over bytes that arrive in parts: for telling contents apart, not
-/// against people who forge them. Not thread-safe.
+/// Computes XXH3-128 (seed 0) over bytes that arrive in parts: tells contents apart, but does not
+/// protect against forgery. Not thread-safe.
 class Xxh3Wide {
  public:
   Xxh3Wide();
@@ -56,7 +56,7 @@ class Sha256 {
   Sha256& operator=(Sha256&&) noexcept;
   /// Adds bytes at the end of what is digested.
   void update(std::span<const std::byte> bytes);
-  /// Returns the 64 lower-case hex digits and starts afresh.
+  /// Returns the 64 lower-case hex digits and starts again.
   std::string hex_digest();
 
  private:
@@ -64,10 +64,10 @@ class Sha256 {
   std::unique_ptr<State> state_;
 };
 
-/// Returns the CRC-32 of zip and gzip of `bytes`, going on from `crc` (0 to begin).
+/// Returns the CRC-32 (as in zip and gzip) of `bytes`, continuing from `crc` (0 at the start).
 std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes);
 
-/// Returns the CRC-32 of A followed by B from the two parts' own, where B has `nbytes_b` bytes.
+/// Returns the CRC-32 of A followed by B from the CRCs of A and B. B has `nbytes_b` bytes.
 /// Cost: O(log nbytes_b).
 std::uint32_t crc32_combine(std::uint32_t crc_a, std::uint32_t crc_b, std::uint64_t nbytes_b);
 

@@ -60,7 +60,7 @@ constexpr SecondName kSecondNames[] = {
     {"chalf", DType::complex32}, {"cfloat", DType::complex64}, {"cdouble", DType::complex128},
 };
 
-/// Names of other libraries, which messages point from.
+/// Names in other libraries, for which messages suggest torch's names.
 constexpr SecondName kForeignNames[] = {
     {"bf16", DType::bfloat16},
     {"fp16", DType::float16},

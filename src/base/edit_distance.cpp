@@ -25,7 +25,7 @@ std::optional<std::string_view> closest_word(std::string_view text,
   constexpr std::size_t kMaxNbytes = 200;
   if (text.size() > kMaxNbytes) return std::nullopt;
   std::optional<std::string_view> closest;
-  std::size_t closest_distance = 2 + text.size() / 4;  // one more than is near
+  std::size_t closest_distance = 2 + text.size() / 4;  // one more than allowed
   for (std::string_view word : std::span(words).first(std::min(words.size(), kMaxWords))) {
     if (word.size() > text.size() + closest_distance ||
         text.size() > word.size() + closest_distance) {

@@ -110,8 +110,8 @@ Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
 
 namespace {
 
-/// Whether a character in UTF-8 changes how a terminal shows what is around it: controls, and what
-/// turns the direction of writing (U+202A to U+202E, U+2066 to U+2069).
+/// Whether a UTF-8 character changes how a terminal shows the text around it: control characters,
+/// and those that change the writing direction (U+202A to U+202E, U+2066 to U+2069).
 bool is_control_character(std::string_view character) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
   switch (character.size()) {
@@ -136,8 +136,8 @@ std::string printable(std::string_view text, std::size_t max_nbytes) {
 
   static constexpr std::string_view kEllipsis = "…";
   static constexpr char kHex[] = "0123456789abcdef";
-  // The escaped text as units that must not be cut: whole characters and whole escapes. Of a long
-  // text only what can be shown is looked at: as many bytes from either end.
+  // Emits units that must not be cut: whole characters and whole escapes. Of a long text, only the
+  // bytes at both ends that may be shown are escaped.
   const auto escape = [](std::string_view part, auto&& emit) {
     for (std::size_t i = 0; i < part.size();) {
       const std::size_t nbytes = detail::utf8_sequence_nbytes(part, i);

@@ -14,8 +14,8 @@
 
 namespace tessera::detail {
 
-/// Owns one open descriptor, or none. Closes without looking at the result: a writer that cares
-/// releases and closes it itself.
+/// Owns one open descriptor, or none. Ignores the result of closing; a writer that needs it calls
+/// release() and closes the descriptor itself.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -39,7 +39,7 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-/// Calls `call` again for as long as a signal interrupts it.
+/// Repeats `call` while a signal interrupts it.
 template <class Call>
 auto retry_on_interrupt(Call&& call) {
   for (;;) {
@@ -48,7 +48,7 @@ auto retry_on_interrupt(Call&& call) {
   }
 }
 
-/// Throws what `error` (an errno) means: not_found, already_exists, or io.
+/// Throws the Error for `error` (an errno): not_found, already_exists, or io.
 [[noreturn]] inline void throw_system_error(int error, const std::string& path,
                                             std::string_view action,
                                             std::optional<ByteRange> byte_range = std::nullopt) {
@@ -59,7 +59,7 @@ auto retry_on_interrupt(Call&& call) {
               std::string(action) + ": " + std::generic_category().message(error));
 }
 
-/// Opens `path` (new files for everyone that the umask allows), closed on exec.
+/// Opens `path`, closed on exec. The umask alone limits the mode of new files.
 inline FileDescriptor open_file(const std::string& path, int flags) {
   const int fd = retry_on_interrupt([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
   if (fd < 0) throw_system_error(errno, path, (flags & O_CREAT) != 0 ? "create" : "open");

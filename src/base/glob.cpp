@@ -9,9 +9,9 @@
 namespace tessera {
 namespace {
 
-/// What `?` and one member of a set stand for: a code point in UTF-8, or a byte that is none.
+/// One character: a UTF-8 code point, or a byte of invalid UTF-8.
 struct Character {
-  std::uint32_t code;  // a byte that is no UTF-8 comes after all code points
+  std::uint32_t code;  // an invalid byte sorts after all code points
   std::size_t nbytes;
 };
 
@@ -32,8 +32,8 @@ struct SetMatch {
   std::size_t nbytes;  // of the whole `[…]`
 };
 
-/// Matches one character against the set at the start of `pattern`, or returns nothing where `]`
-/// lacks.
+/// Matches one character against the set at the start of `pattern`, or returns nothing if there is
+/// no `]`.
 std::optional<SetMatch> match_set(std::string_view pattern, Character character) {
   std::size_t i = 1;
   const bool negated = i < pattern.size() && pattern[i] == '!';
@@ -53,8 +53,8 @@ std::optional<SetMatch> match_set(std::string_view pattern, Character character)
   return std::nullopt;
 }
 
-/// Matches one character against the first element of `pattern` (which is no `*`); returns the
-/// bytes of that element, or nothing where it does not match.
+/// Matches one character against the first element of `pattern` (which is not `*`). Returns the
+/// bytes of that element, or nothing if it does not match.
 std::optional<std::size_t> match_one(std::string_view pattern, Character character) {
   if (pattern.empty()) return std::nullopt;
   if (pattern[0] == '?') return 1;
@@ -68,7 +68,7 @@ std::optional<std::size_t> match_one(std::string_view pattern, Character charact
   return expected.code == character.code ? std::optional(begin + expected.nbytes) : std::nullopt;
 }
 
-/// Says whether the pattern selects the name, or something above it.
+/// Says whether the pattern selects the name, or a name above it.
 bool pattern_selects(const std::string& pattern, std::string_view name) {
   return pattern == name || glob_match(pattern, name) || glob_match(pattern + ".*", name);
 }
@@ -87,8 +87,8 @@ std::string glob_of(std::string_view text) {
 bool glob_match(std::string_view pattern, std::string_view name) {
   std::size_t p = 0;
   std::size_t n = 0;
-  std::optional<std::size_t> star;  // where to go on in the pattern after the last `*`
-  std::size_t star_name = 0;        // and the first character which that `*` has not taken yet
+  std::optional<std::size_t> star;  // the pattern after the last `*`
+  std::size_t star_name = 0;        // first character not taken by that `*`
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = ++p;

@@ -16,21 +16,21 @@ struct JsonLimits {
 
 /// Returns the parsed text as Dicts, Lists, strings, int64, BigInt, double, bool and None.
 /// Strict: one document, valid UTF-8, no comments, no duplicate keys in an object.
-/// Throws: Error(corruption) naming `path`, the byte position and the rule that is broken.
+/// Throws: Error(corruption) naming `path`, the byte position and the broken rule.
 Value parse_json(std::string_view text, const std::string& path, JsonLimits limits = {});
 
-/// Whether JSON is one line, or a line for each item.
+/// Whether JSON is one line, or one line per item.
 enum class JsonStyle { compact, indented };
 
-/// Returns `value` as JSON that `value_from_json` turns back into the same value. What JSON lacks
-/// is written as an object with one `$` key: `{"$tuple":[…]}`, `{"$set":[…]}`,
+/// Returns `value` as JSON that `value_from_json` turns back into the same value. What JSON cannot
+/// express is an object with one `$` key: `{"$tuple":[…]}`, `{"$set":[…]}`,
 /// `{"$bytes":"<base64>"}`, `{"$float":"nan"|"inf"|"-inf"}`, `{"$symbol":"torch.float32"}`,
-/// `{"$dict":[[key,value],…]}` (a key that is no string, or starts with `$`). Floats always carry
-/// a point or an exponent and round-trip; BigInts are plain JSON numbers, of more than 300 digits
-/// `{"$int":"<decimal>"}`. A string with invalid UTF-8 is written as `{"$str":"<base64>"}`.
+/// `{"$dict":[[key,value],…]}` (if a key is not a string, or starts with `$`). Floats always carry
+/// a point or an exponent and round-trip; BigInts are plain JSON numbers, or `{"$int":"<decimal>"}`
+/// above 300 digits. A string with invalid UTF-8 is written as `{"$str":"<base64>"}`.
 std::string value_to_json(const Value& value, JsonStyle style = JsonStyle::compact);
 
-/// Undoes `value_to_json` on parsed JSON. Throws: Error(corruption) naming `path` on a malformed
+/// Undoes `value_to_json` on parsed JSON. Throws: Error(corruption) naming `path` for a malformed
 /// `$` object.
 Value value_from_json(Value json, const std::string& path);
 

@@ -9,9 +9,9 @@
 
 namespace tessera::detail {
 
-/// Takes the parts of a JSON text in their order, and refuses what it meets by throwing. Object
-/// keys arrive before it is known whether they are unique: a text with duplicate keys is refused at
-/// the latest when its object ends, after `on_object_end`.
+/// Receives the parts of a JSON text in order, and throws to refuse one. Object keys arrive before
+/// they are known to be unique: a text with duplicate keys is refused after `on_object_end` at the
+/// latest.
 class JsonEvents {
  public:
   virtual ~JsonEvents() = default;
@@ -28,7 +28,7 @@ class JsonEvents {
   virtual void on_null() = 0;
 };
 
-/// Walks through a JSON text without recursion and without building it in memory.
+/// Walks through a JSON text without recursion and without building a tree in memory.
 /// Throws: Error(corruption) naming `path`, the byte position and the rule, as `parse_json` does.
 void read_json(std::string_view text, const std::string& path, JsonLimits limits,
                JsonEvents& events);

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Reads characters and lets everyone see how far the parser, which copies its iterators, has come.
+/// Reads characters and shares the position, as the parser copies its iterators.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -40,8 +40,8 @@ class CountingIterator {
   const char** furthest_;
 };
 
-/// Hands what nlohmann's parser finds on to JsonEvents, and adds the rules that parser lacks:
-/// depth, unique keys, exact integers of any size.
+/// Passes the events of nlohmann's parser to JsonEvents, and adds the rules which that parser
+/// lacks: depth, unique keys, exact integers of any size.
 class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
  public:
   StrictHandler(std::string_view text, const std::string& path, JsonLimits limits,
@@ -115,14 +115,14 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t parser_position, const std::string&,
                    const nlohmann::json::exception& error) override {
     // Of `[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while …: …
-    // - why` the reason is what follows the position.
+    // - why` the reason follows the position.
     std::string_view reason = error.what();
     if (const auto rest = reason.find("- "); rest != std::string_view::npos) {
       reason.remove_prefix(rest + 2);
     } else if (const auto id_end = reason.find("] "); id_end != std::string_view::npos) {
       reason.remove_prefix(id_end + 2);
     }
-    // The parser counts from 1, and the end of the text as one more.
+    // The parser counts from 1; the end of the text is one more.
     const std::size_t at = std::min(parser_position > 0 ? parser_position - 1 : 0, text_.size());
     fail(at, "syntax: " + printable(reason));
   }
@@ -171,10 +171,10 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
   const char* furthest_;
   int depth_ = 0;
   std::vector<Key> keys_;                  // of all open objects, innermost last
-  std::vector<std::size_t> open_objects_;  // where each one's keys begin in `keys_`
+  std::vector<std::size_t> open_objects_;  // where the keys of each begin in `keys_`
 };
 
-/// Builds the Value that a text stands for.
+/// Builds the Value of a text.
 class ValueBuilder final : public detail::JsonEvents {
  public:
   void on_object_begin() override { open_.emplace_back(Value::Dict{}); }
@@ -228,7 +228,7 @@ void read_json(std::string_view text, const std::string& path, JsonLimits limits
                           std::to_string(text.size()) + " bytes");
   }
   StrictHandler handler(text, path, limits, events);
-  // nlohmann's lexer takes a NUL for the end of the text, and skips a byte order mark.
+  // nlohmann's lexer treats a NUL as the end of the text, and skips a byte order mark.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos) {
     handler.fail(nul, "syntax: expected text, found a NUL byte");
   }

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// JSON numbers with more digits overflow a double, and parsers refuse them for that.
+/// JSON numbers with more digits overflow a double, so parsers refuse them.
 constexpr std::size_t kMaxPlainIntegerDigits = 300;
 
 void append_quoted(std::string& out, std::string_view text) {
@@ -41,7 +41,7 @@ void append_quoted(std::string& out, std::string_view text) {
   out += '"';
 }
 
-/// Whether a key can stand as the key of a plain JSON object without being taken for a `$` form.
+/// Whether a key can be the key of a plain JSON object and is not mistaken for a `$` form.
 bool is_plain_key(const Value& key) {
   const auto* text = key.get_if<std::string>();
   return text != nullptr && !text->starts_with('$') && detail::is_valid_utf8(*text);
@@ -118,7 +118,7 @@ class JsonPrinter {
     close(']');
   }
 
-  // A form stays on one line but for the items inside it.
+  // A form stays on one line, except the items inside it.
   void show_form(std::string_view name, std::string_view text) {
     begin_form(name);
     append_quoted(out_, text);
@@ -185,7 +185,8 @@ Value::List items_of_form(const std::string& path, const std::string& form, Valu
   return std::move(*items);
 }
 
-// Says whether the form is the one spelling of its number: a shorter one stands as it is.
+// Says whether a number needs the `$int` form, and is in its only spelling: shorter numbers are
+// written without it.
 bool is_long_integer(std::string_view text) {
   if (text.size() <= kMaxPlainIntegerDigits) return false;
   if (text.starts_with('-')) text.remove_prefix(1);

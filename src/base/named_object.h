@@ -20,14 +20,14 @@ inline std::string_view kind_in_words(mode_t mode) {
   return "a device";
 }
 
-/// Returns the mode of what has this very name, be it a link; nothing where the name is free.
+/// Returns the mode of the object with this name, which may be a link; nothing if the name is free.
 inline std::optional<mode_t> mode_of_name(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
   return status.st_mode;
 }
 
-/// Refuses a destination that looks free, but whose name is taken by a link that leads nowhere.
+/// Refuses a destination whose name is taken by a dangling link.
 inline void require_no_dangling_link(const std::string& destination) {
   struct stat status {};
   const auto mode = mode_of_name(destination);

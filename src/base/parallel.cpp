@@ -52,7 +52,7 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
       try {
         helpers.emplace_back(work);
       } catch (const std::system_error&) {
-        break;  // fewer threads do the same work
+        break;  // fewer threads can do the work
       }
     }
     work();

@@ -36,7 +36,7 @@ struct stat status_of(const FileDescriptor& file, const std::string& path) {
 class PosixReadableFile final : public ReadableFile {
  public:
   explicit PosixReadableFile(const std::string& path)
-      // O_NONBLOCK: opening a fifo must not wait for its other end.
+      // O_NONBLOCK: opening a fifo must not wait for its writer.
       : path_(path), file_(detail::open_file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY)) {
     const struct stat status = status_of(file_, path);
     if (!S_ISREG(status.st_mode)) {
@@ -137,9 +137,9 @@ class PosixWritableFile final : public WritableFile {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
 
-  /// Writes whole pages past the page cache, by way of aligned memory where the caller's is not.
-  /// Returns how many bytes have been written; what is left is for the ordinary way, also where the
-  /// file system turns out to be unable.
+  /// Writes whole pages past the page cache, through aligned memory if the caller's is not aligned.
+  /// Returns how many bytes it has written; the caller writes the rest in the ordinary way, also if
+  /// the file system cannot do direct writes.
   std::size_t write_direct(std::uint64_t offset, std::span<const std::byte> bytes) const {
     thread_local std::unique_ptr<std::byte, Free> buffer;
     const std::size_t whole_nbytes = bytes.size() / kDirectAlignment * kDirectAlignment;
@@ -170,7 +170,7 @@ class PosixWritableFile final : public WritableFile {
 
   std::string path_;
   FileDescriptor file_;
-  FileDescriptor direct_;  // the same file, past the page cache; none where that cannot be
+  FileDescriptor direct_;  // the same file, past the page cache; none if not possible
 };
 
 /// Renames with `flags` of renameat2. Returns 0 or errno.
@@ -203,7 +203,7 @@ class PosixFileSystem final : public FileSystem {
     return std::make_unique<PosixWritableFile>(path, O_WRONLY | O_CREAT | O_EXCL);
   }
 
-  /// What is opened is what a writer has begun, never what a link leads to or has another name for.
+  /// Opens a file that a writer has begun, never a link or a file with a second name.
   std::unique_ptr<WritableFile> open_for_update(const std::string& path) override {
     struct stat status {};
     const bool is_there = ::lstat(path.c_str(), &status) == 0;
@@ -249,7 +249,7 @@ class PosixFileSystem final : public FileSystem {
     const int error = rename_with_flags(from, to, RENAME_NOREPLACE);
     if (error == 0) return;
     if (!is_flag_unsupported(error)) throw_rename_error(error, from, to);
-    // Without the flag another process may put something at `to` between the two calls.
+    // Without the flag, another process may create `to` between the two calls.
     if (detail::mode_of_name(to)) throw_rename_error(EEXIST, from, to);
     plain_rename(from, to);
   }
@@ -277,8 +277,7 @@ class PosixFileSystem final : public FileSystem {
 
   void sync_directory(const std::string& path) override {
     const FileDescriptor directory = detail::open_file(path, O_RDONLY | O_DIRECTORY);
-    // Some network file systems have no sync of directories: their renames are durable by
-    // themselves.
+    // Some network file systems cannot sync directories: their renames are durable already.
     if (retry_on_interrupt([&] { return ::fsync(directory.get()); }) != 0 && errno != EINVAL) {
       throw_system_error(errno, path, "sync directory");
     }

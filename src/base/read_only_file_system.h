@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// A file system for reading alone: what is derived from it says how files are found and read, and
-/// everything that would write throws Error(io).
+/// A read-only file system. A derived class finds and reads files; every call that would write
+/// throws Error(io).
 class ReadOnlyFileSystem : public FileSystem {
  public:
   std::unique_ptr<WritableFile> create(const std::string& path) final;

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// glibc does the same from three quarters of the last level cache on. Parameters of tens of
-// megabytes lie below that, and took 1.3 times as long.
+// glibc does this only above three quarters of the last-level cache. Parameters of tens of
+// megabytes are below that, and took 1.3 times as long.
 void streaming_copy(void* to, const void* from, std::size_t nbytes) {
 #if defined(__SSE2__)
   constexpr std::size_t kLine = 64;
@@ -35,7 +35,7 @@ void streaming_copy(void* to, const void* from, std::size_t nbytes) {
       _mm_stream_si128(out + 2, c);
       _mm_stream_si128(out + 3, d);
     }
-    _mm_sfence();  // other threads see it, whatever they synchronise by
+    _mm_sfence();  // make it visible to other threads
   }
   std::memcpy(destination, source, nbytes);
 #else

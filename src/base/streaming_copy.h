@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// Copies as memcpy does, but writes past the caches, where the processor can: nobody reads the
-/// copy soon, and lines that are written whole need not be read before. Worth it for megabytes.
+/// Copies as memcpy does, but writes past the caches if the processor can. Use it for megabytes
+/// that nobody reads soon: whole cache lines are then written without being read first.
 /// Requires: the two do not overlap.
 void streaming_copy(void* to, const void* from, std::size_t nbytes);
 

@@ -6,7 +6,7 @@
 namespace tessera::detail {
 
 /// Returns the bytes (1 to 4) of the well-formed UTF-8 sequence that starts at `text[begin]`, or 0
-/// where there is none: overlong forms, surrogates and what lies beyond U+10FFFF are none.
+/// if there is none. Overlong forms, surrogates and codes above U+10FFFF are not well-formed.
 /// Requires: `begin < text.size()`.
 inline std::size_t utf8_sequence_nbytes(std::string_view text, std::size_t begin) {
   const auto byte_at = [&](std::size_t i) { return static_cast<unsigned char>(text[begin + i]); };
@@ -45,7 +45,7 @@ inline bool is_valid_utf8(std::string_view text) {
   return true;
 }
 
-/// Returns 3 where a surrogate stands at `text[begin]`, in the three bytes that Python's
+/// Returns 3 if there is a surrogate at `text[begin]`, in the three bytes that Python's
 /// `surrogatepass` writes, else 0. Requires: `begin < text.size()`.
 inline std::size_t surrogate_nbytes(std::string_view text, std::size_t begin) {
   const auto byte_at = [&](std::size_t i) { return static_cast<unsigned char>(text[begin + i]); };
@@ -53,8 +53,8 @@ inline std::size_t surrogate_nbytes(std::string_view text, std::size_t begin) {
   return byte_at(1) >= 0xA0 && byte_at(1) <= 0xBF && (byte_at(2) & 0xC0) == 0x80 ? 3 : 0;
 }
 
-/// Says whether `text` is the `surrogatepass` of a Python str: UTF-8, but that surrogates, which a
-/// str may hold, are characters of their own.
+/// Says whether `text` is the `surrogatepass` of a Python str: UTF-8 that may also contain
+/// surrogates, as a str may.
 inline bool is_valid_python_str(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     std::size_t nbytes = utf8_sequence_nbytes(text, i);

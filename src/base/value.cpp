@@ -74,7 +74,7 @@ std::string_view type_name(const Value& value) {
 
 namespace {
 
-/// Prints into `text_` until it is full; nested values stop as soon as that is so.
+/// Prints into `text_` until it is full; nested values then stop.
 class PythonPrinter {
  public:
   explicit PythonPrinter(std::size_t max_nbytes) : max_nbytes_(max_nbytes) {}
@@ -162,7 +162,7 @@ class PythonPrinter {
               kHex[third & 0xF]};
   }
 
-  /// Unicode is kept in what `is_valid_python_str`.
+  /// Keeps Unicode if `is_valid_python_str`.
   void show_quoted(std::string_view text, bool keep_unicode) {
     const char quote =
         text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos

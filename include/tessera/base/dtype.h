@@ -39,21 +39,21 @@ inline constexpr int kNumDTypes = 22;
 /// Returns torch's spelling without `torch.`: `bool`, `bfloat16`, `float8_e4m3fn`.
 std::string_view dtype_name(DType dtype);
 
-/// Returns the dtype that torch spells `name`, with or without `torch.`, or nothing.
-/// torch's second names (`half`, `float`, `long`, …) are understood too.
+/// Returns the dtype that torch spells `name`, with or without `torch.`, or nothing. Also accepts
+/// torch's second names (`half`, `float`, `long`, …).
 std::optional<DType> parse_dtype(std::string_view name);
 
-/// Returns what a message says was expected in place of `name`, which is no dtype's name: `a dtype
-/// of torch`, and which one it may stand for (`bf16`).
+/// Returns what a message says was expected instead of `name`, which is not a dtype's name: `a
+/// dtype of torch`, and the dtype it may stand for (as `bf16` does).
 std::string dtype_expectation(std::string_view name);
 
-/// Returns the dtype stored on disk as `code`, or nothing where the number is not one.
+/// Returns the dtype stored on disk as `code`, or nothing if no dtype has that code.
 std::optional<DType> dtype_from_code(std::uint8_t code);
 
-/// Returns the bytes of one element (of one complex number, not of its parts).
+/// Returns the bytes of one element (of a whole complex number).
 std::uint64_t itemsize(DType dtype);
 
-bool is_floating_point(DType dtype);  // real floats, 8- and 4-bit ones included
-bool is_complex(DType dtype);         // pairs of floats: a real and an imaginary part
+bool is_floating_point(DType dtype);  // real floats, also of 8 and 4 bits
+bool is_complex(DType dtype);         // a real and an imaginary float
 
 }  // namespace tessera

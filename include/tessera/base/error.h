@@ -11,42 +11,42 @@
 
 namespace tessera {
 
-/// Says what went wrong, coarsely enough to choose an exit code or a retry.
+/// The kind of failure: enough to choose an exit code or a retry.
 enum class ErrorKind {
   not_found,         // the named path, tensor or key does not exist
   corruption,        // bytes contradict each other, their checksum or their format
-  unsupported,       // well-formed input that Tessera deliberately does not accept
-  invalid_argument,  // the caller asked for something that has no meaning
-  mismatch,          // two sound things do not fit each other (strict loading, planning)
-  already_exists,    // a destination is in the way
+  unsupported,       // well-formed input that Tessera does not accept
+  invalid_argument,  // the caller asked for something meaningless
+  mismatch,          // two valid things do not fit each other (strict loading, planning)
+  already_exists,    // the destination, or a name it needs, exists
   io,                // the operating system failed a read, a write or a sync
   interrupted,       // the user asked to stop
 };
 
 std::string_view to_string(ErrorKind kind);
 
-/// Says where a failure happened. Empty members are left out of the message.
+/// The place of a failure. Empty members are left out of the message.
 struct ErrorWhere {
   std::string path{};                     // file or directory, as the user named it
   std::string fqn{};                      // tensor or value
   std::optional<ByteRange> byte_range{};  // within the file at `path`
 };
 
-/// What the caller can do about an error or a finding. It is data, as each program has its own
-/// words for it: `--units FILE` on a command line, `units=` in Python, PlanOptions::units in C++.
+/// What the caller can do about an error or a finding. It is data, because each program words it
+/// differently: `--units FILE` on a command line, `units=` in Python, PlanOptions::units in C++.
 struct Remedy {
   /// What to do. The comments name what it is about.
   enum class Action {
     none,
-    resume_or_discard,  // the work that an earlier run has kept
+    resume_or_discard,  // the work that an interrupted run kept
     discard,            // that work
     give_units,         // the flat units that the source does not record
-    give_flat_layout,   // what the flat vectors are made of
+    give_flat_layout,   // the parameters in the flat vectors
     give_strategy,      // for tables that the table plan does not name
     leave_out,          // `argument`: a glob of the name
     allow_lossy,        // merge row-wise state by a weighted mean
     use_less_memory,    // smaller buffers, or fewer threads
-    choose_source,      // whose entry is taken, or a prefix for a source's names
+    choose_source,      // which source's entry to take, or a prefix for its names
     rebuild_index,      // of a native checkpoint
   };
 
@@ -57,15 +57,14 @@ struct Remedy {
   friend bool operator==(const Remedy&, const Remedy&) = default;
 };
 
-/// Returns what a C++ program can do, in a few words; empty for Action::none.
+/// Returns the remedy in C++ terms, in a few words; empty for Action::none.
 std::string remedy_to_string(const Remedy& remedy);
 
-/// Carries one failure with the facts a program needs and the one line a person needs.
+/// One failure, with facts for programs and one line for people.
 ///
-/// The line reads `<path>: <fqn>: bytes [<begin>, <end>): <what>`; `what` is, wherever two things
-/// were compared,
-/// `<rule>: expected <x>, found <y> (<likely cause>)`. Messages are a single line, but for lists:
-/// control characters that came from a file are escaped, and over-long names are shortened.
+/// The line is `<path>: <fqn>: bytes [<begin>, <end>): <what>`. If two things were compared, `what`
+/// is `<rule>: expected <x>, found <y> (<likely cause>)`. Only lists take more than one line:
+/// control characters from files are escaped, and long names are shortened.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, ErrorWhere where, std::string_view what, Remedy remedy = {});
@@ -83,14 +82,14 @@ class Error : public std::runtime_error {
 
   ErrorKind kind() const noexcept { return kind_; }
   const ErrorWhere& where() const noexcept { return where_; }
-  /// Returns the text without the place and the remedy: `<what>`.
+  /// Returns `<what>`: the text without the place and the remedy.
   std::string_view reason() const noexcept;
-  /// What the caller can do about it. `what()` ends with it, in the words of C++.
+  /// What the caller can do about it. `what()` ends with it, in C++ terms.
   const Remedy& remedy() const noexcept { return remedy_; }
-  /// Returns the line for people who know the remedy by other words: a program spells it for its
-  /// own users. `spelled` is left out if it is empty.
+  /// Returns the line with the remedy as `spelled`: a program words it for its own users. Leaves
+  /// out an empty `spelled`.
   std::string line_with(std::string_view spelled) const;
-  /// Returns the same failure at `fqn`: for a caller that knows which tensor the bytes belong to.
+  /// Returns the same failure with `fqn`, for a caller that knows which tensor the bytes belong to.
   Error at_tensor(std::string fqn) const;
 
  private:
@@ -104,14 +103,14 @@ class Error : public std::runtime_error {
   std::size_t reason_nbytes_;
 };
 
-/// Thrown by TESSERA_CHECK: a broken promise of our own code, never of input.
+/// Thrown by TESSERA_CHECK: a bug in Tessera, never a fault of the input.
 class InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
 };
 
-/// Returns `text` fit for one line of a message: control bytes and invalid UTF-8 as `\xNN`,
-/// and no longer than `max_nbytes` (the middle is replaced by `…`).
+/// Returns `text` for one line of a message: control bytes and invalid UTF-8 as `\xNN`, and at most
+/// `max_nbytes` long (`…` replaces the middle).
 std::string printable(std::string_view text, std::size_t max_nbytes = 200);
 
 namespace detail {

@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// Replaces the leading `from` of a name by `to`. An empty `from` is that of every name.
+/// Replaces the prefix `from` of a name by `to`. Every name has the empty prefix.
 struct Rename {
   std::string from;
   std::string to;
 };
 
-/// Returns the name with the first prefix that fits it replaced.
+/// Returns the name changed by the first of the renames whose prefix it has.
 std::string renamed(const std::string& name, const std::vector<Rename>& renames);
 
-/// Returns what `FROM=TO` says; nothing where there is no `=`, or nothing beside it.
+/// Parses `FROM=TO`. Returns nothing if there is no `=`, or if both sides are empty.
 std::optional<Rename> parse_rename(std::string_view text);
 
 }  // namespace tessera

@@ -17,8 +17,8 @@ namespace tessera {
 
 /// The sizes of a tensor, outermost first; empty for a 0-d tensor. Units: elements.
 ///
-/// Behaves as a std::vector, without memory on the heap for up to `kInlineDims` dimensions: a
-/// large checkpoint has two for each piece that is a box. (c10::SmallVector does the same for
+/// Behaves like a std::vector, but needs no heap memory for up to `kInlineDims` dimensions: a large
+/// checkpoint has two shapes for each piece that is a box. (c10::SmallVector does the same for
 /// torch's sizes.) Throws: std::length_error for more than 2^31 dimensions, as vectors do.
 class Shape {
  public:
@@ -77,7 +77,7 @@ class Shape {
     size_ = static_cast<std::uint32_t>(num_dims);
   }
   void push_back(std::int64_t size) { resize(std::size_t{size_} + 1, size); }
-  /// Requires: the range is none of this shape's own.
+  /// Requires: the range is not part of this shape.
   template <std::forward_iterator Iterator>
   void assign(Iterator begin, Iterator end) {
     const auto num_dims = static_cast<std::size_t>(std::distance(begin, end));
@@ -104,13 +104,13 @@ class Shape {
 
   std::uint32_t size_ = 0;
   std::uint32_t capacity_ = kInlineDims;
-  std::array<std::int64_t, kInlineDims> slots_{};  // the sizes, or in the first where they are
+  std::array<std::int64_t, kInlineDims> slots_{};  // the sizes, or a pointer to them in the first
 };
 
-/// The most dimensions a tensor may have (torch and HDF5 both stay below).
+/// The most dimensions a tensor may have. HDF5 has the same limit.
 inline constexpr std::size_t kMaxDims = 32;
 
-/// Returns the number of elements. Requires: a shape already checked with `checked_numel`.
+/// Returns the number of elements. Requires: `checked_numel` has accepted the shape.
 std::int64_t numel_of(std::span<const std::int64_t> sizes);
 
 /// Returns the row-major strides. Units: elements. A zero size counts as one, as in torch.

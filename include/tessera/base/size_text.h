@@ -10,18 +10,18 @@ namespace tessera {
 /// Returns `4.0 MiB`; below 1024, `512 bytes`.
 std::string iec_size(std::uint64_t nbytes);
 
-/// Returns what `exact_size` puts behind the bytes: `(4.0 MiB)`; below 1024, nothing.
+/// Returns the part that `exact_size` adds after the bytes: `(4.0 MiB)`; empty below 1024.
 std::string rounded_size(std::uint64_t nbytes);
 
 /// Returns `4194304 bytes (4.0 MiB)`; below 1024, `512 bytes`.
 std::string exact_size(std::uint64_t nbytes);
 
-/// Returns `1 tensor`, `2 tensors`; the plural is the noun with an `s` unless one is given.
+/// Returns `1 tensor`, `2 tensors`; the default plural is the noun with an `s`.
 std::string counted(std::uint64_t count, std::string_view noun, std::string_view plural = {});
 
-/// Returns the bytes that a user's `256MiB`, `1.5G`, `5GB` or `4096` stand for, or nothing where
-/// it is not a size. As in GNU tools, `K`, `KiB` are 1024 and `kB`, `KB` are 1000; case of the
-/// letters aside.
+/// Returns the bytes that a user's `256MiB`, `1.5G`, `5GB` or `4096` stands for, or nothing if the
+/// text is not a size. As in GNU tools, `K` and `KiB` are 1024, `kB` and `KB` are 1000. Ignores
+/// case.
 std::optional<std::uint64_t> parse_size(std::string_view text);
 
 }  // namespace tessera

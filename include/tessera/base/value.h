@@ -11,43 +11,43 @@ namespace tessera {
 
 /// Holds everything in a checkpoint that is not a tensor: step counters, hyperparameters, strings,
 /// nested lists and dicts. It keeps what Python distinguishes (int and float, list and tuple, str
-/// and bytes, the order and the key types of a dict), so that a value survives any way between
-/// formats. A plain value type: copies are deep, `==` compares structure (NaN equals NaN).
+/// and bytes, the order and the key types of a dict), so that a value survives any conversion
+/// between formats. A plain value type: copies are deep, `==` compares structure (NaN equals NaN).
 class Value {
  public:
   /// Python's None.
   struct None {
     friend bool operator==(None, None) = default;
   };
-  /// An integer beyond 64 bits, in decimal, with a leading `-` where negative.
+  /// An integer beyond 64 bits, in decimal, with a leading `-` if negative.
   struct BigInt {
     std::string decimal;
     friend bool operator==(const BigInt&, const BigInt&) = default;
   };
-  /// Bytes that are no text.
+  /// Bytes that are not text.
   struct Bytes {
     std::string data;
     friend bool operator==(const Bytes&, const Bytes&) = default;
   };
-  /// A constant by its name: `torch.float32`, `torch.strided`; a device as `device:cpu`, a complex
-  /// number as `complex:1.5,-2.0`.
+  /// The name of a constant: `torch.float32`, `torch.strided`. A device is `device:cpu`, a complex
+  /// number `complex:1.5,-2.0`.
   struct Symbol {
     std::string name;
     friend bool operator==(const Symbol&, const Symbol&) = default;
   };
   /// A list of any values.
   using List = std::vector<Value>;
-  /// As a list, but a tuple in Python.
+  /// Like a list, but a tuple in Python.
   struct Tuple {
     std::vector<Value> items;
   };
   /// No two items are equal.
   struct Set {
-    std::vector<Value> items;  // in the order met
+    std::vector<Value> items;  // in stored order
   };
   /// In insertion order; keys are any hashable value, mostly strings. No two keys are equal.
   using Dict = std::vector<std::pair<Value, Value>>;
-  /// All that a value may be.
+  /// All types of a value.
   using Storage = std::variant<None, bool, std::int64_t, BigInt, double, std::string, Bytes, Symbol,
                                List, Tuple, Set, Dict>;
 
@@ -66,7 +66,7 @@ class Value {
   Value(Set value) : storage_(std::move(value)) {}
   Value(Dict value) : storage_(std::move(value)) {}
 
-  /// Returns the alternative that is held, for std::visit.
+  /// Returns the value for std::visit.
   const Storage& storage() const { return storage_; }
   Storage& storage() { return storage_; }
 
@@ -75,7 +75,7 @@ class Value {
   bool is() const {
     return std::holds_alternative<T>(storage_);
   }
-  /// Returns the alternative, or nullptr where the value is another one.
+  /// Returns the alternative, or nullptr if the value is another one.
   template <class T>
   const T* get_if() const {
     return std::get_if<T>(&storage_);
@@ -85,16 +85,16 @@ class Value {
     return std::get_if<T>(&storage_);
   }
 
-  /// Returns the alternative. Throws: Error(mismatch) naming both types where it is another one.
+  /// Returns the alternative. Throws: Error(mismatch) naming both types if it is another one.
   template <class T>
   const T& get() const {
     if (const T* const value = get_if<T>()) return *value;
     throw_is_not(Storage(std::in_place_type<T>));
   }
 
-  /// Returns the entry of a Dict with that string key, or nullptr (also where this is no Dict).
+  /// Returns the entry of a Dict with that string key, or nullptr (also if this is not a Dict).
   const Value* find(std::string_view key) const;
-  /// Returns the same. Throws: Error(not_found) naming the key, and what keys there are.
+  /// Returns the same. Throws: Error(not_found) naming the key and the existing keys.
   const Value& at(std::string_view key) const;
 
   friend bool operator==(const Value& a, const Value& b);
