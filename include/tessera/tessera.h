@@ -15,7 +15,7 @@
 #include "tessera/runtime/registry/parameters.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
 #include "tessera/runtime/replicate/replicate.h"
+#include "tessera/runtime/state/module_state_dict.h"
 #include "tessera/runtime/state/optim_state_dict.h"
-#include "tessera/runtime/state/state_dict.h"
 #include "tessera/runtime/state/sync_buffers.h"
 #include "tessera/runtime/state/train_state.h"

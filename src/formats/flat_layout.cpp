@@ -130,7 +130,7 @@ class FlatLayoutReader final : public CheckpointReader {
   }
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
   std::vector<std::string> data_files() const override { return reader_->data_files(); }
-  Losses find_losses() const override;
+  MissingData find_missing_data() const override;
   void check_files(const FindingSink& sink) const override { reader_->check_files(sink); }
   void verify(const FindingSink& sink, const ProgressSink& progress,
               int num_threads) const override {
@@ -372,18 +372,18 @@ void FlatLayoutReader::finish() {
   }
 }
 
-Losses FlatLayoutReader::find_losses() const {
-  const Losses below = reader_->find_losses();
-  Losses losses{.pieces = {}, .values = below.values};
+MissingData FlatLayoutReader::find_missing_data() const {
+  const MissingData below = reader_->find_missing_data();
+  MissingData missing{.pieces = {}, .values = below.values};
   for (std::size_t t = 0; t < sources_.size(); ++t) {
     for (std::size_t p = 0; p < sources_[t].size(); ++p) {
       const auto lost = below.pieces.find(sources_[t][p].tensor);
       if (lost == below.pieces.end()) continue;
       const auto file = lost->second.find(sources_[t][p].piece);
-      if (file != lost->second.end()) losses.pieces[t].emplace(p, file->second);
+      if (file != lost->second.end()) missing.pieces[t].emplace(p, file->second);
     }
   }
-  return losses;
+  return missing;
 }
 
 PieceStorage FlatLayoutReader::piece_storage(std::size_t tensor_index,

@@ -75,20 +75,21 @@ class MergedReader final : public CheckpointReader {
     }
     return files;
   }
-  Losses find_losses() const override {
-    std::vector<Losses> losses;  // by source
-    for (const MergeSource& source : sources_) losses.push_back(source.reader->find_losses());
+  MissingData find_missing_data() const override {
+    std::vector<MissingData> missing;  // by source
+    for (const MergeSource& source : sources_)
+      missing.push_back(source.reader->find_missing_data());
     const auto in_source = [&](const Origin& origin, const std::string& file) {
       return join_path(reader_of(origin).path(), file);  // names may be equal
     };
-    Losses result;
+    MissingData result;
     for (std::size_t v = 0; v < values_.size(); ++v) {
-      const auto& lost = losses[values_[v].source].values;
+      const auto& lost = missing[values_[v].source].values;
       const auto found = lost.find(values_[v].index);
       if (found != lost.end()) result.values.emplace(v, in_source(values_[v], found->second));
     }
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      const auto& lost = losses[tensors_[t].source].pieces;
+      const auto& lost = missing[tensors_[t].source].pieces;
       const auto found = lost.find(tensors_[t].index);
       if (found == lost.end()) continue;
       for (const auto& [piece, file] : found->second) {

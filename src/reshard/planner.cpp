@@ -361,8 +361,8 @@ class Planner {
 
   /// Returns nothing for a tensor that is whole; reports what another one lacks.
   std::optional<PresentPieces> present_pieces(const Selected& selected) {
-    const auto lost = gaps_.losses.pieces.find(selected.source_tensor);
-    if (lost == gaps_.losses.pieces.end()) return std::nullopt;
+    const auto lost = gaps_.missing.pieces.find(selected.source_tensor);
+    if (lost == gaps_.missing.pieces.end()) return std::nullopt;
     PresentPieces present{source_.tensors[selected.source_tensor], {}, false};
     std::vector<Piece> pieces = std::move(present.tensor.pieces);
     present.tensor.pieces.clear();
@@ -381,7 +381,7 @@ class Planner {
     if (present.are_enough) {
       note_replaced(selected.source_name, files, report_);
     } else {
-      report_lost(selected.source_name, files, options_.missing, report_);
+      report_missing_data(selected.source_name, files, options_.missing, report_);
     }
     return present;
   }
@@ -534,9 +534,9 @@ class Planner {
   /// Says whether the source can give a value; reports why not.
   bool can_give(std::size_t value_index) {
     const std::string& name = source_.values[value_index].name;
-    const auto lost = gaps_.losses.values.find(value_index);
-    if (lost != gaps_.losses.values.end()) {
-      report_lost(name, {lost->second}, options_.missing, report_);
+    const auto lost = gaps_.missing.values.find(value_index);
+    if (lost != gaps_.missing.values.end()) {
+      report_missing_data(name, {lost->second}, options_.missing, report_);
       return false;
     }
     const auto refused = gaps_.refused_values.find(value_index);

@@ -27,7 +27,7 @@ std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
       plan.nbytes_to_write == 0 ? 0 : done_nbytes * 100 / plan.nbytes_to_write;
   // What an earlier run has finished may go beyond where this one has come to.
   return "kept: " + printable(formats::StagedDestination::staging_path_of(destination)) + ", " +
-         (writer.goes_on() ? "at least " : "") + std::to_string(percent) + "% done";
+         (writer.is_resumed() ? "at least " : "") + std::to_string(percent) + "% done";
 }
 
 /// Names what somebody has put into the directory of work that is about to be removed.
@@ -56,7 +56,7 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
     finish_move(plan, reader, writer, options);
   } catch (const Error& error) {
     const bool is_passing = error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted;
-    if ((!is_passing && !writer.goes_on()) || !writer.keep_work()) {
+    if ((!is_passing && !writer.is_resumed()) || !writer.keep_work()) {
       const auto stays = stays_line(fs, destination);
       if (!stays) throw;
       throw Error::listing(error.kind(), error.where(), error.reason(), *stays, error.remedy());

@@ -42,8 +42,8 @@ std::string files_in_words(const std::set<std::string>& files) {
 
 }  // namespace
 
-void report_lost(const std::string& fqn, const std::set<std::string>& files, Relaxation missing,
-                 PlanReport& report) {
+void report_missing_data(const std::string& fqn, const std::set<std::string>& files,
+                         Relaxation missing, PlanReport& report) {
   report.relaxable(missing, "structure", fqn, files_in_words(files), "none");
 }
 
@@ -52,10 +52,10 @@ void note_replaced(const std::string& fqn, const std::set<std::string>& files, P
 }
 
 SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names) {
-  SourceGaps gaps{reader.find_losses(), {}};
+  SourceGaps gaps{reader.find_missing_data(), {}};
   const auto& values = reader.contents().values;
   for (std::size_t v = 0; v < values.size(); ++v) {
-    if (!names.selects(values[v].name) || gaps.losses.values.contains(v)) continue;
+    if (!names.selects(values[v].name) || gaps.missing.values.contains(v)) continue;
     try {
       reader.read_value(v);
     } catch (const Error& error) {

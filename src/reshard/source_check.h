@@ -27,8 +27,8 @@ void report_missing_files(const formats::CheckpointContents& source, Relaxation 
                           PlanReport& report);
 
 /// Reports what cannot be had as it lies in files that are lost.
-void report_lost(const std::string& fqn, const std::set<std::string>& files, Relaxation missing,
-                 PlanReport& report);
+void report_missing_data(const std::string& fqn, const std::set<std::string>& files,
+                         Relaxation missing, PlanReport& report);
 /// Notes that other replicas have what lies in files that are lost.
 void note_replaced(const std::string& fqn, const std::set<std::string>& files, PlanReport& report);
 

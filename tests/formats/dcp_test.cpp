@@ -189,7 +189,7 @@ TEST(DcpTest, AValueThatIsNeverReadIsANoteAndItsBytesAreChecked) {
 
 TEST(DcpTest, FindsWhatLiesInLostFiles) {
   const std::string path = fixture("dcp/valid/fsdp2_adamw");
-  EXPECT_TRUE(open(path)->find_losses().pieces.empty());
+  EXPECT_TRUE(open(path)->find_missing_data().pieces.empty());
   std::size_t num_values = 0;
   for (int rank = 0; rank < 4; ++rank) {
     SCOPED_TRACE(rank);
@@ -197,14 +197,14 @@ TEST(DcpTest, FindsWhatLiesInLostFiles) {
     MemoryFiles files = files_of(path);
     files.remove(file);
     const auto reader = open_dcp(files, "ck");
-    const Losses losses = reader->find_losses();
-    for (const auto& [v, name] : losses.values) {
+    const MissingData missing = reader->find_missing_data();
+    for (const auto& [v, name] : missing.values) {
       EXPECT_EQ(name, file);
       EXPECT_THROW(reader->read_value(v), Error);
     }
-    num_values += losses.values.size();
+    num_values += missing.values.size();
     const CheckpointContents& contents = reader->contents();
-    std::map<std::size_t, Losses::Pieces> expected;
+    std::map<std::size_t, MissingData::Pieces> expected;
     for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
       const std::vector<Piece>& pieces = contents.tensors[t].pieces;
       for (std::size_t p = 0; p < pieces.size(); ++p) {
@@ -212,7 +212,7 @@ TEST(DcpTest, FindsWhatLiesInLostFiles) {
         if (!is_there) expected[t].emplace(p, file);
       }
     }
-    EXPECT_EQ(losses.pieces, expected);
+    EXPECT_EQ(missing.pieces, expected);
   }
   EXPECT_EQ(num_values, open(path)->contents().values.size());
 }

@@ -87,12 +87,12 @@ TEST(FlatLayoutTest, ParametersAreRangesOfTheVectorsPieces) {
 
 TEST(FlatLayoutTest, WhatTheVectorHasLostItsParametersHave) {
   MemoryCheckpoint memory = checkpoint();
-  memory.losses_for_change() = {.pieces = {{0, {{0, "r0"}}}}, .values = {{0, "r1"}}};
+  memory.missing_data_for_change() = {.pieces = {{0, {{0, "r0"}}}}, .values = {{0, "r1"}}};
   const auto reader = applied(std::move(memory));
   ASSERT_EQ(names_of(reader->contents())[0], "model.layers.0.a");
-  const Losses losses = reader->find_losses();
-  EXPECT_EQ(losses.pieces, (std::map<std::size_t, Losses::Pieces>{{0, {{0, "r0"}}}}));
-  EXPECT_EQ(losses.values, (std::map<std::size_t, std::string>{{0, "r1"}}));
+  const MissingData missing = reader->find_missing_data();
+  EXPECT_EQ(missing.pieces, (std::map<std::size_t, MissingData::Pieces>{{0, {{0, "r0"}}}}));
+  EXPECT_EQ(missing.values, (std::map<std::size_t, std::string>{{0, "r1"}}));
 }
 
 TEST(FlatLayoutTest, UnitsNameTheirModuleAndParametersInOrder) {

@@ -95,14 +95,14 @@ TEST(MergeTest, StateBelongsToTheParameterOfAnotherSource) {
 
 TEST(MergeTest, WhatASourceHasLostIsLost) {
   MemoryCheckpoint net = model();
-  net.losses_for_change() = {.pieces = {{1, {{0, "r0"}}}}, .values = {{0, "r1"}}};
+  net.missing_data_for_change() = {.pieces = {{1, {{0, "r0"}}}}, .values = {{0, "r1"}}};
   ASSERT_EQ(net.contents().tensors[1].meta.fqn, "w");
   const auto [reader, collisions] = merged({{"optim", optimizer()}, {"z.net", std::move(net)}});
-  const Losses losses = reader->find_losses();
+  const MissingData missing = reader->find_missing_data();
   ASSERT_EQ(reader->contents().tensors[2].meta.fqn, "z.net.w");
-  EXPECT_EQ(losses.pieces, (std::map<std::size_t, Losses::Pieces>{{2, {{0, "model/r0"}}}}));
+  EXPECT_EQ(missing.pieces, (std::map<std::size_t, MissingData::Pieces>{{2, {{0, "model/r0"}}}}));
   ASSERT_EQ(reader->contents().values[1].name, "z.net.epoch");
-  EXPECT_EQ(losses.values, (std::map<std::size_t, std::string>{{1, "model/r1"}}));
+  EXPECT_EQ(missing.values, (std::map<std::size_t, std::string>{{1, "model/r1"}}));
 }
 
 TEST(MergeTest, WithoutAPrefixNamesAndKeyPathsStay) {

@@ -72,11 +72,12 @@ MemoryCheckpoint halves() {
 
 TEST(NativeDamageTest, FindsWhatLiesInLostRankFiles) {
   MemoryFiles fs(kPath, written(halves()));
-  EXPECT_TRUE(open_native(fs, kPath)->find_losses().pieces.empty());
+  EXPECT_TRUE(open_native(fs, kPath)->find_missing_data().pieces.empty());
   fs.remove("rank-00001.h5");
-  const Losses losses = open_native(fs, kPath)->find_losses();
-  EXPECT_EQ(losses.pieces, (std::map<std::size_t, Losses::Pieces>{{0, {{1, "rank-00001.h5"}}}}));
-  EXPECT_TRUE(losses.values.empty());
+  const MissingData missing = open_native(fs, kPath)->find_missing_data();
+  EXPECT_EQ(missing.pieces,
+            (std::map<std::size_t, MissingData::Pieces>{{0, {{1, "rank-00001.h5"}}}}));
+  EXPECT_TRUE(missing.values.empty());
 }
 
 MemoryCheckpoint tiny_checkpoint() {

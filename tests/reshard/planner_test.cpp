@@ -177,8 +177,8 @@ TEST(PlannerTest, E7_AllThatLiesInLostFilesComesInOneReport) {
       make_flat_unit("up", DType::float32, {{"model.up.bias", {10}}, {"model.up.weight", {10, 4}}}),
       make_flat_unit("bias", DType::float32, {{"model.up.bias", {10}}})};
   SourceGaps gaps;
-  gaps.losses.pieces = {{1, {{1, "r1"}}}, {4, {{0, "r0"}}}};
-  gaps.losses.values = {{1, "r0"}};
+  gaps.missing.pieces = {{1, {{1, "r1"}}}, {4, {{0, "r0"}}}};
+  gaps.missing.values = {{1, "r0"}};
   const std::string said = " that the checkpoint says it has, found none";
   const auto report =
       ElementsAre("src: model.up.weight: structure: expected the file r1" + said,
@@ -205,7 +205,7 @@ TEST(PlannerTest, E7_ReplicasStandInForPiecesInLostFiles) {
   contents.tensors = {tensor("w", {8}, {first, {Box{{4}, {4}}, 1}, first, {Box{{4}, {4}}, 3}})};
   contents.world_size = 4;
   SourceGaps gaps;
-  gaps.losses.pieces = {{0, {{0, "r0"}, {1, "r1"}}}};
+  gaps.missing.pieces = {{0, {{0, "r0"}, {1, "r1"}}}};
   for (const int world_size : {0, 1, 3}) {
     const Plan plan = plan_reshard(contents, "src", {.world_size = world_size}, gaps);
     EXPECT_THAT(plan.problems, IsEmpty());
@@ -217,7 +217,7 @@ TEST(PlannerTest, E7_ReplicasStandInForPiecesInLostFiles) {
       EXPECT_FALSE(pieces.empty());
     }
   }
-  gaps.losses.pieces[0].emplace(3, "r3");
+  gaps.missing.pieces[0].emplace(3, "r3");
   EXPECT_THAT(plan_reshard(contents, "src", {}, gaps).problems, SizeIs(1));
 }
 

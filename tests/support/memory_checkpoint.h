@@ -56,7 +56,7 @@ class MemoryCheckpoint final : public formats::CheckpointReader {
   /// The stored bytes of one piece, e.g. to damage them.
   Bytes& piece_bytes(std::string_view fqn, std::size_t piece_index);
   /// What the checkpoint says is lost; reads do not know of it.
-  formats::Losses& losses_for_change() { return losses_; }
+  formats::MissingData& missing_data_for_change() { return missing_data_; }
   /// Makes every read of that piece throw Error(corruption).
   void fail_reads_of(std::string_view fqn, std::size_t piece_index);
 
@@ -70,7 +70,7 @@ class MemoryCheckpoint final : public formats::CheckpointReader {
                                       std::size_t piece_index) const override;
   void check_files(const formats::FindingSink&) const override {}
   std::vector<std::string> data_files() const override { return {}; }
-  formats::Losses find_losses() const override { return losses_; }
+  formats::MissingData find_missing_data() const override { return missing_data_; }
   void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
               int num_threads) const override;
 
@@ -81,7 +81,7 @@ class MemoryCheckpoint final : public formats::CheckpointReader {
   formats::CheckpointContents contents_;
   std::vector<std::vector<Bytes>> piece_bytes_;  // parallel to contents_.tensors
   std::vector<Value> values_;                    // parallel to contents_.values
-  formats::Losses losses_;
+  formats::MissingData missing_data_;
   std::set<std::pair<std::string, std::size_t>> failing_;
 };
 

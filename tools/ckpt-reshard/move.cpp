@@ -230,7 +230,7 @@ std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& cre
                    const std::stop_token& stop) {
   const auto writer =
       reshard::start_move(plan, reader, FileSystem::posix(), options.destination, create);
-  if (options.resume && !writer->goes_on() && !options.quiet) {
+  if (options.resume && !writer->is_resumed() && !options.quiet) {
     terminal.print_error(
         "note: " + printable(formats::StagedDestination::staging_path_of(options.destination)) +
         ": nothing is kept there; started from the beginning");

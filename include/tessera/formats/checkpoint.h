@@ -117,7 +117,7 @@ struct PieceStorage {
 };
 
 /// The pieces and values whose files are missing, each with the name of its file.
-struct Losses {
+struct MissingData {
   using Pieces = std::map<std::size_t, std::string>;  // by piece of a tensor
 
   std::map<std::size_t, Pieces> pieces{};       // by tensor; without empty pieces
@@ -194,7 +194,7 @@ class CheckpointReader : public TensorSource {
   /// Returns the pieces and values whose files are missing. Opens no file. Returns nothing for
   /// formats that cannot be opened with a file missing.
   /// Throws: Error(io).
-  virtual Losses find_losses() const { return {}; }
+  virtual MissingData find_missing_data() const { return {}; }
 
   /// Checks all that the format can check beyond what opening did: every stored byte against its
   /// checksum, structure, files present. Continues after a finding where it can. At most
@@ -248,7 +248,7 @@ class CheckpointWriter {
   }
 
   /// Whether this writer resumes the work of an interrupted one.
-  virtual bool goes_on() const { return false; }
+  virtual bool is_resumed() const { return false; }
   /// Keeps the finished blocks for another writer to resume, if this one is destroyed without
   /// commit. Returns whether there are any. Resumed work is always kept.
   virtual bool keep_work() noexcept { return false; }

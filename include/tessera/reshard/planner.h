@@ -55,7 +55,7 @@ struct PlanOptions {
 
 /// What a source has by its contents, and cannot give.
 struct SourceGaps {
-  formats::Losses losses{};
+  formats::MissingData missing{};
   std::map<std::size_t, Error> refused_values{};  // by value: those of kinds that are never read
 };
 

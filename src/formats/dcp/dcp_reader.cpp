@@ -85,7 +85,7 @@ class DcpReader final : public CheckpointReader {
   Value read_value(std::size_t value_index) const override;
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
   std::vector<std::string> data_files() const override;
-  Losses find_losses() const override;
+  MissingData find_missing_data() const override;
   void check_files(const FindingSink& sink) const override;
   void verify(const FindingSink& sink, const ProgressSink& progress,
               int num_threads) const override;
@@ -258,26 +258,26 @@ class ItemCheck {
   std::size_t num_without_crc_ = 0;
 };
 
-Losses DcpReader::find_losses() const {
+MissingData DcpReader::find_missing_data() const {
   const auto& [contents, storage] = metadata_;
   std::vector<bool> is_lost;
   for (const std::string& name : storage.files) {
     is_lost.push_back(!fs_.kind_of(join_path(path_, name)));
   }
-  Losses losses;
-  if (std::ranges::find(is_lost, true) == is_lost.end()) return losses;
+  MissingData missing;
+  if (std::ranges::find(is_lost, true) == is_lost.end()) return missing;
   for (std::size_t v = 0; v < storage.values.size(); ++v) {
     const std::uint32_t file = storage.values[v].file;
-    if (is_lost[file]) losses.values.emplace(v, storage.files[file]);
+    if (is_lost[file]) missing.values.emplace(v, storage.files[file]);
   }
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     for (std::size_t p = 0; p < storage.pieces[t].size(); ++p) {
       const std::uint32_t file = storage.pieces[t][p].file;
       const bool is_stored = numel_of(contents.tensors[t].pieces[p].region) != 0;
-      if (is_stored && is_lost[file]) losses.pieces[t].emplace(p, storage.files[file]);
+      if (is_stored && is_lost[file]) missing.pieces[t].emplace(p, storage.files[file]);
     }
   }
-  return losses;
+  return missing;
 }
 
 std::vector<std::string> DcpReader::data_files() const {

@@ -26,7 +26,7 @@ bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options)
 
 /// Returns the size that an earlier writer has given the file, 0 where there is none.
 std::uint64_t nbytes_begun(const FileSystem& fs, const std::string& path, const Journal* journal) {
-  const bool may_be_begun = journal != nullptr && journal->goes_on();
+  const bool may_be_begun = journal != nullptr && journal->is_resumed();
   return may_be_begun && fs.kind_of(path) ? fs.open(path)->nbytes() : 0;
 }
 

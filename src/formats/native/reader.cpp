@@ -6,9 +6,9 @@
 #include "base/json.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/index.h"
+#include "formats/native/native_verify.h"
 #include "formats/native/rank_files.h"
 #include "formats/native/stored_blocks.h"
-#include "formats/native/verify.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/native.h"
 
@@ -100,20 +100,20 @@ class NativeReader final : public CheckpointReader {
     return paths;
   }
 
-  Losses find_losses() const override {
+  MissingData find_missing_data() const override {
     std::vector<bool> is_lost;
     for (const std::string& path : data_files()) is_lost.push_back(!fs_.kind_of(path));
-    Losses losses;
-    if (std::ranges::find(is_lost, true) == is_lost.end()) return losses;
+    MissingData missing;
+    if (std::ranges::find(is_lost, true) == is_lost.end()) return missing;
     for (std::size_t t = 0; t < index_.contents.tensors.size(); ++t) {
       const std::vector<Piece>& pieces = index_.contents.tensors[t].pieces;
       for (std::size_t p = 0; p < pieces.size(); ++p) {
         const int rank = pieces[p].rank;
         if (numel_of(pieces[p].region) == 0 || !is_lost[static_cast<std::size_t>(rank)]) continue;
-        losses.pieces[t].emplace(p, rank_file_name(rank));
+        missing.pieces[t].emplace(p, rank_file_name(rank));
       }
     }
-    return losses;
+    return missing;
   }
 
   void check_files(const FindingSink& sink) const override {

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "formats/drivers.h"
 #include "formats/native/index_file.h"
-#include "formats/native/parts.h"
+#include "formats/native/native_parts.h"
 #include "formats/native/rank_file.h"
 #include "formats/part_files.h"
 #include "formats/staging/staged_work.h"
@@ -208,7 +208,7 @@ class NativeWriter final : public RankFilesWriter {
     }
     const std::string index_path = join_path(directory(), kIndexFileName);
     // HDF5 takes for zero what it has not written yet.
-    if (journal() != nullptr && journal()->goes_on()) file_system().remove_all(index_path);
+    if (journal() != nullptr && journal()->is_resumed()) file_system().remove_all(index_path);
     const std::uint64_t checkpoint_id = write_index_file(file_system(), index_path, index());
     for (FileHeader& header : headers) {
       header.checkpoint_id = checkpoint_id;

@@ -235,7 +235,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     return true;
   }
 
-  bool goes_on() const override { return work_->goes_on(); }
+  bool is_resumed() const override { return work_->is_resumed(); }
   bool keep_work() noexcept override { return work_->keep(); }
 
   void abandon() noexcept override {}  // nobody waits in write_block
@@ -406,7 +406,7 @@ class SafetensorsWriter final : public CheckpointWriter {
 
   void stage_values() {
     // A run that is gone on with may have died after its values had appeared.
-    const bool has_published = work_->goes_on() && has_text(fs_, values_path(), texts_.values);
+    const bool has_published = work_->is_resumed() && has_text(fs_, values_path(), texts_.values);
     staged_values_.emplace(
         fs_, values_path(), DestinationKind::member_file,
         has_published ? OverwritePolicy::replace : overwrite_,

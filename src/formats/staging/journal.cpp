@@ -292,13 +292,13 @@ std::optional<std::uint64_t> read_plain_block(const Journal* journal, const Bloc
 
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
                                          const std::string& path) {
-  const bool is_begun = journal != nullptr && journal->goes_on() && fs.kind_of(path).has_value();
+  const bool is_begun = journal != nullptr && journal->is_resumed() && fs.kind_of(path).has_value();
   return is_begun ? fs.open_for_update(path) : fs.create(path);
 }
 
 std::unique_ptr<WritableFile> create_anew(FileSystem& fs, const Journal* journal,
                                           const std::string& path) {
-  if (journal != nullptr && journal->goes_on()) fs.remove_all(path);
+  if (journal != nullptr && journal->is_resumed()) fs.remove_all(path);
   return fs.create(path);
 }
 

@@ -76,7 +76,7 @@ class Journal {
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
 
-  bool goes_on() const { return goes_on_; }
+  bool is_resumed() const { return goes_on_; }
   /// Whether any block is finished, by this run or one before.
   bool has_finished_blocks() const;
 

@@ -26,11 +26,10 @@ void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
     const auto before = said_of(kept, name);
     const auto now = said_of(wanted, name);
     if (before == now) return;
-    throw Error::expected(
-        ErrorKind::mismatch, {.path = path},
-        "source or options have changed: " + printable(name),
-        printable(before.value_or("none")), printable(now.value_or("none")),
-        Remedy{Remedy::Action::discard});
+    throw Error::expected(ErrorKind::mismatch, {.path = path},
+                          "source or options have changed: " + printable(name),
+                          printable(before.value_or("none")), printable(now.value_or("none")),
+                          Remedy{Remedy::Action::discard});
   };
   WorkIdentity all = kept;
   all.insert(wanted.begin(), wanted.end());
@@ -124,7 +123,7 @@ bool StagedWork::check(FileSystem& fs, std::string destination, DestinationKind 
 }
 
 void StagedWork::require_no_files_but(const std::set<std::string>& names) const {
-  if (goes_on()) require_own_files(fs_, staging_path(), names);
+  if (is_resumed()) require_own_files(fs_, staging_path(), names);
 }
 
 bool StagedWork::keep() noexcept {

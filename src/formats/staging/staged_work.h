@@ -50,7 +50,7 @@ class StagedWork {
   const std::string& destination() const { return staged_.destination(); }
   const std::string& staging_path() const { return staged_.staging_path(); }
   Journal* journal() { return journal_ ? &*journal_ : nullptr; }  // null where none is wanted
-  bool goes_on() const { return staged_.has_left_over(); }
+  bool is_resumed() const { return staged_.has_left_over(); }
 
   /// Refuses files in a directory that is gone on with which its writer does not write, as they
   /// would come to lie in the destination, and under the names of its own files what cannot be

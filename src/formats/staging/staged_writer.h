@@ -27,7 +27,7 @@ class StagedWriter final : public CheckpointWriter {
   bool resume_block(PieceId piece, std::int64_t begin, std::span<std::byte> room) override {
     return writer_->resume_block(piece, begin, room);
   }
-  bool goes_on() const override { return staged_->goes_on(); }
+  bool is_resumed() const override { return staged_->is_resumed(); }
   bool keep_work() noexcept override { return staged_->keep(); }
   void abandon() noexcept override { writer_->abandon(); }
   void commit() override {

@@ -148,7 +148,7 @@ class TorchZipWriter final : public CheckpointWriter {
     return true;
   }
 
-  bool goes_on() const override { return work_.goes_on(); }
+  bool is_resumed() const override { return work_.is_resumed(); }
   bool keep_work() noexcept override { return work_.keep(); }
 
   void abandon() noexcept override {}  // nobody waits in write_block

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/runtime/fsdp/strategy.h"
+#include "tessera/runtime/fsdp/sharding_strategy.h"
 
 namespace tessera::fsdp {
 

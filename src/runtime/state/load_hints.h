@@ -6,7 +6,7 @@
 #include "runtime/state/load_renames.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
-#include "tessera/runtime/state/state_dict.h"
+#include "tessera/runtime/state/module_state_dict.h"
 #include "tessera/runtime/state/train_state.h"
 
 // Hints for a load that was refused, one sentence each.

@@ -11,7 +11,7 @@
 #include "runtime/state/sharded_state_dict.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
-#include "tessera/runtime/state/state_dict.h"
+#include "tessera/runtime/state/module_state_dict.h"
 
 namespace tessera {
 namespace {

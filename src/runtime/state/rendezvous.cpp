@@ -100,8 +100,8 @@ std::vector<std::string> Rendezvous::exchange(const std::string& own, const std:
   }
 }
 
-std::vector<std::string> Rendezvous::together(const std::string& what,
-                                              const std::function<std::string()>& body) {
+std::vector<std::string> Rendezvous::all_gather(const std::string& what,
+                                                const std::function<std::string()>& body) {
   std::exception_ptr own;
   std::string said(1, kSaid);
   try {

@@ -27,8 +27,8 @@ class Rendezvous {
 
   /// Calls `body` on every rank, and returns all results, by rank. Collective. If a body throws,
   /// all ranks throw: that rank its own error, the others one of the same kind that names the rank.
-  std::vector<std::string> together(const std::string& what,
-                                    const std::function<std::string()>& body);
+  std::vector<std::string> all_gather(const std::string& what,
+                                      const std::function<std::string()>& body);
 
   /// Sets how long rank 0 waits for the others.
   void set_timeout(std::chrono::milliseconds timeout);

@@ -45,7 +45,7 @@ void SaveJob::run(Rendezvous& rendezvous) {
   FileSystem& fs = *options.file_system;
   const int rank = rendezvous.rank();
   const formats::PartOptions part_options{format_of_parts(options.format), options.native};
-  rendezvous.together("writing " + directory, [&] {
+  rendezvous.all_gather("writing " + directory, [&] {
     raise_failure();
     const auto writer = formats::create_part(fs, directory, contents, values, rank, part_options);
     const LiveSource reader(held_contents(*live, rank), std::move(held));
@@ -53,15 +53,15 @@ void SaveJob::run(Rendezvous& rendezvous) {
     writer->commit();
     return std::string();
   });
-  const auto tokens = rendezvous.together("joining " + directory, [&] {
+  const auto tokens = rendezvous.all_gather("joining " + directory, [&] {
     if (rank != 0) return std::string();
     return std::to_string(formats::join_parts(fs, directory, contents, values, part_options));
   });
-  rendezvous.together("sealing " + directory, [&] {
+  rendezvous.all_gather("sealing " + directory, [&] {
     formats::seal_part(fs, directory, rank, std::stoull(tokens.front()), part_options);
     return std::string();
   });
-  rendezvous.together("finishing " + directory, [&] {
+  rendezvous.all_gather("finishing " + directory, [&] {
     if (rank != 0) return std::string();
     finish();
     return std::string();

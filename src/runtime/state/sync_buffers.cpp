@@ -5,7 +5,7 @@
 #include <set>
 
 #include "runtime/dist/sync_states.h"
-#include "tessera/runtime/state/state_dict.h"
+#include "tessera/runtime/state/module_state_dict.h"
 
 namespace tessera {
 

@@ -14,7 +14,7 @@
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/reshard/planner.h"
 #include "tessera/runtime/dist/mesh.h"
-#include "tessera/runtime/state/state_dict.h"
+#include "tessera/runtime/state/module_state_dict.h"
 #include "tessera/runtime/state/train_state.h"
 
 namespace tessera {

@@ -477,17 +477,17 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
   finish_background();  // it may be writing this checkpoint
   const at::NoGradGuard no_grad;
   Load load(*this, path, options);
-  const auto opened = rendezvous_.together("loading " + path, [&] {
+  const auto opened = rendezvous_.all_gather("loading " + path, [&] {
     load.prepare();
     return mesh_.world_size() == 1 ? std::string() : to_json(load.opened());
   });
   check_same_checkpoint(opened);
-  rendezvous_.together("reading " + path, [&] {
+  rendezvous_.all_gather("reading " + path, [&] {
     load.read();
     return std::string();
   });
   // After all ranks have read: if one fails, everything that is not read in place is unchanged.
-  rendezvous_.together("taking over " + path, [&] {
+  rendezvous_.all_gather("taking over " + path, [&] {
     load.take_over();
     return std::string();
   });

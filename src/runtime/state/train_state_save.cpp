@@ -233,7 +233,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
   job->path = path;
   StateDict all;
   SaveMessage own;
-  const auto texts = rendezvous_.together("saving " + path, [&] {
+  const auto texts = rendezvous_.all_gather("saving " + path, [&] {
     own = prepare_save(*job, all, report);
     return own.to_json();
   });
@@ -252,7 +252,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
     add_values(by_rank, *job, all);
   });
   if (state::format_of_parts(options.format) != options.format) {
-    rendezvous_.together("saving " + path, [&] {
+    rendezvous_.all_gather("saving " + path, [&] {
       job->raise_failure();
       if (mesh_.rank() == 0) job->start_one_file();
       return std::string();

@@ -119,7 +119,7 @@ TEST_F(JournalTest, AnotherGoesOnBehindTheLastWholeLine) {
   ASSERT_TRUE(contents.has_value());
   {
     Journal journal(fs_, path(), *std::move(contents));
-    EXPECT_TRUE(journal.goes_on());
+    EXPECT_TRUE(journal.is_resumed());
     EXPECT_TRUE(journal.has_finished_blocks());
     ASSERT_TRUE(journal.find(id(1)).has_value());
     EXPECT_EQ(journal.find(id(1))->range, block(1).range);

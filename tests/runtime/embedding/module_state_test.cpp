@@ -4,8 +4,8 @@
 #include "runtime/embedding/tables.h"
 #include "runtime/support/checks.h"
 #include "tessera/runtime/embedding/plan.h"
+#include "tessera/runtime/state/module_state_dict.h"
 #include "tessera/runtime/state/optim_state_dict.h"
-#include "tessera/runtime/state/state_dict.h"
 
 // D1 to D6: sharded tables are an ordinary module.
 

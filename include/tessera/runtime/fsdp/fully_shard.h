@@ -15,7 +15,7 @@
 #include "tessera/layout/region.h"
 #include "tessera/runtime/dist/mesh.h"
 #include "tessera/runtime/fsdp/policy.h"
-#include "tessera/runtime/fsdp/strategy.h"
+#include "tessera/runtime/fsdp/sharding_strategy.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "tessera/runtime/state/state_dict.h"
+#include "tessera/runtime/state/module_state_dict.h"
 
 namespace tessera {
 

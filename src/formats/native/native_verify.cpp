@@ -1,4 +1,4 @@
-#include "formats/native/verify.h"
+#include "formats/native/native_verify.h"
 
 #include <algorithm>
 #include <memory>

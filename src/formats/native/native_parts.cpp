@@ -1,4 +1,4 @@
-#include "formats/native/parts.h"
+#include "formats/native/native_parts.h"
 
 #include <span>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "tessera/runtime/state/state_dict.h"
+#include "tessera/runtime/state/module_state_dict.h"
 
 #include <torch/types.h>
 
