@@ -37,7 +37,7 @@ class StagedDestination {
   /// What to do with what a dead process left.
   enum class LeftOver {
     remove,
-    go_on,    // kept even if this is destroyed without commit
+    go_on,    // resumed, and kept even if this is destroyed without commit
     kept,     // refused: another run may resume it
     foreign,  // refused: no writer made it
   };
