@@ -124,7 +124,7 @@ class PosixWritableFile final : public WritableFile {
 
   void close() override {
     direct_ = FileDescriptor();
-    // Linux has closed the descriptor even where it reports EINTR.
+    // Linux has closed the descriptor even if it reports EINTR.
     if (::close(file_.release()) != 0 && errno != EINTR) throw_system_error(errno, path_, "close");
   }
 

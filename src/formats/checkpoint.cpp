@@ -38,7 +38,7 @@ std::string finding_to_string(const Finding& finding) {
 
 namespace {
 
-// Readers take values that are nested 64 deep; a tuple takes two levels of JSON.
+// Readers accept values nested 64 deep; a tuple takes two levels of JSON.
 constexpr JsonLimits kKeyLimits = {.max_depth = 1000};
 
 bool is_hashable(const Value& key) {

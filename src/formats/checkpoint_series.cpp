@@ -28,7 +28,7 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-/// Takes the digits that begin at `at`, and returns them without leading zeros.
+/// Moves `at` past the digits there, and returns them without leading zeros.
 std::string_view take_number(std::string_view text, std::size_t& at) {
   while (at < text.size() && text[at] == '0') ++at;
   const std::size_t begin = at;
@@ -36,7 +36,8 @@ std::string_view take_number(std::string_view text, std::size_t& at) {
   return text.substr(begin, at - begin);
 }
 
-/// The natural order of names; total, as what differs in leading zeros only goes by its bytes.
+/// The natural order of names. A total order: names that differ only in leading zeros are ordered
+/// by their bytes.
 bool natural_less(std::string_view a, std::string_view b) {
   std::size_t i = 0;
   std::size_t j = 0;
@@ -62,15 +63,15 @@ std::vector<std::string> names_newest_first(const FileSystem& fs, const std::str
   const std::string journal_suffix =
       StagedDestination::journal_path_of(StagedDestination::staging_path_of(""));
   std::erase_if(names, [&](const std::string& name) {
-    // What a file system keeps for itself there is often not even readable.
+    // File systems keep `lost+found` for themselves; it is often not readable.
     return name.starts_with('.') || name == "lost+found" || name.ends_with(journal_suffix);
   });
   std::ranges::sort(names, [](const auto& a, const auto& b) { return natural_less(b, a); });
   return names;
 }
 
-/// Says whether the system will not let this process in, however often it asks: a loop of links, or
-/// no permission. No failing disk says so.
+/// Says whether the system will always refuse this process: a loop of links, or no permission. A
+/// disk failure never reports these.
 bool is_closed(const FileSystem& fs, const std::string& path) {
   const auto is_refused = [&](int mode) {
     return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) != 0 &&
@@ -82,11 +83,11 @@ bool is_closed(const FileSystem& fs, const std::string& path) {
 /// What was found at a path.
 struct Examined {
   enum class State { none, invalid, valid } state = State::none;
-  bool is_open = false;  // it is a checkpoint without doubt, though perhaps an invalid one
-  std::string why{};     // where it is invalid
+  bool is_open = false;  // it opened as a checkpoint, perhaps an invalid one
+  std::string why{};     // why it is invalid
 };
 
-/// Returns the first error of a reader's check; empty where there is none.
+/// Returns the first error of a reader's check; empty if there is none.
 template <class Check>
 std::string first_error(const Check& check) {
   std::mutex mutex;
@@ -129,7 +130,7 @@ Examined examine(const FileSystem& fs, const std::string& path, Validation valid
       .state = why.empty() ? State::valid : State::invalid, .is_open = true, .why = std::move(why)};
 }
 
-/// Says whether a path is an object of its own, no link, that holds no directories.
+/// Says whether a path is a file, or a directory without directories in it, and not a link.
 bool is_removable(const FileSystem& fs, const std::string& directory, const std::string& name) {
   const std::string path = join_path(directory, name);
   if (is_closed(fs, path)) return false;
@@ -142,9 +143,9 @@ bool is_removable(const FileSystem& fs, const std::string& directory, const std:
          });
 }
 
-/// Deletes what has been renamed: `path` is the name that it had.
+/// Deletes a renamed checkpoint: `path` is its former name.
 void delete_renamed(FileSystem& fs, const std::string& path) {
-  // Unless a new checkpoint has been written there.
+  // Keep the files of a new checkpoint written there.
   if (!fs.kind_of(path)) {
     for (const FormatDriver* driver : format_drivers()) {
       if (driver->side_files() != nullptr) driver->side_files()->remove_orphans(fs, path);
@@ -183,7 +184,7 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 
 namespace {
 
-/// A name with its last number left out, where it has one.
+/// A name without its last number, if it has one.
 struct Numbered {
   explicit Numbered(const std::string& name) {
     constexpr const char* kDigits = "0123456789";
@@ -193,7 +194,7 @@ struct Numbered {
     const std::size_t first = before == std::string::npos ? 0 : before + 1;
     parts = {name.substr(0, first), name.substr(last + 1)};
   }
-  std::optional<std::pair<std::string, std::string>> parts;  // before it and behind it
+  std::optional<std::pair<std::string, std::string>> parts;  // before and after the number
 };
 
 }  // namespace

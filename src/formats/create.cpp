@@ -12,8 +12,8 @@
 namespace tessera::formats {
 namespace {
 
-/// Returns the path with links resolved of what is there, and of the folder of what is not. A pipe
-/// may lie nowhere.
+/// Returns the path with links resolved; if nothing exists there, those of its parent. Leaves pipes
+/// unresolved, as they may have no path.
 std::string resolved(const FileSystem& fs, const std::string& path) {
   const auto kind = fs.kind_of(path);
   if (kind == FileKind::other) return path;

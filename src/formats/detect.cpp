@@ -22,7 +22,7 @@ struct BestMatch {
   Recognition recognition{};
 };
 
-/// Returns what the driver with the strongest match says; of equal ones, the first.
+/// Returns the strongest match of all drivers; of equal ones, the first.
 template <class Recognize>
 BestMatch best_match(const Recognize& recognize) {
   BestMatch best;
@@ -38,7 +38,7 @@ BestMatch match_of_directory(const DirectoryListing& directory) {
       [&](const FormatDriver& driver) { return driver.recognize_directory(directory); });
 }
 
-/// Returns the texts that drivers give, as "a, b or c".
+/// Returns the texts of the drivers as "a, b or c".
 std::string described(std::string_view FormatDescription::*member) {
   std::vector<std::string_view> texts;
   for (const FormatDriver* driver : format_drivers()) {
@@ -53,7 +53,7 @@ std::string described(std::string_view FormatDescription::*member) {
   return all;
 }
 
-/// Returns the name of a checkpoint among a directory's first entries, to point at.
+/// Returns the name of a checkpoint among a directory's first entries, for a message.
 std::optional<std::string> checkpoint_within(const FileSystem& fs, const std::string& path,
                                              std::span<const std::string> names) {
   constexpr std::size_t kMaxLookedAt = 64;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::uint64_t kMaxLayoutFileNbytes = std::uint64_t{1} << 28;
 
-/// Reads members of JSON objects, naming the file and the way to the member on failure.
+/// Reads members of JSON objects. Errors name the file and the path to the member.
 class LayoutJson {
  public:
   explicit LayoutJson(const std::string& path) : path_(path) {}
@@ -69,7 +69,7 @@ FlatUnitParameter parse_parameter(const LayoutJson& json, const Value& object,
   return parameter;
 }
 
-/// Throws where two parameters share elements without being the same ones.
+/// Throws if two parameters share some elements but are not tied.
 void check_no_overlap(const FlatVectorLayout& vector, const std::string& path) {
   std::vector<const FlatUnitParameter*> by_offset;
   for (const FlatUnitParameter& parameter : vector.parameters) {
@@ -102,7 +102,7 @@ std::string_view without_last_step(std::string_view fqn) {
   return dot == std::string_view::npos ? std::string_view() : fqn.substr(0, dot);
 }
 
-/// Returns where the first step `state` of an fqn ends, its dot included; 0 where there is none.
+/// Returns where the first step `state` of an fqn ends, with its dot; 0 if there is none.
 std::size_t end_of_state_step(std::string_view fqn) {
   constexpr std::string_view kStep = "state.";
   if (fqn.starts_with(kStep)) return kStep.size();
@@ -138,7 +138,7 @@ class FlatLayoutReader final : public CheckpointReader {
   }
 
  private:
-  /// Where a piece lies: `tensor` and `piece` of the reader below, from element `begin` on.
+  /// The source of a piece: `tensor` and `piece` of the reader below, from element `begin`.
   struct Source {
     std::size_t tensor;
     std::size_t piece;
@@ -184,7 +184,7 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
   contents_.annotations = below.annotations;
 
   std::set<std::size_t> replaced;
-  // The name by which optimizer state knows a vector -> its layout.
+  // Name of a vector in optimizer state -> its layout.
   std::unordered_map<std::string_view, const FlatVectorLayout*> by_state_name;
   for (const FlatVectorLayout& vector : layout) {
     const TensorEntry* found = below.find_tensor(vector.key);
@@ -246,8 +246,8 @@ void FlatLayoutReader::show_parameter(std::size_t vector, const FlatUnitParamete
   shown_.push_back(std::move(shown));
 }
 
-/// Returns the path of `fqn`, which lies in the same dict as the vector; empty where the vector's
-/// own path does not say which one that is.
+/// Returns the path of `fqn`, which is in the same dict as the vector; empty if the vector's path
+/// does not tell the dict.
 KeyPath path_beside(const TensorEntry& vector, std::string_view fqn) {
   if (vector.key_path.size() < 2) return {};
   KeyPath path(vector.key_path.begin(), vector.key_path.end() - 1);
@@ -257,8 +257,8 @@ KeyPath path_beside(const TensorEntry& vector, std::string_view fqn) {
   return path;
 }
 
-/// Throws where more lies between parameters than FSDP1 leaves to align each at 16 bytes, or more
-/// behind them than makes the vector as long on every rank: elements that would be lost.
+/// Throws if the gaps between parameters are larger than FSDP1's alignment to 16 bytes, or the
+/// padding after them is larger than equal shards need. The elements there would be lost.
 void FlatLayoutReader::refuse_holes(const TensorEntry& vector,
                                     const FlatVectorLayout& layout) const {
   constexpr std::uint64_t kAlignmentNbytes = 16;

@@ -7,7 +7,7 @@
 namespace tessera::formats {
 namespace {
 
-/// Formats that a file in the directory marks come before those that are known by names alone.
+/// Formats with a marker file in the directory come before those known by file names alone.
 std::vector<const FormatDriver*>& registered() {
   static std::vector<const FormatDriver*> drivers{&native_driver(), &dcp_driver(),
                                                   &safetensors_driver(), &torch_zip_driver()};

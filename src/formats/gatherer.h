@@ -10,12 +10,12 @@
 
 namespace tessera::formats::detail {
 
-/// The most that a Gatherer takes of its scratch memory.
+/// The most scratch memory that a Gatherer uses.
 inline constexpr std::uint64_t kGatherNbytes = std::uint64_t{4} << 20;
 
-/// Reads elements of one tensor out of any of its pieces, in the order of any region. Runs that lie
-/// close together in a piece are read at once. Keeps views of the reader and of `scratch`, which
-/// must outlive it. One thread at a time.
+/// Reads elements of one tensor from any of its pieces, in the order of any region. Reads runs that
+/// are close together in a piece at once. The reader and `scratch` must outlive it. Not
+/// thread-safe.
 class Gatherer {
  public:
   Gatherer(const TensorSource& source, std::size_t tensor_index,

@@ -12,7 +12,7 @@
 namespace tessera::formats {
 namespace {
 
-/// Steps one after the other in this form tell paths apart that are spelled alike.
+/// The text of a step. Joined, these texts differ for paths that have the same spelling.
 struct StepText {
   std::string operator()(const std::string& key) const { return text('s', key); }
   std::string operator()(std::int64_t position) const {

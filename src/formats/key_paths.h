@@ -6,9 +6,9 @@
 
 namespace tessera::formats {
 
-/// Checks that the names and key paths of all tensors, values and aliases make up one tree of dicts
-/// and lists: names are UTF-8, a path spells its name, and what one entry lies in is neither an
-/// entry itself nor a dict for one and a list for another.
+/// Checks that the names and key paths of all tensors, values and aliases form one tree of dicts
+/// and lists: names are UTF-8, a path spells its name, and no container is an entry itself, or a
+/// dict for one entry and a list for another.
 /// Throws: Error(invalid_argument) with `destination` and the entry's name.
 void check_key_paths(const CheckpointContents& contents, const std::string& destination);
 

@@ -148,7 +148,7 @@ class MergedReader final : public CheckpointReader {
         add(Part::alias, contents.aliases[i].fqn, i);
       }
     }
-    std::ranges::stable_sort(all, {}, &Named::name);  // of one name, in order of the sources
+    std::ranges::stable_sort(all, {}, &Named::name);  // equal names stay in source order
     return all;
   }
 
@@ -182,7 +182,7 @@ class MergedReader final : public CheckpointReader {
                            .remedy = {Remedy::Action::choose_source}});
   }
 
-  /// `chosen_` is in order of name, so the lists are too.
+  /// `chosen_` is sorted by name, so the lists are too.
   void add_chosen() {
     for (const Named& named : chosen_) {
       const CheckpointContents& from = reader_of(named.origin).contents();
@@ -239,7 +239,7 @@ class MergedReader final : public CheckpointReader {
     tensor.parameter = own;
   }
 
-  /// A unit of which a parameter is taken from another source is none any more.
+  /// Drops a unit if a parameter of it is taken from another source.
   void add_units() {
     std::set<std::string> in_units;
     for (std::size_t s = 0; s < sources_.size(); ++s) {
@@ -287,7 +287,7 @@ class MergedReader final : public CheckpointReader {
   std::vector<Origin> values_;   // parallel to contents_.values
   std::vector<Finding> collisions_;
   std::vector<Named> chosen_;                // by name
-  std::map<Origin, std::string> new_names_;  // of the tensors that are kept
+  std::map<Origin, std::string> new_names_;  // of the tensors kept
 };
 
 }  // namespace

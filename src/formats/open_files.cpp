@@ -18,8 +18,8 @@ namespace {
 class KeptFile;
 using OpenFile = std::shared_ptr<const ReadableFile>;
 
-/// The files that are open, of all readers; the one that was not read for longest is closed first.
-/// Who is reading a file shares it, so it is closed behind them. Thread-safe.
+/// The open files of all readers. The least recently read one is closed first. A file in use is
+/// shared, so it is closed only after the last reader is done. Thread-safe.
 class OpenFiles {
  public:
   static OpenFiles& of_process() {
@@ -37,7 +37,7 @@ class OpenFiles {
 
   void add(const KeptFile* owner, OpenFile file) {
     const std::scoped_lock lock(mutex_);
-    if (places_.contains(owner)) return;  // another thread was quicker
+    if (places_.contains(owner)) return;  // another thread was faster
     newest_first_.emplace_front(owner, std::move(file));
     places_.emplace(owner, newest_first_.begin());
     while (newest_first_.size() > num_files_kept_open()) {

@@ -8,15 +8,14 @@
 
 namespace tessera::formats {
 
-/// Returns how many files all readers of the process keep open together: an eighth of what it may
-/// have open (RLIMIT_NOFILE), from 4 to 128.
+/// Returns how many files all readers of the process together keep open: an eighth of the process's
+/// limit (RLIMIT_NOFILE), from 4 to 128.
 std::size_t num_files_kept_open();
 
-/// Opens a file for a reader that may have many, beside other readers that may have many: it is
-/// kept open while it is among those read last, and opened anew when it is read again. `fs` must
-/// outlive it. Thread-safe.
-/// Throws: as FileSystem::open; when read, Error(corruption) where another file has taken its place
-/// that has another size.
+/// Opens a file for a reader that may have many files. The file stays open while it is among the
+/// most recently read ones, and is opened again when needed. `fs` must outlive it. Thread-safe.
+/// Throws: as FileSystem::open; when read, Error(corruption) if a file of another size has replaced
+/// it.
 std::unique_ptr<ReadableFile> open_kept(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

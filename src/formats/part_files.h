@@ -10,8 +10,8 @@ struct RankSelection {
   bool contains(int rank) const { return begin <= rank && rank < end; }
 };
 
-/// What stands behind the name of a part's file until it is complete. As StagedDestination's own,
-/// so that it is known for what a dead writer left.
+/// The suffix of a part's file until it is complete. The same as StagedDestination's, so that it is
+/// recognized as left by a dead writer.
 inline constexpr const char* kUncommittedSuffix = ".partial";
 
 }  // namespace tessera::formats

@@ -6,15 +6,15 @@
 
 namespace tessera::formats::detail {
 
-// How files begin.
+// The first bytes of files.
 inline constexpr std::string_view kZipSignature("PK\x03\x04", 4);
 inline constexpr std::string_view kHdf5Signature("\x89HDF\r\n\x1a\n", 8);
 inline constexpr std::string_view kNativeSignature("\x89TSR\r\n\x1a\n", 8);
 
-/// The bytes that the functions below look at.
+/// The bytes that the functions below read.
 inline constexpr std::size_t kLookedAtNbytes = 520;
 
-/// Whether a file that begins with `head` is HDF5's, also with the smallest user block before it.
+/// Whether a file that begins with `head` is an HDF5 file, also after the smallest user block.
 inline bool is_hdf5(std::string_view head) {
   return head.starts_with(kHdf5Signature) ||
          head.substr(std::min<std::size_t>(512, head.size())).starts_with(kHdf5Signature);

@@ -7,8 +7,8 @@
 namespace tessera {
 
 /// Says whether `name` matches `pattern`: `*` matches any characters, also dots; `?` matches one;
-/// `[a-z]` and `[!a-z]` match one of a set; `\` makes the next character ordinary. So is an
-/// unclosed `[`. A character is a UTF-8 code point, or one byte of invalid UTF-8.
+/// `[a-z]` and `[!a-z]` match one of a set; `\` makes the next character ordinary. An unclosed `[`
+/// is ordinary too. A character is a UTF-8 code point, or one byte of invalid UTF-8.
 /// Cost: O(name * pattern), never exponential.
 bool glob_match(std::string_view pattern, std::string_view name);
 

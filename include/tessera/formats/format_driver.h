@@ -165,7 +165,7 @@ class FormatDriver {
   virtual void require_one_checkpoint(const FileSystem& /*fs*/, const std::string& /*directory*/,
                                       const std::vector<std::string>& /*names*/,
                                       const std::string& /*option*/) const {}
-  /// Returns the files beside a single-file checkpoint; null where there are never any.
+  /// Returns the files beside a single-file checkpoint; null if there are never any.
   virtual const SideFiles* side_files() const { return nullptr; }
 };
 

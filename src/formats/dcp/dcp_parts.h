@@ -10,14 +10,14 @@
 
 namespace tessera::formats::dcp {
 
-// What parts.h promises, for this format. Where everything lies follows from contents and values,
-// so that no rank needs to know another's file.
+// Implements parts.h for this format. All places follow from contents and values, so no rank needs
+// to know the file of another.
 
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                               CheckpointContents contents,
                                               std::vector<Value> values, int rank);
 
-/// Throws Error(corruption) naming a file that is missing or of another size than it must have.
+/// Throws Error(corruption) naming a file that is missing or has the wrong size.
 void require_parts(const FileSystem& fs, const std::string& directory, CheckpointContents contents,
                    const std::vector<Value>& values);
 

@@ -25,12 +25,12 @@ using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
 
 constexpr std::uint64_t kMaxMetadataNbytes = std::uint64_t{1} << 30;
-// What a reader keeps for when it is needed again; how many files are open is not its to say.
+// How many objects a reader keeps for reuse. The number of open files is limited elsewhere
+// (open_kept).
 constexpr std::size_t kMaxFiles = 4096;
 constexpr std::size_t kMaxChunks = 256;
 
-/// One item, opened: a torch.save file within a file of the checkpoint, which it shares with
-/// others.
+/// An opened item: a torch.save file inside a file of the checkpoint, which holds other items too.
 struct Item {
   Item(std::shared_ptr<const ReadableFile> in_file, ByteRange window)
       : file(std::move(in_file)), archive(*file, window) {}
@@ -119,7 +119,7 @@ std::shared_ptr<const ReadableFile> DcpReader::open_file(std::uint32_t file) con
   });
 }
 
-/// Returns the file of an item, all of which is there.
+/// Returns the file of an item. Throws if the file is too short for it.
 std::shared_ptr<const ReadableFile> DcpReader::open_file_of(const StorageInfo& info) const {
   auto file = open_file(info.file);
   const ByteRange window = window_of(info);
@@ -209,7 +209,7 @@ class ItemCheck {
     for (std::size_t m = 0; m < zip.members().size(); ++m) check_member(name, zip, m);
   }
 
-  /// Takes the error of a value that is never read, which is no damage: PyTorch has written it.
+  /// Reports a value that Tessera does not read. This is not damage: PyTorch has written it.
   void report_refused_value(const Error& refusal) {
     sink_({.severity = Finding::Severity::note,
            .rule = "value",
@@ -288,7 +288,8 @@ std::vector<std::string> DcpReader::data_files() const {
 
 void DcpReader::check_files(const FindingSink& sink) const {
   const auto& [contents, storage] = metadata_;
-  // A file of another save has other items: the last one of each file tells, without their data.
+  // A file of another save has other items. The last item of each file shows this without reading
+  // data.
   std::vector<const StorageInfo*> last_items(storage.files.size());
   const auto note = [&](const StorageInfo& info) {
     const StorageInfo*& last = last_items[info.file];
@@ -319,7 +320,7 @@ void DcpReader::verify_value(std::size_t value_index, ItemCheck& check) const {
       check.report_structure(error.at_tensor(name));
       return;
     }
-    try {  // the bytes of what is not read are checked all the same
+    try {  // the bytes of a refused value are checked too
       const auto file = open_file_of(info);
       check.check_members(name, zip::ZipReader(*file, window_of(info)));
       check.report_refused_value(error.at_tensor(name));
@@ -353,7 +354,7 @@ void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
       if (!is_readable[info.file]) continue;
       check.check(tensor.meta.fqn, [&] {
         auto chunk = open_chunk(tensor, std::get<Box>(tensor.pieces[p].region), info);
-        chunk->item->archive.stored_range(chunk->record);  // refuses what cannot be read as it lies
+        chunk->item->archive.stored_range(chunk->record);  // throws if the range cannot be read
         return std::move(chunk->item);
       });
     }

@@ -66,8 +66,8 @@ void check_contents(const std::string& destination, const CheckpointContents& co
   }
 }
 
-/// Leaves one piece of each region: of replicas the one whose rank has the least to write so far.
-/// An empty tensor keeps one empty piece, as DCP wants a chunk for it; other empty pieces go.
+/// Keeps one piece of each region: the replica whose rank has the least to write so far. An empty
+/// tensor keeps one empty piece, as DCP requires a chunk for it; other empty pieces are removed.
 void choose_replicas(const std::string& destination, CheckpointContents& contents) {
   std::map<int, std::uint64_t> nbytes_of_rank;
   for (TensorEntry& tensor : contents.tensors) {
@@ -97,7 +97,7 @@ void choose_replicas(const std::string& destination, CheckpointContents& content
   }
 }
 
-/// What is written, and where it lies.
+/// What is written, and where.
 struct FileLayout {
   CheckpointContents contents;
   Storage storage;
@@ -117,8 +117,8 @@ CheckpointContents checked(const std::string& destination, CheckpointContents co
   return contents;
 }
 
-/// Every item is a torch.save file within `__<rank>_0.distcp`, one after the other: first the
-/// values, then the tensors' pieces. What lies between two items is zero.
+/// Every item is a torch.save file inside `__<rank>_0.distcp`, one after the other: first the
+/// values, then the tensors' pieces. The bytes between two items are zero.
 FileLayout lay_out(const std::string& destination, CheckpointContents contents,
                    const std::vector<Value>& values) {
   TESSERA_CHECK(values.size() == contents.values.size());
@@ -167,12 +167,12 @@ void write_metadata(WritableFile& out, const FileLayout& layout) {
   out.close();
 }
 
-/// Writes the files of some ranks into a directory. What becomes of them is for `commit`.
-/// All places are known when this is made; an item's headers are written with its last block, when
-/// its CRC is known. Thread-safe where CheckpointWriter is.
+/// Writes the files of some ranks into a directory; a derived class defines `commit`. All places
+/// are known from the start. An item's headers are written with its last block, when its CRC is
+/// known. As thread-safe as CheckpointWriter.
 class RankFilesWriter : public CheckpointWriter {
  public:
-  /// Files have `suffix` behind their names. `journal` may be null.
+  /// File names end in `suffix`. `journal` may be null.
   RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
                   std::vector<Value> values, RankSelection ranks, std::string suffix,
                   Journal* journal);
@@ -189,7 +189,8 @@ class RankFilesWriter : public CheckpointWriter {
   const std::string& directory() const { return directory_; }
   const FileLayout& layout() const { return layout_; }
   const Journal* journal() const { return journal_; }
-  /// Completes the files and returns their names, without suffix. Requires: every block written.
+  /// Completes the files and returns their names, without the suffix. Requires: every block
+  /// written.
   std::vector<std::string> finish_files();
 
  private:
@@ -198,7 +199,7 @@ class RankFilesWriter : public CheckpointWriter {
     std::int64_t blocks_left = 0;
     std::vector<std::uint32_t> block_crcs;
   };
-  /// A file exists from its first block to its last piece's last.
+  /// A file is open from its first block to the last block of its last piece.
   struct RankFile {
     std::string name;
     int rank = 0;
@@ -291,8 +292,8 @@ std::int64_t RankFilesWriter::block_numel(PieceId piece) const {
 WritableFile& RankFilesWriter::open(RankFile& file) {
   TESSERA_CHECK(!file.is_finished);
   if (file.is_begun) return *file.file;
-  // A step that failed is tried again by the next thread, so that it does not tell of a failure
-  // that only follows from the first.
+  // The next thread retries a failed step, so that it reports the first failure and not one that
+  // follows from it.
   if (!file.file) file.file = begin_file(fs_, journal_, path_of(file));
   WritableFile& out = *file.file;
   out.resize(file.nbytes);
@@ -316,7 +317,7 @@ void RankFilesWriter::write_headers(WritableFile& out, PieceId piece, std::uint3
   }
 }
 
-/// Returns where the block lies in its file.
+/// Returns the range of the block in its file.
 ByteRange RankFilesWriter::range_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
   TESSERA_CHECK(ranks_.contains(piece_of(piece).rank));
   const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
@@ -362,8 +363,8 @@ bool RankFilesWriter::resume_block(PieceId piece, std::int64_t begin, std::span<
   return true;
 }
 
-/// Counts a block that is in its place. The last one of a piece completes its item, that of the
-/// last piece the file.
+/// Counts a block that has been written. The last block of a piece completes its item; the last
+/// item completes the file.
 void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t block_crc) {
   const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
   const std::int64_t numel = box_of(piece).numel();
@@ -394,7 +395,7 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
   finish(file);
 }
 
-/// Requires: nobody writes to the file any more.
+/// Requires: no thread writes to the file any more.
 void RankFilesWriter::finish(RankFile& file) {
   file.file->sync();
   file.file->close();
@@ -432,7 +433,7 @@ class DcpWriter final : public RankFilesWriter {
   }
 };
 
-/// Writes one rank's file, if it has one; it gets its name with `commit`.
+/// Writes one rank's file, if it has one. `commit` gives it its name.
 class DcpPartWriter final : public RankFilesWriter {
  public:
   DcpPartWriter(FileSystem& fs, std::string directory, FileLayout layout, std::vector<Value> values,
@@ -492,7 +493,7 @@ void finish_parts(FileSystem& fs, const std::string& directory, CheckpointConten
 
 namespace {
 
-/// Returns the names of all that is written to a directory.
+/// Returns the names of all files that are written.
 std::set<std::string> file_names(const FileLayout& layout) {
   std::set<std::string> names(layout.storage.files.begin(), layout.storage.files.end());
   names.insert(dcp::kMetadataFile);

@@ -9,12 +9,12 @@
 namespace tessera::formats {
 namespace {
 
-/// Whatever protocol it was pickled by, the first thing in it is the class.
+/// In every pickle protocol, the class comes first.
 bool begins_as_metadata(std::string_view begin) {
   return begin.find("torch.distributed.checkpoint.metadata") != std::string_view::npos;
 }
 
-/// Zeros before the first item, of any number, are Tessera's: they put large storages on pages.
+/// Tessera may write any number of zeros before the first item, to align large storages to pages.
 bool begins_as_item(std::string_view begin) {
   constexpr char kPickleProtocol = '\x80';
   begin.remove_prefix(std::min(begin.find_first_not_of('\0'), begin.size()));

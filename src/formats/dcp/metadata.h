@@ -11,23 +11,23 @@ namespace tessera::formats::dcp {
 
 inline constexpr const char* kMetadataFile = ".metadata";
 
-/// Where one item (a chunk of a tensor, or a value) lies: DCP's `_StorageInfo`. Units: bytes.
+/// The place of one item (a chunk of a tensor, or a value): DCP's `_StorageInfo`. Units: bytes.
 struct StorageInfo {
   std::uint32_t file = 0;  // index into Storage::files
   std::uint64_t offset = 0;
   std::uint64_t nbytes = 0;
 };
 
-/// Where everything in a checkpoint lies.
+/// The places of all items of a checkpoint.
 struct Storage {
   std::vector<std::string> files;                // relative to the checkpoint
   std::vector<std::vector<StorageInfo>> pieces;  // parallel to contents.tensors and their pieces
   std::vector<StorageInfo> values;               // parallel to contents.values
 };
 
-/// What `.metadata` says. Contents are sorted and checked as CheckpointReader promises; a piece's
-/// rank is the number in its file's name, `__<rank>_<n>.distcp`, or the file's place among all
-/// names where they are others.
+/// The contents of `.metadata`, sorted and checked as CheckpointReader promises. A piece's rank is
+/// the number in its file's name, `__<rank>_<n>.distcp`. If any file has another name, it is the
+/// file's place among the sorted names.
 struct Metadata {
   CheckpointContents contents;
   Storage storage;

@@ -33,7 +33,7 @@ enum class MetadataGlobal : std::uint32_t {
   memory_format,
   enum_by_name,  // some Pythons (3.11.2) pickle an Enum as getattr(class, name)
   windows_path,
-  quantized_dtype,  // known, to be refused with the tensor's name
+  quantized_dtype,  // refused with the tensor's name
 };
 
 constexpr std::uint32_t number(MetadataGlobal global) {
@@ -142,7 +142,7 @@ class Parser {
         throw error.at_tensor(std::string(name));
       }
     }
-    // The names lie in the pickle and outlive this.
+    // The names are in the pickle and outlive this.
     place_of_.reserve(num_entries);
     std::size_t next_tensor = 0;
     std::size_t next_value = 0;
@@ -184,7 +184,7 @@ class Parser {
     result_.storage.pieces.emplace_back(num_chunks, kNowhere);
   }
 
-  /// Returns the dtype, having looked at all that a dense tensor's properties must be.
+  /// Checks the properties that a dense tensor must have, and returns the dtype.
   static DType parse_dtype_of(Object properties) {
     constexpr std::string_view kRule = "properties";
     if (!is_instance(properties, MetadataGlobal::tensor_properties)) {
@@ -219,7 +219,7 @@ class Parser {
     layout.fail(ErrorKind::unsupported, "layout: expected torch.strided, found " + printable(name));
   }
 
-  // What it says is not needed: each item carries its strides.
+  // Its content is not needed: each item carries its strides.
   static void check_memory_format(Object format) {
     if (is_instance(format, MetadataGlobal::memory_format)) return;
     if (is_instance(format, MetadataGlobal::enum_by_name)) {
@@ -251,7 +251,7 @@ class Parser {
     return sizes;
   }
 
-  // Where the items lie
+  // Places of the items
 
   struct Place {
     bool is_value;
@@ -312,7 +312,7 @@ class Parser {
     return std::get<Box>(result_.contents.tensors[tensor].pieces[piece].region).offsets;
   }
 
-  /// Returns the tensor's chunks in the order of their offsets: for indices without a good hint.
+  /// Returns the tensor's chunks in the order of their offsets, for indices without a usable hint.
   const std::vector<std::size_t>& pieces_by_offset(std::size_t tensor) {
     const auto [at, is_new] = by_offset_.try_emplace(tensor);
     if (is_new) {
@@ -368,7 +368,7 @@ class Parser {
     return index;
   }
 
-  /// Every item that holds bytes has a place. An empty chunk without one is left out.
+  /// Checks that every item with bytes has a place. Removes empty chunks that have none.
   void check_storage() {
     for (std::size_t v = 0; v < result_.contents.values.size(); ++v) {
       if (result_.storage.values[v].nbytes != 0) continue;
@@ -395,10 +395,10 @@ class Parser {
     }
   }
 
-  // Where the items were in the state dict
+  // Places of the items in the state dict
 
   void parse_key_paths(Object planner_data) {
-    // A planner may keep anything here; the default one keeps a dict from name to path.
+    // A planner may store anything here; the default one stores a dict from name to path.
     if (!planner_data.is(ObjectKind::dict)) return;
     const std::size_t num_entries = planner_data.num_entries("planner_data");
     for (std::size_t i = 0; i < num_entries; ++i) {
@@ -448,7 +448,7 @@ class Parser {
     return path;
   }
 
-  /// Throws where a step above the item's own is an item itself, which then could not be a dict.
+  /// Throws if a container of the item is an item itself, which then could not be a dict.
   void check_no_key_above(std::string_view name, const KeyPath& path) {
     std::size_t nbytes = 0;
     for (std::size_t steps = 1; steps < path.size(); ++steps) {

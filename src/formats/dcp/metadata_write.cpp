@@ -15,7 +15,7 @@ using pickle::Pickler;
 constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
 
-/// Pushes an instance of a dataclass; its state, which the caller pushes next, goes in by `build`.
+/// Pushes an instance of a dataclass. The caller then pushes its state and calls `build`.
 void new_instance(Pickler& pickler, std::string_view module, std::string_view name) {
   pickler.global(module, name);
   pickler.empty_tuple();
@@ -81,7 +81,7 @@ void pickle_tensor_item(Pickler& pickler, const TensorEntry& tensor) {
   pickler.build();
 }
 
-/// Pushes the item's key in `storage_data`, but for `index`, and the place where it lies.
+/// Pushes the item's key in `storage_data`, except `index`, and its place.
 void pickle_storage_info(Pickler& pickler, const Storage& storage, const StorageInfo& info) {
   new_instance(pickler, kFilesystemModule, "_StorageInfo");
   pickler.empty_dict();
@@ -129,8 +129,8 @@ void pickle_storage_data(Pickler& pickler, const CheckpointContents& contents,
   }
 }
 
-/// Pushes name and path: an entry of the mapping that gives nested dicts and lists back. The root
-/// of a state dict is a dict in DCP, so positions in a list that was the root become its keys.
+/// Pushes name and path: an entry of the mapping from which DCP restores nested dicts and lists. In
+/// DCP the root of a state dict is a dict, so if the root was a list, its positions become keys.
 void pickle_key_path(Pickler& pickler, const std::string& name, const KeyPath& path) {
   pickler.interned(name);
   pickler.mark();

@@ -9,16 +9,16 @@
 
 namespace tessera::formats::dcp {
 
-/// Keeps the most recently used objects of a kind that is costly to make. Each object is made once
-/// while it is kept, also when several threads ask for it together; what a thread still uses
-/// outlives its place here, hence shared_ptr. Thread-safe.
+/// Keeps the most recently used objects of a kind that is costly to make. While an object is kept
+/// it is made once, even if several threads ask for it together. A thread may use an object that is
+/// no longer kept, hence shared_ptr. Thread-safe.
 template <class Key, class T, class Hash = std::hash<Key>>
 class RecentlyUsed {
  public:
   explicit RecentlyUsed(std::size_t capacity) : capacity_(capacity) {}
 
-  /// Returns the object for `key`, made by `make()` (which returns a unique_ptr) where it is not
-  /// kept. What `make` throws goes to the caller, and the next one tries again.
+  /// Returns the object for `key`. If it is not kept, makes it with `make()`, which returns a
+  /// unique_ptr. If `make` throws, the caller gets the exception and the next caller tries again.
   template <class Make>
   std::shared_ptr<const T> get(const Key& key, const Make& make) {
     const std::shared_ptr<Slot> slot = slot_for(key);

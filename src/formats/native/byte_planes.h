@@ -6,9 +6,9 @@
 
 namespace tessera::formats::native {
 
-/// Puts the first bytes of all elements first, then all second bytes, and so on: the bytes that
-/// are alike come together. What HDF5's filter `shuffle` does.
-/// Requires: both spans of the same size, a multiple of `itemsize`, apart.
+/// Puts the first bytes of all elements first, then all second bytes, and so on, so that similar
+/// bytes are next to each other. Same as HDF5's filter `shuffle`.
+/// Requires: both spans have the same size, a multiple of `itemsize`, and do not overlap.
 void shuffle_bytes(std::span<const std::byte> elements, std::uint64_t itemsize,
                    std::span<std::byte> planes);
 

@@ -48,8 +48,8 @@ class ByteWriter {
   std::string bytes_;
 };
 
-/// Takes such encodings apart. The bytes may hold anything: whatever does not fit throws
-/// Error(corruption) with the path and the position. Sees the caller's memory. Not thread-safe.
+/// Reads such encodings. The bytes may be hostile: whatever does not fit throws Error(corruption)
+/// with the path and the position. Views the caller's memory. Not thread-safe.
 class ByteReader {
  public:
   /// `file_offset` is where `bytes` begins in the file at `path`.
@@ -62,7 +62,7 @@ class ByteReader {
 
   std::uint64_t uint() {
     if (position_ < bytes_.size() && std::to_integer<std::uint8_t>(bytes_[position_]) < 0x80) {
-      return std::to_integer<std::uint8_t>(bytes_[position_++]);  // most are that small
+      return std::to_integer<std::uint8_t>(bytes_[position_++]);  // most numbers are that small
     }
     std::uint64_t value = 0;
     for (unsigned shift = 0; shift < 64; shift += 7) {
@@ -94,8 +94,8 @@ class ByteReader {
     return {reinterpret_cast<const char*>(take(nbytes).data()), static_cast<std::size_t>(nbytes)};
   }
 
-  /// Returns a number of things of which each takes `min_nbytes` or more of what is left, so that
-  /// room can be made for them.
+  /// Returns the length of a list. Checks that so many items of at least `min_nbytes` fit into the
+  /// remaining bytes, so that the caller may allocate them.
   std::size_t count(std::size_t min_nbytes) {
     const std::uint64_t number = uint();
     if (number > (bytes_.size() - position_) / min_nbytes) {

@@ -6,7 +6,7 @@
 
 namespace tessera::formats::native {
 
-/// Returns a checksum as messages show it: `0x` and 16 digits.
+/// Returns a checksum for messages: `0x` and 16 digits.
 inline std::string checksum_text(std::uint64_t checksum) {
   char text[19];
   std::snprintf(text, sizeof text, "0x%016llx", static_cast<unsigned long long>(checksum));

@@ -1,7 +1,6 @@
 #include "formats/native/chunk_codec.h"
 
-// For ZSTD_compressSequences and ZSTD_c_literalCompressionMode: ways to encode, the frames are
-// ordinary ones.
+// For ZSTD_compressSequences and ZSTD_c_literalCompressionMode, which still make ordinary frames.
 #define ZSTD_STATIC_LINKING_ONLY
 #include <zstd.h>
 
@@ -14,13 +13,13 @@
 namespace tessera::formats::native {
 namespace {
 
-/// A chunk is compressed where that saves at least this part of it.
+/// A chunk is compressed if that saves at least 1/16 of it.
 constexpr std::uint64_t kSavedPart = 16;
 
-/// Where Huffman codes alone make a chunk smaller than this part of it, there may be runs and
-/// repetitions in it: in weights, whose noise takes at least half, there are none.
+/// If Huffman codes alone make a chunk smaller than 1/2 of it, it may have runs and repetitions.
+/// Weights have none: their noise takes at least half.
 constexpr std::uint64_t kRegularPart = 2;
-/// What then is tried as well.
+/// The zstd level that is then tried too.
 constexpr int kMatchingLevel = 1;
 
 constexpr std::size_t kBlockHeaderNbytes = 3;
@@ -83,8 +82,7 @@ std::span<const std::byte> ChunkEncoder::compress_at_level(std::span<const std::
   ZSTD_CCtx* const context = as_encoder(context_);
   ZSTD_CCtx_reset(context, ZSTD_reset_session_and_parameters);
   check_zstd(ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, level));
-  // Negative levels leave literals as they are unless told otherwise; in weights there is nothing
-  // but literals.
+  // By default, negative levels do not compress literals; weights consist of literals only.
   check_zstd(ZSTD_CCtx_setParameter(context, ZSTD_c_literalCompressionMode, ZSTD_lcm_huffman));
   const auto frame = matched_frame_.take(ZSTD_compressBound(planes.size()));
   const std::size_t nbytes =

@@ -15,7 +15,7 @@ namespace tessera::formats::native {
 /// Stored on disk; never renumber.
 enum class FileRole : std::uint32_t { index = 1, rank = 2 };
 
-/// What stands at the beginning of each file, in the part that HDF5 calls user block.
+/// The first bytes of each file, in the part that HDF5 calls user block.
 ///
 ///      0    8  magic
 ///      8    4  format version          24    8  checkpoint id
@@ -44,36 +44,36 @@ inline constexpr std::size_t kHeaderFieldsNbytes = 8 + 4 * 4 + 8 + 16 + 8 + 8 + 
 inline constexpr std::size_t kHeaderNbytes = 4096;
 static_assert(kHeaderFieldsNbytes == 72 && kHeaderFieldsNbytes + 4016 + 8 == kHeaderNbytes);
 
-/// The checkpoint id in a rank file that waits for its checkpoint to be known [Note: Parts].
+/// The checkpoint id in a rank file that is not sealed yet [Note: Parts].
 inline constexpr std::uint64_t kUnsealedId = 0;
 
 inline constexpr std::uint64_t kMaxIndexNbytes = std::uint64_t{512} << 20;
 inline constexpr std::uint32_t kMaxWorldSize = 1'000'000;
 
-/// A file's name within its checkpoint.
+/// Names of the files in a checkpoint.
 inline constexpr const char* kIndexFileName = "index.h5";
 std::string rank_file_name(std::int64_t rank);  // `rank-00003.h5`
 
 std::array<std::byte, kHeaderNbytes> encode_header(const FileHeader& header);
 
-/// Reads the header and checks it against itself and the size of the file.
-/// Throws: Error(unsupported) where the file is none of ours or of a later version;
-/// Error(corruption) where it is damaged.
+/// Reads the header and checks its fields against each other and the size of the file.
+/// Throws: Error(unsupported) if the file is not Tessera's, or of a later version;
+/// Error(corruption) if it is damaged.
 FileHeader read_header(const ReadableFile& file);
 
-/// Throws Error(corruption) unless the header is that of the index file.
+/// Throws Error(corruption) unless this is the header of an index file.
 void require_index_role(const FileHeader& header, const std::string& path);
 
-/// Throws Error(corruption) unless the header is that of the file of `rank` in a checkpoint of
+/// Throws Error(corruption) unless this is the header of the file of `rank` in a checkpoint of
 /// `world_size` ranks.
 void require_rank_role(const FileHeader& header, const std::string& path, std::int64_t rank,
                        std::int64_t world_size);
 
-/// Returns the binary index that the header points to, its checksum checked.
+/// Returns the binary index that the header points to, after checking its checksum.
 std::vector<std::byte> read_index_bytes(const ReadableFile& file, const FileHeader& header);
 
-/// Returns the checksum over all bytes behind the header that are in none of `data_ranges`.
-/// Requires: the ranges are sorted and disjoint, and lie behind the header and within the file.
+/// Returns the checksum of all bytes after the header that are in none of `data_ranges`.
+/// Requires: the ranges are sorted and disjoint, after the header and within the file.
 std::uint64_t structure_checksum(const ReadableFile& file, std::span<const ByteRange> data_ranges);
 
 }  // namespace tessera::formats::native

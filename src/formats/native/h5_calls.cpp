@@ -26,11 +26,11 @@ constexpr hsize_t kAlignmentNbytes = 4096;
 constexpr hsize_t kMetadataBlockNbytes = 4096;
 constexpr hsize_t kSmallDataBlockNbytes = 4096;
 
-// What the library keeps in memory takes many times this; more makes it slower, too.
+// The library uses many times this memory for its cache. A larger cache is also slower.
 constexpr std::size_t kMetadataCacheNbytes = std::size_t{1} << 20;
 
-/// Held around all calls. No thread is within the library when the process forks, then: in a child
-/// the library's own lock would be held for ever, and the library takes it when the child ends.
+/// Held during all calls, so that no thread is in the library when the process forks. Otherwise the
+/// library's own lock would stay held in the child, which needs it at its end.
 class LibraryMutex {
  public:
   static std::recursive_mutex& get() {
@@ -53,7 +53,7 @@ herr_t keep_description(unsigned /*depth*/, const H5E_error2_t* error, void* out
   return 0;
 }
 
-/// Throws what the library's error stack says at its innermost end.
+/// Throws the innermost error of the library's error stack.
 [[noreturn]] void throw_library_error(const std::string& path, const char* call) {
   Channel::rethrow_pending_error();
   std::string reason = "no reason given";
@@ -67,7 +67,7 @@ herr_t keep_description(unsigned /*depth*/, const H5E_error2_t* error, void* out
 template <class Result>
 Result checked(Result result, const std::string& path, const char* call) {
   if (result < 0) throw_library_error(path, call);
-  Channel::rethrow_pending_error();  // of a write that the library failed and kept to itself
+  Channel::rethrow_pending_error();  // of a write whose failure the library was not told
   return result;
 }
 
@@ -85,7 +85,7 @@ Handle make_space(std::span<const std::int64_t> shape, const std::string& path) 
 
 Handle make_text_type(std::size_t nbytes, const std::string& path) {
   Handle type{checked(H5Tcopy(H5T_C_S1), path, "H5Tcopy"), H5Tclose};
-  // A size of 0 is not allowed; an empty text is one NUL.
+  // HDF5 does not allow size 0; an empty text is one NUL.
   checked(H5Tset_size(type.id(), std::max<std::size_t>(nbytes, 1)), path, "H5Tset_size");
   checked(H5Tset_cset(type.id(), H5T_CSET_UTF8), path, "H5Tset_cset");
   checked(H5Tset_strpad(type.id(), H5T_STR_NULLPAD), path, "H5Tset_strpad");
@@ -134,8 +134,8 @@ Handle copy_type(hid_t type, const std::string& path) {
   return {checked(H5Tcopy(type), path, "H5Tcopy"), H5Tclose};
 }
 
-/// Returns the type under which elements are stored: what h5py reads as the same dtype, or an
-/// unsigned integer of that width where HDF5 has no such type.
+/// Returns the HDF5 type of stored elements: the one that h5py reads as the same dtype, or an
+/// unsigned integer of that width if HDF5 has no such type.
 Handle make_element_type(DType dtype, const std::string& path) {
   switch (dtype) {
     case DType::boolean:
@@ -179,7 +179,7 @@ Handle make_element_type(DType dtype, const std::string& path) {
   return {};
 }
 
-/// Makes all that stays the same from dataset to dataset.
+/// Makes the parts that all datasets share.
 Parts make_parts(const std::string& path) {
   Parts parts;
   parts.link_properties = make_link_properties(path);
@@ -222,7 +222,7 @@ void write_attribute_of(const File& file, const Handle& object, const char* name
   if (data != nullptr) checked(H5Awrite(attribute.id(), type, data), file.path, "H5Awrite");
 }
 
-/// Returns an element's bytes that stand for missing data: a NaN, or the greatest value.
+/// Returns the bytes of an element that stands for missing data: a NaN, or the greatest value.
 std::array<std::byte, 16> fill_element(DType dtype) {
   std::array<std::byte, 16> bytes{};
   const auto put = [&](auto value) {
@@ -281,7 +281,7 @@ std::array<std::byte, 16> fill_element(DType dtype) {
   return bytes;
 }
 
-/// Returns a name as virtual datasets spell it, where `%` begins a block number.
+/// Returns a name for a virtual dataset, with each `%` doubled: a single one starts a block number.
 std::string virtual_source_name(const std::string& name) {
   std::string doubled;
   for (const char c : name) doubled.append(c == '%' ? 2 : 1, c);
@@ -296,8 +296,8 @@ LibraryScope::LibraryScope() : lock_(LibraryMutex::get()) {
 }
 
 LibraryScope::~LibraryScope() {
-  // Also calls that succeed leave errors behind. A thread must not end with them: the library could
-  // not close when the process ends.
+  // Even successful calls leave errors on the stack. They must be cleared before the thread ends,
+  // or the library cannot close when the process ends.
   H5Eclear2(H5E_DEFAULT);
   H5Eset_auto2(H5E_DEFAULT, report_, report_data_);
 }
@@ -343,7 +343,7 @@ File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_blo
   const Handle creation = make_property_list(H5P_FILE_CREATE, path);
   checked(H5Pset_userblock(creation.id(), user_block_nbytes), path, "H5Pset_userblock");
   checked(H5Pset_obj_track_times(creation.id(), false), path, "H5Pset_obj_track_times");
-  Channel::forget_pending_error();  // of a file that was given up
+  Channel::forget_pending_error();  // of an abandoned file
   file.handle = {checked(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.id(), access.id()), path,
                          "H5Fcreate"),
                  H5Fclose};
@@ -354,7 +354,7 @@ File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_blo
 void close_file(File& file) {
   const LibraryScope library;
   const herr_t status = H5Fclose(file.handle.release());
-  // Whatever the library could not write it may try to write again when the process ends.
+  // If a write failed, the library may try it again when the process ends.
   file.channel->abandon();
   checked(status, file.path, "H5Fclose");
   Channel::rethrow_pending_error();
@@ -394,7 +394,7 @@ Handle create_zstd_dataset(File& file, const std::string& link_name, DType dtype
   const auto chunk_size = static_cast<hsize_t>(chunk_numel);
   checked(H5Pset_chunk(properties.id(), 1, &chunk_size), file.path, "H5Pset_chunk");
   checked(H5Pset_shuffle(properties.id()), file.path, "H5Pset_shuffle");
-  // Optional, as the library that writes need not know the filter: chunks come ready-made.
+  // Optional: the writing library need not have the filter, as chunks are already compressed.
   checked(H5Pset_filter(properties.id(), kZstdFilter, H5Z_FLAG_OPTIONAL, 0, nullptr), file.path,
           "H5Pset_filter");
   checked(H5Pset_fill_time(properties.id(), H5D_FILL_TIME_NEVER), file.path, "H5Pset_fill_time");

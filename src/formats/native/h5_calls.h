@@ -18,11 +18,11 @@
 
 namespace tessera::formats::native::h5 {
 
-// Every call of the HDF5 library that Tessera makes stands behind these functions. Each holds the
-// library while it runs, and throws Error(io) with the path and the library's innermost reason, or
-// what the file system threw.
+// These functions make all of Tessera's calls of the HDF5 library. Each holds the library's mutex
+// while it runs, and throws Error(io) with the path and the library's innermost reason, or what the
+// file system threw.
 
-/// What every dataset and attribute needs and what is costly to make anew for each.
+/// Objects that every dataset and attribute needs, and that are costly to make for each.
 struct Parts {
   Handle link_properties{};
   Handle dataset_properties{};
@@ -33,7 +33,8 @@ struct Parts {
   std::map<DType, Handle> element_types{};
 };
 
-/// A file being laid out. Destroyed before `close_file`, what the library still holds is dropped.
+/// A file being laid out. If it is destroyed before `close_file`, data still in the library are
+/// dropped.
 struct File {
   std::string path;
   std::shared_ptr<Channel> channel;
@@ -45,21 +46,22 @@ struct File {
   File(File&&) = default;
   File& operator=(File&&) = default;
 
-  /// The file itself, for what is written beside the library.
+  /// The file itself, for writes that bypass the library.
   WritableFile& bytes() { return channel->file(); }
 };
 
-/// Creates a file whose bytes depend on nothing but what is put into it: no times, fixed versions
-/// of all structures, a user block of `user_block_nbytes`. An empty file at `path` is used.
+/// Creates a file whose bytes depend only on its content: no times, fixed versions of all
+/// structures, a user block of `user_block_nbytes`. Uses an existing file at `path`.
 File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_block_nbytes);
 
-/// Writes out what the library still holds and lets it forget the file. `bytes()` stays open.
+/// Writes the data that the library still holds, and closes the file in the library. `bytes()`
+/// stays open.
 void close_file(File& file);
 
-/// Creates a group that hangs at the root of the file.
+/// Creates a group at the root of the file.
 Handle create_group(File& file, const std::string& link_name);
 
-/// Creates a one-dimensional dataset that is one range of the file, allocated and not filled, and
+/// Creates a one-dimensional dataset that is one range of the file, allocated but not filled, and
 /// returns it with the range. An empty dataset has the range `[0, 0)`.
 struct PlainDataset {
   Handle handle;
@@ -74,22 +76,22 @@ Handle create_zstd_dataset(File& file, const std::string& link_name, DType dtype
 
 enum class ChunkForm { filtered, raw };  // raw: neither shuffled nor compressed
 
-/// Lets the library find a place for a whole chunk as it is to be stored, and returns the place.
-/// The caller writes the bytes there.
+/// Lets the library choose the place of a chunk in its stored form, and returns the place. The
+/// caller writes the bytes there.
 ByteRange place_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
                       std::span<const std::byte> stored);
 
-/// A part of a source dataset that appears as a box of a virtual one.
+/// A part of a source dataset, shown as a box of a virtual one.
 struct VirtualPart {
   Box box;
   std::string source_file;     // relative to the file of the virtual dataset
   std::string source_dataset;  // link name, one-dimensional
   std::int64_t source_numel = 0;
-  std::int64_t source_begin = 0;  // element of the source that is the box's first
+  std::int64_t source_begin = 0;  // first element of the box in the source
 };
 
-/// Creates a dataset of `shape` that shows `parts`. What no part covers, and a part whose file is
-/// missing, reads as NaN, or the greatest value where the dtype has none.
+/// Creates a dataset of `shape` that shows `parts`. Elements without a part, or whose file is
+/// missing, read as NaN, or as the greatest value if the dtype has no NaN.
 Handle create_virtual_dataset(File& file, const std::string& link_name, DType dtype,
                               std::span<const std::int64_t> shape,
                               std::span<const VirtualPart> parts);
@@ -97,7 +99,7 @@ Handle create_virtual_dataset(File& file, const std::string& link_name, DType dt
 /// Adds a hard link to an object.
 void create_hard_link(File& file, const std::string& existing_name, const std::string& link_name);
 
-/// Creates a scalar dataset that is one UTF-8 text.
+/// Creates a scalar dataset with one UTF-8 text.
 void write_text_dataset(File& file, hid_t parent, const std::string& link_name,
                         std::string_view text);
 

@@ -17,18 +17,18 @@ namespace {
 constexpr herr_t kSuccess = 0;
 constexpr herr_t kFailure = -1;
 
-/// What `set_channel` leaves in a property list. The library copies it byte by byte, so it points
-/// to the caller's pointer, which is read when the file is opened.
+/// The value that `set_channel` puts into a property list. The library copies it byte by byte, so
+/// it points to the caller's shared_ptr, which is read when the file is opened.
 struct DriverInfo {
   const std::shared_ptr<Channel>* channel;
 };
 
-// An exception cannot pass through the library: it waits here for the call to return.
+// An exception cannot pass through the library: it is kept here until the call returns.
 thread_local std::exception_ptr pending_error;
 
 }  // namespace
 
-/// What the library knows as the open file. Its first member is the library's own part.
+/// The open file as the library knows it. The first member belongs to the library.
 struct DriverFile {
   H5FD_t library_part{};
   std::shared_ptr<Channel> channel;
@@ -39,8 +39,8 @@ struct DriverFile {
     return *reinterpret_cast<const DriverFile*>(file);
   }
 
-  /// Does what the library asks for. It never hears of a failure to write: it would give up the
-  /// file half closed, and touch what it freed when the process ends. The caller hears of it.
+  /// Does what the library asks for. The library is never told that a write failed: it would leave
+  /// the file half closed, and use freed memory when the process ends. The caller gets the error.
   template <class Action>
   herr_t attempt(herr_t on_error, Action&& action) noexcept {
     try {
@@ -54,7 +54,7 @@ struct DriverFile {
   }
 
   static H5FD_t* open(const char* /*name*/, unsigned flags, hid_t access_list, haddr_t /*max*/) {
-    // Before it creates a file, the library tries whether it is open already.
+    // Before it creates a file, the library tries to open an existing one.
     const auto* info = static_cast<const DriverInfo*>(H5Pget_driver_info(access_list));
     if (info == nullptr || (flags & H5F_ACC_TRUNC) == 0) return nullptr;
     auto* file = new DriverFile;
@@ -164,7 +164,7 @@ void Channel::read(std::uint64_t offset, std::span<std::byte> out) {
   if (leads_to_file() && (!reader_ || offset + out.size() > reader_->nbytes())) {
     reader_ = fs_.open(path_);
   }
-  // What has not been written yet reads as zero.
+  // Bytes not written yet read as zero.
   const std::uint64_t end = leads_to_file() ? reader_->nbytes() : 0;
   const auto there =
       static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), end - std::min(end, offset)));

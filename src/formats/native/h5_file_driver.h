@@ -13,27 +13,27 @@
 
 namespace tessera::formats::native::h5 {
 
-/// A file that HDF5 writes by way of Tessera's FileSystem: the library decides what lies where, and
-/// every byte goes through a WritableFile. That makes each operation countable and its failure an
-/// Error, and lets the bytes of chunks be written by someone else than the library.
-/// Used by one thread at a time, except for the WritableFile.
+/// A file that HDF5 writes through Tessera's FileSystem: the library chooses the layout, and every
+/// byte goes through a WritableFile. So each operation can be counted, each failure is an Error,
+/// and Tessera can write the bytes of chunks itself. Used by one thread at a time, except the
+/// WritableFile.
 class Channel {
  public:
-  /// Creates the file at `path`; an empty one that exists is used.
+  /// Creates the file at `path`, or uses an existing one.
   Channel(FileSystem& fs, const std::string& path);
 
   WritableFile& file() { return *file_; }
 
-  /// From now on the library's writes lead nowhere, so that it can be rid of a file that has failed
-  /// or is not wanted any more.
+  /// Drops all further writes of the library, so that it can close a file that has failed or is no
+  /// longer wanted.
   void abandon() { abandoned_ = true; }
 
-  /// Keeps the library from writing raw data, and takes note of where it would have.
+  /// Stops raw data from being written, and records where the library writes them.
   void start_placing() { placed_ = ByteRange{}; }
-  /// Returns where the library wanted the raw data since `start_placing`, and lets it write again.
+  /// Returns where the library wrote raw data since `start_placing`, and lets them through again.
   ByteRange take_placed();
 
-  /// Throws the error that the library's last failure came from, if it was one of input or output.
+  /// Throws the error of the last failed read or write, if there was one.
   static void rethrow_pending_error();
   static void forget_pending_error() noexcept;
 
@@ -43,22 +43,22 @@ class Channel {
   void write(H5FD_mem_t type, std::uint64_t offset, std::span<const std::byte> bytes);
   void read(std::uint64_t offset, std::span<std::byte> out);
   void resize(std::uint64_t nbytes);
-  /// Says whether what the library wants is to be passed on. In a child process it is not: at its
-  /// end the library closes what it finds open, and that is the parent's.
+  /// Says whether the library's reads and writes reach the file. In a child process they do not:
+  /// when it ends, the library closes all open files, and they belong to the parent.
   bool leads_to_file() const { return !abandoned_ && ::getpid() == process_; }
 
   FileSystem& fs_;
   std::string path_;
   std::unique_ptr<WritableFile> file_;
-  std::unique_ptr<ReadableFile> reader_;  // opened when the library reads back what it wrote
-  std::uint64_t nbytes_ = 0;              // as far as the library knows
+  std::unique_ptr<ReadableFile> reader_;  // opened when the library reads its data back
+  std::uint64_t nbytes_ = 0;              // as the library knows it
   bool abandoned_ = false;
   const pid_t process_ = ::getpid();
   std::optional<ByteRange> placed_;  // while placing
 };
 
-/// Makes `access_list` (of H5P_FILE_ACCESS) open its file by way of `channel`, which the library
-/// keeps for as long as it keeps the file.
+/// Makes `access_list` (of H5P_FILE_ACCESS) open its file through `channel`, which the library
+/// keeps while the file is open.
 void set_channel(hid_t access_list, const std::shared_ptr<Channel>& channel);
 
 }  // namespace tessera::formats::native::h5

@@ -7,8 +7,8 @@
 
 namespace tessera::formats::native::h5 {
 
-/// Holds the library while it lives: HDF5 may be built without thread-safety. Also keeps it from
-/// printing errors, which are ours to report. May be nested in one thread.
+/// Locks the library while it lives: HDF5 may be built without thread-safety. Also stops the
+/// library from printing errors, as Tessera reports them. May be nested in one thread.
 class LibraryScope {
  public:
   LibraryScope();
@@ -22,8 +22,8 @@ class LibraryScope {
   void* report_data_ = nullptr;
 };
 
-/// Owns one HDF5 object of any kind, or none. Move-only. Closing without looking at the result is
-/// right for all but files that were written (see `close_file`).
+/// Owns one HDF5 object of any kind, or none. Move-only. Ignores the result of closing, which is
+/// right except for written files (see `close_file`).
 class Handle {
  public:
   using Close = herr_t (*)(hid_t);

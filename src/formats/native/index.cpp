@@ -19,9 +19,9 @@ constexpr std::uint8_t kKeyStepTag = 2;
 constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
 constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
 
-constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // of a step, as of values
+constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // the same for steps and values
 
-// The least bytes that each thing in a list takes.
+// The least bytes that each item of a list takes.
 constexpr std::size_t kMinValueNbytes = 3;
 constexpr std::size_t kMinAliasNbytes = 3;
 constexpr std::size_t kMinUnitNbytes = 3;
@@ -385,7 +385,7 @@ void validate_storage(const Index& index, const FileHeader& header, const std::s
   }
 }
 
-/// Throws Error of that kind unless names are sorted and unique, and aliases have targets.
+/// Throws Error(kind) unless names are sorted and unique, and aliases have targets.
 void validate_names(const CheckpointContents& contents, ErrorKind kind, const std::string& path) {
   const auto fail = [&](const std::string& name, std::string_view rule, std::string_view expected,
                         std::string_view found) {
@@ -428,7 +428,7 @@ void validate_names(const CheckpointContents& contents, ErrorKind kind, const st
   }
 }
 
-/// Copies everything but tensors and pieces.
+/// Copies everything except tensors and pieces.
 Index without_tensors(const Index& whole) {
   Index part;
   part.chunk_nbytes = whole.chunk_nbytes;
@@ -442,7 +442,7 @@ Index without_tensors(const Index& whole) {
   return part;
 }
 
-/// Copies all of a tensor but its pieces.
+/// Copies a tensor without its pieces.
 TensorEntry without_pieces(const TensorEntry& tensor) {
   return {tensor.meta, tensor.kind, tensor.parameter, tensor.key_path, {}};
 }
@@ -620,7 +620,7 @@ std::vector<RankTensor> tensors_by_fqn(std::vector<Index>& ranks) {
   return tensors;
 }
 
-/// Adds to `whole` the tensor that all `parts` are of, with its pieces at their positions.
+/// Merges the parts of one tensor, puts its pieces at their positions, and adds it to `whole`.
 void merge_tensor(Index& whole, std::span<const RankTensor> parts, const std::string& path) {
   TensorEntry tensor = without_pieces(*parts.front().entry);
   const auto fail = [&](std::string_view rule, std::string_view expected, std::string_view found) {

@@ -13,7 +13,7 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Returns what the virtual dataset of a tensor is made of. Replicas show once.
+/// Returns the parts of a tensor's virtual dataset. Each set of replicas is one part.
 std::vector<h5::VirtualPart> virtual_parts(const TensorEntry& tensor,
                                            std::span<const std::size_t> number_on_rank) {
   std::vector<h5::VirtualPart> parts;
@@ -37,7 +37,7 @@ std::vector<h5::VirtualPart> virtual_parts(const TensorEntry& tensor,
 }
 
 void write_virtual_datasets(h5::File& file, const CheckpointContents& contents) {
-  // In the names of long FQNs stands the tensor's number in the rank file's own index.
+  // Link names of long FQNs contain the tensor's number in the index of the rank file.
   std::vector<std::size_t> number_on_rank(static_cast<std::size_t>(contents.world_size), 0);
   std::vector<std::size_t> holders;
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {

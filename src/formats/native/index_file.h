@@ -8,7 +8,7 @@
 
 namespace tessera::formats::native {
 
-/// Writes `index.h5` of a checkpoint whose rank files are complete, headers apart, and syncs it.
+/// Writes and syncs `index.h5` of a checkpoint whose rank files are complete except their headers.
 /// Equal indexes give equal files. Returns the checkpoint id.
 std::uint64_t write_index_file(FileSystem& fs, const std::string& path, const Index& index);
 

@@ -21,9 +21,9 @@ bool is_plain(unsigned char byte) {
 
 std::string tensor_link_name(std::string_view fqn, std::size_t number) {
   if (fqn.empty()) return "~empty";
-  const bool is_dots = fqn == "." || fqn == "..";  // mean something to HDF5 or to its users
+  const bool is_dots = fqn == "." || fqn == "..";  // special to HDF5 or its users
   std::string name;
-  std::size_t prefix_nbytes = 0;  // of the name, at the end of a whole character
+  std::size_t prefix_nbytes = 0;  // of the name, up to the end of a character
   for (std::size_t i = 0; i < fqn.size();) {
     const auto byte = static_cast<unsigned char>(fqn[i]);
     const std::size_t nbytes = detail::utf8_sequence_nbytes(fqn, i);

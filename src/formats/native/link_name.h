@@ -8,18 +8,18 @@
 
 namespace tessera::formats::native {
 
-/// The group that holds what is no tensor. No escaped FQN begins like this.
+/// The group for everything that is not a tensor. No escaped FQN starts like this.
 inline constexpr const char* kOwnGroup = "~tessera";
 inline constexpr const char* kIndexDataset = "index";
 inline constexpr const char* kBlocksDataset = "blocks";
 inline constexpr const char* kValuesDataset = "values";
 
 /// Returns the HDF5 link name of a tensor, alias or value: valid UTF-8 without `/`, different for
-/// different FQNs. `number` is the entry's place in its list of the file's index; it stands in the
-/// names of FQNs that are too long for a link.
+/// different FQNs. `number` is the entry's place in its list of the file's index; the names of FQNs
+/// that are too long for a link contain it.
 std::string tensor_link_name(std::string_view fqn, std::size_t number);
 
-/// Returns the link name of a piece, which holds the tensor's and says which region it is.
+/// Returns the link name of a piece: the tensor's link name and the region.
 std::string piece_link_name(std::string_view fqn, std::size_t number, const Region& region);
 
 }  // namespace tessera::formats::native

@@ -12,7 +12,7 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Returns what the index says apart from where pieces lie.
+/// Returns the encoded index without the places of the pieces.
 std::vector<std::byte> encode_without_places(Index index) {
   for (auto& pieces : index.storage) {
     for (StoredPiece& piece : pieces) piece = {.position = piece.position};

@@ -12,7 +12,7 @@
 
 namespace tessera::formats::native {
 
-// What parts.h promises, for this format; `rebuild_native_index` is what finishes.
+// Implements parts.h for this format; `rebuild_native_index` is the last step.
 
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                               CheckpointContents contents,
@@ -25,7 +25,7 @@ std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
 
 void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint64_t token);
 
-/// Returns the index of a checkpoint that is to be written, but for where its pieces will lie.
+/// Returns the index of a checkpoint to be written, without the places of its pieces.
 /// Throws: Error(invalid_argument) naming `path`.
 Index describe_checkpoint(CheckpointContents contents, const std::vector<Value>& values,
                           const NativeWriteOptions& options, const std::string& path);

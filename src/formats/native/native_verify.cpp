@@ -26,13 +26,13 @@ Finding make_finding(std::string rule, ErrorWhere where, std::string expected, s
           std::move(found)};
 }
 
-/// Throws the error where it says nothing of the checkpoint, as one does of the system.
+/// Throws the error if the system failed, as this says nothing about the checkpoint.
 Finding make_finding(const Error& error, std::string expected) {
   if (error.kind() == ErrorKind::io) throw error;
   return make_finding("structure", error.where(), std::move(expected), std::string(error.reason()));
 }
 
-/// Checks the structure of a file that could be opened, given where its data lies.
+/// Checks the bytes of a file outside `data_ranges`.
 void check_structure(const ReadableFile& file, std::vector<ByteRange> data_ranges,
                      std::uint64_t expected_checksum, Findings& findings,
                      const ProgressSink& progress) {
@@ -101,7 +101,7 @@ class RankFileCheck {
       if (findings_.empty()) check_own_index();
       for (const auto& id : pieces_) check_piece(id.tensor_index, id.piece_index);
       const RankFileRecord& record = index_.rank_files[static_cast<std::size_t>(rank_)];
-      // Where chunks lie is said by tables within the structure: a damaged one has been found.
+      // Damaged tables give wrong data ranges, and are a finding already.
       if (all_entries_are_sound_) {
         check_structure(*file_, std::move(data_ranges_), record.structure_checksum, findings_,
                         progress_);
@@ -113,8 +113,8 @@ class RankFileCheck {
   }
 
  private:
-  /// Opens the file. A damaged header is a finding, but the data behind it can be checked; another
-  /// checkpoint's file cannot.
+  /// Opens the file. A damaged header is a finding, but the data after it can be checked; those of
+  /// another checkpoint's file cannot.
   void open() {
     try {
       file_ = open_rank_file(fs_, checkpoint_path_, rank_, checkpoint_id_, index_.rank_files);
@@ -149,11 +149,11 @@ class RankFileCheck {
     }
   }
 
-  /// `chunk_nbytes` is 0 where nothing is compressed.
+  /// `chunk_nbytes` is 0 if nothing is compressed.
   void check_blocks(const std::string& fqn, std::span<const StoredBlock> blocks,
                     std::uint64_t chunk_nbytes) {
     for (std::size_t i = 0; i < blocks.size();) {
-      // Blocks that follow each other are read together.
+      // Read consecutive blocks together.
       std::size_t end = i + 1;
       while (end < blocks.size() && blocks[end].range.begin == blocks[end - 1].range.end &&
              blocks[end].range.end - blocks[i].range.begin <= kReadNbytes) {
@@ -200,9 +200,8 @@ class RankFileCheck {
     }
   }
 
-  /// Compares what the index says of the rank with what the rank's file says of itself, tensor by
-  /// tensor where they differ: checksums alone do not tell an index of the same data that calls it
-  /// something else.
+  /// Compares the rank's part of the index with the index in the rank file, tensor by tensor if
+  /// they differ: data checksums do not show a different name, dtype or shape for the same data.
   void check_own_index() {
     const RankFileRecord& record = index_.rank_files[static_cast<std::size_t>(rank_)];
     const Index expected = select_pieces(index_, pieces_);

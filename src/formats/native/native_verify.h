@@ -10,14 +10,15 @@
 
 namespace tessera::formats::native {
 
-/// Checks that every rank's file is there, whole, and of this checkpoint, by its header.
+/// Checks by the headers that every rank's file exists, is complete, and belongs to this
+/// checkpoint.
 /// Throws: Error(io).
 void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
                       const std::vector<RankFileRecord>& records, const FindingSink& sink);
 
-/// Checks every byte of the checkpoint's files: headers, structure and data. Rank files are read in
-/// parallel, by `num_threads` (0: as many as there are cores); findings come in the order of ranks,
-/// tensors and bytes. Goes on after damage.
+/// Checks every byte of the checkpoint's files: headers, structure and data. Reads rank files in
+/// parallel on `num_threads` threads (0: one per core). Findings come in the order of ranks,
+/// tensors and bytes. Continues after damage.
 void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
                        const Index& index, const FindingSink& sink, const ProgressSink& progress,
                        int num_threads);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kMinCompressedNbytes = 65536;
 
-// A file of this much data is written past the page cache.
+// Files with at least this much data are written past the page cache.
 constexpr std::uint64_t kMinStreamedNbytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kReservedStepNbytes = std::uint64_t{64} << 20;
 
@@ -24,13 +24,13 @@ bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options)
          piece_nbytes >= kMinCompressedNbytes;
 }
 
-/// Returns the size that an earlier writer has given the file, 0 where there is none.
+/// Returns the size of the file of an interrupted writer, 0 if there is none.
 std::uint64_t nbytes_begun(const FileSystem& fs, const std::string& path, const Journal* journal) {
   const bool may_be_begun = journal != nullptr && journal->is_resumed();
   return may_be_begun && fs.kind_of(path) ? fs.open(path)->nbytes() : 0;
 }
 
-/// Returns the checksums that the tables hold of a block that is stored plain.
+/// Returns the checksums in the tables for a block that is stored plain.
 std::vector<std::uint64_t> block_checksums(std::span<const std::byte> bytes) {
   std::vector<std::uint64_t> checksums;
   while (!bytes.empty()) {
@@ -41,7 +41,7 @@ std::vector<std::uint64_t> block_checksums(std::span<const std::byte> bytes) {
   return checksums;
 }
 
-/// What a journal says of a plain block.
+/// The checksum of a plain block in a journal.
 std::uint64_t checksum_of_checksums(const std::vector<std::uint64_t>& checksums) {
   return xxh3_64(std::as_bytes(std::span(checksums)));
 }
@@ -108,7 +108,7 @@ StoredPiece& RankFileWriter::stored_of(const PieceState& piece) {
 }
 
 std::uint64_t RankFileWriter::nbytes_of(const PieceState& piece) const {
-  const TensorEntry& tensor = tensor_of(piece);  // and not the encoding, which may come later
+  const TensorEntry& tensor = tensor_of(piece);  // not the encoding, which may be unknown yet
   return tessera::nbytes_of(tensor.pieces[piece.piece_index].region, tensor.meta.dtype);
 }
 
@@ -176,7 +176,7 @@ bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
   Block block{.place = finished.range};
   const bool is_compressed = options_.compression == NativeWriteOptions::Compression::zstd;
   if (finished.form == BlockForm::plain) {
-    // Compressed pieces may come to lie elsewhere than they were; others may not.
+    // Compressed pieces may move; others may not.
     if (!is_compressed &&
         finished.range != plain_range(pieces_[piece_number], begin, room.size())) {
       return false;
@@ -219,7 +219,7 @@ void RankFileWriter::note(std::size_t piece_number, std::int64_t begin,
   }
 }
 
-/// Returns where elements of a piece lie. Requires: the piece is laid out plain.
+/// Returns the range of elements of a piece in the file. Requires: the piece is laid out plain.
 ByteRange RankFileWriter::plain_range(const PieceState& piece, std::int64_t begin,
                                       std::size_t nbytes) {
   const std::uint64_t offset = stored_of(piece).begin + static_cast<std::uint64_t>(begin) *
@@ -243,7 +243,7 @@ void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, con
   }
 }
 
-/// Returns the block with its chunk, unless the piece is known to be laid out plain.
+/// Returns the block with its chunk, or without if the piece is known to be laid out plain.
 RankFileWriter::Block RankFileWriter::encode(std::size_t piece_number,
                                              std::span<const std::byte> bytes) {
   thread_local ChunkEncoder encoder;
@@ -262,8 +262,8 @@ RankFileWriter::Block RankFileWriter::encode(std::size_t piece_number,
   return block;
 }
 
-/// Waits until it is the block's turn. Returns false, with nothing done, where the block is not
-/// known in the form that its piece is laid out in.
+/// Waits for the block's turn and writes the block. Returns false, with nothing done, if the block
+/// is not available in the form that its piece is laid out in.
 bool RankFileWriter::put_in_turn(std::size_t piece_number, std::int64_t begin, const Block& block) {
   PieceState& piece = pieces_[piece_number];
   const std::uint64_t element_nbytes = itemsize(tensor_of(piece).meta.dtype);
@@ -328,7 +328,7 @@ void RankFileWriter::write_chunk(std::size_t piece_number, std::int64_t begin, c
 
 void RankFileWriter::reserve(std::uint64_t end) {
   if (!is_streamed_ || end <= reserved_end_) return;
-  // The end is known beforehand only where nothing is compressed. HDF5 cuts off what is too much.
+  // Only without compression is the end known beforehand. HDF5 cuts off the rest.
   const bool is_last = options_.compression == NativeWriteOptions::Compression::none;
   reserved_end_ = is_last ? end : end + kReservedStepNbytes;
   h5_file_.bytes().resize(reserved_end_);

@@ -20,39 +20,39 @@
 
 namespace tessera::formats::native {
 
-/// Where finished blocks of a rank's file are written down, if anywhere.
+/// The journal for the finished blocks of a rank's file, if any.
 struct RankFileJournal {
   Journal* journal = nullptr;
   std::vector<CheckpointWriter::PieceId> pieces{};  // by their numbers in the file
 };
 
-/// Writes one rank's file, but for its header. The pieces are those of the rank's index, numbered
+/// Writes one rank's file, except its header. The pieces are those of the rank's index, numbered
 /// tensor by tensor.
 ///
-/// Where nothing is compressed, all datasets are laid out at once and blocks may come in any order.
-/// Else datasets and chunks are laid out in the order of the pieces, as their sizes become known: a
-/// block is compressed in the calling thread and then waits for its turn. With the last block the
-/// file is completed: tables, index, sync.
-/// Thread-safe.
+/// Without compression, all datasets are laid out at once, and blocks may come in any order.
+/// Otherwise datasets and chunks are laid out in the order of the pieces, as their sizes become
+/// known: the calling thread compresses a block and then waits for its turn. The last block
+/// completes the file: tables, index, sync. Thread-safe.
 class RankFileWriter {
  public:
-  /// Creates the file at `path`; one that an earlier writer has begun keeps its blocks. `index` is
-  /// `select_pieces` of this rank.
+  /// Creates the file at `path`. The file of an interrupted writer keeps its blocks. `index` is the
+  /// result of `select_pieces` for this rank.
   RankFileWriter(FileSystem& fs, std::string path, Index index, const NativeWriteOptions& options,
                  RankFileJournal journal);
 
   void write_block(std::size_t piece_number, std::int64_t begin, std::span<const std::byte> bytes);
 
-  /// Takes the block as written, if it is where an earlier writer says to have put it.
+  /// Returns true if the block is where an interrupted writer recorded it, and counts it as
+  /// written.
   bool resume_block(std::size_t piece_number, std::int64_t begin, const FinishedBlock& finished,
                     std::span<std::byte> room);
 
-  /// Wakes whoever waits for a turn with Error(interrupted).
+  /// Makes every thread that waits for its turn throw Error(interrupted).
   void abandon() noexcept;
 
   bool is_complete() const { return complete_; }
 
-  // What became of it. Requires: complete.
+  // The results. Requires: the file is complete.
   const Index& index() const { return index_; }
   const RankFileRecord& record() const { return record_; }
   ByteRange index_range() const { return index_range_; }
@@ -68,15 +68,15 @@ class RankFileWriter {
     bool may_compress = false;
     std::int64_t block_numel = 0;       // that write_block takes
     h5::Handle dataset{};               // while chunks are written to it
-    std::vector<StoredBlock> blocks{};  // of plain data without ranges
+    std::vector<StoredBlock> blocks{};  // without ranges for plain data
   };
 
-  /// A block on its way into the file: as it was handed in, or as a chunk, or both.
+  /// A block to be written: its plain bytes, its chunk, or both.
   struct Block {
     std::span<const std::byte> bytes{};
     EncodedChunk chunk{};
     std::uint64_t chunk_checksum = 0;
-    std::optional<ByteRange> place{};  // where it lies already
+    std::optional<ByteRange> place{};  // where it already is in the file
   };
 
   const TensorEntry& tensor_of(const PieceState& piece) const;
@@ -107,13 +107,13 @@ class RankFileWriter {
   const NativeWriteOptions options_;
   const RankFileJournal journal_;
   Index index_;
-  std::uint64_t reserved_end_ = 0;  // an earlier writer has reserved, too
+  std::uint64_t reserved_end_ = 0;  // also by an interrupted writer
   h5::File h5_file_;
-  std::vector<PieceState> pieces_;  // by number; their datasets lie in the file
+  std::vector<PieceState> pieces_;  // by number; their datasets are in the file
 
   bool is_streamed_ = false;  // past the page cache, into reserved space
 
-  // The next piece to be laid out and its next chunk.
+  // The next piece to lay out and its next chunk.
   std::mutex turn_mutex_;
   std::condition_variable turn_changed_;
   std::size_t next_piece_ = 0;
@@ -130,7 +130,7 @@ class RankFileWriter {
 std::int64_t block_numel_of(std::int64_t piece_numel, std::uint64_t itemsize,
                             const NativeWriteOptions& options);
 
-/// Writes the header of a file that is complete, and syncs it.
+/// Writes the header of a complete file and syncs the file.
 void write_header(FileSystem& fs, const std::string& path, const FileHeader& header);
 
 }  // namespace tessera::formats::native

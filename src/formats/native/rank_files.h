@@ -12,15 +12,15 @@
 
 namespace tessera::formats::native {
 
-/// The rank files of an open checkpoint, opened when they are first needed, and kept so as long as
+/// The rank files of an open checkpoint. Each is opened when first needed, and stays open while
 /// there are not too many (open_kept). Thread-safe.
 class RankFiles {
  public:
   RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uint64_t checkpoint_id,
             const std::vector<RankFileRecord>& records);
 
-  /// Returns the file, which has been found to be the rank's in this checkpoint.
-  /// Throws: Error(corruption) where it is missing, of another checkpoint, or of another size.
+  /// Returns the file after checking that it is the rank's in this checkpoint.
+  /// Throws: Error(corruption) if it is missing, of another checkpoint, or of another size.
   const ReadableFile& open(std::int64_t rank) const;
 
  private:
@@ -32,14 +32,14 @@ class RankFiles {
   mutable std::vector<std::unique_ptr<const ReadableFile>> files_;  // by rank
 };
 
-/// Opens the rank's file and checks that its header is that of the rank in this checkpoint, whose
-/// rank files are those of `records`.
+/// Opens the rank's file and checks that its header belongs to the rank in this checkpoint.
+/// `records` are those of its rank files.
 std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs,
                                              const std::string& checkpoint_path, std::int64_t rank,
                                              std::uint64_t checkpoint_id,
                                              const std::vector<RankFileRecord>& records);
 
-/// What a rank file says of itself.
+/// The header and the index of a rank file.
 struct RankFileIndex {
   FileHeader header;
   Index index;

@@ -16,16 +16,15 @@ namespace tessera::formats {
 namespace native {
 namespace {
 
-// Blocks that are read in one call and checked while they are still in the cache.
+// Blocks read in one call, and checked while they are in the processor's cache.
 constexpr std::uint64_t kBlocksPerRead = 8;
-// Entries of a table that are held at a time.
+// Table entries in memory at a time.
 constexpr std::uint64_t kEntriesPerRead = 4096;
 
-// The values of a checkpoint come from its writer, who is not bound by the depth that foreign JSON
-// is held to.
+// A checkpoint's values may be nested deeper than other JSON, as its writer has no such limit.
 constexpr JsonLimits kValueLimits = {.max_depth = 1000, .max_nbytes = kMaxIndexNbytes};
 
-/// Copies the part of `block` (a range of the piece) that lies in `wanted` to its place in `out`.
+/// Copies the part of `block` (a range of the piece) that is in `wanted` to its place in `out`.
 void copy_part(ByteRange block, std::span<const std::byte> bytes, ByteRange wanted,
                std::span<std::byte> out) {
   const std::uint64_t begin = std::max(block.begin, wanted.begin);
@@ -126,8 +125,7 @@ class NativeReader final : public CheckpointReader {
   }
 
  private:
-  /// Reads whole blocks straight to where they are wanted, and those at the ends by way of a
-  /// buffer.
+  /// Reads whole blocks directly into `out`, and partial ones at the ends through a buffer.
   static void read_plain(const ReadableFile& file, const TensorMeta& meta, const BlockGrid& grid,
                          std::uint64_t first_block, std::span<const StoredBlock> entries,
                          ByteRange wanted, std::span<std::byte> out) {
@@ -191,7 +189,7 @@ class NativeReader final : public CheckpointReader {
   RankFiles rank_files_;
 };
 
-/// Says what a directory without an index is.
+/// Throws the error for a directory without an index.
 [[noreturn]] void throw_no_index(const FileSystem& fs, const std::string& path,
                                  const std::string& index_path) {
   if (fs.kind_of(path) != FileKind::directory) {

@@ -25,17 +25,16 @@ namespace tessera::formats {
 namespace native {
 namespace {
 
-/// The ranks that can be used, and why the others cannot.
+/// The usable ranks, and why the others are not usable.
 struct RankIndexes {
   std::int64_t world_size = 0;
-  std::uint64_t checkpoint_id = 0;  // of the first that can be used
-  std::vector<Index> ranks{};       // those that can be used, in order
+  std::uint64_t checkpoint_id = 0;  // of the first usable one
+  std::vector<Index> ranks{};       // the usable ones, in order
   std::vector<RankFileRecord> records{};
   std::vector<std::string> refusals{};  // of the others, one line each
 };
 
-/// Returns the number of ranks that the checkpoint's rank files speak of: what the first header
-/// says that can be read.
+/// Returns the world size in the first rank file header that can be read.
 std::int64_t world_size_of(const FileSystem& fs, const std::string& path) {
   std::optional<Error> refusal;
   for (const std::string& name : fs.list_directory(path)) {
@@ -53,7 +52,7 @@ std::int64_t world_size_of(const FileSystem& fs, const std::string& path) {
                         "no native checkpoint?");
 }
 
-/// Reads one rank's index. Throws: Error(corruption) where it cannot be used with those before.
+/// Reads one rank's index. Throws: Error(corruption) if it does not fit the ranks before.
 void add_rank(const FileSystem& fs, const std::string& path, std::int64_t rank,
               RankIndexes& indexes) {
   const std::string file_path = join_path(path, rank_file_name(rank));
@@ -91,7 +90,7 @@ RankIndexes read_ranks(const FileSystem& fs, const std::string& path) {
   return indexes;
 }
 
-/// Returns a line for each tensor that the ranks know of and do not hold all of.
+/// Returns a line for each tensor that the usable ranks name but do not hold completely.
 std::vector<std::string> lost_elements(const std::vector<Index>& ranks) {
   struct Held {
     std::int64_t numel = 0;
@@ -135,9 +134,9 @@ void add_lines(const std::vector<std::string>& lines, std::string& list) {
                        list);
 }
 
-/// Whether a file is an index, damaged perhaps, or one that was begun: its header is written last.
+/// Whether a file is an index, damaged or not, or the start of one: its header is written last.
 bool may_be_index(const FileSystem& fs, const std::string& path) {
-  // What comes behind in the magic is there to be damaged, by a transfer as text.
+  // The rest of the magic only shows damage by a transfer as text.
   constexpr std::size_t kNameNbytes = 4;
   const std::string header = read_begin(fs, path, kHeaderNbytes).value_or("");
   const bool is_begun = header.find_first_not_of('\0') == std::string::npos;
@@ -145,14 +144,14 @@ bool may_be_index(const FileSystem& fs, const std::string& path) {
   return is_begun || header.starts_with(name);
 }
 
-/// Judges what lies at an index's staging path: it may be an index that a dead process had
+/// Judges the object at an index's staging path: it may be an index that a dead process had
 /// replaced.
 StagedDestination::LeftOver judge_left_over(const FileSystem& fs, const StagedDestination& staged) {
   return may_be_index(fs, staged.staging_path()) ? StagedDestination::LeftOver::remove
                                                  : StagedDestination::LeftOver::foreign;
 }
 
-/// Refuses to replace what has the index's name and is somebody's.
+/// Refuses to replace an object that has the index's name but is not an index.
 void require_replaceable_index(const FileSystem& fs, const std::string& path) {
   const auto mode = tessera::detail::mode_of_name(path);
   if (!mode || (S_ISREG(*mode) && may_be_index(fs, path))) return;

@@ -9,7 +9,7 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Throws unless the range of a chunk, which comes from the file itself, can be one.
+/// Throws unless the range of a chunk, which is read from the file, is possible.
 void validate_chunk(const ReadableFile& file, const std::string& fqn, const BlockGrid& grid,
                     ByteRange entry, std::uint64_t begin, std::uint64_t nbytes) {
   if (nbytes == 0 || nbytes > grid.block_nbytes) {

@@ -6,15 +6,15 @@
 #include <set>
 #include <utility>
 
-#include "base/json.h"
 #include "formats/drivers.h"
 #include "formats/native/index_file.h"
-#include "formats/native/native_parts.h"
+#include "formats/native/parts.h"
 #include "formats/native/rank_file.h"
 #include "formats/part_files.h"
 #include "formats/staging/staged_work.h"
 #include "formats/staging/staged_writer.h"
 #include "tessera/base/error.h"
+#include "base/json.h"
 #include "tessera/formats/native.h"
 
 namespace tessera::formats {
@@ -43,7 +43,7 @@ void validate_options(const NativeWriteOptions& options) {
   }
 }
 
-/// Each rank holds a region once: two pieces of one name could not be told apart.
+/// Checks that each rank holds a region once: two pieces would have the same link name.
 void validate_pieces_per_rank(const CheckpointContents& contents, const std::string& path) {
   for (const TensorEntry& tensor : contents.tensors) {
     std::set<std::pair<int, Region>> held;
@@ -58,7 +58,7 @@ void validate_pieces_per_rank(const CheckpointContents& contents, const std::str
   }
 }
 
-/// Writes the files of some ranks into a directory. What becomes of them is for `commit`.
+/// Writes the files of some ranks into a directory; a derived class defines `commit`.
 class RankFilesWriter : public CheckpointWriter {
   struct RankSlot {
     std::mutex mutex;  // of the pointer
@@ -66,7 +66,7 @@ class RankFilesWriter : public CheckpointWriter {
   };
 
  public:
-  /// Files have `suffix` behind their names. `journal` may be null.
+  /// File names end in `suffix`. `journal` may be null.
   RankFilesWriter(FileSystem& fs, std::string directory, Index index, RankSelection ranks,
                   std::string suffix, const NativeWriteOptions& options, Journal* journal)
       : fs_(fs),
@@ -136,8 +136,8 @@ class RankFilesWriter : public CheckpointWriter {
     return join_path(directory_, rank_file_name(rank) + suffix_);
   }
 
-  /// Lets go of a complete rank file and takes over what became of it. Returns its header, in which
-  /// the checkpoint id is missing.
+  /// Releases a complete rank file and copies its results to the index. Returns its header, still
+  /// without the checkpoint id.
   FileHeader finish_rank(int rank) {
     const RankFileWriter& file = rank_file(rank);
     TESSERA_CHECK(file.is_complete());
@@ -157,7 +157,7 @@ class RankFilesWriter : public CheckpointWriter {
     return header;
   }
 
-  /// Returns the index with all that `finish_rank` has taken over.
+  /// Returns the index with the results of `finish_rank`.
   const Index& index() const { return index_; }
 
  private:
@@ -165,7 +165,7 @@ class RankFilesWriter : public CheckpointWriter {
     return index_.contents.tensors[id.tensor_index].pieces[id.piece_index];
   }
 
-  /// Returns the rank's file, which comes into being when its first block does.
+  /// Returns the rank's file. The first block creates it.
   RankFileWriter& rank_file(int rank) {
     TESSERA_CHECK(ranks_.contains(rank));
     const auto number = static_cast<std::size_t>(rank);
@@ -207,7 +207,7 @@ class NativeWriter final : public RankFilesWriter {
       headers.push_back(finish_rank(rank));
     }
     const std::string index_path = join_path(directory(), kIndexFileName);
-    // HDF5 takes for zero what it has not written yet.
+    // HDF5 expects bytes that it has not written to be zero.
     if (journal() != nullptr && journal()->is_resumed()) file_system().remove_all(index_path);
     const std::uint64_t checkpoint_id = write_index_file(file_system(), index_path, index());
     for (FileHeader& header : headers) {
@@ -217,7 +217,7 @@ class NativeWriter final : public RankFilesWriter {
   }
 };
 
-/// Writes one rank's file, which gets its name with `commit`.
+/// Writes one rank's file. `commit` gives it its name.
 class NativePartWriter final : public RankFilesWriter {
  public:
   NativePartWriter(FileSystem& fs, std::string directory, Index index, int rank,
@@ -285,7 +285,7 @@ std::optional<NativeWriteOptions> parse_compression(std::string_view text) {
 
 namespace {
 
-/// Returns the names of all that is written to a directory.
+/// Returns the names of all files that are written.
 std::set<std::string> file_names(const CheckpointContents& contents) {
   std::set<std::string> names{native::kIndexFileName};
   for (int rank = 0; rank < contents.world_size; ++rank) {

@@ -13,8 +13,8 @@
 
 namespace tessera::formats::pickle {
 
-/// What a pickle describes. A pickle is a program; Tessera keeps what that program says and carries
-/// none of it out, so a "call" is a name with arguments.
+/// The kinds of object in a pickle. A pickle is a program; Tessera records what it says and
+/// executes nothing, so a "call" is a name with arguments.
 enum class ObjectKind : std::uint8_t {
   none,
   boolean,
@@ -28,7 +28,7 @@ enum class ObjectKind : std::uint8_t {
   dict,
   set,         // also frozenset
   global,      // a name from the allow-list
-  call,        // REDUCE or NEWOBJ: a global, its arguments, and what was then put into it
+  call,        // REDUCE or NEWOBJ: a global, its arguments, and its later items
   persistent,  // BINPERSID: a reference to something outside the pickle, such as a storage
 };
 
@@ -61,7 +61,7 @@ struct Global {
 struct Call {
   std::uint32_t callable;
   std::uint32_t arguments;
-  std::uint32_t state = kNoObject;  // where BUILD did not come
+  std::uint32_t state = kNoObject;  // no BUILD
   Slice appended{};
   Slice entries{};
 };
@@ -84,8 +84,8 @@ struct Node {
 
 /// One object of a graph. A reference of two words; valid while its graph lives. The `as_`
 /// functions throw Error(corruption) naming the file and the byte at which the object was made:
-/// `<rule>: expected <kind>, found <kind>`. Nothing here walks deeper than one level, so that no
-/// graph, however its parts are shared or refer to themselves, costs more than its size.
+/// `<rule>: expected <kind>, found <kind>`. Nothing here goes deeper than one level, so that no
+/// graph costs more than its size, even with shared parts or cycles.
 class Object {
  public:
   ObjectKind kind() const;
@@ -94,17 +94,18 @@ class Object {
   bool as_boolean(std::string_view rule) const;
   std::int64_t as_integer(std::string_view rule) const;
   double as_floating(std::string_view rule) const;
-  /// Returns valid UTF-8. Throws Error(unsupported) where a surrogate is in it.
+  /// Returns valid UTF-8. Throws Error(unsupported) if the text has a surrogate.
   std::string_view as_str(std::string_view rule) const;
-  /// Returns what may hold surrogates, each as Python's `surrogatepass` writes it.
+  /// Returns text that may have surrogates, written as Python's `surrogatepass` does.
   std::string_view as_text(std::string_view rule) const;
   std::string_view as_bytes(std::string_view rule) const;
   std::string_view as_big_integer(std::string_view rule) const;  // decimal digits
-  /// Returns the items of a list, a tuple or a set.
+  /// Returns the number of items of a list, a tuple or a set.
   std::size_t num_items(std::string_view rule) const;
   Object item(std::size_t index) const;  // Requires: index < num_items
-  /// Returns the entries of a dict, or those put into a call (an OrderedDict). Keys that are str,
-  /// bytes, numbers or None appear once, with the value set last; other keys may be repeated.
+  /// Returns the number of entries of a dict, or of those added to a call (an OrderedDict). Keys
+  /// that are str, bytes, numbers or None appear once, with the value set last; other keys may be
+  /// repeated.
   std::size_t num_entries(std::string_view rule) const;
   Object entry_key(std::size_t index) const;  // Requires: index < num_entries
   Object entry_value(std::size_t index) const;
@@ -118,11 +119,11 @@ class Object {
 
   Object call_arguments(std::string_view rule) const;             // a tuple
   std::optional<Object> call_state(std::string_view rule) const;  // of BUILD, the last one
-  std::size_t num_appended(std::string_view rule) const;          // items put into a call
+  std::size_t num_appended(std::string_view rule) const;          // items added to a call
   Object appended(std::size_t index) const;
   Object persistent_id(std::string_view rule) const;
 
-  /// Says whether both are one and the same object of the graph.
+  /// Says whether both are the same object of the graph.
   friend bool operator==(const Object&, const Object&) = default;
   std::uint32_t id() const { return id_; }  // dense, below ObjectGraph::num_objects()
 
@@ -150,8 +151,8 @@ class Object {
 };
 
 /// Everything one pickle describes, as read by `unpickle`. Owns the pickle's bytes, which strings
-/// refer to. Immutable and safe to share between threads; moving keeps nothing valid but the graph
-/// itself, so take Objects from where it finally lies.
+/// refer to. Immutable and safe to share between threads. Moving the graph invalidates its Objects,
+/// so take them from its final place.
 class ObjectGraph {
  public:
   ObjectGraph(ObjectGraph&&) noexcept = default;
@@ -171,7 +172,7 @@ class ObjectGraph {
   std::string path_;
   std::uint64_t file_offset_ = 0;
   std::vector<char> bytes_;
-  std::deque<std::string> decoded_;  // text that does not lie in bytes_ as it reads
+  std::deque<std::string> decoded_;  // decoded text that is not in bytes_
   std::vector<detail::Node> nodes_;
   std::vector<std::uint32_t> links_;
   std::vector<detail::Global> globals_;
@@ -179,7 +180,7 @@ class ObjectGraph {
   std::uint32_t root_ = 0;
 };
 
-// Inline: a large graph is walked through millions of these.
+// Inline: a walk through a large graph makes millions of these calls.
 
 inline const detail::Node& Object::node() const {
   return graph_->nodes_[id_];

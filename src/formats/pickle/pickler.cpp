@@ -15,7 +15,7 @@
 namespace tessera::formats::pickle {
 namespace {
 
-/// Returns the shortest two's complement of a decimal integer, little-endian, as LONG1 wants it.
+/// Returns the shortest two's complement of a decimal integer, little-endian, as in LONG1.
 std::string two_complement(std::string_view decimal) {
   const bool negative = decimal.starts_with('-');
   if (negative) decimal.remove_prefix(1);
@@ -53,7 +53,7 @@ std::string two_complement(std::string_view decimal) {
   for (const std::uint32_t limb : limbs) {
     for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<char>(limb >> shift));
   }
-  // A last byte that only repeats the sign of the one before it says nothing.
+  // A last byte that only repeats the sign of the byte before it is redundant.
   const auto is_redundant = [&] {
     const auto last = static_cast<unsigned char>(bytes.back());
     const auto before = static_cast<unsigned char>(bytes[bytes.size() - 2]);
@@ -78,7 +78,7 @@ std::string latin1_text(std::string_view bytes) {
   return text;
 }
 
-/// Pushes `complex:<real>,<imaginary>`. Returns whether the text is that.
+/// Pushes the complex number `<real>,<imaginary>`. Returns false if the text is not one.
 bool pickle_complex(Pickler& pickler, std::string_view numbers) {
   const std::size_t comma = numbers.find(',');
   if (comma == std::string_view::npos) return false;
@@ -138,7 +138,7 @@ struct ValuePickler {
   void operator()(const Value::BigInt& value) const { pickler.big_integer(value.decimal); }
   void operator()(double value) const { pickler.real(value); }
   void operator()(const std::string& value) const {
-    // A str that is not would be written, and no reader takes it.
+    // Otherwise the str would be written, and no reader could read it.
     if (!::tessera::detail::is_valid_python_str(value)) {
       throw Error(ErrorKind::unsupported, {},
                   "text that is no UTF-8 cannot be pickled: " + printable(value));
@@ -252,7 +252,7 @@ void Pickler::text(std::string_view utf8) {
 }
 
 void Pickler::bytes(std::string_view data) {
-  if (protocol_ < 3) {  // as Python does where the protocol has no bytes
+  if (protocol_ < 3) {  // as Python does in protocols without bytes
     global("_codecs", "encode");
     text(latin1_text(data));
     text("latin1");

@@ -11,9 +11,9 @@
 
 namespace tessera::formats::pickle {
 
-/// Emits a Python pickle, one call per opcode or atom; the caller keeps the stack right, as the
-/// opcodes leave it. Protocol 2 is what `torch.save` writes, protocol 4 what DCP writes for
-/// `.metadata`. Equal calls give equal bytes. Not thread-safe.
+/// Writes a Python pickle, one call per opcode or atom. The caller must keep the stack correct.
+/// Protocol 2 is what `torch.save` writes, protocol 4 what DCP writes for `.metadata`. Equal calls
+/// give equal bytes. Not thread-safe.
 /// Source: Lib/pickletools.py of CPython, which documents every opcode.
 class Pickler {
  public:
@@ -29,8 +29,9 @@ class Pickler {
   void real(double value);
   void text(std::string_view utf8);
   void bytes(std::string_view data);
-  void global(std::string_view module, std::string_view name);  // written once, then from the memo
-  void interned(std::string_view utf8);                         // a str written once, then likewise
+  void global(std::string_view module,
+              std::string_view name);    // written once, then taken from the memo
+  void interned(std::string_view utf8);  // a str, likewise
 
   // Containers and calls.
   void mark() { op(Opcode::MARK); }
@@ -68,9 +69,9 @@ class Pickler {
   std::unordered_map<std::string, std::size_t> memo_of_text_;
 };
 
-/// Pushes a value as Python would pickle the object it stands for: dtypes, layouts and devices of
-/// torch and complex numbers for symbols.
-/// Throws: Error(unsupported) on a symbol that is none of these.
+/// Pushes a value as Python would pickle the object. A symbol is a dtype, layout or device of
+/// torch, or a complex number.
+/// Throws: Error(unsupported) for any other symbol.
 void pickle_value(Pickler& pickler, const Value& value);
 
 }  // namespace tessera::formats::pickle

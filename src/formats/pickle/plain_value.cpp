@@ -174,7 +174,7 @@ class Walk {
     dict.emplace_back(std::move(key_value), value(entry_value));
   }
 
-  /// The entries of a dict or those put into a call.
+  /// The entries of a dict, or those added to a call.
   Value::Dict entries(Object object) {
     const Step step(budget_, object);
     Value::Dict dict;
@@ -186,7 +186,7 @@ class Walk {
     return dict;
   }
 
-  // The graph has united equal keys of the simple kinds.
+  // The graph has merged equal keys of the simple kinds.
   static void unite_compound_keys(Value::Dict& dict) {
     const auto is_compound = [](const Value& key) {
       return key.is<Value::Tuple>() || key.is<Value::Set>() || key.is<Value::Symbol>();

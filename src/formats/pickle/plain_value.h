@@ -49,23 +49,23 @@ enum class ValueGlobal : std::uint32_t {
 /// Returns the table of those globals, for an AllowList.
 std::span<const AllowedGlobal> value_globals();
 
-/// Says what the call or global `object` is, or nothing where it is none of the above.
+/// Returns the ValueGlobal of the call or global `object`, or nothing if it is not one.
 std::optional<ValueGlobal> value_global(Object object);
 
-/// Bounds what the walks over one graph may produce together. A graph shares its parts, so a few
-/// hundred bytes can describe a tree of 10^18 leaves, or one without end; what is made of it is
-/// counted here, and the way from the root is kept. Not thread-safe.
+/// Bounds the total output of all walks over one graph. A graph shares its parts, so a few hundred
+/// bytes can describe a tree of 10^18 leaves, or an endless one. Counts the output, and keeps the
+/// path from the root. Not thread-safe.
 class WalkBudget {
  public:
   static constexpr int kMaxDepth = 64;
 
-  /// Allows some multiple of what the graph itself occupies, and 64 MiB at least.
+  /// Allows a multiple of the graph's own size, and at least 64 MiB.
   explicit WalkBudget(const ObjectGraph& graph);
-  /// Throws Error(corruption) where the budget is used up.
+  /// Throws Error(corruption) if the budget is used up.
   void spend(Object at, std::uint64_t nbytes);
 
-  /// A step down into `object`, for as long as it lives. Throws: Error(corruption) where the way
-  /// has been there before, or is longer than kMaxDepth.
+  /// Goes down into `object` while this lives. Throws: Error(corruption) if `object` is already on
+  /// the path, or the path is longer than kMaxDepth.
   class Step {
    public:
     Step(WalkBudget& budget, Object object);
@@ -82,13 +82,13 @@ class WalkBudget {
   std::vector<std::uint32_t> way_;  // ids
 };
 
-/// Returns the plain value that `object` stands for. Throws: Error(corruption) for what contains
-/// itself, is nested deeper than WalkBudget::kMaxDepth, or passes the budget; Error(unsupported)
-/// for what is no plain value, by name.
+/// Returns `object` as a plain value. Throws: Error(corruption) for an object that contains itself,
+/// is nested deeper than WalkBudget::kMaxDepth, or exceeds the budget; Error(unsupported) naming
+/// what is not a plain value.
 Value to_value(Object object, WalkBudget& budget);
 
-/// Returns a dict's key as a value. Throws as to_value does; Error(corruption) for what Python
-/// cannot hash, such as a list.
+/// Returns a dict's key as a value. Throws: as to_value; Error(corruption) for what Python cannot
+/// hash, such as a list.
 Value to_key(Object object, WalkBudget& budget);
 
 }  // namespace tessera::formats::pickle

@@ -120,7 +120,7 @@ std::optional<std::string> unescape_python_string(std::string_view text) {
         break;
       }
       default:
-        return std::nullopt;  // repr() writes no other
+        return std::nullopt;  // repr() writes no other escapes
     }
   }
   return out;

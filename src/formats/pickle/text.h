@@ -12,15 +12,15 @@ std::string decimal_of(std::string_view twos_complement);
 /// Returns a decimal integer without leading zeros and without `-0`. Requires: `-?[0-9]+`.
 std::string canonical_decimal(std::string_view decimal);
 
-/// Undoes Python's escapes in what stands between the quotes of a string, or returns nothing where
-/// one is malformed.
+/// Undoes Python's escapes in the text between the quotes of a string. Returns nothing if one is
+/// malformed.
 std::optional<std::string> unescape_python_string(std::string_view text);
 
 /// Returns the UTF-8 of text in Python's raw-unicode-escape: Latin-1 with `\uXXXX`, `\UXXXXXXXX`.
 std::optional<std::string> unescape_raw_unicode(std::string_view text);
 
-/// Returns the bytes that `text.encode('latin1')` gives, or nothing where a character is above
-/// U+00FF. Requires: valid UTF-8.
+/// Returns the bytes that `text.encode('latin1')` gives, or nothing if a character is above U+00FF.
+/// Requires: valid UTF-8.
 std::optional<std::string> encode_latin1(std::string_view text);
 
 }  // namespace tessera::formats::pickle

@@ -109,9 +109,9 @@ std::string name_of_refused(Opcode opcode) {
 
 }  // namespace
 
-/// The machine that the opcodes drive: a stack of objects, marks on it, and a memo. Every opcode
-/// costs time and memory in proportion to its own bytes or to the objects that it takes off the
-/// stack, and each of those was put there by an opcode.
+/// The pickle machine: a stack of objects, marks on it, and a memo. The cost of an opcode is
+/// proportional to its own bytes or to the objects that it pops, and an opcode pushed each of
+/// those.
 class Machine {
  public:
   Machine(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
@@ -121,7 +121,7 @@ class Machine {
     graph_.file_offset_ = source.file_offset;
     graph_.bytes_ = std::move(bytes);
     nbytes_ = graph_.bytes_.size();
-    // What a pickle of this size mostly becomes, so that little is moved while it grows.
+    // The usual sizes for a pickle of this size, so that little is moved while the graph grows.
     const std::size_t expected_nbytes = std::min<std::size_t>(nbytes_, std::size_t{1} << 25);
     graph_.nodes_.reserve(expected_nbytes / 5);
     graph_.links_.reserve(expected_nbytes / 5);
@@ -359,7 +359,7 @@ class Machine {
       fail(ErrorKind::corruption, "stack: expected an object, found none");
     return stack_.back();
   }
-  /// Takes off the last mark and returns where the objects above it begin; they stay.
+  /// Pops the last mark and returns where the objects above it begin. They stay on the stack.
   std::size_t pop_mark() {
     if (marks_.empty()) fail(ErrorKind::corruption, "stack: expected a MARK, found none");
     const std::size_t begin = marks_.back();
@@ -379,7 +379,7 @@ class Machine {
   const Node& node(std::uint32_t id) const { return graph_.nodes_[id]; }
   std::string describe(std::uint32_t id) const { return Object(&graph_, id).describe(); }
 
-  /// Adds to a slice, moving it to the end with room to grow where something follows it.
+  /// Adds to a slice. If something follows it, first moves it to the end with room to grow.
   void append(Slice& slice, std::span<const std::uint32_t> ids) {
     if (ids.empty()) return;
     std::vector<std::uint32_t>& links = graph_.links_;
@@ -527,7 +527,7 @@ class Machine {
 
   void put(std::uint64_t slot) {
     const std::uint32_t id = top();
-    // A slot takes at least one opcode to fill, and picklers number them from 0.
+    // It takes at least one opcode to fill a slot, and picklers number slots from 0.
     if (slot >= nbytes_) {
       fail_expected(ErrorKind::corruption, "memo slot", "below " + std::to_string(nbytes_),
                     std::to_string(slot));
@@ -598,8 +598,8 @@ class Machine {
 
   // Keys
 
-  // Orders keys so that equal ones stand together; those of other kinds are equal to themselves
-  // only.
+  // A key to sort by, so that equal keys are next to each other. Keys of kind `other` are never
+  // equal.
   struct Key {
     enum class Kind : std::uint8_t { integer, floating, big_integer, str, bytes, none, other };
     Kind kind = Kind::other;
@@ -651,7 +651,7 @@ class Machine {
     }
     return key;
   }
-  /// Says whether a dict has few keys, all of them str and different: the attributes of an object.
+  /// Says whether a dict has few keys, all of them different str, as the attributes of an object.
   bool has_few_names(const Slice& slice) const {
     constexpr std::uint32_t kFew = 8;
     if (slice.size / 2 > kFew) return false;
@@ -665,7 +665,7 @@ class Machine {
     }
     return true;
   }
-  /// Gives every key its last value at its first place, as a Python dict would.
+  /// Keeps each key once, at its first place with its last value, as a Python dict does.
   void unite_equal_keys(Slice& slice) {
     const std::uint32_t num_entries = slice.size / 2;
     if (num_entries < 2 || has_few_names(slice)) return;

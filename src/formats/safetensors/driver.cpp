@@ -43,7 +43,7 @@ constexpr std::array kMarks{
     FileMark{detail::kValuesSuffix, "values of a checkpoint", {}, detail::begins_as_values_file},
 };
 
-/// Returns the files that an index names; none where it is damaged.
+/// Returns the files that an index names; none if it is damaged.
 std::set<std::string> files_of_index(const FileSystem& fs, const std::string& index_path) {
   std::set<std::string> names;
   try {
@@ -60,8 +60,8 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
   return names;
 }
 
-/// Throws where a safetensors file lies beside an index and is not of its checkpoint: neither does
-/// the index name it, nor has it the index's own name (what of its series a damaged index lacks).
+/// Throws if a safetensors file beside an index is not of its checkpoint: the index does not name
+/// it, and its name is not from the index's own series (which a damaged index may not list).
 void require_files_of_index(const FileSystem& fs, const std::string& directory,
                             const std::string& index, const std::vector<std::string>& names,
                             const std::string& option) {
@@ -76,7 +76,7 @@ void require_files_of_index(const FileSystem& fs, const std::string& directory,
   }
 }
 
-/// The values of what is no tensor, beside a single `.safetensors` file.
+/// The values file beside a single `.safetensors` file.
 class ValuesFile final : public SideFiles {
  public:
   std::optional<std::string> named_by(const FileSystem& fs,
@@ -88,7 +88,7 @@ class ValuesFile final : public SideFiles {
   std::optional<std::string> left_beside(const FileSystem& fs,
                                          const std::string& path) const override {
     std::string values = detail::values_path_of(path);
-    // Beside another format's checkpoint they may be a user's own file.
+    // Beside a checkpoint of another format, it may be a user's own file.
     const bool may_tell = fs.kind_of(path) == FileKind::regular &&
                           detail::is_values_file(fs, values) &&
                           detect_format(fs, path) == Format::safetensors;
@@ -163,8 +163,7 @@ class SafetensorsDriver final : public FormatDriver {
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
 
-  /// A header that is longer than the file is taken for one that was cut short where the name says
-  /// so, too.
+  /// A header that is longer than the file counts as cut short if the file is named `.safetensors`.
   bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
     return begins_as_safetensors(first_bytes) &&
            (file.path().ends_with(".safetensors") ||

@@ -42,13 +42,13 @@ constexpr DTypeName kDTypeNames[] = {
     {"F4", DType::float4_e2m1fn_x2},
 };
 
-/// Names that safetensors knows and torch does not.
+/// Names of safetensors dtypes that torch does not have.
 constexpr std::string_view kForeignDTypeNames[] = {"F6_E2M3", "F6_E3M2"};
 
-/// safetensors counts 4-bit elements, torch the bytes that hold two of them each.
+/// safetensors counts 4-bit elements; torch counts bytes of two elements each.
 constexpr std::int64_t kF4PerByte = 2;
 
-/// One entry of the header as it stands there.
+/// One entry of the header, unchecked.
 struct Entry {
   std::string name;
   std::optional<std::string> dtype{};
@@ -56,8 +56,8 @@ struct Entry {
   std::optional<std::vector<std::int64_t>> data_offsets{};
 };
 
-/// Takes the header's JSON without building a tree: 10,000 entries must be cheap. Knows where in
-/// the text it is by the depth of objects and arrays; what unknown fields hold is skipped.
+/// Reads the header's JSON without building a tree: 10,000 entries must be cheap. Tracks its
+/// position by the depth of objects and arrays, and skips the content of unknown fields.
 class HeaderEvents final : public tessera::detail::JsonEvents {
  public:
   explicit HeaderEvents(const std::string& path) : path_(path) {}
@@ -98,7 +98,7 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
         }
         break;
       default:
-        break;  // inside of an unknown field
+        break;  // inside an unknown field
     }
   }
 
@@ -150,7 +150,7 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
   void on_float(double number) override { skip_or_refuse(value_to_string(number)); }
   void on_bool(bool value) override { skip_or_refuse(value ? "true" : "false"); }
   void on_null() override {
-    // Writers that serialize an absent map leave a null in its place.
+    // Some writers write null for a missing map.
     if (place_ == Place::header && depth_ == kHeaderDepth && in_metadata_) return;
     skip_or_refuse("null");
   }
@@ -206,7 +206,7 @@ class HeaderEvents final : public tessera::detail::JsonEvents {
   int depth_ = 0;
 };
 
-/// Turns entries into tensors, each rule checked before anything is computed from its numbers.
+/// Turns entries into tensors. Checks each rule before computing anything from its numbers.
 class EntryChecker {
  public:
   EntryChecker(const std::string& path, std::uint64_t data_begin, std::uint64_t data_nbytes)
@@ -280,7 +280,7 @@ class EntryChecker {
   std::uint64_t data_nbytes_;
 };
 
-/// Requires: `tensors` in the order of their bytes.
+/// Requires: `tensors` is in the order of their bytes.
 void check_cover(const std::vector<HeaderTensor>& tensors, ByteRange data_range,
                  const std::string& path) {
   std::uint64_t covered_end = data_range.begin;

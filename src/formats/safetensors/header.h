@@ -22,7 +22,7 @@ namespace tessera::formats::detail {
 ///     | u64 H   | JSON, H bytes      | tensor bytes             |
 ///
 /// The JSON maps names to `{"dtype", "shape", "data_offsets": [begin, end)}`, offsets counted from
-/// 8+H, and `__metadata__` to an object of strings. The tensors cover the bytes behind the header
+/// 8+H, and `__metadata__` to an object of strings. The tensors cover the bytes after the header
 /// exactly once. docs/formats/safetensors.md has the rules.
 inline constexpr std::uint64_t kHeaderLengthNbytes = 8;
 
@@ -39,18 +39,18 @@ struct HeaderTensor {
 struct Header {
   std::vector<HeaderTensor> tensors;  // in the order of their bytes
   Metadata metadata;                  // in the order of the file
-  ByteRange data_range;               // behind the header, to the end of the file
+  ByteRange data_range;               // after the header, to the end of the file
 };
 
-/// Reads and checks a file's header; nothing behind it is read.
+/// Reads and checks a file's header, and reads nothing after it.
 /// Throws: Error(corruption), Error(unsupported) naming file, tensor, rule and both numbers.
 Header read_header(const ReadableFile& file);
 
-/// Returns where the last tensor ends by the header, which is all that is read and checked.
+/// Returns the end of the last tensor by the header. Reads and checks only the header.
 /// Throws: Error(corruption).
 std::uint64_t read_laid_out_nbytes(const ReadableFile& file);
 
-/// Returns safetensors' name of a dtype, or nothing where it has none.
+/// Returns safetensors' name of a dtype, or nothing if it has none.
 std::optional<std::string_view> safetensors_dtype(DType dtype);
 
 /// Returns a file's first bytes: length, JSON, and spaces up to a multiple of 8. The byte ranges of

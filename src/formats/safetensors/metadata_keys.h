@@ -4,8 +4,8 @@
 
 namespace tessera::formats::detail {
 
-/// Keys of `__metadata__` that have a meaning here; all others are the user's annotations.
-inline constexpr std::string_view kFormatKey = "format";  // `pt`, which transformers asks for
+/// Keys of `__metadata__` that Tessera uses; all others are the user's annotations.
+inline constexpr std::string_view kFormatKey = "format";  // `pt`, which transformers requires
 inline constexpr std::string_view kAliasesKey = "tessera.aliases";  // JSON: second name to tensor
 inline constexpr std::string_view kTextsKey = "tessera.texts";      // JSON: annotations that are
                                                                     // a tensor's name by chance

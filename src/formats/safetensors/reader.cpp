@@ -22,16 +22,16 @@ namespace {
 constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::string_view kDcpShardPrefix = "shard-";  // then the rank, counted from 1
 
-/// Which files belong together, and what is said about them outside of their headers.
+/// The files of a checkpoint, and what the index says about them.
 struct FileSet {
-  std::string directory;             // that the names below are relative to
-  std::vector<std::string> names{};  // sorted
-  std::string index_path{};          // empty: no index
+  std::string directory;                                      // the names below are relative to it
+  std::vector<std::string> names{};                           // sorted
+  std::string index_path{};                                   // empty: no index
   std::unordered_map<std::string, std::string> weight_map{};  // of the index: tensor to file
-  std::string model_path{};  // `<model>.safetensors`, beside which a values file lies; may be empty
+  std::string model_path{};  // the `<model>.safetensors` that a values file is beside; may be empty
   std::optional<std::string> values_digest{};
   std::optional<std::string> structure{};  // of the index
-  bool lacks_index = false;                // names say that there was one
+  bool lacks_index = false;                // by the names, there was one
 };
 
 std::pair<std::string, std::string> split_path(const std::string& path) {
@@ -44,7 +44,7 @@ std::string shown_directory(const std::string& directory) {
   return directory.empty() ? "." : directory;
 }
 
-/// Refuses links out of the directory, but for Hugging Face's cache: a directory
+/// Refuses links out of the directory, except in Hugging Face's cache: a directory
 /// `snapshots/<revision>` of links into the `blobs` beside `snapshots`.
 void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
                            const std::string& name) {
@@ -102,8 +102,8 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   }
 }
 
-/// Without an index only the names tell that a file is missing. DCP's shards are no such series: a
-/// rank writes only the files that it has tensors for.
+/// Without an index, only the names show that a file is missing. DCP's shards are not such a
+/// series: a rank writes only the files that it has tensors for.
 bool has_index_beside(const std::string& name) {
   return detail::place_in_series(name).has_value() && !name.starts_with(kDcpShardPrefix);
 }
@@ -175,7 +175,7 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
   return set;
 }
 
-/// Reads `DCP_SHARDING_INFO`: where in its tensor each shard of this file begins.
+/// Reads `DCP_SHARDING_INFO`: the offsets of each shard of this file in its tensor.
 std::optional<std::unordered_map<std::string, Shape>> read_saved_offsets(
     const detail::Metadata& metadata, const std::string& path) {
   const auto info = std::ranges::find(metadata, detail::kDcpShardingInfoKey,
@@ -204,8 +204,8 @@ std::optional<std::unordered_map<std::string, Shape>> read_saved_offsets(
   return saved_offsets;
 }
 
-/// DCP's file names carry the rank: `shard-00002-model-00001-of-00003.safetensors`. Returns what
-/// two files of one rank have in common, else the whole name.
+/// DCP's file names contain the rank: `shard-00002-model-00001-of-00003.safetensors`. Returns the
+/// part that two files of one rank share, else the whole name.
 std::string rank_part(const std::string& name) {
   const std::string base = split_path(name).second;
   if (!base.starts_with(kDcpShardPrefix)) return name;
@@ -310,7 +310,7 @@ class SafetensorsReader final : public CheckpointReader {
           progress(nbytes);
         }
       } catch (const Error& error) {
-        // Neither says anything of the checkpoint: a system that failed, or a stream not kept.
+        // A failed system, or a stream that was not kept, says nothing about the checkpoint.
         if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::unsupported) throw;
         sink({.severity = Finding::Severity::error,
               .rule = "structure",
@@ -335,7 +335,7 @@ class SafetensorsReader final : public CheckpointReader {
   struct NamedTensor {
     TensorEntry entry;
     std::vector<Location> locations;
-    bool is_sharded = false;  // every piece so far says where it lies
+    bool is_sharded = false;  // every piece so far states its offsets
   };
 
   void add_file(const std::string& path, const std::string& name, const FileSet& set) {
@@ -377,7 +377,7 @@ class SafetensorsReader final : public CheckpointReader {
       }
       box.offsets = offsets->second;
     }
-    // The tensor reaches as far as the furthest of its shards.
+    // The tensor ends at the end of its furthest shard.
     Shape reach;
     for (std::size_t d = 0; d < box.sizes.size(); ++d) {
       const auto end = checked_add(box.offsets[d], box.sizes[d]);
@@ -552,13 +552,13 @@ class SafetensorsReader final : public CheckpointReader {
   CheckpointContents contents_;
   std::vector<std::vector<Location>> locations_;  // parallel to contents_.tensors and their pieces
   std::vector<Value> values_;                     // parallel to contents_.values
-  std::vector<Finding> findings_;                 // met while opening, told by verify
+  std::vector<Finding> findings_;                 // found while opening, reported by verify
 
   std::map<std::string, NamedTensor> named_tensors_;  // while opening
   std::map<std::string, int> rank_of_part_;           // while opening
   std::optional<std::string> values_digest_in_header_;
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
-  std::map<std::string, std::string> texts_;  // while opening: annotations that are no aliases
+  std::map<std::string, std::string> texts_;  // while opening: annotations that are not aliases
 
   mutable std::mutex open_files_mutex_;
   mutable std::map<std::size_t, std::unique_ptr<const ReadableFile>> open_files_;

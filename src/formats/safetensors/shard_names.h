@@ -8,7 +8,7 @@
 
 namespace tessera::formats::detail {
 
-/// An index says which file of a sharded checkpoint holds which tensor.
+/// An index maps each tensor of a sharded checkpoint to its file.
 inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 inline constexpr std::size_t kMaxIndexNbytes = std::size_t{64} << 20;
 
@@ -19,7 +19,7 @@ struct PlaceInSeries {
   std::uint64_t count;
 };
 
-/// Returns the place that the name of a file says; nothing where it says none.
+/// Returns the place that a file's name states; nothing if it states none.
 std::optional<PlaceInSeries> place_in_series(std::string_view name);
 
 }  // namespace tessera::formats::detail

@@ -40,7 +40,7 @@ Value units_to_value(const std::vector<FlatUnit>& units) {
   return list;
 }
 
-/// Reads the parts of one values file, each of which may be absent.
+/// Reads the parts of one values file. Each part may be missing.
 class ValuesFileReader {
  public:
   ValuesFileReader(std::string_view text, const std::string& path)
@@ -76,7 +76,7 @@ class ValuesFileReader {
     if (!key_path) {
       refuse(name, "key_paths", "an array of strings, integers, and other keys in arrays of one");
     }
-    // Formats that nest by key paths would place it under another name.
+    // Formats that nest by key paths would give it another name.
     if (spell(*key_path) != name) refuse(name, "key_paths", "steps that spell the name");
     return std::move(*key_path);
   }
@@ -285,7 +285,8 @@ std::string values_digest(std::string_view text) {
 
 namespace {
 
-/// Returns the digest of the values that a single file names; nothing where there is no such file.
+/// Returns the digest of the values that a single file names; nothing if it names none or does not
+/// exist.
 std::optional<std::string> values_digest_at(const FileSystem& fs, const std::string& tensors) {
   if (fs.kind_of(tensors) != FileKind::regular) return std::nullopt;
   try {
@@ -294,7 +295,7 @@ std::optional<std::string> values_digest_at(const FileSystem& fs, const std::str
     }
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io) throw;
-    // What is no safetensors file names nothing.
+    // A file that is not safetensors names nothing.
   }
   return std::nullopt;
 }
@@ -344,7 +345,7 @@ void remove_values_beside(FileSystem& fs, const std::string& destination) noexce
     const std::string staged = StagedDestination::staging_path_of(path);
     if (is_values_file(fs, staged)) fs.remove_all(staged);
   } catch (...) {
-    // No failure from here on is the writer's.
+    // The checkpoint is written already, so this failure is ignored.
   }
 }
 

@@ -12,70 +12,70 @@
 
 namespace tessera::formats::detail {
 
-/// [Note: Values file] What a checkpoint holds and safetensors has no place for lies beside it as
-/// JSON: values, key paths, kinds of optimizer state, flat units. The tensor file (or the index)
-/// names the XXH3-64 of that text under `tessera.values`: a values file that belongs to other
-/// tensors is never taken for this checkpoint's, and one that nobody names is ignored. Where there
-/// are no values, the text itself stands there, under `tessera.structure`, and there is no file.
+/// [Note: Values file] What safetensors cannot store is in a JSON file beside it: values, key
+/// paths, kinds of optimizer state, flat units. The tensor file (or the index) holds the XXH3-64 of
+/// that text under `tessera.values`, so that a values file of other tensors is never used. A values
+/// file without such an entry is ignored. If there are no values, the tensor file (or the index)
+/// holds the text itself, under `tessera.structure`, and there is no values file.
 inline constexpr std::string_view kValuesSuffix = ".values.json";
 inline constexpr std::string_view kValuesDigestKey = "tessera.values";
 inline constexpr std::string_view kStructureKey = "tessera.structure";
 
-/// What is longer goes to a values file all the same: other readers parse the whole header.
+/// A longer text goes to a values file even so: other readers parse the whole header.
 inline constexpr std::size_t kMaxStructureNbytes = std::size_t{16} << 20;
 
-/// Returns where the values of a single tensor file lie, or of the files that an index names.
+/// Returns the path of the values file of a single tensor file, or of the files that an index
+/// names.
 inline std::string values_path_of(const std::string& tensors) {
   return tensors + std::string(kValuesSuffix);
 }
 
-/// Bounds what is read, and therefore also what is written.
+/// Bounds what is read, and so also what is written.
 inline constexpr std::size_t kMaxValuesNbytes = std::size_t{64} << 20;
-// Of JSON levels: a value takes up to three for each level of its own.
+// In JSON levels: each level of a value takes up to three.
 inline constexpr int kMaxValuesDepth = 1000;
 
-/// Returns the text, or nothing (an empty string) where there is nothing to say. A key path that is
-/// but the name says nothing.
+/// Returns the text, or an empty string if there is nothing to store. A key path that is only the
+/// name is not stored.
 std::string format_values_file(const CheckpointContents& contents, const std::vector<Value>& values,
                                JsonStyle style);
 
-/// Whether `head` is the beginning of what `format_values_file` returns, or all that was written.
+/// Whether a text that `format_values_file` returns may begin with `head`, which may be cut short.
 bool begins_as_values_file(std::string_view head);
 
-/// Whether the file begins so. An empty one does not.
+/// Whether the file starts like a values file. An empty file does not.
 bool is_values_file(const FileSystem& fs, const std::string& path);
 
-/// Whether it is that, or what is there before it is written: nothing.
+/// Whether it is a values file, or an empty file.
 bool may_be_values_file(const FileSystem& fs, const std::string& path);
 
-/// Adds what `text` says to `contents` and to the parallel `values`, which hold tensors and aliases
-/// so far. Leaves `contents.values` sorted.
-/// Throws: Error(corruption) naming `path`; Error(unsupported) on a later schema.
+/// Adds the content of `text` to `contents` and the parallel `values`. Requires: `contents` holds
+/// all tensors and aliases, and no values yet. Leaves `contents.values` sorted.
+/// Throws: Error(corruption) naming `path`; Error(unsupported) for a later schema.
 void apply_values_file(std::string_view text, const std::string& path, CheckpointContents& contents,
                        std::vector<Value>& values);
 
 /// Returns the XXH3-64 of `text` as 16 hex digits.
 std::string values_digest(std::string_view text);
 
-/// [Note: Replaced values] A single tensor file's values lie beside it and are replaced first. A
-/// writer that dies before it has replaced the tensors leaves the values that these name under the
-/// name of those in progress, `<values>.partial`: there readers find them, and from there the next
-/// writer puts them back.
+/// [Note: Replaced values] The values beside a single tensor file are replaced before the tensors.
+/// If the writer dies in between, the values of the old tensors are at `<values>.partial`: readers
+/// find them there, and the next writer restores them.
 
-/// Returns the values at `path` (or those that were replaced) that have the digest.
-/// Throws: Error(corruption) where there are none.
+/// Returns the text with that digest at `path`, or of the replaced values.
+/// Throws: Error(corruption) if neither has it.
 std::string read_values_file(const FileSystem& fs, const std::string& path,
                              const std::string& digest);
 
-/// Puts back what was replaced, where the tensors at `destination` name it. Requires: no other
-/// writer is at work there.
+/// Restores the replaced values if the tensors at `destination` name them. Requires: no other
+/// writer uses the destination.
 void put_back_replaced_values(FileSystem& fs, const std::string& destination);
 
 /// Says whether the single file at `tensors` names the values at `path`.
 bool names_values(const FileSystem& fs, const std::string& tensors, const std::string& path);
 
-/// Removes the values beside a single file, and those that a dead writer had begun, as far as that
-/// goes: what replaces them stands, and names none of them (`left_over_at` tells).
+/// Removes the values beside a single file, and those that a dead writer had begun. Ignores
+/// failures: the new checkpoint is in place and does not name them (`left_over_at` reports them).
 void remove_values_beside(FileSystem& fs, const std::string& destination) noexcept;
 
 }  // namespace tessera::formats::detail

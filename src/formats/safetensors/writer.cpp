@@ -7,8 +7,6 @@
 #include <tuple>
 #include <utility>
 
-#include "base/digest.h"
-#include "base/json.h"
 #include "base/utf8.h"
 #include "formats/drivers.h"
 #include "formats/safetensors/header.h"
@@ -17,7 +15,9 @@
 #include "formats/staging/staged_destination.h"
 #include "formats/staging/staged_work.h"
 #include "formats/whole_tensors.h"
+#include "base/digest.h"
 #include "tessera/base/error.h"
+#include "base/json.h"
 #include "tessera/formats/safetensors.h"
 
 namespace tessera::formats {
@@ -34,7 +34,7 @@ std::string shard_name(std::size_t shard, std::size_t num_shards) {
   return name;
 }
 
-/// Fills file after file in the order of names, as Hugging Face's own writers do.
+/// Fills one file after the other in the order of names, as Hugging Face's own writers do.
 std::vector<std::vector<std::size_t>> assign_shards(const CheckpointContents& contents,
                                                     std::optional<std::uint64_t> max_shard_nbytes) {
   std::vector<std::vector<std::size_t>> shards(1);
@@ -52,7 +52,7 @@ std::vector<std::vector<std::size_t>> assign_shards(const CheckpointContents& co
   return shards;
 }
 
-/// Says why safetensors cannot hold a tensor, in a word or two; nothing where it can.
+/// Returns why safetensors cannot hold a tensor, in a few words; nothing if it can.
 std::optional<std::string> reason_against(const TensorMeta& meta) {
   if (!detail::safetensors_dtype(meta.dtype)) return std::string(dtype_name(meta.dtype));
   if (meta.dtype == DType::float4_e2m1fn_x2 && meta.shape.empty()) return "0-d float4";
@@ -85,10 +85,10 @@ void refuse_what_safetensors_lacks(const CheckpointContents& contents, const std
                         "dtypes and names that safetensors has", found);
 }
 
-/// What there is to say that is no tensor.
+/// The texts for everything that is not a tensor.
 struct OtherTexts {
   std::string values;     // empty: no values file
-  std::string structure;  // empty: nothing to say, or said in the values file
+  std::string structure;  // empty: none, or in the values file
 };
 
 OtherTexts other_texts(const CheckpointContents& contents, const std::vector<Value>& values,
@@ -110,7 +110,7 @@ OtherTexts other_texts(const CheckpointContents& contents, const std::vector<Val
   return texts;
 }
 
-/// Returns the names of all that is written to a directory.
+/// Returns the names of all files that are written to a directory.
 std::set<std::string> file_names(std::size_t num_shards, const OtherTexts& texts) {
   std::set<std::string> names;
   for (std::size_t i = 0; i < num_shards; ++i) names.insert(shard_name(i, num_shards));
@@ -131,16 +131,16 @@ StagedDestination::LeftOver judge_staged_values(const FileSystem& fs,
              : StagedDestination::LeftOver::foreign;
 }
 
-/// Says whether the values beside a single file that is not there belong to the work towards it,
-/// whose writer died after they had appeared.
+/// Says whether there are values, but no tensor file yet, because a writer died between publishing
+/// the two.
 bool are_values_of_work(const FileSystem& fs, const std::string& destination) {
   return !fs.kind_of(destination) &&
          detail::names_values(fs, StagedDestination::staging_path_of(destination),
                               detail::values_path_of(destination));
 }
 
-/// Throws where what lies at a single file or beside it, under the name of its values, keeps it
-/// from being written. Says whether values are there that go with work that is to be removed.
+/// Throws if the destination or the object with the name of its values cannot be replaced. Returns
+/// whether there are values that belong to work which is to be removed.
 bool check_single_file(FileSystem& fs, const std::string& destination,
                        const std::string& values_text, const WorkOptions& work) {
   const bool goes_on = StagedWork::check(fs, destination, DestinationKind::file, work);
@@ -166,7 +166,7 @@ bool check_single_file(FileSystem& fs, const std::string& destination,
   return has_left_values;
 }
 
-/// Writes whole tensors at places that are known from the start.
+/// Writes whole tensors at places known from the start.
 class SafetensorsWriter final : public CheckpointWriter {
  public:
   SafetensorsWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
@@ -197,7 +197,7 @@ class SafetensorsWriter final : public CheckpointWriter {
       headers.push_back(lay_out(shard, shards[shard], destination));
     }
 
-    // Before what is left over is removed.
+    // Before the leftovers are removed.
     const bool has_left_values =
         is_single_file_ && check_single_file(fs_, destination, texts_.values, work);
     work_.emplace(fs_, std::move(destination), kind, work);
@@ -238,7 +238,7 @@ class SafetensorsWriter final : public CheckpointWriter {
   bool is_resumed() const override { return work_->is_resumed(); }
   bool keep_work() noexcept override { return work_->keep(); }
 
-  void abandon() noexcept override {}  // nobody waits in write_block
+  void abandon() noexcept override {}  // no thread waits in write_block
 
   void commit() override {
     for (const auto& shard : shards_) TESSERA_CHECK(shard->unwritten_nbytes == 0);
@@ -252,7 +252,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     }
     if (!staged_values_) {
       work_->commit(ReplacedSideFiles::keep);
-      // Values of what was replaced would be ignored, but nothing would say so to a human reader.
+      // Readers would ignore the replaced values, but people would not know that.
       if (overwrite_ == OverwritePolicy::replace) {
         detail::remove_values_beside(fs_, work_->destination());
       }
@@ -261,11 +261,11 @@ class SafetensorsWriter final : public CheckpointWriter {
     const auto values_file = fs_.open_for_update(staged_values_->staging_path());
     values_file->write_at(0, std::as_bytes(std::span(texts_.values)));
     finish_file(*values_file);
-    // Whoever goes on must know the values for this work's own.
+    // A run that resumes must recognize the values as its own.
     if (Journal* journal = work_->journal()) journal->flush();
-    // Values first: a new tensor file is never seen without its values. If what is replaced has
-    // values too, then a crash between the two steps leaves tensors whose values have another
-    // digest, which readers refuse.
+    // Values first: a new tensor file is never seen without its values. After a crash between the
+    // two steps, readers find the replaced values at `<values>.partial`. See [Note: Replaced
+    // values].
     staged_values_->publish();
     work_->commit(ReplacedSideFiles::keep);
     staged_values_->commit();
@@ -285,7 +285,7 @@ class SafetensorsWriter final : public CheckpointWriter {
 
   Shard& shard_of(PieceId piece) { return *shards_[places_[piece.tensor_index].shard]; }
 
-  /// Returns where the block lies in its file.
+  /// Returns the range of the block in its file.
   ByteRange range_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
     const TensorMeta& meta = contents_.tensors.at(piece.tensor_index).meta;
     const std::uint64_t begin_byte = static_cast<std::uint64_t>(begin) * itemsize(meta.dtype);
@@ -295,7 +295,7 @@ class SafetensorsWriter final : public CheckpointWriter {
     return {first, first + nbytes};
   }
 
-  /// Whoever has the last byte in its place finishes the file, while others go on with the next.
+  /// The thread that writes the last bytes finishes the file, while others continue with the next.
   void count_off(Shard& shard, std::uint64_t nbytes) {
     const std::uint64_t left_before = shard.unwritten_nbytes.fetch_sub(nbytes);
     TESSERA_CHECK(left_before >= nbytes);
@@ -308,8 +308,8 @@ class SafetensorsWriter final : public CheckpointWriter {
     return nbytes;
   }
 
-  /// Gives every tensor of the shard its place, and returns the file's header. Tensors lie in the
-  /// order in which safetensors puts them: wide elements first, so that all are aligned.
+  /// Gives every tensor of the shard its place, and returns the file's header. Tensors are in the
+  /// order that safetensors uses: wide elements first, so that all are aligned.
   std::string lay_out(std::size_t shard_index, std::vector<std::size_t> tensors,
                       const std::string& destination) {
     std::ranges::sort(tensors, [&](std::size_t a, std::size_t b) {
@@ -343,8 +343,8 @@ class SafetensorsWriter final : public CheckpointWriter {
     return header;
   }
 
-  /// Returns `__metadata__` of a file: what the source carried, the aliases of its tensors, and in
-  /// a file that has no index beside it the digest of the values, or what else there is to say.
+  /// Returns `__metadata__` of a file: the annotations, the aliases of its tensors, and, if there
+  /// is no index, the digest of the values or the structure.
   detail::Metadata metadata_of(std::size_t shard_index) const {
     std::map<std::string, std::string> metadata;
     Value::Dict texts;
@@ -353,7 +353,7 @@ class SafetensorsWriter final : public CheckpointWriter {
           key == detail::kDcpVersionKey) {
         continue;
       }
-      // A key with a tensor's name as its text reads as a second name of that tensor.
+      // A text that is a tensor's name would be read as an alias of that tensor.
       if (contents_.find_tensor(text) != nullptr) {
         texts.emplace_back(key, text);
       } else {
@@ -374,7 +374,8 @@ class SafetensorsWriter final : public CheckpointWriter {
     return {metadata.begin(), metadata.end()};
   }
 
-  /// Returns what the file, or the index, says of what is no tensor.
+  /// Returns the members of `__metadata__`, or of the index, that name the values or hold the
+  /// structure.
   std::map<std::string, std::string> values_metadata() const {
     std::map<std::string, std::string> metadata;
     if (!texts_.values.empty()) {
@@ -405,7 +406,7 @@ class SafetensorsWriter final : public CheckpointWriter {
   }
 
   void stage_values() {
-    // A run that is gone on with may have died after its values had appeared.
+    // The interrupted run may have died after publishing its values.
     const bool has_published = work_->is_resumed() && has_text(fs_, values_path(), texts_.values);
     staged_values_.emplace(
         fs_, values_path(), DestinationKind::member_file,
@@ -413,7 +414,7 @@ class SafetensorsWriter final : public CheckpointWriter {
         [&](const StagedDestination& staged) { return judge_staged_values(fs_, staged); });
   }
 
-  /// Writes the header and reserves the rest, so that a full disk shows before any work.
+  /// Writes the header and reserves the rest, so that a full disk is noticed before any work.
   void start_file(std::size_t shard_index, const std::string& header) {
     Shard& shard = *shards_[shard_index];
     shard.path = is_single_file_

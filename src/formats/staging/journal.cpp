@@ -23,7 +23,7 @@ constexpr std::size_t kMinTidiedEntries = std::size_t{1} << 16;
 constexpr std::size_t kChecksumDigits = 16;
 constexpr auto kLastForm = BlockForm::raw_chunk;
 
-/// Lines are written when blocks of this many bytes are in them, or when there are so many of them.
+/// Lines are written when their blocks, or the lines themselves, reach these sizes.
 constexpr std::uint64_t kMaxUnnotedNbytes = std::uint64_t{4} << 20;
 constexpr std::size_t kMaxLinesNbytes = 8192;
 
@@ -42,14 +42,14 @@ std::string line_of(const std::string& text) {
   return hex(xxh3_64(bytes_of(text))) + " " + text + "\n";
 }
 
-/// Takes line after line of a journal, of which little more than one is in memory at a time.
+/// Reads a journal line by line. Keeps little more than one line in memory.
 class JournalLines {
  public:
   JournalLines(const ReadableFile& file, std::uint64_t first_byte)
       : file_(file), end_nbytes_(first_byte), read_nbytes_(first_byte) {}
 
-  /// Returns what the next line says, without its checksum, until the next call; nothing where the
-  /// line is torn, damaged or longer than that.
+  /// Returns the next line without its checksum, valid until the next call; nothing if the line is
+  /// torn, damaged or longer than `max_nbytes`.
   std::optional<std::string_view> take(std::size_t max_nbytes) {
     std::size_t end = text_.find('\n', taken_nbytes_);
     while (end == std::string::npos && text_.size() - taken_nbytes_ < max_nbytes &&
@@ -68,11 +68,11 @@ class JournalLines {
     return content;
   }
 
-  /// Returns where the last line that has been taken ends.
+  /// Returns the end of the last line taken.
   std::uint64_t end_nbytes() const { return end_nbytes_; }
 
  private:
-  /// Returns where in `text_` that begins which it has read.
+  /// Returns where the newly read bytes begin in `text_`.
   std::size_t read_more() {
     text_.erase(0, std::exchange(taken_nbytes_, 0));
     const std::size_t before_nbytes = text_.size();
@@ -86,7 +86,7 @@ class JournalLines {
   const ReadableFile& file_;
   std::uint64_t end_nbytes_;
   std::uint64_t read_nbytes_;
-  std::string text_;              // of what is read the end
+  std::string text_;              // the end of what has been read
   std::size_t taken_nbytes_ = 0;  // of `text_`
 };
 
@@ -147,7 +147,7 @@ std::optional<JournalContents::Entry> parse_block(std::string_view text) {
   return entry;
 }
 
-/// Sorts by id, and keeps the last of each.
+/// Sorts by id and keeps the last entry of each.
 void keep_last_of_each(std::vector<JournalContents::Entry>& entries) {
   std::ranges::reverse(entries);
   std::ranges::stable_sort(entries, {}, &JournalContents::Entry::id);
@@ -161,8 +161,8 @@ void keep_last_of_each(std::vector<JournalContents::Entry>& entries) {
               "(remove or rename it)");
 }
 
-/// Checks the first line. Says whether it is there: another file has none, and one that is torn
-/// says of nothing.
+/// Says whether the first line is complete; it may be torn. Throws if the file is not a journal, or
+/// of another version.
 bool has_first_line(const ReadableFile& file) {
   std::string begin(std::min<std::uint64_t>(kFirstLine.size() + kMaxBlockLineNbytes, file.nbytes()),
                     '\0');
@@ -203,7 +203,7 @@ std::optional<JournalContents> read_journal(const FileSystem& fs, const std::str
 }
 
 Journal::Journal(FileSystem& fs, std::string path, const WorkIdentity& identity)
-    : fs_(fs), path_(std::move(path)), goes_on_(false), file_(fs.create(path_)) {
+    : fs_(fs), path_(std::move(path)), is_resumed_(false), file_(fs.create(path_)) {
   const std::string text = std::string(kFirstLine) + identity_line(identity);
   file_->write_at(0, bytes_of(text));
   end_nbytes_ = text.size();
@@ -212,7 +212,7 @@ Journal::Journal(FileSystem& fs, std::string path, const WorkIdentity& identity)
 Journal::Journal(FileSystem& fs, std::string path, JournalContents contents)
     : fs_(fs),
       path_(std::move(path)),
-      goes_on_(true),
+      is_resumed_(true),
       entries_(std::move(contents.entries)),
       file_(fs.open_for_update(path_)),
       end_nbytes_(contents.end_nbytes),
@@ -225,7 +225,7 @@ Journal::~Journal() {
     flush_locked();
     file_->close();
   } catch (...) {
-    // Those blocks are written again by the run that goes on.
+    // The run that resumes writes those blocks again.
   }
 }
 
@@ -277,7 +277,7 @@ bool Journal::read_back(const std::string& path, ByteRange range, std::span<std:
     file->read_at(range.begin, out);
     return true;
   } catch (const Error&) {
-    return false;  // then the block is written again, which tells of a disk that fails
+    return false;  // the block is then written again, which shows a disk failure
   }
 }
 

@@ -28,67 +28,67 @@ struct BlockId {
   friend auto operator<=>(const BlockId&, const BlockId&) = default;
 };
 
-/// How a block lies in its file. Stored on disk; never renumber.
+/// How a block is stored in its file. Stored on disk; never renumber.
 enum class BlockForm : std::uint8_t {
   plain = 0,           // as it was handed in
   filtered_chunk = 1,  // shuffled and compressed (native)
-  raw_chunk = 2,       // filled up to a chunk (native)
+  raw_chunk = 2,       // padded to a whole chunk (native)
 };
 
-/// Where a finished block lies, and the checksum of what lies there. The writer says which one.
+/// The place of a finished block and the checksum of the bytes there. The writer chooses the
+/// checksum.
 struct FinishedBlock {
   ByteRange range;  // of the block's file
   BlockForm form = BlockForm::plain;
   std::uint64_t checksum = 0;
 };
 
-/// What a journal says.
+/// The contents of a journal.
 struct JournalContents {
   struct Entry {
     BlockId id;
     FinishedBlock block;
   };
   WorkIdentity identity;
-  std::vector<Entry> entries;    // sorted by id, each once: the last that was written
-  std::uint64_t end_nbytes = 0;  // of the last whole line
+  std::vector<Entry> entries;    // sorted by id; the last entry of each id
+  std::uint64_t end_nbytes = 0;  // the end of the last whole line
 };
 
-/// Reads the journal at `path`, up to the first line that is torn or damaged. Returns nothing where
-/// it says of no finished block, or is not there. Memory: what it returns, twice, whatever the size
-/// of the file.
-/// Throws: Error(already_exists) where another file has the name; Error(unsupported) on a journal
-/// of a later version.
+/// Reads the journal at `path`, up to the first line that is torn or damaged. Returns nothing if it
+/// records no finished block or does not exist. Memory: twice the result, for any size of the file.
+/// Throws: Error(already_exists) if another file has the name; Error(unsupported) for a journal of
+/// a later version.
 std::optional<JournalContents> read_journal(const FileSystem& fs, const std::string& path);
 
-/// Writes down finished blocks, and knows those of the run before.
+/// Records finished blocks, and knows those of the interrupted run.
 ///
-/// A line goes to the file when its block has been written, and together with others where blocks
-/// are small. Nothing is synced: what a journal says is held against the files before it is
-/// believed, so that lines which outlive their blocks do no harm. Thread-safe.
+/// A line is written after its block; lines of small blocks are written together. Nothing is
+/// synced: before a journal is trusted, it is checked against the files, so lines that survive
+/// without their blocks do no harm. Thread-safe.
 class Journal {
  public:
-  /// Starts a journal at `path`, where there is none.
+  /// Creates a journal at `path`. Requires: nothing exists there.
   Journal(FileSystem& fs, std::string path, const WorkIdentity& identity);
-  /// Goes on with the journal that `contents` were read from.
+  /// Resumes the journal that `contents` were read from.
   Journal(FileSystem& fs, std::string path, JournalContents contents);
-  /// Writes what is left, as far as it goes.
+  /// Writes the remaining lines and ignores failures.
   ~Journal();
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
 
-  bool is_resumed() const { return goes_on_; }
-  /// Whether any block is finished, by this run or one before.
+  bool is_resumed() const { return is_resumed_; }
+  /// Whether any block is finished, by this run or an interrupted one.
   bool has_finished_blocks() const;
 
-  /// Notes that the block lies there. Throws: Error(io).
+  /// Records a finished block. Throws: Error(io).
   void note(const BlockId& id, const FinishedBlock& block);
-  /// Hands all that has been noted to the system.
+  /// Writes all recorded lines to the file.
   void flush();
 
-  /// Returns what a run before has written down about the block.
+  /// Returns what the interrupted run recorded about the block.
   std::optional<FinishedBlock> find(const BlockId& id) const;
-  /// Fills `out` from the range of a file that a run before has written. Says whether that is
-  /// possible; what it was filled with is the caller's to check.
+  /// Fills `out` from the range of a file that an interrupted run has written. Returns whether it
+  /// could; the caller checks the bytes.
   bool read_back(const std::string& path, ByteRange range, std::span<std::byte> out) const;
 
  private:
@@ -96,8 +96,8 @@ class Journal {
 
   FileSystem& fs_;
   const std::string path_;
-  const bool goes_on_;
-  std::vector<JournalContents::Entry> entries_;  // of runs before
+  const bool is_resumed_;
+  std::vector<JournalContents::Entry> entries_;  // of the interrupted run
 
   mutable std::mutex mutex_;  // guards all below
   std::unique_ptr<WritableFile> file_;
@@ -109,17 +109,17 @@ class Journal {
   mutable std::shared_ptr<const ReadableFile> open_file_;  // blocks come file by file
 };
 
-/// Fills `room` with the block, if a run before has noted it as it was handed in, at `range` of the
-/// file at `path`. Returns the checksum that the bytes must have. `journal` may be null.
+/// Fills `room` with the block, if an interrupted run recorded it as plain at `range` of the file
+/// at `path`. Returns the checksum that the bytes must have. `journal` may be null.
 std::optional<std::uint64_t> read_plain_block(const Journal* journal, const BlockId& id,
                                               const std::string& path, ByteRange range,
                                               std::span<std::byte> room);
 
-/// Creates a file of a writer, to be written at offsets. One that a run before has begun keeps its
-/// bytes. `journal` may be null.
+/// Creates a file of a writer, to be written at offsets. A file begun by a run that is resumed
+/// keeps its bytes. `journal` may be null.
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
                                          const std::string& path);
-/// Creates a file of a writer. What a run before has left of it is removed.
+/// Creates a file of a writer. Removes the one of a run that is resumed.
 std::unique_ptr<WritableFile> create_anew(FileSystem& fs, const Journal* journal,
                                           const std::string& path);
 

@@ -7,13 +7,13 @@
 
 namespace tessera::formats {
 
-/// Which names are those of a checkpoint's files, also of a checkpoint that is not finished yet.
+/// Which names belong to a checkpoint's files, also while it is being written.
 enum class FileNames {
   of_our_writers,     // of all formats
-  of_one_checkpoint,  // whoever wrote it, of the one format that the directory's names tell
+  of_one_checkpoint,  // by any writer, of the one format that the names show
 };
 
-/// Whether the entry `name` of a directory is a file that Tessera's writers make, of any format.
+/// Whether the entry `name` of a directory is a file that a writer of Tessera makes, of any format.
 bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
                             const std::string& name);
 

@@ -32,7 +32,7 @@ std::string begin_of(const FileSystem& fs, const std::string& path) {
   return read_begin(fs, path, FileBegin::kMaxNbytes).value_or("");
 }
 
-/// Returns what the name of a file says that it is; null where no format knows the name.
+/// Returns the kind of file that a name promises; null if no format knows the name.
 const FileMark* mark_of_name(const std::string& path) {
   for (const FormatDriver* driver : format_drivers()) {
     for (const FileMark& mark : driver->file_marks()) {
@@ -42,7 +42,7 @@ const FileMark* mark_of_name(const std::string& path) {
   return nullptr;
 }
 
-/// Throws where a file of a directory does not begin as its name says. An empty one does.
+/// Throws if a file of a directory does not start as its name promises. Accepts an empty file.
 void require_mark(const FileSystem& fs, const std::string& path, const std::string& option) {
   const std::string begin = begin_of(fs, path);
   if (begin.empty()) return;
@@ -51,7 +51,7 @@ void require_mark(const FileSystem& fs, const std::string& path, const std::stri
   refuse_to_replace(path, option, mark->in_words, found_in_words(begin));
 }
 
-/// Throws where a single file is not of its format by what it holds. An empty one is.
+/// Throws if the content of a single file is not of its format. Accepts an empty file.
 void require_single_file(const FileSystem& fs, const std::string& path, const FormatDriver& driver,
                          const std::string& option) {
   const std::string begin = begin_of(fs, path);
@@ -59,7 +59,7 @@ void require_single_file(const FileSystem& fs, const std::string& path, const Fo
   refuse_to_replace(path, option, driver.description().as_file, found_in_words(begin));
 }
 
-/// Throws where a file is one of several that make up a checkpoint, which would be left damaged.
+/// Throws if a file is one of several of a checkpoint, which would then be damaged.
 void require_no_part(const FileSystem& fs, const std::string& path, const std::string& option) {
   for (const FormatDriver* driver : format_drivers()) {
     if (!driver->is_one_of_several(fs, path)) continue;
@@ -103,7 +103,7 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
     format = detect_format(fs, path);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io) throw;
-    if (error.kind() == ErrorKind::unsupported) {  // and not one that is damaged
+    if (error.kind() == ErrorKind::unsupported) {  // not for a damaged checkpoint
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
                             "a checkpoint to replace", "something else, which stays as it is");
     }

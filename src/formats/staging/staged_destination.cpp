@@ -34,7 +34,7 @@ using tessera::detail::try_lock;
                   std::string(found) + " (remove or rename it)");
 }
 
-/// Refuses a destination beside which no file could have the name of `longest_path`.
+/// Refuses a destination if the name of `longest_path` is too long for its file system.
 void require_short_name(const std::string& destination, const std::string& longest_path) {
   const long max_nbytes = ::pathconf(directory_of(destination).c_str(), _PC_NAME_MAX);
   const std::size_t nbytes = last_component(longest_path).size();
@@ -56,7 +56,7 @@ void require_short_name(const std::string& destination, const std::string& longe
               {action});
 }
 
-/// Refuses to remove a directory that holds more than what writers have made in it.
+/// Refuses to remove a directory that holds files which no writer made.
 void require_no_foreign_entry(const FileSystem& fs, const std::string& path, FileNames names,
                               const std::string& rule, const std::string& why) {
   const auto name = first_foreign_entry(fs, path, names);
@@ -65,14 +65,14 @@ void require_no_foreign_entry(const FileSystem& fs, const std::string& path, Fil
               rule + ": this is no file of a checkpoint, and " + why + " (move it)");
 }
 
-/// Throws what keeps a writer from getting rid of what another one left, and says what to do.
+/// Throws: files of an earlier writer cannot be removed. Says what to do.
 [[noreturn]] void refuse_stuck(const std::string& path, std::string_view failure) {
   throw Error(ErrorKind::io, {.path = path},
               "staging: what an earlier run left here cannot be removed: " + std::string(failure) +
                   " (remove it yourself)");
 }
 
-/// Refuses what no writer makes at a staging path. Returns whether there is anything.
+/// Refuses what no writer makes at a staging path. Returns whether anything is there.
 bool is_staging_object(const std::string& path) {
   const auto mode = mode_of_name(path);
   if (mode && !S_ISREG(*mode) && !S_ISDIR(*mode)) {
@@ -86,7 +86,7 @@ bool is_empty(const FileSystem& fs, const std::string& path) {
                                                  : fs.open(path)->nbytes() == 0;
 }
 
-/// Opens what lies at `path`, without following a link; nothing where it is absent or a link.
+/// Opens the object at `path` without following a link; nothing if it is missing or a link.
 FileDescriptor open_object(const std::string& path) {
   return FileDescriptor(retry_on_interrupt(
       [&] { return ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); }));
@@ -108,7 +108,8 @@ bool is_still_at(int object_fd, const std::string& path) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-/// Says whether the staging path was made here. `failure` is of what was made nonetheless.
+/// Makes the staging path. Returns false if it exists. Sets `failure` if it was made but closing it
+/// failed.
 bool make_object(FileSystem& fs, const std::string& path, DestinationKind kind,
                  std::optional<Error>& failure) {
   try {
@@ -124,7 +125,7 @@ bool make_object(FileSystem& fs, const std::string& path, DestinationKind kind,
   return true;
 }
 
-/// Returns what holds the lock on the object at a staging path; nothing where it has gone.
+/// Locks the object at a staging path and returns it; nothing if it is gone.
 FileDescriptor lock_object(const std::string& path, bool is_new) {
   FileDescriptor object = open_object(path);
   if (!object) {
@@ -200,15 +201,15 @@ void StagedDestination::check(FileSystem& fs, std::string destination, Destinati
   if (looked_at.lock_fd_ >= 0) looked_at.judge_left_over(judge);
 }
 
-/// Makes the staging path, or takes over what a dead process left there.
+/// Makes the staging path, or takes over the one that a dead process left.
 ///
-/// [Note: Staging lock] The lock lies on the staging object itself, so no lock file is left behind
-/// and it moves along with a rename. Whoever gets the lock looks again whether the object still
-/// has that name: its last owner may have removed or renamed it in between.
+/// [Note: Staging lock] The lock is on the staging object itself, so it leaves no lock file and
+/// moves with a rename. After locking, a writer checks that the object still has that name: its
+/// last owner may have removed or renamed it in between.
 void StagedDestination::stage(const Judge& judge) {
   static constexpr int kMaxAttempts = 100;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    std::optional<Error> failure;  // of what was made: it is removed again, under its lock
+    std::optional<Error> failure;  // of making it: it is then removed under its lock
     const bool is_new = make_object(fs_, staging_path_, kind_, failure);
     if (!is_new && !is_staging_object(staging_path_)) continue;
     FileDescriptor object = lock_object(staging_path_, is_new);
@@ -234,13 +235,13 @@ void StagedDestination::stage(const Judge& judge) {
               "staging: other processes keep taking it");
 }
 
-/// Says whether what is there without a living owner is what a writer left; see [Note: Left over].
+/// Says whether an object without a living owner was left by a writer; see [Note: Left over].
 bool StagedDestination::is_left_over() const {
   if (kind_ == DestinationKind::member_file) return fs_.kind_of(staging_path_) == FileKind::regular;
   return has_journal() || is_empty(fs_, staging_path_);
 }
 
-/// Says whether what a dead process left is gone on with or removed; throws what refuses it.
+/// Says whether to resume or remove what a dead process left; throws if it refuses both.
 StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judge) const {
   const bool is_directory = fs_.kind_of(staging_path_) == FileKind::directory;
   const bool is_other_kind = is_directory != (kind_ == DestinationKind::directory);
@@ -260,7 +261,7 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
     refuse_kept(staging_path_, "", Remedy::Action::resume_or_discard);
   }
   if (verdict == LeftOver::remove && is_directory) {
-    // Where the journal tells of no work, it may be a checkpoint that was replaced.
+    // If the journal records no work, it may be a replaced checkpoint.
     const bool is_work = is_work_in_progress(fs_, staging_path_);
     require_no_foreign_entry(fs_, staging_path_,
                              is_work ? FileNames::of_our_writers : FileNames::of_one_checkpoint,
@@ -269,7 +270,7 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
   return verdict;
 }
 
-/// Goes on with what is left over, or removes it. Says whether the staging path is there still.
+/// Resumes what is left over, or removes it. Returns whether the staging path still exists.
 bool StagedDestination::empty_or_go_on(const Judge& judge) {
   if (judge_left_over(judge) == LeftOver::go_on) {
     has_left_over_ = true;
@@ -284,7 +285,7 @@ bool StagedDestination::empty_or_go_on(const Judge& judge) {
   }
 }
 
-/// Removes what is left over. Says whether the staging path is there still.
+/// Removes what is left over. Returns whether the staging path still exists.
 bool StagedDestination::empty() {
   if (kind_ != DestinationKind::member_file) reset_journal();
   if (kind_ == DestinationKind::directory && fs_.kind_of(staging_path_) == FileKind::directory) {
@@ -293,16 +294,16 @@ bool StagedDestination::empty() {
     }
     return true;
   }
-  fs_.remove_all(staging_path_);  // under its lock, and made anew in the next round
+  fs_.remove_all(staging_path_);  // under its lock; the next round makes it again
   return false;
 }
 
-/// Says whether a journal, torn perhaps, has the journal's name. Throws where something else does.
+/// Says whether there is a journal, which may be torn. Throws if something else has its name.
 bool StagedDestination::has_journal() const {
   if (kind_ == DestinationKind::member_file) return false;
   const auto mode = mode_of_name(journal_path());
   if (!mode) return false;
-  // A link might lead to a journal that is not to be seen now.
+  // A link may point to a journal that is not visible now.
   if (!S_ISREG(*mode))
     refuse_name(journal_path(), "journal", tessera::detail::kind_in_words(*mode));
   const std::string begin = read_begin(fs_, journal_path(), kJournalMagic.size()).value_or("");
@@ -312,7 +313,7 @@ bool StagedDestination::has_journal() const {
 
 void StagedDestination::reset_journal() {
   const bool is_there = has_journal();
-  // In place: what it is about must never be without one.
+  // In place: the staging path must never be without a journal.
   const auto file = is_there ? fs_.open_for_update(journal_path()) : fs_.create(journal_path());
   file->write_at(0, std::as_bytes(std::span(kJournalFirstLine)));
   if (is_there) file->resize(kJournalFirstLine.size());
@@ -326,8 +327,8 @@ bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::str
     return begin && begin->size() > kJournalFirstLine.size() && begin->starts_with(kJournalMagic);
   };
   if (has_journal(without_trailing_slashes(path))) return true;
-  // `DST.partial/.` is it, too, and so is a link to it. A pipe that a shell names, as /dev/fd/63,
-  // lies nowhere.
+  // `DST.partial/.` and a link to it also count. A pipe that a shell names, as /dev/fd/63, has no
+  // resolved path.
   const auto kind = fs.kind_of(path);
   return kind && kind != FileKind::other && has_journal(fs.resolve_links(path));
 }
@@ -345,7 +346,7 @@ std::optional<std::string> StagedDestination::left_over_at(const FileSystem& fs,
 
 bool StagedDestination::has_kept_work() const {
   constexpr std::size_t kReadNbytes = std::size_t{64} << 10;
-  constexpr int kNumLinesBefore = 2;  // of the journal itself, and of what the work is
+  constexpr int kNumLinesBefore = 2;  // the first line, and the identity of the work
   if (!has_journal()) return false;
   const auto file = fs_.open(journal_path());
   std::string text;
@@ -359,8 +360,8 @@ bool StagedDestination::has_kept_work() const {
   return false;
 }
 
-/// Removes what writers have made at the staging path, and then the journal: without it, what is
-/// left is somebody's.
+/// Removes the files that writers made at the staging path, then the journal: without it, Tessera
+/// never removes what is left.
 void StagedDestination::remove_quietly() noexcept {
   try {
     if (is_still_at(lock_fd_, staging_path_)) {
@@ -371,11 +372,11 @@ void StagedDestination::remove_quietly() noexcept {
     }
     if (has_journal()) fs_.remove_all(journal_path());
   } catch (...) {
-    // What is left is taken over by the next writer.
+    // The next writer takes over what is left.
   }
 }
 
-/// Removes the files within a directory that writers have made.
+/// Removes the files that writers made in a directory.
 void StagedDestination::remove_own_files() {
   if (kind_ != DestinationKind::directory) return;
   for (const std::string& name : fs_.list_directory(staging_path_)) {
@@ -391,7 +392,7 @@ StagedDestination::~StagedDestination() {
     if (state_ == State::replaced) fs_.exchange(staging_path_, destination_);
     if (state_ != State::none && state_ != State::committed && !is_kept_) remove_quietly();
   } catch (...) {
-    // What is left at the staging path is taken over by the next writer.
+    // The next writer takes over what is left at the staging path.
   }
   if (replaced_lock_fd_ >= 0) ::close(replaced_lock_fd_);
   if (lock_fd_ >= 0) ::close(lock_fd_);
@@ -408,14 +409,13 @@ void StagedDestination::publish() {
     fs_.rename(staging_path_, destination_);
     state_ = State::appeared;
   } else {
-    // Somebody may have put something there in the meantime; what was there before, the caller
-    // knew.
+    // A user may have added a file since the constructor looked. The caller knew the files before.
     if (fs_.kind_of(destination_) == FileKind::directory && !had_foreign_entry_) {
       require_no_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint, "destination",
                                "would be removed with what is replaced");
     }
-    // What is replaced stands at the staging path until it is removed: lock it, so that no other
-    // writer takes that path over in the meantime.
+    // The replaced checkpoint is at the staging path until it is removed: lock it, so that no other
+    // writer takes that path over.
     FileDescriptor replaced = open_object(destination_);
     if (replaced) try_lock(replaced);
     replaced_lock_fd_ = replaced.release();
@@ -427,14 +427,14 @@ void StagedDestination::publish() {
 
 void StagedDestination::commit() {
   if (state_ == State::staged) publish();
-  // The new checkpoint stands and is durable, so that no failure from here on is the commit's.
+  // The new checkpoint is in place and durable, so later failures are not failures of the commit.
   const bool has_replaced = std::exchange(state_, State::committed) == State::replaced;
   try {
     if (has_replaced) fs_.remove_all(staging_path_);
     const bool is_taken = mode_of_name(staging_path_).has_value();  // by the next writer
     if (!is_taken && has_journal()) fs_.remove_all(journal_path());
   } catch (const Error&) {
-    // What is left is taken over by the next writer.
+    // The next writer takes over what is left.
   }
 }
 

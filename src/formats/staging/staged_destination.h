@@ -9,66 +9,63 @@
 
 namespace tessera::formats {
 
-/// Makes a destination appear whole or not at all.
+/// Makes a destination appear complete or not at all.
 ///
-/// Work happens at `staging_path()`, the sibling `<destination>.partial`, which is made here (an
-/// empty directory, or an empty file to be opened with `open_for_update`) and held with an advisory
-/// lock on itself while this object lives. `commit()` syncs the directory (each file was synced by
-/// its writer), renames it into place (an exchange where something is replaced), and syncs the
-/// parent; where it throws, the destination is what it was before. Destroyed without commit, the
-/// staging path is removed, unless it is to be kept, and what stood at the destination is
-/// untouched. A directory then loses the files that have a writer's names; if somebody has put
-/// others there, it stays with them, and without a journal.
+/// The work is done at `staging_path()`, the sibling `<destination>.partial`. This class makes it
+/// (an empty directory, or an empty file to be opened with `open_for_update`) and holds an advisory
+/// lock on it. `commit()` syncs the directory (each file was synced by its writer), renames it into
+/// place (an exchange if something is replaced), and syncs the parent; if it throws, the
+/// destination is unchanged. If this is destroyed without commit, the destination is unchanged and
+/// the staging path is removed, unless it is to be kept. Only files with a writer's names are
+/// removed from a directory; if it holds others, it stays with them, without a journal.
 ///
-/// [Note: Left over] A journal, the file `<destination>.partial.journal`, lies beside a staging
-/// path for as long as anything is in it, and so tells that it is a writer's. What a dead process
-/// left is taken over and emptied, unless the caller goes on with it; whatever else has the name,
-/// unless it is empty, is somebody's and stays. Callers that keep work let the journal tell what is
-/// finished: such work is refused unless the caller knows about journals. A journal of one line
-/// tells of nothing: what it lies beside may also be a checkpoint that was replaced. Members of a
-/// checkpoint have none: there the name is enough. Not thread-safe; the files inside are the
-/// writer's own.
+/// [Note: Left over] A journal, the file `<destination>.partial.journal`, is beside a staging path
+/// while anything is in it, and so marks it as a writer's. What a dead process left is taken over
+/// and emptied, unless the caller resumes it. Anything else with that name, unless it is empty, is
+/// never removed. Callers that keep work record the finished blocks in the journal; a caller that
+/// knows nothing of journals is refused such work. A journal of one line records nothing: the
+/// object beside it may also be a replaced checkpoint. Members of a checkpoint have no journal;
+/// their name is enough. Not thread-safe; the writer alone uses the files inside.
 class StagedDestination {
  public:
   static constexpr std::string_view kSuffix = ".partial";
-  static constexpr std::string_view kJournalSuffix = ".journal";         // behind the staging path
+  static constexpr std::string_view kJournalSuffix = ".journal";         // after the staging path
   static constexpr std::string_view kJournalMagic = "tessera-journal ";  // of any version
   static constexpr std::string_view kJournalFirstLine =
-      "tessera-journal 1\n";  // with the line feed
+      "tessera-journal 1\n";  // with its line feed
 
-  /// What is done about what a dead process left.
+  /// What to do with what a dead process left.
   enum class LeftOver {
     remove,
-    go_on,    // it stays also where the destination is destroyed without commit
-    kept,     // refused as work that another run may go on with
-    foreign,  // refused as somebody's
+    go_on,    // resumed, and kept even if this is destroyed without commit
+    kept,     // refused: another run may resume it
+    foreign,  // refused: no writer made it
   };
-  /// Says what a staging path that is there already is.
+  /// Judges a staging path that exists already.
   using Judge = std::function<LeftOver(const StagedDestination&)>;
 
-  /// Returns where the work towards a destination lies. Trailing slashes are ignored.
+  /// Returns the staging path of a destination. Ignores trailing slashes.
   static std::string staging_path_of(const std::string& destination);
-  /// Returns where the journal of the work in a staging path lies.
+  /// Returns the path of the journal of a staging path.
   static std::string journal_path_of(const std::string& staging_path);
 
-  /// Whether `path` leads to a staging path beside which a journal tells what the work is.
+  /// Whether `path` leads to a staging path whose journal describes the work.
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
 
-  /// Returns the staging path of a destination where it holds what a writer was done with and could
-  /// not remove; nothing where it holds work, or a writer is at it.
+  /// Returns the staging path of a destination if it holds a replaced checkpoint that its writer
+  /// could not remove; nothing if it holds work, or a writer is using it.
   static std::optional<std::string> left_over_at(const FileSystem& fs,
                                                  const std::string& destination);
 
-  /// Trailing slashes of `destination` are ignored. Its parent must exist. `judge` is asked, under
-  /// the lock, about what a dead process left; without it work that is kept is refused, and
-  /// anything else removed.
-  /// Throws: Error(already_exists) where the destination is in the way and `overwrite` is refuse,
-  /// or is a link that leads nowhere, where another living process holds the staging path, or where
-  /// what lies there or is named like its journal is refused; what `judge` throws. Then all is left
-  /// as it is.
+  /// Ignores trailing slashes of `destination`. Its parent must exist. Calls `judge`, under the
+  /// lock, for what a dead process left; without `judge`, refuses kept work and removes anything
+  /// else.
+  /// Throws: Error(already_exists) if the destination exists and `overwrite` is refuse, if it is a
+  /// dangling link, if another living process holds the staging path, or if the object there or one
+  /// with its journal's name is refused; what `judge` throws. Nothing is then changed.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
-  /// Throws what the constructor would, and changes nothing.
+  /// Throws what the constructor would throw, and changes nothing.
   static void check(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
   ~StagedDestination();
@@ -78,27 +75,27 @@ class StagedDestination {
   const std::string& destination() const { return destination_; }
   const std::string& staging_path() const { return staging_path_; }
   std::string journal_path() const { return journal_path_of(staging_path_); }
-  /// Whether a journal tells of finished blocks.
+  /// Whether a journal records finished blocks.
   bool has_kept_work() const;
 
-  /// Whether what a dead process left is gone on with.
+  /// Whether what a dead process left is resumed.
   bool has_left_over() const { return has_left_over_; }
-  /// Makes the journal say of nothing that it is finished.
+  /// Makes the journal record no finished block.
   void reset_journal();
-  /// Leaves staging path and journal where they are when this is destroyed without commit.
+  /// Keeps staging path and journal if this is destroyed without commit.
   void keep() noexcept { is_kept_ = true; }
   /// Whether `publish` would replace something.
   bool replaces() const;
 
-  /// Makes the destination appear, durably, but keeps what it replaced: destroyed without commit,
-  /// the destination is what it was before. For destinations that must appear together.
+  /// Makes the destination appear durably, but keeps what it replaced: if this is destroyed without
+  /// commit, the destination is restored. For destinations that must appear together.
   void publish();
-  /// Publishes, unless that is done, and lets go of what was replaced.
+  /// Publishes, unless already done, and removes what was replaced.
   void commit();
 
  private:
   struct NothingStaged {};
-  /// Throws on a destination that cannot be written to.
+  /// Throws if the destination cannot be written to.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, NothingStaged);
 
@@ -116,11 +113,11 @@ class StagedDestination {
   std::string staging_path_;
   DestinationKind kind_;
   OverwritePolicy overwrite_;
-  int lock_fd_ = -1;           // of what is staged, wherever it stands
-  int replaced_lock_fd_ = -1;  // of what it replaced, while that stands at the staging path
+  int lock_fd_ = -1;           // of the staged object, at either path
+  int replaced_lock_fd_ = -1;  // of the replaced object, while at the staging path
   bool has_left_over_ = false;
   bool is_kept_ = false;
-  bool had_foreign_entry_ = false;  // what is at the destination
+  bool had_foreign_entry_ = false;  // at the destination
   enum class State { none, staged, appeared, replaced, committed } state_ = State::none;
 };
 

@@ -17,8 +17,8 @@ std::optional<std::string> said_of(const WorkIdentity& identity, const std::stri
   return found == identity.end() ? std::nullopt : std::optional(found->second);
 }
 
-/// Throws Error(mismatch) naming the first difference. Digests tell least, and so come last, behind
-/// what the plan was made of.
+/// Throws Error(mismatch) naming the first difference. Digests say least, so they come last, after
+/// the explanations of the plan.
 void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
                        const std::string& path) {
   const WorkIdentity& wanted = options.identity;
@@ -48,13 +48,13 @@ void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
   }
 }
 
-/// Says what becomes of what a dead process left. Fills `left_over` where it is gone on with.
+/// Decides what to do with what a dead process left. Fills `left_over` if it is resumed.
 StagedDestination::LeftOver judge(const FileSystem& fs, const WorkOptions& options,
                                   const StagedDestination& staged,
                                   std::optional<JournalContents>& left_over) {
   using enum StagedDestination::LeftOver;
   if (!options.journal) return staged.has_kept_work() ? kept : remove;
-  // A journal that cannot be read, such as a later release's, is not in the way of that.
+  // This works even if the journal cannot be read, such as one of a later release.
   if (options.journal->kept_work == KeptWork::discard) return remove;
   auto contents = read_journal(fs, staged.journal_path());
   if (!contents) return remove;
@@ -64,7 +64,7 @@ StagedDestination::LeftOver judge(const FileSystem& fs, const WorkOptions& optio
   return go_on;
 }
 
-/// Refuses what a writer that goes on would not write into, such as a link.
+/// Refuses what a resuming writer would not write into, such as a link.
 void require_writable(FileSystem& fs, const std::string& path) {
   fs.open_for_update(path)->close();
 }
@@ -82,7 +82,7 @@ void require_own_files(FileSystem& fs, const std::string& directory,
   }
 }
 
-/// Tells one object from another, whatever their names; nothing where there is none.
+/// Identifies an object independently of its name; nothing if there is none.
 std::optional<ino_t> inode_of_name(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
@@ -100,7 +100,7 @@ StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind 
   if (left_over_) {
     journal_.emplace(fs_, staged_.journal_path(), *std::exchange(left_over_, std::nullopt));
   } else {
-    fs_.remove_all(staged_.journal_path());  // while nothing is staged that it would tell of
+    fs_.remove_all(staged_.journal_path());  // before it could describe new work
     journal_.emplace(fs_, staged_.journal_path(), options.journal->identity);
   }
 }
@@ -132,7 +132,7 @@ bool StagedWork::keep() noexcept {
   return true;
 }
 
-/// Returns the formats whose files lie beside what is replaced and belong to it.
+/// Restores and returns the side files of the checkpoint to be replaced.
 std::vector<const SideFiles*> StagedWork::replaced_side_files() {
   std::vector<const SideFiles*> replaced;
   if (!staged_.replaces()) return replaced;
@@ -145,8 +145,8 @@ std::vector<const SideFiles*> StagedWork::replaced_side_files() {
   return replaced;
 }
 
-/// Publishes beside a journal that tells of nothing: what the destination is exchanged for must not
-/// be taken for the work. Where nothing has been exchanged, the journal tells of it again.
+/// Publishes with an empty journal, as the replaced checkpoint at the staging path must not be
+/// mistaken for the work. If nothing has been exchanged, restores the journal.
 void StagedWork::publish_in_exchange() {
   journal_->flush();
   const std::string text =

@@ -13,7 +13,7 @@
 
 namespace tessera::formats {
 
-/// What a writer does about what is at its destination, and about the work on the way there.
+/// What a writer does with an existing destination and with kept work.
 struct WorkOptions {
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   std::optional<JournalOptions> journal{};  // none: nothing is kept
@@ -23,25 +23,24 @@ inline WorkOptions work_options(const CreateOptions& options) {
   return {options.overwrite, options.journal};
 }
 
-/// What becomes of the files beside a single-file checkpoint that is replaced (SideFiles). They
-/// stay where the writer takes care of them itself.
+/// What to do with the files beside a single-file checkpoint that is replaced (SideFiles): `keep`
+/// if the writer handles them itself.
 enum class ReplacedSideFiles { remove, keep };
 
-/// A staged destination with the journal of what is finished in it, if one is wanted.
+/// A staged destination with a journal of its finished blocks, if one is wanted.
 ///
-/// Destroyed without commit, all is removed; but work that has been gone on with stays, and so does
-/// what `keep` was called for. What is left of work without finished blocks is removed by the next
-/// writer.
-/// Not thread-safe, but for the journal.
+/// If this is destroyed without commit, everything is removed, except resumed work and work for
+/// which `keep` returned true. The next writer removes what is left of work without finished
+/// blocks. Not thread-safe, except the journal.
 class StagedWork {
  public:
-  /// Throws: as StagedDestination; Error(already_exists) where work is kept there and is to be
-  /// refused, as without a journal it always is; Error(mismatch) naming what differs where it is
-  /// other work than is gone on with.
+  /// Throws: as StagedDestination; Error(already_exists) for kept work that is to be refused
+  /// (always without a journal); Error(mismatch) naming the difference if other work is to be
+  /// resumed.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
-  /// Throws what the constructor and then `require_no_files_but` would, and changes nothing. Says
-  /// whether work would be gone on with.
+  /// Throws what the constructor and then `require_no_files_but` would throw, and changes nothing.
+  /// Returns whether work would be resumed.
   static bool check(FileSystem& fs, std::string destination, DestinationKind kind,
                     const WorkOptions& options, const std::set<std::string>& names = {});
   StagedWork(const StagedWork&) = delete;
@@ -49,17 +48,17 @@ class StagedWork {
 
   const std::string& destination() const { return staged_.destination(); }
   const std::string& staging_path() const { return staged_.staging_path(); }
-  Journal* journal() { return journal_ ? &*journal_ : nullptr; }  // null where none is wanted
+  Journal* journal() { return journal_ ? &*journal_ : nullptr; }  // null if none is wanted
   bool is_resumed() const { return staged_.has_left_over(); }
 
-  /// Refuses files in a directory that is gone on with which its writer does not write, as they
-  /// would come to lie in the destination, and under the names of its own files what cannot be
-  /// written into. Throws: Error(already_exists) naming the first.
+  /// For resumed work: refuses files in the directory that its writer does not write, as they would
+  /// become part of the destination, and own names that cannot be written into. Throws:
+  /// Error(already_exists) naming the first.
   void require_no_files_but(const std::set<std::string>& names) const;
 
-  /// Says whether what is finished stays when this is destroyed without commit.
+  /// Keeps the finished blocks if this is destroyed without commit. Returns whether there are any.
   bool keep() noexcept;
-  /// Where this throws before anything has been replaced, what is finished can still be kept.
+  /// If this throws before anything is replaced, the finished blocks can still be kept.
   void commit(ReplacedSideFiles side_files = ReplacedSideFiles::remove);
 
  private:
@@ -68,7 +67,7 @@ class StagedWork {
   bool put_back_journal(const std::string& text) noexcept;
 
   FileSystem& fs_;
-  std::optional<JournalContents> left_over_;  // until `journal_` has it
+  std::optional<JournalContents> left_over_;  // until `journal_` takes it
   StagedDestination staged_;
   std::optional<Journal> journal_;
 };

@@ -12,7 +12,7 @@
 
 namespace tessera::formats {
 
-/// Makes what another writer writes at a staging path appear at its destination.
+/// Makes the files that another writer writes at a staging path appear at the destination.
 class StagedWriter final : public CheckpointWriter {
  public:
   StagedWriter(std::unique_ptr<StagedWork> staged, std::unique_ptr<CheckpointWriter> writer)

@@ -13,12 +13,12 @@ constexpr std::array<std::string_view, 3> kSuffixes{".pt", ".pth", ".bin"};
 constexpr std::string_view kPickleName = "/data.pkl";
 constexpr std::string_view kTarSignature("ustar", 5);
 constexpr std::size_t kTarSignatureOffset = 257;
-// PROTO 2, LONG1 of 10 bytes, and the magic number 0x1950a86a20f9469cfc6c behind it.
+// PROTO 2, LONG1 of 10 bytes, and the magic number 0x1950a86a20f9469cfc6c after it.
 constexpr std::string_view kLegacySignature(
     "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 14);
 
-/// Whether the first entry of an archive has a name of torch.save's: `<name>/data.pkl`, or under
-/// TorchScript `<name>/data/0`, and is stored. For archives whose end is lost.
+/// Whether the first entry of an archive is stored and has a name that torch.save writes:
+/// `<name>/data.pkl`, or for TorchScript `<name>/data/0`. For archives whose end is missing.
 bool begins_as_torch_save(std::string_view begin) {
   constexpr std::size_t kMethodOffset = 8;
   constexpr std::size_t kNameLengthOffset = 26;
@@ -86,7 +86,7 @@ class TorchZipDriver final : public FormatDriver {
     return DestinationKind::file;
   }
 
-  /// Whether the archive has a pickle where torch.save puts it, as the reader asks of it.
+  /// Whether the archive has a pickle where torch.save writes it, as the reader requires.
   bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
     try {
       const zip::ZipReader archive(file, {0, file.nbytes()});

@@ -22,7 +22,7 @@ namespace {
 constexpr std::size_t kMaxSteps = 64;
 constexpr std::int64_t kMaxHoles = std::int64_t{1} << 20;
 
-/// What stands at the end of a key path: a tensor, by its place in the contents, or a value.
+/// The object at the end of a key path: a tensor, by its place in the contents, or a value.
 struct Entry {
   const std::string* name;
   KeyPath path;
@@ -51,7 +51,7 @@ std::vector<Entry> entries_of(const CheckpointContents& contents,
   return entries;
 }
 
-/// Returns a text that is the same for keys which are one key in Python, as 1, 1.0 and True are.
+/// Returns a text that is equal for keys that Python treats as equal, as 1, 1.0 and True.
 std::string text_of_equal_keys(const Value& key) {
   if (const auto* boolean = key.get_if<bool>()) return *boolean ? "1" : "0";
   if (const auto* tuple = key.get_if<Value::Tuple>()) {
@@ -88,7 +88,7 @@ class StateDictPickler {
                           rule, expected, found);
   }
 
-  /// Pushes what the entries make up below their first `depth` steps, which they share.
+  /// Pushes the object that the entries form below their common first `depth` steps.
   void push(std::span<const Entry> entries, std::size_t depth) {
     const Entry& first = entries.front();
     if (first.path.size() > kMaxSteps) {
@@ -106,7 +106,7 @@ class StateDictPickler {
   void push_dict(std::span<const Entry> entries, std::size_t depth) {
     pickler_.empty_dict();
     pickler_.mark();
-    std::set<std::string> others;  // keys that are no strings
+    std::set<std::string> others;  // keys that are not strings
     while (!entries.empty()) {
       const KeyStep& step = entries.front().path[depth];
       if (const auto* key = std::get_if<DictKey>(&step)) {
@@ -149,7 +149,7 @@ class StateDictPickler {
     pickler_.append_from_mark();
   }
 
-  /// Takes the entries off the front that share their step at `depth`.
+  /// Removes the first entries, which share their step at `depth`, and returns them.
   static std::span<const Entry> take_item(std::span<const Entry>& entries, std::size_t depth) {
     const auto& step = entries.front().path[depth];
     const auto end = std::ranges::find_if(

@@ -8,7 +8,7 @@ namespace tessera::formats::torch_zip {
 namespace {
 
 constexpr std::int64_t kStagingNbytes = std::int64_t{1} << 20;
-constexpr std::int64_t kGapNbytes = std::int64_t{16} << 10;  // cheaper to read than to pass over
+constexpr std::int64_t kGapNbytes = std::int64_t{16} << 10;  // cheaper to read than to skip
 
 /// One dimension of a box, in elements of the storage and of `out`.
 struct Dim {
@@ -57,7 +57,7 @@ class StridedRead {
   }
   bool is_far(std::int64_t gap) const { return gap * element_nbytes_ > kGapNbytes; }
 
-  /// Says whether the dims are worth one read: they span little, and most of it is wanted.
+  /// Says whether one read is best for the dims: they span little, with small gaps.
   bool is_stretch(std::span<const Dim> dims) const {
     if (span_of(dims) > kStagingNbytes / element_nbytes_) return false;
     for (; !dims.empty(); dims = dims.subspan(1)) {
@@ -66,8 +66,8 @@ class StridedRead {
     return true;
   }
 
-  // Dims are in falling order of stride. Cuts the first ones until what is left is a run, which is
-  // read into its place, or a number of stretches, which are read and then put into their places.
+  // Dims are in falling order of stride. Loops over the first ones until the rest is a run, which
+  // is read into its place, or several stretches, which are staged and then copied.
   void gather(std::span<const Dim> dims, std::int64_t source, std::int64_t target) {
     if (is_run(dims)) return read_(bytes_at(source), out_at(target, span_of(dims)));
     const Dim& outer = dims.front();
@@ -80,7 +80,7 @@ class StridedRead {
       return;
     }
     const std::int64_t stretch = span_of(inner);
-    const std::int64_t spacing = far ? stretch : outer.stride;  // where they are staged
+    const std::int64_t spacing = far ? stretch : outer.stride;  // between staged stretches
     const std::int64_t room = kStagingNbytes / element_nbytes_ - stretch;
     const std::int64_t step = spacing == 0 ? outer.size : std::min(outer.size, 1 + room / spacing);
     std::vector<Dim> staged(dims.begin(), dims.end());
@@ -105,7 +105,7 @@ class StridedRead {
     return std::span(staging_).first(end).last(static_cast<std::size_t>(numel * element_nbytes_));
   }
 
-  /// Copies what is staged to `out`, walking that in its own order.
+  /// Copies the staged elements to `out`, in the order of `out`.
   void place(std::vector<Dim> dims, std::int64_t target) {
     std::sort(dims.begin(), dims.end(),
               [](const Dim& a, const Dim& b) { return a.out_stride > b.out_stride; });
@@ -148,7 +148,7 @@ class StridedRead {
     }
   }
 
-  // Takes a cache line's worth of the source's short steps at a time.
+  // Copies one cache line of the source's short steps at a time.
   template <std::int64_t kNbytes>
   static void transpose(const Dim& outer, const Dim& inner, const std::byte* from, std::byte* to) {
     constexpr std::int64_t kTile = 64 / kNbytes;

@@ -13,9 +13,9 @@ namespace tessera::formats::torch_zip {
 /// Fills the span with the storage's bytes from `begin`.
 using StorageRead = std::function<void(std::uint64_t begin, std::span<std::byte> bytes)>;
 
-/// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order, where its
-/// strides are any. Reads the storage in its own order, in steps of at most a MiB, and passes over
-/// gaps that are wider than a few pages; no byte is read twice within one box of the range.
+/// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order, for any
+/// strides. Reads the storage in its own order, in steps of at most a MiB, and skips gaps wider
+/// than a few pages. Reads no byte twice within one box of the range.
 /// Requires: `out.size() == range.numel() * itemsize`.
 void read_strided(const TensorRecord& tensor, FlatRange range, std::span<std::byte> out,
                   const StorageRead& read);

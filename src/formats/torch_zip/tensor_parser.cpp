@@ -13,7 +13,7 @@ using pickle::AllowedGlobal;
 using pickle::Object;
 using pickle::ObjectKind;
 
-// A view may hold more than its storage, as an expanded one does; this much of it is believed.
+// The largest view that may be larger than its storage, as an expanded one is.
 constexpr std::uint64_t kMaxExpandedNbytes = std::uint64_t{1} << 30;
 
 constexpr std::uint32_t number(TensorGlobal global) {
@@ -122,8 +122,8 @@ Shape naturals(Object object, std::string_view rule) {
   return values;
 }
 
-/// Returns one past the last element of the storage that the tensor reaches, or nothing where that
-/// does not fit into 63 bits. Requires: no empty tensor.
+/// Returns the end of the storage elements that the tensor reaches, or nothing if it does not fit
+/// into 63 bits. Requires: the tensor is not empty.
 std::optional<std::int64_t> reach_of(const TensorRecord& tensor) {
   std::optional<std::int64_t> reach = checked_add<std::int64_t>(tensor.storage_offset, 1);
   for (std::size_t i = 0; i < tensor.shape.size() && reach; ++i) {

@@ -13,7 +13,7 @@
 
 namespace tessera::formats::torch_zip {
 
-/// The globals that tensors are made of in torch.save's pickles.
+/// The globals that make tensors in torch.save's pickles.
 enum class TensorGlobal : std::uint32_t {
   rebuild_tensor = 0x200,
   rebuild_tensor_v2,
@@ -24,7 +24,7 @@ enum class TensorGlobal : std::uint32_t {
   typed_storage,
   untyped_storage,
   torchscript_class,
-  // Known, to be refused by what they are.
+  // Known, so that messages can name what is refused.
   sparse_tensor,
   quantized_tensor,
   meta_tensor,
@@ -36,8 +36,8 @@ enum class TensorGlobal : std::uint32_t {
 /// Returns the table of those globals, for an AllowList.
 std::span<const pickle::AllowedGlobal> tensor_globals();
 
-/// Makes tensor records of calls such as `torch._utils._rebuild_tensor_v2(storage, offset, …)`,
-/// checking each against the archive. Not thread-safe; `zip` must outlive it.
+/// Makes tensor records from calls such as `torch._utils._rebuild_tensor_v2(storage, offset, …)`,
+/// and checks each against the archive. Not thread-safe; `zip` must outlive it.
 class TensorParser {
  public:
   TensorParser(const zip::ZipReader& zip, std::string prefix)
@@ -53,7 +53,7 @@ class TensorParser {
  private:
   struct Storage {
     std::size_t member = 0;
-    std::string_view type_name;  // as the pickle has it: `FloatStorage`
+    std::string_view type_name;  // as in the pickle: `FloatStorage`
     std::int64_t numel = 0;      // bytes for an UntypedStorage
     std::uint64_t nbytes = 0;
   };

@@ -75,7 +75,7 @@ class Flattener {
     const WalkBudget::Step step(budget_, object);
     const Object entries = entries_of(object);
     const std::size_t num_entries = entries.num_entries("entries");
-    // The object that was saved may be empty; it has no name to be a value under.
+    // The saved object may be empty; as the root, it has no name for a value.
     if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     for (std::size_t i = 0; i < num_entries; ++i) {
@@ -115,7 +115,7 @@ class Flattener {
            global == ValueGlobal::counter || TensorParser::is_torchscript_object(object);
   }
 
-  /// Returns what has the entries of a mapping.
+  /// Returns the object that holds the entries of a mapping.
   static Object entries_of(Object mapping) {
     if (mapping.is(ObjectKind::dict)) return mapping;
     if (TensorParser::is_torchscript_object(mapping)) {
@@ -132,9 +132,9 @@ class Flattener {
     return mapping;
   }
 
-  /// A frozenset is a key that only its text is left of.
+  /// A frozenset as key becomes its text.
   KeyStep step_of(Object key) {
-    if (key.is(pickle::ObjectKind::str)) key.as_str("key");  // throws where it cannot be a name
+    if (key.is(pickle::ObjectKind::str)) key.as_str("key");  // throws if it cannot be a name
     const Value value = pickle::to_key(key, budget_);
     return key_step(value).value_or(value_to_string(value));
   }
@@ -159,8 +159,8 @@ class Flattener {
     return remember(with_tensor_, object, [&](Object item) { return holds_tensor(item); });
   }
 
-  /// Says whether any item of a container (value of a dict) is one that `wanted` looks for. Each
-  /// container is looked through once, however often the graph shares it.
+  /// Says whether `wanted` holds for any item of a container (value of a dict). Searches each
+  /// container once, even if the graph shares it.
   template <class Wanted>
   bool remember(std::vector<Known>& known, Object container, const Wanted& wanted) {
     Known& answer = known[container.id()];
@@ -179,7 +179,7 @@ class Flattener {
 
   WalkBudget budget_;
   TensorParser& parser_;
-  KeyPath path_;  // of what is being visited, also while an error passes
+  KeyPath path_;  // of the visited object, also during an exception
   std::vector<Leaf> leaves_;
   std::vector<Known> opened_;       // by id
   std::vector<Known> with_tensor_;  // by id

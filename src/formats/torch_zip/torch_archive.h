@@ -23,26 +23,26 @@
 namespace tessera::formats::torch_zip {
 
 /// A dense tensor as torch.save writes it: a strided view of a storage, which is a member of the
-/// archive. Already checked: every element that shape and strides reach lies within the storage.
+/// archive. Already checked: every element that shape and strides reach is within the storage.
 struct TensorRecord {
   DType dtype = DType::float32;
   Shape shape;
   Shape strides;                    // in elements; 0 where the tensor is expanded
   std::int64_t storage_offset = 0;  // in elements
   std::size_t storage_member = 0;   // of the zip
-  // Signs that torch keeps beside the bytes and applies when it uses them.
+  // Signs that torch stores separately and applies when it uses the bytes.
   bool conjugate = false;
   bool negative = false;
 
   friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
 };
 
-/// Says whether the elements lie in the storage one after the other in row-major order.
+/// Says whether the elements are contiguous in the storage, in row-major order.
 bool is_contiguous(const TensorRecord& tensor);
 
-/// A leaf of the object that was saved, and the way to it.
+/// A leaf of the saved object, and the path to it.
 struct Leaf {
-  KeyPath path;  // empty where the root itself is the leaf
+  KeyPath path;  // empty if the root itself is the leaf
   std::variant<TensorRecord, Value> content;
 };
 
@@ -62,23 +62,22 @@ class TorchArchive {
 
   const zip::ZipReader& zip() const { return zip_; }
 
-  /// Returns the tensors and values of the saved object, in the order of the pickle, cut where
-  /// PyTorch's distributed checkpoint cuts. [Note: Flattening] A dict is opened. A list is opened
-  /// where it holds a tensor, a dict, or a list that is opened; any other list is one value. A
-  /// tuple is opened where it holds a tensor at any depth (there a tuple is always one value), and
-  /// a dict without entries is a value (there it is lost), unless it is all that was saved.
-  /// TorchScript modules are opened as dicts. Throws: Error(corruption), Error(unsupported) naming
-  /// what is no dense tensor or plain value.
+  /// Returns the tensors and values of the saved object, in the order of the pickle, flattened as
+  /// PyTorch's distributed checkpoint (DCP) does. [Note: Flattening] A dict is opened. A list is
+  /// opened if it holds a tensor, a dict, or a list that is opened; any other list is one value. A
+  /// tuple is opened if it holds a tensor at any depth (DCP: always one value). A dict without
+  /// entries is a value (DCP loses it), unless it is the whole saved object. TorchScript modules
+  /// are opened as dicts. Throws: Error(corruption), Error(unsupported) naming what is not a dense
+  /// tensor or plain value.
   std::vector<Leaf> leaves() const;
 
-  /// Returns the saved object as one value. Throws: Error(unsupported) naming what is no plain
-  /// value, such as a tensor in it.
+  /// Returns the saved object as one value. Throws: Error(unsupported) naming what is not a plain
+  /// value, such as a tensor.
   Value as_value() const;
 
-  /// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order,
-  /// whatever its strides. Memory beside `out`: a MiB. `fqn` is for messages. A storage whose bytes
-  /// have all been read through contiguous tensors, in any order, is checked against its CRC with
-  /// the last of them.
+  /// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order, for any
+  /// strides. Needs a MiB of memory besides `out`. `fqn` is for messages. When all bytes of a
+  /// storage have been read through contiguous tensors, in any order, checks its CRC.
   /// Requires: `out.size() == range.numel() * itemsize`, the range within the tensor.
   /// Throws: Error(corruption) with `fqn` and the byte range; Error(io).
   void read_elements(const TensorRecord& tensor, std::string_view fqn, FlatRange range,
@@ -89,7 +88,7 @@ class TorchArchive {
   ByteRange stored_range(const TensorRecord& tensor) const;
 
  private:
-  // The CRCs of the parts of a storage that have been read: begin -> end, crc. No two touch.
+  // The CRCs of the parts of a storage that have been read: begin -> end, crc. No two are adjacent.
   struct StorageCheck {
     std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> parts;
     bool done = false;

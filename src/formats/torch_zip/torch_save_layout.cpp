@@ -10,8 +10,8 @@
 namespace tessera::formats::torch_zip {
 namespace {
 
-/// Returns the typed storage class that torch pickles for a dtype; empty for the dtypes that came
-/// after typed storages, whose tensors carry the dtype themselves.
+/// Returns the typed storage class that torch pickles for a dtype; empty for newer dtypes, which
+/// have no typed storage: there the tensor states the dtype.
 std::string_view typed_storage_class(DType dtype) {
   switch (dtype) {
     case DType::boolean:
@@ -140,7 +140,7 @@ std::vector<TorchSaveLayout::Part> TorchSaveLayout::parts_around_storages(
     names += '\n';
     for (int shift = 0; shift < 32; shift += 8) crc_bytes += static_cast<char>(crcs[i] >> shift);
   }
-  // torch's readers only ask that it tells archives with different contents apart.
+  // torch's readers only require that archives with different contents differ in it.
   const std::string id =
       decimal20(xxh3_64(as_bytes(names))) + decimal20(xxh3_64(as_bytes(crc_bytes)));
   crcs[id_member] = crc32(0, as_bytes(id));

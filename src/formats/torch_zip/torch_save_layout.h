@@ -16,18 +16,18 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Pushes a contiguous tensor as `torch.save` pickles one: a view of all of the storage that the
-/// archive holds as member `data/<storage_key>`.
+/// Pushes a contiguous tensor as `torch.save` pickles one: a view of the whole storage in member
+/// `data/<storage_key>` of the archive.
 void pickle_tensor(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                    std::string_view storage_key);
 
-/// All of a file as `torch.save` writes it, but for the storages' bytes: a zip of `data.pkl`,
+/// A file as `torch.save` writes it, except the bytes of the storages: a zip of `data.pkl`,
 /// `byteorder`, `data/0`, `data/1`, …, `version` and `.data/serialization_id`. Every byte's place
 /// is known from the start; the rest of the file is written when the storages' CRCs are known.
 /// Immutable; safe to share between threads.
 class TorchSaveLayout {
  public:
-  /// Where a large storage may begin: at a multiple of 64 bytes, as torch has it, or of a page.
+  /// Where a large storage may begin: at a multiple of 64 bytes, as in torch, or of a page.
   enum class LargeStorages { at_64_bytes, at_pages };
 
   TorchSaveLayout(std::string pickle, std::span<const std::uint64_t> storage_nbytes,
@@ -41,13 +41,13 @@ class TorchSaveLayout {
     std::uint64_t begin;  // within the file
     std::string bytes;
   };
-  /// Returns everything that lies between, before and after the storages, in order. For a file
-  /// with n storages these are n + 1 parts.
+  /// Returns everything before, between and after the storages, in order. A file with n storages
+  /// has n + 1 parts.
   std::vector<Part> parts_around_storages(std::span<const std::uint32_t> storage_crcs) const;
 
  private:
   zip::ZipLayout layout_;
-  std::vector<std::string> contents_;  // of each member but the storages, which are empty here
+  std::vector<std::string> contents_;  // of each member; empty for storages
   std::size_t first_storage_ = 0;
   std::size_t num_storages_ = 0;
   std::uint64_t nbytes_ = 0;

@@ -17,7 +17,7 @@ using torch_zip::Leaf;
 using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
 
-/// Refuses by name what torch.save wrote before its files were zip archives.
+/// Refuses files that torch.save wrote before it used zip archives.
 void refuse_older_formats(const ReadableFile& file) {
   std::array<std::byte, 512> bytes{};
   file.read_at(0, std::span(bytes).first(std::min<std::uint64_t>(bytes.size(), file.nbytes())));
@@ -41,7 +41,7 @@ std::string name_of(const Leaf& leaf) {
   return std::holds_alternative<TensorRecord>(leaf.content) ? "tensor" : "value";
 }
 
-/// Returns how a nested dict is indexed to get there: `['state'][0]['step']`.
+/// Returns the Python index expression for a path: `['state'][0]['step']`.
 std::string in_python(const KeyPath& path) {
   std::string text;
   for (const KeyStep& step : path) {
@@ -56,7 +56,7 @@ std::string in_python(const KeyPath& path) {
   return text;
 }
 
-/// Drops the path of a top-level key, which its name says in full.
+/// Drops the path of a top-level key, as the name is enough.
 KeyPath key_path_of(KeyPath path) {
   if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
   return path;

@@ -7,7 +7,7 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Does what `open_torch_zip` does, for a file that is open.
+/// Does what `open_torch_zip` does, for an open file.
 std::unique_ptr<CheckpointReader> read_torch_zip(std::unique_ptr<ReadableFile> file);
 
 }  // namespace tessera::formats::torch_zip

@@ -29,7 +29,7 @@ using torch_zip::TorchSaveLayout;
 
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{4} << 20;
 
-/// A file that is laid out and not written: storages read as zero.
+/// A file that is laid out but not written: storages read as zero.
 class UnwrittenFile final : public ReadableFile {
  public:
   UnwrittenFile(const TorchSaveLayout& layout, std::string path)
@@ -62,7 +62,7 @@ class UnwrittenFile final : public ReadableFile {
   std::vector<TorchSaveLayout::Part> parts_;
 };
 
-/// Refuses what our own reader would refuse: two entries of one flattened name, deep nesting,
+/// Refuses what Tessera's reader would refuse: two entries of one flattened name, deep nesting,
 /// sizes.
 void require_readable(const TorchSaveLayout& layout, const std::string& destination) {
   try {
@@ -95,8 +95,8 @@ TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Va
   return layout;
 }
 
-/// Writes storages at places that are known from the start, and what lies around them, which has
-/// their CRCs, with `commit`.
+/// Writes storages at places known from the start. `commit` writes the parts around them, which
+/// hold their CRCs.
 class TorchZipWriter final : public CheckpointWriter {
  public:
   TorchZipWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
@@ -151,7 +151,7 @@ class TorchZipWriter final : public CheckpointWriter {
   bool is_resumed() const override { return work_.is_resumed(); }
   bool keep_work() noexcept override { return work_.keep(); }
 
-  void abandon() noexcept override {}  // nobody waits in write_block
+  void abandon() noexcept override {}  // no thread waits in write_block
 
   void commit() override {
     TESSERA_CHECK(unwritten_nbytes_ == 0);
@@ -166,7 +166,7 @@ class TorchZipWriter final : public CheckpointWriter {
  private:
   std::uint64_t tensor_nbytes(std::size_t i) const { return contents_.tensors[i].meta.nbytes(); }
 
-  /// Returns where the block lies in the file.
+  /// Returns the range of the block in the file.
   ByteRange range_of(PieceId piece, std::int64_t begin, std::uint64_t nbytes) const {
     const std::size_t i = piece.tensor_index;
     const std::uint64_t begin_byte =
@@ -178,7 +178,7 @@ class TorchZipWriter final : public CheckpointWriter {
     return {first, first + nbytes};
   }
 
-  /// Counts a block that is in its place, and keeps what the file's end needs of it.
+  /// Counts a written block, and keeps its CRC for `commit`.
   void count_off(PieceId piece, std::int64_t begin, std::uint32_t crc, std::uint64_t nbytes) {
     const std::size_t i = piece.tensor_index;
     const std::uint64_t begin_byte =
@@ -206,7 +206,7 @@ class TorchZipWriter final : public CheckpointWriter {
   const TorchSaveLayout layout_;
   StagedWork work_;
   std::unique_ptr<WritableFile> file_;
-  std::vector<std::vector<std::uint32_t>> block_crcs_;  // by tensor; a block's is its writer's own
+  std::vector<std::vector<std::uint32_t>> block_crcs_;  // by tensor; each block has its own slot
   std::atomic<std::uint64_t> unwritten_nbytes_ = 0;
 };
 

@@ -40,7 +40,7 @@ void append(std::string& out, Unsigned value) {
   }
 }
 
-/// Appends a field that is all ones where the value is in a zip64 field instead.
+/// Appends a 32-bit field, all ones if the value is in a zip64 field instead.
 void append_or_zip64(std::string& out, std::uint64_t value) {
   append(out, static_cast<std::uint32_t>(needs_zip64(value) ? kMax32 : value));
 }
@@ -65,7 +65,7 @@ void append_zip64_locator(std::string& out, std::uint64_t zip64_end_record_begin
   append(out, std::uint32_t{1});  // disks
 }
 
-/// Appends the records after the central directory, which lies at `directory` in the archive.
+/// Appends the records after the central directory, whose place in the archive is `directory`.
 void append_end_records(std::string& out, std::uint64_t num_members, ByteRange directory) {
   if (num_members >= kMax16 || needs_zip64(directory.nbytes()) || needs_zip64(directory.begin)) {
     append_zip64_end_record(out, num_members, directory);

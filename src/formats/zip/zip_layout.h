@@ -11,9 +11,9 @@
 
 namespace tessera::formats::zip {
 
-/// Lays out a zip archive of stored (uncompressed) members whose sizes are known beforehand. Every
-/// byte's place is then known before the first is written, so members can be written in any order
-/// and by several threads; headers, which carry the CRCs, come last.
+/// Lays out a zip archive of stored (uncompressed) members of known sizes. All places are known
+/// before anything is written, so members can be written in any order and by several threads.
+/// Headers hold the CRCs, so they are written last.
 ///
 /// ```
 /// local header 0 | name | extra: zip64 sizes?, padding | data 0
@@ -21,7 +21,7 @@ namespace tessera::formats::zip {
 /// central directory | zip64 end record and locator? | end record
 /// ```
 /// The padding (extra field `FB`, as PyTorch calls it) makes each member's data begin at a multiple
-/// of its alignment within the archive. Dates are zero, zip64 fields appear only where needed.
+/// of its alignment within the archive. Dates are zero; zip64 fields appear only if needed.
 /// Source: PKWARE APPNOTE.TXT 6.3.10, sections 4.3 and 4.5.
 /// Immutable once all members are added; then safe to share between threads.
 class ZipLayout {
@@ -33,15 +33,15 @@ class ZipLayout {
   std::size_t add_member(std::string name, std::uint64_t nbytes) {
     return add_member(std::move(name), nbytes, alignment_);
   }
-  /// Does the same for a member with an alignment of its own.
+  /// Does the same with another alignment.
   std::size_t add_member(std::string name, std::uint64_t nbytes, std::uint64_t alignment);
 
   std::size_t num_members() const { return members_.size(); }
   const std::string& name(std::size_t member) const { return members_[member].name; }
-  /// Returns where the member's header begins and its data ends, within the archive.
+  /// Returns the ranges of the member's header and data within the archive.
   ByteRange header_range(std::size_t member) const;
   ByteRange data_range(std::size_t member) const;
-  /// Returns where the central directory begins, which is where the last member ends.
+  /// Returns where the central directory begins: at the end of the last member.
   std::uint64_t directory_begin() const { return members_end_; }
 
   /// Returns the bytes of `header_range(member)`.

@@ -309,7 +309,7 @@ void ZipReader::check_member(std::size_t member, std::uint16_t flags,
   }
 }
 
-// Members lie one after the other up to the directory, each with room for its header and its data.
+// Members follow each other up to the directory, each with room for its header and its data.
 void ZipReader::place_members(const Directory& directory) {
   std::vector<std::size_t> order(members_.size());
   std::iota(order.begin(), order.end(), std::size_t{0});

@@ -23,13 +23,13 @@ enum class Compression : std::uint8_t { stored, deflated, other };
 /// A file inside a zip archive, as the central directory describes it.
 struct Member {
   std::string name;
-  std::uint64_t nbytes = 0;         // of what it holds
-  std::uint64_t stored_nbytes = 0;  // in the archive; the same where nothing is compressed
+  std::uint64_t nbytes = 0;         // uncompressed
+  std::uint64_t stored_nbytes = 0;  // in the archive; equal if not compressed
   Compression compression = Compression::stored;
   std::uint32_t crc32 = 0;
-  ByteRange extent;  // in the file: local header, data and what follows, up to the next member
+  ByteRange extent;  // in the file: local header, data, and bytes up to the next member
 
-  /// Says whether there is a CRC to check: torch.save can be told to leave it 0.
+  /// Says whether there is a CRC to check: torch.save has an option that leaves it 0.
   bool has_crc() const { return crc32 != 0 || nbytes == 0; }
 };
 
@@ -43,8 +43,8 @@ struct ZipLimits {
 };
 
 /// Reads a zip archive that fills a window of a file: all of a torch.save file, or one of the many
-/// archives that lie one after the other in a .distcp file. Only members that are stored can be
-/// read; torch compresses nothing but TorchScript's code.
+/// archives that follow each other in a .distcp file. Only members that are stored can be read;
+/// torch compresses nothing but TorchScript's code.
 ///
 ///     [prefix] { local header 30+n+m | data } ... central directory [zip64 trailer] trailer 22+c
 ///
@@ -62,23 +62,23 @@ class ZipReader {
   ByteRange window() const { return window_; }
   /// Returns the members in the order of the central directory.
   const std::vector<Member>& members() const { return members_; }
-  /// Returns the index of the member, or nothing. `name` is compared byte by byte.
+  /// Returns the index of the member, or nothing. Compares names byte by byte.
   std::optional<std::size_t> find(std::string_view name) const;
 
-  /// Returns where the member's data lies in the file. Throws: Error(corruption) where the local
+  /// Returns the range of the member's data in the file. Throws: Error(corruption) if the local
   /// header contradicts the central directory.
   ByteRange data_range(std::size_t member) const;
 
-  /// Fills `out` with the member's bytes from `offset`. Requires: they lie within the member.
-  /// Throws: Error(unsupported) where the member is compressed.
+  /// Fills `out` with the member's bytes from `offset`. Requires: they are within the member.
+  /// Throws: Error(unsupported) if the member is compressed.
   void read_at(std::size_t member, std::uint64_t offset, std::span<std::byte> out) const;
 
-  /// Returns all of the member, its CRC checked where there is one.
-  /// Throws: Error(corruption) where it has more than `max_nbytes`, or another CRC.
+  /// Returns all of the member, and checks its CRC if it has one.
+  /// Throws: Error(corruption) if it has more than `max_nbytes`, or another CRC.
   std::vector<char> read_all(std::size_t member, std::uint64_t max_nbytes) const;
 
-  /// Returns the CRC-32 of what the member holds, reading all of it in steps; `on_read` is told the
-  /// bytes of each. A deflated member is inflated for it, never beyond the size that it claims.
+  /// Returns the CRC-32 of the member's content. Reads it in steps and passes the bytes of each
+  /// step to `on_read`. Inflates a deflated member, but never beyond its stated size.
   std::uint32_t compute_crc(std::size_t member,
                             const std::function<void(std::uint64_t nbytes)>& on_read) const;
 
@@ -104,7 +104,7 @@ class ZipReader {
   std::vector<Member> members_;
   std::unordered_map<std::string_view, std::size_t> by_name_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> data_begin_;  // 0: local header not read yet
-  std::vector<std::byte> tail_;  // the window's last bytes; all of them where it is small
+  std::vector<std::byte> tail_;  // the window's last bytes; all if it is small
 };
 
 }  // namespace tessera::formats::zip
