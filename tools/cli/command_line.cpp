@@ -294,7 +294,7 @@ void CommandLine::add_common_options() {
                               : when == "never" ? ColorChoice::never
                                                 : ColorChoice::automatic);
         },
-        "Colour the output; auto: on a terminal, unless NO_COLOR is set");
+        "Colour the output. auto: only on a terminal, and not if NO_COLOR is set");
   }
 }
 
@@ -401,7 +401,7 @@ std::string CommandLine::help(const Command& command) const {
   for (const auto& argument : command.arguments()) arguments.add(argument.name, argument.help);
   Section options("Options", width);
   for (const auto& option : command.options()) options.add(with_placeholder(option), option.help);
-  options.add("--help", "Print this");
+  options.add("--help", "Print this help");
   Section exit_codes("Exit codes", width);
   for (const auto& [code, meaning] : exit_code_meanings()) {
     exit_codes.add(std::to_string(static_cast<int>(code)), std::string(meaning));
@@ -451,10 +451,11 @@ std::string CommandLine::help() const {
   Section commands("Commands", width);
   for (const auto& command : commands_) commands.add(command->name(), command->summary());
   Section options("Options", width);
-  options.add("--help", "Print this, or after a command what that one takes");
+  options.add("--help", "Print this help; after a command, the help of that command");
   options.add("--version", "Print the version");
-  options.add("--completion SHELL", "Print completion for bash, zsh or fish, to be sourced");
-  options.add("--man", "Print the manual page, as roff");
+  options.add("--completion SHELL",
+              "Print a completion script for bash, zsh or fish; load it with source");
+  options.add("--man", "Print the manual page in roff format");
   Section exit_codes("Exit codes", width);
   for (const auto& [code, meaning] : exit_code_meanings()) {
     exit_codes.add(std::to_string(static_cast<int>(code)), std::string(meaning));

@@ -44,10 +44,10 @@ std::span<const ExitCodeMeaning> exit_code_meanings() {
       ExitCodeMeaning{ExitCode::done, "Done"},
       ExitCodeMeaning{ExitCode::findings,
                       "diff or hash --check found differences, verify found damage"},
-      ExitCodeMeaning{ExitCode::usage, "Wrong use, or the destination exists"},
+      ExitCodeMeaning{ExitCode::usage, "Wrong usage, or the destination exists"},
       ExitCodeMeaning{ExitCode::bad_input, "Input is unreadable, corrupt or does not fit"},
-      ExitCodeMeaning{ExitCode::io, "The system failed a read, a write or an allocation"},
-      ExitCodeMeaning{ExitCode::internal, "A bug of the tool"},
+      ExitCodeMeaning{ExitCode::io, "A read, a write or an allocation failed"},
+      ExitCodeMeaning{ExitCode::internal, "A bug in the tool"},
       ExitCodeMeaning{ExitCode::interrupted, "Interrupted"},
       ExitCodeMeaning{ExitCode::output_closed, "Standard output was closed by its reader"},
   };

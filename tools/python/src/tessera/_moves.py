@@ -195,7 +195,7 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
     if problems:
         raise _refused([os.fsdecode(path) for path, _ in sources], problems)
     if (left_over := result.pop("left_over")) is not None:
-        warnings.warn(f"{left_over}: what was replaced could not be removed (remove it yourself)",
+        warnings.warn(f"{left_over}: could not remove the old checkpoint (remove it yourself)",
                       RuntimeWarning, stacklevel=3)
     notes = [Problem(*row) for row in result.pop("notes")]
     shares = [RankShare(rank, *share) for rank, share in enumerate(result.pop("ranks"))]
