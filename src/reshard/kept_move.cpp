@@ -38,7 +38,7 @@ std::optional<std::string> stays_line(const FileSystem& fs, const std::string& d
   const auto name = formats::first_foreign_entry(fs, staging_path, FileNames::of_our_writers);
   if (!name) return std::nullopt;
   return "stays: " + printable(join_path(staging_path, *name)) +
-         ", which is none of the work's own files; move or rename " + printable(staging_path) +
+         ", which Tessera did not write; move or rename " + printable(staging_path) +
          " before the next run";
 }
 

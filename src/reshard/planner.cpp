@@ -199,7 +199,7 @@ class Planner {
     report_missing_files(source_, options_.missing, report_);
     check_patterns();
     if (left_out_ && selected_.empty() && !source_.tensors.empty()) {
-      report_.note("optimizer left out", "", "tensors that are no optimizer's", "none");
+      report_.note("optimizer left out", "", "tensors beside those of optimizers", "none");
     }
   }
 

@@ -18,13 +18,13 @@ void report_missing_files(const CheckpointContents& source, Relaxation missing,
                           PlanReport& report) {
   for (const std::string& file : source.missing_files) {
     report.relaxable(missing, "structure", "",
-                     "the file " + printable(file) + " that the checkpoint says it has", "none");
+                     "the file " + printable(file) + " that the checkpoint lists", "none");
   }
 }
 
 namespace {
 
-/// Returns `the file a that the checkpoint says it has`, or as much of several names as fits a
+/// Returns `the file a that the checkpoint lists`, or as much of several names as fits a
 /// line.
 std::string files_in_words(const std::set<std::string>& files) {
   constexpr std::size_t kMaxNames = 3;
@@ -36,8 +36,7 @@ std::string files_in_words(const std::set<std::string>& files) {
   }
   if (files.size() > kMaxNames)
     text += " and " + std::to_string(files.size() - kMaxNames) + " more";
-  return (files.size() == 1 ? "the file " : "the files ") + text +
-         " that the checkpoint says it has";
+  return (files.size() == 1 ? "the file " : "the files ") + text + " that the checkpoint lists";
 }
 
 }  // namespace
@@ -48,7 +47,8 @@ void report_lost(const std::string& fqn, const std::set<std::string>& files, Rel
 }
 
 void note_replaced(const std::string& fqn, const std::set<std::string>& files, PlanReport& report) {
-  report.note("structure", fqn, files_in_words(files), "none, but replicas of all that it holds");
+  report.note("structure", fqn, files_in_words(files),
+              "none, but other files have replicas of everything in it");
 }
 
 SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names) {

@@ -679,7 +679,7 @@ def test_parts_and_sources_that_mean_nothing_are_refused(apart, tmp_path):
     pair, moved = [here / "model.pt", here / "optimizer.pt"], tmp_path / "moved"
     for call, kind, words in [
         (lambda: tessera.split(ADAMW, moved, prefix="model.layer"), tessera.Error,
-         "^prefix: expected what a name begins with, found 'model.layer.'"),
+         "^prefix: expected a prefix of a name, found 'model.layer.'"),
         (lambda: tessera.split(ADAMW, moved), ValueError, "^split: expected prefix, only or drop_optimizer"),
         (lambda: tessera.split(ADAMW, moved, prefix=""), ValueError, "^prefix: expected the first steps"),
         (lambda: tessera.split(ADAMW, moved, prefix="model", worlds=2), TypeError, r"^split\(\) got .* 'worlds'"),

@@ -70,7 +70,7 @@ const formats::CheckpointReader* open_source(const SourceOptions& options, Termi
                                        .rule = "structure",
                                        .where = {.path = file},
                                        .expected = "the file that " + printable(reader->path()) +
-                                                   " says it has, with all that is no tensor",
+                                                   " lists, with its values",
                                        .found = "none"}));
   }
   return reader;
