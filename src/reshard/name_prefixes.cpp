@@ -9,7 +9,7 @@
 namespace tessera::reshard {
 namespace {
 
-/// Says whether a name of any kind fits.
+/// Returns whether a name of a tensor, a value or an alias matches.
 template <class Fits>
 bool has_name(const formats::CheckpointContents& contents, const Fits& fits) {
   return std::ranges::any_of(contents.tensors, fits,

@@ -24,8 +24,8 @@ void report_missing_files(const CheckpointContents& source, Relaxation missing,
 
 namespace {
 
-/// Returns `the file a that the checkpoint lists`, or as much of several names as fits a
-/// line.
+/// Returns `the file a that the checkpoint lists`, or the first of several names and the number of
+/// the others.
 std::string files_in_words(const std::set<std::string>& files) {
   constexpr std::size_t kMaxNames = 3;
   std::string text;
@@ -59,7 +59,7 @@ SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelectio
     try {
       reader.read_value(v);
     } catch (const Error& error) {
-      // Who reads the value to move it says what else is wrong with it.
+      // Other errors of the value are reported when the move reads it.
       if (error.kind() == ErrorKind::unsupported) gaps.refused_values.emplace(v, error);
     }
   }

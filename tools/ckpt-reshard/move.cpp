@@ -67,7 +67,7 @@ int count_option(const std::string& name, int number) {
   return number;
 }
 
-/// Refuses options that contradict each other, or that the destination's format has no use for.
+/// Refuses options that contradict each other, or that the destination's format does not support.
 void check_options(const MoveOptions& options) {
   if (options.resume && options.discard)
     refuse_option("--resume", "no --discard beside it", "both");
@@ -88,7 +88,7 @@ void check_options(const MoveOptions& options) {
   }
 }
 
-/// What is in the files that options name; empty where they are not given.
+/// The contents of the files that options name; empty for options that are not given.
 struct OptionFiles {
   explicit OptionFiles(const MoveOptions& options)
       : table_plan(read_option_file(options.table_plan_path)),
@@ -173,7 +173,7 @@ std::string contents_line(const MoveOptions& options, const Plan& plan) {
   return line;
 }
 
-/// `kept_nbytes` are those that an earlier run has written.
+/// `kept_nbytes` are the bytes that an interrupted run has written.
 void print_json(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
                 std::uint64_t kept_nbytes, Terminal& terminal) {
   JsonOutput json(terminal, kJsonSchema);
@@ -226,7 +226,7 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
                  (is_compressed ? ", before compression" : "") + "\n");
 }
 
-/// Moves all bytes and commits. Returns how many of them an earlier run had moved.
+/// Moves all bytes and commits. Returns how many of them an interrupted run had moved.
 std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& create,
                    const Plan& plan, const CheckpointReader& reader, Terminal& terminal,
                    const std::stop_token& stop) {
@@ -247,7 +247,7 @@ std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& cre
        .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); }});
 }
 
-/// Prints findings, one on each line, as many as somebody may read.
+/// Prints findings, one on each line, at most kMaxFindingsShown.
 void print_findings(const std::string& prefix, const std::vector<Finding>& findings,
                     Terminal& terminal) {
   const std::size_t num_shown = std::min(findings.size(), kMaxFindingsShown);
@@ -259,7 +259,8 @@ void print_findings(const std::string& prefix, const std::vector<Finding>& findi
                        " more (--json lists all)");
 }
 
-/// Who gives `-` means standard input, as with ckpt-inspect; a file of that name is `./-`.
+/// Refuses `-`, by which the user means standard input, as with ckpt-inspect. A file with that name
+/// is `./-`.
 void refuse_standard_input(const std::string& path) {
   if (path != "-") return;
   throw UsageError(

@@ -12,7 +12,7 @@
 namespace tessera::cli {
 namespace {
 
-// Returns the code for the exception being handled, after telling the user.
+// Prints the exception that is being handled, and returns its code.
 ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
   const auto say = [&](std::string_view text) {
     terminal.print_error(std::string(tool) + ": " + std::string(text));
@@ -20,7 +20,7 @@ ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
   try {
     throw;
   } catch (const OutputClosed&) {
-    return ExitCode::output_closed;  // nobody is left to tell
+    return ExitCode::output_closed;  // nobody reads messages any more
   } catch (const UsageError& error) {
     say(error.what());
     say("try '" + error.help_command() + "'");
