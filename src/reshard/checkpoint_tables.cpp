@@ -43,7 +43,7 @@ std::vector<TableSize> checkpoint_tables(const formats::CheckpointContents& cont
     if (!is_new) {
       throw Error::expected(ErrorKind::mismatch, {path, meta.fqn, {}}, "table " + *name,
                             "one tensor of that name", printable(known->second) + " too",
-                            "patterns select the tables of one collection");
+                            "use patterns to select the tables of one collection");
     }
     table_of_tensor[t] = tables.size();
     tables.push_back(

@@ -9,11 +9,11 @@
 
 namespace tessera::reshard {
 
-/// Returns the embedding tables among some of a checkpoint's tensors, with the bytes of the
-/// optimizer state that the checkpoint has of each. Tables are 2-d tensors with the name of one
-/// (table_of_weight). `tensors` are indices into `contents.tensors`. What a checkpoint does not
-/// tell (features, pooling, weights) is left at its default.
-/// Throws: Error(mismatch) where two tensors are tables of one name.
+/// Returns the embedding tables among some of a checkpoint's tensors, each with the bytes of its
+/// optimizer state. A table is a 2-d tensor whose name is that of a table (table_of_weight).
+/// `tensors` are indices into `contents.tensors`. A checkpoint does not record features, pooling
+/// and weights, so they keep their defaults.
+/// Throws: Error(mismatch) if two tensors are tables with the same name.
 std::vector<TableSize> checkpoint_tables(const formats::CheckpointContents& contents,
                                          std::span<const std::size_t> tensors,
                                          const std::string& path);

@@ -26,13 +26,13 @@ using formats::detail::Gatherer;
 using tessera::detail::ByteBuffer;
 using PieceId = CheckpointWriter::PieceId;
 
-/// What readers and writers keep per thread to decode or encode one block.
+/// The bytes that readers and writers need per thread to decode or encode one block.
 constexpr std::uint64_t kCodecNbytes = std::uint64_t{4} << 20;
 
-/// What one thread needs for one block.
+/// The buffers of one thread for one block.
 struct Workspace {
   ByteBuffer block;   // in the destination's dtype
-  ByteBuffer uncast;  // in the source's dtype, where that is another one
+  ByteBuffer uncast;  // in the source's dtype, if it differs
   ByteBuffer window;  // source bytes of several runs
   ByteBuffer merge;   // one column shard's rows
 };
@@ -63,7 +63,7 @@ class Execution {
             const ExecuteOptions& options)
       : plan_(plan), source_(source), writer_(writer), options_(options) {
     for (const PieceId id : writer.write_order()) {
-      // A writer that has other pieces under these numbers would write bytes to wrong places.
+      // If the writer has other pieces under these numbers, bytes would go to wrong places.
       TESSERA_CHECK(writer.contents().tensors[id.tensor_index].pieces[id.piece_index].region ==
                     region_of(id));
       const std::int64_t numel = numel_of(region_of(id));
@@ -149,7 +149,7 @@ class Execution {
     pool_.give_back(std::move(workspace));
   }
 
-  /// Fills `out` with elements `window` of a destination piece, out of the source.
+  /// Fills `out` with elements `window` of a destination piece, from the source.
   void fetch(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
     const TensorCopy& copy = plan_.copies[id.tensor_index];
     if (!copy.merged_widths.empty()) return merge(id, window, workspace, out);
@@ -220,7 +220,7 @@ void execute(const Plan& plan, const TensorSource& source, CheckpointWriter& wri
 
 namespace {
 
-/// Returns the values that a plan takes, and completes what `create` says of its journal.
+/// Reads the values that a plan moves, and completes the journal's identity in `create`.
 std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader,
                                 formats::CreateOptions& create) {
   std::vector<Value> values;
@@ -231,7 +231,7 @@ std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader
   return values;
 }
 
-/// Reads an element of the first piece in each file that the plan takes bytes from.
+/// Reads one element from each file that the plan reads, from the first piece in that file.
 void check_source_files(const Plan& plan, const CheckpointReader& reader) {
   std::set<std::string> files;
   ByteBuffer element;

@@ -53,7 +53,7 @@ class LoadPlanner {
   }
 
  private:
-  /// What the source has under a name.
+  /// An entry of the source under one name.
   struct SourceEntry {
     enum class Kind { tensor, alias, value } kind;
     std::string name;
@@ -93,7 +93,7 @@ class LoadPlanner {
     }
   }
 
-  /// `known_as` is the name that the renames start from.
+  /// `known_as` is the name before the renames.
   void add_source_entry(SourceEntry entry, const std::string& known_as) {
     std::string name = renamed(known_as, options_.renames);
     const bool is_selected = options_.only.selects(name);
@@ -102,7 +102,7 @@ class LoadPlanner {
     report_.problem("rename", it->first, "one entry of that name", "another one");
   }
 
-  /// A pattern or a prefix that fits no name is more likely a slip than a wish.
+  /// Refuses patterns and prefixes that match no name: they are probably typing errors.
   void check_patterns() const {
     const auto refuse = [](std::string_view rule, std::string_view expected,
                            const std::string& found) {
@@ -174,7 +174,8 @@ class LoadPlanner {
       } else if (!found) {
         found = entry->index;
       } else if (entry->index != *found) {
-        // Stored apart. Only the first is read, but another shape says that they are not the same.
+        // The two names are stored separately. Only the first is read; different shapes mean that
+        // they are not the same tensor.
         const Shape& shape = source_.tensors[entry->index].meta.shape;
         if (shape != wanted.meta.shape) report_shape(std::string(name), wanted.meta.shape, shape);
       }
@@ -184,7 +185,7 @@ class LoadPlanner {
 
   bool has_kind(const TensorEntry& wanted, const TensorEntry& tensor, const StateRole& role) {
     if (wanted.kind == tensor.kind || wanted.kind == role.kind) return true;
-    // Opaque is what nothing is known about. Column shards are compared along with the shape.
+    // Nothing is known about opaque state. Column shards are compared with the shape.
     if (wanted.kind == StateKind::opaque || role.kind == StateKind::opaque) return true;
     if (is_row_wise(wanted.kind) && is_row_wise(role.kind)) return true;
     report_.problem("kind of state", wanted.meta.fqn, std::string(state_kind_name(wanted.kind)),
@@ -215,8 +216,8 @@ class LoadPlanner {
     return false;
   }
 
-  /// Decides about state that each column shard of a table keeps for itself: it is taken as it is
-  /// for the same column shards, or merged where one accumulator is wanted.
+  /// Plans state that each column shard of a table stores separately. It is copied if the column
+  /// shards are the same, and merged if one accumulator is wanted.
   bool has_column_shards(const TensorEntry& wanted, const TensorEntry& tensor,
                          const TensorEntry& table, TensorCopy& copy) {
     const auto widths = column_widths(regions_of(table), table.meta.shape);

@@ -12,39 +12,37 @@ namespace tessera::reshard {
 
 /// What the caller allows beyond an exact fit (default: nothing).
 struct LoadPlanOptions {
-  Relaxation missing = Relaxation::refuse;     // what the checkpoint lacks stays as it is
-  Relaxation unexpected = Relaxation::refuse;  // what is not wanted is passed over
+  Relaxation missing = Relaxation::refuse;     // what is missing in the checkpoint keeps its value
+  Relaxation unexpected = Relaxation::refuse;  // skip what the checkpoint has and nobody wants
   Relaxation cast = Relaxation::refuse;        // between floating dtypes
-  Relaxation lossy = Relaxation::refuse;       // merge state that is kept per column shard
-  NameSelection only{};           // over the wanted names; the rest stays, and is not unexpected
+  Relaxation lossy = Relaxation::refuse;       // merge state that is stored per column shard
+  NameSelection only{};  // of the wanted names; others keep their values, and are not unexpected
   std::vector<Rename> renames{};  // from the checkpoint's names to the wanted ones
 };
 
-/// Plans to fill the tensors that `rank` holds. `wanted` lists all tensors of the job, also those
-/// of which this rank holds nothing, each with the pieces that this rank holds (any number, also
-/// none; they may overlap); kinds and parameters of optimizer state, aliases and names of values as
-/// the job has them.
+/// Plans to fill the tensors that `rank` holds. `wanted` lists all tensors of the job, each with
+/// the pieces that this rank holds (any number, also none; they may overlap). It also has the kinds
+/// and parameters of optimizer state, the aliases and the names of values, as the job has them.
 ///
-/// The plan's destination are the wanted tensors and values that are loaded, for a writer that
-/// copies into memory. A tensor may come from an alias of the checkpoint, and an alias may be a
-/// tensor there: it is enough that the checkpoint has every name. Where it has a tensor only under
-/// a tied name, the tensor comes from there, and the other name is missing.
+/// The plan's destination has the wanted tensors and values that are loaded, for a writer that
+/// copies into memory. The checkpoint must have every wanted name, as a tensor or as an alias. If
+/// it has a tensor only under a tied name, that tensor is loaded, and the other name is missing.
 ///
-/// State under torchrec's names fills wanted tensors with canonical ones (torchrec_names.h), unless
-/// torchrec's name itself is wanted.
+/// State under torchrec's names fills wanted tensors with canonical names (torchrec_names.h),
+/// unless torchrec's name itself is wanted.
 ///
-/// `problems` has all that does not fit: missing and unexpected names, shapes, dtypes, kinds of
-/// state, holes and overlaps in what is needed, bare flat vectors. It is the same on every rank,
-/// with one exception: that a table is cut by other columns (row_wise_per_shard) is seen by the
-/// ranks that hold some of it.
+/// `problems` lists everything that does not fit: missing and unexpected names, shapes, dtypes,
+/// kinds of state, holes and overlaps in the needed elements, bare flat vectors. It is the same on
+/// every rank, with one exception: if the columns of a table are cut differently
+/// (row_wise_per_shard), only the ranks that hold a part of the table report it.
 /// Requires: names sorted and unique, pieces within their tensors, `rank` below the world size.
-/// Throws: Error(invalid_argument) where a pattern or a rename fits no name.
+/// Throws: Error(invalid_argument) if a pattern or a rename matches no name.
 /// Cost: O(pieces log pieces) per tensor for the layouts met in practice.
 Plan plan_load(const formats::CheckpointContents& source, const std::string& source_path,
                const formats::CheckpointContents& wanted, int rank, const LoadPlanOptions& options);
 
-/// Returns one line per problem, `<where>: <rule>: expected <x>, found <y>`, and behind the first
-/// `max_lines` of them how many more there are. Lines are separated, not ended, by line feeds.
+/// Returns one line per problem, `<where>: <rule>: expected <x>, found <y>`. After `max_lines`
+/// lines, one more line says how many problems are left. The last line has no line feed.
 std::string problems_to_string(const std::vector<formats::Finding>& problems,
                                std::size_t max_lines);
 

@@ -9,7 +9,7 @@
 namespace tessera::reshard {
 namespace {
 
-/// Says whether a name of any kind fits.
+/// Returns whether a name of a tensor, a value or an alias matches.
 template <class Fits>
 bool has_name(const formats::CheckpointContents& contents, const Fits& fits) {
   return std::ranges::any_of(contents.tensors, fits,
@@ -46,11 +46,11 @@ void NamePrefixes::check_used(const formats::CheckpointContents& contents,
     }
     const std::string whole = prefix.substr(0, prefix.size() - 1);
     if (has_name(contents, [&](std::string_view name) { return name == whole; })) {
-      throw Error::expected(ErrorKind::invalid_argument, {}, option, "what names lie under",
+      throw Error::expected(ErrorKind::invalid_argument, {}, option, "a prefix of names",
                             "'" + printable(whole) + "', a whole name",
-                            "patterns of names take names as they are");
+                            "select a whole name with a pattern");
     }
-    throw Error::expected(ErrorKind::invalid_argument, {}, option, "what a name begins with",
+    throw Error::expected(ErrorKind::invalid_argument, {}, option, "a prefix of a name",
                           "'" + printable(prefix) + "'");
   }
 }

@@ -32,8 +32,8 @@ bool contains(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Finds parameters by the name that an optimizer knows them under: their key with or without its
-/// first steps (`model.`, `app.model.`).
+/// Finds parameters by the name that an optimizer uses: their key, with or without its first steps
+/// (`model.`, `app.model.`).
 class ParameterNames {
  public:
   explicit ParameterNames(const CheckpointContents& contents) {
@@ -50,8 +50,8 @@ class ParameterNames {
     for (auto& [name, named] : by_name_) std::ranges::stable_sort(named, {}, &Named::fqn);
   }
 
-  /// Of several that have this name, the one which shares most of its first steps with `state`:
-  /// checkpoints that are read as one have parameters of one name.
+  /// If several have this name, returns the one that shares the most first steps with `state`:
+  /// merged checkpoints may have parameters of the same name.
   std::optional<std::size_t> find(std::string_view name, std::string_view state) const {
     const auto it = by_name_.find(name);
     if (it == by_name_.end()) return std::nullopt;
@@ -98,8 +98,8 @@ struct StateName {
   std::string_view name;  // `exp_avg`, or torchrec's `t0.momentum1`
 };
 
-/// Whether an optimizer counted its parameters instead of naming them: then a tensor of that name
-/// is another one's.
+/// Whether an optimizer numbered its parameters instead of naming them. A tensor with a number as
+/// its name is then not the parameter.
 bool is_number(std::string_view name) {
   return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
@@ -155,7 +155,7 @@ StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& st
       role.is_misnamed = name.starts_with("momentum") && role.kind == StateKind::opaque;
       return role;
     }
-    // A name says what the state means; it cannot say so of a tensor that does not fit.
+    // The name says what the state means, but only if the shape fits.
     role.is_misnamed = contains(kPointwiseNames, parts.name) || contains(kRowWiseNames, parts.name);
     if (contains(kPointwiseNames, parts.name) && state.meta.shape == parameter.meta.shape) {
       role.kind = StateKind::pointwise;
@@ -199,8 +199,8 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
   const std::vector<StateRole> roles = classify_state(contents);
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
-    // A name alone tells nothing: a model may have a `state` too, and in it a buffer called `step`.
-    // Nor does a kind that was recorded for such a name, which may have come from it.
+    // A name alone proves nothing: a model may have a `state` with a buffer called `step`. A
+    // recorded kind proves nothing either, because it may come from such a name.
     const bool has_role = roles[i].kind != StateKind::plain && roles[i].kind != StateKind::opaque &&
                           (roles[i].parameter_index || !behind_state(tensor.meta.fqn));
     if (!has_role && tensor.parameter.empty()) continue;

@@ -15,14 +15,15 @@ class PieceIndex {
  public:
   explicit PieceIndex(const formats::TensorEntry& tensor);
 
-  /// Returns piece numbers in ascending order, one of each set of replicas: that of `rank` itself
-  /// where there is one, else one that depends on the rank, so that readers spread.
+  /// Returns piece numbers in ascending order, one from each set of replicas: the piece of `rank`
+  /// itself if there is one, else one that depends on `rank`, so that ranks read different
+  /// replicas.
   std::vector<std::uint32_t> pieces_sharing(const Region& region, int rank) const;
 
  private:
   /// Pieces with the same region.
   struct Group {
-    FlatRange bounds;        // from the first to behind the last element, in the tensor's order
+    FlatRange bounds;        // first element and end of the last, in row-major order
     bool is_range;           // whether the bounds are all of it
     std::vector<Box> boxes;  // empty where is_range
     std::vector<std::uint32_t> pieces;
@@ -37,12 +38,12 @@ class PieceIndex {
 
 std::vector<Region> regions_of(const formats::TensorEntry& tensor);
 
-/// Returns the region of the source (or of what is merged) that a destination region is copied
+/// Returns the region of the source (or of the merged rows) that a destination region is copied
 /// from.
 Region region_in_source(const TensorCopy& copy, const Region& destination,
                         std::span<const std::int64_t> destination_shape);
 
-/// Fills in which pieces of the source tensor each piece of a destination tensor needs.
+/// Sets the source pieces that each piece of a destination tensor needs.
 void find_sources(const formats::TensorEntry& source, const formats::TensorEntry& destination,
                   TensorCopy& copy);
 

@@ -7,7 +7,7 @@
 
 namespace tessera::reshard {
 
-/// Writes what a planner finds into its plan. Keeps views of plan and path, which must outlive it.
+/// Adds the findings of a planner to its plan. Keeps views of plan and path, which must outlive it.
 class PlanReport {
  public:
   PlanReport(Plan& plan, const std::string& source_path) : plan_(plan), source_path_(source_path) {}
@@ -18,7 +18,7 @@ class PlanReport {
                                      std::move(fqn), std::move(expected), std::move(found)));
     plan_.problems.back().remedy = std::move(remedy);
   }
-  /// Reports a problem at a place of its own.
+  /// Reports a problem at a given place.
   void problem_at(ErrorWhere where, std::string rule, std::string expected, std::string found,
                   Remedy remedy = {}) {
     plan_.problems.push_back({formats::Finding::Severity::error, std::move(rule), std::move(where),
@@ -28,7 +28,7 @@ class PlanReport {
     plan_.notes.push_back(finding(formats::Finding::Severity::note, std::move(rule), std::move(fqn),
                                   std::move(expected), std::move(found)));
   }
-  /// Reports a problem, or a note of it where the caller allowed it.
+  /// Reports a problem, or a note if the caller allows it.
   void relaxable(Relaxation relaxation, std::string rule, std::string fqn, std::string expected,
                  std::string found) {
     if (relaxation == Relaxation::allow) {

@@ -26,8 +26,7 @@ using formats::Piece;
 using formats::StateKind;
 using formats::TensorEntry;
 
-/// Takes a step off the front of `from` and of `to` where both begin with all of it. Returns
-/// whether they do.
+/// If `from` and `to` both begin with `step`, removes it from both. Returns whether they do.
 bool take_common_step(const std::string& step, std::string_view& from, std::string_view& to) {
   const std::string front = step + ".";
   if (!from.starts_with(front) || !to.starts_with(front)) return false;
@@ -36,9 +35,9 @@ bool take_common_step(const std::string& step, std::string_view& from, std::stri
   return true;
 }
 
-/// Returns the key path of a renamed key. Steps that the prefix has before and after, and those
-/// behind it, stay; what is put in between is one step, together with what is left of the step that
-/// the prefix ends in.
+/// Returns the key path of a renamed key. Steps that both prefixes share and steps after the prefix
+/// stay as they are. What lies between becomes one step, together with the rest of the step in
+/// which the prefix ends.
 KeyPath renamed_path(const KeyPath& path, const std::string& name, const std::string& new_name,
                      const std::vector<Rename>& renames) {
   if (name == new_name || path.empty()) return path;
@@ -95,7 +94,7 @@ class Planner {
   }
 
  private:
-  /// A source tensor under the name it gets.
+  /// A source tensor under its name at the destination.
   struct Selected {
     std::size_t source_tensor;
     std::string source_name;  // its own, or that of an alias which becomes a tensor
@@ -145,7 +144,7 @@ class Planner {
 
   void choose_state_names() {
     if (options_.optimizer_names == OptimizerNames::as_stored) return;
-    // torchrec's names repeat that of the table, which is then the new one.
+    // torchrec's names repeat the name of the table, so they get its new name.
     const CheckpointContents contents = options_.renames.empty() ? source_ : renamed_source();
     std::vector<StateName> names =
         options_.optimizer_names == OptimizerNames::canonical
@@ -200,11 +199,11 @@ class Planner {
     report_missing_files(source_, options_.missing, report_);
     check_patterns();
     if (left_out_ && selected_.empty() && !source_.tensors.empty()) {
-      report_.note("optimizer left out", "", "tensors that are no optimizer's", "none");
+      report_.note("optimizer left out", "", "tensors beside those of optimizers", "none");
     }
   }
 
-  /// A pattern or a prefix that fits no name is more likely a slip than a wish.
+  /// Refuses patterns and prefixes that match no name: they are probably typing errors.
   void check_patterns() const {
     std::vector<std::string_view> names;
     for (const TensorEntry& tensor : source_.tensors) names.push_back(tensor.meta.fqn);
@@ -345,13 +344,13 @@ class Planner {
     plan_.copies.push_back(std::move(copy));
   }
 
-  /// A tensor of which pieces are lost, as far as it is there.
+  /// The rest of a tensor of which some pieces are missing.
   struct PresentPieces {
-    TensorEntry tensor;                  // without the pieces that are lost
+    TensorEntry tensor;                  // without the missing pieces
     std::vector<std::uint32_t> numbers;  // of its pieces in the source
     bool are_enough;
 
-    /// Turns numbers of these pieces into those of the source's.
+    /// Converts numbers of these pieces to numbers of the source's pieces.
     void restore_numbers(TensorCopy& copy) const {
       for (std::vector<std::uint32_t>& pieces : copy.source_pieces) {
         for (std::uint32_t& piece : pieces) piece = numbers[piece];
@@ -359,7 +358,7 @@ class Planner {
     }
   };
 
-  /// Returns nothing for a tensor that is whole; reports what another one lacks.
+  /// Returns none for a whole tensor; else reports what is missing.
   std::optional<PresentPieces> present_pieces(const Selected& selected) {
     const auto lost = gaps_.missing.pieces.find(selected.source_tensor);
     if (lost == gaps_.missing.pieces.end()) return std::nullopt;
@@ -401,9 +400,9 @@ class Planner {
     return true;
   }
 
-  /// Decides how often row-wise state of a table lies at the destination: for each of its column
-  /// shards, or once. It stays as it is while the columns do. Fewer accumulators from more are
-  /// merged, which loses something; more from one are copies.
+  /// Decides how many times the destination has a table's row-wise state: once for each column
+  /// shard, or once. If the columns do not change, the state does not change. Several accumulators
+  /// that become fewer are merged, which is lossy; one that becomes several is copied.
   bool form_rows(const Selected& selected, const StateRole& role, TensorEntry& entry,
                  TensorCopy& copy) {
     const bool is_per_shard = role.kind == StateKind::row_wise_per_shard;
@@ -431,7 +430,8 @@ class Planner {
     return true;
   }
 
-  /// Says whether state has one block of rows for each column shard that its table will have.
+  /// Returns whether state has one block of rows for each column shard of its table at the
+  /// destination.
   bool is_kept_per_column_shard(const Selected& selected, const StateRole& role) const {
     return selected.has_torchrec_name || (role.kind == StateKind::row_wise_per_shard &&
                                           options_.optimizer_names == OptimizerNames::as_stored);
@@ -443,7 +443,7 @@ class Planner {
     return column_widths(regions, source_.tensors[table_index].meta.shape);
   }
 
-  /// Returns the name of a table at the destination, which is what a plan is for.
+  /// Returns the name of a table at the destination, which a table plan uses.
   std::optional<std::string> planned_table(const TensorEntry& tensor) const {
     return table_of_weight(renamed(tensor.meta.fqn, options_.renames));
   }
@@ -531,7 +531,7 @@ class Planner {
     }
   }
 
-  /// Says whether the source can give a value; reports why not.
+  /// Returns whether the source can deliver a value; if not, reports why.
   bool can_give(std::size_t value_index) {
     const std::string& name = source_.values[value_index].name;
     const auto lost = gaps_.missing.values.find(value_index);
@@ -587,7 +587,7 @@ class Planner {
       if (count == 1) continue;
       report_.problem("rename", std::string(name), "one entry of that name", std::to_string(count));
     }
-    // An alias of a tensor that is left out has nothing to stand for.
+    // Drop an alias if its tensor is left out.
     std::erase_if(destination.aliases, [&](const Alias& alias) {
       return destination.find_tensor(alias.target) == nullptr;
     });
@@ -630,7 +630,7 @@ class Planner {
     }
   }
 
-  /// A large table that the plan forgot would be on every rank.
+  /// Reports tables that the plan does not name: each would otherwise be copied to every rank.
   void check_tables_are_planned() {
     for (const Selected& selected : selected_) {
       const TensorMeta& meta = source_.tensors[selected.source_tensor].meta;
@@ -651,7 +651,7 @@ class Planner {
   Plan plan_;
   PlanReport report_{plan_, source_path_};
   std::optional<OptimizerEntries> left_out_;
-  std::optional<Strategy> strategy_;              // nothing: the pieces stay as they are
+  std::optional<Strategy> strategy_;              // none: the pieces stay as they are
   std::map<std::size_t, StateName> state_names_;  // by tensor of the source
   std::vector<Selected> selected_;
   std::vector<std::size_t> selected_values_;

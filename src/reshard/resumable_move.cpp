@@ -20,17 +20,18 @@ formats::ProgressSink counting(std::atomic<std::uint64_t>& count, formats::Progr
   };
 }
 
-/// Says what is kept.
+/// Returns the line that says what is kept, and how much of the work it is.
 std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
                       const std::string& destination, std::uint64_t done_nbytes) {
   const std::uint64_t percent =
       plan.nbytes_to_write == 0 ? 0 : done_nbytes * 100 / plan.nbytes_to_write;
-  // What an earlier run has finished may go beyond where this one has come to.
+  // An interrupted run may have finished more than this run has checked so far.
   return "kept: " + printable(formats::StagedDestination::staging_path_of(destination)) + ", " +
          (writer.is_resumed() ? "at least " : "") + std::to_string(percent) + "% done";
 }
 
-/// Names what somebody has put into the directory of work that is about to be removed.
+/// Returns a line about a file that Tessera did not write in the staging directory; none if all
+/// files are its own.
 std::optional<std::string> stays_line(const FileSystem& fs, const std::string& destination) {
   using formats::FileNames;
   const std::string staging_path = formats::StagedDestination::staging_path_of(destination);
@@ -38,7 +39,7 @@ std::optional<std::string> stays_line(const FileSystem& fs, const std::string& d
   const auto name = formats::first_foreign_entry(fs, staging_path, FileNames::of_our_writers);
   if (!name) return std::nullopt;
   return "stays: " + printable(join_path(staging_path, *name)) +
-         ", which is none of the work's own files; move or rename " + printable(staging_path) +
+         ", which Tessera did not write; move or rename " + printable(staging_path) +
          " before the next run";
 }
 

@@ -18,14 +18,14 @@ void report_missing_files(const CheckpointContents& source, Relaxation missing,
                           PlanReport& report) {
   for (const std::string& file : source.missing_files) {
     report.relaxable(missing, "structure", "",
-                     "the file " + printable(file) + " that the checkpoint says it has", "none");
+                     "the file " + printable(file) + " that the checkpoint lists", "none");
   }
 }
 
 namespace {
 
-/// Returns `the file a that the checkpoint says it has`, or as much of several names as fits a
-/// line.
+/// Returns `the file a that the checkpoint lists`, or the first of several names and the number of
+/// the others.
 std::string files_in_words(const std::set<std::string>& files) {
   constexpr std::size_t kMaxNames = 3;
   std::string text;
@@ -36,8 +36,7 @@ std::string files_in_words(const std::set<std::string>& files) {
   }
   if (files.size() > kMaxNames)
     text += " and " + std::to_string(files.size() - kMaxNames) + " more";
-  return (files.size() == 1 ? "the file " : "the files ") + text +
-         " that the checkpoint says it has";
+  return (files.size() == 1 ? "the file " : "the files ") + text + " that the checkpoint lists";
 }
 
 }  // namespace
@@ -48,7 +47,8 @@ void report_missing_data(const std::string& fqn, const std::set<std::string>& fi
 }
 
 void note_replaced(const std::string& fqn, const std::set<std::string>& files, PlanReport& report) {
-  report.note("structure", fqn, files_in_words(files), "none, but replicas of all that it holds");
+  report.note("structure", fqn, files_in_words(files),
+              "none, but other files have replicas of everything in it");
 }
 
 SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names) {
@@ -59,7 +59,7 @@ SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelectio
     try {
       reader.read_value(v);
     } catch (const Error& error) {
-      // Who reads the value to move it says what else is wrong with it.
+      // Other errors of the value are reported when the move reads it.
       if (error.kind() == ErrorKind::unsupported) gaps.refused_values.emplace(v, error);
     }
   }

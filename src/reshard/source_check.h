@@ -12,30 +12,30 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// What every planner asks of the source, in the same words. A check reports what it finds, and
-// says whether the tensor can be used.
+// Checks of the source that all planners share, with the same messages. A check reports what it
+// finds, and returns whether the tensor can be used.
 namespace tessera::reshard {
 
 inline constexpr const char* kColumnShardRule = "row-wise state per column shard";
 
-/// Says whether a tensor is what FSDP1 writes for a whole unit under LOCAL_STATE_DICT, by the names
-/// it gives such vectors (`_flat_param`; `flat_param_0` before torch 1.13). Nothing in the
-/// checkpoint says what lies in it.
+/// Returns whether a name is that of a flat vector that FSDP1 writes for a whole unit under
+/// LOCAL_STATE_DICT (`_flat_param`; `flat_param_0` before torch 1.13). The checkpoint does not say
+/// which parameters are in it.
 bool is_bare_flat_vector(std::string_view fqn);
 
 void report_missing_files(const formats::CheckpointContents& source, Relaxation missing,
                           PlanReport& report);
 
-/// Reports what cannot be had as it lies in files that are lost.
+/// Reports what is missing because its files are missing.
 void report_missing_data(const std::string& fqn, const std::set<std::string>& files,
                          Relaxation missing, PlanReport& report);
-/// Notes that other replicas have what lies in files that are lost.
+/// Notes that files are missing, but other files have replicas of everything in them.
 void note_replaced(const std::string& fqn, const std::set<std::string>& files, PlanReport& report);
 
-/// Checks that the pieces hold every element once. `missing` lets holes pass, overlaps never.
+/// Checks that the pieces hold every element once. `missing` may allow holes, but never overlaps.
 bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, PlanReport& report);
 
-/// Checks that state has a shape that can follow its parameter: a file may say what it likes.
+/// Checks that the shape of state fits its parameter, because a file may contain anything.
 bool has_shape_of_kind(const formats::CheckpointContents& source,
                        const formats::TensorEntry& tensor, const StateRole& role,
                        PlanReport& report);
@@ -45,7 +45,8 @@ bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
                                const formats::TensorEntry& table,
                                std::span<const std::int64_t> widths, PlanReport& report);
 
-/// Says whether state of `num_shards` column shards may be merged into one, which loses something.
+/// Returns whether the caller allows merging the state of `num_shards` column shards into one,
+/// which is lossy.
 bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
                PlanReport& report);
 

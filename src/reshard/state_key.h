@@ -5,10 +5,10 @@
 
 namespace tessera::reshard {
 
-/// Returns what lies behind `state.` when that is a whole step of the key.
+/// Returns the part of the key after `state.`, if that is a whole step of the key.
 std::optional<std::string_view> behind_state(std::string_view fqn);
 
-/// Returns what lies before the first `step` that is a whole step of the key, its dot included.
+/// Returns the part of the key before the first whole step `step`, with its dot.
 std::optional<std::string_view> before_step(std::string_view fqn, std::string_view step);
 
 /// The parts of a key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`.

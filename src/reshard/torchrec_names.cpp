@@ -21,7 +21,7 @@ constexpr std::string_view kFirst = "momentum1";
 constexpr std::string_view kSecond = "exp_avg_sq";
 constexpr std::string_view kSecondBefore05 = "momentum2";
 
-/// The state of one table: which tensor it is by the last step of its name.
+/// The state of one table: tensor indices by the last step of their names.
 using TableState = std::map<std::string_view, std::size_t>;
 
 bool has_names(const TableState& state, std::initializer_list<std::string_view> names) {
@@ -43,7 +43,7 @@ KeyPath with_end(KeyPath path, std::string_view from, std::string_view to) {
   return {};
 }
 
-/// Collects the names that replace ends of others.
+/// Collects names that differ from the stored ones in their last steps.
 class Names {
  public:
   explicit Names(const CheckpointContents& contents) : contents_(contents) {}
@@ -70,7 +70,7 @@ bool is_by_row(StateKind kind) {
   return kind == StateKind::row_wise || kind == StateKind::row_wise_per_shard;
 }
 
-/// Returns the canonical names of a table's state; none where its optimizer is not known.
+/// Returns the canonical names of a table's state; empty if its optimizer is unknown.
 std::vector<std::pair<std::size_t, std::string_view>> canonical_ends(
     const TableState& state, const std::vector<StateRole>& roles) {
   if (!state.contains(kFirst)) return {};
@@ -91,7 +91,7 @@ std::vector<std::pair<std::size_t, std::string_view>> canonical_ends(
   return {};
 }
 
-/// Returns torchrec's names of a table's state; none where it is not that of a fused optimizer.
+/// Returns torchrec's names of a table's state; empty if its optimizer is not a fused one.
 std::vector<std::pair<std::size_t, std::string_view>> torchrec_ends(TableState state) {
   state.erase("step");
   for (const std::string_view name : {"sum", "row_sum"}) {
@@ -104,7 +104,7 @@ std::vector<std::pair<std::size_t, std::string_view>> torchrec_ends(TableState s
   return {};
 }
 
-/// Says whether torchrec updates a table within backward, rather than by torch.optim.
+/// Returns whether torchrec updates a table in the backward pass, not with torch.optim.
 bool is_fused(const std::string& table, const TableState& state, const TablePlan* plan) {
   if (plan != nullptr) {
     const auto rule = plan->tables.find(table);

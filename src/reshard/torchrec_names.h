@@ -37,19 +37,19 @@ bool has_torchrec_name(std::string_view fqn);
 
 /// Returns the canonical name of every tensor that has one of torchrec's names, in order of tensor.
 ///
-/// Left out, so that they stay as they are: tables with other state beside those above
-/// (`prev_iter`, `row_counter`, `iter`, `sparse_ema`), as `momentum1` then may be something else
-/// than a sum. `momentum2`, which torchrec wrote before 0.5, is `exp_avg_sq`. The `param_groups` of
-/// both name parameters and not state, so they stay too.
+/// Leaves out tables that have other state too (`prev_iter`, `row_counter`, `iter`, `sparse_ema`),
+/// because their `momentum1` may not be a sum; their names stay as they are. `momentum2`, which
+/// torchrec wrote before 0.5, is `exp_avg_sq`. `param_groups` name parameters, not state, so they
+/// do not change either.
 std::vector<StateName> canonical_names(const formats::CheckpointContents& contents);
 
 /// Returns the name that torchrec's fused optimizers have for every tensor with a canonical name,
 /// in order of tensor.
 ///
-/// Left out are tables that torchrec trains with an optimizer of torch.optim, whose names are
-/// canonical already: those that `plan` makes data_parallel; where it says nothing of a table, or
-/// there is no plan (nullptr), those with a `step` beside their `sum`. A fused Adam's `step` has no
-/// place in torchrec's state and stays as it is, which torchrec's loader passes over.
+/// Leaves out tables that torchrec trains with an optimizer of torch.optim, because their names are
+/// canonical already. These are the tables that `plan` makes data_parallel. If `plan` does not name
+/// a table, or is nullptr, they are the tables with a `step` beside their `sum`. torchrec's state
+/// has no `step` for a fused Adam: it keeps its name, and torchrec's loader ignores it.
 std::vector<StateName> torchrec_names(const formats::CheckpointContents& contents,
                                       const TablePlan* plan);
 

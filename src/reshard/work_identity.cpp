@@ -39,7 +39,8 @@ std::string describe(const formats::CheckpointContents& source) {
          std::to_string(source.world_size) + " ranks";
 }
 
-/// Returns size and time of last change. A file that is lost may hold nothing that is moved.
+/// Returns size and time of the last change, or that the file is missing. A missing file is allowed
+/// if nothing in it is moved.
 std::string describe_file(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
@@ -53,8 +54,9 @@ std::string describe_file(const std::string& path) {
   return text;
 }
 
-/// Returns the path as the checkpoint's own, as a checkpoint may be moved while nobody looks; or as
-/// it is, where it lies elsewhere (one of several checkpoints that are read as one).
+/// Returns the path relative to the checkpoint or to its parent folder, because somebody may move
+/// the checkpoint between two runs. Another path (of another source of a merge) is returned as it
+/// is.
 std::string name_in(const std::string& checkpoint, const std::string& path) {
   const std::string parent = checkpoint.substr(0, checkpoint.rfind('/') + 1);  // npos + 1 is 0
   for (const std::string& folder : {checkpoint + "/", parent}) {
@@ -74,7 +76,7 @@ formats::WorkIdentity identify_work(const Plan& plan, const formats::CheckpointR
   identity["destination"] = describe(options);
   identity[formats::kValuesDigest] = digest_of(values);
   for (const std::string& path : reader.data_files()) {
-    // Sources that are read as one may have files of one name.
+    // Files of two merged sources may have the same name.
     std::string& said = identity["source " + name_in(reader.path(), path)];
     said += (said.empty() ? "" : "; ") + describe_file(path);
   }

@@ -8,10 +8,11 @@
 
 namespace tessera::reshard {
 
-/// Describes the work of a plan, so that a later run goes on with the same work only: the plan's
-/// digest and what the source holds, format and options of the destination, the values, and of the
-/// source each file of data by its name, size and time of last change, or that it is not there, as
-/// a lost file may hold nothing that is moved. `values` is parallel to `plan.destination.values`.
+/// Describes the work of a plan, so that a later run resumes only the same work. It has the plan's
+/// digest, the source's contents, the destination's format and options, and the values. For each
+/// data file of the source it has the name, the size and the time of the last change, or that the
+/// file is missing: a missing file is allowed if nothing in it is moved. `values` is parallel to
+/// `plan.destination.values`.
 /// Throws: Error(io).
 formats::WorkIdentity identify_work(const Plan& plan, const formats::CheckpointReader& reader,
                                     const std::vector<Value>& values,

@@ -9,8 +9,8 @@
 
 namespace tessera::reshard {
 
-/// Chooses, among the ranks that hold a shard, the one that has least to write so far; the lowest
-/// of several. Equal calls in equal order choose the same ranks in every process.
+/// Chooses, among the ranks that hold a shard, the rank with the least to write so far; of several
+/// such ranks, the lowest. The same calls in the same order choose the same ranks in every process.
 class WriterBalance {
  public:
   explicit WriterBalance(int world_size) : nbytes_(static_cast<std::size_t>(world_size), 0) {

@@ -34,7 +34,7 @@ class FormatsInDocsTest(unittest.TestCase):
         page = (ARGUMENTS.docs / "cli" / "ckpt-reshard.md").read_text()
         row = re.search(r"^\| `--to FORMAT` \|(.*)$", page, re.MULTILINE)[1]
         listed = re.findall(r"`(\w+)`", row.split("Default")[0])
-        refusal = subprocess.run([ARGUMENTS.bin / "ckpt-reshard", "a", "b", "--to", "?"], capture_output=True, text=True)
+        refusal = subprocess.run([ARGUMENTS.bin / "ckpt-reshard", "./a", "./b", "--to", "?"], capture_output=True, text=True)
         written = re.search(r"expected (.*), found", refusal.stderr)[1].split(" or ")
         self.assertEqual(sorted(listed), sorted(written))
 

@@ -128,7 +128,7 @@ class KilledReshard(unittest.TestCase):
         stdout = self.move(self.source, name, options + ["--resume"])
         self.assertEqual(contents(path), after)
         self.assertEqual([each.name for each in self.work.iterdir() if ".partial" in each.name], [])
-        has_resumed = re.search(r"bytes .* of them kept from before", stdout) is not None
+        has_resumed = re.search(r"bytes .* of them from the interrupted run", stdout) is not None
         seconds[name] *= 1 if has_resumed else 1.1
         return has_resumed
 

@@ -581,7 +581,7 @@ def test_E4_what_was_replaced_and_cannot_be_removed_is_a_warning():
         try:
             if is_root:
                 os.seteuid(65534)
-            with pytest.warns(RuntimeWarning, match=r"moved\.partial: what was replaced could not be removed") as warned:
+            with pytest.warns(RuntimeWarning, match=r"moved\.partial: could not remove the old checkpoint") as warned:
                 tessera.reshard(folder / "source", moved, overwrite=True)
             assert warned[0].filename == __file__
             with pytest.raises(tessera.Error, match="what an earlier run left here cannot be removed: .*denied"):
@@ -634,7 +634,7 @@ def test_names_that_collide_are_refused_or_chosen(apart, tmp_path):
         tessera.merge(sources, tmp_path / "merged")
     [problem] = caught.value.problems
     assert (caught.value.kind, problem.rule, problem.tensor) == ("mismatch", "merge", "0.weight")
-    assert "(prefer takes one, {PREFIX: SRC} keeps both)" in str(caught.value)
+    assert "(prefer takes one of them, {PREFIX: SRC} keeps both)" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     patch = safe_open(here / "patch.safetensors", "pt").get_tensor("0.weight")
     for prefer, tensor in (("first", weights["0.weight"]), ("last", patch)):
@@ -679,7 +679,7 @@ def test_parts_and_sources_that_mean_nothing_are_refused(apart, tmp_path):
     pair, moved = [here / "model.pt", here / "optimizer.pt"], tmp_path / "moved"
     for call, kind, words in [
         (lambda: tessera.split(ADAMW, moved, prefix="model.layer"), tessera.Error,
-         "^prefix: expected what a name begins with, found 'model.layer.'"),
+         "^prefix: expected a prefix of a name, found 'model.layer.'"),
         (lambda: tessera.split(ADAMW, moved), ValueError, "^split: expected prefix, only or drop_optimizer"),
         (lambda: tessera.split(ADAMW, moved, prefix=""), ValueError, "^prefix: expected the first steps"),
         (lambda: tessera.split(ADAMW, moved, prefix="model", worlds=2), TypeError, r"^split\(\) got .* 'worlds'"),
@@ -753,7 +753,7 @@ def test_a_move_goes_on_where_it_was_stopped(large, tmp_path):
     moved, options = tmp_path / "moved", {"compress": "zstd:8", "cast": "float16"}
     stopped(large / "plain", moved, resume=True, cast="float16")
     for keywords, kind, words in (({}, "already_exists", r"partial: staging: .* is kept here "
-                                   r"\(resume=True continues it, discard=True starts afresh\)$"),
+                                   r"\(resume=True continues it, discard=True starts from the beginning\)$"),
                                   ({"resume": True, "cast": "bfloat16"}, "mismatch",
                                    r"source or options have changed: plan, cast: expected float16, found bfloat16 \(discard=True")):
         before = files_of(tmp_path)
@@ -784,7 +784,7 @@ def test_kept_work_of_another_flat_layout_is_refused(tmp_path):
             {"fqn": name, "shape": [1 << 21], "offset": offset} for name, offset in (("a", 0), ("b", 1 << 21))]}]}))
     other.write_text(layout.read_text().replace('"b"', '"c"'))
     stopped(source, moved, resume=True, flat_layout=layout)
-    with pytest.raises(tessera.Error, match="plan, flat-layout: expected a file of digest .*discard=True starts afresh"):
+    with pytest.raises(tessera.Error, match="plan, flat-layout: expected a file of digest .*discard=True starts from the beginning"):
         tessera.reshard(source, moved, compress="zstd:8", resume=True, flat_layout=other)
     assert tessera.reshard(source, moved, compress="zstd:8", resume=True, flat_layout=layout).written
 
@@ -796,7 +796,7 @@ def test_the_tool_and_the_package_go_on_with_each_others_work(large, tmp_path):
     assert refused.returncode == 2 and "is kept here" in refused.stderr
     refused = run(*tool, "--resume", "--cast", "float16", cwd=tmp_path)
     assert "plan, cast: expected none, found float16" in refused.stderr
-    assert "of them kept from before" in succeed(*tool, "--resume", cwd=tmp_path)
+    assert "of them from the interrupted run" in succeed(*tool, "--resume", cwd=tmp_path)
     whole = files_of(tmp_path / "moved")
     (tmp_path / "again").mkdir()
     tool = [str(word) for word in (BIN / tool[0], *tool[1:], "--threads", 1, "--progress", "json")]

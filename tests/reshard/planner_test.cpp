@@ -179,7 +179,7 @@ TEST(PlannerTest, E7_AllThatLiesInLostFilesComesInOneReport) {
   SourceGaps gaps;
   gaps.missing.pieces = {{1, {{1, "r1"}}}, {4, {{0, "r0"}}}};
   gaps.missing.values = {{1, "r0"}};
-  const std::string said = " that the checkpoint says it has, found none";
+  const std::string said = " that the checkpoint lists, found none";
   const auto report =
       ElementsAre("src: model.up.weight: structure: expected the file r1" + said,
                   "src: optim.state.up.weight.exp_avg: structure: expected the file r0" + said,
@@ -209,9 +209,10 @@ TEST(PlannerTest, E7_ReplicasStandInForPiecesInLostFiles) {
   for (const int world_size : {0, 1, 3}) {
     const Plan plan = plan_reshard(contents, "src", {.world_size = world_size}, gaps);
     EXPECT_THAT(plan.problems, IsEmpty());
-    EXPECT_THAT(lines(plan.notes),
-                ElementsAre("src: w: structure: expected the files r0, r1 that the checkpoint says "
-                            "it has, found none, but replicas of all that it holds"));
+    EXPECT_THAT(
+        lines(plan.notes),
+        ElementsAre("src: w: structure: expected the files r0, r1 that the checkpoint lists, found "
+                    "none, but other files have replicas of everything in it"));
     for (const auto& pieces : plan.copies[0].source_pieces) {
       EXPECT_THAT(pieces, testing::Each(testing::AnyOf(2U, 3U)));
       EXPECT_FALSE(pieces.empty());

@@ -355,7 +355,7 @@ TEST_P(ResumeTest, E4_WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
     finish_or_keep(plan, failing, *writer, fs_, path(), {.num_threads = 1});
     FAIL() << "no error";
   } catch (const Error& error) {
-    const std::string stays = "\n  stays: " + partial() + "/notes.txt, which is none of";
+    const std::string stays = "\n  stays: " + partial() + "/notes.txt, which Tessera did not";
     EXPECT_EQ(std::string(error.what()).find(stays) != std::string::npos, is_directory)
         << error.what();
     EXPECT_EQ(error.kind(), ErrorKind::corruption);

@@ -81,27 +81,30 @@ void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& 
       line.add_command("diff", "Compares two checkpoints of any formats and shardings",
                        [&] { return run_diff(options, terminal); });
   command.describe(
-      "Without a tolerance elements are equal that are so bit for bit. With one they are where |a "
-      "- "
-      "b| <= ATOL + RTOL * |b|, as in torch.allclose; then NaN equals NaN.");
+      "Without a tolerance, two elements are equal if all their bits are equal. With a tolerance, "
+      "they are equal if |a - b| <= ATOL + RTOL * |b|, as in torch.allclose, and NaN equals NaN.");
   command.argument("A", options.path_a, "A checkpoint of any format")
-      .argument("B", options.path_b, "Another, maybe of another format or sharding")
-      .arguments("GLOB...", options.patterns, "Only these names and what lies below them")
+      .argument("B", options.path_b, "The other checkpoint. Its format and sharding may differ")
+      .arguments("GLOB...", options.patterns, "Only these names and everything below them")
       .option("--rename", "FROM=TO", options.renames,
-              "Replace a leading FROM of names in A by TO, as they are in B; repeatable")
+              "Replace FROM at the start of names in A by TO, to match the names in B. Repeatable")
       .option("--rtol", "RTOL", options.rtol, "Relative tolerance (default: 0)")
       .option("--atol", "ATOL", options.atol, "Absolute tolerance (default: 0)")
       .flag("--ignore-dtype", options.ignore_dtype,
             "Compare tensors of different dtypes as numbers")
       .flag("--json", options.json, "Print JSON")
       .option("--flat-layout-a", "FILE", options.flat_layout_path_a,
-              "What bare flat vectors in A are made of, as JSON")
-      .option("--flat-layout-b", "FILE", options.flat_layout_path_b, "The same for B");
+              "JSON file: the parameters in the flat vectors of A (FSDP1 LOCAL_STATE_DICT)")
+      .option("--flat-layout-b", "FILE", options.flat_layout_path_b,
+              "The same for the flat vectors of B");
   add_work_options(command, options.work);
-  command.example("diff step-1000 step-1000.8", "The same state at another world size?")
+  command
+      .example("diff step-1000 step-1000.8",
+               "Check that a checkpoint at another world size has the same state")
       .example("diff step-1000 model.safetensors model --rtol 1e-2 --ignore-dtype",
-               "Against an export in bfloat16")
-      .example("diff net.pt step-1000 model --rename net.=model.", "The model under other names");
+               "Compare with an export in bfloat16")
+      .example("diff net.pt step-1000 model --rename net.=model.",
+               "Compare a model that has other names");
 }
 
 inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::CheckpointReader& b,

@@ -88,25 +88,24 @@ void print_differences(const std::vector<ManifestDifference>& differences,
 }  // namespace
 
 void add_hash_command(CommandLine& line, HashOptions& options, Terminal& terminal) {
-  Command& command =
-      line.add_command("hash", "Prints a digest of each tensor and value, and one of the whole",
-                       [&] { return run_hash(options, terminal); });
+  Command& command = line.add_command(
+      "hash", "Prints a digest of each tensor and value, and one of the whole checkpoint",
+      [&] { return run_hash(options, terminal); });
   command.describe(
-      "Digests are of names, dtypes, shapes, elements and values: equal contents have equal ones "
-      "in "
-      "every format and sharding. They tell changes and damage, not forgery; ls --sha256 is for "
-      "that.");
+      "A digest covers names, dtypes, shapes, elements and values. Equal contents have equal "
+      "digests in every format and sharding. Digests find changes and damage, but do not protect "
+      "from forgery; use ls --sha256 for that.");
   add_source_arguments(command, options.source);
   command
       .option("--check", "MANIFEST", options.manifest_path,
-              "Say what is not as this output of an earlier run (lines or JSON) has it; - is "
-              "standard input")
+              "Compare with MANIFEST, the output of an earlier run (lines or JSON), and print the "
+              "differences. - reads standard input")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
   add_work_options(command, options.work);
-  command.example("hash step-1000 > step-1000.hash", "Keep what it holds")
+  command.example("hash step-1000 > step-1000.hash", "Save the digests")
       .example("hash step-1000.safetensors --check step-1000.hash model",
-               "Did the model come through an export?");
+               "Check that an export has the same model");
 }
 
 ExitCode run_hash(const HashOptions& options, Terminal& terminal) {

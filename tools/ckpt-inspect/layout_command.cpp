@@ -239,20 +239,20 @@ void print_planned_layout(const CheckpointReader& reader, const LayoutOptions& o
 }  // namespace
 
 void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& terminal) {
-  Command& command = line.add_command("layout", "Maps which rank holds how much of which tensor",
+  Command& command = line.add_command("layout", "Shows how much of each tensor each rank holds",
                                       [&] { return run_layout(options, terminal); });
   command.describe(
-      "A line ends with how the tensor is cut: `whole`; `dim 0 / 4`: along dimension 0 into 4; "
-      "`flat / 4`: into ranges of its row-major order; `boxes / 4`. `× 2`: every piece is there "
-      "twice. Embedding tables have their sharding type beside it. Layers that are cut alike share "
-      "a line.");
+      "The end of a line says how the tensor is cut. `whole`: not at all. `dim 0 / 4`: along "
+      "dimension 0 into 4 pieces. `flat / 4`: into 4 ranges of its elements in row-major order. "
+      "`boxes / 4`: into 4 boxes. `× 2`: two ranks hold each piece. For embedding tables the "
+      "sharding type follows. Layers that are cut in the same way share a line.");
   add_source_arguments(command, options.source);
-  command.flag("--all", options.all, "Show alike layers one by one")
+  command.flag("--all", options.all, "Show equal layers one by one")
       .option("--plan", "FILE", options.table_plan_path,
-              "Map the embedding tables as a plan lays them out, as JSON")
-      .flag("--json", options.json, "Print JSON, with every piece's region");
+              "JSON file: a plan; show the embedding tables as it lays them out")
+      .flag("--json", options.json, "Print JSON, with the region of every piece");
   add_flat_layout_option(command, options.source);
-  command.example("layout step-1000 model", "The model's parameters by rank");
+  command.example("layout step-1000 model", "Show which rank holds which parameters of the model");
 }
 
 ExitCode run_layout(const LayoutOptions& options, Terminal& terminal) {

@@ -139,16 +139,18 @@ void add_ls_command(CommandLine& line, LsOptions& options, Terminal& terminal) {
   Command& command = line.add_command("ls", "Lists tensors, sorted by name",
                                       [&] { return run_ls(options, terminal); });
   add_source_arguments(command, options.source);
-  command.flag("--values", options.values, "List what is no tensor too: steps, hyperparameters")
+  command
+      .flag("--values", options.values,
+            "Also list values, that is all that is not a tensor: steps, hyperparameters")
       .flag("--sha256", options.sha256,
-            "Add the digest of each tensor: over its whole row-major bytes, equal in every format "
-            "and sharding")
-      .flag("--json", options.json, "Print JSON, with all values");
+            "Add the SHA-256 of each tensor's bytes in row-major order. It is the same in every "
+            "format and sharding")
+      .flag("--json", options.json, "Print JSON, including all values");
   add_flat_layout_option(command, options.source);
   add_work_options(command, options.work);
-  command.example("ls step-1000", "All tensors")
-      .example("ls step-1000 model '!*.bias'", "Those of the model, without biases")
-      .example("ls --json --sha256 step-1000", "For a program, with digests");
+  command.example("ls step-1000", "List all tensors")
+      .example("ls step-1000 model '!*.bias'", "List the tensors of the model, without biases")
+      .example("ls --json --sha256 step-1000", "Print JSON with digests, for a program");
 }
 
 ExitCode run_ls(const LsOptions& options, Terminal& terminal) {

@@ -79,40 +79,38 @@ void require_plan_or_nothing(const FileSystem& fs, const std::string& path) {
 }  // namespace
 
 void add_plan_command(CommandLine& line, PlanCommandOptions& options, Terminal& terminal) {
-  Command& command =
-      line.add_command("plan", "Proposes which rank holds what of each embedding table",
-                       [&] { return run_plan(options, terminal); });
+  Command& command = line.add_command("plan", "Proposes how to shard embedding tables over ranks",
+                                      [&] { return run_plan(options, terminal); });
   command.describe(
-      "Prints what each table and each rank comes to, and why; nothing but names, shapes and "
-      "dtypes is read. The plan is for trainers and for ckpt-reshard --plan. Times are estimates "
-      "by the bandwidths given, for telling plans apart.");
+      "Prints memory and time of each table and each rank, and the reasons. Reads only names, "
+      "shapes and dtypes. Trainers and ckpt-reshard --plan read the plan. Times are estimates from "
+      "the given bandwidths; use them to compare plans.");
   add_source_arguments(command, options.source);
-  command.option("--world-size", "N", options.world_size, "Ranks (default: as PATH has)")
-      .option("--ranks-per-host", "N", options.ranks_per_host, "Ranks of a host (default: all)")
+  command.option("--world-size", "N", options.world_size, "Number of ranks (default: as in PATH)")
+      .option("--ranks-per-host", "N", options.ranks_per_host, "Ranks on each host (default: all)")
       .size_option("--memory-per-rank", "SIZE", options.memory_per_rank_nbytes,
-                   "Memory of a rank, all of it; must be given")
+                   "Total memory of each rank. Required")
       .size_option("--reserve", "SIZE", options.reserved_nbytes,
-                   "Of it, what is not for tables (default: 0)")
-      .option("--batch-size", "N", options.batch_size,
-              "Samples of a rank in a step (default: 1024)")
+                   "Part of that memory that tables must not use (default: 0)")
+      .option("--batch-size", "N", options.batch_size, "Samples per rank and step (default: 1024)")
       .option("--pooling-factor", "X", options.pooling_factor,
-              "Mean ids in a bag, of all tables (default: 1)")
+              "Mean number of ids in a bag, for all tables (default: 1)")
       .option("--notes", "FILE", options.notes_path,
-              "What holds for single tables, constraints too, as JSON")
+              "JSON file: facts and constraints for single tables")
       .size_option("--row-bandwidth", "SIZE", options.random_row_bandwidth,
-                   "Bytes of random rows a rank reads or writes a second (default: 10GB)")
+                   "Bytes of random rows that a rank reads or writes per second (default: 10GB)")
       .size_option("--host-bandwidth", "SIZE", options.host_bandwidth,
-                   "Bytes a second to ranks of the same host (default: 10GB)")
+                   "Bytes per second to ranks on the same host (default: 10GB)")
       .size_option("--network-bandwidth", "SIZE", options.network_bandwidth,
-                   "Bytes a second to ranks of other hosts (default: 1.25GB)")
-      .option("--output", "FILE", options.output_path, "Write the plan there, as JSON")
-      .flag("--overwrite", options.overwrite, "Replace that file")
-      .flag("--json", options.json, "Print plan and reasons as JSON");
+                   "Bytes per second to ranks on other hosts (default: 1.25GB)")
+      .option("--output", "FILE", options.output_path, "Write the plan to FILE, as JSON")
+      .flag("--overwrite", options.overwrite, "Replace FILE if it exists")
+      .flag("--json", options.json, "Print the plan and the reasons as JSON");
   command
       .example("plan step-1000 --memory-per-rank 16GiB --output plan.json",
-               "For as many ranks as it was written by")
+               "Plan for the ranks that wrote the checkpoint")
       .example("plan step-1000 --world-size 16 --ranks-per-host 8 --memory-per-rank 40GiB",
-               "For two hosts of eight");
+               "Plan for two hosts with eight ranks each");
 }
 
 ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal) {

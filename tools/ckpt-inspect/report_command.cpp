@@ -250,31 +250,33 @@ std::string report_on_two(const ReportOptions& options, const JsonOutput::TextSi
 }  // namespace
 
 void add_report_command(CommandLine& line, ReportOptions& options, Terminal& terminal) {
-  Command& command = line.add_command(
-      "report", "Writes one page of HTML that shows a checkpoint, or how two differ",
-      [&] { return run_report(options, terminal); });
+  Command& command =
+      line.add_command("report", "Writes an HTML page that shows a checkpoint, or how two differ",
+                       [&] { return run_report(options, terminal); });
   command.describe(
-      "Bytes by prefix, ranks, dtypes, and of each tensor a histogram and statistics, with the "
-      "optimizer's state beside its weight. The page needs no network and no other file.");
+      "The page shows bytes by prefix, ranks and dtypes. For each tensor it has a histogram and "
+      "statistics, with the optimizer state beside the weight. It needs no network and no other "
+      "file.");
   command.argument("PATH", options.path, kPathHelp)
-      .arguments("B", options.other_paths, "Another: the page shows how they differ")
+      .arguments("B", options.other_paths, "Another checkpoint: the page shows how the two differ")
       .option("-o,--output", "FILE", options.output_path,
-              "The page to write, - is standard output; must be given")
-      .flag("--overwrite", options.overwrite, "Replace that file")
+              "The page to write. - is standard output. Required")
+      .flag("--overwrite", options.overwrite, "Replace FILE if it exists")
       .option("--only", "GLOB", options.patterns,
-              "Only these names and what lies below them; may be given several times")
-      .flag("--no-stats", options.no_stats, "Leave out what takes reading elements: faster")
-      .option("--rtol", "RTOL", options.rtol, "For two: relative tolerance, as in diff")
-      .option("--atol", "ATOL", options.atol, "For two: absolute tolerance")
+              "Only these names and everything below them. Repeatable")
+      .flag("--no-stats", options.no_stats, "Do not read elements: faster, but without statistics")
+      .option("--rtol", "RTOL", options.rtol, "With B: relative tolerance, as in diff")
+      .option("--atol", "ATOL", options.atol, "With B: absolute tolerance, as in diff")
       .flag("--ignore-dtype", options.ignore_dtype,
-            "For two: compare tensors of different dtypes as numbers")
+            "With B: compare tensors of different dtypes as numbers")
       .option("--flat-layout", "FILE", options.flat_layout_path,
-              "What bare flat vectors in PATH are made of (FSDP1 LOCAL), as JSON")
-      .option("--flat-layout-b", "FILE", options.flat_layout_path_b, "The same for B");
+              "JSON file: the parameters in the flat vectors of PATH (FSDP1 LOCAL_STATE_DICT)")
+      .option("--flat-layout-b", "FILE", options.flat_layout_path_b,
+              "The same for the flat vectors of B");
   add_work_options(command, options.work);
-  command.example("report step-1000 -o report.html", "All of it")
+  command.example("report step-1000 -o report.html", "Show a whole checkpoint")
       .example("report step-1000 step-2000 -o changes.html --only model --rtol 1e-3",
-               "What training has changed in the model");
+               "Show what training has changed in the model");
 }
 
 ExitCode run_report(const ReportOptions& options, Terminal& terminal) {

@@ -223,18 +223,19 @@ std::vector<std::size_t> tensors_of(const CheckpointReader& reader,
 
 void add_show_command(CommandLine& line, ShowOptions& options, Terminal& terminal) {
   Command& command =
-      line.add_command("show", "Shows all about a tensor: who holds what, elements, statistics",
+      line.add_command("show", "Shows one tensor: ranks and pieces, elements, statistics",
                        [&] { return run_show(options, terminal); });
   command.argument("PATH", options.path, kPathHelp)
-      .argument("TENSOR", options.name, "Its name, or that of a value; or a glob")
-      .arguments("TENSOR...", options.more_names, "More of them")
-      .option("--bins", "N", options.num_bins, "Bins of the histogram at most (default: 10)")
+      .argument("TENSOR", options.name, "The name of a tensor or a value, or a glob")
+      .arguments("TENSOR...", options.more_names, "More checkpoints to read")
+      .option("--bins", "N", options.num_bins, "Most bins in the histogram (default: 10)")
       .flag("--json", options.json, "Print JSON")
       .option("--flat-layout", "FILE", options.flat_layout_path,
-              "What bare flat vectors are made of (FSDP1 LOCAL), as JSON");
+              "JSON file: the parameters in the flat vectors (FSDP1 LOCAL_STATE_DICT)");
   add_work_options(command, options.work);
-  command.example("show step-1000 model.emb.weight", "One tensor")
-      .example("show step-1000 'optim.*.emb.weight.*'", "The optimizer's state of one parameter");
+  command.example("show step-1000 model.emb.weight", "Show one tensor")
+      .example("show step-1000 'optim.*.emb.weight.*'",
+               "Show the optimizer state of one parameter");
 }
 
 ExitCode run_show(const ShowOptions& options, Terminal& terminal) {

@@ -20,19 +20,21 @@ namespace tessera::cli {
 
 void add_source_arguments(Command& command, SourceOptions& options) {
   command.argument("PATH", options.path, kPathHelp);
-  command.arguments("GLOB...", options.patterns,
-                    "Only these names and what lies below them; * crosses dots, !GLOB leaves out");
+  command.arguments(
+      "GLOB...", options.patterns,
+      "Only these names and everything below them. * also matches dots; !GLOB leaves names out");
 }
 
 void add_flat_layout_option(Command& command, SourceOptions& options) {
   command.option("--flat-layout", "FILE", options.flat_layout_path,
-                 "What bare flat vectors are made of (FSDP1 LOCAL), as JSON");
+                 "JSON file: the parameters in the flat vectors (FSDP1 LOCAL_STATE_DICT)");
 }
 
 void add_work_options(Command& command, WorkOptions& options) {
   command.size_option("--memory", "SIZE", options.memory_nbytes,
                       "Memory for elements (default: 256MiB)");
-  command.option("--threads", "N", options.num_threads, "Threads (default: as many as cores)");
+  command.option("--threads", "N", options.num_threads,
+                 "Number of threads (default: number of cores)");
   add_progress_option(command, options.progress);
 }
 
@@ -68,7 +70,7 @@ const formats::CheckpointReader* open_source(const SourceOptions& options, Termi
                                        .rule = "structure",
                                        .where = {.path = file},
                                        .expected = "the file that " + printable(reader->path()) +
-                                                   " says it has, with all that is no tensor",
+                                                   " lists, with its values",
                                        .found = "none"}));
   }
   return reader;

@@ -24,8 +24,8 @@ inline constexpr int kInspectJsonSchema = 1;
 
 /// What a command's help says of the checkpoint that it takes.
 inline constexpr const char* kPathHelp =
-    "A checkpoint: native, safetensors, DCP or torch.save; the format is detected. - is standard "
-    "input";
+    "A checkpoint: native, safetensors, DCP or torch.save. The tool detects the format. - reads "
+    "standard input";
 
 /// Which checkpoint a command looks into, and at which names.
 struct SourceOptions {

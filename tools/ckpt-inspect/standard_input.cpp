@@ -33,7 +33,7 @@ class KeptFile final : public ReadableFile {
     const ByteRange range{offset, offset + out.size()};
     if (offset > nbytes_ || out.size() > nbytes_ - offset) {
       throw Error(ErrorKind::corruption, {.path = path_, .byte_range = range},
-                  "the stream ends before, at " + counted(nbytes_, "byte"));
+                  "the stream ended too early, at " + counted(nbytes_, "byte"));
     }
     if (offset > kept_.size() || out.size() > kept_.size() - offset) {
       throw Error::expected(ErrorKind::unsupported, {.path = path_, .byte_range = range},
@@ -50,7 +50,7 @@ class KeptFile final : public ReadableFile {
 };
 
 [[noreturn]] void not_there(const std::string& path) {
-  throw Error(ErrorKind::not_found, {.path = path}, "nothing lies beside standard input");
+  throw Error(ErrorKind::not_found, {.path = path}, "standard input has no files beside it");
 }
 
 [[noreturn]] void fail_system(std::string_view action, const std::string& path) {
@@ -110,7 +110,7 @@ StandardInput::StandardInput(int descriptor, std::uint64_t max_kept_nbytes)
     throw Error::expected(ErrorKind::unsupported, {.path = kStandardInput}, "standard input",
                           "at most " + exact_size(max_kept_nbytes_) + " of " +
                               std::string(driver.description().as_file) +
-                              ", which says at its end what is in it",
+                              ", whose index is at its end",
                           "more", "save it to a file first");
   }
   if (read_to(*laid_out_nbytes + 1) == Stream::ended) return;

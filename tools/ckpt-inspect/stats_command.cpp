@@ -85,18 +85,20 @@ void print_table(const std::map<std::string, Group>& groups, const Statistics& a
 
 void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& terminal) {
   Command& command =
-      line.add_command("stats", "Says what numbers tensors hold: range, mean, zeros, NaN",
+      line.add_command("stats", "Prints statistics of tensors: range, mean, zeros, NaN",
                        [&] { return run_stats(options, terminal); });
   command.describe(
-      "Minimum, maximum, mean and standard deviation (torch.std, n-1) are those of the finite "
-      "numbers. Complex numbers count by magnitude.");
+      "Minimum, maximum, mean and standard deviation (torch.std, n-1) are over the finite numbers. "
+      "A complex number counts by its magnitude.");
   add_source_arguments(command, options.source);
-  command.option("--depth", "N", options.depth, "Take tensors together by N levels of their names")
+  command
+      .option("--depth", "N", options.depth, "Group tensors by the first N levels of their names")
       .flag("--json", options.json, "Print JSON, with exact numbers");
   add_flat_layout_option(command, options.source);
   add_work_options(command, options.work);
-  command.example("stats step-1000 model", "Each tensor of the model")
-      .example("stats step-1000 --depth 1", "The model's and the optimizer's as a whole");
+  command.example("stats step-1000 model", "Print a line for each tensor of the model")
+      .example("stats step-1000 --depth 1",
+               "Print one line for the model and one for the optimizer");
 }
 
 ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {

@@ -143,20 +143,20 @@ void print_json(const CheckpointReader& reader, const TreeNode& node, int levels
 
 void add_tree_command(CommandLine& line, TreeOptions& options, Terminal& terminal) {
   Command& command =
-      line.add_command("tree", "Shows names as a tree, with totals; alike layers are one",
+      line.add_command("tree", "Shows names as a tree with totals; equal layers share a line",
                        [&] { return run_tree(options, terminal); });
   command.describe(
-      "`layers.[0:32]` stands for layers 0 to 31, which have the same names, dtypes and shapes "
-      "below "
-      "them; its bytes are those of all 32, the bytes below it those of one.");
+      "`layers.[0:32]` stands for layers 0 to 31, if they have the same names, dtypes and shapes. "
+      "Its line has the bytes of all 32 layers; the lines below it have the bytes of one.");
   add_source_arguments(command, options.source);
-  command.option("--depth", "N", options.depth, "Levels to show (default: all)")
-      .flag("--all", options.all, "Show alike layers one by one")
-      .flag("--values", options.values, "Show what is no tensor one by one, not as a number")
+  command.option("--depth", "N", options.depth, "Number of levels to show (default: all)")
+      .flag("--all", options.all, "Show equal layers one by one")
+      .flag("--values", options.values,
+            "Show values (all that is not a tensor) one by one, instead of their number")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
-  command.example("tree step-1000 --depth 2", "The two topmost levels")
-      .example("step-1000 optim", "The optimizer's state; the verb may be left out");
+  command.example("tree step-1000 --depth 2", "Show the two topmost levels")
+      .example("step-1000 optim", "Show the optimizer state; you may leave out the verb");
 }
 
 ExitCode run_tree(const TreeOptions& options, Terminal& terminal) {

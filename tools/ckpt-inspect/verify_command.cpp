@@ -40,18 +40,20 @@ void print_json(const formats::CheckpointReader& reader, const inspect::VerifyRe
 }  // namespace
 
 void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Terminal& terminal) {
-  Command& command =
-      line.add_command("verify", "Checks structure, coverage, and every byte's checksum",
-                       [&] { return run_verify(options, terminal); });
+  Command& command = line.add_command(
+      "verify", "Checks the structure, that pieces cover their tensors, and all checksums",
+      [&] { return run_verify(options, terminal); });
   command.describe(
-      "Goes on after a finding, so that one run tells all. Notes are about what the format leaves "
-      "unchecked, and values of classes, which are never read; only errors make the exit code 1.");
+      "Continues after a finding, so one run reports all of them. Notes name what the format does "
+      "not protect, and values of classes, which the tool never reads. Only errors make the exit "
+      "code 1.");
   command.argument("PATH", options.source.path, kPathHelp)
-      .flag("--values", options.values, "Numbers that are NaN or infinite are errors too")
+      .flag("--values", options.values, "Also report numbers that are NaN or infinite as errors")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
   add_work_options(command, options.work);
-  command.example("verify step-1000 --values", "Before training goes on from it");
+  command.example("verify step-1000 --values",
+                  "Check a checkpoint before training resumes from it");
 }
 
 ExitCode run_verify(const VerifyCommandOptions& options, Terminal& terminal) {

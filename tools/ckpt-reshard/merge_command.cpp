@@ -12,7 +12,7 @@ namespace {
 using formats::MergePath;
 using formats::MergePreference;
 
-/// What stands before `=` is a prefix unless it has a slash: `./a=b` is a path.
+/// The text before `=` is a prefix, unless it has a slash: `./a=b` is a path.
 MergePath parse_source(const std::string& text) {
   const std::size_t equals = text.find('=');
   if (equals == std::string::npos || text.find('/') < equals) return {.path = text};
@@ -31,23 +31,26 @@ void add_merge_command(CommandLine& line, MergeOptions& options, Terminal& termi
                                       [&] { return run_merge(options, terminal); });
   command
       .describe(
-          "PREFIX=SRC puts PREFIX and a dot before every name in SRC; in a path with a = write "
-          "./a=b. Ranks keep their pieces, unless options say otherwise. A name that several "
-          "sources have is an error; all of them are listed.")
+          "PREFIX=SRC puts PREFIX and a dot before every name in SRC. Write a path that contains = "
+          "as ./a=b. Ranks keep their pieces, unless options change that. If several sources have "
+          "the same name, the tool lists all such names and stops, unless you give --prefer.")
       .argument("SRC", options.first_source, "A checkpoint to read, or PREFIX=SRC")
-      .argument("SRC", options.second_source, "Another")
-      .arguments("SRC...", options.more_sources, "More of them")
-      .argument("DST", options.move.destination, "The checkpoint to write; must not exist")
+      .argument("SRC", options.second_source, "A second one, or PREFIX=SRC")
+      .arguments("SRC...", options.more_sources, "More checkpoints to read")
+      .argument("DST", options.move.destination,
+                "The checkpoint to write. It must not exist, unless you give --overwrite")
       .choice(
           "--prefer", {"first", "last"},
           [&](const std::string& which) {
             options.preference = which == "first" ? MergePreference::first : MergePreference::last;
           },
-          "Take a name that several sources have from the first or the last of them");
+          "If several sources have a name, take it from the first or the last of them");
   add_move_options(command, options.move);
-  command.example("merge model.safetensors optim=optimizer.pt step-1000", "What was saved apart")
-      .example("merge base lora=adapter merged", "A model and an adapter")
-      .example("merge base patch merged --prefer last", "Some tensors replaced");
+  command
+      .example("merge model.safetensors optim=optimizer.pt step-1000",
+               "Join a model and its optimizer, saved in two files")
+      .example("merge base lora=adapter merged", "Join a model and an adapter")
+      .example("merge base patch merged --prefer last", "Replace some tensors of a model");
 }
 
 ExitCode run_merge(const MergeOptions& options, Terminal& terminal) {

@@ -65,7 +65,7 @@ int count_option(const std::string& name, int number) {
   return number;
 }
 
-/// Refuses options that contradict each other, or that the destination's format has no use for.
+/// Refuses options that contradict each other, or that the destination's format does not support.
 void check_options(const MoveOptions& options) {
   if (options.resume && options.discard)
     refuse_option("--resume", "no --discard beside it", "both");
@@ -86,7 +86,7 @@ void check_options(const MoveOptions& options) {
   }
 }
 
-/// What is in the files that options name; empty where they are not given.
+/// The contents of the files that options name; empty for options that are not given.
 struct OptionFiles {
   explicit OptionFiles(const MoveOptions& options)
       : table_plan(read_option_file(options.table_plan_path)),
@@ -171,7 +171,7 @@ std::string contents_line(const MoveOptions& options, const Plan& plan) {
   return line;
 }
 
-/// `kept_nbytes` are those that an earlier run has written.
+/// `kept_nbytes` are the bytes that an interrupted run has written.
 void print_json(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
                 std::uint64_t kept_nbytes, Terminal& terminal) {
   JsonOutput json(terminal, kJsonSchema);
@@ -224,7 +224,7 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
                  (is_compressed ? ", before compression" : "") + "\n");
 }
 
-/// Moves all bytes and commits. Returns how many of them an earlier run had moved.
+/// Moves all bytes and commits. Returns how many of them an interrupted run had moved.
 std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& create,
                    const Plan& plan, const CheckpointReader& reader, Terminal& terminal,
                    const std::stop_token& stop) {
@@ -233,7 +233,7 @@ std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& cre
   if (options.resume && !writer->is_resumed() && !options.quiet) {
     terminal.print_error(
         "note: " + printable(formats::StagedDestination::staging_path_of(options.destination)) +
-        ": nothing is kept there; started from the beginning");
+        ": no interrupted run to resume; started from the beginning");
   }
   Progress progress(terminal, options.progress, options.progress.verb, plan.nbytes_to_write);
   return reshard::finish_or_keep(
@@ -245,7 +245,7 @@ std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& cre
        .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); }});
 }
 
-/// Prints findings, one on each line, as many as somebody may read.
+/// Prints findings, one on each line, at most kMaxFindingsShown.
 void print_findings(const std::string& prefix, const std::vector<Finding>& findings,
                     Terminal& terminal) {
   const std::size_t num_shown = std::min(findings.size(), kMaxFindingsShown);
@@ -257,7 +257,8 @@ void print_findings(const std::string& prefix, const std::vector<Finding>& findi
                        " more (--json lists all)");
 }
 
-/// Who gives `-` means standard input, as with ckpt-inspect; a file of that name is `./-`.
+/// Refuses `-`, by which the user means standard input, as with ckpt-inspect. A file with that name
+/// is `./-`.
 void refuse_standard_input(const std::string& path) {
   if (path != "-") return;
   throw UsageError(
@@ -269,14 +270,14 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
   const auto left_over = formats::left_over_at(fs, destination);
   if (!left_over) return;
   terminal.print_error("warning: " + printable(*left_over) +
-                       ": what was replaced could not be removed (remove it yourself)");
+                       ": could not remove the old checkpoint (remove it yourself)");
 }
 
 }  // namespace
 
 void add_flat_layout_option(Command& command, MoveOptions& options) {
   command.option("--flat-layout", "FILE", options.flat_layout_path,
-                 "What the flat vectors in SRC are made of (FSDP1 LOCAL), as JSON");
+                 "JSON file: the parameters in the flat vectors of SRC (FSDP1 LOCAL_STATE_DICT)");
 }
 
 void add_move_options(Command& command, MoveOptions& options) {
@@ -284,42 +285,47 @@ void add_move_options(Command& command, MoveOptions& options) {
       .choice(
           "--to", formats::writable_format_names(),
           [&](const std::string& name) { options.format = *formats::parse_format(name); },
-          "Format of DST (default: safetensors where DST ends so, torch where in .pt, .pth or "
-          ".bin, else native)")
-      .option("--world-size", "N", options.world_size, "Ranks to write for")
+          "Format of DST (default: safetensors if DST ends in .safetensors, torch if in .pt, .pth "
+          "or .bin, else native)")
+      .option("--world-size", "N", options.world_size, "Number of ranks to write for")
       .option("--strategy", "NAME", options.strategy,
-              "replicated, flat (FSDP1), dim0 (FSDP2), hybrid:AxB, hybrid-flat:AxB")
-      .option("--plan", "FILE", options.table_plan_path, "Plan of embedding tables, as JSON")
+              "How tensors are cut: replicated, flat (FSDP1), dim0 (FSDP2), hybrid:AxB or "
+              "hybrid-flat:AxB (A replicas of B ranks)")
+      .option("--plan", "FILE", options.table_plan_path,
+              "JSON file: the plan of the embedding tables, as ckpt-inspect plan writes it")
       .option("--units", "FILE", options.units_path,
-              "Units for flat, as JSON, where SRC records none")
+              "JSON file: the units for --strategy flat, if SRC records none")
       .option("--compress", "HOW", options.compress,
-              "none (default), zstd or zstd:LEVEL; native only")
+              "Compression: none (default), zstd or zstd:LEVEL. Native format only")
       .option("--only", "GLOB", options.only,
-              "Move names that match; `!GLOB` leaves out; repeatable")
+              "Move only names that match; !GLOB leaves names out. Repeatable")
       .option("--rename", "FROM=TO", options.renames,
-              "Replace a leading FROM of names; =TO puts TO before all of them; repeatable")
+              "Replace FROM at the start of names by TO; =TO puts TO before every name. Repeatable")
       .flag("--drop-optimizer", options.drop_optimizer,
-            "Leave out optimizers' state and param_groups")
+            "Leave out optimizer state and param_groups")
       .choice(
           "--optimizer-names", {"as-stored", "canonical", "torchrec"},
           [&](const std::string& name) {
             options.optimizer_names = *reshard::parse_optimizer_names(name);
           },
-          "Names and form of embedding tables' fused optimizer state (default: as-stored)")
+          "Names and shapes for the fused optimizer state of embedding tables (default: as-stored)")
       .option("--cast", "DTYPE", options.cast,
-              "Convert floating tensors, scalar optimizer state aside")
+              "Convert floating-point tensors, except scalar optimizer state")
       .size_option("--max-shard-size", "SIZE", options.max_shard_nbytes,
-                   "Most bytes in one file; safetensors only")
-      .flag("--allow-missing", options.allow_missing, "Leave out what is incomplete or not in SRC")
-      .flag("--allow-lossy", options.allow_lossy, "Merge row-wise state kept per column shard")
+                   "Most bytes in one file, such as 5GB. Safetensors format only")
+      .flag("--allow-missing", options.allow_missing,
+            "Leave out what is incomplete or missing in SRC")
+      .flag("--allow-lossy", options.allow_lossy,
+            "Allow merging row-wise state of several column shards by a weighted mean")
       .size_option("--memory", "SIZE", options.memory_nbytes,
-                   "Memory for buffers (default: 256MiB)")
-      .option("--threads", "N", options.num_threads, "Threads (default: as many as cores)")
-      .flag("--dry-run", options.dry_run, "Print the plan and its bytes; write nothing")
-      .flag("--overwrite", options.overwrite, "Replace DST when the new one is complete")
-      .flag("--resume", options.resume, "Go on with what an earlier run has kept, if it has")
-      .flag("--discard", options.discard, "Remove what an earlier run has kept, and start afresh")
-      .flag("--quiet", options.quiet, "Print nothing but errors")
+                   "Memory for all buffers (default: 256MiB)")
+      .option("--threads", "N", options.num_threads, "Number of threads (default: number of cores)")
+      .flag("--dry-run", options.dry_run, "Print how many bytes each rank would get; write nothing")
+      .flag("--overwrite", options.overwrite, "Replace DST once the new checkpoint is complete")
+      .flag("--resume", options.resume, "Resume the work of an interrupted run, if there is any")
+      .flag("--discard", options.discard,
+            "Remove the work of an interrupted run, and start from the beginning")
+      .flag("--quiet", options.quiet, "Print only errors")
       .flag("--json", options.json, "Print the summary as JSON");
   add_progress_option(command, options.progress);
 }
@@ -365,7 +371,8 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     print_plan(options, plan, terminal);
   } else if (!options.quiet) {
     std::string line = options.destination + ": " + contents_line(options, plan);
-    if (kept_nbytes > 0) line += ", " + exact_size(kept_nbytes) + " of them kept from before";
+    if (kept_nbytes > 0)
+      line += ", " + exact_size(kept_nbytes) + " of them from the interrupted run";
     if (terminal.output_is_terminal()) {
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
       const auto rate = static_cast<double>(plan.nbytes_to_write) / std::max(seconds.count(), 1e-3);

@@ -16,7 +16,7 @@
 
 namespace tessera::cli {
 
-/// What all verbs that write a checkpoint have in common: what to write, what to take, and how.
+/// The options that all verbs that write a checkpoint share.
 struct MoveOptions {
   static constexpr int kNotGiven = std::numeric_limits<int>::min();
 
@@ -30,7 +30,7 @@ struct MoveOptions {
   std::string compress = "none";
   std::vector<std::string> only;
   std::vector<std::string> renames;
-  std::vector<reshard::Rename> prefix_removals;  // of names that no rename fits
+  std::vector<reshard::Rename> prefix_removals;  // of names that no rename matches
   std::vector<std::string> source_prefixes;      // of a merge
   formats::MergePreference preference = formats::MergePreference::none;  // the same
   bool drop_optimizer = false;
@@ -43,8 +43,8 @@ struct MoveOptions {
   int num_threads = kNotGiven;         // as many as there are cores
   bool dry_run = false;
   bool overwrite = false;
-  bool resume = false;   // work that an earlier run has kept
-  bool discard = false;  // the same
+  bool resume = false;   // the work of an interrupted run
+  bool discard = false;  // the work of an interrupted run
   bool quiet = false;
   bool json = false;
   ProgressOptions progress{};
@@ -54,14 +54,14 @@ void add_move_options(Command& command, MoveOptions& options);
 /// Adds `--flat-layout`, for verbs that read one checkpoint.
 void add_flat_layout_option(Command& command, MoveOptions& options);
 
-/// What is moved, and what keeps it from being moved beside what the plan finds.
+/// The checkpoint to move, and problems that the plan does not find itself.
 struct MoveSource {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};
 };
 
-/// Plans, moves and commits; or only plans. `paths` are those that `open` reads, which it does once
-/// the options have been found to have a meaning.
+/// Plans, moves and commits; with `dry_run` only plans. `paths` are the paths that `open` reads.
+/// Calls `open` after it has checked the options.
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource()>& open, Terminal& terminal);
 

@@ -7,13 +7,14 @@ namespace tessera::cli {
 
 void add_rebuild_index_command(CommandLine& line, RebuildIndexOptions& options,
                                Terminal& terminal) {
-  line.add_command("rebuild-index", "Writes the index of a native checkpoint anew",
+  line.add_command("rebuild-index", "Rebuilds the index of a native checkpoint",
                    [&] { return run_rebuild_index(options, terminal); })
       .describe(
-          "The index (index.h5) is made from the rank files alone, byte for byte as it was. An "
-          "index that is there is replaced once the new one is complete.")
+          "The tool makes the index (index.h5) from the rank files alone. It gets the bytes that "
+          "the original had. An existing index is replaced once the new one is complete.")
       .argument("PATH", options.path, "The checkpoint's directory")
-      .example("rebuild-index step-1000", "Mend a checkpoint whose index.h5 is lost or damaged");
+      .example("rebuild-index step-1000",
+               "Repair a checkpoint whose index.h5 is missing or damaged");
 }
 
 ExitCode run_rebuild_index(const RebuildIndexOptions& options, Terminal& terminal) {

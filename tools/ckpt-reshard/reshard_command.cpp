@@ -11,24 +11,27 @@ void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& t
       [&] { return run_reshard(options, terminal); });
   command
       .describe(
-          "The format of SRC is detected. Bytes are streamed in bounded memory and checked against "
-          "their checksums on the way; DST appears whole or not at all.")
+          "The tool detects the format of SRC. It copies the bytes in bounded memory and checks "
+          "them against their checksums. DST appears only when it is complete.")
       .describe(
-          "A run that is killed, interrupted or out of disk keeps what it has finished, as "
-          "DST.partial, for another one to go on with: --resume.")
+          "An interrupted run (killed, Ctrl-C, disk full) keeps its finished work as DST.partial. "
+          "--resume continues it.")
       .describe(
-          "Without --world-size, --strategy and --plan the pieces stay as they are. --world-size "
-          "alone means --strategy dim0.")
+          "Without --world-size, --strategy and --plan, tensors keep the pieces that they have in "
+          "SRC. --world-size alone means --strategy dim0.")
       .argument("SRC", options.source,
                 "The checkpoint to read: native, safetensors, DCP or torch.save")
-      .argument("DST", options.move.destination, "The checkpoint to write; must not exist");
+      .argument("DST", options.move.destination,
+                "The checkpoint to write. It must not exist, unless you give --overwrite");
   add_flat_layout_option(command, options.move);
   add_move_options(command, options.move);
   options.move.progress.verb = "reshard";  // the tool without a verb
   command
-      .example("step-1000 step-1000.8 --world-size 8", "For eight ranks, cut by rows as FSDP2 does")
-      .example("step-1000 model.safetensors --only 'model.*'", "The model alone")
-      .example("step-1000 dcp --to dcp --world-size 2", "For PyTorch's distributed checkpoint");
+      .example("step-1000 step-1000.8 --world-size 8",
+               "Write for eight ranks, and cut tensors by rows as FSDP2 does")
+      .example("step-1000 model.safetensors --only 'model.*'", "Write only the model")
+      .example("step-1000 dcp --to dcp --world-size 2",
+               "Convert to PyTorch's distributed checkpoint (DCP), for two ranks");
 }
 
 ExitCode run_reshard(const ReshardOptions& options, Terminal& terminal) {

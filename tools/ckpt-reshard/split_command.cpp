@@ -12,21 +12,23 @@ void add_split_command(CommandLine& line, SplitOptions& options, Terminal& termi
                                       [&] { return run_split(options, terminal); });
   command
       .describe(
-          "The part is what lies under the prefixes, which names lose, and what --only adds under "
-          "its own names; --drop-optimizer alone takes all but optimizers. The state of optimizers "
-          "does not lie under its parameters' prefixes, so it is named apart.")
+          "Moves everything under the prefixes, and removes the prefix from the names. --only adds "
+          "more names and does not change them. --drop-optimizer alone moves everything except "
+          "optimizers. Optimizer state does not lie under the prefix of its parameters; add it "
+          "with --only.")
       .argument("SRC", options.source, "The checkpoint to read")
-      .argument("DST", options.move.destination, "The checkpoint to write; must not exist")
-      .option("--prefix", "PREFIX", options.prefixes, "Move names under it; repeatable")
-      .flag("--keep-prefix", options.keep_prefix, "Leave names as they are");
+      .argument("DST", options.move.destination,
+                "The checkpoint to write. It must not exist, unless you give --overwrite")
+      .option("--prefix", "PREFIX", options.prefixes, "Move names under PREFIX. Repeatable")
+      .flag("--keep-prefix", options.keep_prefix, "Do not remove the prefix from names");
   add_flat_layout_option(command, options.move);
   add_move_options(command, options.move);
-  command.example("split step-1000 encoder.safetensors --prefix model.encoder", "One module")
+  command.example("split step-1000 encoder.safetensors --prefix model.encoder", "Move one module")
       .example(
           "split step-1000 encoder --prefix encoder --only optim.state.encoder "
           "--rename optim.state.encoder.=optim.state.",
-          "With the state of its parameters")
-      .example("split step-1000 model --drop-optimizer", "All but the optimizer");
+          "Move one module and the optimizer state of its parameters")
+      .example("split step-1000 model --drop-optimizer", "Move everything except the optimizer");
 }
 
 ExitCode run_split(const SplitOptions& options, Terminal& terminal) {

@@ -78,8 +78,8 @@ class Section {
   std::vector<std::pair<std::string, std::string>> rows_;
 };
 
-// CLI11 takes an argument `[a,b]` for a list. What keeps it whole is a NUL at its end, which no
-// argument that a program is given can hold.
+// CLI11 would split an argument `[a,b]` as a list. A NUL at its end prevents that; no argument of a
+// program can contain one.
 void keep_whole(std::string& argument) {
   if (argument.starts_with('[') && argument.ends_with(']')) argument += '\0';
 }
@@ -114,7 +114,7 @@ void add_option(CLI::App& app, const Command::Option& option, const std::string&
 void parse_arguments(CLI::App& app, std::vector<std::string> arguments,
                      const std::string& help_command) {
   for (std::string& argument : arguments) keep_whole(argument);
-  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 expects the last argument first
   try {
     app.parse(std::move(arguments));
   } catch (const CLI::ExtrasError& error) {
@@ -132,7 +132,7 @@ void parse_arguments(CLI::App& app, std::vector<std::string> arguments,
   }
 }
 
-// Gives every argument one positional, and what is left over to the one that takes many.
+// Assigns one positional to every argument, and the others to the argument that takes many.
 void assign_positionals(const Command& command, const std::vector<std::string>& positionals,
                         const std::string& help_command) {
   std::size_t next = 0;
@@ -199,7 +199,7 @@ Command& Command::flag(std::string name, bool& target, std::string help) {
 Command& Command::option(std::string name, std::string placeholder, std::string& target,
                          std::string help) {
   const auto set = [&target, placeholder](const std::string& text) {
-    // As from a shell's variable that is not set: to go on without the option would be a guess.
+    // Probably an unset variable of the shell. To ignore the option would be a guess.
     if (text.empty()) throw std::invalid_argument("expected " + placeholder + ", found ''");
     target = text;
   };
@@ -283,7 +283,8 @@ Command& CommandLine::add_command(std::string name, std::string summary,
   return *commands_.back();
 }
 
-// The options that every command has come last, so that its own are read first.
+// Adds the options that all commands share. They come last, so that help shows a command's own
+// first.
 void CommandLine::add_common_options() {
   if (std::exchange(has_common_options_, true)) return;
   for (const auto& command : commands_) {
@@ -294,7 +295,7 @@ void CommandLine::add_common_options() {
                               : when == "never" ? ColorChoice::never
                                                 : ColorChoice::automatic);
         },
-        "Colour the output; auto: on a terminal, unless NO_COLOR is set");
+        "Colour the output. auto: only on a terminal, and not if NO_COLOR is set");
   }
 }
 
@@ -305,7 +306,7 @@ const Command* CommandLine::find(std::string_view name) const {
   return nullptr;
 }
 
-// Takes the verb off the arguments, if there is one.
+// Returns the command that the arguments name, and removes its verb from them, if there is one.
 const Command& CommandLine::command_for(std::vector<std::string>& arguments) const {
   if (arguments.empty()) throw UsageError("an argument is missing", tool_ + " --help");
   if (!arguments.empty() && !arguments.front().empty()) {
@@ -401,7 +402,7 @@ std::string CommandLine::help(const Command& command) const {
   for (const auto& argument : command.arguments()) arguments.add(argument.name, argument.help);
   Section options("Options", width);
   for (const auto& option : command.options()) options.add(with_placeholder(option), option.help);
-  options.add("--help", "Print this");
+  options.add("--help", "Print this help");
   Section exit_codes("Exit codes", width);
   for (const auto& [code, meaning] : exit_code_meanings()) {
     exit_codes.add(std::to_string(static_cast<int>(code)), std::string(meaning));
@@ -451,10 +452,11 @@ std::string CommandLine::help() const {
   Section commands("Commands", width);
   for (const auto& command : commands_) commands.add(command->name(), command->summary());
   Section options("Options", width);
-  options.add("--help", "Print this, or after a command what that one takes");
+  options.add("--help", "Print this help; after a command, the help of that command");
   options.add("--version", "Print the version");
-  options.add("--completion SHELL", "Print completion for bash, zsh or fish, to be sourced");
-  options.add("--man", "Print the manual page, as roff");
+  options.add("--completion SHELL",
+              "Print a completion script for bash, zsh or fish; load it with source");
+  options.add("--man", "Print the manual page in roff format");
   Section exit_codes("Exit codes", width);
   for (const auto& [code, meaning] : exit_code_meanings()) {
     exit_codes.add(std::to_string(static_cast<int>(code)), std::string(meaning));

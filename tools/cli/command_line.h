@@ -15,7 +15,7 @@
 
 namespace tessera::cli {
 
-/// Thrown where the command line has no meaning; ends the tool with ExitCode::usage.
+/// Thrown if the command line is wrong; ends the tool with ExitCode::usage.
 class UsageError : public std::runtime_error {
  public:
   UsageError(const std::string& what, std::string help_command)
@@ -26,8 +26,8 @@ class UsageError : public std::runtime_error {
   std::string help_command_;
 };
 
-/// What one command (a verb, or the tool itself) takes. The targets that it is given are set when
-/// the command line is parsed, and must live until then.
+/// The arguments and options of one command (a verb, or the tool itself). Parsing the command line
+/// sets the targets, which must live until then.
 class Command {
  public:
   struct Argument {
@@ -50,25 +50,25 @@ class Command {
 
   Command(std::string name, std::string summary, std::function<ExitCode()> run);
 
-  /// Adds a positional argument that must be there.
+  /// Adds a required positional argument.
   Command& argument(std::string name, std::string& target, std::string help);
-  /// Adds a positional argument that may come any number of times: `GLOB...`. Those that are added
-  /// behind it are the last ones. At most one of a command is such.
+  /// Adds a positional argument that takes any number of values: `GLOB...`. Arguments that are
+  /// added later take the last values. A command has at most one such argument.
   Command& arguments(std::string name, std::vector<std::string>& target, std::string help);
 
   Command& flag(std::string name, bool& target, std::string help);
   Command& option(std::string name, std::string placeholder, std::string& target, std::string help);
   Command& option(std::string name, std::string placeholder, int& target, std::string help);
   Command& option(std::string name, std::string placeholder, double& target, std::string help);
-  /// Leaves nothing in the target where the option is not given.
+  /// The target stays empty if the option is not given.
   Command& option(std::string name, std::string placeholder, std::optional<double>& target,
                   std::string help);
-  /// Takes one value each time it is given.
+  /// Adds a value to the target each time that the option is given.
   Command& option(std::string name, std::string placeholder, std::vector<std::string>& target,
                   std::string help);
   Command& size_option(std::string name, std::string placeholder, std::uint64_t& target_nbytes,
                        std::string help);
-  /// Takes one of a few words; `set` is called with it.
+  /// Takes one of `choices`, and calls `set` with it.
   Command& choice(std::string name, std::vector<std::string> choices,
                   std::function<void(const std::string&)> set, std::string help);
 

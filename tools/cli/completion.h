@@ -8,15 +8,15 @@
 
 namespace tessera::cli {
 
-/// What a tool takes, for the shells that complete its command line.
+/// The commands of a tool, for completion in shells.
 struct CompletedTool {
   std::string name;
   const std::vector<std::unique_ptr<Command>>& commands;
   std::string default_command;  // that a command line without a verb stands for
 };
 
-/// Returns the completion for a shell, `bash`, `zsh` or `fish`, to be sourced, or to be put where
-/// that shell looks. Empty for other shells.
+/// Returns a completion script for `bash`, `zsh` or `fish`, to be sourced or put into the folder
+/// that the shell searches. Empty for other shells.
 std::string completion_for(const std::string& shell, const CompletedTool& tool);
 
 }  // namespace tessera::cli

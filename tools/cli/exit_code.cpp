@@ -12,7 +12,7 @@
 namespace tessera::cli {
 namespace {
 
-// Returns the code for the exception being handled, after telling the user.
+// Prints the exception that is being handled, and returns its code.
 ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
   const auto say = [&](std::string_view text) {
     terminal.print_error(std::string(tool) + ": " + std::string(text));
@@ -20,7 +20,7 @@ ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
   try {
     throw;
   } catch (const OutputClosed&) {
-    return ExitCode::output_closed;  // nobody is left to tell
+    return ExitCode::output_closed;  // nobody reads messages any more
   } catch (const UsageError& error) {
     say(error.what());
     say("try '" + error.help_command() + "'");
@@ -44,10 +44,10 @@ std::span<const ExitCodeMeaning> exit_code_meanings() {
       ExitCodeMeaning{ExitCode::done, "Done"},
       ExitCodeMeaning{ExitCode::findings,
                       "diff or hash --check found differences, verify found damage"},
-      ExitCodeMeaning{ExitCode::usage, "Wrong use, or the destination exists"},
+      ExitCodeMeaning{ExitCode::usage, "Wrong usage, or the destination exists"},
       ExitCodeMeaning{ExitCode::bad_input, "Input is unreadable, corrupt or does not fit"},
-      ExitCodeMeaning{ExitCode::io, "The system failed a read, a write or an allocation"},
-      ExitCodeMeaning{ExitCode::internal, "A bug of the tool"},
+      ExitCodeMeaning{ExitCode::io, "A read, a write or an allocation failed"},
+      ExitCodeMeaning{ExitCode::internal, "A bug in the tool"},
       ExitCodeMeaning{ExitCode::interrupted, "Interrupted"},
       ExitCodeMeaning{ExitCode::output_closed, "Standard output was closed by its reader"},
   };

@@ -10,14 +10,14 @@ namespace tessera::cli {
 
 class Terminal;
 
-/// What a tool's exit status says. Any other status means failure too. Scripts rely on the numbers
+/// The exit status of a tool. Any other status means failure too. Scripts rely on the numbers
 /// (docs/cli/exit-codes.md); never renumber.
 enum class ExitCode : int {
   done = 0,
   findings = 1,        // diff or hash --check found differences, verify found damage
   usage = 2,           // wrong command line, or the destination exists
   bad_input = 3,       // unreadable, corrupt or mismatching input
-  io = 4,              // the operating system failed a read, a write or an allocation
+  io = 4,              // a read, a write or an allocation failed
   internal = 70,       // a bug of ours
   interrupted = 130,   // stopped by SIGINT or SIGTERM
   output_closed = 141  // whoever read our standard output has gone
@@ -29,11 +29,11 @@ struct ExitCodeMeaning {
   ExitCode code;
   std::string_view meaning;
 };
-/// Returns what is printed in every help text.
+/// Returns the meanings that every help text prints.
 std::span<const ExitCodeMeaning> exit_code_meanings();
 
-/// Runs a tool's body and returns its exit status. An exception that leaves the body becomes one
-/// line `<tool>: <message>` on standard error and the code it stands for.
+/// Runs a tool's body and returns its exit status. If the body throws, prints one
+/// line `<tool>: <message>` to standard error and returns the exception's code.
 int run_tool(std::string_view tool, Terminal& terminal, const std::function<ExitCode()>& body);
 
 }  // namespace tessera::cli

@@ -10,16 +10,16 @@
 
 namespace tessera::cli {
 
-/// What stands for standard output where a command takes it as a file to write.
+/// The name for standard output, where a command writes a file.
 inline constexpr const char* kStandardOutput = "-";
 
-/// Writes a file in parts, which appears whole with `commit`, or not at all. Made before the work
-/// whose result it takes, so that a destination in the way shows early. Not thread-safe.
+/// Writes a file in parts; it appears only with `commit`. Create it before the work whose result it
+/// takes, so that an existing destination is refused early. Not thread-safe.
 class OutputFile {
  public:
   /// `option` is how the path was given (`--output`), for messages.
-  /// Throws: Error(already_exists) where a file is there and `overwrite` is refuse, with the flag
-  /// that would replace it; Error(invalid_argument) where something else is; Error(io).
+  /// Throws: Error(already_exists) if the file exists and `overwrite` is refuse; the message names
+  /// the flag that replaces it. Error(invalid_argument) if the path is not a file; Error(io).
   OutputFile(FileSystem& fs, const std::string& path, OverwritePolicy overwrite,
              std::string_view option);
 

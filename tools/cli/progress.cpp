@@ -47,7 +47,8 @@ void add_progress_option(Command& command, ProgressOptions& options) {
                           : display == "none" ? ProgressDisplay::none
                                               : ProgressDisplay::automatic;
       },
-      "Show progress: on a terminal (auto), or as lines of JSON on standard error");
+      "Show progress. auto: on a terminal; json: as lines of JSON on standard error; none: not at "
+      "all");
 }
 
 Progress::Progress(Terminal& terminal, ProgressOptions options, std::string phase,

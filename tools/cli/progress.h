@@ -15,7 +15,7 @@ namespace tessera::cli {
 /// of JSON on standard error; nowhere.
 enum class ProgressDisplay { automatic, json, none };
 
-/// Whose progress it is, and where it is shown.
+/// Which verb shows progress, and where.
 struct ProgressOptions {
   std::string verb;
   ProgressDisplay display = ProgressDisplay::automatic;
@@ -24,12 +24,12 @@ struct ProgressOptions {
 /// Adds `--progress`. The verb is the command's name.
 void add_progress_option(Command& command, ProgressOptions& options);
 
-/// Tells how far work over a known number of bytes has come, ten times a second at most, until this
-/// object is gone. Thread-safe.
+/// Shows the progress of work over a known number of bytes, at most ten times a second, until it is
+/// destroyed. Thread-safe.
 ///
 /// On a terminal: `verify   45 %  1.2 GiB of 2.7 GiB  812 MiB/s  2 s left`, once the work has taken
-/// half a second. As JSON: one line at the beginning, and one at the end, which says whether it was
-/// reached by an exception (docs/cli/json-schema.md).
+/// half a second. As JSON: also one line at the beginning, and one at the end, which says whether
+/// an exception ended the work (docs/cli/json-schema.md).
 class Progress {
  public:
   Progress(Terminal& terminal, ProgressOptions options, std::string phase,
@@ -39,7 +39,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void add(std::uint64_t nbytes);
-  /// Adds to the bytes that an earlier run had moved, which `add` is told as well.
+  /// Counts bytes that an interrupted run has moved. The caller passes them to `add` too.
   void add_kept(std::uint64_t nbytes);
 
  private:

@@ -7,10 +7,10 @@
 
 namespace tessera::cli {
 
-/// Returns what can be done about an error on the command line; empty for Action::none.
+/// Returns a remedy in the words of the command line; empty for Action::none.
 std::string command_line_remedy(const Remedy& remedy);
 
-/// Returns a finding in one line, with what can be done about it on the command line.
+/// Returns a finding in one line, with its remedy in the words of the command line.
 std::string finding_line(const formats::Finding& finding);
 
 }  // namespace tessera::cli

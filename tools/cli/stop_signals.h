@@ -7,7 +7,7 @@ namespace tessera::cli {
 
 /// Turns the first SIGINT or SIGTERM into a stop request, so that work ends cleanly; a second one
 /// ends the process at once. Signals that were ignored at the start stay ignored. At most one
-/// object at a time; signals are as before when it is gone.
+/// object at a time; its destructor restores the signals.
 class StopSignals {
  public:
   StopSignals();

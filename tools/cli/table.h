@@ -14,8 +14,8 @@
 namespace tessera::cli {
 
 /// Aligns rows of cells in columns, two spaces apart, without trailing spaces. On a terminal that
-/// is too narrow the wide columns are left out in favour of their narrow ones, and then one column
-/// is cut at the front; elsewhere everything is printed in full.
+/// is too narrow, narrow columns take the place of their wide ones, and then one column is cut at
+/// its front. Elsewhere, everything is printed in full.
 class Table {
  public:
   enum class Align { left, right };
@@ -28,13 +28,13 @@ class Table {
 
   explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
 
-  /// Names the column that gives way where the terminal is too narrow.
+  /// Names the column that is cut if the terminal is too narrow.
   void let_shrink(std::size_t column) { shrinking_ = column; }
-  /// Says that columns tell the same: those in `wide` are shown where there is room, else `narrow`.
+  /// Declares columns with the same content: shows those in `wide` if there is room, else `narrow`.
   void let_alternate(std::vector<std::size_t> wide, std::size_t narrow) {
     alternates_.push_back({std::move(wide), narrow});
   }
-  /// Makes room for rows that are about to be added. Units of `text_nbytes`: bytes in all of them.
+  /// Reserves memory for rows that will be added. Units of `text_nbytes`: bytes in all of them.
   void reserve(std::size_t num_rows, std::size_t text_nbytes);
   /// Adds a row, which may have fewer cells than there are columns.
   void add_row(std::span<const Cell> cells);

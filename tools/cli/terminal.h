@@ -11,7 +11,7 @@ namespace tessera::cli {
 enum class ColorChoice { automatic, always, never };
 enum class Style : std::uint8_t { plain, strong, faint, good, bad, notice };
 
-/// Thrown where standard output is a pipe that nobody reads any more.
+/// Thrown if the reader of standard output has closed the pipe.
 class OutputClosed : public std::runtime_error {
  public:
   OutputClosed() : std::runtime_error("standard output was closed") {}
@@ -23,17 +23,17 @@ class OutputClosed : public std::runtime_error {
 class Terminal {
  public:
   Terminal() : Terminal(1, 2) {}
-  /// Prints to other file descriptors, which stay the caller's.
+  /// Prints to other file descriptors, which the caller owns.
   Terminal(int out_fd, int err_fd);
-  ~Terminal();  // flushes as far as it goes
+  ~Terminal();  // flushes; ignores errors
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
 
   /// Prints to standard output as it is. Throws: OutputClosed, Error(io).
   void print(std::string_view text);
-  /// Prints one line to standard error. Never throws: there is nowhere left to tell.
+  /// Prints one line to standard error. Never throws, because nowhere is left to report an error.
   void print_error(std::string_view line) noexcept;
-  /// The same for a line that programs read while work goes on; output that is buffered stays so.
+  /// The same for a line that programs read during the work; does not flush buffered output.
   void print_event(std::string_view line) noexcept;
   /// Throws: OutputClosed, Error(io).
   void flush();

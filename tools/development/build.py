@@ -15,13 +15,13 @@ def build_directory(preset: str) -> Path:
 
 
 def build_environment() -> dict[str, str]:
-    """Returns an environment in which ccache gives the same answer in every copy of the tree."""
+    """Returns an environment in which copies of the tree share ccache's results."""
     return {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1",
             "CCACHE_SLOPPINESS": "pch_defines,time_macros"} | os.environ
 
 
 def runtime_definitions(python: Path) -> tuple[str, ...]:
-    """Returns what configures the runtime, with the torch of an interpreter's environment."""
+    """Returns the CMake arguments for the runtime, with the torch of this Python environment."""
     return (f"TESSERA_PYTHON={python}", "TESSERA_RUNTIME=ON")
 
 
@@ -31,7 +31,7 @@ def announce_and_run(command: list[str]) -> int:
 
 
 def build(preset: str, *, targets: tuple[str, ...] = (), definitions: tuple[str, ...] = ()) -> Path:
-    """Brings `targets` (all, if none are named) of a preset up to date. Returns the build folder."""
+    """Builds `targets` of a preset (default: all). Returns the build folder."""
     directory = build_directory(preset)
     heading(f"building ({preset})")
     with locked(directory, f"building {preset}"):

@@ -1,4 +1,4 @@
-"""What a person sees: headings, commands, and long work on one moving line."""
+"""The terminal: headings, commands, and one moving line for long work."""
 
 import os
 import shlex
@@ -22,7 +22,7 @@ def say(text: str = "") -> None:
 
 
 def styled(text: str, code: int) -> str:
-    """Returns text in a style or colour of terminals, where there is one that is to have it."""
+    """Returns text in a style or colour, if standard output is a terminal that shows it."""
     return f"\033[{code}m{text}\033[0m" if on_terminal() and not os.environ.get("NO_COLOR") else text
 
 
@@ -40,7 +40,7 @@ def shown(command: list[str]) -> str:
 
 
 def run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> int:
-    """Runs a command whose output the user should see as it is. Returns its exit code."""
+    """Runs a command and shows its output unchanged. Returns its exit code."""
     sys.stdout.flush()
     words = [str(word) for word in command]
     return subprocess.run(words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, close_fds=False,
@@ -48,7 +48,7 @@ def run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = N
 
 
 def run_quietly(command: list[str], log: Path, *, environment: dict[str, str] | None = None) -> int:
-    """Runs a long command with its output in `log`, and shows that it moves. Returns its exit code.
+    """Runs a long command with its output in `log`, and shows its progress. Returns its exit code.
 
     On a terminal the latest line of output stands behind the elapsed time; elsewhere a line
     is printed every 15 seconds.

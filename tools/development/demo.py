@@ -1,4 +1,4 @@
-"""The main job on real input: a PyTorch checkpoint through every format and back, compared byte for byte."""
+"""Converts a PyTorch checkpoint through every format and back, and compares it byte for byte."""
 
 import dataclasses
 import json
@@ -32,14 +32,14 @@ def bytes_under(path: Path) -> int:
 
 
 def show_command(command: list[str]) -> list[str]:
-    """Prints a command, and returns it with paths below the root made relative: as it is to be run from there."""
+    """Prints a command, and returns it with paths relative to the root, from where it runs."""
     command = [relative_to_root(word) for word in command]
     say(bold(f"$ {shown(command)}"))
     return command
 
 
 def environment_with(python: Path) -> dict[str, str]:
-    """Returns an environment with the programs of an environment of Python, and those built here, in reach."""
+    """Returns an environment whose PATH has the programs of a Python environment and of this build."""
     return os.environ | {
         "PATH": os.pathsep.join([str(ROOT / "build/bin"), str(python / "bin"), os.environ.get("PATH", "")]),
         "OMP_NUM_THREADS": "1",
@@ -60,7 +60,7 @@ def show_and_run(command: list[str], python: Path) -> float:
 
 
 def differences(checkpoint: Path, digests: dict) -> list[str]:
-    """Returns one line for every tensor in which a checkpoint differs from what the trainer held."""
+    """Returns one line for each tensor that differs between a checkpoint and the trainer."""
     command = [ROOT / "build/bin/ckpt-inspect", "ls", "--json", "--sha256", checkpoint]
     listing = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     found = {tensor["name"]: tensor for tensor in listing["tensors"]}

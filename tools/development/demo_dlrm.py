@@ -1,4 +1,4 @@
-"""Trains a recommendation model on two ranks, plans its tables anew for three, and goes on there."""
+"""Trains a recommendation model on two ranks, makes a new plan for three, and resumes there."""
 
 import shutil
 
@@ -17,7 +17,7 @@ TOLERANCE = 1e-3  # relative: sums run in another order on other ranks, and Adag
 
 
 def demo_dlrm(*, torch_version: str | None) -> int:
-    """Returns 0 if the run whose tables were moved has the losses of the one that stayed."""
+    """Returns 0 if the run with moved tables has the same losses as the run without."""
     install_packages({"build", "python"})
     python = python_environment(torch_version)
     build("dev", targets=("dlrm", "ckpt-inspect"), definitions=runtime_definitions(python / "bin/python"))

@@ -1,4 +1,4 @@
-"""Trains a mixture of experts on one rank, and the same on two and then four, where ranks use different experts."""
+"""Trains a mixture of experts on one rank, and again on two and then four ranks that use different experts."""
 
 import shutil
 
@@ -17,7 +17,7 @@ TOLERANCE = 1e-3  # relative: sums run in another order on other ranks
 
 
 def demo_moe(*, torch_version: str | None) -> int:
-    """Returns 0 if the run on two and four ranks has the losses of the one on one rank."""
+    """Returns 0 if the run on two and four ranks has the same losses as the run on one rank."""
     install_packages({"build", "python"})
     python = python_environment(torch_version)
     build("dev", targets=("mixture_of_experts", "ckpt-inspect"), definitions=runtime_definitions(python / "bin/python"))

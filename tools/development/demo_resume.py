@@ -1,4 +1,4 @@
-"""Trains, is killed while it saves, and goes on elsewhere, in C++ and in Python, beside a run that never stopped."""
+"""Kills a training run while it saves, resumes it in C++ and in Python, and compares it with an uninterrupted run."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ COLOURS = (36, 33, 35)
 
 
 def rank_process(launcher: int, rank: int) -> int | None:
-    """Returns the process of a rank under torchrun; nothing before it has begun."""
+    """Returns the process of a rank under torchrun; None before it has started."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -38,7 +38,7 @@ def rank_process(launcher: int, rank: int) -> int | None:
 
 
 def kill_while_saving(launcher: subprocess.Popen, rank: int, checkpoint: Path) -> bool:
-    """Kills a rank as soon as `checkpoint` is being written, and waits for the others to be ended by torchrun.
+    """Kills a rank as soon as it writes `checkpoint`, and waits until torchrun has ended the others.
 
     Returns False where the job ended before.
     """
@@ -55,7 +55,7 @@ def kill_while_saving(launcher: subprocess.Popen, rank: int, checkpoint: Path) -
 
 
 def show_and_kill(command: list[str], rank: int, checkpoint: Path, python: Path) -> None:
-    """Prints a command, runs it, and kills a rank of it while it saves; what torchrun says of that goes to a file."""
+    """Prints a command, runs it, and kills one of its ranks while it saves. torchrun's messages go to a file."""
     command = show_command(command)
     log = WORK / "killed.log"
     with log.open("w") as errors:
@@ -71,13 +71,13 @@ def show_and_kill(command: list[str], rank: int, checkpoint: Path, python: Path)
 
 
 def in_colours(line: str, owners: list[int]) -> str:
-    """Colours each column of a line by the stretch that it shows."""
+    """Colours each column of a line by the part of the run that it shows."""
     columns = [list(group) for _, group in groupby(range(len(line)), lambda column: owners[column])]
     return "".join(styled(line[group[0] : group[-1] + 1], COLOURS[owners[group[0]] % len(COLOURS)]) for group in columns)
 
 
 def side_by_side(expected: list[float], stretches: list[Stretch], columns: int) -> str:
-    """Draws both curves beside each other on one scale; below the second stands which run trained what."""
+    """Draws both curves side by side on one scale. A line below the second shows which run trained which steps."""
     losses = [loss for stretch in stretches for loss in stretch.losses]
     owner_of = [number for number, stretch in enumerate(stretches) for _ in stretch.losses]
     low, high = min(losses + expected), max(losses + expected)
@@ -96,7 +96,7 @@ def side_by_side(expected: list[float], stretches: list[Stretch], columns: int) 
 
 
 def comparison(expected: Stretch, stretches: list[Stretch]) -> str:
-    """Returns a table with a row for each run: what it trained, its last loss, and how far it is from the first."""
+    """Returns a table with a row for each run: its steps, its last loss, and the difference from the first run."""
     rows = [["run", "trained by", "steps", "loss", "in one go", "difference"],
             ["0", expected.by, f"{expected.first}-{expected.last}", "", f"{expected.losses[-1]:.6f}", ""]]
     for number, stretch in enumerate(stretches, 1):
@@ -107,7 +107,7 @@ def comparison(expected: Stretch, stretches: list[Stretch]) -> str:
 
 
 def demo_resume(*, torch_version: str | None) -> int:
-    """Returns 0 if the run that was moved about has the losses of the one that was not."""
+    """Returns 0 if the resumed run has the same losses as the uninterrupted run."""
     install_packages({"build", "python"})
     python = python_environment(torch_version)
     build("dev", targets=("resume_anywhere", "ckpt-inspect"), definitions=runtime_definitions(python / "bin/python"))

@@ -39,7 +39,7 @@ COMMENT = re.compile(r"^(?P<indentation>\s+)// (?P<text>.*)$")
 
 
 def prepared_header(text: str) -> str:
-    """Returns a header as Doxygen should read it, line for line."""
+    """Returns a header in the form that Doxygen reads, with the same lines."""
     lines: list[str] = []
     block: list[str] = []
     is_friend = False  # within what is said to be a friend, which is described where it is declared
@@ -80,7 +80,7 @@ def prepared_comment(block: list[str]) -> list[str]:
 
 
 def page_id(path: str) -> str:
-    """Returns what a page of the tree is called in the site."""
+    """Returns the name of a page in the site."""
     if path == "README.md":
         return "index"
     return re.sub(r"[^a-z0-9]+", "-", path.removesuffix(".md").lower())
@@ -93,7 +93,7 @@ def site_pages() -> list[str]:
 
 
 class Pages:
-    """Makes the pages of the site. Files that they link to are put beside it as text."""
+    """Makes the pages of the site. Puts the files that they link to beside them, as text."""
 
     def __init__(self, into: Path, site: Path):
         self.into = into
@@ -117,7 +117,7 @@ class Pages:
             (self.into / f"{name}.md").write_text("\n".join(lines) + "\n")
 
     def prepared(self, page: str) -> str:
-        """Returns a page as Doxygen should read it: every heading with an id, every link to where it leads."""
+        """Returns a page in the form that Doxygen reads: headings with ids, and links to pages of the site."""
         text = (ROOT / page).read_text()
         lines = text.split("\n")
         for head in markdown_pages.headings(text):
@@ -151,7 +151,7 @@ class Pages:
         return f"<a href=\"{href}\">{text}</a>" if href else text
 
     def copied(self, path: str) -> str | None:
-        """Puts a file of the tree, or what a folder begins with, into the site. Returns its place there."""
+        """Puts a file of the tree, or the start page of a folder, into the site. Returns its place there."""
         file = ROOT / path
         if file.is_dir():
             file = next((file / name for name in ("README.md", "main.cpp") if (file / name).exists()), None)
@@ -169,7 +169,7 @@ def is_described(element: ElementTree.Element) -> bool:
 
 
 def needs_comment(member: ElementTree.Element, owner: ElementTree.Element, line: str) -> bool:
-    """Tells whether a member must say what it is for. `line`: where it is declared.
+    """Returns whether a member needs a comment. `line`: where it is declared.
 
     Not what every class has (constructors are described with the class, destructor, copies, comparison), nor what
     overrides, nor what a container has, nor an accessor whose one line shows what it returns. Members of a struct
@@ -215,7 +215,7 @@ def undescribed(xml: Path, include: Path) -> list[str]:
             if location not in sources:
                 sources[location] = (include / location).read_text().splitlines()
             line = sources[location][int(member.find("location").get("line")) - 1]
-            # One of several overloads may speak for all.
+            # A comment on one of several overloads is enough.
             if member.findtext("name") not in described and needs_comment(member, compound, line):
                 note(member, f"{compound_name}::{member.findtext('name')}")
     return sorted(missing)
@@ -250,7 +250,7 @@ def run_doxygen(directory: Path, *, html: bool) -> list[str]:
 
 
 def check_reference(directory: Path, *, html: bool) -> list[str]:
-    """Returns what is wrong with the comments of the public headers, after running Doxygen in `directory`."""
+    """Runs Doxygen in `directory`. Returns the problems in comments of the public headers."""
     return run_doxygen(directory, html=html) + undescribed(directory / "xml", directory / "include")
 
 

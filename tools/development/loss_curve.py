@@ -1,4 +1,4 @@
-"""The losses of a training run, step by step, and how they are drawn."""
+"""Reads, compares and draws the losses of training runs."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclasses.dataclass
 class Stretch:
-    """Steps, one after the other, that one job trained."""
+    """Consecutive steps that one job trained."""
 
     by: str
     first: int
@@ -21,7 +21,7 @@ class Stretch:
 
 
 def read_stretches(path: Path) -> list[Stretch]:
-    """Reads lines of JSON with step, loss, and by whom. Of a step that was trained twice the later one counts."""
+    """Reads lines of JSON with step, loss and job. If a step was trained twice, the later one counts."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     by_step = {line["step"]: line for line in lines}
     stretches: list[Stretch] = []
@@ -39,12 +39,12 @@ def largest_difference(found: list[float], expected: list[float]) -> float:
 
 
 def sampled(count: int, width: int) -> list[int]:
-    """Returns which of `count` values the columns of a plot show, from the first to the last."""
+    """Returns the indices of the values, out of `count`, that the columns of a plot show."""
     return [column * (count - 1) // (width - 1) for column in range(width)]
 
 
 def plot(losses: list[float], *, low: float, high: float, width: int, height: int) -> list[str]:
-    """Draws losses as lines of bars, top line first; the largest fills the height, the smallest still shows."""
+    """Draws losses as lines of bars, top line first. The largest loss fills the height; the smallest is still visible."""
     levels = len(BARS) - 1
     steps = height * levels - 1
     bars = [1 + round((losses[place] - low) / ((high - low) or 1) * steps) for place in sampled(len(losses), width)]

@@ -1,4 +1,4 @@
-"""Reads Markdown pages as far as links need it: headings, their anchors, and what links point to."""
+"""Reads headings, anchors and links of Markdown pages."""
 
 import dataclasses
 import re
@@ -31,14 +31,14 @@ class Link:
 
 
 def anchor_of(heading: str) -> str:
-    """Returns the anchor that a heading has where the page is shown, before numbers for repetitions."""
+    """Returns the anchor of a heading, without the number for repeated headings."""
     text = re.sub(r"\[([^\[\]]*)\]\([^()\s]+\)", r"\1", heading)
     text = re.sub(r"[`*]", "", text)
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
 
 
 def outside_code(text: str) -> Iterator[tuple[int, str]]:
-    """Gives the lines of a page that are no code in fences or by indentation, with their numbers from 1."""
+    """Yields the lines of a page that are not code (fenced or indented), with their numbers from 1."""
     fence = None
     after_blank = True
     for number, line in enumerate(text.split("\n"), 1):
@@ -54,7 +54,7 @@ def outside_code(text: str) -> Iterator[tuple[int, str]]:
 
 
 def headings(text: str) -> list[Heading]:
-    """Returns a page's headings; a repeated one has `-1`, `-2`, … behind its anchor."""
+    """Returns a page's headings. The anchor of a repeated heading ends in `-1`, `-2`, ..."""
     found: list[Heading] = []
     seen: dict[str, int] = {}
     for number, line in outside_code(text):
@@ -69,21 +69,21 @@ def headings(text: str) -> list[Heading]:
 
 
 def blanked(text: str) -> str:
-    """Returns the page with all code as spaces, so that every other character stays in its place."""
+    """Returns the page with spaces in place of code, so that all other characters keep their positions."""
     kept = {number for number, _ in outside_code(text)}
     lines = [line if number in kept else " " * len(line) for number, line in enumerate(text.split("\n"), 1)]
     return CODE_SPAN.sub(lambda span: re.sub(r"[^\n]", " ", span[0]), "\n".join(lines))
 
 
 def links(text: str) -> list[Link]:
-    """Returns what a page links to, images and HTML too, but nothing from code."""
+    """Returns the links of a page, with images and HTML, but without code."""
     plain = blanked(text)
     return [Link(link["target"], plain.count("\n", 0, link.start()) + 1)
             for pattern in (LINK, REFERENCE, HTML_LINK) for link in pattern.finditer(plain)]
 
 
 def replace_links(text: str, replacement: Callable[[str, str], str], *, images: bool = False) -> str:
-    """Returns the page with every Markdown link `[text](target)`, in no code, as `replacement(text, target)`.
+    """Returns the page with `replacement(text, target)` in place of every Markdown link outside of code.
 
     With `images` it replaces every image `![text](target)` instead.
     """
@@ -98,18 +98,18 @@ def replace_links(text: str, replacement: Callable[[str, str], str], *, images: 
 
 
 def anchors(text: str) -> set[str]:
-    """Returns what `#…` behind a page's name may be."""
+    """Returns the anchors that a link to the page may have."""
     found = {heading.anchor for heading in headings(text)}
     return found | set(HTML_ANCHOR.findall(blanked(text)))
 
 
 def is_elsewhere(target: str) -> bool:
-    """Tells whether a link leads out of the tree."""
+    """Returns whether a link leads out of the tree."""
     return bool(ELSEWHERE.match(target))
 
 
 def pages(root: Path) -> list[Path]:
-    """Returns the Markdown pages of the tree: those that git knows, or all where there is no git."""
+    """Returns the Markdown pages of the tree: those that git tracks, or all without git."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "*.md"],
         cwd=root, capture_output=True, text=True, check=False)
@@ -120,7 +120,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def broken_links(root: Path) -> list[str]:
-    """Returns a line for each relative link or anchor, of all pages, that leads nowhere."""
+    """Returns a line for each broken relative link or anchor of all pages."""
     broken = []
     anchors_of: dict[Path, set[str]] = {}
     for page in pages(root):

@@ -1,4 +1,4 @@
-"""Where things are: the repository, the cache outside it, and locks on both."""
+"""Paths of the repository and of the cache outside it, and locks on both."""
 
 import contextlib
 import fcntl
@@ -13,12 +13,12 @@ HERE = Path(__file__).resolve().parent
 
 
 def relative_to_root(word: str | Path) -> str:
-    """Returns a path below the root as it is typed there, and any other word as it is."""
+    """Returns a path below the root relative to it, and any other word unchanged."""
     return os.path.relpath(word, ROOT) if str(word).startswith(f"{ROOT}/") else str(word)
 
 
 def cache_directory() -> Path:
-    """Returns the folder for what is too large to build twice; it may be deleted at any time."""
+    """Returns the cache folder, for results that take long to build. You may delete it at any time."""
     chosen = os.environ.get("TESSERA_CACHE")
     if chosen:
         return Path(chosen).absolute()

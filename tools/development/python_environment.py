@@ -34,7 +34,7 @@ def requirements(torch_version: str | None) -> str:
 
 
 def interpreter() -> tuple[str, str]:
-    """Returns a Python that can make virtual environments, and what identifies it."""
+    """Returns a Python that can create virtual environments, and its identity."""
     seen = []
     for candidate in dict.fromkeys([sys.executable, "/usr/bin/python3"]):
         if not os.access(candidate, os.X_OK):
@@ -53,13 +53,13 @@ def interpreter() -> tuple[str, str]:
 
 
 def environment_directory(torch_version: str | None) -> Path:
-    """Returns where the environment for these requirements and this interpreter lives, built or not."""
+    """Returns the folder of the environment for these requirements and this interpreter, built or not."""
     identity = requirements(torch_version) + interpreter()[1]
     return cache_directory() / f"python-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def is_complete(directory: Path) -> bool:
-    """Tells whether an environment was built to its end and its interpreter still starts."""
+    """Returns whether an environment is complete and its interpreter still starts."""
     if not (directory / "complete").exists():
         return False
     try:
@@ -69,7 +69,7 @@ def is_complete(directory: Path) -> bool:
 
 
 def python_environment(torch_version: str | None = None) -> Path:
-    """Returns the environment's folder, after building it if need be."""
+    """Returns the environment's folder. Builds it if necessary."""
     directory = environment_directory(torch_version)
     if not is_complete(directory):
         with locked(cache_directory(), "the set-up"):
@@ -79,7 +79,7 @@ def python_environment(torch_version: str | None = None) -> Path:
 
 
 def install(pip: list, log: Path) -> None:
-    """Runs pip, or says why it could not do its work."""
+    """Runs pip. If it fails, says why."""
     if run_quietly(pip, log) == 0:
         return
     text = log.read_text(errors="replace")

@@ -17,7 +17,7 @@ def cpp_sources() -> list[str]:
 
 
 def format_sources(*, check: bool) -> int:
-    """Formats all C++ files in place, or with `check` only says which ones are not formatted."""
+    """Formats all C++ files in place; with `check`, only lists the files that are not formatted."""
     install_packages({"format"})
     sources = cpp_sources()
     mode = ["--dry-run", "--Werror"] if check else ["-i"]
@@ -27,7 +27,7 @@ def format_sources(*, check: bool) -> int:
 
 
 def lint() -> int:
-    """Checks the formatting, and compiles the core and the tools with clang-tidy beside the compiler."""
+    """Checks the formatting, and compiles the core and the tools with clang-tidy."""
     install_packages({"build", "format", "lint"})
     heading("formatting")
     exit_code = format_sources(check=True)

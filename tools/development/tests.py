@@ -29,7 +29,7 @@ SANITIZER_OPTIONS = {
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
 }
 
-# libtorch itself is not instrumented; the file says what is left out for that.
+# libtorch itself is not instrumented; the file lists what the sanitizer ignores because of that.
 THREAD_SANITIZER_OPTIONS = {
     "TSAN_OPTIONS": f"history_size=4:suppressions={ROOT / 'tests/runtime/tsan-suppressions.txt'}",
     "OMP_NUM_THREADS": "1",  # nor is OpenMP's library
@@ -66,7 +66,7 @@ class Case:
 
 
 def outcome_of(case: ElementTree.Element) -> str:
-    """Tells a test that chose to be skipped from one that could not run, which is a failure."""
+    """Distinguishes a test that skipped itself from one that could not run, which is a failure."""
     if case.get("status") == "run":
         return "passed"
     skipped = case.find("skipped")
@@ -166,7 +166,7 @@ def test_threads(*, torch_version: str | None) -> int:
 
 
 def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
-    """Runs all tests but those on demand, or those of one label. Returns the exit code."""
+    """Runs all tests except those on demand, or the tests of one label. Returns the exit code."""
     begin = time.monotonic()
     if quick and label in ONLY_SANITIZED:
         raise Stop(f"{label}: runs under the sanitizers alone, which --quick leaves out")

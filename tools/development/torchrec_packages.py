@@ -1,4 +1,4 @@
-"""Makes the folder of packages with torchrec, on demand: tests against the live torchrec are no part of the set-up."""
+"""Makes the folder with the torchrec packages. Only tests against the live torchrec need it, so the set-up does not."""
 
 import hashlib
 import shutil
@@ -12,7 +12,7 @@ REQUIREMENTS = HERE / "torchrec-requirements.txt"
 
 
 def torchrec_packages(torch_version: str | None = None) -> Path:
-    """Returns a folder for PYTHONPATH that gives the environment's interpreter torchrec, after making it if need be."""
+    """Returns a folder for PYTHONPATH that adds torchrec to the environment. Makes it if necessary."""
     environment = python_environment(torch_version)
     identity = environment.name + REQUIREMENTS.read_text()
     directory = cache_directory() / f"torchrec-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
@@ -29,6 +29,6 @@ def make_packages(directory: Path, environment: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     log = cache_directory() / "logs" / f"{directory.name}.log"
     log.unlink(missing_ok=True)
-    # Some come as source alone, so no --only-binary; torch itself is the environment's.
+    # Some packages exist only as source, so no --only-binary. torch itself is that of the environment.
     install([environment / "bin/python", *PIP_INSTALL, "--no-deps", "--target", directory, "-r", REQUIREMENTS], log)
     (directory / "complete").touch()

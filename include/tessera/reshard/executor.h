@@ -12,27 +12,27 @@
 
 namespace tessera::reshard {
 
-/// How a plan is executed. The files that it writes depend on none of it.
+/// How to execute a plan. The written files are the same for all values.
 struct ExecuteOptions {
   std::uint64_t memory_nbytes = std::uint64_t{256} << 20;  // all buffers of all threads together
   int num_threads = 0;                                     // 0: default_num_threads()
-  std::stop_token stop{};            // a request ends the work with Error(interrupted)
-  formats::ProgressSink progress{};  // bytes of tensors written, or found written
-  formats::ProgressSink resumed{};   // of these what an earlier writer had written
+  std::stop_token stop{};            // a stop request ends the work with Error(interrupted)
+  formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
+  formats::ProgressSink resumed{};   // of these, the bytes that the interrupted run wrote
 };
 
-/// Moves the bytes that a plan names, block by block: never a whole tensor in memory, whatever its
-/// size. Checksums of the source are checked as its bytes are read. What the
-/// writer has of earlier work is not read. Does not commit; where it throws, the writer has been
-/// abandoned.
+/// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a
+/// tensor. Checks the source's checksums as it reads. Does not read what the writer has from an
+/// interrupted run. Does not commit. If it throws, it has abandoned the writer.
 /// Requires: `plan.problems` is empty; `writer` was made for `plan.destination`.
-/// Throws: what source and writer throw; Error(invalid_argument) where the memory does not suffice
-/// for one block; Error(interrupted) on a stop request.
+/// Throws: what source and writer throw; Error(invalid_argument) if the memory is too small for one
+/// block; Error(interrupted) on a stop request.
 void execute(const Plan& plan, const formats::TensorSource& source,
              formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
-/// Starts the checkpoint that a plan makes of an open one, with its values. Where `create` asks for
-/// a journal, what the work is (identify_work) joins what the journal's identity says already.
+/// Creates the destination of a plan, with its values but without its tensors, and returns its
+/// writer. If `create` asks for a journal, adds what the work is (identify_work) to the journal's
+/// identity.
 /// Requires: `plan.problems` is empty; `create.format` is the plan's. Throws: what read_value,
 /// identify_work and create_checkpoint throw.
 std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
@@ -40,17 +40,17 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       FileSystem& fs,
                                                       const std::string& destination,
                                                       formats::CreateOptions create);
-/// Looks for what would keep such a move from its first block, and changes nothing: what
-/// `start_move` would refuse to replace, to take over or to go on with, and files of the source
-/// that are lost. Throws: what the move would.
+/// Checks whether such a move could start, and changes nothing: whether `start_move` would refuse
+/// to replace the destination or to resume the staging directory, and whether files of the source
+/// are missing. Throws: what the move would.
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create);
-/// Moves the tensors to what `start_move` returned, and commits. Throws: what execute and the
-/// writer's commit throw.
+/// Moves the tensors to the writer that `start_move` returned, and commits. Throws: what execute
+/// and the writer's commit throw.
 void finish_move(const Plan& plan, const formats::CheckpointReader& reader,
                  formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
-/// Does both: the checkpoint appears whole or not at all.
+/// Calls start_move and finish_move: the checkpoint appears only when it is complete.
 void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                      const std::string& destination, const formats::CreateOptions& create,
                      const ExecuteOptions& options);

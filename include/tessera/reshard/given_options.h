@@ -11,27 +11,27 @@
 
 namespace tessera::reshard {
 
-/// The options that a plan is made by, as they were given.
+/// The options that a plan depends on, as the user gave them.
 struct GivenOptions {
   int world_size = 0;                          // 0: not given
   std::string strategy{};                      // empty: not given
-  std::string table_plan{};                    // what is in the file; empty: not given
-  std::string units{};                         // the same
-  std::string flat_layout{};                   // the same
+  std::string table_plan{};                    // the content of the file; empty: not given
+  std::string units{};                         // the content of the file; empty: not given
+  std::string flat_layout{};                   // the content of the file; empty: not given
   std::vector<std::string> only{};             // globs
   std::vector<Rename> renames{};               // in the order given
   std::vector<Rename> prefix_removals{};       // of a split: the prefix of each part
   std::vector<std::string> source_prefixes{};  // of a merge: one for each source, perhaps empty
   formats::MergePreference preference = formats::MergePreference::none;  // of a merge
-  std::optional<DType> cast{};                                           // nothing: not given
+  std::optional<DType> cast{};                                           // none: not given
   OptimizerNames optimizer_names = OptimizerNames::as_stored;            // of tables' fused state
   bool drop_optimizer = false;  // leave out optimizer state
-  bool allow_missing = false;   // leave out what is incomplete or not there
-  bool allow_lossy = false;     // merge state that is kept per column shard
+  bool allow_missing = false;   // leave out what is incomplete or missing
+  bool allow_lossy = false;     // merge state that is stored per column shard
 };
 
-/// Returns them for a journal's identity, so that it can be said why a plan is another one; files
-/// by digests of what is in them.
+/// Returns the options for a journal's identity, so that an error can say which option has changed.
+/// A file is represented by the digest of its content.
 formats::WorkIdentity explain_plan(const GivenOptions& given);
 
 }  // namespace tessera::reshard

@@ -17,100 +17,106 @@
 
 namespace tessera::reshard {
 
-/// Which names (and forms) the state of fused optimizers gets.
+/// Which names (and shapes) the state of fused optimizers gets.
 enum class OptimizerNames {
-  as_stored,  // those it has
+  as_stored,  // the names in the source
   canonical,
   torchrec,
 };
 
-/// Returns what `as-stored`, `canonical` or `torchrec` stands for, or nothing.
+/// Returns the value for `as-stored`, `canonical` or `torchrec`; none for another word.
 std::optional<OptimizerNames> parse_optimizer_names(std::string_view name);
 /// Returns the word that parse_optimizer_names reads.
 std::string_view optimizer_names_name(OptimizerNames names);
 
 using tessera::Rename;
 
-/// A relaxation of strictness, which only the caller can name.
+/// Whether the caller allows something that is refused by default.
 enum class Relaxation { refuse, allow };
 
-/// Whether what belongs to optimizers (OptimizerEntries) is moved.
+/// Whether to move the entries of optimizers (OptimizerEntries).
 enum class OptimizerPart { keep, leave_out };
 
-/// What the destination shall be. The defaults keep everything as the source has it.
+/// What the destination is to be. The defaults keep everything as it is in the source.
 struct PlanOptions {
   formats::Format format{};               // of the destination
   int world_size = 0;                     // 0: as the strategy, the plan or the source says
   std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
-  std::optional<TablePlan> table_plan{};  // who holds what of each table; nothing: by the strategy
+  std::optional<TablePlan> table_plan{};  // shards of each table; none: by the strategy
   std::vector<FlatUnit> units{};          // replace the source's; with its names, shapes and dtypes
-  NameSelection only{};                   // over the source's names
-  OptimizerPart optimizer = OptimizerPart::keep;  // whether optimizer state comes along
+  NameSelection only{};                   // of the source's names
+  OptimizerPart optimizer = OptimizerPart::keep;               // whether to move optimizer state
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
-  std::vector<Rename> renames{};            // the first that fits a name is taken
-  std::optional<DType> cast{};              // for floating tensors but scalars of an optimizer
-  Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or not there
-  Relaxation lossy = Relaxation::refuse;    // merge state that is kept per column shard
+  std::vector<Rename> renames{};  // the first that matches a name applies
+  std::optional<DType> cast{};    // for floating-point tensors, except scalar optimizer state
+  Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
+  Relaxation lossy = Relaxation::refuse;    // merge state that is stored per column shard
 };
 
-/// What a source has by its contents, and cannot give.
+/// What a source lists in its contents but cannot deliver.
 struct SourceGaps {
   formats::MissingData missing{};
-  std::map<std::size_t, Error> refused_values{};  // by value: those of kinds that are never read
+  std::map<std::size_t, Error>
+      refused_values{};  // by value index: values of kinds that are never read
 };
 
-/// Looks for the gaps of an open checkpoint; reads the values of these names.
+/// Finds the gaps of an open checkpoint. Reads the values that `names` selects.
 SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names);
 
 /// Where one destination tensor's elements come from.
 struct TensorCopy {
   std::size_t source_tensor = 0;
-  /// For every destination piece, the source pieces that share elements with it, replicas left out.
+  /// For every destination piece, the source pieces that share elements with it, without replicas.
   std::vector<std::vector<std::uint32_t>> source_pieces{};
-  /// Not empty for row_wise_per_shard state that is merged: the source holds one block of rows per
-  /// column shard, and these are the shards' widths, the weights of the mean. All source pieces are
-  /// then needed for every destination piece.
+  /// Not empty for row_wise_per_shard state that is merged. The source has one block of rows per
+  /// column shard; these are the shards' widths, which are the weights of the mean. Every
+  /// destination piece then needs all source pieces.
   std::vector<std::int64_t> merged_widths{};
-  /// Not 0 for row-wise state that each column shard of the destination gets a copy of: element i
-  /// of the destination is row `i % num_repeated_rows` of the source (or of what is merged). Every
+  /// Not 0 for row-wise state if each column shard of the destination gets a copy: element i of the
+  /// destination is row `i % num_repeated_rows` of the source (or of the merged rows). Every
   /// destination piece lies within one copy.
   std::int64_t num_repeated_rows = 0;
 };
 
-/// A plan: a pure function of the source's contents and the options, equal on every rank.
+/// What to move where. Depends only on the source's contents and the options, so it is equal on
+/// every rank.
 struct Plan {
   formats::CheckpointContents destination;
   std::vector<TensorCopy> copies;          // parallel to destination.tensors
   std::vector<std::size_t> value_sources;  // parallel to destination.values
-  std::vector<formats::Finding> problems;  // all that strictness refuses; empty in a usable plan
-  std::vector<formats::Finding> notes;     // what a relaxation let pass
-  std::uint64_t nbytes_to_write = 0;       // of tensors
+  std::vector<formats::Finding>
+      problems;                         // every reason to refuse the move; empty in a usable plan
+  std::vector<formats::Finding> notes;  // what a Relaxation allowed
+  std::uint64_t nbytes_to_write = 0;    // of tensors
 };
 
 /// Plans a move of everything that is selected.
 ///
-/// Without a strategy: the pieces stay as they are (replicas stored once) where neither world size
-/// nor tables change; `replicated` beside a table plan; `dim0` at another world size. safetensors
-/// and torch.save files hold whole tensors, so neither strategy nor world size nor plan may be
-/// given. A table that the table plan has no rule for follows the strategy where one is given, and
-/// is a problem where none is. DCP knows only boxes and no aliases: ranges become boxes, an alias a
-/// tensor of its own. Optimizer state follows its parameter by its role (optimizer_rules.h).
-/// Row-wise state of a table gets the form that its name at the destination stands for
-/// (torchrec_names.h): under torchrec's, one block of rows per column shard; else one element per
-/// row.
-/// A tensor is taken from the replicas that there are; what is left out or refused as it lies in
-/// `gaps` is noted or a problem, name by name.
-/// Throws: Error(invalid_argument) where the options contradict each other. What is wrong with the
-/// source's contents is in `problems`, all of it.
+/// Without a strategy:
+/// - the pieces stay as they are (replicas stored once) if world size and tables do not change;
+/// - beside a table plan, everything else is `replicated`;
+/// - at another world size, the strategy is `dim0`.
+///
+/// safetensors and torch.save files hold whole tensors, so strategy, world size and table plan are
+/// refused. A table without a rule in the table plan follows the strategy; without a strategy it is
+/// a problem. DCP has only boxes and no aliases: ranges become boxes, and an alias becomes a
+/// tensor. Optimizer state follows its parameter by its role (optimizer_rules.h). The name at the
+/// destination decides the form of a table's row-wise state (torchrec_names.h): one block of rows
+/// per column shard under torchrec's names, else one element per row.
+///
+/// A tensor with missing pieces is read from their replicas, if there are any. Each entry that
+/// `gaps` affects gets a note or a problem with its name.
+/// Throws: Error(invalid_argument) if options contradict each other. Everything that is wrong with
+/// the source's contents is in `problems`.
 /// Cost: O(pieces log pieces) per tensor for the layouts met in practice.
 Plan plan_reshard(const formats::CheckpointContents& source, const std::string& source_path,
                   const PlanOptions& options, const SourceGaps& gaps = {});
 
-/// Returns the SHA-256 of everything a plan decides, as hex digits. Ranks compare it instead of the
-/// plan.
+/// Returns the SHA-256 of everything that a plan decides, as hex digits. Ranks compare it instead
+/// of the plan.
 std::string plan_digest(const Plan& plan, const formats::CheckpointContents& source);
 
-/// What one rank's file gets.
+/// How much one rank's file gets.
 struct RankShare {
   std::uint64_t num_pieces = 0;
   std::uint64_t nbytes = 0;

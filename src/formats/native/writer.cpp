@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "base/json.h"
 #include "formats/drivers.h"
 #include "formats/native/index_file.h"
 #include "formats/native/parts.h"
@@ -14,7 +15,6 @@
 #include "formats/staging/staged_work.h"
 #include "formats/staging/staged_writer.h"
 #include "tessera/base/error.h"
-#include "base/json.h"
 #include "tessera/formats/native.h"
 
 namespace tessera::formats {

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/digest.h"
+#include "base/json.h"
 #include "base/utf8.h"
 #include "formats/drivers.h"
 #include "formats/safetensors/header.h"
@@ -15,9 +17,7 @@
 #include "formats/staging/staged_destination.h"
 #include "formats/staging/staged_work.h"
 #include "formats/whole_tensors.h"
-#include "base/digest.h"
 #include "tessera/base/error.h"
-#include "base/json.h"
 #include "tessera/formats/safetensors.h"
 
 namespace tessera::formats {

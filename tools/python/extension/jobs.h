@@ -4,10 +4,10 @@
 
 namespace tessera::python {
 
-/// Adds `verify`: what is wrong with a checkpoint.
+/// Adds `verify`, which finds what is wrong with a checkpoint.
 void bind_verify(nanobind::module_& module);
 
-/// Adds `move`: of a checkpoint, a part of one, or several as one, in the words of ckpt-reshard.
+/// Adds `move`, which moves a checkpoint, a part of one, or several merged into one.
 void bind_move(nanobind::module_& module);
 
 }  // namespace tessera::python

@@ -29,13 +29,13 @@ using reshard::ExecuteOptions;
 using reshard::Plan;
 using BytesPairs = std::vector<std::pair<nb::bytes, nb::bytes>>;
 
-/// What came of it.
+/// The result of a move.
 struct Outcome {
   Plan plan;
   Format source_format{};
   std::uint64_t kept_nbytes = 0;
   std::string plan_digest;
-  std::optional<std::string> left_over;  // what was replaced and could not be removed
+  std::optional<std::string> left_over;  // an old checkpoint that could not be removed
 };
 
 std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts) {
@@ -54,7 +54,7 @@ formats::MergedCheckpoint open(const Sources& sources) {
           {}};
 }
 
-/// Moves. Returns how many bytes an earlier move had moved.
+/// Moves all bytes and commits. Returns how many of them an interrupted move had moved.
 std::uint64_t execute(const MoveRequest& request, const Plan& plan, const CheckpointReader& reader,
                       Watch& watch) {
   FileSystem& fs = FileSystem::posix();
@@ -66,7 +66,7 @@ std::uint64_t execute(const MoveRequest& request, const Plan& plan, const Checkp
   return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options);
 }
 
-/// Plans, and moves unless that is only to be planned.
+/// Plans, and moves unless this is a dry run.
 Outcome run(const MoveRequest& request, Watch& watch) {
   FileSystem& fs = FileSystem::posix();
   for (const MergePath& source : request.sources.paths) {
@@ -118,8 +118,8 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
   return result;
 }
 
-/// Reads a dict of `_core.pyi`, member by member. Both sides are of one build, so a member too many
-/// or too few is our bug.
+/// Reads a dict of `_core.pyi`, member by member. Python files and extension come from one build,
+/// so an unknown or missing member is our bug.
 class Members {
  public:
   explicit Members(const nb::dict& members) : members_(members) {}

@@ -19,7 +19,8 @@ using reshard::PlanOptions;
 using reshard::Relaxation;
 
 constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
-constexpr const char* kTool = "ckpt-reshard " TESSERA_VERSION;  // resumes our work, and we its
+constexpr const char* kTool =
+    "ckpt-reshard " TESSERA_VERSION;  // tool and package resume each other's work
 
 [[noreturn]] void refuse(const std::string& option, const std::string& expected,
                          const std::string& found) {
@@ -27,7 +28,7 @@ constexpr const char* kTool = "ckpt-reshard " TESSERA_VERSION;  // resumes our w
                         "'" + printable(found) + "'");
 }
 
-/// Returns nothing where no file is named.
+/// Returns an empty text if the path is empty.
 std::string read_option_file(const std::string& path) {
   return path.empty() ? path : read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
 }
@@ -90,7 +91,7 @@ CreateOptions create_options(const MoveOptions& options, Format format) {
   return create;
 }
 
-/// Returns the options that the plan depends on, as they were given, but for those of a merge.
+/// Returns the options that the plan depends on, without those of a merge.
 GivenOptions given_options(const MoveOptions& options, const reshard::NamePrefixes& prefixes) {
   GivenOptions given;
   given.optimizer_names = parse_names(options.optimizer_names);
@@ -132,7 +133,7 @@ PlanOptions plan_options(const MoveOptions& options, const GivenOptions& given, 
   return plan;
 }
 
-/// Returns none where nothing is to be kept.
+/// Returns none if an interrupted move is to keep nothing.
 std::optional<formats::JournalOptions> journal_options(const MoveOptions& options,
                                                        const Sources& sources, GivenOptions given) {
   if (!options.resume && !options.discard) return std::nullopt;

@@ -10,7 +10,7 @@
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/planner.h"
 
-// A move as Python asks for it, and what the core is asked to do. Nothing here needs Python.
+// The options of a move as Python gives them, and as the core takes them. Needs no Python.
 namespace tessera::python {
 
 /// The options of a move, as `_MoveOptions` in `_core.pyi` has them.
@@ -42,11 +42,11 @@ struct MoveOptions {
   bool discard = false;
 };
 
-/// What is moved: one checkpoint, or several as one.
+/// The checkpoints to move: one, or several to merge.
 struct Sources {
   std::vector<formats::MergePath> paths;
   formats::MergePreference preference = formats::MergePreference::none;
-  std::string flat_layout_path;      // of one alone
+  std::string flat_layout_path;      // for one checkpoint only
   reshard::NamePrefixes prefixes{};  // names must exist under each of them
 };
 

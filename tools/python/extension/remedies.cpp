@@ -9,15 +9,15 @@ std::string python_remedy(const Remedy& remedy) {
     case Remedy::Action::none:
       return {};
     case Remedy::Action::resume_or_discard:
-      return "resume=True continues it, discard=True starts afresh";
+      return "resume=True continues it, discard=True starts from the beginning";
     case Remedy::Action::discard:
-      return "discard=True starts afresh";
+      return "discard=True starts from the beginning";
     case Remedy::Action::give_units:
       return "units=FILE gives them";
     case Remedy::Action::give_flat_layout:
       return "flat_layout=FILE gives it";
     case Remedy::Action::give_strategy:
-      return "strategy is for tables without a rule";
+      return "strategy decides for tables that the plan does not name";
     case Remedy::Action::leave_out:
       return "only='!" + remedy.argument + "' leaves it out";
     case Remedy::Action::allow_lossy:
@@ -25,9 +25,9 @@ std::string python_remedy(const Remedy& remedy) {
     case Remedy::Action::use_less_memory:
       return "try a smaller memory or threads";
     case Remedy::Action::choose_source:
-      return "prefer takes one, {PREFIX: SRC} keeps both";
+      return "prefer takes one of them, {PREFIX: SRC} keeps both";
     case Remedy::Action::rebuild_index:
-      return "`ckpt-reshard rebuild-index` writes it anew";
+      return "`ckpt-reshard rebuild-index` rebuilds it";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

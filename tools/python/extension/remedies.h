@@ -6,7 +6,7 @@
 
 namespace tessera::python {
 
-/// Returns what can be done about an error in Python; empty for Action::none.
+/// Returns a remedy in the words of Python; empty for Action::none.
 std::string python_remedy(const Remedy& remedy);
 
 }  // namespace tessera::python

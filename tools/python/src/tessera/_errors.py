@@ -1,4 +1,4 @@
-"""What went wrong, and what was found to be wrong."""
+"""Errors, and problems that were found in a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with a checkpoint, or about it (a note). `str()` is the line that the tools print."""
+    """One problem of a checkpoint, or a note about it. `str()` is the line that the tools print."""
 
     severity: str  # "error" or "note"
     rule: str  # a stable word: "checksum", "coverage", "structure", ...
@@ -22,11 +22,11 @@ class Problem(NamedTuple):
 
 
 class Error(Exception):
-    """A failure; the text says where, what was expected and what was found.
+    """A failure. The text says where, what was expected and what was found.
 
     `kind` is `not_found`, `corruption`, `unsupported`, `invalid_argument`, `mismatch`, `already_exists`, `io` or
-    `interrupted`. `path`, `tensor` and `byte_range` are None where they are unknown. `problems` has what a
-    checkpoint was refused for, all of it.
+    `interrupted`. `path`, `tensor` and `byte_range` are None if they are unknown. `problems` has every reason why a
+    checkpoint was refused.
     """
 
     def __init__(self, message: str, *, kind: str, path: str | None = None, tensor: str | None = None,
@@ -49,14 +49,14 @@ def _restored(kind: type[Error], message: str, facts: dict[str, Any]) -> Error:
 
 
 class Refused(Error):
-    """A value of a kind that is never read, as an object of a class is: its reason, in the place of the value.
+    """Stands for a value that Tessera never reads, such as an object of a class. Says why.
 
-    `checkpoint[name]` raises it. `items()` and `values()` have it among what can be read, so that one such value does
-    not keep them from the others.
+    `checkpoint[name]` raises it. `items()` and `values()` return it in place of the value, so that the other values
+    can still be read.
     """
 
 
 class MissingName(Error, KeyError):
-    """A checkpoint has nothing under a name: a KeyError that says which name may be meant."""
+    """A checkpoint does not have a name: a KeyError that suggests a similar name."""
 
     __str__ = Exception.__str__  # KeyError's own puts the message into quotes

@@ -40,14 +40,14 @@ class Resharded(NamedTuple):
     num_aliases: int
     nbytes: int  # of tensors, before compression
     written: bool
-    kept_nbytes: int  # of nbytes, what an earlier move had kept
+    kept_nbytes: int  # of nbytes, those that an interrupted move had already written
     plan: str  # a digest, the same for equal plans
     ranks: list[RankShare]  # one for each rank, in order
-    notes: list[Problem]  # what a relaxation let pass
+    notes: list[Problem]  # what allow_missing or allow_lossy permitted
 
 
 class MoveOptions(TypedDict, total=False):
-    """The keywords that `merge` and `split` have in common with `reshard`, which says what they mean."""
+    """The keywords that `merge` and `split` share with `reshard`, which describes them."""
 
     to: str | None
     ranks: int | None
@@ -84,36 +84,38 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             resume: bool = False, discard: bool = False, progress: Progress | None = None) -> Resharded:
     """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.
 
-    Bytes are streamed in bounded memory and checked against their checksums; the destination appears whole or not at
-    all. Without ranks, strategy and plan the pieces stay as they are; ranks alone means the strategy dim0.
+    Copies the bytes in bounded memory and checks them against their checksums. The destination appears only when it
+    is complete. Without ranks, strategy and plan, tensors keep the pieces that they have in the source. ranks alone
+    means the strategy dim0.
 
     to: "native", "safetensors", "dcp" or "torch"; None: as the destination's name suggests.
-    ranks, or world_size, which is the same: ranks to write for.
-    strategy: "replicated", "flat" (FSDP1), "dim0" (FSDP2), "hybrid:AxB", "hybrid-flat:AxB".
-    plan: a plan of embedding tables, a JSON file.
-    units: the units for flat, a JSON file, where the source records none.
-    flat_layout: what the flat vectors of FSDP1 in the source are made of, a JSON file.
-    compress: "none", "zstd" or "zstd:LEVEL"; native only.
-    only: a glob of names, or several; "!GLOB" leaves out.
-    rename: {FROM: TO}, leading parts of names; {"": TO} puts TO before all of them.
-    drop_optimizer: leave out optimizers' state and param_groups.
+    ranks, or world_size, which is the same: the number of ranks to write for.
+    strategy: "replicated", "flat" (FSDP1), "dim0" (FSDP2), "hybrid:AxB", "hybrid-flat:AxB" (A replicas of B ranks).
+    plan: a JSON file with the plan of the embedding tables.
+    units: a JSON file with the units for the strategy flat, if the source records none.
+    flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).
+    compress: "none", "zstd" or "zstd:LEVEL"; native format only.
+    only: a glob of names, or several; "!GLOB" leaves names out.
+    rename: {FROM: TO} replaces FROM at the start of names by TO; {"": TO} puts TO before every name.
+    drop_optimizer: leave out optimizer state and param_groups.
     optimizer_names: "as-stored", "canonical" or "torchrec".
-    cast: the dtype (torch's, or its name) that floating tensors get, scalar optimizer state aside.
+    cast: the dtype (torch's, or its name) for floating-point tensors, except scalar optimizer state.
     max_shard_size: the most bytes in one file, as a number or a size such as "5GB"; safetensors only.
-    allow_missing: leave out what is incomplete or not in the source.
-    allow_lossy: merge row-wise state that is kept per column shard.
-    memory: bytes for buffers, as a number or a size such as "64MiB".
-    threads: None for as many as there are cores.
-    dry_run: plan, refuse what the move would refuse to begin with, and write nothing.
-    overwrite: replace the destination when the new one is complete. A RuntimeWarning names what could not be removed.
-    resume: go on with what an earlier call, or ckpt-reshard, has kept for the destination, if there is something; and
-        keep what is finished if this one is interrupted or the system fails it. Without resume nothing is kept.
-    discard: remove what is kept for the destination; else as resume.
-    progress: called with the bytes done and the bytes to do; an exception out of it stops the move, as Ctrl-C does.
+    allow_missing: leave out what is incomplete or missing in the source.
+    allow_lossy: allow merging row-wise state of several column shards by a weighted mean.
+    memory: bytes for all buffers, as a number or a size such as "64MiB".
+    threads: the number of threads; None: the number of cores.
+    dry_run: plan, and refuse what the move would refuse at its start; write nothing.
+    overwrite: replace the destination once the new one is complete. A RuntimeWarning names an old checkpoint that could
+        not be removed.
+    resume: resume the work of an interrupted call or an interrupted ckpt-reshard run, if there is any. If this call is
+        interrupted, or a read or a write fails, keep its finished work. Without resume or discard, nothing is kept.
+    discard: remove the work of an interrupted call, and start from the beginning. Keeps finished work as resume does.
+    progress: called with the bytes done and the total. An exception in it stops the move, as Ctrl-C does.
 
-    Work that is kept for the destination is refused without resume or discard.
+    If there is work of an interrupted call, give resume or discard: without them the move is refused.
 
-    Raises Error; of kind "mismatch" with all `problems` where the source cannot be moved as asked.
+    Raises Error. Its kind is "mismatch", with all `problems`, if the source cannot be moved as asked.
     """
     options = locals()  # every argument, by its name
     return _move([(path_bytes("source", options.pop("source")), b"")], options.pop("destination"), options)
@@ -123,10 +125,10 @@ def merge(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, PathL
           prefer: str | None = None, **options: Unpack[MoveOptions]) -> Resharded:
     """Moves several checkpoints, of any formats and world sizes, into one, as `ckpt-reshard merge` does.
 
-    sources: {PREFIX: path}, which puts PREFIX and a dot before every name in that checkpoint ("" puts nothing); or
-        paths, and (PREFIX, path) where one has a prefix.
-    prefer: "first" or "last": from which source a name is taken that several have; None: that is an error, which lists
-        all of them.
+    sources: {PREFIX: path} puts PREFIX and a dot before every name in that checkpoint ("" puts nothing). Or a list of
+        paths, with (PREFIX, path) for those that get a prefix.
+    prefer: "first" or "last": if several sources have a name, take it from the first or the last of them. None: such
+        names are an error that lists all of them.
 
     All other keywords are those of `reshard`; `only` and `rename` see the names with their prefixes.
     """
@@ -137,11 +139,11 @@ def split(source: PathLike, destination: PathLike, *, prefix: str | Sequence[str
           flat_layout: PathLike | None = None, **options: Unpack[MoveOptions]) -> Resharded:
     """Moves a part of a checkpoint, as `ckpt-reshard split` does.
 
-    The part is what lies under the prefixes, which names lose, and what `only` adds under its own names;
-    `drop_optimizer` alone takes all but optimizers.
+    Moves everything under the prefixes, and removes the prefix from the names. `only` adds more names and does not
+    change them. `drop_optimizer` alone moves everything except optimizers.
 
     prefix: whole steps of names ("model.encoder"), one or several.
-    keep_prefix: leave names as they are.
+    keep_prefix: do not remove the prefix from names.
 
     All other keywords are those of `reshard`.
     """
@@ -195,7 +197,7 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
     if problems:
         raise _refused([os.fsdecode(path) for path, _ in sources], problems)
     if (left_over := result.pop("left_over")) is not None:
-        warnings.warn(f"{left_over}: what was replaced could not be removed (remove it yourself)",
+        warnings.warn(f"{left_over}: could not remove the old checkpoint (remove it yourself)",
                       RuntimeWarning, stacklevel=3)
     notes = [Problem(*row) for row in result.pop("notes")]
     shares = [RankShare(rank, *share) for rank, share in enumerate(result.pop("ranks"))]

@@ -14,18 +14,18 @@ DEFAULT_MEMORY = 256 << 20
 def verify(path: PathLike, *, values: bool = False, notes: bool = False, flat_layout: PathLike | None = None,
            memory: int | str = DEFAULT_MEMORY, threads: int | None = None,
            progress: Callable[[int, int], object] | None = None) -> list[Problem]:
-    """Returns all that is wrong with a checkpoint: an empty list where it is sound.
+    """Returns everything that is wrong with a checkpoint: an empty list if it is sound.
 
-    Checks structure, coverage and every stored byte against its checksum, and goes on after a problem.
+    Checks the structure, that pieces cover their tensors, and all checksums. Continues after a problem.
 
-    values: numbers that are NaN or infinite are problems too.
-    notes: also return what the format leaves unchecked, with the severity "note".
-    flat_layout: what the flat vectors of FSDP1 are made of, a JSON file.
-    memory: bytes for elements, all threads together, as a number or a size such as "64MiB".
-    threads: None for as many as there are cores.
-    progress: called with the bytes done and the bytes to do.
+    values: also report numbers that are NaN or infinite as problems.
+    notes: also return what the format does not protect, with the severity "note".
+    flat_layout: a JSON file that lists the parameters in the flat vectors (FSDP1).
+    memory: bytes for the elements of all threads together, as a number or a size such as "64MiB".
+    threads: the number of threads; None: the number of cores.
+    progress: called with the bytes done and the total.
 
-    Raises Error where the check cannot be made: nothing is there, it is no checkpoint, its index cannot be read.
+    Raises Error if it cannot check: the path is missing, is not a checkpoint, or its index cannot be read.
     """
     flag("notes", notes)
     found = _core.verify(path_bytes("path", path), optional_path_bytes("flat_layout", flat_layout), flag("values", values),
