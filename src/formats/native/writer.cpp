@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "formats/drivers.h"
 #include "formats/native/index_file.h"
-#include "formats/native/parts.h"
+#include "formats/native/native_parts.h"
 #include "formats/native/rank_file.h"
 #include "formats/part_files.h"
 #include "formats/staging/staged_work.h"
