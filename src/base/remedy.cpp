@@ -8,7 +8,7 @@ std::string remedy_to_string(const Remedy& remedy) {
     case Remedy::Action::none:
       return {};
     case Remedy::Action::resume_or_discard:
-      return "KeptWork::resume goes on with it, KeptWork::discard starts from the beginning";
+      return "KeptWork::resume continues it, KeptWork::discard starts from the beginning";
     case Remedy::Action::discard:
       return "KeptWork::discard starts from the beginning";
     case Remedy::Action::give_units:

@@ -317,7 +317,9 @@ const Command& CommandLine::command_for(std::vector<std::string>& arguments) con
     const std::string& word = arguments.front();
     if (commands_.size() > 1 && is_bare_word(word) && !FileSystem::posix().kind_of(word)) {
       std::vector<std::string_view> names;
-      for (const auto& command : commands_) names.push_back(command->name());
+      for (const auto& command : commands_) {
+        if (!command->name().empty()) names.push_back(command->name());
+      }
       if (const auto closest = closest_word(word, names)) {
         throw UsageError("'" + word + "' is neither a command nor a path (did you mean '" +
                              std::string(*closest) + "'?)",

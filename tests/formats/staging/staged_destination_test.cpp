@@ -422,7 +422,8 @@ TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
     const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5";
     const std::string one_block = no_blocks + "0123 0 0 0\n";
     put_work(kind, one_block);
-    EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists, "out.partial: staging: what an"));
+    EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists,
+                                   "out.partial: staging: the work of an interrupted"));
     EXPECT_EQ(get(tmp_ / work), "half");
     EXPECT_EQ(get(tmp_ / "out.partial.journal"), one_block);
     for (const std::string& nothing_kept : {no_blocks, no_blocks + "0123 0", std::string()}) {
