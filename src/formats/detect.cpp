@@ -1,3 +1,5 @@
+// Each driver says whether a path holds its format (src/formats/<format>/driver.cpp). Here the one
+// with the strongest match is chosen.
 #include "tessera/formats/detect.h"
 
 #include <algorithm>

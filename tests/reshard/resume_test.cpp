@@ -167,8 +167,8 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
     return create;
   }
 
-  /// Moves `source`, and keeps what is finished where that fails. Returns what of it was there
-  /// already.
+  /// Moves `source`. If that fails, keeps the finished blocks and rethrows. Returns how many bytes
+  /// an earlier run had already written.
   std::uint64_t move(const CheckpointReader& source, KeptWork kept_work,
                      OverwritePolicy overwrite = OverwritePolicy::refuse, int num_threads = 1) {
     const Plan plan = planned(source);

@@ -48,10 +48,6 @@ std::string joined(const std::vector<std::string>& words, const char* separator)
   return text;
 }
 
-std::string with_placeholder(const Command::Option& option) {
-  return option.placeholder.empty() ? option.name : option.name + " " + option.placeholder;
-}
-
 // Adds rows `  name   text`, wrapped, under a title.
 class Section {
  public:
@@ -160,22 +156,11 @@ bool is_bare_word(std::string_view text) {
   }) && text.front() != '-';
 }
 
-std::string roff(std::string_view text) {
-  std::string escaped;
-  for (char c : text) {
-    if (c == '\\') {
-      escaped += "\\e";
-    } else if (c == '-') {
-      escaped += "\\-";
-    } else {
-      escaped += c;
-    }
-  }
-  if (escaped.starts_with('.') || escaped.starts_with('\'')) escaped.insert(0, "\\&");
-  return escaped;
-}
-
 }  // namespace
+
+std::string Command::Option::with_placeholder() const {
+  return placeholder.empty() ? name : name + " " + placeholder;
+}
 
 Command::Command(std::string name, std::string summary, std::function<ExitCode()> run)
     : name_(std::move(name)), summary_(std::move(summary)), run_(std::move(run)) {}
@@ -403,7 +388,7 @@ std::string CommandLine::help(const Command& command) const {
   Section arguments("Arguments", width);
   for (const auto& argument : command.arguments()) arguments.add(argument.name, argument.help);
   Section options("Options", width);
-  for (const auto& option : command.options()) options.add(with_placeholder(option), option.help);
+  for (const auto& option : command.options()) options.add(option.with_placeholder(), option.help);
   options.add("--help", "Print this help");
   Section exit_codes("Exit codes", width);
   for (const auto& [code, meaning] : exit_code_meanings()) {
@@ -464,38 +449,6 @@ std::string CommandLine::help() const {
     exit_codes.add(std::to_string(static_cast<int>(code)), std::string(meaning));
   }
   return text + commands.text() + options.text() + sections(width) + exit_codes.text();
-}
-
-std::string CommandLine::man_page() const {
-  std::string text = ".TH " + tool_ + " 1 \"\" \"Tessera " TESSERA_VERSION "\"\n";
-  text += ".SH NAME\n" + roff(tool_) + " \\- " + roff(summary_) + "\n.SH SYNOPSIS\n";
-  for (const auto& command : commands_) text += ".B " + roff(usage(*command)) + "\n.br\n";
-  for (const auto& command : commands_) {
-    text += ".SH " + roff(command->name().empty() ? "DESCRIPTION" : usage(*command)) + "\n" +
-            roff(command->summary()) + ".\n";
-    for (const auto& paragraph : command->description()) text += ".PP\n" + roff(paragraph) + "\n";
-    for (const auto& argument : command->arguments()) {
-      text += ".TP\n.I " + roff(argument.name) + "\n" + roff(argument.help) + "\n";
-    }
-    for (const auto& option : command->options()) {
-      text += ".TP\n.B " + roff(with_placeholder(option)) + "\n" + roff(option.help) + "\n";
-    }
-    for (const auto& example : command->examples()) {
-      text += ".PP\n" + roff(example.what) + "\n.PP\n.RS\n.nf\n" +
-              roff(tool_ + " " + example.line) + "\n.fi\n.RE\n";
-    }
-  }
-  for (const ExtraSection& extra : sections_) {
-    text += ".SH " + roff(extra.title) + "\n";
-    for (const auto& [name, meaning] : extra.rows) {
-      text += ".TP\n.B " + roff(name) + "\n" + roff(meaning) + "\n";
-    }
-  }
-  text += ".SH EXIT STATUS\n";
-  for (const auto& [code, meaning] : exit_code_meanings()) {
-    text += ".TP\n.B " + std::to_string(static_cast<int>(code)) + "\n" + roff(meaning) + "\n";
-  }
-  return text;
 }
 
 std::string wrap(std::string_view text, std::size_t width, std::size_t indent) {

@@ -42,6 +42,8 @@ class Command {
     std::string help;
     std::function<void(const std::string&)> set;  // throws std::invalid_argument
     std::vector<std::string> choices{};           // for completion
+
+    std::string with_placeholder() const;  // `--depth N`
   };
   struct Example {
     std::string line;  // without the tool's name

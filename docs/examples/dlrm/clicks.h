@@ -11,8 +11,8 @@
 
 namespace example {
 
-/// What was shown to whom, and whether it was clicked: made up, with a truth behind it that a model
-/// can find. A sample is a function of its number alone, whoever asks for it.
+/// Synthetic clicks with a hidden pattern that a model can learn. A sample depends only on the step
+/// and its number, so every rank computes the same one.
 class Clicks {
  public:
   static constexpr std::int64_t kNumDense = 8;

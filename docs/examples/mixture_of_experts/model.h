@@ -26,8 +26,8 @@ struct ExpertImpl : torch::nn::Module {
 TORCH_MODULE(Expert);
 
 /// Sends each token to the expert that a router likes best (Fedus et al., Switch Transformers,
-/// https://arxiv.org/abs/2101.03961). Experts without a token are not called: which ones are
-/// depends on the data, and so on the rank. Shape: [batch, sequence, width] in and out.
+/// https://arxiv.org/abs/2101.03961). Experts without a token are not called. The set of
+/// called experts therefore differs between ranks. Shape: [batch, sequence, width] in and out.
 struct ExpertsImpl : torch::nn::Module {
   explicit ExpertsImpl(const MoeConfig& config) {
     using namespace torch::nn;

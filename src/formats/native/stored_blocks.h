@@ -17,8 +17,8 @@ struct StoredBlock {
   std::uint64_t checksum = 0;
 };
 
-/// Returns blocks `[begin, end)` of a piece: from the index if there is only one, else from the
-/// file's table. Reads only these entries.
+/// Returns blocks `[begin, end)` of a piece. The entry of a single block comes from the index, those
+/// of several from the table in the file. Reads only these entries.
 /// Throws: Error(corruption) naming `fqn` if an entry is outside the file.
 std::vector<StoredBlock> read_block_entries(const ReadableFile& file, const std::string& fqn,
                                             const StoredPiece& stored, const BlockGrid& grid,
