@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "runtime/parity/parity_input.h"
+#include "tessera/formats/format_driver.h"
 
 namespace {
 
