@@ -25,7 +25,8 @@ std::string place_of(const ErrorWhere& where) {
 }
 
 std::string in_parentheses(std::string_view text) {
-  return text.empty() ? std::string() : " (" + std::string(text) + ")";
+  // A remedy may hold a name from a file.
+  return text.empty() ? std::string() : " (" + printable(text, kMaxWhatNbytes) + ")";
 }
 
 }  // namespace

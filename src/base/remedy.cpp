@@ -8,9 +8,9 @@ std::string remedy_to_string(const Remedy& remedy) {
     case Remedy::Action::none:
       return {};
     case Remedy::Action::resume_or_discard:
-      return "KeptWork::resume continues it, KeptWork::discard starts from the beginning";
+      return "resume or discard it with ckpt-reshard, or by JournalOptions::kept_work";
     case Remedy::Action::discard:
-      return "KeptWork::discard starts from the beginning";
+      return "discard it with ckpt-reshard, or by JournalOptions::kept_work";
     case Remedy::Action::give_units:
       return "PlanOptions::units names them";
     case Remedy::Action::give_flat_layout:

@@ -61,10 +61,11 @@ std::optional<std::string> checkpoint_within(const FileSystem& fs, const std::st
   constexpr std::size_t kMaxLookedAt = 64;
   for (const std::string& name : names.first(std::min(names.size(), kMaxLookedAt))) {
     const std::string below = join_path(path, name);
-    if (fs.kind_of(below) != FileKind::directory) continue;
-    const std::vector<std::string> names_below = fs.list_directory(below);
-    const BestMatch best = match_of_directory({below, names_below});
-    if (best.recognition.match == Match::certain && !best.recognition.refusal) return name;
+    for (const FormatDriver* driver : format_drivers()) {
+      const std::string mark(driver->description().in_directory);
+      if (mark.empty() || mark.find('*') != std::string::npos) continue;
+      if (fs.kind_of(join_path(below, mark)) == FileKind::regular) return name;
+    }
   }
   return std::nullopt;
 }

@@ -66,8 +66,8 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
                          {Remedy::Action::resume_or_discard});
   } catch (const std::bad_alloc&) {
     if (!writer.keep_work()) throw;
-    throw Error::listing(ErrorKind::io, {}, "out of memory: try smaller buffers or fewer threads",
-                         kept(), {Remedy::Action::resume_or_discard});
+    throw Error::listing(ErrorKind::io, {}, "out of memory", kept() + "; it can be resumed",
+                         {Remedy::Action::use_less_memory});
   }
   return resumed_nbytes;
 }

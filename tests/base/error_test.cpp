@@ -68,5 +68,19 @@ TEST(ErrorTest, ABrokenInvariantIsNoError) {
   EXPECT_NO_THROW(TESSERA_CHECK(1 + 1 == 2));
 }
 
+TEST(ErrorTest, ARemedyIsDataAndItsTextIsSafeToPrint) {
+  const Error error = Error::expected(ErrorKind::mismatch, {.path = "a"}, "value", "x", "y",
+                                      Remedy{Remedy::Action::leave_out, "b\x1b]0;c\x07\nd"});
+  EXPECT_EQ(error.remedy().argument, "b\x1b]0;c\x07\nd");
+  EXPECT_EQ(error.reason(), "value: expected x, found y");
+  EXPECT_STREQ(
+      error.what(),
+      "a: value: expected x, found y ('!b\\x1b]0;c\\x07\\x0ad' among the names leaves it out)");
+  EXPECT_EQ(error.line_with("--only '!" + error.remedy().argument + "'"),
+            "a: value: expected x, found y (--only '!b\\x1b]0;c\\x07\\x0ad')");
+  EXPECT_EQ(error.line_with(""), "a: value: expected x, found y");
+  EXPECT_EQ(error.at_tensor("t").remedy(), error.remedy());
+}
+
 }  // namespace
 }  // namespace tessera

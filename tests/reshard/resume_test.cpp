@@ -570,6 +570,22 @@ TEST_P(ResumeTest, E4_AnotherPlanIsToldByWhatItIsMadeOf) {
   EXPECT_NO_THROW(resume(source));  // the same, asked for in other words
 }
 
+TEST_P(ResumeTest, E4_AnOlderJournalNamesOptionsAsACommandLineDoes) {
+  const MemoryCheckpoint source = large_source();
+  plan_says_ = {{"--cast", "none"}, {"--only", "v"}};
+  move_in_part(source, kLargeNbytes * 2 / 3);
+  MemoryCheckpoint renamed("renamed");  // of the same size
+  for (const char* name : {"v", "x"}) {
+    const auto& tensor = source.contents().tensors[name[0] == 'v' ? 0 : 1];
+    renamed.add({name, tensor.meta.dtype, tensor.meta.shape}, Bytes(tensor.meta.nbytes()));
+  }
+  renamed.add_value("epoch", Value(7));
+  plan_says_ = {{"cast", "none"}, {"only", "[v]"}};
+  EXPECT_THAT([&] { move(renamed, KeptWork::resume); },
+              ThrowsError(ErrorKind::mismatch, "have changed: plan, only: expected v, found [v]"));
+  EXPECT_NO_THROW(move(source, KeptWork::resume));
+}
+
 class DirectoryResumeTest : public ResumeTest {};
 INSTANTIATE_TEST_SUITE_P(Directories, DirectoryResumeTest,
                          ::testing::Values(destination("native"), destination("native_zstd"),

@@ -17,6 +17,19 @@ std::optional<std::string> said_of(const WorkIdentity& identity, const std::stri
   return found == identity.end() ? std::nullopt : std::optional(found->second);
 }
 
+/// Returns what a journal says of the work. Older journals name options as on a command line:
+/// `plan, --only`.
+WorkIdentity with_plain_names(WorkIdentity identity) {
+  const std::string old_prefix = std::string(kPlanExplanation) + "--";
+  WorkIdentity plain;
+  for (auto& [name, text] : identity) {
+    const bool is_old = name.starts_with(old_prefix);
+    plain.emplace(is_old ? kPlanExplanation + name.substr(old_prefix.size()) : name,
+                  std::move(text));
+  }
+  return plain;
+}
+
 /// Throws Error(mismatch) naming the first difference. Digests say least, so they come last, after
 /// the explanations of the plan.
 void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
@@ -59,7 +72,7 @@ StagedDestination::LeftOver judge(const FileSystem& fs, const WorkOptions& optio
   auto contents = read_journal(fs, staged.journal_path());
   if (!contents) return remove;
   if (options.journal->kept_work == KeptWork::refuse) return kept;
-  require_same_work(contents->identity, *options.journal, staged.staging_path());
+  require_same_work(with_plain_names(contents->identity), *options.journal, staged.staging_path());
   left_over = std::move(contents);
   return go_on;
 }

@@ -146,9 +146,11 @@ void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, SaveJ
 bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format parts) {
   const std::string digest = state::layout_digest(all, mesh_.world_size(), parts);
   if (digest == digest_) return false;
-  live_ = std::make_shared<LiveState>(
+  auto live = std::make_shared<LiveState>(
       state::share_out(all, mesh_.world_size(), formats::traits_of(parts)));
-  plan_ = std::make_shared<reshard::Plan>(state::plan_save(*live_, mesh_.rank()));
+  auto plan = std::make_shared<reshard::Plan>(state::plan_save(*live, mesh_.rank()));
+  live_ = std::move(live);  // only together: a save after a failure must not mix layouts
+  plan_ = std::move(plan);
   digest_ = digest;
   return true;
 }
