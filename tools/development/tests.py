@@ -22,7 +22,7 @@ ON_DEMAND = "^(slow|interop-torchrec)$"  # labels that only --label runs
 CORE_LABELS = ("unit", "property", "cli", "fuzz")  # what runs a second time under the sanitizers
 ONLY_SANITIZED = {"fuzz"}  # what runs there alone
 SANITIZED = ("unit_tests", "embedding_kernel_tests", "property_tests", "cli_unit_tests", "fuzz_replay", "ckpt-inspect",
-             "ckpt-reshard")
+             "ckpt-reshard", "ckpt-inspect_made_up", "ckpt-reshard_made_up")
 
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:check_initialization_order=1",
