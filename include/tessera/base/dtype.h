@@ -43,8 +43,8 @@ std::string_view dtype_name(DType dtype);
 /// torch's second names (`half`, `float`, `long`, …).
 std::optional<DType> parse_dtype(std::string_view name);
 
-/// Returns what a message says was expected instead of `name`, which is not a dtype's name: `a
-/// dtype of torch`, and the dtype it may stand for (as `bf16` does).
+/// Returns the "expected" part of an error message for `name`, which is not a valid dtype: `a dtype
+/// of torch`, and the dtype that a known short name stands for (`bf16`).
 std::string dtype_expectation(std::string_view name);
 
 /// Returns the dtype stored on disk as `code`, or nothing if no dtype has that code.

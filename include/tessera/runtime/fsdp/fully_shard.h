@@ -40,8 +40,9 @@ struct FullyShardOptions {
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules{};
   /// Parameters to leave alone.
   std::vector<at::Tensor> ignored_states{};
-  /// When to all-gather the next unit, in the order of the pass before. Prefetching all-gathers it
-  /// while the current unit computes. It holds one more unit in memory.
+  /// Whether to all-gather the next unit while the current one computes, which holds one more unit
+  /// in memory. The next unit is taken from the order of the last pass; the first pass prefetches
+  /// none.
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
   /// See `forward_prefetch`.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
