@@ -24,6 +24,10 @@ std::string place_of(const ErrorWhere& where) {
   return line;
 }
 
+std::string comparison(std::string_view rule, std::string_view expected, std::string_view found) {
+  return std::string(rule).append(": expected ").append(expected).append(", found ").append(found);
+}
+
 std::string in_parentheses(std::string_view text) {
   // A remedy may hold a name from a file.
   return text.empty() ? std::string() : " (" + printable(text, kMaxWhatNbytes) + ")";
@@ -96,17 +100,14 @@ Error Error::at_tensor(std::string fqn) const {
 Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
                       std::string_view expected, std::string_view found,
                       std::string_view likely_cause) {
-  std::string what(rule);
-  what.append(": expected ").append(expected).append(", found ").append(found);
+  std::string what = comparison(rule, expected, found);
   if (!likely_cause.empty()) what.append(" (").append(likely_cause).append(")");
   return Error(kind, std::move(where), what);
 }
 
 Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
                       std::string_view expected, std::string_view found, Remedy remedy) {
-  const std::string what =
-      std::string(rule).append(": expected ").append(expected).append(", found ").append(found);
-  return Error(kind, std::move(where), what, std::move(remedy));
+  return Error(kind, std::move(where), comparison(rule, expected, found), std::move(remedy));
 }
 
 namespace {

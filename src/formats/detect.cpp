@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/word_list.h"
 #include "formats/flat_layout.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/formats/format_driver.h"
@@ -47,12 +48,7 @@ std::string described(std::string_view FormatDescription::*member) {
     const std::string_view text = driver->description().*member;
     if (!text.empty()) texts.push_back(text);
   }
-  std::string all;
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    if (i > 0) all += i + 1 == texts.size() ? " or " : ", ";
-    all += texts[i];
-  }
-  return all;
+  return tessera::detail::choice_of(texts);
 }
 
 /// Returns the name of a checkpoint among a directory's first entries, for a message.

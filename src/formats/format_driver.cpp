@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/word_list.h"
 #include "formats/drivers.h"
 
 namespace tessera::formats {
@@ -67,16 +68,14 @@ std::vector<std::string> writable_format_names() {
 }
 
 std::string writable_formats_in_words(bool (*suits)(const FormatTraits&)) {
-  std::vector<std::string> names = writable_format_names();
-  if (suits != nullptr) {
-    std::erase_if(names, [&](const std::string& name) { return !suits(traits_of(Format(name))); });
+  std::vector<std::string_view> names;
+  for (const FormatDriver* driver : registered()) {
+    const FormatTraits traits = driver->traits();
+    if (traits.can_be_written && (suits == nullptr || suits(traits))) {
+      names.push_back(driver->format().name());
+    }
   }
-  std::string text;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (i > 0) text += i + 1 == names.size() ? " or " : ", ";
-    text += names[i];
-  }
-  return text;
+  return tessera::detail::choice_of(names);
 }
 
 Format format_for_destination(const std::string& path) {

@@ -551,16 +551,22 @@ TEST_P(ResumeTest, E4_OtherWorkIsRefusedAndStays) {
   EXPECT_TRUE(all_files() == before);
 }
 
-TEST_P(ResumeTest, E4_AnotherPlanIsToldByWhatItIsMadeOf) {
-  const MemoryCheckpoint source = large_source();
-  plan_says_ = {{"cast", "none"}, {"only", "v"}};
-  move_in_part(source, kLargeNbytes * 2 / 3);
-  MemoryCheckpoint renamed("renamed");  // of the same size
+/// Returns a checkpoint of the same size as a large source, under other names.
+MemoryCheckpoint with_other_names(const MemoryCheckpoint& source) {
+  MemoryCheckpoint renamed("renamed");
   for (const char* name : {"v", "x"}) {
     const auto& tensor = source.contents().tensors[name[0] == 'v' ? 0 : 1];
     renamed.add({name, tensor.meta.dtype, tensor.meta.shape}, Bytes(tensor.meta.nbytes()));
   }
   renamed.add_value("epoch", Value(7));
+  return renamed;
+}
+
+TEST_P(ResumeTest, E4_AnotherPlanIsToldByWhatItIsMadeOf) {
+  const MemoryCheckpoint source = large_source();
+  plan_says_ = {{"cast", "none"}, {"only", "v"}};
+  move_in_part(source, kLargeNbytes * 2 / 3);
+  const MemoryCheckpoint renamed = with_other_names(source);
   const auto resume = [&](const CheckpointReader& reader) { move(reader, KeptWork::resume); };
   EXPECT_THAT([&] { resume(renamed); },
               ThrowsError(ErrorKind::mismatch, "source or options have changed: plan: expected"));
@@ -574,12 +580,7 @@ TEST_P(ResumeTest, E4_AnOlderJournalNamesOptionsAsACommandLineDoes) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"--cast", "none"}, {"--only", "v"}};
   move_in_part(source, kLargeNbytes * 2 / 3);
-  MemoryCheckpoint renamed("renamed");  // of the same size
-  for (const char* name : {"v", "x"}) {
-    const auto& tensor = source.contents().tensors[name[0] == 'v' ? 0 : 1];
-    renamed.add({name, tensor.meta.dtype, tensor.meta.shape}, Bytes(tensor.meta.nbytes()));
-  }
-  renamed.add_value("epoch", Value(7));
+  const MemoryCheckpoint renamed = with_other_names(source);
   plan_says_ = {{"cast", "none"}, {"only", "[v]"}};
   EXPECT_THAT([&] { move(renamed, KeptWork::resume); },
               ThrowsError(ErrorKind::mismatch, "have changed: plan, only: expected v, found [v]"));
