@@ -25,7 +25,7 @@
 #include "tessera/base/error.h"
 #include "tessera/layout/region.h"
 
-// Requirements E2 (DCP, flat layouts), E3 (nothing is executed), E9 (tied weights).
+// Shows E2, E3, E9. DCP and flat layouts, tied weights; nothing from a file is executed.
 namespace tessera::formats {
 namespace {
 

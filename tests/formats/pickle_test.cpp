@@ -11,7 +11,7 @@
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
 
-// Requirement E3: nothing from a file is executed; pickles go through a closed allow-list.
+// Shows E3. Nothing from a file is executed; pickles go through a closed allow-list.
 namespace tessera::formats::pickle {
 namespace {
 

@@ -20,7 +20,7 @@
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 
-// Requirements E2 (torch.save writing), E9 (aliases), E11 (equal bytes), E14 (nesting).
+// Shows E2, E9, E11, E14. Writing torch.save: aliases, equal bytes, nesting.
 namespace tessera::formats {
 namespace {
 

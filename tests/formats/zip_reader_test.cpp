@@ -13,7 +13,7 @@
 #include "support/memory_file.h"
 #include "support/zip_bytes.h"
 
-// Requirements E2, E3: the container of torch.save, read from hostile bytes.
+// Shows E2, E3. The container of torch.save, read from hostile bytes.
 namespace tessera::formats::zip {
 namespace {
 

@@ -569,7 +569,8 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
     assert tessera.reshard(ADAMW, moved, only="model", overwrite=True).num_values == 0
 
 
-def test_E4_what_was_replaced_and_cannot_be_removed_is_a_warning():
+# Shows E4.
+def test_what_was_replaced_and_cannot_be_removed_is_a_warning():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)

@@ -37,7 +37,8 @@ TEST(StrategyTest, WhatHasNoMeaningIsRefusedWithBothSides) {
   EXPECT_THAT(refusal("dim0", -1), HasSubstr("world size"));
 }
 
-TEST(StrategyTest, E14_RowsAreCutAsTorchChunkCutsThem) {
+// Shows E14.
+TEST(StrategyTest, RowsAreCutAsTorchChunkCutsThem) {
   // torch.chunk of 10 rows in 4: 3, 3, 3, 1; of 5 rows in 4: 2, 2, 1 and nothing.
   const auto shards = shards_of(parse_strategy("dim0", 4), Shape{10, 2});
   EXPECT_THAT(shards,

@@ -253,7 +253,8 @@ std::string name_of(const ::testing::TestParamInfo<Destination>& tested) {
 
 INSTANTIATE_TEST_SUITE_P(AllFormats, ResumeTest, ::testing::ValuesIn(destinations()), name_of);
 
-TEST_P(ResumeTest, E4_AfterAFailureAtAnyOperationTheRestIsDone) {
+// Shows E4.
+TEST_P(ResumeTest, AfterAFailureAtAnyOperationTheRestIsDone) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   for (const auto fault : {FaultFileSystem::Fault::once, FaultFileSystem::Fault::from_then_on}) {
@@ -281,7 +282,8 @@ TEST_P(ResumeTest, E4_AfterAFailureAtAnyOperationTheRestIsDone) {
   }
 }
 
-TEST_P(ResumeTest, E4_AFailedReplacementLeavesTheOldOneAndGoesOn) {
+// Shows E4.
+TEST_P(ResumeTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
   const MemoryCheckpoint source = small_source();
   MemoryCheckpoint old_source("old");
   old_source.add({"old", DType::float32, {2}}, test::bytes_of<float>({5, 6}));
@@ -317,7 +319,8 @@ TEST_P(ResumeTest, E4_AFailedReplacementLeavesTheOldOneAndGoesOn) {
   EXPECT_EQ(num_exchanges, 1);
 }
 
-TEST_P(ResumeTest, E4_WhatWasReplacedIsNotTakenForKeptWork) {
+// Shows E4.
+TEST_P(ResumeTest, WhatWasReplacedIsNotTakenForKeptWork) {
   constexpr std::int64_t kNumLast = 8;
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
@@ -342,7 +345,8 @@ TEST_P(ResumeTest, E4_WhatWasReplacedIsNotTakenForKeptWork) {
   EXPECT_GT(num_left, 0);
 }
 
-TEST_P(ResumeTest, E4_WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
+// Shows E4.
+TEST_P(ResumeTest, WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
   const MemoryCheckpoint source = small_source();
   CountingReader failing(source);
   failing.fail_after(200'000, ErrorKind::corruption);
@@ -366,7 +370,8 @@ TEST_P(ResumeTest, E4_WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
   EXPECT_EQ(FileSystem::posix().list_directory(partial()), std::vector<std::string>{"notes.txt"});
 }
 
-TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {
+// Shows E4.
+TEST_P(ResumeTest, FinishedBlocksAreNotReadFromTheSourceAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   for (const int num_threads : {1, 3}) {
@@ -382,7 +387,8 @@ TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {
   }
 }
 
-TEST(WorkIdentityTest, E4_EveryFileOfTheSourceCountsAlsoOfOneName) {
+// Shows E4.
+TEST(WorkIdentityTest, EveryFileOfTheSourceCountsAlsoOfOneName) {
   test::TemporaryDirectory tmp;
   const std::vector<std::string> files = {tmp / "a/rank.h5", tmp / "b/rank.h5", tmp / "c.h5"};
   for (const char* name : {"a", "b"}) std::filesystem::create_directory(tmp / name);
@@ -416,7 +422,8 @@ class PlainResumeTest : public ResumeTest {};
 INSTANTIATE_TEST_SUITE_P(Native, PlainResumeTest, ::testing::Values(destination("native")),
                          name_of);
 
-TEST_P(PlainResumeTest, E4_ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
+// Shows E4.
+TEST_P(PlainResumeTest, ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
   test::Random random;
   MemoryCheckpoint source("twins");
   constexpr std::int64_t kNumel = 8 * kMiB;
@@ -441,7 +448,8 @@ TEST_P(PlainResumeTest, E4_ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays
   EXPECT_EQ(finished_files(), expected);
 }
 
-TEST_P(ResumeTest, E4_NothingIsWrittenThroughALink) {
+// Shows E4.
+TEST_P(ResumeTest, NothingIsWrittenThroughALink) {
   const MemoryCheckpoint source = large_source();
   const std::string victim = tmp_ / "victim";
   for (const bool is_hard : {false, true}) {
@@ -474,7 +482,8 @@ class CompressedResumeTest : public ResumeTest {};
 INSTANTIATE_TEST_SUITE_P(Native, CompressedResumeTest,
                          ::testing::Values(destination("native_zstd")), name_of);
 
-TEST_P(CompressedResumeTest, E4_SpaceThatIsReservedStepByStepIsNotGivenBack) {
+// Shows E4.
+TEST_P(CompressedResumeTest, SpaceThatIsReservedStepByStepIsNotGivenBack) {
   constexpr std::int64_t kNbytes = 120 * kMiB;  // more than one step, when compressed
   constexpr std::uint64_t kMovedNbytes = 110 * kMiB;
   test::Random random;
@@ -487,7 +496,8 @@ TEST_P(CompressedResumeTest, E4_SpaceThatIsReservedStepByStepIsNotGivenBack) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_ARunThatGoesOnMayFailToo) {
+// Shows E4.
+TEST_P(ResumeTest, ARunThatGoesOnMayFailToo) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_in_part(source, kLargeNbytes / 2);
@@ -505,7 +515,8 @@ TEST_P(ResumeTest, E4_ARunThatGoesOnMayFailToo) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_WhatIsNotAsTheJournalSaysIsWrittenAgain) {
+// Shows E4.
+TEST_P(ResumeTest, WhatIsNotAsTheJournalSaysIsWrittenAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_in_part(source, kLargeNbytes - 2 * kMiB);
@@ -535,7 +546,8 @@ TEST_P(ResumeTest, E4_WhatIsNotAsTheJournalSaysIsWrittenAgain) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_OtherWorkIsRefusedAndStays) {
+// Shows E4.
+TEST_P(ResumeTest, OtherWorkIsRefusedAndStays) {
   const MemoryCheckpoint source = large_source();
   move_in_part(source, kLargeNbytes * 2 / 3);
   const auto before = all_files();
@@ -562,7 +574,8 @@ MemoryCheckpoint with_other_names(const MemoryCheckpoint& source) {
   return renamed;
 }
 
-TEST_P(ResumeTest, E4_AnotherPlanIsToldByWhatItIsMadeOf) {
+// Shows E4.
+TEST_P(ResumeTest, AnotherPlanIsToldByWhatItIsMadeOf) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"cast", "none"}, {"only", "v"}};
   move_in_part(source, kLargeNbytes * 2 / 3);
@@ -576,7 +589,8 @@ TEST_P(ResumeTest, E4_AnotherPlanIsToldByWhatItIsMadeOf) {
   EXPECT_NO_THROW(resume(source));  // the same, asked for in other words
 }
 
-TEST_P(ResumeTest, E4_AnOlderJournalNamesOptionsAsACommandLineDoes) {
+// Shows E4.
+TEST_P(ResumeTest, AnOlderJournalNamesOptionsAsACommandLineDoes) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"--cast", "none"}, {"--only", "v"}};
   move_in_part(source, kLargeNbytes * 2 / 3);
@@ -593,7 +607,8 @@ INSTANTIATE_TEST_SUITE_P(Directories, DirectoryResumeTest,
                                            destination("safetensors_shards"), destination("dcp")),
                          name_of);
 
-TEST_P(DirectoryResumeTest, E4_WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoint) {
+// Shows E4.
+TEST_P(DirectoryResumeTest, WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoint) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_in_part(source, kLargeNbytes * 2 / 3);
@@ -610,7 +625,8 @@ TEST_P(DirectoryResumeTest, E4_WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckp
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
+// Shows E4.
+TEST_P(ResumeTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_in_part(source, kLargeNbytes * 2 / 3);
@@ -646,7 +662,8 @@ TEST_P(ResumeTest, E4_WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
+// Shows E4.
+TEST_P(ResumeTest, ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
   const MemoryCheckpoint source = small_source();
   const Plan plan = planned(source);
   const std::size_t room_nbytes = GetParam().name == "safetensors_file" ? 235 : 239;
@@ -663,7 +680,8 @@ TEST_P(ResumeTest, E4_ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
   EXPECT_TRUE(FileSystem::posix().kind_of(path_of(room_nbytes)).has_value());
 }
 
-TEST_P(ResumeTest, E4_WhatNoWriterLeftStaysWhateverItLooksLike) {
+// Shows E4.
+TEST_P(ResumeTest, WhatNoWriterLeftStaysWhateverItLooksLike) {
   const MemoryCheckpoint source = small_source();
   const auto expect_refused = [&] {
     const auto before = all_files();
@@ -685,7 +703,8 @@ TEST_P(ResumeTest, E4_WhatNoWriterLeftStaysWhateverItLooksLike) {
   expect_refused();
 }
 
-TEST_P(ResumeTest, E4_WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
+// Shows E4.
+TEST_P(ResumeTest, WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   for (const std::string journal : {"", "tessera-", "tessera-journal 1\n"}) {
@@ -699,7 +718,8 @@ TEST_P(ResumeTest, E4_WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
   }
 }
 
-TEST_P(ResumeTest, E4_KeptWorkOfAnotherFormatIsToldAndDiscarded) {
+// Shows E4.
+TEST_P(ResumeTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   const bool is_file = expected.contains("/" + GetParam().file);
@@ -725,7 +745,8 @@ TEST_P(ResumeTest, E4_KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_ACheckTellsWhatAMoveWouldRefuse) {
+// Shows E4.
+TEST_P(ResumeTest, ACheckTellsWhatAMoveWouldRefuse) {
   const MemoryCheckpoint source = large_source();
   const auto check = [&](KeptWork kept_work) {
     const Plan plan = planned(source);
@@ -749,7 +770,8 @@ class ValuesBesideTest : public ResumeTest {};
 INSTANTIATE_TEST_SUITE_P(Safetensors, ValuesBesideTest,
                          ::testing::Values(destination("safetensors_file")), name_of);
 
-TEST_P(ValuesBesideTest, E4_ValuesThatHaveAppearedAlreadyDoNoHarm) {
+// Shows E4.
+TEST_P(ValuesBesideTest, ValuesThatHaveAppearedAlreadyDoNoHarm) {
   const std::string values = "/" + GetParam().file + ".values.json";
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
@@ -762,7 +784,8 @@ TEST_P(ValuesBesideTest, E4_ValuesThatHaveAppearedAlreadyDoNoHarm) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ValuesBesideTest, E4_OldValuesThatCannotBeRemovedAreToldAndNoFailure) {
+// Shows E4.
+TEST_P(ValuesBesideTest, OldValuesThatCannotBeRemovedAreToldAndNoFailure) {
   const std::string file = GetParam().file;
   const std::string removal = "remove_all " + file + ".values.json FAILED\n";
   const MemoryCheckpoint old_source = small_source();
@@ -790,7 +813,8 @@ TEST_P(ValuesBesideTest, E4_OldValuesThatCannotBeRemovedAreToldAndNoFailure) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_DiscardedWorkIsGone) {
+// Shows E4.
+TEST_P(ResumeTest, DiscardedWorkIsGone) {
   const MemoryCheckpoint source = large_source();
   move_in_part(source, kLargeNbytes * 2 / 3);
   source_says_ = "18 bytes";
@@ -801,7 +825,8 @@ TEST_P(ResumeTest, E4_DiscardedWorkIsGone) {
   EXPECT_TRUE(files == whole(other));
 }
 
-TEST_P(ResumeTest, E4_AWriterWithoutAJournalLeavesKeptWorkAlone) {
+// Shows E4.
+TEST_P(ResumeTest, AWriterWithoutAJournalLeavesKeptWorkAlone) {
   move_in_part(large_source(), kLargeNbytes * 2 / 3);
   const auto before = all_files();
   EXPECT_TRUE(before.contains("/" + GetParam().file + ".partial.journal"));
@@ -819,7 +844,8 @@ TEST_P(ResumeTest, E4_AWriterWithoutAJournalLeavesKeptWorkAlone) {
   EXPECT_TRUE(all_files() == before);
 }
 
-TEST_P(ResumeTest, E4_TwoWritersOfOneDestinationAreRefused) {
+// Shows E4.
+TEST_P(ResumeTest, TwoWritersOfOneDestinationAreRefused) {
   const MemoryCheckpoint source = small_source();
   const Plan plan = planned(source);
   formats::CreateOptions create = GetParam().create;
@@ -831,7 +857,8 @@ TEST_P(ResumeTest, E4_TwoWritersOfOneDestinationAreRefused) {
   }
 }
 
-TEST_P(ResumeTest, E4_WorkWithoutAFinishedBlockIsNotKept) {
+// Shows E4.
+TEST_P(ResumeTest, WorkWithoutAFinishedBlockIsNotKept) {
   const MemoryCheckpoint source = large_source();
   CountingReader reader(source);
   reader.fail_after(0);

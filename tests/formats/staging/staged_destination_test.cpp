@@ -186,7 +186,8 @@ TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
   EXPECT_EQ(read_file(fs_, tmp_ / "out.partial/chapter", 100), "one");
 }
 
-TEST_F(StagedDestinationTest, E4_WithoutAJournalOnlyWhatIsEmptyIsAWritersWhateverItLooksLike) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WithoutAJournalOnlyWhatIsEmptyIsAWritersWhateverItLooksLike) {
   const auto stage = [&](DestinationKind kind) {
     StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse).commit();
   };
@@ -214,7 +215,8 @@ TEST_F(StagedDestinationTest, E4_WithoutAJournalOnlyWhatIsEmptyIsAWritersWhateve
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhatIsNeitherFileNorDirectoryIsRefusedByName) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatIsNeitherFileNorDirectoryIsRefusedByName) {
   const auto expect_refused = [&](const std::string& name, const std::string& found) {
     for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
       for (const auto& judge : {StagedDestination::Judge(),
@@ -296,7 +298,8 @@ TEST_F(StagedDestinationTest, ACheckThrowsWhatStagingWouldAndChangesNothing) {
   EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
 }
 
-TEST_F(StagedDestinationTest, E4_KeptWorkOfAnotherFormatIsTold) {
+// Shows E4.
+TEST_F(StagedDestinationTest, KeptWorkOfAnotherFormatIsTold) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     const bool is_file = kind == DestinationKind::file;  // where a directory is kept
     if (is_file) fs_.make_directory(tmp_ / "out.partial");
@@ -318,7 +321,8 @@ TEST_F(StagedDestinationTest, E4_KeptWorkOfAnotherFormatIsTold) {
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhereverAWriterDiesTheNextOneTakesOver) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhereverAWriterDiesTheNextOneTakesOver) {
   const auto write = [&](FileSystem& fs, DestinationKind kind, const std::string& text) {
     StagedDestination staged(fs, tmp_ / "out", kind, OverwritePolicy::replace);
     const bool is_file = kind == DestinationKind::file;
@@ -357,7 +361,8 @@ TEST_F(StagedDestinationTest, E4_WhereverAWriterDiesTheNextOneTakesOver) {
   EXPECT_TRUE(has_left_old);
 }
 
-TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatIsLeftOfWorkMayBeGoneOnWith) {
   const auto put_left_over = [&](DestinationKind kind) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
     const bool is_file = kind == DestinationKind::file;
@@ -394,7 +399,8 @@ TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhatIsToBeKeptStaysUnlessCommitted) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatIsToBeKeptStaysUnlessCommitted) {
   {
     StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
                              OverwritePolicy::refuse);
@@ -407,7 +413,8 @@ TEST_F(StagedDestinationTest, E4_WhatIsToBeKeptStaysUnlessCommitted) {
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
 }
 
-TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
   const auto put_work = [&](DestinationKind kind, const std::string& journal) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
     put(fs_, tmp_ / (kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5"),
@@ -436,7 +443,8 @@ TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) {
   const std::vector<std::string> own = {".metadata",         "__0_0.distcp",
                                         "__12_0.distcp",     "index.h5.partial",
                                         "model.safetensors", "model-00001-of-00002.safetensors",
@@ -459,7 +467,8 @@ TEST_F(StagedDestinationTest, E4_WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) 
               ThrowsError(ErrorKind::already_exists, "has it: a directory without a journal"));
 }
 
-TEST_F(StagedDestinationTest, E4_WhatComesToLieInTheDestinationIsToBeOfItsFormat) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatComesToLieInTheDestinationIsToBeOfItsFormat) {
   for (const auto& [own, foreign] :
        std::vector<std::pair<std::string, std::string>>{{"index.h5", "adapter_model.safetensors"},
                                                         {".metadata", "rank.h5"},
@@ -475,7 +484,8 @@ TEST_F(StagedDestinationTest, E4_WhatComesToLieInTheDestinationIsToBeOfItsFormat
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhatHasTakenTheStagingPathOfWorkThatFailsStays) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatHasTakenTheStagingPathOfWorkThatFailsStays) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     {
       const StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
@@ -488,7 +498,8 @@ TEST_F(StagedDestinationTest, E4_WhatHasTakenTheStagingPathOfWorkThatFailsStays)
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhatWasReplacedAndCannotBeRemovedIsTold) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatWasReplacedAndCannotBeRemovedIsTold) {
   const auto left_over = [&] { return StagedDestination::left_over_at(fs_, tmp_ / "out"); };
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     const auto replace = [&](FileSystem& fs) {
@@ -525,7 +536,8 @@ TEST_F(StagedDestinationTest, E4_WhatWasReplacedAndCannotBeRemovedIsTold) {
   EXPECT_EQ(left_over(), std::nullopt);  // kept
 }
 
-TEST_F(StagedDestinationTest, E4_WhatIsLeftAndCannotBeRemovedIsToldByTheNextWriter) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatIsLeftAndCannotBeRemovedIsToldByTheNextWriter) {
   fs_.make_directory(tmp_ / "out.partial");
   put(fs_, tmp_ / "out.partial/index.h5", "half");
   put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
@@ -549,7 +561,8 @@ TEST_F(StagedDestinationTest, E4_WhatIsLeftAndCannotBeRemovedIsToldByTheNextWrit
   EXPECT_GT(num_told, 1);
 }
 
-TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkThatIsLeftIsKnownByItsName) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatSomebodyPutsIntoWorkThatIsLeftIsKnownByItsName) {
   fs_.make_directory(tmp_ / "out.partial");
   put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n");
   put(fs_, tmp_ / "out.partial/rank-00000.h5", "half");
@@ -560,7 +573,8 @@ TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkThatIsLeftIsKnownByItsN
   EXPECT_EQ(get(tmp_ / "out.partial/rank-00000.h5"), "half");
 }
 
-TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkInProgressStays) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatSomebodyPutsIntoWorkInProgressStays) {
   const auto stage = [&] {
     StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse,
                       [](const auto&) { return LeftOver::remove; });
@@ -582,7 +596,8 @@ TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkInProgressStays) {
   EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
 }
 
-TEST_F(StagedDestinationTest, E4_AJournalThatIsALinkHidesNoWork) {
+// Shows E4.
+TEST_F(StagedDestinationTest, AJournalThatIsALinkHidesNoWork) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
     const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5";
@@ -599,7 +614,8 @@ TEST_F(StagedDestinationTest, E4_AJournalThatIsALinkHidesNoWork) {
   }
 }
 
-TEST_F(StagedDestinationTest, E4_AJournalWithoutItsWorkIsRemovedAndNothingElse) {
+// Shows E4.
+TEST_F(StagedDestinationTest, AJournalWithoutItsWorkIsRemovedAndNothingElse) {
   put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\nof work that is gone");
   write_directory(fs_, "new", OverwritePolicy::refuse);
   EXPECT_EQ(names(), std::vector<std::string>{"out"});

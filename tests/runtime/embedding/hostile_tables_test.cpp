@@ -12,7 +12,8 @@
 #include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/replicate/replicate.h"
 
-// D2, D5, D7, D8: first values, and what must not end in a wrong row, a crash or a rank that hangs.
+// Shows D2, D5, D7, D8. First values, and what must not end in a wrong row, a crash or a rank that
+// hangs.
 
 namespace tessera {
 namespace {
@@ -60,7 +61,8 @@ at::Tensor first_values(const EmbeddingBagConfig& config, const Box& region, std
   return weight;
 }
 
-TEST(FirstValuesTest, D2ATableBeginsTheSameHoweverItIsCut) {
+// Shows D2.
+TEST(FirstValuesTest, ATableBeginsTheSameHoweverItIsCut) {
   const EmbeddingBagConfig config = table("t", 3000, 7);
   const at::Tensor whole = first_values(config, {{0, 0}, {3000, 7}}, 5);
   const double bound = 1 / std::sqrt(3000.0);
@@ -77,7 +79,8 @@ TEST(FirstValuesTest, D2ATableBeginsTheSameHoweverItIsCut) {
   EXPECT_FALSE(torch::equal(first_values(table("u", 3000, 7), {{0, 0}, {3000, 7}}, 5), whole));
 }
 
-TEST(FirstValuesTest, D2AnInitFnMakesReplicasEqualAndShardsNot) {
+// Shows D2.
+TEST(FirstValuesTest, AnInitFnMakesReplicasEqualAndShardsNot) {
   EmbeddingBagConfig config = table("t", 8, 2);
   config.init_fn = [](at::Tensor weight) { weight.normal_(); };
   torch::manual_seed(3);
@@ -89,7 +92,8 @@ TEST(FirstValuesTest, D2AnInitFnMakesReplicasEqualAndShardsNot) {
   EXPECT_TRUE(torch::equal(torch::rand({1}), behind)) << "the generator is as it was";
 }
 
-TEST(FirstValuesTest, D2ReplicasOfTablesWithoutMemoryAreEqual) {
+// Shows D2.
+TEST(FirstValuesTest, ReplicasOfTablesWithoutMemoryAreEqual) {
   const EmbeddingBagCollection tables(test::small_tables(), {.device = at::kMeta});
   test::on_ranks(3, [&](const dist::Mesh& mesh) {
     const auto made = shard(tables, plan("data_parallel", 3), mesh);
@@ -102,7 +106,8 @@ TEST(FirstValuesTest, D2ReplicasOfTablesWithoutMemoryAreEqual) {
   });
 }
 
-TEST(HostileTablesTest, D8AnInputIsOneCollectionsAndForOnce) {
+// Shows D8.
+TEST(HostileTablesTest, AnInputIsOneCollectionsAndForOnce) {
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
   const auto others = sharded(alone, "table_wise");
@@ -118,7 +123,8 @@ TEST(HostileTablesTest, D8AnInputIsOneCollectionsAndForOnce) {
   EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr("moved from"));
 }
 
-TEST(HostileTablesTest, D8ARefusedInputIsRefusedEachTime) {
+// Shows D8.
+TEST(HostileTablesTest, ARefusedInputIsRefusedEachTime) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto tables = sharded(mesh, "row_wise");
     DistributedInput input = tables->distribute(ids_of({1, 1, mesh.rank() == 0 ? 99 : 1, 1}));
@@ -129,7 +135,8 @@ TEST(HostileTablesTest, D8ARefusedInputIsRefusedEachTime) {
   });
 }
 
-TEST(HostileTablesTest, D8ABatchIsTakenWhenItIsDistributed) {
+// Shows D8.
+TEST(HostileTablesTest, ABatchIsTakenWhenItIsDistributed) {
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
   const at::Tensor ids = torch::tensor({1, 1, 1, 1}, at::kLong);
@@ -143,7 +150,8 @@ TEST(HostileTablesTest, D8ABatchIsTakenWhenItIsDistributed) {
   EXPECT_TRUE(torch::equal(tables->forward(std::move(input)).values(), expected));
 }
 
-TEST(HostileTablesTest, D7RanksThatDifferAreToldSo) {
+// Shows D7.
+TEST(HostileTablesTest, RanksThatDifferAreToldSo) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto refusal_with = [&](const TablePlan& rules, const ShardOptions& options,
                                   bool is_frozen) {
@@ -163,7 +171,8 @@ TEST(HostileTablesTest, D7RanksThatDifferAreToldSo) {
   });
 }
 
-TEST(HostileTablesTest, D7RulesMadeInCodeAreChecked) {
+// Shows D7.
+TEST(HostileTablesTest, RulesMadeInCodeAreChecked) {
   const dist::Mesh alone;
   const auto refusal_with = [&](const TableRule& rule) {
     TablePlan rules = plan("table_wise", 1);
@@ -177,7 +186,8 @@ TEST(HostileTablesTest, D7RulesMadeInCodeAreChecked) {
   EXPECT_THAT(refusal_with({TableSharding::grid, {0}, 3}), HasSubstr("column_shards"));
 }
 
-TEST(HostileTablesTest, D8OneRankAloneMayWantGradientsOfItsWeights) {
+// Shows D8.
+TEST(HostileTablesTest, OneRankAloneMayWantGradientsOfItsWeights) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto tables = shard(test::small_collection({.is_weighted = true}), plan("row_wise", 2),
                               mesh, {.optimizer = Sgd{.lr = 0.1}});
@@ -193,7 +203,8 @@ TEST(HostileTablesTest, D8OneRankAloneMayWantGradientsOfItsWeights) {
   });
 }
 
-TEST(HostileTablesTest, D8GradientsOfWeightsAloneMoveNoTable) {
+// Shows D8.
+TEST(HostileTablesTest, GradientsOfWeightsAloneMoveNoTable) {
   const dist::Mesh alone;
   const auto tables = shard(test::small_collection({.is_weighted = true}), plan("table_wise", 1),
                             alone, {.optimizer = Sgd{.lr = 0.1}});
@@ -207,7 +218,8 @@ TEST(HostileTablesTest, D8GradientsOfWeightsAloneMoveNoTable) {
   EXPECT_TRUE(torch::equal(tables->weight("users"), before));
 }
 
-TEST(HostileTablesTest, D5TablesThatOneRankUpdatesAloneAreRefusedByOthers) {
+// Shows D5.
+TEST(HostileTablesTest, TablesThatOneRankUpdatesAloneAreRefusedByOthers) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto model = [] {
       return test::model_with(
@@ -220,7 +232,8 @@ TEST(HostileTablesTest, D5TablesThatOneRankUpdatesAloneAreRefusedByOthers) {
   });
 }
 
-TEST(HostileTablesTest, D6AFrozenTableStaysFrozen) {
+// Shows D6.
+TEST(HostileTablesTest, AFrozenTableStaysFrozen) {
   const dist::Mesh alone;
   const auto collection = std::make_shared<EmbeddingBagCollection>(test::small_tables());
   collection->weight("users").requires_grad_(false);
@@ -232,7 +245,8 @@ TEST(HostileTablesTest, D6AFrozenTableStaysFrozen) {
   EXPECT_TRUE(torch::equal(tables->weight("users"), before));
 }
 
-TEST(HostileTablesTest, D9TheOptimizersNumbersCanChangeButNotItsKind) {
+// Shows D9.
+TEST(HostileTablesTest, TheOptimizersNumbersCanChangeButNotItsKind) {
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
   const at::Tensor before = tables->weight("users").detach().clone();
@@ -249,7 +263,8 @@ TEST(HostileTablesTest, D9TheOptimizersNumbersCanChangeButNotItsKind) {
               HasSubstr("beta1"));
 }
 
-TEST(HostileTablesTest, D8ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOnesPass) {
+// Shows D8.
+TEST(HostileTablesTest, ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOnesPass) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto tables = sharded(mesh, "row_wise");
     int next = 0;
@@ -270,7 +285,8 @@ TEST(HostileTablesTest, D8ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOne
   });
 }
 
-TEST(HostileTablesTest, D8TablesDoNotAskForADefaultDtype) {
+// Shows D8.
+TEST(HostileTablesTest, TablesDoNotAskForADefaultDtype) {
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
@@ -280,7 +296,8 @@ TEST(HostileTablesTest, D8TablesDoNotAskForADefaultDtype) {
   torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
 }
 
-TEST(HostileTablesTest, D4OutputsHaveNamesOfTheirOwn) {
+// Shows D4.
+TEST(HostileTablesTest, OutputsHaveNamesOfTheirOwn) {
   EmbeddingBagConfig first = table("a", 3, 2), second = table("b", 3, 2), third = table("c", 3, 2);
   third.feature_names = {"f@a"};
   EXPECT_THAT(refusal_of([&] {
@@ -289,7 +306,8 @@ TEST(HostileTablesTest, D4OutputsHaveNamesOfTheirOwn) {
               HasSubstr("'f@a' twice"));
 }
 
-TEST(HostileTablesTest, D7WhatIsShardedTakesWholeTablesAndKeepsItsMemory) {
+// Shows D7.
+TEST(HostileTablesTest, WhatIsShardedTakesWholeTablesAndKeepsItsMemory) {
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
   EXPECT_THAT(refusal_of([&] { shard(*tables, plan("table_wise", 1), alone); }),

@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/runtime/embedding/input_pipeline.h"
 
-// D7, D8: how batches come to the ranks that hold their rows, and what is refused about them.
+// Shows D7, D8. How batches come to the ranks that hold their rows, and what is refused about them.
 
 namespace tessera {
 namespace {
@@ -40,7 +40,8 @@ KeyedJaggedTensor one_city(std::int64_t id) {
                                          longs({1, 1, 1, 1}));
 }
 
-TEST(InputExchangeTest, D8IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition) {
+// Shows D8.
+TEST(InputExchangeTest, IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition) {
   auto alone = test::small_collection();
   for (const std::int64_t id : {std::int64_t{3}, std::int64_t{-1}, std::int64_t{1} << 40}) {
     EXPECT_THAT(refusal_of([&] { alone.forward(one_city(id)); }),
@@ -54,7 +55,8 @@ TEST(InputExchangeTest, D8IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition
               HasSubstr("id 2 of feature 'city', sample 1"));
 }
 
-TEST(InputExchangeTest, D8WhatOneRankRefusesIsAnErrorOnAll) {
+// Shows D8.
+TEST(InputExchangeTest, WhatOneRankRefusesIsAnErrorOnAll) {
   for (const std::string plan : {"row_wise", "table_wise", "data_parallel"}) {
     test::on_ranks(3, [&](const dist::Mesh& mesh) {
       const auto tables = sharded(mesh, plan);
@@ -71,7 +73,8 @@ TEST(InputExchangeTest, D8WhatOneRankRefusesIsAnErrorOnAll) {
   }
 }
 
-TEST(InputExchangeTest, D7MissingFeaturesAreRefusedOrEmpty) {
+// Shows D7.
+TEST(InputExchangeTest, MissingFeaturesAreRefusedOrEmpty) {
   const auto batch = KeyedJaggedTensor::from_lengths({"user", "day"}, longs({1, 1}), longs({1, 1}));
   auto alone = test::small_collection();
   EXPECT_THAT(refusal_of([&] { alone.forward(batch); }),
@@ -89,7 +92,8 @@ TEST(InputExchangeTest, D7MissingFeaturesAreRefusedOrEmpty) {
   });
 }
 
-TEST(InputExchangeTest, D8WeightsAreAskedForOrRefused) {
+// Shows D8.
+TEST(InputExchangeTest, WeightsAreAskedForOrRefused) {
   auto alone = test::small_collection();
   const auto weighted = test::small_batch(0, 0, {.is_weighted = true});
   EXPECT_THAT(refusal_of([&] { alone.forward(weighted); }), HasSubstr("weights of a batch"));
@@ -98,7 +102,8 @@ TEST(InputExchangeTest, D8WeightsAreAskedForOrRefused) {
               HasSubstr("the collection is weighted"));
 }
 
-TEST(InputExchangeTest, D7TablesAndPlansThatDoNotFitAreRefusedByName) {
+// Shows D7.
+TEST(InputExchangeTest, TablesAndPlansThatDoNotFitAreRefusedByName) {
   const dist::Mesh alone;
   const auto collection = test::small_collection();
   const TablePlan plan = test::plan_of(test::plan_kind("table_wise"), 1);
@@ -144,7 +149,8 @@ TEST(InputExchangeTest, D7TablesAndPlansThatDoNotFitAreRefusedByName) {
               HasSubstr("another one's"));
 }
 
-TEST(InputExchangeTest, D7BytesBetweenRanksAreThoseOfTheFormula) {
+// Shows D7.
+TEST(InputExchangeTest, BytesBetweenRanksAreThoseOfTheFormula) {
   constexpr std::uint64_t kRanks = 2;
   test::on_ranks(kRanks, [](const dist::Mesh& mesh) {
     const auto tables = sharded(mesh, "table_wise");  // users, days on rank 0; others on rank 1
@@ -171,7 +177,8 @@ TEST(InputExchangeTest, D7BytesBetweenRanksAreThoseOfTheFormula) {
   });
 }
 
-TEST(InputExchangeTest, D7BatchesInAPipelineGiveWhatTheyGiveOneByOne) {
+// Shows D7.
+TEST(InputExchangeTest, BatchesInAPipelineGiveWhatTheyGiveOneByOne) {
   test::on_ranks(3, [](const dist::Mesh& mesh) {
     at::set_num_threads(1);
     const auto plain = sharded(mesh, "mixed");
@@ -197,7 +204,8 @@ TEST(InputExchangeTest, D7BatchesInAPipelineGiveWhatTheyGiveOneByOne) {
   });
 }
 
-TEST(InputExchangeTest, D8WhatABackwardCannotDoIsRefused) {
+// Shows D8.
+TEST(InputExchangeTest, WhatABackwardCannotDoIsRefused) {
   FusedEmbeddingBagCollection tables(test::small_tables(), embedding::Sgd{.lr = 0.1});
   const auto loss = test::loss_of(tables.forward(test::small_batch(0, 0)).values());
   loss.backward({}, /*retain_graph=*/true);
@@ -207,7 +215,8 @@ TEST(InputExchangeTest, D8WhatABackwardCannotDoIsRefused) {
               HasSubstr("create_graph"));
 }
 
-TEST(InputExchangeTest, D8NothingIsUpdatedWhereNoGradientIsWanted) {
+// Shows D8.
+TEST(InputExchangeTest, NothingIsUpdatedWhereNoGradientIsWanted) {
   FusedEmbeddingBagCollection tables(test::small_tables(), embedding::Sgd{.lr = 0.1});
   const at::Tensor before = tables.weight("users").detach().clone();
   {

@@ -132,19 +132,22 @@ class UnevenUseWithTablesTest : public ::testing::TestWithParam<ShardingStrategy
   }
 };
 
-TEST_P(UnevenUseWithTablesTest, D5_AnExpertThatOneRankUsesBeforeTheTables) {
+// Shows D5.
+TEST_P(UnevenUseWithTablesTest, AnExpertThatOneRankUsesBeforeTheTables) {
   expect_training(2, 4, [](int rank, int) { return rank == 0 ? Route{{0}, {}} : Route{}; });
   expect_training(2, 4, [](int rank, int) { return rank == 0 ? Route{} : Route{{0, 2}, {1}}; });
 }
 
-TEST_P(UnevenUseWithTablesTest, D5_AnExpertThatRanksUseOnEitherSideOfTheTables) {
+// Shows D5.
+TEST_P(UnevenUseWithTablesTest, AnExpertThatRanksUseOnEitherSideOfTheTables) {
   expect_training(2, 4, [](int rank, int) { return rank == 0 ? Route{{0}, {}} : Route{{}, {0}}; });
   expect_training(2, 8, [](int rank, int step) {
     return (rank + step / 2) % 2 == 0 ? Route{{0}, {1}} : Route{{1}, {0, 2}};
   });
 }
 
-TEST_P(UnevenUseWithTablesTest, D5_RoutesDrawnAtRandom) {
+// Shows D5.
+TEST_P(UnevenUseWithTablesTest, RoutesDrawnAtRandom) {
   std::mt19937 generator(5);
   std::vector<std::vector<Route>> routes(20, std::vector<Route>(4));
   for (auto& step : routes) {
@@ -183,7 +186,8 @@ struct SometimesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Sometimes);
 
-TEST(UnevenUseWithTablesTest, D5_TablesThatOneRankDoesNotUseAreAnErrorOnAll) {
+// Shows D5.
+TEST(UnevenUseWithTablesTest, TablesThatOneRankDoesNotUseAreAnErrorOnAll) {
   for (const ShardingStrategy strategy : {FULL_SHARD, NO_SHARD}) {
     for (const int num_steps_before : {0, 2}) {
       for (const bool in_backward : {false, true}) {
@@ -223,7 +227,8 @@ struct FailsInBackward : torch::autograd::Function<FailsInBackward> {
   }
 };
 
-TEST(UnevenUseWithTablesTest, B22_ARankThatFailsBeforeTheTablesIsNamedToTheOthers) {
+// Shows B22.
+TEST(UnevenUseWithTablesTest, ARankThatFailsBeforeTheTablesIsNamedToTheOthers) {
   for (const ShardingStrategy strategy : {FULL_SHARD, HYBRID_SHARD}) {
     for (const bool in_backward : {false, true}) {
       test::on_ranks(
@@ -264,7 +269,8 @@ TEST(UnevenUseWithTablesTest, B22_ARankThatFailsBeforeTheTablesIsNamedToTheOther
   }
 }
 
-TEST(UnevenUseWithTablesTest, D5_TablesThatAreReplacedLaterAreNamed) {
+// Shows D5.
+TEST(UnevenUseWithTablesTest, TablesThatAreReplacedLaterAreNamed) {
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     Sometimes model(sharded_tables(mesh));
     fully_shard(*model, {.mesh = mesh});

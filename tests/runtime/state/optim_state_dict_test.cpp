@@ -49,7 +49,8 @@ void expect_equal(const StateDict& found, const StateDict& expected, double tole
 class OptimStateDictTest
     : public ::testing::TestWithParam<std::tuple<OptimizerKind, Configuration>> {};
 
-TEST_P(OptimStateDictTest, C7_FullIsThatOfTheUnshardedRunAndIsLoadedBack) {
+// Shows C7.
+TEST_P(OptimStateDictTest, FullIsThatOfTheUnshardedRunAndIsLoadedBack) {
   const auto [kind, configuration] = GetParam();
   test::on_ranks(
       configuration.world_size,
@@ -89,7 +90,8 @@ INSTANTIATE_TEST_SUITE_P(Configurations, OptimStateDictTest,
                                   std::get<1>(test.param).name();
                          });
 
-TEST(OptimStateDictFormTest, C8_NamesAndFormsArePythons) {
+// Shows C8.
+TEST(OptimStateDictFormTest, NamesAndFormsArePythons) {
   test::Mlp model = seeded<test::Mlp>();
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.25));
   train(
@@ -125,7 +127,8 @@ TEST(OptimStateDictFormTest, C8_NamesAndFormsArePythons) {
   }
 }
 
-TEST(OptimStateDictFormTest, C8_FieldsThatNobodyKnowsAreCarriedThrough) {
+// Shows C8.
+TEST(OptimStateDictFormTest, FieldsThatNobodyKnowsAreCarriedThrough) {
   test::Mlp model;
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(0.1));
   StateDict saved = optim_state_dict(*model, optimizer);
@@ -139,7 +142,8 @@ TEST(OptimStateDictFormTest, C8_FieldsThatNobodyKnowsAreCarriedThrough) {
   EXPECT_EQ(std::get<Value>(*after.find("param_groups.0.foreach")), Value(false));
 }
 
-TEST(OptimStateDictFormTest, C8_AStepThatFloat32WouldRoundIsKept) {
+// Shows C8.
+TEST(OptimStateDictFormTest, AStepThatFloat32WouldRoundIsKept) {
   torch::nn::Linear model(2, 2);
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(0.1));
   train(optimizer, [&] { return model->forward(torch::ones({1, 2})).sum(); });
@@ -152,7 +156,8 @@ TEST(OptimStateDictFormTest, C8_AStepThatFloat32WouldRoundIsKept) {
   EXPECT_EQ(static_cast<torch::optim::AdamParamState&>(*loaded).step(), (1 << 24) + 1);
 }
 
-TEST(OptimStateDictFormTest, C8_ParametersWithoutStateAndFrozenOnes) {
+// Shows C8.
+TEST(OptimStateDictFormTest, ParametersWithoutStateAndFrozenOnes) {
   test::Mlp model = seeded<test::Mlp>();
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
   train(optimizer, [&] { return model->up->forward(torch::ones({2, 7})).sum(); });
@@ -166,7 +171,8 @@ TEST(OptimStateDictFormTest, C8_ParametersWithoutStateAndFrozenOnes) {
   expect_equal(optim_state_dict(*model, fresh), found);  // what it had for others is gone
 }
 
-TEST(OptimStateDictFormTest, C7_KeysByNumberAndBack) {
+// Shows C7.
+TEST(OptimStateDictFormTest, KeysByNumberAndBack) {
   test::Mlp model = seeded<test::Mlp>();
   const auto optimizer = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
   train(*optimizer, [&] { return model->forward(torch::ones({2, 7})).sum(); });
@@ -188,7 +194,8 @@ TEST(OptimStateDictFormTest, C7_KeysByNumberAndBack) {
       HasSubstr("a parameter's name"));
 }
 
-TEST(OptimStateDictFormTest, C7_FlattenedGroupsAreToldForEachParameter) {
+// Shows C7.
+TEST(OptimStateDictFormTest, FlattenedGroupsAreToldForEachParameter) {
   torch::nn::Sequential model(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
   const auto optimizer = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
   train(*optimizer, [&] { return model->forward(torch::ones({2, 3})).sum(); });
@@ -226,7 +233,8 @@ TEST(OptimStateDictFormTest, C7_FlattenedGroupsAreToldForEachParameter) {
   EXPECT_THAT(error_of([&] { flatten_optim_state_dict(by_id); }), HasSubstr("rekey"));
 }
 
-TEST(OptimStateDictFaultTest, C7_WhatRank0HasThatDoesNotFitIsNamedOnAllRanks) {
+// Shows C7.
+TEST(OptimStateDictFaultTest, WhatRank0HasThatDoesNotFitIsNamedOnAllRanks) {
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::Mlp model = seeded<test::Mlp>();
     fully_shard(*model, {.mesh = mesh});
@@ -242,7 +250,8 @@ TEST(OptimStateDictFaultTest, C7_WhatRank0HasThatDoesNotFitIsNamedOnAllRanks) {
   });
 }
 
-TEST(OptimStateDictFaultTest, C7_WhatDoesNotFitIsNamed) {
+// Shows C7.
+TEST(OptimStateDictFaultTest, WhatDoesNotFitIsNamed) {
   test::Mlp model = seeded<test::Mlp>();
   torch::optim::LBFGS lbfgs(model->parameters(), torch::optim::LBFGSOptions(0.1));
   EXPECT_THAT(error_of([&] { optim_state_dict(*model, lbfgs); }), HasSubstr("LBFGS"));
@@ -278,7 +287,8 @@ TEST(OptimStateDictFaultTest, C7_WhatDoesNotFitIsNamed) {
   EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, adam, wrong); }), HasSubstr("lr"));
 }
 
-TEST(OptimStateDictFaultTest, C7_AParameterHeldTwiceIsRefusedByName) {
+// Shows C7.
+TEST(OptimStateDictFaultTest, AParameterHeldTwiceIsRefusedByName) {
   test::Transformer model = seeded<test::Transformer>();
   torch::optim::Adam once(parameters(*model), torch::optim::AdamOptions(0.1));
   const StateDict good = optim_state_dict(*model, once);
@@ -310,7 +320,8 @@ TEST(OptimStateDictFaultTest, C7_AParameterHeldTwiceIsRefusedByName) {
               HasSubstr("embedding.weight: parameter of the optimizer"));
 }
 
-TEST(OptimStateDictFaultTest, C7_ParametersOfOneGroupMustBeInOne) {
+// Shows C7.
+TEST(OptimStateDictFaultTest, ParametersOfOneGroupMustBeInOne) {
   test::Mlp model = seeded<test::Mlp>();
   const auto two = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
   torch::optim::AdamW one(model->parameters(), torch::optim::AdamWOptions(0.1));
