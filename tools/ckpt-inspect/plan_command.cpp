@@ -91,18 +91,18 @@ void add_plan_command(CommandLine& line, PlanCommandOptions& options, Terminal& 
       .size_option("--memory-per-rank", "SIZE", options.memory_per_rank_nbytes,
                    "Total memory of each rank. Required")
       .size_option("--reserve", "SIZE", options.reserved_nbytes,
-                   "Part of that memory that tables must not use (default: 0)")
-      .option("--batch-size", "N", options.batch_size, "Samples per rank and step (default: 1024)")
+                   "Part of that memory that tables must not use (default: {})")
+      .option("--batch-size", "N", options.batch_size, "Samples per rank and step (default: {})")
       .option("--pooling-factor", "X", options.pooling_factor,
-              "Mean number of ids in a bag, for all tables (default: 1)")
+              "Mean number of ids in a bag, for all tables (default: {})")
       .option("--notes", "FILE", options.notes_path,
               "JSON file: facts and constraints for single tables")
       .size_option("--row-bandwidth", "SIZE", options.random_row_bandwidth,
-                   "Bytes of random rows that a rank reads or writes per second (default: 10GB)")
+                   "Bytes of random rows that a rank reads or writes per second (default: {})")
       .size_option("--host-bandwidth", "SIZE", options.host_bandwidth,
-                   "Bytes per second to ranks on the same host (default: 10GB)")
+                   "Bytes per second to ranks on the same host (default: {})")
       .size_option("--network-bandwidth", "SIZE", options.network_bandwidth,
-                   "Bytes per second to ranks on other hosts (default: 1.25GB)")
+                   "Bytes per second to ranks on other hosts (default: {})")
       .option("--output", "FILE", options.output_path, "Write the plan to FILE, as JSON")
       .flag("--overwrite", options.overwrite, "Replace FILE if it exists")
       .flag("--json", options.json, "Print the plan and the reasons as JSON");

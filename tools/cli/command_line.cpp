@@ -1,12 +1,14 @@
 #include "cli/command_line.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <optional>
 #include <utility>
 
 #include <CLI/CLI.hpp>
 
+#include "base/word_list.h"
 #include "cli/completion.h"
 #include "tessera/base/edit_distance.h"
 #include "tessera/base/error.h"
@@ -46,6 +48,18 @@ std::string joined(const std::vector<std::string>& words, const char* separator)
     text += word;
   }
   return text;
+}
+
+// Returns a help text with `{}`, which stands for an option's default, replaced by that default.
+std::string with_default(std::string help, const std::string& value) {
+  const std::size_t place = help.find("{}");
+  return place == std::string::npos ? help : help.replace(place, 2, value);
+}
+
+template <class Number>
+std::string spell_number(Number number) {
+  std::array<char, 32> text;
+  return {text.begin(), std::to_chars(text.begin(), text.end(), number).ptr};
 }
 
 // Adds rows `  name   text`, wrapped, under a title.
@@ -188,19 +202,22 @@ Command& Command::option(std::string name, std::string placeholder, std::string&
     if (text.empty()) throw std::invalid_argument("expected " + placeholder + ", found ''");
     target = text;
   };
-  options_.push_back({std::move(name), std::move(placeholder), std::move(help), set});
+  options_.push_back(
+      {std::move(name), std::move(placeholder), with_default(std::move(help), target), set});
   return *this;
 }
 
 Command& Command::option(std::string name, std::string placeholder, int& target, std::string help) {
-  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+  options_.push_back({std::move(name), std::move(placeholder),
+                      with_default(std::move(help), spell_number(target)),
                       number_setter<int>(target, "a whole number")});
   return *this;
 }
 
 Command& Command::option(std::string name, std::string placeholder, double& target,
                          std::string help) {
-  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+  options_.push_back({std::move(name), std::move(placeholder),
+                      with_default(std::move(help), spell_number(target)),
                       number_setter<double>(target, "a number")});
   return *this;
 }
@@ -221,7 +238,8 @@ Command& Command::option(std::string name, std::string placeholder,
 
 Command& Command::size_option(std::string name, std::string placeholder,
                               std::uint64_t& target_nbytes, std::string help) {
-  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+  options_.push_back({std::move(name), std::move(placeholder),
+                      with_default(std::move(help), spell_size(target_nbytes)),
                       [&target_nbytes](const std::string& text) {
                         const auto nbytes = parse_size(text);
                         if (!nbytes) {
@@ -237,7 +255,7 @@ Command& Command::choice(std::string name, std::vector<std::string> choices,
                          std::function<void(const std::string&)> set, std::string help) {
   auto check_and_set = [choices, set = std::move(set)](const std::string& text) {
     if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-      throw std::invalid_argument("expected " + joined(choices, " or ") + ", found '" +
+      throw std::invalid_argument("expected " + detail::choice_of(choices) + ", found '" +
                                   printable(text) + "'");
     }
     set(text);
