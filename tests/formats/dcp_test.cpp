@@ -54,7 +54,7 @@ std::vector<std::string> checkpoints_in(const std::string& directory) {
 
 std::vector<std::string> valid_checkpoints() {
   std::vector<std::string> paths;
-  for (const char* group : {"dcp/valid", "dcp/v2.2", "dcp/v2.5", "dcp/v2.11"}) {
+  for (const char* group : {"dcp/valid", "dcp/v2.2", "dcp/v2.5", "dcp/v2.11", "dcp/v2.15"}) {
     const std::vector<std::string> more = checkpoints_in(fixture(group));
     EXPECT_FALSE(more.empty()) << group;
     paths.insert(paths.end(), more.begin(), more.end());

@@ -92,8 +92,8 @@ TEST(DetectTest, IncompleteCheckpointsAreToldFromOthers) {
 
 TEST(DetectTest, EveryFixtureMayBeReplaced) {
   int num_passed = 0;
-  for (const char* folder : {"dcp/valid", "dcp/v2.2", "dcp/v2.5", "dcp/v2.11", "native/v1",
-                             "safetensors/valid", "torch_zip/valid"}) {
+  for (const char* folder : {"dcp/valid", "dcp/v2.2", "dcp/v2.5", "dcp/v2.11", "dcp/v2.15",
+                             "native/v1", "safetensors/valid", "torch_zip/valid"}) {
     for (const auto& entry : std::filesystem::directory_iterator(kFixtures + "/" + folder)) {
       const bool has_folder_within = entry.path().filename() == "hf_consolidated";
       if (entry.path().extension() == ".json" || has_folder_within) continue;
