@@ -88,8 +88,8 @@ void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& 
       .arguments("GLOB...", options.patterns, "Only these names and everything below them")
       .option("--rename", "FROM=TO", options.renames,
               "Replace FROM at the start of names in A by TO, to match the names in B. Repeatable")
-      .option("--rtol", "RTOL", options.rtol, "Relative tolerance (default: {})")
-      .option("--atol", "ATOL", options.atol, "Absolute tolerance (default: {})")
+      .option("--rtol", "RTOL", options.rtol, "Relative tolerance (default: 0)")
+      .option("--atol", "ATOL", options.atol, "Absolute tolerance (default: 0)")
       .flag("--ignore-dtype", options.ignore_dtype,
             "Compare tensors of different dtypes as numbers")
       .flag("--json", options.json, "Print JSON")

@@ -62,12 +62,13 @@ std::string spell_number(Number number) {
   return {text.begin(), std::to_chars(text.begin(), text.end(), number).ptr};
 }
 
-// Adds rows `  name   text`, wrapped, under a title.
+// Adds rows `  name   text`, wrapped, under a title. The text of a long name begins in the next
+// line.
 class Section {
  public:
   Section(std::string title, std::size_t width) : title_(std::move(title)), width_(width) {}
   void add(std::string name, std::string text) {
-    name_width_ = std::max(name_width_, name.size());
+    if (name.size() <= kMaxNameWidth) name_width_ = std::max(name_width_, name.size());
     rows_.emplace_back(std::move(name), std::move(text));
   }
   std::string text() const {
@@ -75,13 +76,17 @@ class Section {
     std::string text = "\n" + title_ + "\n";
     const std::size_t indent = 2 + name_width_ + 2;
     for (const auto& [name, row] : rows_) {
-      text += "  " + name + std::string(name_width_ + 2 - name.size(), ' ') +
-              wrap(row, width_ - indent, indent) + "\n";
+      text += "  " + name;
+      text += name.size() <= name_width_ ? std::string(name_width_ + 2 - name.size(), ' ')
+                                         : "\n" + std::string(indent, ' ');
+      text += wrap(row, width_ - indent, indent) + "\n";
     }
     return text;
   }
 
  private:
+  static constexpr std::size_t kMaxNameWidth = 26;
+
   std::string title_;
   std::size_t width_;
   std::size_t name_width_ = 0;
