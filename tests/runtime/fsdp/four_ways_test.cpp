@@ -182,7 +182,7 @@ TEST(FourWaysTest, B4_BothWaysRaiseTheSameErrors) {
         const FullyShardedDataParallel<Sub> once(module, FullyShardOptions{});
         const FullyShardedDataParallel<Sub> twice(module, FullyShardOptions{});
       })};
-  EXPECT_THAT(errors[0], HasSubstr("no API was applied to yet"));
+  EXPECT_THAT(errors[0], HasSubstr("expected a module that is not sharded or replicated yet"));
   EXPECT_EQ(errors[0], errors[1]);
 }
 

@@ -190,7 +190,7 @@ TEST(UnshardParamsScopeTest, C4_OfASubtreeOrOfOneUnitAlone) {
         error_of([&] {
           static_cast<void>(unshard_params(*model->blocks[2]->as<Block>()->up, {.recurse = false}));
         }),
-        HasSubstr("expected a fully sharded module, or recurse"));
+        HasSubstr("expected a fully sharded module, or the option recurse"));
   });
 }
 
