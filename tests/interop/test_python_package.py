@@ -534,7 +534,7 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
     refused = [
         ({"to": "hdf5"}, tessera.Error, "to: expected native, dcp, safetensors or torch, found 'hdf5'"),
         ({"compress": "gzip"}, tessera.Error, "compress: expected none, zstd or zstd:LEVEL .* found 'gzip'"),
-        ({"compress": "zstd", "to": "dcp"}, tessera.Error, "compress: expected none for a format that is not compressed, found"),
+        ({"compress": "zstd", "to": "dcp"}, tessera.Error, "compress: expected none, as only the native format is compressed, found"),
         ({"max_shard_size": 10, "to": "dcp"}, tessera.Error, "max_shard_size: expected to=safetensors, found 'dcp'"),
         ({"cast": "bf16"}, tessera.Error, "cast: expected a dtype of torch such as bfloat16, found 'bf16'"),
         ({"optimizer_names": "x"}, tessera.Error, "optimizer_names: expected as-stored, canonical or torchrec, found 'x'"),
@@ -542,11 +542,11 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
         ({"only": "no.such"}, tessera.Error, "^names to move: expected a pattern that matches a name, found 'no.such'"),
         ({"rename": {"no.": ""}}, tessera.Error, "^rename: expected a prefix of a name that is moved, found 'no.'"),
         ({"to": "torch", "ranks": 2}, tessera.Error, "^format torch: expected no world size"),
-        ({"strategy": "flat", "ranks": 2}, tessera.Error, r"expected flat units, .* \(units=FILE gives them\)"),
+        ({"strategy": "flat", "ranks": 2}, tessera.Error, r"expected flat units, .* \(give them with units=FILE\)"),
         ({"plan": tmp_path / "plan.json"}, tessera.Error, "plan.json"),
-        ({"ranks": 0}, ValueError, "ranks: expected a number from 1 on, found 0"),
-        ({"threads": -1}, ValueError, "threads: expected a number from 1 on, found -1"),
-        ({"memory": 0}, ValueError, "memory: expected a number from 1 on, found 0"),
+        ({"ranks": 0}, ValueError, "ranks: expected a number of 1 or more, found 0"),
+        ({"threads": -1}, ValueError, "threads: expected a number of 1 or more, found -1"),
+        ({"memory": 0}, ValueError, "memory: expected a number of 1 or more, found 0"),
         ({"resume": True, "discard": True}, ValueError, "resume: expected one of resume and discard"),
         ({"ranks": 2, "world_size": 2}, ValueError, "ranks: expected one of ranks and world_size"),
         ({"memory": "64 MB of it"}, ValueError, "memory: expected a size such as 256MiB, found '64 MB of it'"),
@@ -634,7 +634,7 @@ def test_names_that_collide_are_refused_or_chosen(apart, tmp_path):
         tessera.merge(sources, tmp_path / "merged")
     [problem] = caught.value.problems
     assert (caught.value.kind, problem.rule, problem.tensor) == ("mismatch", "merge", "0.weight")
-    assert "(prefer takes one of them, {PREFIX: SRC} keeps both)" in str(caught.value)
+    assert "(prefer takes one of them; {PREFIX: SRC} keeps both)" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     patch = safe_open(here / "patch.safetensors", "pt").get_tensor("0.weight")
     for prefer, tensor in (("first", weights["0.weight"]), ("last", patch)):
@@ -826,7 +826,7 @@ def test_a_child_forked_meanwhile_is_no_part_of_the_move(leave, code, large, tmp
         try:
             tessera.reshard({str(large / "plain")!r}, "moved", compress="zstd:8", threads=1, progress=progress)
         except RuntimeError as error:
-            assert "not in its child" in str(error)
+            assert "not in the child" in str(error)
             os._exit(8)
         assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == {code}
         assert tessera.verify("moved") == []
