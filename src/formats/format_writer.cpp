@@ -24,7 +24,7 @@ const FormatWriter* find_writer(Format format) {
 void register_format_writer(const FormatWriter& writer) {
   if (find_writer(writer.format()) != nullptr) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "writer of a format",
-                          "one that has none yet", writer.format().name());
+                          "a format without a writer", writer.format().name());
   }
   registered().push_back(&writer);
 }

@@ -173,8 +173,9 @@ class Machine {
          "opcode " + name_of_refused(opcode) + " is not in the allow-list; nothing was executed");
   }
   [[noreturn]] void fail_unknown_opcode(Opcode opcode) const {
-    fail_expected(ErrorKind::corruption, "opcode", "one of pickle's",
-                  "byte " + std::to_string(static_cast<unsigned char>(opcode)), "no pickle?");
+    fail_expected(ErrorKind::corruption, "opcode", "a pickle opcode",
+                  "byte " + std::to_string(static_cast<unsigned char>(opcode)),
+                  "is this a pickle?");
   }
 
   // One opcode
@@ -539,7 +540,7 @@ class Machine {
   }
   void get(std::uint64_t slot) {
     if (slot >= memo_.size() || memo_[slot] == kNoObject) {
-      fail_expected(ErrorKind::corruption, "memo slot", "one that was set",
+      fail_expected(ErrorKind::corruption, "memo slot", "a slot that was set",
                     "slot " + std::to_string(slot) + " unset");
     }
     push(memo_[slot]);

@@ -415,11 +415,11 @@ TEST(TrainStateTest, E4_ReplacingTakesCheckpointsAlone) {
   std::filesystem::create_directories(directory.path() + "/runs");
   save(state, path);
   EXPECT_THAT(error_of([&] { save(state, directory.path() + "/runs", replacing); }),
-              HasSubstr("which stays as it is"));
+              HasSubstr("it was not changed"));
   std::filesystem::create_directories(directory.path() + "/mine");
   std::ofstream(directory.path() + "/mine/notes.txt") << "text";
   EXPECT_THAT(error_of([&] { save(state, directory.path() + "/mine", replacing); }),
-              HasSubstr("which stays as it is"));
+              HasSubstr("it was not changed"));
   EXPECT_TRUE(std::filesystem::exists(directory.path() + "/mine/notes.txt"));
   // What latest_valid passes over must not be in the way for ever.
   std::filesystem::resize_file(path + "/rank-00000.h5", 100);
