@@ -33,7 +33,7 @@ const FormatWriter& writer_of(Format format) {
   if (const FormatWriter* writer = find_writer(format)) return *writer;
   throw Error::expected(ErrorKind::unsupported, {}, "format of the destination",
                         writable_formats_in_words(),
-                        std::string(format.name()) + ", which is read only");
+                        std::string(format.name()) + ", which can only be read");
 }
 
 }  // namespace tessera::formats

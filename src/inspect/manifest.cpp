@@ -123,7 +123,7 @@ class ManifestParser {
   void parse_line(std::string_view line, const std::string& where) {
     if (line.find('\r') != std::string_view::npos) {  // names have escaped ones
       throw Error::expected(ErrorKind::corruption, {.path = path_}, where,
-                            "a line that ends with LF or CRLF", "carriage returns alone",
+                            "a line that ends with LF or CRLF", "only carriage returns",
                             "did another program change the line ends?");
     }
     if (line.starts_with(kWholeLabel)) {

@@ -110,7 +110,7 @@ std::vector<FlatUnit> flat_units_from_json(std::string_view text, const std::str
       }
       Shape shape = reader.shape(parameter, fqn);
       const auto sum = checked_add(numel, numel_of(shape));
-      if (!sum) throw reader.refusal(name, "numel", "a sum below 2^63", "a larger one");
+      if (!sum) throw reader.refusal(name, "numel", "a sum below 2^63", "a larger sum");
       numel = *sum;
       parameters.emplace_back(fqn, std::move(shape));
     }

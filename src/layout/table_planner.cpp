@@ -131,7 +131,7 @@ std::vector<PlannerTable> tables_by_name(std::span<const TableSize> sizes,
   std::map<std::string, const TableSize*> by_name;
   for (const TableSize& size : sizes) {
     check_table(size, options);
-    if (size.name.empty()) throw refusal("", "table", "a name", "an empty one");
+    if (size.name.empty()) throw refusal("", "table", "a name", "an empty name");
     if (!by_name.emplace(size.name, &size).second) {
       throw refusal(size.name, "table", "one table of this name", "two");
     }

@@ -166,7 +166,7 @@ TEST(ManifestTest, LinesMayEndAsOtherSystemsEndThem) {
       [&] { parse_manifest(text, "m"); },
       ThrowsError(
           ErrorKind::corruption,
-          "m: line 1: expected a line that ends with LF or CRLF, found carriage returns alone"));
+          "m: line 1: expected a line that ends with LF or CRLF, found only carriage returns"));
 }
 
 TEST(ManifestTest, TheBeginTellsWhatIsNone) {

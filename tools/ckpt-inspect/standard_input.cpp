@@ -33,7 +33,7 @@ class KeptFile final : public ReadableFile {
     const ByteRange range{offset, offset + out.size()};
     if (offset > nbytes_ || out.size() > nbytes_ - offset) {
       throw Error(ErrorKind::corruption, {.path = path_, .byte_range = range},
-                  "the stream ended too early, at " + counted(nbytes_, "byte"));
+                  "the stream ended too early, after " + counted(nbytes_, "byte"));
     }
     if (offset > kept_.size() || out.size() > kept_.size() - offset) {
       throw Error::expected(ErrorKind::unsupported, {.path = path_, .byte_range = range},

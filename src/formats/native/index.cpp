@@ -164,7 +164,7 @@ Region get_region(ByteReader& in, std::size_t num_dims) {
   FlatRange range;
   range.begin = in.non_negative();
   const auto end = checked_add(range.begin, in.non_negative());
-  if (!end) in.fail("region", "an end below 2^63", "a larger one");
+  if (!end) in.fail("region", "an end below 2^63", "a larger end");
   range.end = *end;
   return range;
 }

@@ -51,7 +51,7 @@ void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint
   require_rank_role(header, path, rank, header.world_size);
   if (header.checkpoint_id != kUnsealedId) {
     throw Error::expected(ErrorKind::corruption, {.path = path}, "checkpoint id",
-                          "none before the part is sealed", checksum_text(header.checkpoint_id));
+                          "none in an unfinished part", checksum_text(header.checkpoint_id));
   }
   header.checkpoint_id = token;
   write_header(fs, path, header);

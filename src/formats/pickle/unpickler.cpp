@@ -410,7 +410,7 @@ class Machine {
     Node& self = graph_.nodes_[target];
     if (self.kind == wanted) return append(self.slice, items);
     if (self.kind == ObjectKind::call) return append(graph_.calls_[self.index].appended, items);
-    fail_expected(ErrorKind::corruption, "append to", std::string(kind_name(wanted)),
+    fail_expected(ErrorKind::corruption, "append target", std::string(kind_name(wanted)),
                   describe(target));
   }
   void set_items(std::uint32_t target, std::span<const std::uint32_t> keys_and_values) {
@@ -421,7 +421,7 @@ class Machine {
     if (self.kind == ObjectKind::dict) return append(self.slice, keys_and_values);
     if (self.kind == ObjectKind::call)
       return append(graph_.calls_[self.index].entries, keys_and_values);
-    fail_expected(ErrorKind::corruption, "set items of", "dict", describe(target));
+    fail_expected(ErrorKind::corruption, "set-items target", "dict", describe(target));
   }
   void append_item() {
     const std::uint32_t item = pop();
@@ -514,7 +514,7 @@ class Machine {
     const std::uint32_t state = pop();
     const Node& self = node(top());
     if (self.kind != ObjectKind::call) {
-      fail_expected(ErrorKind::corruption, "BUILD of", "object", describe(top()));
+      fail_expected(ErrorKind::corruption, "BUILD target", "object", describe(top()));
     }
     graph_.calls_[self.index].state = state;
   }

@@ -65,7 +65,7 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   const auto* entries = weight_map == nullptr ? nullptr : weight_map->get_if<Value::Dict>();
   if (entries == nullptr || entries->empty()) {
     throw Error::expected(ErrorKind::corruption, {.path = index_path}, "weight_map",
-                          "an object that maps tensors to files", "none or an empty one");
+                          "an object that maps tensors to files", "none, or an empty object");
   }
   for (const auto& [key, item] : *entries) {
     const auto& tensor = *key.get_if<std::string>();
@@ -118,7 +118,7 @@ void require_all_shards(const std::string& directory, const std::vector<std::str
     const detail::PlaceInSeries place = *detail::place_in_series(name);
     if (found[place.series] < place.count) {
       throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "shards",
-                            std::to_string(place.count) + " files as the name says",
+                            std::to_string(place.count) + " files, as the name says",
                             std::to_string(found[place.series]), "incomplete download?");
     }
   }

@@ -219,7 +219,7 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
   const ValuesFileReader reader(text, path);
   const auto refuse_unknown = [&](const std::string& name, std::string_view part) {
     throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, part,
-                          "a name in this checkpoint", "none of that name");
+                          "the name of an entry in this checkpoint", "no such name");
   };
 
   std::map<std::string, Value> sorted_values;

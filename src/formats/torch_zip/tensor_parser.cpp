@@ -322,7 +322,7 @@ TensorParser::Storage TensorParser::parse_storage(Object persistent) {
   }
   if (zip_.members()[*member].compression != zip::Compression::stored) {
     id.fail(ErrorKind::unsupported, "storage '" + printable(name, 80) +
-                                        "': expected stored bytes, found compressed ones "
+                                        "': expected uncompressed bytes, found compressed bytes "
                                         "(torch never compresses; was it packed again?)");
   }
   const std::uint64_t found_nbytes = zip_.members()[*member].nbytes;

@@ -172,7 +172,7 @@ ZipReader::Trailer ZipReader::find_trailer() const {
   }
   if (!position) {
     fail(ErrorKind::corruption, "archive", "an end-of-directory record at its end", "none",
-         nbytes == 0 ? "an empty file" : "is it cut short, or no zip archive?");
+         nbytes == 0 ? "an empty file" : "is it cut short, or not a zip archive?");
   }
   const std::span<const std::byte> bytes = end.subspan(*position, kTrailerNbytes);
   return {.begin = window_.end - end.size() + *position,
@@ -298,7 +298,7 @@ std::size_t ZipReader::parse_member(std::span<const std::byte> rest, const ZipLi
 void ZipReader::check_member(std::size_t member, std::uint16_t flags,
                              std::uint64_t first_disk) const {
   if ((flags & kEncryptedFlags) != 0) {
-    fail(ErrorKind::unsupported, describe(member), "plain data", "encryption");
+    fail(ErrorKind::unsupported, describe(member), "unencrypted data", "encrypted data");
   }
   if (first_disk != 0)
     fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several");
@@ -349,7 +349,7 @@ ByteRange ZipReader::data_range(std::size_t index) const {
     const auto contradicts = [&](std::string_view what) {
       fail(ErrorKind::corruption, describe(index),
            "the " + std::string(what) + " that the directory states",
-           "another one in the local header");
+           "a different one in the local header");
     };
     if (u32(header, 0) != kLocalHeaderSignature) contradicts("signature");
     const std::uint16_t flags = u16(header, 6);
@@ -381,7 +381,7 @@ ByteRange ZipReader::data_range(std::size_t index) const {
 
 void ZipReader::require_stored(std::size_t index) const {
   if (members_[index].compression == Compression::stored) return;
-  fail(ErrorKind::unsupported, describe(index), "stored bytes", "compressed ones",
+  fail(ErrorKind::unsupported, describe(index), "uncompressed bytes", "compressed bytes",
        "torch never compresses; was it packed again?");
 }
 

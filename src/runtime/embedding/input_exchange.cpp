@@ -214,7 +214,7 @@ void Input::check_headers() {
     if (of_peer[kFingerprint] != own[kFingerprint]) {
       throw Error::expected(ErrorKind::mismatch, {}, "embedding collection",
                             "the same tables, plan, kernels and optimizer on every rank",
-                            "others on rank " + std::to_string(peer));
+                            "different ones on rank " + std::to_string(peer));
     }
     if (of_peer[kBatchSize] == kRefused) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "batch of an embedding collection",

@@ -98,7 +98,8 @@ Tensor checked_weights(const Tensor& values, Tensor weights) {
   if (!weights.defined()) return weights;
   if (!weights.is_floating_point() || weights.dim() != 1 || weights.numel() != values.numel()) {
     refuse("weights",
-           "a floating-point tensor of shape [" + std::to_string(values.numel()) + "], as values",
+           "a floating-point tensor of shape [" + std::to_string(values.numel()) +
+               "], like the values",
            shape_and_dtype(weights));
   }
   return weights.contiguous();

@@ -65,7 +65,7 @@ void see_norm(const at::Tensor& tensor) {
   throw Error::expected(
       ErrorKind::invalid_argument, {}, "norm of a sharded gradient",
       "a call of tessera::clip_grad_norm_, which adds up all ranks",
-      "a norm of this rank's shard alone",
+      "a norm of this rank's shard only",
       "was torch::nn::utils::clip_grad_norm_ called? to read this rank's shard, use NoGradGuard");
 }
 

@@ -48,7 +48,7 @@ StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType d
   }
   auto* const tensor = std::get_if<StateTensor>(entry);
   if (tensor == nullptr) {
-    report.add("missing", fqn, "a tensor", "a value that is no tensor");
+    report.add("missing", fqn, "a tensor", "a value that is not a tensor");
     return nullptr;
   }
   if (!std::ranges::equal(tensor->shape, shape)) {
