@@ -103,4 +103,4 @@ def test_another_step_size_is_refused(tmp_path):
     process = subprocess.run([str(BIN / "scheduler_parity"), "step", str(tmp_path / "other"), "-", "1"],
                              capture_output=True, text=True, timeout=60)
     assert process.returncode == 1
-    assert "scheduler: value: expected one that can be loaded, found step_size of a scheduler" in process.stderr
+    assert "scheduler: value: expected a value that can be loaded, found step_size of a scheduler" in process.stderr

@@ -59,7 +59,7 @@ TEST(TablePlanTest, RefusalsNameFileTableAndBothSides) {
       {R"({"sharding":"table_wise","ranks":[0,1]})", "1 rank"},
       {R"({"sharding":"grid","ranks":[0,1,2],"column_shards":2})", "divisor of the 3 ranks"},
       {R"({"sharding":"row_wise","ranks":[0],"colour":1})", "only known keys"},
-      {R"({"sharding":"row_wise","ranks":[0,1],"column_shards":"two"})", "no grid"},
+      {R"({"sharding":"row_wise","ranks":[0,1],"column_shards":"two"})", "only a grid"},
       {R"({"sharding":"data_parallel","ranks":"all"})", "a list of ranks"},
       {R"({"sharding":"data_parallel","ranks":[0,1]})", "all, or no such key"},
   };

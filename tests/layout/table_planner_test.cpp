@@ -74,7 +74,7 @@ TEST(TablePlannerTest, SmallTablesAreReplicatedMiddlingOnesWholeAndLargeOnesCut)
   EXPECT_EQ(proposed.tables[0].name, "large");
   EXPECT_THAT(proposed.tables[0].reason,
               HasSubstr("table_wise: 9.7 GiB on a rank exceed the 8.0 GiB for tables"));
-  EXPECT_THAT(proposed.tables[1].reason, HasSubstr("least time in all, "));
+  EXPECT_THAT(proposed.tables[1].reason, HasSubstr("least total time, "));
   EXPECT_EQ(TablePlan::from_json(proposed.plan.to_json(), "plan").to_json(),
             proposed.plan.to_json());
 }
@@ -420,7 +420,7 @@ TEST(TablePlannerTest, ConstraintsHold) {
   EXPECT_EQ(rules.at("d").sharding, TableSharding::grid);
   EXPECT_EQ(rules.at("d").num_column_shards, 2);
   EXPECT_THAT(rules.at("d").ranks, testing::UnorderedElementsAre(0, 1, 2, 3));
-  EXPECT_EQ(proposed.tables[0].reason, "all that its constraint allows");
+  EXPECT_EQ(proposed.tables[0].reason, "its constraint allows nothing else");
 }
 
 // Shows D10.
@@ -465,7 +465,7 @@ TEST(TablePlannerTest, TablesThatCannotBePackedAreNamedWithNumbers) {
   }
   EXPECT_THAT(refusal(tables, whole, ErrorKind::mismatch),
               AllOf(HasSubstr("memory of the ranks: expected room for every table, found 1 table"),
-                    HasSubstr("left on all ranks together"), HasSubstr("\n  c: smallest shard ")));
+                    HasSubstr("on all ranks together"), HasSubstr("\n  c: smallest shard ")));
   whole.constraints.clear();
   EXPECT_EQ(refusal(tables, whole, ErrorKind::mismatch), "");
 }
@@ -474,10 +474,10 @@ TEST(TablePlannerTest, TablesThatCannotBePackedAreNamedWithNumbers) {
 TEST(TablePlannerTest, MemoryForTheBatchAndTheReserveComesFirst) {
   PlannerOptions reserved = options(2, kMiB);
   reserved.reserved_nbytes = 2 * kMiB;
-  EXPECT_THAT(
-      refusal({table("a", 10, 16)}, reserved, ErrorKind::mismatch),
-      AllOf(HasSubstr("of them 2097152 bytes (2.0 MiB) reserved and the rest for its own batch"),
-            HasSubstr("found 1048576 bytes (1.0 MiB)")));
+  EXPECT_THAT(refusal({table("a", 10, 16)}, reserved, ErrorKind::mismatch),
+              AllOf(HasSubstr("of which 2097152 bytes (2.0 MiB) are reserved and the rest is for "
+                              "the batch of the rank"),
+                    HasSubstr("found 1048576 bytes (1.0 MiB)")));
   reserved.memory_per_rank_nbytes = std::numeric_limits<std::uint64_t>::max();
   reserved.reserved_nbytes = std::numeric_limits<std::uint64_t>::max();
   EXPECT_THAT(refusal({table("a", 10, 16)}, reserved, ErrorKind::mismatch),
@@ -592,7 +592,7 @@ TEST(TablePlannerTest, NotesThatAreWrongAreRefusedByNameAndRule) {
       {R"({"features": 0})", "features: expected an integer from 1"},
       {R"({"features": 99999999999999999999})", "features: expected an integer"},
       {R"({"features": true})", "features"},
-      {R"({"pooling_factor": -1})", "pooling_factor: expected a number from 0 on"},
+      {R"({"pooling_factor": -1})", "pooling_factor: expected a number of 0 or more"},
       {R"({"pooling_factor": "2"})", "pooling_factor"},
       {R"({"pooling_factor": 1e999})", ""},
       {R"({"pooling_factor": NaN})", ""},

@@ -216,7 +216,7 @@ TEST(PlannerTest, ReplicasStandInForPiecesInLostFiles) {
     EXPECT_THAT(
         lines(plan.notes),
         ElementsAre("src: w: structure: expected the files r0, r1 that the checkpoint lists, found "
-                    "none, but other files have replicas of everything in it"));
+                    "none, but other files have copies of all its data"));
     for (const auto& pieces : plan.copies[0].source_pieces) {
       EXPECT_THAT(pieces, testing::Each(testing::AnyOf(2U, 3U)));
       EXPECT_FALSE(pieces.empty());
@@ -239,9 +239,9 @@ TEST(PlannerTest, AllValuesThatAreNeverReadComeInOneReport) {
     EXPECT_THAT(
         lines(plan_reshard(contents, "src", {.missing = missing}, gaps).problems),
         ElementsAre("src/f: a*[b]: value: expected a value of plain types, found pickle: foreign "
-                    "global x.Y ('!a\\*\\[b]' among the names leaves it out)",
+                    "global x.Y (to leave it out, add '!a\\*\\[b]' to the names)",
                     "src/f: args: value: expected a value of plain types, found pickle: foreign "
-                    "global x.Y ('!args' among the names leaves it out)"));
+                    "global x.Y (to leave it out, add '!args' to the names)"));
   }
   const PlanOptions others{.only = NameSelection({"!args", "!a\\*\\[b]"})};
   EXPECT_THAT(plan_reshard(contents, "src", others, gaps).problems, IsEmpty());

@@ -359,7 +359,7 @@ TEST_P(ResumeTest, WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
     finish_or_keep(plan, failing, *writer, fs_, path(), {.num_threads = 1});
     FAIL() << "no error";
   } catch (const Error& error) {
-    const std::string stays = "\n  stays: " + partial() + "/notes.txt, which Tessera did not";
+    const std::string stays = "\n  not removed: " + partial() + "/notes.txt, which Tessera did not";
     EXPECT_EQ(std::string(error.what()).find(stays) != std::string::npos, is_directory)
         << error.what();
     EXPECT_EQ(error.kind(), ErrorKind::corruption);
@@ -632,11 +632,12 @@ TEST_P(ResumeTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   move_in_part(source, kLargeNbytes * 2 / 3);
   const auto expect_refused = [&](const std::string& path, const std::string& found) {
     for (const auto& refused : {checking(source), resuming(source)}) {
-      EXPECT_THAT(refused, ThrowsError(ErrorKind::already_exists,
-                                       path +
-                                           ": file to be written into: expected a regular file "
-                                           "that has this name alone, found " +
-                                           found + " (remove or rename it)"));
+      EXPECT_THAT(
+          refused,
+          ThrowsError(ErrorKind::already_exists,
+                      path +
+                          ": file to write: expected a regular file with only this name, found " +
+                          found + " (remove or rename it)"));
     }
   };
   const bool is_directory = std::filesystem::is_directory(partial());
@@ -645,7 +646,7 @@ TEST_P(ResumeTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
                    : partial();
   for (const std::string& path : {file, partial() + ".journal"}) {
     std::filesystem::create_hard_link(path, tmp_ / "other");
-    expect_refused(path, "one with another name beside it");
+    expect_refused(path, "a file with a second name (a hard link)");
     std::filesystem::remove(tmp_ / "other");
   }
   if (is_directory) {
@@ -671,7 +672,8 @@ TEST_P(ResumeTest, ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
     return tmp_ / (std::string(nbytes - GetParam().file.size(), 'n') + GetParam().file);
   };
   const auto create = create_options(KeptWork::refuse, OverwritePolicy::refuse);
-  const auto too_long = ThrowsError(ErrorKind::invalid_argument, "bytes, as the work in progress");
+  const auto too_long =
+      ThrowsError(ErrorKind::invalid_argument, "is added to it while the checkpoint is written");
   EXPECT_THAT([&] { check_move(plan, source, fs_, path_of(room_nbytes + 1), create); }, too_long);
   EXPECT_THAT([&] { start_move(plan, source, fs_, path_of(room_nbytes + 1), create); }, too_long);
   EXPECT_TRUE(std::filesystem::is_empty(tmp_.path()));
@@ -688,7 +690,7 @@ TEST_P(ResumeTest, WhatNoWriterLeftStaysWhateverItLooksLike) {
     for (const auto overwrite : {OverwritePolicy::refuse, OverwritePolicy::replace}) {
       for (const KeptWork kept_work : {KeptWork::refuse, KeptWork::resume, KeptWork::discard}) {
         EXPECT_THAT([&] { move(source, kept_work, overwrite); },
-                    ThrowsError(ErrorKind::already_exists, "something else has it"));
+                    ThrowsError(ErrorKind::already_exists, "expected an unused name"));
       }
     }
     EXPECT_TRUE(all_files() == before);
@@ -778,7 +780,7 @@ TEST_P(ValuesBesideTest, ValuesThatHaveAppearedAlreadyDoNoHarm) {
   move_in_part(source, kLargeNbytes * 2 / 3);
   test::write_file(tmp_.path() + values, "somebody's");
   EXPECT_THAT([&] { move(source, KeptWork::resume); },
-              ThrowsError(ErrorKind::already_exists, "something else has it"));
+              ThrowsError(ErrorKind::already_exists, "but another file has it"));
   test::write_file(tmp_.path() + values, expected.at(values));
   EXPECT_GT(move(source, KeptWork::resume), 0U);
   EXPECT_TRUE(all_files() == expected);
@@ -853,7 +855,7 @@ TEST_P(ResumeTest, TwoWritersOfOneDestinationAreRefused) {
   const auto first = formats::create_checkpoint(fs_, path(), plan.destination, {Value(7)}, create);
   for (const KeptWork kept : {KeptWork::refuse, KeptWork::resume, KeptWork::discard}) {
     EXPECT_THAT([&] { move(source, kept); },
-                ThrowsError(ErrorKind::already_exists, "another writer is at work"));
+                ThrowsError(ErrorKind::already_exists, "another process is writing"));
   }
 }
 

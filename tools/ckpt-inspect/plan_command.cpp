@@ -37,8 +37,8 @@ std::vector<TableSize> tables_to_plan(const formats::CheckpointReader& reader,
       reshard::checkpoint_tables(reader.contents(), selection.tensors, reader.path());
   if (tables.empty()) {
     throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, "plan",
-                          "a table, as `embedding_bags.NAME.weight` or `embeddings.NAME.weight`",
-                          "none among the tensors selected");
+                          "a table, named `embedding_bags.NAME.weight` or `embeddings.NAME.weight`",
+                          "none among the selected tensors");
   }
   for (TableSize& table : tables) table.pooling_factor = options.pooling_factor;
   return tables;
@@ -71,8 +71,8 @@ void require_plan_or_nothing(const FileSystem& fs, const std::string& path) {
     if (!text.empty()) TablePlan::from_json(text, path);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io) throw;
-    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite", "a plan",
-                          "something else, which stays as it is");
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite",
+                          "a file with a plan", "another kind of file", "it was not changed");
   }
 }
 

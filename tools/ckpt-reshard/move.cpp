@@ -62,14 +62,14 @@ std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts
 /// Returns 0 where the option is not given.
 int count_option(const std::string& name, int number) {
   if (number == MoveOptions::kNotGiven) return 0;
-  if (number < 1) refuse_option(name, "a number from 1 on", std::to_string(number));
+  if (number < 1) refuse_option(name, "a number of 1 or more", std::to_string(number));
   return number;
 }
 
 /// Refuses options that contradict each other, or that the destination's format does not support.
 void check_options(const MoveOptions& options) {
   if (options.resume && options.discard)
-    refuse_option("--resume", "no --discard beside it", "both");
+    refuse_option("--resume", "either --resume or --discard", "both");
   const std::string found = "--to " + std::string(format_name(*options.format));
   const FormatTraits traits = formats::traits_of(*options.format);
   if (compression(options).compression != NativeWriteOptions::Compression::none &&

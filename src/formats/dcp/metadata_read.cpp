@@ -205,7 +205,7 @@ class Parser {
       return *known;
     }
     dtype.fail(ErrorKind::unsupported,
-               "dtype: expected one of torch's dense dtypes, found " + dtype.describe());
+               "dtype: expected a dense dtype of torch, found " + dtype.describe());
   }
 
   static void check_layout(Object layout) {

@@ -21,7 +21,8 @@ namespace {
 
 /// Returns what is wrong with a part, or nothing.
 std::string part_error(const StateTensor& whole, const TensorPart& part) {
-  if (auto error = region_error(part.region, whole.shape)) return *error;
+  if (auto error = region_error(part.region, whole.shape))
+    return "a region that does not fit (" + *error + ")";
   if (!part.tensor.defined()) return "no tensor";
   if (part.tensor.layout() != at::kStrided) return "a tensor that is not dense";
   if (part.tensor.numel() != numel_of(part.region)) {
@@ -47,7 +48,7 @@ StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType d
   }
   auto* const tensor = std::get_if<StateTensor>(entry);
   if (tensor == nullptr) {
-    report.add("missing", fqn, "a tensor", "another value");
+    report.add("missing", fqn, "a tensor", "a value that is not a tensor");
     return nullptr;
   }
   if (!std::ranges::equal(tensor->shape, shape)) {
@@ -64,7 +65,7 @@ StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType d
   for (const TensorPart& part : tensor->parts) {
     const std::string error = part_error(*tensor, part);
     if (error.empty()) continue;
-    report.add("part", fqn, "one that lies in the tensor, contiguous and of its dtype", error);
+    report.add("part", fqn, "a contiguous part inside the tensor, of the tensor's dtype", error);
     return nullptr;
   }
   return tensor;

@@ -221,7 +221,7 @@ void show_part(StateDict& state_dict, const std::string& fqn, const StateTensor&
     if (const auto elements = cut(*found, region)) {
       part = elements->view(part.sizes()).to(part.scalar_type());
     } else {
-      report.add("hole", fqn, region_to_string(region), "parts that do not hold all of it");
+      report.add("hole", fqn, region_to_string(region), "parts that do not cover it");
     }
   }
   *entry = StateTensor::whole(part);

@@ -57,10 +57,10 @@ void check_same_checkpoint(const std::vector<std::string>& by_rank) {
     if (by_rank[rank] == by_rank.front()) continue;
     const std::string name = opened_from_json(by_rank[rank]).name;
     const std::string first_name = opened_from_json(by_rank.front()).name;
-    throw Error::expected(ErrorKind::mismatch, {}, "checkpoint to load",
-                          "'" + first_name + "' as on rank 0",
-                          (name == first_name ? "another of that name" : "'" + name + "'") +
-                              " on rank " + std::to_string(rank));
+    throw Error::expected(
+        ErrorKind::mismatch, {}, "checkpoint to load", "'" + first_name + "', as on rank 0",
+        (name == first_name ? "a different checkpoint of that name" : "'" + name + "'") +
+            " on rank " + std::to_string(rank));
   }
 }
 
@@ -98,9 +98,10 @@ void refuse_parts(const std::string& path, const StateDict& of_optimizer,
     problems.push_back({formats::Finding::Severity::error,
                         "only",
                         {.fqn = name},
-                        name == groups ? "all of the groups, or nothing"
-                                       : "all of the parameter's state, or nothing",
-                        "a pattern that takes a part of it"});
+                        name == groups
+                            ? "a pattern that selects all parameter groups or none"
+                            : "a pattern that selects all state of the parameter or none",
+                        "a pattern that selects some of it"});
   }
   state::refuse_problems(path, problems);
 }
@@ -150,7 +151,7 @@ StateDict copied_entries(const torch::nn::Module& model, const StateDict& all) {
     for (const TensorPart& part : tensor->parts) {
       if (!part.tensor.is_meta()) continue;
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = *key}, "tensor to load into",
-                            "one with memory", "one on the meta device");
+                            "a tensor with memory", "a tensor on the meta device");
     }
     const bool is_live = std::ranges::all_of(tensor->parts, [&](const TensorPart& part) {
       return part.tensor.numel() == 0 ||
@@ -319,7 +320,8 @@ bool TrainState::Impl::Load::is_wanted(const std::string& name) {
     num_selected += only_.selects(its_name) ? 1U : 0U;
   }
   if (num_selected != 0 && num_selected != num_there) {
-    report("only", name, "all of the value, or nothing", "a pattern that takes a part of it");
+    report("only", name, "a pattern that selects all of the value or none",
+           "a pattern that selects some of it");
   }
   return num_there == 0 ? only_.selects(name) : num_selected != 0;
 }
@@ -330,7 +332,7 @@ void TrainState::Impl::Load::check_fits(const std::string& name, const Stateful&
   try {
     object.check(saved);
   } catch (const Error& error) {
-    report("value", name, "one that can be loaded", std::string(error.reason()));
+    report("value", name, "a value that can be loaded", std::string(error.reason()));
   }
 }
 
@@ -354,13 +356,14 @@ void TrainState::Impl::Load::check(const PerRankValue& value) {
   } else if (value.policy == PerRank::refuse &&
              list->size() != static_cast<std::size_t>(world_size)) {
     report("per rank", value.name,
-           "as many ranks as saved, or a policy: replicate, merge, split, drop",
-           std::to_string(list->size()) + " saved, " + std::to_string(world_size) + " now");
+           "as many ranks as at the save, or a policy (replicate, merge, split, drop)",
+           std::to_string(list->size()) + " ranks at the save, " + std::to_string(world_size) +
+               " now");
   } else {
     try {
       check_fits(value.name, value.object, own_value(value, *list));
     } catch (const Error& error) {
-      report("per rank", value.name, "values that its policy can deal out",
+      report("per rank", value.name, "values that the policy can distribute",
              std::string(error.reason()));
     }
   }
@@ -487,7 +490,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     return std::string();
   });
   // After all ranks have read: if one fails, everything that is not read in place is unchanged.
-  rendezvous_.all_gather("taking over " + path, [&] {
+  rendezvous_.all_gather("applying " + path, [&] {
     load.take_over();
     return std::string();
   });

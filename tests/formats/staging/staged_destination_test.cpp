@@ -159,8 +159,9 @@ TEST_F(StagedDestinationTest, WhatCameToLieInTheDestinationMeanwhileStays) {
   StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace);
   put(fs_, tmp_ / "out.partial/index.h5", "new");
   put(fs_, tmp_ / "out/notes.txt", "mine");
-  EXPECT_THAT([&] { staged.commit(); },
-              ThrowsError(ErrorKind::already_exists, "notes.txt: destination: this is no file"));
+  EXPECT_THAT(
+      [&] { staged.commit(); },
+      ThrowsError(ErrorKind::already_exists, "notes.txt: destination: this file does not belong"));
   EXPECT_EQ(get(tmp_ / "out/notes.txt"), "mine");
   EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
   std::filesystem::remove(tmp_ / "out/notes.txt");
@@ -174,14 +175,14 @@ TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
       [&] {
         StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse);
       },
-      ThrowsError(ErrorKind::already_exists, "something else has it"));
+      ThrowsError(ErrorKind::already_exists, "expected an unused name"));
   EXPECT_EQ(read_file(fs_, tmp_ / "out.partial", 100), "a thesis");
   fs_.remove_all(tmp_ / "out.partial");
   std::filesystem::create_directory(tmp_ / "out.partial");
   put(fs_, tmp_ / "out.partial/chapter", "one");
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     EXPECT_THAT([&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::replace); },
-                ThrowsError(ErrorKind::already_exists, "something else has it"));
+                ThrowsError(ErrorKind::already_exists, "expected an unused name"));
   }
   EXPECT_EQ(read_file(fs_, tmp_ / "out.partial/chapter", 100), "one");
 }
@@ -204,12 +205,12 @@ TEST_F(StagedDestinationTest, WithoutAJournalOnlyWhatIsEmptyIsAWritersWhateverIt
     fs_.make_directory(tmp_ / "out.partial");
     put(fs_, tmp_ / "out.partial/index.h5", "x");
     EXPECT_THAT([&] { stage(kind); },
-                ThrowsError(ErrorKind::already_exists, "has it: a directory without a journal"));
+                ThrowsError(ErrorKind::already_exists, "found a directory without a journal"));
     EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "x");
     fs_.remove_all(tmp_ / "out.partial");
     put(fs_, tmp_ / "out.partial", std::string(1000, '\0'));
     EXPECT_THAT([&] { stage(kind); },
-                ThrowsError(ErrorKind::already_exists, "has it: a file without a journal"));
+                ThrowsError(ErrorKind::already_exists, "found a file without a journal"));
     EXPECT_EQ(get(tmp_ / "out.partial"), std::string(1000, '\0'));
     fs_.remove_all(tmp_ / "out.partial");
   }
@@ -221,11 +222,11 @@ TEST_F(StagedDestinationTest, WhatIsNeitherFileNorDirectoryIsRefusedByName) {
     for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
       for (const auto& judge : {StagedDestination::Judge(),
                                 StagedDestination::Judge([](auto&) { return LeftOver::remove; })}) {
-        const auto refused = ThrowsError(ErrorKind::already_exists,
-                                         name +
-                                             ": this name is needed for the work in progress, "
-                                             "and something else has it: " +
-                                             found);
+        const auto refused =
+            ThrowsError(ErrorKind::already_exists, name +
+                                                       ": expected an unused name, which is needed "
+                                                       "while the checkpoint is written, found " +
+                                                       found);
         EXPECT_THAT(
             [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
             refused);
@@ -264,7 +265,7 @@ TEST_F(StagedDestinationTest, ALinkThatLeadsNowhereIsNoFreeDestination) {
       EXPECT_THAT(
           [&] { StagedDestination(faulty_, tmp_ / name, DestinationKind::directory, overwrite); },
           ThrowsError(ErrorKind::already_exists,
-                      "out: destination: expected a free name, found a link that leads nowhere"));
+                      "out: destination: expected an unused name, found a broken link"));
     }
   }
   EXPECT_EQ(faulty_.transcript(), "");
@@ -464,7 +465,7 @@ TEST_F(StagedDestinationTest, WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) {
   left.insert(left.end() - 1, "rank-00002.h5");
   EXPECT_EQ(fs_.list_directory(tmp_ / "out.partial"), left);
   EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
-              ThrowsError(ErrorKind::already_exists, "has it: a directory without a journal"));
+              ThrowsError(ErrorKind::already_exists, "found a directory without a journal"));
 }
 
 // Shows E4.
@@ -479,7 +480,8 @@ TEST_F(StagedDestinationTest, WhatComesToLieInTheDestinationIsToBeOfItsFormat) {
     StagedDestination staged(fs_, path, DestinationKind::directory, OverwritePolicy::replace);
     put(fs_, join_path(path, foreign), "mine");
     EXPECT_THAT([&] { staged.commit(); },
-                ThrowsError(ErrorKind::already_exists, foreign + ": destination: this is no file"));
+                ThrowsError(ErrorKind::already_exists,
+                            foreign + ": destination: this file does not belong"));
     EXPECT_EQ(get(join_path(path, foreign)), "mine");
   }
 }
@@ -549,7 +551,7 @@ TEST_F(StagedDestinationTest, WhatIsLeftAndCannotBeRemovedIsToldByTheNextWriter)
       write_directory(faulty_, "new", OverwritePolicy::refuse);
     } catch (const Error& error) {
       const std::string text = error.what();
-      if (text.find("out.partial: staging: what an earlier run left here cannot be removed: ") !=
+      if (text.find("out.partial: staging: cannot remove what an earlier run left here: ") !=
           std::string::npos) {
         ++num_told;
         EXPECT_THAT(text, ::testing::EndsWith(" (remove it yourself)"));
@@ -568,7 +570,8 @@ TEST_F(StagedDestinationTest, WhatSomebodyPutsIntoWorkThatIsLeftIsKnownByItsName
   put(fs_, tmp_ / "out.partial/rank-00000.h5", "half");
   put(fs_, tmp_ / "out.partial/mine.safetensors", "mine");
   EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
-              ThrowsError(ErrorKind::already_exists, "mine.safetensors: staging: this is no file"));
+              ThrowsError(ErrorKind::already_exists,
+                          "mine.safetensors: staging: this file does not belong"));
   EXPECT_EQ(get(tmp_ / "out.partial/mine.safetensors"), "mine");
   EXPECT_EQ(get(tmp_ / "out.partial/rank-00000.h5"), "half");
 }
@@ -590,8 +593,8 @@ TEST_F(StagedDestinationTest, WhatSomebodyPutsIntoWorkInProgressStays) {
     fs_.remove_all(tmp_ / ("out.partial/" + name));
   }
   put(fs_, tmp_ / "out.partial/notes.json", "mine");
-  EXPECT_THAT(stage,
-              ThrowsError(ErrorKind::already_exists, "notes.json: staging: this is no file"));
+  EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists,
+                                 "notes.json: staging: this file does not belong"));
   EXPECT_EQ(get(tmp_ / "out.partial/notes.json"), "mine");
   EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
 }
@@ -607,7 +610,8 @@ TEST_F(StagedDestinationTest, AJournalThatIsALinkHidesNoWork) {
     for (const auto& judge : {StagedDestination::Judge(), StagedDestination::Judge(never)}) {
       EXPECT_THAT(
           [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
-          ThrowsError(ErrorKind::already_exists, "out.partial.journal: journal: this name"));
+          ThrowsError(ErrorKind::already_exists,
+                      "out.partial.journal: journal: expected an unused name"));
     }
     EXPECT_EQ(get(tmp_ / work), "half");
     for (const std::string& name : names()) fs_.remove_all(tmp_ / name);
@@ -621,7 +625,7 @@ TEST_F(StagedDestinationTest, AJournalWithoutItsWorkIsRemovedAndNothingElse) {
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
   put(fs_, tmp_ / "out.partial.journal", "my notes");
   EXPECT_THAT([&] { write_directory(fs_, "newer", OverwritePolicy::replace); },
-              ThrowsError(ErrorKind::already_exists, "something else has it: another file"));
+              ThrowsError(ErrorKind::already_exists, "found another file"));
   EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
   EXPECT_EQ(get(tmp_ / "out.partial.journal"), "my notes");
   EXPECT_EQ(names(), (std::vector<std::string>{"out", "out.partial.journal"}));

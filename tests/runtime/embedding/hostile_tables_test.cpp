@@ -114,11 +114,12 @@ TEST(HostileTablesTest, AnInputIsOneCollectionsAndForOnce) {
   EXPECT_THAT(refusal_of([&] {
                 others->forward(tables->distribute(ids_of({1, 1, 1, 1})));
               }),
-              HasSubstr("another collection's"));
+              HasSubstr("an input of another collection"));
   DistributedInput input = tables->distribute(ids_of({1, 1, 1, 1}));
   DistributedInput copy = input;
   tables->forward(std::move(input));
-  EXPECT_THAT(refusal_of([&] { tables->forward(copy); }), HasSubstr("looked up already"));
+  EXPECT_THAT(refusal_of([&] { tables->forward(copy); }),
+              HasSubstr("an input that was used before"));
   EXPECT_THAT(refusal_of([&] { tables->forward(std::move(input)); }), HasSubstr("moved from"));
   EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr("moved from"));
 }
@@ -128,7 +129,7 @@ TEST(HostileTablesTest, ARefusedInputIsRefusedEachTime) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto tables = sharded(mesh, "row_wise");
     DistributedInput input = tables->distribute(ids_of({1, 1, mesh.rank() == 0 ? 99 : 1, 1}));
-    const std::string expected = mesh.rank() == 0 ? "found 99" : "one that rank 0 refused";
+    const std::string expected = mesh.rank() == 0 ? "found 99" : "an invalid batch on rank 0";
     EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr(expected));
     EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr(expected));
     EXPECT_THAT(refusal_of([&] { tables->forward(input); }), HasSubstr(expected));
@@ -226,9 +227,9 @@ TEST(HostileTablesTest, TablesThatOneRankUpdatesAloneAreRefusedByOthers) {
           std::make_shared<FusedEmbeddingBagCollection>(test::small_tables(), Sgd{.lr = 0.1}));
     };
     EXPECT_THAT(refusal_of([&] { fully_shard(*model(), {.mesh = mesh}); }),
-                HasSubstr("tessera::shard makes a sharded one"));
+                HasSubstr("apply tessera::shard to it first"));
     EXPECT_THAT(refusal_of([&] { replicate(*model(), {.mesh = mesh}); }),
-                HasSubstr("tessera::shard makes a sharded one"));
+                HasSubstr("apply tessera::shard to it first"));
   });
 }
 
@@ -311,7 +312,7 @@ TEST(HostileTablesTest, WhatIsShardedTakesWholeTablesAndKeepsItsMemory) {
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
   EXPECT_THAT(refusal_of([&] { shard(*tables, plan("table_wise", 1), alone); }),
-              HasSubstr("one of whole tables"));
+              HasSubstr("expected whole tables"));
   tables->weight("users").set_data(torch::zeros({2, 2}));
   EXPECT_THAT(refusal_of([&] {
                 tables->forward(ids_of({1, 1, 1, 1}));

@@ -65,7 +65,7 @@ TEST(InputExchangeTest, WhatOneRankRefusesIsAnErrorOnAll) {
       if (mesh.rank() == 1) {
         EXPECT_THAT(refusal, HasSubstr("id 0 of feature 'city', sample 0"));
       } else {
-        EXPECT_THAT(refusal, HasSubstr("one that rank 1 refused"));
+        EXPECT_THAT(refusal, HasSubstr("an invalid batch on rank 1"));
       }
       // And the next batch passes.
       EXPECT_EQ(tables->forward(one_city(1)).values().size(0), 1);
@@ -110,21 +110,21 @@ TEST(InputExchangeTest, TablesAndPlansThatDoNotFitAreRefusedByName) {
   TablePlan less = plan;
   less.tables.erase("days");
   EXPECT_THAT(refusal_of([&] { shard(collection, less, alone); }),
-              AllOf(HasSubstr("days"), HasSubstr("none for this one")));
+              AllOf(HasSubstr("days"), HasSubstr("none for this table")));
   TablePlan more = plan;
   more.tables["other"] = {TableSharding::table_wise, {0}};
   EXPECT_THAT(refusal_of([&] { shard(collection, more, alone); }), HasSubstr("other"));
   EXPECT_THAT(
       refusal_of([&] { shard(collection, test::plan_of(test::plan_kind("grid"), 2), alone); }),
-      HasSubstr("the mesh's 1 ranks"));
+      HasSubstr("the 1 ranks of the mesh"));
   TablePlan wrong_rank = plan;
   wrong_rank.tables["days"].ranks = {1};
   EXPECT_THAT(refusal_of([&] { shard(collection, wrong_rank, alone); }),
-              HasSubstr("rank in a table's rule"));
+              HasSubstr("rank in the rule of a table"));
   EXPECT_THAT(refusal_of([&] {
                 shard(collection, plan, alone, {.kernel = {{"days", Kernel::fused}}});
               }),
-              HasSubstr("fused without an optimizer"));
+              HasSubstr("the fused kernel without an optimizer"));
   EXPECT_THAT(refusal_of([&] {
                 shard(collection, plan, alone, {.kernel = {{"dais", Kernel::dense}}});
               }),
@@ -146,7 +146,7 @@ TEST(InputExchangeTest, TablesAndPlansThatDoNotFitAreRefusedByName) {
   EXPECT_THAT(refusal_of([&] {
                 EmbeddingBagCollection({table("a", 1, 1), table("a", 1, 1)});
               }),
-              HasSubstr("another one's"));
+              HasSubstr("a second table of this name"));
 }
 
 // Shows D7.
@@ -209,7 +209,7 @@ TEST(InputExchangeTest, WhatABackwardCannotDoIsRefused) {
   FusedEmbeddingBagCollection tables(test::small_tables(), embedding::Sgd{.lr = 0.1});
   const auto loss = test::loss_of(tables.forward(test::small_batch(0, 0)).values());
   loss.backward({}, /*retain_graph=*/true);
-  EXPECT_THAT(refusal_of([&] { loss.backward(); }), HasSubstr("retain_graph has no meaning"));
+  EXPECT_THAT(refusal_of([&] { loss.backward(); }), HasSubstr("retain_graph does not work here"));
   const auto other = test::loss_of(tables.forward(test::small_batch(0, 0)).values());
   EXPECT_THAT(refusal_of([&] { other.backward({}, true, /*create_graph=*/true); }),
               HasSubstr("create_graph"));

@@ -144,8 +144,8 @@ TEST(KeyedJaggedTensorTest, WhatDoesNotFitIsRefusedByFeatureAndSample) {
     });
   };
   EXPECT_THAT(from_offsets({0, 2, 1, 3, 3}), HasSubstr("feature 'a', sample 1"));
-  EXPECT_THAT(from_offsets({1, 2, 2, 3, 3}), HasSubstr("first of the offsets"));
-  EXPECT_THAT(from_offsets({0, 1, 2, 2, 2}), HasSubstr("last of the offsets"));
+  EXPECT_THAT(from_offsets({1, 2, 2, 3, 3}), HasSubstr("first offset"));
+  EXPECT_THAT(from_offsets({0, 1, 2, 2, 2}), HasSubstr("last offset"));
   EXPECT_THAT(refusal_of([] { some_batch(torch::zeros({2})); }), HasSubstr("weights"));
   EXPECT_THAT(
       refusal_of([] { KeyedJaggedTensor::from_lengths({"a"}, torch::zeros({2}), longs({2})); }),

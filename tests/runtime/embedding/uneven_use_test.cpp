@@ -203,9 +203,10 @@ TEST(UnevenUseWithTablesTest, TablesThatOneRankDoesNotUseAreAnErrorOnAll) {
           };
           EXPECT_THAT(train_otherwise,
                       test::ThrowsError(ErrorKind::mismatch,
-                                        "to come to tables in the " +
+                                        "to run the collectives of tables in the " +
                                             std::string(in_backward ? "backward" : "forward") +
-                                            ", found rank 0 there, rank 1 about to end its part"));
+                                            ", found rank 0 ready to do so, but rank 1 about to "
+                                            "start no more collectives"));
           for (int step = 0; step < 2; ++step) train();
         });
       }
@@ -279,7 +280,7 @@ TEST(UnevenUseWithTablesTest, TablesThatAreReplacedLaterAreNamed) {
     model->replace_module("tables", sharded_tables(mesh));
     EXPECT_THAT([&] { forward(model, batch, true); },
                 test::ThrowsError(ErrorKind::invalid_argument,
-                                  "tables: embedding tables in a fully sharded root"));
+                                  "tables: embedding tables in a fully sharded model"));
     EXPECT_FALSE(is_in_pass(*model));
   });
 }

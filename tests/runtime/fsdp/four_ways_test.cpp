@@ -186,7 +186,7 @@ TEST(FourWaysTest, BothWaysRaiseTheSameErrors) {
         const FullyShardedDataParallel<Sub> once(module, FullyShardOptions{});
         const FullyShardedDataParallel<Sub> twice(module, FullyShardOptions{});
       })};
-  EXPECT_THAT(errors[0], HasSubstr("no API was applied to yet"));
+  EXPECT_THAT(errors[0], HasSubstr("expected a module that is not sharded or replicated yet"));
   EXPECT_EQ(errors[0], errors[1]);
 }
 

@@ -66,8 +66,8 @@ TEST(InitializationTest, AMetaParameterWithoutAFunctionIsNamed) {
   Mlp model = on_meta_device([] { return Mlp(); });
   EXPECT_THAT(
       error_of([&] { fully_shard(*model, {.policy = ModuleWrapPolicy<torch::nn::Linear>()}); }),
-      HasSubstr("down.weight: parameter of a module to be fully sharded: expected one with "
-                "memory, found one on the meta device"));
+      HasSubstr("down.weight: tensor for fully_shard: expected a tensor with memory, found a "
+                "tensor on the meta device"));
 }
 
 // Shows B22.
@@ -89,9 +89,9 @@ TEST(InitializationTest, AnOptimizerFromBeforeShardingIsNamed) {
     torch::optim::Adam optimizer(model->parameters());
     model->forward(torch::ones({1, 7})).sum().backward();
     optimizer.step();
-    EXPECT_THAT(error_of([&] { fully_shard(*model, {.mesh = mesh}); }),
-                HasSubstr("up.weight: parameter of a module to be fully sharded: expected one "
-                          "without a gradient"));
+    EXPECT_THAT(
+        error_of([&] { fully_shard(*model, {.mesh = mesh}); }),
+        HasSubstr("up.weight: parameter for fully_shard: expected a parameter without a gradient"));
   });
 }
 

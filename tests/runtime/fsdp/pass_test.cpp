@@ -247,7 +247,8 @@ TEST(PassTest, TwiceShardedAndNothingShardedAreErrors) {
   EXPECT_THAT(error_of([&] { forward(model, torch::ones({1, 7})); }), HasSubstr("fully_shard"));
   fully_shard(*model);
   EXPECT_THAT(error_of([&] { fully_shard(*model); }),
-              HasSubstr("no API was applied to yet, found fully_shard"));
+              HasSubstr("expected a module that is not sharded or replicated yet, found a module "
+                        "that fully_shard was applied to"));
   torch::nn::LinearImpl on_stack(2, 2);
   EXPECT_THAT(error_of([&] { fully_shard(on_stack); }), HasSubstr("shared_ptr"));
 }

@@ -197,7 +197,7 @@ TEST(UnshardParamsScopeTest, OfASubtreeOrOfOneUnitAlone) {
         error_of([&] {
           static_cast<void>(unshard_params(*model->blocks[2]->as<Block>()->up, {.recurse = false}));
         }),
-        HasSubstr("expected a fully sharded module, or recurse"));
+        HasSubstr("expected a fully sharded module, or the option recurse"));
   });
 }
 

@@ -578,8 +578,8 @@ TEST(ReplicateTest, WhatIsAppliedAlreadyIsNamed) {
   fully_shard(*model->middle);
   EXPECT_EQ(registry::applied_api(*model->middle), "fully_shard");
   EXPECT_THAT(error_of([&] { replicate(*model); }),
-              HasSubstr("middle: replicate: expected a module that no API was applied to, found "
-                        "fully_shard"));
+              HasSubstr("middle: replicate: expected a module that is not sharded or replicated "
+                        "yet, found a module that fully_shard was applied to"));
   replicate(*model->up);
   EXPECT_THAT(error_of([&] { fully_shard(*model->up); }), HasSubstr("found replicate"));
   EXPECT_FALSE(registry::applied_api(*model));

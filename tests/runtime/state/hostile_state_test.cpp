@@ -436,11 +436,13 @@ TEST(HostileStateTest, PartsOfAnOptimizersStateCannotBeLoadedAlone) {
       return test::error_of([&] { load(state, path, {.only = only}); });
     };
     EXPECT_THAT(load_only({"optim.state.*.exp_avg"}),
-                HasSubstr("optim.state.0.bias: only: expected all of the parameter's state"));
+                HasSubstr("optim.state.0.bias: only: expected a pattern that selects all state of "
+                          "the parameter"));
     EXPECT_THAT(load_only({"!optim.state.1.weight.step"}), HasSubstr("optim.state.1.weight: only"));
     EXPECT_THAT(
         load_only({flattened ? "optim.param_groups.0.weight.lr" : "optim.param_groups.0.lr"}),
-        HasSubstr("optim.param_groups: only: expected all of the groups"));
+        HasSubstr(
+            "optim.param_groups: only: expected a pattern that selects all parameter groups"));
     for (const char* whole : {"optim", "optim.state.*", "optim.state.0.bias", "optim.param_groups",
                               "!optim.param_groups", "!optim.state.1.*"}) {
       EXPECT_EQ(load_only({whole}), "none") << whole;
@@ -611,12 +613,12 @@ TEST(HostileStateTest, WhatIsNotThereIsAnError) {
   TrainState state(model);
   const std::string path = directory.path() + "/a";
   EXPECT_THAT(test::error_of([&] { save(state, path, {.file_system = nullptr}); }),
-              HasSubstr("file_system: expected one, found a null pointer"));
+              HasSubstr("file_system: expected a file system, found a null pointer"));
   EXPECT_THAT(test::error_of([&] { load(state, path, {.file_system = nullptr}); }),
-              HasSubstr("file_system: expected one, found a null pointer"));
+              HasSubstr("file_system: expected a file system, found a null pointer"));
   const TrainState moved_to = std::move(state);
   const auto refusal_of = [&](const auto& action) { return test::error_of(action); };
-  const auto matches = HasSubstr("one that was moved from");
+  const auto matches = HasSubstr("a TrainState that was moved from");
   EXPECT_THAT(refusal_of([&] { save(state, path); }), matches);  // NOLINT: what is tested
   EXPECT_THAT(refusal_of([&] { load(state, path); }), matches);
   EXPECT_THAT(refusal_of([&] { state.wait(); }), matches);
@@ -631,7 +633,8 @@ TEST(HostileStateTest, ATrainStateMadeBeforeFullyShardSaysSo) {
     torch::nn::Linear model(4, 4);
     TrainState state(model);
     fully_shard(*model, {.mesh = mesh});
-    const auto matches = HasSubstr("TrainState: expected one made after fully_shard");
+    const auto matches =
+        HasSubstr("TrainState: expected a TrainState that was made after fully_shard");
     EXPECT_THAT(test::error_of([&] { save(state, directory.path() + "/a"); }), matches);
     EXPECT_THAT(test::error_of([&] { load(state, directory.path() + "/a"); }), matches);
   });

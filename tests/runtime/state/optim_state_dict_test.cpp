@@ -191,7 +191,7 @@ TEST(OptimStateDictFormTest, KeysByNumberAndBack) {
                by_name);
   EXPECT_THAT(
       error_of([&] { rekey_optim_state_dict(by_id, OptimStateKey::param_id, *model, *optimizer); }),
-      HasSubstr("a parameter's name"));
+      HasSubstr("the name of a parameter"));
 }
 
 // Shows C7.
@@ -226,7 +226,8 @@ TEST(OptimStateDictFormTest, FlattenedGroupsAreToldForEachParameter) {
   StateDict other = flattened;
   other.set("param_groups.0.weight.lr", Value(0.75));
   torch::optim::AdamW one(model->parameters(), torch::optim::AdamWOptions(0.1));
-  EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, one, other); }), HasSubstr("in groups"));
+  EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, one, other); }),
+              HasSubstr("in the saved groups"));
   other.erase("param_groups.0.weight.lr");
   const StateDict by_id =
       rekey_optim_state_dict(nested, OptimStateKey::param_id, *model, *optimizer);
@@ -297,13 +298,14 @@ TEST(OptimStateDictFaultTest, AParameterHeldTwiceIsRefusedByName) {
       std::vector<torch::optim::OptimizerParamGroup>{parameters(*model), {{model->head->weight}}},
       torch::optim::AdamOptions(0.1));
   for (const auto& [optimizer, where] :
-       {std::pair{&in_one_group, "held twice in group 0"},
-        std::pair{&in_two_groups, "held in group 0 and in group 1"}}) {
+       {std::pair{&in_one_group, "two entries in group 0"},
+        std::pair{&in_two_groups, "entries in group 0 and in group 1"}}) {
     const auto expect_refused = [&, expected = std::string(where)](const auto& action) {
       const std::string error = error_of(action);
-      EXPECT_THAT(error, HasSubstr("embedding.weight: parameter of the optimizer: expected held "
-                                   "once, found " +
-                                   expected));
+      EXPECT_THAT(
+          error,
+          HasSubstr("embedding.weight: parameter of the optimizer: expected one entry, found " +
+                    expected));
       EXPECT_THAT(error, HasSubstr("tessera::parameters(model) lists it once"));
     };
     expect_refused([&] { optim_state_dict(*model, *optimizer); });
@@ -326,7 +328,7 @@ TEST(OptimStateDictFaultTest, ParametersOfOneGroupMustBeInOne) {
   const auto two = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
   torch::optim::AdamW one(model->parameters(), torch::optim::AdamWOptions(0.1));
   EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, one, optim_state_dict(*model, *two)); }),
-              HasSubstr("in groups 0 and 1"));
+              HasSubstr("in the saved groups 0 and 1"));
 }
 
 }  // namespace

@@ -324,8 +324,8 @@ TEST(LoadStateDictTest, WhatRank0AloneHasIsLoadedWithRank0Only) {
     const auto matches = [&]() -> ::testing::Matcher<std::string> {
       if (mesh.rank() == 0) return ::testing::Eq("none");
       return ::testing::EndsWith(
-          "\n  hint: this rank has no entries: what was made with rank0_only is "
-          "loaded with rank0_only");
+          "\n  hint: the state dict of this rank is empty: if it was made with rank0_only, load it "
+          "with rank0_only");
     }();
     EXPECT_THAT(error_of([&] { load_state_dict(*model, of_model); }), matches);
     EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, optimizer, of_optimizer); }), matches);
