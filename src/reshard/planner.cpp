@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/cast.h"
-#include "base/digest.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/piece_index.h"
 #include "reshard/source_check.h"
@@ -471,7 +470,6 @@ class Planner {
         return parameter_shards(role.parameter_index.value_or(selected.source_tensor));
       case StateKind::row_wise:
         if (!role.parameter_index) return parameter_shards(selected.source_tensor);
-        return row_wise_shards(parameter_shards(*role.parameter_index),
                                source_.tensors[*role.parameter_index].meta.shape, entry.meta.shape);
       case StateKind::row_wise_per_shard:
         if (!role.parameter_index) break;
@@ -665,53 +663,6 @@ class Planner {
 Plan plan_reshard(const CheckpointContents& source, const std::string& source_path,
                   const PlanOptions& options, const SourceGaps& gaps) {
   return Planner(source, source_path, options, gaps).plan();
-}
-
-std::string plan_digest(const Plan& plan, const CheckpointContents& source) {
-  Sha256 hash;
-  const auto add = [&](std::string_view text) {
-    hash.update(std::as_bytes(std::span(text)));
-    hash.update(std::as_bytes(std::span("\n", 1)));
-  };
-  const auto add_number = [&](auto number) { add(std::to_string(number)); };
-  add_number(plan.destination.world_size);
-  for (std::size_t i = 0; i < plan.destination.tensors.size(); ++i) {
-    const TensorEntry& tensor = plan.destination.tensors[i];
-    const TensorCopy& copy = plan.copies[i];
-    add(tensor.meta.fqn);
-    add(dtype_name(tensor.meta.dtype));
-    add(shape_to_string(tensor.meta.shape));
-    add(formats::state_kind_name(tensor.kind));
-    add(source.tensors[copy.source_tensor].meta.fqn);
-    for (const std::int64_t width : copy.merged_widths) add_number(width);
-    if (copy.num_repeated_rows != 0) add_number(copy.num_repeated_rows);
-    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
-      add(region_to_string(tensor.pieces[p].region));
-      add_number(tensor.pieces[p].rank);
-      for (const std::uint32_t piece : copy.source_pieces[p]) add_number(piece);
-    }
-  }
-  for (std::size_t i = 0; i < plan.destination.values.size(); ++i) {
-    add(plan.destination.values[i].name);
-    add(source.values[plan.value_sources[i]].name);
-  }
-  for (const Alias& alias : plan.destination.aliases) {
-    add(alias.fqn);
-    add(alias.target);
-  }
-  return hash.hex_digest();
-}
-
-std::vector<RankShare> rank_shares(const Plan& plan) {
-  std::vector<RankShare> shares(static_cast<std::size_t>(plan.destination.world_size));
-  for (const TensorEntry& tensor : plan.destination.tensors) {
-    for (const Piece& piece : tensor.pieces) {
-      RankShare& share = shares[static_cast<std::size_t>(piece.rank)];
-      ++share.num_pieces;
-      share.nbytes += nbytes_of(piece.region, tensor.meta.dtype);
-    }
-  }
-  return shares;
 }
 
 }  // namespace tessera::reshard
