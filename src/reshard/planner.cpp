@@ -9,6 +9,7 @@
 #include "base/cast.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/piece_index.h"
+#include "reshard/row_wise_shards.h"
 #include "reshard/source_check.h"
 #include "reshard/torchrec_names.h"
 #include "reshard/writer_balance.h"
@@ -470,6 +471,7 @@ class Planner {
         return parameter_shards(role.parameter_index.value_or(selected.source_tensor));
       case StateKind::row_wise:
         if (!role.parameter_index) return parameter_shards(selected.source_tensor);
+        return row_wise_shards(parameter_shards(*role.parameter_index),
                                source_.tensors[*role.parameter_index].meta.shape, entry.meta.shape);
       case StateKind::row_wise_per_shard:
         if (!role.parameter_index) break;
