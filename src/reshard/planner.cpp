@@ -11,6 +11,7 @@
 #include "reshard/piece_index.h"
 #include "reshard/row_wise_shards.h"
 #include "reshard/source_check.h"
+#include "reshard/source_gaps.h"
 #include "reshard/torchrec_names.h"
 #include "reshard/writer_balance.h"
 #include "tessera/formats/format_driver.h"
@@ -306,7 +307,8 @@ class Planner {
         !has_shape_of_kind(source_, tensor, role, report_)) {
       return;
     }
-    const std::optional<PresentPieces> present = present_pieces(selected);
+    const std::optional<PresentPieces> present = find_present_pieces(
+        source_, selected.source_tensor, selected.source_name, gaps_, options_.missing, report_);
     if (present && !present->are_enough) return;
 
     if (role.is_misnamed) {
@@ -342,47 +344,6 @@ class Planner {
     plan_.nbytes_to_write += entry.meta.nbytes();
     plan_.destination.tensors.push_back(std::move(entry));
     plan_.copies.push_back(std::move(copy));
-  }
-
-  /// The rest of a tensor of which some pieces are missing.
-  struct PresentPieces {
-    TensorEntry tensor;                  // without the missing pieces
-    std::vector<std::uint32_t> numbers;  // of its pieces in the source
-    bool are_enough;
-
-    /// Converts numbers of these pieces to numbers of the source's pieces.
-    void restore_numbers(TensorCopy& copy) const {
-      for (std::vector<std::uint32_t>& pieces : copy.source_pieces) {
-        for (std::uint32_t& piece : pieces) piece = numbers[piece];
-      }
-    }
-  };
-
-  /// Returns none for a whole tensor; else reports what is missing.
-  std::optional<PresentPieces> present_pieces(const Selected& selected) {
-    const auto lost = gaps_.missing.pieces.find(selected.source_tensor);
-    if (lost == gaps_.missing.pieces.end()) return std::nullopt;
-    PresentPieces present{source_.tensors[selected.source_tensor], {}, false};
-    std::vector<Piece> pieces = std::move(present.tensor.pieces);
-    present.tensor.pieces.clear();
-    std::set<std::string> files;
-    for (std::uint32_t p = 0; p < pieces.size(); ++p) {
-      const auto file = lost->second.find(p);
-      if (file != lost->second.end()) {
-        files.insert(file->second);
-        continue;
-      }
-      present.tensor.pieces.push_back(std::move(pieces[p]));
-      present.numbers.push_back(p);
-    }
-    present.are_enough =
-        check_coverage(regions_of(present.tensor), present.tensor.meta.shape).empty();
-    if (present.are_enough) {
-      note_replaced(selected.source_name, files, report_);
-    } else {
-      report_missing_data(selected.source_name, files, options_.missing, report_);
-    }
-    return present;
   }
 
   bool cast(TensorEntry& entry) {
@@ -524,29 +485,11 @@ class Planner {
   void plan_values() {
     for (const std::size_t i : selected_values_) {
       const formats::ValueEntry& value = source_.values[i];
-      if (!can_give(i)) continue;
+      if (!can_give_value(source_, i, gaps_, options_.missing, report_)) continue;
       plan_.destination.values.push_back(
           {renamed(value.name, options_.renames), path_of(value.name, value.key_path)});
       plan_.value_sources.push_back(i);
     }
-  }
-
-  /// Returns whether the source can deliver a value; if not, reports why.
-  bool can_give(std::size_t value_index) {
-    const std::string& name = source_.values[value_index].name;
-    const auto lost = gaps_.missing.values.find(value_index);
-    if (lost != gaps_.missing.values.end()) {
-      report_missing_data(name, {lost->second}, options_.missing, report_);
-      return false;
-    }
-    const auto refused = gaps_.refused_values.find(value_index);
-    if (refused == gaps_.refused_values.end()) return true;
-    ErrorWhere where = refused->second.where();
-    where.fqn = name;
-    report_.problem_at(where, "value", "a value of plain types",
-                       std::string(refused->second.reason()),
-                       {Remedy::Action::leave_out, glob_of(name)});
-    return false;
   }
 
   /// Sorts two parallel lists by the first one's names.

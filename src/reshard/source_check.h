@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,12 +24,6 @@ bool is_bare_flat_vector(std::string_view fqn);
 
 void report_missing_files(const formats::CheckpointContents& source, Relaxation missing,
                           PlanReport& report);
-
-/// Reports what is missing because its files are missing.
-void report_missing_data(const std::string& fqn, const std::set<std::string>& files,
-                         Relaxation missing, PlanReport& report);
-/// Notes that files are missing, but other files have replicas of everything in them.
-void note_replaced(const std::string& fqn, const std::set<std::string>& files, PlanReport& report);
 
 /// Checks that the pieces hold every element once. `missing` may allow holes, but never overlaps.
 bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, PlanReport& report);
