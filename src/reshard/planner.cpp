@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "base/cast.h"
+#include "reshard/destination_names.h"
+#include "reshard/key_path_rename.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/piece_index.h"
 #include "reshard/row_wise_shards.h"
@@ -26,45 +28,6 @@ using formats::KeyPath;
 using formats::Piece;
 using formats::StateKind;
 using formats::TensorEntry;
-
-/// If `from` and `to` both begin with `step`, removes it from both. Returns whether they do.
-bool take_common_step(const std::string& step, std::string_view& from, std::string_view& to) {
-  const std::string front = step + ".";
-  if (!from.starts_with(front) || !to.starts_with(front)) return false;
-  from.remove_prefix(front.size());
-  to.remove_prefix(front.size());
-  return true;
-}
-
-/// Returns the key path of a renamed key. Steps that both prefixes share and steps after the prefix
-/// stay as they are. What lies between becomes one step, together with the rest of the step in
-/// which the prefix ends.
-KeyPath renamed_path(const KeyPath& path, const std::string& name, const std::string& new_name,
-                     const std::vector<Rename>& renames) {
-  if (name == new_name || path.empty()) return path;
-  if (formats::spell(path) != name) return {};
-  const auto rename = std::find_if(renames.begin(), renames.end(),
-                                   [&](const Rename& r) { return name.starts_with(r.from); });
-  std::string_view from = rename->from;
-  std::string_view to = rename->to;
-  KeyPath result;
-  auto step = path.begin();
-  for (; take_common_step(formats::spell({*step}), from, to); ++step) result.push_back(*step);
-  std::string text = formats::spell({*step});
-  for (; from.size() > text.size(); text = formats::spell({*step})) {
-    from.remove_prefix(text.size() + 1);
-    ++step;
-  }
-  const bool is_between_steps = from.empty() && (to.empty() || to.ends_with('.'));
-  if (is_between_steps) {
-    if (!to.empty()) result.emplace_back(std::string(to.substr(0, to.size() - 1)));
-    result.push_back(*step);
-  } else {
-    result.emplace_back(std::string(to) + text.substr(from.size()));
-  }
-  result.insert(result.end(), step + 1, path.end());
-  return result;
-}
 
 class Planner {
  public:
@@ -241,7 +204,7 @@ class Planner {
     return selected_.size() - 1;
   }
   KeyPath path_of(const std::string& name, const KeyPath& key_path) const {
-    return renamed_path(key_path, name, renamed(name, options_.renames), options_.renames);
+    return renamed_path(key_path, name, options_.renames);
   }
 
   void plan_units() {
@@ -492,48 +455,11 @@ class Planner {
     }
   }
 
-  /// Sorts two parallel lists by the first one's names.
-  template <class Entry, class Other, class NameOf>
-  static void sort_both(std::vector<Entry>& entries, std::vector<Other>& others, NameOf name_of) {
-    std::vector<std::size_t> order(entries.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return name_of(entries[a]) < name_of(entries[b]);
-    });
-    std::vector<Entry> sorted_entries;
-    std::vector<Other> sorted_others;
-    for (const std::size_t i : order) {
-      sorted_entries.push_back(std::move(entries[i]));
-      sorted_others.push_back(std::move(others[i]));
-    }
-    entries = std::move(sorted_entries);
-    others = std::move(sorted_others);
-  }
-
   void sort_and_check_names() {
     CheckpointContents& destination = plan_.destination;
-    sort_both(destination.tensors, plan_.copies,
-              [](const TensorEntry& t) -> const std::string& { return t.meta.fqn; });
-    sort_both(destination.values, plan_.value_sources,
-              [](const formats::ValueEntry& v) -> const std::string& { return v.name; });
-    std::sort(destination.aliases.begin(), destination.aliases.end(),
-              [](const Alias& a, const Alias& b) { return a.fqn < b.fqn; });
-
-    std::map<std::string_view, int> num_uses;
-    for (const TensorEntry& tensor : destination.tensors) ++num_uses[tensor.meta.fqn];
-    for (const formats::ValueEntry& value : destination.values) ++num_uses[value.name];
-    for (const Alias& alias : destination.aliases) ++num_uses[alias.fqn];
-    for (const auto& [name, count] : num_uses) {
-      if (name.empty() && !options_.renames.empty()) {
-        report_.problem("rename", "", "a name", "an empty one");
-      }
-      if (count == 1) continue;
-      report_.problem("rename", std::string(name), "one entry of that name", std::to_string(count));
-    }
-    // Drop an alias if its tensor is left out.
-    std::erase_if(destination.aliases, [&](const Alias& alias) {
-      return destination.find_tensor(alias.target) == nullptr;
-    });
+    sort_by_name(plan_);
+    check_names_are_unique(destination, options_, report_);
+    remove_aliases_of_nothing(destination);
     std::erase_if(destination.units, [&](const FlatUnit& unit) { return !is_there(unit); });
   }
 
