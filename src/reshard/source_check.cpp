@@ -62,27 +62,4 @@ bool has_shape_of_kind(const CheckpointContents& source, const TensorEntry& tens
   return false;
 }
 
-bool has_rows_per_column_shard(const TensorEntry& tensor, const TensorEntry& table,
-                               std::span<const std::int64_t> widths, PlanReport& report) {
-  const Shape blocks = {table.meta.shape[0] * static_cast<std::int64_t>(widths.size())};
-  if (tensor.meta.shape == blocks) return true;
-  report.problem(kColumnShardRule, tensor.meta.fqn,
-                 "shape " + shape_to_string(blocks) + ", rows of " + table.meta.fqn +
-                     " times its column shards",
-                 shape_to_string(tensor.meta.shape));
-  return false;
-}
-
-bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
-               PlanReport& report) {
-  if (lossy == Relaxation::allow) {
-    report.note("merged", fqn, "one row-wise accumulator",
-                std::to_string(num_shards) + ", merged by a weighted mean");
-    return true;
-  }
-  report.problem(kColumnShardRule, fqn, "the same column shards at the destination",
-                 "other column shards", {Remedy::Action::allow_lossy});
-  return false;
-}
-
 }  // namespace tessera::reshard

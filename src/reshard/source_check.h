@@ -1,10 +1,6 @@
 #pragma once
 
-#include <cstdint>
-#include <span>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "reshard/optimizer_rules.h"
 #include "reshard/plan_report.h"
@@ -14,8 +10,6 @@
 // Checks of the source that all planners share, with the same messages. A check reports what it
 // finds, and returns whether the tensor can be used.
 namespace tessera::reshard {
-
-inline constexpr const char* kColumnShardRule = "row-wise state per column shard";
 
 /// Returns whether a name is that of a flat vector that FSDP1 writes for a whole unit under
 /// LOCAL_STATE_DICT (`_flat_param`; `flat_param_0` before torch 1.13). The checkpoint does not say
@@ -32,15 +26,5 @@ bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, Pl
 bool has_shape_of_kind(const formats::CheckpointContents& source,
                        const formats::TensorEntry& tensor, const StateRole& role,
                        PlanReport& report);
-
-/// Checks that row_wise_per_shard state has one block of rows per column shard of its table.
-bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
-                               const formats::TensorEntry& table,
-                               std::span<const std::int64_t> widths, PlanReport& report);
-
-/// Returns whether the caller allows merging the state of `num_shards` column shards into one,
-/// which is lossy.
-bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
-               PlanReport& report);
 
 }  // namespace tessera::reshard
