@@ -12,6 +12,7 @@
 #include "base/checked_math.h"
 #include "formats/gatherer.h"
 #include "reshard/piece_index.h"
+#include "reshard/row_wise_merge.h"
 #include "reshard/work_identity.h"
 #include "tessera/base/parallel.h"
 
@@ -122,7 +123,7 @@ class Execution {
         numel * itemsize(destination_dtype) + formats::detail::kGatherNbytes + kCodecNbytes;
     if (source_dtype_of(id) != destination_dtype) nbytes += numel * itemsize(source_dtype_of(id));
     if (!plan_.copies[id.tensor_index].merged_widths.empty()) {
-      nbytes += numel * (itemsize(source_dtype_of(id)) + 2 * sizeof(double));
+      nbytes += merge_nbytes(block_numel, source_dtype_of(id));
     }
     return nbytes;
   }
@@ -152,9 +153,12 @@ class Execution {
   /// Fills `out` with elements `window` of a destination piece, from the source.
   void fetch(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
     const TensorCopy& copy = plan_.copies[id.tensor_index];
-    if (!copy.merged_widths.empty()) return merge(id, window, workspace, out);
-    const DType source_dtype = source_dtype_of(id);
     const DType dtype = destination_of(id).meta.dtype;
+    if (!copy.merged_widths.empty()) {
+      const MergedRows rows{copy, id.piece_index, source_region_of(id), window, dtype};
+      return merge_rows(source_, rows, {workspace.merge, workspace.window}, out);
+    }
+    const DType source_dtype = source_dtype_of(id);
     const bool is_cast = source_dtype != dtype;
     const auto numel = static_cast<std::uint64_t>(window.numel());
     const std::span<std::byte> gathered =
@@ -162,37 +166,6 @@ class Execution {
     Gatherer(source_, copy.source_tensor, workspace.window)
         .gather(copy.source_pieces[id.piece_index], source_region_of(id), window, gathered);
     if (is_cast) cast_elements(source_dtype, gathered, dtype, out);
-  }
-
-  /// Computes rows `window` of merged state: the mean of the column shards' blocks of rows,
-  /// weighted by the shards' widths, in double precision.
-  void merge(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
-    const TensorCopy& copy = plan_.copies[id.tensor_index];
-    const TensorEntry& destination = destination_of(id);
-    const DType source_dtype = source_dtype_of(id);
-    const std::int64_t num_shards = static_cast<std::int64_t>(copy.merged_widths.size());
-    const std::int64_t rows =
-        source_.contents().tensors[copy.source_tensor].meta.numel() / num_shards;
-    const auto row_region = as_flat_range(source_region_of(id), Shape{rows});
-    TESSERA_CHECK(row_region.has_value());  // row-wise state is cut by rows
-    const auto numel = static_cast<std::size_t>(window.numel());
-    std::vector<double> sum(numel, 0.0);
-    std::vector<double> shard(numel);
-    double total_width = 0.0;
-    for (std::size_t k = 0; k < copy.merged_widths.size(); ++k) {
-      const std::int64_t first =
-          static_cast<std::int64_t>(k) * rows + row_region->begin + window.begin;
-      const std::span<std::byte> stored = workspace.merge.take(numel * itemsize(source_dtype));
-      Gatherer(source_, copy.source_tensor, workspace.window)
-          .gather(copy.source_pieces[id.piece_index], FlatRange{first, first + window.numel()},
-                  {0, window.numel()}, stored);
-      cast_elements(source_dtype, stored, DType::float64, std::as_writable_bytes(std::span(shard)));
-      const auto width = static_cast<double>(copy.merged_widths[k]);
-      for (std::size_t i = 0; i < numel; ++i) sum[i] += width * shard[i];
-      total_width += width;
-    }
-    for (double& value : sum) value /= total_width;
-    cast_elements(DType::float64, std::as_bytes(std::span(sum)), destination.meta.dtype, out);
   }
 
   const Plan& plan_;

@@ -11,6 +11,8 @@
 #include "reshard/optimizer_rules.h"
 #include "reshard/piece_index.h"
 #include "reshard/plan_report.h"
+#include "reshard/row_wise_merge_plan.h"
+#include "reshard/row_wise_shards.h"
 #include "reshard/source_check.h"
 #include "reshard/torchrec_names.h"
 

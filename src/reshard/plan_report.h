@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "tessera/reshard/planner.h"
@@ -51,5 +52,12 @@ class PlanReport {
   Plan& plan_;
   const std::string& source_path_;
 };
+
+/// Throws Error(invalid_argument): the options contradict each other, or ask for what the source
+/// cannot give.
+[[noreturn]] inline void refuse_options(std::string_view rule, std::string_view expected,
+                                        std::string_view found, Remedy remedy = {}) {
+  throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected, found, std::move(remedy));
+}
 
 }  // namespace tessera::reshard

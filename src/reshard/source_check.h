@@ -1,11 +1,6 @@
 #pragma once
 
-#include <cstdint>
-#include <set>
-#include <span>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "reshard/optimizer_rules.h"
 #include "reshard/plan_report.h"
@@ -16,8 +11,6 @@
 // finds, and returns whether the tensor can be used.
 namespace tessera::reshard {
 
-inline constexpr const char* kColumnShardRule = "row-wise state per column shard";
-
 /// Returns whether a name is that of a flat vector that FSDP1 writes for a whole unit under
 /// LOCAL_STATE_DICT (`_flat_param`; `flat_param_0` before torch 1.13). The checkpoint does not say
 /// which parameters are in it.
@@ -26,12 +19,6 @@ bool is_bare_flat_vector(std::string_view fqn);
 void report_missing_files(const formats::CheckpointContents& source, Relaxation missing,
                           PlanReport& report);
 
-/// Reports what is missing because its files are missing.
-void report_missing_data(const std::string& fqn, const std::set<std::string>& files,
-                         Relaxation missing, PlanReport& report);
-/// Notes that files are missing, but other files have replicas of everything in them.
-void note_replaced(const std::string& fqn, const std::set<std::string>& files, PlanReport& report);
-
 /// Checks that the pieces hold every element once. `missing` may allow holes, but never overlaps.
 bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, PlanReport& report);
 
@@ -39,15 +26,5 @@ bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, Pl
 bool has_shape_of_kind(const formats::CheckpointContents& source,
                        const formats::TensorEntry& tensor, const StateRole& role,
                        PlanReport& report);
-
-/// Checks that row_wise_per_shard state has one block of rows per column shard of its table.
-bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
-                               const formats::TensorEntry& table,
-                               std::span<const std::int64_t> widths, PlanReport& report);
-
-/// Returns whether the caller allows merging the state of `num_shards` column shards into one,
-/// which is lossy.
-bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
-               PlanReport& report);
 
 }  // namespace tessera::reshard

@@ -1,0 +1,131 @@
+#include "reshard/destination_layout.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "reshard/plan_report.h"
+#include "reshard/row_wise_shards.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointContents;
+using formats::FormatTraits;
+using formats::Piece;
+using formats::StateKind;
+using formats::TensorEntry;
+
+/// Returns the world size that the options name; 0 if they leave it to the strategy.
+int wanted_world_size(const CheckpointContents& source, const PlanOptions& options) {
+  int wanted = options.world_size;
+  if (options.table_plan) {
+    const int planned = options.table_plan->world_size;
+    if (wanted == 0) wanted = planned;
+    if (wanted != planned) {
+      refuse_options("world size", std::to_string(planned) + ", as the table plan has",
+                     std::to_string(wanted));
+    }
+  }
+  const bool is_hybrid = options.strategy.starts_with("hybrid");  // `hybrid:AxB` has the world size
+  if (wanted == 0 && !is_hybrid) wanted = std::max(1, source.world_size);
+  return wanted;
+}
+
+}  // namespace
+
+LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOptions& options) {
+  const bool has_rule = options.world_size != 0 || !options.strategy.empty() || options.table_plan;
+  if (formats::traits_of(options.format).pieces == FormatTraits::Pieces::whole_tensors) {
+    if (has_rule) {
+      refuse_options("format " + std::string(options.format.name()),
+                     "no world size, strategy or table plan, as it holds whole tensors",
+                     "one of them");
+    }
+    return {parse_strategy("replicated", 1), 1};
+  }
+  if (!has_rule) return {std::nullopt, std::max(1, source.world_size)};
+  const int wanted = wanted_world_size(source, options);
+  const std::string fallback = options.table_plan ? "replicated" : "dim0";
+  const Strategy strategy =
+      parse_strategy(options.strategy.empty() ? fallback : options.strategy, wanted);
+  return {strategy, strategy.world_size()};
+}
+
+std::optional<std::string> planned_table(const TensorEntry& tensor, const PlanOptions& options) {
+  return table_of_weight(renamed(tensor.meta.fqn, options.renames));
+}
+
+DestinationLayout::DestinationLayout(const CheckpointContents& source, const PlanOptions& options,
+                                     const LayoutRule& rule, std::span<const FlatUnit> units)
+    : source_(source), options_(options), rule_(rule), unit_index_(units) {}
+
+std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_tensor) const {
+  const TensorEntry& parameter = source_.tensors[source_tensor];
+  if (!rule_.strategy) return kept_shards(parameter);
+  if (options_.table_plan) {
+    if (const auto table = planned_table(parameter, options_)) {
+      const auto rule = options_.table_plan->tables.find(*table);
+      if (rule != options_.table_plan->tables.end() && parameter.meta.shape.size() == 2) {
+        return table_shards(rule->second, parameter.meta.shape, rule_.strategy->world_size());
+      }
+    }
+  }
+  return shards_of(*rule_.strategy, parameter.meta.shape, unit_index_.find(parameter.meta.fqn));
+}
+
+std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
+                                                      std::size_t source_tensor,
+                                                      const StateRole& role) const {
+  switch (entry.kind) {
+    case StateKind::plain:
+      return shards_of_parameter(source_tensor);
+    case StateKind::pointwise:
+      return shards_of_parameter(role.parameter_index.value_or(source_tensor));
+    case StateKind::row_wise:
+      if (!role.parameter_index) return shards_of_parameter(source_tensor);
+      return row_wise_shards(shards_of_parameter(*role.parameter_index),
+                             source_.tensors[*role.parameter_index].meta.shape, entry.meta.shape);
+    case StateKind::row_wise_per_shard:
+      if (!role.parameter_index) break;
+      return shards_of_row_blocks(shards_of_parameter(*role.parameter_index),
+                                  source_.tensors[*role.parameter_index].meta.shape);
+    case StateKind::scalar_parameter:
+    case StateKind::scalar_table:
+    case StateKind::opaque:
+      break;
+  }
+  return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
+                   entry.meta.shape);
+}
+
+std::vector<Shard> kept_shards(const TensorEntry& tensor) {
+  std::map<Region, int> rank_of;
+  for (const Piece& piece : tensor.pieces) {
+    const auto [it, is_new] = rank_of.emplace(piece.region, piece.rank);
+    if (!is_new) it->second = std::min(it->second, piece.rank);
+  }
+  std::vector<Shard> shards;
+  for (const auto& [region, rank] : rank_of) {
+    if (numel_of(region) != 0) shards.push_back({region, {rank}});
+  }
+  if (shards.empty()) shards.push_back({whole_box(tensor.meta.shape), {0}});
+  return shards;
+}
+
+void cut_into_boxes(TensorEntry& entry) {
+  std::vector<Piece> pieces;
+  for (Piece& piece : entry.pieces) {
+    if (std::holds_alternative<Box>(piece.region)) {
+      pieces.push_back(std::move(piece));
+      continue;
+    }
+    for (Box& box : boxes_of(piece.region, entry.meta.shape)) {
+      pieces.push_back({std::move(box), piece.rank});
+    }
+  }
+  entry.pieces = std::move(pieces);
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/optimizer_rules.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/layout/strategy.h"
+#include "tessera/reshard/planner.h"
+
+// Which ranks of the destination hold which regions of each tensor.
+namespace tessera::reshard {
+
+/// The rule that lays out the destination.
+struct LayoutRule {
+  std::optional<Strategy> strategy;  // none: the pieces stay as they are
+  int world_size = 1;
+};
+
+/// Returns the rule that the options ask for; plan_reshard says what follows where they are silent.
+/// Throws: Error(invalid_argument) if the options contradict each other or the format.
+LayoutRule choose_layout_rule(const formats::CheckpointContents& source,
+                              const PlanOptions& options);
+
+/// Returns the name under which a table plan knows a tensor of the source; none if it is no table.
+/// A table plan uses the names of the destination.
+std::optional<std::string> planned_table(const formats::TensorEntry& tensor,
+                                         const PlanOptions& options);
+
+/// Applies the layout rule and the table plan to tensors of the source. Keeps views of source,
+/// options and units, which must outlive it and not move. Immutable; thread-safe.
+class DestinationLayout {
+ public:
+  /// `units` are those of choose_units.
+  DestinationLayout(const formats::CheckpointContents& source, const PlanOptions& options,
+                    const LayoutRule& rule, std::span<const FlatUnit> units);
+
+  /// Says whether tensors keep their pieces, except those that get a new form.
+  bool keeps_pieces() const { return !rule_.strategy; }
+
+  /// Returns the shards of a parameter, or of any tensor that is cut by its own shape.
+  std::vector<Shard> shards_of_parameter(std::size_t source_tensor) const;
+
+  /// Returns the shards of a destination tensor. It follows its parameter by its kind. `role` is
+  /// that of the source tensor; `entry` has the kind and the shape at the destination. Requires:
+  /// `keeps_pieces()` is false, or `entry` is row-wise state of a parameter.
+  std::vector<Shard> shards_of_entry(const formats::TensorEntry& entry, std::size_t source_tensor,
+                                     const StateRole& role) const;
+
+ private:
+  const formats::CheckpointContents& source_;
+  const PlanOptions& options_;
+  const LayoutRule rule_;
+  const FlatUnitIndex unit_index_;
+};
+
+/// Returns the source's pieces, one of each set of replicas, on the first rank that has it.
+std::vector<Shard> kept_shards(const formats::TensorEntry& tensor);
+
+/// Replaces each flat range among the pieces by boxes, for formats that store only boxes.
+void cut_into_boxes(formats::TensorEntry& entry);
+
+}  // namespace tessera::reshard

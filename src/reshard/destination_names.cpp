@@ -1,0 +1,70 @@
+#include "reshard/destination_names.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::reshard {
+namespace {
+
+using formats::Alias;
+using formats::CheckpointContents;
+using formats::TensorEntry;
+using formats::ValueEntry;
+
+/// Sorts two parallel lists by the first one's names.
+template <class Entry, class Other, class NameOf>
+void sort_both(std::vector<Entry>& entries, std::vector<Other>& others, NameOf name_of) {
+  std::vector<std::size_t> order(entries.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return name_of(entries[a]) < name_of(entries[b]);
+  });
+  std::vector<Entry> sorted_entries;
+  std::vector<Other> sorted_others;
+  for (const std::size_t i : order) {
+    sorted_entries.push_back(std::move(entries[i]));
+    sorted_others.push_back(std::move(others[i]));
+  }
+  entries = std::move(sorted_entries);
+  others = std::move(sorted_others);
+}
+
+}  // namespace
+
+void sort_by_name(Plan& plan) {
+  CheckpointContents& destination = plan.destination;
+  sort_both(destination.tensors, plan.copies,
+            [](const TensorEntry& t) -> const std::string& { return t.meta.fqn; });
+  sort_both(destination.values, plan.value_sources,
+            [](const ValueEntry& v) -> const std::string& { return v.name; });
+  std::sort(destination.aliases.begin(), destination.aliases.end(),
+            [](const Alias& a, const Alias& b) { return a.fqn < b.fqn; });
+}
+
+void check_names_are_unique(const CheckpointContents& destination, const PlanOptions& options,
+                            PlanReport& report) {
+  std::map<std::string_view, int> num_uses;
+  for (const TensorEntry& tensor : destination.tensors) ++num_uses[tensor.meta.fqn];
+  for (const ValueEntry& value : destination.values) ++num_uses[value.name];
+  for (const Alias& alias : destination.aliases) ++num_uses[alias.fqn];
+  for (const auto& [name, count] : num_uses) {
+    if (name.empty() && !options.renames.empty()) {
+      report.problem("rename", "", "a name", "an empty one");
+    }
+    if (count == 1) continue;
+    report.problem("rename", std::string(name), "one entry of that name", std::to_string(count));
+  }
+}
+
+void remove_aliases_of_nothing(CheckpointContents& destination) {
+  std::erase_if(destination.aliases, [&](const Alias& alias) {
+    return destination.find_tensor(alias.target) == nullptr;
+  });
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "reshard/plan_report.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+// The names of a destination as a whole: sorted, unique, and none that refers to nothing.
+namespace tessera::reshard {
+
+/// Sorts tensors, values and aliases by name, together with the lists that are parallel to them.
+void sort_by_name(Plan& plan);
+
+/// Reports names that several entries have, and an empty name that a rename made.
+void check_names_are_unique(const formats::CheckpointContents& destination,
+                            const PlanOptions& options, PlanReport& report);
+
+/// Removes aliases whose tensor is left out. Requires: the tensors are sorted.
+void remove_aliases_of_nothing(formats::CheckpointContents& destination);
+
+}  // namespace tessera::reshard

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "reshard/moved_names.h"
+#include "reshard/plan_report.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/layout/flat_unit.h"
+#include "tessera/layout/strategy.h"
+#include "tessera/reshard/planner.h"
+
+// The flat units of a move: those that cut its tensors, and those that the destination records.
+namespace tessera::reshard {
+
+/// Returns the units that a move uses, under the source's names: those of the options, else those
+/// of the source. Reports units that do not fit the source's tensors, and leaves them out. Throws:
+/// Error(invalid_argument) if the strategy needs units and there are none.
+std::vector<FlatUnit> choose_units(const formats::CheckpointContents& source,
+                                   const PlanOptions& options,
+                                   const std::optional<Strategy>& strategy, PlanReport& report);
+
+/// Returns the units whose parameters are all moved, with their names and their dtype at the
+/// destination.
+std::vector<FlatUnit> units_at_destination(std::span<const FlatUnit> units,
+                                           const PlanOptions& options,
+                                           const MovedSelection& selection);
+
+/// Removes the units of a destination of which it lacks a parameter, because that cannot be moved.
+/// Requires: the destination's tensors are sorted.
+void remove_incomplete_units(formats::CheckpointContents& destination);
+
+}  // namespace tessera::reshard

@@ -1,0 +1,180 @@
+#include "reshard/moved_names.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "reshard/key_path_rename.h"
+#include "reshard/plan_report.h"
+#include "reshard/torchrec_names.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::Alias;
+using formats::CheckpointContents;
+using formats::KeyPath;
+using formats::TensorEntry;
+
+/// Other names for tensors, by index of the tensor.
+using StateNames = std::map<std::size_t, StateName>;
+
+CheckpointContents renamed_contents(const CheckpointContents& source,
+                                    const std::vector<Rename>& renames) {
+  CheckpointContents contents = source;
+  for (TensorEntry& tensor : contents.tensors) {
+    tensor.key_path = renamed_path(tensor.key_path, tensor.meta.fqn, renames);
+    tensor.meta.fqn = renamed(tensor.meta.fqn, renames);
+    if (!tensor.parameter.empty()) tensor.parameter = renamed(tensor.parameter, renames);
+  }
+  for (Alias& alias : contents.aliases) {
+    alias.fqn = renamed(alias.fqn, renames);
+    alias.target = renamed(alias.target, renames);
+  }
+  return contents;
+}
+
+/// Returns the names that PlanOptions::optimizer_names asks for.
+StateNames choose_state_names(const CheckpointContents& source, const PlanOptions& options) {
+  if (options.optimizer_names == OptimizerNames::as_stored) return {};
+  // torchrec's names repeat the name of the table, so they get its new name.
+  const CheckpointContents contents =
+      options.renames.empty() ? source : renamed_contents(source, options.renames);
+  std::vector<StateName> names =
+      options.optimizer_names == OptimizerNames::canonical
+          ? canonical_names(contents)
+          : torchrec_names(contents, options.table_plan ? &*options.table_plan : nullptr);
+  StateNames state_names;
+  for (StateName& name : names) state_names.emplace(name.tensor_index, std::move(name));
+  return state_names;
+}
+
+/// Makes the list of list_moved_names. Keeps views of its arguments.
+class NameLister {
+ public:
+  NameLister(const CheckpointContents& source, const PlanOptions& options,
+             const MovedSelection& selection)
+      : source_(source),
+        options_(options),
+        selection_(selection),
+        state_names_(choose_state_names(source, options)) {}
+
+  MovedNames list();
+
+ private:
+  void list_tensors();
+  void list_aliases();
+  void list_values();
+  /// Adds a tensor under one of its names in the source. Returns its place in the list.
+  std::size_t add_tensor(std::size_t source_tensor, const std::string& source_name,
+                         const KeyPath& key_path);
+
+  const CheckpointContents& source_;
+  const PlanOptions& options_;
+  const MovedSelection& selection_;
+  const StateNames state_names_;
+  MovedNames names_;
+  std::map<std::string, std::size_t> place_of_target_;  // of listed tensors, by source name
+};
+
+MovedNames NameLister::list() {
+  list_tensors();
+  list_aliases();
+  list_values();
+  return std::move(names_);
+}
+
+void NameLister::list_tensors() {
+  for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
+    const TensorEntry& tensor = source_.tensors[i];
+    if (!selection_.contains(tensor.meta.fqn)) continue;
+    place_of_target_[tensor.meta.fqn] = add_tensor(i, tensor.meta.fqn, tensor.key_path);
+  }
+}
+
+void NameLister::list_aliases() {
+  const bool holds_aliases = formats::traits_of(options_.format).holds_aliases;
+  for (const Alias& alias : source_.aliases) {
+    if (!selection_.contains(alias.fqn)) continue;
+    const auto target = place_of_target_.find(alias.target);
+    if (target != place_of_target_.end() && holds_aliases) {
+      names_.aliases.push_back({renamed(alias.fqn, options_.renames),
+                                names_.tensors[target->second].name,
+                                renamed_path(alias.key_path, alias.fqn, options_.renames)});
+      continue;
+    }
+    const TensorEntry* tensor = source_.find_tensor(alias.target);
+    TESSERA_CHECK(tensor != nullptr);  // the reader checked it
+    const auto index = static_cast<std::size_t>(tensor - source_.tensors.data());
+    place_of_target_.emplace(alias.target, add_tensor(index, alias.fqn, alias.key_path));
+  }
+}
+
+void NameLister::list_values() {
+  for (std::size_t i = 0; i < source_.values.size(); ++i) {
+    if (selection_.contains(source_.values[i].name)) names_.values.push_back(i);
+  }
+}
+
+std::size_t NameLister::add_tensor(std::size_t source_tensor, const std::string& source_name,
+                                   const KeyPath& key_path) {
+  MovedTensor moved{source_tensor, source_name, false, renamed(source_name, options_.renames),
+                    renamed_path(key_path, source_name, options_.renames)};
+  const auto state_name = state_names_.find(source_tensor);
+  const bool is_alias = source_name != source_.tensors[source_tensor].meta.fqn;
+  if (state_name != state_names_.end() && !is_alias) {
+    moved.name = state_name->second.fqn;
+    moved.key_path = state_name->second.key_path;
+  }
+  moved.has_torchrec_name = has_torchrec_name(moved.name);
+  names_.tensors.push_back(std::move(moved));
+  return names_.tensors.size() - 1;
+}
+
+std::vector<std::string_view> names_of(const CheckpointContents& source) {
+  std::vector<std::string_view> names;
+  for (const TensorEntry& tensor : source.tensors) names.push_back(tensor.meta.fqn);
+  for (const Alias& alias : source.aliases) names.push_back(alias.fqn);
+  for (const formats::ValueEntry& value : source.values) names.push_back(value.name);
+  return names;
+}
+
+}  // namespace
+
+MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptions& options)
+    : only_(options.only) {
+  if (options.optimizer == OptimizerPart::leave_out) left_out_.emplace(source);
+}
+
+bool MovedSelection::contains(std::string_view name) const {
+  return only_.selects(name) && !(left_out_ && left_out_->contain(name));
+}
+
+MovedNames list_moved_names(const CheckpointContents& source, const PlanOptions& options,
+                            const MovedSelection& selection) {
+  return NameLister(source, options, selection).list();
+}
+
+void check_patterns_match(const CheckpointContents& source, const PlanOptions& options,
+                          const MovedSelection& selection) {
+  const std::vector<std::string_view> names = names_of(source);
+  for (const std::string& pattern : options.only.unused(names)) {
+    refuse_options("names to move", "a pattern that matches a name",
+                   "'" + printable(pattern) + "'");
+  }
+  const auto is_asked_for = [&](std::string_view name) { return options.only.selects(name); };
+  if (!options.only.selects_everything() && std::ranges::none_of(names, is_asked_for)) {
+    refuse_options("names to move", "patterns that together leave a name", "none left");
+  }
+  for (const Rename& rename : options.renames) {
+    const auto fits = [&](std::string_view name) {
+      return name.starts_with(rename.from) && selection.contains(name);
+    };
+    if (std::ranges::any_of(names, fits)) continue;
+    refuse_options("rename", "a prefix of a name that is moved",
+                   "'" + printable(rename.from) + "'");
+  }
+}
+
+}  // namespace tessera::reshard

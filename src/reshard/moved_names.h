@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/optimizer_rules.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+// Which names of the source are moved, and what they are called at the destination.
+namespace tessera::reshard {
+
+/// Says which names of a source are moved: those that PlanOptions::only selects, without those of
+/// optimizers if these are left out. Keeps views of both, which must outlive it. Thread-safe.
+class MovedSelection {
+ public:
+  MovedSelection(const formats::CheckpointContents& source, const PlanOptions& options);
+
+  /// `name` is that of a tensor, a value or an alias of the source.
+  bool contains(std::string_view name) const;
+
+ private:
+  const NameSelection& only_;
+  std::optional<OptimizerEntries> left_out_;  // none: optimizers are moved, too
+};
+
+/// A source tensor under its name at the destination.
+struct MovedTensor {
+  std::size_t source_tensor = 0;
+  std::string source_name;         // its own, or that of an alias which becomes a tensor
+  bool has_torchrec_name = false;  // at the destination
+  std::string name;
+  formats::KeyPath key_path{};
+};
+
+/// All that is moved. The lists have the order of the source's lists. Tensors that stand for an
+/// alias come last.
+struct MovedNames {
+  std::vector<MovedTensor> tensors;
+  std::vector<formats::Alias> aliases;  // under the names of the destination
+  std::vector<std::size_t> values;      // indices into the source's values
+};
+
+/// Lists what is moved. An alias becomes a tensor if the format has no aliases. If the tensor of
+/// some aliases is not moved, the first of them becomes a tensor, and the others become aliases of
+/// it.
+MovedNames list_moved_names(const formats::CheckpointContents& source, const PlanOptions& options,
+                            const MovedSelection& selection);
+
+/// Refuses patterns and prefixes that match no name: they are probably typing errors.
+/// Throws: Error(invalid_argument).
+void check_patterns_match(const formats::CheckpointContents& source, const PlanOptions& options,
+                          const MovedSelection& selection);
+
+}  // namespace tessera::reshard

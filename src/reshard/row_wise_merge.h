@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/byte_buffer.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+// The arithmetic that makes one row-wise accumulator from those of several column shards. When rows
+// are merged, row_wise_merge_plan.h decides.
+namespace tessera::reshard {
+
+/// Rows of merged state that one block of the destination needs.
+struct MergedRows {
+  const TensorCopy& copy;   // its merged_widths are the weights
+  std::size_t piece_index;  // of the destination tensor
+  Region region;            // of that piece, in the merged rows
+  FlatRange window;         // the elements of the region
+  DType dtype;              // of the destination
+};
+
+/// The memory that merge_rows uses. Both buffers must outlive the call.
+struct MergeBuffers {
+  tessera::detail::ByteBuffer& shard_rows;  // the rows of one column shard
+  tessera::detail::ByteBuffer& scratch;     // for a Gatherer
+};
+
+/// Fills `out` with the mean of the column shards' rows, weighted by the widths of the shards.
+/// Reads the rows from `source`, and computes in double precision. Thread-safe if each thread has
+/// its own buffers. Units: `out` has the bytes of the window's elements. Requires:
+/// `copy.merged_widths` is not empty. Throws: what `source` throws.
+void merge_rows(const formats::TensorSource& source, const MergedRows& rows, MergeBuffers buffers,
+                std::span<std::byte> out);
+
+/// Returns the bytes of memory that merge_rows needs for `numel` elements, beside those of `out`
+/// and of the scratch buffer.
+std::uint64_t merge_nbytes(std::int64_t numel, DType source_dtype);
+
+}  // namespace tessera::reshard

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/destination_layout.h"
+#include "reshard/moved_names.h"
+#include "reshard/plan_report.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+// When row-wise state is merged or repeated because the column shards of its table change. The
+// arithmetic is in row_wise_merge.h.
+namespace tessera::reshard {
+
+inline constexpr const char* kColumnShardRule = "row-wise state per column shard";
+
+/// Checks that row_wise_per_shard state has one block of rows per column shard of its table.
+/// Reports what it finds. Returns whether the tensor can be used.
+bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
+                               const formats::TensorEntry& table,
+                               std::span<const std::int64_t> widths, PlanReport& report);
+
+/// Returns whether the caller allows merging the state of `num_shards` column shards into one,
+/// which is lossy. Adds a note or a problem.
+bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
+               PlanReport& report);
+
+/// Decides how many times the destination of a move has a table's row-wise state: once for each
+/// column shard, or once. If the columns do not change, the state does not change. Several
+/// accumulators that become fewer are merged, which is lossy; one that becomes several is copied.
+///
+/// Keeps views of its arguments, which must outlive it.
+class RowWiseMergePlanner {
+ public:
+  RowWiseMergePlanner(const formats::CheckpointContents& source, const PlanOptions& options,
+                      const DestinationLayout& layout, PlanReport& report)
+      : source_(source), options_(options), layout_(layout), report_(report) {}
+
+  /// If `moved` is row-wise state of a table whose column shards change, sets the kind and the
+  /// shape of `entry`, and what `copy` merges and repeats. Returns whether the state can be moved;
+  /// if not, reports why.
+  bool plan(const MovedTensor& moved, const StateRole& role, formats::TensorEntry& entry,
+            TensorCopy& copy) const;
+
+ private:
+  std::vector<std::int64_t> column_widths_in_source(std::size_t table_index) const;
+  std::vector<std::int64_t> column_widths_at_destination(std::size_t table_index) const;
+  bool is_kept_per_column_shard(const MovedTensor& moved, const StateRole& role) const;
+
+  const formats::CheckpointContents& source_;
+  const PlanOptions& options_;
+  const DestinationLayout& layout_;
+  PlanReport& report_;
+};
+
+}  // namespace tessera::reshard

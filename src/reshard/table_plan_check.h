@@ -1,0 +1,18 @@
+#pragma once
+
+#include <span>
+
+#include "reshard/moved_names.h"
+#include "reshard/plan_report.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+
+/// Checks that the table plan of the options and the source's tables fit each other. Reports rules
+/// for tables that the source does not have, and rules for tensors that are not 2-d. Without a
+/// strategy, also reports moved tables that have no rule: each would be copied to every rank.
+void check_table_plan(const formats::CheckpointContents& source, const PlanOptions& options,
+                      std::span<const MovedTensor> moved, PlanReport& report);
+
+}  // namespace tessera::reshard

@@ -1,0 +1,123 @@
+#include "reshard/tensor_planner.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/cast.h"
+#include "reshard/piece_index.h"
+#include "reshard/source_check.h"
+#include "reshard/source_gaps.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::reshard {
+
+using formats::CheckpointContents;
+using formats::FormatTraits;
+using formats::Piece;
+using formats::StateKind;
+using formats::TensorEntry;
+
+TensorPlanner::TensorPlanner(const CheckpointContents& source, const PlanOptions& options,
+                             const SourceGaps& gaps, const DestinationLayout& layout, Plan& plan,
+                             PlanReport& report)
+    : source_(source),
+      options_(options),
+      gaps_(gaps),
+      layout_(layout),
+      plan_(plan),
+      report_(report),
+      roles_(classify_state(source)),
+      merge_planner_(source, options, layout, report),
+      balance_(plan.destination.world_size) {}
+
+void TensorPlanner::plan_tensor(const MovedTensor& moved) {
+  if (!can_be_moved(moved)) return;
+  const std::optional<PresentPieces> present = find_present_pieces(
+      source_, moved.source_tensor, moved.source_name, gaps_, options_.missing, report_);
+  if (present && !present->are_enough) return;
+
+  const StateRole& role = roles_[moved.source_tensor];
+  if (role.is_misnamed) note_misnamed(moved);
+  TensorEntry entry = entry_of(moved);
+  TensorCopy copy{moved.source_tensor, {}, {}};
+  if (!cast(entry) || !merge_planner_.plan(moved, role, entry, copy)) return;
+
+  place_pieces(moved, copy, entry);
+  find_sources(present ? present->tensor : source_.tensors[moved.source_tensor], entry, copy);
+  if (present) present->restore_numbers(copy);
+  plan_.nbytes_to_write += entry.meta.nbytes();
+  plan_.destination.tensors.push_back(std::move(entry));
+  plan_.copies.push_back(std::move(copy));
+}
+
+/// Returns whether a tensor is sound in the source; if not, reports why.
+bool TensorPlanner::can_be_moved(const MovedTensor& moved) {
+  const TensorEntry& tensor = source_.tensors[moved.source_tensor];
+  if (is_bare_flat_vector(tensor.meta.fqn)) {
+    report_.problem("flat vector", moved.source_name, "a layout that names its parameters",
+                    "a bare flat vector of FSDP1", {Remedy::Action::give_flat_layout});
+    return false;
+  }
+  return has_sound_pieces(tensor, options_.missing, report_) &&
+         has_shape_of_kind(source_, tensor, roles_[moved.source_tensor], report_);
+}
+
+void TensorPlanner::note_misnamed(const MovedTensor& moved) {
+  const TensorEntry& parameter = source_.tensors[*roles_[moved.source_tensor].parameter_index];
+  report_.note(
+      "kind of state", moved.source_name,
+      "the shape of " + parameter.meta.fqn + ' ' + shape_to_string(parameter.meta.shape) +
+          ", or of its rows, as the name says",
+      shape_to_string(source_.tensors[moved.source_tensor].meta.shape) + ", which is moved whole");
+}
+
+/// Returns the destination's entry without its pieces, with the dtype and form of the source.
+TensorEntry TensorPlanner::entry_of(const MovedTensor& moved) const {
+  const TensorEntry& tensor = source_.tensors[moved.source_tensor];
+  const StateRole& role = roles_[moved.source_tensor];
+  TensorEntry entry;
+  entry.meta = {moved.name, tensor.meta.dtype, tensor.meta.shape};
+  entry.kind = role.kind;
+  entry.key_path = moved.key_path;
+  if (role.parameter_index) {
+    entry.parameter = renamed(source_.tensors[*role.parameter_index].meta.fqn, options_.renames);
+  }
+  return entry;
+}
+
+/// Gives an entry the wanted dtype. Returns whether that is possible; if not, reports why.
+bool TensorPlanner::cast(TensorEntry& entry) {
+  const bool is_cast_kind = entry.kind == StateKind::plain || entry.kind == StateKind::pointwise ||
+                            entry.kind == StateKind::row_wise;
+  if (!options_.cast || !is_cast_kind || !is_floating_point(entry.meta.dtype)) return true;
+  if (!can_cast(entry.meta.dtype, *options_.cast)) {
+    report_.problem("cast", entry.meta.fqn,
+                    "a dtype that casts to " + std::string(dtype_name(*options_.cast)),
+                    std::string(dtype_name(entry.meta.dtype)));
+    return false;
+  }
+  entry.meta.dtype = *options_.cast;
+  return true;
+}
+
+void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& copy,
+                                 TensorEntry& entry) {
+  const bool has_new_form = !copy.merged_widths.empty() || copy.num_repeated_rows != 0;
+  if (layout_.keeps_pieces() && !has_new_form) {
+    for (Shard& shard : kept_shards(source_.tensors[moved.source_tensor])) {
+      entry.pieces.push_back({std::move(shard.region), shard.ranks[0]});
+    }
+  } else {
+    const StateRole& role = roles_[moved.source_tensor];
+    for (const Shard& shard : layout_.shards_of_entry(entry, moved.source_tensor, role)) {
+      const std::uint64_t nbytes = nbytes_of(shard.region, entry.meta.dtype);
+      entry.pieces.push_back({shard.region, balance_.choose(shard.ranks, nbytes)});
+    }
+  }
+  const FormatTraits::Pieces pieces = formats::traits_of(options_.format).pieces;
+  if (pieces == FormatTraits::Pieces::boxes) cut_into_boxes(entry);
+  std::ranges::sort(entry.pieces, {}, &Piece::region);  // as writers that sort keep them
+}
+
+}  // namespace tessera::reshard

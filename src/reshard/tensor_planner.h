@@ -1,0 +1,49 @@
+#pragma once
+
+#include <vector>
+
+#include "reshard/destination_layout.h"
+#include "reshard/moved_names.h"
+#include "reshard/optimizer_rules.h"
+#include "reshard/plan_report.h"
+#include "reshard/row_wise_merge_plan.h"
+#include "reshard/writer_balance.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+
+/// Plans the tensors of a move, one by one: checks a tensor in the source, gives it its dtype, form
+/// and pieces, and finds the source pieces of each. Adds it to the plan, or reports why it cannot
+/// be moved.
+///
+/// Keeps views of the constructor's arguments, which must outlive it. Life cycle: `plan_tensor` for
+/// each moved tensor, always in the same order, because ranks take turns as writers of replicas.
+class TensorPlanner {
+ public:
+  /// Requires: `plan.destination.world_size` is set.
+  TensorPlanner(const formats::CheckpointContents& source, const PlanOptions& options,
+                const SourceGaps& gaps, const DestinationLayout& layout, Plan& plan,
+                PlanReport& report);
+
+  void plan_tensor(const MovedTensor& moved);
+
+ private:
+  bool can_be_moved(const MovedTensor& moved);
+  void note_misnamed(const MovedTensor& moved);
+  formats::TensorEntry entry_of(const MovedTensor& moved) const;
+  bool cast(formats::TensorEntry& entry);
+  void place_pieces(const MovedTensor& moved, const TensorCopy& copy, formats::TensorEntry& entry);
+
+  const formats::CheckpointContents& source_;
+  const PlanOptions& options_;
+  const SourceGaps& gaps_;
+  const DestinationLayout& layout_;
+  Plan& plan_;
+  PlanReport& report_;
+  const std::vector<StateRole> roles_;  // parallel to the source's tensors
+  const RowWiseMergePlanner merge_planner_;
+  WriterBalance balance_;
+};
+
+}  // namespace tessera::reshard
