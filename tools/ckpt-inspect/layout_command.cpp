@@ -232,7 +232,7 @@ void print_planned_layout(const CheckpointReader& reader, const LayoutOptions& o
       planned_tables(reader, select_names(reader, options.source), plan);
   const std::string origin =
       "planned for " + counted(static_cast<std::uint64_t>(plan.world_size), "rank");
-  print_layout({planned, std::string(format_name(reader.format())), origin, &plan},
+  print_layout({planned, std::string(reader.format().name()), origin, &plan},
                inspect::select(planned, NameSelection(), reader.path()), options, terminal);
 }
 
@@ -261,9 +261,8 @@ ExitCode run_layout(const LayoutOptions& options, Terminal& terminal) {
     print_planned_layout(*reader, options, terminal);
     return ExitCode::done;
   }
-  print_layout(
-      {reader->contents(), std::string(format_name(reader->format())), format_in_words(*reader)},
-      select_names(*reader, options.source), options, terminal);
+  print_layout({reader->contents(), std::string(reader->format().name()), format_in_words(*reader)},
+               select_names(*reader, options.source), options, terminal);
   return ExitCode::done;
 }
 

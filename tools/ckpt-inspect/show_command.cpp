@@ -247,7 +247,7 @@ ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
   const std::vector<std::size_t> tensors = tensors_of(*reader, selection);
   if (options.json) {
     JsonOutput json(terminal, kInspectJsonSchema);
-    write_source(json, format_name(reader->format()), reader->contents());
+    write_source(json, reader->format().name(), reader->contents());
     json.key("tensors").begin_array();
     for (std::size_t t : tensors) write_tensor(*reader, t, options, json, terminal);
     json.end_array();

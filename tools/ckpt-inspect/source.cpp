@@ -123,7 +123,7 @@ inspect::ScanOptions Work::scan_options() {
 }
 
 std::string format_in_words(const formats::CheckpointReader& reader) {
-  std::string text(format_name(reader.format()));
+  std::string text(reader.format().name());
   if (!formats::holds_whole_tensors(reader.format())) {
     text += ", " + counted(static_cast<std::uint64_t>(reader.contents().world_size), "rank");
   }

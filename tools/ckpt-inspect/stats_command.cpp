@@ -123,7 +123,7 @@ ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
     return ExitCode::done;
   }
   JsonOutput json(terminal, kInspectJsonSchema);
-  write_source(json, format_name(reader->format()), reader->contents());
+  write_source(json, reader->format().name(), reader->contents());
   json.key("stats").begin_array();
   for (const auto& [name, group] : groups) {
     json.begin_object().member("name", name).member("tensors", group.num_tensors);

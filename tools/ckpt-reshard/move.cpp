@@ -69,7 +69,7 @@ int count_option(const std::string& name, int number) {
 void check_options(const MoveOptions& options) {
   if (options.resume && options.discard)
     refuse_option("--resume", "no --discard beside it", "both");
-  const std::string found = "--to " + std::string(format_name(*options.format));
+  const std::string found = "--to " + std::string(options.format->name());
   const FormatTraits traits = formats::traits_of(*options.format);
   if (compression(options).compression != NativeWriteOptions::Compression::none &&
       !traits.has_compression) {
@@ -163,8 +163,7 @@ std::string contents_line(const MoveOptions& options, const Plan& plan) {
   if (!contents.values.empty()) line += ", " + counted(contents.values.size(), "value");
   if (!contents.aliases.empty())
     line += ", " + counted(contents.aliases.size(), "alias", "aliases");
-  line +=
-      ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(format_name(*options.format));
+  line += ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(options.format->name());
   if (!formats::holds_whole_tensors(*options.format)) {
     line += " for " + counted(static_cast<std::uint64_t>(contents.world_size), "rank");
   }
@@ -175,8 +174,8 @@ std::string contents_line(const MoveOptions& options, const Plan& plan) {
 void print_json(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
                 std::uint64_t kept_nbytes, Terminal& terminal) {
   JsonOutput json(terminal, kJsonSchema);
-  json.member("source_format", format_name(reader.format()));
-  json.member("format", format_name(*options.format));
+  json.member("source_format", reader.format().name());
+  json.member("format", options.format->name());
   json.member("world_size", plan.destination.world_size);
   json.member("num_tensors", std::uint64_t{plan.destination.tensors.size()});
   json.member("num_values", std::uint64_t{plan.destination.values.size()});

@@ -105,7 +105,7 @@ std::string layout_digest(const StateDict& state_dict, int world_size, formats::
     hash.update(std::as_bytes(std::span(text)));
     hash.update(std::as_bytes(std::span("\n", 1)));
   };
-  add(std::to_string(world_size) + " " + std::string(formats::format_name(format)));
+  add(std::to_string(world_size) + " " + std::string(format.name()));
   for (const StateDict::Item& item : state_dict) {
     add(item.fqn + " " + std::to_string(item.key_path.size()));
     if (const auto* alias = std::get_if<StateAlias>(&item.entry)) add("= " + alias->target);

@@ -222,7 +222,7 @@ void save(const StateDict& state_dict, const std::string& path,
 }
 
 std::string summary_to_string(const LoadSummary& summary) {
-  std::string text = summary.path + ": " + std::string(format_name(summary.format)) + " of " +
+  std::string text = summary.path + ": " + std::string(summary.format.name()) + " of " +
                      std::to_string(summary.saved_world_size) +
                      (summary.saved_world_size == 1 ? " rank" : " ranks") + ", " +
                      std::to_string(summary.nbytes_loaded) + " bytes loaded";

@@ -192,7 +192,7 @@ TrainState::Impl::SaveMessage TrainState::Impl::prepare_save(SaveJob& job, State
           .values = values_to_json(),
           .value_names = names_of_values(),
           .checkpoint = last_component(job.path),
-          .format = std::string(formats::format_name(options.format))};
+          .format = std::string(options.format.name())};
 }
 
 /// Copies what this rank will write, so that training can continue.

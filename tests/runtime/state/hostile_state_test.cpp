@@ -514,7 +514,7 @@ TEST(HostileStateTest, E2_ValuesNestedTooDeepAreRefusedByName) {
   for (int i = 0; i < state::kMaxValueDepth; ++i) pairs = Value::Dict{{"$", std::move(pairs)}};
   for (const auto format : {formats::Format::native, formats::Format::safetensors,
                             formats::Format::dcp, formats::Format::torch_zip}) {
-    const std::string name(format_name(format));
+    const std::string name(format.name());
     EXPECT_EQ(round_trip(nested(state::kMaxValueDepth), format, name), "none") << name;
     EXPECT_EQ(round_trip(pairs, format, name + "-pairs"), "none") << name;
   }

@@ -97,8 +97,8 @@ Outcome run(const MoveRequest& request, Watch& watch) {
 nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
   const Plan& plan = outcome.plan;
   nb::dict result;
-  result["source_format"] = text_to_python(format_name(outcome.source_format));
-  result["format"] = text_to_python(format_name(request.create.format));
+  result["source_format"] = text_to_python(outcome.source_format.name());
+  result["format"] = text_to_python(request.create.format.name());
   result["world_size"] = plan.destination.world_size;
   result["num_tensors"] = plan.destination.tensors.size();
   result["num_values"] = plan.destination.values.size();

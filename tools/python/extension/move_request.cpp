@@ -85,7 +85,7 @@ CreateOptions create_options(const MoveOptions& options, Format format) {
     refuse("max_shard_size",
            "to=" + formats::writable_formats_in_words(
                        [](const formats::FormatTraits& of) { return of.has_several_files; }),
-           std::string(format_name(format)));
+           std::string(format.name()));
   }
   create.safetensors.max_shard_nbytes = options.max_shard_nbytes;
   return create;

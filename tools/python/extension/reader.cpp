@@ -87,7 +87,7 @@ class Reader {
         formats::open_checkpoint(FileSystem::posix(), path, {.flat_layout_path = flat_layout});
   }
 
-  std::string_view format() const { return format_name(reader_->format()); }
+  std::string_view format() const { return reader_->format().name(); }
   int world_size() const { return contents().world_size; }
 
   nb::list tensors() const {
