@@ -306,13 +306,13 @@ void compare_window(const OpenPair& pair, FlatRange window, const DiffOptions& o
                     WindowDifferences& out) {
   const std::uint64_t size_a = itemsize(pair.a.meta().dtype);
   const std::uint64_t size_b = itemsize(pair.b.meta().dtype);
-  const std::int64_t step =
-      detail::step_numel(options.scan, 4, std::max(size_a, size_b), kBlockNumel, kWindowNumel);
+  const std::int64_t read_numel =
+      detail::numel_per_read(options.scan, 4, std::max(size_a, size_b), kBlockNumel, kWindowNumel);
   BlockComparison comparison(pair.a.meta().dtype, pair.b.meta().dtype, options);
   tessera::detail::ByteBuffer buffer_a;
   tessera::detail::ByteBuffer buffer_b;
-  for (std::int64_t begin = window.begin; begin < window.end; begin += step) {
-    const std::int64_t end = std::min(window.end, begin + step);
+  for (std::int64_t begin = window.begin; begin < window.end; begin += read_numel) {
+    const std::int64_t end = std::min(window.end, begin + read_numel);
     const auto bytes_a = buffer_a.take(static_cast<std::size_t>(end - begin) * size_a);
     const auto bytes_b = buffer_b.take(static_cast<std::size_t>(end - begin) * size_b);
     pair.a.read({begin, end}, bytes_a);

@@ -18,7 +18,7 @@ std::vector<std::string> digest_tensors(const formats::CheckpointReader& reader,
                                         const ScanOptions& options, Begin begin) {
   std::vector<std::string> digests(tensor_indices.size());
   const auto block_nbytes =
-      static_cast<std::uint64_t>(detail::step_numel(options, 2, 1, 4096, kMaxBlockNbytes));
+      static_cast<std::uint64_t>(detail::numel_per_read(options, 2, 1, 4096, kMaxBlockNbytes));
   // One tensor is one task, since a digest cannot be assembled from parts. Starts with the largest,
   // so that no thread has a large one at the end.
   std::vector<std::size_t> order(tensor_indices.size());

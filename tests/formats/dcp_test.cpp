@@ -496,7 +496,7 @@ TEST(DcpTest, ListAtTheRootBecomesADict) {
 TEST(DcpTest, KeysThatAreNoStringsBecomeTheirText) {
   const TemporaryDirectory directory;
   MemoryCheckpoint memory;
-  memory.add({"state.0.k", DType::uint8, {1}}, test::Bytes(1)).key_path = {"state", *key_step(0),
+  memory.add({"state.0.k", DType::uint8, {1}}, test::Bytes(1)).key_path = {"state", *dict_key(0),
                                                                            "k"};
   write(memory, directory / "keys", 1);
   EXPECT_EQ(open(directory / "keys")->contents().find_tensor("state.0.k")->key_path,

@@ -681,7 +681,7 @@ def test_parts_and_sources_that_mean_nothing_are_refused(apart, tmp_path):
         (lambda: tessera.split(ADAMW, moved, prefix="model.layer"), tessera.Error,
          "^prefix: expected a prefix of a name, found 'model.layer.'"),
         (lambda: tessera.split(ADAMW, moved), ValueError, "^split: expected prefix, only or drop_optimizer"),
-        (lambda: tessera.split(ADAMW, moved, prefix=""), ValueError, "^prefix: expected the first steps"),
+        (lambda: tessera.split(ADAMW, moved, prefix=""), ValueError, "^prefix: expected the first components"),
         (lambda: tessera.split(ADAMW, moved, prefix="model", worlds=2), TypeError, r"^split\(\) got .* 'worlds'"),
         (lambda: tessera.merge(pair, moved, flat_layout="x"), TypeError, r"^merge\(\) got .* 'flat_layout'"),
         (lambda: tessera.merge(here / "model.pt", moved), TypeError, "^sources: expected several paths"),

@@ -269,7 +269,7 @@ TEST(PlannerTest, RenameReplacesAPrefixAndKeepsTheNesting) {
 }
 
 TEST(PlannerTest, RenameKeepsTheNestingOfWhatIsKept) {
-  const formats::KeyStep number = *formats::key_step(0);
+  const formats::Key number = *formats::dict_key(0);
   struct Case {
     formats::KeyPath path;
     Rename rename;

@@ -125,8 +125,8 @@ struct RankShare {
 /// Returns the share of each rank of the destination.
 std::vector<RankShare> rank_shares(const Plan& plan);
 
-/// Prefixes of names, by whole steps: `encoder`, with or without a last dot, is that of all names
-/// which begin with `encoder.`. They name a part of a checkpoint, for PlanOptions.
+/// Prefixes of names, by whole components: `encoder`, with or without a last dot, is that of all
+/// names which begin with `encoder.`. They name a part of a checkpoint, for PlanOptions.
 class NamePrefixes {
  public:
   NamePrefixes() = default;

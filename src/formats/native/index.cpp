@@ -13,13 +13,13 @@ namespace {
 
 constexpr std::uint8_t kBoxTag = 0;
 constexpr std::uint8_t kFlatRangeTag = 1;
-constexpr std::uint8_t kStringStepTag = 0;
-constexpr std::uint8_t kIntStepTag = 1;
-constexpr std::uint8_t kKeyStepTag = 2;
+constexpr std::uint8_t kStringKeyTag = 0;
+constexpr std::uint8_t kPositionTag = 1;
+constexpr std::uint8_t kNonStringKeyTag = 2;
 constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
 constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
 
-constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // the same for steps and values
+constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // the same for keys and values
 
 // The least bytes that each item of a list takes.
 constexpr std::size_t kMinValueNbytes = 3;
@@ -40,16 +40,16 @@ void put_shape(ByteWriter& out, const Shape& shape) {
 
 void put_key_path(ByteWriter& out, const KeyPath& key_path) {
   out.uint(std::uint64_t{key_path.size()});
-  for (const auto& step : key_path) {
-    if (const auto* text = std::get_if<std::string>(&step)) {
-      out.u8(kStringStepTag);
+  for (const auto& key : key_path) {
+    if (const auto* text = std::get_if<std::string>(&key)) {
+      out.u8(kStringKeyTag);
       out.str(*text);
-    } else if (const auto* key = std::get_if<DictKey>(&step)) {
-      out.u8(kKeyStepTag);
-      out.str(key->json);
+    } else if (const auto* other = std::get_if<NonStringKey>(&key)) {
+      out.u8(kNonStringKeyTag);
+      out.str(other->json);
     } else {
-      out.u8(kIntStepTag);
-      out.sint(std::get<std::int64_t>(step));
+      out.u8(kPositionTag);
+      out.sint(std::get<std::int64_t>(key));
     }
   }
 }
@@ -111,31 +111,31 @@ Shape get_shape(ByteReader& in) {
   return shape;
 }
 
-DictKey get_dict_key(ByteReader& in) {
+NonStringKey get_non_string_key(ByteReader& in) {
   const std::string json(in.str());
-  std::optional<KeyStep> step;
+  std::optional<Key> key;
   try {
-    step = key_step(value_from_json(parse_json(json, in.path(), kKeyLimits), in.path()));
+    key = dict_key(value_from_json(parse_json(json, in.path(), kKeyLimits), in.path()));
   } catch (const Error&) {
-    step.reset();
+    key.reset();
   }
-  const auto* key = step ? std::get_if<DictKey>(&*step) : nullptr;
-  if (key == nullptr || key->json != json) {
+  const auto* other = key ? std::get_if<NonStringKey>(&*key) : nullptr;
+  if (other == nullptr || other->json != json) {
     in.fail("key path", "the JSON of a dict's key that is no string", "'" + printable(json) + "'");
   }
-  return *key;
+  return *other;
 }
 
 KeyPath get_key_path(ByteReader& in) {
   KeyPath key_path(in.count(2));
-  for (auto& step : key_path) {
+  for (auto& key : key_path) {
     const std::uint8_t tag = in.u8();
-    if (tag == kStringStepTag) {
-      step.emplace<std::string>(in.str());
-    } else if (tag == kIntStepTag) {
-      step.emplace<std::int64_t>(in.sint());
-    } else if (tag == kKeyStepTag) {
-      step = get_dict_key(in);
+    if (tag == kStringKeyTag) {
+      key.emplace<std::string>(in.str());
+    } else if (tag == kPositionTag) {
+      key.emplace<std::int64_t>(in.sint());
+    } else if (tag == kNonStringKeyTag) {
+      key = get_non_string_key(in);
     } else {
       in.fail("key path", "0, 1 or 2", std::to_string(tag));
     }

@@ -153,7 +153,7 @@ class Walk {
     return !key.is<Value::List>() && !key.is<Value::Dict>();
   }
 
-  using Step = WalkBudget::Step;
+  using Descent = WalkBudget::Descent;
 
   std::string text(Object object, std::string_view source) {
     budget_.spend(object, source.size());
@@ -161,7 +161,7 @@ class Walk {
   }
 
   std::vector<Value> items(Object object) {
-    const Step step(budget_, object);
+    const Descent descent(budget_, object);
     std::vector<Value> values;
     const std::size_t num_items = object.num_items("items");
     values.reserve(num_items);
@@ -176,7 +176,7 @@ class Walk {
 
   /// The entries of a dict, or those added to a call.
   Value::Dict entries(Object object) {
-    const Step step(budget_, object);
+    const Descent descent(budget_, object);
     Value::Dict dict;
     const std::size_t num_entries = object.num_entries("entries");
     for (std::size_t i = 0; i < num_entries; ++i) {
@@ -236,7 +236,7 @@ class Walk {
   Value built(Object call) {
     const std::optional<ValueGlobal> global = value_global(call);
     if (!global) refuse(call);
-    const Step step(budget_, call);
+    const Descent descent(budget_, call);
     switch (*global) {
       case ValueGlobal::ordered_dict:
         return ordered_dict(call);
@@ -417,7 +417,7 @@ void WalkBudget::spend(Object at, std::uint64_t nbytes) {
   left_ -= nbytes;
 }
 
-WalkBudget::Step::Step(WalkBudget& budget, Object object) : budget_(budget) {
+WalkBudget::Descent::Descent(WalkBudget& budget, Object object) : budget_(budget) {
   for (const std::uint32_t id : budget.way_) {
     if (id == object.id()) {
       object.fail(ErrorKind::corruption,

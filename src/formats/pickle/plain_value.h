@@ -66,12 +66,12 @@ class WalkBudget {
 
   /// Goes down into `object` while this lives. Throws: Error(corruption) if `object` is already on
   /// the path, or the path is longer than kMaxDepth.
-  class Step {
+  class Descent {
    public:
-    Step(WalkBudget& budget, Object object);
-    ~Step() { budget_.way_.pop_back(); }
-    Step(const Step&) = delete;
-    Step& operator=(const Step&) = delete;
+    Descent(WalkBudget& budget, Object object);
+    ~Descent() { budget_.way_.pop_back(); }
+    Descent(const Descent&) = delete;
+    Descent& operator=(const Descent&) = delete;
 
    private:
     WalkBudget& budget_;

@@ -77,7 +77,7 @@ class ValuesFileReader {
       refuse(name, "key_paths", "an array of strings, integers, and other keys in arrays of one");
     }
     // Formats that nest by key paths would give it another name.
-    if (spell(*key_path) != name) refuse(name, "key_paths", "steps that spell the name");
+    if (spell(*key_path) != name) refuse(name, "key_paths", "keys that spell the name");
     return std::move(*key_path);
   }
 

@@ -59,7 +59,7 @@ class Flattener {
     const bool is_list = object.is(ObjectKind::list);
     if ((is_list && list_is_opened(object)) ||
         (object.is(ObjectKind::tuple) && holds_tensor(object))) {
-      const WalkBudget::Step step(budget_, object);
+      const WalkBudget::Descent descent(budget_, object);
       const std::size_t num_items = object.num_items("items");
       for (std::size_t i = 0; i < num_items; ++i) {
         path_.emplace_back(static_cast<std::int64_t>(i));
@@ -72,14 +72,14 @@ class Flattener {
   }
 
   void visit_mapping(Object object) {
-    const WalkBudget::Step step(budget_, object);
+    const WalkBudget::Descent descent(budget_, object);
     const Object entries = entries_of(object);
     const std::size_t num_entries = entries.num_entries("entries");
     // The saved object may be empty; as the root, it has no name for a value.
     if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     for (std::size_t i = 0; i < num_entries; ++i) {
-      path_.push_back(step_of(entries.entry_key(i)));
+      path_.push_back(key_for(entries.entry_key(i)));
       visit(entries.entry_value(i));
       path_.pop_back();
     }
@@ -88,10 +88,12 @@ class Flattener {
   template <class Read>
   void add(Object object, const Read& read) {
     std::uint64_t path_nbytes = 128;
-    for (const auto& step : path_) {
-      const auto* text = std::get_if<std::string>(&step);
-      const auto* key = std::get_if<DictKey>(&step);
-      path_nbytes += 40 + (text != nullptr ? text->size() : key != nullptr ? key->json.size() : 0);
+    for (const auto& key : path_) {
+      const auto* text = std::get_if<std::string>(&key);
+      const auto* other = std::get_if<NonStringKey>(&key);
+      path_nbytes += 40 + (text != nullptr    ? text->size()
+                           : other != nullptr ? other->json.size()
+                                              : 0);
     }
     budget_.spend(object, path_nbytes);
     leaves_.push_back({.path = path_, .content = read()});
@@ -133,10 +135,10 @@ class Flattener {
   }
 
   /// A frozenset as key becomes its text.
-  KeyStep step_of(Object key) {
+  Key key_for(Object key) {
     if (key.is(pickle::ObjectKind::str)) key.as_str("key");  // throws if it cannot be a name
     const Value value = pickle::to_key(key, budget_);
-    return key_step(value).value_or(value_to_string(value));
+    return dict_key(value).value_or(value_to_string(value));
   }
 
   enum class Known : std::uint8_t { no_idea, no, yes };
@@ -165,7 +167,7 @@ class Flattener {
   bool remember(std::vector<Known>& known, Object container, const Wanted& wanted) {
     Known& answer = known[container.id()];
     if (answer != Known::no_idea) return answer == Known::yes;
-    const WalkBudget::Step step(budget_, container);
+    const WalkBudget::Descent descent(budget_, container);
     const bool is_dict = container.is(ObjectKind::dict) || container.is(ObjectKind::call);
     const std::size_t size =
         is_dict ? container.num_entries("entries") : container.num_items("items");

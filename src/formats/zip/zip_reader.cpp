@@ -424,7 +424,7 @@ class Inflater {
   Inflater& operator=(const Inflater&) = delete;
 
   z_stream* operator->() { return &stream_; }
-  int step() { return inflate(&stream_, Z_NO_FLUSH); }
+  int inflate_next() { return inflate(&stream_, Z_NO_FLUSH); }
 
  private:
   z_stream stream_{};
@@ -473,7 +473,7 @@ std::uint32_t ZipReader::compute_crc(
     do {
       inflater->next_out = reinterpret_cast<Bytef*>(inflated.data());
       inflater->avail_out = static_cast<uInt>(inflated.size());
-      status = inflater.step();
+      status = inflater.inflate_next();
       if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
         broken("a damaged one");
       const std::size_t num_new = inflated.size() - inflater->avail_out;

@@ -356,7 +356,7 @@ StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
       const std::string& renamed_to = new_name(item.fqn.substr(6, dot - 6));
       formats::KeyPath path = {"state", renamed_to, name};
       if (key == OptimStateKey::param_id)
-        path[1] = *formats::key_step(static_cast<std::int64_t>(std::stoll(renamed_to)));
+        path[1] = *formats::dict_key(static_cast<std::int64_t>(std::stoll(renamed_to)));
       result.set("state." + renamed_to + "." + name, item.entry, std::move(path));
       continue;
     }

@@ -130,7 +130,7 @@ void TrainState::Impl::check_mesh() const {
                             std::to_string(world_size));
 }
 
-/// Returns the first steps of this state's keys.
+/// Returns the first components of this state's keys.
 std::vector<std::string> TrainState::Impl::held_names() const {
   std::vector<std::string> names = {state::kModelName};
   if (has_optimizer_state()) names.emplace_back(state::kOptimizerName);

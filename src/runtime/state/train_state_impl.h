@@ -20,7 +20,7 @@
 namespace tessera {
 namespace state {
 
-// The first steps of the checkpoint's keys.
+// The first components of the checkpoint's keys.
 inline constexpr const char* kModelName = "model";
 inline constexpr const char* kOptimizerName = "optim";
 

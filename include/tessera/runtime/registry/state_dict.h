@@ -63,7 +63,7 @@ class StateDict {
   struct Item {
     std::string fqn;
     StateEntry entry;
-    formats::KeyPath key_path{};  // in the nested dict; empty: the fqn is one step
+    formats::KeyPath key_path{};  // in the nested dict; empty: the fqn is one key
   };
 
   /// Replaces the entry of that name, or appends a new one.

@@ -142,14 +142,14 @@ def split(source: PathLike, destination: PathLike, *, prefix: str | Sequence[str
     Moves everything under the prefixes, and removes the prefix from the names. `only` adds more names and does not
     change them. `drop_optimizer` alone moves everything except optimizers.
 
-    prefix: whole steps of names ("model.encoder"), one or several.
+    prefix: whole components of names ("model.encoder"), one or several.
     keep_prefix: do not remove the prefix from names.
 
     All other keywords are those of `reshard`.
     """
     prefixes = names_bytes("prefix", prefix)
     if b"" in prefixes:
-        raise ValueError("prefix: expected the first steps of names, found an empty one")
+        raise ValueError("prefix: expected the first components of names, found an empty one")
     if not (prefixes or options.get("only") or options.get("drop_optimizer")):
         raise ValueError("split: expected prefix, only or drop_optimizer, found none of them")
     return _move([(path_bytes("source", source), b"")], destination,
