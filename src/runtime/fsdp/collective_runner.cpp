@@ -110,7 +110,7 @@ void CollectiveRunner::agree_on(const Collective& needed) {
 void CollectiveRunner::agree_on_rest(bool has_failed) {
   while (true) {
     const std::vector<std::size_t> unreduced = actions_.unreduced();
-    Request request{key().direction, std::nullopt, has_failed ? "fail" : "end its part",
+    Request request{key().direction, std::nullopt, has_failed ? "fail" : "end its phase",
                     has_failed};
     if (!unreduced.empty()) {
       const Collective needed{Verb::reduce, unreduced.back()};

@@ -46,7 +46,7 @@ bool is_hybrid(ShardingStrategy strategy) {
 }
 
 /// Returns the ranks of the mesh that hold each shard of a flat parameter, ascending.
-std::vector<std::vector<int>> holders_of_parts(const FullyShardOptions& options) {
+std::vector<std::vector<int>> holders_of_shards(const FullyShardOptions& options) {
   const int world_size = options.mesh.world_size();
   const bool is_replicated = options.strategy == ShardingStrategy::no_shard;
   int num_parts = is_replicated ? 1 : world_size;
@@ -96,7 +96,7 @@ HandleOptions handle_options(const FullyShardOptions& options) {
     handle.replicate_group = std::make_shared<dist::Group>("replicate");
   }
   handle.world_group = options.mesh.world();
-  handle.holders = holders_of_parts(options);
+  handle.holders = holders_of_shards(options);
   return handle;
 }
 
@@ -196,7 +196,7 @@ void materialize_all(const ModulePtr& module, const std::string& fqn,
 
 /// Throws if the module's parameters are in a unit around it: it cannot become a unit any more. It
 /// may if its only such parameters are tied to a unit beside it.
-void refuse_part_of_unit(const Module& module) {
+void refuse_module_of_unit(const Module& module) {
   const std::vector<at::Tensor> parameters = module.parameters();
   for (const at::Tensor& parameter : parameters) {
     const auto handle = FlatParamHandle::of(parameter);
@@ -290,7 +290,7 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
                                                     std::move(group.shared),
                                                     handle_options(options)));
   }
-  if (unit->handles.empty()) refuse_part_of_unit(*module);
+  if (unit->handles.empty()) refuse_module_of_unit(*module);
   attach_state_dict_hooks(*module, *unit, options.mesh);
   registry::attach(*module, std::move(unit));
   registry::note_applied(*module, "fully_shard", options.mesh);

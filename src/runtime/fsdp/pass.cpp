@@ -486,7 +486,7 @@ void Pass::end_phase(bool has_failed) {
   for (std::size_t i = gathered_.size(); i-- > 0;) {
     if (is_backward || gathered_[i].last_use == LastUse::none) free(gathered_[i].handle);
   }
-  // A rank that did not use a parameter still gets its part of the gradient if another rank used
+  // A rank that did not use a parameter still gets its shard of the gradient if another rank used
   // it.
   auto next = num_gave.begin();
   for (const auto& handle : handles_) {
@@ -609,7 +609,7 @@ void Pass::queue_end_of_backward() {
   begin_phase(PhaseKey::Direction::backward);
 }
 
-/// Ends a backward that threw on this rank. The other ranks wait for this rank's part of it, and
+/// Ends a backward that threw on this rank. The other ranks wait for what this rank runs of it, and
 /// get an error instead. All ranks drop that backward's gradients.
 void Pass::give_up_backward() {
   try {

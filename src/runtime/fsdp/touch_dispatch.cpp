@@ -50,7 +50,7 @@ bool uses_memory(const c10::OperatorHandle& op) {
   return op.operator_name() != detach;
 }
 
-/// Whether the operator is a norm: the norm of a part is not that of the whole tensor.
+/// Whether the operator is a norm: the norm of a shard is not that of the whole tensor.
 bool is_norm(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 4> kNorms = {
       "aten::norm", "aten::linalg_vector_norm", "aten::linalg_norm", "aten::_foreach_norm"};
@@ -63,9 +63,9 @@ void see_norm(const at::Tensor& tensor) {
   if (TouchListener* const listener = find_listener(tensor)) return listener->touched(tensor);
   if (!at::GradMode::is_enabled()) return;
   throw Error::expected(ErrorKind::invalid_argument, {}, "norm of a gradient",
-                        "tessera::clip_grad_norm_, which knows all ranks' parts",
-                        "one of this rank's part alone",
-                        "torch::nn::utils::clip_grad_norm_? To look at this rank's part take "
+                        "tessera::clip_grad_norm_, which knows all ranks' shards",
+                        "one of this rank's shard alone",
+                        "torch::nn::utils::clip_grad_norm_? To look at this rank's shard take "
                         "NoGradGuard");
 }
 

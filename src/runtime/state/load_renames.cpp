@@ -208,9 +208,9 @@ bool count_if_fixed(const MatchedNames& matched, const Finding& problem) {
   }
   if (problem.rule != "unexpected") return false;
   if (matched.unexpected.contains(fqn)) return true;
-  for (const std::string_view part : {kState, kGroups}) {
-    if (!fqn.starts_with(part)) continue;
-    const std::string name = fqn.substr(part.size(), fqn.rfind('.') - part.size());
+  for (const std::string_view prefix : {kState, kGroups}) {
+    if (!fqn.starts_with(prefix)) continue;
+    const std::string name = fqn.substr(prefix.size(), fqn.rfind('.') - prefix.size());
     const auto of_parameter = matched.unexpected.find(std::string(kModel) + name);
     if (of_parameter == matched.unexpected.end()) continue;
     ++of_parameter->second->num_optimizer_problems;
@@ -227,11 +227,11 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
   const bool has_numbered_groups = has_name_below(source, std::string(kGroups) + "0.params");
   for (const Rename& rename : renames) {
     if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
-    for (const std::string_view part : {kState, kGroups}) {
-      const std::string from = std::string(part) + rename.from.substr(kModel.size());
-      const std::string to = std::string(part) + rename.to.substr(kModel.size());
+    for (const std::string_view prefix : {kState, kGroups}) {
+      const std::string from = std::string(prefix) + rename.from.substr(kModel.size());
+      const std::string to = std::string(prefix) + rename.to.substr(kModel.size());
       // If groups are numbered, their names have no parameter names.
-      if (part == kGroups && has_numbered_groups) continue;
+      if (prefix == kGroups && has_numbered_groups) continue;
       if (has_name_below(source, from)) all.push_back({from, to});
     }
   }

@@ -35,8 +35,8 @@ Module& checked(const std::shared_ptr<Module>& model) {
 
 namespace state {
 
-void add_under(const std::string& name, StateDict part, StateDict& all) {
-  for (StateDict::Item& item : part) {
+void add_under(const std::string& name, StateDict entries, StateDict& all) {
+  for (StateDict::Item& item : entries) {
     formats::KeyPath path = {name};
     if (item.key_path.empty()) path.emplace_back(item.fqn);
     path.insert(path.end(), item.key_path.begin(), item.key_path.end());
@@ -49,7 +49,7 @@ void add_under(const std::string& name, StateDict part, StateDict& all) {
     }
     all.set(name + "." + item.fqn, std::move(item.entry), std::move(path));
   }
-  for (FlatUnit& unit : part.units) {
+  for (FlatUnit& unit : entries.units) {
     unit.name = unit.name.empty() ? name : name + "." + unit.name;
     for (FlatUnitParameter& parameter : unit.parameters) {
       parameter.fqn = name + "." + parameter.fqn;
@@ -201,7 +201,7 @@ void save(const StateDict& state_dict, const std::string& path,
   for (StateDict::Item& item : whole) {
     auto* const tensor = std::get_if<StateTensor>(&item.entry);
     if (tensor == nullptr) continue;
-    tensor->parts = {{whole_box(tensor->shape), tensor->tensor(item.fqn)}};
+    tensor->local_shards = {{whole_box(tensor->shape), tensor->tensor(item.fqn)}};
     tensor->layout.clear();
   }
   LiveState live = state::share_out(whole, /*world_size=*/1);

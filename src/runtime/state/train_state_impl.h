@@ -24,8 +24,8 @@ namespace state {
 inline constexpr const char* kModelName = "model";
 inline constexpr const char* kOptimizerName = "optim";
 
-/// Moves the entries of a part of the state to `all`, with the part's name as prefix.
-void add_under(const std::string& name, StateDict part, StateDict& all);
+/// Moves `entries` to `all`, with `name` as prefix.
+void add_under(const std::string& name, StateDict entries, StateDict& all);
 
 /// Parses JSON that a rank sent, where one level of a value may take three levels.
 Value parse_message(const std::string& text);
@@ -81,7 +81,7 @@ class TrainState::Impl {
   struct SaveMessage;
   SaveMessage prepare_save(state::SaveJob& job, StateDict& all, SaveReport& report);
   StateDict tensors_and_fields(const SaveOptions& options) const;
-  bool plan_if_changed(const StateDict& all, formats::Format parts);
+  bool plan_if_changed(const StateDict& all, formats::Format format_of_parts);
   void stage(state::SaveJob& job);
   std::string names_of_values() const;
   std::string values_to_json() const;

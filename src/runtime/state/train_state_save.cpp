@@ -142,12 +142,12 @@ void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, SaveJ
 }
 
 /// Plans the save if the state's layout is another one than in the last save. Returns whether it
-/// is. `parts`: the format of the ranks' parts.
-bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format parts) {
-  const std::string digest = state::layout_digest(all, mesh_.world_size(), parts);
+/// is. `format_of_parts`: the format of the ranks' parts.
+bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format format_of_parts) {
+  const std::string digest = state::layout_digest(all, mesh_.world_size(), format_of_parts);
   if (digest == digest_) return false;
   auto live = std::make_shared<LiveState>(
-      state::share_out(all, mesh_.world_size(), formats::traits_of(parts)));
+      state::share_out(all, mesh_.world_size(), formats::traits_of(format_of_parts)));
   auto plan = std::make_shared<reshard::Plan>(state::plan_save(*live, mesh_.rank()));
   live_ = std::move(live);  // only together: a save after a failure must not mix layouts
   plan_ = std::move(plan);
@@ -202,7 +202,7 @@ void TrainState::Impl::take_snapshot(SaveJob& job) {
   for (std::size_t t = 0; t < job.held.size(); ++t) {
     std::vector<bool> is_read(job.held[t].size());
     for (const auto& sources : job.plan->copies[t].source_pieces) {
-      for (const std::uint32_t part : sources) is_read[part] = true;
+      for (const std::uint32_t piece : sources) is_read[piece] = true;
     }
     for (std::size_t i = 0; i < is_read.size(); ++i) {
       if (!is_read[i]) continue;

@@ -201,7 +201,7 @@ TEST(UnevenUseWithTablesTest, D5_TablesThatOneRankDoesNotUseAreAnErrorOnAll) {
                       test::ThrowsError(ErrorKind::mismatch,
                                         "to come to tables in the " +
                                             std::string(in_backward ? "backward" : "forward") +
-                                            ", found rank 0 there, rank 1 about to end its part"));
+                                            ", found rank 0 there, rank 1 about to end its phase"));
           for (int step = 0; step < 2; ++step) train();
         });
       }

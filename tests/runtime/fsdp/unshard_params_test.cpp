@@ -104,7 +104,7 @@ TEST_P(UnshardParamsTest, C5_AllRanksKeepTheirPartsOfWhatRankZeroWrites) {
   for (const bool offload_to_cpu : {false, true}) {
     on_sharded([&](const dist::Mesh& mesh, Transformer& model, const Transformer& unsharded) {
       const at::Tensor weight = model->norm->weight;
-      const auto part = weight.sizes().vec();
+      const auto sharded = weight.sizes().vec();
       {
         const auto scope =
             unshard_params(*model, {.rank0_only = true, .offload_to_cpu = offload_to_cpu});
@@ -112,8 +112,8 @@ TEST_P(UnshardParamsTest, C5_AllRanksKeepTheirPartsOfWhatRankZeroWrites) {
           EXPECT_EQ(weight.numel(), 10);
           scale_all(model, 2);
         } else {
-          EXPECT_EQ(weight.sizes().vec(), part);
-          scale_all(model, 77);  // of its parts: dropped
+          EXPECT_EQ(weight.sizes().vec(), sharded);
+          scale_all(model, 77);  // of its shards: dropped
         }
       }
       expect_values_of(unsharded, model, 2);

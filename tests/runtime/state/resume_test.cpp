@@ -55,7 +55,7 @@ void expect_to_go_on(const SavedRun& run, const std::string& path, const Configu
         Trainer trainer(to, mesh, OptimizerKind::adamw_two_groups);
         TrainState state(trainer.model, *trainer.optimizer);
         load(state, path);
-        test::expect_same_parts(trainer.state({.type = SHARDED}), run.state, what);
+        test::expect_same_shards(trainer.state({.type = SHARDED}), run.state, what);
         test::expect_to_go_on_as(run, trainer, kTolerance, what);
       },
       to.mesh_options());

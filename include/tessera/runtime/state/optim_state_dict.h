@@ -26,7 +26,7 @@ StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimiz
 StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Replaces an optimizer's state and its groups' fields by those of `state_dict`. Takes whole
-/// tensors, or parts in any layout that include this rank's elements; nested or flattened groups.
+/// tensors, or shards in any layout that include this rank's elements; nested or flattened groups.
 /// Matches groups by their parameters. A parameter that was saved without state loses its state.
 /// Checks everything before it replaces anything. Collective only with `rank0_only`. Throws:
 /// Error(mismatch) listing everything that is missing, unexpected or does not fit;
