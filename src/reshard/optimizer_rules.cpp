@@ -144,32 +144,32 @@ bool has_one_per_row(const TensorEntry& state, const TensorEntry& parameter) {
 
 StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& state,
                        std::string_view rest, const ParameterNames& parameters) {
-  const StateName parts = split_state_name(state.meta.fqn, rest, parameters);
-  StateRole role{StateKind::opaque, parts.parameter_index};
-  if (parts.parameter_index) {
-    const TensorEntry& parameter = contents.tensors[*parts.parameter_index];
+  const StateName split = split_state_name(state.meta.fqn, rest, parameters);
+  StateRole role{StateKind::opaque, split.parameter_index};
+  if (split.parameter_index) {
+    const TensorEntry& parameter = contents.tensors[*split.parameter_index];
     const auto table = table_of_weight(parameter.meta.fqn);
-    if (table && parts.name.starts_with(*table + ".")) {
-      const std::string_view name = parts.name.substr(table->size() + 1);
+    if (table && split.name.starts_with(*table + ".")) {
+      const std::string_view name = split.name.substr(table->size() + 1);
       role.kind = torchrec_kind(name, state, parameter);
       role.is_misnamed = name.starts_with("momentum") && role.kind == StateKind::opaque;
       return role;
     }
     // The name says what the state means, but only if the shape fits.
-    role.is_misnamed = contains(kPointwiseNames, parts.name) || contains(kRowWiseNames, parts.name);
-    if (contains(kPointwiseNames, parts.name) && state.meta.shape == parameter.meta.shape) {
+    role.is_misnamed = contains(kPointwiseNames, split.name) || contains(kRowWiseNames, split.name);
+    if (contains(kPointwiseNames, split.name) && state.meta.shape == parameter.meta.shape) {
       role.kind = StateKind::pointwise;
-    } else if (contains(kRowWiseNames, parts.name) && has_one_per_row(state, parameter)) {
+    } else if (contains(kRowWiseNames, split.name) && has_one_per_row(state, parameter)) {
       role.kind = StateKind::row_wise;
-    } else if (contains(kScalarNames, parts.name) && state.meta.numel() == 1) {
+    } else if (contains(kScalarNames, split.name) && state.meta.numel() == 1) {
       role.kind = StateKind::scalar_parameter;
     }
     role.is_misnamed = role.is_misnamed && role.kind == StateKind::opaque;
     return role;
   }
-  if (contains(kPointwiseNames, parts.name)) role.kind = StateKind::pointwise;
-  if (contains(kRowWiseNames, parts.name)) role.kind = StateKind::row_wise;
-  if (contains(kScalarNames, parts.name)) role.kind = StateKind::scalar_parameter;
+  if (contains(kPointwiseNames, split.name)) role.kind = StateKind::pointwise;
+  if (contains(kRowWiseNames, split.name)) role.kind = StateKind::row_wise;
+  if (contains(kScalarNames, split.name)) role.kind = StateKind::scalar_parameter;
   return role;
 }
 

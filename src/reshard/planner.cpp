@@ -74,7 +74,7 @@ class Planner {
         options_(options),
         traits_(formats::traits_of(options.format)),
         gaps_(gaps) {
-    if (options_.optimizer == OptimizerPart::leave_out) left_out_.emplace(source_);
+    if (options_.optimizer == OptimizerSelection::leave_out) left_out_.emplace(source_);
   }
 
   Plan plan() {

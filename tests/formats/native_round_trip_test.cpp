@@ -360,9 +360,9 @@ TEST(NativeWriterTest, AnExistingCheckpointIsReplacedOnlyWhereThatWasAskedFor) {
 
 TEST(NativeWriterTest, ContentsThatContradictThemselvesAreRefusedByName) {
   TemporaryDirectory directory;
-  const auto refuses = [&](const CheckpointContents& contents, const std::string& part) {
+  const auto refuses = [&](const CheckpointContents& contents, const std::string& text) {
     EXPECT_THAT([&] { create_native(FileSystem::posix(), directory / "c", contents, {}); },
-                ThrowsError(ErrorKind::invalid_argument, part));
+                ThrowsError(ErrorKind::invalid_argument, text));
     EXPECT_TRUE(FileSystem::posix().list_directory(directory.path()).empty());
   };
   const TensorEntry tensor{.meta = {"w", DType::float32, {4}}, .pieces = {{Box{{0}, {4}}, 0}}};

@@ -550,7 +550,7 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
         ({"resume": True, "discard": True}, ValueError, "resume: expected one of resume and discard"),
         ({"ranks": 2, "world_size": 2}, ValueError, "ranks: expected one of ranks and world_size"),
         ({"memory": "64 MB of it"}, ValueError, "memory: expected a size such as 256MiB, found '64 MB of it'"),
-        ({"rename": {"": ""}}, ValueError, "rename: expected a part of names"),
+        ({"rename": {"": ""}}, ValueError, "rename: expected a prefix of names"),
         ({"world": 2}, TypeError, "world"),
     ]
     for keywords, kind, words in refused:

@@ -233,7 +233,8 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
   }
 
   /// Fails when `nbytes` of the source have been read.
-  void move_in_part(const CheckpointReader& source, std::uint64_t nbytes, int num_threads = 1) {
+  void move_and_interrupt(const CheckpointReader& source, std::uint64_t nbytes,
+                          int num_threads = 1) {
     CountingReader failing(source);
     failing.fail_after(nbytes);
     EXPECT_THAT([&] { move(failing, KeptWork::refuse, OverwritePolicy::refuse, num_threads); },
@@ -370,7 +371,7 @@ TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   for (const int num_threads : {1, 3}) {
-    move_in_part(source, kLargeNbytes * 2 / 3, num_threads);
+    move_and_interrupt(source, kLargeNbytes * 2 / 3, num_threads);
     CountingReader reader(source);
     const std::uint64_t resumed_nbytes =
         move(reader, KeptWork::resume, OverwritePolicy::refuse, num_threads);
@@ -424,7 +425,7 @@ TEST_P(PlainResumeTest, E4_ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays
     source.add({name, DType::uint8, {kNumel}}, test::random_bytes(kNumel, random));
   }
   const auto expected = whole(source);
-  move_in_part(source, 15 * kMiB);
+  move_and_interrupt(source, 15 * kMiB);
   const std::string path = partial() + ".journal";
   const auto kept = formats::read_journal(FileSystem::posix(), path);
   ASSERT_TRUE(kept.has_value());
@@ -445,7 +446,7 @@ TEST_P(ResumeTest, E4_NothingIsWrittenThroughALink) {
   const MemoryCheckpoint source = large_source();
   const std::string victim = tmp_ / "victim";
   for (const bool is_hard : {false, true}) {
-    move_in_part(source, kLargeNbytes - 2 * kMiB);
+    move_and_interrupt(source, kLargeNbytes - 2 * kMiB);
     test::write_file(victim, "somebody's");
     std::vector<std::string> files;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(tmp_.path())) {
@@ -482,7 +483,7 @@ TEST_P(CompressedResumeTest, E4_SpaceThatIsReservedStepByStepIsNotGivenBack) {
   source.add({"w", DType::bfloat16, {kNbytes / 2}},
              repeated(test::weight_like_bytes(kMiB, 2, random), kNbytes));
   const auto expected = whole(source);
-  move_in_part(source, kMovedNbytes);
+  move_and_interrupt(source, kMovedNbytes);
   EXPECT_EQ(move(source, KeptWork::resume), kMovedNbytes);
   EXPECT_TRUE(all_files() == expected);
 }
@@ -490,7 +491,7 @@ TEST_P(CompressedResumeTest, E4_SpaceThatIsReservedStepByStepIsNotGivenBack) {
 TEST_P(ResumeTest, E4_ARunThatGoesOnMayFailToo) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
-  move_in_part(source, kLargeNbytes / 2);
+  move_and_interrupt(source, kLargeNbytes / 2);
   for (int round = 0;; ++round) {
     ASSERT_LT(round, 10);
     CountingReader reader(source);
@@ -508,7 +509,7 @@ TEST_P(ResumeTest, E4_ARunThatGoesOnMayFailToo) {
 TEST_P(ResumeTest, E4_WhatIsNotAsTheJournalSaysIsWrittenAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
-  move_in_part(source, kLargeNbytes - 2 * kMiB);
+  move_and_interrupt(source, kLargeNbytes - 2 * kMiB);
   // A byte of each finished block; files that are written by ranks are laid out alike.
   const auto journal = formats::read_journal(FileSystem::posix(), partial() + ".journal");
   ASSERT_TRUE(journal.has_value());
@@ -537,7 +538,7 @@ TEST_P(ResumeTest, E4_WhatIsNotAsTheJournalSaysIsWrittenAgain) {
 
 TEST_P(ResumeTest, E4_OtherWorkIsRefusedAndStays) {
   const MemoryCheckpoint source = large_source();
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const auto before = all_files();
   EXPECT_THAT([&] { move(source, KeptWork::refuse); },
               ThrowsError(ErrorKind::already_exists, "kept here"));
@@ -565,7 +566,7 @@ MemoryCheckpoint with_other_names(const MemoryCheckpoint& source) {
 TEST_P(ResumeTest, E4_AnotherPlanIsToldByWhatItIsMadeOf) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"cast", "none"}, {"only", "v"}};
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const MemoryCheckpoint renamed = with_other_names(source);
   const auto resume = [&](const CheckpointReader& reader) { move(reader, KeptWork::resume); };
   EXPECT_THAT([&] { resume(renamed); },
@@ -579,7 +580,7 @@ TEST_P(ResumeTest, E4_AnotherPlanIsToldByWhatItIsMadeOf) {
 TEST_P(ResumeTest, E4_AnOlderJournalNamesOptionsAsACommandLineDoes) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"--cast", "none"}, {"--only", "v"}};
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const MemoryCheckpoint renamed = with_other_names(source);
   plan_says_ = {{"cast", "none"}, {"only", "[v]"}};
   EXPECT_THAT([&] { move(renamed, KeptWork::resume); },
@@ -596,7 +597,7 @@ INSTANTIATE_TEST_SUITE_P(Directories, DirectoryResumeTest,
 TEST_P(DirectoryResumeTest, E4_WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoint) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   for (const char* name : {"notes.json", "rank-00099.h5", "__9_0.distcp", "a.safetensors"}) {
     test::write_file(partial() + "/" + name, "somebody's");
     for (const auto& refused : {checking(source), resuming(source)}) {
@@ -613,7 +614,7 @@ TEST_P(DirectoryResumeTest, E4_WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckp
 TEST_P(ResumeTest, E4_WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const auto expect_refused = [&](const std::string& path, const std::string& found) {
     for (const auto& refused : {checking(source), resuming(source)}) {
       EXPECT_THAT(refused, ThrowsError(ErrorKind::already_exists,
@@ -734,7 +735,7 @@ TEST_P(ResumeTest, E4_ACheckTellsWhatAMoveWouldRefuse) {
     };
   };
   EXPECT_NO_THROW(check(KeptWork::refuse)());
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const auto before = all_files();
   EXPECT_THAT(check(KeptWork::refuse), ThrowsError(ErrorKind::already_exists, "kept here"));
   EXPECT_NO_THROW(check(KeptWork::resume)());
@@ -753,7 +754,7 @@ TEST_P(ValuesBesideTest, E4_ValuesThatHaveAppearedAlreadyDoNoHarm) {
   const std::string values = "/" + GetParam().file + ".values.json";
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   test::write_file(tmp_.path() + values, "somebody's");
   EXPECT_THAT([&] { move(source, KeptWork::resume); },
               ThrowsError(ErrorKind::already_exists, "something else has it"));
@@ -792,7 +793,7 @@ TEST_P(ValuesBesideTest, E4_OldValuesThatCannotBeRemovedAreToldAndNoFailure) {
 
 TEST_P(ResumeTest, E4_DiscardedWorkIsGone) {
   const MemoryCheckpoint source = large_source();
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   source_says_ = "18 bytes";
   const MemoryCheckpoint other = small_source();
   EXPECT_EQ(move(other, KeptWork::discard), 0U);
@@ -802,7 +803,7 @@ TEST_P(ResumeTest, E4_DiscardedWorkIsGone) {
 }
 
 TEST_P(ResumeTest, E4_AWriterWithoutAJournalLeavesKeptWorkAlone) {
-  move_in_part(large_source(), kLargeNbytes * 2 / 3);
+  move_and_interrupt(large_source(), kLargeNbytes * 2 / 3);
   const auto before = all_files();
   EXPECT_TRUE(before.contains("/" + GetParam().file + ".partial.journal"));
   const MemoryCheckpoint source = small_source();

@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "ckpt-inspect/json_parts.h"
+#include "ckpt-inspect/json_members.h"
 #include "cli/table.h"
 #include "inspect/layout_map.h"
 #include "tessera/base/file_system.h"

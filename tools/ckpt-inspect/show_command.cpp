@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "base/json.h"
-#include "ckpt-inspect/json_parts.h"
+#include "ckpt-inspect/json_members.h"
 #include "ckpt-inspect/tensor_preview.h"
 #include "cli/table.h"
 #include "tessera/base/size_text.h"

@@ -104,7 +104,7 @@ PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files) {
   plan.world_size = count_option("--world-size", options.world_size);
   plan.strategy = options.strategy;
   plan.only = NameSelection(options.only);
-  if (options.drop_optimizer) plan.optimizer = reshard::OptimizerPart::leave_out;
+  if (options.drop_optimizer) plan.optimizer = reshard::OptimizerSelection::leave_out;
   plan.optimizer_names = options.optimizer_names;
   plan.renames = parse_renames(options.renames);
   plan.renames.insert(plan.renames.end(), options.prefix_removals.begin(),

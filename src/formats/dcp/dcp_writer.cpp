@@ -312,7 +312,7 @@ WritableFile& RankFilesWriter::open(RankFile& file) {
 void RankFilesWriter::write_headers(WritableFile& out, PieceId piece, std::uint32_t crc) {
   const TorchSaveLayout item =
       torch_zip::tensor_save_layout(tensor_of(piece).meta.dtype, box_of(piece).sizes);
-  for (const auto& [begin, bytes] : item.parts_around_storages(std::span(&crc, 1))) {
+  for (const auto& [begin, bytes] : item.segments_around_storages(std::span(&crc, 1))) {
     out.write_at(storage_of(piece).offset + begin, std::as_bytes(std::span(bytes)));
   }
 }

@@ -430,16 +430,16 @@ void validate_names(const CheckpointContents& contents, ErrorKind kind, const st
 
 /// Copies everything except tensors and pieces.
 Index without_tensors(const Index& whole) {
-  Index part;
-  part.chunk_nbytes = whole.chunk_nbytes;
-  part.has_virtual_datasets = whole.has_virtual_datasets;
-  part.contents.world_size = whole.contents.world_size;
-  part.contents.values = whole.contents.values;
-  part.contents.aliases = whole.contents.aliases;
-  part.contents.units = whole.contents.units;
-  part.contents.annotations = whole.contents.annotations;
-  part.value_json = whole.value_json;
-  return part;
+  Index index;
+  index.chunk_nbytes = whole.chunk_nbytes;
+  index.has_virtual_datasets = whole.has_virtual_datasets;
+  index.contents.world_size = whole.contents.world_size;
+  index.contents.values = whole.contents.values;
+  index.contents.aliases = whole.contents.aliases;
+  index.contents.units = whole.contents.units;
+  index.contents.annotations = whole.contents.annotations;
+  index.value_json = whole.value_json;
+  return index;
 }
 
 /// Copies a tensor without its pieces.
@@ -570,13 +570,13 @@ std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
 }
 
 Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces) {
-  Index part = without_tensors(whole);
+  Index selected = without_tensors(whole);
   for (std::size_t t = 0; t < whole.contents.tensors.size(); ++t) {
     const TensorEntry& tensor = whole.contents.tensors[t];
     const bool is_here = !pieces.empty() && pieces.front().tensor_index == t;
     if (!is_here && !tensor.pieces.empty()) continue;
-    TensorEntry& entry = part.contents.tensors.emplace_back(without_pieces(tensor));
-    auto& storage = part.storage.emplace_back();
+    TensorEntry& entry = selected.contents.tensors.emplace_back(without_pieces(tensor));
+    auto& storage = selected.storage.emplace_back();
     for (; !pieces.empty() && pieces.front().tensor_index == t; pieces = pieces.subspan(1)) {
       const std::size_t p = pieces.front().piece_index;
       entry.pieces.push_back(tensor.pieces[p]);
@@ -584,7 +584,7 @@ Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceI
       storage.back().position = static_cast<std::uint32_t>(p);
     }
   }
-  return part;
+  return selected;
 }
 
 void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
@@ -620,31 +620,32 @@ std::vector<RankTensor> tensors_by_fqn(std::vector<Index>& ranks) {
   return tensors;
 }
 
-/// Merges the parts of one tensor, puts its pieces at their positions, and adds it to `whole`.
-void merge_tensor(Index& whole, std::span<const RankTensor> parts, const std::string& path) {
-  TensorEntry tensor = without_pieces(*parts.front().entry);
+/// Merges the entries of one tensor in all rank files, puts its pieces at their positions, and adds
+/// it to `whole`.
+void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, const std::string& path) {
+  TensorEntry tensor = without_pieces(*by_rank.front().entry);
   const auto fail = [&](std::string_view rule, std::string_view expected, std::string_view found) {
     throw Error::expected(ErrorKind::corruption,
                           {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}}, rule, expected,
                           found, "rank files of different checkpoints?");
   };
   std::size_t num_pieces = 0;
-  for (const RankTensor& part : parts) num_pieces += part.entry->pieces.size();
+  for (const RankTensor& each : by_rank) num_pieces += each.entry->pieces.size();
   tensor.pieces.resize(num_pieces);
   std::vector<StoredPiece> storage(num_pieces);
   std::vector<bool> is_placed(num_pieces, false);
-  for (const RankTensor& part : parts) {
-    if (part.entry->meta != tensor.meta) {
+  for (const RankTensor& each : by_rank) {
+    if (each.entry->meta != tensor.meta) {
       fail("ranks", "the same dtype and shape on every rank", "different ones");
     }
-    for (std::size_t p = 0; p < part.entry->pieces.size(); ++p) {
-      const StoredPiece& stored = (*part.storage)[p];
+    for (std::size_t p = 0; p < each.entry->pieces.size(); ++p) {
+      const StoredPiece& stored = (*each.storage)[p];
       if (stored.position >= num_pieces || is_placed[stored.position]) {
         fail("pieces", "positions 0 to " + std::to_string(num_pieces - 1),
              std::to_string(stored.position));
       }
       is_placed[stored.position] = true;
-      tensor.pieces[stored.position] = std::move(part.entry->pieces[p]);
+      tensor.pieces[stored.position] = std::move(each.entry->pieces[p]);
       storage[stored.position] = stored;
     }
   }

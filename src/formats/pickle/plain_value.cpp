@@ -320,10 +320,10 @@ class Walk {
   Value path(Object call) {
     std::string joined;
     for (std::size_t i = 0; i < num_arguments(call); ++i) {
-      const std::string_view part = argument(call, i).as_str("path");
-      budget_.spend(call, part.size());
+      const std::string_view component = argument(call, i).as_str("path");
+      budget_.spend(call, component.size());
       if (!joined.empty() && joined.back() != '/') joined += '/';
-      joined += part;
+      joined += component;
     }
     return joined;
   }
@@ -412,7 +412,7 @@ void WalkBudget::spend(Object at, std::uint64_t nbytes) {
   if (nbytes > left_) {
     at.fail(ErrorKind::corruption,
             "what the pickle describes: expected a size in proportion to its own, found far more "
-            "(a part repeated without end?)");
+            "(an object repeated without end?)");
   }
   left_ -= nbytes;
 }

@@ -52,9 +52,9 @@ std::span<const AllowedGlobal> value_globals();
 /// Returns the ValueGlobal of the call or global `object`, or nothing if it is not one.
 std::optional<ValueGlobal> value_global(Object object);
 
-/// Bounds the total output of all walks over one graph. A graph shares its parts, so a few hundred
-/// bytes can describe a tree of 10^18 leaves, or an endless one. Counts the output, and keeps the
-/// path from the root. Not thread-safe.
+/// Bounds the total output of all walks over one graph. A graph shares its objects, so a few
+/// hundred bytes can describe a tree of 10^18 leaves, or an endless one. Counts the output, and
+/// keeps the path from the root. Not thread-safe.
 class WalkBudget {
  public:
   static constexpr int kMaxDepth = 64;

@@ -190,11 +190,11 @@ class Flattener {
 /// Flips the sign bits that torch would flip. Requires: a floating-point or complex dtype.
 void apply_signs(const TensorRecord& tensor, std::span<std::byte> out) {
   const bool is_pair = is_complex(tensor.dtype);
-  const std::size_t part_nbytes = itemsize(tensor.dtype) / (is_pair ? 2 : 1);
-  for (std::size_t i = 0; i * part_nbytes < out.size(); ++i) {
+  const std::size_t number_nbytes = itemsize(tensor.dtype) / (is_pair ? 2 : 1);
+  for (std::size_t i = 0; i * number_nbytes < out.size(); ++i) {
     const bool is_imaginary = is_pair && i % 2 == 1;
     if (tensor.negative != (tensor.conjugate && is_imaginary)) {
-      out[(i + 1) * part_nbytes - 1] ^= std::byte{0x80};
+      out[(i + 1) * number_nbytes - 1] ^= std::byte{0x80};
     }
   }
 }
@@ -277,7 +277,7 @@ void TorchArchive::read_elements(const TensorRecord& tensor, std::string_view fq
       const std::uint64_t begin =
           static_cast<std::uint64_t>(tensor.storage_offset + range.begin) * element_nbytes;
       zip_.read_at(tensor.storage_member, begin, out);
-      check_part(tensor.storage_member, begin, out);
+      check_range(tensor.storage_member, begin, out);
     } else {
       const auto read = [&](std::uint64_t begin, std::span<std::byte> bytes) {
         zip_.read_at(tensor.storage_member, begin, bytes);
@@ -290,15 +290,15 @@ void TorchArchive::read_elements(const TensorRecord& tensor, std::string_view fq
   if (tensor.conjugate || tensor.negative) apply_signs(tensor, out);
 }
 
-void TorchArchive::check_part(std::size_t member, std::uint64_t begin,
-                              std::span<const std::byte> bytes) const {
+void TorchArchive::check_range(std::size_t member, std::uint64_t begin,
+                               std::span<const std::byte> bytes) const {
   const zip::Member& storage = zip_.members()[member];
   if (!storage.has_crc()) return;
   const std::uint64_t end = begin + bytes.size();
   const auto is_new = [&](const StorageCheck& check) {
     if (check.done) return false;
-    const auto after = check.parts.lower_bound(end);
-    return after == check.parts.begin() || std::prev(after)->second.first <= begin;
+    const auto after = check.ranges.lower_bound(end);
+    return after == check.ranges.begin() || std::prev(after)->second.first <= begin;
   };
   {
     const std::scoped_lock lock(checks_mutex_);
@@ -308,21 +308,21 @@ void TorchArchive::check_part(std::size_t member, std::uint64_t begin,
   const std::scoped_lock lock(checks_mutex_);
   StorageCheck& check = checks_[member];
   if (!is_new(check)) return;
-  auto part = check.parts.emplace(begin, std::pair(end, crc)).first;
+  auto range = check.ranges.emplace(begin, std::pair(end, crc)).first;
   const auto unite_with_next = [&](auto at) {
     const auto next = std::next(at);
-    if (next == check.parts.end() || next->first != at->second.first) return;
+    if (next == check.ranges.end() || next->first != at->second.first) return;
     at->second.second =
         crc32_combine(at->second.second, next->second.second, next->second.first - next->first);
     at->second.first = next->second.first;
-    check.parts.erase(next);
+    check.ranges.erase(next);
   };
-  unite_with_next(part);
-  if (part != check.parts.begin()) unite_with_next(std::prev(part));
-  const auto& [first, whole] = *check.parts.begin();
+  unite_with_next(range);
+  if (range != check.ranges.begin()) unite_with_next(std::prev(range));
+  const auto& [first, whole] = *check.ranges.begin();
   if (first != 0 || whole.first != storage.nbytes) return;
   const std::uint32_t found = whole.second;
-  check.parts.clear();
+  check.ranges.clear();
   if (found != storage.crc32) {
     throw Error::expected(ErrorKind::corruption,
                           {.path = zip_.path(), .byte_range = zip_.data_range(member)},

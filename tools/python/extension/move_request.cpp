@@ -121,7 +121,7 @@ PlanOptions plan_options(const MoveOptions& options, const GivenOptions& given, 
   append(plan.renames, given.prefix_removals);
   plan.optimizer_names = given.optimizer_names;
   plan.cast = given.cast;
-  if (given.drop_optimizer) plan.optimizer = reshard::OptimizerPart::leave_out;
+  if (given.drop_optimizer) plan.optimizer = reshard::OptimizerSelection::leave_out;
   if (given.allow_missing) plan.missing = Relaxation::allow;
   if (given.allow_lossy) plan.lossy = Relaxation::allow;
   if (!options.plan_path.empty()) {
