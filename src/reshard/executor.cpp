@@ -12,7 +12,7 @@
 #include "base/checked_math.h"
 #include "formats/gatherer.h"
 #include "reshard/piece_index.h"
-#include "reshard/work_identity.h"
+#include "reshard/resume_identity.h"
 #include "tessera/base/parallel.h"
 
 namespace tessera::reshard {
@@ -226,7 +226,7 @@ std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader
   std::vector<Value> values;
   for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
   if (create.journal) {
-    create.journal->identity.merge(identify_work(plan, reader, values, create));
+    create.journal->identity.merge(resume_identity(plan, reader, values, create));
   }
   return values;
 }

@@ -76,12 +76,12 @@ def extension_reads() -> set[str]:
 
 
 def journal() -> set[str]:
-    return set(re.findall(r'explanation\.add\w*\("([\w-]+)"', text("src/reshard/given_options.cpp")))
+    return set(re.findall(r'explanation\.add\w*\("([\w-]+)"', text("src/reshard/journaled_options.cpp")))
 
 
 def given_members() -> set[str]:
-    header = text("include/tessera/reshard/given_options.h")
-    struct = header[header.index("struct GivenOptions {"):header.index("\n};")]
+    header = text("include/tessera/reshard/journaled_options.h")
+    struct = header[header.index("struct JournaledOptions {"):header.index("\n};")]
     return set(re.findall(r"^  [\w:<>]+ (\w+)(?: = |\{)", struct, re.MULTILINE))
 
 

@@ -13,7 +13,7 @@
 #include "formats/native_checkpoint.h"
 #include "formats/staging/journal.h"
 #include "formats/staging/staged_destination.h"
-#include "reshard/work_identity.h"
+#include "reshard/resume_identity.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
@@ -383,7 +383,7 @@ TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {
   }
 }
 
-TEST(WorkIdentityTest, E4_EveryFileOfTheSourceCountsAlsoOfOneName) {
+TEST(ResumeIdentityTest, E4_EveryFileOfTheSourceCountsAlsoOfOneName) {
   test::TemporaryDirectory tmp;
   const std::vector<std::string> files = {tmp / "a/rank.h5", tmp / "b/rank.h5", tmp / "c.h5"};
   for (const char* name : {"a", "b"}) std::filesystem::create_directory(tmp / name);
@@ -392,7 +392,7 @@ TEST(WorkIdentityTest, E4_EveryFileOfTheSourceCountsAlsoOfOneName) {
   CountingReader reader(source);
   reader.set_data_files(files);
   const Plan plan = plan_reshard(source.contents(), source.path(), {});
-  const auto identity = [&] { return identify_work(plan, reader, {Value(7)}, {}); };
+  const auto identity = [&] { return resume_identity(plan, reader, {Value(7)}, {}); };
   const auto before = identity();
   EXPECT_EQ(identity(), before);
   for (const std::string& file : files) {
@@ -406,10 +406,10 @@ TEST(WorkIdentityTest, E4_EveryFileOfTheSourceCountsAlsoOfOneName) {
     std::filesystem::last_write_time(file, time);
     EXPECT_EQ(identity(), before) << file;
   }
-  EXPECT_NE(identify_work(plan, reader, {Value(8)}, {}), before);
-  EXPECT_NE(identify_work(plan, reader, {Value(7)}, {.format = Format::dcp}), before);
+  EXPECT_NE(resume_identity(plan, reader, {Value(8)}, {}), before);
+  EXPECT_NE(resume_identity(plan, reader, {Value(7)}, {.format = Format::dcp}), before);
   const Plan other = plan_reshard(source.contents(), source.path(), {.world_size = 2});
-  EXPECT_NE(identify_work(other, reader, {Value(7)}, {}), before);
+  EXPECT_NE(resume_identity(other, reader, {Value(7)}, {}), before);
 }
 
 // Compressed chunks may come to lie elsewhere, so that their place tells nothing.
@@ -712,7 +712,7 @@ TEST_P(ResumeTest, E4_KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   }
   {
     formats::Journal journal(FileSystem::posix(), partial() + ".journal",
-                             formats::WorkIdentity{{"destination", "another format"}});
+                             formats::ResumeIdentity{{"destination", "another format"}});
     journal.note({{0, 0}, 0}, {.range = {0, 4}});
   }
   const auto before = all_files();

@@ -16,7 +16,7 @@
 #include "tessera/formats/format_driver.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
-#include "tessera/reshard/given_options.h"
+#include "tessera/reshard/journaled_options.h"
 
 namespace tessera::cli {
 namespace {
@@ -135,21 +135,22 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
   create.overwrite = overwrite_policy(options);
   create.native = compression(options);
   create.journal.emplace();
-  create.journal->identity = reshard::explain_plan({.world_size = plan.world_size,
-                                                    .strategy = plan.strategy,
-                                                    .table_plan = files.table_plan,
-                                                    .units = files.units,
-                                                    .flat_layout = files.flat_layout,
-                                                    .only = options.only,
-                                                    .renames = parse_renames(options.renames),
-                                                    .prefix_removals = options.prefix_removals,
-                                                    .source_prefixes = options.source_prefixes,
-                                                    .preference = options.preference,
-                                                    .cast = plan.cast,
-                                                    .optimizer_names = options.optimizer_names,
-                                                    .drop_optimizer = options.drop_optimizer,
-                                                    .allow_missing = options.allow_missing,
-                                                    .allow_lossy = options.allow_lossy});
+  create.journal->identity =
+      reshard::identity_of_options({.world_size = plan.world_size,
+                                    .strategy = plan.strategy,
+                                    .table_plan = files.table_plan,
+                                    .units = files.units,
+                                    .flat_layout = files.flat_layout,
+                                    .only = options.only,
+                                    .renames = parse_renames(options.renames),
+                                    .prefix_removals = options.prefix_removals,
+                                    .source_prefixes = options.source_prefixes,
+                                    .preference = options.preference,
+                                    .cast = plan.cast,
+                                    .optimizer_names = options.optimizer_names,
+                                    .drop_optimizer = options.drop_optimizer,
+                                    .allow_missing = options.allow_missing,
+                                    .allow_lossy = options.allow_lossy});
   create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
   if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
   if (options.discard) create.journal->kept_work = formats::KeptWork::discard;
