@@ -66,7 +66,7 @@ void require_contained(const FileSystem& fs, const std::string& directory,
   const std::string object = fs.resolve_links(path);
   if (!object.starts_with(join_path(fs.resolve_links(directory), ""))) {
     throw Error::expected(ErrorKind::corruption, {.path = path}, "link",
-                          "to stay inside the checkpoint", "a link to " + object);
+                          "a target inside the checkpoint", "a link to " + object);
   }
 }
 

@@ -204,7 +204,7 @@ Value value_of_form(const std::string& form, Value json, const std::string& path
     if (!is_long_integer(decimal)) {
       refuse_form(path, form,
                   "a decimal integer of more than " + std::to_string(kMaxPlainIntegerDigits) +
-                      " digits, none of them a leading zero");
+                      " digits without leading zeros");
     }
     return Value::BigInt{decimal};
   }
@@ -244,7 +244,7 @@ Value value_from_json(Value json, const std::string& path) {
     for (auto& [key, item] : *dict) {
       const std::string& name = *key.get_if<std::string>();
       if (name.starts_with('$')) {
-        if (dict->size() != 1) refuse_form(path, name, "to stand alone in its object");
+        if (dict->size() != 1) refuse_form(path, name, "to be the only key of its object");
         return value_of_form(name, std::move(item), path);
       }
       item = value_from_json(std::move(item), path);

@@ -33,7 +33,7 @@ inline void require_no_dangling_link(const std::string& destination) {
   const auto mode = mode_of_name(destination);
   if (!mode || !S_ISLNK(*mode) || ::stat(destination.c_str(), &status) == 0) return;
   throw Error::expected(ErrorKind::already_exists, {.path = destination}, "destination",
-                        "a free name", "a link that leads nowhere", "remove or rename it");
+                        "an unused name", "a broken link", "remove or rename it");
 }
 
 }  // namespace tessera::detail

@@ -208,9 +208,9 @@ class PosixFileSystem final : public FileSystem {
     struct stat status {};
     const bool is_there = ::lstat(path.c_str(), &status) == 0;
     if (is_there && !(S_ISREG(status.st_mode) && status.st_nlink == 1)) {
-      throw Error::expected(ErrorKind::already_exists, {.path = path}, "file to be written into",
-                            "a regular file that has this name alone",
-                            S_ISREG(status.st_mode)   ? "one with another name beside it"
+      throw Error::expected(ErrorKind::already_exists, {.path = path}, "file to write",
+                            "a regular file with only this name",
+                            S_ISREG(status.st_mode)   ? "a file with a second name (a hard link)"
                             : S_ISLNK(status.st_mode) ? "a link"
                                                       : "another kind of object",
                             "remove or rename it");

@@ -6,7 +6,8 @@ namespace tessera {
 namespace {
 
 [[noreturn]] void refuse_to_write(const std::string& path) {
-  throw Error(ErrorKind::io, {.path = path}, "is for reading only");
+  throw Error(ErrorKind::io, {.path = path},
+              "cannot be written: the file system object is read-only");
 }
 
 }  // namespace

@@ -83,4 +83,19 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
   return static_cast<std::uint64_t>(nbytes);
 }
 
+std::string spell_size(std::uint64_t nbytes) {
+  std::string shortest = std::to_string(nbytes);
+  for (const std::string_view unit : {"TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB"}) {
+    const std::uint64_t factor = *unit_factor(unit);
+    std::array<char, 32> number;
+    char* const end = std::to_chars(number.begin(), number.end(),
+                                    static_cast<double>(nbytes) / static_cast<double>(factor),
+                                    std::chars_format::fixed)
+                          .ptr;
+    const std::string text = std::string(number.begin(), end).append(unit);
+    if (text.size() < shortest.size() && parse_size(text) == nbytes) shortest = text;
+  }
+  return shortest;
+}
+
 }  // namespace tessera

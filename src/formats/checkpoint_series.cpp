@@ -107,9 +107,10 @@ std::string first_error(const Check& check) {
 Examined examine(const FileSystem& fs, const std::string& path, Validation validation) {
   using State = Examined::State;
   if (is_closed(fs, path)) {
-    return {.state = State::invalid,
-            .is_open = false,
-            .why = "expected to be let in, found a loop of links, or no permission"};
+    return {
+        .state = State::invalid,
+        .is_open = false,
+        .why = "expected a directory that can be opened, found a loop of links, or no permission"};
   }
   std::unique_ptr<CheckpointReader> reader;
   bool has_format = false;
@@ -163,11 +164,11 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
   for (const std::string& name : names_newest_first(fs, directory)) {
     const std::string path = join_path(directory, name);
     if (name.ends_with(StagedDestination::kSuffix)) {
-      latest.skipped.push_back({path, "a save that has not ended"});
+      latest.skipped.push_back({path, "an unfinished save"});
       continue;
     }
     if (name.ends_with(kRemovingSuffix)) {
-      latest.skipped.push_back({path, "a removal that has not ended"});
+      latest.skipped.push_back({path, "an unfinished removal"});
       continue;
     }
     Examined found = examine(fs, path, validation);
@@ -239,9 +240,9 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
 DirectoryLock::DirectoryLock(const std::string& directory) {
   auto object = tessera::detail::open_file(directory, O_RDONLY | O_DIRECTORY);
   if (tessera::detail::try_lock(object) == tessera::detail::LockResult::held_by_another) {
-    throw Error(ErrorKind::already_exists, {.path = directory},
-                "another writer is at work in this directory (another job, or another "
-                "TrainState of this one?)");
+    throw Error(
+        ErrorKind::already_exists, {.path = directory},
+        "another writer uses this directory (another job, or another TrainState of this job?)");
   }
   fd_ = object.release();
 }

@@ -46,14 +46,14 @@ void check_destination(const FileSystem& fs, const std::string& source,
   if (from != to && (from.starts_with(to) || to.starts_with(from))) {
     throw Error::expected(
         ErrorKind::invalid_argument, {.path = destination}, "destination",
-        "a place beside the source",
-        from.starts_with(to) ? "a folder that the source lies in" : "a place inside the source");
+        "a path that is not inside the source and does not contain it",
+        from.starts_with(to) ? "a folder that contains the source" : "a path inside the source");
   }
   const std::string staging = StagedDestination::staging_path_of(to) + "/";
   if (from.starts_with(staging)) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = source}, "source",
-                          "another name than that of the destination's work in progress",
-                          "DST.partial, or a place inside it", "rename it first");
+                          "a path other than DST.partial, which is needed while DST is written",
+                          "DST.partial, or a path inside it", "rename it first");
   }
   tessera::detail::require_no_dangling_link(without_trailing_slashes(destination));
   if (!fs.kind_of(destination)) return;

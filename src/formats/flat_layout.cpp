@@ -190,7 +190,7 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
     const TensorEntry* found = below.find_tensor(vector.key);
     if (found == nullptr) {
       refuse(vector.key, "flat vector", "a tensor of that name", "none",
-             "a layout of another checkpoint?");
+             "is it the layout of another checkpoint?");
     }
     const auto index = static_cast<std::size_t>(found - below.tensors.data());
     if (!replaced.insert(index).second) refuse(vector.key, "flat vector", "one layout", "two");
@@ -273,7 +273,8 @@ void FlatLayoutReader::refuse_holes(const TensorEntry& vector,
     refuse(
         layout.key, "flat vector",
         "at most " + std::to_string(max_numel) + " elements of padding at " + std::to_string(end),
-        std::to_string(next - end) + " that are no parameter's", "an incomplete layout?");
+        std::to_string(next - end) + " elements that belong to no parameter",
+        "is the layout incomplete?");
   };
   for (const FlatUnitParameter* parameter : by_offset) {
     refuse_gap(parameter->offset, max_gap);
@@ -288,7 +289,7 @@ void FlatLayoutReader::show_vector(std::size_t vector, const FlatVectorLayout& l
   const TensorEntry& below = reader_->contents().tensors[vector];
   if (below.meta.shape != Shape{layout.numel_padded}) {
     refuse(layout.key, "flat vector", shape_to_string(Shape{layout.numel_padded}),
-           shape_to_string(below.meta.shape), "a layout of another model or world size?");
+           shape_to_string(below.meta.shape), "is it the layout of another model or world size?");
   }
   if (below.meta.dtype != layout.dtype) {
     refuse(layout.key, "dtype", dtype_name(layout.dtype), dtype_name(below.meta.dtype));
@@ -355,7 +356,7 @@ void FlatLayoutReader::finish() {
   const auto claim = [&](const std::string& name) {
     if (!names.insert(name).second) {
       refuse(name, "name", "one tensor or value of that name", "two",
-             "the checkpoint has the parameter beside its flat vector?");
+             "does the checkpoint have both the parameter and its flat vector?");
     }
   };
   for (const Shown& shown : shown_) claim(shown.entry.meta.fqn);
@@ -369,7 +370,7 @@ void FlatLayoutReader::finish() {
   for (const Alias& alias : contents_.aliases) {
     if (contents_.find_tensor(alias.target) == nullptr) {
       refuse(alias.fqn, "alias", "a target that is a tensor", printable(alias.target),
-             "a second name of a flat vector?");
+             "is it a second name of a flat vector?");
     }
   }
 }

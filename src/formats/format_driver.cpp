@@ -35,15 +35,14 @@ const std::vector<const FormatDriver*>& format_drivers() {
 void register_format(const FormatDriver& driver) {
   if (find_driver(driver.format().name()) != nullptr) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "name of a format",
-                          "one that no other format has", driver.format().name());
+                          "a name that no other format has", driver.format().name());
   }
   registered().push_back(&driver);
 }
 
 const FormatDriver& driver_of(Format format) {
   if (const FormatDriver* driver = find_driver(format.name())) return *driver;
-  throw Error::expected(ErrorKind::unsupported, {}, "format", "one that is registered",
-                        format.name());
+  throw Error::expected(ErrorKind::unsupported, {}, "format", "a registered format", format.name());
 }
 
 FormatTraits traits_of(Format format) {

@@ -24,7 +24,7 @@ const FormatWriter* find_writer(Format format) {
 void register_format_writer(const FormatWriter& writer) {
   if (find_writer(writer.format()) != nullptr) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "writer of a format",
-                          "one that has none yet", writer.format().name());
+                          "a format without a writer", writer.format().name());
   }
   registered().push_back(&writer);
 }
@@ -33,7 +33,7 @@ const FormatWriter& writer_of(Format format) {
   if (const FormatWriter* writer = find_writer(format)) return *writer;
   throw Error::expected(ErrorKind::unsupported, {}, "format of the destination",
                         writable_formats_in_words(),
-                        std::string(format.name()) + ", which is read only");
+                        std::string(format.name()) + ", which can only be read");
 }
 
 }  // namespace tessera::formats

@@ -87,7 +87,8 @@ class KeptFile final : public ReadableFile {
     if (file->nbytes() != nbytes_) {
       throw Error::expected(ErrorKind::corruption, {.path = path_}, "file size",
                             std::to_string(nbytes_) + " bytes, as when it was opened",
-                            std::to_string(file->nbytes()) + " bytes", "written anew meanwhile?");
+                            std::to_string(file->nbytes()) + " bytes",
+                            "did another program write it meanwhile?");
     }
     OpenFiles::of_process().add(this, file);
     return file;

@@ -20,7 +20,7 @@ void require_whole_tensors(const CheckpointContents& contents, const std::string
     if (tensor.meta.numel() == 0 || is_whole(tensor)) continue;
     throw Error::expected(
         ErrorKind::invalid_argument, {.path = destination, .fqn = tensor.meta.fqn}, "pieces",
-        "one that is the whole tensor", std::to_string(tensor.pieces.size()) + " pieces",
+        "one piece, the whole tensor", std::to_string(tensor.pieces.size()) + " pieces",
         std::string(format) + " is written unsharded");
   }
 }

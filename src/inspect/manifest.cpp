@@ -123,11 +123,11 @@ class ManifestParser {
   void parse_line(std::string_view line, const std::string& where) {
     if (line.find('\r') != std::string_view::npos) {  // names have escaped ones
       throw Error::expected(ErrorKind::corruption, {.path = path_}, where,
-                            "a line that ends with LF or CRLF", "carriage returns alone",
-                            "line ends changed by another program?");
+                            "a line that ends with LF or CRLF", "only carriage returns",
+                            "did another program change the line ends?");
     }
     if (line.starts_with(kWholeLabel)) {
-      if (whole_) refuse(where, "one digest of the whole", "another");
+      if (whole_) refuse(where, "one line `whole:`", "a second one");
       whole_ = line.substr(kWholeLabel.size());
       return;
     }
@@ -170,18 +170,18 @@ class ManifestParser {
     const auto twice =
         std::adjacent_find(entries.begin(), entries.end(),
                            [](const auto& a, const auto& b) { return a.name == b.name; });
-    if (twice != entries.end()) refuse("names", "each once", twice->name + " twice");
+    if (twice != entries.end()) refuse("names", "each name once", twice->name + " twice");
     if (entries.empty() && !whole_) refuse("manifest", "lines DIGEST  NAME", "none");
     const std::string digest = manifest_.whole_digest();
     if (!whole_)
-      refuse_whole("the digest of all names", "none behind " + counted(entries.size(), "name"));
-    if (*whole_ != digest) refuse_whole(*whole_, digest + " by the lines");
+      refuse_whole("the digest of all names", "none after " + counted(entries.size(), "name"));
+    if (*whole_ != digest) refuse_whole(*whole_, digest + ", computed from the lines");
     return std::move(manifest_);
   }
 
   [[noreturn]] void refuse_whole(std::string_view expected, std::string_view found) {
     throw Error::expected(ErrorKind::corruption, {.path = path_}, "whole", expected, found,
-                          "manifest edited or cut short?");
+                          "was the manifest edited or cut short?");
   }
 
   const std::string& string_of(const Value* value, const std::string& key) {

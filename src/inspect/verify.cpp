@@ -54,8 +54,8 @@ void check_units(const formats::CheckpointReader& reader, const formats::Finding
             "units",
             {reader.path(), parameter.fqn, {}},
             "a tensor of shape " + shape_to_string(parameter.shape) + ", as unit '" +
-                printable(unit.name) + "' says",
-            tensor == nullptr ? "no tensor of that name" : shape_to_string(tensor->meta.shape)});
+                printable(unit.name) + "' has it",
+            tensor == nullptr ? "no tensor of this name" : shape_to_string(tensor->meta.shape)});
     }
   }
 }

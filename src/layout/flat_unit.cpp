@@ -75,7 +75,8 @@ class UnitReader {
       sizes.push_back(*number);
     }
     if (!checked_numel(sizes)) {
-      throw refusal(fqn, "shape", "sizes from 0 on whose product fits", shape_to_string(sizes));
+      throw refusal(fqn, "shape", "sizes of 0 or more, with a product below 2^63",
+                    shape_to_string(sizes));
     }
     return sizes;
   }
@@ -105,11 +106,11 @@ std::vector<FlatUnit> flat_units_from_json(std::string_view text, const std::str
          reader.member<Value::List>(entry, "parameters", "a list of parameters", name)) {
       const auto& fqn = reader.member<std::string>(parameter, "fqn", "a string", name);
       if (!seen.insert(fqn).second) {
-        throw reader.refusal(fqn, "parameters", "each parameter once", "it twice");
+        throw reader.refusal(fqn, "parameters", "each parameter once", "this one twice");
       }
       Shape shape = reader.shape(parameter, fqn);
       const auto sum = checked_add(numel, numel_of(shape));
-      if (!sum) throw reader.refusal(name, "numel", "a sum below 2^63", "a larger one");
+      if (!sum) throw reader.refusal(name, "numel", "a sum below 2^63", "a larger sum");
       numel = *sum;
       parameters.emplace_back(fqn, std::move(shape));
     }

@@ -276,13 +276,13 @@ std::vector<Problem> check_ranges(const std::vector<FlatRange>& ranges, std::int
   for (const FlatRange& range : ranges) {
     if (range.begin < reached) {
       report(Problem::Kind::overlap, range.begin, std::min(reached, range.end),
-             "are in two overlapping pieces");
+             "in two overlapping pieces");
     } else if (range.begin > reached) {
-      report(Problem::Kind::hole, reached, range.begin, "are in no piece");
+      report(Problem::Kind::hole, reached, range.begin, "in no piece");
     }
     reached = std::max(reached, range.end);
   }
-  if (reached < numel) report(Problem::Kind::hole, reached, numel, "are in no piece");
+  if (reached < numel) report(Problem::Kind::hole, reached, numel, "in no piece");
   return problems;
 }
 
@@ -366,13 +366,13 @@ std::vector<CoverageProblem> check_coverage(std::span<const Region> regions,
   if (const auto overlap = find_overlap(boxes)) {
     return {{Problem::Kind::overlap, region_to_string(boxes[overlap->first]) + " and " +
                                          region_to_string(boxes[overlap->second]) +
-                                         " share elements"}};
+                                         ", which overlap"}};
   }
   std::int64_t covered = 0;  // cannot overflow, as there are no overlaps
   for (const Box& box : boxes) covered += box.numel();
   if (covered != numel) {
     return {{Problem::Kind::hole, std::to_string(numel - covered) + " of " + std::to_string(numel) +
-                                      " elements are in no piece"}};
+                                      " elements in no piece"}};
   }
   return {};
 }

@@ -51,12 +51,12 @@ Strategy parse_strategy(std::string_view text, int world_size) {
   if (cross == std::string_view::npos) throw refuse("hybrid:AxB with two numbers");
   const auto num_replicas = parse_count(sizes.substr(0, cross));
   const auto num_shards = parse_count(sizes.substr(cross + 1));
-  if (!num_replicas || !num_shards) throw refuse("hybrid:AxB with two numbers from 1 on");
+  if (!num_replicas || !num_shards) throw refuse("hybrid:AxB with two numbers of 1 or more");
   const auto product = checked_mul(*num_replicas, *num_shards);
   if (!product || *product > kMaxWorldSize || (world_size != 0 && *product != world_size)) {
     throw refuse(world_size == 0
-                     ? "at most " + std::to_string(kMaxWorldSize) + " ranks in all"
-                     : "a product of " + std::to_string(world_size) + ", the world size");
+                     ? "at most " + std::to_string(kMaxWorldSize) + " ranks in total"
+                     : "A times B to be " + std::to_string(world_size) + ", the world size");
   }
   const auto sharding = name == "hybrid" ? Strategy::Sharding::dim0 : Strategy::Sharding::flat;
   return {sharding, *num_replicas, *num_shards};

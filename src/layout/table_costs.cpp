@@ -224,7 +224,7 @@ class CandidateList {
         counted_int(ranks_per_host_, "rank") + ", and " + std::to_string(table_.columns) +
         " columns in shards of at least " + std::to_string(constraint_.min_columns);
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = table_.name}, "constraint",
-                          "a way to be " + expected, found);
+                          "enough ranks and columns for " + expected, found);
   }
 
   const TableSize& table_;

@@ -176,8 +176,8 @@ std::string ProposedPlan::to_text(std::size_t max_width) const {
          duration_text(slowest_seconds) + ", mean " +
          duration_text(total_seconds /
                        static_cast<double>(std::max<std::size_t>(ranks.size(), 1))) +
-         "; " + iec_size(memory_per_rank_nbytes) + " a rank, " + iec_size(common_nbytes) +
-         " not for tables\n";
+         "; " + iec_size(memory_per_rank_nbytes) + " per rank, of which " +
+         iec_size(common_nbytes) + " are not for tables\n";
 }
 
 std::string ProposedPlan::to_json() const {

@@ -54,7 +54,7 @@ double TableJson::number_from_zero(const Value& value, std::string_view rule) co
   const auto* real = value.get_if<double>();
   const double number = whole ? static_cast<double>(*whole) : real ? *real : -1;
   if (!std::isfinite(number) || number < 0) {
-    throw refusal(rule, "a number from 0 on", value_to_string(value));
+    throw refusal(rule, "a number of 0 or more", value_to_string(value));
   }
   return number;
 }

@@ -30,7 +30,7 @@ TableRule read_rule(const TableJson& json, const Value& object, int world_size) 
   TableRule rule;
   rule.sharding = json.sharding(json.member(object, "sharding", "a sharding type"));
   if (rule.sharding != TableSharding::grid && object.find("column_shards") != nullptr) {
-    throw json.refusal("column_shards", "none, as the table is no grid",
+    throw json.refusal("column_shards", "no such key, as only a grid has it",
                        value_to_string(*object.find("column_shards")));
   }
   if (rule.sharding == TableSharding::data_parallel) {
@@ -84,7 +84,7 @@ std::optional<RuleProblem> problem_of(const TableRule& rule, int world_size) {
       return RuleProblem{"rank", "0 to " + std::to_string(world_size - 1), std::to_string(rank)};
     }
     if (!seen.insert(rank).second) {
-      return RuleProblem{"ranks", "each once", std::to_string(rank) + " twice"};
+      return RuleProblem{"ranks", "each rank once", std::to_string(rank) + " twice"};
     }
   }
   if (rule.sharding == TableSharding::table_wise && num_ranks != 1) {

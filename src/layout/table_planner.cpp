@@ -77,7 +77,7 @@ void check_table(const TableSize& table, const PlannerOptions& options) {
   check_at_least("columns", table.columns, 0);
   check_at_least("features", table.num_features, 1);
   if (!std::isfinite(table.pooling_factor) || table.pooling_factor < 0) {
-    throw refusal(table.name, "pooling factor", "a number from 0 on",
+    throw refusal(table.name, "pooling factor", "a number of 0 or more",
                   number_text(table.pooling_factor));
   }
   for (const std::uint64_t nbytes : {table.state_nbytes_per_row, table.state_nbytes_per_element}) {
@@ -131,9 +131,9 @@ std::vector<PlannerTable> tables_by_name(std::span<const TableSize> sizes,
   std::map<std::string, const TableSize*> by_name;
   for (const TableSize& size : sizes) {
     check_table(size, options);
-    if (size.name.empty()) throw refusal("", "table", "a name", "an empty one");
+    if (size.name.empty()) throw refusal("", "table", "a name", "an empty name");
     if (!by_name.emplace(size.name, &size).second) {
-      throw refusal(size.name, "table", "one of that name", "two");
+      throw refusal(size.name, "table", "one table of this name", "two");
     }
   }
   for (const auto& [name, constraint] : options.constraints) {
@@ -164,8 +164,9 @@ std::uint64_t common_nbytes(std::span<const PlannerTable> tables, const PlannerO
     return reserved + static_cast<std::uint64_t>(batch);
   }
   throw Error::expected(ErrorKind::mismatch, {}, "memory of a rank",
-                        sum_text(static_cast<double>(reserved) + batch) + " or more, of them " +
-                            exact_size(reserved) + " reserved and the rest for its own batch",
+                        sum_text(static_cast<double>(reserved) + batch) + " or more, of which " +
+                            exact_size(reserved) +
+                            " are reserved and the rest is for the batch of the rank",
                         exact_size(memory));
 }
 
@@ -228,7 +229,7 @@ class Misfit {
     const std::string num_tables = counted(needs.size(), "table");
     return error_of(
         "memory of a rank: expected shards of at most " + exact_size(machine_.capacity_nbytes) +
-            ", which a rank has for tables, found " + num_tables + " with none so small",
+            " (the memory of a rank for tables), found " + num_tables + " with larger shards only",
         std::move(needs), "smallest shard");
   }
 
@@ -241,8 +242,8 @@ class Misfit {
     }
     const double there = static_cast<double>(machine_.capacity_nbytes) * machine_.world_size;
     if (needed <= there) return std::nullopt;
-    return error_of("memory of all ranks: expected tables of at most " + sum_text(there) + ", " +
-                        exact_size(machine_.capacity_nbytes) + " for tables on each of " +
+    return error_of("memory of all ranks: expected tables of at most " + sum_text(there) +
+                        " in total, " + exact_size(machine_.capacity_nbytes) + " on each of " +
                         counted(static_cast<std::uint64_t>(machine_.world_size), "rank") +
                         ", found tables of at least " + sum_text(needed),
                     std::move(needs), "at least");
@@ -262,9 +263,9 @@ class Misfit {
     }
     const std::string num_tables = counted(needs.size(), "table");
     return error_of("memory of the ranks: expected room for every table, found " + num_tables +
-                        " left over, with " + sum_text(left_in_all) +
-                        " left on all ranks together and at most " + exact_size(most_left) +
-                        " on one (constraints?)",
+                        " without room; free are " + sum_text(left_in_all) +
+                        " on all ranks together, and at most " + exact_size(most_left) +
+                        " on one rank (do constraints exclude ranks?)",
                     std::move(needs), "smallest shard");
   }
 

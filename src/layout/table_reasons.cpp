@@ -26,7 +26,7 @@ std::string reason_of_cheapest(const PlannerTable& table) {
       table.candidates.begin(), table.candidates.end(),
       [&](const ShardingCandidate& other) { return other.sharding != chosen.sharding; });
   if (next == table.candidates.end()) next = table.candidates.begin() + 1;
-  return "least time in all, " + duration_text(chosen.total_seconds) + "; " + next->in_words() +
+  return "least total time, " + duration_text(chosen.total_seconds) + "; " + next->in_words() +
          " takes " + duration_text(next->total_seconds);
 }
 
@@ -48,13 +48,13 @@ std::string reason_of(const Assignment& assignment, std::size_t t, const Planner
   const PlannerTable& table = assignment.tables()[t];
   if (table.candidates.size() == 1) {
     const bool is_free = table.constraint.shardings.empty() && table.constraint.ranks.empty();
-    return is_free ? "no other sharding is possible" : "all that its constraint allows";
+    return is_free ? "no other sharding is possible" : "its constraint allows nothing else";
   }
   if (assignment.choice(t)->candidate == 0) return reason_of_cheapest(table);
   const ShardingCandidate& cheapest = table.candidates.front();
   const std::string name = cheapest.in_words() + ": ";
   if (cheapest.largest_nbytes() > machine.capacity_nbytes) {
-    return name + iec_size(cheapest.largest_nbytes()) + " on a rank exceed the " +
+    return name + iec_size(cheapest.largest_nbytes()) + " on one rank, more than the " +
            iec_size(machine.capacity_nbytes) + " for tables";
   }
   const double slowest = assignment.score().slowest_seconds;
@@ -62,14 +62,15 @@ std::string reason_of(const Assignment& assignment, std::size_t t, const Planner
   other.take(t);
   auto choice = other.find_ranks(t, 0, kNoLimit, LoadOrder::by_seconds);
   if (!choice) {
-    return name + "no room for " + iec_size(cheapest.largest_nbytes()) + " beside the other tables";
+    return name + "no room for " + iec_size(cheapest.largest_nbytes()) +
+           " next to the other tables";
   }
   other.put(t, std::move(*choice));
   const double longer = other.score().slowest_seconds / slowest - 1;
   if (longer > kRounding) {
     return name + "the slowest rank would take " + percent_text(longer) + " longer";
   }
-  return name + "less time in all, but less even over the ranks";
+  return name + "less total time, but spread less evenly over the ranks";
 }
 
 }  // namespace tessera

@@ -99,7 +99,7 @@ class LoadPlanner {
     const bool is_selected = options_.only.selects(name);
     const auto [it, is_new] = source_entries_.emplace(std::move(name), std::move(entry));
     if (is_new || !is_selected) return;
-    report_.problem("rename", it->first, "one entry of that name", "another one");
+    report_.problem("rename", it->first, "one entry of that name", "a second one");
   }
 
   /// Refuses patterns and prefixes that match no name: they are probably typing errors.
@@ -111,7 +111,7 @@ class LoadPlanner {
     };
     const std::vector<std::string_view> names(wanted_names_.begin(), wanted_names_.end());
     for (const std::string& pattern : options_.only.unused(names)) {
-      refuse("only", "a pattern that matches a wanted name", pattern);
+      refuse("only", "a pattern that matches a name to load", pattern);
     }
     for (const Rename& rename : options_.renames) {
       const auto fits = [&](const std::string& name) { return name.starts_with(rename.from); };

@@ -38,7 +38,7 @@ std::optional<std::string> stays_line(const FileSystem& fs, const std::string& d
   if (fs.kind_of(staging_path) != FileKind::directory) return std::nullopt;
   const auto name = formats::first_foreign_entry(fs, staging_path, FileNames::of_our_writers);
   if (!name) return std::nullopt;
-  return "stays: " + printable(join_path(staging_path, *name)) +
+  return "not removed: " + printable(join_path(staging_path, *name)) +
          ", which Tessera did not write; move or rename " + printable(staging_path) +
          " before the next run";
 }

@@ -48,7 +48,7 @@ void report_missing_data(const std::string& fqn, const std::set<std::string>& fi
 
 void note_replaced(const std::string& fqn, const std::set<std::string>& files, PlanReport& report) {
   report.note("structure", fqn, files_in_words(files),
-              "none, but other files have replicas of everything in it");
+              "none, but other files have copies of all its data");
 }
 
 SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names) {
@@ -121,7 +121,7 @@ bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
                PlanReport& report) {
   if (lossy == Relaxation::allow) {
     report.note("merged", fqn, "one row-wise accumulator",
-                std::to_string(num_shards) + ", merged by a weighted mean");
+                std::to_string(num_shards) + " of them, merged by a weighted mean");
     return true;
   }
   report.problem(kColumnShardRule, fqn, "the same column shards at the destination",

@@ -39,7 +39,7 @@ DType dtype_of(at::ScalarType type) {
   for (const auto& [dtype, scalar_type] : kPairs) {
     if (scalar_type == type) return dtype;
   }
-  throw Error::expected(ErrorKind::unsupported, {}, "dtype", "one that a checkpoint can hold",
+  throw Error::expected(ErrorKind::unsupported, {}, "dtype", "a dtype that a checkpoint can hold",
                         c10::toString(type));
 }
 

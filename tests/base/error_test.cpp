@@ -75,7 +75,7 @@ TEST(ErrorTest, ARemedyIsDataAndItsTextIsSafeToPrint) {
   EXPECT_EQ(error.reason(), "value: expected x, found y");
   EXPECT_STREQ(
       error.what(),
-      "a: value: expected x, found y ('!b\\x1b]0;c\\x07\\x0ad' among the names leaves it out)");
+      "a: value: expected x, found y (to leave it out, add '!b\\x1b]0;c\\x07\\x0ad' to the names)");
   EXPECT_EQ(error.line_with("--only '!" + error.remedy().argument + "'"),
             "a: value: expected x, found y (--only '!b\\x1b]0;c\\x07\\x0ad')");
   EXPECT_EQ(error.line_with(""), "a: value: expected x, found y");

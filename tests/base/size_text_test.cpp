@@ -26,6 +26,15 @@ TEST(SizeTextTest, RefusesWhatIsNoSize) {
   }
 }
 
+TEST(SizeTextTest, SpellsASizeAsShortAsItCanBeRead) {
+  EXPECT_EQ(spell_size(0), "0");
+  EXPECT_EQ(spell_size(1023), "1023");
+  EXPECT_EQ(spell_size(256 << 20), "256MiB");
+  EXPECT_EQ(spell_size(10'000'000'000), "10GB");
+  EXPECT_EQ(spell_size(1'250'000'000), "1.25GB");
+  EXPECT_EQ(spell_size(1'250'000'001), "1250000001");
+}
+
 TEST(SizeTextTest, PrintsExactBytesWithTheirRoundedForm) {
   EXPECT_EQ(exact_size(0), "0 bytes");
   EXPECT_EQ(exact_size(1), "1 byte");

@@ -148,7 +148,7 @@ class KilledReshard(unittest.TestCase):
                     second = self.start(self.source, name, options + flags)
                     _, stderr = second.communicate()
                     self.assertEqual(second.returncode, 2, stderr)
-                    self.assertIn("another writer is at work on the same destination", stderr)
+                    self.assertIn("another process is writing to the same destination", stderr)
                 first.send_signal(signal.SIGCONT)
                 _, stderr = first.communicate()
                 self.assertEqual(first.returncode, 0, stderr)

@@ -216,16 +216,19 @@ void flip_random_bits(int num_flips) {
   EXPECT_GT(checkpoint.num_in_data(), num_flips / 2);
 }
 
-TEST(NativeBitFlipsTest, E4_EveryBitIsFoundByVerifyAndByReadingOrHarmless) {
+// Shows E4.
+TEST(NativeBitFlipsTest, EveryBitIsFoundByVerifyAndByReadingOrHarmless) {
   flip_random_bits(300);
 }
 
-TEST(SlowNativeBitFlipsTest, E4_EveryOfTenThousandIsFound) {
+// Shows E4.
+TEST(SlowNativeBitFlipsTest, EveryOfTenThousandIsFound) {
   flip_random_bits(10'000);
 }
 
 /// The structure is little beside the data, so few random flips meet it.
-TEST(NativeBitFlipsTest, E4_BitsOfTheHeadersAreFound) {
+/// Shows E4.
+TEST(NativeBitFlipsTest, BitsOfTheHeadersAreFound) {
   NativeBitFlips checkpoint;
   for (const char* file : {"index.h5", "rank-00000.h5"}) {
     for (std::size_t position = 0; position < 80; ++position) {

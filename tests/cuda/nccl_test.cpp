@@ -13,7 +13,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(NcclTest, A5_SaysWhichDeviceIsMissing) {
+// Shows A5.
+TEST(NcclTest, SaysWhichDeviceIsMissing) {
   const std::string error = test::error_of([] { dist::nccl(99); });
   EXPECT_THAT(error, HasSubstr("NCCL: expected a CUDA device with the index 99"));
   if (!torch::cuda::is_available()) {
@@ -25,7 +26,8 @@ dist::Mesh nccl_mesh_of_one() {
   return dist::connect(c10::make_intrusive<c10d::HashStore>(), 0, 1, {.transport = dist::nccl(0)});
 }
 
-TEST(NcclTest, A5_CarriesEveryCollectiveOfOneRank) {
+// Shows A5.
+TEST(NcclTest, CarriesEveryCollectiveOfOneRank) {
   TESSERA_NEEDS_CUDA();
   const dist::Mesh mesh = nccl_mesh_of_one();
   dist::Group& group = *mesh.world();
@@ -43,7 +45,8 @@ TEST(NcclTest, A5_CarriesEveryCollectiveOfOneRank) {
   EXPECT_EQ(group.traffic().all_gather, 5 * sizeof(float));  // by the backend, not by copying
 }
 
-TEST(NcclTest, B12_ClipsAndTrains) {
+// Shows B12.
+TEST(NcclTest, ClipsAndTrains) {
   TESSERA_NEEDS_CUDA();
   const dist::Mesh mesh = nccl_mesh_of_one();
   test::Transformer model = test::seeded<test::Transformer>();

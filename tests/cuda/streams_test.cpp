@@ -22,7 +22,8 @@ Transformer on_gpu(const FullyShardOptions& options) {
   return model;
 }
 
-TEST(CudaStreamsTest, B15_EachNameHasItsOwnStream) {
+// Shows B15.
+TEST(CudaStreamsTest, EachNameHasItsOwnStream) {
   TESSERA_NEEDS_CUDA();
   Transformer model = on_gpu({});
   forward(model, test::some_ids().to(torch::kCUDA)).sum().backward();
@@ -40,7 +41,8 @@ void compute_for_long(const at::Tensor& square) {
   for (int i = 0; i < 100; ++i) product = torch::matmul(product, square);
 }
 
-TEST(CudaStreamsTest, B14_AGatherDoesNotWaitForWhatIsBeingComputed) {
+// Shows B14.
+TEST(CudaStreamsTest, AGatherDoesNotWaitForWhatIsBeingComputed) {
   TESSERA_NEEDS_CUDA();
   // In another dtype parameters are gathered on one rank too.
   Transformer model = on_gpu(
@@ -66,7 +68,8 @@ TEST(CudaStreamsTest, B14_AGatherDoesNotWaitForWhatIsBeingComputed) {
   torch::cuda::synchronize();
 }
 
-TEST(CudaStreamsTest, B14_MemoryStaysTheSameOverManySteps) {
+// Shows B14.
+TEST(CudaStreamsTest, MemoryStaysTheSameOverManySteps) {
   TESSERA_NEEDS_CUDA();
   Transformer model = on_gpu(
       {.policy = ModuleWrapPolicy<Block>(), .mixed_precision = {.param_dtype = torch::kBFloat16}});

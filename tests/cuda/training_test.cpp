@@ -68,7 +68,8 @@ struct Setup {
 class CudaTrainingTest : public ::testing::TestWithParam<Setup> {};
 
 /// Ranks are threads over Gloo, which carries tensors of a GPU by way of the host; all on one GPU.
-TEST_P(CudaTrainingTest, A5_EqualsTheUnshardedRun) {
+/// Shows A5.
+TEST_P(CudaTrainingTest, EqualsTheUnshardedRun) {
   TESSERA_NEEDS_CUDA();
   const std::vector<double> expected = unsharded_losses();
   const auto setup = GetParam();

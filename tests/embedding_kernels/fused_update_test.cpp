@@ -117,7 +117,8 @@ void expect_equal(const Trained& found, const ReferenceOptimizer& expected) {
   expect_near(found.row_exp_avg_sq, expected.row_exp_avg_sq(), kStateTolerance);
 }
 
-TEST(FusedUpdateTest, D9_StepsEqualTheDefinitionsInFloat64) {
+// Shows D9.
+TEST(FusedUpdateTest, StepsEqualTheDefinitionsInFloat64) {
   test::with_every_instruction_set([] {
     Random random;
     for (const FusedOptimizer& optimizer : optimizers()) {
@@ -153,7 +154,8 @@ TEST(FusedUpdateTest, D9_StepsEqualTheDefinitionsInFloat64) {
   });
 }
 
-TEST(FusedUpdateTest, D9_AnyNumberOfThreadsGivesTheSameBits) {
+// Shows D9.
+TEST(FusedUpdateTest, AnyNumberOfThreadsGivesTheSameBits) {
   Random random;
   for (const FusedOptimizer& optimizer : optimizers()) {
     SCOPED_TRACE(optimizer.index());
@@ -181,7 +183,8 @@ TEST(FusedUpdateTest, D9_AnyNumberOfThreadsGivesTheSameBits) {
 }
 
 /// [Note: Order of sums] to the bit: with weights of 1, every operation is one float32 addition.
-TEST(FusedUpdateTest, D9_DuplicatesAreSummedInTheOrderOfTheBatch) {
+/// Shows D9.
+TEST(FusedUpdateTest, DuplicatesAreSummedInTheOrderOfTheBatch) {
   test::with_every_instruction_set([] {
     Random random;
     constexpr std::int64_t kDim = 37;
@@ -220,7 +223,8 @@ TEST(FusedUpdateTest, D9_DuplicatesAreSummedInTheOrderOfTheBatch) {
   });
 }
 
-TEST(FusedUpdateTest, D9_TwoPhasesGiveTheBitsOfOne) {
+// Shows D9.
+TEST(FusedUpdateTest, TwoPhasesGiveTheBitsOfOne) {
   Random random;
   for (const FusedOptimizer& optimizer : optimizers()) {
     for (const DType dtype : test::kDTypes) {
@@ -262,7 +266,8 @@ Table columns_of(const Table& table, std::int64_t begin, std::int64_t end) {
           .bytes = test::stored(table.dtype, shard)};
 }
 
-TEST(FusedUpdateTest, D9_ATableCutByColumnsIsUpdatedAsTheWholeOne) {
+// Shows D9.
+TEST(FusedUpdateTest, ATableCutByColumnsIsUpdatedAsTheWholeOne) {
   Random random;
   for (const FusedOptimizer& optimizer : optimizers()) {
     SCOPED_TRACE(optimizer.index());
@@ -331,7 +336,8 @@ struct OneRow {
   }
 };
 
-TEST(FusedUpdateTest, D9_WeightsAreRoundedToTheNearestTiesToEven) {
+// Shows D9.
+TEST(FusedUpdateTest, WeightsAreRoundedToTheNearestTiesToEven) {
   test::with_every_instruction_set([] {
     for (const DType dtype : {DType::float16, DType::bfloat16}) {
       SCOPED_TRACE(dtype_name(dtype));
@@ -369,7 +375,8 @@ TEST(FusedUpdateTest, D9_WeightsAreRoundedToTheNearestTiesToEven) {
   });
 }
 
-TEST(FusedUpdateTest, D9_NanGradientsAreNotClippedAway) {
+// Shows D9.
+TEST(FusedUpdateTest, NanGradientsAreNotClippedAway) {
   test::with_every_instruction_set([] {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     const std::vector<double> weights(21, 1.0);
@@ -391,7 +398,8 @@ TEST(FusedUpdateTest, D9_NanGradientsAreNotClippedAway) {
   });
 }
 
-TEST(FusedUpdateTest, D9_RowsThatAreNotTouchedStayAsTheyWere) {
+// Shows D9.
+TEST(FusedUpdateTest, RowsThatAreNotTouchedStayAsTheyWere) {
   Random random;
   for (const FusedOptimizer& optimizer : optimizers()) {
     const Table table = test::random_table(random, DType::float32, 40, 5);
@@ -416,7 +424,8 @@ TEST(FusedUpdateTest, D9_RowsThatAreNotTouchedStayAsTheyWere) {
   }
 }
 
-TEST(FusedUpdateTest, D9_DenseGradientsAreAdded) {
+// Shows D9.
+TEST(FusedUpdateTest, DenseGradientsAreAdded) {
   Random random;
   for (const std::int64_t dim : test::kDims) {
     SCOPED_TRACE(dim);
@@ -439,7 +448,8 @@ TEST(FusedUpdateTest, D9_DenseGradientsAreAdded) {
   }
 }
 
-TEST(FusedUpdateTest, D7_NothingTouchedIsNoUpdate) {
+// Shows D7.
+TEST(FusedUpdateTest, NothingTouchedIsNoUpdate) {
   Random random;
   for (const FusedOptimizer& optimizer : optimizers()) {
     std::vector<Trained> trained;

@@ -59,7 +59,8 @@ void expect_near(const std::vector<float>& found, const std::vector<double>& exp
   }
 }
 
-TEST(PooledTest, D8_SumsEqualThoseInFloat64) {
+// Shows D8.
+TEST(PooledTest, SumsEqualThoseInFloat64) {
   test::with_every_instruction_set([] {
     Random random;
     for (const DType dtype : test::kDTypes) {
@@ -78,7 +79,8 @@ TEST(PooledTest, D8_SumsEqualThoseInFloat64) {
   });
 }
 
-TEST(PooledTest, D8_EveryCodeOfSmallFloatsIsReadExactly) {
+// Shows D8.
+TEST(PooledTest, EveryCodeOfSmallFloatsIsReadExactly) {
   test::with_every_instruction_set([] {
     for (const DType dtype : {DType::float16, DType::bfloat16}) {
       SCOPED_TRACE(dtype_name(dtype));
@@ -109,7 +111,8 @@ TEST(PooledTest, D8_EveryCodeOfSmallFloatsIsReadExactly) {
   });
 }
 
-TEST(PooledTest, D7_NothingToLookUpIsNoWork) {
+// Shows D7.
+TEST(PooledTest, NothingToLookUpIsNoWork) {
   std::vector<Table> tables{{.dtype = DType::float32, .rows = 0, .dim = 4, .bytes = {}}};
   EXPECT_TRUE(pooled(tables, Batch{}).empty());  // no features, no samples
 
@@ -125,7 +128,8 @@ TEST(PooledTest, D7_NothingToLookUpIsNoWork) {
   expect_near(pooled(tables, empty_bags), expected_sums(tables, empty_bags));
 }
 
-TEST(PooledTest, D8_AnyNumberOfThreadsGivesTheSameBits) {
+// Shows D8.
+TEST(PooledTest, AnyNumberOfThreadsGivesTheSameBits) {
   Random random;
   std::vector<Table> tables{test::random_table(random, DType::float32, 1000, 20),
                             test::random_table(random, DType::bfloat16, 1000, 33)};
@@ -150,7 +154,8 @@ TEST(PooledTest, D8_AnyNumberOfThreadsGivesTheSameBits) {
   }
 }
 
-TEST(PooledTest, D8_GradientsOfSampleWeightsEqualThoseInFloat64) {
+// Shows D8.
+TEST(PooledTest, GradientsOfSampleWeightsEqualThoseInFloat64) {
   test::with_every_instruction_set([] {
     Random random;
     for (const DType dtype : test::kDTypes) {

@@ -62,7 +62,8 @@ std::vector<Table> tables_without_weights() {
   return tables;
 }
 
-TEST(TouchedRowsTest, D9_RowsAreSortedAndTheirPlacesInBatchOrder) {
+// Shows D9.
+TEST(TouchedRowsTest, RowsAreSortedAndTheirPlacesInBatchOrder) {
   Random random;
   std::vector<Table> tables = tables_without_weights();
   TouchedRows touched;
@@ -81,7 +82,8 @@ TEST(TouchedRowsTest, D9_RowsAreSortedAndTheirPlacesInBatchOrder) {
   }
 }
 
-TEST(TouchedRowsTest, D9_OccurrencesOfHotRowsAreCountedInBlocks) {
+// Shows D9.
+TEST(TouchedRowsTest, OccurrencesOfHotRowsAreCountedInBlocks) {
   std::vector<Table> tables = tables_without_weights();
   constexpr std::int64_t kBlock = TouchedRows::kBlockOccurrences;
   Batch batch;
@@ -105,7 +107,8 @@ TEST(TouchedRowsTest, D9_OccurrencesOfHotRowsAreCountedInBlocks) {
   EXPECT_EQ(found.num_blocks, 4);
 }
 
-TEST(TouchedRowsTest, D7_NoIdsTouchNoRows) {
+// Shows D7.
+TEST(TouchedRowsTest, NoIdsTouchNoRows) {
   std::vector<Table> tables{{.dtype = DType::float32, .rows = 0, .dim = 4, .bytes = {}}};
   const TouchedRows none = touched_rows(test::views_of(tables), Batch{}.bags(), 2);
   EXPECT_THAT(none[0].rows, IsEmpty());
@@ -120,7 +123,8 @@ TEST(TouchedRowsTest, D7_NoIdsTouchNoRows) {
   EXPECT_THAT(empty[0].occurrences, IsEmpty());
 }
 
-TEST(TouchedRowsTest, D9_MoreRowsThanAnEntryHoldsAreRefused) {
+// Shows D9.
+TEST(TouchedRowsTest, MoreRowsThanAnEntryHoldsAreRefused) {
   std::vector<Table> tables{
       {.dtype = DType::float32, .rows = std::int64_t{1} << 32, .dim = 1, .bytes = {}}};
   EXPECT_THAT([&] { touched_rows(test::views_of(tables), Batch{}.bags(), 1); },

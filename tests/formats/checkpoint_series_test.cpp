@@ -93,7 +93,8 @@ TEST_F(CheckpointSeriesTest, NothingThereIsNoError) {
   EXPECT_THAT(latest().skipped, IsEmpty());
 }
 
-TEST_F(CheckpointSeriesTest, E4_TornOnesAreSkippedAndTold) {
+// Shows E4.
+TEST_F(CheckpointSeriesTest, TornOnesAreSkippedAndTold) {
   write("step-1");
   write("step-2");
   fs_.remove_all(directory_ / "step-2/rank-00002.h5");  // of a rank that holds nothing
@@ -117,15 +118,16 @@ TEST_F(CheckpointSeriesTest, E4_TornOnesAreSkippedAndTold) {
   for (const SkippedCheckpoint& one : found.skipped) {
     skipped.push_back(one.path.substr(directory_.path().size() + 1) + " | " + one.why);
   }
-  EXPECT_THAT(
-      skipped,
-      ElementsAre(HasSubstr("step-8.removing | a removal"), HasSubstr("step-7.partial | a save"),
-                  HasSubstr("step-6/rank-00000.h5: structure"), HasSubstr("step-5/index.h5"),
-                  HasSubstr("rank files alone"), HasSubstr("step-3/rank-00001.h5: structure"),
-                  HasSubstr("step-2/rank-00002.h5: structure")));
+  EXPECT_THAT(skipped, ElementsAre(HasSubstr("step-8.removing | an unfinished removal"),
+                                   HasSubstr("step-7.partial | a save"),
+                                   HasSubstr("step-6/rank-00000.h5: structure"),
+                                   HasSubstr("step-5/index.h5"), HasSubstr("rank files alone"),
+                                   HasSubstr("step-3/rank-00001.h5: structure"),
+                                   HasSubstr("step-2/rank-00002.h5: structure")));
 }
 
-TEST_F(CheckpointSeriesTest, E4_DamagedBytesAreFoundWhereChecksumsAreAskedFor) {
+// Shows E4.
+TEST_F(CheckpointSeriesTest, DamagedBytesAreFoundWhereChecksumsAreAskedFor) {
   write("step-1");
   write("step-2");
   const std::string path = directory_ / "step-2/rank-00001.h5";
@@ -243,7 +245,8 @@ TEST_F(CheckpointSeriesTest, NothingIsDeletedBeforeTheNewNamesAreDurable) {
             "remove_all step-1.removing\n");
 }
 
-TEST_F(CheckpointSeriesTest, E4_AFailureAtAnyOperationLeavesNoHalfCheckpoint) {
+// Shows E4.
+TEST_F(CheckpointSeriesTest, AFailureAtAnyOperationLeavesNoHalfCheckpoint) {
   FaultFileSystem fs(fs_, directory_.path());
   bool is_done = false;
   std::int64_t index = 0;

@@ -84,16 +84,16 @@ TEST(DetectTest, IncompleteCheckpointsAreToldFromOthers) {
   std::filesystem::remove(directory / "rank-00000.h5");
   write(directory / "__0_0.distcp", "x");
   EXPECT_THAT(refusal(directory.path()),
-              HasSubstr(".metadata: expected it beside the .distcp files"));
-  EXPECT_THAT(refusal(directory / "__0_0.distcp"), HasSubstr("name its directory"));
+              HasSubstr(".metadata: expected this file next to the .distcp files"));
+  EXPECT_THAT(refusal(directory / "__0_0.distcp"), HasSubstr("give the path of its directory"));
   write(directory / "__0.metadata", "x");
   EXPECT_THAT(refusal(directory.path()), HasSubstr("use_collectives=False"));
 }
 
 TEST(DetectTest, EveryFixtureMayBeReplaced) {
   int num_passed = 0;
-  for (const char* folder : {"dcp/valid", "dcp/v2.2", "dcp/v2.5", "dcp/v2.11", "native/v1",
-                             "safetensors/valid", "torch_zip/valid"}) {
+  for (const char* folder : {"dcp/valid", "dcp/v2.2", "dcp/v2.5", "dcp/v2.11", "dcp/v2.15",
+                             "native/v1", "safetensors/valid", "torch_zip/valid"}) {
     for (const auto& entry : std::filesystem::directory_iterator(kFixtures + "/" + folder)) {
       const bool has_folder_within = entry.path().filename() == "hf_consolidated";
       if (entry.path().extension() == ".json" || has_folder_within) continue;
@@ -179,7 +179,7 @@ TEST(DetectTest, FilesOfOtherCheckpointsAreForeign) {
     EXPECT_NO_THROW(allow_replacing(folder));
     copy_writable(single, folder + "/" + name);
     EXPECT_THAT([&] { allow_replacing(folder); },
-                ThrowsError(ErrorKind::invalid_argument, "found '" + name + "' among them"));
+                ThrowsError(ErrorKind::invalid_argument, "found '" + name + "'"));
   }
 }
 
@@ -187,7 +187,7 @@ TEST(DetectTest, OneFileOfAShardedCheckpointIsNoneToReplace) {
   const TemporaryDirectory directory;
   const auto check = [&](const std::string& name) {
     EXPECT_THAT([&] { allow_replacing(directory / name); },
-                ThrowsError(ErrorKind::invalid_argument, "found one file of a sharded one"));
+                ThrowsError(ErrorKind::invalid_argument, "found one file of a sharded checkpoint"));
   };
   const std::string fixture = kFixtures + "/safetensors/valid/sharded";
   for (const auto& entry : std::filesystem::directory_iterator(fixture)) {

@@ -151,7 +151,7 @@ TEST(FlatLayoutTest, RefusesLayoutsThatLeaveOutMoreThanPadding) {
     return "accepted";
   };
   EXPECT_THAT(message_without(0), HasSubstr("flat vector: expected at most 3 elements of padding "
-                                            "at 0, found 8 that are no parameter's"));
+                                            "at 0, found 8 elements that belong to no parameter"));
   EXPECT_THAT(message_without(1), HasSubstr("at most 4 elements of padding at 6, found 8"));
 }
 

@@ -190,8 +190,8 @@ TEST(NativeDamageTest, WhatChangedOutsideOfTensorsIsSaidInWords) {
     ASSERT_EQ(findings.size(), 1U) << name;
     EXPECT_THAT(finding_to_string(findings[0]),
                 testing::MatchesRegex(
-                    "checkpoint/.*: structure: expected the bytes outside of tensors' data as they "
-                    "were written, with checksum 0x[0-9a-f]+, found others, with 0x[0-9a-f]+"));
+                    "checkpoint/.*: structure: expected unchanged bytes outside of tensor data, "
+                    "with checksum 0x[0-9a-f]+, found changed bytes, with checksum 0x[0-9a-f]+"));
   }
 }
 
@@ -295,9 +295,9 @@ TEST(NativeDamageTest, WhatIsNoIndexIsRefusedByWhatItIs) {
   fs["index.h5"] = std::string(100, 'x');
   refuses(ErrorKind::unsupported, "found a file that does not start like one");
   fs.remove("index.h5");
-  refuses(ErrorKind::corruption, "lost? it can be rebuilt from the rank files");
+  refuses(ErrorKind::corruption, "`ckpt-reshard rebuild-index` rebuilds it from the rank files");
   fs.remove("rank-00000.h5");
-  refuses(ErrorKind::not_found, "no native checkpoint?");
+  refuses(ErrorKind::not_found, "is this a native checkpoint?");
   EXPECT_THAT([&] { open_native(fs, "elsewhere"); },
               ThrowsError(ErrorKind::not_found, "elsewhere: no such directory"));
 }
@@ -651,11 +651,10 @@ TEST(NativeRebuildTest, WhatADeadProcessLeftIsReplacedAndAnotherFileStays) {
   }
   for (const std::string& others : {std::string("notes"), std::string(4095, '\0') + "notes"}) {
     write_file(partial, others);
-    EXPECT_THAT(
-        [&] { rebuild_native_index(FileSystem::posix(), directory / "c"); },
-        ThrowsError(ErrorKind::already_exists,
-                    "index.h5.partial: staging: this name is needed for the work in progress, "
-                    "and something else has it: a file (remove or rename it)"));
+    EXPECT_THAT([&] { rebuild_native_index(FileSystem::posix(), directory / "c"); },
+                ThrowsError(ErrorKind::already_exists,
+                            "index.h5.partial: staging: expected an unused name, which is needed "
+                            "while the checkpoint is written, found a file (remove or rename it)"));
     EXPECT_EQ(read_all(partial), others);
     EXPECT_EQ(read_all(directory / "c/index.h5"), index);
   }
@@ -683,10 +682,10 @@ TEST(NativeRebuildTest, MissingAndForeignRankFilesAreNamed) {
     EXPECT_EQ(read_all(directory / "c/index.h5"), before);
   };
   std::filesystem::rename(directory / "c/rank-00001.h5", directory / "kept");
-  refuses("rank files: expected 3 that fit together, found 2\n");
+  refuses("rank files: expected 3 files that belong together, found 2\n");
   refuses("rank-00001.h5: rank file: expected a file, found none (incomplete copy?)");
   std::filesystem::copy(directory / "other/rank-00001.h5", directory / "c/rank-00001.h5");
-  refuses("from another checkpoint than the ranks before?");
+  refuses("is it from another checkpoint than the rank files before it?");
   std::filesystem::remove(directory / "c/rank-00001.h5");
   std::filesystem::copy(directory / "c/rank-00002.h5", directory / "c/rank-00001.h5");
   refuses("rank: expected 1, found 2 (renamed?)");
@@ -695,7 +694,7 @@ TEST(NativeRebuildTest, MissingAndForeignRankFilesAreNamed) {
   rebuild_native_index(FileSystem::posix(), directory / "c");
   EXPECT_EQ(read_all(directory / "c/index.h5"), before);
   EXPECT_THAT([&] { rebuild_native_index(FileSystem::posix(), directory.path()); },
-              ThrowsError(ErrorKind::corruption, "no native checkpoint?"));
+              ThrowsError(ErrorKind::corruption, "is this a native checkpoint?"));
 }
 
 TEST(NativeRebuildTest, WhatIsLostIsListed) {
@@ -715,14 +714,15 @@ TEST(NativeRebuildTest, WhatIsLostIsListed) {
     std::istringstream text(error.what());
     for (std::string line; std::getline(text, line);) lines.push_back(line);
     EXPECT_THAT(
-        lines, testing::ElementsAre(
-                   (directory / "c") + ": rank files: expected 3 that fit together, found 1",
-                   "  " + (directory / "c/rank-00001.h5") +
-                       ": rank file: expected a file, found none (incomplete copy?)",
-                   testing::AllOf(HasSubstr("rank-00002.h5: "), HasSubstr("checksum: expected 0x")),
-                   "  lost of layers.0.weight: 12 of 24 elements",
-                   "  lost of optim.state.layers.0.weight.exp_avg: 8 of 15 elements",
-                   "  lost too: what lies in these files alone"));
+        lines,
+        testing::ElementsAre(
+            (directory / "c") + ": rank files: expected 3 files that belong together, found 1",
+            "  " + (directory / "c/rank-00001.h5") +
+                ": rank file: expected a file, found none (incomplete copy?)",
+            testing::AllOf(HasSubstr("rank-00002.h5: "), HasSubstr("checksum: expected 0x")),
+            "  lost: 12 of 24 elements of layers.0.weight",
+            "  lost: 8 of 15 elements of optim.state.layers.0.weight.exp_avg",
+            "  also lost: tensors and values that only these files have"));
   }
   EXPECT_FALSE(FileSystem::posix().kind_of(directory / "c/index.h5"));
 }
@@ -732,7 +732,7 @@ TEST(NativeRebuildTest, AnyReadableHeaderTellsTheNumberOfRanks) {
   write_native(small_checkpoint(), directory / "c");
   write_file(directory / "c/rank-00000.h5", "damaged");
   EXPECT_THAT([&] { rebuild_native_index(FileSystem::posix(), directory / "c"); },
-              ThrowsError(ErrorKind::corruption, "expected 3 that fit together, found 2"));
+              ThrowsError(ErrorKind::corruption, "expected 3 files that belong together, found 2"));
 }
 
 // --- what a read costs

@@ -76,7 +76,8 @@ Reads read_share(const CheckpointReader& reader, const Strategy& strategy, int r
 
 class NativeRangeReadTest : public ::testing::TestWithParam<NativeWriteOptions::Compression> {};
 
-TEST_P(NativeRangeReadTest, E8_ARankReadsLittleMoreThanItNeeds) {
+// Shows E8.
+TEST_P(NativeRangeReadTest, ARankReadsLittleMoreThanItNeeds) {
   test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/checkpoint";
   const MemoryCheckpoint model = model_on_four_ranks();

@@ -377,12 +377,12 @@ TEST(NativeWriterTest, ContentsThatContradictThemselvesAreRefusedByName) {
   refuses(contents, "w: region: ");
   contents.tensors = {tensor};
   contents.tensors[0].pieces.push_back(tensor.pieces[0]);
-  refuses(contents, "w: pieces: expected a region once per rank, found [0:4] twice on rank 0");
+  refuses(contents, "w: pieces: expected each region once per rank, found [0:4] twice on rank 0");
   contents.tensors = {tensor};
   contents.aliases = {{"v", "x", {}}};
-  refuses(contents, "v: alias: expected a tensor as target, found 'x', which is none");
+  refuses(contents, "v: alias: expected a tensor as target, found 'x', which is no tensor");
   contents.aliases = {{"w", "w", {}}};
-  refuses(contents, "w: names: expected one meaning, found a tensor and an alias");
+  refuses(contents, "w: names: expected one entry of this name, found a tensor and an alias");
   contents.aliases = {};
   contents.values = {{"step", {}}};
   refuses(contents, "values: expected 1, found 0");

@@ -302,9 +302,9 @@ TEST(PartsTest, APartThatIsMissingOrWasNotCommittedIsNamed) {
     parts.write(0);
     const std::string missing =
         options.format == Format::native
-            ? "rank files: expected 3 of them, found none for rank 1 (a part that was not "
-              "committed?)"
-            : "__1_0.distcp: part: expected a file, found none (a part that was not committed?)";
+            ? "rank files: expected 3 of them, found none for rank 1 (did one rank not finish its "
+              "part?)"
+            : "__1_0.distcp: part: expected a file, found none (did one rank not finish its part?)";
     if (options.format == Format::native) parts.write(2);
     const auto join = [&] { parts.join(); };
     EXPECT_THAT(join, ThrowsError(ErrorKind::corruption, missing));

@@ -11,7 +11,7 @@
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
 
-// Requirement E3: nothing from a file is executed; pickles go through a closed allow-list.
+// Shows E3. Nothing from a file is executed; pickles go through a closed allow-list.
 namespace tessera::formats::pickle {
 namespace {
 
@@ -252,7 +252,7 @@ TEST(PickleTest, BrokenProgramsAreCorruptionAtAByte) {
       {"K\x01."s + "x", "bytes after STOP: expected 0, found 1"},
       {"K\x01K\x02."s, "stack at STOP: expected one object, found 2"},
       {"(K\x01."s, "stack at STOP"},
-      {"h\x07."s, "memo slot: expected one that was set, found slot 7 unset"},
+      {"h\x07."s, "memo slot: expected a slot that was set, found slot 7 unset"},
       {"j\xff\xff\xff\xff."s, "memo slot"},
       {"Nr\xff\xff\xff\x7f."s, "memo slot: expected below"},
       {"g12x\n."s, "memo slot: expected decimal digits"},
@@ -272,10 +272,10 @@ TEST(PickleTest, BrokenProgramsAreCorruptionAtAByte) {
        "odd number"},
       {"K\x01K\x02"
        "a."s,
-       "append to: expected list, found int 1"},
-      {"](K\x01\x90."s, "append to: expected set, found list"},
-      {"K\x01(NNu."s, "set items of: expected dict, found int 1"},
-      {"N}b."s, "BUILD of: expected object, found None"},
+       "append target: expected list, found int 1"},
+      {"](K\x01\x90."s, "append target: expected set, found list"},
+      {"K\x01(NNu."s, "set-items target: expected dict, found int 1"},
+      {"N}b."s, "BUILD target: expected object, found None"},
       {"K\x01)R."s, "REDUCE callable: expected global, found int 1"},
       {"ccollections\nOrderedDict\n]R."s, "REDUCE arguments: expected tuple, found list of 0"},
       {"ccollections\nOrderedDict\nN\x81."s, "NEWOBJ arguments: expected tuple"},
@@ -300,7 +300,7 @@ TEST(PickleTest, BrokenProgramsAreCorruptionAtAByte) {
       {"Sabc\n."s, "quotes"},
       {"S'\\q'\n."s, "escapes"},
       {"V\\u12\n."s, "escapes"},
-      {"\xff."s, "opcode: expected one of pickle's, found byte 255"},
+      {"\xff."s, "opcode: expected a pickle opcode, found byte 255"},
       {"\x80\x06N."s, "pickle protocol: expected at most 5, found 6"},
   };
   for (const auto& [pickle, what] : cases) {

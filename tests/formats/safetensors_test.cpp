@@ -332,7 +332,7 @@ TEST_F(SafetensorsTest, ShardedTensorsAndSeveralFilesForOneNameAreRefused) {
   EXPECT_THAT([&] { write(source, "a.safetensors"); },
               ThrowsError(ErrorKind::invalid_argument, "a: pieces: expected one"));
   EXPECT_THAT([&] { write(make_rich_checkpoint(), "a.safetensors", {.max_shard_nbytes = 16}); },
-              ThrowsError(ErrorKind::invalid_argument, "name a directory"));
+              ThrowsError(ErrorKind::invalid_argument, "give the path of a directory"));
 }
 
 TEST_F(SafetensorsTest, ValuesOfOtherTensorsAreRefusedAndStrayOnesIgnored) {
@@ -475,7 +475,7 @@ TEST_F(SafetensorsTest, ADirectoryOfSeveralFilesWithValuesOfTheirOwnIsRefused) {
   put_safetensors("two/b.safetensors",
                   R"({"other":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
   EXPECT_THAT([&] { open(tmp_ / "two"); },
-              ThrowsError(ErrorKind::unsupported, "name one of the files"));
+              ThrowsError(ErrorKind::unsupported, "give the path of one file"));
 }
 
 TEST_F(SafetensorsTest, MissingValuesAreFoundByVerify) {

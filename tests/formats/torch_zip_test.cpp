@@ -23,7 +23,7 @@
 #include "support/zip_bytes.h"
 #include "tessera/base/parallel.h"
 
-// Requirements E2 (torch.save reading), E3 (nothing is executed), E9 (aliases), E14.
+// Shows E2, E3, E9, E14. Reading torch.save, aliases, nesting; nothing from a file is executed.
 namespace tessera::formats {
 namespace {
 

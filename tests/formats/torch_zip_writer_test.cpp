@@ -20,7 +20,7 @@
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 
-// Requirements E2 (torch.save writing), E9 (aliases), E11 (equal bytes), E14 (nesting).
+// Shows E2, E9, E11, E14. Writing torch.save: aliases, equal bytes, nesting.
 namespace tessera::formats {
 namespace {
 
@@ -244,7 +244,7 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
   const auto invalid = ErrorKind::invalid_argument;
   const auto unsupported = ErrorKind::unsupported;
   const Case cases[] = {
-      {"w: pieces: expected one that is the whole tensor, found 2 pieces (torch.save is written "
+      {"w: pieces: expected one piece, the whole tensor, found 2 pieces (torch.save is written "
        "unsharded)",
        invalid,
        [](auto& source) {
@@ -255,7 +255,8 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
        [](auto& source) {
          add_byte(source, "a.c", {"a", "b"});
        }},
-      {"a.1.0: keys of a dict: expected different ones, found 1.0, which equals another in Python",
+      {"a.1.0: keys of a dict: expected keys that differ in Python, found 1.0, which equals "
+       "another key",
        invalid,
        [](auto& source) {
          add_byte(source, "a.1", {"a", NonStringKey{"1"}});
@@ -293,14 +294,15 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
        }},
       {"optim: the constant torch.no_such_thing cannot be pickled", unsupported,
        [](auto& source) { source.add_value("optim", Value::Symbol{"torch.no_such_thing"}); }},
-      {"a.b: a torch.save file of this cannot be read: flattened name: expected one entry, found "
+      {"a.b: a torch.save file with these contents could not be read: flattened name: expected one "
+       "entry, found "
        "two, ['a']['b'] and ['a.b'] (save one of them under another key)",
        unsupported,
        [](auto& source) {
          add_byte(source, "a.b");
          source.add_value("a", Value::Dict{{"b", 1}});
        }},
-      {"deep: a torch.save file of this cannot be read: ", unsupported,
+      {"deep: a torch.save file with these contents could not be read: ", unsupported,
        [](auto& source) {
          Value deep = 1;
          for (int i = 0; i < 70; ++i) deep = Value::Tuple{{std::move(deep)}};

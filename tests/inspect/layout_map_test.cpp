@@ -14,7 +14,8 @@ formats::TensorEntry table(std::vector<Piece> pieces) {
   return entry;
 }
 
-TEST(LayoutMapTest, D10_TablesHaveTheShardingTypeThatTheirPiecesTell) {
+// Shows D10.
+TEST(LayoutMapTest, TablesHaveTheShardingTypeThatTheirPiecesTell) {
   EXPECT_EQ(table_sharding(table({{Box{{0, 0}, {2, 6}}, 0}, {Box{{2, 0}, {2, 6}}, 1}})),
             TableSharding::row_wise);
   EXPECT_EQ(table_sharding(table({{Box{{0, 0}, {4, 3}}, 1}, {Box{{0, 3}, {4, 3}}, 0}})),
@@ -28,7 +29,8 @@ TEST(LayoutMapTest, D10_TablesHaveTheShardingTypeThatTheirPiecesTell) {
   EXPECT_EQ(table_sharding(table({{whole, 0}, {whole, 1}})), TableSharding::data_parallel);
 }
 
-TEST(LayoutMapTest, D10_NoShardingTypeIsGuessed) {
+// Shows D10.
+TEST(LayoutMapTest, NoShardingTypeIsGuessed) {
   const Box whole{{0, 0}, {4, 6}};
   EXPECT_EQ(table_sharding(table({{whole, 0}})), std::nullopt);  // or a replica stored once
   EXPECT_EQ(table_sharding(table({{Box{{0, 0}, {2, 6}}, 0}})), std::nullopt);  // a hole

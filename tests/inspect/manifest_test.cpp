@@ -140,11 +140,11 @@ TEST(ManifestTest, WhatIsNoManifestIsRefusedWithItsLine) {
   refuses(std::string(32, 'G') + "  a\n", "line 1: expected 32 lower-case hex digits");
   refuses(digest + "  a\\n\n", "line 1: expected a name");
   refuses(digest + "  a\\x0\n", "line 1: expected a name");
-  refuses(digest + "  a\n" + digest + "  a\n", "names: expected each once, found 'a twice'");
+  refuses(digest + "  a\n" + digest + "  a\n", "names: expected each name once, found 'a twice'");
   refuses(digest + "  a\n" + digest + "  b\n",
-          "m: whole: expected the digest of all names, found none behind 2 names");
+          "m: whole: expected the digest of all names, found none after 2 names");
   refuses("{\"digests\": [{\"name\": \"a\", \"digest\": \"" + digest + "\"}]}",
-          "m: whole: expected the digest of all names, found none behind 1 name");
+          "m: whole: expected the digest of all names, found none after 1 name");
   refuses("{\"digests\": [{\"name\": \"a\"}]}", "digest: expected a string");
   refuses("{}", "digests: expected a list");
   refuses("{", "m: ");
@@ -166,7 +166,7 @@ TEST(ManifestTest, LinesMayEndAsOtherSystemsEndThem) {
       [&] { parse_manifest(text, "m"); },
       ThrowsError(
           ErrorKind::corruption,
-          "m: line 1: expected a line that ends with LF or CRLF, found carriage returns alone"));
+          "m: line 1: expected a line that ends with LF or CRLF, found only carriage returns"));
 }
 
 TEST(ManifestTest, TheBeginTellsWhatIsNone) {

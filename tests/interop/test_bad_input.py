@@ -48,14 +48,14 @@ def refuse(path, cwd, *words):
 
 @pytest.mark.parametrize("path, row", CASES, ids=IDS)
 def test_every_bad_file_is_refused(path, row, tmp_path):
-    """E3, E4, E7: the tables under fixtures/*/invalid."""
+    """Shows E3, E4, E7. The tables under fixtures/*/invalid."""
     assert row["exit"] == REFUSED
     refuse(path, tmp_path, path.name, *row["contains"])
 
 
 @pytest.mark.parametrize("verb", ["ls", "tree", "stats", "layout", "show"])
 def test_every_verb_survives_every_bad_file(verb, tmp_path):
-    """E3: no verb crashes, hangs or runs anything, whatever it makes of the file."""
+    """Shows E3. No verb crashes, hangs or runs anything, whatever it makes of the file."""
 
     def survive(path):
         more = ["*"] if verb == "show" else []
@@ -103,7 +103,7 @@ TRUNCATED = [
 
 @pytest.mark.parametrize("source, name, step", TRUNCATED)
 def test_every_truncation_is_refused(source, name, step, tmp_path):
-    """E4: a file that ends early is never taken for a whole one."""
+    """Shows E4. A file that ends early is never taken for a whole one."""
     variants = truncations(FIXTURES / source, name, tmp_path, step)
     content = files_of(FIXTURES / source)[name]
     whole = len(content.rstrip()) if name.endswith(".json") else len(content)  # JSON may lack its last newline
@@ -122,14 +122,14 @@ def native(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["index.h5", "rank-00000.h5", "rank-00001.h5"])
 def test_every_truncation_of_a_native_file_is_found(native, name, tmp_path):
-    """E4: as above, for the native format."""
+    """Shows E4. As above, for the native format."""
     bad = [r for r in run_on_variants(truncations(native, name, tmp_path, 101), "verify") if r[1] not in (FOUND, REFUSED)]
     assert bad == []
 
 
 @pytest.mark.parametrize("name", ["index.h5", "rank-00000.h5", "rank-00001.h5"])
 def test_every_flipped_bit_in_a_native_file_is_found(native, name, tmp_path):
-    """E4: every byte of the native format is under a checksum."""
+    """Shows E4. Every byte of the native format is under a checksum."""
     content = files_of(native)
 
     def variants():
@@ -153,7 +153,7 @@ def test_every_flipped_bit_in_a_native_file_is_found(native, name, tmp_path):
     "source, name", [("torch_zip/valid/state_dict.pt", "state_dict.pt"), ("dcp/valid/not_flattened", "__0_0.distcp")]
 )
 def test_flipped_bits_in_tensor_bytes_are_found_by_their_crc(source, name, tmp_path):
-    """E4: a zip's CRC-32 guards what PyTorch wrote."""
+    """Shows E4. A zip's CRC-32 guards what PyTorch wrote."""
     content = files_of(FIXTURES / source)
     header = content[name].rindex(b"PK\x03\x04", 0, content[name].index(b"data/0"))
     start = header + 30 + sum(struct.unpack_from("<HH", content[name], header + 26))  # behind name and padding
@@ -173,7 +173,7 @@ def test_flipped_bits_in_tensor_bytes_are_found_by_their_crc(source, name, tmp_p
 
 
 def test_missing_crc_is_reported_as_absent():
-    """E4: torch.save without CRC-32 is sound, and said not to be checked."""
+    """Shows E4. Torch.save without CRC-32 is sound, and said not to be checked."""
     process = run("ckpt-inspect", "verify", FIXTURES / "torch_zip" / "valid" / "no_crc.pt")
     assert process.returncode == 0
     assert "absent" in process.stdout + process.stderr
@@ -187,7 +187,7 @@ def safetensors_bytes(header, data=b""):
 
 
 def test_json_nested_100_000_deep(tmp_path):
-    """E7: depth is bounded before the stack is."""
+    """Shows E7. Depth is bounded before the stack is."""
     path = tmp_path / "deep.safetensors"
     for header in (b'{"a":' * 100_000, b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"):
         path.write_bytes(safetensors_bytes(header))
@@ -195,7 +195,7 @@ def test_json_nested_100_000_deep(tmp_path):
 
 
 def test_pickles_nested_100_000_deep(tmp_path):
-    """E3: lists, tuples and dicts within one another."""
+    """Shows E3. Lists, tuples and dicts within one another."""
     deep = {
         "lists": b"]" * 100_000 + b"a" * 99_999,
         "tuples": b")" + b"\x85" * 100_000,
@@ -209,7 +209,7 @@ def test_pickles_nested_100_000_deep(tmp_path):
 
 
 def test_pickle_of_many_small_objects_stays_within_the_memory_limit(tmp_path):
-    """E3: 32 MB of empty lists cost 70 times that: read, or a plain word about memory, but never a crash."""
+    """Shows E3. 32 MB of empty lists cost 70 times that: read, or a plain word about memory, but never a crash."""
     path = tmp_path / "many.pt"
     path.write_bytes(archive(b"\x80\x02](" + b"]" * (32 << 20) + b"e."))
     process = run("ckpt-inspect", "ls", path, cwd=tmp_path, timeout=60)
@@ -227,7 +227,7 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("case, secret", OUTSIDE, ids=[case for case, _ in OUTSIDE])
 def test_no_file_outside_is_opened(case, secret, tmp_path):
-    """E7: the file outside is a pipe: whoever opens it would wait for ever."""
+    """Shows E7. The file outside is a pipe: whoever opens it would wait for ever."""
     shutil.copytree(FIXTURES / case, tmp_path / "checkpoint", symlinks=True)
     (tmp_path / "outside").mkdir()
     os.mkfifo(tmp_path / "outside" / secret)
@@ -236,7 +236,7 @@ def test_no_file_outside_is_opened(case, secret, tmp_path):
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "pipe", "empty_directory", "directory_with_text", "no_such_path"])
 def test_what_is_no_checkpoint_is_refused(name, tmp_path):
-    """E7: devices, pipes, empty and foreign directories, nothing at all."""
+    """Shows E7. Devices, pipes, empty and foreign directories, nothing at all."""
     path = name if name.startswith("/") else tmp_path / name
     if name == "pipe":
         os.mkfifo(path)
@@ -249,14 +249,14 @@ def test_what_is_no_checkpoint_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "x.h5", "x.distcp", "x"])
 def test_empty_file_of_each_kind(name, tmp_path):
-    """E7: an empty file, whatever its name says."""
+    """Shows E7. An empty file, whatever its name says."""
     (tmp_path / name).write_bytes(b"")
     refuse(tmp_path / name, tmp_path, name)
 
 
 @pytest.mark.parametrize("kind", ["external_link", "external_storage", "virtual_dataset", "sparse_4_tib"])
 def test_hdf5_files_that_reach_out_are_refused(kind, tmp_path):
-    """E7: an index.h5 by another hand: external links, external storage, virtual datasets, 4 TiB of nothing."""
+    """Shows E7. An index.h5 by another hand: external links, external storage, virtual datasets, 4 TiB of nothing."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -276,7 +276,7 @@ def test_hdf5_files_that_reach_out_are_refused(kind, tmp_path):
 
 
 def test_hdf5_structure_added_to_a_native_file_is_refused(native, tmp_path):
-    """E4, E7: an external link put into a sound index.h5 by h5py changes bytes under the checksum."""
+    """Shows E4, E7. An external link put into a sound index.h5 by h5py changes bytes under the checksum."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     for name, data in files_of(native).items():
@@ -288,7 +288,7 @@ def test_hdf5_structure_added_to_a_native_file_is_refused(native, tmp_path):
 
 
 def test_missing_rank_file_of_a_native_checkpoint(native, tmp_path):
-    """E4: the file is named."""
+    """Shows E4. The file is named."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     for name, data in files_of(native).items():
@@ -301,7 +301,7 @@ def test_missing_rank_file_of_a_native_checkpoint(native, tmp_path):
 
 
 def test_an_existing_destination_is_left_alone(tmp_path):
-    """E4: exit code 2, and not a byte changed."""
+    """Shows E4. Exit code 2, and not a byte changed."""
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "mine").write_text("keep")
     process = run("ckpt-reshard", FIXTURES / "dcp" / "valid" / "tied", tmp_path / "moved", "--to", "native")
@@ -311,7 +311,7 @@ def test_an_existing_destination_is_left_alone(tmp_path):
 
 
 def test_dtypes_that_safetensors_lacks_are_listed(tmp_path):
-    """E2, E7: refused before anything is written, with the names."""
+    """Shows E2, E7. Refused before anything is written, with the names."""
     source = FIXTURES / "dcp" / "valid" / "dtypes"
     process = run("ckpt-reshard", source, tmp_path / "moved", "--to", "safetensors")
     assert process.returncode == REFUSED
@@ -320,7 +320,7 @@ def test_dtypes_that_safetensors_lacks_are_listed(tmp_path):
 
 
 def test_bare_flat_vectors_are_refused_without_their_layout(tmp_path):
-    """E2: `--flat-layout` is named as the way out."""
+    """Shows E2. `--flat-layout` is named as the way out."""
     process = run("ckpt-reshard", FIXTURES / "dcp" / "valid" / "fsdp1_flat", tmp_path / "moved", "--to", "native", "--world-size", 2)
     assert process.returncode == REFUSED
     assert_one_line(process, "_flat_param", "--flat-layout")

@@ -1,4 +1,4 @@
-"""D7, D9, D10, C9: docs/examples/dlrm trains on two ranks, gets another plan for three, and goes on there as if it had stayed."""
+"""Shows D7, D9, D10, C9. Docs/examples/dlrm trains on two ranks, gets another plan for three, and goes on there as if it had stayed."""
 
 import json
 import sys

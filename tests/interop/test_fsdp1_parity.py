@@ -1,4 +1,4 @@
-"""B4, B3, B12, B13: fully_shard against PyTorch's FSDP1 (use_orig_params=True), live, run for run."""
+"""Shows B4, B3, B12, B13. Fully_shard against PyTorch's FSDP1 (use_orig_params=True), live, run for run."""
 
 import json
 import sys
@@ -36,21 +36,24 @@ def runs(request, tmp_path_factory) -> tuple[list[dict], list[dict]]:
     return results(work / "peer-", ranks), results(work / "ours-", ranks)
 
 
-def test_b3_b13_flat_parameters_have_the_same_order_offsets_and_padding(runs):
+# Shows B3, B13.
+def test_flat_parameters_have_the_same_order_offsets_and_padding(runs):
     for peer, ours in zip(*runs):
         assert [unit["name"] for unit in ours["units"]] == [unit["name"] for unit in peer["units"]]
         for of_peer, of_ours in zip(peer["units"], ours["units"]):
             assert of_ours == of_peer
 
 
-def test_b13_every_rank_holds_the_same_elements(runs):
+# Shows B13.
+def test_every_rank_holds_the_same_elements(runs):
     for peer, ours in zip(*runs):
         assert ours["shards"].keys() == peer["shards"].keys()
         for name, values in peer["shards"].items():
             assert torch.equal(torch.tensor(ours["shards"][name]), torch.tensor(values)), name
 
 
-def test_b4_units_are_gathered_in_the_same_order(runs):
+# Shows B4.
+def test_units_are_gathered_in_the_same_order(runs):
     # The blocks' backwards all read weights, so that none is spared a gather.
     for peer, ours in zip(*runs):
         gathers = [event.removeprefix("unshard ").replace("the root", "")
@@ -58,12 +61,14 @@ def test_b4_units_are_gathered_in_the_same_order(runs):
         assert gathers == peer["order"]
 
 
-def test_b1_losses_of_twenty_steps_are_the_same(runs):
+# Shows B1.
+def test_losses_of_twenty_steps_are_the_same(runs):
     for peer, ours in zip(*runs):
         assert len(ours["losses"]) == STEPS
         assert ours["losses"] == pytest.approx(peer["losses"], rel=1e-5)
 
 
-def test_b12_gradient_norms_are_the_same(runs):
+# Shows B12.
+def test_gradient_norms_are_the_same(runs):
     for peer, ours in zip(*runs):
         assert ours["norms"] == pytest.approx(peer["norms"], rel=1e-4)

@@ -30,7 +30,7 @@ def written(tmp_path_factory):
 
 @pytest.mark.parametrize("format_name, at_least", [("torch_zip", 16), ("safetensors", 7), ("dcp", 19)])
 def test_listing_equals_what_the_trainer_held(written, format_name, at_least):
-    """E2, E9, E14: as for the fixtures, with the torch and safetensors installed here."""
+    """Shows E2, E9, E14. As for the fixtures, with the torch and safetensors installed here."""
     paths = [path for path in written if path.parts[-3] == format_name]
     assert len(paths) >= at_least
     for path in paths:

@@ -1,4 +1,4 @@
-"""A4: the two trainers of docs/migrating.md, as they stand there, go on from each other's checkpoints."""
+"""Shows A4. The two trainers of docs/migrating.md, as they stand there, go on from each other's checkpoints."""
 
 import re
 import sys
@@ -24,7 +24,8 @@ def train(ranks: int, *command) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in LOSS.findall("".join(run_program(command, ranks)))}
 
 
-def test_a4_the_trainers_of_the_page_go_on_from_each_other(script, tmp_path):
+# Shows A4.
+def test_the_trainers_of_the_page_go_on_from_each_other(script, tmp_path):
     in_cpp, in_python = [BIN / "migrating"], [sys.executable, script]
     expected = train(2, *in_python, "-", tmp_path / "3") | train(2, *in_python, tmp_path / "3", tmp_path / "6")
     expected |= train(2, *in_python, tmp_path / "6", tmp_path / "9")

@@ -55,7 +55,7 @@ def digest(array):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_h5py_reads_every_whole_tensor(source, layout, tmp_path):
-    """E1, E14: all dtypes, 0-d and empty tensors, pieces of boxes and of flat ranges, tied weights."""
+    """Shows E1, E14. All dtypes, 0-d and empty tensors, pieces of boxes and of flat ranges, tied weights."""
     expected = tensors_by_name(expectation(FIXTURES / source))
     options = options_for(layout, expected, tmp_path)
     native = reshard(FIXTURES / source, tmp_path / "native", "--to", "native", *options)
@@ -82,7 +82,7 @@ def large(tmp_path_factory):
 
 
 def test_h5py_reads_compressed_chunks(large):
-    """E1: shuffle and zstd (32015) as HDF5's own filters undo them."""
+    """Shows E1. Shuffle and zstd (32015) as HDF5's own filters undo them."""
     native, state = large
     with h5py.File(native / "rank-00001.h5") as file:
         filters = {name: piece._filters for name, piece in file.items() if name != "~tessera"}
@@ -93,7 +93,7 @@ def test_h5py_reads_compressed_chunks(large):
 
 
 def test_the_example_reads_bfloat16_exactly(large):
-    """E1: the snippet in docs/formats/native.md, as it stands."""
+    """Shows E1. The snippet in docs/formats/native.md, as it stands."""
     native, state = large
     with open_index(native) as index:
         assert np.array_equal(read_tensor(index, "w"), state["w"].float().numpy())
@@ -105,7 +105,7 @@ def test_the_example_reads_bfloat16_exactly(large):
 
 
 def test_a_missing_rank_file_shows_as_nan_and_is_refused(large, tmp_path):
-    """E7: what HDF5 fills in silently cannot be taken for data; Tessera refuses it."""
+    """Shows E7. What HDF5 fills in silently cannot be taken for data; Tessera refuses it."""
     native = tmp_path / "native"
     shutil.copytree(large[0], native)
     (native / "rank-00001.h5").unlink()
@@ -119,7 +119,7 @@ def test_a_missing_rank_file_shows_as_nan_and_is_refused(large, tmp_path):
 
 
 def test_values_are_there_as_json(tmp_path):
-    """E1: values for people and programs, beside the binary index."""
+    """Shows E1. Values for people and programs, beside the binary index."""
     source = FIXTURES / "dcp" / "valid" / "values"
     native = reshard(source, tmp_path / "native", "--to", "native")
     with open_index(native) as index:

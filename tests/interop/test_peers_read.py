@@ -66,7 +66,7 @@ def load_strictly(path, expected):
 @parametrize(DCP_SOURCES)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_pytorch_loads_our_dcp(source, world_size, tmp_path):
-    """A2, A4, E2: DefaultLoadPlanner (strict) fills every tensor and value, equal in bytes; nested, too."""
+    """Shows A2, A4, E2. DefaultLoadPlanner (strict) fills every tensor and value, equal in bytes; nested, too."""
     moved = reshard(source, tmp_path / "moved", "--to", "dcp", "--world-size", world_size)
     state = load_strictly(moved, expectation(source))
 
@@ -86,7 +86,7 @@ NESTED = {
 
 @pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED)
 def test_pytorch_converts_our_dcp(nested, tmp_path):
-    """E2: `dcp_to_torch_save` gives back what is empty, in dicts and in lists."""
+    """Shows E2. `dcp_to_torch_save` gives back what is empty, in dicts and in lists."""
     torch.save({"w": torch.ones(1)} | nested, tmp_path / "source.pt")
     moved = reshard(tmp_path / "source.pt", tmp_path / "moved", "--to", "dcp")
     dcp_to_torch_save(moved, tmp_path / "converted.pt")
@@ -96,7 +96,7 @@ def test_pytorch_converts_our_dcp(nested, tmp_path):
 @parametrize(TORCH_SOURCES)
 @pytest.mark.parametrize("mmap", [False, True], ids=["read", "mapped"])
 def test_torch_load_reads_ours(source, mmap, tmp_path):
-    """A2, A4, E2, E9: `weights_only`: every tensor and value under its name; tied names share memory."""
+    """Shows A2, A4, E2, E9. `weights_only`: every tensor and value under its name; tied names share memory."""
     expected = expectation(source)
     moved = reshard(source, tmp_path / "moved.pt")
     assert zipfile.ZipFile(moved).testzip() is None
@@ -117,7 +117,7 @@ def test_torch_load_reads_ours(source, mmap, tmp_path):
 
 
 def test_a_module_loads_what_went_through_every_format(tmp_path):
-    """A4, E2: native, DCP and safetensors behind it, `load_state_dict` takes it strictly."""
+    """Shows A4, E2. Native, DCP and safetensors behind it, `load_state_dict` takes it strictly."""
     torch.manual_seed(0)
     model, other = (torch.nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))
     torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -137,7 +137,7 @@ def train_step(model, optimizer):
 
 @pytest.mark.parametrize("way", [["native", "torch"], ["safetensors", "torch"], ["torch"]], ids="-".join)
 def test_an_optimizer_goes_on_from_its_state_under_numbers(way, tmp_path):
-    """E2, C8: `state` has parameters' numbers for keys; they are numbers again, and the next step is the same."""
+    """Shows E2, C8. `state` has parameters' numbers for keys; they are numbers again, and the next step is the same."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
     optimizer = torch.optim.Adam(model.parameters())
     train_step(model, optimizer)
@@ -158,7 +158,7 @@ def test_an_optimizer_goes_on_from_its_state_under_numbers(way, tmp_path):
 
 
 def test_split_and_rename_keep_the_nesting(tmp_path):
-    """A2: what lies below a renamed key, or in a part that is split off, is nested as it was."""
+    """Shows A2. What lies below a renamed key, or in a part that is split off, is nested as it was."""
     torch.save({"a": {0: {"w": torch.ones(1)}, "n": [{"x": 1}]}, "b": 2}, tmp_path / "0.pt")
     reshard(tmp_path / "0.pt", tmp_path / "renamed.pt", "--rename", "a=c")
     assert torch.load(tmp_path / "renamed.pt") == {"c": {0: {"w": torch.ones(1)}, "n": [{"x": 1}]}, "b": 2}
@@ -167,7 +167,7 @@ def test_split_and_rename_keep_the_nesting(tmp_path):
 
 
 def test_nesting_survives_a_move(tmp_path):
-    """E2: nested lists and dicts come back nested, also by way of the other formats."""
+    """Shows E2. Nested lists and dicts come back nested, also by way of the other formats."""
     source = FIXTURES / "dcp" / "valid" / "nested"
     native = reshard(source, tmp_path / "native", "--to", "native", "--world-size", 2)
     moved = reshard(native, tmp_path / "dcp", "--to", "dcp", "--world-size", 2)
@@ -193,7 +193,7 @@ NOT_FOR_SAFETENSORS = {"dcp/valid/torchrec", "native/v1/plain"}
 @parametrize([(i, p) for i, p in SAFETENSORS_SOURCES if i not in NOT_FOR_SAFETENSORS])
 @pytest.mark.parametrize("limit", [None, "1KiB"], ids=["single", "sharded"])
 def test_safetensors_reads_ours(source, limit, tmp_path):
-    """A2, A4, E2, E9: single and sharded; bytes equal; tied names in the metadata, values in JSON beside."""
+    """Shows A2, A4, E2, E9. Single and sharded; bytes equal; tied names in the metadata, values in JSON beside."""
     expected = tensors_by_name(expectation(source))
     name = "moved" if limit else "moved.safetensors"
     options = ["--max-shard-size", limit] if limit else []
@@ -217,7 +217,7 @@ def test_safetensors_reads_ours(source, limit, tmp_path):
 
 
 def test_fsdp2_loads_what_was_moved_to_another_world_size(tmp_path):
-    """A4, C8, E2: FSDP2 and AdamW at 2 ranks load, with set_state_dict, what 4 ranks had saved."""
+    """Shows A4, C8, E2. FSDP2 and AdamW at 2 ranks load, with set_state_dict, what 4 ranks had saved."""
     source = FIXTURES / "dcp" / "valid" / "fsdp2_adamw"
     moved = reshard(source, tmp_path / "moved", "--to", "dcp", "--world-size", 2)
     script = Path(__file__).with_name("load_into_fsdp2.py")

@@ -510,7 +510,7 @@ def test_a_move_tells_its_progress_and_can_be_tried_first(tmp_path):
     moved = tessera.reshard(ADAMW, tmp_path / "moved", ranks=2, progress=lambda *progress: told.append(progress))
     assert moved == planned._replace(written=True) and told[-1] == (moved.nbytes, moved.nbytes)
     (tmp_path / "other.pt.partial").symlink_to("nowhere")
-    for destination, words in (("moved", "the destination exists"), ("other.pt", "something else has it: a link")):
+    for destination, words in (("moved", "the destination exists"), ("other.pt", "expected an unused name.*, found a link")):
         with pytest.raises(tessera.Error, match=words) as caught:
             tessera.reshard(ADAMW, tmp_path / destination, dry_run=True)
         assert caught.value.kind == "already_exists"
@@ -534,7 +534,7 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
     refused = [
         ({"to": "hdf5"}, tessera.Error, "to: expected native, dcp, safetensors or torch, found 'hdf5'"),
         ({"compress": "gzip"}, tessera.Error, "compress: expected none, zstd or zstd:LEVEL .* found 'gzip'"),
-        ({"compress": "zstd", "to": "dcp"}, tessera.Error, "compress: expected none for a format that is not compressed, found"),
+        ({"compress": "zstd", "to": "dcp"}, tessera.Error, "compress: expected none, as only the native format is compressed, found"),
         ({"max_shard_size": 10, "to": "dcp"}, tessera.Error, "max_shard_size: expected to=safetensors, found 'dcp'"),
         ({"cast": "bf16"}, tessera.Error, "cast: expected a dtype of torch such as bfloat16, found 'bf16'"),
         ({"optimizer_names": "x"}, tessera.Error, "optimizer_names: expected as-stored, canonical or torchrec, found 'x'"),
@@ -542,11 +542,11 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
         ({"only": "no.such"}, tessera.Error, "^names to move: expected a pattern that matches a name, found 'no.such'"),
         ({"rename": {"no.": ""}}, tessera.Error, "^rename: expected a prefix of a name that is moved, found 'no.'"),
         ({"to": "torch", "ranks": 2}, tessera.Error, "^format torch: expected no world size"),
-        ({"strategy": "flat", "ranks": 2}, tessera.Error, r"expected flat units, .* \(units=FILE gives them\)"),
+        ({"strategy": "flat", "ranks": 2}, tessera.Error, r"expected flat units, .* \(give them with units=FILE\)"),
         ({"plan": tmp_path / "plan.json"}, tessera.Error, "plan.json"),
-        ({"ranks": 0}, ValueError, "ranks: expected a number from 1 on, found 0"),
-        ({"threads": -1}, ValueError, "threads: expected a number from 1 on, found -1"),
-        ({"memory": 0}, ValueError, "memory: expected a number from 1 on, found 0"),
+        ({"ranks": 0}, ValueError, "ranks: expected a number of 1 or more, found 0"),
+        ({"threads": -1}, ValueError, "threads: expected a number of 1 or more, found -1"),
+        ({"memory": 0}, ValueError, "memory: expected a number of 1 or more, found 0"),
         ({"resume": True, "discard": True}, ValueError, "resume: expected one of resume and discard"),
         ({"ranks": 2, "world_size": 2}, ValueError, "ranks: expected one of ranks and world_size"),
         ({"memory": "64 MB of it"}, ValueError, "memory: expected a size such as 256MiB, found '64 MB of it'"),
@@ -569,7 +569,8 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
     assert tessera.reshard(ADAMW, moved, only="model", overwrite=True).num_values == 0
 
 
-def test_E4_what_was_replaced_and_cannot_be_removed_is_a_warning():
+# Shows E4.
+def test_what_was_replaced_and_cannot_be_removed_is_a_warning():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)
@@ -584,7 +585,7 @@ def test_E4_what_was_replaced_and_cannot_be_removed_is_a_warning():
             with pytest.warns(RuntimeWarning, match=r"moved\.partial: could not remove the old checkpoint") as warned:
                 tessera.reshard(folder / "source", moved, overwrite=True)
             assert warned[0].filename == __file__
-            with pytest.raises(tessera.Error, match="what an earlier run left here cannot be removed: .*denied"):
+            with pytest.raises(tessera.Error, match="cannot remove what an earlier run left here: .*denied"):
                 tessera.reshard(folder / "source", moved, overwrite=True)
         finally:
             if is_root:
@@ -634,7 +635,7 @@ def test_names_that_collide_are_refused_or_chosen(apart, tmp_path):
         tessera.merge(sources, tmp_path / "merged")
     [problem] = caught.value.problems
     assert (caught.value.kind, problem.rule, problem.tensor) == ("mismatch", "merge", "0.weight")
-    assert "(prefer takes one of them, {PREFIX: SRC} keeps both)" in str(caught.value)
+    assert "(prefer takes one of them; {PREFIX: SRC} keeps both)" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     patch = safe_open(here / "patch.safetensors", "pt").get_tensor("0.weight")
     for prefer, tensor in (("first", weights["0.weight"]), ("last", patch)):
@@ -691,7 +692,7 @@ def test_parts_and_sources_that_mean_nothing_are_refused(apart, tmp_path):
         (lambda: tessera.merge({1: pair[0], "b": pair[1]}, moved), TypeError, "^sources: expected a str, found int"),
         (lambda: tessera.merge(pair, moved, prefer="newest"), tessera.Error, "prefer: expected first or last, found 'newest'"),
         (lambda: tessera.merge([*pair, tmp_path / "none"], moved), tessera.Error, "none: .*found nothing"),
-        (lambda: tessera.merge([tmp_path, pair[0]], moved), tessera.Error, "a folder|lies in|inside"),
+        (lambda: tessera.merge([tmp_path, pair[0]], moved), tessera.Error, "a folder that contains|inside"),
     ]:
         with pytest.raises(kind, match=words):
             call()
@@ -826,7 +827,7 @@ def test_a_child_forked_meanwhile_is_no_part_of_the_move(leave, code, large, tmp
         try:
             tessera.reshard({str(large / "plain")!r}, "moved", compress="zstd:8", threads=1, progress=progress)
         except RuntimeError as error:
-            assert "not in its child" in str(error)
+            assert "not in the child" in str(error)
             os._exit(8)
         assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == {code}
         assert tessera.verify("moved") == []

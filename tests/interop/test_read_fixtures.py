@@ -11,7 +11,7 @@ every_fixture = pytest.mark.parametrize("path", [p for _, p in ALL], ids=[i for 
 
 @every_fixture
 def test_listing_equals_what_the_trainer_held(path):
-    """E2, E9, E14: names, dtypes, shapes, bytes and values of every fixture."""
+    """Shows E2, E9, E14. Names, dtypes, shapes, bytes and values of every fixture."""
     found = listing(path)
     assert found["schema"] == 1
     assert_same_state(found, expectation(path))
@@ -20,13 +20,13 @@ def test_listing_equals_what_the_trainer_held(path):
 
 @every_fixture
 def test_verify_finds_nothing(path):
-    """A3, E7: a sound checkpoint has no findings."""
+    """Shows A3, E7. A sound checkpoint has no findings."""
     succeed("ckpt-inspect", "verify", path)
 
 
 @pytest.mark.parametrize("path", [p for i, p in ALL if "flat" not in i], ids=[i for i, _ in ALL if "flat" not in i])
 def test_same_state_after_a_move_to_native(path, tmp_path):
-    """A2, A4, E1: every fixture moves to the native format and keeps every tensor and value."""
+    """Shows A2, A4, E1. Every fixture moves to the native format and keeps every tensor and value."""
     moved = reshard(path, tmp_path / "moved", "--to", "native")
     assert_same_state(listing(moved), expectation(path))
     succeed("ckpt-inspect", "verify", moved)
@@ -34,7 +34,7 @@ def test_same_state_after_a_move_to_native(path, tmp_path):
 
 @pytest.mark.parametrize("name", ["fsdp1_flat", "fsdp1_flat_aligned"])
 def test_flat_layout_gives_the_parameters_back(name, tmp_path):
-    """E2: bare flat vectors and `--flat-layout` give the parameters that FSDP1 unflattens."""
+    """Shows E2. Bare flat vectors and `--flat-layout` give the parameters that FSDP1 unflattens."""
     source = FIXTURES / "dcp" / "valid" / name
     layout = FIXTURES / "dcp" / "valid" / f"{name}.flat-layout.json"
     moved = reshard(source, tmp_path / "moved", "--to", "native", "--flat-layout", layout)
@@ -42,7 +42,7 @@ def test_flat_layout_gives_the_parameters_back(name, tmp_path):
 
 
 def test_hybrid_replicas_are_listed_once():
-    """E2, E14: replicas of a 2 x 2 mesh are one tensor."""
+    """Shows E2, E14. Replicas of a 2 x 2 mesh are one tensor."""
     found = listing(FIXTURES / "dcp" / "valid" / "fsdp2_hybrid")
     names = [t["name"] for t in found["tensors"]]
     assert len(names) == len(set(names))
@@ -50,6 +50,6 @@ def test_hybrid_replicas_are_listed_once():
 
 
 def test_listing_is_strict_json():
-    """E6: NaN and infinity never reach the JSON output as bare words."""
+    """Shows E6. NaN and infinity never reach the JSON output as bare words."""
     text = succeed("ckpt-inspect", "ls", FIXTURES / "dcp" / "valid" / "values", "--json", "--sha256")
     json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

@@ -1,4 +1,4 @@
-"""A4, E4: docs/examples/resume_anywhere is killed in a save, and goes on elsewhere, in C++ and in Python and back."""
+"""Shows A4, E4. Docs/examples/resume_anywhere is killed in a save, and goes on elsewhere, in C++ and in Python and back."""
 
 import os
 import subprocess
@@ -32,7 +32,8 @@ def losses_in(path: Path) -> list[float]:
     return [loss for stretch in read_stretches(path) for loss in stretch.losses]
 
 
-def test_a4_e4_losses_are_those_of_a_run_that_never_stopped(tmp_path):
+# Shows A4, E4.
+def test_losses_are_those_of_a_run_that_never_stopped(tmp_path):
     in_one_go, moved, checkpoints = tmp_path / "in-one-go.jsonl", tmp_path / "moved.jsonl", tmp_path / "checkpoints"
     run_program(in_cpp(tmp_path / "in-one-go", in_one_go, 54), 2)
 

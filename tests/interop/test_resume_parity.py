@@ -1,4 +1,4 @@
-"""A4, C8: PyTorch's FSDP1 and FSDP2 go on from Tessera's checkpoints, and Tessera from theirs, at other world sizes."""
+"""Shows A4, C8. PyTorch's FSDP1 and FSDP2 go on from Tessera's checkpoints, and Tessera from theirs, at other world sizes."""
 
 import json
 import sys
@@ -54,7 +54,8 @@ def expect_same_checkpoint(a: Path, b: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["fsdp1", "fsdp2"])
-def test_c8_tessera_goes_on_from_pytorch(trainers, tmp_path, way):
+# Shows C8.
+def test_tessera_goes_on_from_pytorch(trainers, tmp_path, way):
     trainers.python(way, 2, 0, MIDDLE, end=tmp_path / "theirs")
     expected = trainers.python(way, 2, MIDDLE, STEPS, begin=tmp_path / "theirs")
     losses = trainers.ours("FULL_SHARD", 3, MIDDLE, STEPS, begin=tmp_path / "theirs")
@@ -64,7 +65,8 @@ def test_c8_tessera_goes_on_from_pytorch(trainers, tmp_path, way):
 
 
 @pytest.mark.parametrize("way", ["fsdp1", "fsdp2"])
-def test_c8_pytorch_goes_on_from_tessera(trainers, tmp_path, way):
+# Shows C8.
+def test_pytorch_goes_on_from_tessera(trainers, tmp_path, way):
     trainers.ours("HYBRID_SHARD", 4, 0, MIDDLE, end=tmp_path / "ours")
     expected = trainers.ours("FULL_SHARD", 2, MIDDLE, STEPS, begin=tmp_path / "ours")
     losses = trainers.python(way, 3, MIDDLE, STEPS, begin=tmp_path / "ours")
@@ -73,7 +75,8 @@ def test_c8_pytorch_goes_on_from_tessera(trainers, tmp_path, way):
     expect_same_checkpoint(tmp_path / "ours", tmp_path / "theirs")
 
 
-def test_c7_flattened_optimizer_state_goes_both_ways(trainers, tmp_path):
+# Shows C7.
+def test_flattened_optimizer_state_goes_both_ways(trainers, tmp_path):
     way = "fsdp2-flattened"
     trainers.ours("FULL_SHARD", 3, 0, MIDDLE, end=tmp_path / "ours", form="flattened")
     expected = trainers.ours("FULL_SHARD", 2, MIDDLE, STEPS, begin=tmp_path / "ours")
@@ -83,7 +86,8 @@ def test_c7_flattened_optimizer_state_goes_both_ways(trainers, tmp_path):
     assert trainers.ours("replicate", 1, MIDDLE, STEPS, begin=tmp_path / "theirs") == pytest.approx(expected, rel=1e-5)
 
 
-def test_a4_pytorch_goes_on_from_a_native_checkpoint_that_was_converted(trainers, tmp_path):
+# Shows A4.
+def test_pytorch_goes_on_from_a_native_checkpoint_that_was_converted(trainers, tmp_path):
     trainers.ours("replicate", 2, 0, MIDDLE, end=tmp_path / "native", form="native")
     expected = trainers.ours("FULL_SHARD", 2, MIDDLE, STEPS, begin=tmp_path / "native")
     reshard(tmp_path / "native", tmp_path / "dcp", "--to", "dcp", "--world-size", "3")

@@ -23,7 +23,7 @@ each_source = pytest.mark.parametrize("source", SOURCES, ids=[s.name for s in SO
 @pytest.mark.parametrize("strategy, world_size", STRATEGIES)
 @pytest.mark.parametrize("target", ["native", "dcp"])
 def test_every_strategy_keeps_the_state(source, strategy, world_size, target, tmp_path):
-    """A2, A4, E14: any strategy and world size, in both formats that have ranks, holds the same state."""
+    """Shows A2, A4, E14. Any strategy and world size, in both formats that have ranks, holds the same state."""
     options = ["--strategy", strategy, "--world-size", world_size]
     moved = reshard(source, tmp_path / "moved", "--to", target, *options)
     assert_same_state(listing(moved), expectation(source))
@@ -35,7 +35,7 @@ def test_every_strategy_keeps_the_state(source, strategy, world_size, target, tm
 @each_source
 @pytest.mark.parametrize("way", list(itertools.permutations(FORMATS, 3)), ids="-".join)
 def test_every_way_through_the_formats_ends_in_the_same_state(source, way, tmp_path):
-    """A4, E2, E9: A to B to C keeps tensors; values, nesting and aliases come through safetensors and torch.save too."""
+    """Shows A4, E2, E9. A to B to C keeps tensors; values, nesting and aliases come through safetensors and torch.save too."""
     here = source
     for step, target in enumerate(way):
         world_size = [] if target in WHOLE_TENSORS else ["--world-size", 3 - step]
@@ -45,7 +45,7 @@ def test_every_way_through_the_formats_ends_in_the_same_state(source, way, tmp_p
 
 @pytest.mark.parametrize("target", FORMATS)
 def test_equal_state_gives_equal_bytes(target, tmp_path):
-    """E11: the same move twice, with one thread and with four, gives the same files."""
+    """Shows E11. The same move twice, with one thread and with four, gives the same files."""
     world_size = [] if target in WHOLE_TENSORS else ["--world-size", 3]
     for threads in (1, 4):
         (tmp_path / f"{threads}").mkdir()
@@ -54,7 +54,7 @@ def test_equal_state_gives_equal_bytes(target, tmp_path):
 
 
 def test_compression_changes_nothing_but_the_bytes(tmp_path):
-    """E1: a compressed and a plain checkpoint are the same to `diff`."""
+    """Shows E1. A compressed and a plain checkpoint are the same to `diff`."""
     plain = reshard(DCP / "torchrec", tmp_path / "plain", "--to", "native", "--compress", "none")
     packed = reshard(plain, tmp_path / "packed", "--to", "native", "--compress", "zstd:3")
     succeed("ckpt-inspect", "diff", plain, packed)
@@ -62,7 +62,7 @@ def test_compression_changes_nothing_but_the_bytes(tmp_path):
 
 
 def test_state_per_column_shard_is_merged_only_by_leave(tmp_path):
-    """E7, E10: torchrec's accumulator per column shard is not cut anew unless --allow-lossy is given."""
+    """Shows E7, E10. Torchrec's accumulator per column shard is not cut anew unless --allow-lossy is given."""
     options = ["--to", "native", "--world-size", 3]
     refused = run("ckpt-reshard", DCP / "torchrec", tmp_path / "moved", *options)
     assert refused.returncode == 3
@@ -74,7 +74,7 @@ def test_state_per_column_shard_is_merged_only_by_leave(tmp_path):
 
 
 def test_index_is_rebuilt_from_the_rank_files(tmp_path):
-    """E12: a lost index.h5 comes back byte for byte."""
+    """Shows E12. A lost index.h5 comes back byte for byte."""
     moved = reshard(DCP / "fsdp2_adamw", tmp_path / "moved", "--to", "native", "--world-size", 3)
     before = files_of(moved)
     (moved / "index.h5").unlink()
@@ -83,7 +83,7 @@ def test_index_is_rebuilt_from_the_rank_files(tmp_path):
 
 
 def test_only_and_rename_and_cast(tmp_path):
-    """E7: each relaxation is named, and does what it says."""
+    """Shows E7. Each relaxation is named, and does what it says."""
     moved = reshard(
         DCP / "fsdp2_adamw", tmp_path / "moved", "--to", "native", "--only", "model.layers.*", "--rename", "model.=net.", "--cast", "bfloat16"
     )
@@ -97,7 +97,7 @@ def test_only_and_rename_and_cast(tmp_path):
 
 
 def test_dry_run_writes_nothing(tmp_path):
-    """A2: `--dry-run` says how many bytes would move and leaves nothing."""
+    """Shows A2. `--dry-run` says how many bytes would move and leaves nothing."""
     out = succeed("ckpt-reshard", DCP / "fsdp2_adamw", tmp_path / "moved", "--to", "native", "--dry-run", "--json")
     assert json.loads(out)["schema"] == 1
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""C8: a run that moves between PyTorch and Tessera has, step by step, the learning rates that it would have had."""
+"""Shows C8. A run that moves between PyTorch and Tessera has, step by step, the learning rates that it would have had."""
 
 import subprocess
 import warnings
@@ -65,7 +65,8 @@ def fields_of(scheduler) -> dict:
 
 
 @pytest.mark.parametrize("kind", ["step", "plateau"])
-def test_c8_a_run_that_moves_from_python_has_pythons_rates(tmp_path, kind):
+# Shows C8.
+def test_a_run_that_moves_from_python_has_pythons_rates(tmp_path, kind):
     expected = in_python(kind, 0, STEPS)
     assert expected[-1] < 0.3
     for move in MOVES:
@@ -74,7 +75,8 @@ def test_c8_a_run_that_moves_from_python_has_pythons_rates(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["step", "plateau"])
-def test_c8_a_run_that_moves_to_python_and_back_has_the_rates_of_cpp(tmp_path, kind):
+# Shows C8.
+def test_a_run_that_moves_to_python_and_back_has_the_rates_of_cpp(tmp_path, kind):
     expected = in_cpp(kind, 0, STEPS)
     for move in MOVES[:-1]:
         to, back = tmp_path / f"to-{move}", tmp_path / f"back-{move}"
@@ -84,12 +86,14 @@ def test_c8_a_run_that_moves_to_python_and_back_has_the_rates_of_cpp(tmp_path, k
         assert rates == expected, move
 
 
-def test_c8_a_step_when_the_scheduler_is_made_gives_pythons_rates():
+# Shows C8.
+def test_a_step_when_the_scheduler_is_made_gives_pythons_rates():
     assert in_cpp("as-python", 0, STEPS) == in_python("step", 0, STEPS)
     assert in_cpp("step", 0, STEPS)[1:] == in_python("step", 0, STEPS)[:-1]
 
 
-def test_c8_another_step_size_is_refused(tmp_path):
+# Shows C8.
+def test_another_step_size_is_refused(tmp_path):
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -99,4 +103,4 @@ def test_c8_another_step_size_is_refused(tmp_path):
     process = subprocess.run([str(BIN / "scheduler_parity"), "step", str(tmp_path / "other"), "-", "1"],
                              capture_output=True, text=True, timeout=60)
     assert process.returncode == 1
-    assert "scheduler: value: expected one that can be loaded, found step_size of a scheduler" in process.stderr
+    assert "scheduler: value: expected a value that can be loaded, found step_size of a scheduler" in process.stderr

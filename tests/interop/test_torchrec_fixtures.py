@@ -41,7 +41,7 @@ def plan_file(folder, name, shift):
 @pytest.mark.parametrize(("name", "shift"), MOVES)
 @pytest.mark.parametrize("to", ["native", "dcp"])
 def test_canonical_state_is_equal_under_every_plan(name, shift, to, tmp_path):
-    """D7, D9, E10: weights and state, one accumulator per row, are what the trainer held."""
+    """Shows D7, D9, E10. Weights and state, one accumulator per row, are what the trainer held."""
     plan = plan_file(tmp_path, name, shift)
     moved = reshard(
         VALID / name, tmp_path / "moved", "--to", to, "--plan", plan, "--optimizer-names", "canonical", "--allow-lossy"
@@ -52,7 +52,7 @@ def test_canonical_state_is_equal_under_every_plan(name, shift, to, tmp_path):
 
 @pytest.mark.parametrize("shift", range(len(RULES)))
 def test_state_under_torchrecs_names_has_a_block_per_column_shard(shift, tmp_path):
-    """D9, E10: what torchrec's loader looks for under the new plan."""
+    """Shows D9, E10. What torchrec's loader looks for under the new plan."""
     source = VALID / "torchrec"
     whole = reshard(source, tmp_path / "whole.safetensors", "--optimizer-names", "canonical", "--allow-lossy")
     canonical = load_file(whole)
@@ -70,7 +70,7 @@ def test_state_under_torchrecs_names_has_a_block_per_column_shard(shift, tmp_pat
 
 @pytest.mark.parametrize("name", TABLES)
 def test_names_come_back(name, tmp_path):
-    """D9: canonical names and back is the identity where no column shards were merged."""
+    """Shows D9. Canonical names and back is the identity where no column shards were merged."""
     merged = ("t_cw", "t_twcw", "t_grid") if name == "torchrec" else ()
     only = [word for table in merged for word in ("--only", f"!*.{table}.*")]
     canonical = reshard(VALID / name, tmp_path / "canonical", "--optimizer-names", "canonical", *only)
@@ -82,7 +82,7 @@ def test_names_come_back(name, tmp_path):
 
 
 def test_torchrecs_own_trip_loses_nothing(tmp_path):
-    """D9, E10: to the native format and back with names as they are stored."""
+    """Shows D9, E10. To the native format and back with names as they are stored."""
     native = reshard(VALID / "torchrec", tmp_path / "native")
     back = reshard(native, tmp_path / "back", "--to", "dcp")
     assert_same_state(listing(back), expectation(VALID / "torchrec"))

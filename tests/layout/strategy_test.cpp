@@ -30,14 +30,15 @@ TEST(StrategyTest, NamesRoundTrip) {
 
 TEST(StrategyTest, WhatHasNoMeaningIsRefusedWithBothSides) {
   EXPECT_THAT(refusal("zero3", 4), HasSubstr("found zero3"));
-  EXPECT_THAT(refusal("hybrid:2x3", 4), HasSubstr("product of 4"));
+  EXPECT_THAT(refusal("hybrid:2x3", 4), HasSubstr("to be 4, the world size"));
   EXPECT_THAT(refusal("hybrid:2", 4), HasSubstr("two numbers"));
-  EXPECT_THAT(refusal("hybrid:0x4", 0), HasSubstr("from 1 on"));
+  EXPECT_THAT(refusal("hybrid:0x4", 0), HasSubstr("of 1 or more"));
   EXPECT_THAT(refusal("hybrid:1000000x1000000", 0), HasSubstr("at most"));
   EXPECT_THAT(refusal("dim0", -1), HasSubstr("world size"));
 }
 
-TEST(StrategyTest, E14_RowsAreCutAsTorchChunkCutsThem) {
+// Shows E14.
+TEST(StrategyTest, RowsAreCutAsTorchChunkCutsThem) {
   // torch.chunk of 10 rows in 4: 3, 3, 3, 1; of 5 rows in 4: 2, 2, 1 and nothing.
   const auto shards = shards_of(parse_strategy("dim0", 4), Shape{10, 2});
   EXPECT_THAT(shards,

@@ -20,7 +20,8 @@ std::vector<Shard> shards(const std::string& rule, const Shape& shape) {
   return table_shards(plan.tables.at("t0"), shape, plan.world_size);
 }
 
-TEST(TablePlanTest, D7_EveryShardingCoversTheTableOnce) {
+// Shows D7.
+TEST(TablePlanTest, EveryShardingCoversTheTableOnce) {
   for (const char* rule :
        {R"({"sharding":"data_parallel"})", R"({"sharding":"table_wise","ranks":[2]})",
         R"({"sharding":"column_wise","ranks":[3,0,1]})",
@@ -58,7 +59,7 @@ TEST(TablePlanTest, RefusalsNameFileTableAndBothSides) {
       {R"({"sharding":"table_wise","ranks":[0,1]})", "1 rank"},
       {R"({"sharding":"grid","ranks":[0,1,2],"column_shards":2})", "divisor of the 3 ranks"},
       {R"({"sharding":"row_wise","ranks":[0],"colour":1})", "only known keys"},
-      {R"({"sharding":"row_wise","ranks":[0,1],"column_shards":"two"})", "no grid"},
+      {R"({"sharding":"row_wise","ranks":[0,1],"column_shards":"two"})", "only a grid"},
       {R"({"sharding":"data_parallel","ranks":"all"})", "a list of ranks"},
       {R"({"sharding":"data_parallel","ranks":[0,1]})", "all, or no such key"},
   };
@@ -74,13 +75,15 @@ TEST(TablePlanTest, RefusalsNameFileTableAndBothSides) {
   }
 }
 
-TEST(TablePlanTest, D10_JsonRoundTrips) {
+// Shows D10.
+TEST(TablePlanTest, JsonRoundTrips) {
   const TablePlan plan = TablePlan::from_json(
       plan_json(R"({"sharding":"grid","ranks":[0,1,2,3],"column_shards":2})"), "plan.json");
   EXPECT_EQ(TablePlan::from_json(plan.to_json(), "again").to_json(), plan.to_json());
 }
 
-TEST(TablePlanTest, D10_JsonHasEveryTableUnderItsOwnName) {
+// Shows D10.
+TEST(TablePlanTest, JsonHasEveryTableUnderItsOwnName) {
   TablePlan plan;
   plan.world_size = 2;
   for (const char* name : {"$dict", "$t", "a.b", "line\nbreak", "quote\"", "\xC3\xBC", ""}) {
@@ -92,7 +95,8 @@ TEST(TablePlanTest, D10_JsonHasEveryTableUnderItsOwnName) {
   for (const auto& [name, rule] : plan.tables) EXPECT_TRUE(again.tables.contains(name)) << name;
 }
 
-TEST(TablePlanTest, D10_ShardingNamesAreReadBack) {
+// Shows D10.
+TEST(TablePlanTest, ShardingNamesAreReadBack) {
   EXPECT_EQ(parse_table_sharding(table_sharding_name(TableSharding::grid)), TableSharding::grid);
   EXPECT_EQ(parse_table_sharding("GRID"), std::nullopt);
   EXPECT_THAT(table_sharding_names(), HasSubstr("table_wise, column_wise"));

@@ -63,7 +63,8 @@ class Limits(unittest.TestCase):
     def assert_nothing_there(self):
         self.assertFalse(self.destination.exists(), "a destination stands there")
 
-    def test_A2_memory_is_bounded_whatever_the_size_of_a_tensor(self):
+    # Shows A2.
+    def test_memory_is_bounded_whatever_the_size_of_a_tensor(self):
         source = self.source(w=[384 * MIB])  # 1.5 GiB in one tensor
         code, peak, errors = run_measured(
             [str(source), str(self.destination), "--memory", "64MiB", "--world-size", "3"],
@@ -71,7 +72,8 @@ class Limits(unittest.TestCase):
         self.assertEqual((code, errors), (0, ""))
         self.assertLess(peak, (64 + 64) * MIB)
 
-    def test_A2_memory_is_bounded_when_columns_are_cut(self):
+    # Shows A2.
+    def test_memory_is_bounded_when_columns_are_cut(self):
         source = self.source(**{"embedding_bags.t.weight": [MIB, 64]})  # 256 MiB
         plan = self.folder / "plan.json"
         plan.write_text(json.dumps({"schema": 1, "world_size": 4, "tables": {
@@ -101,7 +103,8 @@ class Limits(unittest.TestCase):
         self.assertEqual(sorted(path.name for path in self.folder.glob("dst*")), ["dst"])
         shutil.rmtree(self.destination)
 
-    def test_E4_interrupt_keeps_the_work_and_says_130(self):
+    # Shows E4.
+    def test_interrupt_keeps_the_work_and_says_130(self):
         source = self.source(w=[512 * MIB])
         for number in (signal.SIGINT, signal.SIGTERM):
             with self.subTest(signal=number.name):
@@ -112,14 +115,16 @@ class Limits(unittest.TestCase):
                 self.assertIn("--resume", errors)
                 self.assert_kept_and_resumed(source)
 
-    def test_E4_kill_keeps_the_work(self):
+    # Shows E4.
+    def test_kill_keeps_the_work(self):
         source = self.source(w=[512 * MIB])
         process = self.start_and_wait_for_work(source)
         process.kill()
         process.communicate()
         self.assert_kept_and_resumed(source)
 
-    def test_E4_full_disk_leaves_no_destination_and_says_4(self):
+    # Shows E4.
+    def test_full_disk_leaves_no_destination_and_says_4(self):
         disk = self.folder / "disk"
         disk.mkdir()
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)],
@@ -143,7 +148,8 @@ class Limits(unittest.TestCase):
                 self.assertEqual([path.name for path in disk.iterdir() if not path.name.startswith("dst.partial")],
                                  [])
 
-    def test_E4_refused_source_leaves_nothing(self):
+    # Shows E4.
+    def test_refused_source_leaves_nothing(self):
         source = self.source(w=[MIB])
         os.truncate(source, 1000)
         code, _, errors = run_measured([str(source), str(self.destination)])
@@ -152,7 +158,8 @@ class Limits(unittest.TestCase):
         self.assert_nothing_there()
         self.assertFalse((self.folder / "dst.partial").exists())
 
-    def test_E4_overwrite_replaces_only_when_the_new_one_is_whole(self):
+    # Shows E4.
+    def test_overwrite_replaces_only_when_the_new_one_is_whole(self):
         good = self.source(w=[MIB])
         self.assertEqual(run_measured([str(good), str(self.destination)])[0], 0)
         before = (self.destination / "index.h5").read_bytes()

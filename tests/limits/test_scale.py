@@ -43,7 +43,8 @@ class Scale(unittest.TestCase):
         write_safetensors(path, tensors)
         return path
 
-    def test_A3_memory_grows_with_the_number_of_tensors_and_no_faster(self):
+    # Shows A3.
+    def test_memory_grows_with_the_number_of_tensors_and_no_faster(self):
         peaks = {}
         for count in (10_000, 100_000):
             source = self.source(f"{count}", {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(count)})
@@ -60,7 +61,8 @@ class Scale(unittest.TestCase):
         for few, many in zip(*peaks.values()):
             self.assertLess(many, 11 * few + 16 * MIB)
 
-    def test_A2_thousands_of_ranks(self):
+    # Shows A2.
+    def test_thousands_of_ranks(self):
         source = self.source("model", {f"layers.{i}.w": [8192, 16] for i in range(64)})
         wide = self.folder / "wide"
         self.run_tool("ckpt-reshard", source, wide, "--to", "dcp", "--world-size", 4096, "--quiet")
@@ -70,7 +72,8 @@ class Scale(unittest.TestCase):
         peak = self.run_tool("ckpt-reshard", source, self.folder / "none", "--world-size", 10_000, "--dry-run")
         self.assertLess(peak, 1024 * MIB)
 
-    def test_A3_names_of_64_kB_and_prefixes_1000_deep(self):
+    # Shows A3.
+    def test_names_of_64_kB_and_prefixes_1000_deep(self):
         names = {
             "long": {"x" * 65_000 + str(i): [4] for i in range(50)},
             "deep": {".".join(f"p{step}" for step in range(1000)) + f".{i}": [4] for i in range(50)},
@@ -84,7 +87,8 @@ class Scale(unittest.TestCase):
                     self.run_tool("ckpt-inspect", verb, moved)
                 self.run_tool("ckpt-inspect", "diff", source, moved)
 
-    def test_A2_a_tensor_of_20_GB(self):
+    # Shows A2.
+    def test_a_tensor_of_20_GB(self):
         source = self.source("large", {"w": [5 << 20, 1000]})
         if shutil.disk_usage(self.folder).free < 25e9:
             self.skipTest("less than 25 GB are free on the disk")
@@ -93,7 +97,8 @@ class Scale(unittest.TestCase):
         self.assertLess(self.run_tool("ckpt-reshard", source, moved, "--world-size", 3, "--quiet"), (256 + 64) * MIB)
         self.assertLess(self.run_tool("ckpt-inspect", "verify", moved), 256 * MIB)
 
-    def test_E6_few_open_files_and_little_address_space(self):
+    # Shows E6.
+    def test_few_open_files_and_little_address_space(self):
         source = self.source("model", {f"layers.{i}.w": [64, 64] for i in range(64)})
 
         def limit():

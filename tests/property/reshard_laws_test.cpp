@@ -54,7 +54,8 @@ void assert_equal(const formats::CheckpointReader& a, const formats::CheckpointR
   }
 }
 
-RC_GTEST_PROP(ReshardLaws, A4_EveryLayoutHoldsTheSameState, ()) {
+// Shows A4.
+RC_GTEST_PROP(ReshardLaws, EveryLayoutHoldsTheSameState, ()) {
   const MemoryCheckpoint source = arbitrary_checkpoint();
   assert_equal(source, reshard_in_memory(source, arbitrary_layout()));
 }
@@ -94,7 +95,8 @@ RC_GTEST_PROP(ReshardLaws, ThereAndBackIsIdentityPieceByPiece, ()) {
   }
 }
 
-RC_GTEST_PROP(ReshardLaws, D9_EveryTablePlanHoldsTheSameTablesAndRowWiseState, ()) {
+// Shows D9.
+RC_GTEST_PROP(ReshardLaws, EveryTablePlanHoldsTheSameTablesAndRowWiseState, ()) {
   MemoryCheckpoint source("source");
   const std::vector<std::string> tables{"t0", "t1"};
   for (const std::string& table : tables) {

@@ -112,7 +112,8 @@ void check_hosts(const TableRule& rule, int ranks_per_host) {
   }
 }
 
-RC_GTEST_PROP(TablePlannerLaws, D10_EveryPlanFitsCoversEachTableOnceAndIsDeterministic, ()) {
+// Shows D10.
+RC_GTEST_PROP(TablePlannerLaws, EveryPlanFitsCoversEachTableOnceAndIsDeterministic, ()) {
   std::vector<TableSize> tables = arbitrary_tables();
   const PlannerOptions options = arbitrary_options(tables);
   ProposedPlan proposed;

@@ -29,7 +29,8 @@ std::vector<TableSize> tables_of(const CheckpointContents& contents) {
   return checkpoint_tables(contents, all, "src");
 }
 
-TEST(CheckpointTablesTest, D10_TablesComeWithTheBytesOfTheirState) {
+// Shows D10.
+TEST(CheckpointTablesTest, TablesComeWithTheBytesOfTheirState) {
   CheckpointContents contents;
   const std::string weight = "model.embedding_bags.t0.weight";
   add(contents, weight, {10, 4}, DType::bfloat16);
@@ -51,14 +52,16 @@ TEST(CheckpointTablesTest, D10_TablesComeWithTheBytesOfTheirState) {
   EXPECT_EQ(tables[0].state_nbytes_per_row, 4U);
 }
 
-TEST(CheckpointTablesTest, D10_WhatIsNoMatrixOrHasAnotherNameIsNoTable) {
+// Shows D10.
+TEST(CheckpointTablesTest, WhatIsNoMatrixOrHasAnotherNameIsNoTable) {
   CheckpointContents contents;
   add(contents, "embeddings.norm.weight", {4});
   add(contents, "fc.weight", {4, 4});
   EXPECT_TRUE(tables_of(contents).empty());
 }
 
-TEST(CheckpointTablesTest, D10_TwoTablesOfOneNameAreRefusedUnlessOneIsSelected) {
+// Shows D10.
+TEST(CheckpointTablesTest, TwoTablesOfOneNameAreRefusedUnlessOneIsSelected) {
   CheckpointContents contents;
   add(contents, "a.embedding_bags.t0.weight", {4, 4});
   add(contents, "b.embedding_bags.t0.weight", {5, 4});

@@ -43,7 +43,8 @@ TEST(ExecutorTest, CastRoundsToNearestEven) {
   EXPECT_EQ(whole_tensor(moved, 0), bytes_of<std::uint16_t>({0x3F80, 0x3F80, 0xC020}));
 }
 
-TEST(ExecutorTest, D9_MergedStateIsTheMeanWeightedByColumnWidths) {
+// Shows D9.
+TEST(ExecutorTest, MergedStateIsTheMeanWeightedByColumnWidths) {
   MemoryCheckpoint source("src", 2);
   source.add({"model.embedding_bags.t0.weight", DType::float32, {2, 4}}, counting_bytes(32),
              {{Box{{0, 0}, {2, 3}}, 0}, {Box{{0, 3}, {2, 1}}, 1}});
@@ -56,7 +57,8 @@ TEST(ExecutorTest, D9_MergedStateIsTheMeanWeightedByColumnWidths) {
   EXPECT_EQ(whole_tensor(moved, 1), bytes_of<float>({2.0F, 4.0F}));  // (3 a + 1 b) / 4
 }
 
-TEST(ExecutorTest, D9_EachColumnShardGetsTheRowsOfOneAccumulator) {
+// Shows D9.
+TEST(ExecutorTest, EachColumnShardGetsTheRowsOfOneAccumulator) {
   MemoryCheckpoint source("src", 2);
   source.add({"model.embedding_bags.t0.weight", DType::float32, {5, 4}}, counting_bytes(80));
   source.add({"optim.state.embedding_bags.t0.weight.row_sum", DType::float32, {5}},
@@ -74,7 +76,8 @@ TEST(ExecutorTest, D9_EachColumnShardGetsTheRowsOfOneAccumulator) {
                                                      1.0F, 2.0F, 3.0F, 4.0F, 5.0F}));
 }
 
-TEST(ExecutorTest, D9_OtherColumnShardsGetTheMergedRowsEach) {
+// Shows D9.
+TEST(ExecutorTest, OtherColumnShardsGetTheMergedRowsEach) {
   MemoryCheckpoint source("src", 2);
   source.add({"model.embedding_bags.t0.weight", DType::float32, {2, 6}}, counting_bytes(48),
              {{Box{{0, 0}, {2, 2}}, 0}, {Box{{0, 2}, {2, 4}}, 1}});
@@ -130,7 +133,8 @@ TEST(ExecutorTest, StopRequestInterrupts) {
   EXPECT_TRUE(writer.abandoned());
 }
 
-TEST(ExecutorTest, E14_EmptyAndZeroDimensionalTensorsAreOrdinary) {
+// Shows E14.
+TEST(ExecutorTest, EmptyAndZeroDimensionalTensorsAreOrdinary) {
   MemoryCheckpoint source;
   source.add({"empty", DType::float32, {0, 4}}, {});
   source.add({"scalar", DType::int64, {}}, bytes_of<std::int64_t>({42}));

@@ -148,7 +148,8 @@ void expect_loads_into_every_layout(const std::string& path) {
   }
 }
 
-TEST(LoadPlannerTest, A4_EveryLayoutLoadsIntoEveryLayoutFromNative) {
+// Shows A4.
+TEST(LoadPlannerTest, EveryLayoutLoadsIntoEveryLayoutFromNative) {
   const MemoryCheckpoint truth = model();
   for (const auto& [layout, world_size] : kLayouts) {
     SCOPED_TRACE("saved as " + layout + " by " + std::to_string(world_size));
@@ -161,7 +162,8 @@ TEST(LoadPlannerTest, A4_EveryLayoutLoadsIntoEveryLayoutFromNative) {
   }
 }
 
-TEST(LoadPlannerTest, A4_EveryLayoutLoadsFromDcp) {
+// Shows A4.
+TEST(LoadPlannerTest, EveryLayoutLoadsFromDcp) {
   const MemoryCheckpoint truth = model();
   for (const int world_size : {1, 3}) {
     test::TemporaryDirectory directory;
@@ -173,7 +175,8 @@ TEST(LoadPlannerTest, A4_EveryLayoutLoadsFromDcp) {
   }
 }
 
-TEST(LoadPlannerTest, A4_EveryLayoutLoadsFromSafetensors) {
+// Shows A4.
+TEST(LoadPlannerTest, EveryLayoutLoadsFromSafetensors) {
   const MemoryCheckpoint truth = model();
   test::TemporaryDirectory directory;
   const auto writer = formats::create_safetensors(FileSystem::posix(), directory / "c.safetensors",
@@ -182,7 +185,8 @@ TEST(LoadPlannerTest, A4_EveryLayoutLoadsFromSafetensors) {
   expect_loads_into_every_layout(directory / "c.safetensors");
 }
 
-TEST(LoadPlannerTest, E14_ARankMayHoldNothingOrPiecesThatOverlap) {
+// Shows E14.
+TEST(LoadPlannerTest, ARankMayHoldNothingOrPiecesThatOverlap) {
   const MemoryCheckpoint source = model();
   CheckpointContents wanted = source.contents();
   wanted.world_size = 3;
@@ -239,7 +243,8 @@ struct Pair {
   }
 };
 
-TEST(LoadPlannerTest, E7_MissingNamesAreRefusedOrStayAsTheyAre) {
+// Shows E7.
+TEST(LoadPlannerTest, MissingNamesAreRefusedOrStayAsTheyAre) {
   Pair pair;
   Pair::erase(pair.source, "model.bias");
   pair.source.values.clear();
@@ -255,7 +260,8 @@ TEST(LoadPlannerTest, E7_MissingNamesAreRefusedOrStayAsTheyAre) {
   EXPECT_THAT(relaxed.destination.values, IsEmpty());
 }
 
-TEST(LoadPlannerTest, E7_UnexpectedNamesAreRefusedOrPassedOver) {
+// Shows E7.
+TEST(LoadPlannerTest, UnexpectedNamesAreRefusedOrPassedOver) {
   Pair pair;
   Pair::erase(pair.wanted, "model.bias");
   pair.wanted.values.clear();
@@ -272,7 +278,8 @@ TEST(LoadPlannerTest, E7_UnexpectedNamesAreRefusedOrPassedOver) {
   EXPECT_THAT(relaxed.notes, SizeIs(3));
 }
 
-TEST(LoadPlannerTest, E7_ShapesMustBeEqualWhateverIsAllowed) {
+// Shows E7.
+TEST(LoadPlannerTest, ShapesMustBeEqualWhateverIsAllowed) {
   Pair pair;
   Pair::find(pair.wanted, "model.bias").meta.shape = {6};
   const Plan plan = pair.plan({.missing = Relaxation::allow,
@@ -284,7 +291,8 @@ TEST(LoadPlannerTest, E7_ShapesMustBeEqualWhateverIsAllowed) {
   EXPECT_EQ(plan.problems[0].found, "[5]");
 }
 
-TEST(LoadPlannerTest, E7_OnlyFloatingDtypesAreCastAndOnlyWhereThatIsAllowed) {
+// Shows E7.
+TEST(LoadPlannerTest, OnlyFloatingDtypesAreCastAndOnlyWhereThatIsAllowed) {
   MemoryCheckpoint source("src");
   source.add({"w", DType::float32, {2}}, bytes_of<float>({1.0F, -2.5F}));
   CheckpointContents wanted = source.contents();
@@ -302,7 +310,8 @@ TEST(LoadPlannerTest, E7_OnlyFloatingDtypesAreCastAndOnlyWhereThatIsAllowed) {
               SizeIs(1));
 }
 
-TEST(LoadPlannerTest, E7_HolesAndOverlapsOfWhatIsNeededAreProblems) {
+// Shows E7.
+TEST(LoadPlannerTest, HolesAndOverlapsOfWhatIsNeededAreProblems) {
   Pair pair;
   Pair::find(pair.source, "model.bias").pieces = {{FlatRange{0, 4}, 0}};
   Pair::find(pair.source, "model.weight").pieces = {{FlatRange{0, 30}, 0}, {FlatRange{29, 42}, 1}};
@@ -314,7 +323,8 @@ TEST(LoadPlannerTest, E7_HolesAndOverlapsOfWhatIsNeededAreProblems) {
               IsEmpty());
 }
 
-TEST(LoadPlannerTest, E10_KindsOfStateMustAgreeUnlessOneIsUnknown) {
+// Shows E10.
+TEST(LoadPlannerTest, KindsOfStateMustAgreeUnlessOneIsUnknown) {
   Pair pair;
   TensorEntry& moment = Pair::find(pair.source, "optim.state.weight.exp_avg");
   moment.kind = StateKind::scalar_parameter;
@@ -329,7 +339,8 @@ TEST(LoadPlannerTest, E10_KindsOfStateMustAgreeUnlessOneIsUnknown) {
   EXPECT_THAT(pair.plan().problems, IsEmpty());
 }
 
-TEST(LoadPlannerTest, E3_StateWhoseShapeContradictsItsParameterIsAProblem) {
+// Shows E3.
+TEST(LoadPlannerTest, StateWhoseShapeContradictsItsParameterIsAProblem) {
   Pair pair;
   TensorEntry& moment = Pair::find(pair.source, "optim.state.weight.exp_avg");
   moment.meta.shape = {5, 6};
@@ -339,7 +350,8 @@ TEST(LoadPlannerTest, E3_StateWhoseShapeContradictsItsParameterIsAProblem) {
       ElementsAre("kind of state optim.state.weight.exp_avg", "shape optim.state.weight.exp_avg"));
 }
 
-TEST(LoadPlannerTest, E2_BareFlatVectorsAreRefused) {
+// Shows E2.
+TEST(LoadPlannerTest, BareFlatVectorsAreRefused) {
   Pair pair;
   Pair::add(pair.source, {"model._flat_param", DType::float32, {64}});
   EXPECT_THAT(rules_and_names(pair.plan().problems), ElementsAre("flat vector model._flat_param"));
@@ -365,7 +377,8 @@ TEST(LoadPlannerTest, FilesThatTheCheckpointLacksAreMissing) {
   EXPECT_THAT(pair.plan({.missing = Relaxation::allow}).problems, IsEmpty());
 }
 
-TEST(LoadPlannerTest, E7_AllProblemsComeInOneReportThatIsTheSameOnEveryRank) {
+// Shows E7.
+TEST(LoadPlannerTest, AllProblemsComeInOneReportThatIsTheSameOnEveryRank) {
   Pair pair;
   Pair::erase(pair.source, "model.empty");
   Pair::add(pair.source, {"model.extra", DType::float32, {2}});
@@ -404,7 +417,8 @@ TEST(LoadPlannerTest, ProblemsAreToldUpToALimit) {
 
 // Names.
 
-TEST(LoadPlannerTest, E9_AWantedAliasIsSatisfiedByATensorAndByAnAlias) {
+// Shows E9.
+TEST(LoadPlannerTest, AWantedAliasIsSatisfiedByATensorAndByAnAlias) {
   MemoryCheckpoint source("src");
   source.add({"embed", DType::float32, {3}}, counting_bytes(12));
   source.add({"head", DType::float32, {3}}, counting_bytes(12));
@@ -425,7 +439,8 @@ TEST(LoadPlannerTest, E9_AWantedAliasIsSatisfiedByATensorAndByAnAlias) {
               ElementsAre("shape head"));
 }
 
-TEST(LoadPlannerTest, E9_AWantedTensorMayComeFromAnAlias) {
+// Shows E9.
+TEST(LoadPlannerTest, AWantedTensorMayComeFromAnAlias) {
   MemoryCheckpoint source("src");
   source.add({"head", DType::float32, {3}}, counting_bytes(12));
   source.add_alias("embed", "head");
@@ -442,7 +457,8 @@ TEST(LoadPlannerTest, E9_AWantedTensorMayComeFromAnAlias) {
   EXPECT_EQ(whole_tensor(load(source, tied, 0), 0), counting_bytes(12));
 }
 
-TEST(LoadPlannerTest, E9_ATensorThatIsThereUnderATiedNameOnlyIsLoadedFromThere) {
+// Shows E9.
+TEST(LoadPlannerTest, ATensorThatIsThereUnderATiedNameOnlyIsLoadedFromThere) {
   MemoryCheckpoint source("src");
   source.add({"head", DType::float32, {3}}, counting_bytes(12));
   CheckpointContents wanted;
@@ -517,7 +533,8 @@ struct Tables {
   }
 };
 
-TEST(LoadPlannerTest, D9_StatePerColumnShardIsMergedWhereThatIsAllowed) {
+// Shows D9.
+TEST(LoadPlannerTest, StatePerColumnShardIsMergedWhereThatIsAllowed) {
   Tables tables;
   tables.wanted.tensors[0].pieces = {{Box{{1, 0}, {1, 4}}, 1}};
   TensorEntry& state = tables.wanted.tensors[1];
@@ -535,7 +552,8 @@ TEST(LoadPlannerTest, D9_StatePerColumnShardIsMergedWhereThatIsAllowed) {
   EXPECT_EQ(bytes, bytes_of<float>({4.0F}));  // (3 * 2 + 1 * 10) / 4
 }
 
-TEST(LoadPlannerTest, D9_CanonicalNamesAreFilledFromTorchrecs) {
+// Shows D9.
+TEST(LoadPlannerTest, CanonicalNamesAreFilledFromTorchrecs) {
   Tables tables;
   TensorEntry& state = tables.wanted.tensors[1];
   state.meta = {"optim.state.embedding_bags.t0.weight.row_sum", DType::float32, {2}};
@@ -546,7 +564,8 @@ TEST(LoadPlannerTest, D9_CanonicalNamesAreFilledFromTorchrecs) {
   EXPECT_EQ(whole_tensor(merged, 1), bytes_of<float>({2.0F, 4.0F}));  // (3 a + 1 b) / 4
 }
 
-TEST(LoadPlannerTest, D9_StatePerColumnShardNeedsTheSameColumns) {
+// Shows D9.
+TEST(LoadPlannerTest, StatePerColumnShardNeedsTheSameColumns) {
   Tables tables;
   const auto plan_with = [&](Box of_table) {
     tables.wanted.tensors[0].pieces = {{std::move(of_table), 1}};

@@ -21,7 +21,8 @@ CheckpointContents contents_of(std::vector<std::pair<std::string, Shape>> tensor
   return contents;
 }
 
-TEST(OptimizerRulesTest, E10_NamesOfTorchDecideAndNotShapes) {
+// Shows E10.
+TEST(OptimizerRulesTest, NamesOfTorchDecideAndNotShapes) {
   // `mystery` has its parameter's shape, and `exp_avg` of `b` has not.
   const auto contents = contents_of({{"model.a", {4, 4}},
                                      {"model.b", {4}},
@@ -74,7 +75,8 @@ TEST(OptimizerRulesTest, ATensorOfThatNumberIsNotTheParameter) {
   EXPECT_EQ(roles[3].parameter_index, std::nullopt);
 }
 
-TEST(OptimizerRulesTest, D9_TorchrecsMomentumIsRowWisePointwiseOrPerShard) {
+// Shows D9.
+TEST(OptimizerRulesTest, TorchrecsMomentumIsRowWisePointwiseOrPerShard) {
   auto contents = contents_of({{"model.embedding_bags.t.weight", {6, 8}},
                                {"optim.state.embedding_bags.t.weight.t.iter", {1}},
                                {"optim.state.embedding_bags.t.weight.t.momentum1", {6}}});
@@ -88,7 +90,8 @@ TEST(OptimizerRulesTest, D9_TorchrecsMomentumIsRowWisePointwiseOrPerShard) {
   EXPECT_EQ(classify_state(contents)[2].kind, StateKind::row_wise_per_shard);
 }
 
-TEST(OptimizerRulesTest, E10_CanonicalRowWiseStateIsKnownByItsName) {
+// Shows E10.
+TEST(OptimizerRulesTest, CanonicalRowWiseStateIsKnownByItsName) {
   const auto contents = contents_of({{"model.embedding_bags.t.weight", {6, 6}},
                                      {"optim.state.embedding_bags.t.weight.row_exp_avg_sq", {6}},
                                      {"optim.state.embedding_bags.t.weight.row_sum", {12}},
@@ -169,7 +172,8 @@ TEST(OptimizerRulesTest, ColumnWidthsComeInOrderOfColumnNotOfRank) {
   EXPECT_THAT(column_widths({}, Shape{6, 8}), ElementsAre(8));
 }
 
-TEST(OptimizerRulesTest, D9_BoxesThatAreNoColumnsFromTopToBottomAreNoColumnShards) {
+// Shows D9.
+TEST(OptimizerRulesTest, BoxesThatAreNoColumnsFromTopToBottomAreNoColumnShards) {
   // A flat range cut into boxes: the end of row 0, rows 1 to 4, the beginning of row 5.
   const std::vector<Region> range{Box{{0, 3}, {1, 5}}, Box{{1, 0}, {4, 8}}, Box{{5, 0}, {1, 2}}};
   EXPECT_THAT(column_widths(range, Shape{6, 8}), ElementsAre(8));
@@ -177,7 +181,8 @@ TEST(OptimizerRulesTest, D9_BoxesThatAreNoColumnsFromTopToBottomAreNoColumnShard
   EXPECT_THAT(column_widths(hole, Shape{6, 8}), ElementsAre(8));
 }
 
-TEST(OptimizerRulesTest, D9_RowBlocksFollowTheShardsOfTheTable) {
+// Shows D9.
+TEST(OptimizerRulesTest, RowBlocksFollowTheShardsOfTheTable) {
   // A grid of 5 rows and 8 columns: column shards over hosts, rows over the ranks of each.
   const std::vector<Shard> grid{{Box{{0, 4}, {3, 4}}, {2}},
                                 {Box{{3, 4}, {2, 4}}, {3}},

@@ -74,7 +74,8 @@ TEST(PlannerTest, ReplicasAreStoredOnce) {
   EXPECT_EQ(bias->pieces[0].rank, 1);
 }
 
-TEST(PlannerTest, E10_StateFollowsItsParameterByKind) {
+// Shows E10.
+TEST(PlannerTest, StateFollowsItsParameterByKind) {
   const Plan plan = plan_reshard(adamw(), "src", {.world_size = 4, .strategy = "dim0"});
   EXPECT_THAT(plan.problems, IsEmpty());
   EXPECT_EQ(regions_of(plan, "optim.state.up.weight.exp_avg"), regions_of(plan, "model.up.weight"));
@@ -85,7 +86,8 @@ TEST(PlannerTest, E10_StateFollowsItsParameterByKind) {
             "model.up.weight");
 }
 
-TEST(PlannerTest, E14_MoreRanksThanRowsLeavesRanksWithoutPieces) {
+// Shows E14.
+TEST(PlannerTest, MoreRanksThanRowsLeavesRanksWithoutPieces) {
   const Plan plan = plan_reshard(adamw(), "src", {.world_size = 64, .strategy = "dim0"});
   EXPECT_THAT(regions_of(plan, "model.up.bias"), SizeIs(10));
   EXPECT_EQ(plan.destination.world_size, 64);
@@ -169,7 +171,8 @@ std::vector<std::string> lines(const std::vector<formats::Finding>& findings) {
   return lines;
 }
 
-TEST(PlannerTest, E7_AllThatLiesInLostFilesComesInOneReport) {
+// Shows E7.
+TEST(PlannerTest, AllThatLiesInLostFilesComesInOneReport) {
   CheckpointContents contents = adamw();
   contents.tensors[1].pieces = {{Box{{0, 0}, {6, 4}}, 0}, {Box{{6, 0}, {4, 4}}, 1}};
   contents.values = {{"epoch", {}}, {"step", {}}};
@@ -199,7 +202,8 @@ TEST(PlannerTest, E7_AllThatLiesInLostFilesComesInOneReport) {
   EXPECT_THAT(plan_reshard(contents, "src", others, gaps).problems, IsEmpty());
 }
 
-TEST(PlannerTest, E7_ReplicasStandInForPiecesInLostFiles) {
+// Shows E7.
+TEST(PlannerTest, ReplicasStandInForPiecesInLostFiles) {
   CheckpointContents contents;
   const Piece first{Box{{0}, {4}}, 0};
   contents.tensors = {tensor("w", {8}, {first, {Box{{4}, {4}}, 1}, first, {Box{{4}, {4}}, 3}})};
@@ -212,7 +216,7 @@ TEST(PlannerTest, E7_ReplicasStandInForPiecesInLostFiles) {
     EXPECT_THAT(
         lines(plan.notes),
         ElementsAre("src: w: structure: expected the files r0, r1 that the checkpoint lists, found "
-                    "none, but other files have replicas of everything in it"));
+                    "none, but other files have copies of all its data"));
     for (const auto& pieces : plan.copies[0].source_pieces) {
       EXPECT_THAT(pieces, testing::Each(testing::AnyOf(2U, 3U)));
       EXPECT_FALSE(pieces.empty());
@@ -222,7 +226,8 @@ TEST(PlannerTest, E7_ReplicasStandInForPiecesInLostFiles) {
   EXPECT_THAT(plan_reshard(contents, "src", {}, gaps).problems, SizeIs(1));
 }
 
-TEST(PlannerTest, E3_AllValuesThatAreNeverReadComeInOneReport) {
+// Shows E3.
+TEST(PlannerTest, AllValuesThatAreNeverReadComeInOneReport) {
   CheckpointContents contents;
   contents.values = {{"a*[b]", {}}, {"args", {}}, {"epoch", {}}};
   SourceGaps gaps;
@@ -234,15 +239,16 @@ TEST(PlannerTest, E3_AllValuesThatAreNeverReadComeInOneReport) {
     EXPECT_THAT(
         lines(plan_reshard(contents, "src", {.missing = missing}, gaps).problems),
         ElementsAre("src/f: a*[b]: value: expected a value of plain types, found pickle: foreign "
-                    "global x.Y ('!a\\*\\[b]' among the names leaves it out)",
+                    "global x.Y (to leave it out, add '!a\\*\\[b]' to the names)",
                     "src/f: args: value: expected a value of plain types, found pickle: foreign "
-                    "global x.Y ('!args' among the names leaves it out)"));
+                    "global x.Y (to leave it out, add '!args' to the names)"));
   }
   const PlanOptions others{.only = NameSelection({"!args", "!a\\*\\[b]"})};
   EXPECT_THAT(plan_reshard(contents, "src", others, gaps).problems, IsEmpty());
 }
 
-TEST(PlannerTest, E7_AllHolesAndOverlapsComeInOneReport) {
+// Shows E7.
+TEST(PlannerTest, AllHolesAndOverlapsComeInOneReport) {
   CheckpointContents contents = adamw();
   contents.tensors[0].pieces = {{Box{{0}, {4}}, 0}};
   contents.tensors[1].pieces = {{Box{{0, 0}, {6, 4}}, 0}, {Box{{5, 0}, {5, 4}}, 1}};
@@ -357,7 +363,8 @@ TEST(PlannerTest, AModelWhoseNamesAreThoseOfAnOptimizerIsNotLeftOutWithIt) {
                                  "model.net.weight", "state.net.weight", "state.step"));
 }
 
-TEST(PlannerTest, E2_BareFlatVectorsAreRefusedAsNothingSaysWhatLiesInThem) {
+// Shows E2.
+TEST(PlannerTest, BareFlatVectorsAreRefusedAsNothingSaysWhatLiesInThem) {
   CheckpointContents contents;
   contents.tensors = {tensor("model._flat_param", {64}),
                       tensor("model.layers.0._flat_param", {32})};
@@ -379,7 +386,8 @@ TEST(PlannerTest, CastLeavesScalarsOfTheOptimizerAlone) {
   EXPECT_EQ(plan.destination.find_tensor("optim.state.up.weight.step")->meta.dtype, DType::float32);
 }
 
-TEST(PlannerTest, E11_EqualInputGivesEqualDigestsAndAnotherLayoutAnother) {
+// Shows E11.
+TEST(PlannerTest, EqualInputGivesEqualDigestsAndAnotherLayoutAnother) {
   const CheckpointContents contents = adamw();
   const auto digest = [&](const PlanOptions& options) {
     return plan_digest(plan_reshard(contents, "src", options), contents);
@@ -403,7 +411,8 @@ TablePlan plan_of(const std::string& rule) {
                               "plan");
 }
 
-TEST(PlannerTest, D9_StatePerColumnShardStaysWhileTheColumnsDo) {
+// Shows D9.
+TEST(PlannerTest, StatePerColumnShardStaysWhileTheColumnsDo) {
   const Plan plan = plan_reshard(
       tables(), "src", {.table_plan = plan_of(R"({"sharding":"column_wise","ranks":[1,0]})")});
   EXPECT_THAT(plan.problems, IsEmpty());
@@ -412,7 +421,8 @@ TEST(PlannerTest, D9_StatePerColumnShardStaysWhileTheColumnsDo) {
               ElementsAre(Box{{0, 0}, {6, 4}}, Box{{0, 4}, {6, 4}}));
 }
 
-TEST(PlannerTest, D9_MergingStatePerColumnShardNeedsAllowLossy) {
+// Shows D9.
+TEST(PlannerTest, MergingStatePerColumnShardNeedsAllowLossy) {
   const TablePlan row_wise = plan_of(R"({"sharding":"row_wise","ranks":[0,1]})");
   const Plan refused = plan_reshard(tables(), "src", {.table_plan = row_wise});
   ASSERT_THAT(refused.problems, SizeIs(1));
@@ -426,7 +436,8 @@ TEST(PlannerTest, D9_MergingStatePerColumnShardNeedsAllowLossy) {
   EXPECT_THAT(merged.copies[1].merged_widths, ElementsAre(4, 4));
 }
 
-TEST(PlannerTest, D7_PiecesOfAGridComeInOrderOfRegionAsWritersHaveThem) {
+// Shows D7.
+TEST(PlannerTest, PiecesOfAGridComeInOrderOfRegionAsWritersHaveThem) {
   TablePlan grid = plan_of(R"({"sharding":"grid","ranks":[0,1],"column_shards":2})");
   grid.world_size = 4;
   grid.tables["t0"].ranks = {3, 2, 1, 0};
@@ -439,7 +450,8 @@ TEST(PlannerTest, D7_PiecesOfAGridComeInOrderOfRegionAsWritersHaveThem) {
                           Piece{Box{{9}, {3}}, 0}));
 }
 
-TEST(PlannerTest, D9_StateUnderTorchrecsNamesGetsABlockForEachNewColumnShard) {
+// Shows D9.
+TEST(PlannerTest, StateUnderTorchrecsNamesGetsABlockForEachNewColumnShard) {
   CheckpointContents contents = tables();
   contents.tensors[0].pieces = {{whole_box(Shape{6, 8}), 0}};
   contents.tensors[1] = tensor(contents.tensors[1].meta.fqn, {6});
@@ -460,7 +472,8 @@ TEST(PlannerTest, D9_StateUnderTorchrecsNamesGetsABlockForEachNewColumnShard) {
   EXPECT_EQ(state.meta.shape, (Shape{6}));
 }
 
-TEST(PlannerTest, D9_CanonicalStatePerRowNeedsLeaveToMergeColumnShards) {
+// Shows D9.
+TEST(PlannerTest, CanonicalStatePerRowNeedsLeaveToMergeColumnShards) {
   const PlanOptions options{.optimizer_names = OptimizerNames::canonical};
   const Plan refused = plan_reshard(tables(), "src", options);
   ASSERT_THAT(refused.problems, SizeIs(1));
@@ -474,7 +487,8 @@ TEST(PlannerTest, D9_CanonicalStatePerRowNeedsLeaveToMergeColumnShards) {
   EXPECT_THAT(regions_of(merged, "model.ebc.embedding_bags.t0.weight"), SizeIs(2));
 }
 
-TEST(PlannerTest, E3_StateWhoseShapeContradictsItsTagIsAProblem) {
+// Shows E3.
+TEST(PlannerTest, StateWhoseShapeContradictsItsTagIsAProblem) {
   for (const StateKind kind :
        {StateKind::pointwise, StateKind::row_wise, StateKind::row_wise_per_shard}) {
     for (const Shape& shape : {Shape{}, Shape{5}, Shape{7, 8}, Shape{5, 2, 1}}) {
@@ -506,7 +520,8 @@ PlanOptions column_plan(const std::string& table) {
   return options;
 }
 
-TEST(PlannerTest, D10_APlanIsForTablesUnderTheirNewNames) {
+// Shows D10.
+TEST(PlannerTest, APlanIsForTablesUnderTheirNewNames) {
   PlanOptions options = column_plan("u");
   options.optimizer_names = OptimizerNames::torchrec;
   options.renames = {{"model.embedding_bags.t.", "model.embedding_bags.u."},
@@ -524,7 +539,8 @@ TEST(PlannerTest, D10_APlanIsForTablesUnderTheirNewNames) {
   EXPECT_EQ(old_names.problems[0].where.fqn, "u");
 }
 
-TEST(PlannerTest, D7_AnythingButTwoDimensionsIsNoPlannedTable) {
+// Shows D7.
+TEST(PlannerTest, AnythingButTwoDimensionsIsNoPlannedTable) {
   for (const Shape& shape : {Shape{48}, Shape{6, 4, 2}}) {
     const Plan plan = plan_reshard(table_with_rows(shape), "src", column_plan("t"));
     ASSERT_THAT(plan.problems, SizeIs(1));
@@ -534,7 +550,8 @@ TEST(PlannerTest, D7_AnythingButTwoDimensionsIsNoPlannedTable) {
   }
 }
 
-TEST(PlannerTest, E10_StateThatDoesNotFitItsNameIsMovedWholeAndTold) {
+// Shows E10.
+TEST(PlannerTest, StateThatDoesNotFitItsNameIsMovedWholeAndTold) {
   const Plan fitting = plan_reshard(table_with_rows(), "src", column_plan("t"));
   EXPECT_THAT(fitting.notes, IsEmpty());
   const Plan plan = plan_reshard(table_with_rows({6, 8}, {7}), "src", column_plan("t"));
@@ -553,7 +570,8 @@ TEST(PlannerTest, TableThatThePlanNamesAndTheSourceLacksIsAProblem) {
   EXPECT_EQ(planned.problems[0].where.fqn, "t9");
 }
 
-TEST(PlannerTest, D10_TableThatThePlanLacksIsAProblemUnlessAStrategyIsGiven) {
+// Shows D10.
+TEST(PlannerTest, TableThatThePlanLacksIsAProblemUnlessAStrategyIsGiven) {
   TablePlan plan = plan_of(R"({"sharding":"column_wise","ranks":[1,0]})");
   CheckpointContents contents = tables();
   const Shape shape{4, 8};

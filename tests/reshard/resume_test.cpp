@@ -254,7 +254,8 @@ std::string name_of(const ::testing::TestParamInfo<Destination>& tested) {
 
 INSTANTIATE_TEST_SUITE_P(AllFormats, ResumeTest, ::testing::ValuesIn(destinations()), name_of);
 
-TEST_P(ResumeTest, E4_AfterAFailureAtAnyOperationTheRestIsDone) {
+// Shows E4.
+TEST_P(ResumeTest, AfterAFailureAtAnyOperationTheRestIsDone) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   for (const auto fault : {FaultFileSystem::Fault::once, FaultFileSystem::Fault::from_then_on}) {
@@ -282,7 +283,8 @@ TEST_P(ResumeTest, E4_AfterAFailureAtAnyOperationTheRestIsDone) {
   }
 }
 
-TEST_P(ResumeTest, E4_AFailedReplacementLeavesTheOldOneAndGoesOn) {
+// Shows E4.
+TEST_P(ResumeTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
   const MemoryCheckpoint source = small_source();
   MemoryCheckpoint old_source("old");
   old_source.add({"old", DType::float32, {2}}, test::bytes_of<float>({5, 6}));
@@ -318,7 +320,8 @@ TEST_P(ResumeTest, E4_AFailedReplacementLeavesTheOldOneAndGoesOn) {
   EXPECT_EQ(num_exchanges, 1);
 }
 
-TEST_P(ResumeTest, E4_WhatWasReplacedIsNotTakenForKeptWork) {
+// Shows E4.
+TEST_P(ResumeTest, WhatWasReplacedIsNotTakenForKeptWork) {
   constexpr std::int64_t kNumLast = 8;
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
@@ -343,7 +346,8 @@ TEST_P(ResumeTest, E4_WhatWasReplacedIsNotTakenForKeptWork) {
   EXPECT_GT(num_left, 0);
 }
 
-TEST_P(ResumeTest, E4_WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
+// Shows E4.
+TEST_P(ResumeTest, WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
   const MemoryCheckpoint source = small_source();
   CountingReader failing(source);
   failing.fail_after(200'000, ErrorKind::corruption);
@@ -356,7 +360,7 @@ TEST_P(ResumeTest, E4_WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
     finish_or_keep(plan, failing, *writer, fs_, path(), {.num_threads = 1});
     FAIL() << "no error";
   } catch (const Error& error) {
-    const std::string stays = "\n  stays: " + partial() + "/notes.txt, which Tessera did not";
+    const std::string stays = "\n  not removed: " + partial() + "/notes.txt, which Tessera did not";
     EXPECT_EQ(std::string(error.what()).find(stays) != std::string::npos, is_directory)
         << error.what();
     EXPECT_EQ(error.kind(), ErrorKind::corruption);
@@ -367,7 +371,8 @@ TEST_P(ResumeTest, E4_WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
   EXPECT_EQ(FileSystem::posix().list_directory(partial()), std::vector<std::string>{"notes.txt"});
 }
 
-TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {
+// Shows E4.
+TEST_P(ResumeTest, FinishedBlocksAreNotReadFromTheSourceAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   for (const int num_threads : {1, 3}) {
@@ -383,7 +388,8 @@ TEST_P(ResumeTest, E4_FinishedBlocksAreNotReadFromTheSourceAgain) {
   }
 }
 
-TEST(ResumeIdentityTest, E4_EveryFileOfTheSourceCountsAlsoOfOneName) {
+// Shows E4.
+TEST(ResumeIdentityTest, EveryFileOfTheSourceCountsAlsoOfOneName) {
   test::TemporaryDirectory tmp;
   const std::vector<std::string> files = {tmp / "a/rank.h5", tmp / "b/rank.h5", tmp / "c.h5"};
   for (const char* name : {"a", "b"}) std::filesystem::create_directory(tmp / name);
@@ -417,7 +423,8 @@ class PlainResumeTest : public ResumeTest {};
 INSTANTIATE_TEST_SUITE_P(Native, PlainResumeTest, ::testing::Values(destination("native")),
                          name_of);
 
-TEST_P(PlainResumeTest, E4_ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
+// Shows E4.
+TEST_P(PlainResumeTest, ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
   test::Random random;
   MemoryCheckpoint source("twins");
   constexpr std::int64_t kNumel = 8 * kMiB;
@@ -442,7 +449,8 @@ TEST_P(PlainResumeTest, E4_ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays
   EXPECT_EQ(finished_files(), expected);
 }
 
-TEST_P(ResumeTest, E4_NothingIsWrittenThroughALink) {
+// Shows E4.
+TEST_P(ResumeTest, NothingIsWrittenThroughALink) {
   const MemoryCheckpoint source = large_source();
   const std::string victim = tmp_ / "victim";
   for (const bool is_hard : {false, true}) {
@@ -475,7 +483,8 @@ class CompressedResumeTest : public ResumeTest {};
 INSTANTIATE_TEST_SUITE_P(Native, CompressedResumeTest,
                          ::testing::Values(destination("native_zstd")), name_of);
 
-TEST_P(CompressedResumeTest, E4_SpaceThatIsReservedStepByStepIsNotGivenBack) {
+// Shows E4.
+TEST_P(CompressedResumeTest, SpaceThatIsReservedStepByStepIsNotGivenBack) {
   constexpr std::int64_t kNbytes = 120 * kMiB;  // more than one step, when compressed
   constexpr std::uint64_t kMovedNbytes = 110 * kMiB;
   test::Random random;
@@ -488,7 +497,8 @@ TEST_P(CompressedResumeTest, E4_SpaceThatIsReservedStepByStepIsNotGivenBack) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_ARunThatGoesOnMayFailToo) {
+// Shows E4.
+TEST_P(ResumeTest, ARunThatGoesOnMayFailToo) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_and_interrupt(source, kLargeNbytes / 2);
@@ -506,7 +516,8 @@ TEST_P(ResumeTest, E4_ARunThatGoesOnMayFailToo) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_WhatIsNotAsTheJournalSaysIsWrittenAgain) {
+// Shows E4.
+TEST_P(ResumeTest, WhatIsNotAsTheJournalSaysIsWrittenAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_and_interrupt(source, kLargeNbytes - 2 * kMiB);
@@ -536,7 +547,8 @@ TEST_P(ResumeTest, E4_WhatIsNotAsTheJournalSaysIsWrittenAgain) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_OtherWorkIsRefusedAndStays) {
+// Shows E4.
+TEST_P(ResumeTest, OtherWorkIsRefusedAndStays) {
   const MemoryCheckpoint source = large_source();
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const auto before = all_files();
@@ -563,7 +575,8 @@ MemoryCheckpoint with_other_names(const MemoryCheckpoint& source) {
   return renamed;
 }
 
-TEST_P(ResumeTest, E4_AnotherPlanIsToldByWhatItIsMadeOf) {
+// Shows E4.
+TEST_P(ResumeTest, AnotherPlanIsToldByWhatItIsMadeOf) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"cast", "none"}, {"only", "v"}};
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
@@ -577,7 +590,8 @@ TEST_P(ResumeTest, E4_AnotherPlanIsToldByWhatItIsMadeOf) {
   EXPECT_NO_THROW(resume(source));  // the same, asked for in other words
 }
 
-TEST_P(ResumeTest, E4_AnOlderJournalNamesOptionsAsACommandLineDoes) {
+// Shows E4.
+TEST_P(ResumeTest, AnOlderJournalNamesOptionsAsACommandLineDoes) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"--cast", "none"}, {"--only", "v"}};
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
@@ -594,7 +608,8 @@ INSTANTIATE_TEST_SUITE_P(Directories, DirectoryResumeTest,
                                            destination("safetensors_shards"), destination("dcp")),
                          name_of);
 
-TEST_P(DirectoryResumeTest, E4_WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoint) {
+// Shows E4.
+TEST_P(DirectoryResumeTest, WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoint) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
@@ -611,17 +626,19 @@ TEST_P(DirectoryResumeTest, E4_WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckp
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
+// Shows E4.
+TEST_P(ResumeTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const auto expect_refused = [&](const std::string& path, const std::string& found) {
     for (const auto& refused : {checking(source), resuming(source)}) {
-      EXPECT_THAT(refused, ThrowsError(ErrorKind::already_exists,
-                                       path +
-                                           ": file to be written into: expected a regular file "
-                                           "that has this name alone, found " +
-                                           found + " (remove or rename it)"));
+      EXPECT_THAT(
+          refused,
+          ThrowsError(ErrorKind::already_exists,
+                      path +
+                          ": file to write: expected a regular file with only this name, found " +
+                          found + " (remove or rename it)"));
     }
   };
   const bool is_directory = std::filesystem::is_directory(partial());
@@ -630,7 +647,7 @@ TEST_P(ResumeTest, E4_WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
                    : partial();
   for (const std::string& path : {file, partial() + ".journal"}) {
     std::filesystem::create_hard_link(path, tmp_ / "other");
-    expect_refused(path, "one with another name beside it");
+    expect_refused(path, "a file with a second name (a hard link)");
     std::filesystem::remove(tmp_ / "other");
   }
   if (is_directory) {
@@ -647,7 +664,8 @@ TEST_P(ResumeTest, E4_WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
+// Shows E4.
+TEST_P(ResumeTest, ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
   const MemoryCheckpoint source = small_source();
   const Plan plan = planned(source);
   const std::size_t room_nbytes = GetParam().name == "safetensors_file" ? 235 : 239;
@@ -655,7 +673,8 @@ TEST_P(ResumeTest, E4_ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
     return tmp_ / (std::string(nbytes - GetParam().file.size(), 'n') + GetParam().file);
   };
   const auto create = create_options(KeptWork::refuse, OverwritePolicy::refuse);
-  const auto too_long = ThrowsError(ErrorKind::invalid_argument, "bytes, as the work in progress");
+  const auto too_long =
+      ThrowsError(ErrorKind::invalid_argument, "is added to it while the checkpoint is written");
   EXPECT_THAT([&] { check_move(plan, source, fs_, path_of(room_nbytes + 1), create); }, too_long);
   EXPECT_THAT([&] { start_move(plan, source, fs_, path_of(room_nbytes + 1), create); }, too_long);
   EXPECT_TRUE(std::filesystem::is_empty(tmp_.path()));
@@ -664,14 +683,15 @@ TEST_P(ResumeTest, E4_ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
   EXPECT_TRUE(FileSystem::posix().kind_of(path_of(room_nbytes)).has_value());
 }
 
-TEST_P(ResumeTest, E4_WhatNoWriterLeftStaysWhateverItLooksLike) {
+// Shows E4.
+TEST_P(ResumeTest, WhatNoWriterLeftStaysWhateverItLooksLike) {
   const MemoryCheckpoint source = small_source();
   const auto expect_refused = [&] {
     const auto before = all_files();
     for (const auto overwrite : {OverwritePolicy::refuse, OverwritePolicy::replace}) {
       for (const KeptWork kept_work : {KeptWork::refuse, KeptWork::resume, KeptWork::discard}) {
         EXPECT_THAT([&] { move(source, kept_work, overwrite); },
-                    ThrowsError(ErrorKind::already_exists, "something else has it"));
+                    ThrowsError(ErrorKind::already_exists, "expected an unused name"));
       }
     }
     EXPECT_TRUE(all_files() == before);
@@ -686,7 +706,8 @@ TEST_P(ResumeTest, E4_WhatNoWriterLeftStaysWhateverItLooksLike) {
   expect_refused();
 }
 
-TEST_P(ResumeTest, E4_WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
+// Shows E4.
+TEST_P(ResumeTest, WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   for (const std::string journal : {"", "tessera-", "tessera-journal 1\n"}) {
@@ -700,7 +721,8 @@ TEST_P(ResumeTest, E4_WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
   }
 }
 
-TEST_P(ResumeTest, E4_KeptWorkOfAnotherFormatIsToldAndDiscarded) {
+// Shows E4.
+TEST_P(ResumeTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   const bool is_file = expected.contains("/" + GetParam().file);
@@ -726,7 +748,8 @@ TEST_P(ResumeTest, E4_KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_ACheckTellsWhatAMoveWouldRefuse) {
+// Shows E4.
+TEST_P(ResumeTest, ACheckTellsWhatAMoveWouldRefuse) {
   const MemoryCheckpoint source = large_source();
   const auto check = [&](KeptWork kept_work) {
     const Plan plan = planned(source);
@@ -750,20 +773,22 @@ class ValuesBesideTest : public ResumeTest {};
 INSTANTIATE_TEST_SUITE_P(Safetensors, ValuesBesideTest,
                          ::testing::Values(destination("safetensors_file")), name_of);
 
-TEST_P(ValuesBesideTest, E4_ValuesThatHaveAppearedAlreadyDoNoHarm) {
+// Shows E4.
+TEST_P(ValuesBesideTest, ValuesThatHaveAppearedAlreadyDoNoHarm) {
   const std::string values = "/" + GetParam().file + ".values.json";
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
   test::write_file(tmp_.path() + values, "somebody's");
   EXPECT_THAT([&] { move(source, KeptWork::resume); },
-              ThrowsError(ErrorKind::already_exists, "something else has it"));
+              ThrowsError(ErrorKind::already_exists, "but another file has it"));
   test::write_file(tmp_.path() + values, expected.at(values));
   EXPECT_GT(move(source, KeptWork::resume), 0U);
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ValuesBesideTest, E4_OldValuesThatCannotBeRemovedAreToldAndNoFailure) {
+// Shows E4.
+TEST_P(ValuesBesideTest, OldValuesThatCannotBeRemovedAreToldAndNoFailure) {
   const std::string file = GetParam().file;
   const std::string removal = "remove_all " + file + ".values.json FAILED\n";
   const MemoryCheckpoint old_source = small_source();
@@ -791,7 +816,8 @@ TEST_P(ValuesBesideTest, E4_OldValuesThatCannotBeRemovedAreToldAndNoFailure) {
   EXPECT_TRUE(all_files() == expected);
 }
 
-TEST_P(ResumeTest, E4_DiscardedWorkIsGone) {
+// Shows E4.
+TEST_P(ResumeTest, DiscardedWorkIsGone) {
   const MemoryCheckpoint source = large_source();
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
   source_says_ = "18 bytes";
@@ -802,7 +828,8 @@ TEST_P(ResumeTest, E4_DiscardedWorkIsGone) {
   EXPECT_TRUE(files == whole(other));
 }
 
-TEST_P(ResumeTest, E4_AWriterWithoutAJournalLeavesKeptWorkAlone) {
+// Shows E4.
+TEST_P(ResumeTest, AWriterWithoutAJournalLeavesKeptWorkAlone) {
   move_and_interrupt(large_source(), kLargeNbytes * 2 / 3);
   const auto before = all_files();
   EXPECT_TRUE(before.contains("/" + GetParam().file + ".partial.journal"));
@@ -820,7 +847,8 @@ TEST_P(ResumeTest, E4_AWriterWithoutAJournalLeavesKeptWorkAlone) {
   EXPECT_TRUE(all_files() == before);
 }
 
-TEST_P(ResumeTest, E4_TwoWritersOfOneDestinationAreRefused) {
+// Shows E4.
+TEST_P(ResumeTest, TwoWritersOfOneDestinationAreRefused) {
   const MemoryCheckpoint source = small_source();
   const Plan plan = planned(source);
   formats::CreateOptions create = GetParam().create;
@@ -828,11 +856,12 @@ TEST_P(ResumeTest, E4_TwoWritersOfOneDestinationAreRefused) {
   const auto first = formats::create_checkpoint(fs_, path(), plan.destination, {Value(7)}, create);
   for (const KeptWork kept : {KeptWork::refuse, KeptWork::resume, KeptWork::discard}) {
     EXPECT_THAT([&] { move(source, kept); },
-                ThrowsError(ErrorKind::already_exists, "another writer is at work"));
+                ThrowsError(ErrorKind::already_exists, "another process is writing"));
   }
 }
 
-TEST_P(ResumeTest, E4_WorkWithoutAFinishedBlockIsNotKept) {
+// Shows E4.
+TEST_P(ResumeTest, WorkWithoutAFinishedBlockIsNotKept) {
   const MemoryCheckpoint source = large_source();
   CountingReader reader(source);
   reader.fail_after(0);

@@ -56,7 +56,8 @@ std::vector<std::pair<std::string, std::string>> torchrec(
   return ends(contents, torchrec_names(contents, plan));
 }
 
-TEST(TorchrecNamesTest, D9_MomentumIsNamedAfterItsOptimizer) {
+// Shows D9.
+TEST(TorchrecNamesTest, MomentumIsNamedAfterItsOptimizer) {
   EXPECT_THAT(canonical({{"t.momentum1", {6}}}), ElementsAre(Pair("t.momentum1", "row_sum")));
   EXPECT_THAT(canonical({{"t.momentum1", {12}}}), ElementsAre(Pair("t.momentum1", "row_sum")));
   EXPECT_THAT(canonical({{"t.momentum1", {6, 8}}}), ElementsAre(Pair("t.momentum1", "sum")));
@@ -68,7 +69,8 @@ TEST(TorchrecNamesTest, D9_MomentumIsNamedAfterItsOptimizer) {
               ElementsAre(Pair("t.momentum1", "exp_avg"), Pair("t.momentum2", "row_exp_avg_sq")));
 }
 
-TEST(TorchrecNamesTest, D9_StateOfOtherOptimizersStaysAsItIs) {
+// Shows D9.
+TEST(TorchrecNamesTest, StateOfOtherOptimizersStaysAsItIs) {
   // RMSprop by rows: its momentum1 is a decaying mean.
   EXPECT_THAT(canonical({{"t.momentum1", {6}}, {"t.prev_iter", {6}}, {"t.iter", {1}}}), IsEmpty());
   EXPECT_THAT(canonical({{"t.momentum1", {5}}}), IsEmpty());      // fits no row
@@ -76,7 +78,8 @@ TEST(TorchrecNamesTest, D9_StateOfOtherOptimizersStaysAsItIs) {
   EXPECT_THAT(canonical({{"row_sum", {6}}, {"sum", {6, 8}}}), IsEmpty());
 }
 
-TEST(TorchrecNamesTest, D9_TorchrecsNamesComeBack) {
+// Shows D9.
+TEST(TorchrecNamesTest, TorchrecsNamesComeBack) {
   EXPECT_THAT(torchrec({{"row_sum", {6}}}), ElementsAre(Pair("row_sum", "t.momentum1")));
   EXPECT_THAT(torchrec({{"sum", {6, 8}}}), ElementsAre(Pair("sum", "t.momentum1")));
   EXPECT_THAT(torchrec({{"exp_avg", {6, 8}}, {"exp_avg_sq", {6, 8}}, {"step", {}}}),
@@ -87,7 +90,8 @@ TEST(TorchrecNamesTest, D9_TorchrecsNamesComeBack) {
   EXPECT_THAT(torchrec({{"t.momentum1", {12}}}), IsEmpty());  // has it already
 }
 
-TEST(TorchrecNamesTest, D9_TablesOfTorchOptimKeepItsNames) {
+// Shows D9.
+TEST(TorchrecNamesTest, TablesOfTorchOptimKeepItsNames) {
   const std::vector<std::pair<std::string, Shape>> adagrad{{"step", {}}, {"sum", {6, 8}}};
   EXPECT_THAT(torchrec(adagrad), IsEmpty());
   TablePlan plan{.world_size = 2, .tables = {{"t", {TableSharding::data_parallel, {0, 1}}}}};

@@ -140,7 +140,8 @@ ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
   }
   table.print(terminal);
   for (const std::string& name : report.untied) {
-    terminal.print_error("note: " + printable(name) + " is tied on one side only");
+    terminal.print_error("note: " + printable(name) +
+                         ": tied to another name in only one of the two checkpoints");
   }
   if (!report.differences.empty()) terminal.print("\n");
   const std::string compared =

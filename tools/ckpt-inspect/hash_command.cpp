@@ -111,7 +111,7 @@ void add_hash_command(CommandLine& line, HashOptions& options, Terminal& termina
 ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
   const bool checks = !options.manifest_path.empty();
   if (options.manifest_path == kStandardInput && options.source.path == kStandardInput) {
-    throw UsageError("--check: expected a manifest beside the checkpoint, found - for both",
+    throw UsageError("--check: expected - for the manifest or for the checkpoint, found - for both",
                      "ckpt-inspect hash --help");
   }
   const Manifest expected = checks ? read_expected(options) : Manifest{};

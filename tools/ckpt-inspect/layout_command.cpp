@@ -133,7 +133,7 @@ void print_map(const Subject& subject, const inspect::Selection& selection,
                     Table::Cell::Extent::rest_of_line}});
   }
   table.print(terminal);
-  std::string legend = "· holds nothing, ▁ to █ up to the row's largest share";
+  std::string legend = "· nothing, ▁ few bytes, █ the most bytes in the row";
   if (ranks_per_column > 1) legend += "; one column is " + counted(ranks_per_column, "rank");
   terminal.print("\n" + terminal.styled(Style::faint, legend) + "\n");
   terminal.print(terminal.styled(
@@ -218,7 +218,7 @@ void check_that_tables_are_there(const CheckpointReader& reader, const TablePlan
   for (const auto& [name, rule] : plan.tables) {
     if (tables.contains(name)) continue;
     throw Error::expected(ErrorKind::mismatch, {reader.path(), name, {}}, "table plan",
-                          "a table of that name", "none");
+                          "a table of this name in the checkpoint", "none");
   }
 }
 

@@ -37,8 +37,8 @@ std::vector<TableSize> tables_to_plan(const formats::CheckpointReader& reader,
       reshard::checkpoint_tables(reader.contents(), selection.tensors, reader.path());
   if (tables.empty()) {
     throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, "plan",
-                          "a table, as `embedding_bags.NAME.weight` or `embeddings.NAME.weight`",
-                          "none among the tensors selected");
+                          "a table, named `embedding_bags.NAME.weight` or `embeddings.NAME.weight`",
+                          "none among the selected tensors");
   }
   for (TableSize& table : tables) table.pooling_factor = options.pooling_factor;
   return tables;
@@ -71,8 +71,8 @@ void require_plan_or_nothing(const FileSystem& fs, const std::string& path) {
     if (!text.empty()) TablePlan::from_json(text, path);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io) throw;
-    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite", "a plan",
-                          "something else, which stays as it is");
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite",
+                          "a file with a plan", "another kind of file", "it was not changed");
   }
 }
 
@@ -91,18 +91,18 @@ void add_plan_command(CommandLine& line, PlanCommandOptions& options, Terminal& 
       .size_option("--memory-per-rank", "SIZE", options.memory_per_rank_nbytes,
                    "Total memory of each rank. Required")
       .size_option("--reserve", "SIZE", options.reserved_nbytes,
-                   "Part of that memory that tables must not use (default: 0)")
-      .option("--batch-size", "N", options.batch_size, "Samples per rank and step (default: 1024)")
+                   "Part of that memory that tables must not use (default: {})")
+      .option("--batch-size", "N", options.batch_size, "Samples per rank and step (default: {})")
       .option("--pooling-factor", "X", options.pooling_factor,
-              "Mean number of ids in a bag, for all tables (default: 1)")
+              "Mean number of ids in a bag, for all tables (default: {})")
       .option("--notes", "FILE", options.notes_path,
               "JSON file: facts and constraints for single tables")
       .size_option("--row-bandwidth", "SIZE", options.random_row_bandwidth,
-                   "Bytes of random rows that a rank reads or writes per second (default: 10GB)")
+                   "Bytes of random rows that a rank reads or writes per second (default: {})")
       .size_option("--host-bandwidth", "SIZE", options.host_bandwidth,
-                   "Bytes per second to ranks on the same host (default: 10GB)")
+                   "Bytes per second to ranks on the same host (default: {})")
       .size_option("--network-bandwidth", "SIZE", options.network_bandwidth,
-                   "Bytes per second to ranks on other hosts (default: 1.25GB)")
+                   "Bytes per second to ranks on other hosts (default: {})")
       .option("--output", "FILE", options.output_path, "Write the plan to FILE, as JSON")
       .flag("--overwrite", options.overwrite, "Replace FILE if it exists")
       .flag("--json", options.json, "Print the plan and the reasons as JSON");

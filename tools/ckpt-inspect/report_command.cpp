@@ -54,8 +54,8 @@ void require_page_or_nothing(const FileSystem& fs, const std::string& path) {
   std::string first(std::min<std::uint64_t>(expected.size(), file->nbytes()), '\0');
   file->read_at(0, std::as_writable_bytes(std::span(first)));
   if (first.empty() || first == expected) return;
-  throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite",
-                        "a page of HTML", "something else, which stays as it is");
+  throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite", "an HTML page",
+                        "another kind of file", "it was not changed");
 }
 
 // Takes JSON into a script element: `<` appears within strings alone, where the escape means it,
@@ -282,7 +282,7 @@ void add_report_command(CommandLine& line, ReportOptions& options, Terminal& ter
 ExitCode run_report(const ReportOptions& options, Terminal& terminal) {
   const std::string help = "ckpt-inspect report --help";
   if (options.output_path.empty()) {
-    throw UsageError("-o is missing: the file that the page is written to", help);
+    throw UsageError("-o FILE is missing: the file to write the page to", help);
   }
   if (options.other_paths.size() > 1) {
     throw UsageError("unexpected argument '" + printable(options.other_paths[1]) + "'", help);

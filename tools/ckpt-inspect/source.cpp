@@ -32,7 +32,7 @@ void add_flat_layout_option(Command& command, SourceOptions& options) {
 
 void add_work_options(Command& command, WorkOptions& options) {
   command.size_option("--memory", "SIZE", options.memory_nbytes,
-                      "Memory for elements (default: 256MiB)");
+                      "Memory for elements (default: {})");
   command.option("--threads", "N", options.num_threads,
                  "Number of threads (default: number of cores)");
   add_progress_option(command, options.progress);

@@ -13,6 +13,7 @@
 #include "cli/progress.h"
 #include "cli/stop_signals.h"
 #include "inspect/summary.h"
+#include "tessera/base/parallel.h"
 #include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/inspect/tensor_reader.h"
@@ -36,7 +37,7 @@ struct SourceOptions {
 
 /// How a command that reads tensors' bytes does so.
 struct WorkOptions {
-  std::uint64_t memory_nbytes = std::uint64_t{256} << 20;
+  std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
   int num_threads = 0;  // 0: as many as there are cores
   ProgressOptions progress{};
 };

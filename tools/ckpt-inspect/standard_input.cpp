@@ -33,12 +33,13 @@ class KeptFile final : public ReadableFile {
     const ByteRange range{offset, offset + out.size()};
     if (offset > nbytes_ || out.size() > nbytes_ - offset) {
       throw Error(ErrorKind::corruption, {.path = path_, .byte_range = range},
-                  "the stream ended too early, at " + counted(nbytes_, "byte"));
+                  "the stream ended too early, after " + counted(nbytes_, "byte"));
     }
     if (offset > kept_.size() || out.size() > kept_.size() - offset) {
       throw Error::expected(ErrorKind::unsupported, {.path = path_, .byte_range = range},
-                            "standard input", "bytes among the first " + exact_size(kept_.size()),
-                            "others of " + exact_size(nbytes_), "save it to a file first");
+                            "standard input", "data in the first " + exact_size(kept_.size()),
+                            "data further on, in a stream of " + exact_size(nbytes_),
+                            "save it to a file first");
     }
     if (!out.empty()) std::memcpy(out.data(), kept_.data() + offset, out.size());
   }
@@ -50,7 +51,8 @@ class KeptFile final : public ReadableFile {
 };
 
 [[noreturn]] void not_there(const std::string& path) {
-  throw Error(ErrorKind::not_found, {.path = path}, "standard input has no files beside it");
+  throw Error(ErrorKind::not_found, {.path = path},
+              "standard input is one file: a checkpoint of several files needs its path");
 }
 
 [[noreturn]] void fail_system(std::string_view action, const std::string& path) {
@@ -111,7 +113,7 @@ StandardInput::StandardInput(int descriptor, std::uint64_t max_kept_nbytes)
                           "at most " + exact_size(max_kept_nbytes_) + " of " +
                               std::string(driver.description().as_file) +
                               ", whose index is at its end",
-                          "more", "save it to a file first");
+                          "a larger one", "save it to a file first");
   }
   if (read_to(*laid_out_nbytes + 1) == Stream::ended) return;
   throw Error::expected(ErrorKind::corruption, {.path = kStandardInput}, "file size",

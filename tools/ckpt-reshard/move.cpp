@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "cli/format_rows.h"
 #include "cli/json_output.h"
 #include "cli/remedies.h"
 #include "cli/stop_signals.h"
@@ -61,14 +62,14 @@ std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts
 /// Returns 0 where the option is not given.
 int count_option(const std::string& name, int number) {
   if (number == MoveOptions::kNotGiven) return 0;
-  if (number < 1) refuse_option(name, "a number from 1 on", std::to_string(number));
+  if (number < 1) refuse_option(name, "a number of 1 or more", std::to_string(number));
   return number;
 }
 
 /// Refuses options that contradict each other, or that the destination's format does not support.
 void check_options(const MoveOptions& options) {
   if (options.resume && options.discard)
-    refuse_option("--resume", "no --discard beside it", "both");
+    refuse_option("--resume", "either --resume or --discard", "both");
   const std::string found = "--to " + std::string(options.format->name());
   const FormatTraits traits = formats::traits_of(*options.format);
   if (compression(options).compression != NativeWriteOptions::Compression::none &&
@@ -285,8 +286,7 @@ void add_move_options(Command& command, MoveOptions& options) {
       .choice(
           "--to", formats::writable_format_names(),
           [&](const std::string& name) { options.format = *formats::parse_format(name); },
-          "Format of DST (default: safetensors if DST ends in .safetensors, torch if in .pt, .pth "
-          "or .bin, else native)")
+          "Format of DST (default: " + default_format_rule() + ")")
       .option("--world-size", "N", options.world_size, "Number of ranks to write for")
       .option("--strategy", "NAME", options.strategy,
               "How tensors are cut: replicated, flat (FSDP1), dim0 (FSDP2), hybrid:AxB or "
@@ -296,7 +296,7 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--units", "FILE", options.units_path,
               "JSON file: the units for --strategy flat, if SRC records none")
       .option("--compress", "HOW", options.compress,
-              "Compression: none (default), zstd or zstd:LEVEL. Native format only")
+              "Compression: none, zstd or zstd:LEVEL (default: {}). Native format only")
       .option("--only", "GLOB", options.only,
               "Move only names that match; !GLOB leaves names out. Repeatable")
       .option("--rename", "FROM=TO", options.renames,
@@ -318,7 +318,7 @@ void add_move_options(Command& command, MoveOptions& options) {
       .flag("--allow-lossy", options.allow_lossy,
             "Allow merging row-wise state of several column shards by a weighted mean")
       .size_option("--memory", "SIZE", options.memory_nbytes,
-                   "Memory for all buffers (default: 256MiB)")
+                   "Memory for all buffers (default: {})")
       .option("--threads", "N", options.num_threads, "Number of threads (default: number of cores)")
       .flag("--dry-run", options.dry_run, "Print how many bytes each rank would get; write nothing")
       .flag("--overwrite", options.overwrite, "Replace DST once the new checkpoint is complete")

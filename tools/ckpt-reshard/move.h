@@ -10,6 +10,7 @@
 
 #include "cli/command_line.h"
 #include "cli/progress.h"
+#include "tessera/base/parallel.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/merge.h"
 #include "tessera/reshard/planner.h"
@@ -38,7 +39,7 @@ struct MoveOptions {
   std::string cast;
   bool allow_missing = false;
   bool allow_lossy = false;
-  std::uint64_t memory_nbytes = std::uint64_t{256} << 20;
+  std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
   int num_threads = kNotGiven;         // as many as there are cores
   bool dry_run = false;

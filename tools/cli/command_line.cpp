@@ -1,12 +1,14 @@
 #include "cli/command_line.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <optional>
 #include <utility>
 
 #include <CLI/CLI.hpp>
 
+#include "base/word_list.h"
 #include "cli/completion.h"
 #include "tessera/base/edit_distance.h"
 #include "tessera/base/error.h"
@@ -48,12 +50,25 @@ std::string joined(const std::vector<std::string>& words, const char* separator)
   return text;
 }
 
-// Adds rows `  name   text`, wrapped, under a title.
+// Returns a help text with `{}`, which stands for an option's default, replaced by that default.
+std::string with_default(std::string help, const std::string& value) {
+  const std::size_t place = help.find("{}");
+  return place == std::string::npos ? help : help.replace(place, 2, value);
+}
+
+template <class Number>
+std::string spell_number(Number number) {
+  std::array<char, 32> text;
+  return {text.begin(), std::to_chars(text.begin(), text.end(), number).ptr};
+}
+
+// Adds rows `  name   text`, wrapped, under a title. The text of a long name begins in the next
+// line.
 class Section {
  public:
   Section(std::string title, std::size_t width) : title_(std::move(title)), width_(width) {}
   void add(std::string name, std::string text) {
-    name_width_ = std::max(name_width_, name.size());
+    if (name.size() <= kMaxNameWidth) name_width_ = std::max(name_width_, name.size());
     rows_.emplace_back(std::move(name), std::move(text));
   }
   std::string text() const {
@@ -61,13 +76,17 @@ class Section {
     std::string text = "\n" + title_ + "\n";
     const std::size_t indent = 2 + name_width_ + 2;
     for (const auto& [name, row] : rows_) {
-      text += "  " + name + std::string(name_width_ + 2 - name.size(), ' ') +
-              wrap(row, width_ - indent, indent) + "\n";
+      text += "  " + name;
+      text += name.size() <= name_width_ ? std::string(name_width_ + 2 - name.size(), ' ')
+                                         : "\n" + std::string(indent, ' ');
+      text += wrap(row, width_ - indent, indent) + "\n";
     }
     return text;
   }
 
  private:
+  static constexpr std::size_t kMaxNameWidth = 26;
+
   std::string title_;
   std::size_t width_;
   std::size_t name_width_ = 0;
@@ -188,19 +207,22 @@ Command& Command::option(std::string name, std::string placeholder, std::string&
     if (text.empty()) throw std::invalid_argument("expected " + placeholder + ", found ''");
     target = text;
   };
-  options_.push_back({std::move(name), std::move(placeholder), std::move(help), set});
+  options_.push_back(
+      {std::move(name), std::move(placeholder), with_default(std::move(help), target), set});
   return *this;
 }
 
 Command& Command::option(std::string name, std::string placeholder, int& target, std::string help) {
-  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+  options_.push_back({std::move(name), std::move(placeholder),
+                      with_default(std::move(help), spell_number(target)),
                       number_setter<int>(target, "a whole number")});
   return *this;
 }
 
 Command& Command::option(std::string name, std::string placeholder, double& target,
                          std::string help) {
-  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+  options_.push_back({std::move(name), std::move(placeholder),
+                      with_default(std::move(help), spell_number(target)),
                       number_setter<double>(target, "a number")});
   return *this;
 }
@@ -221,7 +243,8 @@ Command& Command::option(std::string name, std::string placeholder,
 
 Command& Command::size_option(std::string name, std::string placeholder,
                               std::uint64_t& target_nbytes, std::string help) {
-  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+  options_.push_back({std::move(name), std::move(placeholder),
+                      with_default(std::move(help), spell_size(target_nbytes)),
                       [&target_nbytes](const std::string& text) {
                         const auto nbytes = parse_size(text);
                         if (!nbytes) {
@@ -237,7 +260,7 @@ Command& Command::choice(std::string name, std::vector<std::string> choices,
                          std::function<void(const std::string&)> set, std::string help) {
   auto check_and_set = [choices, set = std::move(set)](const std::string& text) {
     if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-      throw std::invalid_argument("expected " + joined(choices, " or ") + ", found '" +
+      throw std::invalid_argument("expected " + detail::choice_of(choices) + ", found '" +
                                   printable(text) + "'");
     }
     set(text);

@@ -8,7 +8,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr std::string_view kHelpOption = "--help";
-constexpr std::string_view kHelpOfHelp = "Print what the command takes";
+constexpr std::string_view kHelpOfHelp = "Print the help of the command";
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
@@ -139,7 +139,7 @@ std::string zsh_completion(const CompletedTool& tool) {
     cases += zsh_case(*command);
   }
   return "#compdef " + tool.name + "\n# Completion of " + tool.name +
-         " for zsh. Source this behind compinit, or put it into a folder of $fpath\n"
+         " for zsh. Source this after compinit, or put it into a folder of $fpath\n"
          "# as _" +
          tool.name + ".\n" + function +
          "() {\n"

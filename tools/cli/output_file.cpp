@@ -16,7 +16,8 @@ const std::string& checked(const FileSystem& fs, const std::string& path, Overwr
   const std::optional<FileKind> kind = fs.kind_of(path);
   if (kind && *kind != FileKind::regular) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option, "a file",
-                          "something else, which stays as it is");
+                          *kind == FileKind::directory ? "a directory" : "a device, pipe or socket",
+                          "it was not changed");
   }
   if (kind && overwrite == OverwritePolicy::refuse) {
     throw Error(ErrorKind::already_exists, {.path = path},

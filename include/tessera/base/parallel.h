@@ -18,4 +18,7 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
 /// 16.
 int default_num_threads();
 
+/// The default limit of the memory that all threads of one call use for elements of tensors.
+inline constexpr std::uint64_t kDefaultMemoryNbytes = std::uint64_t{256} << 20;
+
 }  // namespace tessera

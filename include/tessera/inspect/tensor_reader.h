@@ -7,6 +7,7 @@
 #include <stop_token>
 #include <vector>
 
+#include "tessera/base/parallel.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/region.h"
 
@@ -66,9 +67,9 @@ void for_each_block(const TensorReader& tensor, std::uint64_t block_nbytes,
 
 /// How to read tensors' bytes. Does not change the results.
 struct ScanOptions {
-  int num_threads = 1;                                     // at least 1
-  std::uint64_t memory_nbytes = std::uint64_t{256} << 20;  // for elements, of all threads together
-  std::stop_token stop{};            // a stop request throws Error(interrupted)
+  int num_threads = 1;                                 // at least 1
+  std::uint64_t memory_nbytes = kDefaultMemoryNbytes;  // for elements, of all threads together
+  std::stop_token stop{};                              // a stop request throws Error(interrupted)
   formats::ProgressSink progress{};  // gets the number of element bytes read; may be empty
 };
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tessera/base/file_system.h"
+#include "tessera/base/parallel.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/create.h"
 #include "tessera/reshard/planner.h"
@@ -14,8 +15,8 @@ namespace tessera::reshard {
 
 /// How to execute a plan. The written files are the same for all values.
 struct ExecuteOptions {
-  std::uint64_t memory_nbytes = std::uint64_t{256} << 20;  // all buffers of all threads together
-  int num_threads = 0;                                     // 0: default_num_threads()
+  std::uint64_t memory_nbytes = kDefaultMemoryNbytes;  // all buffers of all threads together
+  int num_threads = 0;                                 // 0: default_num_threads()
   std::stop_token stop{};            // a stop request ends the work with Error(interrupted)
   formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
   formats::ProgressSink resumed{};   // of these, the bytes that the interrupted run wrote

@@ -468,14 +468,14 @@ void require_parts(const FileSystem& fs, const std::string& directory, Checkpoin
     const std::string path = join_path(directory, layout.storage.files[file]);
     if (!fs.kind_of(path)) {
       throw Error::expected(ErrorKind::corruption, {.path = path}, "part", "a file", "none",
-                            "a part that was not committed?");
+                            "did one rank not finish its part?");
     }
     const std::uint64_t nbytes = fs.open(path)->nbytes();
     if (nbytes != layout.files[file].nbytes) {
       throw Error::expected(ErrorKind::corruption, {.path = path}, "file size",
                             std::to_string(layout.files[file].nbytes) + " bytes",
                             std::to_string(nbytes) + " bytes",
-                            "ranks that do not agree on what they write?");
+                            "did the ranks write different checkpoints?");
     }
   }
 }

@@ -50,16 +50,14 @@ class DcpDriver final : public FormatDriver {
     if (has([](const std::string& name) {
           return name.starts_with("__") && name.ends_with(".metadata");
         })) {
-      return {Match::remains,
-              Error(ErrorKind::unsupported, {.path = directory.path},
-                    ".metadata: expected one of all ranks, found one of each rank (saved with "
-                    "use_collectives=False)")};
+      return {Match::remains, Error(ErrorKind::unsupported, {.path = directory.path},
+                                    ".metadata: expected one file for all ranks, found one for "
+                                    "each rank (saved with use_collectives=False)")};
     }
     if (has([](const std::string& name) { return name.ends_with(".distcp"); })) {
-      return {Match::remains,
-              Error(ErrorKind::corruption, {.path = directory.path},
-                    ".metadata: expected it beside the .distcp files, found none (a save that was "
-                    "interrupted?)")};
+      return {Match::remains, Error(ErrorKind::corruption, {.path = directory.path},
+                                    ".metadata: expected this file next to the .distcp files, "
+                                    "found none (was the save interrupted?)")};
     }
     return {};
   }
@@ -70,8 +68,8 @@ class DcpDriver final : public FormatDriver {
     const bool is_zip = is_item && file.bytes.starts_with(detail::kZipSignature);
     return {is_zip ? Match::certain : Match::hint,
             Error(ErrorKind::unsupported, {.path = file.path},
-                  "expected a checkpoint, found one file of a distributed one (name its "
-                  "directory)")};
+                  "expected a checkpoint, found one file of a distributed checkpoint (give the "
+                  "path of its directory)")};
   }
 
   std::unique_ptr<CheckpointReader> open(const FileSystem& fs,

@@ -34,7 +34,7 @@ class NativeDriver final : public FormatDriver {
       if (!name.starts_with("rank-") || !name.ends_with(".h5")) continue;
       return {Match::remains,
               Error(ErrorKind::corruption, {.path = directory.path},
-                    "index.h5: expected the index of a native checkpoint, found rank files alone",
+                    "index.h5: expected the index of a native checkpoint, found only rank files",
                     {Remedy::Action::rebuild_index})};
     }
     return {};
@@ -45,7 +45,9 @@ class NativeDriver final : public FormatDriver {
       return Recognition{Match::certain, Error(ErrorKind::unsupported, {.path = file.path}, what)};
     };
     if (file.bytes.starts_with(detail::kNativeSignature)) {
-      return refusal("expected a checkpoint, found one file of a native one (name its directory)");
+      return refusal(
+          "expected a checkpoint, found one file of a native checkpoint (give the path of its "
+          "directory)");
     }
     if (detail::is_hdf5(file.bytes)) {
       return refusal("expected a checkpoint, found an HDF5 file that Tessera did not write");

@@ -121,7 +121,7 @@ NonStringKey get_non_string_key(ByteReader& in) {
   }
   const auto* other = key ? std::get_if<NonStringKey>(&*key) : nullptr;
   if (other == nullptr || other->json != json) {
-    in.fail("key path", "the JSON of a dict's key that is no string", "'" + printable(json) + "'");
+    in.fail("key path", "the JSON of a dict key that is not a string", "'" + printable(json) + "'");
   }
   return *other;
 }
@@ -164,7 +164,7 @@ Region get_region(ByteReader& in, std::size_t num_dims) {
   FlatRange range;
   range.begin = in.non_negative();
   const auto end = checked_add(range.begin, in.non_negative());
-  if (!end) in.fail("region", "an end below 2^63", "a larger one");
+  if (!end) in.fail("region", "an end below 2^63", "a larger end");
   range.end = *end;
   return range;
 }
@@ -396,7 +396,7 @@ void validate_names(const CheckpointContents& contents, ErrorKind kind, const st
     for (std::size_t i = 1; i < list.size(); ++i) {
       if (!(name_of(list[i - 1]) < name_of(list[i]))) {
         fail(name_of(list[i]), "names", "sorted and unique",
-             "'" + printable(name_of(list[i])) + "' behind '" + printable(name_of(list[i - 1])) +
+             "'" + printable(name_of(list[i])) + "' after '" + printable(name_of(list[i - 1])) +
                  "'");
       }
     }
@@ -416,14 +416,17 @@ void validate_names(const CheckpointContents& contents, ErrorKind kind, const st
     return std::ranges::binary_search(contents.values, name, {}, value_name);
   };
   for (const ValueEntry& value : contents.values) {
-    if (has_tensor(value.name)) fail(value.name, "names", "one meaning", "a tensor and a value");
+    if (has_tensor(value.name))
+      fail(value.name, "names", "one entry of this name", "a tensor and a value");
   }
   for (const Alias& alias : contents.aliases) {
-    if (has_tensor(alias.fqn)) fail(alias.fqn, "names", "one meaning", "a tensor and an alias");
-    if (has_value(alias.fqn)) fail(alias.fqn, "names", "one meaning", "a value and an alias");
+    if (has_tensor(alias.fqn))
+      fail(alias.fqn, "names", "one entry of this name", "a tensor and an alias");
+    if (has_value(alias.fqn))
+      fail(alias.fqn, "names", "one entry of this name", "a value and an alias");
     if (!has_tensor(alias.target)) {
       fail(alias.fqn, "alias", "a tensor as target",
-           "'" + printable(alias.target) + "', which is none");
+           "'" + printable(alias.target) + "', which is no tensor");
     }
   }
 }

@@ -28,7 +28,7 @@ std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
   Index whole = describe_checkpoint(std::move(contents), values, options, directory);
   const auto pieces = pieces_by_rank(whole.contents);
   const auto world_size = static_cast<std::int64_t>(pieces.size());
-  require_rank_files(fs, directory, world_size, "a part that was not committed?");
+  require_rank_files(fs, directory, world_size, "did one rank not finish its part?");
   for (std::int64_t rank = 0; rank < world_size; ++rank) {
     const RankFileIndex found = read_rank_file_index(fs, directory, rank, world_size);
     const auto& own_pieces = pieces[static_cast<std::size_t>(rank)];
@@ -36,8 +36,8 @@ std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
         encode_without_places(select_pieces(whole, own_pieces))) {
       throw Error::expected(ErrorKind::corruption,
                             {.path = join_path(directory, rank_file_name(rank))}, "part",
-                            "the contents, values and options of the coordinator", "others",
-                            "ranks that do not agree on what they write?");
+                            "the contents, values and options of the coordinator", "different ones",
+                            "did the ranks write different checkpoints?");
     }
     take_storage(whole, own_pieces, found.index);
     whole.rank_files.push_back(found.record());
@@ -51,7 +51,7 @@ void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint
   require_rank_role(header, path, rank, header.world_size);
   if (header.checkpoint_id != kUnsealedId) {
     throw Error::expected(ErrorKind::corruption, {.path = path}, "checkpoint id",
-                          "none before the part is sealed", checksum_text(header.checkpoint_id));
+                          "none in an unfinished part", checksum_text(header.checkpoint_id));
   }
   header.checkpoint_id = token;
   write_header(fs, path, header);

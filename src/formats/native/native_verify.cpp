@@ -43,7 +43,7 @@ void check_structure(const ReadableFile& file, std::vector<ByteRange> data_range
     if (range.begin < position || range.end > file.nbytes()) {
       findings.push_back(make_finding("structure",
                                       {.path = file.path(), .fqn = {}, .byte_range = range},
-                                      "pieces apart from each other", "an overlap"));
+                                      "pieces that do not overlap", "an overlap"));
       return;
     }
     position = range.end;
@@ -52,11 +52,10 @@ void check_structure(const ReadableFile& file, std::vector<ByteRange> data_range
   const std::uint64_t checksum = structure_checksum(file, data_ranges);
   if (progress) progress(file.nbytes() - data_nbytes);
   if (checksum != expected_checksum) {
-    findings.push_back(
-        make_finding("structure", {.path = file.path()},
-                     "the bytes outside of tensors' data as they were written, with checksum " +
-                         checksum_text(expected_checksum),
-                     "others, with " + checksum_text(checksum)));
+    findings.push_back(make_finding(
+        "structure", {.path = file.path()},
+        "unchanged bytes outside of tensor data, with checksum " + checksum_text(expected_checksum),
+        "changed bytes, with checksum " + checksum_text(checksum)));
   }
 }
 
@@ -69,12 +68,12 @@ Findings check_index_file(const FileSystem& fs, const std::string& path,
     require_index_role(header, path);
     if (header.checkpoint_id != checkpoint_id) {
       findings.push_back(make_finding("structure", {.path = path},
-                                      "the checkpoint's id, " + checksum_text(checkpoint_id),
-                                      "another one, " + checksum_text(header.checkpoint_id)));
+                                      "the id of the checkpoint, " + checksum_text(checkpoint_id),
+                                      "another id, " + checksum_text(header.checkpoint_id)));
     }
     check_structure(*file, {}, header.structure_checksum, findings, progress);
   } catch (const Error& error) {
-    findings.push_back(make_finding(error, "a sound file"));
+    findings.push_back(make_finding(error, "an undamaged file"));
   }
   return findings;
 }
@@ -107,7 +106,7 @@ class RankFileCheck {
                         progress_);
       }
     } catch (const Error& error) {
-      findings_.push_back(make_finding(error, "a sound file"));
+      findings_.push_back(make_finding(error, "an undamaged file"));
     }
     return std::move(findings_);
   }
@@ -143,7 +142,7 @@ class RankFileCheck {
         check_blocks(fqn, entries, is_compressed ? grid.block_nbytes : 0);
       } catch (const Error& error) {
         all_entries_are_sound_ = false;
-        findings_.push_back(make_finding(error, "a sound table of blocks"));
+        findings_.push_back(make_finding(error, "an undamaged table of blocks"));
         findings_.back().where.fqn = fqn;
       }
     }
@@ -195,7 +194,7 @@ class RankFileCheck {
       require_chunk_nbytes(bytes, chunk_nbytes);
     } catch (const Error& error) {
       findings_.push_back(make_finding("structure", where,
-                                       "a chunk as the index lays it out (dtype and shape)",
+                                       "a chunk of the dtype and shape that the index gives",
                                        std::string(error.reason())));
     }
   }
@@ -220,7 +219,8 @@ class RankFileCheck {
     }
     if (findings_.size() == num_before) {
       findings_.push_back(make_finding("structure", {.path = path_},
-                                       "what index.h5 says of the rank", "something else"));
+                                       "the same index of this rank as in index.h5",
+                                       "a different one"));
     }
   }
 

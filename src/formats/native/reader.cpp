@@ -199,10 +199,10 @@ class NativeReader final : public CheckpointReader {
   }
   if (fs.kind_of(join_path(path, rank_file_name(0)))) {
     throw Error::expected(ErrorKind::corruption, {.path = index_path}, "index", "a file", "none",
-                          "lost? it can be rebuilt from the rank files");
+                          "`ckpt-reshard rebuild-index` rebuilds it from the rank files");
   }
   throw Error::expected(ErrorKind::not_found, {.path = index_path}, "index", "a file", "none",
-                        "no native checkpoint?");
+                        "is this a native checkpoint?");
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ std::int64_t world_size_of(const FileSystem& fs, const std::string& path) {
   }
   if (refusal) throw *refusal;
   throw Error::expected(ErrorKind::corruption, {.path = path}, "rank files", "at least one", "none",
-                        "no native checkpoint?");
+                        "is this a native checkpoint?");
 }
 
 /// Reads one rank's index. Throws: Error(corruption) if it does not fit the ranks before.
@@ -67,11 +67,11 @@ void add_rank(const FileSystem& fs, const std::string& path, std::int64_t rank,
     throw Error::expected(ErrorKind::corruption, {.path = file_path}, "checkpoint id", expected,
                           found, likely_cause);
   };
-  if (id == kUnsealedId) fail("one", "none", "writing that was never finished?");
+  if (id == kUnsealedId) fail("an id", "none", "was the save interrupted?");
   if (indexes.ranks.empty()) indexes.checkpoint_id = id;
   if (id != indexes.checkpoint_id) {
     fail(checksum_text(indexes.checkpoint_id), checksum_text(id),
-         "from another checkpoint than the ranks before?");
+         "is it from another checkpoint than the rank files before it?");
   }
   indexes.records.push_back(file.record());
   indexes.ranks.push_back(std::move(file.index));
@@ -109,8 +109,8 @@ std::vector<std::string> lost_elements(const std::vector<Index>& ranks) {
     std::int64_t numel = 0;
     for (const Region& region : entry.regions) numel += numel_of(region);
     if (numel >= entry.numel) continue;
-    lines.push_back("lost of " + printable(fqn) + ": " + std::to_string(entry.numel - numel) +
-                    " of " + std::to_string(entry.numel) + " elements");
+    lines.push_back("lost: " + std::to_string(entry.numel - numel) + " of " +
+                    std::to_string(entry.numel) + " elements of " + printable(fqn));
   }
   return lines;
 }
@@ -127,10 +127,11 @@ void add_lines(const std::vector<std::string>& lines, std::string& list) {
   std::string list;
   add_lines(indexes.refusals, list);
   add_lines(lost_elements(indexes.ranks), list);
-  list += "lost too: what lies in these files alone";
+  list += "also lost: tensors and values that only these files have";
   throw Error::listing(ErrorKind::corruption, {.path = path},
                        "rank files: expected " + std::to_string(indexes.world_size) +
-                           " that fit together, found " + std::to_string(indexes.ranks.size()),
+                           " files that belong together, found " +
+                           std::to_string(indexes.ranks.size()),
                        list);
 }
 
@@ -156,7 +157,7 @@ void require_replaceable_index(const FileSystem& fs, const std::string& path) {
   const auto mode = tessera::detail::mode_of_name(path);
   if (!mode || (S_ISREG(*mode) && may_be_index(fs, path))) return;
   throw Error(ErrorKind::already_exists, {.path = path},
-              "index: this name is needed for it, and something else has it: " +
+              "index: expected an index or an unused name, found " +
                   std::string(tessera::detail::kind_in_words(*mode)) + " (remove or rename it)");
 }
 
@@ -169,7 +170,7 @@ void rebuild_native_index(FileSystem& fs, const std::string& path) {
   if (kind != FileKind::directory) {
     throw Error::expected(ErrorKind::not_found, {.path = path}, "native checkpoint", "a directory",
                           !kind ? "nothing" : "a file",
-                          !kind ? "" : "a checkpoint of another format?");
+                          !kind ? "" : "is it a checkpoint of another format?");
   }
   require_no_work_in_progress(fs, path);
   const std::string index_path = join_path(path, kIndexFileName);
@@ -182,7 +183,7 @@ void rebuild_native_index(FileSystem& fs, const std::string& path) {
   if (rebuilt_id != indexes.checkpoint_id) {
     throw Error::expected(ErrorKind::corruption, {.path = path}, "checkpoint id",
                           checksum_text(indexes.checkpoint_id), checksum_text(rebuilt_id),
-                          "rank files that contradict each other");
+                          "the rank files contradict each other");
   }
   StagedDestination staged(fs, index_path, DestinationKind::member_file, OverwritePolicy::replace,
                            [&](const auto& left) { return judge_left_over(fs, left); });

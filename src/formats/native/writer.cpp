@@ -51,7 +51,7 @@ void validate_pieces_per_rank(const CheckpointContents& contents, const std::str
       if (numel_of(piece.region) > 0 && !held.emplace(piece.rank, piece.region).second) {
         throw Error::expected(
             ErrorKind::invalid_argument, {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}},
-            "pieces", "a region once per rank",
+            "pieces", "each region once per rank",
             region_to_string(piece.region) + " twice on rank " + std::to_string(piece.rank));
       }
     }

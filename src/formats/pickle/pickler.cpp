@@ -141,7 +141,7 @@ struct ValuePickler {
     // Otherwise the str would be written, and no reader could read it.
     if (!::tessera::detail::is_valid_python_str(value)) {
       throw Error(ErrorKind::unsupported, {},
-                  "text that is no UTF-8 cannot be pickled: " + printable(value));
+                  "text that is not UTF-8 cannot be pickled: " + printable(value));
     }
     pickler.text(value);
   }
@@ -169,8 +169,9 @@ struct ValuePickler {
     pickler.mark();
     for (const auto& [key, value] : dict) {
       if (key.is<Value::List>() || key.is<Value::Set>() || key.is<Value::Dict>()) {
-        throw Error(ErrorKind::unsupported, {},
-                    "a " + std::string(type_name(key)) + " as key of a dict cannot be pickled");
+        throw Error(
+            ErrorKind::unsupported, {},
+            "a dict with a key of type " + std::string(type_name(key)) + " cannot be pickled");
       }
       pickle_value(pickler, key);
       pickle_value(pickler, value);

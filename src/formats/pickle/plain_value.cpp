@@ -219,7 +219,7 @@ class Walk {
 
   [[noreturn]] static void refuse(Object object) {
     object.fail(ErrorKind::unsupported,
-                object.describe() + ": expected a plain value, found an object that is none");
+                object.describe() + ": expected a plain value, found an object of another kind");
   }
 
   static Object argument(Object call, std::size_t index) {
@@ -294,7 +294,7 @@ class Walk {
 
   Value ordered_dict(Object call) {
     if (num_arguments(call) != 0) {
-      call.fail_expected("OrderedDict arguments", "none, and entries put in after");
+      call.fail_expected("OrderedDict arguments", "none, with the entries added afterwards");
     }
     return put_entries(call);
   }
@@ -411,8 +411,8 @@ WalkBudget::WalkBudget(const ObjectGraph& graph)
 void WalkBudget::spend(Object at, std::uint64_t nbytes) {
   if (nbytes > left_) {
     at.fail(ErrorKind::corruption,
-            "what the pickle describes: expected a size in proportion to its own, found far more "
-            "(an object repeated without end?)");
+            "size of the unpickled values: expected a size in proportion to the pickle, found far "
+            "more (does an object repeat itself many times?)");
   }
   left_ -= nbytes;
 }
@@ -420,8 +420,9 @@ void WalkBudget::spend(Object at, std::uint64_t nbytes) {
 WalkBudget::Descent::Descent(WalkBudget& budget, Object object) : budget_(budget) {
   for (const std::uint32_t id : budget.way_) {
     if (id == object.id()) {
-      object.fail(ErrorKind::corruption,
-                  object.describe() + ": expected a finite value, found one that contains itself");
+      object.fail(
+          ErrorKind::corruption,
+          object.describe() + ": expected a finite value, found a value that contains itself");
     }
   }
   if (budget.way_.size() == kMaxDepth) {

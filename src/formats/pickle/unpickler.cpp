@@ -173,8 +173,9 @@ class Machine {
          "opcode " + name_of_refused(opcode) + " is not in the allow-list; nothing was executed");
   }
   [[noreturn]] void fail_unknown_opcode(Opcode opcode) const {
-    fail_expected(ErrorKind::corruption, "opcode", "one of pickle's",
-                  "byte " + std::to_string(static_cast<unsigned char>(opcode)), "no pickle?");
+    fail_expected(ErrorKind::corruption, "opcode", "a pickle opcode",
+                  "byte " + std::to_string(static_cast<unsigned char>(opcode)),
+                  "is this a pickle?");
   }
 
   // One opcode
@@ -409,7 +410,7 @@ class Machine {
     Node& self = graph_.nodes_[target];
     if (self.kind == wanted) return append(self.slice, items);
     if (self.kind == ObjectKind::call) return append(graph_.calls_[self.index].appended, items);
-    fail_expected(ErrorKind::corruption, "append to", std::string(kind_name(wanted)),
+    fail_expected(ErrorKind::corruption, "append target", std::string(kind_name(wanted)),
                   describe(target));
   }
   void set_items(std::uint32_t target, std::span<const std::uint32_t> keys_and_values) {
@@ -420,7 +421,7 @@ class Machine {
     if (self.kind == ObjectKind::dict) return append(self.slice, keys_and_values);
     if (self.kind == ObjectKind::call)
       return append(graph_.calls_[self.index].entries, keys_and_values);
-    fail_expected(ErrorKind::corruption, "set items of", "dict", describe(target));
+    fail_expected(ErrorKind::corruption, "set-items target", "dict", describe(target));
   }
   void append_item() {
     const std::uint32_t item = pop();
@@ -513,7 +514,7 @@ class Machine {
     const std::uint32_t state = pop();
     const Node& self = node(top());
     if (self.kind != ObjectKind::call) {
-      fail_expected(ErrorKind::corruption, "BUILD of", "object", describe(top()));
+      fail_expected(ErrorKind::corruption, "BUILD target", "object", describe(top()));
     }
     graph_.calls_[self.index].state = state;
   }
@@ -539,7 +540,7 @@ class Machine {
   }
   void get(std::uint64_t slot) {
     if (slot >= memo_.size() || memo_[slot] == kNoObject) {
-      fail_expected(ErrorKind::corruption, "memo slot", "one that was set",
+      fail_expected(ErrorKind::corruption, "memo slot", "a slot that was set",
                     "slot " + std::to_string(slot) + " unset");
     }
     push(memo_[slot]);

@@ -203,7 +203,7 @@ class SafetensorsDriver final : public FormatDriver {
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::io) throw;
       refuse_to_replace(directory, option, "the files of one checkpoint",
-                        "files that are none together: " + std::string(error.what()));
+                        "files that do not belong together: " + std::string(error.what()));
     }
   }
 

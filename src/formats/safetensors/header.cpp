@@ -213,9 +213,9 @@ class EntryChecker {
       : path_(path), data_begin_(data_begin), data_nbytes_(data_nbytes) {}
 
   HeaderTensor check(Entry& entry) const {
-    if (!entry.dtype) refuse(entry, "dtype", "one", "none");
-    if (!entry.shape) refuse(entry, "shape", "one", "none");
-    if (!entry.data_offsets) refuse(entry, "data_offsets", "one", "none");
+    if (!entry.dtype) refuse(entry, "dtype", "a dtype", "none");
+    if (!entry.shape) refuse(entry, "shape", "a shape", "none");
+    if (!entry.data_offsets) refuse(entry, "data_offsets", "[begin, end]", "none");
     HeaderTensor tensor;
     tensor.meta.dtype = dtype_of(entry);
     if (tensor.meta.dtype == DType::float4_e2m1fn_x2) {
@@ -269,7 +269,8 @@ class EntryChecker {
     const auto end = static_cast<std::uint64_t>(offsets[1]);
     if (end > data_nbytes_) {
       refuse(entry, "data_offsets",
-             "an end of at most " + std::to_string(data_nbytes_) + ", the bytes behind the header",
+             "an end of at most " + std::to_string(data_nbytes_) +
+                 ", the number of bytes after the header",
              shape_to_string(offsets), "incomplete download?");
     }
     return {data_begin_ + static_cast<std::uint64_t>(offsets[0]), data_begin_ + end};
@@ -288,7 +289,7 @@ void check_cover(const std::vector<HeaderTensor>& tensors, ByteRange data_range,
   for (const HeaderTensor& tensor : tensors) {
     if (tensor.byte_range.begin != covered_end) {
       const std::string after = previous == nullptr
-                                    ? std::string(", the first byte behind the header")
+                                    ? std::string(", the first byte after the header")
                                     : ", the end of '" + printable(previous->meta.fqn) + "'";
       throw Error::expected(
           ErrorKind::corruption, {.path = path, .fqn = tensor.meta.fqn},

@@ -65,7 +65,7 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   const auto* entries = weight_map == nullptr ? nullptr : weight_map->get_if<Value::Dict>();
   if (entries == nullptr || entries->empty()) {
     throw Error::expected(ErrorKind::corruption, {.path = index_path}, "weight_map",
-                          "an object that maps tensors to files", "none or an empty one");
+                          "an object that maps tensors to files", "none, or an empty object");
   }
   for (const auto& [key, item] : *entries) {
     const auto& tensor = *key.get_if<std::string>();
@@ -118,7 +118,7 @@ void require_all_shards(const std::string& directory, const std::vector<std::str
     const detail::PlaceInSeries place = *detail::place_in_series(name);
     if (found[place.series] < place.count) {
       throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "shards",
-                            std::to_string(place.count) + " files as the name says",
+                            std::to_string(place.count) + " files, as the name says",
                             std::to_string(found[place.series]), "incomplete download?");
     }
   }
@@ -134,8 +134,9 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   if (indexes.size() > 1) {
     const std::string usual = "model" + std::string(detail::kIndexSuffix);
     if (std::ranges::find(indexes, usual) == indexes.end()) {
-      throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "index", "one",
-                            std::to_string(indexes.size()), "name the index itself");
+      throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "index", "one index",
+                            std::to_string(indexes.size()) + " of them",
+                            "give the path of one index");
     }
     indexes = {usual};
   }
@@ -150,7 +151,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   }
   if (set.names.empty()) {
     throw Error::expected(ErrorKind::not_found, {.path = path}, "safetensors",
-                          "an index or .safetensors files", "neither");
+                          "an index or .safetensors files", "neither of them");
   }
   for (const std::string& name : set.names) require_in_checkpoint(fs, path, name);
   require_all_shards(path, set.names);
@@ -225,7 +226,7 @@ class SafetensorsReader final : public CheckpointReader {
       if (contents_.find_tensor(tensor) == nullptr) {
         throw Error::expected(ErrorKind::corruption, {.path = set.index_path, .fqn = tensor},
                               "weight_map", "the tensor in '" + printable(file) + "'",
-                              "none there");
+                              "no tensor of this name there");
       }
     }
     finish_aliases();
@@ -235,7 +236,7 @@ class SafetensorsReader final : public CheckpointReader {
       findings_.push_back({.severity = Finding::Severity::error,
                            .rule = "structure",
                            .where = {.path = path_},
-                           .expected = "an index beside the shards, which also names the values",
+                           .expected = "an index next to the shards (it also names the values)",
                            .found = "none"});
     }
     named_tensors_.clear();
@@ -265,7 +266,7 @@ class SafetensorsReader final : public CheckpointReader {
                              .fqn = meta.fqn,
                              .byte_range = ByteRange{begin, begin + out.size()}};
       throw Error::expected(ErrorKind::corruption, where, "file size",
-                            "what it was when it was opened", "a shorter file");
+                            "the size that it had when it was opened", "a shorter file");
     }
   }
 
@@ -315,7 +316,7 @@ class SafetensorsReader final : public CheckpointReader {
         sink({.severity = Finding::Severity::error,
               .rule = "structure",
               .where = error.where(),
-              .expected = "all bytes that the header lays out",
+              .expected = "all bytes that the header describes",
               .found = std::string(error.reason())});
       }
     }
@@ -397,8 +398,8 @@ class SafetensorsReader final : public CheckpointReader {
       if (!named.is_sharded || !saved_offsets) {
         throw Error::expected(
             ErrorKind::corruption, where, "names", "each tensor in one file",
-            "one that '" + printable(files_[named.locations[0].file].name) + "' has too",
-            "files of different checkpoints in one directory?");
+            "a tensor that '" + printable(files_[named.locations[0].file].name) + "' also has",
+            "are these files of different checkpoints?");
       }
       Shape& shape = named.entry.meta.shape;
       if (named.entry.meta.dtype != tensor.meta.dtype || shape.size() != reach.size()) {
@@ -490,10 +491,10 @@ class SafetensorsReader final : public CheckpointReader {
       const bool is_taken = contents_.find_tensor(alias.fqn) != nullptr ||
                             (previous != nullptr && previous->fqn == alias.fqn);
       if (is_taken || contents_.find_tensor(alias.target) == nullptr) {
-        throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = alias.fqn},
-                              detail::kAliasesKey,
-                              is_taken ? "a name of its own" : "the name of a tensor",
-                              is_taken ? "one that is taken" : "'" + printable(alias.target) + "'");
+        throw Error::expected(
+            ErrorKind::corruption, {.path = path_, .fqn = alias.fqn}, detail::kAliasesKey,
+            is_taken ? "an unused name" : "the name of a tensor",
+            is_taken ? "a name that is in use" : "'" + printable(alias.target) + "'");
       }
       previous = &alias;
     }
@@ -511,8 +512,8 @@ class SafetensorsReader final : public CheckpointReader {
     detail::apply_values_file(text, path, contents_, values_);
     if (values_.empty()) return;
     throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = contents_.values[0].name},
-                          detail::kStructureKey, "no values, which have a file of their own",
-                          "this one");
+                          detail::kStructureKey, "no values, as they have their own file",
+                          "this value");
   }
 
   void read_values(const FileSet& set) {
@@ -521,8 +522,8 @@ class SafetensorsReader final : public CheckpointReader {
     if (set.model_path.empty()) {
       throw Error::expected(ErrorKind::unsupported, {.path = set.directory}, "directory",
                             "the files of one model, or an index of them",
-                            "several files, one of which has values of its own",
-                            "name one of the files");
+                            "several files, one of them with its own values file",
+                            "give the path of one file");
     }
     const std::string path = detail::values_path_of(set.model_path);
     if (fs_.kind_of(path) != FileKind::regular) {

@@ -220,7 +220,7 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
   const ValuesFileReader reader(text, path);
   const auto refuse_unknown = [&](const std::string& name, std::string_view member) {
     throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, member,
-                          "a name in this checkpoint", "none of that name");
+                          "the name of an entry in this checkpoint", "no such name");
   };
 
   std::map<std::string, Value> sorted_values;
@@ -229,7 +229,7 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
         find_tensor(contents, name) != nullptr || find_alias(contents, name) != nullptr;
     if (is_taken || !sorted_values.emplace(name, item).second) {
       throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, "values",
-                            "a name of its own", "one that is taken");
+                            "an unused name", "a name that is in use");
     }
   });
   for (auto& [name, value] : sorted_values) {
@@ -322,7 +322,7 @@ std::string read_values_file(const FileSystem& fs, const std::string& path,
     return *std::move(replaced);
   }
   throw Error::expected(ErrorKind::corruption, {.path = path}, "checksum", digest, found,
-                        "values of other tensors, or changed by hand?");
+                        "are these the values of other tensors, or was the file edited?");
 }
 
 void put_back_replaced_values(FileSystem& fs, const std::string& destination) {

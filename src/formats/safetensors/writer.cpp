@@ -56,8 +56,8 @@ std::vector<std::vector<std::size_t>> assign_shards(const CheckpointContents& co
 std::optional<std::string> reason_against(const TensorMeta& meta) {
   if (!detail::safetensors_dtype(meta.dtype)) return std::string(dtype_name(meta.dtype));
   if (meta.dtype == DType::float4_e2m1fn_x2 && meta.shape.empty()) return "0-d float4";
-  if (meta.fqn == "__metadata__") return "name of the header's own";
-  if (!tessera::detail::is_valid_utf8(meta.fqn)) return "name that is no UTF-8";
+  if (meta.fqn == "__metadata__") return "name that is reserved for the header";
+  if (!tessera::detail::is_valid_utf8(meta.fqn)) return "name that is not UTF-8";
   return std::nullopt;
 }
 
@@ -149,13 +149,14 @@ bool check_single_file(FileSystem& fs, const std::string& destination,
   if (fs.kind_of(path)) {
     if (!detail::is_values_file(fs, path)) {
       throw Error(ErrorKind::already_exists, {.path = path},
-                  "values: this name is needed for what is no tensor, and something else has it "
+                  "values: the values of the checkpoint need this name, but another file has it "
                   "(remove or rename it)");
     }
     const bool is_own = has_left_values || (goes_on && has_text(fs, path, values_text));
     if (work.overwrite == OverwritePolicy::refuse && !is_own) {
-      throw Error(ErrorKind::already_exists, {.path = path},
-                  "values: those of another checkpoint are here (remove them, or overwrite)");
+      throw Error(
+          ErrorKind::already_exists, {.path = path},
+          "values: this file has the values of another checkpoint (remove it, or overwrite)");
     }
   }
   if (!values_text.empty()) {
@@ -185,7 +186,8 @@ class SafetensorsWriter final : public CheckpointWriter {
       throw Error::expected(
           ErrorKind::invalid_argument, {.path = destination}, "shard size",
           "tensors of at most " + std::to_string(*options.max_shard_nbytes) + " bytes in one file",
-          std::to_string(total_nbytes()) + " bytes", "name a directory to write several files");
+          std::to_string(total_nbytes()) + " bytes",
+          "give the path of a directory to write several files");
     }
     contents_.world_size = static_cast<int>(shards.size());
     places_.resize(contents_.tensors.size());

@@ -157,8 +157,8 @@ void keep_last_of_each(std::vector<JournalContents::Entry>& entries) {
 
 [[noreturn]] void throw_not_a_journal(const std::string& path) {
   throw Error(ErrorKind::already_exists, {.path = path},
-              "journal: this name is needed for the work in progress, and something else has it "
-              "(remove or rename it)");
+              "journal: expected an unused name, which is needed while the checkpoint is written, "
+              "found another file (remove or rename it)");
 }
 
 /// Says whether the first line is complete; it may be torn. Throws if the file is not a journal, or
@@ -171,7 +171,8 @@ bool has_first_line(const ReadableFile& file) {
   if (kFirstLine.starts_with(begin)) return false;
   if (!begin.starts_with(kMagic)) throw_not_a_journal(file.path());
   throw Error::expected(ErrorKind::unsupported, {.path = file.path()}, "journal", "version 1",
-                        printable(begin.substr(0, begin.find('\n')), 40), "of a later release?");
+                        printable(begin.substr(0, begin.find('\n')), 40),
+                        "written by a later release?");
 }
 
 }  // namespace

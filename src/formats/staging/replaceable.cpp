@@ -15,7 +15,7 @@
 namespace tessera::formats {
 namespace {
 
-constexpr std::string_view kWayOut = "nothing is removed; if nobody needs it, remove it yourself";
+constexpr std::string_view kWayOut = "nothing was removed; if nobody needs it, remove it yourself";
 
 std::string_view found_in_words(std::string_view begin) {
   if (detail::is_hdf5(begin)) return "an HDF5 file that Tessera did not write";
@@ -65,8 +65,8 @@ void refuse_one_of_several(const FileSystem& fs, const std::string& path,
   for (const FormatDriver* driver : format_drivers()) {
     if (!driver->is_one_of_several(fs, path)) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
-                          "a checkpoint to replace", "one file of a sharded one",
-                          "name its directory");
+                          "a checkpoint to replace", "one file of a sharded checkpoint",
+                          "give the path of its directory");
   }
 }
 
@@ -90,10 +90,10 @@ void refuse_to_replace(const std::string& path, const std::string& option,
 
 void refuse_foreign_file(const std::string& directory, const std::string& name,
                          const std::string& option) {
-  throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, option,
-                        "a directory with nothing but a checkpoint's files, all of which it "
-                        "replaces",
-                        "'" + printable(name) + "' among them", "move it, or write elsewhere");
+  throw Error::expected(
+      ErrorKind::invalid_argument, {.path = directory}, option,
+      "a directory with only the files of one checkpoint, as all of it is replaced",
+      "'" + printable(name) + "'", "move it, or write elsewhere");
 }
 
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {
@@ -106,7 +106,7 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
     if (error.kind() == ErrorKind::io) throw;
     if (error.kind() == ErrorKind::unsupported) {  // not for a damaged checkpoint
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
-                            "a checkpoint to replace", "something else, which stays as it is");
+                            "a checkpoint to replace", "something else", "it was not changed");
     }
   }
   if (kind == FileKind::directory) {

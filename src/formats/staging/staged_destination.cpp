@@ -28,10 +28,11 @@ using tessera::detail::try_lock;
 
 [[noreturn]] void refuse_name(const std::string& path, std::string_view rule,
                               std::string_view found) {
-  throw Error(ErrorKind::already_exists, {.path = path},
-              std::string(rule) +
-                  ": this name is needed for the work in progress, and something else has it: " +
-                  std::string(found) + " (remove or rename it)");
+  throw Error(
+      ErrorKind::already_exists, {.path = path},
+      std::string(rule) +
+          ": expected an unused name, which is needed while the checkpoint is written, found " +
+          std::string(found) + " (remove or rename it)");
 }
 
 /// Refuses a destination if the name of `longest_path` is too long for its file system.
@@ -45,7 +46,7 @@ void require_short_name(const std::string& destination, const std::string& longe
   throw Error::expected(
       ErrorKind::invalid_argument, {.path = destination}, "name of the destination",
       "at most " + std::to_string(static_cast<std::size_t>(max_nbytes) - behind_nbytes) +
-          " bytes, as the work in progress has " + suffix + " behind it",
+          " bytes, as " + suffix + " is added to it while the checkpoint is written",
       std::to_string(name_nbytes));
 }
 
@@ -61,14 +62,15 @@ void require_no_foreign_entry(const FileSystem& fs, const std::string& path, Fil
                               const std::string& rule, const std::string& why) {
   const auto name = first_foreign_entry(fs, path, names);
   if (!name) return;
-  throw Error(ErrorKind::already_exists, {.path = join_path(path, *name)},
-              rule + ": this is no file of a checkpoint, and " + why + " (move it)");
+  throw Error(
+      ErrorKind::already_exists, {.path = join_path(path, *name)},
+      rule + ": this file does not belong to a checkpoint, and " + why + " (move it elsewhere)");
 }
 
 /// Throws: files of an earlier writer cannot be removed. Says what to do.
 [[noreturn]] void refuse_stuck(const std::string& path, std::string_view failure) {
   throw Error(ErrorKind::io, {.path = path},
-              "staging: what an earlier run left here cannot be removed: " + std::string(failure) +
+              "staging: cannot remove what an earlier run left here: " + std::string(failure) +
                   " (remove it yourself)");
 }
 
@@ -137,12 +139,12 @@ FileDescriptor lock_object(const std::string& path, bool is_new) {
   const LockResult lock = try_lock(object);
   if (lock == LockResult::held_by_another) {
     throw Error(ErrorKind::already_exists, {.path = path},
-                "staging: another writer is at work on the same destination");
+                "staging: another process is writing to the same destination");
   }
   if (lock == LockResult::unavailable && !is_new) {
     throw Error(ErrorKind::already_exists, {.path = path},
-                "staging: left over, and this file system cannot tell whether its writer lives "
-                "(remove it if no process writes there)");
+                "staging: left by another run; this file system cannot tell whether that run is "
+                "still writing (if not, remove it)");
   }
   return is_still_at(object.get(), path) ? std::move(object) : FileDescriptor();
 }
@@ -172,7 +174,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
   if (const std::string parent = directory_of(destination_);
       fs_.kind_of(parent) != FileKind::directory) {
     throw Error::expected(ErrorKind::io, {.path = destination_}, "destination",
-                          "a folder to be written into", "none at " + printable(parent));
+                          "an existing folder to write into", "none at " + printable(parent));
   }
   require_short_name(destination_,
                      kind_ == DestinationKind::member_file ? staging_path_ : journal_path());
@@ -232,7 +234,7 @@ void StagedDestination::stage(const Judge& judge) {
     ::close(std::exchange(lock_fd_, -1));
   }
   throw Error(ErrorKind::already_exists, {.path = staging_path_},
-              "staging: other processes keep taking it");
+              "staging: other processes keep creating it (try again later)");
 }
 
 /// Says whether an object without a living owner was left by a writer; see [Note: Left over].
@@ -265,7 +267,7 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
     const bool is_work = is_work_in_progress(fs_, staging_path_);
     require_no_foreign_entry(fs_, staging_path_,
                              is_work ? FileNames::of_our_writers : FileNames::of_one_checkpoint,
-                             "staging", "would be removed with the work in progress");
+                             "staging", "would be removed with the unfinished work");
   }
   return verdict;
 }
@@ -412,7 +414,7 @@ void StagedDestination::publish() {
     // A user may have added a file since the constructor looked. The caller knew the files before.
     if (fs_.kind_of(destination_) == FileKind::directory && !had_foreign_entry_) {
       require_no_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint, "destination",
-                               "would be removed with what is replaced");
+                               "would be removed with the replaced checkpoint");
     }
     // The replaced checkpoint is at the staging path until it is removed: lock it, so that no other
     // writer takes that path over.

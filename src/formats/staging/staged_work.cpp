@@ -88,7 +88,7 @@ void require_own_files(FileSystem& fs, const std::string& directory,
     const std::string path = join_path(directory, name);
     if (!names.contains(name)) {
       throw Error(ErrorKind::already_exists, {.path = path},
-                  "kept work: this file is none of its own, and would become part of the "
+                  "kept work: this file does not belong to it, but would become part of the "
                   "checkpoint (remove or rename it)");
     }
     require_writable(fs, path);

@@ -52,10 +52,9 @@ class TorchZipDriver final : public FormatDriver {
                                  [&](std::string_view suffix) { return name.ends_with(suffix); });
     };
     if (std::ranges::none_of(directory.names, is_torch_save)) return {};
-    return {Match::hint,
-            Error(ErrorKind::unsupported, {.path = directory.path},
-                  "expected a checkpoint, found a directory of torch.save files (name one of "
-                  "them)")};
+    return {Match::hint, Error(ErrorKind::unsupported, {.path = directory.path},
+                               "expected a checkpoint, found a directory of torch.save files (give "
+                               "the path of one of them)")};
   }
 
   Recognition recognize_file(const FileBegin& file) const override {

@@ -111,8 +111,8 @@ class StateDictPickler {
       const Key& key = entries.front().path[depth];
       if (const auto* other = std::get_if<NonStringKey>(&key)) {
         if (!others.insert(text_of_equal_keys(dict_key_value(*other))).second) {
-          refuse(entries.front(), "keys of a dict", "different ones",
-                 value_to_string(dict_key_value(*other)) + ", which equals another in Python");
+          refuse(entries.front(), "keys of a dict", "keys that differ in Python",
+                 value_to_string(dict_key_value(*other)) + ", which equals another key");
         }
       }
       push_key(key);
@@ -139,7 +139,8 @@ class StateDictPickler {
       }
       if (position - next > holes_left_) {
         refuse(entries.front(), "position in a list",
-               "at most " + std::to_string(next + holes_left_) + ", as little is left out before",
+               "at most " + std::to_string(next + holes_left_) +
+                   ", as too many positions before it have no entry",
                std::to_string(position));
       }
       holes_left_ -= position - next;

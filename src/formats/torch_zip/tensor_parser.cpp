@@ -184,15 +184,15 @@ std::size_t num_fixed_arguments(const RebuildCall& call) {
     case TensorGlobal::rebuild_tensor_v3:
       return 7;
     case TensorGlobal::sparse_tensor:
-      refuse(call.object, "a sparse one");
+      refuse(call.object, "a sparse tensor");
     case TensorGlobal::quantized_tensor:
-      refuse(call.object, "a quantized one");
+      refuse(call.object, "a quantized tensor");
     case TensorGlobal::meta_tensor:
-      refuse(call.object, "one on the meta device");
+      refuse(call.object, "a tensor on the meta device");
     case TensorGlobal::nested_tensor:
-      refuse(call.object, "a nested one");
+      refuse(call.object, "a nested tensor");
     case TensorGlobal::device_tensor:
-      refuse(call.object, "one that only its device can hold");
+      refuse(call.object, "a tensor that only its device can hold");
     default:
       call.object.fail_expected("tensor", "a function that makes a tensor");
   }
@@ -205,7 +205,7 @@ DType stated_dtype(Object dtype) {
   }
   const std::optional<DType> known = parse_dtype(dtype.global_name("dtype"));
   if (!known)
-    dtype.fail(ErrorKind::unsupported, "dtype: expected a known one, found " + dtype.describe());
+    dtype.fail(ErrorKind::unsupported, "dtype: expected a known dtype, found " + dtype.describe());
   return *known;
 }
 
@@ -322,7 +322,7 @@ TensorParser::Storage TensorParser::parse_storage(Object persistent) {
   }
   if (zip_.members()[*member].compression != zip::Compression::stored) {
     id.fail(ErrorKind::unsupported, "storage '" + printable(name, 80) +
-                                        "': expected stored bytes, found compressed ones "
+                                        "': expected uncompressed bytes, found compressed bytes "
                                         "(torch never compresses; was it packed again?)");
   }
   const std::uint64_t found_nbytes = zip_.members()[*member].nbytes;

@@ -69,8 +69,9 @@ void require_readable(const TorchSaveLayout& layout, const std::string& destinat
   try {
     torch_zip::read_torch_zip(std::make_unique<UnwrittenFile>(layout, destination));
   } catch (const Error& error) {
-    throw Error(ErrorKind::unsupported, {.path = destination, .fqn = error.where().fqn},
-                "a torch.save file of this cannot be read: " + std::string(error.reason()));
+    throw Error(
+        ErrorKind::unsupported, {.path = destination, .fqn = error.where().fqn},
+        "a torch.save file with these contents could not be read: " + std::string(error.reason()));
   }
 }
 

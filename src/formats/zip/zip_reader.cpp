@@ -172,7 +172,7 @@ ZipReader::Trailer ZipReader::find_trailer() const {
   }
   if (!position) {
     fail(ErrorKind::corruption, "archive", "an end-of-directory record at its end", "none",
-         nbytes == 0 ? "an empty file" : "cut short, or no zip archive?");
+         nbytes == 0 ? "an empty file" : "is it cut short, or not a zip archive?");
   }
   const std::span<const std::byte> bytes = end.subspan(*position, kTrailerNbytes);
   return {.begin = window_.end - end.size() + *position,
@@ -255,7 +255,7 @@ void ZipReader::parse_directory(const Directory& directory, const ZipLimits& lim
   by_name_.reserve(members_.size());
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (!by_name_.emplace(members_[i].name, i).second) {
-      fail(ErrorKind::corruption, "member names", "no two equal", describe(i) + " twice");
+      fail(ErrorKind::corruption, "member names", "each name once", describe(i) + " twice");
     }
   }
 }
@@ -298,7 +298,7 @@ std::size_t ZipReader::parse_member(std::span<const std::byte> rest, const ZipLi
 void ZipReader::check_member(std::size_t member, std::uint16_t flags,
                              std::uint64_t first_disk) const {
   if ((flags & kEncryptedFlags) != 0) {
-    fail(ErrorKind::unsupported, describe(member), "plain data", "encryption");
+    fail(ErrorKind::unsupported, describe(member), "unencrypted data", "encrypted data");
   }
   if (first_disk != 0)
     fail(ErrorKind::unsupported, "archive", "one disk", "an archive split over several");
@@ -348,8 +348,8 @@ ByteRange ZipReader::data_range(std::size_t index) const {
     read_file_at(member.extent.begin, header);
     const auto contradicts = [&](std::string_view what) {
       fail(ErrorKind::corruption, describe(index),
-           "a local header with the " + std::string(what) + " that the directory states",
-           "another");
+           "the " + std::string(what) + " that the directory states",
+           "a different one in the local header");
     };
     if (u32(header, 0) != kLocalHeaderSignature) contradicts("signature");
     const std::uint16_t flags = u16(header, 6);
@@ -381,7 +381,7 @@ ByteRange ZipReader::data_range(std::size_t index) const {
 
 void ZipReader::require_stored(std::size_t index) const {
   if (members_[index].compression == Compression::stored) return;
-  fail(ErrorKind::unsupported, describe(index), "stored bytes", "compressed ones",
+  fail(ErrorKind::unsupported, describe(index), "uncompressed bytes", "compressed bytes",
        "torch never compresses; was it packed again?");
 }
 
@@ -437,7 +437,7 @@ std::uint32_t ZipReader::compute_crc(
   const Member& member = members_[index];
   if (member.compression == Compression::other) {
     fail(ErrorKind::unsupported, describe(index), "stored or deflated bytes",
-         "another compression");
+         "another compression method");
   }
   const ByteRange data = data_range(index);
   std::vector<std::byte> block(std::min<std::uint64_t>(kBlockNbytes, data.nbytes()));
@@ -462,7 +462,7 @@ std::uint32_t ZipReader::compute_crc(
   std::uint64_t num_inflated = 0;
   int status = Z_OK;
   for (std::uint64_t at = data.begin; status != Z_STREAM_END;) {
-    if (at == data.end) broken("one that breaks off");
+    if (at == data.end) broken("a stream that is cut short");
     const std::span<std::byte> bytes =
         std::span(block).first(std::min<std::uint64_t>(block.size(), data.end - at));
     read_file_at(at, bytes);
@@ -475,10 +475,10 @@ std::uint32_t ZipReader::compute_crc(
       inflater->avail_out = static_cast<uInt>(inflated.size());
       status = inflater.inflate_next();
       if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
-        broken("a damaged one");
+        broken("a damaged stream");
       const std::size_t num_new = inflated.size() - inflater->avail_out;
       num_inflated += num_new;
-      if (num_inflated > member.nbytes) broken("more");
+      if (num_inflated > member.nbytes) broken("more bytes");
       crc = tessera::crc32(crc, std::span(inflated).first(num_new));
     } while (status == Z_OK && inflater->avail_out == 0);
   }

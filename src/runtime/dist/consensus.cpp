@@ -36,8 +36,9 @@ void set(c10d::Store& store, const std::string& key, const std::string& text) {
 Error nothing_sent(const Group& group, const std::string& about_to, const std::string& who) {
   return {ErrorKind::io,
           {},
-          "rank " + std::to_string(group.rank()) + " (" + group.name() + ") is about to " +
-              about_to + "; " + who + " sent nothing before the time-out"};
+          "rank " + std::to_string(group.rank()) + " (" + group.name() + ") wants to " + about_to +
+              ", but " + who +
+              " sent nothing before the timeout (did it stop, or run other code?)"};
 }
 
 /// Waits for the requests of all ranks, and returns the decision, or the error that all ranks will
@@ -121,7 +122,7 @@ void Consensus::require_equal(const std::string& what, const std::vector<std::st
                             "the same on all ranks of " + group_->name(),
                             text(own_line, lines.end()) + " on rank 0, " +
                                 text(other_line, other.end()) + " on rank " + std::to_string(rank),
-                            "was the model built differently on one rank?");
+                            "did the ranks build different models?");
     }
     return std::string();
   });

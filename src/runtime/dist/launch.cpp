@@ -19,8 +19,8 @@ class Variables {
 
   std::string text(const std::string& name) const {
     if (const auto value = lookup_(name)) return *value;
-    throw Error::expected(ErrorKind::invalid_argument, {}, launcher_, "the variable " + name,
-                          "none");
+    throw Error::expected(ErrorKind::invalid_argument, {}, launcher_,
+                          "the environment variable " + name, "none");
   }
   int number(const std::string& name, int begin, int end) const {
     return parse(name, text(name), begin, end);
@@ -128,8 +128,8 @@ Mesh init_from_env(const MeshOptions& options) {
                    found->rank, found->world_size, options);
   } catch (const c10::Error& error) {
     throw Error(ErrorKind::io, {},
-                "rank " + std::to_string(found->rank) + ": connecting to " + found->master_address +
-                    ":" + std::to_string(found->master_port) + ": " +
+                "rank " + std::to_string(found->rank) + ": cannot connect to " +
+                    found->master_address + ":" + std::to_string(found->master_port) + ": " +
                     error.what_without_backtrace());
   }
 }

@@ -31,8 +31,8 @@ Axes complete(Axes axes, int world_size) {
     if (axis.second == -1 && open == nullptr) {
       open = &axis;
     } else if (axis.second < 1 || axis.second > world_size) {
-      refuse_axes(axes, "sizes from 1 to the " + std::to_string(world_size) +
-                            " ranks, one of them -1 at most");
+      refuse_axes(axes, "sizes from 1 to " + std::to_string(world_size) +
+                            " (the number of ranks), at most one of them -1");
     } else {
       product *= axis.second;
     }
@@ -42,7 +42,8 @@ Axes complete(Axes axes, int world_size) {
     product = world_size;
   }
   if (product != world_size) {
-    refuse_axes(axes, "sizes whose product is the " + std::to_string(world_size) + " ranks");
+    refuse_axes(axes,
+                "sizes whose product is " + std::to_string(world_size) + ", the number of ranks");
   }
   return axes;
 }
@@ -66,7 +67,7 @@ class Connector {
       } catch (const std::exception& error) {
         throw Error(ErrorKind::io, {},
                     "rank " + std::to_string(rank) + " of " + std::to_string(size) + " (" + name +
-                        "): connecting over " + transport.name + ": " + message_of(error));
+                        "): cannot connect over " + transport.name + ": " + message_of(error));
       }
     };
     return std::make_shared<Group>(name,
@@ -102,8 +103,9 @@ const std::shared_ptr<Group>& Mesh::axis(const std::string& name) const {
 Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
              const MeshOptions& options) {
   if (world_size < 1 || rank < 0 || rank >= world_size) {
-    throw Error::expected(ErrorKind::invalid_argument, {}, "rank", "a rank below the world size",
-                          std::to_string(rank) + " of " + std::to_string(world_size));
+    throw Error::expected(ErrorKind::invalid_argument, {}, "rank",
+                          "a rank from 0 to world size - 1",
+                          "rank " + std::to_string(rank) + " of " + std::to_string(world_size));
   }
   const Axes axes = complete(options.axes, world_size);
   if (store) store->setTimeout(options.timeout);

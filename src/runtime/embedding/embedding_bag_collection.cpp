@@ -23,7 +23,7 @@ at::Tensor EmbeddingBagCollectionBase::weight(const std::string& table) const {
   const auto modules = embedding_bags_->named_children();
   const auto* const module = modules.find(table);
   if (module == nullptr) {
-    throw Error::expected(ErrorKind::not_found, {}, "embedding table", "one of the collection",
+    throw Error::expected(ErrorKind::not_found, {}, "embedding table", "a table of the collection",
                           "'" + table + "'");
   }
   return (*module)->named_parameters(/*recurse=*/false)["weight"];

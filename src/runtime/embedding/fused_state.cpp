@@ -101,8 +101,8 @@ void check_numbers(const FusedOptimizer& optimizer) {
   const auto require = [](bool holds, const std::string& name, const std::string& expected,
                           double found) {
     if (holds) return;
-    throw Error::expected(ErrorKind::invalid_argument, {.fqn = name}, "number of a fused optimizer",
-                          expected, value_to_string(Value(found)));
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = name},
+                          "setting of a fused optimizer", expected, value_to_string(Value(found)));
   };
   std::visit(
       [&](const auto& each) {
@@ -110,8 +110,8 @@ void check_numbers(const FusedOptimizer& optimizer) {
           require(std::isfinite(number) && number >= 0, name, "0 or more", number);
         });
         if constexpr (kIsAdam<std::decay_t<decltype(each)>>) {
-          require(each.beta1 >= 0 && each.beta1 < 1, "beta1", "0 to below 1", each.beta1);
-          require(each.beta2 >= 0 && each.beta2 < 1, "beta2", "0 to below 1", each.beta2);
+          require(each.beta1 >= 0 && each.beta1 < 1, "beta1", "at least 0 and below 1", each.beta1);
+          require(each.beta2 >= 0 && each.beta2 < 1, "beta2", "at least 0 and below 1", each.beta2);
         }
       },
       optimizer);

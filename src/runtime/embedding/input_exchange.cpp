@@ -215,12 +215,13 @@ void Input::check_headers() {
     if (of_peer[kFingerprint] != own[kFingerprint]) {
       throw Error::expected(ErrorKind::mismatch, {}, "embedding collection",
                             "the same tables, plan, kernels and optimizer on every rank",
-                            "another one on rank " + std::to_string(peer));
+                            "different ones on rank " + std::to_string(peer));
     }
     if (of_peer[kBatchSize] == kRefused) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "batch of an embedding collection",
-                            "a sound one on every rank",
-                            "one that rank " + std::to_string(peer) + " refused");
+                            "a valid batch on every rank",
+                            "an invalid batch on rank " + std::to_string(peer),
+                            "the error of that rank says what is wrong");
     }
     batch_sizes_.push_back(of_peer[kBatchSize]);
     num_received_.push_back(of_peer[kNumFields + static_cast<std::size_t>(rank())]);

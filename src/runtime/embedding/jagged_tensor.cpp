@@ -39,7 +39,7 @@ void check_vector(const Tensor& tensor, const std::string& what) {
   const bool is_index =
       tensor.defined() && (tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kInt);
   if (!is_index || tensor.dim() != 1) {
-    refuse(what, "int32 or int64 of one dimension", shape_and_dtype(tensor));
+    refuse(what, "a one-dimensional int32 or int64 tensor", shape_and_dtype(tensor));
   }
 }
 
@@ -61,7 +61,8 @@ std::pair<Tensor, Tensor> checked_lengths(const Tensor& values, const Tensor& le
   for (std::int64_t bag = 0; bag < num_bags; ++bag) {
     if (length[bag] < 0 || length[bag] > values.numel() - offset[bag]) {
       refuse("length of " + name(bag),
-             "0 to " + std::to_string(values.numel() - offset[bag]) + ", the values that are left",
+             "0 to " + std::to_string(values.numel() - offset[bag]) +
+                 ", the number of values that are left",
              std::to_string(length[bag]));
     }
     offset[bag + 1] = offset[bag] + length[bag];
@@ -75,10 +76,10 @@ std::pair<Tensor, Tensor> checked_lengths(const Tensor& values, const Tensor& le
 
 Tensor lengths_of(const Tensor& values, const Tensor& offsets, const BagNames& name) {
   check_vector(offsets, "offsets");
-  if (offsets.numel() == 0) refuse("offsets", "one more than there are bags", "none");
+  if (offsets.numel() == 0) refuse("offsets", "at least 1 (the number of bags + 1)", "none");
   const Tensor on_host = offsets.to(at::kCPU, at::kLong).contiguous();
   const auto* const offset = on_host.const_data_ptr<std::int64_t>();
-  if (offset[0] != 0) refuse("first of the offsets", "0", std::to_string(offset[0]));
+  if (offset[0] != 0) refuse("first offset", "0", std::to_string(offset[0]));
   const std::int64_t num_bags = on_host.numel() - 1;
   for (std::int64_t bag = 0; bag < num_bags; ++bag) {
     if (offset[bag + 1] < offset[bag]) {
@@ -87,7 +88,7 @@ Tensor lengths_of(const Tensor& values, const Tensor& offsets, const BagNames& n
     }
   }
   if (offset[num_bags] != values.numel()) {
-    refuse("last of the offsets", std::to_string(values.numel()) + ", the number of values",
+    refuse("last offset", std::to_string(values.numel()) + ", the number of values",
            std::to_string(offset[num_bags]));
   }
   return (on_host.narrow(0, 1, num_bags) - on_host.narrow(0, 0, num_bags)).to(values.device());
@@ -96,7 +97,9 @@ Tensor lengths_of(const Tensor& values, const Tensor& offsets, const BagNames& n
 Tensor checked_weights(const Tensor& values, Tensor weights) {
   if (!weights.defined()) return weights;
   if (!weights.is_floating_point() || weights.dim() != 1 || weights.numel() != values.numel()) {
-    refuse("weights", "floating point of shape [" + std::to_string(values.numel()) + "], as values",
+    refuse("weights",
+           "a floating-point tensor of shape [" + std::to_string(values.numel()) +
+               "], like the values",
            shape_and_dtype(weights));
   }
   return weights.contiguous();
@@ -143,7 +146,7 @@ std::int64_t checked_batch_size(const std::vector<std::string>& keys, std::int64
     std::set<std::string> seen;
     const auto twice = std::ranges::find_if(
         keys, [&](const std::string& key) { return !seen.insert(key).second; });
-    refuse("keys", "each once", "'" + *twice + "' twice");
+    refuse("keys", "each key once", "'" + *twice + "' twice");
   }
   const auto num_keys = static_cast<std::int64_t>(keys.size());
   if (num_keys == 0 ? num_bags != 0 : num_bags % num_keys != 0) {
@@ -193,13 +196,14 @@ KeyedJaggedTensor KeyedJaggedTensor::from_dict(const Entries& entries) {
   for (const auto& [key, bags] : entries) {
     if (bags.num_bags() != first.num_bags()) {
       refuse("batch of feature '" + key + "'",
-             std::to_string(first.num_bags()) + " samples as of '" + first_key + "'",
+             std::to_string(first.num_bags()) + " samples, as feature '" + first_key + "' has",
              std::to_string(bags.num_bags()));
     }
     if (bags.has_weights() != first.has_weights()) {
       refuse("weights of feature '" + key + "'",
-             std::string(first.has_weights() ? "some" : "none") + " as of '" + first_key + "'",
-             bags.has_weights() ? "some" : "none");
+             std::string(first.has_weights() ? "weights" : "no weights") + ", as feature '" +
+                 first_key + "'",
+             bags.has_weights() ? "weights" : "no weights");
     }
     keys.push_back(key);
     values.push_back(bags.values());
@@ -282,7 +286,7 @@ KeyedJaggedTensor KeyedJaggedTensor::permute(std::span<const std::int64_t> posit
   Entries entries;
   for (const std::int64_t position : positions) {
     if (position < 0 || static_cast<std::size_t>(position) >= keys_.size()) {
-      refuse("position of a key", "below " + std::to_string(keys_.size()),
+      refuse("position of a key", "at least 0 and below " + std::to_string(keys_.size()),
              std::to_string(position));
     }
     const auto at = static_cast<std::size_t>(position);
@@ -341,7 +345,7 @@ std::vector<Tensor> KeyedTensor::regroup(std::span<const KeyedTensor> tensors,
       const auto found = std::ranges::find_if(tensors, has_key);
       if (found == tensors.end()) {
         throw Error::expected(ErrorKind::not_found, {}, "key to regroup",
-                              "one that a KeyedTensor has", "'" + key + "'");
+                              "a key of one of the KeyedTensors", "'" + key + "'");
       }
       columns.push_back((*found)[key]);
     }

@@ -26,10 +26,11 @@ void check_memory(const LocalTable& table) {
                         table.weight.is_contiguous() && table.weight.device() == at::kCPU &&
                         table.weight.scalar_type() == table.dtype;
   if (is_sound) return;
-  throw Error::expected(ErrorKind::invalid_argument, {.fqn = table.name}, "weight of a table",
-                        "its shard " + shape_to_string(shape) + ", contiguous, as it was made",
-                        c10::str(table.weight.scalar_type(), " of shape ", table.weight.sizes(),
-                                 " and strides ", table.weight.strides()));
+  throw Error::expected(
+      ErrorKind::invalid_argument, {.fqn = table.name}, "weight of a table",
+      "the contiguous shard " + shape_to_string(shape) + " that tessera::shard made on the CPU",
+      c10::str(table.weight.scalar_type(), " of shape ", table.weight.sizes(), " and strides ",
+               table.weight.strides()));
 }
 
 template <class T>

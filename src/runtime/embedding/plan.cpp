@@ -32,7 +32,7 @@ ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mes
   for (const auto& [name, factor] : options.pooling_factors) {
     if (std::ranges::find(tables, name, &EmbeddingBagConfig::name) != tables.end()) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = name}, "pooling factor",
-                          "a table of the collection", "no such table");
+                          "a table of this name in the collection", "none");
   }
   std::vector<TableSize> sizes;
   for (const EmbeddingBagConfig& config : tables) {
@@ -60,7 +60,7 @@ TablePlan rules_for(const TablePlan& plan, const std::vector<EmbeddingBagConfig>
     const auto rule = plan.tables.find(config.name);
     if (rule == plan.tables.end()) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "plan for embedding tables",
-                            "a rule for every table", "none for this one");
+                            "a rule for every table", "none for this table");
     }
     rules.tables.insert(*rule);
   }

@@ -74,7 +74,7 @@ void ShardedEmbeddingBagCollection::set_optimizer(const embedding::FusedOptimize
 void DistributedInput::advance() {
   if (inputs_ == nullptr) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "input of an embedding collection",
-                          "one that `distribute` has returned", "one that was moved from");
+                          "an input that `distribute` returned", "an input that was moved from");
   }
   inputs_->sharded->advance();
 }
@@ -110,8 +110,8 @@ std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectio
                                                      const TablePlan& plan, const dist::Mesh& mesh,
                                                      const ShardOptions& options) {
   if (dynamic_cast<const ShardedEmbeddingBagCollection*>(&collection) != nullptr) {
-    throw Error::expected(ErrorKind::invalid_argument, {}, "collection to be sharded",
-                          "one of whole tables", "a sharded one");
+    throw Error::expected(ErrorKind::invalid_argument, {}, "collection for tessera::shard",
+                          "whole tables", "a collection that is sharded already");
   }
   auto sharded = std::make_shared<ShardedEmbeddingBagCollection>(collection, plan, mesh, options);
   embedding::attach_state_dict_hooks(*sharded, sharded->sharded_);

@@ -26,8 +26,8 @@ using at::Tensor;
 void check_plan(const TableSet& tables, const TablePlan& plan, int world_size) {
   if (plan.world_size != world_size) {
     throw Error::expected(ErrorKind::mismatch, {}, "plan for embedding tables",
-                          "one for the mesh's " + std::to_string(world_size) + " ranks",
-                          "one for " + std::to_string(plan.world_size));
+                          "a plan for the " + std::to_string(world_size) + " ranks of the mesh",
+                          "a plan for " + std::to_string(plan.world_size) + " ranks");
   }
   std::set<std::string> names;
   for (const EmbeddingBagConfig& config : tables.configs()) {
@@ -35,18 +35,18 @@ void check_plan(const TableSet& tables, const TablePlan& plan, int world_size) {
     const auto rule = plan.tables.find(config.name);
     if (rule == plan.tables.end()) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "plan for embedding tables",
-                            "a rule for every table", "none for this one");
+                            "a rule for every table", "none for this table");
     }
     if (const auto problem = problem_of(rule->second, world_size)) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name},
-                            problem->what + " in a table's rule", problem->expected,
+                            problem->what + " in the rule of a table", problem->expected,
                             problem->found);
     }
   }
   for (const auto& [name, rule] : plan.tables) {
     if (names.contains(name)) continue;
     throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "plan for embedding tables",
-                          "tables of the collection", "another one");
+                          "a table of this name in the collection", "none");
   }
 }
 
@@ -55,11 +55,12 @@ void check_kernels(const TableSet& tables, const ShardOptions& options) {
     const auto& configs = tables.configs();
     if (std::ranges::find(configs, name, &EmbeddingBagConfig::name) == configs.end()) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = name}, "kernel of a table",
-                            "a table of the collection", "no such table");
+                            "a table of this name in the collection", "none");
     }
     if (kernel == Kernel::fused && !options.optimizer) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = name}, "kernel of a table",
-                            "dense, or an optimizer", "fused without an optimizer");
+                            "the dense kernel, or an optimizer in ShardOptions",
+                            "the fused kernel without an optimizer");
     }
   }
 }
@@ -221,7 +222,7 @@ LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, st
   if (whole.sizes() != at::IntArrayRef(shape)) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = config.name}, "weight of a table",
                           shape_to_string(shape), c10::str(whole.sizes()),
-                          "shard takes whole tables");
+                          "tessera::shard takes whole tables");
   }
   LocalTable local;
   local.table = table;
@@ -309,9 +310,10 @@ class LookupNode final : public torch::autograd::Node {
                             "create_graph(false)", "create_graph(true)");
     }
     if (!inputs_) {
-      throw Error::expected(ErrorKind::invalid_argument, {}, "backward of an embedding collection",
-                            "the first one of its forward", "another one",
-                            "tables have been updated since: retain_graph has no meaning here");
+      throw Error::expected(
+          ErrorKind::invalid_argument, {}, "backward of an embedding collection",
+          "one backward for each forward", "a second one",
+          "the first one has updated the tables; retain_graph does not work here");
     }
     const auto inputs = std::exchange(inputs_, nullptr);
     // An output without a gradient on this rank may have one on another rank.
@@ -346,7 +348,8 @@ void ShardedTables::set_optimizer(const FusedOptimizer& optimizer) {
   if (!optimizer_ || optimizer_->index() != optimizer.index()) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "optimizer of embedding tables",
                           optimizer_ ? std::string(name_of(*optimizer_)) : "none",
-                          std::string(name_of(optimizer)));
+                          std::string(name_of(optimizer)),
+                          "set_optimizer changes numbers such as lr, not the kind of optimizer");
   }
   check_numbers(optimizer);
   optimizer_ = optimizer;
@@ -383,10 +386,10 @@ std::shared_ptr<Inputs> ShardedTables::start(const OwnBatch& batch) {
 Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
   if (inputs == nullptr || inputs->tables.lock().get() != this || inputs->is_used) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "input of an embedding collection",
-                          "one that its `distribute` has returned, once",
-                          inputs == nullptr ? "none, or one that was moved from"
-                          : inputs->is_used ? "one that was looked up already"
-                                            : "another collection's");
+                          "an unused input from the `distribute` of the same collection",
+                          inputs == nullptr ? "no input, or an input that was moved from"
+                          : inputs->is_used ? "an input that was used before"
+                                            : "an input of another collection");
   }
   inputs->is_used = true;
   return looked_up(inputs, meeting_point_->meet());

@@ -26,12 +26,11 @@ void check_ids(const TableSet& tables, const TableSet::Output& output, const Tab
     const std::int64_t end = position + batch.length(slice, sample);
     for (std::int64_t first = position; position < end; ++position) {
       if (static_cast<std::uint64_t>(ids[position]) < num_rows) continue;
-      throw Error::expected(
-          ErrorKind::invalid_argument, {.fqn = config.name},
-          "id " + std::to_string(position - first) + " of feature '" + output.feature +
-              "', sample " + std::to_string(sample),
-          "0 to " + std::to_string(config.num_embeddings - 1) + ", the table's rows",
-          std::to_string(ids[position]));
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = config.name},
+                            "id " + std::to_string(position - first) + " of feature '" +
+                                output.feature + "', sample " + std::to_string(sample),
+                            "a row of the table, 0 to " + std::to_string(config.num_embeddings - 1),
+                            std::to_string(ids[position]));
     }
   }
 }
@@ -43,13 +42,14 @@ TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& keyed) {
   for (const at::Tensor& tensor : {keyed.values(), keyed.weights()}) {
     if (!tensor.defined() || tensor.device() == at::kCPU) continue;
     throw Error::expected(ErrorKind::unsupported, {}, "batch of an embedding collection",
-                          "one on the CPU", "one on " + tensor.device().str());
+                          "tensors on the CPU", "a tensor on " + tensor.device().str());
   }
   if (tables.options().is_weighted != keyed.has_weights() && keyed.values().numel() > 0) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "weights of a batch",
-                          tables.options().is_weighted ? "some: the collection is weighted"
-                                                       : "none: the collection is not weighted",
-                          keyed.has_weights() ? "some" : "none");
+                          tables.options().is_weighted
+                              ? "weights, as the collection is weighted"
+                              : "no weights, as the collection is not weighted",
+                          keyed.has_weights() ? "weights" : "no weights");
   }
   TableBatch batch;
   batch.batch_size = keyed.batch_size();

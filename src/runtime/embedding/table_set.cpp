@@ -16,7 +16,7 @@ void check(const EmbeddingBagConfig& config) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = config.name}, rule, expected, found);
   };
   if (config.name.empty() || config.name.find('.') != std::string::npos) {
-    refuse("name of a table", "one without dots", "'" + config.name + "'");
+    refuse("name of a table", "a name without dots, not empty", "'" + config.name + "'");
   }
   if (config.num_embeddings < 0) {
     refuse("num_embeddings", "0 or more", std::to_string(config.num_embeddings));
@@ -28,7 +28,7 @@ void check(const EmbeddingBagConfig& config) {
   std::set<std::string> features;
   for (const std::string& feature : config.feature_names) {
     if (!features.insert(feature).second) {
-      refuse("feature_names", "each once", "'" + feature + "' twice");
+      refuse("feature_names", "each feature once", "'" + feature + "' twice");
     }
   }
   if (config.dtype != at::kFloat && config.dtype != at::kHalf && config.dtype != at::kBFloat16) {
@@ -47,7 +47,7 @@ TableSet::TableSet(std::vector<EmbeddingBagConfig> configs,
     check(config);
     if (!names.insert(config.name).second) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = config.name}, "name of a table",
-                            "one that is new", "another one's");
+                            "a different name for each table", "a second table of this name");
     }
     for (const std::string& feature : config.feature_names) ++num_tables_of[feature];
   }
@@ -64,7 +64,8 @@ TableSet::TableSet(std::vector<EmbeddingBagConfig> configs,
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
     if (seen.insert(output_names_[i]).second) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = configs_[outputs_[i].table].name},
-                          "name of an output", "each once", "'" + output_names_[i] + "' twice");
+                          "name of an output", "each name once",
+                          "'" + output_names_[i] + "' twice");
   }
 }
 

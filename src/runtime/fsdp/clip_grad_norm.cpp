@@ -51,8 +51,8 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
                           "a positive number or infinity", std::to_string(norm_type));
   }
   if (!(max_norm >= 0)) {
-    throw Error::expected(ErrorKind::invalid_argument, {}, "max_norm",
-                          "a number that is not below 0", std::to_string(max_norm));
+    throw Error::expected(ErrorKind::invalid_argument, {}, "max_norm", "a number of 0 or more",
+                          std::to_string(max_norm));
   }
   const at::NoGradGuard no_grad;
   const fsdp::UntouchedScope untouched;

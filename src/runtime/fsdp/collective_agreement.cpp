@@ -63,7 +63,8 @@ void check_all_meet(std::span<const Request> requests, const Collective& meeting
   throw Error::expected(
       ErrorKind::mismatch, {}, "order of collectives",
       "all ranks of " + group_name + " to " + wanting->text + " in " + name_of(wanting->direction),
-      "rank " + rank_of(wanting) + " there, rank " + rank_of(other) + " about to " + other->text);
+      "rank " + rank_of(wanting) + " ready to do so, but rank " + rank_of(other) + " about to " +
+          other->text);
 }
 
 }  // namespace
@@ -85,7 +86,7 @@ std::optional<Proposal> choose(std::span<const Request> requests, const std::str
                             first.text + " in " + name_of(first.direction) + " on rank 0, " +
                                 request.text + " in " + name_of(request.direction) + " on rank " +
                                 std::to_string(rank),
-                            "another number of forwards or backwards on one rank?");
+                            "does one rank run more forwards or backwards than another?");
     }
     if (!request.proposal) continue;
     if (!chosen || goes_before(request.proposal->what, chosen->what)) {

@@ -61,7 +61,7 @@ bool CollectiveRunner::run(const CollectiveSchedule::DueCollective& due) {
 bool CollectiveRunner::all_or_none(bool is_there) const {
   if (!group_) return true;
   at::Tensor num_there = torch::full({1}, is_there ? 1 : 0, at::kInt).to(group_->device());
-  group_->all_reduce(num_there, "how many ranks meet").wait();
+  group_->all_reduce(num_there, "the number of ranks at the next collective").wait();
   const int num = num_there.item<int>();
   return num == 0 || num == group_->size();
 }
@@ -110,8 +110,8 @@ void CollectiveRunner::agree_on(const Collective& needed) {
 void CollectiveRunner::agree_on_rest(bool has_failed) {
   while (true) {
     const std::vector<std::size_t> unreduced = actions_.unreduced();
-    Request request{key().direction, std::nullopt, has_failed ? "fail" : "end its phase",
-                    has_failed};
+    Request request{key().direction, std::nullopt,
+                    has_failed ? "report its failure" : "start no more collectives", has_failed};
     if (!unreduced.empty()) {
       const Collective needed{Verb::reduce, unreduced.back()};
       request.proposal = schedule_.propose(needed);
@@ -135,7 +135,7 @@ CollectiveRunner::Sums CollectiveRunner::sum(Deviates deviates, bool has_failed)
   numbers.insert(numbers.end(), counts.begin(), counts.end());
   if (group_) {
     at::Tensor sums = torch::tensor(numbers, at::kInt).to(group_->device());
-    group_->all_reduce(sums, "what each rank needed").wait();
+    group_->all_reduce(sums, "the collectives that each rank needed").wait();
     sums = sums.to(at::kCPU);
     std::copy_n(sums.const_data_ptr<int>(), numbers.size(), numbers.begin());
   }
@@ -158,7 +158,7 @@ void CollectiveRunner::close_phase(const Sums& sums, bool has_failed) {
                             : std::to_string(sums.num_failed) + " ranks of " + group_->name()) +
           " failed in " +
           (key().direction == PhaseKey::Direction::forward ? "the forward" : "the backward") +
-          ", which is dropped on all ranks");
+          "; all ranks drop it (see the error of the failed rank)");
 }
 
 std::vector<int> CollectiveRunner::end_phase(bool has_failed) {

@@ -90,7 +90,8 @@ HandleOptions handle_options(const FullyShardOptions& options) {
     if (options.mesh.axes().size() != 1) {
       throw Error::expected(ErrorKind::invalid_argument, {},
                             "mesh of " + std::string(to_string(options.strategy)), "one axis",
-                            std::to_string(options.mesh.axes().size()) + " axes", "HYBRID_SHARD?");
+                            std::to_string(options.mesh.axes().size()) + " axes",
+                            "was HYBRID_SHARD meant?");
     }
     handle.shard_group = options.mesh.world();
     handle.replicate_group = std::make_shared<dist::Group>("replicate");
@@ -105,9 +106,9 @@ void warn_of_forgotten_mesh(const FullyShardOptions& options) {
   if (options.mesh.world_size() > 1) return;
   const auto launched = dist::launch_environment(dist::process_environment);
   if (!launched || launched->world_size == 1) return;
-  TORCH_WARN_ONCE("fully_shard over this process alone, though ", launched->launcher,
-                  " has started ", launched->world_size,
-                  " ranks: is .mesh = dist::init_from_env() missing?");
+  TORCH_WARN_ONCE("fully_shard shards over this process only, but ", launched->launcher,
+                  " started ", launched->world_size,
+                  " ranks (is .mesh = dist::init_from_env() missing?)");
 }
 
 /// Visits the modules of a unit, except units inside it.
@@ -157,8 +158,9 @@ void materialize(const ModulePtr& module, const std::string& fqn,
     if (!tensor.defined() || !tensor.is_meta()) return;
     if (!options.param_init_fn) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = join_fqn(fqn, name)},
-                            "parameter of a module to be fully sharded", "one with memory",
-                            "one on the meta device", "param_init_fn gives it memory and values");
+                            "tensor for fully_shard", "a tensor with memory",
+                            "a tensor on the meta device",
+                            "set FullyShardOptions::param_init_fn, which gives it values");
     }
     const at::NoGradGuard no_grad;
     const at::Tensor memory = torch::empty_like(tensor, tensor.options().device(options.device));
@@ -206,8 +208,8 @@ void refuse_module_of_unit(const Module& module) {
     if (std::ranges::find(inside, &module, &ModulePtr::get) == inside.end()) continue;
     throw Error::expected(ErrorKind::invalid_argument, {}, "fully_shard of " + module.name(),
                           "a module whose parameters are in no unit yet",
-                          "one whose parameters are in the unit of " + owner->name() + " around it",
-                          "fully_shard goes from the inside out, or by a policy");
+                          "parameters that the unit of " + owner->name() + " already has",
+                          "call fully_shard on inner modules first, or use a policy");
   }
 }
 
@@ -215,29 +217,28 @@ void refuse_module_of_unit(const Module& module) {
 void refuse_unfit(const FoundParameter& found, const FoundParameter& first) {
   if (found.tensor.device() != first.tensor.device()) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn}, "device",
-                          first.tensor.device().str() + " as for " + first.fqn,
+                          first.tensor.device().str() + ", as " + first.fqn + " has",
                           found.tensor.device().str());
   }
   if (!found.tensor.is_leaf() || !at::isFloatingType(found.tensor.scalar_type())) {
     throw Error::expected(ErrorKind::unsupported, {.fqn = found.fqn}, "parameter",
-                          "a floating-point leaf",
+                          "a floating-point leaf tensor",
                           std::string(c10::toString(found.tensor.scalar_type())) +
                               (found.tensor.is_leaf() ? "" : " with a graph"),
-                          "ignored_states leaves it out");
+                          "to leave it out, put it into ignored_states");
   }
   if (registry::gradient_hook(found.tensor) != nullptr) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
-                          "parameter of a module to be fully sharded", "one that is no other API's",
-                          "one that replicate had taken over",
-                          "a weight tied to one of a replicated module? ignored_states leaves it "
-                          "out");
+                          "parameter for fully_shard", "a parameter that no other API manages",
+                          "a parameter that replicate manages",
+                          "is it tied to a weight of a replicated module? to leave it out, put it "
+                          "into ignored_states");
   }
   if (found.tensor.grad().defined()) {
-    throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn},
-                          "parameter of a module to be fully sharded", "one without a gradient",
-                          "one with a whole gradient",
-                          "fully_shard goes before the first backward and the optimizer; state "
-                          "of an optimizer that has stepped has the whole shapes too");
+    throw Error::expected(
+        ErrorKind::invalid_argument, {.fqn = found.fqn}, "parameter for fully_shard",
+        "a parameter without a gradient", "a parameter with an unsharded gradient",
+        "call fully_shard before the first backward, and make the optimizer after it");
   }
 }
 
@@ -303,7 +304,8 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   const fsdp::ModulePtr root = registry::weak_module(module).lock();
   if (const auto api = registry::applied_api(module)) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "fully_shard of " + module.name(),
-                          "a module that no API was applied to yet", *api + " applied to it");
+                          "a module that is not sharded or replicated yet",
+                          "a module that " + *api + " was applied to");
   }
   fsdp::warn_of_forgotten_mesh(options);
   const std::vector<fsdp::NamedModule> units = fsdp::units_by_policy(root, options);
@@ -322,8 +324,9 @@ void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_for
                                bool recurse) {
   const auto own = registry::find<fsdp::ShardedModule>(module);
   if (!own) {
-    throw Error::expected(ErrorKind::invalid_argument, {}, "module " + module.name(),
-                          "a fully sharded one", "one that is not");
+    throw Error::expected(ErrorKind::invalid_argument, {},
+                          "set_reshard_after_forward of " + module.name(), "a fully sharded module",
+                          "a module that fully_shard was not applied to");
   }
   const auto set = [&](const fsdp::ShardedModule& unit) {
     for (const auto& handle : unit.handles) {

@@ -43,8 +43,8 @@ at::Device device_of(const std::vector<std::shared_ptr<FlatParamHandle>>& handle
   for (const auto& handle : handles) {
     if (handle->compute_device() == device) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = handle->display_name()},
-                          "units of one root", "all on " + device.str(),
-                          "one on " + handle->compute_device().str());
+                          "device of the units in one model", "the same device, " + device.str(),
+                          handle->compute_device().str());
   }
   return device;
 }
@@ -66,7 +66,8 @@ void Pass::take_in(Module& root) {
   find_members(root);
   if (units.empty() && members_.empty()) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "forward of " + root.name(),
-                          "a module with fully_shard or replicate applied to it or in it", "none");
+                          "fully_shard or replicate, applied to it or to a module inside it",
+                          "neither");
   }
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
     ShardedModule& sharded = *units[unit].sharded;
@@ -88,7 +89,7 @@ void Pass::take_in(Module& root) {
   if (!units.empty()) collect_meetings(root, "");
   for (const Meeting& meeting : meetings_) {
     rules.emplace_back();
-    descriptions.push_back(meeting.fqn + " (collectives of its own)");
+    descriptions.push_back(meeting.fqn + " (with its own collectives)");
   }
   runner_ = std::make_unique<CollectiveRunner>(group_, std::move(rules), std::move(descriptions),
                                                static_cast<CollectiveActions&>(*this));
@@ -124,7 +125,7 @@ void Pass::drop_unsynced_gradients() {
   const std::lock_guard lock(mutex_);
   if (forward_depth_ > 0 || end_of_backward_.is_queued()) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "drop_unsynced_gradients",
-                          "a call between forward and backward, or steps", "one within either");
+                          "a call outside of forward and backward", "a call during one of them");
   }
   for (const auto& handle : handles_) handle->drop_unsynced_gradients();
 }
@@ -150,8 +151,9 @@ void Pass::check_meetings(const Module& root) const {
     const auto found =
         std::ranges::find(named, module, [](const auto& each) { return each.value(); });
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = found->key()},
-                          "embedding tables in a fully sharded root",
-                          "those that were there at its first forward", "others");
+                          "embedding tables in a fully sharded model",
+                          "the tables that it had at its first forward",
+                          "tables that were added later");
   }
 }
 
@@ -534,7 +536,7 @@ bool Pass::meet(const registry::MeetingPoint& point) {
 
 std::string Pass::name_of(const Collective& what) const {
   if (what.verb == Collective::Verb::meet) {
-    return "come to " + meetings_[what.handle - handles_.size()].fqn;
+    return "run the collectives of " + meetings_[what.handle - handles_.size()].fqn;
   }
   return (what.verb == Collective::Verb::unshard ? "unshard " : "reduce ") +
          handles_[what.handle]->display_name();

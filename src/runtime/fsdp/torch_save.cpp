@@ -16,12 +16,11 @@ void refuse_shard(const at::Tensor& tensor, Metadata& /*metadata*/) {
   const auto handle = FlatParamHandle::of(tensor);
   if (!handle || !handle->is_sharded() || handle->is_whole()) return;
   const FlatUnit& unit = handle->unit();
-  throw Error::expected(
-      ErrorKind::invalid_argument,
-      {.fqn = join_fqn(unit.name, unit.parameters[handle->index_of(tensor)].fqn)}, "torch::save",
-      "a whole tensor", "a parameter of a fully sharded module",
-      "tessera::save(state, path) writes a checkpoint of all ranks, tessera::state_dict returns "
-      "whole tensors");
+  throw Error::expected(ErrorKind::invalid_argument,
+                        {.fqn = join_fqn(unit.name, unit.parameters[handle->index_of(tensor)].fqn)},
+                        "torch::save", "a whole tensor", "a parameter of a fully sharded module",
+                        "tessera::save(state, path) writes a checkpoint from all ranks; "
+                        "tessera::state_dict returns whole tensors");
 }
 
 }  // namespace

@@ -62,11 +62,11 @@ void see_norm(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.key_set().has(kTouchKey)) return;
   if (TouchListener* const listener = find_listener(tensor)) return listener->touched(tensor);
   if (!at::GradMode::is_enabled()) return;
-  throw Error::expected(ErrorKind::invalid_argument, {}, "norm of a gradient",
-                        "tessera::clip_grad_norm_, which knows all ranks' shards",
-                        "one of this rank's shard alone",
-                        "torch::nn::utils::clip_grad_norm_? To look at this rank's shard take "
-                        "NoGradGuard");
+  throw Error::expected(
+      ErrorKind::invalid_argument, {}, "norm of a sharded gradient",
+      "a call of tessera::clip_grad_norm_, which adds up all ranks",
+      "a norm of this rank's shard only",
+      "was torch::nn::utils::clip_grad_norm_ called? to read this rank's shard, use NoGradGuard");
 }
 
 thread_local std::uint64_t operator_number = 0;

@@ -20,7 +20,8 @@ Handles handles_of(const torch::nn::Module& module, bool recurse) {
     const auto own = registry::find<fsdp::ShardedModule>(module);
     if (!own) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "unshard_params of " + module.name(),
-                            "a fully sharded module, or recurse", "one that is not");
+                            "a fully sharded module, or the option recurse",
+                            "a module that fully_shard was not applied to");
     }
     return own->handles;
   }

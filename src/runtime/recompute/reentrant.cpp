@@ -35,10 +35,9 @@ class ReentrantRecomputeBackward final : public torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
     const std::lock_guard lock(mutex_);
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
-      throw Error(
-          ErrorKind::unsupported, {},
-          "recompute, reentrant: torch::autograd::grad through it would miss gradients; use "
-          "Recomputation::saved_tensors, or loss.backward()");
+      throw Error(ErrorKind::unsupported, {},
+                  "reentrant recompute: torch::autograd::grad would miss gradients; use "
+                  "Recomputation::saved_tensors, or call loss.backward()");
     }
     variable_list inputs;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {

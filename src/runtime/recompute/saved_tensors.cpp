@@ -174,8 +174,8 @@ std::vector<at::Tensor> recompute_saved_tensors(detail::RecomputeBody body,
                                                 RngState rng_state) {
   if (!is_installed) {
     throw Error(ErrorKind::unsupported, {},
-                "recompute: another autograd engine is active (Python's?); "
-                "Recomputation::reentrant works with it");
+                "recompute: another autograd engine is active (Python's?); use "
+                "Recomputation::reentrant, which works with it");
   }
   RngStates rng_states;
   if (rng_state == RngState::preserve) rng_states = RngStates::of_devices(inputs);

@@ -21,9 +21,9 @@ void refuse_own_updates(const torch::nn::Module& module, const std::string& fqn,
                         const std::string& api) {
   if (dynamic_cast<const UpdatesParameters*>(&module) == nullptr) return;
   throw Error::expected(ErrorKind::unsupported, {.fqn = fqn}, "module within " + api,
-                        "parameters that an optimizer updates, or a sharded collection",
-                        module.name() + ", which updates its own on each rank apart",
-                        "tessera::shard makes a sharded one, for one rank too");
+                        "parameters that an optimizer updates, or a sharded collection of tables",
+                        module.name() + ", which updates its tables on each rank separately",
+                        "apply tessera::shard to it first, even on one rank");
 }
 
 std::vector<FoundFusedUpdates> find_fused_updates(const torch::nn::Module& model) {

@@ -73,8 +73,8 @@ std::weak_ptr<Module> weak_module(Module& module) {
   std::weak_ptr<Module> weak = module.weak_from_this();
   if (weak.expired()) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "module " + module.name(),
-                          "one that a shared_ptr holds (std::make_shared or a ModuleHolder)",
-                          "one on the stack or inside another object");
+                          "a module that a shared_ptr owns (std::make_shared or a ModuleHolder)",
+                          "a module on the stack or inside another object");
   }
   return weak;
 }

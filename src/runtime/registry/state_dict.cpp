@@ -22,8 +22,8 @@ bool StateTensor::is_whole() const {
 at::Tensor StateTensor::tensor(const std::string& fqn) const {
   if (!is_whole()) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "tensor of a state dict",
-                          "all of it on this rank", "some of its elements",
-                          "a state dict of type FULL holds whole tensors");
+                          "the whole tensor on this rank", "some of its elements",
+                          "use a state dict of type FULL, which has whole tensors");
   }
   return local_shards.front().tensor.view(shape);
 }
@@ -69,13 +69,13 @@ at::Tensor StateDict::tensor(const std::string& fqn) const {
   const StateEntry* entry = find(fqn);
   if (entry == nullptr) {
     throw Error::expected(ErrorKind::not_found, {.fqn = fqn}, "key of the state dict",
-                          "one that is there", "none");
+                          "an entry of this name", "none");
   }
   if (const auto* alias = std::get_if<StateAlias>(entry)) {
     entry = find(alias->target);
     if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) {
       throw Error::expected(ErrorKind::not_found, {.fqn = fqn}, "target of the alias", "a tensor",
-                            "none at " + alias->target);
+                            "no tensor " + alias->target);
     }
   }
   if (const auto* found = std::get_if<StateTensor>(entry)) return found->tensor(fqn);

@@ -21,7 +21,8 @@ namespace {
 
 /// Returns what is wrong with a shard, or nothing.
 std::string shard_error(const StateTensor& whole, const LocalShard& shard) {
-  if (auto error = region_error(shard.region, whole.shape)) return *error;
+  if (auto error = region_error(shard.region, whole.shape))
+    return "a region that does not fit (" + *error + ")";
   if (!shard.tensor.defined()) return "no tensor";
   if (shard.tensor.layout() != at::kStrided) return "a tensor that is not dense";
   if (shard.tensor.numel() != numel_of(shard.region)) {
@@ -47,7 +48,7 @@ StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType d
   }
   auto* const tensor = std::get_if<StateTensor>(entry);
   if (tensor == nullptr) {
-    report.add("missing", fqn, "a tensor", "another value");
+    report.add("missing", fqn, "a tensor", "a value that is not a tensor");
     return nullptr;
   }
   if (!std::ranges::equal(tensor->shape, shape)) {
@@ -64,7 +65,7 @@ StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType d
   for (const LocalShard& shard : tensor->local_shards) {
     const std::string error = shard_error(*tensor, shard);
     if (error.empty()) continue;
-    report.add("shard", fqn, "one that lies in the tensor, contiguous and of its dtype", error);
+    report.add("shard", fqn, "a contiguous shard inside the tensor, of the tensor's dtype", error);
     return nullptr;
   }
   return tensor;

@@ -222,7 +222,7 @@ void show_local_shard(StateDict& state_dict, const std::string& fqn, const State
     if (const auto elements = cut(*found, region)) {
       shard = elements->view(shard.sizes()).to(shard.scalar_type());
     } else {
-      report.add("hole", fqn, region_to_string(region), "shards that do not hold all of it");
+      report.add("hole", fqn, region_to_string(region), "shards that do not cover it");
     }
   }
   *entry = StateTensor::whole(shard);

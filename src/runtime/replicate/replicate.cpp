@@ -141,9 +141,9 @@ class RefusingHook final : public torch::autograd::PostAccumulateGradHook {
   explicit RefusingHook(std::string fqn) : fqn_(std::move(fqn)) {}
   void operator()(const Tensor& /*parameter*/) override {
     throw Error::expected(ErrorKind::unsupported, {.fqn = fqn_}, "gradient in a replicated module",
-                          "of a parameter that was not frozen when replicate was called",
-                          "one of a parameter that was",
-                          "call replicate first, then freeze what is to be trained later");
+                          "no gradient, as the parameter was frozen when replicate was called",
+                          "a gradient",
+                          "call replicate first, then freeze the parameters that you train later");
   }
 
  private:
@@ -203,22 +203,22 @@ void Reducer::check_tree(Module& module) const {
   const auto fail = [](const std::string& fqn, const std::string& found) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
                           "parameter of a replicated module",
-                          "the one that was there when replicate was called", found,
-                          "replicate a module once it is complete");
+                          "the parameter that was there when replicate was called", found,
+                          "call replicate after the last change to the module's parameters");
   };
   for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
     for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
       const Tensor& tensor = parameter.value();
       if (!tensor.defined() || !in_tree.insert(tensor.unsafeGetTensorImpl()).second) continue;
       if (tensor.requires_grad() && registry::gradient_hook(tensor) == nullptr) {
-        fail(prefix + parameter.key(), "another one");
+        fail(prefix + parameter.key(), "another parameter");
       }
     }
   });
   for (const Parameter& parameter : parameters_) {
     const Tensor tensor = parameter.tensor.lock();
     if (!tensor.defined() || !in_tree.contains(tensor.unsafeGetTensorImpl())) {
-      fail(parameter.fqn, "none of that name, or another one");
+      fail(parameter.fqn, "no parameter of this name, or another one");
     }
   }
 }
@@ -250,13 +250,13 @@ void Reducer::gradient_ready(std::size_t index) {
   }
   if (tensor.grad().layout() != at::kStrided) {
     throw Error::expected(ErrorKind::unsupported, {.fqn = parameter.fqn},
-                          "parameter of a replicated module", "a dense gradient", "a sparse one",
-                          "an embedding made with sparse(true)?");
+                          "parameter of a replicated module", "a dense gradient",
+                          "a sparse gradient", "is it an embedding with sparse(true)?");
   }
   if (tensor.grad().requires_grad()) {
     throw Error::expected(ErrorKind::unsupported, {.fqn = parameter.fqn},
                           "parameter of a replicated module", "a gradient without a graph",
-                          "one with a graph", "create_graph: not possible for averages");
+                          "a gradient with a graph", "replicate does not support create_graph");
   }
   begin();
   Bucket& bucket = buckets_[parameter.bucket];
@@ -458,8 +458,9 @@ void Reducer::receive_all() {
     if (flags.back().back()) {
       throw Error(ErrorKind::io, {},
                   "another rank of " + group_->name() +
-                      " failed in the backward of the module of " + parameters_.back().fqn +
-                      ", which is dropped on all ranks");
+                      " failed in the backward of the replicated module with " +
+                      parameters_.back().fqn +
+                      "; all ranks drop its gradients (see the error of the failed rank)");
     }
     for (std::size_t i = 0; i < buckets_.size(); ++i) show(buckets_[i], flags[i]);
     const std::size_t first = buckets_.back().parameters.size();  // of the flags for buckets
@@ -524,8 +525,10 @@ void Reducer::reset() {
 void refuse_applied(const Module& module, const std::string& fqn) {
   if (const auto api = registry::applied_api(module)) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "replicate",
-                          "a module that no API was applied to", *api + " applied to it",
-                          "replicate first, with its parameters in ignored_states");
+                          "a module that is not sharded or replicated yet",
+                          "a module that " + *api + " was applied to",
+                          "call replicate on the outer module first, with the inner one's "
+                          "parameters in ignored_states");
   }
   for (const auto& child : module.named_children()) {
     if (is_closed(*child.value())) continue;
@@ -537,16 +540,16 @@ using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 void refuse_unfit(const std::string& fqn, const Tensor& parameter) {
   if (registry::gradient_hook(parameter) != nullptr) {
-    throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
-                          "parameter of a module to be replicated", "one that is no other API's",
-                          "one that a module elsewhere had taken over",
-                          "a weight tied to one of a sharded or replicated module? "
-                          "ignored_states leaves it to that one");
+    throw Error::expected(
+        ErrorKind::invalid_argument, {.fqn = fqn}, "parameter for replicate",
+        "a parameter that no other API manages", "a parameter that another module manages",
+        "is it tied to a weight of a sharded or replicated module? put it into ignored_states");
   }
   if (parameter.is_meta() || !parameter.is_leaf()) {
-    throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn},
-                          "parameter of a module to be replicated", "a leaf with memory",
-                          parameter.is_meta() ? "one on the meta device" : "one with a graph");
+    throw Error::expected(
+        ErrorKind::invalid_argument, {.fqn = fqn}, "parameter for replicate",
+        "a leaf tensor with memory",
+        parameter.is_meta() ? "a tensor on the meta device" : "a tensor with a graph");
   }
 }
 
@@ -597,7 +600,7 @@ void require_equal_modules(Module& module, const NamedTensors& parameters,
       }
     }
   });
-  dist::Consensus(group).require_equal("parameters and buffers to be replicated", lines);
+  dist::Consensus(group).require_equal("parameters and buffers for replicate", lines);
 }
 
 /// Sends rank 0's parameters and buffers, each tensor once. Collective.

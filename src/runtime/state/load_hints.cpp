@@ -44,14 +44,13 @@ std::string first_step(const std::string& name) {
 std::string line_of(const RenamedNames& found) {
   const std::string num_tensors = std::to_string(found.num_tensors);
   const std::string subject = num_tensors + (found.num_tensors == 1 ? " tensor" : " tensors");
-  std::string line = "'" + found.rename.from + "' in the checkpoint, '" + found.rename.to +
-                     "' in the model: renamed? " + subject +
-                     (found.num_tensors == 1 ? " is" : " are") +
-                     " unexpected under the one name, and missing, with the same shape, under the "
-                     "other";
+  std::string line =
+      "'" + found.rename.from + "' in the checkpoint, '" + found.rename.to +
+      "' in the model: renamed? " + subject + (found.num_tensors == 1 ? " has" : " have") +
+      " the first name in the checkpoint, and the second name, with the same shape, in the model";
   if (found.num_optimizer_problems > 0) {
-    line += "; so are " + std::to_string(found.num_optimizer_problems) +
-            " names of the optimizer (optim.*)";
+    line += "; " + std::to_string(found.num_optimizer_problems) +
+            " names of the optimizer (optim.*) differ in the same way";
   }
   return line;
 }
@@ -63,12 +62,12 @@ std::vector<std::string> hints_for_load(const std::vector<Finding>& problems,
   std::vector<std::string> hints;
   if (!renamed_names.empty()) {
     hints.push_back(renames_to_write(renamed_names) +
-                    (options.renames.empty() ? "" : ", beside those that were given"));
+                    (options.renames.empty() ? "" : ", in addition to the given ones"));
   }
   if (has_state_by_number(problems, "optim.state.")) {
     hints.push_back(
-        "an optimizer's own state_dict() has numbers in the place of names: save it by "
-        "get_state_dict, or load without it, .only = {\"model.*\"}");
+        "the checkpoint has numbers instead of parameter names, as from an optimizer's own "
+        "state_dict(): save it with get_state_dict, or load only the model, .only = {\"model.*\"}");
     return hints;
   }
   const bool is_only_more = std::ranges::all_of(problems, [&](const Finding& problem) {
@@ -80,7 +79,7 @@ std::vector<std::string> hints_for_load(const std::vector<Finding>& problems,
     for (const std::string& name : held) {
       patterns += (patterns.empty() ? "\"" : ", \"") + name + "\"";
     }
-    hints.push_back(".only = {" + patterns + "} takes what this TrainState has, and no more");
+    hints.push_back(".only = {" + patterns + "} loads only what this TrainState has");
   }
   return hints;
 }
@@ -99,7 +98,9 @@ std::vector<std::string> hints_for_state_dict(const StateDict& state_dict,
                                               const torch::nn::Module& module,
                                               const LoadStateDictOptions& options) {
   if (options.rank0_only || !state_dict.empty() || mesh_of(module).rank() == 0) return {};
-  return {"this rank has no entries: what was made with rank0_only is loaded with rank0_only"};
+  return {
+      "the state dict of this rank is empty: if it was made with rank0_only, load it with "
+      "rank0_only"};
 }
 
 }  // namespace tessera::state

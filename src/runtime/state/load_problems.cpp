@@ -30,8 +30,7 @@ std::string line_of(const formats::Finding& finding, const LoadSides& sides) {
   const bool is_named = finding.found.starts_with("parameter ");  // in a list
   return Error(ErrorKind::mismatch, finding.where,
                "unexpected: " + std::string(sides.from) + " has " + finding.found +
-                   (is_named ? ", which " : " of this name, which ") + std::string(to) +
-                   " does not")
+                   (is_named ? ", but " : " of this name, but ") + std::string(to) + " does not")
       .what();
 }
 

@@ -24,7 +24,7 @@ inline constexpr LoadSides kStateDictOfOptimizer{"the state dict", "the optimize
 void add_unexpected(const StateDict::Item& item, LoadReport& report);
 
 /// Returns a problem or note as a line: `<name>: unexpected: the checkpoint has a tensor of this
-/// name, which the model does not`; other rules as by `finding_to_string`.
+/// name, but the model does not`; other rules as by `finding_to_string`.
 std::string line_of(const formats::Finding& finding, const LoadSides& sides);
 
 /// Throws Error(mismatch) with one line per problem, followed by the hints; does nothing if there

@@ -65,7 +65,7 @@ class LoadWalk {
     if (!tensor.defined()) return;
     wanted_.insert(fqn);
     if (tensor.is_meta()) {
-      report_.add("meta", fqn, "a tensor with memory to load into", "one on the meta device");
+      report_.add("meta", fqn, "a tensor with memory to load into", "a tensor on the meta device");
       return;
     }
     const StateTensor* entry =
@@ -74,7 +74,7 @@ class LoadWalk {
     if (entry == nullptr || !taken_.insert(tensor.unsafeGetTensorImpl()).second) return;
     const auto whole = state::cut(*entry, whole_box(entry->shape));
     if (!whole) {
-      report_.add("hole", fqn, "every element", "shards that do not hold all");
+      report_.add("hole", fqn, "every element", "shards that do not cover the tensor");
       return;
     }
     assignments_.push_back({tensor, whole->view(tensor.sizes())});
@@ -110,7 +110,7 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
       }
       found_here[item.fqn] = found;
       if (!state::cut(*found, whole_box(found->shape))) {
-        report.add("hole", item.fqn, "every element", "shards that do not hold all");
+        report.add("hole", item.fqn, "every element", "shards that do not cover the tensor");
       }
     }
     if (!options.allow_unexpected) {

@@ -41,8 +41,8 @@ class Walk {
     if (is_own) options = *configured->options;
     if (options.rank0_only && options.type != FULL) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "state_dict of " + module.name(),
-                            "rank0_only with type FULL", "with another type",
-                            "each rank's shards are on that rank alone");
+                            "the type FULL with rank0_only", "another type",
+                            "with other types, each rank has only its own shards");
     }
     const auto hooks = registry::find<registry::StateDictHooks>(module);
     if (hooks) {

@@ -95,8 +95,7 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
     const std::vector<LocalShard> whole = {{whole_box(own.shape), {}}};
     for (const LocalShard& local : report.options.rank0_only ? whole : own.local_shards) {
       if (state::cut(*entry, local.region)) continue;
-      report.add("hole", item.fqn, region_to_string(local.region),
-                 "shards that do not hold all of it");
+      report.add("hole", item.fqn, region_to_string(local.region), "shards that do not cover it");
       break;
     }
   }
@@ -113,7 +112,8 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
 void refuse(const LoadReport& report, std::vector<std::string> hints, dist::Group* from_first) {
   std::string failure;
   if (state::has_state_by_number(report.problems, "state.")) {
-    hints.emplace_back("rekey_optim_state_dict(…, OptimStateKey::param_name, …) gives names");
+    hints.emplace_back(
+        "rekey_optim_state_dict(…, OptimStateKey::param_name, …) converts numbers to names");
   }
   try {
     state::refuse_problems("optimizer state dict", report.problems, hints,
@@ -311,15 +311,15 @@ StateDict flatten_optim_state_dict(const StateDict& state_dict) {
     const auto* const value = params == nullptr ? nullptr : std::get_if<Value>(params);
     const auto* const names = value == nullptr ? nullptr : value->get_if<Value::List>();
     if (names == nullptr) {
-      throw Error::expected(ErrorKind::invalid_argument, {.fqn = group + ".params"}, "key",
-                            "the names of the group's parameters", "none");
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = group + ".params"},
+                            "parameters of a group", "a list of names", "none");
     }
     for (const Value& each : *names) {
       const auto* const name = each.get_if<std::string>();
       if (name == nullptr) {
         throw Error::expected(ErrorKind::invalid_argument, {.fqn = group + ".params"},
-                              "key of a parameter", "its name", "a number",
-                              "rekey_optim_state_dict gives names");
+                              "key of a parameter", "the parameter's name", "a number",
+                              "rekey_optim_state_dict converts numbers to names");
       }
       for (const StateDict::Item& field : fields) {
         if (field.fqn == group + ".params") continue;
@@ -345,8 +345,8 @@ StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
     if (it != renamed.end()) return it->second;
     throw Error::expected(
         ErrorKind::invalid_argument, {.fqn = name}, "key of optimizer state",
-        key == OptimStateKey::param_id ? "a parameter's name" : "a parameter's number",
-        "another one");
+        key == OptimStateKey::param_id ? "the name of a parameter" : "the number of a parameter",
+        "a key that no parameter has");
   };
   StateDict result;
   for (const StateDict::Item& item : state_dict) {

@@ -219,7 +219,7 @@ class AdapterOf final : public OptimizerAdapter {
       if (found == nullptr || !field.is_required || *found == field.value) continue;
       throw Error::expected(ErrorKind::unsupported, {.fqn = "param_groups"},
                             field.name + " of libtorch's " + name(), value_to_string(field.value),
-                            value_to_string(*found));
+                            value_to_string(*found), "libtorch does not have this option");
     }
     for (const auto& field : fields) {
       if (std::ranges::find(known, field.first) == known.end()) options->carried.push_back(field);
@@ -276,7 +276,7 @@ const OptimizerAdapter& OptimizerAdapter::of(const optim::Optimizer& optimizer) 
   throw Error::expected(
       ErrorKind::unsupported, {}, "optimizer",
       "SGD, Adam, AdamW, Adagrad or RMSprop of torch::optim",
-      is_lbfgs ? "LBFGS, whose state belongs to no single parameter" : "another one");
+      is_lbfgs ? "LBFGS, whose state belongs to no single parameter" : "another class");
 }
 
 }  // namespace tessera::state

@@ -147,7 +147,7 @@ std::vector<std::optional<Value::Dict>> match_groups(
     const auto it = group_of.find(parameter.fqn);
     if (it == group_of.end()) {
       if (!report.options.allow_missing) {
-        report.add("missing", parameter.fqn, "a group that has it", "none");
+        report.add("missing", parameter.fqn, "a parameter group that has it", "none");
       }
       continue;
     }
@@ -155,9 +155,11 @@ std::vector<std::optional<Value::Dict>> match_groups(
     if (!matched) {
       matched = it->second;
     } else if (*matched != it->second) {
-      report.add("groups", parameter.fqn,
-                 "the parameters of group " + std::to_string(parameter.group) + " in one group",
-                 "in groups " + std::to_string(*matched) + " and " + std::to_string(it->second));
+      report.add(
+          "groups", parameter.fqn,
+          "the parameters of group " + std::to_string(parameter.group) + " in one saved group",
+          "parameters in the saved groups " + std::to_string(*matched) + " and " +
+              std::to_string(it->second));
     }
   }
   std::vector<std::optional<Value::Dict>> fields(num_groups);

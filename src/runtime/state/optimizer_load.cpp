@@ -244,8 +244,8 @@ void OptimizerLoad::check_step(const std::string& key, const Step& step) {
   const double number = step.from.to(at::kDouble).item<double>();
   constexpr double kMost = 9e18;
   if (number >= 0 && number <= kMost && number == std::floor(number)) return;
-  throw Error::expected(ErrorKind::mismatch, {.fqn = key}, "step of an optimizer", "a count",
-                        value_to_string(Value(number)));
+  throw Error::expected(ErrorKind::mismatch, {.fqn = key}, "step of an optimizer",
+                        "a whole number of 0 or more", value_to_string(Value(number)));
 }
 
 void OptimizerLoad::check_steps(const std::set<std::string>& filled) const {

@@ -24,11 +24,11 @@ struct NamedParameter {
                                     std::size_t second_group) {
   const std::string first = std::to_string(first_group);
   throw Error::expected(
-      ErrorKind::invalid_argument, {.fqn = fqn}, "parameter of the optimizer", "held once",
+      ErrorKind::invalid_argument, {.fqn = fqn}, "parameter of the optimizer", "one entry",
       first_group == second_group
-          ? "held twice in group " + first
-          : "held in group " + first + " and in group " + std::to_string(second_group),
-      "a tied weight is in Module::parameters() under each of its names; "
+          ? "two entries in group " + first
+          : "entries in group " + first + " and in group " + std::to_string(second_group),
+      "Module::parameters() lists a tied weight once for each of its names; "
       "tessera::parameters(model) lists it once");
 }
 
@@ -56,8 +56,8 @@ std::vector<std::vector<NamedParameter>> parameters_by_group(
                               "parameter " + std::to_string(of_group.size()) +
                                   " of the optimizer's group " +
                                   std::to_string(parameters.size() - 1),
-                              "a parameter of the model", "none of it",
-                              "an optimizer of another model, or a module that was replaced?");
+                              "a parameter of the model", "a tensor that is not in the model",
+                              "is it an optimizer of another model, or was a module replaced?");
       }
       of_group.push_back({tensor, it->second});
     }
@@ -130,17 +130,16 @@ std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
         throw Error::expected(ErrorKind::invalid_argument, {.fqn = each.module_fqn},
                               "parameter of the optimizer", "a tensor of the model's state dict",
                               "none",
-                              "a state dict hook that erases it, or renames it and makes a new "
-                              "entry in the place of moving the one there?");
+                              "does a state dict hook erase it, or make a new entry instead of "
+                              "renaming the old one?");
       }
       const Shape& shape = shapes.at(each.tensor.unsafeGetTensorImpl());
       if (entry->shape != shape) {
-        throw Error::expected(ErrorKind::unsupported, {.fqn = each.module_fqn},
-                              "parameter of the optimizer in the model's state dict",
-                              shape_to_string(shape) + " as in the model",
-                              shape_to_string(entry->shape),
-                              "a state dict hook that changes its shape: the optimizer's state "
-                              "cannot follow");
+        throw Error::expected(
+            ErrorKind::unsupported, {.fqn = each.module_fqn},
+            "parameter of the optimizer in the model's state dict",
+            shape_to_string(shape) + ", as in the model", shape_to_string(entry->shape),
+            "does a state dict hook change its shape? the optimizer's state keeps the old one");
       }
       parameters.push_back({group, each.tensor, keys.of(each.module_fqn), *entry});
     }
@@ -158,8 +157,8 @@ StateTensor laid_out_as(const OptimizerParameter& parameter, const at::Tensor& l
   if (local.numel() != held) {
     throw Error::expected(
         ErrorKind::invalid_argument, {.fqn = parameter.fqn}, "optimizer state of the parameter",
-        std::to_string(held) + " elements, as this rank holds of it", std::to_string(local.numel()),
-        "an optimizer that had state before fully_shard?");
+        std::to_string(held) + " elements, this rank's shard", std::to_string(local.numel()),
+        "did the optimizer have state before fully_shard?");
   }
   const at::Tensor flat = local.detach().contiguous().view({-1});
   std::int64_t begin = 0;

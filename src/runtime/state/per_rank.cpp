@@ -59,7 +59,7 @@ Value value_for(const std::string& name, const Stateful& object, PerRank policy,
     default:
       break;
   }
-  throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "value of each rank, to be split",
+  throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "per-rank value with the policy split",
                         "a list", std::string(type_name(saved.front())));
 }
 

@@ -17,9 +17,9 @@ void remove_older(FileSystem& fs, const std::string& path, int num_kept) {
   try {
     formats::keep_last(fs, directory_of(path), num_kept, last_component(path));
   } catch (const Error& error) {
-    throw Error(
-        error.kind(), error.where(),
-        std::string(error.reason()) + " (removing older checkpoints; " + path + " is complete)");
+    throw Error(error.kind(), error.where(),
+                std::string(error.reason()) + " (the new checkpoint " + path +
+                    " is complete; older ones could not be removed)");
   }
 }
 
@@ -53,11 +53,11 @@ void SaveJob::run(Rendezvous& rendezvous) {
     writer->commit();
     return std::string();
   });
-  const auto tokens = rendezvous.all_gather("joining " + directory, [&] {
+  const auto tokens = rendezvous.all_gather("writing the index of " + directory, [&] {
     if (rank != 0) return std::string();
     return std::to_string(formats::join_parts(fs, directory, contents, values, part_options));
   });
-  rendezvous.all_gather("sealing " + directory, [&] {
+  rendezvous.all_gather("marking as complete " + directory, [&] {
     formats::seal_part(fs, directory, rank, std::stoull(tokens.front()), part_options);
     return std::string();
   });

@@ -101,9 +101,10 @@ void check_step_lr(const StepLR& scheduler, const Value& state) {
   const auto check = [&](const std::string& field, double own) {
     read_field(state, field, [&](const Value& value) {
       if (number_in(value) == own) return;
-      throw Error::expected(ErrorKind::mismatch, {}, "the scheduler in the checkpoint",
-                            value_to_string(Value(own)) + " as here", value_to_string(value),
-                            "make the StepLR here with what the checkpoint has");
+      throw Error::expected(ErrorKind::mismatch, {}, "value in the checkpoint",
+                            value_to_string(Value(own)) + ", as this StepLR has",
+                            value_to_string(value),
+                            "construct the StepLR with the checkpoint's value");
     });
   };
   check("step_size", scheduler.*step_lr_members().step_size);

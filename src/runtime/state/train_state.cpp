@@ -25,7 +25,7 @@ using torch::nn::Module;
 
 Module& checked(const std::shared_ptr<Module>& model) {
   if (!model) {
-    throw Error::expected(ErrorKind::invalid_argument, {}, "model of a TrainState", "one",
+    throw Error::expected(ErrorKind::invalid_argument, {}, "model of a TrainState", "a module",
                           "a null pointer");
   }
   return *model;
@@ -60,12 +60,13 @@ void add_under(const std::string& name, StateDict entries, StateDict& all) {
 
 Value parse_message(const std::string& text) {
   constexpr int kMaxDepth = 3 * kMaxValueDepth + 10;
-  return value_from_json(parse_json(text, "what ranks say", {.max_depth = kMaxDepth}), "");
+  return value_from_json(parse_json(text, "message of a rank", {.max_depth = kMaxDepth}), "");
 }
 
 void check_file_system(const FileSystem* fs) {
   if (fs != nullptr) return;
-  throw Error::expected(ErrorKind::invalid_argument, {}, "file_system", "one", "a null pointer");
+  throw Error::expected(ErrorKind::invalid_argument, {}, "file_system", "a file system",
+                        "a null pointer");
 }
 
 }  // namespace state
@@ -99,7 +100,7 @@ void TrainState::Impl::check_name(const std::string& name) const {
       name == state::kOptimizerName || std::ranges::any_of(values_, is_taken) ||
       std::ranges::any_of(per_rank_, is_taken)) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "name of a value",
-                          "one that is new, has no dots, and is no number", "'" + name + "'");
+                          "a new name, not a number, and without dots", "'" + name + "'");
   }
 }
 
@@ -112,8 +113,9 @@ void TrainState::Impl::warn_of_lost_failure() const noexcept {
   try {
     std::rethrow_exception(background_failure_);
   } catch (const std::exception& error) {
-    TORCH_WARN("a save in the background failed, and TrainState::wait was not called: ",
-               error.what());
+    TORCH_WARN(
+        "a save in the background failed, and nothing called TrainState::wait to learn of it: ",
+        error.what());
   }
 }
 
@@ -125,9 +127,9 @@ void TrainState::Impl::check_mesh() const {
   const int world_size = mesh_of(*model_).world_size();
   if (world_size == mesh_.world_size()) return;
   throw Error::expected(ErrorKind::invalid_argument, {}, "TrainState",
-                        "one made after fully_shard, replicate and shard",
-                        "one of " + std::to_string(mesh_.world_size()) + " ranks, and a model on " +
-                            std::to_string(world_size));
+                        "a TrainState that was made after fully_shard, replicate and shard",
+                        "a TrainState for " + std::to_string(mesh_.world_size()) +
+                            " ranks, and a model on " + std::to_string(world_size));
 }
 
 /// Returns the first components of this state's keys.
@@ -154,8 +156,8 @@ namespace {
 template <class Impl>
 Impl& present(const std::unique_ptr<Impl>& impl) {
   if (impl) return *impl;
-  throw Error::expected(ErrorKind::invalid_argument, {}, "TrainState", "one that refers to a model",
-                        "one that was moved from");
+  throw Error::expected(ErrorKind::invalid_argument, {}, "TrainState", "a TrainState with a model",
+                        "a TrainState that was moved from");
 }
 
 }  // namespace
@@ -236,10 +238,11 @@ LoadSummary load(TrainState& state, const formats::LatestValid& found, const Loa
   if (found.path.empty()) {
     std::string skipped;
     for (const auto& each : found.skipped) skipped += each.path + ": " + each.why + "\n";
-    throw Error::listing(ErrorKind::not_found, {},
-                         std::string("directory of checkpoints: expected a valid one, found none") +
-                             (skipped.empty() ? "" : " but"),
-                         skipped);
+    throw Error::listing(
+        ErrorKind::not_found, {},
+        std::string("directory of checkpoints: expected a valid checkpoint, found none") +
+            (skipped.empty() ? "" : "; skipped:"),
+        skipped);
   }
   return load(state, found.path, options);
 }

@@ -57,10 +57,10 @@ void check_same_checkpoint(const std::vector<std::string>& by_rank) {
     if (by_rank[rank] == by_rank.front()) continue;
     const std::string name = opened_from_json(by_rank[rank]).name;
     const std::string first_name = opened_from_json(by_rank.front()).name;
-    throw Error::expected(ErrorKind::mismatch, {}, "checkpoint to load",
-                          "'" + first_name + "' as on rank 0",
-                          (name == first_name ? "another of that name" : "'" + name + "'") +
-                              " on rank " + std::to_string(rank));
+    throw Error::expected(
+        ErrorKind::mismatch, {}, "checkpoint to load", "'" + first_name + "', as on rank 0",
+        (name == first_name ? "a different checkpoint of that name" : "'" + name + "'") +
+            " on rank " + std::to_string(rank));
   }
 }
 
@@ -99,9 +99,10 @@ void refuse_partial_state(const std::string& path, const StateDict& of_optimizer
     problems.push_back({formats::Finding::Severity::error,
                         "only",
                         {.fqn = name},
-                        name == groups ? "all of the groups, or nothing"
-                                       : "all of the parameter's state, or nothing",
-                        "a pattern that takes some of it"});
+                        name == groups
+                            ? "a pattern that selects all parameter groups or none"
+                            : "a pattern that selects all state of the parameter or none",
+                        "a pattern that selects some of it"});
   }
   state::refuse_problems(path, problems);
 }
@@ -151,7 +152,7 @@ StateDict copied_entries(const torch::nn::Module& model, const StateDict& all) {
     for (const LocalShard& local : tensor->local_shards) {
       if (!local.tensor.is_meta()) continue;
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = *key}, "tensor to load into",
-                            "one with memory", "one on the meta device");
+                            "a tensor with memory", "a tensor on the meta device");
     }
     const bool is_live = std::ranges::all_of(tensor->local_shards, [&](const LocalShard& local) {
       return local.tensor.numel() == 0 ||
@@ -320,7 +321,8 @@ bool TrainState::Impl::Load::is_wanted(const std::string& name) {
     num_selected += only_.selects(its_name) ? 1U : 0U;
   }
   if (num_selected != 0 && num_selected != num_there) {
-    report("only", name, "all of the value, or nothing", "a pattern that takes some of it");
+    report("only", name, "a pattern that selects all of the value or none",
+           "a pattern that selects some of it");
   }
   return num_there == 0 ? only_.selects(name) : num_selected != 0;
 }
@@ -331,7 +333,7 @@ void TrainState::Impl::Load::check_fits(const std::string& name, const Stateful&
   try {
     object.check(saved);
   } catch (const Error& error) {
-    report("value", name, "one that can be loaded", std::string(error.reason()));
+    report("value", name, "a value that can be loaded", std::string(error.reason()));
   }
 }
 
@@ -355,13 +357,14 @@ void TrainState::Impl::Load::check(const PerRankValue& value) {
   } else if (value.policy == PerRank::refuse &&
              list->size() != static_cast<std::size_t>(world_size)) {
     report("per rank", value.name,
-           "as many ranks as saved, or a policy: replicate, merge, split, drop",
-           std::to_string(list->size()) + " saved, " + std::to_string(world_size) + " now");
+           "as many ranks as at the save, or a policy (replicate, merge, split, drop)",
+           std::to_string(list->size()) + " ranks at the save, " + std::to_string(world_size) +
+               " now");
   } else {
     try {
       check_fits(value.name, value.object, own_value(value, *list));
     } catch (const Error& error) {
-      report("per rank", value.name, "values that its policy can deal out",
+      report("per rank", value.name, "values that the policy can distribute",
              std::string(error.reason()));
     }
   }
@@ -488,7 +491,7 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     return std::string();
   });
   // After all ranks have read: if one fails, everything that is not read in place is unchanged.
-  rendezvous_.all_gather("taking over " + path, [&] {
+  rendezvous_.all_gather("applying " + path, [&] {
     load.take_over();
     return std::string();
   });

@@ -56,7 +56,7 @@ struct TrainState::Impl::SaveMessage {
                                 const std::string& of_other) {
       if (of_other == own) return;
       throw Error::expected(ErrorKind::mismatch, {.path = path}, what,
-                            own + " as on rank " + std::to_string(rank),
+                            own + ", as on rank " + std::to_string(rank),
                             of_other + " on rank " + std::to_string(its_rank));
     };
     check_same("checkpoint to save", checkpoint, other.checkpoint);
@@ -65,7 +65,7 @@ struct TrainState::Impl::SaveMessage {
     if (digest != other.digest) {
       throw Error::expected(ErrorKind::mismatch, {}, "state to save",
                             "names, shapes and layout of rank " + std::to_string(rank),
-                            "others on rank " + std::to_string(its_rank));
+                            "different ones on rank " + std::to_string(its_rank));
     }
   }
 };

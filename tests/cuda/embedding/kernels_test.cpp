@@ -101,7 +101,8 @@ class CudaEmbeddingTest : public testing::Test {
   std::vector<DeviceArray<std::byte>> bytes_{};
 };
 
-TEST_F(CudaEmbeddingTest, D8_PooledSumsAreThoseOfTheProcessor) {
+// Shows D8.
+TEST_F(CudaEmbeddingTest, PooledSumsAreThoseOfTheProcessor) {
   for (const DType dtype : test::kDTypes) {
     make(dtype);
     std::vector<float> expected(gradient_.size(), 7);
@@ -121,7 +122,8 @@ TEST_F(CudaEmbeddingTest, D8_PooledSumsAreThoseOfTheProcessor) {
   }
 }
 
-TEST_F(CudaEmbeddingTest, D9_TouchedRowsAndDenseGradientsAreThoseOfTheProcessor) {
+// Shows D9.
+TEST_F(CudaEmbeddingTest, TouchedRowsAndDenseGradientsAreThoseOfTheProcessor) {
   make(DType::float32);
   const auto expected = embedding::touched_rows(test::views_of(tables_), batch_.bags(), 1);
   const TouchedRows found(device_views(), device_bags(), nullptr);
@@ -227,7 +229,8 @@ class CudaUpdateTest : public CudaEmbeddingTest {
   }
 };
 
-TEST_F(CudaUpdateTest, D9_UpdatesAreThoseOfTheProcessor) {
+// Shows D9.
+TEST_F(CudaUpdateTest, UpdatesAreThoseOfTheProcessor) {
   const std::vector<FusedOptimizer> optimizers{
       Sgd{.weight_decay = 0.01, .max_gradient = 0.5},
       Adagrad{.weight_decay = 0.01, .max_gradient = 0.5},
@@ -244,7 +247,8 @@ TEST_F(CudaUpdateTest, D9_UpdatesAreThoseOfTheProcessor) {
   }
 }
 
-TEST_F(CudaEmbeddingTest, D7_NothingTouchedIsNoUpdate) {
+// Shows D7.
+TEST_F(CudaEmbeddingTest, NothingTouchedIsNoUpdate) {
   const Batch none;
   std::vector<TableView> tables{{nullptr, DType::float32, 0, 4}};
   const TouchedRows touched(tables, none.bags(), nullptr);

@@ -176,7 +176,7 @@ TEST_F(JournalTest, ALineIsInTheFileAsSoonAsItStandsForManyBytes) {
 TEST_F(JournalTest, AnotherFileOfTheNameIsRefused) {
   put("my notes");
   EXPECT_THAT([&] { read_journal(fs_, path()); },
-              ThrowsError(ErrorKind::already_exists, "something else has it"));
+              ThrowsError(ErrorKind::already_exists, "found another file"));
   put("tessera-journal 2\nwhat will come");
   EXPECT_THAT([&] { read_journal(fs_, path()); },
               ThrowsError(ErrorKind::unsupported, "expected version 1, found tessera-journal 2"));

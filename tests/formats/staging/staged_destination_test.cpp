@@ -159,8 +159,9 @@ TEST_F(StagedDestinationTest, WhatCameToLieInTheDestinationMeanwhileStays) {
   StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace);
   put(fs_, tmp_ / "out.partial/index.h5", "new");
   put(fs_, tmp_ / "out/notes.txt", "mine");
-  EXPECT_THAT([&] { staged.commit(); },
-              ThrowsError(ErrorKind::already_exists, "notes.txt: destination: this is no file"));
+  EXPECT_THAT(
+      [&] { staged.commit(); },
+      ThrowsError(ErrorKind::already_exists, "notes.txt: destination: this file does not belong"));
   EXPECT_EQ(get(tmp_ / "out/notes.txt"), "mine");
   EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
   std::filesystem::remove(tmp_ / "out/notes.txt");
@@ -174,19 +175,20 @@ TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
       [&] {
         StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse);
       },
-      ThrowsError(ErrorKind::already_exists, "something else has it"));
+      ThrowsError(ErrorKind::already_exists, "expected an unused name"));
   EXPECT_EQ(read_file(fs_, tmp_ / "out.partial", 100), "a thesis");
   fs_.remove_all(tmp_ / "out.partial");
   std::filesystem::create_directory(tmp_ / "out.partial");
   put(fs_, tmp_ / "out.partial/chapter", "one");
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     EXPECT_THAT([&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::replace); },
-                ThrowsError(ErrorKind::already_exists, "something else has it"));
+                ThrowsError(ErrorKind::already_exists, "expected an unused name"));
   }
   EXPECT_EQ(read_file(fs_, tmp_ / "out.partial/chapter", 100), "one");
 }
 
-TEST_F(StagedDestinationTest, E4_WithoutAJournalOnlyWhatIsEmptyIsAWritersWhateverItLooksLike) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WithoutAJournalOnlyWhatIsEmptyIsAWritersWhateverItLooksLike) {
   const auto stage = [&](DestinationKind kind) {
     StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse).commit();
   };
@@ -203,27 +205,28 @@ TEST_F(StagedDestinationTest, E4_WithoutAJournalOnlyWhatIsEmptyIsAWritersWhateve
     fs_.make_directory(tmp_ / "out.partial");
     put(fs_, tmp_ / "out.partial/index.h5", "x");
     EXPECT_THAT([&] { stage(kind); },
-                ThrowsError(ErrorKind::already_exists, "has it: a directory without a journal"));
+                ThrowsError(ErrorKind::already_exists, "found a directory without a journal"));
     EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "x");
     fs_.remove_all(tmp_ / "out.partial");
     put(fs_, tmp_ / "out.partial", std::string(1000, '\0'));
     EXPECT_THAT([&] { stage(kind); },
-                ThrowsError(ErrorKind::already_exists, "has it: a file without a journal"));
+                ThrowsError(ErrorKind::already_exists, "found a file without a journal"));
     EXPECT_EQ(get(tmp_ / "out.partial"), std::string(1000, '\0'));
     fs_.remove_all(tmp_ / "out.partial");
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhatIsNeitherFileNorDirectoryIsRefusedByName) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatIsNeitherFileNorDirectoryIsRefusedByName) {
   const auto expect_refused = [&](const std::string& name, const std::string& found) {
     for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
       for (const auto& judge : {StagedDestination::Judge(),
                                 StagedDestination::Judge([](auto&) { return LeftOver::remove; })}) {
-        const auto refused = ThrowsError(ErrorKind::already_exists,
-                                         name +
-                                             ": this name is needed for the work in progress, "
-                                             "and something else has it: " +
-                                             found);
+        const auto refused =
+            ThrowsError(ErrorKind::already_exists, name +
+                                                       ": expected an unused name, which is needed "
+                                                       "while the checkpoint is written, found " +
+                                                       found);
         EXPECT_THAT(
             [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
             refused);
@@ -262,7 +265,7 @@ TEST_F(StagedDestinationTest, ALinkThatLeadsNowhereIsNoFreeDestination) {
       EXPECT_THAT(
           [&] { StagedDestination(faulty_, tmp_ / name, DestinationKind::directory, overwrite); },
           ThrowsError(ErrorKind::already_exists,
-                      "out: destination: expected a free name, found a link that leads nowhere"));
+                      "out: destination: expected an unused name, found a broken link"));
     }
   }
   EXPECT_EQ(faulty_.transcript(), "");
@@ -296,7 +299,8 @@ TEST_F(StagedDestinationTest, ACheckThrowsWhatStagingWouldAndChangesNothing) {
   EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
 }
 
-TEST_F(StagedDestinationTest, E4_KeptWorkOfAnotherFormatIsTold) {
+// Shows E4.
+TEST_F(StagedDestinationTest, KeptWorkOfAnotherFormatIsTold) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     const bool is_file = kind == DestinationKind::file;  // where a directory is kept
     if (is_file) fs_.make_directory(tmp_ / "out.partial");
@@ -318,7 +322,8 @@ TEST_F(StagedDestinationTest, E4_KeptWorkOfAnotherFormatIsTold) {
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhereverAWriterDiesTheNextOneTakesOver) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhereverAWriterDiesTheNextOneTakesOver) {
   const auto write = [&](FileSystem& fs, DestinationKind kind, const std::string& text) {
     StagedDestination staged(fs, tmp_ / "out", kind, OverwritePolicy::replace);
     const bool is_file = kind == DestinationKind::file;
@@ -357,7 +362,8 @@ TEST_F(StagedDestinationTest, E4_WhereverAWriterDiesTheNextOneTakesOver) {
   EXPECT_TRUE(has_left_old);
 }
 
-TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatIsLeftOfWorkMayBeGoneOnWith) {
   const auto put_left_over = [&](DestinationKind kind) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
     const bool is_file = kind == DestinationKind::file;
@@ -394,7 +400,8 @@ TEST_F(StagedDestinationTest, E4_WhatIsLeftOfWorkMayBeGoneOnWith) {
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhatIsToBeKeptStaysUnlessCommitted) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatIsToBeKeptStaysUnlessCommitted) {
   {
     StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
                              OverwritePolicy::refuse);
@@ -407,7 +414,8 @@ TEST_F(StagedDestinationTest, E4_WhatIsToBeKeptStaysUnlessCommitted) {
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
 }
 
-TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
   const auto put_work = [&](DestinationKind kind, const std::string& journal) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
     put(fs_, tmp_ / (kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5"),
@@ -436,7 +444,8 @@ TEST_F(StagedDestinationTest, E4_WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) {
   const std::vector<std::string> own = {".metadata",         "__0_0.distcp",
                                         "__12_0.distcp",     "index.h5.partial",
                                         "model.safetensors", "model-00001-of-00002.safetensors",
@@ -456,10 +465,11 @@ TEST_F(StagedDestinationTest, E4_WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) 
   left.insert(left.end() - 1, "rank-00002.h5");
   EXPECT_EQ(fs_.list_directory(tmp_ / "out.partial"), left);
   EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
-              ThrowsError(ErrorKind::already_exists, "has it: a directory without a journal"));
+              ThrowsError(ErrorKind::already_exists, "found a directory without a journal"));
 }
 
-TEST_F(StagedDestinationTest, E4_WhatComesToLieInTheDestinationIsToBeOfItsFormat) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatComesToLieInTheDestinationIsToBeOfItsFormat) {
   for (const auto& [own, foreign] :
        std::vector<std::pair<std::string, std::string>>{{"index.h5", "adapter_model.safetensors"},
                                                         {".metadata", "rank.h5"},
@@ -470,12 +480,14 @@ TEST_F(StagedDestinationTest, E4_WhatComesToLieInTheDestinationIsToBeOfItsFormat
     StagedDestination staged(fs_, path, DestinationKind::directory, OverwritePolicy::replace);
     put(fs_, join_path(path, foreign), "mine");
     EXPECT_THAT([&] { staged.commit(); },
-                ThrowsError(ErrorKind::already_exists, foreign + ": destination: this is no file"));
+                ThrowsError(ErrorKind::already_exists,
+                            foreign + ": destination: this file does not belong"));
     EXPECT_EQ(get(join_path(path, foreign)), "mine");
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhatHasTakenTheStagingPathOfWorkThatFailsStays) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatHasTakenTheStagingPathOfWorkThatFailsStays) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     {
       const StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
@@ -488,7 +500,8 @@ TEST_F(StagedDestinationTest, E4_WhatHasTakenTheStagingPathOfWorkThatFailsStays)
   }
 }
 
-TEST_F(StagedDestinationTest, E4_WhatWasReplacedAndCannotBeRemovedIsTold) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatWasReplacedAndCannotBeRemovedIsTold) {
   const auto left_over = [&] { return StagedDestination::left_over_at(fs_, tmp_ / "out"); };
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     const auto replace = [&](FileSystem& fs) {
@@ -525,7 +538,8 @@ TEST_F(StagedDestinationTest, E4_WhatWasReplacedAndCannotBeRemovedIsTold) {
   EXPECT_EQ(left_over(), std::nullopt);  // kept
 }
 
-TEST_F(StagedDestinationTest, E4_WhatIsLeftAndCannotBeRemovedIsToldByTheNextWriter) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatIsLeftAndCannotBeRemovedIsToldByTheNextWriter) {
   fs_.make_directory(tmp_ / "out.partial");
   put(fs_, tmp_ / "out.partial/index.h5", "half");
   put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
@@ -537,7 +551,7 @@ TEST_F(StagedDestinationTest, E4_WhatIsLeftAndCannotBeRemovedIsToldByTheNextWrit
       write_directory(faulty_, "new", OverwritePolicy::refuse);
     } catch (const Error& error) {
       const std::string text = error.what();
-      if (text.find("out.partial: staging: what an earlier run left here cannot be removed: ") !=
+      if (text.find("out.partial: staging: cannot remove what an earlier run left here: ") !=
           std::string::npos) {
         ++num_told;
         EXPECT_THAT(text, ::testing::EndsWith(" (remove it yourself)"));
@@ -549,18 +563,21 @@ TEST_F(StagedDestinationTest, E4_WhatIsLeftAndCannotBeRemovedIsToldByTheNextWrit
   EXPECT_GT(num_told, 1);
 }
 
-TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkThatIsLeftIsKnownByItsName) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatSomebodyPutsIntoWorkThatIsLeftIsKnownByItsName) {
   fs_.make_directory(tmp_ / "out.partial");
   put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n");
   put(fs_, tmp_ / "out.partial/rank-00000.h5", "half");
   put(fs_, tmp_ / "out.partial/mine.safetensors", "mine");
   EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
-              ThrowsError(ErrorKind::already_exists, "mine.safetensors: staging: this is no file"));
+              ThrowsError(ErrorKind::already_exists,
+                          "mine.safetensors: staging: this file does not belong"));
   EXPECT_EQ(get(tmp_ / "out.partial/mine.safetensors"), "mine");
   EXPECT_EQ(get(tmp_ / "out.partial/rank-00000.h5"), "half");
 }
 
-TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkInProgressStays) {
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatSomebodyPutsIntoWorkInProgressStays) {
   const auto stage = [&] {
     StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse,
                       [](const auto&) { return LeftOver::remove; });
@@ -576,13 +593,14 @@ TEST_F(StagedDestinationTest, E4_WhatSomebodyPutsIntoWorkInProgressStays) {
     fs_.remove_all(tmp_ / ("out.partial/" + name));
   }
   put(fs_, tmp_ / "out.partial/notes.json", "mine");
-  EXPECT_THAT(stage,
-              ThrowsError(ErrorKind::already_exists, "notes.json: staging: this is no file"));
+  EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists,
+                                 "notes.json: staging: this file does not belong"));
   EXPECT_EQ(get(tmp_ / "out.partial/notes.json"), "mine");
   EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
 }
 
-TEST_F(StagedDestinationTest, E4_AJournalThatIsALinkHidesNoWork) {
+// Shows E4.
+TEST_F(StagedDestinationTest, AJournalThatIsALinkHidesNoWork) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
     const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5";
@@ -592,20 +610,22 @@ TEST_F(StagedDestinationTest, E4_AJournalThatIsALinkHidesNoWork) {
     for (const auto& judge : {StagedDestination::Judge(), StagedDestination::Judge(never)}) {
       EXPECT_THAT(
           [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, judge); },
-          ThrowsError(ErrorKind::already_exists, "out.partial.journal: journal: this name"));
+          ThrowsError(ErrorKind::already_exists,
+                      "out.partial.journal: journal: expected an unused name"));
     }
     EXPECT_EQ(get(tmp_ / work), "half");
     for (const std::string& name : names()) fs_.remove_all(tmp_ / name);
   }
 }
 
-TEST_F(StagedDestinationTest, E4_AJournalWithoutItsWorkIsRemovedAndNothingElse) {
+// Shows E4.
+TEST_F(StagedDestinationTest, AJournalWithoutItsWorkIsRemovedAndNothingElse) {
   put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\nof work that is gone");
   write_directory(fs_, "new", OverwritePolicy::refuse);
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
   put(fs_, tmp_ / "out.partial.journal", "my notes");
   EXPECT_THAT([&] { write_directory(fs_, "newer", OverwritePolicy::replace); },
-              ThrowsError(ErrorKind::already_exists, "something else has it: another file"));
+              ThrowsError(ErrorKind::already_exists, "found another file"));
   EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
   EXPECT_EQ(get(tmp_ / "out.partial.journal"), "my notes");
   EXPECT_EQ(names(), (std::vector<std::string>{"out", "out.partial.journal"}));

@@ -110,7 +110,7 @@ def assert_close(found, expected):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adagrad", "sgd"])
 def test_the_same_steps_give_the_same_tables(folder, plan, optimizer):
-    """D8, D9: outputs, weights and state of each after four steps."""
+    """Shows D8, D9. Outputs, weights and state of each after four steps."""
     initial = folder / "initial.safetensors"
     theirs = train_torchrec(folder, plan, optimizer, "all", initial=initial)
     ours = train_tessera(folder, plan, optimizer, "all", initial=initial, save=folder / "saved")
@@ -120,7 +120,7 @@ def test_the_same_steps_give_the_same_tables(folder, plan, optimizer):
 
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "sgd"])
 def test_tessera_goes_on_from_what_torchrec_saved(folder, optimizer):
-    """D9: under another plan."""
+    """Shows D9. Under another plan."""
     initial = folder / "initial.safetensors"
     theirs = train_torchrec(folder, "table_wise", optimizer, "all", initial=initial)
     train_torchrec(folder, "table_wise", optimizer, "first", initial=initial, save=folder / "half")
@@ -133,7 +133,7 @@ def test_tessera_goes_on_from_what_torchrec_saved(folder, optimizer):
 
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adagrad", "sgd"])
 def test_torchrec_goes_on_from_what_tessera_saved(folder, optimizer):
-    """D9: under another plan, with its strict loader."""
+    """Shows D9. Under another plan, with its strict loader."""
     initial = folder / "initial.safetensors"
     expected = train_torchrec(folder, "row_wise", optimizer, "all", initial=initial, tables_only=True)
     train_tessera(folder, "mixed", optimizer, "first", initial=initial, save=folder / "half")

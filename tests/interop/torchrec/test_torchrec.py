@@ -132,7 +132,7 @@ MOVES = [("row_wise_adagrad", shift) for shift in range(len(TYPES))] + [(o, shif
 
 @pytest.mark.parametrize(("saved", "shift"), MOVES, indirect=["saved"])
 def test_torchrec_loads_what_was_moved_to_another_plan(saved, shift, tmp_path):
-    """D9, E10: weights and state are equal under every sharding type, with torchrec's names as they were stored."""
+    """Shows D9, E10. Weights and state are equal under every sharding type, with torchrec's names as they were stored."""
     optimizer, source, held = saved
     plan = plan_for(shift)
     moved = reshard(source, tmp_path / "moved", "--to", "dcp", "--plan", write_plan(tmp_path / "to.json", plan), "--allow-lossy")
@@ -141,7 +141,7 @@ def test_torchrec_loads_what_was_moved_to_another_plan(saved, shift, tmp_path):
 
 @each_optimizer
 def test_torchrec_loads_what_went_by_way_of_canonical_names(saved, tmp_path):
-    """D9, E10: to the native format under Tessera's names, another plan and world, and back to torchrec."""
+    """Shows D9, E10. To the native format under Tessera's names, another plan and world, and back to torchrec."""
     optimizer, source, held = saved
     between = write_plan(tmp_path / "between.json", plan_for(3) | {"world_size": 6})
     native = reshard(source, tmp_path / "native", "--plan", between, "--optimizer-names", "canonical", "--allow-lossy")
@@ -159,7 +159,7 @@ def test_torchrec_loads_what_went_by_way_of_canonical_names(saved, tmp_path):
 
 @each_optimizer
 def test_torchrec_goes_on_as_if_nothing_had_been_moved(saved, tmp_path):
-    """D9: two steps after a move to another plan and back are those of a run that was never moved, bit for bit."""
+    """Shows D9. Two steps after a move to another plan and back are those of a run that was never moved, bit for bit."""
     optimizer, source, _ = saved
     save_file(batches(4), tmp_path / "batches.safetensors")
     plan = plan_for(0)
@@ -175,7 +175,7 @@ def test_torchrec_goes_on_as_if_nothing_had_been_moved(saved, tmp_path):
 
 @each_optimizer
 def test_state_per_column_shard_is_not_merged_without_leave(saved, tmp_path):
-    """E7, E10: what would lose something is refused by name."""
+    """Shows E7, E10. What would lose something is refused by name."""
     optimizer, source, _ = saved
     process = run("ckpt-reshard", source, tmp_path / "moved", "--to", "dcp", "--plan", write_plan(tmp_path / "to.json", plan_for(2)))
     if optimizer == "row_wise_adagrad":

@@ -15,7 +15,8 @@ at::Tensor given_by(int rank, std::int64_t numel, at::ScalarType dtype) {
   return (torch::arange(numel) % 7 + rank).to(dtype);
 }
 
-TEST(GlooTest, B10_GathersAndReducesAnyDtype) {
+// Shows B10.
+TEST(GlooTest, GathersAndReducesAnyDtype) {
   for (const int num_ranks : {2, 3, 5}) {
     test::on_ranks(num_ranks, [&](const Mesh& mesh) {
       for (const at::ScalarType dtype :
@@ -42,7 +43,8 @@ TEST(GlooTest, B10_GathersAndReducesAnyDtype) {
   }
 }
 
-TEST(GlooTest, B10_PartsMayLieApartOnSomeRanks) {
+// Shows B10.
+TEST(GlooTest, PartsMayLieApartOnSomeRanks) {
   test::on_ranks(2, [](const Mesh& mesh) {
     const auto matrix = [&] {
       return mesh.rank() == 0 ? torch::empty({2, 3}) : torch::empty({3, 2}).t();
@@ -57,7 +59,8 @@ TEST(GlooTest, B10_PartsMayLieApartOnSomeRanks) {
   });
 }
 
-TEST(GlooTest, B10_CollectivesMayBeWaitedForInAnyOrder) {
+// Shows B10.
+TEST(GlooTest, CollectivesMayBeWaitedForInAnyOrder) {
   constexpr std::int64_t kNumel = 100'000;
   test::on_ranks(3, [](const Mesh& mesh) {
     std::vector<at::Tensor> wholes;
@@ -85,7 +88,8 @@ TEST(GlooTest, B10_CollectivesMayBeWaitedForInAnyOrder) {
   });
 }
 
-TEST(GlooTest, B22_WhatNobodyWaitsForHoldsNobodyUp) {
+// Shows B22.
+TEST(GlooTest, WhatNobodyWaitsForHoldsNobodyUp) {
   MeshOptions options;
   options.timeout = std::chrono::seconds(10);
   test::on_ranks(
@@ -114,7 +118,8 @@ TEST(GlooTest, B22_WhatNobodyWaitsForHoldsNobodyUp) {
       options);
 }
 
-TEST(GlooTest, B14_NothingIsCopiedOnTheWay) {
+// Shows B14.
+TEST(GlooTest, NothingIsCopiedOnTheWay) {
   static constexpr std::int64_t kNumel = 1'000'000;
   static constexpr std::int64_t kSmall = 100'000;  // bytes
   test::on_ranks(4, [](const Mesh& mesh) {

@@ -73,7 +73,8 @@ TEST(LaunchTest, ReadsSlurmSteps) {
   EXPECT_EQ(environment(variables), std::nullopt);
 }
 
-TEST(LaunchTest, B22_WrongVariablesAreNamed) {
+// Shows B22.
+TEST(LaunchTest, WrongVariablesAreNamed) {
   EXPECT_THAT(error_of({{"RANK", "0"}}), HasSubstr("WORLD_SIZE"));
   EXPECT_THAT(error_of({{"RANK", "x"}, {"WORLD_SIZE", "2"}}),
               HasSubstr("RANK: expected a number from 0 to 1, found 'x'"));

@@ -104,7 +104,8 @@ TEST(MeshTest, ASeparateGroupHasAnOrderOfItsOwn) {
   EXPECT_EQ(Mesh().world()->separate("alone")->size(), 1);
 }
 
-TEST(MeshTest, B22_ARankThatIsMissingIsATimeOutThatNamesTheCollective) {
+// Shows B22.
+TEST(MeshTest, ARankThatIsMissingIsATimeOutThatNamesTheCollective) {
   MeshOptions options;
   options.timeout = std::chrono::milliseconds(1000);
   test::on_ranks(

@@ -3,8 +3,8 @@
 #include "runtime/embedding/tables.h"
 #include "runtime/support/checks.h"
 
-// D8, D9: the unsharded collections against each other, and updates against their definitions in
-// terms of libtorch.
+// Shows D8, D9. The unsharded collections against each other, and updates against their definitions
+// in terms of libtorch.
 
 namespace tessera {
 namespace {
@@ -92,7 +92,8 @@ at::Tensor touched_rows_of(const EmbeddingBagConfig& config, const KeyedJaggedTe
   return touched;
 }
 
-TEST(FusedCollectionTest, D9UpdatesAreThoseOfTheDefinitions) {
+// Shows D9.
+TEST(FusedCollectionTest, UpdatesAreThoseOfTheDefinitions) {
   for (const Pooling pooling : {Pooling::sum, Pooling::mean}) {
     for (const bool is_weighted : {false, true}) {
       const TableOptions options{is_weighted, pooling};
@@ -127,7 +128,8 @@ TEST(FusedCollectionTest, D9UpdatesAreThoseOfTheDefinitions) {
   }
 }
 
-TEST(FusedCollectionTest, D8TablesOfTwoBytesAreSummedInFloat32) {
+// Shows D8.
+TEST(FusedCollectionTest, TablesOfTwoBytesAreSummedInFloat32) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     const TableOptions options{.dtype = dtype};
     FusedEmbeddingBagCollection fused(test::small_tables(options), embedding::Sgd{.lr = 0.1});

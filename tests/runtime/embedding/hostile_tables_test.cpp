@@ -12,7 +12,8 @@
 #include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/replicate/replicate.h"
 
-// D2, D5, D7, D8: first values, and what must not end in a wrong row, a crash or a rank that hangs.
+// Shows D2, D5, D7, D8. First values, and what must not end in a wrong row, a crash or a rank that
+// hangs.
 
 namespace tessera {
 namespace {
@@ -60,7 +61,8 @@ at::Tensor first_values(const EmbeddingBagConfig& config, const Box& region, std
   return weight;
 }
 
-TEST(FirstValuesTest, D2ATableBeginsTheSameHoweverItIsCut) {
+// Shows D2.
+TEST(FirstValuesTest, ATableBeginsTheSameHoweverItIsCut) {
   const EmbeddingBagConfig config = table("t", 3000, 7);
   const at::Tensor whole = first_values(config, {{0, 0}, {3000, 7}}, 5);
   const double bound = 1 / std::sqrt(3000.0);
@@ -77,7 +79,8 @@ TEST(FirstValuesTest, D2ATableBeginsTheSameHoweverItIsCut) {
   EXPECT_FALSE(torch::equal(first_values(table("u", 3000, 7), {{0, 0}, {3000, 7}}, 5), whole));
 }
 
-TEST(FirstValuesTest, D2AnInitFnMakesReplicasEqualAndShardsNot) {
+// Shows D2.
+TEST(FirstValuesTest, AnInitFnMakesReplicasEqualAndShardsNot) {
   EmbeddingBagConfig config = table("t", 8, 2);
   config.init_fn = [](at::Tensor weight) { weight.normal_(); };
   torch::manual_seed(3);
@@ -89,7 +92,8 @@ TEST(FirstValuesTest, D2AnInitFnMakesReplicasEqualAndShardsNot) {
   EXPECT_TRUE(torch::equal(torch::rand({1}), behind)) << "the generator is as it was";
 }
 
-TEST(FirstValuesTest, D2ReplicasOfTablesWithoutMemoryAreEqual) {
+// Shows D2.
+TEST(FirstValuesTest, ReplicasOfTablesWithoutMemoryAreEqual) {
   const EmbeddingBagCollection tables(test::small_tables(), {.device = at::kMeta});
   test::on_ranks(3, [&](const dist::Mesh& mesh) {
     const auto made = shard(tables, plan("data_parallel", 3), mesh);
@@ -102,34 +106,38 @@ TEST(FirstValuesTest, D2ReplicasOfTablesWithoutMemoryAreEqual) {
   });
 }
 
-TEST(HostileTablesTest, D8AnInputIsOneCollectionsAndForOnce) {
+// Shows D8.
+TEST(HostileTablesTest, AnInputIsOneCollectionsAndForOnce) {
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
   const auto others = sharded(alone, "table_wise");
   EXPECT_THAT(refusal_of([&] {
                 others->forward(tables->distribute(ids_of({1, 1, 1, 1})));
               }),
-              HasSubstr("another collection's"));
+              HasSubstr("an input of another collection"));
   DistributedInput input = tables->distribute(ids_of({1, 1, 1, 1}));
   DistributedInput copy = input;
   tables->forward(std::move(input));
-  EXPECT_THAT(refusal_of([&] { tables->forward(copy); }), HasSubstr("looked up already"));
+  EXPECT_THAT(refusal_of([&] { tables->forward(copy); }),
+              HasSubstr("an input that was used before"));
   EXPECT_THAT(refusal_of([&] { tables->forward(std::move(input)); }), HasSubstr("moved from"));
   EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr("moved from"));
 }
 
-TEST(HostileTablesTest, D8ARefusedInputIsRefusedEachTime) {
+// Shows D8.
+TEST(HostileTablesTest, ARefusedInputIsRefusedEachTime) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto tables = sharded(mesh, "row_wise");
     DistributedInput input = tables->distribute(ids_of({1, 1, mesh.rank() == 0 ? 99 : 1, 1}));
-    const std::string expected = mesh.rank() == 0 ? "found 99" : "one that rank 0 refused";
+    const std::string expected = mesh.rank() == 0 ? "found 99" : "an invalid batch on rank 0";
     EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr(expected));
     EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr(expected));
     EXPECT_THAT(refusal_of([&] { tables->forward(input); }), HasSubstr(expected));
   });
 }
 
-TEST(HostileTablesTest, D8ABatchIsTakenWhenItIsDistributed) {
+// Shows D8.
+TEST(HostileTablesTest, ABatchIsTakenWhenItIsDistributed) {
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
   const at::Tensor ids = torch::tensor({1, 1, 1, 1}, at::kLong);
@@ -143,7 +151,8 @@ TEST(HostileTablesTest, D8ABatchIsTakenWhenItIsDistributed) {
   EXPECT_TRUE(torch::equal(tables->forward(std::move(input)).values(), expected));
 }
 
-TEST(HostileTablesTest, D7RanksThatDifferAreToldSo) {
+// Shows D7.
+TEST(HostileTablesTest, RanksThatDifferAreToldSo) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto refusal_with = [&](const TablePlan& rules, const ShardOptions& options,
                                   bool is_frozen) {
@@ -163,7 +172,8 @@ TEST(HostileTablesTest, D7RanksThatDifferAreToldSo) {
   });
 }
 
-TEST(HostileTablesTest, D7RulesMadeInCodeAreChecked) {
+// Shows D7.
+TEST(HostileTablesTest, RulesMadeInCodeAreChecked) {
   const dist::Mesh alone;
   const auto refusal_with = [&](const TableRule& rule) {
     TablePlan rules = plan("table_wise", 1);
@@ -177,7 +187,8 @@ TEST(HostileTablesTest, D7RulesMadeInCodeAreChecked) {
   EXPECT_THAT(refusal_with({TableSharding::grid, {0}, 3}), HasSubstr("column_shards"));
 }
 
-TEST(HostileTablesTest, D8OneRankAloneMayWantGradientsOfItsWeights) {
+// Shows D8.
+TEST(HostileTablesTest, OneRankAloneMayWantGradientsOfItsWeights) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto tables = shard(test::small_collection({.is_weighted = true}), plan("row_wise", 2),
                               mesh, {.optimizer = Sgd{.lr = 0.1}});
@@ -193,7 +204,8 @@ TEST(HostileTablesTest, D8OneRankAloneMayWantGradientsOfItsWeights) {
   });
 }
 
-TEST(HostileTablesTest, D8GradientsOfWeightsAloneMoveNoTable) {
+// Shows D8.
+TEST(HostileTablesTest, GradientsOfWeightsAloneMoveNoTable) {
   const dist::Mesh alone;
   const auto tables = shard(test::small_collection({.is_weighted = true}), plan("table_wise", 1),
                             alone, {.optimizer = Sgd{.lr = 0.1}});
@@ -207,20 +219,22 @@ TEST(HostileTablesTest, D8GradientsOfWeightsAloneMoveNoTable) {
   EXPECT_TRUE(torch::equal(tables->weight("users"), before));
 }
 
-TEST(HostileTablesTest, D5TablesThatOneRankUpdatesAloneAreRefusedByOthers) {
+// Shows D5.
+TEST(HostileTablesTest, TablesThatOneRankUpdatesAloneAreRefusedByOthers) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto model = [] {
       return test::model_with(
           std::make_shared<FusedEmbeddingBagCollection>(test::small_tables(), Sgd{.lr = 0.1}));
     };
     EXPECT_THAT(refusal_of([&] { fully_shard(*model(), {.mesh = mesh}); }),
-                HasSubstr("tessera::shard makes a sharded one"));
+                HasSubstr("apply tessera::shard to it first"));
     EXPECT_THAT(refusal_of([&] { replicate(*model(), {.mesh = mesh}); }),
-                HasSubstr("tessera::shard makes a sharded one"));
+                HasSubstr("apply tessera::shard to it first"));
   });
 }
 
-TEST(HostileTablesTest, D6AFrozenTableStaysFrozen) {
+// Shows D6.
+TEST(HostileTablesTest, AFrozenTableStaysFrozen) {
   const dist::Mesh alone;
   const auto collection = std::make_shared<EmbeddingBagCollection>(test::small_tables());
   collection->weight("users").requires_grad_(false);
@@ -232,7 +246,8 @@ TEST(HostileTablesTest, D6AFrozenTableStaysFrozen) {
   EXPECT_TRUE(torch::equal(tables->weight("users"), before));
 }
 
-TEST(HostileTablesTest, D9TheOptimizersNumbersCanChangeButNotItsKind) {
+// Shows D9.
+TEST(HostileTablesTest, TheOptimizersNumbersCanChangeButNotItsKind) {
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
   const at::Tensor before = tables->weight("users").detach().clone();
@@ -249,7 +264,8 @@ TEST(HostileTablesTest, D9TheOptimizersNumbersCanChangeButNotItsKind) {
               HasSubstr("beta1"));
 }
 
-TEST(HostileTablesTest, D8ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOnesPass) {
+// Shows D8.
+TEST(HostileTablesTest, ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOnesPass) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto tables = sharded(mesh, "row_wise");
     int next = 0;
@@ -270,7 +286,8 @@ TEST(HostileTablesTest, D8ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOne
   });
 }
 
-TEST(HostileTablesTest, D8TablesDoNotAskForADefaultDtype) {
+// Shows D8.
+TEST(HostileTablesTest, TablesDoNotAskForADefaultDtype) {
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
@@ -280,7 +297,8 @@ TEST(HostileTablesTest, D8TablesDoNotAskForADefaultDtype) {
   torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
 }
 
-TEST(HostileTablesTest, D4OutputsHaveNamesOfTheirOwn) {
+// Shows D4.
+TEST(HostileTablesTest, OutputsHaveNamesOfTheirOwn) {
   EmbeddingBagConfig first = table("a", 3, 2), second = table("b", 3, 2), third = table("c", 3, 2);
   third.feature_names = {"f@a"};
   EXPECT_THAT(refusal_of([&] {
@@ -289,11 +307,12 @@ TEST(HostileTablesTest, D4OutputsHaveNamesOfTheirOwn) {
               HasSubstr("'f@a' twice"));
 }
 
-TEST(HostileTablesTest, D7WhatIsShardedTakesWholeTablesAndKeepsItsMemory) {
+// Shows D7.
+TEST(HostileTablesTest, WhatIsShardedTakesWholeTablesAndKeepsItsMemory) {
   const dist::Mesh alone;
   const auto tables = sharded(alone, "table_wise");
   EXPECT_THAT(refusal_of([&] { shard(*tables, plan("table_wise", 1), alone); }),
-              HasSubstr("one of whole tables"));
+              HasSubstr("expected whole tables"));
   tables->weight("users").set_data(torch::zeros({2, 2}));
   EXPECT_THAT(refusal_of([&] {
                 tables->forward(ids_of({1, 1, 1, 1}));

@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/runtime/embedding/input_pipeline.h"
 
-// D7, D8: how batches come to the ranks that hold their rows, and what is refused about them.
+// Shows D7, D8. How batches come to the ranks that hold their rows, and what is refused about them.
 
 namespace tessera {
 namespace {
@@ -40,7 +40,8 @@ KeyedJaggedTensor one_city(std::int64_t id) {
                                          longs({1, 1, 1, 1}));
 }
 
-TEST(InputExchangeTest, D8IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition) {
+// Shows D8.
+TEST(InputExchangeTest, IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition) {
   auto alone = test::small_collection();
   for (const std::int64_t id : {std::int64_t{3}, std::int64_t{-1}, std::int64_t{1} << 40}) {
     EXPECT_THAT(refusal_of([&] { alone.forward(one_city(id)); }),
@@ -54,7 +55,8 @@ TEST(InputExchangeTest, D8IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition
               HasSubstr("id 2 of feature 'city', sample 1"));
 }
 
-TEST(InputExchangeTest, D8WhatOneRankRefusesIsAnErrorOnAll) {
+// Shows D8.
+TEST(InputExchangeTest, WhatOneRankRefusesIsAnErrorOnAll) {
   for (const std::string plan : {"row_wise", "table_wise", "data_parallel"}) {
     test::on_ranks(3, [&](const dist::Mesh& mesh) {
       const auto tables = sharded(mesh, plan);
@@ -63,7 +65,7 @@ TEST(InputExchangeTest, D8WhatOneRankRefusesIsAnErrorOnAll) {
       if (mesh.rank() == 1) {
         EXPECT_THAT(refusal, HasSubstr("id 0 of feature 'city', sample 0"));
       } else {
-        EXPECT_THAT(refusal, HasSubstr("one that rank 1 refused"));
+        EXPECT_THAT(refusal, HasSubstr("an invalid batch on rank 1"));
       }
       // And the next batch passes.
       EXPECT_EQ(tables->forward(one_city(1)).values().size(0), 1);
@@ -71,7 +73,8 @@ TEST(InputExchangeTest, D8WhatOneRankRefusesIsAnErrorOnAll) {
   }
 }
 
-TEST(InputExchangeTest, D7MissingFeaturesAreRefusedOrEmpty) {
+// Shows D7.
+TEST(InputExchangeTest, MissingFeaturesAreRefusedOrEmpty) {
   const auto batch = KeyedJaggedTensor::from_lengths({"user", "day"}, longs({1, 1}), longs({1, 1}));
   auto alone = test::small_collection();
   EXPECT_THAT(refusal_of([&] { alone.forward(batch); }),
@@ -89,7 +92,8 @@ TEST(InputExchangeTest, D7MissingFeaturesAreRefusedOrEmpty) {
   });
 }
 
-TEST(InputExchangeTest, D8WeightsAreAskedForOrRefused) {
+// Shows D8.
+TEST(InputExchangeTest, WeightsAreAskedForOrRefused) {
   auto alone = test::small_collection();
   const auto weighted = test::small_batch(0, 0, {.is_weighted = true});
   EXPECT_THAT(refusal_of([&] { alone.forward(weighted); }), HasSubstr("weights of a batch"));
@@ -98,28 +102,29 @@ TEST(InputExchangeTest, D8WeightsAreAskedForOrRefused) {
               HasSubstr("the collection is weighted"));
 }
 
-TEST(InputExchangeTest, D7TablesAndPlansThatDoNotFitAreRefusedByName) {
+// Shows D7.
+TEST(InputExchangeTest, TablesAndPlansThatDoNotFitAreRefusedByName) {
   const dist::Mesh alone;
   const auto collection = test::small_collection();
   const TablePlan plan = test::plan_of(test::plan_kind("table_wise"), 1);
   TablePlan less = plan;
   less.tables.erase("days");
   EXPECT_THAT(refusal_of([&] { shard(collection, less, alone); }),
-              AllOf(HasSubstr("days"), HasSubstr("none for this one")));
+              AllOf(HasSubstr("days"), HasSubstr("none for this table")));
   TablePlan more = plan;
   more.tables["other"] = {TableSharding::table_wise, {0}};
   EXPECT_THAT(refusal_of([&] { shard(collection, more, alone); }), HasSubstr("other"));
   EXPECT_THAT(
       refusal_of([&] { shard(collection, test::plan_of(test::plan_kind("grid"), 2), alone); }),
-      HasSubstr("the mesh's 1 ranks"));
+      HasSubstr("the 1 ranks of the mesh"));
   TablePlan wrong_rank = plan;
   wrong_rank.tables["days"].ranks = {1};
   EXPECT_THAT(refusal_of([&] { shard(collection, wrong_rank, alone); }),
-              HasSubstr("rank in a table's rule"));
+              HasSubstr("rank in the rule of a table"));
   EXPECT_THAT(refusal_of([&] {
                 shard(collection, plan, alone, {.kernel = {{"days", Kernel::fused}}});
               }),
-              HasSubstr("fused without an optimizer"));
+              HasSubstr("the fused kernel without an optimizer"));
   EXPECT_THAT(refusal_of([&] {
                 shard(collection, plan, alone, {.kernel = {{"dais", Kernel::dense}}});
               }),
@@ -141,10 +146,11 @@ TEST(InputExchangeTest, D7TablesAndPlansThatDoNotFitAreRefusedByName) {
   EXPECT_THAT(refusal_of([&] {
                 EmbeddingBagCollection({table("a", 1, 1), table("a", 1, 1)});
               }),
-              HasSubstr("another one's"));
+              HasSubstr("a second table of this name"));
 }
 
-TEST(InputExchangeTest, D7BytesBetweenRanksAreThoseOfTheFormula) {
+// Shows D7.
+TEST(InputExchangeTest, BytesBetweenRanksAreThoseOfTheFormula) {
   constexpr std::uint64_t kRanks = 2;
   test::on_ranks(kRanks, [](const dist::Mesh& mesh) {
     const auto tables = sharded(mesh, "table_wise");  // users, days on rank 0; others on rank 1
@@ -171,7 +177,8 @@ TEST(InputExchangeTest, D7BytesBetweenRanksAreThoseOfTheFormula) {
   });
 }
 
-TEST(InputExchangeTest, D7BatchesInAPipelineGiveWhatTheyGiveOneByOne) {
+// Shows D7.
+TEST(InputExchangeTest, BatchesInAPipelineGiveWhatTheyGiveOneByOne) {
   test::on_ranks(3, [](const dist::Mesh& mesh) {
     at::set_num_threads(1);
     const auto plain = sharded(mesh, "mixed");
@@ -197,17 +204,19 @@ TEST(InputExchangeTest, D7BatchesInAPipelineGiveWhatTheyGiveOneByOne) {
   });
 }
 
-TEST(InputExchangeTest, D8WhatABackwardCannotDoIsRefused) {
+// Shows D8.
+TEST(InputExchangeTest, WhatABackwardCannotDoIsRefused) {
   FusedEmbeddingBagCollection tables(test::small_tables(), embedding::Sgd{.lr = 0.1});
   const auto loss = test::loss_of(tables.forward(test::small_batch(0, 0)).values());
   loss.backward({}, /*retain_graph=*/true);
-  EXPECT_THAT(refusal_of([&] { loss.backward(); }), HasSubstr("retain_graph has no meaning"));
+  EXPECT_THAT(refusal_of([&] { loss.backward(); }), HasSubstr("retain_graph does not work here"));
   const auto other = test::loss_of(tables.forward(test::small_batch(0, 0)).values());
   EXPECT_THAT(refusal_of([&] { other.backward({}, true, /*create_graph=*/true); }),
               HasSubstr("create_graph"));
 }
 
-TEST(InputExchangeTest, D8NothingIsUpdatedWhereNoGradientIsWanted) {
+// Shows D8.
+TEST(InputExchangeTest, NothingIsUpdatedWhereNoGradientIsWanted) {
   FusedEmbeddingBagCollection tables(test::small_tables(), embedding::Sgd{.lr = 0.1});
   const at::Tensor before = tables.weight("users").detach().clone();
   {

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/runtime/embedding/jagged_tensor.h"
 
-// D8: bags of ids and what can be done with them.
+// Shows D8. Bags of ids and what can be done with them.
 
 namespace tessera {
 namespace {
@@ -64,7 +64,8 @@ void expect_equal(const KeyedJaggedTensor& a, const KeyedJaggedTensor& b) {
   }
 }
 
-TEST(JaggedTensorTest, D8BagsAreCutByLengthsOrOffsets) {
+// Shows D8.
+TEST(JaggedTensorTest, BagsAreCutByLengthsOrOffsets) {
   const JaggedTensor bags = JaggedTensor::from_lengths(longs({7, 8, 9}), longs({1, 0, 2}));
   EXPECT_TRUE(torch::equal(bags.offsets(), longs({0, 1, 1, 3})));
   const auto dense = bags.to_dense();
@@ -76,7 +77,8 @@ TEST(JaggedTensorTest, D8BagsAreCutByLengthsOrOffsets) {
   EXPECT_TRUE(torch::equal(same.lengths(), bags.lengths()));
 }
 
-TEST(KeyedJaggedTensorTest, D8BagsAreFeatureMajor) {
+// Shows D8.
+TEST(KeyedJaggedTensorTest, BagsAreFeatureMajor) {
   const KeyedJaggedTensor batch = some_batch(torch::arange(6).to(at::kFloat));
   EXPECT_EQ(batch.batch_size(), 3);
   EXPECT_TRUE(torch::equal(batch["b"].values(), longs({4, 5, 6})));
@@ -88,7 +90,8 @@ TEST(KeyedJaggedTensorTest, D8BagsAreFeatureMajor) {
               HasSubstr("'a' twice"));
 }
 
-TEST(KeyedJaggedTensorTest, D8Laws) {
+// Shows D8.
+TEST(KeyedJaggedTensorTest, Laws) {
   const std::vector<std::string> keys = {"a", "b", "c", "d", "e"};
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     const auto batch_size = static_cast<std::int64_t>(seed % 4);
@@ -110,7 +113,8 @@ TEST(KeyedJaggedTensorTest, D8Laws) {
   }
 }
 
-TEST(KeyedJaggedTensorTest, D8NothingInIt) {
+// Shows D8.
+TEST(KeyedJaggedTensorTest, NothingInIt) {
   const KeyedJaggedTensor none = KeyedJaggedTensor::empty();
   EXPECT_EQ(none.batch_size(), 0);
   EXPECT_TRUE(torch::equal(none.offsets(), longs({0})));
@@ -119,7 +123,8 @@ TEST(KeyedJaggedTensorTest, D8NothingInIt) {
   EXPECT_EQ(bags["b"].values().numel(), 0);
 }
 
-TEST(KeyedJaggedTensorTest, D8WhatDoesNotFitIsRefusedByFeatureAndSample) {
+// Shows D8.
+TEST(KeyedJaggedTensorTest, WhatDoesNotFitIsRefusedByFeatureAndSample) {
   const auto from_lengths = [](std::vector<std::int64_t> lengths) {
     return refusal_of([&] {
       KeyedJaggedTensor::from_lengths({"a", "b"}, longs({1, 2, 3}), longs(lengths));
@@ -139,8 +144,8 @@ TEST(KeyedJaggedTensorTest, D8WhatDoesNotFitIsRefusedByFeatureAndSample) {
     });
   };
   EXPECT_THAT(from_offsets({0, 2, 1, 3, 3}), HasSubstr("feature 'a', sample 1"));
-  EXPECT_THAT(from_offsets({1, 2, 2, 3, 3}), HasSubstr("first of the offsets"));
-  EXPECT_THAT(from_offsets({0, 1, 2, 2, 2}), HasSubstr("last of the offsets"));
+  EXPECT_THAT(from_offsets({1, 2, 2, 3, 3}), HasSubstr("first offset"));
+  EXPECT_THAT(from_offsets({0, 1, 2, 2, 2}), HasSubstr("last offset"));
   EXPECT_THAT(refusal_of([] { some_batch(torch::zeros({2})); }), HasSubstr("weights"));
   EXPECT_THAT(
       refusal_of([] { KeyedJaggedTensor::from_lengths({"a"}, torch::zeros({2}), longs({2})); }),
@@ -152,7 +157,8 @@ TEST(KeyedJaggedTensorTest, D8WhatDoesNotFitIsRefusedByFeatureAndSample) {
   EXPECT_THROW(some_batch()["c"], Error);
 }
 
-TEST(KeyedTensorTest, D8ColumnsHaveNamesAndCanBeRegrouped) {
+// Shows D8.
+TEST(KeyedTensorTest, ColumnsHaveNamesAndCanBeRegrouped) {
   const KeyedTensor one({"a", "b"}, {2, 1}, torch::arange(6).view({2, 3}));
   const KeyedTensor two({"c"}, {1}, torch::tensor({{10}, {11}}));
   EXPECT_TRUE(torch::equal(one["b"], torch::tensor({{2}, {5}})));

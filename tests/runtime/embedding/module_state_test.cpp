@@ -7,7 +7,7 @@
 #include "tessera/runtime/state/module_state_dict.h"
 #include "tessera/runtime/state/optim_state_dict.h"
 
-// D1 to D6: sharded tables are an ordinary module.
+// Shows D1, D2, D3, D4, D5, D6. Sharded tables are an ordinary module.
 
 namespace tessera {
 namespace {
@@ -37,7 +37,8 @@ std::shared_ptr<ShardedEmbeddingBagCollection> sharded(const dist::Mesh& mesh,
                mesh, options);
 }
 
-TEST(ModuleStateTest, D1D2D3D4NamesAreThoseOfTheUnshardedTablesOnEveryRank) {
+// Shows D1, D2, D3, D4.
+TEST(ModuleStateTest, NamesAreThoseOfTheUnshardedTablesOnEveryRank) {
   const auto alone = test::small_collection();
   EXPECT_THAT(parameter_names(alone), kNames);
   for (const test::PlanKind& kind : test::plan_kinds()) {
@@ -55,7 +56,8 @@ TEST(ModuleStateTest, D1D2D3D4NamesAreThoseOfTheUnshardedTablesOnEveryRank) {
   }
 }
 
-TEST(ModuleStateTest, D10OnePlanMayBeForTheTablesOfSeveralCollections) {
+// Shows D10.
+TEST(ModuleStateTest, OnePlanMayBeForTheTablesOfSeveralCollections) {
   const std::vector<EmbeddingBagConfig> all = test::small_tables();
   const std::vector<EmbeddingBagConfig> first(all.begin(), all.begin() + 2);
   const std::vector<EmbeddingBagConfig> others(all.begin() + 2, all.end());
@@ -79,7 +81,8 @@ TEST(ModuleStateTest, D10OnePlanMayBeForTheTablesOfSeveralCollections) {
   });
 }
 
-TEST(ModuleStateTest, D4StateDictsAndGlobalMetaHaveWholeShapes) {
+// Shows D4.
+TEST(ModuleStateTest, StateDictsAndGlobalMetaHaveWholeShapes) {
   test::on_ranks(3, [](const dist::Mesh& mesh) {
     const auto tables = sharded(mesh, "row_wise");
     const StateDict state = state_dict(*tables, {.type = SHARDED});
@@ -96,7 +99,8 @@ TEST(ModuleStateTest, D4StateDictsAndGlobalMetaHaveWholeShapes) {
   });
 }
 
-TEST(ModuleStateTest, D4StateDictsLoadIntoEachOther) {
+// Shows D4.
+TEST(ModuleStateTest, StateDictsLoadIntoEachOther) {
   const auto alone = test::small_collection();
   torch::NoGradGuard no_grad;
   for (const at::Tensor& weight : alone.parameters()) weight.add_(1);
@@ -117,7 +121,8 @@ TEST(ModuleStateTest, D4StateDictsLoadIntoEachOther) {
   }
 }
 
-TEST(ModuleStateTest, D3D4AnOptimizerMayHaveFusedParametersAndLeavesThemAlone) {
+// Shows D3, D4.
+TEST(ModuleStateTest, AnOptimizerMayHaveFusedParametersAndLeavesThemAlone) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     at::set_num_threads(1);
     const auto tables = sharded(mesh, "table_wise", {.optimizer = embedding::Sgd{.lr = 0.1}});
@@ -143,7 +148,8 @@ TEST(ModuleStateTest, D3D4AnOptimizerMayHaveFusedParametersAndLeavesThemAlone) {
   });
 }
 
-TEST(ModuleStateTest, D6KernelsAreChosenApartFromTheSharding) {
+// Shows D6.
+TEST(ModuleStateTest, KernelsAreChosenApartFromTheSharding) {
   for (const std::string plan : {"table_wise", "row_wise", "column_wise", "data_parallel"}) {
     test::on_ranks(2, [&](const dist::Mesh& mesh) {
       at::set_num_threads(1);
@@ -168,7 +174,8 @@ TEST(ModuleStateTest, D6KernelsAreChosenApartFromTheSharding) {
   }
 }
 
-TEST(ModuleStateTest, D5TablesReduceTheirGradientsWhateverIsAroundThem) {
+// Shows D5.
+TEST(ModuleStateTest, TablesReduceTheirGradientsWhateverIsAroundThem) {
   enum class Around { nothing, replicate, fully_shard };
   for (const std::string plan : {"data_parallel", "mixed"}) {
     test::on_ranks(2, [&](const dist::Mesh& mesh) {

@@ -3,7 +3,7 @@
 #include "runtime/embedding/tables.h"
 #include "runtime/support/checks.h"
 
-// D7, D8, D9: sharded tables give what unsharded ones give.
+// Shows D7, D8, D9. Sharded tables give what unsharded ones give.
 
 namespace tessera {
 namespace {
@@ -169,7 +169,8 @@ std::string name_of_case(const testing::TestParamInfo<Case>& info) {
 
 class ShardedEmbeddingTest : public testing::TestWithParam<Case> {};
 
-TEST_P(ShardedEmbeddingTest, D7D8D9EqualsTheUnshardedCollection) {
+// Shows D7, D8, D9.
+TEST_P(ShardedEmbeddingTest, EqualsTheUnshardedCollection) {
   const PlanKind& kind = test::plan_kinds()[std::get<0>(GetParam())];
   const int world_size = std::get<1>(GetParam());
   at::set_num_threads(1);

@@ -10,7 +10,7 @@
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/planner.h"
 
-// C9, D9: tables and what else a model has are saved and loaded as one, under any other plan.
+// Shows C9, D9. Tables and what else a model has are saved and loaded as one, under any other plan.
 
 namespace tessera {
 namespace {
@@ -99,7 +99,8 @@ void expect_to_load_everywhere(int world_size, const std::string& path, const St
   });
 }
 
-TEST(TableCheckpointTest, C9D9AnyPlanLoadsUnderAnyOther) {
+// Shows C9, D9.
+TEST(TableCheckpointTest, AnyPlanLoadsUnderAnyOther) {
   const FusedOptimizer fused = embedding::RowWiseAdagrad{.lr = 0.1};
   int number = 0;
   for (const PlanKind& from : test::plan_kinds()) {
@@ -113,7 +114,8 @@ TEST(TableCheckpointTest, C9D9AnyPlanLoadsUnderAnyOther) {
   }
 }
 
-TEST(TableCheckpointTest, C9D9EveryOptimizersStateMoves) {
+// Shows C9, D9.
+TEST(TableCheckpointTest, EveryOptimizersStateMoves) {
   for (const FusedOptimizer& fused : test::fused_optimizers()) {
     const test::TemporaryDirectory directory;
     const std::string path = directory.path() + "/saved";
@@ -122,7 +124,8 @@ TEST(TableCheckpointTest, C9D9EveryOptimizersStateMoves) {
   }
 }
 
-TEST(TableCheckpointTest, C9ARunGoesOnUnderAnotherPlan) {
+// Shows C9.
+TEST(TableCheckpointTest, ARunGoesOnUnderAnotherPlan) {
   const FusedOptimizer fused = embedding::RowWiseAdagrad{.lr = 0.1};
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/saved";
@@ -160,7 +163,8 @@ void reshard_by_plan(const std::string& from, const std::string& to, const Table
   writer->commit();
 }
 
-TEST(TableCheckpointTest, D9OfflineAnyPlanGivesAnyOther) {
+// Shows D9.
+TEST(TableCheckpointTest, OfflineAnyPlanGivesAnyOther) {
   const FusedOptimizer fused = embedding::RowWiseAdagrad{.lr = 0.1};
   const test::TemporaryDirectory directory;
   const std::string first = directory.path() + "/first";
@@ -178,7 +182,8 @@ TEST(TableCheckpointTest, D9OfflineAnyPlanGivesAnyOther) {
   }
 }
 
-TEST(TableCheckpointTest, D9TablesWithoutAnotherOptimizerAreSavedToo) {
+// Shows D9.
+TEST(TableCheckpointTest, TablesWithoutAnotherOptimizerAreSavedToo) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/saved";
   test::on_ranks(2, [&](const dist::Mesh& mesh) {

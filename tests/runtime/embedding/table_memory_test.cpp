@@ -6,7 +6,7 @@
 #include "support/temporary_directory.h"
 #include "tessera/runtime/state/train_state.h"
 
-// D7: a rank takes its shard, its state, and the buffers of a step.
+// Shows D7. A rank takes its shard, its state, and the buffers of a step.
 
 namespace tessera {
 namespace {
@@ -30,7 +30,8 @@ KeyedJaggedTensor batch_of(std::int64_t num_samples, int rank) {
   return KeyedJaggedTensor::from_lengths({"f"}, ids, torch::full({num_samples}, 3, at::kLong));
 }
 
-TEST(TableMemoryTest, D7ARankTakesItsShardItsStateAndTheBuffersOfAStep) {
+// Shows D7.
+TEST(TableMemoryTest, ARankTakesItsShardItsStateAndTheBuffersOfAStep) {
   for (const TableSharding sharding : {TableSharding::row_wise, TableSharding::column_wise}) {
     test::on_ranks(2, [&](const dist::Mesh& mesh) {
       at::set_num_threads(1);
@@ -60,7 +61,8 @@ TEST(TableMemoryTest, D7ARankTakesItsShardItsStateAndTheBuffersOfAStep) {
   }
 }
 
-TEST(TableMemoryTest, E10SavingAndLoadingUnderAnotherPlanGatherNoTable) {
+// Shows E10.
+TEST(TableMemoryTest, SavingAndLoadingUnderAnotherPlanGatherNoTable) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/saved";
   test::on_ranks(2, [&](const dist::Mesh& mesh) {

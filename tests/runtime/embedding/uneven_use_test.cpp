@@ -132,19 +132,22 @@ class UnevenUseWithTablesTest : public ::testing::TestWithParam<ShardingStrategy
   }
 };
 
-TEST_P(UnevenUseWithTablesTest, D5_AnExpertThatOneRankUsesBeforeTheTables) {
+// Shows D5.
+TEST_P(UnevenUseWithTablesTest, AnExpertThatOneRankUsesBeforeTheTables) {
   expect_training(2, 4, [](int rank, int) { return rank == 0 ? Route{{0}, {}} : Route{}; });
   expect_training(2, 4, [](int rank, int) { return rank == 0 ? Route{} : Route{{0, 2}, {1}}; });
 }
 
-TEST_P(UnevenUseWithTablesTest, D5_AnExpertThatRanksUseOnEitherSideOfTheTables) {
+// Shows D5.
+TEST_P(UnevenUseWithTablesTest, AnExpertThatRanksUseOnEitherSideOfTheTables) {
   expect_training(2, 4, [](int rank, int) { return rank == 0 ? Route{{0}, {}} : Route{{}, {0}}; });
   expect_training(2, 8, [](int rank, int step) {
     return (rank + step / 2) % 2 == 0 ? Route{{0}, {1}} : Route{{1}, {0, 2}};
   });
 }
 
-TEST_P(UnevenUseWithTablesTest, D5_RoutesDrawnAtRandom) {
+// Shows D5.
+TEST_P(UnevenUseWithTablesTest, RoutesDrawnAtRandom) {
   std::mt19937 generator(5);
   std::vector<std::vector<Route>> routes(20, std::vector<Route>(4));
   for (auto& step : routes) {
@@ -183,7 +186,8 @@ struct SometimesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Sometimes);
 
-TEST(UnevenUseWithTablesTest, D5_TablesThatOneRankDoesNotUseAreAnErrorOnAll) {
+// Shows D5.
+TEST(UnevenUseWithTablesTest, TablesThatOneRankDoesNotUseAreAnErrorOnAll) {
   for (const ShardingStrategy strategy : {FULL_SHARD, NO_SHARD}) {
     for (const int num_steps_before : {0, 2}) {
       for (const bool in_backward : {false, true}) {
@@ -199,9 +203,10 @@ TEST(UnevenUseWithTablesTest, D5_TablesThatOneRankDoesNotUseAreAnErrorOnAll) {
           };
           EXPECT_THAT(train_otherwise,
                       test::ThrowsError(ErrorKind::mismatch,
-                                        "to come to tables in the " +
+                                        "to run the collectives of tables in the " +
                                             std::string(in_backward ? "backward" : "forward") +
-                                            ", found rank 0 there, rank 1 about to end its phase"));
+                                            ", found rank 0 ready to do so, but rank 1 about to "
+                                            "start no more collectives"));
           for (int step = 0; step < 2; ++step) train();
         });
       }
@@ -223,7 +228,8 @@ struct FailsInBackward : torch::autograd::Function<FailsInBackward> {
   }
 };
 
-TEST(UnevenUseWithTablesTest, B22_ARankThatFailsBeforeTheTablesIsNamedToTheOthers) {
+// Shows B22.
+TEST(UnevenUseWithTablesTest, ARankThatFailsBeforeTheTablesIsNamedToTheOthers) {
   for (const ShardingStrategy strategy : {FULL_SHARD, HYBRID_SHARD}) {
     for (const bool in_backward : {false, true}) {
       test::on_ranks(
@@ -264,7 +270,8 @@ TEST(UnevenUseWithTablesTest, B22_ARankThatFailsBeforeTheTablesIsNamedToTheOther
   }
 }
 
-TEST(UnevenUseWithTablesTest, D5_TablesThatAreReplacedLaterAreNamed) {
+// Shows D5.
+TEST(UnevenUseWithTablesTest, TablesThatAreReplacedLaterAreNamed) {
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     Sometimes model(sharded_tables(mesh));
     fully_shard(*model, {.mesh = mesh});
@@ -273,7 +280,7 @@ TEST(UnevenUseWithTablesTest, D5_TablesThatAreReplacedLaterAreNamed) {
     model->replace_module("tables", sharded_tables(mesh));
     EXPECT_THAT([&] { forward(model, batch, true); },
                 test::ThrowsError(ErrorKind::invalid_argument,
-                                  "tables: embedding tables in a fully sharded root"));
+                                  "tables: embedding tables in a fully sharded model"));
     EXPECT_FALSE(is_in_pass(*model));
   });
 }

@@ -72,7 +72,8 @@ std::vector<std::string> list_of(CollectiveSchedule schedule, const PhaseKey& ke
   return texts(schedule.rest());
 }
 
-TEST(CollectiveScheduleTest, B10_WhatARankDoesNotNeedItJoins) {
+// Shows B10.
+TEST(CollectiveScheduleTest, WhatARankDoesNotNeedItJoins) {
   CollectiveSchedule schedule = learned(kForward, {unshard(0), unshard(1), unshard(2), unshard(3)});
   EXPECT_THAT(texts(*schedule.need(unshard(0))), ElementsAre("own unshard 0"));
   EXPECT_THAT(texts(*schedule.need(unshard(2))), ElementsAre("joined unshard 1", "own unshard 2"));
@@ -80,7 +81,8 @@ TEST(CollectiveScheduleTest, B10_WhatARankDoesNotNeedItJoins) {
   EXPECT_THAT(schedule.needed(), ElementsAre(true, false, false, false, true, false, false, false));
 }
 
-TEST(CollectiveScheduleTest, B10_WhatWasPassedCannotBeHadAgain) {
+// Shows B10.
+TEST(CollectiveScheduleTest, WhatWasPassedCannotBeHadAgain) {
   CollectiveSchedule schedule = learned(kForward, {unshard(0), unshard(1), unshard(0)});
   EXPECT_TRUE(schedule.need(unshard(1)));
   EXPECT_THAT(texts(*schedule.need(unshard(0))), ElementsAre("own unshard 0"));
@@ -88,7 +90,8 @@ TEST(CollectiveScheduleTest, B10_WhatWasPassedCannotBeHadAgain) {
   EXPECT_FALSE(schedule.need(unshard(3)));
 }
 
-TEST(CollectiveScheduleTest, B21_TheNextUnitIsGatheredAheadInTheSameOrderWhateverIsNeeded) {
+// Shows B21.
+TEST(CollectiveScheduleTest, TheNextUnitIsGatheredAheadInTheSameOrderWhateverIsNeeded) {
   const std::vector<Collective> list{unshard(3), reduce(3),  unshard(2),
                                      reduce(2),  unshard(1), reduce(1)};
   const PrefetchRule pre{.backward = BACKWARD_PRE};
@@ -111,7 +114,8 @@ TEST(CollectiveScheduleTest, B21_TheNextUnitIsGatheredAheadInTheSameOrderWhateve
                           "joined unshard 1", "joined reduce 2", "joined reduce 1"));
 }
 
-TEST(CollectiveScheduleTest, B21_WhatWasGatheredAheadInVainIsPassed) {
+// Shows B21.
+TEST(CollectiveScheduleTest, WhatWasGatheredAheadInVainIsPassed) {
   CollectiveSchedule schedule =
       learned(kForward, {unshard(0), unshard(1), unshard(2)}, {.forward = ForwardPrefetch::next});
   EXPECT_THAT(texts(*schedule.need(unshard(0))), ElementsAre("own unshard 0", "ahead unshard 1"));
@@ -120,7 +124,8 @@ TEST(CollectiveScheduleTest, B21_WhatWasGatheredAheadInVainIsPassed) {
   EXPECT_TRUE(schedule.has_passed(1));
 }
 
-TEST(CollectiveScheduleTest, B10_WhatWasToBeAheadButWasJoinedIsNoMoreToBeHad) {
+// Shows B10.
+TEST(CollectiveScheduleTest, WhatWasToBeAheadButWasJoinedIsNoMoreToBeHad) {
   CollectiveSchedule schedule =
       learned(kForward, {unshard(0), unshard(1)}, {.forward = ForwardPrefetch::next});
   EXPECT_TRUE(schedule.need(unshard(0)));
@@ -128,7 +133,8 @@ TEST(CollectiveScheduleTest, B10_WhatWasToBeAheadButWasJoinedIsNoMoreToBeHad) {
   EXPECT_FALSE(schedule.need(unshard(1)));
 }
 
-TEST(CollectiveScheduleTest, B17_OneUnitThatIsEarlyIsHeldBackNotTwo) {
+// Shows B17.
+TEST(CollectiveScheduleTest, OneUnitThatIsEarlyIsHeldBackNotTwo) {
   CollectiveSchedule schedule = learned(kBackward, {reduce(3), reduce(2), reduce(1), reduce(0)});
   EXPECT_TRUE(schedule.gradients_ready(2).empty());  // unit 3 may come yet
   EXPECT_THAT(texts(schedule.gradients_ready(1)),
@@ -136,14 +142,16 @@ TEST(CollectiveScheduleTest, B17_OneUnitThatIsEarlyIsHeldBackNotTwo) {
   EXPECT_THAT(texts(schedule.rest()), ElementsAre("joined reduce 0"));
 }
 
-TEST(CollectiveScheduleTest, B17_OneThatIsEarlyGoesWhenItsTurnComes) {
+// Shows B17.
+TEST(CollectiveScheduleTest, OneThatIsEarlyGoesWhenItsTurnComes) {
   CollectiveSchedule schedule = learned(kBackward, {reduce(3), reduce(2)});
   EXPECT_TRUE(schedule.gradients_ready(2).empty());
   EXPECT_THAT(texts(schedule.gradients_ready(3)), ElementsAre("own reduce 3", "own reduce 2"));
 }
 
 /// Rank 1 needs what is not in the list: all take it in at the place where rank 1 needed it.
-TEST(CollectiveScheduleTest, B10_WhatIsMissingJoinsTheListWhereItWasNeeded) {
+/// Shows B10.
+TEST(CollectiveScheduleTest, WhatIsMissingJoinsTheListWhereItWasNeeded) {
   const std::vector<Collective> list{unshard(0), unshard(2), unshard(3)};
   CollectiveSchedule rank0 = learned(kForward, list);
   CollectiveSchedule rank1 = learned(kForward, list);
@@ -169,7 +177,8 @@ TEST(CollectiveScheduleTest, B10_WhatIsMissingJoinsTheListWhereItWasNeeded) {
   }
 }
 
-TEST(CollectiveScheduleTest, B10_AGradientThatComesTooLateGetsASecondReduction) {
+// Shows B10.
+TEST(CollectiveScheduleTest, AGradientThatComesTooLateGetsASecondReduction) {
   CollectiveSchedule schedule = learned(kBackward, {reduce(1), unshard(0), reduce(0)});
   EXPECT_THAT(texts(*schedule.need(unshard(0))), ElementsAre("joined reduce 1", "own unshard 0"));
   EXPECT_TRUE(schedule.gradients_ready(1).empty());
@@ -184,7 +193,8 @@ TEST(CollectiveScheduleTest, B10_AGradientThatComesTooLateGetsASecondReduction) 
   EXPECT_THAT(texts(schedule.gradients_ready(1)), ElementsAre("own reduce 1"));
 }
 
-TEST(CollectiveScheduleTest, D5_WhereRanksDoNotMeetTheListIsForgottenFromThereOn) {
+// Shows D5.
+TEST(CollectiveScheduleTest, WhereRanksDoNotMeetTheListIsForgottenFromThereOn) {
   const std::vector<Collective> list{unshard(0), meet(3), unshard(1)};
   CollectiveSchedule rank0 = learned(kForward, list), rank1 = learned(kForward, list);
   EXPECT_THAT(texts(*rank0.need(meet(3))), ElementsAre("joined unshard 0", "own meet 3"));
@@ -213,7 +223,8 @@ TEST(CollectiveScheduleTest, D5_WhereRanksDoNotMeetTheListIsForgottenFromThereOn
   }
 }
 
-TEST(CollectiveScheduleTest, B10_WhatNoRankNeedsAnyMoreLeavesTheList) {
+// Shows B10.
+TEST(CollectiveScheduleTest, WhatNoRankNeedsAnyMoreLeavesTheList) {
   CollectiveSchedule schedule = learned(kForward, {unshard(0), unshard(1)});
   std::vector<bool> is_needed(2 * kNumHandles, true);
   is_needed[2] = false;  // the gather of unit 1
@@ -225,7 +236,8 @@ TEST(CollectiveScheduleTest, B10_WhatNoRankNeedsAnyMoreLeavesTheList) {
   EXPECT_THAT(list_of(schedule, kForward), ElementsAre("joined unshard 0"));
 }
 
-TEST(CollectiveScheduleTest, B10_PhasesThatDifferHaveListsOfTheirOwn) {
+// Shows B10.
+TEST(CollectiveScheduleTest, PhasesThatDifferHaveListsOfTheirOwn) {
   CollectiveSchedule schedule = learned(kForward, {unshard(0)});
   schedule.end_phase(all_needed());
   for (const PhaseKey& other :
@@ -245,7 +257,8 @@ Request asks(std::optional<Proposal> proposal, Direction direction = Direction::
   return {direction, std::move(proposal), "something"};
 }
 
-TEST(AgreementTest, B10_ReductionsGoFirstThenGathersInTheOrderOfTheTree) {
+// Shows B10.
+TEST(AgreementTest, ReductionsGoFirstThenGathersInTheOrderOfTheTree) {
   const auto chosen = [](const std::vector<Request>& requests) {
     return choose(requests, "shard");
   };
@@ -261,14 +274,16 @@ TEST(AgreementTest, B10_ReductionsGoFirstThenGathersInTheOrderOfTheTree) {
   EXPECT_EQ(chosen({backward(reduce1), backward({}), backward(reduce2)}), reduce2);
 }
 
-TEST(AgreementTest, B10_OnePlaceInTheListServesAllWhoNeedIt) {
+// Shows B10.
+TEST(AgreementTest, OnePlaceInTheListServesAllWhoNeedIt) {
   const Collective what = unshard(1);
   const auto chosen = choose(
       std::vector{asks(Proposal{what, 2}), asks(Proposal{what, {}}), asks(Proposal{what, 5})}, "");
   EXPECT_EQ(chosen, (Proposal{what, 5}));
 }
 
-TEST(AgreementTest, D5_RanksMeetOnceAllAskForIt) {
+// Shows D5.
+TEST(AgreementTest, RanksMeetOnceAllAskForIt) {
   const Proposal gather{unshard(1), 0}, meeting{meet(3), 0}, other{meet(2), 0};
   const auto chosen = [](const std::vector<Request>& requests) {
     return choose(requests, "shard");
@@ -284,7 +299,8 @@ TEST(AgreementTest, D5_RanksMeetOnceAllAskForIt) {
   }
 }
 
-TEST(AgreementTest, B22_RanksInDifferentPhasesAreTold) {
+// Shows B22.
+TEST(AgreementTest, RanksInDifferentPhasesAreTold) {
   const std::string error = test::error_of([] {
     choose(std::vector{asks({}), asks({}, Direction::backward)}, "shard");
   });

@@ -48,7 +48,8 @@ dist::Traffic operator-(const dist::Traffic& a, const dist::Traffic& b) {
 class CommunicationTest : public ::testing::TestWithParam<std::tuple<ShardingStrategy, int>> {};
 
 // The formulas of docs/fully_shard.md, with P the padded bytes of all flat parameters.
-TEST_P(CommunicationTest, B10_BytesPerStepFollowTheFormula) {
+// Shows B10.
+TEST_P(CommunicationTest, BytesPerStepFollowTheFormula) {
   const auto [strategy, num_ranks] = GetParam();
   test::on_ranks(num_ranks, [strategy = strategy, num_ranks = num_ranks](const dist::Mesh& mesh) {
     Transformer model = seeded<Transformer>();
@@ -85,7 +86,8 @@ INSTANTIATE_TEST_SUITE_P(Strategies, CommunicationTest,
                          ::testing::Combine(::testing::Values(FULL_SHARD, SHARD_GRAD_OP, NO_SHARD),
                                             ::testing::Values(2, 3, 4)));
 
-TEST(CommunicationBytesTest, B10_HybridGathersWithinTheShardAxisAndAveragesShardsAcross) {
+// Shows B10.
+TEST(CommunicationBytesTest, HybridGathersWithinTheShardAxisAndAveragesShardsAcross) {
   dist::MeshOptions mesh_options;
   mesh_options.axes = {{"replicate", 2}, {"shard", 2}};
   for (const ShardingStrategy strategy : {HYBRID_SHARD, HYBRID_SHARD_ZERO2}) {
@@ -108,7 +110,8 @@ TEST(CommunicationBytesTest, B10_HybridGathersWithinTheShardAxisAndAveragesShard
   }
 }
 
-TEST(CommunicationBytesTest, B13_NothingIsPaddedWhereNothingNeedsTo) {
+// Shows B13.
+TEST(CommunicationBytesTest, NothingIsPaddedWhereNothingNeedsTo) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto even = std::make_shared<torch::nn::LinearImpl>(4, 4);
     fully_shard(*even, {.mesh = mesh});
@@ -120,7 +123,8 @@ TEST(CommunicationBytesTest, B13_NothingIsPaddedWhereNothingNeedsTo) {
   });
 }
 
-TEST(CommunicationBytesTest, B11_LowPrecisionHalvesTheBytes) {
+// Shows B11.
+TEST(CommunicationBytesTest, LowPrecisionHalvesTheBytes) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto traffic_of = [&](const MixedPrecision& precision) {
       const dist::Traffic before = mesh.world()->traffic();

@@ -26,7 +26,8 @@ TEST(DeadRankTest, DISABLED_AsOneRank) {
   });
 }
 
-TEST(DeadRankTest, B22_TheOthersEndWithAnErrorThatNamesUnitAndCollective) {
+// Shows B22.
+TEST(DeadRankTest, TheOthersEndWithAnErrorThatNamesUnitAndCollective) {
   const std::vector<std::string> errors = test::run_processes(3, "DeadRankTest.DISABLED_AsOneRank");
   for (const std::size_t rank : {0U, 2U}) {
     EXPECT_THAT(errors[rank], HasSubstr("rank " + std::to_string(rank) + " of 3 (shard)"));

@@ -106,7 +106,8 @@ TEST(DropoutTest, DISABLED_AsOneRank) {
   });
 }
 
-TEST(DropoutTest, B1_B19_EveryRankDrawsItsOwnMasksAndDrawsThemAgainInRecomputation) {
+// Shows B1, B19.
+TEST(DropoutTest, EveryRankDrawsItsOwnMasksAndDrawsThemAgainInRecomputation) {
   for (const int world_size : {1, 2, 3}) {
     const auto said = test::run_processes(world_size, "DropoutTest.DISABLED_AsOneRank");
     EXPECT_THAT(said, ::testing::Each("equal")) << world_size;

@@ -23,7 +23,8 @@ Transformer sharded(const dist::Mesh& mesh, FullyShardOptions options) {
   return model;
 }
 
-TEST(ExecutionOrderTest, B21_BackwardPrePrefetchGathersBeforeTheCurrentUnitIsReduced) {
+// Shows B21.
+TEST(ExecutionOrderTest, BackwardPrePrefetchGathersBeforeTheCurrentUnitIsReduced) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = sharded(mesh, {.backward_prefetch = BACKWARD_PRE});
     for (int step = 0; step < 3; ++step) {
@@ -38,7 +39,8 @@ TEST(ExecutionOrderTest, B21_BackwardPrePrefetchGathersBeforeTheCurrentUnitIsRed
   });
 }
 
-TEST(ExecutionOrderTest, B21_BackwardPostPrefetchGathersAfterIt) {
+// Shows B21.
+TEST(ExecutionOrderTest, BackwardPostPrefetchGathersAfterIt) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = sharded(mesh, {.backward_prefetch = BACKWARD_POST});
     for (int step = 0; step < 2; ++step) forward(model, some_ids()).sum().backward();
@@ -56,7 +58,8 @@ TEST(ExecutionOrderTest, B21_BackwardPostPrefetchGathersAfterIt) {
   });
 }
 
-TEST(ExecutionOrderTest, B21_ForwardPrefetchGathersTheNextUnitAheadOfTime) {
+// Shows B21.
+TEST(ExecutionOrderTest, ForwardPrefetchGathersTheNextUnitAheadOfTime) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = sharded(mesh, {.forward_prefetch = ForwardPrefetch::next});
     for (int step = 0; step < 3; ++step) {
@@ -74,7 +77,8 @@ TEST(ExecutionOrderTest, B21_ForwardPrefetchGathersTheNextUnitAheadOfTime) {
   });
 }
 
-TEST(ExecutionOrderTest, B21_WhatWasGatheredInVainIsFreedWhenThePassDeviates) {
+// Shows B21.
+TEST(ExecutionOrderTest, WhatWasGatheredInVainIsFreedWhenThePassDeviates) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = sharded(mesh, {.forward_prefetch = ForwardPrefetch::next});
     forward(model, some_ids()).sum().backward();
@@ -102,7 +106,8 @@ class CountedEvent final : public fsdp::FreeEvent {
   const test::TransformerImpl& model_;
 };
 
-TEST(ExecutionOrderTest, B15_EachStreamHasAName) {
+// Shows B15.
+TEST(ExecutionOrderTest, EachStreamHasAName) {
   const auto model = test::sharded_transformer({});
   EXPECT_TRUE(streams(*model).empty());  // of a root there is none before its first pass
   forward(model, test::some_ids()).sum().backward();
@@ -115,7 +120,8 @@ TEST(ExecutionOrderTest, B15_EachStreamHasAName) {
               ElementsAre("default", "unshard", "pre_unshard", "post_backward", "all_reduce"));
 }
 
-TEST(ExecutionOrderTest, B14_TheHostWaitsForTheOldestOfTwoFreedUnitsBeforeItTakesMemory) {
+// Shows B14.
+TEST(ExecutionOrderTest, TheHostWaitsForTheOldestOfTwoFreedUnitsBeforeItTakesMemory) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = sharded(mesh, {});
     std::vector<std::string> open_when_waiting;
@@ -129,7 +135,8 @@ TEST(ExecutionOrderTest, B14_TheHostWaitsForTheOldestOfTwoFreedUnitsBeforeItTake
   });
 }
 
-TEST(ExecutionOrderTest, B14_TheLimiterWaitsInOrderAndOnlyWhenTwoAreOnTheirWay) {
+// Shows B14.
+TEST(ExecutionOrderTest, TheLimiterWaitsInOrderAndOnlyWhenTwoAreOnTheirWay) {
   struct Event final : fsdp::FreeEvent {
     Event(std::vector<int>& waits, int number) : waits_(waits), number_(number) {}
     void synchronize() override { waits_.push_back(number_); }
@@ -154,7 +161,8 @@ TEST(ExecutionOrderTest, B14_TheLimiterWaitsInOrderAndOnlyWhenTwoAreOnTheirWay) 
   EXPECT_THAT(waits, ElementsAre(0, 1, 2));
 }
 
-TEST(ExecutionOrderTest, B16_RecordsTheFirstForwardWithoutAProcessGroup) {
+// Shows B16.
+TEST(ExecutionOrderTest, RecordsTheFirstForwardWithoutAProcessGroup) {
   for (const ShardingStrategy strategy : {FULL_SHARD, NO_SHARD}) {
     Transformer model = sharded(dist::Mesh(), {.strategy = strategy});
     EXPECT_TRUE(execution_info(*model).param_forward_order.empty());

@@ -80,7 +80,8 @@ Outcome run(Model& model) {
   return outcome;
 }
 
-TEST(FourWaysTest, B2_B3_B4_AllLeadToTheSameUnitsAndTheSameOrder) {
+// Shows B2, B3, B4.
+TEST(FourWaysTest, AllLeadToTheSameUnitsAndTheSameOrder) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const FullyShardOptions by_hand{.mesh = mesh};
     const FullyShardOptions by_policy{.mesh = mesh, .policy = ModuleWrapPolicy<Sub>()};
@@ -135,7 +136,8 @@ TEST(FourWaysTest, B2_B3_B4_AllLeadToTheSameUnitsAndTheSameOrder) {
   });
 }
 
-TEST(FourWaysTest, B3_HandlesOfNestedUnitsAreInTheOrderOfTheTree) {
+// Shows B3.
+TEST(FourWaysTest, HandlesOfNestedUnitsAreInTheOrderOfTheTree) {
   // mod, submod1, submod2, subsubmod of change 91044.
   struct ThreeImpl : torch::nn::Module {
     ThreeImpl() {
@@ -159,7 +161,8 @@ TEST(FourWaysTest, B3_HandlesOfNestedUnitsAreInTheOrderOfTheTree) {
   EXPECT_THAT(names, ElementsAre("", "submod1", "submod2", "submod2.subsubmod"));
 }
 
-TEST(FourWaysTest, B5_OnlyTheOutermostOfSeveralUsersGathers) {
+// Shows B5.
+TEST(FourWaysTest, OnlyTheOutermostOfSeveralUsersGathers) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mod model;
     fully_shard(*model, {.mesh = mesh});  // one unit, used by five modules
@@ -170,7 +173,8 @@ TEST(FourWaysTest, B5_OnlyTheOutermostOfSeveralUsersGathers) {
   });
 }
 
-TEST(FourWaysTest, B4_BothWaysRaiseTheSameErrors) {
+// Shows B4.
+TEST(FourWaysTest, BothWaysRaiseTheSameErrors) {
   const std::vector<std::string> errors = {
       test::error_of([] {
         Sub module(4);
@@ -182,7 +186,7 @@ TEST(FourWaysTest, B4_BothWaysRaiseTheSameErrors) {
         const FullyShardedDataParallel<Sub> once(module, FullyShardOptions{});
         const FullyShardedDataParallel<Sub> twice(module, FullyShardOptions{});
       })};
-  EXPECT_THAT(errors[0], HasSubstr("no API was applied to yet"));
+  EXPECT_THAT(errors[0], HasSubstr("expected a module that is not sharded or replicated yet"));
   EXPECT_EQ(errors[0], errors[1]);
 }
 

@@ -12,7 +12,8 @@ using test::seeded;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(InitializationTest, B21_AMetaModelIsGivenMemoryUnitByUnit) {
+// Shows B21.
+TEST(InitializationTest, AMetaModelIsGivenMemoryUnitByUnit) {
   test::on_ranks(3, [](const dist::Mesh& mesh) {
     Mlp model = on_meta_device([] { return Mlp(); });
     EXPECT_TRUE(model->up->weight.is_meta());
@@ -46,7 +47,8 @@ TEST(InitializationTest, B21_AMetaModelIsGivenMemoryUnitByUnit) {
   });
 }
 
-TEST(InitializationTest, B21_OnlyRankZeroNeedsValuesWhereStatesAreSynced) {
+// Shows B21.
+TEST(InitializationTest, OnlyRankZeroNeedsValuesWhereStatesAreSynced) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = mesh.rank() == 0 ? seeded<Mlp>() : on_meta_device([] { return Mlp(); });
@@ -59,15 +61,17 @@ TEST(InitializationTest, B21_OnlyRankZeroNeedsValuesWhereStatesAreSynced) {
   });
 }
 
-TEST(InitializationTest, B22_AMetaParameterWithoutAFunctionIsNamed) {
+// Shows B22.
+TEST(InitializationTest, AMetaParameterWithoutAFunctionIsNamed) {
   Mlp model = on_meta_device([] { return Mlp(); });
   EXPECT_THAT(
       error_of([&] { fully_shard(*model, {.policy = ModuleWrapPolicy<torch::nn::Linear>()}); }),
-      HasSubstr("down.weight: parameter of a module to be fully sharded: expected one with "
-                "memory, found one on the meta device"));
+      HasSubstr("down.weight: tensor for fully_shard: expected a tensor with memory, found a "
+                "tensor on the meta device"));
 }
 
-TEST(InitializationTest, B22_MixedDevicesAreNamed) {
+// Shows B22.
+TEST(InitializationTest, MixedDevicesAreNamed) {
   Mlp model;
   Mlp meta = on_meta_device([] { return Mlp(); });
   model->replace_module("down", meta->down);
@@ -78,19 +82,21 @@ TEST(InitializationTest, B22_MixedDevicesAreNamed) {
               HasSubstr("down.weight: device: expected cpu as for up.weight, found meta"));
 }
 
-TEST(InitializationTest, B22_AnOptimizerFromBeforeShardingIsNamed) {
+// Shows B22.
+TEST(InitializationTest, AnOptimizerFromBeforeShardingIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     torch::optim::Adam optimizer(model->parameters());
     model->forward(torch::ones({1, 7})).sum().backward();
     optimizer.step();
-    EXPECT_THAT(error_of([&] { fully_shard(*model, {.mesh = mesh}); }),
-                HasSubstr("up.weight: parameter of a module to be fully sharded: expected one "
-                          "without a gradient"));
+    EXPECT_THAT(
+        error_of([&] { fully_shard(*model, {.mesh = mesh}); }),
+        HasSubstr("up.weight: parameter for fully_shard: expected a parameter without a gradient"));
   });
 }
 
-TEST(InitializationTest, B18_AnOptimizerThatHasNotSteppedMayBeBuiltBefore) {
+// Shows B18.
+TEST(InitializationTest, AnOptimizerThatHasNotSteppedMayBeBuiltBefore) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     torch::optim::Adam optimizer(model->parameters());
@@ -103,7 +109,8 @@ TEST(InitializationTest, B18_AnOptimizerThatHasNotSteppedMayBeBuiltBefore) {
   });
 }
 
-TEST(InitializationTest, B21_CpuOffloadTrainsTheSame) {
+// Shows B21.
+TEST(InitializationTest, CpuOffloadTrainsTheSame) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = seeded<Mlp>();
@@ -119,7 +126,8 @@ TEST(InitializationTest, B21_CpuOffloadTrainsTheSame) {
   });
 }
 
-TEST(InitializationTest, B11_BuffersTakeTheirDtype) {
+// Shows B11.
+TEST(InitializationTest, BuffersTakeTheirDtype) {
   test::on_ranks(1, [](const dist::Mesh&) {
     torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
     fully_shard(*model, {.policy = ModuleWrapPolicy<torch::nn::Linear>(),

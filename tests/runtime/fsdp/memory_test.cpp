@@ -55,7 +55,8 @@ TEST(MemoryTest, BetweenPassesARankHoldsItsPart) {
 /// Peaks of a step. Beside the shards: the unit that computes, one that is gathered ahead, and one
 /// that is about to be freed; in the backward, gradients of the layer at hand (autograd's, and the
 /// flat one) and the one that is on its way; all reduced gradients at the end.
-TEST(MemoryTest, B14_AStepHoldsAFewUnitsAtATime) {
+/// Shows B14.
+TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
   for (const BackwardPrefetch prefetch : {BackwardPrefetch::none, BACKWARD_POST, BACKWARD_PRE}) {
     test::on_ranks(4, [&](const dist::Mesh& mesh) {
       Deep model = sharded(mesh, {.backward_prefetch = prefetch});
@@ -107,7 +108,8 @@ TEST(MemoryTest, NothingGrowsOverTwoHundredSteps) {
   });
 }
 
-TEST(MemoryTest, B9_ADeadModuleLeavesNothing) {
+// Shows B9.
+TEST(MemoryTest, ADeadModuleLeavesNothing) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const std::int64_t before = allocated_memory().now;
     for (int i = 0; i < 3; ++i) {

@@ -312,7 +312,8 @@ class ModelsInBFloat16Test : public ::testing::TestWithParam<Setup> {};
 /// All ranks have the same gradients, whose average is exact where the number of ranks is a power
 /// of two: bit for bit the unsharded run. Else a sum of three is rounded, by libtorch 2.14 up to
 /// 5.5e-6 of a norm.
-TEST_P(ModelsTest, B1_B10_B12_B19_EqualTheUnshardedRun) {
+/// Shows B1, B10, B12, B19.
+TEST_P(ModelsTest, EqualTheUnshardedRun) {
   const Kind kind = GetParam().kind;
   for (const Way way : {Way::plain, Way::recompute, Way::accumulate, Way::accumulate_no_sync}) {
     const bool has_batch_statistics = kind == Kind::convolution;
@@ -324,7 +325,8 @@ TEST_P(ModelsTest, B1_B10_B12_B19_EqualTheUnshardedRun) {
   }
 }
 
-TEST_P(ModelsInBFloat16Test, B11_IsTheSameOnAnyNumberOfRanks) {
+// Shows B11.
+TEST_P(ModelsInBFloat16Test, IsTheSameOnAnyNumberOfRanks) {
   const auto [kind, strategy] = GetParam();
   const MixedPrecision precision{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
   for (const Way way : {Way::plain, Way::recompute, Way::accumulate_no_sync}) {

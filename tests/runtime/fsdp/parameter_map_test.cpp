@@ -8,7 +8,8 @@ namespace {
 
 using test::Transformer;
 
-TEST(ParameterMapTest, C6_EveryRankHoldsWhatTheMapSays) {
+// Shows C6.
+TEST(ParameterMapTest, EveryRankHoldsWhatTheMapSays) {
   for (const int world_size : {1, 2, 3}) {
     test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
       const Transformer unsharded = test::seeded<Transformer>();
@@ -37,7 +38,8 @@ TEST(ParameterMapTest, C6_EveryRankHoldsWhatTheMapSays) {
   }
 }
 
-TEST(ParameterMapTest, C6_BackFromElementsToNames) {
+// Shows C6.
+TEST(ParameterMapTest, BackFromElementsToNames) {
   const Transformer model = test::sharded_transformer({});
   const std::string fqn = "blocks.1.up.weight";
   const auto location = flat_param_of(*model, fqn);
@@ -48,7 +50,8 @@ TEST(ParameterMapTest, C6_BackFromElementsToNames) {
   EXPECT_EQ(element_at(location->flat_param, 10), std::nullopt);
 }
 
-TEST(ParameterMapTest, C6_ATiedParameterByAnyName) {
+// Shows C6.
+TEST(ParameterMapTest, ATiedParameterByAnyName) {
   const Transformer model = test::sharded_transformer({});
   const auto first = flat_param_of(*model, "embedding.weight");
   const auto other = flat_param_of(*model, "head.weight");

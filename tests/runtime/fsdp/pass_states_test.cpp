@@ -294,7 +294,8 @@ TEST(PassStatesTest, UserThreadsMayRunTheForward) {
   });
 }
 
-TEST(PassStatesTest, B22_UseOutsideAPassIsNamed) {
+// Shows B22.
+TEST(PassStatesTest, UseOutsideAPassIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh);
     EXPECT_THAT(error_of([&] { model->forward(some_input()); }),
@@ -305,7 +306,8 @@ TEST(PassStatesTest, B22_UseOutsideAPassIsNamed) {
   });
 }
 
-TEST(PassStatesTest, B22_ABackwardOutsideAPassIsNamed) {
+// Shows B22.
+TEST(PassStatesTest, ABackwardOutsideAPassIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh, NO_SHARD);
     EXPECT_THAT(

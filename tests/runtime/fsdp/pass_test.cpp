@@ -22,7 +22,8 @@ using test::Transformer;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(PassTest, B4_B17_GathersAndReducesInTheExpectedOrder) {
+// Shows B4, B17.
+TEST(PassTest, GathersAndReducesInTheExpectedOrder) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = seeded<Transformer>();
     fully_shard(*model, {.mesh = mesh,
@@ -39,7 +40,8 @@ TEST(PassTest, B4_B17_GathersAndReducesInTheExpectedOrder) {
   });
 }
 
-TEST(PassTest, B3_FlatParametersAreInTheOrderOfTheTree) {
+// Shows B3.
+TEST(PassTest, FlatParametersAreInTheOrderOfTheTree) {
   test::on_ranks(3, [](const dist::Mesh& mesh) {
     Transformer model = sharded_transformer(mesh);
     const std::vector<FlatParameterInfo> infos = handles(*model);
@@ -62,7 +64,8 @@ TEST(PassTest, B3_FlatParametersAreInTheOrderOfTheTree) {
   });
 }
 
-TEST(PassTest, B18_ParametersKeepTheirTensorsAndNames) {
+// Shows B18.
+TEST(PassTest, ParametersKeepTheirTensorsAndNames) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = seeded<Transformer>();
     const auto before = model->named_parameters();
@@ -107,7 +110,8 @@ TEST(PassTest, TwoForwardsThenOneBackward) {
   });
 }
 
-TEST(PassTest, B11_AutocastKeepsNoCopyOfAWeightFromOnePassToTheNext) {
+// Shows B11.
+TEST(PassTest, AutocastKeepsNoCopyOfAWeightFromOnePassToTheNext) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     // Linear uses a view of its weight, of which autocast keeps no copies anyway.
     torch::nn::Conv1d model(torch::nn::Conv1dOptions(3, 4, 1));
@@ -137,7 +141,8 @@ TEST(PassTest, GradientsAddUpOverBackwards) {
   });
 }
 
-TEST(PassTest, B21_NoSyncAddsUpWithoutCommunication) {
+// Shows B21.
+TEST(PassTest, NoSyncAddsUpWithoutCommunication) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = sharded_transformer(mesh);
     forward(model, some_ids()).sum().backward();
@@ -197,7 +202,8 @@ TEST(PassTest, AnExceptionInTheBackwardIsForgottenByTheNextForward) {
   });
 }
 
-TEST(PassTest, B22_AWriteDuringAPassIsNamed) {
+// Shows B22.
+TEST(PassTest, AWriteDuringAPassIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = sharded_transformer(mesh);
     EXPECT_THAT(error_of([&] {
@@ -209,7 +215,8 @@ TEST(PassTest, B22_AWriteDuringAPassIsNamed) {
   });
 }
 
-TEST(PassTest, B22_AConvertedModuleIsNamed) {
+// Shows B22.
+TEST(PassTest, AConvertedModuleIsNamed) {
   test::on_ranks(1, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     fully_shard(*model, {.mesh = mesh});
@@ -221,7 +228,8 @@ TEST(PassTest, B22_AConvertedModuleIsNamed) {
   });
 }
 
-TEST(PassTest, B22_ASparseGradientIsNamed) {
+// Shows B22.
+TEST(PassTest, ASparseGradientIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     auto model =
         std::make_shared<torch::nn::EmbeddingImpl>(torch::nn::EmbeddingOptions(5, 3).sparse(true));
@@ -233,17 +241,20 @@ TEST(PassTest, B22_ASparseGradientIsNamed) {
   });
 }
 
-TEST(PassTest, B22_TwiceShardedAndNothingShardedAreErrors) {
+// Shows B22.
+TEST(PassTest, TwiceShardedAndNothingShardedAreErrors) {
   Mlp model;
   EXPECT_THAT(error_of([&] { forward(model, torch::ones({1, 7})); }), HasSubstr("fully_shard"));
   fully_shard(*model);
   EXPECT_THAT(error_of([&] { fully_shard(*model); }),
-              HasSubstr("no API was applied to yet, found fully_shard"));
+              HasSubstr("expected a module that is not sharded or replicated yet, found a module "
+                        "that fully_shard was applied to"));
   torch::nn::LinearImpl on_stack(2, 2);
   EXPECT_THAT(error_of([&] { fully_shard(on_stack); }), HasSubstr("shared_ptr"));
 }
 
-TEST(PassTest, B11_ComputesInBfloat16AndKeepsFloatParameters) {
+// Shows B11.
+TEST(PassTest, ComputesInBfloat16AndKeepsFloatParameters) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     fully_shard(*model, {.mesh = mesh,
@@ -261,7 +272,8 @@ TEST(PassTest, B11_ComputesInBfloat16AndKeepsFloatParameters) {
   });
 }
 
-TEST(PassTest, B21_IgnoredStatesAreLeftAlone) {
+// Shows B21.
+TEST(PassTest, IgnoredStatesAreLeftAlone) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     fully_shard(*model, {.mesh = mesh,
@@ -275,7 +287,8 @@ TEST(PassTest, B21_IgnoredStatesAreLeftAlone) {
   });
 }
 
-TEST(PassTest, B20_SyncGivesEveryRankTheStatesOfRankZero) {
+// Shows B20.
+TEST(PassTest, SyncGivesEveryRankTheStatesOfRankZero) {
   test::on_ranks(3, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     {

@@ -18,7 +18,8 @@ std::vector<std::string> units_of(const torch::nn::Module& module) {
   return units;
 }
 
-TEST(PolicyTest, B6_ByTypeOfModuleOrHolder) {
+// Shows B6.
+TEST(PolicyTest, ByTypeOfModuleOrHolder) {
   Transformer by_holder;
   fully_shard(*by_holder, {.policy = ModuleWrapPolicy<Block>()});
   EXPECT_THAT(units_of(*by_holder), ElementsAre("", "blocks.0", "blocks.1", "blocks.2"));
@@ -29,7 +30,8 @@ TEST(PolicyTest, B6_ByTypeOfModuleOrHolder) {
                           "blocks.2.norm", "norm"));
 }
 
-TEST(PolicyTest, B6_BySizeOfWhatNoUnitBelowHas) {
+// Shows B6.
+TEST(PolicyTest, BySizeOfWhatNoUnitBelowHas) {
   // up has 104 elements, middle 154, down 36.
   Mlp model;
   fully_shard(*model, {.policy = SizeBasedPolicy(100)});
@@ -39,7 +41,8 @@ TEST(PolicyTest, B6_BySizeOfWhatNoUnitBelowHas) {
   EXPECT_THAT(units_of(*small), ElementsAre(""));
 }
 
-TEST(PolicyTest, B6_ByAFunction) {
+// Shows B6.
+TEST(PolicyTest, ByAFunction) {
   Mlp model;
   const torch::nn::Module* const middle = model->middle.ptr().get();
   fully_shard(*model, {.policy = LambdaPolicy([middle](const torch::nn::Module& module) {
@@ -67,7 +70,8 @@ class Asking final : public FsdpPolicy {
   const torch::nn::Module* root_;
 };
 
-TEST(PolicyTest, B7_WalksFromTheLeavesUpAndLeftToRight) {
+// Shows B7.
+TEST(PolicyTest, WalksFromTheLeavesUpAndLeftToRight) {
   Transformer model(1, 4);
   std::vector<std::string> asked;
   fully_shard(*model, {.policy = Asking(asked, *model)});
@@ -76,7 +80,8 @@ TEST(PolicyTest, B7_WalksFromTheLeavesUpAndLeftToRight) {
                           "blocks.0 120", "blocks 0", "norm 8", "head 76"));
 }
 
-TEST(PolicyTest, B7_DoesNotDescendIntoWhatAnotherApiWasAppliedTo) {
+// Shows B7.
+TEST(PolicyTest, DoesNotDescendIntoWhatAnotherApiWasAppliedTo) {
   Transformer model(2, 4);
   replicate(*model->blocks[0]);
   std::vector<std::string> asked;
@@ -85,7 +90,8 @@ TEST(PolicyTest, B7_DoesNotDescendIntoWhatAnotherApiWasAppliedTo) {
   EXPECT_THAT(units_of(*model), ElementsAre("", "blocks.1"));
 }
 
-TEST(PolicyTest, B7_AModuleThatStandsInTheTreeTwiceIsOneUnit) {
+// Shows B7.
+TEST(PolicyTest, AModuleThatStandsInTheTreeTwiceIsOneUnit) {
   struct SharedImpl : torch::nn::Module {
     SharedImpl() {
       const torch::nn::Linear linear(3, 3);
@@ -119,7 +125,8 @@ TEST(PolicyTest, B7_AModuleThatStandsInTheTreeTwiceIsOneUnit) {
 /// Norms of gradients under every strategy, of any type, against torch's own.
 class ClipTest : public ::testing::TestWithParam<std::tuple<ShardingStrategy, double>> {};
 
-TEST_P(ClipTest, B12_NormsAndClippedGradientsAreThoseOfTheUnshardedModel) {
+// Shows B12.
+TEST_P(ClipTest, NormsAndClippedGradientsAreThoseOfTheUnshardedModel) {
   const auto [strategy, norm_type] = GetParam();
   test::on_ranks(3, [strategy = strategy, norm_type = norm_type](const dist::Mesh& mesh) {
     Mlp unsharded = test::seeded<Mlp>();

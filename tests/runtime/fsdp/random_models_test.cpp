@@ -479,7 +479,8 @@ void PrintTo(const World& world, std::ostream* out) {
 
 class RandomModelsTest : public ::testing::TestWithParam<World> {};
 
-TEST_P(RandomModelsTest, B1_B10_TrainAsTheUnshardedModel) {
+// Shows B1, B10.
+TEST_P(RandomModelsTest, TrainAsTheUnshardedModel) {
   const char* const chosen = std::getenv("TESSERA_RANDOM_MODELS");
   const char* const one = std::getenv("TESSERA_RANDOM_MODEL");
   const int num_cases = one != nullptr      ? 1

@@ -119,7 +119,8 @@ Outcome train_sharded(const dist::Mesh& mesh, const FullyShardOptions& options) 
 
 class TrainingEqualityTest : public ::testing::TestWithParam<Setup> {};
 
-TEST_P(TrainingEqualityTest, B1_B10_B12_EqualsTheUnshardedRun) {
+// Shows B1, B10, B12.
+TEST_P(TrainingEqualityTest, EqualsTheUnshardedRun) {
   const Outcome expected = train_unsharded();
   const auto& [strategy, world_size] = GetParam();
   dist::MeshOptions mesh_options;

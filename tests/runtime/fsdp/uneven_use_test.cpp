@@ -115,7 +115,8 @@ class UnevenUseTest : public ::testing::TestWithParam<ShardingStrategy> {
   }
 };
 
-TEST_P(UnevenUseTest, B10_ABranchOfTheLastBlockThatOneRankTakes) {
+// Shows B10.
+TEST_P(UnevenUseTest, ABranchOfTheLastBlockThatOneRankTakes) {
   test::on_ranks(
       2,
       [&](const dist::Mesh& mesh) {
@@ -133,31 +134,36 @@ TEST_P(UnevenUseTest, B10_ABranchOfTheLastBlockThatOneRankTakes) {
       hybrid_if(GetParam()));
 }
 
-TEST_P(UnevenUseTest, B10_EachRankUsesAnExpertOfItsOwn) {
+// Shows B10.
+TEST_P(UnevenUseTest, EachRankUsesAnExpertOfItsOwn) {
   expect_average(2, 3, [](int rank, int) { return Route{rank}; });
   expect_average(4, 3, [](int rank, int) { return Route{3 - rank}; });
 }
 
-TEST_P(UnevenUseTest, B10_RanksBeginAlikeAndPartLater) {
+// Shows B10.
+TEST_P(UnevenUseTest, RanksBeginAlikeAndPartLater) {
   expect_average(2, 6, [](int rank, int step) {
     if (step < 2) return Route{0, 1};
     return step % 2 == rank ? Route{0} : Route{2, 3};
   });
 }
 
-TEST_P(UnevenUseTest, B10_OneRankUsesNoExpertAtAll) {
+// Shows B10.
+TEST_P(UnevenUseTest, OneRankUsesNoExpertAtAll) {
   expect_average(2, 3, [](int rank, int) { return rank == 0 ? Route{0, 1, 2, 3} : Route{}; });
   expect_average(4, 4, [](int rank, int step) { return rank == step ? Route{} : Route{2}; });
 }
 
-TEST_P(UnevenUseTest, B10_OrdersThatDifferFromRankToRank) {
+// Shows B10.
+TEST_P(UnevenUseTest, OrdersThatDifferFromRankToRank) {
   expect_average(2, 4, [](int rank, int) { return rank == 0 ? Route{0, 1, 2} : Route{2, 1, 0}; });
   expect_average(2, 4, [](int rank, int step) {
     return (rank + step) % 2 == 0 ? Route{3, 0, 3} : Route{1, 3, 2};
   });
 }
 
-TEST_P(UnevenUseTest, B10_RoutesDrawnAtRandom) {
+// Shows B10.
+TEST_P(UnevenUseTest, RoutesDrawnAtRandom) {
   std::mt19937 generator(11);
   std::vector<std::vector<Route>> routes(12, std::vector<Route>(4));
   for (auto& step : routes) {
@@ -211,7 +217,8 @@ TORCH_MODULE(AroundAnother);
 // The backward of the first step meets weight, between, shift, scale. In the second one the
 // gradients of `around` are complete before `between` is met, and their turn comes after it, when
 // `around` has been gathered ahead for its scale.
-TEST(UnevenStepsTest, B10_AUnitGatheredAheadOutlivesItsReduction) {
+// Shows B10.
+TEST(UnevenStepsTest, AUnitGatheredAheadOutlivesItsReduction) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     AroundAnother unsharded = seeded<AroundAnother>();
     AroundAnother model = seeded<AroundAnother>();
@@ -241,7 +248,8 @@ struct WithConstantImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithConstant);
 
-TEST(FrozenTest, B1_AParameterThatNeverRequiredAGradient) {
+// Shows B1.
+TEST(FrozenTest, AParameterThatNeverRequiredAGradient) {
   for (const int num_ranks : {1, 2}) {
     test::on_ranks(num_ranks, [](const dist::Mesh& mesh) {
       WithConstant unsharded = seeded<WithConstant>();
@@ -259,7 +267,8 @@ TEST(FrozenTest, B1_AParameterThatNeverRequiredAGradient) {
   }
 }
 
-TEST(FrozenTest, B1_AParameterListOfPlainTensors) {
+// Shows B1.
+TEST(FrozenTest, AParameterListOfPlainTensors) {
   struct ListedImpl : torch::nn::Module {
     ListedImpl() {
       list = register_module("list", torch::nn::ParameterList());

@@ -63,7 +63,8 @@ void scale_all(const Transformer& model, double factor) {
   for (at::Tensor& parameter : test::unique_parameters(*model)) parameter.mul_(factor);
 }
 
-TEST_P(UnshardParamsTest, C4_ParametersAreWholeInTheScopeAndPartsAfterIt) {
+// Shows C4.
+TEST_P(UnshardParamsTest, ParametersAreWholeInTheScopeAndPartsAfterIt) {
   on_sharded([](const dist::Mesh&, Transformer& model, const Transformer& unsharded) {
     const at::Tensor weight = model->blocks[0]->as<Block>()->up->weight;
     const auto before = weight.sizes().vec();
@@ -80,7 +81,8 @@ TEST_P(UnshardParamsTest, C4_ParametersAreWholeInTheScopeAndPartsAfterIt) {
   });
 }
 
-TEST_P(UnshardParamsTest, C4_EveryRankKeepsItsPartOfWhatItWrites) {
+// Shows C4.
+TEST_P(UnshardParamsTest, EveryRankKeepsItsPartOfWhatItWrites) {
   on_sharded([](const dist::Mesh&, Transformer& model, const Transformer& unsharded) {
     {
       const auto scope = unshard_params(*model);
@@ -90,7 +92,8 @@ TEST_P(UnshardParamsTest, C4_EveryRankKeepsItsPartOfWhatItWrites) {
   });
 }
 
-TEST_P(UnshardParamsTest, C4_WithoutWritebackWritesAreDropped) {
+// Shows C4.
+TEST_P(UnshardParamsTest, WithoutWritebackWritesAreDropped) {
   on_sharded([](const dist::Mesh&, Transformer& model, const Transformer& unsharded) {
     {
       const auto scope = unshard_params(*model, {.writeback = false});
@@ -100,7 +103,8 @@ TEST_P(UnshardParamsTest, C4_WithoutWritebackWritesAreDropped) {
   });
 }
 
-TEST_P(UnshardParamsTest, C5_AllRanksKeepTheirPartsOfWhatRankZeroWrites) {
+// Shows C5.
+TEST_P(UnshardParamsTest, AllRanksKeepTheirPartsOfWhatRankZeroWrites) {
   for (const bool offload_to_cpu : {false, true}) {
     on_sharded([&](const dist::Mesh& mesh, Transformer& model, const Transformer& unsharded) {
       const at::Tensor weight = model->norm->weight;
@@ -121,7 +125,8 @@ TEST_P(UnshardParamsTest, C5_AllRanksKeepTheirPartsOfWhatRankZeroWrites) {
   }
 }
 
-TEST_P(UnshardParamsTest, C5_AlsoAfterAnExceptionInTheScope) {
+// Shows C5.
+TEST_P(UnshardParamsTest, AlsoAfterAnExceptionInTheScope) {
   on_sharded([](const dist::Mesh& mesh, Transformer& model, const Transformer& unsharded) {
     const std::string error = error_of([&] {
       const auto scope = unshard_params(*model, {.rank0_only = true});
@@ -133,7 +138,8 @@ TEST_P(UnshardParamsTest, C5_AlsoAfterAnExceptionInTheScope) {
   });
 }
 
-TEST_P(UnshardParamsTest, C4_GradientsAreWholeAndWrittenBack) {
+// Shows C4.
+TEST_P(UnshardParamsTest, GradientsAreWholeAndWrittenBack) {
   for (const bool rank0_only : {false, true}) {
     on_sharded([&](const dist::Mesh& mesh, Transformer& model, const Transformer& unsharded) {
       Transformer(unsharded)->forward(some_ids()).sum().backward();
@@ -164,7 +170,8 @@ INSTANTIATE_TEST_SUITE_P(Setups, UnshardParamsTest,
                                            Setup{NO_SHARD, 2}, Setup{HYBRID_SHARD, 4},
                                            Setup{FULL_SHARD, 2, Offload::params}));
 
-TEST(UnshardParamsScopeTest, C4_OfASubtreeOrOfOneUnitAlone) {
+// Shows C4.
+TEST(UnshardParamsScopeTest, OfASubtreeOrOfOneUnitAlone) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = test::sharded_transformer(mesh);
     const auto sizes = [&](int block) {
@@ -190,11 +197,12 @@ TEST(UnshardParamsScopeTest, C4_OfASubtreeOrOfOneUnitAlone) {
         error_of([&] {
           static_cast<void>(unshard_params(*model->blocks[2]->as<Block>()->up, {.recurse = false}));
         }),
-        HasSubstr("expected a fully sharded module, or recurse"));
+        HasSubstr("expected a fully sharded module, or the option recurse"));
   });
 }
 
-TEST(UnshardParamsScopeTest, C4_NestsWithTheSameOptions) {
+// Shows C4.
+TEST(UnshardParamsScopeTest, NestsWithTheSameOptions) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = test::sharded_transformer(mesh);
     const auto scope = unshard_params(*model);
@@ -209,7 +217,8 @@ TEST(UnshardParamsScopeTest, C4_NestsWithTheSameOptions) {
   });
 }
 
-TEST(UnshardParamsScopeTest, C4_IsRefusedWithinAPassAndPassesWithinIt) {
+// Shows C4.
+TEST(UnshardParamsScopeTest, IsRefusedWithinAPassAndPassesWithinIt) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = test::sharded_transformer(mesh);
     const at::Tensor loss = forward(model, some_ids()).sum();
@@ -225,7 +234,8 @@ TEST(UnshardParamsScopeTest, C4_IsRefusedWithinAPassAndPassesWithinIt) {
   });
 }
 
-TEST(UnshardParamsScopeTest, C4_TakesOtherDataOfTheSameShapeAndNamesWhatDoesNotFit) {
+// Shows C4.
+TEST(UnshardParamsScopeTest, TakesOtherDataOfTheSameShapeAndNamesWhatDoesNotFit) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = test::sharded_transformer(mesh);
     at::Tensor weight = model->norm->weight;
@@ -247,7 +257,8 @@ TEST(UnshardParamsScopeTest, C4_TakesOtherDataOfTheSameShapeAndNamesWhatDoesNotF
   });
 }
 
-TEST(UnshardParamsScopeTest, C5_WritingBackFromRankZeroTakesNoMoreMemoryThanNot) {
+// Shows C5.
+TEST(UnshardParamsScopeTest, WritingBackFromRankZeroTakesNoMoreMemoryThanNot) {
   test::allocated_memory();  // counts from here on
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = test::sharded_transformer(mesh);

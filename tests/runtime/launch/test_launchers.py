@@ -1,4 +1,4 @@
-"""A5: the example trains under every launcher, and on two hosts, with the losses of one process."""
+"""Shows A5. The example trains under every launcher, and on two hosts, with the losses of one process."""
 
 import contextlib
 import csv
@@ -53,21 +53,24 @@ def expected(tmp_path_factory) -> list[float]:
     return values
 
 
-def test_a5_torchrun(expected, tmp_path):
+# Shows A5.
+def test_torchrun(expected, tmp_path):
     torchrun = Path(sys.executable).parent / "torchrun"
     launch = [str(torchrun), "--no-python", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*launch, *trainer(tmp_path / "losses.csv")], env=environment(), check=True, timeout=TIMEOUT)
     assert losses(tmp_path / "losses.csv") == pytest.approx(expected, rel=1e-4)
 
 
-def test_a5_mpirun(expected, tmp_path):
+# Shows A5.
+def test_mpirun(expected, tmp_path):
     launch = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
     subprocess.run([*launch, *trainer(tmp_path / "losses.csv")], env=environment(MASTER_PORT=str(PORT)),
                    check=True, timeout=TIMEOUT)
     assert losses(tmp_path / "losses.csv") == pytest.approx(expected, rel=1e-4)
 
 
-def test_a5_variables_of_slurm(expected, tmp_path):
+# Shows A5.
+def test_variables_of_slurm(expected, tmp_path):
     # srun itself needs a cluster's daemons; these are the variables that it gives each task.
     environments = [environment(SLURM_PROCID=str(rank), SLURM_NTASKS="2", SLURM_LOCALID=str(rank), SLURM_STEP_ID="0",
                                 SLURM_STEP_NODELIST="localhost", MASTER_PORT=str(PORT + 1)) for rank in range(2)]
@@ -98,7 +101,8 @@ def two_hosts():
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def test_a5_two_hosts(expected, tmp_path):
+# Shows A5.
+def test_two_hosts(expected, tmp_path):
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("needs root and ip to make network namespaces")
     with contextlib.ExitStack() as stack:
@@ -114,7 +118,8 @@ def test_a5_two_hosts(expected, tmp_path):
     assert losses(tmp_path / "losses.csv") == pytest.approx(expected, rel=1e-4)
 
 
-def test_a5_a_variable_that_makes_no_sense_is_named(tmp_path):
+# Shows A5.
+def test_a_variable_that_makes_no_sense_is_named(tmp_path):
     run = subprocess.run(trainer(tmp_path / "losses.csv"), capture_output=True, text=True, timeout=TIMEOUT, check=False,
                          env=environment(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="x"))
     assert run.returncode != 0

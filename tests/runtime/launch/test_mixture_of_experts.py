@@ -1,4 +1,4 @@
-"""B10: experts that ranks use by their own data train as on one rank, saved and resumed at another world size."""
+"""Shows B10. Experts that ranks use by their own data train as on one rank, saved and resumed at another world size."""
 
 import json
 import os
@@ -38,7 +38,8 @@ def expected(tmp_path_factory) -> list[float]:
     return values
 
 
-def test_b10_two_ranks_then_four(expected, tmp_path):
+# Shows B10.
+def test_two_ranks_then_four(expected, tmp_path):
     said = train(2, tmp_path / "run", 10)
     [line] = [line for line in said.splitlines() if "step 10" in line]
     assert "ranks used" in line
@@ -46,7 +47,8 @@ def test_b10_two_ranks_then_four(expected, tmp_path):
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-3)
 
 
-def test_b10_four_ranks_then_one(expected, tmp_path):
+# Shows B10.
+def test_four_ranks_then_one(expected, tmp_path):
     said = train(4, tmp_path / "run", 10)
     used = [int(word) for word in said.split("ranks used")[1].splitlines()[0].split()]
     assert len(used) == 4 and min(used) < 16, "every rank used every expert: this test shows nothing"

@@ -26,7 +26,8 @@ at::Tensor some_input() {
   return torch::linspace(-1, 1, 12).reshape({3, 4});
 }
 
-TEST_P(RecomputeTest, B19_GradientsAreThoseOfTheFunction) {
+// Shows B19.
+TEST_P(RecomputeTest, GradientsAreThoseOfTheFunction) {
   torch::nn::Linear linear = seeded<test::Mlp>()->up;
   const at::Tensor x = torch::linspace(-1, 1, 14).reshape({2, 7}).requires_grad_();
   const auto body = [linear](const at::Tensor& input, double factor) mutable {
@@ -132,7 +133,8 @@ at::Tensor nested(const RecomputeOptions& options, int depth, const at::Tensor& 
       x);
 }
 
-TEST_P(RecomputeTest, B19_NestsSixtyDeep) {
+// Shows B19.
+TEST_P(RecomputeTest, NestsSixtyDeep) {
   const at::Tensor x = some_input().requires_grad_();
   at::Tensor y = x.sin();
   for (int i = 0; i < 70; ++i) y = y.sin() + x;
@@ -143,7 +145,8 @@ TEST_P(RecomputeTest, B19_NestsSixtyDeep) {
   EXPECT_TRUE(torch::allclose(x.grad(), expected));
 }
 
-TEST_P(RecomputeTest, B19_KeepsNoActivations) {
+// Shows B19.
+TEST_P(RecomputeTest, KeepsNoActivations) {
   // A tensor that the function makes dies with its forward.
   c10::weak_intrusive_ptr<c10::TensorImpl> inner(c10::intrusive_ptr<c10::TensorImpl>{});
   const at::Tensor y = recompute(
@@ -159,7 +162,8 @@ TEST_P(RecomputeTest, B19_KeepsNoActivations) {
   EXPECT_TRUE(inner.expired());
 }
 
-TEST_P(RecomputeTest, B19_UnitsAreGatheredAgainForTheSecondCall) {
+// Shows B19.
+TEST_P(RecomputeTest, UnitsAreGatheredAgainForTheSecondCall) {
   for (const int world_size : {1, 2, 3}) {
     for (const ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD}) {
       test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
@@ -184,7 +188,8 @@ TEST_P(RecomputeTest, B19_UnitsAreGatheredAgainForTheSecondCall) {
   }
 }
 
-TEST_P(RecomputeTest, B19_AWholeShardedModelInsideOne) {
+// Shows B19.
+TEST_P(RecomputeTest, AWholeShardedModelInsideOne) {
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::Transformer unsharded = seeded<test::Transformer>();
     test::Transformer model = test::sharded_transformer(mesh);

@@ -15,7 +15,8 @@ struct First final : ModuleState {
 };
 struct Second final : ModuleState {};
 
-TEST(RegistryTest, B9_LookingUpChangesNothing) {
+// Shows B9.
+TEST(RegistryTest, LookingUpChangesNothing) {
   const auto module = std::make_shared<PlainImpl>();
   const std::size_t before = num_modules();
   EXPECT_EQ(find<First>(*module), nullptr);
@@ -47,7 +48,8 @@ TEST(RegistryTest, LetsGoOfStatesOfDeadModules) {
   EXPECT_TRUE(state.expired());
 }
 
-TEST(RegistryTest, B22_AModuleOnTheStackIsRefused) {
+// Shows B22.
+TEST(RegistryTest, AModuleOnTheStackIsRefused) {
   PlainImpl module;
   try {
     attach(module, std::make_shared<First>(1));

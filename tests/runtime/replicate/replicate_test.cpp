@@ -36,7 +36,8 @@ void expect_same_gradients(const torch::nn::Module& expected, const torch::nn::M
   }
 }
 
-TEST(ReplicateTest, B8_GradientsAreTheAverageOverTheRanks) {
+// Shows B8.
+TEST(ReplicateTest, GradientsAreTheAverageOverTheRanks) {
   for (const std::int64_t bucket_nbytes : {1, 200, 1 << 20}) {
     test::on_ranks(3, [&](const dist::Mesh& mesh) {
       Mlp unsharded = seeded<Mlp>();
@@ -51,7 +52,8 @@ TEST(ReplicateTest, B8_GradientsAreTheAverageOverTheRanks) {
   }
 }
 
-TEST(ReplicateTest, B8_EachStepSendsEachGradientOnce) {
+// Shows B8.
+TEST(ReplicateTest, EachStepSendsEachGradientOnce) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     replicate(*model, {.mesh = mesh, .module_states = ReplicateOptions::ModuleStates::as_they_are});
@@ -65,7 +67,8 @@ TEST(ReplicateTest, B8_EachStepSendsEachGradientOnce) {
   });
 }
 
-TEST(ReplicateTest, B20_StatesOfRankZeroAreSentOnce) {
+// Shows B20.
+TEST(ReplicateTest, StatesOfRankZeroAreSentOnce) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     {
@@ -81,7 +84,8 @@ TEST(ReplicateTest, B20_StatesOfRankZeroAreSentOnce) {
   });
 }
 
-TEST(ReplicateTest, B8_AGradientThatSomebodyKeepsStaysAsItIs) {
+// Shows B8.
+TEST(ReplicateTest, AGradientThatSomebodyKeepsStaysAsItIs) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     replicate(*model, {.mesh = mesh});
@@ -97,7 +101,8 @@ TEST(ReplicateTest, B8_AGradientThatSomebodyKeepsStaysAsItIs) {
   });
 }
 
-TEST(ReplicateTest, B8_GradientsCanBeZeroedInPlace) {
+// Shows B8.
+TEST(ReplicateTest, GradientsCanBeZeroedInPlace) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = seeded<Mlp>();
@@ -112,7 +117,8 @@ TEST(ReplicateTest, B8_GradientsCanBeZeroedInPlace) {
   });
 }
 
-TEST(ReplicateTest, B8_GradientsLieAsTheirParametersDo) {
+// Shows B8.
+TEST(ReplicateTest, GradientsLieAsTheirParametersDo) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     torch::nn::Conv2d convolution(torch::nn::Conv2dOptions(3, 4, 2));
     convolution->weight.set_data(convolution->weight.contiguous(at::MemoryFormat::ChannelsLast));
@@ -123,7 +129,8 @@ TEST(ReplicateTest, B8_GradientsLieAsTheirParametersDo) {
   });
 }
 
-TEST(ReplicateTest, B8_AnAverageOfThreeIsRoundedInItsOwnDtype) {
+// Shows B8.
+TEST(ReplicateTest, AnAverageOfThreeIsRoundedInItsOwnDtype) {
   test::on_ranks(3, [](const dist::Mesh& mesh) {
     torch::nn::Linear linear(4, 1);
     linear->to(at::kDouble);
@@ -135,7 +142,8 @@ TEST(ReplicateTest, B8_AnAverageOfThreeIsRoundedInItsOwnDtype) {
 }
 
 // Rank 0 goes on while the other one has not come as far as the bucket that has left.
-TEST(ReplicateTest, B22_ABackwardThatFailedLeavesNothingToTheNext) {
+// Shows B22.
+TEST(ReplicateTest, ABackwardThatFailedLeavesNothingToTheNext) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = seeded<Mlp>();
@@ -158,7 +166,8 @@ TEST(ReplicateTest, B22_ABackwardThatFailedLeavesNothingToTheNext) {
   });
 }
 
-TEST(ReplicateTest, B22_AGradientWithAGraphIsRefused) {
+// Shows B22.
+TEST(ReplicateTest, AGradientWithAGraphIsRefused) {
   Mlp model = seeded<Mlp>();
   replicate(*model);
   const at::Tensor loss = forward(model, some_batch()).mean();
@@ -166,7 +175,8 @@ TEST(ReplicateTest, B22_AGradientWithAGraphIsRefused) {
               HasSubstr("create_graph"));
 }
 
-TEST(ReplicateTest, B1_WhatWasFrozenCannotBeTrainedLater) {
+// Shows B1.
+TEST(ReplicateTest, WhatWasFrozenCannotBeTrainedLater) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     model->up->weight.requires_grad_(false);
@@ -183,7 +193,8 @@ TEST(ReplicateTest, B1_WhatWasFrozenCannotBeTrainedLater) {
   });
 }
 
-TEST(ReplicateTest, B8_AModuleMayBeConvertedLater) {
+// Shows B8.
+TEST(ReplicateTest, AModuleMayBeConvertedLater) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = seeded<Mlp>();
@@ -199,7 +210,8 @@ TEST(ReplicateTest, B8_AModuleMayBeConvertedLater) {
   });
 }
 
-TEST(ReplicateTest, B21_WhatWasZeroedUnderNoSyncStaysUnused) {
+// Shows B21.
+TEST(ReplicateTest, WhatWasZeroedUnderNoSyncStaysUnused) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     replicate(*model, {.mesh = mesh});
@@ -233,7 +245,8 @@ TEST(ReplicateTest, NoSyncHoldsTheAveragingBack) {
   });
 }
 
-TEST(ReplicateTest, B21_NoSyncScopesNestAlsoOverAPartOfTheTree) {
+// Shows B21.
+TEST(ReplicateTest, NoSyncScopesNestAlsoOverAPartOfTheTree) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     replicate(*model->up, {.mesh = mesh});
@@ -254,7 +267,8 @@ TEST(ReplicateTest, B21_NoSyncScopesNestAlsoOverAPartOfTheTree) {
   });
 }
 
-TEST(ReplicateTest, B21_NoSyncReachesWhatIsReplicatedAfterTheFirstForward) {
+// Shows B21.
+TEST(ReplicateTest, NoSyncReachesWhatIsReplicatedAfterTheFirstForward) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     replicate(*model->up, {.mesh = mesh});
@@ -268,7 +282,8 @@ TEST(ReplicateTest, B21_NoSyncReachesWhatIsReplicatedAfterTheFirstForward) {
   });
 }
 
-TEST(ReplicateTest, B22_APartThatWasReplacedOrAddedIsNamed) {
+// Shows B22.
+TEST(ReplicateTest, APartThatWasReplacedOrAddedIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const auto error_after = [&](const auto& change) {
       Mlp model = seeded<Mlp>();
@@ -306,7 +321,8 @@ TEST(ReplicateTest, ParametersThatOnlySomeRanksUse) {
   });
 }
 
-TEST(ReplicateTest, B19_RecomputationInsideIt) {
+// Shows B19.
+TEST(ReplicateTest, RecomputationInsideIt) {
   for (const Recomputation recomputation :
        {Recomputation::saved_tensors, Recomputation::reentrant}) {
     test::on_ranks(2, [&](const dist::Mesh& mesh) {
@@ -333,7 +349,8 @@ TEST(ReplicateTest, B19_RecomputationInsideIt) {
 
 /// One rank recomputes a module twice within a backward, in backwards of their own, so that some
 /// gradients come when their bucket has left; the other one does not, and uses a module more.
-TEST(ReplicateTest, B10_GradientsThatComeLateOnOneRankOnly) {
+/// Shows B10.
+TEST(ReplicateTest, GradientsThatComeLateOnOneRankOnly) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     replicate(*model, {.mesh = mesh, .bucket_nbytes = 1});
@@ -372,7 +389,8 @@ TEST(ReplicateTest, BuffersFollowRankZero) {
   });
 }
 
-TEST(ReplicateTest, B8_NestedInFullyShardItsSubtreeIsLeftAlone) {
+// Shows B8.
+TEST(ReplicateTest, NestedInFullyShardItsSubtreeIsLeftAlone) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = seeded<Mlp>();
@@ -397,7 +415,8 @@ TEST(ReplicateTest, B8_NestedInFullyShardItsSubtreeIsLeftAlone) {
   });
 }
 
-TEST(ReplicateTest, B10_ModulesThatARankDoesNotUseAtAll) {
+// Shows B10.
+TEST(ReplicateTest, ModulesThatARankDoesNotUseAtAll) {
   for (const ShardingStrategy strategy :
        {ShardingStrategy::full_shard, ShardingStrategy::no_shard}) {
     test::on_ranks(2, [&](const dist::Mesh& mesh) {
@@ -423,7 +442,8 @@ TEST(ReplicateTest, B10_ModulesThatARankDoesNotUseAtAll) {
   }
 }
 
-TEST(ReplicateTest, B10_ModulesInAnotherOrderOnEachRank) {
+// Shows B10.
+TEST(ReplicateTest, ModulesInAnotherOrderOnEachRank) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     torch::nn::Linear a(4, 4);
     torch::nn::Linear b(4, 4);
@@ -439,7 +459,8 @@ TEST(ReplicateTest, B10_ModulesInAnotherOrderOnEachRank) {
   });
 }
 
-TEST(ReplicateTest, B10_TheOnlyOneOfATreeMayBeUnused) {
+// Shows B10.
+TEST(ReplicateTest, TheOnlyOneOfATreeMayBeUnused) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
     replicate(*model->up, {.mesh = mesh});
@@ -454,7 +475,8 @@ TEST(ReplicateTest, B10_TheOnlyOneOfATreeMayBeUnused) {
   });
 }
 
-TEST(ReplicateTest, B22_ARankThatFailsInABackwardIsNamedToTheOthers) {
+// Shows B22.
+TEST(ReplicateTest, ARankThatFailsInABackwardIsNamedToTheOthers) {
   for (const std::int64_t bucket_nbytes : {1, 1 << 20}) {
     test::on_ranks(2, [&](const dist::Mesh& mesh) {
       Mlp model = seeded<Mlp>();
@@ -484,7 +506,8 @@ TEST(ReplicateTest, B22_ARankThatFailsInABackwardIsNamedToTheOthers) {
   }
 }
 
-TEST(ReplicateTest, B8_GradientsMayBeSwapped) {
+// Shows B8.
+TEST(ReplicateTest, GradientsMayBeSwapped) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     torch::nn::Sequential layers(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
     replicate(*layers, {.mesh = mesh});
@@ -504,7 +527,8 @@ TEST(ReplicateTest, B8_GradientsMayBeSwapped) {
   });
 }
 
-TEST(ReplicateTest, B22_RanksWithOtherParametersAreTold) {
+// Shows B22.
+TEST(ReplicateTest, RanksWithOtherParametersAreTold) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     torch::nn::Linear wide(4, 4 + mesh.rank());
     EXPECT_THAT(error_of([&] { replicate(*wide, {.mesh = mesh}); }),
@@ -525,7 +549,8 @@ TEST(ReplicateTest, B22_RanksWithOtherParametersAreTold) {
   });
 }
 
-TEST(ReplicateTest, B8_APartOfAModuleMayBeConverted) {
+// Shows B8.
+TEST(ReplicateTest, APartOfAModuleMayBeConverted) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     torch::nn::Linear first(4, 4);
     torch::nn::Linear second(4, 4);
@@ -546,14 +571,15 @@ TEST(ReplicateTest, B8_APartOfAModuleMayBeConverted) {
   });
 }
 
-TEST(ReplicateTest, B9_WhatIsAppliedAlreadyIsNamed) {
+// Shows B9.
+TEST(ReplicateTest, WhatIsAppliedAlreadyIsNamed) {
   Mlp model;
   EXPECT_FALSE(registry::applied_api(*model));
   fully_shard(*model->middle);
   EXPECT_EQ(registry::applied_api(*model->middle), "fully_shard");
   EXPECT_THAT(error_of([&] { replicate(*model); }),
-              HasSubstr("middle: replicate: expected a module that no API was applied to, found "
-                        "fully_shard"));
+              HasSubstr("middle: replicate: expected a module that is not sharded or replicated "
+                        "yet, found a module that fully_shard was applied to"));
   replicate(*model->up);
   EXPECT_THAT(error_of([&] { fully_shard(*model->up); }), HasSubstr("found replicate"));
   EXPECT_FALSE(registry::applied_api(*model));

@@ -158,12 +158,14 @@ void flip_random_bits(test::Random& random) {
   EXPECT_GT(num_found, kNumFlips / 2);
 }
 
-TEST(BitFlipsTest, E4_OneBitIsFoundOrDecidesNothing) {
+// Shows E4.
+TEST(BitFlipsTest, OneBitIsFoundOrDecidesNothing) {
   test::Random random;
   flip_random_bits(random);
 }
 
-TEST(BitFlipsTest, E4_EachBitThatAFileBeginsWithIsFound) {
+// Shows E4.
+TEST(BitFlipsTest, EachBitThatAFileBeginsWithIsFound) {
   constexpr int kNumBits = 16 * 8;
   constexpr int kNumInAll = kNumBits * static_cast<int>(std::size(kFiles));
   const int num_found = flip_bits(kNumInAll, [](const std::string& path, int number) {
@@ -174,7 +176,8 @@ TEST(BitFlipsTest, E4_EachBitThatAFileBeginsWithIsFound) {
   EXPECT_EQ(num_found, kNumInAll);
 }
 
-TEST(SlowBitFlipsTest, E4_OneBitIsFoundOrDecidesNothing) {
+// Shows E4.
+TEST(SlowBitFlipsTest, OneBitIsFoundOrDecidesNothing) {
   test::Random random;
   for (int round = 0; round < 10'000 / kNumFlips; ++round) flip_random_bits(random);
 }

@@ -39,7 +39,8 @@ bool comes_back(Model& model) {
   return true;
 }
 
-TEST(HostileStateTest, C1_BuffersInADtypeOfTheirOwnAreLoaded) {
+// Shows C1.
+TEST(HostileStateTest, BuffersInADtypeOfTheirOwnAreLoaded) {
   torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
   fully_shard(*model, {.mixed_precision = {.param_dtype = torch::kBFloat16,
                                            .buffer_dtype = torch::kBFloat16}});
@@ -47,7 +48,8 @@ TEST(HostileStateTest, C1_BuffersInADtypeOfTheirOwnAreLoaded) {
   EXPECT_TRUE(comes_back(model));
 }
 
-TEST(HostileStateTest, C1_TensorsThatAreNotContiguousAreLoaded) {
+// Shows C1.
+TEST(HostileStateTest, TensorsThatAreNotContiguousAreLoaded) {
   const auto model = std::make_shared<torch::nn::Module>("Odd");
   model->register_parameter("w",
                             torch::rand({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
@@ -55,7 +57,8 @@ TEST(HostileStateTest, C1_TensorsThatAreNotContiguousAreLoaded) {
   EXPECT_TRUE(comes_back(model));
 }
 
-TEST(HostileStateTest, C2_AScopeOfAnotherTypeDoesNotMatterToSaveAndLoad) {
+// Shows C2.
+TEST(HostileStateTest, AScopeOfAnotherTypeDoesNotMatterToSaveAndLoad) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const test::TemporaryDirectory directory;
     test::SmallTrainer trainer(mesh);
@@ -85,7 +88,8 @@ TEST(HostileStateTest, C2_AScopeOfAnotherTypeDoesNotMatterToSaveAndLoad) {
   });
 }
 
-TEST(HostileStateTest, C1_WhatHasNoMemoryIsRefused) {
+// Shows C1.
+TEST(HostileStateTest, WhatHasNoMemoryIsRefused) {
   const auto model_on = [](at::Device device) {
     auto model = std::make_shared<torch::nn::Module>("Model");
     model->register_parameter("w", torch::empty({3, 3}, device));
@@ -102,7 +106,8 @@ TEST(HostileStateTest, C1_WhatHasNoMemoryIsRefused) {
   EXPECT_THAT(test::error_of([&] { load_state_dict(*model, whole); }), HasSubstr("meta"));
 }
 
-TEST(HostileStateTest, C1_PartsThatDoNotFitAreRefusedByName) {
+// Shows C1.
+TEST(HostileStateTest, PartsThatDoNotFitAreRefusedByName) {
   torch::nn::Linear model(torch::nn::LinearOptions(8, 32).bias(false));
   const auto refusal_of = [&](const std::vector<LocalShard>& local_shards) {
     StateTensor entry;
@@ -128,14 +133,16 @@ TEST(HostileStateTest, C1_PartsThatDoNotFitAreRefusedByName) {
               HasSubstr("weight: shard"));
 }
 
-TEST(HostileStateTest, C1_AnAliasOfItselfIsNotFollowedForEver) {
+// Shows C1.
+TEST(HostileStateTest, AnAliasOfItselfIsNotFollowedForEver) {
   StateDict state;
   state.set("a", StateAlias{"b"});
   state.set("b", StateAlias{"a"});
   EXPECT_THAT(test::error_of([&] { state.tensor("a"); }), HasSubstr("alias"));
 }
 
-TEST(HostileStateTest, C3_HooksMayRemoveThemselvesAndEraseParameters) {
+// Shows C3.
+TEST(HostileStateTest, HooksMayRemoveThemselvesAndEraseParameters) {
   torch::nn::Linear model(2, 2);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   registry::HookHandle handle;
@@ -208,7 +215,8 @@ struct RenamedTrainer {
   std::unique_ptr<torch::optim::AdamW> optimizer;
 };
 
-TEST(HostileStateTest, C3_OptimizerStateFollowsParametersThatHooksRename) {
+// Shows C3.
+TEST(HostileStateTest, OptimizerStateFollowsParametersThatHooksRename) {
   for (const bool hooks_first : {false, true}) {
     SCOPED_TRACE(hooks_first);
     const test::TemporaryDirectory directory;
@@ -264,7 +272,8 @@ TEST(HostileStateTest, C3_OptimizerStateFollowsParametersThatHooksRename) {
   }
 }
 
-TEST(HostileStateTest, C3_AHookThatChangesAParametersShapeIsRefusedByName) {
+// Shows C3.
+TEST(HostileStateTest, AHookThatChangesAParametersShapeIsRefusedByName) {
   torch::nn::Linear model(2, 3);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   registry::add_state_dict_post_hook(*model, [&](torch::nn::Module&, StateDict& state,
@@ -277,7 +286,8 @@ TEST(HostileStateTest, C3_AHookThatChangesAParametersShapeIsRefusedByName) {
                         "[3, 2] as in the model, found [2, 3]"));
 }
 
-TEST(HostileStateTest, E7_NumbersThatDoNotFitAreRefused) {
+// Shows E7.
+TEST(HostileStateTest, NumbersThatDoNotFitAreRefused) {
   const auto refusal_of = [](auto to, const Value& from) {
     return test::error_of([&] { stateful(to).load_state_dict(from); });
   };
@@ -289,7 +299,8 @@ TEST(HostileStateTest, E7_NumbersThatDoNotFitAreRefused) {
   EXPECT_EQ(refusal_of(std::uint8_t{}, Value(255)), "none");
 }
 
-TEST(HostileStateTest, C7_StepsThatAreNoCountsAreRefused) {
+// Shows C7.
+TEST(HostileStateTest, StepsThatAreNoCountsAreRefused) {
   torch::nn::Linear model(2, 2);
   torch::optim::Adam optimizer(model->parameters());
   model->forward(torch::ones({1, 2})).sum().backward();
@@ -309,7 +320,8 @@ TEST(HostileStateTest, C7_StepsThatAreNoCountsAreRefused) {
               HasSubstr("state.weight.exp_avg"));
 }
 
-TEST(HostileStateTest, E4_KeepLastRemovesOlderOnesOfTheSameNameAlone) {
+// Shows E4.
+TEST(HostileStateTest, KeepLastRemovesOlderOnesOfTheSameNameAlone) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);
   TrainState state(model);
@@ -329,7 +341,8 @@ TEST(HostileStateTest, E4_KeepLastRemovesOlderOnesOfTheSameNameAlone) {
   EXPECT_TRUE(std::filesystem::exists(path("step-2")));
 }
 
-TEST(HostileStateTest, E13_PartsOfValuesCannotBeLoadedAlone) {
+// Shows E13.
+TEST(HostileStateTest, PartsOfValuesCannotBeLoadedAlone) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);
   Value dict = Value::Dict{{"x", 1}, {"y", 2}};
@@ -348,7 +361,8 @@ TEST(HostileStateTest, E13_PartsOfValuesCannotBeLoadedAlone) {
   EXPECT_EQ(dict, Value(0));
 }
 
-TEST(HostileStateTest, E7_ValuesThatDoNotFitAreToldBeforeAnythingIsLoaded) {
+// Shows E7.
+TEST(HostileStateTest, ValuesThatDoNotFitAreToldBeforeAnythingIsLoaded) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);
   std::string text = "abc";
@@ -370,7 +384,8 @@ TEST(HostileStateTest, E7_ValuesThatDoNotFitAreToldBeforeAnythingIsLoaded) {
   EXPECT_THAT(test::error_of([&] { TrainState(model).with("0", number); }), HasSubstr("number"));
 }
 
-TEST(HostileStateTest, E2_ValuesThatNobodyCouldReadAreRefusedWhenSaved) {
+// Shows E2.
+TEST(HostileStateTest, ValuesThatNobodyCouldReadAreRefusedWhenSaved) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);
   for (Value value : {Value("r\xffn"), Value(Value::Dict{{Value::List{1}, 2}})}) {
@@ -388,7 +403,8 @@ TEST(HostileStateTest, E2_ValuesThatNobodyCouldReadAreRefusedWhenSaved) {
   }
 }
 
-TEST(HostileStateTest, E4_TimesThatAreNoneAreRefused) {
+// Shows E4.
+TEST(HostileStateTest, TimesThatAreNoneAreRefused) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::SmallTrainer trainer(mesh);
     TrainState state = trainer.state();
@@ -405,7 +421,8 @@ TEST(HostileStateTest, E4_TimesThatAreNoneAreRefused) {
               HasSubstr("model"));
 }
 
-TEST(HostileStateTest, E13_PartsOfAnOptimizersStateCannotBeLoadedAlone) {
+// Shows E13.
+TEST(HostileStateTest, PartsOfAnOptimizersStateCannotBeLoadedAlone) {
   const test::TemporaryDirectory directory;
   torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
@@ -419,11 +436,13 @@ TEST(HostileStateTest, E13_PartsOfAnOptimizersStateCannotBeLoadedAlone) {
       return test::error_of([&] { load(state, path, {.only = only}); });
     };
     EXPECT_THAT(load_only({"optim.state.*.exp_avg"}),
-                HasSubstr("optim.state.0.bias: only: expected all of the parameter's state"));
+                HasSubstr("optim.state.0.bias: only: expected a pattern that selects all state of "
+                          "the parameter"));
     EXPECT_THAT(load_only({"!optim.state.1.weight.step"}), HasSubstr("optim.state.1.weight: only"));
     EXPECT_THAT(
         load_only({flattened ? "optim.param_groups.0.weight.lr" : "optim.param_groups.0.lr"}),
-        HasSubstr("optim.param_groups: only: expected all of the groups"));
+        HasSubstr(
+            "optim.param_groups: only: expected a pattern that selects all parameter groups"));
     for (const char* whole : {"optim", "optim.state.*", "optim.state.0.bias", "optim.param_groups",
                               "!optim.param_groups", "!optim.state.1.*"}) {
       EXPECT_EQ(load_only({whole}), "none") << whole;
@@ -431,7 +450,8 @@ TEST(HostileStateTest, E13_PartsOfAnOptimizersStateCannotBeLoadedAlone) {
   }
 }
 
-TEST(HostileStateTest, C7_OptimizerStateInAnotherDtypeIsForTheCallerToAllow) {
+// Shows C7.
+TEST(HostileStateTest, OptimizerStateInAnotherDtypeIsForTheCallerToAllow) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(4, 3);
   torch::optim::Adam optimizer(model->parameters());
@@ -471,7 +491,8 @@ TEST(HostileStateTest, C7_OptimizerStateInAnotherDtypeIsForTheCallerToAllow) {
   }
 }
 
-TEST(HostileStateTest, E7_AValueOfManyKeysIsFoundInAboutAsManySteps) {
+// Shows E7.
+TEST(HostileStateTest, AValueOfManyKeysIsFoundInAboutAsManySteps) {
   // What looks at every key for each of them takes half an hour for these.
   state::ValueTree tree;
   Value::Dict dict;
@@ -494,7 +515,8 @@ Value nested(int num_levels) {
   return value;
 }
 
-TEST(HostileStateTest, E2_ValuesNestedTooDeepAreRefusedByName) {
+// Shows E2.
+TEST(HostileStateTest, ValuesNestedTooDeepAreRefusedByName) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);
   const auto round_trip = [&](const Value& saved, formats::Format format, const std::string& name) {
@@ -524,7 +546,8 @@ TEST(HostileStateTest, E2_ValuesNestedTooDeepAreRefusedByName) {
   }
 }
 
-TEST(HostileStateTest, C7_ARenamedDictStaysOne) {
+// Shows C7.
+TEST(HostileStateTest, ARenamedDictStaysOne) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/a";
   torch::nn::Linear model(2, 2);
@@ -544,7 +567,8 @@ TEST(HostileStateTest, C7_ARenamedDictStaysOne) {
   }
 }
 
-TEST(HostileStateTest, E4_WhatFailsOnOneRankBeforeTheRanksMeetIsToldToAll) {
+// Shows E4.
+TEST(HostileStateTest, WhatFailsOnOneRankBeforeTheRanksMeetIsToldToAll) {
   const test::TemporaryDirectory directory;
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::SmallTrainer trainer(mesh);
@@ -570,7 +594,8 @@ TEST(HostileStateTest, E4_WhatFailsOnOneRankBeforeTheRanksMeetIsToldToAll) {
   EXPECT_TRUE(FileSystem::posix().list_directory(directory.path()).empty());
 }
 
-TEST(HostileStateTest, E2_ASlashBehindAPathIsNoPartOfIt) {
+// Shows E2.
+TEST(HostileStateTest, ASlashBehindAPathIsNoPartOfIt) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);
   TrainState state(model);
@@ -580,19 +605,20 @@ TEST(HostileStateTest, E2_ASlashBehindAPathIsNoPartOfIt) {
   EXPECT_EQ(load(state, path + "//").path, path);
 }
 
-TEST(HostileStateTest, E4_WhatIsNotThereIsAnError) {
+// Shows E4.
+TEST(HostileStateTest, WhatIsNotThereIsAnError) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);
   std::int64_t number = 0;
   TrainState state(model);
   const std::string path = directory.path() + "/a";
   EXPECT_THAT(test::error_of([&] { save(state, path, {.file_system = nullptr}); }),
-              HasSubstr("file_system: expected one, found a null pointer"));
+              HasSubstr("file_system: expected a file system, found a null pointer"));
   EXPECT_THAT(test::error_of([&] { load(state, path, {.file_system = nullptr}); }),
-              HasSubstr("file_system: expected one, found a null pointer"));
+              HasSubstr("file_system: expected a file system, found a null pointer"));
   const TrainState moved_to = std::move(state);
   const auto refusal_of = [&](const auto& action) { return test::error_of(action); };
-  const auto matches = HasSubstr("one that was moved from");
+  const auto matches = HasSubstr("a TrainState that was moved from");
   EXPECT_THAT(refusal_of([&] { save(state, path); }), matches);  // NOLINT: what is tested
   EXPECT_THAT(refusal_of([&] { load(state, path); }), matches);
   EXPECT_THAT(refusal_of([&] { state.wait(); }), matches);
@@ -600,13 +626,15 @@ TEST(HostileStateTest, E4_WhatIsNotThereIsAnError) {
   EXPECT_THAT(refusal_of([&] { state.per_rank("number", number); }), matches);
 }
 
-TEST(HostileStateTest, C3_ATrainStateMadeBeforeFullyShardSaysSo) {
+// Shows C3.
+TEST(HostileStateTest, ATrainStateMadeBeforeFullyShardSaysSo) {
   const test::TemporaryDirectory directory;
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     torch::nn::Linear model(4, 4);
     TrainState state(model);
     fully_shard(*model, {.mesh = mesh});
-    const auto matches = HasSubstr("TrainState: expected one made after fully_shard");
+    const auto matches =
+        HasSubstr("TrainState: expected a TrainState that was made after fully_shard");
     EXPECT_THAT(test::error_of([&] { save(state, directory.path() + "/a"); }), matches);
     EXPECT_THAT(test::error_of([&] { load(state, directory.path() + "/a"); }), matches);
   });

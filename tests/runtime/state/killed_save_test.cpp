@@ -167,13 +167,15 @@ void kill_often(int num_killings, const std::vector<int>& world_sizes, test::Ran
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(KilledSaveTest, E4_TheLastGoodCheckpointLoadsAndNobodyHangs) {
+// Shows E4.
+TEST(KilledSaveTest, TheLastGoodCheckpointLoadsAndNobodyHangs) {
   kill_often(40, {2, 3}, test::Random());
 }
 
 class SlowKilledSaveTest : public testing::TestWithParam<int> {};
 
-TEST_P(SlowKilledSaveTest, E4_TheLastGoodCheckpointLoadsAndNobodyHangs) {
+// Shows E4.
+TEST_P(SlowKilledSaveTest, TheLastGoodCheckpointLoadsAndNobodyHangs) {
   kill_often(100, {2, 3, 4}, test::Random(static_cast<std::uint64_t>(GetParam())));
 }
 

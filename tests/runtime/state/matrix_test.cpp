@@ -68,29 +68,34 @@ test::RunOptions three_steps_on(OptimizerKind kind, at::ScalarType dtype = at::k
 
 class MatrixTest : public ::testing::TestWithParam<OptimizerKind> {};
 
-TEST_P(MatrixTest, A4_SavedAnywhereLoadedAnywhere) {
+// Shows A4.
+TEST_P(MatrixTest, SavedAnywhereLoadedAnywhere) {
   run({{1, 2, 3}, three_steps_on(GetParam())});
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, MatrixTest, ::testing::ValuesIn(test::kOptimizerKinds),
                          [](const auto& test) { return test::name_of(test.param); });
 
-TEST(CoreMatrixTest, A4_BFloat16ParametersSavedAnywhereLoadedAnywhere) {
+// Shows A4.
+TEST(CoreMatrixTest, BFloat16ParametersSavedAnywhereLoadedAnywhere) {
   run({{1, 2}, three_steps_on(OptimizerKind::adamw_two_groups, at::kBFloat16)});
 }
 
-TEST(CoreMatrixTest, A4_ReplicasAndShardsOfFourRanks) {
+// Shows A4.
+TEST(CoreMatrixTest, ReplicasAndShardsOfFourRanks) {
   run({{1, 4}, three_steps_on(OptimizerKind::adamw_two_groups)});
 }
 
-TEST(CoreMatrixTest, A4_SavedAsDcpLoadedAnywhere) {
+// Shows A4.
+TEST(CoreMatrixTest, SavedAsDcpLoadedAnywhere) {
   run({{1, 2}, three_steps_on(OptimizerKind::adamw_two_groups, at::kFloat, formats::Format::dcp)});
 }
 
 class SlowMatrixTest : public ::testing::TestWithParam<std::tuple<OptimizerKind, at::ScalarType>> {
 };
 
-TEST_P(SlowMatrixTest, A4_TheWhole) {
+// Shows A4.
+TEST_P(SlowMatrixTest, TheWhole) {
   const auto [kind, dtype] = GetParam();
   run({{1, 2, 3, 4, 8}, three_steps_on(kind, dtype)});
 }

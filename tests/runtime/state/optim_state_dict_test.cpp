@@ -49,7 +49,8 @@ void expect_equal(const StateDict& found, const StateDict& expected, double tole
 class OptimStateDictTest
     : public ::testing::TestWithParam<std::tuple<OptimizerKind, Configuration>> {};
 
-TEST_P(OptimStateDictTest, C7_FullIsThatOfTheUnshardedRunAndIsLoadedBack) {
+// Shows C7.
+TEST_P(OptimStateDictTest, FullIsThatOfTheUnshardedRunAndIsLoadedBack) {
   const auto [kind, configuration] = GetParam();
   test::on_ranks(
       configuration.world_size,
@@ -89,7 +90,8 @@ INSTANTIATE_TEST_SUITE_P(Configurations, OptimStateDictTest,
                                   std::get<1>(test.param).name();
                          });
 
-TEST(OptimStateDictFormTest, C8_NamesAndFormsArePythons) {
+// Shows C8.
+TEST(OptimStateDictFormTest, NamesAndFormsArePythons) {
   test::Mlp model = seeded<test::Mlp>();
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.25));
   train(
@@ -125,7 +127,8 @@ TEST(OptimStateDictFormTest, C8_NamesAndFormsArePythons) {
   }
 }
 
-TEST(OptimStateDictFormTest, C8_FieldsThatNobodyKnowsAreCarriedThrough) {
+// Shows C8.
+TEST(OptimStateDictFormTest, FieldsThatNobodyKnowsAreCarriedThrough) {
   test::Mlp model;
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(0.1));
   StateDict saved = optim_state_dict(*model, optimizer);
@@ -139,7 +142,8 @@ TEST(OptimStateDictFormTest, C8_FieldsThatNobodyKnowsAreCarriedThrough) {
   EXPECT_EQ(std::get<Value>(*after.find("param_groups.0.foreach")), Value(false));
 }
 
-TEST(OptimStateDictFormTest, C8_AStepThatFloat32WouldRoundIsKept) {
+// Shows C8.
+TEST(OptimStateDictFormTest, AStepThatFloat32WouldRoundIsKept) {
   torch::nn::Linear model(2, 2);
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(0.1));
   train(optimizer, [&] { return model->forward(torch::ones({1, 2})).sum(); });
@@ -152,7 +156,8 @@ TEST(OptimStateDictFormTest, C8_AStepThatFloat32WouldRoundIsKept) {
   EXPECT_EQ(static_cast<torch::optim::AdamParamState&>(*loaded).step(), (1 << 24) + 1);
 }
 
-TEST(OptimStateDictFormTest, C8_ParametersWithoutStateAndFrozenOnes) {
+// Shows C8.
+TEST(OptimStateDictFormTest, ParametersWithoutStateAndFrozenOnes) {
   test::Mlp model = seeded<test::Mlp>();
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
   train(optimizer, [&] { return model->up->forward(torch::ones({2, 7})).sum(); });
@@ -166,7 +171,8 @@ TEST(OptimStateDictFormTest, C8_ParametersWithoutStateAndFrozenOnes) {
   expect_equal(optim_state_dict(*model, fresh), found);  // what it had for others is gone
 }
 
-TEST(OptimStateDictFormTest, C7_KeysByNumberAndBack) {
+// Shows C7.
+TEST(OptimStateDictFormTest, KeysByNumberAndBack) {
   test::Mlp model = seeded<test::Mlp>();
   const auto optimizer = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
   train(*optimizer, [&] { return model->forward(torch::ones({2, 7})).sum(); });
@@ -185,10 +191,11 @@ TEST(OptimStateDictFormTest, C7_KeysByNumberAndBack) {
                by_name);
   EXPECT_THAT(
       error_of([&] { rekey_optim_state_dict(by_id, OptimStateKey::param_id, *model, *optimizer); }),
-      HasSubstr("a parameter's name"));
+      HasSubstr("the name of a parameter"));
 }
 
-TEST(OptimStateDictFormTest, C7_FlattenedGroupsAreToldForEachParameter) {
+// Shows C7.
+TEST(OptimStateDictFormTest, FlattenedGroupsAreToldForEachParameter) {
   torch::nn::Sequential model(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
   const auto optimizer = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
   train(*optimizer, [&] { return model->forward(torch::ones({2, 3})).sum(); });
@@ -219,14 +226,16 @@ TEST(OptimStateDictFormTest, C7_FlattenedGroupsAreToldForEachParameter) {
   StateDict other = flattened;
   other.set("param_groups.0.weight.lr", Value(0.75));
   torch::optim::AdamW one(model->parameters(), torch::optim::AdamWOptions(0.1));
-  EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, one, other); }), HasSubstr("in groups"));
+  EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, one, other); }),
+              HasSubstr("in the saved groups"));
   other.erase("param_groups.0.weight.lr");
   const StateDict by_id =
       rekey_optim_state_dict(nested, OptimStateKey::param_id, *model, *optimizer);
   EXPECT_THAT(error_of([&] { flatten_optim_state_dict(by_id); }), HasSubstr("rekey"));
 }
 
-TEST(OptimStateDictFaultTest, C7_WhatRank0HasThatDoesNotFitIsNamedOnAllRanks) {
+// Shows C7.
+TEST(OptimStateDictFaultTest, WhatRank0HasThatDoesNotFitIsNamedOnAllRanks) {
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::Mlp model = seeded<test::Mlp>();
     fully_shard(*model, {.mesh = mesh});
@@ -242,7 +251,8 @@ TEST(OptimStateDictFaultTest, C7_WhatRank0HasThatDoesNotFitIsNamedOnAllRanks) {
   });
 }
 
-TEST(OptimStateDictFaultTest, C7_WhatDoesNotFitIsNamed) {
+// Shows C7.
+TEST(OptimStateDictFaultTest, WhatDoesNotFitIsNamed) {
   test::Mlp model = seeded<test::Mlp>();
   torch::optim::LBFGS lbfgs(model->parameters(), torch::optim::LBFGSOptions(0.1));
   EXPECT_THAT(error_of([&] { optim_state_dict(*model, lbfgs); }), HasSubstr("LBFGS"));
@@ -278,7 +288,8 @@ TEST(OptimStateDictFaultTest, C7_WhatDoesNotFitIsNamed) {
   EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, adam, wrong); }), HasSubstr("lr"));
 }
 
-TEST(OptimStateDictFaultTest, C7_AParameterHeldTwiceIsRefusedByName) {
+// Shows C7.
+TEST(OptimStateDictFaultTest, AParameterHeldTwiceIsRefusedByName) {
   test::Transformer model = seeded<test::Transformer>();
   torch::optim::Adam once(parameters(*model), torch::optim::AdamOptions(0.1));
   const StateDict good = optim_state_dict(*model, once);
@@ -287,13 +298,14 @@ TEST(OptimStateDictFaultTest, C7_AParameterHeldTwiceIsRefusedByName) {
       std::vector<torch::optim::OptimizerParamGroup>{parameters(*model), {{model->head->weight}}},
       torch::optim::AdamOptions(0.1));
   for (const auto& [optimizer, where] :
-       {std::pair{&in_one_group, "held twice in group 0"},
-        std::pair{&in_two_groups, "held in group 0 and in group 1"}}) {
+       {std::pair{&in_one_group, "two entries in group 0"},
+        std::pair{&in_two_groups, "entries in group 0 and in group 1"}}) {
     const auto expect_refused = [&, expected = std::string(where)](const auto& action) {
       const std::string error = error_of(action);
-      EXPECT_THAT(error, HasSubstr("embedding.weight: parameter of the optimizer: expected held "
-                                   "once, found " +
-                                   expected));
+      EXPECT_THAT(
+          error,
+          HasSubstr("embedding.weight: parameter of the optimizer: expected one entry, found " +
+                    expected));
       EXPECT_THAT(error, HasSubstr("tessera::parameters(model) lists it once"));
     };
     expect_refused([&] { optim_state_dict(*model, *optimizer); });
@@ -310,12 +322,13 @@ TEST(OptimStateDictFaultTest, C7_AParameterHeldTwiceIsRefusedByName) {
               HasSubstr("embedding.weight: parameter of the optimizer"));
 }
 
-TEST(OptimStateDictFaultTest, C7_ParametersOfOneGroupMustBeInOne) {
+// Shows C7.
+TEST(OptimStateDictFaultTest, ParametersOfOneGroupMustBeInOne) {
   test::Mlp model = seeded<test::Mlp>();
   const auto two = make_optimizer(OptimizerKind::adamw_two_groups, model->parameters());
   torch::optim::AdamW one(model->parameters(), torch::optim::AdamWOptions(0.1));
   EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, one, optim_state_dict(*model, *two)); }),
-              HasSubstr("in groups 0 and 1"));
+              HasSubstr("in the saved groups 0 and 1"));
 }
 
 }  // namespace

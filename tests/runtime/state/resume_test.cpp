@@ -61,7 +61,8 @@ void expect_to_go_on(const SavedRun& run, const std::string& path, const Configu
       to.mesh_options());
 }
 
-TEST(ResumeTest, A4_MovedWhenLoadedARunGoesOnAsIfNothingHadHappened) {
+// Shows A4.
+TEST(ResumeTest, MovedWhenLoadedARunGoesOnAsIfNothingHadHappened) {
   const test::TemporaryDirectory directory;
   std::vector<SavedRun> runs;
   for (const Configuration& source : kSources) {
@@ -74,7 +75,8 @@ TEST(ResumeTest, A4_MovedWhenLoadedARunGoesOnAsIfNothingHadHappened) {
   }
 }
 
-TEST(ResumeTest, A4_MovedOfflineARunGoesOnAsIfNothingHadHappened) {
+// Shows A4.
+TEST(ResumeTest, MovedOfflineARunGoesOnAsIfNothingHadHappened) {
   struct Way {
     reshard::PlanOptions options;
     std::string name;
@@ -145,7 +147,8 @@ TEST(ResumeTest, DISABLED_AsOneRank) {
   });
 }
 
-TEST(ResumeTest, A4_WithTheRandomNumbersOfEachRankMasksAndLossesAreTheSameBits) {
+// Shows A4.
+TEST(ResumeTest, WithTheRandomNumbersOfEachRankMasksAndLossesAreTheSameBits) {
   const test::TemporaryDirectory directory;
   const auto run = [&](const std::string& strategy) {
     return test::run_processes(

@@ -50,7 +50,8 @@ class StateDictTest : public ::testing::TestWithParam<Configuration> {
   }
 };
 
-TEST_P(StateDictTest, C2_FullIsThatOfTheUnshardedModel) {
+// Shows C2.
+TEST_P(StateDictTest, FullIsThatOfTheUnshardedModel) {
   on_ranks_with([](const dist::Mesh& mesh, Transformer& model, const StateDict& unsharded) {
     expect_equal(state_dict(*model), unsharded);
     expect_equal(state_dict(*model, {.offload_to_cpu = true}), unsharded);
@@ -59,7 +60,8 @@ TEST_P(StateDictTest, C2_FullIsThatOfTheUnshardedModel) {
   });
 }
 
-TEST_P(StateDictTest, C2_ShardsCoverEachTensorOnceAndAliasTheParameters) {
+// Shows C2.
+TEST_P(StateDictTest, ShardsCoverEachTensorOnceAndAliasTheParameters) {
   on_ranks_with([](const dist::Mesh& mesh, Transformer& model, const StateDict& unsharded) {
     const StateDict sharded = state_dict(*model, {.type = SHARDED});
     EXPECT_EQ(keys_of(sharded), keys_of(unsharded));
@@ -93,7 +95,8 @@ TEST_P(StateDictTest, C2_ShardsCoverEachTensorOnceAndAliasTheParameters) {
   });
 }
 
-TEST_P(StateDictTest, C2_EachTypeIsLoadedBack) {
+// Shows C2.
+TEST_P(StateDictTest, EachTypeIsLoadedBack) {
   on_ranks_with([](const dist::Mesh& mesh, Transformer& model, const StateDict& unsharded) {
     for (const StateDictType type : {FULL, SHARDED, LOCAL}) {
       StateDict saved = state_dict(*model, {.type = type});
@@ -118,7 +121,8 @@ TEST_P(StateDictTest, C2_EachTypeIsLoadedBack) {
   });
 }
 
-TEST_P(StateDictTest, C1_AStateDictOfAPartBeforeTheFirstForwardLeavesTheRootAsItIs) {
+// Shows C1.
+TEST_P(StateDictTest, AStateDictOfAPartBeforeTheFirstForwardLeavesTheRootAsItIs) {
   on_ranks_with([](const dist::Mesh& /*mesh*/, Transformer& model, const StateDict& unsharded) {
     const StateDict of_block = state_dict(*model->blocks[2]);
     for (const StateDict::Item& item : of_block) {
@@ -134,7 +138,8 @@ INSTANTIATE_TEST_SUITE_P(Configurations, StateDictTest,
                          [](const auto& test) { return test.param.name(); });
 
 /// Modules and hooks of change 90436: what runs when.
-TEST(StateDictHooksTest, C1_PreHooksRunFromTheRootAndPostHooksFromTheLeaves) {
+/// Shows C1.
+TEST(StateDictHooksTest, PreHooksRunFromTheRootAndPostHooksFromTheLeaves) {
   test::Mlp model;
   std::vector<std::string> calls;
   const auto note = [&](const std::string& what, const std::string& prefix) {
@@ -170,7 +175,8 @@ TEST(StateDictHooksTest, C1_PreHooksRunFromTheRootAndPostHooksFromTheLeaves) {
   EXPECT_THAT(calls, ElementsAre("pre root", "pre up.", "post up."));
 }
 
-TEST(StateDictHooksTest, C1_UsersHooksMeetTensorsOfTheWholeModel) {
+// Shows C1.
+TEST(StateDictHooksTest, UsersHooksMeetTensorsOfTheWholeModel) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::Mlp model = seeded<test::Mlp>();
     fully_shard(*model, {.mesh = mesh});
@@ -194,7 +200,8 @@ TEST(StateDictHooksTest, C1_UsersHooksMeetTensorsOfTheWholeModel) {
   });
 }
 
-TEST(StateDictOptionsTest, C2_ASubtreeMayHaveATypeOfItsOwn) {
+// Shows C2.
+TEST(StateDictOptionsTest, ASubtreeMayHaveATypeOfItsOwn) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Transformer model = test::sharded_transformer(mesh);
     const StateDictTypeScope outer(*model->blocks[0], {.type = FULL, .rank0_only = true});
@@ -210,7 +217,8 @@ TEST(StateDictOptionsTest, C2_ASubtreeMayHaveATypeOfItsOwn) {
   });
 }
 
-TEST(StateDictOptionsTest, C3_WrapperAndComposableWayGiveTheSame) {
+// Shows C3.
+TEST(StateDictOptionsTest, WrapperAndComposableWayGiveTheSame) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const FullyShardOptions options{.mesh = mesh};
     test::Mlp by_wrapper = seeded<test::Mlp>();
@@ -239,7 +247,8 @@ TEST(StateDictOptionsTest, C3_WrapperAndComposableWayGiveTheSame) {
   });
 }
 
-TEST(StateDictOptionsTest, C2_BuffersThatMixedPrecisionCastAreSavedInTheirOwnDtype) {
+// Shows C2.
+TEST(StateDictOptionsTest, BuffersThatMixedPrecisionCastAreSavedInTheirOwnDtype) {
   torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
   fully_shard(*model, {.mixed_precision = {.buffer_dtype = at::kBFloat16}});
   EXPECT_EQ(model->named_buffers()["1.running_var"].scalar_type(), at::kBFloat16);
@@ -252,7 +261,8 @@ TEST(StateDictOptionsTest, C2_BuffersThatMixedPrecisionCastAreSavedInTheirOwnDty
   EXPECT_EQ(model->named_buffers()["1.running_var"].scalar_type(), at::kBFloat16);
 }
 
-TEST(LoadStateDictTest, E7_OneReportListsAllAndNothingIsReplaced) {
+// Shows E7.
+TEST(LoadStateDictTest, OneReportListsAllAndNothingIsReplaced) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::Mlp model = seeded<test::Mlp>();
     fully_shard(*model, {.mesh = mesh});
@@ -292,7 +302,8 @@ TEST(LoadStateDictTest, E7_OneReportListsAllAndNothingIsReplaced) {
   });
 }
 
-TEST(LoadStateDictTest, E7_PartsThatDoNotHoldWhatARankNeedsAreAHole) {
+// Shows E7.
+TEST(LoadStateDictTest, PartsThatDoNotHoldWhatARankNeedsAreAHole) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::Mlp model = seeded<test::Mlp>();
     fully_shard(*model, {.mesh = mesh});
@@ -302,7 +313,8 @@ TEST(LoadStateDictTest, E7_PartsThatDoNotHoldWhatARankNeedsAreAHole) {
   });
 }
 
-TEST(LoadStateDictTest, E7_WhatRank0AloneHasIsLoadedWithRank0Only) {
+// Shows E7.
+TEST(LoadStateDictTest, WhatRank0AloneHasIsLoadedWithRank0Only) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::Mlp model = seeded<test::Mlp>();
     fully_shard(*model, {.mesh = mesh});
@@ -312,15 +324,16 @@ TEST(LoadStateDictTest, E7_WhatRank0AloneHasIsLoadedWithRank0Only) {
     const auto matches = [&]() -> ::testing::Matcher<std::string> {
       if (mesh.rank() == 0) return ::testing::Eq("none");
       return ::testing::EndsWith(
-          "\n  hint: this rank has no entries: what was made with rank0_only is "
-          "loaded with rank0_only");
+          "\n  hint: the state dict of this rank is empty: if it was made with rank0_only, load it "
+          "with rank0_only");
     }();
     EXPECT_THAT(error_of([&] { load_state_dict(*model, of_model); }), matches);
     EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, optimizer, of_optimizer); }), matches);
   });
 }
 
-TEST(StateDictOptionsTest, C2_NotWithinAPassOrUnshardParams) {
+// Shows C2.
+TEST(StateDictOptionsTest, NotWithinAPassOrUnshardParams) {
   test::Mlp model;
   fully_shard(*model, {.mixed_precision = {.param_dtype = at::kBFloat16}});
   const at::Tensor loss = forward(model, torch::ones({1, 7})).sum();

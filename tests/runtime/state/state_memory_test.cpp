@@ -125,21 +125,25 @@ void run_on_two(const std::string& test) {
                       {.environment = {{kDirectory, directory.path()}}});
 }
 
-TEST(StateMemoryTest, A4_SavingTakesItsBuffersBesideTheState) {
+// Shows A4.
+TEST(StateMemoryTest, SavingTakesItsBuffersBesideTheState) {
   run_on_two("SavingAsOneRank");
 }
 
-TEST(StateMemoryTest, A4_LoadingTakesItsBuffersBesideTheState) {
+// Shows A4.
+TEST(StateMemoryTest, LoadingTakesItsBuffersBesideTheState) {
   run_on_two("LoadingAsOneRank");
 }
 
-TEST(StateMemoryTest, C2_AFullStateDictOnRankZeroIsGatheredUnitByUnit) {
+// Shows C2.
+TEST(StateMemoryTest, AFullStateDictOnRankZeroIsGatheredUnitByUnit) {
   run_on_two("StateDictAsOneRank");
 }
 
 /// As counted by libtorch's allocator: other ranks take nothing, rank 0 one shard beside the
 /// result.
-TEST(StateMemoryTest, C2_RanksThatOnlySendTakeNoMemory) {
+/// Shows C2.
+TEST(StateMemoryTest, RanksThatOnlySendTakeNoMemory) {
   test::allocated_memory();  // counts from here on
   for (const test::Configuration& configuration : test::configurations({2, 4})) {
     test::on_ranks(

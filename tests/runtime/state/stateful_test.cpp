@@ -34,7 +34,8 @@ std::string said(const Stateful& state) {
 }
 
 // Python's schedulers take their first step when they are made, those of libtorch do not.
-TEST(StatefulTest, C8_EpochsOfASchedulerAreThoseOfPython) {
+// Shows C8.
+TEST(StatefulTest, EpochsOfASchedulerAreThoseOfPython) {
   Schedule schedule;
   const Stateful state = stateful(schedule.scheduler);
   EXPECT_EQ(said(state), "{'last_epoch': -1}");
@@ -45,7 +46,8 @@ TEST(StatefulTest, C8_EpochsOfASchedulerAreThoseOfPython) {
   EXPECT_EQ(said(state), "{'last_epoch': 2}");
 }
 
-TEST(StatefulTest, C8_ASchedulerGoesOnFromPythonsWithoutHalvingTwice) {
+// Shows C8.
+TEST(StatefulTest, ASchedulerGoesOnFromPythonsWithoutHalvingTwice) {
   Schedule schedule;
   schedule.optimizer.param_groups()[0].options().set_lr(0.25);  // as Python has it by then
   stateful(schedule.scheduler).load_state_dict(epoch(4));
@@ -54,7 +56,8 @@ TEST(StatefulTest, C8_ASchedulerGoesOnFromPythonsWithoutHalvingTwice) {
 }
 
 // A run that moves has, step by step, the learning rates that it would have had where it began.
-TEST(StatefulTest, C8_AMovedRunHasTheLearningRatesOfARunThatStayed) {
+// Shows C8.
+TEST(StatefulTest, AMovedRunHasTheLearningRatesOfARunThatStayed) {
   constexpr int kNumSteps = 9;
   std::vector<double> stayed;
   Schedule in_one_go;
@@ -78,7 +81,8 @@ TEST(StatefulTest, C8_AMovedRunHasTheLearningRatesOfARunThatStayed) {
   EXPECT_EQ(rates, (std::vector<double>{1, 0.5, 0.5, 0.25, 0.25}));
 }
 
-TEST(StatefulTest, C8_AStepLrOfOtherSettingsIsRefused) {
+// Shows C8.
+TEST(StatefulTest, AStepLrOfOtherSettingsIsRefused) {
   Schedule schedule;
   const Stateful state = stateful(schedule.scheduler);
   const auto error_of = [&](const char* field, Value value) {
@@ -100,7 +104,8 @@ struct Warmup : torch::optim::StepLR {
   std::int64_t warm = 5;
 };
 
-TEST(StatefulTest, C8_WhatASchedulerSaysOfItselfComesFirst) {
+// Shows C8.
+TEST(StatefulTest, WhatASchedulerSaysOfItselfComesFirst) {
   torch::optim::SGD optimizer{{torch::ones({1})}, torch::optim::SGDOptions(1)};
   Warmup scheduler(optimizer, 2, 0.5);
   const Stateful state = stateful(scheduler);
@@ -132,7 +137,8 @@ struct PlateauSchedule {
 };
 
 // Names and values of a ReduceLROnPlateau of PyTorch 2.11, but `_last_lr`.
-TEST(StatefulTest, C8_APlateauSchedulerHasTheFieldsOfPython) {
+// Shows C8.
+TEST(StatefulTest, APlateauSchedulerHasTheFieldsOfPython) {
   PlateauSchedule schedule;
   const Stateful state = stateful(schedule.scheduler);
   std::vector<std::string> names;
@@ -158,7 +164,8 @@ TEST(StatefulTest, C8_APlateauSchedulerHasTheFieldsOfPython) {
   EXPECT_EQ(*after.find("cooldown_counter"), Value(1));
 }
 
-TEST(StatefulTest, C8_APlateauSchedulerGoesOnWhereItStopped) {
+// Shows C8.
+TEST(StatefulTest, APlateauSchedulerGoesOnWhereItStopped) {
   constexpr int kNumSteps = 14;
   std::vector<std::vector<double>> stayed;
   PlateauSchedule in_one_go;
@@ -179,7 +186,8 @@ TEST(StatefulTest, C8_APlateauSchedulerGoesOnWhereItStopped) {
   }
 }
 
-TEST(StatefulTest, C8_APlateauStateThatDoesNotFitIsRefusedAndChangesNothing) {
+// Shows C8.
+TEST(StatefulTest, APlateauStateThatDoesNotFitIsRefusedAndChangesNothing) {
   PlateauSchedule schedule;
   schedule.step(0);
   const Stateful state = stateful(schedule.scheduler);
@@ -202,7 +210,8 @@ TEST(StatefulTest, C8_APlateauStateThatDoesNotFitIsRefusedAndChangesNothing) {
   EXPECT_EQ(with("patience", std::nullopt), "none");
 }
 
-TEST(StatefulTest, C8_ASchedulersEpochThatMakesNoSenseIsRefused) {
+// Shows C8.
+TEST(StatefulTest, ASchedulersEpochThatMakesNoSenseIsRefused) {
   Schedule schedule;
   const auto load = [&](const Value& value) {
     return test::error_of([&] { stateful(schedule.scheduler).load_state_dict(value); });

@@ -144,19 +144,23 @@ void fail_each_operation(const Saving& saving, Fault fault) {
   }
 }
 
-TEST(StorageFaultsTest, E4_AnyOperationOfASaveFailing) {
+// Shows E4.
+TEST(StorageFaultsTest, AnyOperationOfASaveFailing) {
   fail_each_operation({}, Fault::once);
 }
 
-TEST(StorageFaultsTest, E4_ADiskThatIsGoneFromAnyOperationOn) {
+// Shows E4.
+TEST(StorageFaultsTest, ADiskThatIsGoneFromAnyOperationOn) {
   fail_each_operation({}, Fault::from_then_on);
 }
 
-TEST(StorageFaultsTest, E5_AnyOperationOfASaveInTheBackgroundFailing) {
+// Shows E5.
+TEST(StorageFaultsTest, AnyOperationOfASaveInTheBackgroundFailing) {
   fail_each_operation({.async = true, .destinations = {Destination::is_new}}, Fault::once);
 }
 
-TEST(StorageFaultsTest, E5_ADiskThatIsGoneWhileASaveIsInTheBackground) {
+// Shows E5.
+TEST(StorageFaultsTest, ADiskThatIsGoneWhileASaveIsInTheBackground) {
   fail_each_operation({.async = true, .destinations = {Destination::is_new}}, Fault::from_then_on);
 }
 
@@ -184,7 +188,8 @@ void fail_each_operation_of_load(FaultyRank& run, int failing_rank) {
   }
 }
 
-TEST(StorageFaultsTest, E4_AnyOperationOfALoadFailingIsAnErrorOnAllRanks) {
+// Shows E4.
+TEST(StorageFaultsTest, AnyOperationOfALoadFailingIsAnErrorOnAllRanks) {
   for (const Format format : {Format::native, Format::dcp}) {
     for (const int failing_rank : {0, 1}) {
       const TemporaryDirectory directory;
@@ -225,7 +230,8 @@ std::uintmax_t largest_file_in(const std::string& directory) {
   return largest;
 }
 
-TEST(StorageFaultsTest, E4_ADiskThatIsFull) {
+// Shows E4.
+TEST(StorageFaultsTest, ADiskThatIsFull) {
   constexpr int kNumLimits = 16;
   for (const Format format : {Format::native, Format::dcp}) {
     const TemporaryDirectory directory;

@@ -54,7 +54,8 @@ std::map<std::string, at::Tensor> expected_buffers(int rank) {
 
 class SyncBuffersTest : public ::testing::TestWithParam<Way> {};
 
-TEST_P(SyncBuffersTest, C7_WhatIsSavedOfBuffersIsRankZeros) {
+// Shows C7.
+TEST_P(SyncBuffersTest, WhatIsSavedOfBuffersIsRankZeros) {
   const test::TemporaryDirectory directory;
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     Norms model = seeded<Norms>();
@@ -77,7 +78,8 @@ TEST_P(SyncBuffersTest, C7_WhatIsSavedOfBuffersIsRankZeros) {
   });
 }
 
-TEST_P(SyncBuffersTest, C7_BuffersAreMadeEqual) {
+// Shows C7.
+TEST_P(SyncBuffersTest, BuffersAreMadeEqual) {
   test::on_ranks(3, [&](const dist::Mesh& mesh) {
     for (const BufferSync how : {BufferSync::rank0, BufferSync::mean}) {
       Norms model = seeded<Norms>();

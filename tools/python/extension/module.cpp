@@ -5,6 +5,7 @@
 #include "jobs.h"
 #include "python_value.h"
 #include "reader.h"
+#include "tessera/base/parallel.h"
 #include "tessera/base/size_text.h"
 
 // What the Python side of the package (src/tessera) is built on; src/tessera/_core.pyi has its
@@ -13,6 +14,7 @@
 NB_MODULE(_core, module) {
   module.attr("__version__") = TESSERA_VERSION;
   module.attr("__interface__") = TESSERA_INTERFACE;
+  module.attr("DEFAULT_MEMORY_NBYTES") = tessera::kDefaultMemoryNbytes;
   module.def(
       "parse_size",
       [](const nanobind::bytes& text) {

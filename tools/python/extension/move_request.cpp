@@ -51,7 +51,7 @@ formats::NativeWriteOptions parse_compression(const std::string& text, Format fo
   if (!options) refuse("compress", std::string(formats::kCompressions), text);
   if (options->compression != formats::NativeWriteOptions::Compression::none &&
       !formats::traits_of(format).has_compression) {
-    refuse("compress", "none for a format that is not compressed", text);
+    refuse("compress", "none, as only the native format is compressed", text);
   }
   return *options;
 }

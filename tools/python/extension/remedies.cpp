@@ -13,19 +13,19 @@ std::string python_remedy(const Remedy& remedy) {
     case Remedy::Action::discard:
       return "discard=True starts from the beginning";
     case Remedy::Action::give_units:
-      return "units=FILE gives them";
+      return "give them with units=FILE";
     case Remedy::Action::give_flat_layout:
-      return "flat_layout=FILE gives it";
+      return "give it with flat_layout=FILE";
     case Remedy::Action::give_strategy:
-      return "strategy decides for tables that the plan does not name";
+      return "give strategy for tables that the plan does not name";
     case Remedy::Action::leave_out:
-      return "only='!" + remedy.argument + "' leaves it out";
+      return "to leave it out, add only='!" + remedy.argument + "'";
     case Remedy::Action::allow_lossy:
       return "allow_lossy=True merges them by a weighted mean";
     case Remedy::Action::use_less_memory:
       return "try a smaller memory or threads";
     case Remedy::Action::choose_source:
-      return "prefer takes one of them, {PREFIX: SRC} keeps both";
+      return "prefer takes one of them; {PREFIX: SRC} keeps both";
     case Remedy::Action::rebuild_index:
       return "`ckpt-reshard rebuild-index` rebuilds it";
   }

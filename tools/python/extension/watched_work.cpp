@@ -108,7 +108,8 @@ void run_watched(nb::handle progress, const std::function<void(Watch&)>& work) {
       if (worker.is_elsewhere()) {
         if (raised) std::rethrow_exception(raised);
         throw std::runtime_error(
-            "this work goes on in the process that began it, not in its child");
+            "this work was started before a fork: it continues in the parent process, not in the "
+            "child");
       }
       if (raised) watch.request_stop();
     }

@@ -75,8 +75,8 @@ std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const torch::nn:
   using Result = std::remove_cvref_t<std::invoke_result_t<Rule&, const WholeParameter&>>;
   using Options = typename detail::GroupOptions<Result>::Type;
   static_assert(std::derived_from<Options, torch::optim::OptimizerOptions>,
-                "the rule returns options of an optimizer, such as torch::optim::AdamWOptions, or "
-                "a std::optional of them");
+                "the rule must return the options of an optimizer, such as "
+                "torch::optim::AdamWOptions, or a std::optional of such options");
   std::vector<Options> options;
   std::vector<std::vector<at::Tensor>> members;  // parallel to options
   for (const WholeParameter& parameter : detail::parameters_to_group(module)) {

@@ -107,11 +107,10 @@ Stateful stateful(T& object) {
     return {[&object] { return Value(object.state_dict()); },
             [&object](const Value& value) { object.load_state_dict(value); }};
   } else {
-    static_assert(
-        std::is_base_of_v<torch::optim::LRScheduler, T> ||
-            std::is_base_of_v<torch::optim::ReduceLROnPlateauScheduler, T>,
-        "what a TrainState keeps is a tessera::Value (of lists and dicts, too), a number, a bool, "
-        "a std::string, a scheduler, or has state_dict() and load_state_dict(const Value&)");
+    static_assert(std::is_base_of_v<torch::optim::LRScheduler, T> ||
+                      std::is_base_of_v<torch::optim::ReduceLROnPlateauScheduler, T>,
+                  "TrainState takes a tessera::Value, a number, a bool, a std::string, a "
+                  "scheduler, or an object with state_dict() and load_state_dict(const Value&)");
     return detail::stateful_scheduler(object);
   }
 }

@@ -135,15 +135,17 @@ class TrainState {
   /// Adds a value that each rank has its own of. Throws as `with`.
   template <class T>
   TrainState& per_rank(std::string name, T&& object, PerRank policy = PerRank::refuse) & {
-    static_assert(std::is_lvalue_reference_v<T> || std::is_same_v<std::decay_t<T>, Stateful>,
-                  "what is saved must outlive the TrainState");
+    static_assert(
+        std::is_lvalue_reference_v<T> || std::is_same_v<std::decay_t<T>, Stateful>,
+        "TrainState keeps a reference: pass a variable that outlives it, not a temporary");
     add_per_rank(std::move(name), stateful(object), policy);
     return *this;
   }
   template <class T>
   TrainState&& per_rank(std::string name, T&& object, PerRank policy = PerRank::refuse) && {
-    static_assert(std::is_lvalue_reference_v<T> || std::is_same_v<std::decay_t<T>, Stateful>,
-                  "what is saved must outlive the TrainState");
+    static_assert(
+        std::is_lvalue_reference_v<T> || std::is_same_v<std::decay_t<T>, Stateful>,
+        "TrainState keeps a reference: pass a variable that outlives it, not a temporary");
     add_per_rank(std::move(name), stateful(object), policy);
     return std::move(*this);
   }

@@ -72,7 +72,7 @@ def at_least_one(name: str, number: int | None, most: int = MAX_COUNT) -> int:
         refuse_type(name, "an int", number)
     number = operator.index(number)
     if not 1 <= number <= most:
-        expected = "a number from 1 on" if number < 1 else f"a number up to {most}"
+        expected = "a number of 1 or more" if number < 1 else f"a number up to {most}"
         raise ValueError(f"{name}: expected {expected}, found {number}")
     return number
 

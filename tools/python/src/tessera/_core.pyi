@@ -3,6 +3,7 @@ from typing import Any, TypedDict
 
 __version__: str
 __interface__: str
+DEFAULT_MEMORY_NBYTES: int
 
 _Finding = tuple[str, str, str | None, str | None, tuple[int, int] | None, str, str, str]
 

@@ -11,7 +11,6 @@ from . import _core
 from ._arguments import (PathLike, at_least_one, callback, flag, name_bytes, names_bytes, nbytes,
                          optional_path_bytes, optional_text, path_bytes, refuse_type, text)
 from ._errors import Error, Problem
-from ._verify import DEFAULT_MEMORY
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,7 +78,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
             drop_optimizer: bool = False, optimizer_names: str = "as-stored", cast: Any = None,
             max_shard_size: int | str | None = None,
-            allow_missing: bool = False, allow_lossy: bool = False, memory: int | str = DEFAULT_MEMORY,
+            allow_missing: bool = False, allow_lossy: bool = False, memory: int | str = _core.DEFAULT_MEMORY_NBYTES,
             threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
             resume: bool = False, discard: bool = False, progress: Progress | None = None) -> Resharded:
     """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.

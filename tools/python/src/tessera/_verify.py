@@ -8,11 +8,9 @@ from . import _core
 from ._arguments import PathLike, at_least_one, callback, flag, nbytes, optional_path_bytes, path_bytes
 from ._errors import Problem
 
-DEFAULT_MEMORY = 256 << 20
-
 
 def verify(path: PathLike, *, values: bool = False, notes: bool = False, flat_layout: PathLike | None = None,
-           memory: int | str = DEFAULT_MEMORY, threads: int | None = None,
+           memory: int | str = _core.DEFAULT_MEMORY_NBYTES, threads: int | None = None,
            progress: Callable[[int, int], object] | None = None) -> list[Problem]:
     """Returns everything that is wrong with a checkpoint: an empty list if it is sound.
 
