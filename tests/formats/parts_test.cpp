@@ -102,7 +102,7 @@ void write_alone(const CheckpointReader& source, const std::string& path,
   write_all(source, *writer);
 }
 
-/// The steps of [Note: Parts] for one checkpoint.
+/// The actions of [Note: Parts] for one checkpoint.
 class Parts {
  public:
   Parts(FileSystem& fs, const CheckpointReader& source, std::string directory, PartOptions options)
@@ -134,14 +134,14 @@ class Parts {
   const PartOptions options_;
 };
 
-/// Runs one step on all ranks at once.
-void on_all_ranks(int world_size, const std::function<void(int rank)>& step) {
+/// Runs one action on all ranks at once.
+void on_all_ranks(int world_size, const std::function<void(int rank)>& action) {
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        step(rank);
+        action(rank);
       } catch (...) {
         errors[static_cast<std::size_t>(rank)] = std::current_exception();
       }

@@ -292,7 +292,7 @@ std::int64_t RankFilesWriter::block_numel(PieceId piece) const {
 WritableFile& RankFilesWriter::open(RankFile& file) {
   TESSERA_CHECK(!file.is_finished);
   if (file.is_begun) return *file.file;
-  // The next thread retries a failed step, so that it reports the first failure and not one that
+  // The next thread retries a failed action, so that it reports the first failure and not one that
   // follows from it.
   if (!file.file) file.file = begin_file(fs_, journal_, path_of(file));
   WritableFile& out = *file.file;

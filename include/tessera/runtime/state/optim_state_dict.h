@@ -39,7 +39,7 @@ void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict
                            const LoadStateDictOptions& options = {});
 
 /// Returns the state with the fields of groups repeated for each parameter: `param_groups.<fqn>.lr`
-/// instead of `param_groups.0.lr` and `param_groups.0.params`. Each key is one step. Optimizers of
+/// instead of `param_groups.0.lr` and `param_groups.0.params`. Each name is one key. Optimizers of
 /// parts of a model, such as pipeline stages, can so save into one checkpoint. Not collective.
 /// Throws: Error(invalid_argument) if a group does not name its parameters. Source:
 /// `flatten_optimizer_state_dict` of torch.distributed.checkpoint.state_dict.
