@@ -70,7 +70,7 @@ def extension_members() -> set[str]:
 
 
 def extension_reads() -> set[str]:
-    body = function("tools/python/extension/move.cpp", "MoveOptions move_options(")
+    body = function("tools/python/extension/bind_move.cpp", "MoveOptions move_options(")
     members = re.findall(r'\.read\w*\("(\w+)"', body)
     return option_names("prefix" if name == "prefixes" else name for name in members) | {"progress"}
 

@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 #include "ckpt-inspect/standard_input.h"
-#include "cli/remedies.h"
+#include "cli/command_line_remedies.h"
 #include "formats/flat_layout.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/glob.h"

@@ -1,7 +1,7 @@
 #include "ckpt-inspect/verify_command.h"
 
+#include "cli/command_line_remedies.h"
 #include "cli/json_output.h"
-#include "cli/remedies.h"
 #include "tessera/base/size_text.h"
 #include "tessera/inspect/verify.h"
 

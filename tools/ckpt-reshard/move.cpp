@@ -4,9 +4,9 @@
 #include <chrono>
 #include <utility>
 
+#include "cli/command_line_remedies.h"
 #include "cli/format_rows.h"
 #include "cli/json_output.h"
-#include "cli/remedies.h"
 #include "cli/stop_signals.h"
 #include "cli/table.h"
 #include "formats/staging/staged_destination.h"

@@ -32,8 +32,7 @@ void execute(const Plan& plan, const formats::TensorSource& source,
              formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
 /// Creates the destination of a plan, with its values but without its tensors, and returns its
-/// writer. If `create` asks for a journal, adds `resume_identity` to the journal's
-/// identity.
+/// writer. If `create` asks for a journal, adds `resume_identity` to the journal's identity.
 /// Requires: `plan.problems` is empty; `create.format` is the plan's. Throws: what read_value,
 /// resume_identity and create_checkpoint throw.
 std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,

@@ -9,7 +9,7 @@
 
 #include "base/float_text.h"
 #include "base/json.h"
-#include "formats/pickle/text.h"
+#include "formats/pickle/python_text.h"
 
 namespace tessera::formats::pickle {
 namespace {

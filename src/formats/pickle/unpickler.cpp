@@ -12,7 +12,7 @@
 
 #include "base/utf8.h"
 #include "formats/pickle/opcode.h"
-#include "formats/pickle/text.h"
+#include "formats/pickle/python_text.h"
 
 namespace tessera::formats::pickle {
 

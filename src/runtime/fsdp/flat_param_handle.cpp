@@ -9,7 +9,7 @@
 
 #include "runtime/fsdp/traversal.h"
 #include "runtime/registry/gradient_hook.h"
-#include "runtime/registry/shards.h"
+#include "runtime/registry/parameter_shards.h"
 #include "runtime/torch_bridge.h"
 
 namespace tessera::fsdp {

@@ -7,9 +7,9 @@
 
 #include "runtime/dist/sync_states.h"
 #include "runtime/fsdp/pass.h"
-#include "runtime/fsdp/state_dict_hooks.h"
 #include "runtime/fsdp/torch_save.h"
 #include "runtime/fsdp/traversal.h"
+#include "runtime/fsdp/unit_state_dict_hooks.h"
 #include "runtime/registry/gradient_hook.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"

@@ -3,7 +3,7 @@
 
 #include "runtime/embedding/tables.h"
 #include "runtime/support/checks.h"
-#include "tessera/runtime/embedding/plan.h"
+#include "tessera/runtime/embedding/plan_tables.h"
 #include "tessera/runtime/state/module_state_dict.h"
 #include "tessera/runtime/state/optim_state_dict.h"
 

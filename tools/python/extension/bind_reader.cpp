@@ -1,4 +1,4 @@
-#include "reader.h"
+#include "bind_reader.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

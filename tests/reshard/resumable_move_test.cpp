@@ -145,7 +145,7 @@ MemoryCheckpoint large_source() {
   return source;
 }
 
-class ResumeTest : public ::testing::TestWithParam<Destination> {
+class ResumableMoveTest : public ::testing::TestWithParam<Destination> {
  protected:
   std::string path() const { return tmp_ / GetParam().file; }
   std::string partial() const { return path() + ".partial"; }
@@ -252,10 +252,11 @@ std::string name_of(const ::testing::TestParamInfo<Destination>& tested) {
   return tested.param.name;
 }
 
-INSTANTIATE_TEST_SUITE_P(AllFormats, ResumeTest, ::testing::ValuesIn(destinations()), name_of);
+INSTANTIATE_TEST_SUITE_P(AllFormats, ResumableMoveTest, ::testing::ValuesIn(destinations()),
+                         name_of);
 
 // Shows E4.
-TEST_P(ResumeTest, AfterAFailureAtAnyOperationTheRestIsDone) {
+TEST_P(ResumableMoveTest, AfterAFailureAtAnyOperationTheRestIsDone) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   for (const auto fault : {FaultFileSystem::Fault::once, FaultFileSystem::Fault::from_then_on}) {
@@ -284,7 +285,7 @@ TEST_P(ResumeTest, AfterAFailureAtAnyOperationTheRestIsDone) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
+TEST_P(ResumableMoveTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
   const MemoryCheckpoint source = small_source();
   MemoryCheckpoint old_source("old");
   old_source.add({"old", DType::float32, {2}}, test::bytes_of<float>({5, 6}));
@@ -321,7 +322,7 @@ TEST_P(ResumeTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatWasReplacedIsNotTakenForKeptWork) {
+TEST_P(ResumableMoveTest, WhatWasReplacedIsNotTakenForKeptWork) {
   constexpr std::int64_t kNumLast = 8;
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
@@ -347,7 +348,7 @@ TEST_P(ResumeTest, WhatWasReplacedIsNotTakenForKeptWork) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
+TEST_P(ResumableMoveTest, WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
   const MemoryCheckpoint source = small_source();
   CountingReader failing(source);
   failing.fail_after(200'000, ErrorKind::corruption);
@@ -372,7 +373,7 @@ TEST_P(ResumeTest, WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, FinishedBlocksAreNotReadFromTheSourceAgain) {
+TEST_P(ResumableMoveTest, FinishedBlocksAreNotReadFromTheSourceAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   for (const int num_threads : {1, 3}) {
@@ -419,12 +420,12 @@ TEST(ResumeIdentityTest, EveryFileOfTheSourceCountsAlsoOfOneName) {
 }
 
 // Compressed chunks may come to lie elsewhere, so that their place tells nothing.
-class PlainResumeTest : public ResumeTest {};
-INSTANTIATE_TEST_SUITE_P(Native, PlainResumeTest, ::testing::Values(destination("native")),
+class PlainResumableMoveTest : public ResumableMoveTest {};
+INSTANTIATE_TEST_SUITE_P(Native, PlainResumableMoveTest, ::testing::Values(destination("native")),
                          name_of);
 
 // Shows E4.
-TEST_P(PlainResumeTest, ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
+TEST_P(PlainResumableMoveTest, ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
   test::Random random;
   MemoryCheckpoint source("twins");
   constexpr std::int64_t kNumel = 8 * kMiB;
@@ -450,7 +451,7 @@ TEST_P(PlainResumeTest, ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, NothingIsWrittenThroughALink) {
+TEST_P(ResumableMoveTest, NothingIsWrittenThroughALink) {
   const MemoryCheckpoint source = large_source();
   const std::string victim = tmp_ / "victim";
   for (const bool is_hard : {false, true}) {
@@ -479,12 +480,12 @@ TEST_P(ResumeTest, NothingIsWrittenThroughALink) {
   }
 }
 
-class CompressedResumeTest : public ResumeTest {};
-INSTANTIATE_TEST_SUITE_P(Native, CompressedResumeTest,
+class CompressedResumableMoveTest : public ResumableMoveTest {};
+INSTANTIATE_TEST_SUITE_P(Native, CompressedResumableMoveTest,
                          ::testing::Values(destination("native_zstd")), name_of);
 
 // Shows E4.
-TEST_P(CompressedResumeTest, SpaceThatIsReservedStepByStepIsNotGivenBack) {
+TEST_P(CompressedResumableMoveTest, SpaceThatIsReservedStepByStepIsNotGivenBack) {
   constexpr std::int64_t kNbytes = 120 * kMiB;  // more than one step, when compressed
   constexpr std::uint64_t kMovedNbytes = 110 * kMiB;
   test::Random random;
@@ -498,7 +499,7 @@ TEST_P(CompressedResumeTest, SpaceThatIsReservedStepByStepIsNotGivenBack) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, ARunThatGoesOnMayFailToo) {
+TEST_P(ResumableMoveTest, ARunThatGoesOnMayFailToo) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_and_interrupt(source, kLargeNbytes / 2);
@@ -517,7 +518,7 @@ TEST_P(ResumeTest, ARunThatGoesOnMayFailToo) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatIsNotAsTheJournalSaysIsWrittenAgain) {
+TEST_P(ResumableMoveTest, WhatIsNotAsTheJournalSaysIsWrittenAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_and_interrupt(source, kLargeNbytes - 2 * kMiB);
@@ -548,7 +549,7 @@ TEST_P(ResumeTest, WhatIsNotAsTheJournalSaysIsWrittenAgain) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, OtherWorkIsRefusedAndStays) {
+TEST_P(ResumableMoveTest, OtherWorkIsRefusedAndStays) {
   const MemoryCheckpoint source = large_source();
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const auto before = all_files();
@@ -576,7 +577,7 @@ MemoryCheckpoint with_other_names(const MemoryCheckpoint& source) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, AnotherPlanIsToldByWhatItIsMadeOf) {
+TEST_P(ResumableMoveTest, AnotherPlanIsToldByWhatItIsMadeOf) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"cast", "none"}, {"only", "v"}};
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
@@ -591,7 +592,7 @@ TEST_P(ResumeTest, AnotherPlanIsToldByWhatItIsMadeOf) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, AnOlderJournalNamesOptionsAsACommandLineDoes) {
+TEST_P(ResumableMoveTest, AnOlderJournalNamesOptionsAsACommandLineDoes) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"--cast", "none"}, {"--only", "v"}};
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
@@ -602,14 +603,14 @@ TEST_P(ResumeTest, AnOlderJournalNamesOptionsAsACommandLineDoes) {
   EXPECT_NO_THROW(move(source, KeptWork::resume));
 }
 
-class DirectoryResumeTest : public ResumeTest {};
-INSTANTIATE_TEST_SUITE_P(Directories, DirectoryResumeTest,
+class DirectoryResumableMoveTest : public ResumableMoveTest {};
+INSTANTIATE_TEST_SUITE_P(Directories, DirectoryResumableMoveTest,
                          ::testing::Values(destination("native"), destination("native_zstd"),
                                            destination("safetensors_shards"), destination("dcp")),
                          name_of);
 
 // Shows E4.
-TEST_P(DirectoryResumeTest, WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoint) {
+TEST_P(DirectoryResumableMoveTest, WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoint) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
@@ -627,7 +628,7 @@ TEST_P(DirectoryResumeTest, WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoin
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
+TEST_P(ResumableMoveTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
@@ -665,7 +666,7 @@ TEST_P(ResumeTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
+TEST_P(ResumableMoveTest, ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
   const MemoryCheckpoint source = small_source();
   const Plan plan = planned(source);
   const std::size_t room_nbytes = GetParam().name == "safetensors_file" ? 235 : 239;
@@ -684,7 +685,7 @@ TEST_P(ResumeTest, ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatNoWriterLeftStaysWhateverItLooksLike) {
+TEST_P(ResumableMoveTest, WhatNoWriterLeftStaysWhateverItLooksLike) {
   const MemoryCheckpoint source = small_source();
   const auto expect_refused = [&] {
     const auto before = all_files();
@@ -707,7 +708,7 @@ TEST_P(ResumeTest, WhatNoWriterLeftStaysWhateverItLooksLike) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
+TEST_P(ResumableMoveTest, WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   for (const std::string journal : {"", "tessera-", "tessera-journal 1\n"}) {
@@ -722,7 +723,7 @@ TEST_P(ResumeTest, WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
+TEST_P(ResumableMoveTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   const bool is_file = expected.contains("/" + GetParam().file);
@@ -749,7 +750,7 @@ TEST_P(ResumeTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, ACheckTellsWhatAMoveWouldRefuse) {
+TEST_P(ResumableMoveTest, ACheckTellsWhatAMoveWouldRefuse) {
   const MemoryCheckpoint source = large_source();
   const auto check = [&](KeptWork kept_work) {
     const Plan plan = planned(source);
@@ -769,7 +770,7 @@ TEST_P(ResumeTest, ACheckTellsWhatAMoveWouldRefuse) {
   EXPECT_TRUE(all_files() == before);
 }
 
-class ValuesBesideTest : public ResumeTest {};
+class ValuesBesideTest : public ResumableMoveTest {};
 INSTANTIATE_TEST_SUITE_P(Safetensors, ValuesBesideTest,
                          ::testing::Values(destination("safetensors_file")), name_of);
 
@@ -817,7 +818,7 @@ TEST_P(ValuesBesideTest, OldValuesThatCannotBeRemovedAreToldAndNoFailure) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, DiscardedWorkIsGone) {
+TEST_P(ResumableMoveTest, DiscardedWorkIsGone) {
   const MemoryCheckpoint source = large_source();
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
   source_says_ = "18 bytes";
@@ -829,7 +830,7 @@ TEST_P(ResumeTest, DiscardedWorkIsGone) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, AWriterWithoutAJournalLeavesKeptWorkAlone) {
+TEST_P(ResumableMoveTest, AWriterWithoutAJournalLeavesKeptWorkAlone) {
   move_and_interrupt(large_source(), kLargeNbytes * 2 / 3);
   const auto before = all_files();
   EXPECT_TRUE(before.contains("/" + GetParam().file + ".partial.journal"));
@@ -848,7 +849,7 @@ TEST_P(ResumeTest, AWriterWithoutAJournalLeavesKeptWorkAlone) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, TwoWritersOfOneDestinationAreRefused) {
+TEST_P(ResumableMoveTest, TwoWritersOfOneDestinationAreRefused) {
   const MemoryCheckpoint source = small_source();
   const Plan plan = planned(source);
   formats::CreateOptions create = GetParam().create;
@@ -861,7 +862,7 @@ TEST_P(ResumeTest, TwoWritersOfOneDestinationAreRefused) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WorkWithoutAFinishedBlockIsNotKept) {
+TEST_P(ResumableMoveTest, WorkWithoutAFinishedBlockIsNotKept) {
   const MemoryCheckpoint source = large_source();
   CountingReader reader(source);
   reader.fail_after(0);

@@ -1,4 +1,4 @@
-#include "tessera/runtime/embedding/plan.h"
+#include "tessera/runtime/embedding/plan_tables.h"
 
 #include <algorithm>
 

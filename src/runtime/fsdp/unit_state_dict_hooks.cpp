@@ -1,4 +1,4 @@
-#include "runtime/fsdp/state_dict_hooks.h"
+#include "runtime/fsdp/unit_state_dict_hooks.h"
 
 #include <torch/types.h>
 

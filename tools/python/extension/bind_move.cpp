@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "bind_jobs.h"
 #include "findings.h"
-#include "jobs.h"
 #include "move_request.h"
 #include "python_value.h"
 #include "tessera/formats/create.h"
