@@ -81,18 +81,6 @@ TrainState::Impl::Impl(std::shared_ptr<Module> its_model, torch::optim::Optimize
   state::refuse_parameters_held_twice(*model_, *optimizer_);
 }
 
-TrainState::Impl::~Impl() {
-  finish_background();
-  if (background_failure_) warn_of_lost_failure();
-}
-
-void TrainState::Impl::wait() {
-  finish_background();
-  if (const auto failure = std::exchange(background_failure_, nullptr)) {
-    std::rethrow_exception(failure);
-  }
-}
-
 void TrainState::Impl::check_name(const std::string& name) const {
   const auto is_taken = [&](const auto& each) { return each.name == name; };
   const bool is_number = name.find_first_not_of("0123456789") == std::string::npos;
@@ -101,21 +89,6 @@ void TrainState::Impl::check_name(const std::string& name) const {
       std::ranges::any_of(per_rank_, is_taken)) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "name of a value",
                           "a new name, not a number, and without dots", "'" + name + "'");
-  }
-}
-
-void TrainState::Impl::finish_background() {
-  if (background_.joinable()) background_.join();
-}
-
-/// Warns of a failure that `wait` can no longer throw.
-void TrainState::Impl::warn_of_lost_failure() const noexcept {
-  try {
-    std::rethrow_exception(background_failure_);
-  } catch (const std::exception& error) {
-    TORCH_WARN(
-        "a save in the background failed, and nothing called TrainState::wait to learn of it: ",
-        error.what());
   }
 }
 

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <exception>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "runtime/state/background_save.h"
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/rendezvous.h"
 #include "runtime/state/save_job.h"
@@ -50,7 +49,6 @@ class TrainState::Impl {
   };
 
   Impl(std::shared_ptr<torch::nn::Module> its_model, torch::optim::Optimizer* its_optimizer);
-  ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
@@ -63,15 +61,13 @@ class TrainState::Impl {
     per_rank_.push_back(std::move(value));
   }
 
-  void wait();
+  void wait() { background_save_.wait(); }
 
   SaveReport save(const std::string& path, const SaveOptions& options);
   LoadSummary load(const std::string& path, const LoadOptions& options);
 
  private:
   void check_name(const std::string& name) const;
-  void finish_background();
-  void warn_of_lost_failure() const noexcept;
   bool has_optimizer_state() const;
   /// Throws if the model's world size has changed since construction.
   void check_mesh() const;
@@ -87,7 +83,6 @@ class TrainState::Impl {
   std::string values_to_json() const;
   void add_values(const std::vector<SaveMessage>& by_rank, state::SaveJob& job,
                   StateDict& all) const;
-  void take_snapshot(state::SaveJob& job);
 
   // --- loading
   class Load;
@@ -103,11 +98,9 @@ class TrainState::Impl {
   std::string digest_;
   std::shared_ptr<const state::LiveState> live_;
   std::shared_ptr<const reshard::Plan> plan_;
-  std::vector<at::Tensor> snapshot_;  // reused buffers
   std::string locked_directory_;
   std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
-  std::thread background_;
-  std::exception_ptr background_failure_;
+  state::BackgroundSave background_save_;         // destroyed first: it uses `rendezvous_`
 };
 
 }  // namespace tessera

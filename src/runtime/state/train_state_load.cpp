@@ -478,7 +478,7 @@ LoadSummary TrainState::Impl::Load::summary() && {
 
 LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOptions& options) {
   const std::string path = without_trailing_slashes(path_given);
-  finish_background();  // it may be writing this checkpoint
+  background_save_.finish();  // it may be writing this checkpoint
   const at::NoGradGuard no_grad;
   Load load(*this, path, options);
   const auto opened = rendezvous_.all_gather("loading " + path, [&] {
