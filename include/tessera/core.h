@@ -13,4 +13,4 @@
 #include "tessera/inspect/verify.h"
 #include "tessera/layout/table_planner.h"
 #include "tessera/reshard/executor.h"
-#include "tessera/reshard/given_options.h"
+#include "tessera/reshard/journaled_options.h"

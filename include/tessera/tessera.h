@@ -4,7 +4,7 @@
 #include "tessera/runtime/dist/launch.h"
 #include "tessera/runtime/dist/mesh.h"
 #include "tessera/runtime/embedding/input_pipeline.h"
-#include "tessera/runtime/embedding/plan.h"
+#include "tessera/runtime/embedding/plan_tables.h"
 #include "tessera/runtime/embedding/shard.h"
 #include "tessera/runtime/fsdp/forward.h"
 #include "tessera/runtime/fsdp/fully_shard.h"

@@ -242,8 +242,8 @@ void encode(std::span<const Number> source, DType to, std::span<std::byte> out) 
   TESSERA_CHECK(false && "cast_elements: no such cast");
 }
 
-/// The real dtype of a complex dtype's two parts.
-DType part_of(DType complex) {
+/// The dtype of a complex dtype's real and imaginary number.
+DType real_dtype_of(DType complex) {
   switch (complex) {
     case DType::complex32:
       return DType::float16;
@@ -305,7 +305,7 @@ void cast_elements(DType from, std::span<const std::byte> source, DType to,
     return;
   }
   if (is_complex(from)) {
-    cast_elements(part_of(from), source, part_of(to), destination);
+    cast_elements(real_dtype_of(from), source, real_dtype_of(to), destination);
     return;
   }
   if (fits_float(from)) {

@@ -140,13 +140,13 @@ std::string printable(std::string_view text, std::size_t max_nbytes) {
   static constexpr char kHex[] = "0123456789abcdef";
   // Emits units that must not be cut: whole characters and whole escapes. Of a long text, only the
   // bytes at both ends that may be shown are escaped.
-  const auto escape = [](std::string_view part, auto&& emit) {
-    for (std::size_t i = 0; i < part.size();) {
-      const std::size_t nbytes = detail::utf8_sequence_nbytes(part, i);
-      const auto byte = static_cast<unsigned char>(part[i]);
-      const bool is_control = is_control_character(part.substr(i, nbytes));
+  const auto escape = [](std::string_view text, auto&& emit) {
+    for (std::size_t i = 0; i < text.size();) {
+      const std::size_t nbytes = detail::utf8_sequence_nbytes(text, i);
+      const auto byte = static_cast<unsigned char>(text[i]);
+      const bool is_control = is_control_character(text.substr(i, nbytes));
       if (nbytes > 0 && !is_control) {
-        emit(std::string(part.substr(i, nbytes)));
+        emit(std::string(text.substr(i, nbytes)));
         i += nbytes;
       } else {
         emit(std::string{'\\', 'x', kHex[byte >> 4], kHex[byte & 0xF]});

@@ -9,9 +9,9 @@
 
 namespace tessera::detail {
 
-/// Receives the parts of a JSON text in order, and throws to refuse one. Object keys arrive before
-/// they are known to be unique: a text with duplicate keys is refused after `on_object_end` at the
-/// latest.
+/// Receives the tokens of a JSON text in order, and throws to refuse one. Object keys arrive
+/// before they are known to be unique: a text with duplicate keys is refused after `on_object_end`
+/// at the latest.
 class JsonEvents {
  public:
   virtual ~JsonEvents() = default;

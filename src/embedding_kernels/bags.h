@@ -7,7 +7,7 @@
 
 namespace tessera::embedding {
 
-/// A view of a table, or of this process's part of one: dense, row-major.
+/// A view of a table, or of this process's shard of one: dense, row-major.
 struct TableView {
   void* weights;
   DType dtype;  // float32, float16 or bfloat16

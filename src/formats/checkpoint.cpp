@@ -48,58 +48,60 @@ bool is_hashable(const Value& key) {
   return !key.is<Value::List>() && !key.is<Value::Set>() && !key.is<Value::Dict>();
 }
 
-struct StepSpeller {
+struct KeySpeller {
   std::string operator()(const std::string& key) const { return key; }
   std::string operator()(std::int64_t position) const { return std::to_string(position); }
-  std::string operator()(const DictKey& key) const { return value_to_string(key_of(key)); }
+  std::string operator()(const NonStringKey& key) const {
+    return value_to_string(dict_key_value(key));
+  }
 };
 
 }  // namespace
 
-std::optional<KeyStep> key_step(const Value& key) {
+std::optional<Key> dict_key(const Value& key) {
   if (const auto* text = key.get_if<std::string>()) return *text;
   if (!is_hashable(key)) return std::nullopt;
-  return DictKey{value_to_json(key)};
+  return NonStringKey{value_to_json(key)};
 }
 
-Value key_of(const DictKey& step) {
+Value dict_key_value(const NonStringKey& key) {
   const std::string what = "key of a dict";
-  return value_from_json(parse_json(step.json, what, kKeyLimits), what);
+  return value_from_json(parse_json(key.json, what, kKeyLimits), what);
 }
 
 Value key_path_to_value(const KeyPath& path) {
-  struct StepValue {
+  struct KeyToValue {
     Value operator()(const std::string& key) const { return key; }
     Value operator()(std::int64_t position) const { return position; }
-    Value operator()(const DictKey& key) const { return Value::List{key_of(key)}; }
+    Value operator()(const NonStringKey& key) const { return Value::List{dict_key_value(key)}; }
   };
-  Value::List steps;
-  for (const KeyStep& step : path) steps.push_back(std::visit(StepValue{}, step));
-  return steps;
+  Value::List keys;
+  for (const Key& key : path) keys.push_back(std::visit(KeyToValue{}, key));
+  return keys;
 }
 
 namespace {
 
-std::optional<KeyStep> step_from_value(const Value& value) {
+std::optional<Key> key_from_value(const Value& value) {
   if (const auto* key = value.get_if<std::string>()) return *key;
   if (const auto* position = value.get_if<std::int64_t>()) {
-    return *position >= 0 ? std::optional<KeyStep>(*position) : std::nullopt;
+    return *position >= 0 ? std::optional<Key>(*position) : std::nullopt;
   }
   const auto* list = value.get_if<Value::List>();
   if (list == nullptr || list->size() != 1 || list->front().is<std::string>()) return std::nullopt;
-  return key_step(list->front());
+  return dict_key(list->front());
 }
 
 }  // namespace
 
 std::optional<KeyPath> key_path_from_value(const Value& value) {
-  const auto* steps = value.get_if<Value::List>();
-  if (steps == nullptr) return std::nullopt;
+  const auto* keys = value.get_if<Value::List>();
+  if (keys == nullptr) return std::nullopt;
   KeyPath path;
-  for (const Value& each : *steps) {
-    std::optional<KeyStep> step = step_from_value(each);
-    if (!step) return std::nullopt;
-    path.push_back(std::move(*step));
+  for (const Value& each : *keys) {
+    std::optional<Key> key = key_from_value(each);
+    if (!key) return std::nullopt;
+    path.push_back(std::move(*key));
   }
   return path;
 }
@@ -108,7 +110,7 @@ std::string spell(const KeyPath& path) {
   std::string spelled;
   for (std::size_t i = 0; i < path.size(); ++i) {
     if (i != 0) spelled += '.';
-    spelled += std::visit(StepSpeller{}, path[i]);
+    spelled += std::visit(KeySpeller{}, path[i]);
   }
   return spelled;
 }

@@ -193,9 +193,9 @@ struct Numbered {
     if (last == std::string::npos) return;
     const std::size_t before = name.find_last_not_of(kDigits, last);
     const std::size_t first = before == std::string::npos ? 0 : before + 1;
-    parts = {name.substr(0, first), name.substr(last + 1)};
+    around_number = {name.substr(0, first), name.substr(last + 1)};
   }
-  std::optional<std::pair<std::string, std::string>> parts;  // before and after the number
+  std::optional<std::pair<std::string, std::string>> around_number;  // before and after the number
 };
 
 }  // namespace
@@ -212,7 +212,7 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
     if (newest.empty()) return true;
     const bool is_removing = name.ends_with(kRemovingSuffix);
     const Numbered other(is_removing ? name.substr(0, name.size() - kRemovingSuffix.size()) : name);
-    return name != newest && series.parts && other.parts == series.parts;
+    return name != newest && series.around_number && other.around_number == series.around_number;
   };
   int num_valid = newest.empty() ? 0 : 1;
   for (const std::string& name : names_newest_first(fs, directory)) {

@@ -90,24 +90,24 @@ void check_no_overlap(const FlatVectorLayout& vector, const std::string& path) {
 }
 
 /// Returns `layers.0.up.weight` for `model.layers.0.up.weight`; nothing without a dot.
-std::optional<std::string_view> without_first_step(std::string_view fqn) {
+std::optional<std::string_view> without_first_component(std::string_view fqn) {
   const std::size_t dot = fqn.find('.');
   if (dot == std::string_view::npos) return std::nullopt;
   return fqn.substr(dot + 1);
 }
 
 /// Returns `layers.0` for `layers.0._flat_param`, empty for `_flat_param`.
-std::string_view without_last_step(std::string_view fqn) {
+std::string_view without_last_component(std::string_view fqn) {
   const std::size_t dot = fqn.rfind('.');
   return dot == std::string_view::npos ? std::string_view() : fqn.substr(0, dot);
 }
 
-/// Returns where the first step `state` of an fqn ends, with its dot; 0 if there is none.
-std::size_t end_of_state_step(std::string_view fqn) {
-  constexpr std::string_view kStep = "state.";
-  if (fqn.starts_with(kStep)) return kStep.size();
+/// Returns where the first component `state` of an fqn ends, with its dot; 0 if there is none.
+std::size_t end_of_state_component(std::string_view fqn) {
+  constexpr std::string_view kState = "state.";
+  if (fqn.starts_with(kState)) return kState.size();
   const std::size_t dot = fqn.find(".state.");
-  return dot == std::string_view::npos ? 0 : dot + 1 + kStep.size();
+  return dot == std::string_view::npos ? 0 : dot + 1 + kState.size();
 }
 
 class FlatLayoutReader final : public CheckpointReader {
@@ -196,15 +196,16 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
     if (!replaced.insert(index).second) refuse(vector.key, "flat vector", "one layout", "two");
     show_vector(index, vector);
     by_state_name.emplace(vector.key, &vector);
-    if (const auto name = without_first_step(vector.key)) by_state_name.emplace(*name, &vector);
+    if (const auto name = without_first_component(vector.key))
+      by_state_name.emplace(*name, &vector);
   }
 
   for (std::size_t t = 0; t < below.tensors.size(); ++t) {
     if (replaced.contains(t)) continue;
     const std::string& fqn = below.tensors[t].meta.fqn;
-    const std::size_t begin = end_of_state_step(fqn);
+    const std::size_t begin = end_of_state_component(fqn);
     const std::string_view rest = std::string_view(fqn).substr(begin);
-    const std::string_view vector_name = without_last_step(rest);
+    const std::string_view vector_name = without_last_component(rest);
     const auto vector = by_state_name.find(vector_name);
     if (begin != 0 && vector != by_state_name.end()) {
       show_state(t, *vector->second, std::string_view(fqn).substr(0, begin), vector_name,
@@ -307,8 +308,8 @@ void FlatLayoutReader::show_vector(std::size_t vector, const FlatVectorLayout& l
     of_unit.emplace_back(parameter.fqn, parameter.shape);
     show_parameter(vector, parameter, parameter.fqn, std::move(key_path));
   }
-  contents_.units.push_back(
-      make_flat_unit(std::string(without_last_step(layout.key)), layout.dtype, std::move(of_unit)));
+  contents_.units.push_back(make_flat_unit(std::string(without_last_component(layout.key)),
+                                           layout.dtype, std::move(of_unit)));
 }
 
 void FlatLayoutReader::show_state(std::size_t state, const FlatVectorLayout& layout,
@@ -321,12 +322,13 @@ void FlatLayoutReader::show_state(std::size_t state, const FlatVectorLayout& lay
            shape_to_string(Shape{layout.numel_padded}) + " or []",
            shape_to_string(below.meta.shape));
   }
-  const bool has_first_step = vector_name == layout.key;
+  const bool has_first_component = vector_name == layout.key;
   std::set<std::pair<std::int64_t, Shape>> done;
   for (const FlatUnitParameter& parameter : layout.parameters) {
     if (!done.emplace(parameter.offset, parameter.shape).second) continue;  // tied
     const std::string_view name =
-        has_first_step ? parameter.fqn : without_first_step(parameter.fqn).value_or(parameter.fqn);
+        has_first_component ? parameter.fqn
+                            : without_first_component(parameter.fqn).value_or(parameter.fqn);
     std::string fqn(prefix);
     fqn += name;
     fqn += '.';

@@ -32,11 +32,11 @@ std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::
 
 /// Returns `reader` with each vector shown as its parameters. Each parameter is a tensor whose
 /// pieces are the ranges that the vector's pieces hold. The optimizer state of a vector
-/// (`….state.<vector>.<name>`, the vector with or without its first step) becomes state of each
-/// parameter: cut the same way if it has the vector's length, repeated if it has no dimensions.
-/// Tied parameters become aliases, `contents().units` names the units, and all else is unchanged.
-/// Throws: Error(mismatch) naming the vector if the checkpoint does not have it, has it with
-/// another dtype or length, or already has one of its parameters.
+/// (`….state.<vector>.<name>`, the vector with or without its first component) becomes state of
+/// each parameter: cut the same way if it has the vector's length, repeated if it has no
+/// dimensions. Tied parameters become aliases, `contents().units` names the units, and all else is
+/// unchanged. Throws: Error(mismatch) naming the vector if the checkpoint does not have it, has it
+/// with another dtype or length, or already has one of its parameters.
 std::unique_ptr<CheckpointReader> apply_flat_layout(std::unique_ptr<CheckpointReader> reader,
                                                     const std::vector<FlatVectorLayout>& layout);
 

@@ -12,16 +12,16 @@
 namespace tessera::formats {
 namespace {
 
-/// The text of a step. Joined, these texts differ for paths that have the same spelling.
-struct StepText {
+/// The text of a key. Joined, these texts differ for paths that have the same spelling.
+struct KeyText {
   std::string operator()(const std::string& key) const { return text('s', key); }
   std::string operator()(std::int64_t position) const {
     return text('i', std::to_string(position));
   }
-  std::string operator()(const DictKey& key) const { return text('k', key.json); }
+  std::string operator()(const NonStringKey& key) const { return text('k', key.json); }
 
-  static std::string text(char kind, const std::string& step) {
-    return kind + std::to_string(step.size()) + ':' + step;
+  static std::string text(char kind, const std::string& key) {
+    return kind + std::to_string(key.size()) + ':' + key;
   }
 };
 
@@ -36,11 +36,11 @@ class KeyTree {
     for (std::size_t i = 0; i < path.size(); ++i) {
       const bool is_position = std::holds_alternative<std::int64_t>(path[i]);
       note(name, at, is_position ? "a list" : "a dict", path, i);
-      at += std::visit(StepText{}, path[i]);
+      at += std::visit(KeyText{}, path[i]);
     }
     note(name, at, what, path, path.size());
     if (spell(path) != name) {
-      refuse(name, "key path", "steps that spell the name", spell(path));
+      refuse(name, "key path", "keys that spell the name", spell(path));
     }
   }
 
@@ -52,10 +52,10 @@ class KeyTree {
   }
 
   void note(const std::string& name, const std::string& at, std::string_view what,
-            const KeyPath& path, std::size_t num_steps) {
+            const KeyPath& path, std::size_t depth) {
     const auto [it, is_new] = kinds_.emplace(at, what);
     if (is_new || it->second == what) return;
-    const KeyPath front(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(num_steps));
+    const KeyPath front(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(depth));
     refuse(name, "key path", std::string(it->second) + " at " + spell(front), what);
   }
 

@@ -113,11 +113,11 @@ class MergedReader final : public CheckpointReader {
     std::size_t index;
     friend auto operator<=>(const Origin&, const Origin&) = default;
   };
-  enum class Part { tensor, value, alias };
+  enum class EntryKind { tensor, value, alias };
   /// An entry of a source under its new name.
   struct Named {
     std::string name;
-    Part part;
+    EntryKind kind;
     Origin origin;
   };
 
@@ -135,17 +135,17 @@ class MergedReader final : public CheckpointReader {
     std::vector<Named> all;
     for (std::size_t s = 0; s < sources_.size(); ++s) {
       const CheckpointContents& contents = contents_of(sources_[s]);
-      const auto add = [&](Part part, const std::string& name, std::size_t index) {
-        all.push_back({prefixed(sources_[s].prefix, name), part, {s, index}});
+      const auto add = [&](EntryKind kind, const std::string& name, std::size_t index) {
+        all.push_back({prefixed(sources_[s].prefix, name), kind, {s, index}});
       };
       for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
-        add(Part::tensor, contents.tensors[i].meta.fqn, i);
+        add(EntryKind::tensor, contents.tensors[i].meta.fqn, i);
       }
       for (std::size_t i = 0; i < contents.values.size(); ++i) {
-        add(Part::value, contents.values[i].name, i);
+        add(EntryKind::value, contents.values[i].name, i);
       }
       for (std::size_t i = 0; i < contents.aliases.size(); ++i) {
-        add(Part::alias, contents.aliases[i].fqn, i);
+        add(EntryKind::alias, contents.aliases[i].fqn, i);
       }
     }
     std::ranges::stable_sort(all, {}, &Named::name);  // equal names stay in source order
@@ -165,7 +165,7 @@ class MergedReader final : public CheckpointReader {
         collide(all[begin].name, "one source with that name", std::move(found));
       }
       const std::size_t chosen = preference_ == MergePreference::last ? end - 1 : begin;
-      if (all[chosen].part == Part::tensor) {
+      if (all[chosen].kind == EntryKind::tensor) {
         new_names_.emplace(all[chosen].origin, all[chosen].name);
       }
       chosen_.push_back(std::move(all[chosen]));
@@ -187,10 +187,10 @@ class MergedReader final : public CheckpointReader {
     for (const Named& named : chosen_) {
       const CheckpointContents& from = reader_of(named.origin).contents();
       const std::string& prefix = prefix_of(named.origin);
-      if (named.part == Part::tensor) {
+      if (named.kind == EntryKind::tensor) {
         const TensorEntry& tensor = from.tensors[named.origin.index];
         add_tensor(named.origin, named.name, prefixed(prefix, tensor.meta.fqn, tensor.key_path));
-      } else if (named.part == Part::value) {
+      } else if (named.kind == EntryKind::value) {
         const ValueEntry& value = from.values[named.origin.index];
         contents_.values.push_back({named.name, prefixed(prefix, value.name, value.key_path)});
         values_.push_back(named.origin);

@@ -228,7 +228,7 @@ class BlockComparison {
     }
   }
 
-  // Compares complex numbers by their parts, float4 bytes by their two numbers.
+  // Compares complex numbers by their two numbers, float4 bytes too.
   void compare_numbers(std::int64_t begin, std::span<const std::byte> a,
                        std::span<const std::byte> b, std::size_t count, WindowDifferences& out) {
     const std::size_t per_element = decode(dtype_a_, a, count, numbers_a_);
@@ -236,27 +236,27 @@ class BlockComparison {
     if (per_element != per_element_b) {  // a complex and a real tensor: compare as complex
       widen(per_element < per_element_b ? numbers_a_ : numbers_b_, count);
     }
-    const std::size_t parts = std::max(per_element, per_element_b);
+    const std::size_t num_per_element = std::max(per_element, per_element_b);
     const std::size_t size = itemsize(dtype_a_);
     for (std::size_t i = 0; i < count; ++i) {
       if (is_bitwise_ && std::memcmp(a.data() + i * size, b.data() + i * size, size) == 0) continue;
       double difference = 0;
       bool is_nan_on_one_side = false;
       bool is_different = is_bitwise_;
-      for (std::size_t part = 0; part < parts; ++part) {
-        const double x = numbers_a_[i * parts + part];
-        const double y = numbers_b_[i * parts + part];
+      for (std::size_t k = 0; k < num_per_element; ++k) {
+        const double x = numbers_a_[i * num_per_element + k];
+        const double y = numbers_b_[i * num_per_element + k];
         if (std::isnan(x) || std::isnan(y)) {
           is_nan_on_one_side |= std::isnan(x) != std::isnan(y);
           is_different |= std::isnan(x) != std::isnan(y);
           continue;
         }
-        const double part_difference = abs_difference(x, y);
-        difference = std::max(difference, part_difference);
+        const double number_difference = abs_difference(x, y);
+        difference = std::max(difference, number_difference);
         // An infinity is only near itself.
         const bool is_near = std::isinf(x) || std::isinf(y)
                                  ? x == y
-                                 : part_difference <= atol_ + rtol_ * std::fabs(y);
+                                 : number_difference <= atol_ + rtol_ * std::fabs(y);
         is_different |= !is_near;
       }
       if (!is_different) continue;
@@ -270,10 +270,10 @@ class BlockComparison {
                             std::vector<double>& out) {
     if (is_complex(dtype)) {
       out.resize(2 * count);
-      const DType part = dtype == DType::complex32   ? DType::float16
-                         : dtype == DType::complex64 ? DType::float32
-                                                     : DType::float64;
-      to_doubles(part, bytes, out);
+      const DType real_dtype = dtype == DType::complex32   ? DType::float16
+                               : dtype == DType::complex64 ? DType::float32
+                                                           : DType::float64;
+      to_doubles(real_dtype, bytes, out);
       return 2;
     }
     const auto per_element = static_cast<std::size_t>(numbers_per_element(dtype));
@@ -306,13 +306,13 @@ void compare_window(const OpenPair& pair, FlatRange window, const DiffOptions& o
                     WindowDifferences& out) {
   const std::uint64_t size_a = itemsize(pair.a.meta().dtype);
   const std::uint64_t size_b = itemsize(pair.b.meta().dtype);
-  const std::int64_t step =
-      detail::step_numel(options.scan, 4, std::max(size_a, size_b), kBlockNumel, kWindowNumel);
+  const std::int64_t read_numel =
+      detail::numel_per_read(options.scan, 4, std::max(size_a, size_b), kBlockNumel, kWindowNumel);
   BlockComparison comparison(pair.a.meta().dtype, pair.b.meta().dtype, options);
   tessera::detail::ByteBuffer buffer_a;
   tessera::detail::ByteBuffer buffer_b;
-  for (std::int64_t begin = window.begin; begin < window.end; begin += step) {
-    const std::int64_t end = std::min(window.end, begin + step);
+  for (std::int64_t begin = window.begin; begin < window.end; begin += read_numel) {
+    const std::int64_t end = std::min(window.end, begin + read_numel);
     const auto bytes_a = buffer_a.take(static_cast<std::size_t>(end - begin) * size_a);
     const auto bytes_b = buffer_b.take(static_cast<std::size_t>(end - begin) * size_b);
     pair.a.read({begin, end}, bytes_a);

@@ -140,11 +140,11 @@ std::size_t shares_per_character(std::size_t num_shares, std::size_t max_width) 
 std::string draw_shares(std::span<const std::int64_t> shares, std::size_t max_width) {
   static constexpr std::array<const char*, 8> kLevels = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
   if (shares.empty()) return {};
-  const std::size_t step = shares_per_character(shares.size(), max_width);
+  const std::size_t num_in_group = shares_per_character(shares.size(), max_width);
   const std::int64_t largest = *std::max_element(shares.begin(), shares.end());
   std::string text;
-  for (std::size_t begin = 0; begin < shares.size(); begin += step) {
-    const auto group = shares.subspan(begin, std::min(step, shares.size() - begin));
+  for (std::size_t begin = 0; begin < shares.size(); begin += num_in_group) {
+    const auto group = shares.subspan(begin, std::min(num_in_group, shares.size() - begin));
     const std::int64_t share = *std::max_element(group.begin(), group.end());
     if (share == 0) {
       text += "·";

@@ -19,8 +19,9 @@ namespace tessera::inspect::detail {
 
 /// Returns the number of elements per read if each thread has `num_buffers` buffers of that size.
 /// It is a positive multiple of `multiple`, and at most `max_numel` rounded up to one.
-inline std::int64_t step_numel(const ScanOptions& options, int num_buffers, std::uint64_t itemsize,
-                               std::int64_t multiple, std::int64_t max_numel) {
+inline std::int64_t numel_per_read(const ScanOptions& options, int num_buffers,
+                                   std::uint64_t itemsize, std::int64_t multiple,
+                                   std::int64_t max_numel) {
   const auto buffers = static_cast<std::uint64_t>(std::max(1, options.num_threads)) *
                        static_cast<std::uint64_t>(num_buffers);
   const auto affordable = static_cast<std::int64_t>(options.memory_nbytes / buffers / itemsize);

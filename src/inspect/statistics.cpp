@@ -253,16 +253,16 @@ namespace {
 constexpr std::int64_t kWindowNumel = std::int64_t{1} << 21;
 static_assert(kWindowNumel % StatisticsAccumulator::kBlockNumel == 0);
 
-// Reads a window in steps that fit the memory limit.
+// Reads a window by reads that fit the memory limit.
 template <class Visit>
-void read_in_steps(const TensorReader& tensor, FlatRange window, const ScanOptions& options,
-                   Visit visit) {
+void read_window(const TensorReader& tensor, FlatRange window, const ScanOptions& options,
+                 Visit visit) {
   const std::uint64_t size = itemsize(tensor.meta().dtype);
-  const std::int64_t step =
-      detail::step_numel(options, 2, size, StatisticsAccumulator::kBlockNumel, kWindowNumel);
+  const std::int64_t read_numel =
+      detail::numel_per_read(options, 2, size, StatisticsAccumulator::kBlockNumel, kWindowNumel);
   tessera::detail::ByteBuffer buffer;
-  for (std::int64_t begin = window.begin; begin < window.end; begin += step) {
-    const std::int64_t end = std::min(window.end, begin + step);
+  for (std::int64_t begin = window.begin; begin < window.end; begin += read_numel) {
+    const std::int64_t end = std::min(window.end, begin + read_numel);
     const auto bytes = buffer.take(static_cast<std::size_t>(end - begin) * size);
     tensor.read({begin, end}, bytes);
     visit(bytes);
@@ -286,8 +286,8 @@ std::vector<Statistics> compute_statistics(const formats::CheckpointReader& read
       [&](std::size_t i) { return std::make_unique<TensorReader>(reader, tensor_indices[i]); },
       [&](const TensorReader& tensor, FlatRange window, Statistics& partial) {
         StatisticsAccumulator accumulator(tensor.meta().dtype);
-        read_in_steps(tensor, window, options,
-                      [&](std::span<const std::byte> bytes) { accumulator.add(bytes); });
+        read_window(tensor, window, options,
+                    [&](std::span<const std::byte> bytes) { accumulator.add(bytes); });
         partial = accumulator.statistics();
       },
       [&](std::size_t i, const Statistics& partial) { results[i].merge(partial); });
@@ -363,7 +363,7 @@ std::vector<Histogram> compute_histograms(const formats::CheckpointReader& reade
             static_cast<std::size_t>(StatisticsAccumulator::kBlockNumel) * itemsize(dtype);
         counts.resize(subject.histogram.counts.size());
         std::vector<double> numbers;
-        read_in_steps(subject.tensor, window, options, [&](std::span<const std::byte> bytes) {
+        read_window(subject.tensor, window, options, [&](std::span<const std::byte> bytes) {
           for (std::size_t at = 0; at < bytes.size(); at += block_nbytes) {
             const auto block = bytes.subspan(at, std::min(block_nbytes, bytes.size() - at));
             numbers.resize(block.size() / itemsize(dtype) *

@@ -32,12 +32,12 @@ struct Statistics {
   /// Returns torch.std (divided by n - 1) of the finite numbers; nothing for fewer than two.
   std::optional<double> standard_deviation() const;
 
-  /// Adds the numbers of another tensor, or of another part of this one.
+  /// Adds the numbers of another tensor, or of other elements of this one.
   void merge(const Statistics& other);
 };
 
-/// Computes statistics of elements that arrive in parts. The result does not depend on where the
-/// parts are cut, if each part but the last has a multiple of `kBlockNumel` elements. Not
+/// Computes statistics of elements that arrive in blocks. The result does not depend on where the
+/// blocks are cut, if each block but the last has a multiple of `kBlockNumel` elements. Not
 /// thread-safe.
 class StatisticsAccumulator {
  public:

@@ -86,7 +86,7 @@ bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, c
 }
 
 // Merges equal siblings with consecutive numbers. Single children were merged before (`0.weight`),
-// so the number is the part before the first dot.
+// so the number is what stands before the first dot.
 std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
                            std::vector<TreeNode> siblings, Folding folding) {
   const auto split = [](const TreeNode& node) {

@@ -46,8 +46,8 @@ struct TreeNode {
   /// What the node is: a group with children, or an entry of the contents.
   enum class Kind { group, tensor, alias, value } kind = Kind::group;
 
-  /// The part of the name below the parent node. A group with a single child is merged with it:
-  /// `a.b`. `[0:32]` stands for the equal siblings 0 to 31.
+  /// The components of the name below the parent node. A group with a single child is merged with
+  /// it: `a.b`. `[0:32]` stands for the equal siblings 0 to 31.
   std::string label;
   std::int64_t num_repeats = 1;    // number of siblings that this node stands for
   std::size_t index = 0;           // in the contents; of the first sibling; unused for a group

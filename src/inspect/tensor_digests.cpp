@@ -18,9 +18,9 @@ std::vector<std::string> digest_tensors(const formats::CheckpointReader& reader,
                                         const ScanOptions& options, Begin begin) {
   std::vector<std::string> digests(tensor_indices.size());
   const auto block_nbytes =
-      static_cast<std::uint64_t>(detail::step_numel(options, 2, 1, 4096, kMaxBlockNbytes));
-  // One tensor is one task, since a digest cannot be assembled from parts. Starts with the largest,
-  // so that no thread has a large one at the end.
+      static_cast<std::uint64_t>(detail::numel_per_read(options, 2, 1, 4096, kMaxBlockNbytes));
+  // One tensor is one task, since a digest cannot be assembled from those of blocks. Starts with
+  // the largest, so that no thread has a large one at the end.
   std::vector<std::size_t> order(tensor_indices.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   const auto nbytes_of = [&](std::size_t i) {

@@ -8,10 +8,10 @@
 
 namespace tessera {
 
-/// Returns part `index` of `[0, extent)`, cut as by torch.chunk: parts have ceil(extent /
-/// num_parts) elements; at the end there may be a shorter one and then empty ones.
-inline FlatRange chunk_of(std::int64_t extent, int index, int num_parts) {
-  const std::int64_t share = ceil_div<std::int64_t>(extent, num_parts);
+/// Returns range `index` of `[0, extent)`, cut as by torch.chunk: ranges have ceil(extent /
+/// num_ranges) elements; at the end there may be a shorter one and then empty ones.
+inline FlatRange chunk_of(std::int64_t extent, int index, int num_ranges) {
+  const std::int64_t share = ceil_div<std::int64_t>(extent, num_ranges);
   const std::int64_t begin = std::min(share * index, extent);
   return {begin, std::min(begin + share, extent)};
 }

@@ -176,12 +176,12 @@ CopyRuns::CopyRuns(std::span<const std::int64_t> shape, const Region& source,
     const std::int64_t begin = std::max(source_range->begin, destination_range->begin);
     const std::int64_t end = std::min(source_range->end, destination_range->end);
     if (begin >= end) return;
-    Part part;
-    part.source_base = begin - source_range->begin;
-    part.destination_base = begin - destination_range->begin;
-    part.run_numel = end - begin;
-    part.num_runs = 1;
-    add(std::move(part));
+    RunGroup group;
+    group.source_base = begin - source_range->begin;
+    group.destination_base = begin - destination_range->begin;
+    group.run_numel = end - begin;
+    group.num_runs = 1;
+    add(std::move(group));
     return;
   }
 
@@ -192,64 +192,64 @@ CopyRuns::CopyRuns(std::span<const std::int64_t> shape, const Region& source,
     for (const Box& source_box : source_boxes) {
       const auto common = intersect(source_box, destination_box);
       if (!common) continue;
-      Part part;
-      part.source_base = source_index.at(common->offsets);
-      part.destination_base = destination_index.at(common->offsets);
+      RunGroup group;
+      group.source_base = source_index.at(common->offsets);
+      group.destination_base = destination_index.at(common->offsets);
       // A run extends outwards, dimension by dimension, while both sides are contiguous.
       std::size_t num_outer = common->sizes.size();
-      part.run_numel = 1;
+      group.run_numel = 1;
       while (num_outer > 0) {
         const std::size_t d = num_outer - 1;
         const bool is_dense =
-            common->sizes[d] == 1 || (source_index.strides[d] == part.run_numel &&
-                                      destination_index.strides[d] == part.run_numel);
+            common->sizes[d] == 1 || (source_index.strides[d] == group.run_numel &&
+                                      destination_index.strides[d] == group.run_numel);
         if (!is_dense) break;
-        part.run_numel *= common->sizes[d];
+        group.run_numel *= common->sizes[d];
         num_outer = d;
       }
-      part.outer_sizes.assign(common->sizes.begin(),
-                              common->sizes.begin() + static_cast<std::ptrdiff_t>(num_outer));
-      part.source_strides = source_index.strides;
-      part.destination_strides = destination_index.strides;
-      part.num_runs = numel_of(part.outer_sizes);
-      add(std::move(part));
+      group.outer_sizes.assign(common->sizes.begin(),
+                               common->sizes.begin() + static_cast<std::ptrdiff_t>(num_outer));
+      group.source_strides = source_index.strides;
+      group.destination_strides = destination_index.strides;
+      group.num_runs = numel_of(group.outer_sizes);
+      add(std::move(group));
     }
   }
 }
 
-void CopyRuns::add(Part part) {
-  num_runs_ += part.num_runs;
-  numel_ += part.num_runs * part.run_numel;
-  parts_.push_back(std::move(part));
+void CopyRuns::add(RunGroup group) {
+  num_runs_ += group.num_runs;
+  numel_ += group.num_runs * group.run_numel;
+  groups_.push_back(std::move(group));
 }
 
-CopyRuns::Run CopyRuns::run_at(const Part& part, std::int64_t index) {
-  Run run{part.source_base, part.destination_base, part.run_numel};
-  for (std::size_t d = part.outer_sizes.size(); d-- > 0;) {
-    const std::int64_t coordinate = index % part.outer_sizes[d];
-    index /= part.outer_sizes[d];
-    run.source_begin += coordinate * part.source_strides[d];
-    run.destination_begin += coordinate * part.destination_strides[d];
+CopyRuns::Run CopyRuns::run_at(const RunGroup& group, std::int64_t index) {
+  Run run{group.source_base, group.destination_base, group.run_numel};
+  for (std::size_t d = group.outer_sizes.size(); d-- > 0;) {
+    const std::int64_t coordinate = index % group.outer_sizes[d];
+    index /= group.outer_sizes[d];
+    run.source_begin += coordinate * group.source_strides[d];
+    run.destination_begin += coordinate * group.destination_strides[d];
   }
   return run;
 }
 
 void CopyRuns::for_each_in(FlatRange window, const std::function<void(const Run&)>& visit) const {
-  for (const Part& part : parts_) {
-    if (part.destination_base >= window.end) break;
+  for (const RunGroup& group : groups_) {
+    if (group.destination_base >= window.end) break;
     // The first run that ends after the window's begin.
     std::int64_t first = 0;
-    std::int64_t past = part.num_runs;
+    std::int64_t past = group.num_runs;
     while (first < past) {
       const std::int64_t middle = first + (past - first) / 2;
-      if (run_at(part, middle).destination_begin + part.run_numel > window.begin) {
+      if (run_at(group, middle).destination_begin + group.run_numel > window.begin) {
         past = middle;
       } else {
         first = middle + 1;
       }
     }
-    for (std::int64_t i = first; i < part.num_runs; ++i) {
-      Run run = run_at(part, i);
+    for (std::int64_t i = first; i < group.num_runs; ++i) {
+      Run run = run_at(group, i);
       if (run.destination_begin >= window.end) break;
       const std::int64_t cut = std::max<std::int64_t>(0, window.begin - run.destination_begin);
       run.source_begin += cut;

@@ -112,9 +112,9 @@ class TextTable {
   std::vector<Row> rows_;
 };
 
-std::string percent_text(std::uint64_t part, std::uint64_t whole) {
-  if (whole == 0) return "0 %";
-  const double share = static_cast<double>(part) / static_cast<double>(whole);
+std::string percent_text(std::uint64_t nbytes, std::uint64_t total) {
+  if (total == 0) return "0 %";
+  const double share = static_cast<double>(nbytes) / static_cast<double>(total);
   return std::to_string(static_cast<int>(share * 100)) + " %";
 }
 

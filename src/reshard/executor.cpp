@@ -199,7 +199,7 @@ std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader
   std::vector<Value> values;
   for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
   if (create.journal) {
-    create.journal->identity.merge(identify_work(plan, reader, values, create));
+    create.journal->identity.merge(resume_identity(plan, reader, values, create));
   }
   return values;
 }

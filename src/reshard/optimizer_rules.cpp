@@ -17,8 +17,8 @@ using formats::CheckpointContents;
 using formats::StateKind;
 using formats::TensorEntry;
 
-constexpr std::string_view kStateStep = "state";
-constexpr std::string_view kGroupsStep = "param_groups";
+constexpr std::string_view kStateComponent = "state";
+constexpr std::string_view kGroupsComponent = "param_groups";
 constexpr std::string_view kPointwiseNames[] = {
     "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
     "square_avg", "grad_avg",   "acc_delta",      "sum",
@@ -30,8 +30,8 @@ bool contains(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Finds parameters by the name that an optimizer uses: their key, with or without its first steps
-/// (`model.`, `app.model.`).
+/// Finds parameters by the name that an optimizer uses: their key, with or without its first
+/// components (`model.`, `app.model.`).
 class ParameterNames {
  public:
   explicit ParameterNames(const CheckpointContents& contents) {
@@ -48,7 +48,7 @@ class ParameterNames {
     for (auto& [name, named] : by_name_) std::ranges::stable_sort(named, {}, &Named::fqn);
   }
 
-  /// If several have this name, returns the one that shares the most first steps with `state`:
+  /// If several have this name, returns the one that shares the most first components with `state`:
   /// merged checkpoints may have parameters of the same name.
   std::optional<std::size_t> find(std::string_view name, std::string_view state) const {
     const auto it = by_name_.find(name);
@@ -56,9 +56,9 @@ class ParameterNames {
     const std::vector<Named>& named = it->second;
     const auto next = std::ranges::lower_bound(named, state, {}, &Named::fqn);
     std::size_t shared = 0;
-    if (next != named.end()) shared = shared_steps(next->fqn, state);
+    if (next != named.end()) shared = shared_components(next->fqn, state);
     if (next != named.begin()) {
-      shared = std::max(shared, shared_steps(std::prev(next)->fqn, state));
+      shared = std::max(shared, shared_components(std::prev(next)->fqn, state));
     }
     return std::ranges::lower_bound(named, state.substr(0, shared), {}, &Named::fqn)->index;
   }
@@ -69,8 +69,8 @@ class ParameterNames {
     std::size_t index;
   };
 
-  /// Returns the length of the whole steps, with their dots, that two names begin with.
-  static std::size_t shared_steps(std::string_view a, std::string_view b) {
+  /// Returns the length of the whole components, with their dots, that two names begin with.
+  static std::size_t shared_components(std::string_view a, std::string_view b) {
     const auto [end, other] = std::ranges::mismatch(a, b);
     const std::string_view shared = a.substr(0, static_cast<std::size_t>(end - a.begin()));
     const std::size_t dot = shared.rfind('.');
@@ -78,9 +78,9 @@ class ParameterNames {
   }
 
   void add(std::string_view fqn, std::size_t index) {
-    constexpr int kMaxPrefixSteps = 3;
+    constexpr int kMaxPrefixComponents = 3;
     std::string_view name = fqn;
-    for (int steps = 0; steps <= kMaxPrefixSteps; ++steps) {
+    for (int removed = 0; removed <= kMaxPrefixComponents; ++removed) {
       by_name_[name].push_back({fqn, index});
       const std::size_t dot = name.find('.');
       if (dot == std::string_view::npos) break;
@@ -102,8 +102,8 @@ bool is_number(std::string_view name) {
   return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// Splits `<parameter>.<name>`: the longest parameter that exists wins, else the last step is the
-/// name.
+/// Splits `<parameter>.<name>`: the longest parameter that exists wins, else the last component is
+/// the name.
 StateName split_state_name(std::string_view state, std::string_view rest,
                            const ParameterNames& parameters) {
   for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;
@@ -142,32 +142,32 @@ bool has_one_per_row(const TensorEntry& state, const TensorEntry& parameter) {
 
 StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& state,
                        std::string_view rest, const ParameterNames& parameters) {
-  const StateName parts = split_state_name(state.meta.fqn, rest, parameters);
-  StateRole role{StateKind::opaque, parts.parameter_index};
-  if (parts.parameter_index) {
-    const TensorEntry& parameter = contents.tensors[*parts.parameter_index];
+  const StateName split = split_state_name(state.meta.fqn, rest, parameters);
+  StateRole role{StateKind::opaque, split.parameter_index};
+  if (split.parameter_index) {
+    const TensorEntry& parameter = contents.tensors[*split.parameter_index];
     const auto table = table_of_weight(parameter.meta.fqn);
-    if (table && parts.name.starts_with(*table + ".")) {
-      const std::string_view name = parts.name.substr(table->size() + 1);
+    if (table && split.name.starts_with(*table + ".")) {
+      const std::string_view name = split.name.substr(table->size() + 1);
       role.kind = torchrec_kind(name, state, parameter);
       role.is_misnamed = name.starts_with("momentum") && role.kind == StateKind::opaque;
       return role;
     }
     // The name says what the state means, but only if the shape fits.
-    role.is_misnamed = contains(kPointwiseNames, parts.name) || contains(kRowWiseNames, parts.name);
-    if (contains(kPointwiseNames, parts.name) && state.meta.shape == parameter.meta.shape) {
+    role.is_misnamed = contains(kPointwiseNames, split.name) || contains(kRowWiseNames, split.name);
+    if (contains(kPointwiseNames, split.name) && state.meta.shape == parameter.meta.shape) {
       role.kind = StateKind::pointwise;
-    } else if (contains(kRowWiseNames, parts.name) && has_one_per_row(state, parameter)) {
+    } else if (contains(kRowWiseNames, split.name) && has_one_per_row(state, parameter)) {
       role.kind = StateKind::row_wise;
-    } else if (contains(kScalarNames, parts.name) && state.meta.numel() == 1) {
+    } else if (contains(kScalarNames, split.name) && state.meta.numel() == 1) {
       role.kind = StateKind::scalar_parameter;
     }
     role.is_misnamed = role.is_misnamed && role.kind == StateKind::opaque;
     return role;
   }
-  if (contains(kPointwiseNames, parts.name)) role.kind = StateKind::pointwise;
-  if (contains(kRowWiseNames, parts.name)) role.kind = StateKind::row_wise;
-  if (contains(kScalarNames, parts.name)) role.kind = StateKind::scalar_parameter;
+  if (contains(kPointwiseNames, split.name)) role.kind = StateKind::pointwise;
+  if (contains(kRowWiseNames, split.name)) role.kind = StateKind::row_wise;
+  if (contains(kScalarNames, split.name)) role.kind = StateKind::scalar_parameter;
   return role;
 }
 
@@ -203,10 +203,10 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
                           (roles[i].parameter_index || !behind_state(tensor.meta.fqn));
     if (!has_role && tensor.parameter.empty()) continue;
     by_role_.insert(tensor.meta.fqn);
-    if (const auto root = before_step(tensor.meta.fqn, kStateStep)) roots_.insert(*root);
+    if (const auto root = before_component(tensor.meta.fqn, kStateComponent)) roots_.insert(*root);
   }
   const auto add_root_of_groups = [&](const std::string& name) {
-    if (const auto root = before_step(name, kGroupsStep)) roots_.insert(*root);
+    if (const auto root = before_component(name, kGroupsComponent)) roots_.insert(*root);
   };
   for (const TensorEntry& tensor : contents.tensors) add_root_of_groups(tensor.meta.fqn);
   for (const formats::ValueEntry& value : contents.values) add_root_of_groups(value.name);
@@ -217,8 +217,8 @@ bool OptimizerEntries::contain(std::string_view name) const {
   return std::ranges::any_of(roots_, [&](std::string_view root) {
     if (!name.starts_with(root)) return false;
     const std::string_view rest = name.substr(root.size());
-    const std::string_view step = rest.substr(0, rest.find('.'));
-    return step == kStateStep || step == kGroupsStep;
+    const std::string_view component = rest.substr(0, rest.find('.'));
+    return component == kStateComponent || component == kGroupsComponent;
   });
 }
 

@@ -7,17 +7,17 @@
 namespace tessera::reshard {
 
 std::optional<std::string_view> behind_state(std::string_view fqn) {
-  constexpr std::string_view kStep = "state.";
-  if (fqn.starts_with(kStep)) return fqn.substr(kStep.size());
+  constexpr std::string_view kState = "state.";
+  if (fqn.starts_with(kState)) return fqn.substr(kState.size());
   const std::size_t at = fqn.find(".state.");
   if (at == std::string_view::npos) return std::nullopt;
-  return fqn.substr(at + 1 + kStep.size());
+  return fqn.substr(at + 1 + kState.size());
 }
 
-std::optional<std::string_view> before_step(std::string_view fqn, std::string_view step) {
+std::optional<std::string_view> before_component(std::string_view fqn, std::string_view component) {
   for (std::size_t begin = 0; begin <= fqn.size();) {
     const std::size_t end = std::min(fqn.find('.', begin), fqn.size());
-    if (fqn.substr(begin, end - begin) == step) return fqn.substr(0, begin);
+    if (fqn.substr(begin, end - begin) == component) return fqn.substr(0, begin);
     begin = end + 1;
   }
   return std::nullopt;

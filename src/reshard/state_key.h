@@ -5,13 +5,13 @@
 
 namespace tessera::reshard {
 
-/// Returns the part of the key after `state.`, if that is a whole step of the key.
+/// Returns what the key has after `state.`, if that is a whole component of the key.
 std::optional<std::string_view> behind_state(std::string_view fqn);
 
-/// Returns the part of the key before the first whole step `step`, with its dot.
-std::optional<std::string_view> before_step(std::string_view fqn, std::string_view step);
+/// Returns what the key has before the first whole component `component`, with its dot.
+std::optional<std::string_view> before_component(std::string_view fqn, std::string_view component);
 
-/// The parts of a key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`.
+/// A key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`.
 /// Views of the key.
 struct FusedStateKey {
   std::string_view weight;  // `<prefix>state.<fqn>`

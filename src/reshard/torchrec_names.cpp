@@ -21,7 +21,7 @@ constexpr std::string_view kFirst = "momentum1";
 constexpr std::string_view kSecond = "exp_avg_sq";
 constexpr std::string_view kSecondBefore05 = "momentum2";
 
-/// The state of one table: tensor indices by the last step of their names.
+/// The state of one table: tensor indices by the last component of their names.
 using TableState = std::map<std::string_view, std::size_t>;
 
 bool has_names(const TableState& state, std::initializer_list<std::string_view> names) {
@@ -33,9 +33,9 @@ bool has_names(const TableState& state, std::initializer_list<std::string_view> 
 KeyPath with_end(KeyPath path, std::string_view from, std::string_view to) {
   std::string end;
   while (!path.empty()) {
-    const std::string step = formats::spell({path.back()});
+    const std::string key = formats::spell({path.back()});
     path.pop_back();
-    end.insert(0, end.empty() ? step : step + ".");
+    end.insert(0, end.empty() ? key : key + ".");
     if (end.size() < from.size()) continue;
     path.emplace_back(end.substr(0, end.size() - from.size()).append(to));
     return path;
@@ -43,7 +43,7 @@ KeyPath with_end(KeyPath path, std::string_view from, std::string_view to) {
   return {};
 }
 
-/// Collects names that differ from the stored ones in their last steps.
+/// Collects names that differ from the stored ones in their last components.
 class Names {
  public:
   explicit Names(const CheckpointContents& contents) : contents_(contents) {}

@@ -36,20 +36,20 @@ TEST(DigestTest, PartsGiveWhatTheWholeGives) {
     xxh.update(a);
     xxh.update(b);
     EXPECT_EQ(xxh.digest(), xxh3_64(bytes_of(whole)));
-    Xxh3Wide wide_in_parts;
-    wide_in_parts.update(a);
-    wide_in_parts.update(b);
+    Xxh3Wide wide_in_blocks;
+    wide_in_blocks.update(a);
+    wide_in_blocks.update(b);
     Xxh3Wide wide_at_once;
     wide_at_once.update(bytes_of(whole));
-    EXPECT_EQ(wide_in_parts.hex_digest(), wide_at_once.hex_digest());
+    EXPECT_EQ(wide_in_blocks.hex_digest(), wide_at_once.hex_digest());
     EXPECT_EQ(crc32(crc32(0, a), b), crc32(0, bytes_of(whole)));
     EXPECT_EQ(crc32_combine(crc32(0, a), crc32(0, b), b.size()), crc32(0, bytes_of(whole)));
-    Sha256 in_parts;
-    in_parts.update(a);
-    in_parts.update(b);
+    Sha256 in_blocks;
+    in_blocks.update(a);
+    in_blocks.update(b);
     Sha256 at_once;
     at_once.update(bytes_of(whole));
-    EXPECT_EQ(in_parts.hex_digest(), at_once.hex_digest());
+    EXPECT_EQ(in_blocks.hex_digest(), at_once.hex_digest());
   }
 }
 

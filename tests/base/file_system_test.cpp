@@ -53,7 +53,7 @@ TEST_F(FileSystemTest, BytesWrittenAtOffsetsAreReadBack) {
 }
 
 TEST_F(FileSystemTest, BytesWrittenPastThePageCacheAreTheSame) {
-  // Large and small parts, aligned and not, in the file and in memory.
+  // Large and small ranges, aligned and not, in the file and in memory.
   std::string expected(9'000'000, '\0');
   for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = static_cast<char>(i * i >> 7);
   const auto file = fs_.create(tmp_ / "a");
@@ -176,13 +176,13 @@ TEST(PathTest, ContainedPathsStayBelowTheirDirectory) {
 }
 
 TEST(PathTest, WhatAPathEndsInAndWhereItLies) {
-  struct Parts {
+  struct Split {
     std::string path, directory, last;
   };
   for (const auto& [path, directory, last] :
-       {Parts{"a", ".", "a"}, Parts{"a/", ".", "a"}, Parts{"/a", "/", "a"}, Parts{"/a//", "/", "a"},
-        Parts{"d/a", "d", "a"}, Parts{"/d/e/a/", "/d/e", "a"}, Parts{"/", "/", ""},
-        Parts{"", ".", ""}}) {
+       {Split{"a", ".", "a"}, Split{"a/", ".", "a"}, Split{"/a", "/", "a"}, Split{"/a//", "/", "a"},
+        Split{"d/a", "d", "a"}, Split{"/d/e/a/", "/d/e", "a"}, Split{"/", "/", ""},
+        Split{"", ".", ""}}) {
     EXPECT_EQ(directory_of(path), directory) << path;
     EXPECT_EQ(last_component(path), last) << path;
   }

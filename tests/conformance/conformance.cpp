@@ -67,16 +67,16 @@ bool is_opened(const Value& value) {
 
 /// Adds what is left of a value where its dicts, and the lists that hold some, are opened.
 void add_opened(MemoryCheckpoint& checkpoint, const KeyPath& path, const Value& value) {
-  const auto add = [&](auto step, const Value& item) {
+  const auto add = [&](auto key, const Value& item) {
     KeyPath item_path = path;
-    item_path.emplace_back(std::move(step));
+    item_path.emplace_back(std::move(key));
     add_opened(checkpoint, item_path, item);
   };
   if (!is_opened(value)) {
     checkpoint.add_value(formats::spell(path), value).key_path = path;
   } else if (const auto* dict = value.get_if<Value::Dict>()) {
     for (const auto& [key, item] : *dict) {
-      add(formats::key_step(key).value_or(value_to_string(key)), item);
+      add(formats::dict_key(key).value_or(value_to_string(key)), item);
     }
   } else {
     std::int64_t position = 0;
@@ -191,14 +191,14 @@ namespace {
 
 /// A printable form of whatever was flattened from `key_path`.
 std::string shown(const std::string& name, const KeyPath& key_path) {
-  // No key path says the same as one step that is the whole name.
+  // No key path says the same as one key that is the whole name.
   if (key_path.empty()) return "['" + name + "']";
   std::string text;
-  for (const auto& step : key_path) {
-    const std::string spelled = formats::spell({step});
-    text += std::holds_alternative<std::string>(step)    ? "['" + spelled + "']"
-            : std::holds_alternative<std::int64_t>(step) ? "[" + spelled + "]"
-                                                         : "{" + spelled + "}";
+  for (const auto& key : key_path) {
+    const std::string spelled = formats::spell({key});
+    text += std::holds_alternative<std::string>(key)    ? "['" + spelled + "']"
+            : std::holds_alternative<std::int64_t>(key) ? "[" + spelled + "]"
+                                                        : "{" + spelled + "}";
   }
   return text;
 }

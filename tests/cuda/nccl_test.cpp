@@ -31,16 +31,16 @@ TEST(NcclTest, CarriesEveryCollectiveOfOneRank) {
   TESSERA_NEEDS_CUDA();
   const dist::Mesh mesh = nccl_mesh_of_one();
   dist::Group& group = *mesh.world();
-  const at::Tensor part = torch::arange(5, torch::device(torch::kCUDA).dtype(torch::kFloat));
-  at::Tensor whole = torch::zeros_like(part);
-  group.all_gather(whole, part, "a").wait();
-  EXPECT_TRUE(whole.equal(part));
-  at::Tensor reduced = torch::zeros_like(part);
-  group.reduce_scatter(reduced, part, "a").wait();
-  EXPECT_TRUE(reduced.equal(part));
-  group.all_reduce(whole, "a").wait();
-  group.broadcast(whole, 0, "a").wait();
-  EXPECT_TRUE(whole.equal(part));
+  const at::Tensor input = torch::arange(5, torch::device(torch::kCUDA).dtype(torch::kFloat));
+  at::Tensor output = torch::zeros_like(input);
+  group.all_gather(output, input, "a").wait();
+  EXPECT_TRUE(output.equal(input));
+  at::Tensor reduced = torch::zeros_like(input);
+  group.reduce_scatter(reduced, input, "a").wait();
+  EXPECT_TRUE(reduced.equal(input));
+  group.all_reduce(output, "a").wait();
+  group.broadcast(output, 0, "a").wait();
+  EXPECT_TRUE(output.equal(input));
   EXPECT_EQ(group.max(2.5, "a"), 2.5);
   EXPECT_EQ(group.traffic().all_gather, 5 * sizeof(float));  // by the backend, not by copying
 }

@@ -70,18 +70,18 @@ def extension_members() -> set[str]:
 
 
 def extension_reads() -> set[str]:
-    body = function("tools/python/extension/move.cpp", "MoveOptions move_options(")
+    body = function("tools/python/extension/bind_move.cpp", "MoveOptions move_options(")
     members = re.findall(r'\.read\w*\("(\w+)"', body)
     return option_names("prefix" if name == "prefixes" else name for name in members) | {"progress"}
 
 
 def journal() -> set[str]:
-    return set(re.findall(r'explanation\.add\w*\("([\w-]+)"', text("src/reshard/given_options.cpp")))
+    return set(re.findall(r'explanation\.add\w*\("([\w-]+)"', text("src/reshard/journaled_options.cpp")))
 
 
 def given_members() -> set[str]:
-    header = text("include/tessera/reshard/given_options.h")
-    struct = header[header.index("struct GivenOptions {"):header.index("\n};")]
+    header = text("include/tessera/reshard/journaled_options.h")
+    struct = header[header.index("struct JournaledOptions {"):header.index("\n};")]
     return set(re.findall(r"^  [\w:<>]+ (\w+)(?: = |\{)", struct, re.MULTILINE))
 
 

@@ -255,15 +255,15 @@ TEST(FusedUpdateTest, TwoPhasesGiveTheBitsOfOne) {
 /// Returns columns [begin, end) of a table.
 Table columns_of(const Table& table, std::int64_t begin, std::int64_t end) {
   const std::vector<double> values = table.values();
-  std::vector<double> part;
+  std::vector<double> shard;
   for (std::int64_t row = 0; row < table.rows; ++row) {
     const auto first = values.begin() + row * table.dim;
-    part.insert(part.end(), first + begin, first + end);
+    shard.insert(shard.end(), first + begin, first + end);
   }
   return {.dtype = table.dtype,
           .rows = table.rows,
           .dim = end - begin,
-          .bytes = test::stored(table.dtype, part)};
+          .bytes = test::stored(table.dtype, shard)};
 }
 
 // Shows D9.
@@ -280,18 +280,18 @@ TEST(FusedUpdateTest, ATableCutByColumnsIsUpdatedAsTheWholeOne) {
     whole.emplace_back(table, optimizer);
     train(whole, batch, gradient);
 
-    std::vector<Trained> parts;
-    parts.emplace_back(columns_of(table, 0, kCut), optimizer);
-    parts.emplace_back(columns_of(table, kCut, kDim), optimizer);
+    std::vector<Trained> shards;
+    shards.emplace_back(columns_of(table, 0, kCut), optimizer);
+    shards.emplace_back(columns_of(table, kCut, kDim), optimizer);
     const TouchedRows touched = touched_by({table}, batch);
     std::vector<TableUpdate> updates;
     std::vector<std::vector<float>> gradients, squares;
-    for (Trained& part : parts) {
-      updates.push_back(part.next(0));
-      gradients.emplace_back(touched[0].rows.size() * static_cast<std::size_t>(part.table.dim));
+    for (Trained& shard : shards) {
+      updates.push_back(shard.next(0));
+      gradients.emplace_back(touched[0].rows.size() * static_cast<std::size_t>(shard.table.dim));
       squares.emplace_back(touched[0].rows.size());
       PooledGradient columns = view(gradient, batch);
-      columns.data += &part == parts.data() ? 0 : kCut;
+      columns.data += &shard == shards.data() ? 0 : kCut;
       row_gradients(updates.back(), touched, columns, gradients.back().data(),
                     squares.back().data(), 1);
     }
@@ -301,12 +301,12 @@ TEST(FusedUpdateTest, ATableCutByColumnsIsUpdatedAsTheWholeOne) {
       apply_row_gradients(updates[i], touched, gradients[i].data(), summed.data(), kDim, 1);
     }
 
-    expect_near(parts[0].table.values(), columns_of(whole[0].table, 0, kCut).values(), 1e-6);
-    expect_near(parts[1].table.values(), columns_of(whole[0].table, kCut, kDim).values(), 1e-6);
+    expect_near(shards[0].table.values(), columns_of(whole[0].table, 0, kCut).values(), 1e-6);
+    expect_near(shards[1].table.values(), columns_of(whole[0].table, kCut, kDim).values(), 1e-6);
     const std::vector<double> row_sum(whole[0].row_sum.begin(), whole[0].row_sum.end());
-    expect_near(parts[0].row_sum, row_sum, 1e-6);
-    EXPECT_EQ(parts[0].row_sum, parts[1].row_sum);  // or the ranks would drift apart
-    EXPECT_EQ(parts[0].row_exp_avg_sq, parts[1].row_exp_avg_sq);
+    expect_near(shards[0].row_sum, row_sum, 1e-6);
+    EXPECT_EQ(shards[0].row_sum, shards[1].row_sum);  // or the ranks would drift apart
+    EXPECT_EQ(shards[0].row_exp_avg_sq, shards[1].row_exp_avg_sq);
   }
 }
 

@@ -56,9 +56,9 @@ TEST(BytePlanes, HoldTheFirstBytesOfAllElementsThenTheSecondOnes) {
         ASSERT_EQ(planes[i % itemsize * numel + i / itemsize], elements[i]);
       }
       for (const std::uint64_t begin : {std::uint64_t{0}, numel / 3}) {
-        std::vector<std::byte> part((numel - begin) * itemsize);
-        unshuffle_bytes(planes, itemsize, begin, numel, part);
-        EXPECT_EQ(part,
+        std::vector<std::byte> decoded((numel - begin) * itemsize);
+        unshuffle_bytes(planes, itemsize, begin, numel, decoded);
+        EXPECT_EQ(decoded,
                   std::vector(elements.begin() + static_cast<std::ptrdiff_t>(begin * itemsize),
                               elements.end()));
       }
@@ -85,9 +85,9 @@ TEST(ChunkCodec, GivesBackWhatItTook) {
           const std::uint64_t chunk_nbytes = elements.size() + padding;
           const auto chunk = encoder.encode(elements, itemsize, chunk_nbytes, level);
           const std::uint64_t numel = elements.size() / itemsize;
-          std::vector<std::byte> part((numel - numel / 4) * itemsize);
-          decoder.decode(chunk.stored, itemsize, chunk_nbytes, numel / 4, numel, part);
-          ASSERT_TRUE(std::ranges::equal(part, std::span(elements).last(part.size())));
+          std::vector<std::byte> decoded((numel - numel / 4) * itemsize);
+          decoder.decode(chunk.stored, itemsize, chunk_nbytes, numel / 4, numel, decoded);
+          ASSERT_TRUE(std::ranges::equal(decoded, std::span(elements).last(decoded.size())));
         }
       }
     }

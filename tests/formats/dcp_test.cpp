@@ -264,9 +264,9 @@ TEST(DcpTest, RangesOfAPieceAreReadAlone) {
       reader->read_piece(t, p, {0, numel}, whole);
       for (std::int64_t begin = 0; begin < numel; begin += 3) {
         const std::int64_t end = std::min(begin + 5, numel);
-        test::Bytes part(static_cast<std::size_t>(end - begin) * element_nbytes);
-        reader->read_piece(t, p, {begin, end}, part);
-        EXPECT_TRUE(std::equal(part.begin(), part.end(),
+        test::Bytes read(static_cast<std::size_t>(end - begin) * element_nbytes);
+        reader->read_piece(t, p, {begin, end}, read);
+        EXPECT_TRUE(std::equal(read.begin(), read.end(),
                                whole.begin() + begin * static_cast<std::int64_t>(element_nbytes)));
       }
     }
@@ -496,7 +496,7 @@ TEST(DcpTest, ListAtTheRootBecomesADict) {
 TEST(DcpTest, KeysThatAreNoStringsBecomeTheirText) {
   const TemporaryDirectory directory;
   MemoryCheckpoint memory;
-  memory.add({"state.0.k", DType::uint8, {1}}, test::Bytes(1)).key_path = {"state", *key_step(0),
+  memory.add({"state.0.k", DType::uint8, {1}}, test::Bytes(1)).key_path = {"state", *dict_key(0),
                                                                            "k"};
   write(memory, directory / "keys", 1);
   EXPECT_EQ(open(directory / "keys")->contents().find_tensor("state.0.k")->key_path,

@@ -178,7 +178,7 @@ TEST_F(DcpWriterTest, RefusesWhatDcpCannotHold) {
   EXPECT_THAT(message_for([](auto& c) {
                 c.tensors[0].key_path = {"a", "columns"};
               }),
-              HasSubstr("a.rows: key path: expected steps that spell the name, found a.columns"));
+              HasSubstr("a.rows: key path: expected keys that spell the name, found a.columns"));
   EXPECT_THAT(message_for([](auto& c) {
                 c.tensors[0].pieces.push_back({Box{{0, 0}, {1, 2}}, 3});
               }),

@@ -45,9 +45,9 @@ inline void write_all(const formats::CheckpointReader& source, formats::Checkpoi
   for (const auto& piece : writer.write_order()) {
     const auto& tensor = writer.contents().tensors[piece.tensor_index];
     const std::int64_t numel = numel_of(tensor.pieces[piece.piece_index].region);
-    const std::int64_t step = writer.block_numel(piece);
-    for (std::int64_t begin = 0; begin < numel; begin += step) {
-      blocks.push_back({piece, {begin, std::min(begin + step, numel)}});
+    const std::int64_t block_numel = writer.block_numel(piece);
+    for (std::int64_t begin = 0; begin < numel; begin += block_numel) {
+      blocks.push_back({piece, {begin, std::min(begin + block_numel, numel)}});
     }
   }
   try {
@@ -114,7 +114,7 @@ inline MemoryCheckpoint small_checkpoint() {
   checkpoint.add({"ids", DType::int64, {3}}, bytes_of<std::int64_t>({1, -1, 1 << 20}),
                  {{Box{{0}, {3}}, 1}});
   checkpoint.add_value("epoch", Value(7));
-  checkpoint.add_value("groups.0", Value(1)).key_path = {"groups", *formats::key_step(0)};
+  checkpoint.add_value("groups.0", Value(1)).key_path = {"groups", *formats::dict_key(0)};
   checkpoint.add_value("betas", Value(Value::Tuple{{Value(0.9), Value(0.999)}}));
   checkpoint.add_alias("tied.weight", "layers.0.weight");
   checkpoint.contents_for_change().annotations["made_by"] = "a test";

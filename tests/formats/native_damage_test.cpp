@@ -283,8 +283,8 @@ TEST(NativeDamageTest, FilesOfTwoCheckpointsAreNeverMixed) {
 TEST(NativeDamageTest, WhatIsNoIndexIsRefusedByWhatItIs) {
   MemoryFiles fs(kPath, written(small_checkpoint()));
   const std::string index = fs["index.h5"];
-  const auto refuses = [&](ErrorKind kind, const std::string& part) {
-    EXPECT_THAT([&] { open_native(fs, kPath); }, ThrowsError(kind, part));
+  const auto refuses = [&](ErrorKind kind, const std::string& text) {
+    EXPECT_THAT([&] { open_native(fs, kPath); }, ThrowsError(kind, text));
   };
   fs["index.h5"] = "";
   refuses(ErrorKind::corruption, "expected at least 4096 bytes, found 0 bytes");
@@ -351,9 +351,9 @@ TEST(NativeDamageTest, HostileHeadersAreRefusedBeforeAnythingIsAllocated) {
   const std::string sound = fs["index.h5"];
   const auto index = index_bytes_of(sound);
   const auto refuses = [&](const std::function<void(native::FileHeader&)>& change, ErrorKind kind,
-                           const std::string& part) {
+                           const std::string& text) {
     fs["index.h5"] = with_index(sound, index, change);
-    EXPECT_THAT([&] { open_native(fs, kPath); }, ThrowsError(kind, part));
+    EXPECT_THAT([&] { open_native(fs, kPath); }, ThrowsError(kind, text));
   };
   refuses([](auto& header) { header.index_range.end = UINT64_MAX; }, ErrorKind::corruption,
           "index range");
@@ -433,13 +433,13 @@ TEST(NativeDamageTest, CountsBeyondTheIndexAreRefusedBeforeAnythingIsAllocated) 
   MemoryFiles fs(kPath, written(small_checkpoint()));
   const std::string sound = fs["index.h5"];
   const auto refuses = [&](const std::function<void(native::ByteWriter&)>& write,
-                           const std::string& part) {
+                           const std::string& text) {
     native::ByteWriter out;
     out.uint(std::uint64_t{1} << 20);
     out.u8(1);
     write(out);
     fs["index.h5"] = with_index(sound, out.bytes());
-    EXPECT_THAT([&] { open_native(fs, kPath); }, ThrowsError(ErrorKind::corruption, part));
+    EXPECT_THAT([&] { open_native(fs, kPath); }, ThrowsError(ErrorKind::corruption, text));
   };
   using W = native::ByteWriter;
   const auto zero = [](W& out) { out.uint(std::uint64_t{0}); };
@@ -676,9 +676,9 @@ TEST(NativeRebuildTest, MissingAndForeignRankFilesAreNamed) {
   write_native(MemoryCheckpoint("other", 3), directory / "other");
   write_native(small_checkpoint(), directory / "c");
   const auto before = read_all(directory / "c/index.h5");
-  const auto refuses = [&](const std::string& part) {
+  const auto refuses = [&](const std::string& text) {
     EXPECT_THAT([&] { rebuild_native_index(FileSystem::posix(), directory / "c"); },
-                ThrowsError(ErrorKind::corruption, part));
+                ThrowsError(ErrorKind::corruption, text));
     EXPECT_EQ(read_all(directory / "c/index.h5"), before);
   };
   std::filesystem::rename(directory / "c/rank-00001.h5", directory / "kept");

@@ -330,15 +330,16 @@ TEST(NativeWriterTest, AbandonWakesWhoeverWaitsForATurn) {
   const auto writer = create_native(FileSystem::posix(), directory / "c", source.contents(),
                                     {Value(1)}, OverwritePolicy::refuse, zstd_options());
   const auto piece = writer->write_order().front();
-  const std::int64_t step = writer->block_numel(piece);
-  const Bytes bytes = read_piece(source, piece.tensor_index, piece.piece_index, {step, 2 * step});
-  ASSERT_EQ(static_cast<std::int64_t>(bytes.size()), step * 4);
+  const std::int64_t block_numel = writer->block_numel(piece);
+  const Bytes bytes =
+      read_piece(source, piece.tensor_index, piece.piece_index, {block_numel, 2 * block_numel});
+  ASSERT_EQ(static_cast<std::int64_t>(bytes.size()), block_numel * 4);
   // The second block waits for the first, which never comes.
   std::atomic<pid_t> thread = 0;
   std::jthread waits([&] {
     thread = ::gettid();
     thread.notify_one();
-    EXPECT_THAT([&] { writer->write_block(piece, step, bytes); },
+    EXPECT_THAT([&] { writer->write_block(piece, block_numel, bytes); },
                 ThrowsError(ErrorKind::interrupted, "abandoned"));
   });
   thread.wait(0);
@@ -359,9 +360,9 @@ TEST(NativeWriterTest, AnExistingCheckpointIsReplacedOnlyWhereThatWasAskedFor) {
 
 TEST(NativeWriterTest, ContentsThatContradictThemselvesAreRefusedByName) {
   TemporaryDirectory directory;
-  const auto refuses = [&](const CheckpointContents& contents, const std::string& part) {
+  const auto refuses = [&](const CheckpointContents& contents, const std::string& text) {
     EXPECT_THAT([&] { create_native(FileSystem::posix(), directory / "c", contents, {}); },
-                ThrowsError(ErrorKind::invalid_argument, part));
+                ThrowsError(ErrorKind::invalid_argument, text));
     EXPECT_TRUE(FileSystem::posix().list_directory(directory.path()).empty());
   };
   const TensorEntry tensor{.meta = {"w", DType::float32, {4}}, .pieces = {{Box{{0}, {4}}, 0}}};

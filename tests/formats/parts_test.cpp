@@ -102,7 +102,7 @@ void write_alone(const CheckpointReader& source, const std::string& path,
   write_all(source, *writer);
 }
 
-/// The steps of [Note: Parts] for one checkpoint.
+/// The actions of [Note: Parts] for one checkpoint.
 class Parts {
  public:
   Parts(FileSystem& fs, const CheckpointReader& source, std::string directory, PartOptions options)
@@ -134,14 +134,14 @@ class Parts {
   const PartOptions options_;
 };
 
-/// Runs one step on all ranks at once.
-void on_all_ranks(int world_size, const std::function<void(int rank)>& step) {
+/// Runs one action on all ranks at once.
+void on_all_ranks(int world_size, const std::function<void(int rank)>& action) {
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        step(rank);
+        action(rank);
       } catch (...) {
         errors[static_cast<std::size_t>(rank)] = std::current_exception();
       }
@@ -178,8 +178,7 @@ void expect_equal_files(const std::string& found, const std::string& expected) {
 TEST(PartsTest, RanksTogetherWriteTheFilesThatOneWriterDoes) {
   for (const PartOptions& options : all_options()) {
     for (const int world_size : {1, 2, 3, 5}) {
-      SCOPED_TRACE(std::string(format_name(options.format)) +
-                   ", ranks: " + std::to_string(world_size));
+      SCOPED_TRACE(std::string(options.format.name()) + ", ranks: " + std::to_string(world_size));
       const MemoryCheckpoint source = make_source(world_size, options.format);
       TemporaryDirectory directory;
       write_alone(source, directory / "alone", options);
@@ -245,7 +244,7 @@ TEST(PartsTest, APartHasItsRanksPiecesAloneAndAllContents) {
 
 TEST(PartsTest, NoReaderTakesTheDirectoryForACheckpointBeforeItIsFinished) {
   for (const PartOptions& options : all_options()) {
-    SCOPED_TRACE(format_name(options.format));
+    SCOPED_TRACE(options.format.name());
     const bool is_native = options.format == Format::native;
     const MemoryCheckpoint source = make_source(2, options.format);
     TemporaryDirectory directory;
@@ -296,7 +295,7 @@ TEST(PartsTest, NoReaderTakesTheDirectoryForACheckpointBeforeItIsFinished) {
 
 TEST(PartsTest, APartThatIsMissingOrWasNotCommittedIsNamed) {
   for (const PartOptions& options : all_options()) {
-    SCOPED_TRACE(format_name(options.format));
+    SCOPED_TRACE(options.format.name());
     const MemoryCheckpoint source = make_source(3, options.format);
     TemporaryDirectory directory;
     Parts parts(FileSystem::posix(), source, directory.path(), options);
@@ -424,7 +423,7 @@ TEST(PartsTest, AFailureAtAnyOperationLeavesNothingThatOpens) {
       bool is_done = false;
       std::int64_t index = 0;
       for (; !is_done; ++index) {
-        SCOPED_TRACE(std::string(format_name(options.format)) + " " + std::to_string(index));
+        SCOPED_TRACE(std::string(options.format.name()) + " " + std::to_string(index));
         FileSystem::posix().remove_all(path);
         FileSystem::posix().make_directory(path);
         fs.fail_operation(index, fault);

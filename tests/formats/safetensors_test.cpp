@@ -88,7 +88,7 @@ MemoryCheckpoint make_rich_checkpoint() {
       source.add({"state.0.exp_avg", DType::float32, {3, 2}}, bytes_of<float>({1, 2, 3, 4, 5, 6}));
   state.kind = StateKind::pointwise;
   state.parameter = "embed.weight";
-  state.key_path = {"state", *key_step(0), "exp_avg"};
+  state.key_path = {"state", *dict_key(0), "exp_avg"};
   source.add({"step", DType::int64, {}}, bytes_of<std::int64_t>({41}));
   source.add_value("$lr", 1e-3);
   source.add_value("betas", Value::Tuple{{0.9, 0.999}});

@@ -389,9 +389,9 @@ TEST(TorchZipTest, AnExpandedTensorIsBelievedUpToALimit) {
   EXPECT_THAT([&] { leaves((1 << 28) + 1); }, ThrowsError(ErrorKind::corruption, "expanded size"));
 }
 
-// A storage is under its CRC also when it is read in parts, by several threads and through two
+// A storage is under its CRC also when it is read in ranges, by several threads and through two
 // tensors.
-TEST(TorchZipTest, FlippedBitsAreFoundWhileReadingInParts) {
+TEST(TorchZipTest, FlippedBitsAreFoundWhileReadingInRanges) {
   constexpr std::int64_t kNumel = 100000;
   std::string storage(kNumel * 4, '\0');
   std::mt19937 random(3);
@@ -399,28 +399,28 @@ TEST(TorchZipTest, FlippedBitsAreFoundWhileReadingInParts) {
   const std::string pickle =
       dict({{text("front"), tensor("FloatStorage", kNumel, 0, {kNumel / 2}, {1})},
             {text("back"), tensor("FloatStorage", kNumel, kNumel / 2, {kNumel / 2}, {1})}});
-  const auto read_in_parts = [](const MemoryFile& file) {
+  const auto read_in_ranges = [](const MemoryFile& file) {
     const TorchArchive archive(file, {0, file.nbytes()});
-    std::vector<std::pair<TensorRecord, FlatRange>> parts;
+    std::vector<std::pair<TensorRecord, FlatRange>> ranges;
     for (const Leaf& leaf : archive.leaves()) {
       for (std::int64_t begin = 0; begin < kNumel / 2; begin += 700) {
-        parts.emplace_back(std::get<TensorRecord>(leaf.content),
-                           FlatRange{begin, std::min(begin + 700, kNumel / 2)});
+        ranges.emplace_back(std::get<TensorRecord>(leaf.content),
+                            FlatRange{begin, std::min(begin + 700, kNumel / 2)});
       }
     }
     std::mt19937 order(4);
-    std::shuffle(parts.begin(), parts.end(), order);
-    parts.push_back(parts.front());  // and one of them twice
-    parallel_for(static_cast<std::int64_t>(parts.size()), 4, {}, [&](std::int64_t i) {
-      const auto& [record, range] = parts[static_cast<std::size_t>(i)];
+    std::shuffle(ranges.begin(), ranges.end(), order);
+    ranges.push_back(ranges.front());  // and one of them twice
+    parallel_for(static_cast<std::int64_t>(ranges.size()), 4, {}, [&](std::int64_t i) {
+      const auto& [record, range] = ranges[static_cast<std::size_t>(i)];
       std::vector<std::byte> bytes(static_cast<std::size_t>(range.numel() * 4));
       archive.read_elements(record, "w", range, bytes);
     });
   };
   std::string bytes = archive(pickle, storage);
-  EXPECT_NO_THROW(read_in_parts(MemoryFile(bytes)));
+  EXPECT_NO_THROW(read_in_ranges(MemoryFile(bytes)));
   bytes[bytes.find(storage.substr(0, 20)) + 123456] ^= 0x10;
-  EXPECT_THAT([&] { read_in_parts(MemoryFile(bytes)); },
+  EXPECT_THAT([&] { read_in_ranges(MemoryFile(bytes)); },
               ThrowsError(ErrorKind::corruption, "CRC-32 of 'x/data/0'"));
 }
 
@@ -428,7 +428,7 @@ std::vector<Finding> findings_of(const CheckpointReader& reader) {
   std::vector<Finding> findings;
   std::uint64_t nbytes = 0;
   reader.verify([&](const Finding& finding) { findings.push_back(finding); },
-                [&](std::uint64_t part) { nbytes += part; });
+                [&](std::uint64_t num_read) { nbytes += num_read; });
   EXPECT_GT(nbytes, 0u);
   return findings;
 }

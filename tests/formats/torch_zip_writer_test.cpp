@@ -126,12 +126,12 @@ TEST_F(TorchZipWriterTest, KeysOfADictThatAreNoStringsStayWhatTheyAre) {
                                    INFINITY,
                                    Value::Symbol{"torch.float16"}};
   for (const Value& key : keys) {
-    const KeyPath path = {"state", *key_step(key), "x"};
+    const KeyPath path = {"state", *dict_key(key), "x"};
     add_byte(source, spell(path), path);
   }
   const auto reader = round_trip(source);
   for (const Value& key : keys) {
-    const KeyPath path = {"state", *key_step(key), "x"};
+    const KeyPath path = {"state", *dict_key(key), "x"};
     const TensorEntry* found = reader->contents().find_tensor(spell(path));
     ASSERT_NE(found, nullptr) << spell(path);
     EXPECT_EQ(found->key_path, path);
@@ -189,9 +189,9 @@ TEST_F(TorchZipWriterTest, BytesDoNotDependOnTheOrderOfBlocks) {
   std::vector<Block> blocks;
   for (const auto piece : writer->write_order()) {
     const std::int64_t numel = source.contents().tensors[piece.tensor_index].meta.numel();
-    const std::int64_t step = writer->block_numel(piece);
-    for (std::int64_t begin = 0; begin < numel; begin += step) {
-      blocks.push_back({piece, {begin, std::min(begin + step, numel)}});
+    const std::int64_t block_numel = writer->block_numel(piece);
+    for (std::int64_t begin = 0; begin < numel; begin += block_numel) {
+      blocks.push_back({piece, {begin, std::min(begin + block_numel, numel)}});
     }
   }
   ASSERT_EQ(blocks.size(), 7U);
@@ -251,7 +251,7 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
          source.add({"w", DType::uint8, {2}}, test::Bytes(2),
                     {{Box{{0}, {1}}, 0}, {Box{{1}, {1}}, 1}});
        }},
-      {"a.c: key path: expected steps that spell the name, found a.b", invalid,
+      {"a.c: key path: expected keys that spell the name, found a.b", invalid,
        [](auto& source) {
          add_byte(source, "a.c", {"a", "b"});
        }},
@@ -259,8 +259,8 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
        "another key",
        invalid,
        [](auto& source) {
-         add_byte(source, "a.1", {"a", DictKey{"1"}});
-         add_byte(source, "a.1.0", {"a", DictKey{"1.0"}});
+         add_byte(source, "a.1", {"a", NonStringKey{"1"}});
+         add_byte(source, "a.1.0", {"a", NonStringKey{"1.0"}});
        }},
       {"a.b: key path: expected a value at a, found a dict", invalid,
        [](auto& source) {
@@ -272,7 +272,7 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
          add_byte(source, "a.0", {"a", 0});
          add_byte(source, "a.b", {"a", "b"});
        }},
-      {"tied: key path: expected steps that spell the name", invalid,
+      {"tied: key path: expected keys that spell the name", invalid,
        [](auto& source) {
          add_byte(source, "w");
          source.add_alias("tied", "w");
@@ -287,7 +287,7 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
        [](auto& source) {
          add_byte(source, "l.9000000000", {"l", 9'000'000'000});
        }},
-      {"key path: expected at most 64 steps, found 5000", invalid,
+      {"key path: expected at most 64 keys, found 5000", invalid,
        [](auto& source) {
          const KeyPath path(5000, "k"s);
          add_byte(source, spell(path), path);

@@ -100,9 +100,9 @@ TEST(ZipReaderTest, LargeArchivesAreNotReadWhole) {
   const MemoryFile file(bytes);
   const ZipReader zip(file, {0, bytes.size()});
   EXPECT_LT(file.num_bytes_read(), 20000u);
-  std::vector<std::byte> part(100);
-  zip.read_at(0, (10 << 20) - 100, part);
-  EXPECT_EQ(part.back(), std::byte{'x'});
+  std::vector<std::byte> read(100);
+  zip.read_at(0, (10 << 20) - 100, read);
+  EXPECT_EQ(read.back(), std::byte{'x'});
   EXPECT_LT(file.num_bytes_read(), 20000u);
 }
 
@@ -114,9 +114,9 @@ TEST(ZipReaderTest, RangesOfMembersAreTheirOwn) {
   const ZipReader zip(file, {0, bytes.size()});
   const ByteRange range = zip.data_range(1);
   EXPECT_EQ(bytes.substr(range.begin, range.nbytes()), data);
-  std::vector<std::byte> part(3);
-  zip.read_at(1, 500, part);
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>(part.data()), 3), data.substr(500, 3));
+  std::vector<std::byte> read(3);
+  zip.read_at(1, 500, read);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(read.data()), 3), data.substr(500, 3));
 }
 
 TEST(ZipReaderTest, ChecksTheCrc) {

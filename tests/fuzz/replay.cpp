@@ -175,7 +175,7 @@ std::vector<Input> read_inputs(const std::vector<std::string>& paths) {
   return inputs;
 }
 
-/// Changes inputs as damage and malice do: bits, bytes, numbers at a limit, parts that are lost,
+/// Changes inputs as damage and malice do: bits, bytes, numbers at a limit, ranges that are lost,
 /// doubled, or come from elsewhere.
 class Mutator {
  public:
@@ -193,7 +193,7 @@ class Mutator {
  private:
   std::size_t below(std::size_t end) { return static_cast<std::size_t>(engine_() % end); }
   std::size_t place_in(const Bytes& bytes) { return bytes.empty() ? 0 : below(bytes.size()); }
-  /// Short parts are as likely as long ones.
+  /// Short ranges are as likely as long ones.
   std::size_t length_up_to(std::size_t most) {
     const std::size_t limit = std::size_t{1} << below(12);
     return most == 0 ? 0 : 1 + below(std::min(most, limit));
@@ -287,8 +287,8 @@ class Mutator {
   void insert(Bytes& bytes, std::size_t at, const Bytes& from, std::size_t from_at) {
     const auto begin = from.begin() + static_cast<std::ptrdiff_t>(from_at);
     const auto nbytes = static_cast<std::ptrdiff_t>(length_up_to(from.size() - from_at));
-    const Bytes part(begin, begin + nbytes);  // `from` may be `bytes`
-    bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), part.begin(), part.end());
+    const Bytes copied(begin, begin + nbytes);  // `from` may be `bytes`
+    bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), copied.begin(), copied.end());
   }
 
   std::mt19937_64 engine_;

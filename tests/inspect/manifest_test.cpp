@@ -131,8 +131,8 @@ TEST(ManifestTest, TextReadsBackWhateverTheNames) {
 
 TEST(ManifestTest, WhatIsNoManifestIsRefusedWithItsLine) {
   const std::string digest(32, 'a');
-  const auto refuses = [](const std::string& text, const std::string& part) {
-    EXPECT_THAT([&] { parse_manifest(text, "m"); }, ThrowsError(ErrorKind::corruption, part));
+  const auto refuses = [](const std::string& text, const std::string& found) {
+    EXPECT_THAT([&] { parse_manifest(text, "m"); }, ThrowsError(ErrorKind::corruption, found));
   };
   refuses("", "m: manifest: expected lines");
   refuses(digest + "  a\n" + digest + " b\n", "m: line 2: expected DIGEST  NAME");

@@ -182,7 +182,7 @@ TEST(StatisticsTest, AreTheSameBitForBitHoweverTheTensorIsCutAndRead) {
   ScanOptions alone;
   ScanOptions crowded;
   crowded.num_threads = 4;
-  crowded.memory_nbytes = 1;  // the smallest steps
+  crowded.memory_nbytes = 1;  // the smallest reads
   const Statistics a = compute_statistics(one, {&index, 1}, alone).front();
   const Statistics b = compute_statistics(many, {&index, 1}, crowded).front();
   EXPECT_EQ(a.sum, b.sum);

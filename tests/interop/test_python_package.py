@@ -160,7 +160,7 @@ def test_values_keep_what_python_distinguishes(tmp_path):
         tessera.Symbol("torch.load").torch()
 
 
-# --- tensors and their parts ---------------------------------------------------------------------------------------
+# --- tensors and their slices --------------------------------------------------------------------------------------
 
 
 def generated():
@@ -201,13 +201,13 @@ def states(tmp_path_factory):
 
 
 @pytest.mark.parametrize("writer", ["torch", "safetensors", "dcp", "native", "compressed"])
-def test_any_part_is_what_torch_takes_out_of_the_whole(states, writer):
+def test_any_slice_is_what_torch_takes_out_of_the_whole(states, writer):
     path, state = states[writer]
     checkpoint = tessera.open(path)
     assert list(checkpoint) == sorted(state)
     choose = random.Random(SEED)
 
-    def part_of(size):
+    def slice_of(size):
         if size and choose.random() < 0.3:
             return choose.randrange(-size, size)
         return slice(*choose.choices([None, *range(-size - 2, size + 3)], k=2), choose.choice([None, 1]))
@@ -215,7 +215,7 @@ def test_any_part_is_what_torch_takes_out_of_the_whole(states, writer):
     for name, tensor in state.items():
         assert bits(checkpoint[name].torch()) == bits(tensor)
         for _ in range(60):
-            index = tuple(part_of(size) for size in tensor.shape[:choose.randrange(tensor.ndim + 1)])
+            index = tuple(slice_of(size) for size in tensor.shape[:choose.randrange(tensor.ndim + 1)])
             if choose.random() < 0.3:
                 index = (*index, ...)
             found = checkpoint[name][index]
@@ -227,7 +227,7 @@ def test_any_part_is_what_torch_takes_out_of_the_whole(states, writer):
 
 
 def test_pieces_of_columns_are_put_together(tmp_path):
-    """Sharded on both dimensions: a part takes from many files."""
+    """Sharded on both dimensions: a slice takes from many files."""
     source = FIXTURES / "dcp" / "valid" / "fsdp2_tp"
     checkpoint = tessera.open(source)
     names = [name for name, found in checkpoint.items() if isinstance(found, tessera.Tensor) and found.ndim == 2]
@@ -238,7 +238,7 @@ def test_pieces_of_columns_are_put_together(tmp_path):
             assert bits(checkpoint[name][top:, left:left + 3].torch()) == bits(whole[top:, left:left + 3])
 
 
-def test_slices_that_are_no_plain_part_are_refused():
+def test_slices_that_are_no_plain_range_are_refused():
     tensor = tessera.open(ADAMW)["model.emb.weight"]  # [13, 7]
     refused = {
         "step 2": (IndexError, slice(None, None, 2)), "step -1": (IndexError, slice(None, None, -1)),
@@ -550,7 +550,7 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
         ({"resume": True, "discard": True}, ValueError, "resume: expected one of resume and discard"),
         ({"ranks": 2, "world_size": 2}, ValueError, "ranks: expected one of ranks and world_size"),
         ({"memory": "64 MB of it"}, ValueError, "memory: expected a size such as 256MiB, found '64 MB of it'"),
-        ({"rename": {"": ""}}, ValueError, "rename: expected a part of names"),
+        ({"rename": {"": ""}}, ValueError, "rename: expected a prefix of names"),
         ({"world": 2}, TypeError, "world"),
     ]
     for keywords, kind, words in refused:
@@ -682,7 +682,7 @@ def test_parts_and_sources_that_mean_nothing_are_refused(apart, tmp_path):
         (lambda: tessera.split(ADAMW, moved, prefix="model.layer"), tessera.Error,
          "^prefix: expected a prefix of a name, found 'model.layer.'"),
         (lambda: tessera.split(ADAMW, moved), ValueError, "^split: expected prefix, only or drop_optimizer"),
-        (lambda: tessera.split(ADAMW, moved, prefix=""), ValueError, "^prefix: expected the first steps"),
+        (lambda: tessera.split(ADAMW, moved, prefix=""), ValueError, "^prefix: expected the first components"),
         (lambda: tessera.split(ADAMW, moved, prefix="model", worlds=2), TypeError, r"^split\(\) got .* 'worlds'"),
         (lambda: tessera.merge(pair, moved, flat_layout="x"), TypeError, r"^merge\(\) got .* 'flat_layout'"),
         (lambda: tessera.merge(here / "model.pt", moved), TypeError, "^sources: expected several paths"),

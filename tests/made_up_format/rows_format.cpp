@@ -22,13 +22,13 @@ constexpr std::string_view kFirstLine = "rows 1\n";
 constexpr std::uint64_t kMaxNbytes = 1 << 20;
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
+  std::vector<std::string_view> fields;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(separator), text.size());
-    parts.push_back(text.substr(0, end));
+    fields.push_back(text.substr(0, end));
     text.remove_prefix(std::min(end + 1, text.size()));
   }
-  return parts;
+  return fields;
 }
 
 template <class Number>

@@ -275,7 +275,7 @@ TEST(PlannerTest, RenameReplacesAPrefixAndKeepsTheNesting) {
 }
 
 TEST(PlannerTest, RenameKeepsTheNestingOfWhatIsKept) {
-  const formats::KeyStep number = *formats::key_step(0);
+  const formats::Key number = *formats::dict_key(0);
   struct Case {
     formats::KeyPath path;
     Rename rename;
@@ -337,7 +337,7 @@ TEST(PlannerTest, OnlySelectsAndAnAliasWithoutItsTargetBecomesATensor) {
 TEST(PlannerTest, TheOptimizerIsLeftOutWhereAskedFor) {
   CheckpointContents source = adamw();
   source.values = {{"epoch", {}}, {"optim.param_groups.0.lr", {}}};
-  const Plan plan = plan_reshard(source, "src", {.optimizer = OptimizerPart::leave_out});
+  const Plan plan = plan_reshard(source, "src", {.optimizer = OptimizerSelection::leave_out});
   EXPECT_THAT(plan.problems, IsEmpty());
   ASSERT_THAT(plan.destination.tensors, SizeIs(2));
   EXPECT_EQ(plan.destination.tensors[1].meta.fqn, "model.up.weight");
@@ -356,7 +356,7 @@ TEST(PlannerTest, AModelWhoseNamesAreThoseOfAnOptimizerIsNotLeftOutWithIt) {
                     tensor("state.net.weight", {2, 2}),
                     tensor("state.step", {})};
   source.values = {{"optim.param_groups.0.lr", {}}};
-  const Plan plan = plan_reshard(source, "src", {.optimizer = OptimizerPart::leave_out});
+  const Plan plan = plan_reshard(source, "src", {.optimizer = OptimizerSelection::leave_out});
   std::vector<std::string> names;
   for (const auto& left : plan.destination.tensors) names.push_back(left.meta.fqn);
   EXPECT_THAT(names, ElementsAre("ema.state.net.exp_avg", "ema.state.net.weight",

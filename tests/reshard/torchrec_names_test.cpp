@@ -100,7 +100,7 @@ TEST(TorchrecNamesTest, TablesOfTorchOptimKeepItsNames) {
   EXPECT_THAT(torchrec(adagrad, &plan), ElementsAre(Pair("sum", "t.momentum1")));
 }
 
-TEST(TorchrecNamesTest, KeyPathsKeepTheirSteps) {
+TEST(TorchrecNamesTest, KeyPathsKeepTheirKeys) {
   CheckpointContents contents = table_with({{"t.momentum1", {6}}});
   KeyPath& path = contents.tensors[1].key_path;
   const std::string parameter = "ebc.embedding_bags.t.weight";

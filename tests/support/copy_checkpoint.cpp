@@ -26,10 +26,11 @@ void copy_checkpoint(const formats::CheckpointReader& source, formats::Checkpoin
     const Region& region = tensor.pieces.at(piece.piece_index).region;
     piece_bytes.push_back(gather_region(whole_tensor(source, index), tensor.meta.shape, region,
                                         itemsize(tensor.meta.dtype)));
-    const std::int64_t step = writer.block_numel(piece);
-    for (std::int64_t begin = 0; begin < numel_of(region); begin += step) {
-      blocks.push_back(
-          {piece, piece_bytes.size() - 1, {begin, std::min(begin + step, numel_of(region))}});
+    const std::int64_t block_numel = writer.block_numel(piece);
+    for (std::int64_t begin = 0; begin < numel_of(region); begin += block_numel) {
+      blocks.push_back({piece,
+                        piece_bytes.size() - 1,
+                        {begin, std::min(begin + block_numel, numel_of(region))}});
     }
   }
   try {

@@ -3,7 +3,7 @@
 #include <array>
 #include <cstdio>
 
-#include "ckpt-inspect/json_parts.h"
+#include "ckpt-inspect/json_members.h"
 #include "cli/table.h"
 #include "tessera/base/size_text.h"
 

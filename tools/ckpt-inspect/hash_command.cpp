@@ -44,7 +44,7 @@ Manifest read_expected(const HashOptions& options) {
 void print_json(const formats::CheckpointReader& reader, const Manifest& manifest,
                 Terminal& terminal) {
   JsonOutput json(terminal, kInspectJsonSchema);
-  write_source(json, format_name(reader.format()), reader.contents());
+  write_source(json, reader.format().name(), reader.contents());
   json.member("whole", manifest.whole_digest());
   json.key("digests").begin_array();
   for (const Manifest::Entry& entry : manifest.entries) {

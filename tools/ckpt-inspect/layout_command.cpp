@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "ckpt-inspect/json_parts.h"
+#include "ckpt-inspect/json_members.h"
 #include "cli/table.h"
 #include "inspect/layout_map.h"
 #include "tessera/base/file_system.h"
@@ -61,12 +61,12 @@ std::string cut_in_words(const formats::TensorEntry& tensor, const inspect::Layo
 }
 
 // Returns rank numbers over their columns: `0123`, or `0       8       16`.
-std::string axis(std::size_t world_size, std::size_t step) {
-  const std::size_t num_columns = (world_size + step - 1) / step;
+std::string axis(std::size_t world_size, std::size_t ranks_per_column) {
+  const std::size_t num_columns = (world_size + ranks_per_column - 1) / ranks_per_column;
   const std::size_t tick_columns = world_size <= 10 ? 1 : kTickColumns;
   std::string text;
   for (std::size_t column = 0; column < num_columns; column += tick_columns) {
-    const std::string label = std::to_string(column * step);
+    const std::string label = std::to_string(column * ranks_per_column);
     if (column > 0 && column + label.size() > num_columns) break;
     text.append(column - text.size(), ' ');
     text += label;
@@ -108,11 +108,11 @@ void print_map(const Subject& subject, const inspect::Selection& selection,
   const auto world_size = static_cast<std::size_t>(contents.world_size);
   const auto map_width = static_cast<std::size_t>(
       std::clamp(terminal.width() - kTextColumns, kMinMapColumns, kMaxMapColumns));
-  const std::size_t step = inspect::shares_per_character(world_size, map_width);
+  const std::size_t ranks_per_column = inspect::shares_per_character(world_size, map_width);
   using enum Table::Align;
   Table table({left, left, left});
   table.let_shrink(0);
-  table.add_row({{"rank", Style::faint}, {axis(world_size, step), Style::faint}});
+  table.add_row({{"rank", Style::faint}, {axis(world_size, ranks_per_column), Style::faint}});
   for (const Row& row : rows) {
     const formats::TensorEntry& tensor = contents.tensors[row.tensor];
     const inspect::LayoutPattern pattern = inspect::layout_pattern(tensor);
@@ -134,7 +134,7 @@ void print_map(const Subject& subject, const inspect::Selection& selection,
   }
   table.print(terminal);
   std::string legend = "· nothing, ▁ few bytes, █ the most bytes in the row";
-  if (step > 1) legend += "; one column is " + counted(step, "rank");
+  if (ranks_per_column > 1) legend += "; one column is " + counted(ranks_per_column, "rank");
   terminal.print("\n" + terminal.styled(Style::faint, legend) + "\n");
   terminal.print(terminal.styled(
                      Style::strong,
@@ -232,7 +232,7 @@ void print_planned_layout(const CheckpointReader& reader, const LayoutOptions& o
       planned_tables(reader, select_names(reader, options.source), plan);
   const std::string origin =
       "planned for " + counted(static_cast<std::uint64_t>(plan.world_size), "rank");
-  print_layout({planned, std::string(format_name(reader.format())), origin, &plan},
+  print_layout({planned, std::string(reader.format().name()), origin, &plan},
                inspect::select(planned, NameSelection(), reader.path()), options, terminal);
 }
 
@@ -261,9 +261,8 @@ ExitCode run_layout(const LayoutOptions& options, Terminal& terminal) {
     print_planned_layout(*reader, options, terminal);
     return ExitCode::done;
   }
-  print_layout(
-      {reader->contents(), std::string(format_name(reader->format())), format_in_words(*reader)},
-      select_names(*reader, options.source), options, terminal);
+  print_layout({reader->contents(), std::string(reader->format().name()), format_in_words(*reader)},
+               select_names(*reader, options.source), options, terminal);
   return ExitCode::done;
 }
 

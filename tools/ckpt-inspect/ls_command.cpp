@@ -60,7 +60,7 @@ void print_json(const CheckpointReader& reader, const inspect::Selection& select
                 Terminal& terminal) {
   const formats::CheckpointContents& contents = reader.contents();
   JsonOutput json(terminal, kInspectJsonSchema);
-  write_source(json, format_name(reader.format()), reader.contents());
+  write_source(json, reader.format().name(), reader.contents());
   json.key("tensors").begin_array();
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const formats::TensorEntry& tensor = contents.tensors[rows[r].tensor];

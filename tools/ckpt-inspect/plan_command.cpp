@@ -49,16 +49,16 @@ void print_explanation(const ProposedPlan& proposed, Terminal& terminal) {
   constexpr int kNumTables = 2;
   const auto max_width = static_cast<std::size_t>(std::max(terminal.width(), 0));
   const std::string text = proposed.to_text(terminal.output_is_terminal() ? max_width : 0);
-  int part = 0;
-  bool begins_part = true;
+  int section = 0;
+  bool begins_section = true;
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = text.find('\n', begin);
     const std::string_view line = std::string_view(text).substr(begin, end - begin);
-    const Style of_first_line = part < kNumTables ? Style::faint : Style::strong;
-    terminal.print(begins_part ? terminal.styled(of_first_line, line) : std::string(line));
+    const Style of_first_line = section < kNumTables ? Style::faint : Style::strong;
+    terminal.print(begins_section ? terminal.styled(of_first_line, line) : std::string(line));
     terminal.print("\n");
-    begins_part = line.empty();
-    if (begins_part) ++part;
+    begins_section = line.empty();
+    if (begins_section) ++section;
     begin = end + 1;
   }
 }

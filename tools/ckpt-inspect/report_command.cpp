@@ -5,7 +5,7 @@
 #include <span>
 
 #include "ckpt-inspect/diff_command.h"
-#include "ckpt-inspect/json_parts.h"
+#include "ckpt-inspect/json_members.h"
 #include "ckpt-inspect/report/page.h"
 #include "cli/output_file.h"
 #include "inspect/layout_map.h"

@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "base/json.h"
-#include "ckpt-inspect/json_parts.h"
+#include "ckpt-inspect/json_members.h"
 #include "ckpt-inspect/tensor_preview.h"
 #include "cli/table.h"
 #include "tessera/base/size_text.h"
@@ -247,7 +247,7 @@ ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
   const std::vector<std::size_t> tensors = tensors_of(*reader, selection);
   if (options.json) {
     JsonOutput json(terminal, kInspectJsonSchema);
-    write_source(json, format_name(reader->format()), reader->contents());
+    write_source(json, reader->format().name(), reader->contents());
     json.key("tensors").begin_array();
     for (std::size_t t : tensors) write_tensor(*reader, t, options, json, terminal);
     json.end_array();

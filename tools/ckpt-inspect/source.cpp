@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 #include "ckpt-inspect/standard_input.h"
-#include "cli/remedies.h"
+#include "cli/command_line_remedies.h"
 #include "formats/flat_layout.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/glob.h"
@@ -123,7 +123,7 @@ inspect::ScanOptions Work::scan_options() {
 }
 
 std::string format_in_words(const formats::CheckpointReader& reader) {
-  std::string text(format_name(reader.format()));
+  std::string text(reader.format().name());
   if (!formats::holds_whole_tensors(reader.format())) {
     text += ", " + counted(static_cast<std::uint64_t>(reader.contents().world_size), "rank");
   }

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <map>
 
-#include "ckpt-inspect/json_parts.h"
+#include "ckpt-inspect/json_members.h"
 #include "cli/table.h"
 #include "tessera/base/size_text.h"
 
@@ -40,12 +40,12 @@ std::string in_few_digits(const std::optional<inspect::Number>& number) {
   return exact.size() <= 8 ? exact : three_digits(inspect::to_double(*number));
 }
 
-std::string share(std::int64_t part, std::int64_t whole) {
-  if (part == 0) return "0";
-  const double percent = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+std::string share(std::int64_t count, std::int64_t total) {
+  if (count == 0) return "0";
+  const double percent = 100.0 * static_cast<double>(count) / static_cast<double>(total);
   if (percent < 0.1) return "<0.1%";
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), part == whole ? "%.0f%%" : "%.1f%%", percent);
+  std::snprintf(text.data(), text.size(), count == total ? "%.0f%%" : "%.1f%%", percent);
   return text.data();
 }
 
@@ -123,7 +123,7 @@ ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
     return ExitCode::done;
   }
   JsonOutput json(terminal, kInspectJsonSchema);
-  write_source(json, format_name(reader->format()), reader->contents());
+  write_source(json, reader->format().name(), reader->contents());
   json.key("stats").begin_array();
   for (const auto& [name, group] : groups) {
     json.begin_object().member("name", name).member("tensors", group.num_tensors);

@@ -169,7 +169,7 @@ ExitCode run_tree(const TreeOptions& options, Terminal& terminal) {
   const TreeNode root = make_tree(reader->contents(), selection, folding);
   if (options.json) {
     JsonOutput json(terminal, kInspectJsonSchema);
-    write_source(json, format_name(reader->format()), reader->contents());
+    write_source(json, reader->format().name(), reader->contents());
     json.key("tree").begin_array();
     for (const TreeNode& child : root.children) {
       print_json(*reader, child, options.depth > 0 ? options.depth - 1 : -1, json);

@@ -1,7 +1,7 @@
 #include "ckpt-inspect/verify_command.h"
 
+#include "cli/command_line_remedies.h"
 #include "cli/json_output.h"
-#include "cli/remedies.h"
 #include "tessera/base/size_text.h"
 #include "tessera/inspect/verify.h"
 
@@ -19,7 +19,7 @@ std::int64_t count_of(const inspect::VerifyReport& report, Finding::Severity sev
 void print_json(const formats::CheckpointReader& reader, const inspect::VerifyReport& report,
                 Terminal& terminal) {
   JsonOutput json(terminal, kInspectJsonSchema);
-  json.member("format", format_name(reader.format())).member("sound", !report.has_errors());
+  json.member("format", reader.format().name()).member("sound", !report.has_errors());
   json.member("tensors", report.num_tensors).member("pieces", report.num_pieces);
   json.member("values", report.num_values).member("nbytes", report.nbytes);
   json.key("findings").begin_array();

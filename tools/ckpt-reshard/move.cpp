@@ -4,9 +4,9 @@
 #include <chrono>
 #include <utility>
 
+#include "cli/command_line_remedies.h"
 #include "cli/format_rows.h"
 #include "cli/json_output.h"
-#include "cli/remedies.h"
 #include "cli/stop_signals.h"
 #include "cli/table.h"
 #include "formats/staging/staged_destination.h"
@@ -17,7 +17,7 @@
 #include "tessera/formats/format_driver.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
-#include "tessera/reshard/given_options.h"
+#include "tessera/reshard/journaled_options.h"
 
 namespace tessera::cli {
 namespace {
@@ -70,7 +70,7 @@ int count_option(const std::string& name, int number) {
 void check_options(const MoveOptions& options) {
   if (options.resume && options.discard)
     refuse_option("--resume", "either --resume or --discard", "both");
-  const std::string found = "--to " + std::string(format_name(*options.format));
+  const std::string found = "--to " + std::string(options.format->name());
   const FormatTraits traits = formats::traits_of(*options.format);
   if (compression(options).compression != NativeWriteOptions::Compression::none &&
       !traits.has_compression) {
@@ -105,7 +105,7 @@ PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files) {
   plan.world_size = count_option("--world-size", options.world_size);
   plan.strategy = options.strategy;
   plan.only = NameSelection(options.only);
-  if (options.drop_optimizer) plan.optimizer = reshard::OptimizerPart::leave_out;
+  if (options.drop_optimizer) plan.optimizer = reshard::OptimizerSelection::leave_out;
   plan.optimizer_names = options.optimizer_names;
   plan.renames = parse_renames(options.renames);
   plan.renames.insert(plan.renames.end(), options.prefix_removals.begin(),
@@ -136,21 +136,22 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
   create.overwrite = overwrite_policy(options);
   create.native = compression(options);
   create.journal.emplace();
-  create.journal->identity = reshard::explain_plan({.world_size = plan.world_size,
-                                                    .strategy = plan.strategy,
-                                                    .table_plan = files.table_plan,
-                                                    .units = files.units,
-                                                    .flat_layout = files.flat_layout,
-                                                    .only = options.only,
-                                                    .renames = parse_renames(options.renames),
-                                                    .prefix_removals = options.prefix_removals,
-                                                    .source_prefixes = options.source_prefixes,
-                                                    .preference = options.preference,
-                                                    .cast = plan.cast,
-                                                    .optimizer_names = options.optimizer_names,
-                                                    .drop_optimizer = options.drop_optimizer,
-                                                    .allow_missing = options.allow_missing,
-                                                    .allow_lossy = options.allow_lossy});
+  create.journal->identity =
+      reshard::identity_of_options({.world_size = plan.world_size,
+                                    .strategy = plan.strategy,
+                                    .table_plan = files.table_plan,
+                                    .units = files.units,
+                                    .flat_layout = files.flat_layout,
+                                    .only = options.only,
+                                    .renames = parse_renames(options.renames),
+                                    .prefix_removals = options.prefix_removals,
+                                    .source_prefixes = options.source_prefixes,
+                                    .preference = options.preference,
+                                    .cast = plan.cast,
+                                    .optimizer_names = options.optimizer_names,
+                                    .drop_optimizer = options.drop_optimizer,
+                                    .allow_missing = options.allow_missing,
+                                    .allow_lossy = options.allow_lossy});
   create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
   if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
   if (options.discard) create.journal->kept_work = formats::KeptWork::discard;
@@ -164,8 +165,7 @@ std::string contents_line(const MoveOptions& options, const Plan& plan) {
   if (!contents.values.empty()) line += ", " + counted(contents.values.size(), "value");
   if (!contents.aliases.empty())
     line += ", " + counted(contents.aliases.size(), "alias", "aliases");
-  line +=
-      ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(format_name(*options.format));
+  line += ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(options.format->name());
   if (!formats::holds_whole_tensors(*options.format)) {
     line += " for " + counted(static_cast<std::uint64_t>(contents.world_size), "rank");
   }
@@ -176,8 +176,8 @@ std::string contents_line(const MoveOptions& options, const Plan& plan) {
 void print_json(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
                 std::uint64_t kept_nbytes, Terminal& terminal) {
   JsonOutput json(terminal, kJsonSchema);
-  json.member("source_format", format_name(reader.format()));
-  json.member("format", format_name(*options.format));
+  json.member("source_format", reader.format().name());
+  json.member("format", options.format->name());
   json.member("world_size", plan.destination.world_size);
   json.member("num_tensors", std::uint64_t{plan.destination.tensors.size()});
   json.member("num_values", std::uint64_t{plan.destination.values.size()});

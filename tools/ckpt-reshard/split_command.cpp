@@ -8,7 +8,7 @@
 
 namespace tessera::cli {
 void add_split_command(CommandLine& line, SplitOptions& options, Terminal& terminal) {
-  Command& command = line.add_command("split", "Moves a part of a checkpoint",
+  Command& command = line.add_command("split", "Moves a subset of a checkpoint",
                                       [&] { return run_split(options, terminal); });
   command
       .describe(

@@ -17,7 +17,7 @@ struct SplitOptions {
 
 void add_split_command(CommandLine& line, SplitOptions& options, Terminal& terminal);
 
-/// Moves a part of a checkpoint.
+/// Moves a subset of a checkpoint.
 ExitCode run_split(const SplitOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

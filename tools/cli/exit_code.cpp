@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cli/command_line.h"
-#include "cli/remedies.h"
+#include "cli/command_line_remedies.h"
 #include "cli/terminal.h"
 
 namespace tessera::cli {

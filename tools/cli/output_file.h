@@ -13,8 +13,8 @@ namespace tessera::cli {
 /// The name for standard output, where a command writes a file.
 inline constexpr const char* kStandardOutput = "-";
 
-/// Writes a file in parts; it appears only with `commit`. Create it before the work whose result it
-/// takes, so that an existing destination is refused early. Not thread-safe.
+/// Writes a file, text by text; it appears only with `commit`. Create it before the work whose
+/// result it takes, so that an existing destination is refused early. Not thread-safe.
 class OutputFile {
  public:
   /// `option` is how the path was given (`--output`), for messages.

@@ -63,7 +63,7 @@ class Progress {
   std::mutex mutex_;
 };
 
-/// Returns the progress line, without a terminal's part in it.
+/// Returns the progress line, without a terminal's escape sequences.
 std::string progress_line(const std::string& label, std::uint64_t done_nbytes,
                           std::uint64_t total_nbytes, double seconds);
 

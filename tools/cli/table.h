@@ -22,7 +22,7 @@ class Table {
   struct Cell {
     std::string text;
     Style style = Style::plain;
-    /// Whether the text runs on to the end of the line and beyond, with no part in the widths.
+    /// Whether the text runs on to the end of the line and beyond, without effect on the widths.
     enum class Extent : std::uint8_t { one_column, rest_of_line } extent = Extent::one_column;
   };
 

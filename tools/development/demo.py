@@ -19,7 +19,7 @@ WORK = ROOT / "build" / "demo"
 
 
 @dataclasses.dataclass
-class Step:
+class Action:
     name: str
     nbytes: int
     seconds: float
@@ -90,12 +90,12 @@ def demo(*, torch_version: str | None) -> int:
     native = WORK / "step3-native"
     safetensors = WORK / "step3-safetensors"
     returned = WORK / "step3-dcp-again"
-    steps = []
+    actions = []
 
     def finished(name: str, checkpoint: Path, seconds: float) -> None:
         digests = json.loads(digest_file.read_text())
-        steps.append(Step(name, bytes_under(checkpoint), seconds, differences(checkpoint, digests),
-                          len(digests["tensors"])))
+        actions.append(Action(name, bytes_under(checkpoint), seconds, differences(checkpoint, digests),
+                              len(digests["tensors"])))
 
     def torchrun(processes: int, script: str, checkpoint: Path) -> list[str]:
         return ["torchrun", "--standalone", "--nproc-per-node", str(processes), str(SCRIPTS / script),
@@ -127,15 +127,15 @@ def demo(*, torch_version: str | None) -> int:
         unequal = []
     except Stop as stop:
         unequal = [f"PyTorch, 2 ranks: {stop}"]
-    steps.append(Step("PyTorch loads, 2 ranks", bytes_under(returned), time.monotonic() - prompt_begin, unequal,
-                      len(json.loads(digest_file.read_text())["tensors"])))
+    actions.append(Action("PyTorch loads, 2 ranks", bytes_under(returned), time.monotonic() - prompt_begin, unequal,
+                          len(json.loads(digest_file.read_text())["tensors"])))
 
-    for step in steps:
-        for line in step.differences:
+    for action in actions:
+        for line in action.differences:
             say(line)
-    rows = [["step", "bytes", "seconds", "equal"]]
-    rows += [[step.name, f"{step.nbytes:,}", f"{step.seconds:.2f}",
-              "NO" if step.differences else f"yes, {step.compared} tensors"] for step in steps]
+    rows = [["action", "bytes", "seconds", "equal"]]
+    rows += [[action.name, f"{action.nbytes:,}", f"{action.seconds:.2f}",
+              "NO" if action.differences else f"yes, {action.compared} tensors"] for action in actions]
     say(table(rows, right={1, 2}))
     say(f"\nThe checkpoints are in {WORK.relative_to(ROOT)}; look around with build/bin/ckpt-inspect --help.")
-    return 1 if any(step.differences for step in steps) else 0
+    return 1 if any(action.differences for action in actions) else 0

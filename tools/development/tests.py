@@ -35,7 +35,7 @@ THREAD_SANITIZER_OPTIONS = {
     "OMP_NUM_THREADS": "1",  # nor is OpenMP's library
 }
 # No threads, or memory that is counted.
-RANKS_AS_PROCESSES = "^(DeadRankTest|DropoutTest|KilledSaveTest|MemoryTest|StateMemoryTest|ResumeTest.*RandomNumbers)"
+RANKS_AS_PROCESSES = "^(DeadRankTest|DropoutTest|KilledSaveTest|MemoryTest|StateMemoryTest|ResumeTrainingTest.*RandomNumbers)"
 
 
 @dataclasses.dataclass

@@ -43,7 +43,7 @@ std::string_view dtype_name(DType dtype);
 /// torch's second names (`half`, `float`, `long`, …).
 std::optional<DType> parse_dtype(std::string_view name);
 
-/// Returns the "expected" part of an error message for `name`, which is not a valid dtype: `a dtype
+/// Returns the "expected" text of an error message for `name`, which is not a valid dtype: `a dtype
 /// of torch`, and the dtype that a known short name stands for (`bf16`).
 std::string dtype_expectation(std::string_view name);
 

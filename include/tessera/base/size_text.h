@@ -10,7 +10,7 @@ namespace tessera {
 /// Returns `4.0 MiB`; below 1024, `512 bytes`.
 std::string iec_size(std::uint64_t nbytes);
 
-/// Returns the part that `exact_size` adds after the bytes: `(4.0 MiB)`; empty below 1024.
+/// Returns the text that `exact_size` adds after the bytes: `(4.0 MiB)`; empty below 1024.
 std::string rounded_size(std::uint64_t nbytes);
 
 /// Returns `4194304 bytes (4.0 MiB)`; below 1024, `512 bytes`.

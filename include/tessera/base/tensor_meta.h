@@ -11,7 +11,7 @@ namespace tessera {
 struct TensorMeta {
   std::string fqn;  // flattened key, e.g. `optim.state.emb.weight.exp_avg`
   DType dtype = DType::float32;
-  Shape shape;  // global, not the part of any rank
+  Shape shape;  // global, not of a shard
 
   std::int64_t numel() const { return numel_of(shape); }
   std::uint64_t nbytes() const { return static_cast<std::uint64_t>(numel()) * itemsize(dtype); }

@@ -39,25 +39,25 @@ enum class StateKind : std::uint8_t {
 std::string_view state_kind_name(StateKind kind);
 
 /// A dict key that is not a string, such as the numbers in the `state` of an optimizer.
-struct DictKey {
+struct NonStringKey {
   std::string json;  // the key as value_to_json writes it
-  friend auto operator<=>(const DictKey&, const DictKey&) = default;
+  friend auto operator<=>(const NonStringKey&, const NonStringKey&) = default;
 };
 
-/// A step into a nested state dict: a string key of a dict, a position in a list, or another key of
-/// a dict.
-using KeyStep = std::variant<std::string, std::int64_t, DictKey>;
+/// What leads one level down in a nested state dict: a string key of a dict, a position in a list,
+/// or another key of a dict.
+using Key = std::variant<std::string, std::int64_t, NonStringKey>;
 
-/// Where a flattened key was in the nested state dict, outermost step first.
-using KeyPath = std::vector<KeyStep>;
+/// Where a flattened key was in the nested state dict, outermost key first.
+using KeyPath = std::vector<Key>;
 
-/// Returns the step for a key of a dict; nothing if Python cannot hash the key.
-std::optional<KeyStep> key_step(const Value& key);
+/// Returns a key of a dict as a `Key`; nothing if Python cannot hash it.
+std::optional<Key> dict_key(const Value& key);
 
-/// Returns the key of a step. Requires: `key_step` made the step.
-Value key_of(const DictKey& step);
+/// Undoes `dict_key`. Requires: `dict_key` made the key.
+Value dict_key_value(const NonStringKey& key);
 
-/// Returns the flattened key of a path: its steps joined by dots, each as Python's str() writes it.
+/// Returns the flattened key of a path: its keys joined by dots, each as Python's str() writes it.
 std::string spell(const KeyPath& path);
 
 /// Returns the path as a list: strings and positions unchanged, any other key in a list of its own.

@@ -14,10 +14,11 @@
 
 namespace tessera::formats {
 
-/// Describes work as names and texts. Anything that changes a byte of a block changes one of the
-/// texts, so only the same work is resumed. Members whose name starts with `kPlanExplanation`
-/// describe a plan in words. They are compared only if a digest differs, to name the difference.
-using WorkIdentity = std::map<std::string, std::string>;
+/// What must be equal so that a run can resume the work of an interrupted one: names and texts.
+/// Anything that changes a byte of a block changes one of the texts. Members whose name starts with
+/// `kPlanExplanation` describe a plan in words. They are compared only if a digest differs, to name
+/// the difference.
+using ResumeIdentity = std::map<std::string, std::string>;
 inline constexpr const char* kPlanDigest = "plan";
 inline constexpr const char* kValuesDigest = "values";
 inline constexpr const char* kPlanExplanation = "plan, ";
@@ -33,7 +34,7 @@ enum class KeptWork {
 /// later writer can skip them. Work without a finished block is not kept. The file:
 /// docs/formats/journal.md.
 struct JournalOptions {
-  WorkIdentity identity{};                // what makes two runs the same work
+  ResumeIdentity identity{};              // must equal that of the kept work
   KeptWork kept_work = KeptWork::refuse;  // of an earlier run
 };
 

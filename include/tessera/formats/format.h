@@ -17,7 +17,7 @@ class Format {
   /// `name` belongs to a driver and lives as long as that driver.
   explicit constexpr Format(std::string_view name) : name_(name) {}
 
-  constexpr std::string_view name() const { return name_; }
+  constexpr std::string_view name() const { return name_; }  // in output and options
   friend constexpr bool operator==(Format a, Format b) { return a.name_ == b.name_; }
 
  private:
@@ -28,10 +28,5 @@ inline constexpr Format Format::native{"native"};
 inline constexpr Format Format::dcp{"dcp"};
 inline constexpr Format Format::safetensors{"safetensors"};
 inline constexpr Format Format::torch_zip{"torch"};
-
-/// Returns the format's name in output and options.
-constexpr std::string_view format_name(Format format) {
-  return format.name();
-}
 
 }  // namespace tessera::formats

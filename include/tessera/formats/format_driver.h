@@ -24,7 +24,7 @@ namespace tessera::formats {
 /// match is asked to open it; of equal matches, the driver that was registered first.
 enum class Match {
   none,
-  hint,     // it looks like a part of such a checkpoint
+  hint,     // it looks like a file of such a checkpoint
   by_name,  // the names of the files say so
   remains,  // its files are there, but not the file that makes them a checkpoint
   certain,  // the index file is there, or the first bytes say so
@@ -147,7 +147,7 @@ class FormatDriver {
 
   // What may be replaced or removed
 
-  /// Whether a file of that name can be part of a directory of this format, whoever wrote it.
+  /// Whether a file of that name can belong to a directory of this format, whoever wrote it.
   virtual bool may_own_file(std::string_view /*name*/) const { return false; }
   /// Whether Tessera's writer of this format makes a file of that name in a directory.
   virtual bool writes_file(std::string_view /*name*/) const { return false; }

@@ -12,7 +12,7 @@ namespace tessera::formats {
 /// One of several checkpoints shown as one.
 struct MergeSource {
   std::unique_ptr<CheckpointReader> reader;
-  std::string prefix{};  // a step before every name, without the dot; empty: none
+  std::string prefix{};  // goes before every name, without the dot; empty: none
 };
 
 /// Which entry is shown if several sources have one of the same name.
@@ -40,7 +40,7 @@ MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePrefer
 /// A checkpoint to open as one of several.
 struct MergePath {
   std::string path;
-  std::string prefix{};  // a step before every name, with or without the dot; empty: none
+  std::string prefix{};  // goes before every name, with or without the dot; empty: none
 };
 
 /// Opens checkpoints of any format and returns them as one. `fs` must outlive the reader. Requires:

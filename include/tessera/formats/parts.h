@@ -14,7 +14,7 @@ namespace tessera::formats {
 
 /// [Note: Parts] Several processes write one checkpoint together, each the part of its own rank,
 /// into a directory that all of them see. The result is the same, byte for byte, as what
-/// `create_native` or `create_dcp` writes. Each step begins when all ranks have finished the one
+/// `create_native` or `create_dcp` writes. Each action begins when all ranks have finished the one
 /// before:
 ///
 ///     coordinator only   makes an empty directory, such as a StagedDestination's staging path

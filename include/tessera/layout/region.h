@@ -24,7 +24,7 @@ struct Box {
   friend auto operator<=>(const Box&, const Box&) = default;
 };
 
-/// A range `[begin, end)` of a tensor's elements in row-major order: the part of a parameter that
+/// A range `[begin, end)` of a tensor's elements in row-major order: the shard of a parameter that
 /// is in one shard of a FlatParameter. Units: elements.
 struct FlatRange {
   std::int64_t begin = 0;
@@ -35,7 +35,7 @@ struct FlatRange {
   friend auto operator<=>(const FlatRange&, const FlatRange&) = default;
 };
 
-/// A part of a tensor. Its elements are numbered in its own row-major order: element i of a Box is
+/// Some elements of a tensor, numbered in the region's own row-major order: element i of a Box is
 /// the box's i-th, element i of a FlatRange is the tensor's element `begin + i`.
 using Region = std::variant<Box, FlatRange>;
 
@@ -89,7 +89,7 @@ class CopyRuns {
 
  private:
   // A box of the intersection; all its runs have the same length.
-  struct Part {
+  struct RunGroup {
     Shape outer_sizes;     // run k is at their k-th position, row-major
     Shape source_strides;  // per dimension, in elements of the source region
     Shape destination_strides;
@@ -98,10 +98,10 @@ class CopyRuns {
     std::int64_t run_numel = 0;
     std::int64_t num_runs = 0;
   };
-  void add(Part part);
-  static Run run_at(const Part& part, std::int64_t index);
+  void add(RunGroup group);
+  static Run run_at(const RunGroup& group, std::int64_t index);
 
-  std::vector<Part> parts_;
+  std::vector<RunGroup> groups_;
   std::int64_t num_runs_ = 0;
   std::int64_t numel_ = 0;
 };

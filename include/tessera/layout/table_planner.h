@@ -56,7 +56,7 @@ struct PlannerOptions {
   std::map<std::string, TableConstraint> constraints{};  // by table name
 };
 
-/// The part of one table on one rank, and its cost.
+/// The shard of one table on one rank, and its cost.
 struct PlannedShard {
   int rank = 0;
   std::uint64_t nbytes = 0;  // weights, dense gradient, optimizer state, buffers of a step
@@ -92,8 +92,8 @@ struct ProposedPlan {
   std::string to_json() const;
 };
 
-/// Proposes which rank holds which part of each table, so that the slowest rank's step is short and
-/// no rank exceeds its memory.
+/// Proposes which rank holds which shard of each table, so that the slowest rank's step is short
+/// and no rank exceeds its memory.
 ///
 /// [Note: What a shard costs] In a step with `batch_size` samples on each of W ranks, a shard with
 /// r of a table's R rows and c of its C columns has i = W * batch_size * features * pooling_factor

@@ -32,10 +32,9 @@ void execute(const Plan& plan, const formats::TensorSource& source,
              formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
 /// Creates the destination of a plan, with its values but without its tensors, and returns its
-/// writer. If `create` asks for a journal, adds what the work is (identify_work) to the journal's
-/// identity.
+/// writer. If `create` asks for a journal, adds `resume_identity` to the journal's identity.
 /// Requires: `plan.problems` is empty; `create.format` is the plan's. Throws: what read_value,
-/// identify_work and create_checkpoint throw.
+/// resume_identity and create_checkpoint throw.
 std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       const formats::CheckpointReader& reader,
                                                       FileSystem& fs,

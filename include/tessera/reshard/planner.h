@@ -35,7 +35,7 @@ using tessera::Rename;
 enum class Relaxation { refuse, allow };
 
 /// Whether to move the entries of optimizers (OptimizerEntries).
-enum class OptimizerPart { keep, leave_out };
+enum class OptimizerSelection { keep, leave_out };
 
 /// What the destination is to be. The defaults keep everything as it is in the source.
 struct PlanOptions {
@@ -45,7 +45,7 @@ struct PlanOptions {
   std::optional<TablePlan> table_plan{};  // shards of each table; none: by the strategy
   std::vector<FlatUnit> units{};          // replace the source's; with its names, shapes and dtypes
   NameSelection only{};                   // of the source's names
-  OptimizerPart optimizer = OptimizerPart::keep;               // whether to move optimizer state
+  OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
   std::vector<Rename> renames{};  // the first that matches a name applies
   std::optional<DType> cast{};    // for floating-point tensors, except scalar optimizer state
@@ -125,8 +125,8 @@ struct RankShare {
 /// Returns the share of each rank of the destination.
 std::vector<RankShare> rank_shares(const Plan& plan);
 
-/// Prefixes of names, by whole steps: `encoder`, with or without a last dot, is that of all names
-/// which begin with `encoder.`. They name a part of a checkpoint, for PlanOptions.
+/// Prefixes of names, by whole components: `encoder`, with or without a last dot, is that of all
+/// names which begin with `encoder.`. They select tensors and values, for PlanOptions.
 class NamePrefixes {
  public:
   NamePrefixes() = default;

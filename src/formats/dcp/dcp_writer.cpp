@@ -292,7 +292,7 @@ std::int64_t RankFilesWriter::block_numel(PieceId piece) const {
 WritableFile& RankFilesWriter::open(RankFile& file) {
   TESSERA_CHECK(!file.is_finished);
   if (file.is_begun) return *file.file;
-  // The next thread retries a failed step, so that it reports the first failure and not one that
+  // The next thread retries a failed action, so that it reports the first failure and not one that
   // follows from it.
   if (!file.file) file.file = begin_file(fs_, journal_, path_of(file));
   WritableFile& out = *file.file;
@@ -312,7 +312,7 @@ WritableFile& RankFilesWriter::open(RankFile& file) {
 void RankFilesWriter::write_headers(WritableFile& out, PieceId piece, std::uint32_t crc) {
   const TorchSaveLayout item =
       torch_zip::tensor_save_layout(tensor_of(piece).meta.dtype, box_of(piece).sizes);
-  for (const auto& [begin, bytes] : item.parts_around_storages(std::span(&crc, 1))) {
+  for (const auto& [begin, bytes] : item.segments_around_storages(std::span(&crc, 1))) {
     out.write_at(storage_of(piece).offset + begin, std::as_bytes(std::span(bytes)));
   }
 }

@@ -429,22 +429,22 @@ class Parser {
                           : result_.contents.tensors[place.index].key_path;
   }
 
-  KeyPath parse_key_path(std::string_view name, Object steps) {
-    const std::size_t num_steps = steps.num_items("key path");
+  KeyPath parse_key_path(std::string_view name, Object keys) {
+    const std::size_t num_keys = keys.num_items("key path");
     KeyPath path;
-    for (std::size_t i = 0; i < num_steps; ++i) {
-      const Object step = steps.item(i);
-      budget_.spend(step, 64);
-      if (step.is(ObjectKind::str)) {
-        path.emplace_back(std::string(step.as_str("key path")));
-        budget_.spend(step, step.as_str("key path").size());
+    for (std::size_t i = 0; i < num_keys; ++i) {
+      const Object key = keys.item(i);
+      budget_.spend(key, 64);
+      if (key.is(ObjectKind::str)) {
+        path.emplace_back(std::string(key.as_str("key path")));
+        budget_.spend(key, key.as_str("key path").size());
       } else {
-        path.emplace_back(non_negative(step, "key path"));
+        path.emplace_back(non_negative(key, "key path"));
       }
     }
     if (const std::string spelled = spell(path); spelled != name) {
-      steps.fail(ErrorKind::corruption,
-                 "key path: expected steps that spell the name, found " + printable(spelled));
+      keys.fail(ErrorKind::corruption,
+                "key path: expected keys that spell the name, found " + printable(spelled));
     }
     if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
     return path;
@@ -453,15 +453,15 @@ class Parser {
   /// Throws if a container of the item is an item itself, which then could not be a dict.
   void check_no_key_above(std::string_view name, const KeyPath& path) {
     std::size_t nbytes = 0;
-    for (std::size_t steps = 1; steps < path.size(); ++steps) {
-      const auto& step = path[steps - 1];
-      nbytes += (steps > 1 ? 1 : 0) + spell({step}).size();
+    for (std::size_t depth = 1; depth < path.size(); ++depth) {
+      const auto& key = path[depth - 1];
+      nbytes += (depth > 1 ? 1 : 0) + spell({key}).size();
       const auto above = place_of_.find(name.substr(0, nbytes));
       if (above == place_of_.end()) continue;
       const KeyPath& path_above = key_path_at(above->second);
       const bool is_prefix =
-          path_above.empty() ? steps == 1 && std::holds_alternative<std::string>(step)
-                             : path_above.size() == steps &&
+          path_above.empty() ? depth == 1 && std::holds_alternative<std::string>(key)
+                             : path_above.size() == depth &&
                                    std::equal(path_above.begin(), path_above.end(), path.begin());
       if (is_prefix) {
         fail(name, "key path", "a dict or list at " + printable(above->first),

@@ -12,7 +12,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// Words are halved until they are bytes, and joined in the same way. Each step is a loop of
+// Words are halved until they are bytes, and joined in the same way. Each halving is a loop of
 // constant length over two arrays, which the compiler turns into vector code.
 constexpr std::uint64_t kBatch = 64;
 

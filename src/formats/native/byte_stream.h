@@ -119,9 +119,9 @@ class ByteReader {
  private:
   std::span<const std::byte> take(std::uint64_t nbytes) {
     if (nbytes > bytes_.size() - position_) fail_short(nbytes);
-    const auto part = bytes_.subspan(position_, static_cast<std::size_t>(nbytes));
-    position_ += part.size();
-    return part;
+    const auto bytes = bytes_.subspan(position_, static_cast<std::size_t>(nbytes));
+    position_ += bytes.size();
+    return bytes;
   }
 
   [[noreturn, gnu::cold]] void fail_short(std::uint64_t nbytes) {

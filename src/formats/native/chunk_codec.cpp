@@ -14,11 +14,11 @@ namespace tessera::formats::native {
 namespace {
 
 /// A chunk is compressed if that saves at least 1/16 of it.
-constexpr std::uint64_t kSavedPart = 16;
+constexpr std::uint64_t kMinSavingDivisor = 16;
 
 /// If Huffman codes alone make a chunk smaller than 1/2 of it, it may have runs and repetitions.
 /// Weights have none: their noise takes at least half.
-constexpr std::uint64_t kRegularPart = 2;
+constexpr std::uint64_t kRegularDivisor = 2;
 /// The zstd level that is then tried too.
 constexpr int kMatchingLevel = 1;
 
@@ -63,7 +63,7 @@ EncodedChunk ChunkEncoder::encode(std::span<const std::byte> elements, std::uint
   }
   const auto frame = zstd_level ? compress_at_level(planes, *zstd_level)
                                 : compress_as_it_suits(planes, chunk_nbytes / itemsize);
-  if (frame.size() > chunk_nbytes - chunk_nbytes / kSavedPart) {
+  if (frame.size() > chunk_nbytes - chunk_nbytes / kMinSavingDivisor) {
     return {h5::ChunkForm::raw, elements};
   }
   return {h5::ChunkForm::filtered, frame};
@@ -72,7 +72,7 @@ EncodedChunk ChunkEncoder::encode(std::span<const std::byte> elements, std::uint
 std::span<const std::byte> ChunkEncoder::compress_as_it_suits(std::span<const std::byte> planes,
                                                               std::uint64_t plane_nbytes) {
   const auto coded = compress_without_matching(planes, plane_nbytes);
-  if (coded.size() >= planes.size() / kRegularPart) return coded;
+  if (coded.size() >= planes.size() / kRegularDivisor) return coded;
   const auto matched = compress_at_level(planes, kMatchingLevel);
   return matched.size() < coded.size() ? matched : coded;
 }

@@ -210,9 +210,9 @@ std::uint64_t structure_checksum(const ReadableFile& file, std::span<const ByteR
       const auto nbytes =
           static_cast<std::size_t>(std::min<std::uint64_t>(range.nbytes(), kReadNbytes));
       if (buffer.size() < nbytes) buffer.resize(nbytes);
-      const auto part = std::span(buffer).first(nbytes);
-      file.read_at(range.begin, part);
-      checksum.update(part);
+      const auto block = std::span(buffer).first(nbytes);
+      file.read_at(range.begin, block);
+      checksum.update(block);
       range.begin += nbytes;
     }
   };

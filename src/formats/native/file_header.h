@@ -15,7 +15,7 @@ namespace tessera::formats::native {
 /// Stored on disk; never renumber.
 enum class FileRole : std::uint32_t { index = 1, rank = 2 };
 
-/// The first bytes of each file, in the part that HDF5 calls user block.
+/// The first bytes of each file, in what HDF5 calls the user block.
 ///
 ///      0    8  magic
 ///      8    4  format version          24    8  checkpoint id

@@ -114,10 +114,10 @@ Handle make_half_type(const std::string& path) {
   return type;
 }
 
-Handle make_complex_type(hid_t part, std::size_t part_nbytes, const std::string& path) {
-  Handle type{checked(H5Tcreate(H5T_COMPOUND, 2 * part_nbytes), path, "H5Tcreate"), H5Tclose};
-  checked(H5Tinsert(type.id(), "r", 0, part), path, "H5Tinsert");
-  checked(H5Tinsert(type.id(), "i", part_nbytes, part), path, "H5Tinsert");
+Handle make_complex_type(hid_t number, std::size_t number_nbytes, const std::string& path) {
+  Handle type{checked(H5Tcreate(H5T_COMPOUND, 2 * number_nbytes), path, "H5Tcreate"), H5Tclose};
+  checked(H5Tinsert(type.id(), "r", 0, number), path, "H5Tinsert");
+  checked(H5Tinsert(type.id(), "i", number_nbytes, number), path, "H5Tinsert");
   return type;
 }
 
@@ -179,28 +179,28 @@ Handle make_element_type(DType dtype, const std::string& path) {
   return {};
 }
 
-/// Makes the parts that all datasets share.
-Parts make_parts(const std::string& path) {
-  Parts parts;
-  parts.link_properties = make_link_properties(path);
-  parts.dataset_properties = make_dataset_properties(path);
-  parts.plain_properties = make_dataset_properties(path);
-  const hid_t plain = parts.plain_properties.id();
+/// Makes the objects that all datasets share.
+SharedObjects make_shared_objects(const std::string& path) {
+  SharedObjects shared;
+  shared.link_properties = make_link_properties(path);
+  shared.dataset_properties = make_dataset_properties(path);
+  shared.plain_properties = make_dataset_properties(path);
+  const hid_t plain = shared.plain_properties.id();
   checked(H5Pset_alloc_time(plain, H5D_ALLOC_TIME_EARLY), path, "H5Pset_alloc_time");
   checked(H5Pset_fill_time(plain, H5D_FILL_TIME_NEVER), path, "H5Pset_fill_time");
-  parts.scalar_space = make_space({}, path);
-  parts.number_type = copy_type(H5T_STD_I64LE, path);
-  return parts;
+  shared.scalar_space = make_space({}, path);
+  shared.number_type = copy_type(H5T_STD_I64LE, path);
+  return shared;
 }
 
 hid_t text_type(File& file, std::size_t nbytes) {
-  Handle& type = file.parts.text_types[nbytes];
+  Handle& type = file.shared.text_types[nbytes];
   if (!type) type = make_text_type(nbytes, file.path);
   return type.id();
 }
 
 hid_t element_type(File& file, DType dtype) {
-  Handle& type = file.parts.element_types[dtype];
+  Handle& type = file.shared.element_types[dtype];
   if (!type) type = make_element_type(dtype, file.path);
   return type.id();
 }
@@ -208,7 +208,7 @@ hid_t element_type(File& file, DType dtype) {
 Handle make_dataset(File& file, hid_t parent, const std::string& link_name, hid_t type,
                     const Handle& space, const Handle& properties) {
   return {checked(H5Dcreate2(parent, link_name.c_str(), type, space.id(),
-                             file.parts.link_properties.id(), properties.id(), H5P_DEFAULT),
+                             file.shared.link_properties.id(), properties.id(), H5P_DEFAULT),
                   file.path, "H5Dcreate2"),
           H5Dclose};
 }
@@ -347,7 +347,7 @@ File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_blo
   file.handle = {checked(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.id(), access.id()), path,
                          "H5Fcreate"),
                  H5Fclose};
-  file.parts = make_parts(path);
+  file.shared = make_shared_objects(path);
   return file;
 }
 
@@ -364,7 +364,7 @@ Handle create_group(File& file, const std::string& link_name) {
   const LibraryScope library;
   const Handle properties = make_property_list(H5P_GROUP_CREATE, file.path);
   checked(H5Pset_obj_track_times(properties.id(), false), file.path, "H5Pset_obj_track_times");
-  return {checked(H5Gcreate2(file.handle.id(), link_name.c_str(), file.parts.link_properties.id(),
+  return {checked(H5Gcreate2(file.handle.id(), link_name.c_str(), file.shared.link_properties.id(),
                              properties.id(), H5P_DEFAULT),
                   file.path, "H5Gcreate2"),
           H5Gclose};
@@ -377,7 +377,7 @@ PlainDataset create_plain_dataset(File& file, hid_t parent, const std::string& l
   const Handle space = make_space(shape, file.path);
   PlainDataset dataset;
   dataset.handle = make_dataset(file, parent, link_name, element_type(file, dtype), space,
-                                file.parts.plain_properties);
+                                file.shared.plain_properties);
   if (numel == 0) return dataset;
   const haddr_t begin = H5Dget_offset(dataset.handle.id());
   if (begin == HADDR_UNDEF) throw_library_error(file.path, "H5Dget_offset");
@@ -420,30 +420,30 @@ ByteRange place_chunk(File& file, const Handle& dataset, std::int64_t first_elem
 
 Handle create_virtual_dataset(File& file, const std::string& link_name, DType dtype,
                               std::span<const std::int64_t> shape,
-                              std::span<const VirtualPart> parts) {
+                              std::span<const VirtualMapping> mappings) {
   const LibraryScope library;
   const Handle space = make_space(shape, file.path);
   const hid_t type = element_type(file, dtype);
   const Handle properties = make_dataset_properties(file.path);
   const auto fill = fill_element(dtype);
   checked(H5Pset_fill_value(properties.id(), type, fill.data()), file.path, "H5Pset_fill_value");
-  for (const VirtualPart& part : parts) {
-    const std::array<std::int64_t, 1> source_shape = {part.source_numel};
+  for (const VirtualMapping& mapping : mappings) {
+    const std::array<std::int64_t, 1> source_shape = {mapping.source_numel};
     const Handle source_space = make_space(source_shape, file.path);
     if (!shape.empty()) {
-      const std::vector<hsize_t> offsets(part.box.offsets.begin(), part.box.offsets.end());
-      const std::vector<hsize_t> sizes(part.box.sizes.begin(), part.box.sizes.end());
+      const std::vector<hsize_t> offsets(mapping.box.offsets.begin(), mapping.box.offsets.end());
+      const std::vector<hsize_t> sizes(mapping.box.sizes.begin(), mapping.box.sizes.end());
       checked(H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, offsets.data(), nullptr, sizes.data(),
                                   nullptr),
               file.path, "H5Sselect_hyperslab");
-      const auto source_begin = static_cast<hsize_t>(part.source_begin);
-      const auto numel = static_cast<hsize_t>(part.box.numel());
+      const auto source_begin = static_cast<hsize_t>(mapping.source_begin);
+      const auto numel = static_cast<hsize_t>(mapping.box.numel());
       checked(H5Sselect_hyperslab(source_space.id(), H5S_SELECT_SET, &source_begin, nullptr, &numel,
                                   nullptr),
               file.path, "H5Sselect_hyperslab");
     }
-    checked(H5Pset_virtual(properties.id(), space.id(), part.source_file.c_str(),
-                           virtual_source_name(part.source_dataset).c_str(), source_space.id()),
+    checked(H5Pset_virtual(properties.id(), space.id(), mapping.source_file.c_str(),
+                           virtual_source_name(mapping.source_dataset).c_str(), source_space.id()),
             file.path, "H5Pset_virtual");
   }
   checked(H5Sselect_all(space.id()), file.path, "H5Sselect_all");
@@ -453,7 +453,7 @@ Handle create_virtual_dataset(File& file, const std::string& link_name, DType dt
 void create_hard_link(File& file, const std::string& existing_name, const std::string& link_name) {
   const LibraryScope library;
   checked(H5Lcreate_hard(file.handle.id(), existing_name.c_str(), file.handle.id(),
-                         link_name.c_str(), file.parts.link_properties.id(), H5P_DEFAULT),
+                         link_name.c_str(), file.shared.link_properties.id(), H5P_DEFAULT),
           file.path, "H5Lcreate_hard");
 }
 
@@ -461,8 +461,8 @@ void write_text_dataset(File& file, hid_t parent, const std::string& link_name,
                         std::string_view text) {
   const LibraryScope library;
   const hid_t type = text_type(file, text.size());
-  const Handle dataset = make_dataset(file, parent, link_name, type, file.parts.scalar_space,
-                                      file.parts.dataset_properties);
+  const Handle dataset = make_dataset(file, parent, link_name, type, file.shared.scalar_space,
+                                      file.shared.dataset_properties);
   checked(
       H5Dwrite(dataset.id(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, text.empty() ? "" : text.data()),
       file.path, "H5Dwrite");
@@ -470,7 +470,7 @@ void write_text_dataset(File& file, hid_t parent, const std::string& link_name,
 
 void write_attribute(File& file, const Handle& object, const char* name, std::string_view text) {
   const LibraryScope library;
-  write_attribute_of(file, object, name, text_type(file, text.size()), file.parts.scalar_space,
+  write_attribute_of(file, object, name, text_type(file, text.size()), file.shared.scalar_space,
                      text.empty() ? "" : text.data());
 }
 
@@ -479,7 +479,7 @@ void write_attribute(File& file, const Handle& object, const char* name,
   const LibraryScope library;
   const std::array<std::int64_t, 1> shape = {static_cast<std::int64_t>(numbers.size())};
   const Handle space = make_space(shape, file.path);
-  write_attribute_of(file, object, name, file.parts.number_type.id(), space,
+  write_attribute_of(file, object, name, file.shared.number_type.id(), space,
                      numbers.empty() ? nullptr : numbers.data());
 }
 

@@ -23,7 +23,7 @@ namespace tessera::formats::native::h5 {
 // file system threw.
 
 /// Objects that every dataset and attribute needs, and that are costly to make for each.
-struct Parts {
+struct SharedObjects {
   Handle link_properties{};
   Handle dataset_properties{};
   Handle plain_properties{};
@@ -39,7 +39,7 @@ struct File {
   std::string path;
   std::shared_ptr<Channel> channel;
   Handle handle;
-  Parts parts;
+  SharedObjects shared;
 
   File() = default;
   ~File();
@@ -81,8 +81,8 @@ enum class ChunkForm { filtered, raw };  // raw: neither shuffled nor compressed
 ByteRange place_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
                       std::span<const std::byte> stored);
 
-/// A part of a source dataset, shown as a box of a virtual one.
-struct VirtualPart {
+/// A range of a source dataset, shown as a box of a virtual one.
+struct VirtualMapping {
   Box box;
   std::string source_file;     // relative to the file of the virtual dataset
   std::string source_dataset;  // link name, one-dimensional
@@ -90,11 +90,11 @@ struct VirtualPart {
   std::int64_t source_begin = 0;  // first element of the box in the source
 };
 
-/// Creates a dataset of `shape` that shows `parts`. Elements without a part, or whose file is
+/// Creates a dataset of `shape` that shows `mappings`. Elements without a mapping, or whose file is
 /// missing, read as NaN, or as the greatest value if the dtype has no NaN.
 Handle create_virtual_dataset(File& file, const std::string& link_name, DType dtype,
                               std::span<const std::int64_t> shape,
-                              std::span<const VirtualPart> parts);
+                              std::span<const VirtualMapping> mappings);
 
 /// Adds a hard link to an object.
 void create_hard_link(File& file, const std::string& existing_name, const std::string& link_name);

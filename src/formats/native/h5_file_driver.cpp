@@ -30,7 +30,7 @@ thread_local std::exception_ptr pending_error;
 
 /// The open file as the library knows it. The first member belongs to the library.
 struct DriverFile {
-  H5FD_t library_part{};
+  H5FD_t library_file{};
   std::shared_ptr<Channel> channel;
   haddr_t allocated_end = 0;
 
@@ -59,7 +59,7 @@ struct DriverFile {
     if (info == nullptr || (flags & H5F_ACC_TRUNC) == 0) return nullptr;
     auto* file = new DriverFile;
     file->channel = *info->channel;
-    return &file->library_part;
+    return &file->library_file;
   }
   static herr_t close(H5FD_t* file) {
     delete &from(file);

@@ -13,13 +13,13 @@ namespace {
 
 constexpr std::uint8_t kBoxTag = 0;
 constexpr std::uint8_t kFlatRangeTag = 1;
-constexpr std::uint8_t kStringStepTag = 0;
-constexpr std::uint8_t kIntStepTag = 1;
-constexpr std::uint8_t kKeyStepTag = 2;
+constexpr std::uint8_t kStringKeyTag = 0;
+constexpr std::uint8_t kPositionTag = 1;
+constexpr std::uint8_t kNonStringKeyTag = 2;
 constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
 constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
 
-constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // the same for steps and values
+constexpr JsonLimits kKeyLimits = {.max_depth = 1000};  // the same for keys and values
 
 // The least bytes that each item of a list takes.
 constexpr std::size_t kMinValueNbytes = 3;
@@ -40,16 +40,16 @@ void put_shape(ByteWriter& out, const Shape& shape) {
 
 void put_key_path(ByteWriter& out, const KeyPath& key_path) {
   out.uint(std::uint64_t{key_path.size()});
-  for (const auto& step : key_path) {
-    if (const auto* text = std::get_if<std::string>(&step)) {
-      out.u8(kStringStepTag);
+  for (const auto& key : key_path) {
+    if (const auto* text = std::get_if<std::string>(&key)) {
+      out.u8(kStringKeyTag);
       out.str(*text);
-    } else if (const auto* key = std::get_if<DictKey>(&step)) {
-      out.u8(kKeyStepTag);
-      out.str(key->json);
+    } else if (const auto* other = std::get_if<NonStringKey>(&key)) {
+      out.u8(kNonStringKeyTag);
+      out.str(other->json);
     } else {
-      out.u8(kIntStepTag);
-      out.sint(std::get<std::int64_t>(step));
+      out.u8(kPositionTag);
+      out.sint(std::get<std::int64_t>(key));
     }
   }
 }
@@ -111,31 +111,31 @@ Shape get_shape(ByteReader& in) {
   return shape;
 }
 
-DictKey get_dict_key(ByteReader& in) {
+NonStringKey get_non_string_key(ByteReader& in) {
   const std::string json(in.str());
-  std::optional<KeyStep> step;
+  std::optional<Key> key;
   try {
-    step = key_step(value_from_json(parse_json(json, in.path(), kKeyLimits), in.path()));
+    key = dict_key(value_from_json(parse_json(json, in.path(), kKeyLimits), in.path()));
   } catch (const Error&) {
-    step.reset();
+    key.reset();
   }
-  const auto* key = step ? std::get_if<DictKey>(&*step) : nullptr;
-  if (key == nullptr || key->json != json) {
+  const auto* other = key ? std::get_if<NonStringKey>(&*key) : nullptr;
+  if (other == nullptr || other->json != json) {
     in.fail("key path", "the JSON of a dict key that is not a string", "'" + printable(json) + "'");
   }
-  return *key;
+  return *other;
 }
 
 KeyPath get_key_path(ByteReader& in) {
   KeyPath key_path(in.count(2));
-  for (auto& step : key_path) {
+  for (auto& key : key_path) {
     const std::uint8_t tag = in.u8();
-    if (tag == kStringStepTag) {
-      step.emplace<std::string>(in.str());
-    } else if (tag == kIntStepTag) {
-      step.emplace<std::int64_t>(in.sint());
-    } else if (tag == kKeyStepTag) {
-      step = get_dict_key(in);
+    if (tag == kStringKeyTag) {
+      key.emplace<std::string>(in.str());
+    } else if (tag == kPositionTag) {
+      key.emplace<std::int64_t>(in.sint());
+    } else if (tag == kNonStringKeyTag) {
+      key = get_non_string_key(in);
     } else {
       in.fail("key path", "0, 1 or 2", std::to_string(tag));
     }
@@ -433,16 +433,16 @@ void validate_names(const CheckpointContents& contents, ErrorKind kind, const st
 
 /// Copies everything except tensors and pieces.
 Index without_tensors(const Index& whole) {
-  Index part;
-  part.chunk_nbytes = whole.chunk_nbytes;
-  part.has_virtual_datasets = whole.has_virtual_datasets;
-  part.contents.world_size = whole.contents.world_size;
-  part.contents.values = whole.contents.values;
-  part.contents.aliases = whole.contents.aliases;
-  part.contents.units = whole.contents.units;
-  part.contents.annotations = whole.contents.annotations;
-  part.value_json = whole.value_json;
-  return part;
+  Index index;
+  index.chunk_nbytes = whole.chunk_nbytes;
+  index.has_virtual_datasets = whole.has_virtual_datasets;
+  index.contents.world_size = whole.contents.world_size;
+  index.contents.values = whole.contents.values;
+  index.contents.aliases = whole.contents.aliases;
+  index.contents.units = whole.contents.units;
+  index.contents.annotations = whole.contents.annotations;
+  index.value_json = whole.value_json;
+  return index;
 }
 
 /// Copies a tensor without its pieces.
@@ -573,13 +573,13 @@ std::vector<std::vector<CheckpointWriter::PieceId>> pieces_by_rank(
 }
 
 Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceId> pieces) {
-  Index part = without_tensors(whole);
+  Index selected = without_tensors(whole);
   for (std::size_t t = 0; t < whole.contents.tensors.size(); ++t) {
     const TensorEntry& tensor = whole.contents.tensors[t];
     const bool is_here = !pieces.empty() && pieces.front().tensor_index == t;
     if (!is_here && !tensor.pieces.empty()) continue;
-    TensorEntry& entry = part.contents.tensors.emplace_back(without_pieces(tensor));
-    auto& storage = part.storage.emplace_back();
+    TensorEntry& entry = selected.contents.tensors.emplace_back(without_pieces(tensor));
+    auto& storage = selected.storage.emplace_back();
     for (; !pieces.empty() && pieces.front().tensor_index == t; pieces = pieces.subspan(1)) {
       const std::size_t p = pieces.front().piece_index;
       entry.pieces.push_back(tensor.pieces[p]);
@@ -587,7 +587,7 @@ Index select_pieces(const Index& whole, std::span<const CheckpointWriter::PieceI
       storage.back().position = static_cast<std::uint32_t>(p);
     }
   }
-  return part;
+  return selected;
 }
 
 void take_storage(Index& whole, std::span<const CheckpointWriter::PieceId> pieces,
@@ -623,31 +623,32 @@ std::vector<RankTensor> tensors_by_fqn(std::vector<Index>& ranks) {
   return tensors;
 }
 
-/// Merges the parts of one tensor, puts its pieces at their positions, and adds it to `whole`.
-void merge_tensor(Index& whole, std::span<const RankTensor> parts, const std::string& path) {
-  TensorEntry tensor = without_pieces(*parts.front().entry);
+/// Merges the entries of one tensor in all rank files, puts its pieces at their positions, and adds
+/// it to `whole`.
+void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, const std::string& path) {
+  TensorEntry tensor = without_pieces(*by_rank.front().entry);
   const auto fail = [&](std::string_view rule, std::string_view expected, std::string_view found) {
     throw Error::expected(ErrorKind::corruption,
                           {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}}, rule, expected,
                           found, "rank files of different checkpoints?");
   };
   std::size_t num_pieces = 0;
-  for (const RankTensor& part : parts) num_pieces += part.entry->pieces.size();
+  for (const RankTensor& each : by_rank) num_pieces += each.entry->pieces.size();
   tensor.pieces.resize(num_pieces);
   std::vector<StoredPiece> storage(num_pieces);
   std::vector<bool> is_placed(num_pieces, false);
-  for (const RankTensor& part : parts) {
-    if (part.entry->meta != tensor.meta) {
+  for (const RankTensor& each : by_rank) {
+    if (each.entry->meta != tensor.meta) {
       fail("ranks", "the same dtype and shape on every rank", "different ones");
     }
-    for (std::size_t p = 0; p < part.entry->pieces.size(); ++p) {
-      const StoredPiece& stored = (*part.storage)[p];
+    for (std::size_t p = 0; p < each.entry->pieces.size(); ++p) {
+      const StoredPiece& stored = (*each.storage)[p];
       if (stored.position >= num_pieces || is_placed[stored.position]) {
         fail("pieces", "positions 0 to " + std::to_string(num_pieces - 1),
              std::to_string(stored.position));
       }
       is_placed[stored.position] = true;
-      tensor.pieces[stored.position] = std::move(part.entry->pieces[p]);
+      tensor.pieces[stored.position] = std::move(each.entry->pieces[p]);
       storage[stored.position] = stored;
     }
   }

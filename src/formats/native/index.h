@@ -35,7 +35,7 @@ struct StoredPiece {
   friend bool operator==(const StoredPiece&, const StoredPiece&) = default;
 };
 
-/// How a piece is cut into parts with one checksum each: blocks of plain data, or compressed
+/// How a piece is cut into blocks with one checksum each: blocks of plain data, or compressed
 /// chunks.
 struct BlockGrid {
   std::uint64_t block_nbytes = 0;  // of all except the last; before compression

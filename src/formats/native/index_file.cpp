@@ -13,27 +13,27 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Returns the parts of a tensor's virtual dataset. Each set of replicas is one part.
-std::vector<h5::VirtualPart> virtual_parts(const TensorEntry& tensor,
-                                           std::span<const std::size_t> number_on_rank) {
-  std::vector<h5::VirtualPart> parts;
+/// Returns what a tensor's virtual dataset shows. Each set of replicas is one mapping.
+std::vector<h5::VirtualMapping> virtual_mappings(const TensorEntry& tensor,
+                                                 std::span<const std::size_t> number_on_rank) {
+  std::vector<h5::VirtualMapping> mappings;
   std::set<Region> shown;
   for (const Piece& piece : tensor.pieces) {
     if (!shown.insert(piece.region).second) continue;
     std::int64_t source_begin = 0;
     for (Box& box : boxes_of(piece.region, tensor.meta.shape)) {
-      h5::VirtualPart& part = parts.emplace_back();
+      h5::VirtualMapping& mapping = mappings.emplace_back();
       const std::int64_t numel = box.numel();
-      part.box = std::move(box);
-      part.source_file = rank_file_name(piece.rank);
-      part.source_dataset = piece_link_name(
+      mapping.box = std::move(box);
+      mapping.source_file = rank_file_name(piece.rank);
+      mapping.source_dataset = piece_link_name(
           tensor.meta.fqn, number_on_rank[static_cast<std::size_t>(piece.rank)], piece.region);
-      part.source_numel = numel_of(piece.region);
-      part.source_begin = source_begin;
+      mapping.source_numel = numel_of(piece.region);
+      mapping.source_begin = source_begin;
       source_begin += numel;
     }
   }
-  return parts;
+  return mappings;
 }
 
 void write_virtual_datasets(h5::File& file, const CheckpointContents& contents) {
@@ -44,7 +44,7 @@ void write_virtual_datasets(h5::File& file, const CheckpointContents& contents) 
     const TensorEntry& tensor = contents.tensors[t];
     const h5::Handle dataset =
         h5::create_virtual_dataset(file, tensor_link_name(tensor.meta.fqn, t), tensor.meta.dtype,
-                                   tensor.meta.shape, virtual_parts(tensor, number_on_rank));
+                                   tensor.meta.shape, virtual_mappings(tensor, number_on_rank));
     h5::write_attribute(file, dataset, "dtype", dtype_name(tensor.meta.dtype));
     h5::write_attribute(file, dataset, "kind", state_kind_name(tensor.kind));
     holders.clear();

@@ -199,7 +199,7 @@ class RankFileCheck {
     }
   }
 
-  /// Compares the rank's part of the index with the index in the rank file, tensor by tensor if
+  /// Compares the rank's entries in the index with the index in the rank file, tensor by tensor if
   /// they differ: data checksums do not show a different name, dtype or shape for the same data.
   void check_own_index() {
     const RankFileRecord& record = index_.rank_files[static_cast<std::size_t>(rank_)];

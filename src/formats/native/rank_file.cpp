@@ -17,7 +17,7 @@ constexpr std::uint64_t kMinCompressedNbytes = 65536;
 
 // Files with at least this much data are written past the page cache.
 constexpr std::uint64_t kMinStreamedNbytes = std::uint64_t{16} << 20;
-constexpr std::uint64_t kReservedStepNbytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kReservedNbytes = std::uint64_t{64} << 20;
 
 bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options) {
   return options.compression == NativeWriteOptions::Compression::zstd &&
@@ -330,7 +330,7 @@ void RankFileWriter::reserve(std::uint64_t end) {
   if (!is_streamed_ || end <= reserved_end_) return;
   // Only without compression is the end known beforehand. HDF5 cuts off the rest.
   const bool is_last = options_.compression == NativeWriteOptions::Compression::none;
-  reserved_end_ = is_last ? end : end + kReservedStepNbytes;
+  reserved_end_ = is_last ? end : end + kReservedNbytes;
   h5_file_.bytes().resize(reserved_end_);
 }
 

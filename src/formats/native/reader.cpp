@@ -24,9 +24,9 @@ constexpr std::uint64_t kEntriesPerRead = 4096;
 // A checkpoint's values may be nested deeper than other JSON, as its writer has no such limit.
 constexpr JsonLimits kValueLimits = {.max_depth = 1000, .max_nbytes = kMaxIndexNbytes};
 
-/// Copies the part of `block` (a range of the piece) that is in `wanted` to its place in `out`.
-void copy_part(ByteRange block, std::span<const std::byte> bytes, ByteRange wanted,
-               std::span<std::byte> out) {
+/// Copies what `block` (a range of the piece) has of `wanted` to its place in `out`.
+void copy_wanted(ByteRange block, std::span<const std::byte> bytes, ByteRange wanted,
+                 std::span<std::byte> out) {
   const std::uint64_t begin = std::max(block.begin, wanted.begin);
   const std::uint64_t end = std::min(block.end, wanted.end);
   std::ranges::copy(bytes.subspan(begin - block.begin, end - begin),
@@ -140,18 +140,18 @@ class NativeReader final : public CheckpointReader {
         buffer.resize(block.nbytes());
         file.read_at(entries[i].range.begin, buffer);
         require_checksum(file, meta.fqn, entries[i], buffer);
-        copy_part(block, buffer, wanted, out);
+        copy_wanted(block, buffer, wanted, out);
         ++i;
         continue;
       }
       std::size_t end = i + 1;
       while (end < entries.size() && end - i < kBlocksPerRead && is_whole(end)) ++end;
-      const auto part = out.subspan(block.begin - wanted.begin,
-                                    grid.block(first_block + end - 1).end - block.begin);
-      file.read_at(entries[i].range.begin, part);
+      const auto bytes = out.subspan(block.begin - wanted.begin,
+                                     grid.block(first_block + end - 1).end - block.begin);
+      file.read_at(entries[i].range.begin, bytes);
       for (std::size_t at = 0; i < end; ++i) {
         const std::size_t nbytes = entries[i].range.nbytes();
-        require_checksum(file, meta.fqn, entries[i], part.subspan(at, nbytes));
+        require_checksum(file, meta.fqn, entries[i], bytes.subspan(at, nbytes));
         at += nbytes;
       }
     }

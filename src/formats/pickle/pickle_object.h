@@ -85,7 +85,7 @@ struct Node {
 /// One object of a graph. A reference of two words; valid while its graph lives. The `as_`
 /// functions throw Error(corruption) naming the file and the byte at which the object was made:
 /// `<rule>: expected <kind>, found <kind>`. Nothing here goes deeper than one level, so that no
-/// graph costs more than its size, even with shared parts or cycles.
+/// graph costs more than its size, even with shared objects or cycles.
 class Object {
  public:
   ObjectKind kind() const;

@@ -82,15 +82,15 @@ std::string latin1_text(std::string_view bytes) {
 bool pickle_complex(Pickler& pickler, std::string_view numbers) {
   const std::size_t comma = numbers.find(',');
   if (comma == std::string_view::npos) return false;
-  double parts[2] = {};
+  double numbers[2] = {};
   std::size_t i = 0;
   for (const std::string_view text : {numbers.substr(0, comma), numbers.substr(comma + 1)}) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parts[i++]);
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), numbers[i++]);
     if (error != std::errc() || end != text.data() + text.size()) return false;
   }
   pickler.global(pickler.protocol() < 3 ? "__builtin__" : "builtins", "complex");
-  pickler.real(parts[0]);
-  pickler.real(parts[1]);
+  pickler.real(numbers[0]);
+  pickler.real(numbers[1]);
   pickler.tuple2();
   pickler.reduce();
   return true;

@@ -9,7 +9,7 @@
 
 #include "base/float_text.h"
 #include "base/json.h"
-#include "formats/pickle/text.h"
+#include "formats/pickle/python_text.h"
 
 namespace tessera::formats::pickle {
 namespace {
@@ -153,7 +153,7 @@ class Walk {
     return !key.is<Value::List>() && !key.is<Value::Dict>();
   }
 
-  using Step = WalkBudget::Step;
+  using Descent = WalkBudget::Descent;
 
   std::string text(Object object, std::string_view source) {
     budget_.spend(object, source.size());
@@ -161,7 +161,7 @@ class Walk {
   }
 
   std::vector<Value> items(Object object) {
-    const Step step(budget_, object);
+    const Descent descent(budget_, object);
     std::vector<Value> values;
     const std::size_t num_items = object.num_items("items");
     values.reserve(num_items);
@@ -176,7 +176,7 @@ class Walk {
 
   /// The entries of a dict, or those added to a call.
   Value::Dict entries(Object object) {
-    const Step step(budget_, object);
+    const Descent descent(budget_, object);
     Value::Dict dict;
     const std::size_t num_entries = object.num_entries("entries");
     for (std::size_t i = 0; i < num_entries; ++i) {
@@ -236,7 +236,7 @@ class Walk {
   Value built(Object call) {
     const std::optional<ValueGlobal> global = value_global(call);
     if (!global) refuse(call);
-    const Step step(budget_, call);
+    const Descent descent(budget_, call);
     switch (*global) {
       case ValueGlobal::ordered_dict:
         return ordered_dict(call);
@@ -320,10 +320,10 @@ class Walk {
   Value path(Object call) {
     std::string joined;
     for (std::size_t i = 0; i < num_arguments(call); ++i) {
-      const std::string_view part = argument(call, i).as_str("path");
-      budget_.spend(call, part.size());
+      const std::string_view component = argument(call, i).as_str("path");
+      budget_.spend(call, component.size());
       if (!joined.empty() && joined.back() != '/') joined += '/';
-      joined += part;
+      joined += component;
     }
     return joined;
   }
@@ -412,12 +412,12 @@ void WalkBudget::spend(Object at, std::uint64_t nbytes) {
   if (nbytes > left_) {
     at.fail(ErrorKind::corruption,
             "size of the unpickled values: expected a size in proportion to the pickle, found far "
-            "more (does a part repeat itself many times?)");
+            "more (does an object repeat itself many times?)");
   }
   left_ -= nbytes;
 }
 
-WalkBudget::Step::Step(WalkBudget& budget, Object object) : budget_(budget) {
+WalkBudget::Descent::Descent(WalkBudget& budget, Object object) : budget_(budget) {
   for (const std::uint32_t id : budget.way_) {
     if (id == object.id()) {
       object.fail(

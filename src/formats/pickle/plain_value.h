@@ -52,9 +52,9 @@ std::span<const AllowedGlobal> value_globals();
 /// Returns the ValueGlobal of the call or global `object`, or nothing if it is not one.
 std::optional<ValueGlobal> value_global(Object object);
 
-/// Bounds the total output of all walks over one graph. A graph shares its parts, so a few hundred
-/// bytes can describe a tree of 10^18 leaves, or an endless one. Counts the output, and keeps the
-/// path from the root. Not thread-safe.
+/// Bounds the total output of all walks over one graph. A graph shares its objects, so a few
+/// hundred bytes can describe a tree of 10^18 leaves, or an endless one. Counts the output, and
+/// keeps the path from the root. Not thread-safe.
 class WalkBudget {
  public:
   static constexpr int kMaxDepth = 64;
@@ -66,12 +66,12 @@ class WalkBudget {
 
   /// Goes down into `object` while this lives. Throws: Error(corruption) if `object` is already on
   /// the path, or the path is longer than kMaxDepth.
-  class Step {
+  class Descent {
    public:
-    Step(WalkBudget& budget, Object object);
-    ~Step() { budget_.way_.pop_back(); }
-    Step(const Step&) = delete;
-    Step& operator=(const Step&) = delete;
+    Descent(WalkBudget& budget, Object object);
+    ~Descent() { budget_.way_.pop_back(); }
+    Descent(const Descent&) = delete;
+    Descent& operator=(const Descent&) = delete;
 
    private:
     WalkBudget& budget_;

@@ -12,7 +12,7 @@
 
 #include "base/utf8.h"
 #include "formats/pickle/opcode.h"
-#include "formats/pickle/text.h"
+#include "formats/pickle/python_text.h"
 
 namespace tessera::formats::pickle {
 
@@ -137,7 +137,7 @@ class Machine {
     }
     while (!stopped_) {
       opcode_position_ = position_;
-      step(take_byte("opcode"));
+      execute(take_byte("opcode"));
     }
     if (position_ != nbytes_) {
       opcode_position_ = position_;
@@ -180,7 +180,7 @@ class Machine {
 
   // One opcode
 
-  void step(unsigned char byte);
+  void execute(unsigned char byte);
   void run_frame_or_stack_opcode(Opcode opcode);
   void run_number_opcode(Opcode opcode);
   void run_text_opcode(Opcode opcode);
@@ -717,7 +717,7 @@ class Machine {
   std::uint32_t none_ = kNoObject, true_ = kNoObject, false_ = kNoObject, empty_tuple_ = kNoObject;
 };
 
-void Machine::step(unsigned char byte) {
+void Machine::execute(unsigned char byte) {
   const auto opcode = static_cast<Opcode>(byte);
   switch (kGroupOfOpcode[byte]) {
     case OpcodeGroup::frame_and_stack:

@@ -206,8 +206,8 @@ std::optional<std::unordered_map<std::string, Shape>> read_saved_offsets(
 }
 
 /// DCP's file names contain the rank: `shard-00002-model-00001-of-00003.safetensors`. Returns the
-/// part that two files of one rank share, else the whole name.
-std::string rank_part(const std::string& name) {
+/// prefix that two files of one rank share, else the whole name.
+std::string rank_prefix(const std::string& name) {
   const std::string base = split_path(name).second;
   if (!base.starts_with(kDcpShardPrefix)) return name;
   return base.substr(0, base.find('-', kDcpShardPrefix.size()));
@@ -220,7 +220,7 @@ class SafetensorsReader final : public CheckpointReader {
     for (const std::string& name : set.names) {
       add_file(join_path(set.directory, name), name, set);
     }
-    contents_.world_size = std::max(1, static_cast<int>(rank_of_part_.size()));
+    contents_.world_size = std::max(1, static_cast<int>(rank_of_prefix_.size()));
     finish_tensors();
     for (const auto& [tensor, file] : set.weight_map) {
       if (contents_.find_tensor(tensor) == nullptr) {
@@ -240,7 +240,7 @@ class SafetensorsReader final : public CheckpointReader {
                            .found = "none"});
     }
     named_tensors_.clear();
-    rank_of_part_.clear();
+    rank_of_prefix_.clear();
   }
 
   Format format() const override { return Format::safetensors; }
@@ -344,7 +344,7 @@ class SafetensorsReader final : public CheckpointReader {
     detail::Header header = detail::read_header(*file);
     const auto saved_offsets = read_saved_offsets(header.metadata, path);
     const auto [rank, is_new_rank] =
-        rank_of_part_.emplace(rank_part(name), static_cast<int>(rank_of_part_.size()));
+        rank_of_prefix_.emplace(rank_prefix(name), static_cast<int>(rank_of_prefix_.size()));
     for (detail::HeaderTensor& tensor : header.tensors) {
       if (!set.weight_map.empty()) {
         const auto listed = set.weight_map.find(tensor.meta.fqn);
@@ -556,7 +556,7 @@ class SafetensorsReader final : public CheckpointReader {
   std::vector<Finding> findings_;                 // found while opening, reported by verify
 
   std::map<std::string, NamedTensor> named_tensors_;  // while opening
-  std::map<std::string, int> rank_of_part_;           // while opening
+  std::map<std::string, int> rank_of_prefix_;         // while opening
   std::optional<std::string> values_digest_in_header_;
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
   std::map<std::string, std::string> texts_;  // while opening: annotations that are not aliases

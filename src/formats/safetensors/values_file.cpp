@@ -40,7 +40,7 @@ Value units_to_value(const std::vector<FlatUnit>& units) {
   return list;
 }
 
-/// Reads the parts of one values file. Each part may be missing.
+/// Reads the members of one values file. Each of them may be missing.
 class ValuesFileReader {
  public:
   ValuesFileReader(std::string_view text, const std::string& path)
@@ -57,16 +57,16 @@ class ValuesFileReader {
     }
   }
 
-  /// Calls `visit(name, item)` for every entry of the object called `part`.
-  void for_each(std::string_view part,
+  /// Calls `visit(name, item)` for every entry of the object called `member`.
+  void for_each(std::string_view member,
                 const std::function<void(const std::string&, const Value&)>& visit) const {
-    const Value* found = document_.find(part);
+    const Value* found = document_.find(member);
     if (found == nullptr) return;
     const auto* dict = found->get_if<Value::Dict>();
-    if (dict == nullptr) refuse("", part, "an object");
+    if (dict == nullptr) refuse("", member, "an object");
     for (const auto& [key, item] : *dict) {
       const auto* name = key.get_if<std::string>();
-      if (name == nullptr) refuse("", part, "names");
+      if (name == nullptr) refuse("", member, "names");
       visit(*name, item);
     }
   }
@@ -77,7 +77,7 @@ class ValuesFileReader {
       refuse(name, "key_paths", "an array of strings, integers, and other keys in arrays of one");
     }
     // Formats that nest by key paths would give it another name.
-    if (spell(*key_path) != name) refuse(name, "key_paths", "steps that spell the name");
+    if (spell(*key_path) != name) refuse(name, "key_paths", "keys that spell the name");
     return std::move(*key_path);
   }
 
@@ -96,9 +96,10 @@ class ValuesFileReader {
     refuse(name, "kinds", "a kind of state");
   }
 
-  const std::string& text(const std::string& name, std::string_view part, const Value& item) const {
+  const std::string& text(const std::string& name, std::string_view member,
+                          const Value& item) const {
     const auto* text = item.get_if<std::string>();
-    if (text == nullptr) refuse(name, part, "a string");
+    if (text == nullptr) refuse(name, member, "a string");
     return *text;
   }
 
@@ -119,16 +120,16 @@ class ValuesFileReader {
     return units;
   }
 
-  [[noreturn]] void refuse(const std::string& name, std::string_view part,
+  [[noreturn]] void refuse(const std::string& name, std::string_view member,
                            std::string_view expected) const {
-    throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = name}, part, expected,
+    throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = name}, member, expected,
                           "something else");
   }
 
  private:
-  const Value::List& items(std::string_view part, const Value& value) const {
+  const Value::List& items(std::string_view member, const Value& value) const {
     const auto* list = value.get_if<Value::List>();
-    if (list == nullptr) refuse("", part, "an array");
+    if (list == nullptr) refuse("", member, "an array");
     return *list;
   }
 
@@ -217,8 +218,8 @@ std::string format_values_file(const CheckpointContents& contents, const std::ve
 void apply_values_file(std::string_view text, const std::string& path, CheckpointContents& contents,
                        std::vector<Value>& values) {
   const ValuesFileReader reader(text, path);
-  const auto refuse_unknown = [&](const std::string& name, std::string_view part) {
-    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, part,
+  const auto refuse_unknown = [&](const std::string& name, std::string_view member) {
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, member,
                           "the name of an entry in this checkpoint", "no such name");
   };
 
@@ -248,9 +249,9 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
       refuse_unknown(name, "key_paths");
     }
   });
-  const auto tensor_called = [&](const std::string& name, std::string_view part) -> TensorEntry& {
+  const auto tensor_called = [&](const std::string& name, std::string_view member) -> TensorEntry& {
     TensorEntry* tensor = find_tensor(contents, name);
-    if (tensor == nullptr) refuse_unknown(name, part);
+    if (tensor == nullptr) refuse_unknown(name, member);
     return *tensor;
   };
   reader.for_each("kinds", [&](const std::string& name, const Value& item) {

@@ -90,14 +90,14 @@ class JournalLines {
   std::size_t taken_nbytes_ = 0;  // of `text_`
 };
 
-std::string identity_line(const WorkIdentity& identity) {
+std::string identity_line(const ResumeIdentity& identity) {
   Value::Dict members;
   for (const auto& [name, text] : identity) members.emplace_back(name, text);
   return line_of(value_to_json(Value(std::move(members))));
 }
 
-WorkIdentity parse_identity(std::string_view text, const std::string& path) {
-  WorkIdentity identity;
+ResumeIdentity parse_identity(std::string_view text, const std::string& path) {
+  ResumeIdentity identity;
   const Value value = value_from_json(parse_json(text, path), path);
   const auto* members = value.get_if<Value::Dict>();
   if (members == nullptr) return identity;
@@ -203,7 +203,7 @@ std::optional<JournalContents> read_journal(const FileSystem& fs, const std::str
   return contents;
 }
 
-Journal::Journal(FileSystem& fs, std::string path, const WorkIdentity& identity)
+Journal::Journal(FileSystem& fs, std::string path, const ResumeIdentity& identity)
     : fs_(fs), path_(std::move(path)), is_resumed_(false), file_(fs.create(path_)) {
   const std::string text = std::string(kFirstLine) + identity_line(identity);
   file_->write_at(0, bytes_of(text));

@@ -49,7 +49,7 @@ struct JournalContents {
     BlockId id;
     FinishedBlock block;
   };
-  WorkIdentity identity;
+  ResumeIdentity identity;
   std::vector<Entry> entries;    // sorted by id; the last entry of each id
   std::uint64_t end_nbytes = 0;  // the end of the last whole line
 };
@@ -68,7 +68,7 @@ std::optional<JournalContents> read_journal(const FileSystem& fs, const std::str
 class Journal {
  public:
   /// Creates a journal at `path`. Requires: nothing exists there.
-  Journal(FileSystem& fs, std::string path, const WorkIdentity& identity);
+  Journal(FileSystem& fs, std::string path, const ResumeIdentity& identity);
   /// Resumes the journal that `contents` were read from.
   Journal(FileSystem& fs, std::string path, JournalContents contents);
   /// Writes the remaining lines and ignores failures.

@@ -60,7 +60,8 @@ void require_single_file(const FileSystem& fs, const std::string& path, const Fo
 }
 
 /// Throws if a file is one of several of a checkpoint, which would then be damaged.
-void require_no_part(const FileSystem& fs, const std::string& path, const std::string& option) {
+void refuse_one_of_several(const FileSystem& fs, const std::string& path,
+                           const std::string& option) {
   for (const FormatDriver* driver : format_drivers()) {
     if (!driver->is_one_of_several(fs, path)) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
@@ -111,7 +112,7 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
   if (kind == FileKind::directory) {
     require_checkpoint_alone(fs, path, format, option);
   } else if (format) {
-    require_no_part(fs, path, option);
+    refuse_one_of_several(fs, path, option);
     require_single_file(fs, path, driver_of(*format), option);
   }
 }

@@ -12,16 +12,16 @@
 namespace tessera::formats {
 namespace {
 
-std::optional<std::string> said_of(const WorkIdentity& identity, const std::string& name) {
+std::optional<std::string> said_of(const ResumeIdentity& identity, const std::string& name) {
   const auto found = identity.find(name);
   return found == identity.end() ? std::nullopt : std::optional(found->second);
 }
 
 /// Returns what a journal says of the work. Older journals name options as on a command line:
 /// `plan, --only`.
-WorkIdentity with_plain_names(WorkIdentity identity) {
+ResumeIdentity with_plain_names(ResumeIdentity identity) {
   const std::string old_prefix = std::string(kPlanExplanation) + "--";
-  WorkIdentity plain;
+  ResumeIdentity plain;
   for (auto& [name, text] : identity) {
     const bool is_old = name.starts_with(old_prefix);
     plain.emplace(is_old ? kPlanExplanation + name.substr(old_prefix.size()) : name,
@@ -32,9 +32,9 @@ WorkIdentity with_plain_names(WorkIdentity identity) {
 
 /// Throws Error(mismatch) naming the first difference. Digests say least, so they come last, after
 /// the explanations of the plan.
-void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
+void require_same_work(const ResumeIdentity& kept, const JournalOptions& options,
                        const std::string& path) {
-  const WorkIdentity& wanted = options.identity;
+  const ResumeIdentity& wanted = options.identity;
   const auto require_same = [&](const std::string& name) {
     const auto before = said_of(kept, name);
     const auto now = said_of(wanted, name);
@@ -44,9 +44,9 @@ void require_same_work(const WorkIdentity& kept, const JournalOptions& options,
                           printable(before.value_or("none")), printable(now.value_or("none")),
                           Remedy{Remedy::Action::discard});
   };
-  WorkIdentity all = kept;
+  ResumeIdentity all = kept;
   all.insert(wanted.begin(), wanted.end());
-  WorkIdentity explanations;
+  ResumeIdentity explanations;
   for (const auto& entry : all) {
     if (entry.first.starts_with(kPlanExplanation)) {
       explanations.insert(entry);

@@ -19,7 +19,7 @@
 namespace tessera::formats::torch_zip {
 namespace {
 
-constexpr std::size_t kMaxSteps = 64;
+constexpr std::size_t kMaxKeys = 64;
 constexpr std::int64_t kMaxHoles = std::int64_t{1} << 20;
 
 /// The object at the end of a key path: a tensor, by its place in the contents, or a value.
@@ -88,11 +88,11 @@ class StateDictPickler {
                           rule, expected, found);
   }
 
-  /// Pushes the object that the entries form below their common first `depth` steps.
+  /// Pushes the object that the entries form below their common first `depth` keys.
   void push(std::span<const Entry> entries, std::size_t depth) {
     const Entry& first = entries.front();
-    if (first.path.size() > kMaxSteps) {
-      refuse(first, "key path", "at most " + std::to_string(kMaxSteps) + " steps",
+    if (first.path.size() > kMaxKeys) {
+      refuse(first, "key path", "at most " + std::to_string(kMaxKeys) + " keys",
              std::to_string(first.path.size()));
     }
     if (first.path.size() == depth) return push_content(first);
@@ -108,24 +108,24 @@ class StateDictPickler {
     pickler_.mark();
     std::set<std::string> others;  // keys that are not strings
     while (!entries.empty()) {
-      const KeyStep& step = entries.front().path[depth];
-      if (const auto* key = std::get_if<DictKey>(&step)) {
-        if (!others.insert(text_of_equal_keys(key_of(*key))).second) {
+      const Key& key = entries.front().path[depth];
+      if (const auto* other = std::get_if<NonStringKey>(&key)) {
+        if (!others.insert(text_of_equal_keys(dict_key_value(*other))).second) {
           refuse(entries.front(), "keys of a dict", "keys that differ in Python",
-                 value_to_string(key_of(*key)) + ", which equals another key");
+                 value_to_string(dict_key_value(*other)) + ", which equals another key");
         }
       }
-      push_key(step);
+      push_key(key);
       push(take_item(entries, depth), depth + 1);
     }
     pickler_.set_items_from_mark();
   }
 
-  void push_key(const KeyStep& step) {
-    if (const auto* key = std::get_if<DictKey>(&step)) {
-      pickle::pickle_value(pickler_, key_of(*key));
+  void push_key(const Key& key) {
+    if (const auto* other = std::get_if<NonStringKey>(&key)) {
+      pickle::pickle_value(pickler_, dict_key_value(*other));
     } else {
-      pickler_.interned(std::get<std::string>(step));
+      pickler_.interned(std::get<std::string>(key));
     }
   }
 
@@ -150,11 +150,11 @@ class StateDictPickler {
     pickler_.append_from_mark();
   }
 
-  /// Removes the first entries, which share their step at `depth`, and returns them.
+  /// Removes the first entries, which share their key at `depth`, and returns them.
   static std::span<const Entry> take_item(std::span<const Entry>& entries, std::size_t depth) {
-    const auto& step = entries.front().path[depth];
-    const auto end = std::ranges::find_if(
-        entries, [&](const Entry& entry) { return entry.path[depth] != step; });
+    const auto& key = entries.front().path[depth];
+    const auto end =
+        std::ranges::find_if(entries, [&](const Entry& entry) { return entry.path[depth] != key; });
     const auto num_taken = static_cast<std::size_t>(end - entries.begin());
     const std::span<const Entry> taken = entries.first(num_taken);
     entries = entries.subspan(num_taken);

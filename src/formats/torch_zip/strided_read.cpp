@@ -82,11 +82,12 @@ class StridedRead {
     const std::int64_t stretch = span_of(inner);
     const std::int64_t spacing = far ? stretch : outer.stride;  // between staged stretches
     const std::int64_t room = kStagingNbytes / element_nbytes_ - stretch;
-    const std::int64_t step = spacing == 0 ? outer.size : std::min(outer.size, 1 + room / spacing);
+    const std::int64_t num_staged =
+        spacing == 0 ? outer.size : std::min(outer.size, 1 + room / spacing);
     std::vector<Dim> staged(dims.begin(), dims.end());
     staged.front().stride = spacing;
-    for (std::int64_t i = 0; i < outer.size; i += step) {
-      staged.front().size = std::min(step, outer.size - i);
+    for (std::int64_t i = 0; i < outer.size; i += num_staged) {
+      staged.front().size = std::min(num_staged, outer.size - i);
       const std::int64_t begin = source + i * outer.stride;
       if (far) {
         for (std::int64_t k = 0; k < staged.front().size; ++k) {
@@ -130,25 +131,25 @@ class StridedRead {
   template <std::int64_t kNbytes>
   static void copy(std::span<const Dim> dims, const std::byte* from, std::byte* to) {
     const Dim& outer = dims.front();
-    const std::int64_t from_step = outer.stride * kNbytes;
-    const std::int64_t to_step = outer.out_stride * kNbytes;
+    const std::int64_t from_stride = outer.stride * kNbytes;
+    const std::int64_t to_stride = outer.out_stride * kNbytes;
     if (dims.size() == 2 && outer.stride < dims.back().stride) {
       return transpose<kNbytes>(outer, dims.back(), from, to);
     }
     if (dims.size() > 1) {
-      for (std::int64_t i = 0; i < outer.size; ++i, from += from_step, to += to_step) {
+      for (std::int64_t i = 0; i < outer.size; ++i, from += from_stride, to += to_stride) {
         copy<kNbytes>(dims.subspan(1), from, to);
       }
-    } else if (from_step == kNbytes && to_step == kNbytes) {
+    } else if (from_stride == kNbytes && to_stride == kNbytes) {
       std::memcpy(to, from, static_cast<std::size_t>(outer.size * kNbytes));
     } else {
-      for (std::int64_t i = 0; i < outer.size; ++i, from += from_step, to += to_step) {
+      for (std::int64_t i = 0; i < outer.size; ++i, from += from_stride, to += to_stride) {
         std::memcpy(to, from, kNbytes);
       }
     }
   }
 
-  // Copies one cache line of the source's short steps at a time.
+  // Copies one cache line of the source's short stride at a time.
   template <std::int64_t kNbytes>
   static void transpose(const Dim& outer, const Dim& inner, const std::byte* from, std::byte* to) {
     constexpr std::int64_t kTile = 64 / kNbytes;

@@ -59,7 +59,7 @@ class Flattener {
     const bool is_list = object.is(ObjectKind::list);
     if ((is_list && list_is_opened(object)) ||
         (object.is(ObjectKind::tuple) && holds_tensor(object))) {
-      const WalkBudget::Step step(budget_, object);
+      const WalkBudget::Descent descent(budget_, object);
       const std::size_t num_items = object.num_items("items");
       for (std::size_t i = 0; i < num_items; ++i) {
         path_.emplace_back(static_cast<std::int64_t>(i));
@@ -72,14 +72,14 @@ class Flattener {
   }
 
   void visit_mapping(Object object) {
-    const WalkBudget::Step step(budget_, object);
+    const WalkBudget::Descent descent(budget_, object);
     const Object entries = entries_of(object);
     const std::size_t num_entries = entries.num_entries("entries");
     // The saved object may be empty; as the root, it has no name for a value.
     if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     for (std::size_t i = 0; i < num_entries; ++i) {
-      path_.push_back(step_of(entries.entry_key(i)));
+      path_.push_back(key_for(entries.entry_key(i)));
       visit(entries.entry_value(i));
       path_.pop_back();
     }
@@ -88,10 +88,12 @@ class Flattener {
   template <class Read>
   void add(Object object, const Read& read) {
     std::uint64_t path_nbytes = 128;
-    for (const auto& step : path_) {
-      const auto* text = std::get_if<std::string>(&step);
-      const auto* key = std::get_if<DictKey>(&step);
-      path_nbytes += 40 + (text != nullptr ? text->size() : key != nullptr ? key->json.size() : 0);
+    for (const auto& key : path_) {
+      const auto* text = std::get_if<std::string>(&key);
+      const auto* other = std::get_if<NonStringKey>(&key);
+      path_nbytes += 40 + (text != nullptr    ? text->size()
+                           : other != nullptr ? other->json.size()
+                                              : 0);
     }
     budget_.spend(object, path_nbytes);
     leaves_.push_back({.path = path_, .content = read()});
@@ -133,10 +135,10 @@ class Flattener {
   }
 
   /// A frozenset as key becomes its text.
-  KeyStep step_of(Object key) {
+  Key key_for(Object key) {
     if (key.is(pickle::ObjectKind::str)) key.as_str("key");  // throws if it cannot be a name
     const Value value = pickle::to_key(key, budget_);
-    return key_step(value).value_or(value_to_string(value));
+    return dict_key(value).value_or(value_to_string(value));
   }
 
   enum class Known : std::uint8_t { no_idea, no, yes };
@@ -165,7 +167,7 @@ class Flattener {
   bool remember(std::vector<Known>& known, Object container, const Wanted& wanted) {
     Known& answer = known[container.id()];
     if (answer != Known::no_idea) return answer == Known::yes;
-    const WalkBudget::Step step(budget_, container);
+    const WalkBudget::Descent descent(budget_, container);
     const bool is_dict = container.is(ObjectKind::dict) || container.is(ObjectKind::call);
     const std::size_t size =
         is_dict ? container.num_entries("entries") : container.num_items("items");
@@ -188,11 +190,11 @@ class Flattener {
 /// Flips the sign bits that torch would flip. Requires: a floating-point or complex dtype.
 void apply_signs(const TensorRecord& tensor, std::span<std::byte> out) {
   const bool is_pair = is_complex(tensor.dtype);
-  const std::size_t part_nbytes = itemsize(tensor.dtype) / (is_pair ? 2 : 1);
-  for (std::size_t i = 0; i * part_nbytes < out.size(); ++i) {
+  const std::size_t number_nbytes = itemsize(tensor.dtype) / (is_pair ? 2 : 1);
+  for (std::size_t i = 0; i * number_nbytes < out.size(); ++i) {
     const bool is_imaginary = is_pair && i % 2 == 1;
     if (tensor.negative != (tensor.conjugate && is_imaginary)) {
-      out[(i + 1) * part_nbytes - 1] ^= std::byte{0x80};
+      out[(i + 1) * number_nbytes - 1] ^= std::byte{0x80};
     }
   }
 }
@@ -275,7 +277,7 @@ void TorchArchive::read_elements(const TensorRecord& tensor, std::string_view fq
       const std::uint64_t begin =
           static_cast<std::uint64_t>(tensor.storage_offset + range.begin) * element_nbytes;
       zip_.read_at(tensor.storage_member, begin, out);
-      check_part(tensor.storage_member, begin, out);
+      check_range(tensor.storage_member, begin, out);
     } else {
       const auto read = [&](std::uint64_t begin, std::span<std::byte> bytes) {
         zip_.read_at(tensor.storage_member, begin, bytes);
@@ -288,15 +290,15 @@ void TorchArchive::read_elements(const TensorRecord& tensor, std::string_view fq
   if (tensor.conjugate || tensor.negative) apply_signs(tensor, out);
 }
 
-void TorchArchive::check_part(std::size_t member, std::uint64_t begin,
-                              std::span<const std::byte> bytes) const {
+void TorchArchive::check_range(std::size_t member, std::uint64_t begin,
+                               std::span<const std::byte> bytes) const {
   const zip::Member& storage = zip_.members()[member];
   if (!storage.has_crc()) return;
   const std::uint64_t end = begin + bytes.size();
   const auto is_new = [&](const StorageCheck& check) {
     if (check.done) return false;
-    const auto after = check.parts.lower_bound(end);
-    return after == check.parts.begin() || std::prev(after)->second.first <= begin;
+    const auto after = check.ranges.lower_bound(end);
+    return after == check.ranges.begin() || std::prev(after)->second.first <= begin;
   };
   {
     const std::scoped_lock lock(checks_mutex_);
@@ -306,21 +308,21 @@ void TorchArchive::check_part(std::size_t member, std::uint64_t begin,
   const std::scoped_lock lock(checks_mutex_);
   StorageCheck& check = checks_[member];
   if (!is_new(check)) return;
-  auto part = check.parts.emplace(begin, std::pair(end, crc)).first;
+  auto range = check.ranges.emplace(begin, std::pair(end, crc)).first;
   const auto unite_with_next = [&](auto at) {
     const auto next = std::next(at);
-    if (next == check.parts.end() || next->first != at->second.first) return;
+    if (next == check.ranges.end() || next->first != at->second.first) return;
     at->second.second =
         crc32_combine(at->second.second, next->second.second, next->second.first - next->first);
     at->second.first = next->second.first;
-    check.parts.erase(next);
+    check.ranges.erase(next);
   };
-  unite_with_next(part);
-  if (part != check.parts.begin()) unite_with_next(std::prev(part));
-  const auto& [first, whole] = *check.parts.begin();
+  unite_with_next(range);
+  if (range != check.ranges.begin()) unite_with_next(std::prev(range));
+  const auto& [first, whole] = *check.ranges.begin();
   if (first != 0 || whole.first != storage.nbytes) return;
   const std::uint32_t found = whole.second;
-  check.parts.clear();
+  check.ranges.clear();
   if (found != storage.crc32) {
     throw Error::expected(ErrorKind::corruption,
                           {.path = zip_.path(), .byte_range = zip_.data_range(member)},

@@ -88,12 +88,13 @@ class TorchArchive {
   ByteRange stored_range(const TensorRecord& tensor) const;
 
  private:
-  // The CRCs of the parts of a storage that have been read: begin -> end, crc. No two are adjacent.
+  // The CRCs of the ranges of a storage that have been read: begin -> end, crc. No two are
+  // adjacent.
   struct StorageCheck {
-    std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> parts;
+    std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> ranges;
     bool done = false;
   };
-  void check_part(std::size_t member, std::uint64_t begin, std::span<const std::byte> bytes) const;
+  void check_range(std::size_t member, std::uint64_t begin, std::span<const std::byte> bytes) const;
 
   zip::ZipReader zip_;
   std::string prefix_;

@@ -125,7 +125,7 @@ ByteRange TorchSaveLayout::storage_range(std::size_t storage) const {
   return layout_.data_range(first_storage_ + storage);
 }
 
-std::vector<TorchSaveLayout::Part> TorchSaveLayout::parts_around_storages(
+std::vector<TorchSaveLayout::Segment> TorchSaveLayout::segments_around_storages(
     std::span<const std::uint32_t> storage_crcs) const {
   TESSERA_CHECK(storage_crcs.size() == num_storages_);
   const std::size_t id_member = layout_.num_members() - 1;
@@ -145,17 +145,17 @@ std::vector<TorchSaveLayout::Part> TorchSaveLayout::parts_around_storages(
       decimal20(xxh3_64(as_bytes(names))) + decimal20(xxh3_64(as_bytes(crc_bytes)));
   crcs[id_member] = crc32(0, as_bytes(id));
 
-  std::vector<Part> parts(1);
+  std::vector<Segment> segments(1);
   for (std::size_t i = 0; i < layout_.num_members(); ++i) {
-    parts.back().bytes += layout_.local_header(i, crcs[i]);
+    segments.back().bytes += layout_.local_header(i, crcs[i]);
     if (i >= first_storage_ && i < first_storage_ + num_storages_) {
-      parts.push_back({layout_.data_range(i).end, {}});
+      segments.push_back({layout_.data_range(i).end, {}});
     } else {
-      parts.back().bytes += i == id_member ? id : contents_[i];
+      segments.back().bytes += i == id_member ? id : contents_[i];
     }
   }
-  parts.back().bytes += layout_.directory(crcs);
-  return parts;
+  segments.back().bytes += layout_.directory(crcs);
+  return segments;
 }
 
 TorchSaveLayout tensor_save_layout(DType dtype, std::span<const std::int64_t> shape) {
@@ -169,8 +169,8 @@ std::string torch_save_value(const Value& value) {
   pickle::Pickler pickler(2);
   pickle::pickle_value(pickler, value);
   const TorchSaveLayout archive(std::move(pickler).finish(), {});
-  std::vector<TorchSaveLayout::Part> parts = archive.parts_around_storages({});
-  return std::move(parts.front().bytes);
+  std::vector<TorchSaveLayout::Segment> segments = archive.segments_around_storages({});
+  return std::move(segments.front().bytes);
 }
 
 }  // namespace tessera::formats::torch_zip

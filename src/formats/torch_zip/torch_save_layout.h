@@ -37,13 +37,13 @@ class TorchSaveLayout {
   std::size_t num_storages() const { return num_storages_; }
   ByteRange storage_range(std::size_t storage) const;
 
-  struct Part {
+  struct Segment {
     std::uint64_t begin;  // within the file
     std::string bytes;
   };
   /// Returns everything before, between and after the storages, in order. A file with n storages
-  /// has n + 1 parts.
-  std::vector<Part> parts_around_storages(std::span<const std::uint32_t> storage_crcs) const;
+  /// has n + 1 segments.
+  std::vector<Segment> segments_around_storages(std::span<const std::uint32_t> storage_crcs) const;
 
  private:
   zip::ZipLayout layout_;

@@ -44,13 +44,13 @@ std::string name_of(const Leaf& leaf) {
 /// Returns the Python index expression for a path: `['state'][0]['step']`.
 std::string in_python(const KeyPath& path) {
   std::string text;
-  for (const KeyStep& step : path) {
-    if (const auto* key = std::get_if<std::string>(&step)) {
-      text += "['" + printable(*key) + "']";
-    } else if (const auto* position = std::get_if<std::int64_t>(&step)) {
+  for (const Key& key : path) {
+    if (const auto* name = std::get_if<std::string>(&key)) {
+      text += "['" + printable(*name) + "']";
+    } else if (const auto* position = std::get_if<std::int64_t>(&key)) {
       text += "[" + std::to_string(*position) + "]";
     } else {
-      text += "[" + std::get<DictKey>(step).json + "]";
+      text += "[" + std::get<NonStringKey>(key).json + "]";
     }
   }
   return text;

@@ -35,7 +35,7 @@ class UnwrittenFile final : public ReadableFile {
   UnwrittenFile(const TorchSaveLayout& layout, std::string path)
       : path_(std::move(path)), nbytes_(layout.nbytes()) {
     const std::vector<std::uint32_t> no_crcs(layout.num_storages());
-    parts_ = layout.parts_around_storages(no_crcs);
+    segments_ = layout.segments_around_storages(no_crcs);
   }
 
   const std::string& path() const override { return path_; }
@@ -44,14 +44,15 @@ class UnwrittenFile final : public ReadableFile {
     TESSERA_CHECK(offset <= nbytes_ && out.size() <= nbytes_ - offset);
     std::ranges::fill(out, std::byte{0});
     const std::uint64_t end = offset + out.size();
-    auto part = std::ranges::upper_bound(parts_, offset, {}, &TorchSaveLayout::Part::begin);
-    if (part != parts_.begin()) --part;
-    for (; part != parts_.end() && part->begin < end; ++part) {
-      const std::uint64_t from = std::max(offset, part->begin);
-      const std::uint64_t to = std::min(end, part->begin + part->bytes.size());
+    auto segment =
+        std::ranges::upper_bound(segments_, offset, {}, &TorchSaveLayout::Segment::begin);
+    if (segment != segments_.begin()) --segment;
+    for (; segment != segments_.end() && segment->begin < end; ++segment) {
+      const std::uint64_t from = std::max(offset, segment->begin);
+      const std::uint64_t to = std::min(end, segment->begin + segment->bytes.size());
       if (from >= to) continue;
-      const auto bytes = std::as_bytes(std::span(part->bytes));
-      std::ranges::copy(bytes.subspan(from - part->begin, to - from),
+      const auto bytes = std::as_bytes(std::span(segment->bytes));
+      std::ranges::copy(bytes.subspan(from - segment->begin, to - from),
                         out.subspan(from - offset).begin());
     }
   }
@@ -59,7 +60,7 @@ class UnwrittenFile final : public ReadableFile {
  private:
   std::string path_;
   std::uint64_t nbytes_;
-  std::vector<TorchSaveLayout::Part> parts_;
+  std::vector<TorchSaveLayout::Segment> segments_;
 };
 
 /// Refuses what Tessera's reader would refuse: two entries of one flattened name, deep nesting,
@@ -96,7 +97,7 @@ TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Va
   return layout;
 }
 
-/// Writes storages at places known from the start. `commit` writes the parts around them, which
+/// Writes storages at places known from the start. `commit` writes the segments around them, which
 /// hold their CRCs.
 class TorchZipWriter final : public CheckpointWriter {
  public:
@@ -156,7 +157,7 @@ class TorchZipWriter final : public CheckpointWriter {
 
   void commit() override {
     TESSERA_CHECK(unwritten_nbytes_ == 0);
-    for (const auto& [begin, bytes] : layout_.parts_around_storages(storage_crcs())) {
+    for (const auto& [begin, bytes] : layout_.segments_around_storages(storage_crcs())) {
       file_->write_at(begin, std::as_bytes(std::span(bytes)));
     }
     file_->sync();

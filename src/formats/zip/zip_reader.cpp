@@ -424,7 +424,7 @@ class Inflater {
   Inflater& operator=(const Inflater&) = delete;
 
   z_stream* operator->() { return &stream_; }
-  int step() { return inflate(&stream_, Z_NO_FLUSH); }
+  int inflate_next() { return inflate(&stream_, Z_NO_FLUSH); }
 
  private:
   z_stream stream_{};
@@ -444,11 +444,11 @@ std::uint32_t ZipReader::compute_crc(
   std::uint32_t crc = 0;
   if (member.compression == Compression::stored) {
     for (std::uint64_t at = data.begin; at < data.end; at += block.size()) {
-      const std::span<std::byte> part =
+      const std::span<std::byte> bytes =
           std::span(block).first(std::min<std::uint64_t>(block.size(), data.end - at));
-      read_file_at(at, part);
-      crc = tessera::crc32(crc, part);
-      on_read(part.size());
+      read_file_at(at, bytes);
+      crc = tessera::crc32(crc, bytes);
+      on_read(bytes.size());
     }
     return crc;
   }
@@ -463,17 +463,17 @@ std::uint32_t ZipReader::compute_crc(
   int status = Z_OK;
   for (std::uint64_t at = data.begin; status != Z_STREAM_END;) {
     if (at == data.end) broken("a stream that is cut short");
-    const std::span<std::byte> part =
+    const std::span<std::byte> bytes =
         std::span(block).first(std::min<std::uint64_t>(block.size(), data.end - at));
-    read_file_at(at, part);
-    at += part.size();
-    on_read(part.size());
-    inflater->next_in = reinterpret_cast<Bytef*>(part.data());
-    inflater->avail_in = static_cast<uInt>(part.size());
+    read_file_at(at, bytes);
+    at += bytes.size();
+    on_read(bytes.size());
+    inflater->next_in = reinterpret_cast<Bytef*>(bytes.data());
+    inflater->avail_in = static_cast<uInt>(bytes.size());
     do {
       inflater->next_out = reinterpret_cast<Bytef*>(inflated.data());
       inflater->avail_out = static_cast<uInt>(inflated.size());
-      status = inflater.step();
+      status = inflater.inflate_next();
       if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
         broken("a damaged stream");
       const std::size_t num_new = inflated.size() - inflater->avail_out;

@@ -77,8 +77,8 @@ class ZipReader {
   /// Throws: Error(corruption) if it has more than `max_nbytes`, or another CRC.
   std::vector<char> read_all(std::size_t member, std::uint64_t max_nbytes) const;
 
-  /// Returns the CRC-32 of the member's content. Reads it in steps and passes the bytes of each
-  /// step to `on_read`. Inflates a deflated member, but never beyond its stated size.
+  /// Returns the CRC-32 of the member's content. Passes the number of bytes of each read to
+  /// `on_read`. Inflates a deflated member, but never beyond its stated size.
   std::uint32_t compute_crc(std::size_t member,
                             const std::function<void(std::uint64_t nbytes)>& on_read) const;
 

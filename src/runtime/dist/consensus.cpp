@@ -32,7 +32,7 @@ void set(c10d::Store& store, const std::string& key, const std::string& text) {
   store.set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
 }
 
-/// Returns the error about ranks that did not send their part.
+/// Returns the error about ranks that did not send their message.
 Error nothing_sent(const Group& group, const std::string& about_to, const std::string& who) {
   return {ErrorKind::io,
           {},

@@ -10,9 +10,9 @@
 namespace tessera::dist {
 namespace {
 
-/// Returns each rank's part, as views.
-std::vector<at::Tensor> parts_of(const at::Tensor& whole, int size) {
-  return whole.view({size, -1}).unbind(0);
+/// Returns each rank's elements, as views.
+std::vector<at::Tensor> splits_of(const at::Tensor& tensor, int size) {
+  return tensor.view({size, -1}).unbind(0);
 }
 
 }  // namespace
@@ -72,42 +72,42 @@ c10::intrusive_ptr<GlooBackend::Exchange> GlooBackend::begin_exchange() {
       c10::intrusive_ptr<GlooBackend>::unsafe_reclaim_from_nonowning(this), last_tag_);
 }
 
-c10::intrusive_ptr<c10d::Work> GlooBackend::_allgather_base(at::Tensor& whole, at::Tensor& part,
+c10::intrusive_ptr<c10d::Work> GlooBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                             const c10d::AllgatherOptions& options) {
-  if (getSize() == 1 || !whole.is_cpu()) {
-    return ProcessGroupGloo::_allgather_base(whole, part, options);
+  if (getSize() == 1 || !output.is_cpu()) {
+    return ProcessGroupGloo::_allgather_base(output, input, options);
   }
   const auto exchange = begin_exchange();
-  if (part.numel() == 0) return exchange;
-  const std::vector<at::Tensor> parts = parts_of(whole, getSize());
-  const at::Tensor given = part.contiguous().view({-1});
+  if (input.numel() == 0) return exchange;
+  const std::vector<at::Tensor> splits = splits_of(output, getSize());
+  const at::Tensor given = input.contiguous().view({-1});
   for (int distance = 1; distance < getSize(); ++distance) {
     const int from = (getRank() + getSize() - distance) % getSize();
-    exchange->receive(parts[static_cast<std::size_t>(from)], from);
+    exchange->receive(splits[static_cast<std::size_t>(from)], from);
     exchange->send(given, (getRank() + distance) % getSize());
   }
-  const at::Tensor& own = parts[static_cast<std::size_t>(getRank())];
+  const at::Tensor& own = splits[static_cast<std::size_t>(getRank())];
   if (own.const_data_ptr() != given.const_data_ptr()) own.copy_(given);
   return exchange;
 }
 
 c10::intrusive_ptr<c10d::Work> GlooBackend::_reduce_scatter_base(
-    at::Tensor& part, at::Tensor& whole, const c10d::ReduceScatterOptions& options) {
-  if (getSize() == 1 || !whole.is_cpu() || options.reduceOp != c10d::ReduceOp::SUM) {
-    return ProcessGroupGloo::_reduce_scatter_base(part, whole, options);
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  if (getSize() == 1 || !input.is_cpu() || options.reduceOp != c10d::ReduceOp::SUM) {
+    return ProcessGroupGloo::_reduce_scatter_base(output, input, options);
   }
   const auto exchange = begin_exchange();
-  if (part.numel() == 0) return exchange;
-  const std::vector<at::Tensor> parts = parts_of(whole, getSize());
+  if (output.numel() == 0) return exchange;
+  const std::vector<at::Tensor> splits = splits_of(input, getSize());
   std::vector<at::Tensor> received;
   for (int distance = 1; distance < getSize(); ++distance) {
     const int from = (getRank() + getSize() - distance) % getSize();
-    exchange->receive(received.emplace_back(torch::empty(part.sizes(), part.options())), from);
+    exchange->receive(received.emplace_back(torch::empty(output.sizes(), output.options())), from);
     const int to = (getRank() + distance) % getSize();
-    exchange->send(parts[static_cast<std::size_t>(to)], to);
+    exchange->send(splits[static_cast<std::size_t>(to)], to);
   }
-  const at::Tensor own = parts[static_cast<std::size_t>(getRank())].view(part.sizes());
-  exchange->then([sum = part, own, received]() mutable {
+  const at::Tensor own = splits[static_cast<std::size_t>(getRank())].view(output.sizes());
+  exchange->then([sum = output, own, received]() mutable {
     const at::NoGradGuard no_grad;
     at::add_out(sum, own, received.front());
     for (std::size_t i = 1; i < received.size(); ++i) sum.add_(received[i]);

@@ -6,7 +6,7 @@
 
 namespace tessera::dist {
 
-/// Gloo with its own all-gather and reduce-scatter for CPU tensors: parts are sent directly from
+/// Gloo with its own all-gather and reduce-scatter for CPU tensors: elements are sent directly from
 /// one rank's tensors into another's. In torch 2.11, c10d's all-gather uses a buffer as large as
 /// the result, and its reduce-scatter is an all-reduce of a copy, which sends twice as much. Inputs
 /// and outputs must not be touched before `wait`. A collective without `wait` runs on and keeps its
@@ -16,11 +16,11 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
-  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& whole, at::Tensor& part,
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions& options) override;
   /// Sums in the tensors' dtype, always in the same order.
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
-      at::Tensor& part, at::Tensor& whole, const c10d::ReduceScatterOptions& options) override;
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
 
  private:
   class Exchange;

@@ -61,28 +61,28 @@ Pending Group::start(c10::intrusive_ptr<c10d::Work> work, const char* collective
                                name_ + "): " + collective + " of " + what};
 }
 
-Pending Group::all_gather(at::Tensor whole, at::Tensor part, const std::string& what) {
-  TESSERA_CHECK(whole.numel() == part.numel() * size_ && whole.is_contiguous());
+Pending Group::all_gather(at::Tensor output, at::Tensor input, const std::string& what) {
+  TESSERA_CHECK(output.numel() == input.numel() * size_ && output.is_contiguous());
   const at::NoGradGuard no_grad;
   if (!backend_) {
-    whole.copy_(part);
+    output.copy_(input);
     return {};
   }
-  counters_->all_gather += whole.nbytes();
+  counters_->all_gather += output.nbytes();
   const std::lock_guard lock(starting_mutex());
-  return start(backend_->_allgather_base(whole, part), "all-gather", what);
+  return start(backend_->_allgather_base(output, input), "all-gather", what);
 }
 
-Pending Group::reduce_scatter(at::Tensor part, at::Tensor whole, const std::string& what) {
-  TESSERA_CHECK(whole.numel() == part.numel() * size_ && whole.is_contiguous());
+Pending Group::reduce_scatter(at::Tensor output, at::Tensor input, const std::string& what) {
+  TESSERA_CHECK(input.numel() == output.numel() * size_ && input.is_contiguous());
   const at::NoGradGuard no_grad;
   if (!backend_) {
-    part.copy_(whole);
+    output.copy_(input);
     return {};
   }
-  counters_->reduce_scatter += whole.nbytes();
+  counters_->reduce_scatter += input.nbytes();
   const std::lock_guard lock(starting_mutex());
-  return start(backend_->_reduce_scatter_base(part, whole), "reduce-scatter", what);
+  return start(backend_->_reduce_scatter_base(output, input), "reduce-scatter", what);
 }
 
 Pending Group::all_reduce(at::Tensor tensor, const std::string& what) {
@@ -122,18 +122,20 @@ Pending Group::all_to_all(at::Tensor received, std::vector<std::int64_t> num_rec
   return start(backend_->alltoall_base(received, sent, num_received, num_sent), "all-to-all", what);
 }
 
-void Group::scatter(at::Tensor part, const at::Tensor& whole, int root, const std::string& what) {
+void Group::scatter(at::Tensor output, const at::Tensor& input, int root, const std::string& what) {
   const at::NoGradGuard no_grad;
-  TESSERA_CHECK(rank_ != root || whole.numel() == part.numel() * size_);
-  const auto part_of = [&](int rank) { return whole.narrow(0, rank * part.numel(), part.numel()); };
+  TESSERA_CHECK(rank_ != root || input.numel() == output.numel() * size_);
+  const auto split_of = [&](int rank) {
+    return input.narrow(0, rank * output.numel(), output.numel());
+  };
   std::vector<Pending> pending;
   if (rank_ == root) {
-    part.copy_(part_of(rank_));
+    output.copy_(split_of(rank_));
     for (int rank = 0; rank < size_; ++rank) {
-      if (rank != root) pending.push_back(start_sending(part_of(rank), rank, what));
+      if (rank != root) pending.push_back(start_sending(split_of(rank), rank, what));
     }
   } else {
-    receive(part, root, what);
+    receive(output, root, what);
   }
   for (Pending& each : pending) each.wait();
 }

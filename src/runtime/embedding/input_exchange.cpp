@@ -109,25 +109,25 @@ void Input::count_ids() {
   for (int rank = 0; rank < group_->size(); ++rank) {
     for (const Assignment& each : (*assignments_)[static_cast<std::size_t>(rank)]) {
       for (const std::size_t output : each.outputs) {
-        parts_.push_back({&each, batch_.slices[output], rank});
+        outgoing_.push_back({&each, batch_.slices[output], rank});
       }
     }
   }
-  for_all(parts_, [&](Part& part) {
-    part.num_ids = part.assignment->has_all_rows
-                       ? part.slice.end - part.slice.begin
-                       : num_ids_in(batch_, part.slice, part.assignment->rows);
+  for_all(outgoing_, [&](Outgoing& outgoing) {
+    outgoing.num_ids = outgoing.assignment->has_all_rows
+                           ? outgoing.slice.end - outgoing.slice.begin
+                           : num_ids_in(batch_, outgoing.slice, outgoing.assignment->rows);
   });
-  for (Part& part : parts_) {
-    std::int64_t& num_sent = num_sent_[static_cast<std::size_t>(part.rank)];
-    part.begin = std::exchange(num_sent, num_sent + part.num_ids);
+  for (Outgoing& outgoing : outgoing_) {
+    std::int64_t& num_sent = num_sent_[static_cast<std::size_t>(outgoing.rank)];
+    outgoing.begin = std::exchange(num_sent, num_sent + outgoing.num_ids);
   }
 }
 
 /// Writes the messages to all ranks.
 void Input::pack() {
   struct Place {
-    const Part* part;
+    const Outgoing* outgoing;
     std::int64_t* lengths;
     std::int64_t* ids;
     float* weights;
@@ -137,7 +137,7 @@ void Input::pack() {
   const std::vector<std::int64_t> sizes = send_sizes();
   sent_ = torch::empty({sum_of(sizes)}, at::kLong);
   auto* message = sent_.mutable_data_ptr<std::int64_t>();
-  auto part = parts_.begin();
+  auto outgoing = outgoing_.begin();
   for (int rank = 0; rank < group_->size(); ++rank) {
     const auto to = static_cast<std::size_t>(rank);
     if (wants_weight_gradients_) {
@@ -146,32 +146,33 @@ void Input::pack() {
     std::int64_t* lengths = message;
     std::int64_t* const ids = message + num_outputs(rank) * batch_.batch_size;
     auto* const weights = reinterpret_cast<float*>(ids + num_sent_[to]);
-    for (; part != parts_.end() && part->rank == rank; ++part, lengths += batch_.batch_size) {
-      places.push_back({&*part, lengths, ids + part->begin, weights + part->begin,
-                        positions_[to].data() + part->begin});
+    for (; outgoing != outgoing_.end() && outgoing->rank == rank;
+         ++outgoing, lengths += batch_.batch_size) {
+      places.push_back({&*outgoing, lengths, ids + outgoing->begin, weights + outgoing->begin,
+                        positions_[to].data() + outgoing->begin});
     }
     message += sizes[to];
   }
   for_all(places, [&](const Place& place) {
-    pack(*place.part, place.lengths, place.ids, place.weights, place.positions);
+    pack(*place.outgoing, place.lengths, place.ids, place.weights, place.positions);
   });
 }
 
-void Input::pack(const Part& part, std::int64_t* lengths, std::int64_t* ids, float* weights,
+void Input::pack(const Outgoing& outgoing, std::int64_t* lengths, std::int64_t* ids, float* weights,
                  std::int64_t* positions) const {
-  const TableBatch::Slice& slice = part.slice;
+  const TableBatch::Slice& slice = outgoing.slice;
   const float* const from =
       is_weighted_ && batch_.weights.defined() ? batch_.weights.const_data_ptr<float>() : nullptr;
   if (slice.is_missing) {
     std::fill_n(lengths, batch_.batch_size, 0);
-  } else if (part.assignment->has_all_rows) {
+  } else if (outgoing.assignment->has_all_rows) {
     std::copy_n(longs(batch_.lengths) + slice.first_bag, batch_.batch_size, lengths);
-    std::copy_n(longs(batch_.ids) + slice.begin, part.num_ids, ids);
-    if (from != nullptr) std::copy_n(from + slice.begin, part.num_ids, weights);
-    if (wants_weight_gradients_) std::iota(positions, positions + part.num_ids, slice.begin);
+    std::copy_n(longs(batch_.ids) + slice.begin, outgoing.num_ids, ids);
+    if (from != nullptr) std::copy_n(from + slice.begin, outgoing.num_ids, weights);
+    if (wants_weight_gradients_) std::iota(positions, positions + outgoing.num_ids, slice.begin);
   } else {
     std::fill_n(lengths, batch_.batch_size, 0);
-    for_each_id(batch_, slice, part.assignment->rows,
+    for_each_id(batch_, slice, outgoing.assignment->rows,
                 [&](std::int64_t sample, std::int64_t position, std::int64_t row) {
                   ++lengths[sample];
                   *ids++ = row;

@@ -73,8 +73,8 @@ class Input {
   void return_weight_gradients(const at::Tensor& from, at::Tensor to);
 
  private:
-  /// One output of one shard, for this rank's batch.
-  struct Part {
+  /// What this rank sends for one output of one shard.
+  struct Outgoing {
     const Assignment* assignment;
     TableBatch::Slice slice;
     int rank;
@@ -85,7 +85,7 @@ class Input {
   void pack();
   void send();
   void check_headers();
-  void pack(const Part& part, std::int64_t* lengths, std::int64_t* ids, float* weights,
+  void pack(const Outgoing& outgoing, std::int64_t* lengths, std::int64_t* ids, float* weights,
             std::int64_t* positions) const;
   /// What one rank sent for one output.
   struct Run {
@@ -113,9 +113,9 @@ class Input {
   bool wants_weight_gradients_;
   bool returns_weight_gradients_ = false;
   TableBatch batch_;
-  std::vector<Part> parts_;     // by rank, then by output
-  std::exception_ptr failure_;  // every later call throws it again
-  at::Tensor headers_;          // [ranks, 3 + ranks], see kBatchSize
+  std::vector<Outgoing> outgoing_;  // by rank, then by output
+  std::exception_ptr failure_;      // every later call throws it again
+  at::Tensor headers_;              // [ranks, 3 + ranks], see kBatchSize
   at::Tensor header_;
   at::Tensor sent_, received_;
   dist::Pending pending_;

@@ -220,10 +220,10 @@ KeyedJaggedTensor KeyedJaggedTensor::empty(std::vector<std::string> keys, std::i
                       torch::zeros({num_bags}, at::kLong));
 }
 
-KeyedJaggedTensor KeyedJaggedTensor::concat(std::span<const KeyedJaggedTensor> parts) {
+KeyedJaggedTensor KeyedJaggedTensor::concat(std::span<const KeyedJaggedTensor> batches) {
   Entries entries;
-  for (const KeyedJaggedTensor& part : parts) {
-    for (auto& entry : part.to_dict()) entries.push_back(std::move(entry));
+  for (const KeyedJaggedTensor& batch : batches) {
+    for (auto& entry : batch.to_dict()) entries.push_back(std::move(entry));
   }
   return from_dict(entries);
 }
@@ -260,7 +260,7 @@ KeyedJaggedTensor::Entries KeyedJaggedTensor::to_dict() const {
 }
 
 std::vector<KeyedJaggedTensor> KeyedJaggedTensor::split(std::span<const std::int64_t> sizes) const {
-  std::vector<KeyedJaggedTensor> parts;
+  std::vector<KeyedJaggedTensor> splits;
   std::size_t begin = 0;
   for (const std::int64_t size : sizes) {
     if (size < 0 || static_cast<std::size_t>(size) > keys_.size() - begin) {
@@ -269,17 +269,17 @@ std::vector<KeyedJaggedTensor> KeyedJaggedTensor::split(std::span<const std::int
              c10::str(std::vector<std::int64_t>(sizes.begin(), sizes.end())));
     }
     const std::size_t end = begin + static_cast<std::size_t>(size);
-    parts.push_back({{keys_.begin() + static_cast<std::ptrdiff_t>(begin),
-                      keys_.begin() + static_cast<std::ptrdiff_t>(end)},
-                     batch_size_,
-                     bags_of(begin, end)});
+    splits.push_back({{keys_.begin() + static_cast<std::ptrdiff_t>(begin),
+                       keys_.begin() + static_cast<std::ptrdiff_t>(end)},
+                      batch_size_,
+                      bags_of(begin, end)});
     begin = end;
   }
   if (begin != keys_.size()) {
     refuse("sizes to split by", "a sum of " + std::to_string(keys_.size()) + ", the number of keys",
            std::to_string(begin));
   }
-  return parts;
+  return splits;
 }
 
 KeyedJaggedTensor KeyedJaggedTensor::permute(std::span<const std::int64_t> positions) const {

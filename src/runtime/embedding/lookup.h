@@ -16,7 +16,7 @@
 
 namespace tessera::embedding {
 
-/// This rank's part of a table.
+/// This rank's shard of a table.
 struct LocalTable {
   std::size_t table = 0;
   std::string name;

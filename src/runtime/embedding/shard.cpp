@@ -4,7 +4,7 @@
 
 #include "runtime/embedding/sharded_tables.h"
 #include "runtime/embedding/table_state.h"
-#include "runtime/registry/shards.h"
+#include "runtime/registry/parameter_shards.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/registry.h"
 

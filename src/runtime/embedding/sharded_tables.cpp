@@ -213,7 +213,7 @@ void ShardedTables::lay_out_columns(const Assignments& sharded,
   });
 }
 
-/// Creates this rank's part of a table.
+/// Creates this rank's shard of a table.
 LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, std::size_t table,
                                 const ShardOptions& options, std::optional<std::uint64_t> seed) {
   const EmbeddingBagConfig& config = tables_.configs()[table];
@@ -261,7 +261,7 @@ StateTensor ShardedTables::weight_entry(const LocalTable& table) const {
   entry.shape = {config.num_embeddings, config.embedding_dim};
   entry.layout = table.layout;
   if (!table.is_empty() || numel_of(entry.shape) == 0) {
-    entry.parts.push_back({table.region, table.weight.detach()});
+    entry.local_shards.push_back({table.region, table.weight.detach()});
   }
   return entry;
 }
@@ -286,11 +286,11 @@ StateTensor ShardedTables::state_entry(const LocalTable& table,
       std::ranges::sort(shard.ranks);
       entry.layout.push_back(std::move(shard));
     }
-    if (!entry.parts.empty()) {
-      entry.parts.front().region = Box{{table.region.offsets[0]}, {table.region.sizes[0]}};
+    if (!entry.local_shards.empty()) {
+      entry.local_shards.front().region = Box{{table.region.offsets[0]}, {table.region.sizes[0]}};
     }
   }
-  if (!entry.parts.empty()) entry.parts.front().tensor = slot.tensor;
+  if (!entry.local_shards.empty()) entry.local_shards.front().tensor = slot.tensor;
   return entry;
 }
 

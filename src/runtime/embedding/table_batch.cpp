@@ -39,10 +39,10 @@ void check_ids(const TableSet& tables, const TableSet::Output& output, const Tab
 
 TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& keyed) {
   using MissingFeature = EmbeddingBagCollectionOptions::MissingFeature;
-  for (const at::Tensor& part : {keyed.values(), keyed.weights()}) {
-    if (!part.defined() || part.device() == at::kCPU) continue;
+  for (const at::Tensor& tensor : {keyed.values(), keyed.weights()}) {
+    if (!tensor.defined() || tensor.device() == at::kCPU) continue;
     throw Error::expected(ErrorKind::unsupported, {}, "batch of an embedding collection",
-                          "tensors on the CPU", "a tensor on " + part.device().str());
+                          "tensors on the CPU", "a tensor on " + tensor.device().str());
   }
   if (tables.options().is_weighted != keyed.has_weights() && keyed.values().numel() > 0) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "weights of a batch",

@@ -2,7 +2,7 @@
 
 #include <torch/types.h>
 
-#include "runtime/registry/state_parts.h"
+#include "runtime/registry/state_tensor_conversion.h"
 #include "tessera/runtime/registry/fused_updates.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
 
@@ -68,8 +68,8 @@ void attach_state_dict_hooks(Module& collection, const std::shared_ptr<ShardedTa
       collection, [tables](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
                            LoadReport& report) {
         for (const LocalTable& table : tables->local()) {
-          state::show_part(state_dict, prefix + weight_name(table), tables->weight_entry(table),
-                           table.weight, report);
+          state::show_local_shard(state_dict, prefix + weight_name(table),
+                                  tables->weight_entry(table), table.weight, report);
         }
       });
 }

@@ -8,7 +8,7 @@
 
 namespace tessera::embedding {
 
-/// Adds hooks by which a collection's state dicts hold whole tables, or this rank's parts of them.
+/// Adds hooks by which a collection's state dicts hold whole tables, or this rank's shards of them.
 void attach_state_dict_hooks(torch::nn::Module& collection,
                              const std::shared_ptr<ShardedTables>& tables);
 

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "runtime/fsdp/touch_dispatch.h"
-#include "runtime/registry/shards.h"
+#include "runtime/registry/parameter_shards.h"
 #include "tessera/base/error.h"
 
 namespace tessera {

@@ -9,7 +9,7 @@ namespace tessera::fsdp {
 namespace {
 
 using Verb = Collective::Verb;
-using Role = CollectiveSchedule::Step::Role;
+using Role = CollectiveSchedule::DueCollective::Role;
 
 /// Limits a list that never settles because each phase has another order.
 std::size_t max_num_entries(std::size_t num_handles) {
@@ -78,70 +78,70 @@ std::optional<std::size_t> CollectiveSchedule::gathered_with(std::size_t positio
   return std::nullopt;
 }
 
-void CollectiveSchedule::issue(std::size_t position, Role role, Steps& steps) {
+void CollectiveSchedule::issue(std::size_t position, Role role, DueCollectives& due) {
   if (state_[position] != State::due) return;
   state_[position] = role == Role::ahead ? State::ahead : State::joined;
-  steps.push_back({list_->entries[position].what, role, position});
+  due.push_back({list_->entries[position].what, role, position});
 }
 
 /// Moves past the entry at `position`, which this rank needs.
-void CollectiveSchedule::advance(std::size_t position, Steps& steps) {
+void CollectiveSchedule::advance(std::size_t position, DueCollectives& due) {
   const auto role_of = [&](std::size_t other) {
     if (other == position) return Role::own;
     return other < position ? Role::joined : Role::ahead;
   };
   for (; cursor_ <= position; ++cursor_) {
-    issue(cursor_, role_of(cursor_), steps);
-    if (const auto next = gathered_with(cursor_)) issue(*next, role_of(*next), steps);
+    issue(cursor_, role_of(cursor_), due);
+    if (const auto next = gathered_with(cursor_)) issue(*next, role_of(*next), due);
   }
   is_needed_[position] = true;
   std::erase_if(held_, [&](std::size_t held) { return held < cursor_; });
   needs_cursor_ = cursor_;
 }
 
-std::optional<CollectiveSchedule::Steps> CollectiveSchedule::need(const Collective& what) {
+std::optional<CollectiveSchedule::DueCollectives> CollectiveSchedule::need(const Collective& what) {
   auto position = find(what, cursor_);
   // An entry that was joined before its turn cannot be used any more.
   while (position && state_[*position] == State::joined) position = find(what, *position + 1);
   if (!position) return std::nullopt;
-  Steps steps;
-  advance(*position, steps);
-  return steps;
+  DueCollectives due;
+  advance(*position, due);
+  return due;
 }
 
-CollectiveSchedule::Steps CollectiveSchedule::gradients_ready(std::size_t handle) {
-  Steps steps;
+CollectiveSchedule::DueCollectives CollectiveSchedule::gradients_ready(std::size_t handle) {
+  DueCollectives due;
   const auto position = find({Verb::reduce, handle}, cursor_);
-  if (!position) return steps;
+  if (!position) return due;
   held_.push_back(*position);
   std::ranges::sort(held_);
   const auto reduce_what_is_next = [&] {
-    while (!held_.empty() && held_.front() == cursor_) advance(cursor_, steps);
+    while (!held_.empty() && held_.front() == cursor_) advance(cursor_, due);
   };
   reduce_what_is_next();
-  if (held_.size() > 1) advance(held_.front(), steps);
+  if (held_.size() > 1) advance(held_.front(), due);
   reduce_what_is_next();
-  return steps;
+  return due;
 }
 
-CollectiveSchedule::Steps CollectiveSchedule::next_gather() {
-  Steps steps;
+CollectiveSchedule::DueCollectives CollectiveSchedule::next_gather() {
+  DueCollectives due;
   if (cursor_ < list_->entries.size() && list_->entries[cursor_].what.verb == Verb::unshard) {
-    issue(cursor_, Role::ahead, steps);
+    issue(cursor_, Role::ahead, due);
   }
-  return steps;
+  return due;
 }
 
-CollectiveSchedule::Steps CollectiveSchedule::rest() {
-  Steps steps;
+CollectiveSchedule::DueCollectives CollectiveSchedule::rest() {
+  DueCollectives due;
   for (; cursor_ < list_->entries.size(); ++cursor_) {
     const bool is_ready = std::ranges::find(held_, cursor_) != held_.end();
     if (is_ready) is_needed_[cursor_] = true;
-    issue(cursor_, is_ready ? Role::own : Role::joined, steps);
-    if (const auto next = gathered_with(cursor_)) issue(*next, Role::joined, steps);
+    issue(cursor_, is_ready ? Role::own : Role::joined, due);
+    if (const auto next = gathered_with(cursor_)) issue(*next, Role::joined, due);
   }
   held_.clear();
-  return steps;
+  return due;
 }
 
 void CollectiveSchedule::forget_from(std::size_t position) {

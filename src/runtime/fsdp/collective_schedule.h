@@ -58,23 +58,24 @@ struct PrefetchRule {
 /// - At the end of the phase the rank joins the rest of the list.
 ///
 /// The first phase with a key has no list yet. Its ranks agree on each collective before they start
-/// it (Agreement); the agreed collectives become the list. In a later phase, a rank may need a
-/// collective that is not in the rest of the list. It then joins all of that and reports this in
-/// the exchange at the end of the phase. Then all ranks agree on the missing collectives, which are
-/// inserted where that rank needed them. So the needs of each rank are a subsequence of the list.
-/// An entry that no rank needs for `kNumIdlePhases` phases is removed.
+/// it (CollectiveAgreement); the agreed collectives become the list. In a later phase, a rank may
+/// need a collective that is not in the rest of the list. It then joins all of that and reports
+/// this in the exchange at the end of the phase. Then all ranks agree on the missing collectives,
+/// which are inserted where that rank needed them. So the needs of each rank are a subsequence of
+/// the list. An entry that no rank needs for `kNumIdlePhases` phases is removed.
 ///
 /// A rank cannot join a meeting for the others: it ends when all ranks are there. If the list leads
 /// some ranks to a meeting that others are not ready for, all ranks drop the list from there on and
 /// agree on the rest anew.
 ///
-/// This class holds the list and a rank's place in it, and sends nothing. Not thread-safe.
+/// This class holds the list and a rank's place in it, and says which collectives are due. It sends
+/// nothing; CollectiveRunner does. Not thread-safe.
 class CollectiveSchedule {
  public:
   static constexpr int kNumIdlePhases = 16;
 
-  /// One collective to run; Steps are in order.
-  struct Step {
+  /// A collective whose turn it is; DueCollectives are in order.
+  struct DueCollective {
     enum class Role : std::uint8_t {
       own,     // this rank needs it
       ahead,   // an all-gather that this rank will probably need next
@@ -83,9 +84,9 @@ class CollectiveSchedule {
     Collective what;
     Role role = Role::own;
     std::size_t position = 0;
-    friend bool operator==(const Step&, const Step&) = default;
+    friend bool operator==(const DueCollective&, const DueCollective&) = default;
   };
-  using Steps = std::vector<Step>;
+  using DueCollectives = std::vector<DueCollective>;
 
   /// An agreed collective, and where to insert it into the list; nothing: it is there already.
   struct Proposal {
@@ -110,15 +111,15 @@ class CollectiveSchedule {
   bool is_following() const { return is_following_; }
 
   // --- while following the list
-  /// Returns the steps up to an all-gather or meeting that this rank needs now, and that step
-  /// itself unless it was started already. Nothing: it is not in the rest of the list.
-  std::optional<Steps> need(const Collective& what);
-  /// Returns the steps that can run now that a handle's gradients are complete; may be empty.
-  Steps gradients_ready(std::size_t handle);
+  /// Returns the collectives up to an all-gather or meeting that this rank needs now, with that one
+  /// unless it was started already. Nothing: it is not in the rest of the list.
+  std::optional<DueCollectives> need(const Collective& what);
+  /// Returns the collectives that can run now that a handle's gradients are complete; may be empty.
+  DueCollectives gradients_ready(std::size_t handle);
   /// Returns the next entry, to start it ahead of time, if it is an all-gather.
-  Steps next_gather();
+  DueCollectives next_gather();
   /// Returns the rest of the list.
-  Steps rest();
+  DueCollectives rest();
   /// Notes that an all-gather ahead of time was only joined.
   void note_not_kept(std::size_t position) { state_[position] = State::joined; }
   /// Notes that this rank had a gradient for a reduction that it joined.
@@ -151,8 +152,8 @@ class CollectiveSchedule {
 
   std::optional<std::size_t> find(const Collective& what, std::size_t from) const;
   std::optional<std::size_t> gathered_with(std::size_t position) const;
-  void issue(std::size_t position, Step::Role role, Steps& steps);
-  void advance(std::size_t position, Steps& steps);
+  void issue(std::size_t position, DueCollective::Role role, DueCollectives& due);
+  void advance(std::size_t position, DueCollectives& due);
 
   std::vector<PrefetchRule> rules_;
   std::map<PhaseKey, List> lists_;

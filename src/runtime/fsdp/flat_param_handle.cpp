@@ -9,7 +9,7 @@
 
 #include "runtime/fsdp/traversal.h"
 #include "runtime/registry/gradient_hook.h"
-#include "runtime/registry/shards.h"
+#include "runtime/registry/parameter_shards.h"
 #include "runtime/torch_bridge.h"
 
 namespace tessera::fsdp {
@@ -289,7 +289,7 @@ StateTensor FlatParamHandle::state_of(std::size_t index) const {
     if (numel_of(region) == 0) continue;
     state.layout.push_back({region, options_.holders[static_cast<std::size_t>(rank)]});
     if (rank != options_.shard_group->rank()) continue;
-    state.parts.push_back({std::move(region), sharded_view(sharded_flat_param_, index)});
+    state.local_shards.push_back({std::move(region), sharded_view(sharded_flat_param_, index)});
   }
   return state;
 }

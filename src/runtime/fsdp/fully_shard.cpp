@@ -7,9 +7,9 @@
 
 #include "runtime/dist/sync_states.h"
 #include "runtime/fsdp/pass.h"
-#include "runtime/fsdp/state_dict_hooks.h"
 #include "runtime/fsdp/torch_save.h"
 #include "runtime/fsdp/traversal.h"
+#include "runtime/fsdp/unit_state_dict_hooks.h"
 #include "runtime/registry/gradient_hook.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
@@ -46,7 +46,7 @@ bool is_hybrid(ShardingStrategy strategy) {
 }
 
 /// Returns the ranks of the mesh that hold each shard of a flat parameter, ascending.
-std::vector<std::vector<int>> holders_of_parts(const FullyShardOptions& options) {
+std::vector<std::vector<int>> holders_of_shards(const FullyShardOptions& options) {
   const int world_size = options.mesh.world_size();
   const bool is_replicated = options.strategy == ShardingStrategy::no_shard;
   int num_parts = is_replicated ? 1 : world_size;
@@ -97,7 +97,7 @@ HandleOptions handle_options(const FullyShardOptions& options) {
     handle.replicate_group = std::make_shared<dist::Group>("replicate");
   }
   handle.world_group = options.mesh.world();
-  handle.holders = holders_of_parts(options);
+  handle.holders = holders_of_shards(options);
   return handle;
 }
 
@@ -198,7 +198,7 @@ void materialize_all(const ModulePtr& module, const std::string& fqn,
 
 /// Throws if the module's parameters are in a unit around it: it cannot become a unit any more. It
 /// may if its only such parameters are tied to a unit beside it.
-void refuse_part_of_unit(const Module& module) {
+void refuse_module_of_unit(const Module& module) {
   const std::vector<at::Tensor> parameters = module.parameters();
   for (const at::Tensor& parameter : parameters) {
     const auto handle = FlatParamHandle::of(parameter);
@@ -291,7 +291,7 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
                                                     std::move(group.shared),
                                                     handle_options(options)));
   }
-  if (unit->handles.empty()) refuse_part_of_unit(*module);
+  if (unit->handles.empty()) refuse_module_of_unit(*module);
   attach_state_dict_hooks(*module, *unit, options.mesh);
   registry::attach(*module, std::move(unit));
   registry::note_applied(*module, "fully_shard", options.mesh);

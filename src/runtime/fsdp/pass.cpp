@@ -91,8 +91,8 @@ void Pass::take_in(Module& root) {
     rules.emplace_back();
     descriptions.push_back(meeting.fqn + " (with its own collectives)");
   }
-  order_ = std::make_unique<CollectiveOrder>(group_, std::move(rules), std::move(descriptions),
-                                             static_cast<CollectiveActions&>(*this));
+  runner_ = std::make_unique<CollectiveRunner>(group_, std::move(rules), std::move(descriptions),
+                                               static_cast<CollectiveActions&>(*this));
   streams_ = std::make_shared<Streams>(device_of(handles_));
   const bool limits_all_gathers = std::ranges::any_of(
       units, [](const UnitInTree& unit) { return unit.sharded->limit_all_gathers; });
@@ -224,7 +224,7 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
   --forward_depth_;
   if (forward_depth_ > 0 || !is_open_) return;
   const bool is_in_forward =
-      order_->is_in_phase() && order_->key().direction == PhaseKey::Direction::forward;
+      runner_->is_in_phase() && runner_->key().direction == PhaseKey::Direction::forward;
   std::exception_ptr write;
   try {
     for (const auto& handle : handles_) handle->check_not_written();
@@ -234,7 +234,7 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
   try {
     // Also if this rank has failed: otherwise the others wait for their time-out. A backward within
     // the scope may have failed, too.
-    if ((is_in_forward || has_failed) && order_->can_end_phase()) end_phase(has_failed || write);
+    if ((is_in_forward || has_failed) && runner_->can_end_phase()) end_phase(has_failed || write);
   } catch (...) {
     abort();
     if (!has_failed && !write) throw;
@@ -311,7 +311,7 @@ void Pass::open(PassKind kind) {
 
 void Pass::close() {
   const UntouchedScope untouched;
-  TESSERA_CHECK(!order_->is_in_phase());
+  TESSERA_CHECK(!runner_->is_in_phase());
   is_open_ = false;
   is_end_queued_ = false;
   last_touched_ = nullptr;
@@ -335,7 +335,7 @@ void Pass::abort() noexcept {
   is_end_queued_ = false;
   last_touched_ = nullptr;
   gathered_.clear();
-  order_->abort_phase();
+  runner_->abort_phase();
   const UntouchedScope untouched;
   for (const auto& handle : handles_) handle->abort_pass();
   memory_->release();
@@ -414,8 +414,8 @@ void Pass::gather(std::size_t handle, LastUse last_use) {
   FlatParamHandle& wanted = *handles_[handle];
   if (is_in_order(wanted)) {
     // A use after a forward and before its backward counts as part of a forward.
-    if (!order_->is_in_phase()) begin_phase(PhaseKey::Direction::forward);
-    order_->need(handle);
+    if (!runner_->is_in_phase()) begin_phase(PhaseKey::Direction::forward);
+    runner_->need(handle);
   } else {
     wanted.prepare_unshard();
     wanted.start_unshard();
@@ -434,7 +434,7 @@ void Pass::gather_ahead(std::size_t handle, bool is_backward) {
                                       : rule.forward == ForwardPrefetch::next;
   const bool is_one_ahead =
       std::ranges::find(gathered_, LastUse::none, &Gathered::last_use) != gathered_.end();
-  if (wants_next && !is_one_ahead && order_->is_in_phase()) order_->gather_next();
+  if (wants_next && !is_one_ahead && runner_->is_in_phase()) runner_->gather_next();
 }
 
 void Pass::free(std::size_t handle) {
@@ -455,40 +455,40 @@ bool Pass::is_used_by_operator(std::size_t handle) const {
 void Pass::free_unneeded() {
   for (std::size_t i = gathered_.size(); i-- > 0;) {
     const Gathered& each = gathered_[i];
-    if (each.last_use == LastUse::none && order_->has_passed(each.position)) free(each.handle);
+    if (each.last_use == LastUse::none && runner_->has_passed(each.position)) free(each.handle);
   }
 }
 
 // --- phases
 
 void Pass::begin_phase(PhaseKey::Direction direction) {
-  if (order_->is_in_phase()) {
-    if (order_->key().direction == direction) return;
+  if (runner_->is_in_phase()) {
+    if (runner_->key().direction == direction) return;
     end_phase();
   }
   const bool is_backward = direction == PhaseKey::Direction::backward;
   const bool reduces = is_backward && gradients_ == Gradients::sync;
-  const auto takes_part = [&](const auto& handle) {
+  const auto participates = [&](const auto& handle) {
     return is_in_order(*handle) || (reduces && handle->reduces_gradients());
   };
-  if (meetings_.empty() && std::ranges::none_of(handles_, takes_part)) return;
+  if (meetings_.empty() && std::ranges::none_of(handles_, participates)) return;
   std::size_t& num_before = num_phases_[is_backward ? 1 : 0];
-  order_->begin_phase({.direction = direction,
-                       .kind = kind_,
-                       .keeps_gradients = is_backward && gradients_ == Gradients::keep_unsharded,
-                       .number = std::min(num_before, std::size_t{1})});
+  runner_->begin_phase({.direction = direction,
+                        .kind = kind_,
+                        .keeps_gradients = is_backward && gradients_ == Gradients::keep_unsharded,
+                        .number = std::min(num_before, std::size_t{1})});
   ++num_before;
 }
 
 void Pass::end_phase(bool has_failed) {
-  if (!order_->is_in_phase()) return;
+  if (!runner_->is_in_phase()) return;
   const UntouchedScope untouched;
-  const bool is_backward = order_->key().direction == PhaseKey::Direction::backward;
-  const std::vector<int> num_gave = order_->end_phase(has_failed);
+  const bool is_backward = runner_->key().direction == PhaseKey::Direction::backward;
+  const std::vector<int> num_gave = runner_->end_phase(has_failed);
   for (std::size_t i = gathered_.size(); i-- > 0;) {
     if (is_backward || gathered_[i].last_use == LastUse::none) free(gathered_[i].handle);
   }
-  // A rank that did not use a parameter still gets its part of the gradient if another rank used
+  // A rank that did not use a parameter still gets its shard of the gradient if another rank used
   // it.
   auto next = num_gave.begin();
   for (const auto& handle : handles_) {
@@ -499,20 +499,20 @@ void Pass::end_phase(bool has_failed) {
   }
 }
 
-bool Pass::run(const CollectiveSchedule::Step& step) {
-  using Role = CollectiveSchedule::Step::Role;
-  const std::size_t number = step.what.handle;
+bool Pass::run(const CollectiveSchedule::DueCollective& due) {
+  using Role = CollectiveSchedule::DueCollective::Role;
+  const std::size_t number = due.what.handle;
   FlatParamHandle& handle = *handles_[number];
-  collectives_.push_back(name_of(step.what));
-  if (step.what.verb == Collective::Verb::reduce) return reduce(number);
-  if (step.role == Role::joined || is_gathered(number)) {
+  collectives_.push_back(name_of(due.what));
+  if (due.what.verb == Collective::Verb::reduce) return reduce(number);
+  if (due.role == Role::joined || is_gathered(number)) {
     handle.join_unshard();
     return false;
   }
   handle.prepare_unshard();
   rate_limiter_.wait_for_room();
   handle.start_unshard();
-  gathered_.push_back({number, LastUse::none, step.position});
+  gathered_.push_back({number, LastUse::none, due.position});
   return true;
 }
 
@@ -523,14 +523,14 @@ bool Pass::meet(const registry::MeetingPoint& point) {
   if (!is_open_ || (!is_backward && forward_depth_ == 0)) return false;
   if (is_backward) {
     queue_end_of_backward();
-  } else if (!order_->is_in_phase()) {  // after a backward within the scope
+  } else if (!runner_->is_in_phase()) {  // after a backward within the scope
     begin_phase(PhaseKey::Direction::forward);
   }
   const UntouchedScope untouched;
   const auto meeting =
       std::ranges::find(meetings_, &point, [](const Meeting& each) { return each.point.get(); });
   TESSERA_CHECK(meeting != meetings_.end());
-  order_->meet(handles_.size() + static_cast<std::size_t>(meeting - meetings_.begin()));
+  runner_->meet(handles_.size() + static_cast<std::size_t>(meeting - meetings_.begin()));
   return true;
 }
 
@@ -544,7 +544,7 @@ std::string Pass::name_of(const Collective& what) const {
 
 /// Returns whether the open phase is a backward that reduces gradients.
 bool Pass::is_reducing() const {
-  return order_->key().direction == PhaseKey::Direction::backward && gradients_ == Gradients::sync;
+  return runner_->key().direction == PhaseKey::Direction::backward && gradients_ == Gradients::sync;
 }
 
 std::vector<std::size_t> Pass::unreduced() const {
@@ -574,7 +574,7 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
   const UntouchedScope untouched;
   handle.take_gradient(index);
   if (handle.has_all_gradients() && gradients_ == Gradients::sync) {
-    order_->gradients_ready(index_of(handle));
+    runner_->gradients_ready(index_of(handle));
   }
 }
 
@@ -611,13 +611,13 @@ void Pass::queue_end_of_backward() {
   begin_phase(PhaseKey::Direction::backward);
 }
 
-/// Ends a backward that threw on this rank. The other ranks wait for this rank's part of it, and
+/// Ends a backward that threw on this rank. The other ranks wait for what this rank runs of it, and
 /// get an error instead. All ranks drop that backward's gradients.
 void Pass::give_up_backward() {
   try {
     const UntouchedScope untouched;
     // Reductions in flight are dropped: other ranks do not finish them either.
-    if (order_->can_end_phase()) end_phase(/*has_failed=*/true);
+    if (runner_->can_end_phase()) end_phase(/*has_failed=*/true);
   } catch (...) {
     abort();
     throw;

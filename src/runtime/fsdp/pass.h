@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/fsdp/collective_order.h"
+#include "runtime/fsdp/collective_runner.h"
 #include "runtime/fsdp/flat_param_handle.h"
 #include "runtime/fsdp/rate_limiter.h"
 #include "runtime/fsdp/streams.h"
@@ -110,7 +110,7 @@ class Pass final : public HandleEvents,
 
   bool meet(const registry::MeetingPoint& point) override;
 
-  bool run(const CollectiveSchedule::Step& step) override;
+  bool run(const CollectiveSchedule::DueCollective& due) override;
   std::vector<std::size_t> unreduced() const override;
   std::vector<int> counts() const override;
   std::string name_of(const Collective& what) const override;
@@ -158,7 +158,7 @@ class Pass final : public HandleEvents,
   };
   std::vector<Meeting> meetings_;       // numbered after the handles in the order of collectives
   std::shared_ptr<dist::Group> group_;  // all ranks that take part; null: only this one
-  std::unique_ptr<CollectiveOrder> order_;
+  std::unique_ptr<CollectiveRunner> runner_;
   std::vector<std::string> collectives_;
 
   bool is_open_ = false;

@@ -12,7 +12,7 @@ namespace {
 /// Metadata of a tensor in a pickle. Not changed here.
 using Metadata = std::unordered_map<std::string, bool>;
 
-void refuse_part(const at::Tensor& tensor, Metadata& /*metadata*/) {
+void refuse_shard(const at::Tensor& tensor, Metadata& /*metadata*/) {
   const auto handle = FlatParamHandle::of(tensor);
   if (!handle || !handle->is_sharded() || handle->is_whole()) return;
   const FlatUnit& unit = handle->unit();
@@ -29,7 +29,7 @@ bool refuse_in_torch_save() {
   for (const c10::DeviceType device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
     auto& of_device = torch::jit::GetBackendMetaSerialization()[static_cast<std::size_t>(device)];
     if (of_device) continue;
-    of_device = {refuse_part, [](const at::Tensor&, Metadata&) {}};
+    of_device = {refuse_shard, [](const at::Tensor&, Metadata&) {}};
   }
   return true;
 }

@@ -50,7 +50,7 @@ bool uses_memory(const c10::OperatorHandle& op) {
   return op.operator_name() != detach;
 }
 
-/// Whether the operator is a norm: the norm of a part is not that of the whole tensor.
+/// Whether the operator is a norm: the norm of a shard is not that of the whole tensor.
 bool is_norm(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 4> kNorms = {
       "aten::norm", "aten::linalg_vector_norm", "aten::linalg_norm", "aten::_foreach_norm"};

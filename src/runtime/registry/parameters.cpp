@@ -2,7 +2,7 @@
 
 #include <unordered_set>
 
-#include "runtime/registry/shards.h"
+#include "runtime/registry/parameter_shards.h"
 #include "tessera/runtime/registry/fused_updates.h"
 
 namespace tessera {

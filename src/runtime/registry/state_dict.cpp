@@ -11,21 +11,21 @@ StateTensor StateTensor::whole(const at::Tensor& tensor) {
   StateTensor entry;
   entry.dtype = dtype_of(tensor.scalar_type());
   entry.shape = Shape(tensor.sizes().begin(), tensor.sizes().end());
-  entry.parts.push_back({whole_box(entry.shape), tensor.detach().contiguous()});
+  entry.local_shards.push_back({whole_box(entry.shape), tensor.detach().contiguous()});
   return entry;
 }
 
 bool StateTensor::is_whole() const {
-  return parts.size() == 1 && numel_of(parts.front().region) == numel_of(shape);
+  return local_shards.size() == 1 && numel_of(local_shards.front().region) == numel_of(shape);
 }
 
 at::Tensor StateTensor::tensor(const std::string& fqn) const {
   if (!is_whole()) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "tensor of a state dict",
-                          "the whole tensor on this rank", "a part of it",
+                          "the whole tensor on this rank", "some of its elements",
                           "use a state dict of type FULL, which has whole tensors");
   }
-  return parts.front().tensor.view(shape);
+  return local_shards.front().tensor.view(shape);
 }
 
 StateDict::StateDict(const StateDict& other) : units(other.units) {

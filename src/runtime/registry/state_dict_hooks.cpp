@@ -19,17 +19,17 @@ void LoadReport::add(std::string rule, std::string fqn, std::string expected, st
 
 namespace {
 
-/// Returns what is wrong with a part, or nothing.
-std::string part_error(const StateTensor& whole, const TensorPart& part) {
-  if (auto error = region_error(part.region, whole.shape))
+/// Returns what is wrong with a shard, or nothing.
+std::string shard_error(const StateTensor& whole, const LocalShard& shard) {
+  if (auto error = region_error(shard.region, whole.shape))
     return "a region that does not fit (" + *error + ")";
-  if (!part.tensor.defined()) return "no tensor";
-  if (part.tensor.layout() != at::kStrided) return "a tensor that is not dense";
-  if (part.tensor.numel() != numel_of(part.region)) {
-    return std::to_string(part.tensor.numel()) + " elements for " + region_to_string(part.region);
+  if (!shard.tensor.defined()) return "no tensor";
+  if (shard.tensor.layout() != at::kStrided) return "a tensor that is not dense";
+  if (shard.tensor.numel() != numel_of(shard.region)) {
+    return std::to_string(shard.tensor.numel()) + " elements for " + region_to_string(shard.region);
   }
-  if (!part.tensor.is_contiguous()) return "a tensor that is not contiguous";
-  const DType dtype = dtype_of(part.tensor.scalar_type());
+  if (!shard.tensor.is_contiguous()) return "a tensor that is not contiguous";
+  const DType dtype = dtype_of(shard.tensor.scalar_type());
   if (dtype != whole.dtype) return std::string(dtype_name(dtype));
   return {};
 }
@@ -62,10 +62,10 @@ StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType d
                std::string(dtype_name(tensor->dtype)));
     return nullptr;
   }
-  for (const TensorPart& part : tensor->parts) {
-    const std::string error = part_error(*tensor, part);
+  for (const LocalShard& shard : tensor->local_shards) {
+    const std::string error = shard_error(*tensor, shard);
     if (error.empty()) continue;
-    report.add("part", fqn, "a contiguous part inside the tensor, of the tensor's dtype", error);
+    report.add("shard", fqn, "a contiguous shard inside the tensor, of the tensor's dtype", error);
     return nullptr;
   }
   return tensor;

@@ -39,9 +39,9 @@ const StateTensor* tensor_of(const StateDict& state_dict, const StateDict::Item&
   return std::get_if<StateTensor>(target);
 }
 
-/// Returns a range of a part's elements, as a view.
-at::Tensor elements(const at::Tensor& part, FlatRange range) {
-  return part.view({-1}).narrow(0, range.begin, range.numel());
+/// Returns a range of a local shard's elements, as a view.
+at::Tensor elements(const at::Tensor& local, FlatRange range) {
+  return local.view({-1}).narrow(0, range.begin, range.numel());
 }
 
 }  // namespace
@@ -87,14 +87,14 @@ LiveState share_out(const StateDict& state_dict, int world_size,
   return state;
 }
 
-std::vector<std::vector<TensorPart>> held_by(const StateDict& state_dict,
+std::vector<std::vector<LocalShard>> held_by(const StateDict& state_dict,
                                              const CheckpointContents& contents) {
-  std::vector<std::vector<TensorPart>> held;
+  std::vector<std::vector<LocalShard>> held;
   for (const TensorEntry& tensor : contents.tensors) {
     const StateEntry* entry = state_dict.find(tensor.meta.fqn);
     TESSERA_CHECK(entry != nullptr);
     if (const auto* alias = std::get_if<StateAlias>(entry)) entry = state_dict.find(alias->target);
-    held.push_back(std::get<StateTensor>(*entry).parts);
+    held.push_back(std::get<StateTensor>(*entry).local_shards);
   }
   return held;
 }
@@ -105,7 +105,7 @@ std::string layout_digest(const StateDict& state_dict, int world_size, formats::
     hash.update(std::as_bytes(std::span(text)));
     hash.update(std::as_bytes(std::span("\n", 1)));
   };
-  add(std::to_string(world_size) + " " + std::string(formats::format_name(format)));
+  add(std::to_string(world_size) + " " + std::string(format.name()));
   for (const StateDict::Item& item : state_dict) {
     add(item.fqn + " " + std::to_string(item.key_path.size()));
     if (const auto* alias = std::get_if<StateAlias>(&item.entry)) add("= " + alias->target);
@@ -126,8 +126,8 @@ CheckpointContents held_contents(const LiveState& state, int rank) {
   CheckpointContents contents = state.contents;
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     contents.tensors[t].pieces.clear();
-    for (const TensorPart& part : state.held[t]) {
-      contents.tensors[t].pieces.push_back({part.region, rank});
+    for (const LocalShard& local : state.held[t]) {
+      contents.tensors[t].pieces.push_back({local.region, rank});
     }
   }
   return contents;
@@ -186,7 +186,7 @@ void LiveWriter::write_block(PieceId piece, std::int64_t begin, std::span<const 
   const DType dtype = contents_.tensors[piece.tensor_index].meta.dtype;
   const std::int64_t numel = static_cast<std::int64_t>(bytes.size() / itemsize(dtype));
   at::Tensor to =
-      elements(parts_[piece.tensor_index][piece.piece_index].tensor, {begin, begin + numel});
+      elements(held_[piece.tensor_index][piece.piece_index].tensor, {begin, begin + numel});
   if (to.is_cpu()) {
     std::memcpy(to.data_ptr(), bytes.data(), bytes.size());
     return;

@@ -22,16 +22,16 @@ struct LiveState {
   /// Which rank writes which piece: each piece on one rank, equal on all ranks.
   formats::CheckpointContents contents;
   /// What this rank holds of each tensor, parallel to `contents.tensors`.
-  std::vector<std::vector<TensorPart>> held;
+  std::vector<std::vector<LocalShard>> held;
 };
 
 /// Distributes the writing of a state dict over the ranks, in pieces that the format can hold.
 LiveState share_out(const StateDict& state_dict, int world_size,
                     const formats::FormatTraits& traits = {});
 
-/// Returns this rank's parts of the tensors in `contents`, which `share_out` made from a state dict
-/// of the same layout.
-std::vector<std::vector<TensorPart>> held_by(const StateDict& state_dict,
+/// Returns this rank's shards of the tensors in `contents`, which `share_out` made from a state
+/// dict of the same layout.
+std::vector<std::vector<LocalShard>> held_by(const StateDict& state_dict,
                                              const formats::CheckpointContents& contents);
 
 /// Returns the SHA-256 of a state dict without the elements. Equal digests mean equal results of
@@ -47,7 +47,7 @@ reshard::Plan plan_save(const LiveState& state, int rank);
 /// Reads this rank's tensors. `contents` comes from `held_contents`; `held` is parallel to it.
 class LiveSource final : public formats::TensorSource {
  public:
-  LiveSource(formats::CheckpointContents contents, std::vector<std::vector<TensorPart>> held)
+  LiveSource(formats::CheckpointContents contents, std::vector<std::vector<LocalShard>> held)
       : contents_(std::move(contents)), held_(std::move(held)) {}
 
   const formats::CheckpointContents& contents() const override { return contents_; }
@@ -56,14 +56,14 @@ class LiveSource final : public formats::TensorSource {
 
  private:
   formats::CheckpointContents contents_;
-  std::vector<std::vector<TensorPart>> held_;
+  std::vector<std::vector<LocalShard>> held_;
 };
 
-/// Writes this rank's tensors: pieces of `contents` into `parts`.
+/// Writes this rank's tensors: pieces of `contents` into `held`.
 class LiveWriter final : public formats::CheckpointWriter {
  public:
-  LiveWriter(formats::CheckpointContents contents, std::vector<std::vector<TensorPart>> parts)
-      : contents_(std::move(contents)), parts_(std::move(parts)) {}
+  LiveWriter(formats::CheckpointContents contents, std::vector<std::vector<LocalShard>> held)
+      : contents_(std::move(contents)), held_(std::move(held)) {}
 
   const formats::CheckpointContents& contents() const override { return contents_; }
   std::vector<PieceId> write_order() const override;
@@ -74,7 +74,7 @@ class LiveWriter final : public formats::CheckpointWriter {
 
  private:
   formats::CheckpointContents contents_;
-  std::vector<std::vector<TensorPart>> parts_;
+  std::vector<std::vector<LocalShard>> held_;
 };
 
 }  // namespace tessera::state

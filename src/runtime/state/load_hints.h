@@ -16,7 +16,7 @@ namespace tessera::state {
 /// Returns one line for all problems that a rename would fix.
 std::string line_of(const RenamedNames& found);
 
-/// `held`: the first steps of all names of the TrainState.
+/// `held`: the first components of all names of the TrainState.
 std::vector<std::string> hints_for_load(const std::vector<formats::Finding>& problems,
                                         const std::vector<RenamedNames>& renamed_names,
                                         const std::vector<std::string>& held,

@@ -14,7 +14,7 @@ namespace tessera::state {
 /// What a report calls the two sides of a load.
 struct LoadSides {
   std::string_view from;
-  std::string_view to;  // empty: named after the first step: the model, the optimizer, …
+  std::string_view to;  // empty: named after the first component: the model, the optimizer, …
 };
 inline constexpr LoadSides kCheckpointOfState{"the checkpoint", ""};
 inline constexpr LoadSides kStateDictOfModule{"the state dict", "the module"};

@@ -25,26 +25,26 @@ bool has_name_below(const CheckpointContents& source, const std::string& prefix)
          std::ranges::any_of(source.values, fits, &formats::ValueEntry::name);
 }
 
-std::vector<std::string_view> steps_of(std::string_view name) {
-  std::vector<std::string_view> steps;
+std::vector<std::string_view> components_of(std::string_view name) {
+  std::vector<std::string_view> components;
   for (std::size_t at = 0; at <= name.size();) {
     const std::size_t dot = std::min(name.find('.', at), name.size());
-    steps.push_back(name.substr(at, dot - at));
+    components.push_back(name.substr(at, dot - at));
     at = dot + 1;
   }
-  return steps;
+  return components;
 }
 
-/// Returns the number of steps that two names have in common, in order.
-std::size_t num_common_steps(std::string_view a, std::string_view b) {
-  const auto left = steps_of(a);
-  const auto right = steps_of(b);
+/// Returns the number of components that two names have in common, in order.
+std::size_t num_common_components(std::string_view a, std::string_view b) {
+  const auto left = components_of(a);
+  const auto right = components_of(b);
   std::vector<std::size_t> row(right.size() + 1);
-  for (const std::string_view step : left) {
+  for (const std::string_view component : left) {
     std::size_t diagonal = 0;
     for (std::size_t i = 0; i < right.size(); ++i) {
       const std::size_t above = row[i + 1];
-      row[i + 1] = step == right[i] ? diagonal + 1 : std::max(row[i], row[i + 1]);
+      row[i + 1] = component == right[i] ? diagonal + 1 : std::max(row[i], row[i + 1]);
       diagonal = above;
     }
   }
@@ -52,15 +52,15 @@ std::size_t num_common_steps(std::string_view a, std::string_view b) {
 }
 
 /// Returns the rename of prefixes that turns one name into the other. The names have the longest
-/// possible suffix of whole steps in common.
+/// possible suffix of whole components in common.
 Rename front_of(std::string_view from, std::string_view to) {
   std::size_t num_common = 0;  // bytes, at the end
   for (std::size_t i = 1; i <= std::min(from.size(), to.size()); ++i) {
     if (from[from.size() - i] != to[to.size() - i]) break;
-    const auto begins_step = [i](std::string_view name) {
+    const auto begins_component = [i](std::string_view name) {
       return i == name.size() || name[name.size() - i - 1] == '.';
     };
-    if (begins_step(from) && begins_step(to)) num_common = i;
+    if (begins_component(from) && begins_component(to)) num_common = i;
   }
   from.remove_suffix(num_common);
   to.remove_suffix(num_common);
@@ -93,7 +93,7 @@ void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pa
   std::vector<Best> of_unexpected(names.unexpected.size());
   for (std::size_t m = 0; m < names.missing.size(); ++m) {
     for (std::size_t u = 0; u < names.unexpected.size(); ++u) {
-      const std::size_t score = num_common_steps(names.missing[m], names.unexpected[u]);
+      const std::size_t score = num_common_components(names.missing[m], names.unexpected[u]);
       of_missing[m].see(score, u);
       of_unexpected[u].see(score, m);
     }
@@ -208,9 +208,9 @@ bool count_if_fixed(const MatchedNames& matched, const Finding& problem) {
   }
   if (problem.rule != "unexpected") return false;
   if (matched.unexpected.contains(fqn)) return true;
-  for (const std::string_view part : {kState, kGroups}) {
-    if (!fqn.starts_with(part)) continue;
-    const std::string name = fqn.substr(part.size(), fqn.rfind('.') - part.size());
+  for (const std::string_view prefix : {kState, kGroups}) {
+    if (!fqn.starts_with(prefix)) continue;
+    const std::string name = fqn.substr(prefix.size(), fqn.rfind('.') - prefix.size());
     const auto of_parameter = matched.unexpected.find(std::string(kModel) + name);
     if (of_parameter == matched.unexpected.end()) continue;
     ++of_parameter->second->num_optimizer_problems;
@@ -227,11 +227,11 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
   const bool has_numbered_groups = has_name_below(source, std::string(kGroups) + "0.params");
   for (const Rename& rename : renames) {
     if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
-    for (const std::string_view part : {kState, kGroups}) {
-      const std::string from = std::string(part) + rename.from.substr(kModel.size());
-      const std::string to = std::string(part) + rename.to.substr(kModel.size());
+    for (const std::string_view prefix : {kState, kGroups}) {
+      const std::string from = std::string(prefix) + rename.from.substr(kModel.size());
+      const std::string to = std::string(prefix) + rename.to.substr(kModel.size());
       // If groups are numbered, their names have no parameter names.
-      if (part == kGroups && has_numbered_groups) continue;
+      if (prefix == kGroups && has_numbered_groups) continue;
       if (has_name_below(source, from)) all.push_back({from, to});
     }
   }
@@ -240,8 +240,8 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
 
 Value with_renamed_members(const std::string& name, Value value,
                            const std::vector<Rename>& renames) {
-  constexpr std::string_view kGroupsStep = "param_groups.";
-  const std::size_t groups = name.find(kGroupsStep);
+  constexpr std::string_view kGroupsComponent = "param_groups.";
+  const std::size_t groups = name.find(kGroupsComponent);
   auto* const members = value.get_if<Value::List>();
   if (renames.empty() || members == nullptr || groups == std::string::npos ||
       !name.ends_with(".params")) {

@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "runtime/registry/state_parts.h"
+#include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/broadcast_text.h"
 #include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
@@ -74,7 +74,7 @@ class LoadWalk {
     if (entry == nullptr || !taken_.insert(tensor.unsafeGetTensorImpl()).second) return;
     const auto whole = state::cut(*entry, whole_box(entry->shape));
     if (!whole) {
-      report_.add("hole", fqn, "every element", "parts that do not cover the tensor");
+      report_.add("hole", fqn, "every element", "shards that do not cover the tensor");
       return;
     }
     assignments_.push_back({tensor, whole->view(tensor.sizes())});
@@ -88,7 +88,7 @@ class LoadWalk {
   std::vector<std::pair<Module*, std::shared_ptr<registry::StateDictHooks>>> to_finish_;
 };
 
-/// Returns this rank's part of rank 0's state dict.
+/// Returns this rank's shard of rank 0's state dict.
 StateDict receive(Module& module, const StateDict& of_first, const LoadStateDictOptions& options) {
   const dist::Mesh mesh = mesh_of(module);
   dist::Group& world = *mesh.world();
@@ -110,7 +110,7 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
       }
       found_here[item.fqn] = found;
       if (!state::cut(*found, whole_box(found->shape))) {
-        report.add("hole", item.fqn, "every element", "parts that do not cover the tensor");
+        report.add("hole", item.fqn, "every element", "shards that do not cover the tensor");
       }
     }
     if (!options.allow_unexpected) {
@@ -137,7 +137,7 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
       continue;
     }
     StateTensor own = *tensor;
-    for (TensorPart& part : own.parts) part.tensor = torch::empty_like(part.tensor);
+    for (LocalShard& local : own.local_shards) local.tensor = torch::empty_like(local.tensor);
     state::scatter(world.rank() == 0 ? found_here.at(item.fqn) : nullptr, own, world, item.fqn);
     received.set(item.fqn, std::move(own));
   }

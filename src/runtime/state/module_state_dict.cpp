@@ -5,7 +5,7 @@
 #include <map>
 #include <unordered_map>
 
-#include "runtime/registry/state_parts.h"
+#include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/sharded_state_dict.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/registry.h"
@@ -42,7 +42,7 @@ class Walk {
     if (options.rank0_only && options.type != FULL) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "state_dict of " + module.name(),
                             "the type FULL with rank0_only", "another type",
-                            "with other types, each rank has only its own parts");
+                            "with other types, each rank has only its own shards");
     }
     const auto hooks = registry::find<registry::StateDictHooks>(module);
     if (hooks) {
@@ -81,7 +81,7 @@ class Walk {
     }
     StateTensor entry = StateTensor::whole(tensor);
     entry.module_fqn = fqn;
-    at::Tensor& own = entry.parts.front().tensor;
+    at::Tensor& own = entry.local_shards.front().tensor;
     if (options.offload_to_cpu && !own.is_cpu()) {
       own = own.to(at::kCPU);
     } else if (options.type == FULL && (is_first_rank_ || !options.rank0_only)) {

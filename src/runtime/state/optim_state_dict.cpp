@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "base/json.h"
-#include "runtime/registry/state_parts.h"
+#include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/broadcast_text.h"
 #include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
@@ -67,14 +67,14 @@ Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
   const std::string text = state::broadcast_text(
       value_to_json(Value::List{std::move(tensors), std::move(values)}), world);
   const Value received = value_from_json(parse_json(text, what), what);
-  const auto& parts = *received.get_if<Value::List>();
+  const auto& lists = *received.get_if<Value::List>();
   Catalogue result;
-  for (const Value& each : *parts[0].get_if<Value::List>()) {
+  for (const Value& each : *lists[0].get_if<Value::List>()) {
     const auto& tensor = *each.get_if<Value::List>();
     result.tensors.emplace(*tensor[0].get_if<std::string>(),
                            SavedTensor{*parse_dtype(*tensor[1].get_if<std::string>())});
   }
-  for (const Value& each : *parts[1].get_if<Value::List>()) {
+  for (const Value& each : *lists[1].get_if<Value::List>()) {
     const auto& leaf = *each.get_if<Value::List>();
     result.values.add_leaf(*formats::key_path_from_value(leaf[0]), leaf[1]);
   }
@@ -92,10 +92,10 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
     if (entry == nullptr) continue;
     found.emplace(item.fqn, entry);
     // Rank 0 must have whole tensors to send.
-    const std::vector<TensorPart> whole = {{whole_box(own.shape), {}}};
-    for (const TensorPart& part : report.options.rank0_only ? whole : own.parts) {
-      if (state::cut(*entry, part.region)) continue;
-      report.add("hole", item.fqn, region_to_string(part.region), "parts that do not cover it");
+    const std::vector<LocalShard> whole = {{whole_box(own.shape), {}}};
+    for (const LocalShard& local : report.options.rank0_only ? whole : own.local_shards) {
+      if (state::cut(*entry, local.region)) continue;
+      report.add("hole", item.fqn, region_to_string(local.region), "shards that do not cover it");
       break;
     }
   }
@@ -274,8 +274,8 @@ void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict
     if (from_first != nullptr) {
       state::scatter(it == found.end() ? nullptr : it->second, own, *from_first, item.fqn);
     } else {
-      for (const TensorPart& part : own.parts) {
-        part.tensor.view({-1}).copy_(*state::cut(*it->second, part.region));
+      for (const LocalShard& local : own.local_shards) {
+        local.tensor.view({-1}).copy_(*state::cut(*it->second, local.region));
       }
     }
     filled.insert(item.fqn);
@@ -356,7 +356,7 @@ StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
       const std::string& renamed_to = new_name(item.fqn.substr(6, dot - 6));
       formats::KeyPath path = {"state", renamed_to, name};
       if (key == OptimStateKey::param_id)
-        path[1] = *formats::key_step(static_cast<std::int64_t>(std::stoll(renamed_to)));
+        path[1] = *formats::dict_key(static_cast<std::int64_t>(std::stoll(renamed_to)));
       result.set("state." + renamed_to + "." + name, item.entry, std::move(path));
       continue;
     }

@@ -28,8 +28,8 @@ std::vector<std::string> names_in(const Value::Dict& fields) {
   return names;
 }
 
-KeyPath below(KeyPath path, KeyPath::value_type step) {
-  path.push_back(std::move(step));
+KeyPath below(KeyPath path, formats::Key key) {
+  path.push_back(std::move(key));
   return path;
 }
 

@@ -92,7 +92,7 @@ void OptimizerLoad::want_fused(const registry::FusedParameter& parameter, const 
   StateTensor entry = StateTensor::whole(torch::zeros({}, scalar_type_of(dtype_in(saved, key))));
   entry.kind = formats::StateKind::scalar_parameter;
   entry.parameter = fqn;
-  fused_steps_.emplace_back(key, Step{parameter.step, entry.parts.front().tensor});
+  fused_steps_.emplace_back(key, Step{parameter.step, entry.local_shards.front().tensor});
   wanted.set(key, std::move(entry));
 }
 
@@ -153,7 +153,7 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
     StateTensor entry =
         StateTensor::whole(torch::zeros({}, scalar_type_of(dtype_in(saved, prefix + "step"))));
     entry.kind = formats::StateKind::scalar_parameter;
-    loaded.steps.push_back({step, entry.parts.front().tensor});
+    loaded.steps.push_back({step, entry.local_shards.front().tensor});
     add("step", std::move(entry));
   }
   loaded.state = std::move(state);

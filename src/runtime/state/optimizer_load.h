@@ -29,7 +29,7 @@ struct SavedTensor {
   bool is_read = true;  // false: saved, but not selected for loading
 };
 
-/// Loads optimizer state in steps: want tensors and allocate them; take the groups' fields; when
+/// Loads optimizer state in three calls: want tensors and allocate them; take the groups' fields; when
 /// all tensors are read, replace. Keys are those of `optim_state_dict`.
 class OptimizerLoad {
  public:

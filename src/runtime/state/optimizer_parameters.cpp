@@ -153,18 +153,18 @@ StateTensor laid_out_as(const OptimizerParameter& parameter, const at::Tensor& l
   entry.kind = formats::StateKind::pointwise;
   entry.parameter = parameter.fqn;
   std::int64_t held = 0;
-  for (const TensorPart& part : entry.parts) held += numel_of(part.region);
+  for (const LocalShard& local_shard : entry.local_shards) held += numel_of(local_shard.region);
   if (local.numel() != held) {
     throw Error::expected(
         ErrorKind::invalid_argument, {.fqn = parameter.fqn}, "optimizer state of the parameter",
-        std::to_string(held) + " elements, this rank's part", std::to_string(local.numel()),
+        std::to_string(held) + " elements, this rank's shard", std::to_string(local.numel()),
         "did the optimizer have state before fully_shard?");
   }
   const at::Tensor flat = local.detach().contiguous().view({-1});
   std::int64_t begin = 0;
-  for (TensorPart& part : entry.parts) {
-    part.tensor = flat.narrow(0, begin, numel_of(part.region));
-    begin += numel_of(part.region);
+  for (LocalShard& local_shard : entry.local_shards) {
+    local_shard.tensor = flat.narrow(0, begin, numel_of(local_shard.region));
+    begin += numel_of(local_shard.region);
   }
   return entry;
 }

@@ -52,7 +52,7 @@ std::vector<std::vector<std::string>> parameter_names(torch::nn::Module& model,
                                                       const torch::optim::Optimizer& optimizer);
 
 /// Returns an entry of another dtype with the layout of the parameter and `local` as this rank's
-/// part. Shape: `local` has as many elements as this rank holds.
+/// shard. Shape: `local` has as many elements as this rank holds.
 StateTensor laid_out_as(const OptimizerParameter& parameter, const at::Tensor& local);
 
 /// Returns `step` as Python saves it: float32, or int64 if float32 would round it.

@@ -120,7 +120,7 @@ std::vector<std::string> Rendezvous::all_gather(const std::string& what,
   return all;
 }
 
-/// The part of `exchange` that rank 0 runs.
+/// What rank 0 does in `exchange`.
 std::vector<std::string> Rendezvous::collect(const std::string& prefix, const std::string& own,
                                              const std::string& what) {
   std::vector<std::string> texts = {own};

@@ -72,7 +72,7 @@ void SaveJob::run(Rendezvous& rendezvous) {
 void SaveJob::finish() {
   FileSystem& fs = *options.file_system;
   // Destroyed when this call ends: errors are reported after the destination is restored.
-  const std::unique_ptr<formats::StagedDestination> parts = std::move(staged);
+  const std::unique_ptr<formats::StagedDestination> staging = std::move(staged);
   const std::optional<OneFile> file = std::move(one_file);
   formats::finish_parts(fs, directory, contents, values,
                         {format_of_parts(options.format), options.native});
@@ -81,7 +81,7 @@ void SaveJob::finish() {
     reshard::execute(file->plan, *reader, *file->writer, {.memory_nbytes = options.memory_nbytes});
     file->writer->commit();
   } else {
-    parts->commit();
+    staging->commit();
   }
   if (options.keep_last > 0) remove_older(fs, path, options.keep_last);
 }

@@ -24,13 +24,13 @@ struct OneFile {
   std::unique_ptr<formats::CheckpointWriter> writer;
 };
 
-/// One rank's part of a save, after planning.
+/// What one rank does in a save, after planning.
 struct SaveJob {
   SaveOptions options;
   std::string path;  // of the checkpoint
   std::shared_ptr<const LiveState> live;
   std::shared_ptr<const reshard::Plan> plan;
-  std::vector<std::vector<TensorPart>> held;  // what to write: the trainer's memory, or a copy
+  std::vector<std::vector<LocalShard>> held;  // what to write: the trainer's memory, or a copy
   formats::CheckpointContents contents;       // of the whole checkpoint, with values
   std::vector<Value> values;                  // parallel to contents.values
   std::string directory;                      // where parts are written

@@ -35,8 +35,8 @@ Module& checked(const std::shared_ptr<Module>& model) {
 
 namespace state {
 
-void add_under(const std::string& name, StateDict part, StateDict& all) {
-  for (StateDict::Item& item : part) {
+void add_under(const std::string& name, StateDict entries, StateDict& all) {
+  for (StateDict::Item& item : entries) {
     formats::KeyPath path = {name};
     if (item.key_path.empty()) path.emplace_back(item.fqn);
     path.insert(path.end(), item.key_path.begin(), item.key_path.end());
@@ -49,7 +49,7 @@ void add_under(const std::string& name, StateDict part, StateDict& all) {
     }
     all.set(name + "." + item.fqn, std::move(item.entry), std::move(path));
   }
-  for (FlatUnit& unit : part.units) {
+  for (FlatUnit& unit : entries.units) {
     unit.name = unit.name.empty() ? name : name + "." + unit.name;
     for (FlatUnitParameter& parameter : unit.parameters) {
       parameter.fqn = name + "." + parameter.fqn;
@@ -81,18 +81,6 @@ TrainState::Impl::Impl(std::shared_ptr<Module> its_model, torch::optim::Optimize
   state::refuse_parameters_held_twice(*model_, *optimizer_);
 }
 
-TrainState::Impl::~Impl() {
-  finish_background();
-  if (background_failure_) warn_of_lost_failure();
-}
-
-void TrainState::Impl::wait() {
-  finish_background();
-  if (const auto failure = std::exchange(background_failure_, nullptr)) {
-    std::rethrow_exception(failure);
-  }
-}
-
 void TrainState::Impl::check_name(const std::string& name) const {
   const auto is_taken = [&](const auto& each) { return each.name == name; };
   const bool is_number = name.find_first_not_of("0123456789") == std::string::npos;
@@ -101,21 +89,6 @@ void TrainState::Impl::check_name(const std::string& name) const {
       std::ranges::any_of(per_rank_, is_taken)) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "name of a value",
                           "a new name, not a number, and without dots", "'" + name + "'");
-  }
-}
-
-void TrainState::Impl::finish_background() {
-  if (background_.joinable()) background_.join();
-}
-
-/// Warns of a failure that `wait` can no longer throw.
-void TrainState::Impl::warn_of_lost_failure() const noexcept {
-  try {
-    std::rethrow_exception(background_failure_);
-  } catch (const std::exception& error) {
-    TORCH_WARN(
-        "a save in the background failed, and nothing called TrainState::wait to learn of it: ",
-        error.what());
   }
 }
 
@@ -132,7 +105,7 @@ void TrainState::Impl::check_mesh() const {
                             " ranks, and a model on " + std::to_string(world_size));
 }
 
-/// Returns the first steps of this state's keys.
+/// Returns the first components of this state's keys.
 std::vector<std::string> TrainState::Impl::held_names() const {
   std::vector<std::string> names = {state::kModelName};
   if (has_optimizer_state()) names.emplace_back(state::kOptimizerName);
@@ -203,7 +176,7 @@ void save(const StateDict& state_dict, const std::string& path,
   for (StateDict::Item& item : whole) {
     auto* const tensor = std::get_if<StateTensor>(&item.entry);
     if (tensor == nullptr) continue;
-    tensor->parts = {{whole_box(tensor->shape), tensor->tensor(item.fqn)}};
+    tensor->local_shards = {{whole_box(tensor->shape), tensor->tensor(item.fqn)}};
     tensor->layout.clear();
   }
   LiveState live = state::share_out(whole, /*world_size=*/1);
@@ -224,7 +197,7 @@ void save(const StateDict& state_dict, const std::string& path,
 }
 
 std::string summary_to_string(const LoadSummary& summary) {
-  std::string text = summary.path + ": " + std::string(format_name(summary.format)) + " of " +
+  std::string text = summary.path + ": " + std::string(summary.format.name()) + " of " +
                      std::to_string(summary.saved_world_size) +
                      (summary.saved_world_size == 1 ? " rank" : " ranks") + ", " +
                      std::to_string(summary.nbytes_loaded) + " bytes loaded";

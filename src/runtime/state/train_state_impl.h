@@ -1,11 +1,10 @@
 #pragma once
 
-#include <exception>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "runtime/state/background_save.h"
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/rendezvous.h"
 #include "runtime/state/save_job.h"
@@ -20,12 +19,12 @@
 namespace tessera {
 namespace state {
 
-// The first steps of the checkpoint's keys.
+// The first components of the checkpoint's keys.
 inline constexpr const char* kModelName = "model";
 inline constexpr const char* kOptimizerName = "optim";
 
-/// Moves the entries of a part of the state to `all`, with the part's name as prefix.
-void add_under(const std::string& name, StateDict part, StateDict& all);
+/// Moves `entries` to `all`, with `name` as prefix.
+void add_under(const std::string& name, StateDict entries, StateDict& all);
 
 /// Parses JSON that a rank sent, where one level of a value may take three levels.
 Value parse_message(const std::string& text);
@@ -50,7 +49,6 @@ class TrainState::Impl {
   };
 
   Impl(std::shared_ptr<torch::nn::Module> its_model, torch::optim::Optimizer* its_optimizer);
-  ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
@@ -63,15 +61,13 @@ class TrainState::Impl {
     per_rank_.push_back(std::move(value));
   }
 
-  void wait();
+  void wait() { background_save_.wait(); }
 
   SaveReport save(const std::string& path, const SaveOptions& options);
   LoadSummary load(const std::string& path, const LoadOptions& options);
 
  private:
   void check_name(const std::string& name) const;
-  void finish_background();
-  void warn_of_lost_failure() const noexcept;
   bool has_optimizer_state() const;
   /// Throws if the model's world size has changed since construction.
   void check_mesh() const;
@@ -81,13 +77,12 @@ class TrainState::Impl {
   struct SaveMessage;
   SaveMessage prepare_save(state::SaveJob& job, StateDict& all, SaveReport& report);
   StateDict tensors_and_fields(const SaveOptions& options) const;
-  bool plan_if_changed(const StateDict& all, formats::Format parts);
+  bool plan_if_changed(const StateDict& all, formats::Format format_of_parts);
   void stage(state::SaveJob& job);
   std::string names_of_values() const;
   std::string values_to_json() const;
   void add_values(const std::vector<SaveMessage>& by_rank, state::SaveJob& job,
                   StateDict& all) const;
-  void take_snapshot(state::SaveJob& job);
 
   // --- loading
   class Load;
@@ -103,11 +98,9 @@ class TrainState::Impl {
   std::string digest_;
   std::shared_ptr<const state::LiveState> live_;
   std::shared_ptr<const reshard::Plan> plan_;
-  std::vector<at::Tensor> snapshot_;  // reused buffers
   std::string locked_directory_;
   std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
-  std::thread background_;
-  std::exception_ptr background_failure_;
+  state::BackgroundSave background_save_;         // destroyed first: it uses `rendezvous_`
 };
 
 }  // namespace tessera

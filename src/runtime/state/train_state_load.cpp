@@ -64,7 +64,8 @@ void check_same_checkpoint(const std::vector<std::string>& by_rank) {
   }
 }
 
-/// Returns a key without the prefix of its part of the state; nothing for keys of other parts.
+/// Returns a key without the prefix of what it belongs to, such as `model.`; nothing for other
+/// keys.
 std::optional<std::string> key_under(const std::string& name, const std::string& key) {
   if (!key.starts_with(name + ".")) return std::nullopt;
   return key.substr(name.size() + 1);
@@ -76,11 +77,11 @@ std::vector<std::string> keys_of(const StateDict& state_dict) {
   return keys;
 }
 
-/// Throws if `only` selects a part of one parameter's optimizer state, or of the groups: an
-/// optimizer cannot use a part.
-void refuse_parts(const std::string& path, const StateDict& of_optimizer,
-                  const CheckpointContents& source, const NameSelection& only,
-                  const std::vector<reshard::Rename>& renames) {
+/// Throws if `only` selects some of one parameter's optimizer state, or of the groups: an optimizer
+/// needs all of it.
+void refuse_partial_state(const std::string& path, const StateDict& of_optimizer,
+                          const CheckpointContents& source, const NameSelection& only,
+                          const std::vector<reshard::Rename>& renames) {
   const std::string prefix = std::string(kOptimizerName) + ".";
   const std::string groups = prefix + "param_groups";
   std::map<std::string, std::set<bool>> is_selected;  // by what must be loaded whole
@@ -148,14 +149,14 @@ StateDict copied_entries(const torch::nn::Module& model, const StateDict& all) {
     const auto* const tensor = std::get_if<StateTensor>(&item.entry);
     const auto key = key_under(kModelName, item.fqn);
     if (tensor == nullptr || !key) continue;
-    for (const TensorPart& part : tensor->parts) {
-      if (!part.tensor.is_meta()) continue;
+    for (const LocalShard& local : tensor->local_shards) {
+      if (!local.tensor.is_meta()) continue;
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = *key}, "tensor to load into",
                             "a tensor with memory", "a tensor on the meta device");
     }
-    const bool is_live = std::ranges::all_of(tensor->parts, [&](const TensorPart& part) {
-      return part.tensor.numel() == 0 ||
-             live.contains(part.tensor.storage().unsafeGetStorageImpl());
+    const bool is_live = std::ranges::all_of(tensor->local_shards, [&](const LocalShard& local) {
+      return local.tensor.numel() == 0 ||
+             live.contains(local.tensor.storage().unsafeGetStorageImpl());
     });
     if (!is_live) copies.set(*key, item.entry);
   }
@@ -173,8 +174,8 @@ void load_into(const std::string& name, const Stateful& object, const Value& sav
 
 }  // namespace
 
-/// One rank's part of a load. `prepare`, `read` and `take_over` are called in this order. None is
-/// collective: between them, ranks exchange errors.
+/// What one rank does in a load. `prepare`, `read` and `take_over` are called in this order. None
+/// is collective: between them, ranks exchange errors.
 class TrainState::Impl::Load {
  public:
   Load(const Impl& state, std::string path, const LoadOptions& options)
@@ -206,7 +207,7 @@ class TrainState::Impl::Load {
   void check(const PerRankValue& value);
   void check_optimizer();
   void refuse_problems() const;
-  void find_parts(const LiveState& live);
+  void find_local_shards(const LiveState& live);
   Value own_value(const PerRankValue& value, const Value::List& saved) const;
   void load_values() const;
 
@@ -220,7 +221,7 @@ class TrainState::Impl::Load {
   std::optional<OptimizerLoad> optimizer_load_;
   ValueTree tree_;  // of the selected values
   CheckpointContents wanted_;
-  std::vector<std::vector<TensorPart>> parts_;  // parallel to the plan's tensors
+  std::vector<std::vector<LocalShard>> local_shards_;  // parallel to the plan's tensors
   StateDict copies_;  // of the model: to be loaded from there after reading
 };
 
@@ -241,7 +242,7 @@ void TrainState::Impl::Load::prepare() {
   // The report names the path once.
   for (formats::Finding& problem : plan_.problems) problem.where.path.clear();
   refuse_problems();
-  find_parts(live);
+  find_local_shards(live);
 }
 
 /// Sets which tensors and values to load; returns the tensors' memory.
@@ -254,7 +255,7 @@ LiveState TrainState::Impl::Load::want() {
     optimizer_load_.emplace(*state_.model_, state_.optimizer_);
     StateDict of_optimizer =
         optimizer_load_->want(optimizer_tensors(source, options_.renames, only_));
-    refuse_parts(path_, of_optimizer, source, only_, options_.renames);
+    refuse_partial_state(path_, of_optimizer, source, only_, options_.renames);
     state::add_under(kOptimizerName, std::move(of_optimizer), all);
   }
   LiveState live = state::share_out(all, state_.mesh_.world_size());
@@ -405,11 +406,11 @@ void TrainState::Impl::Load::refuse_problems() const {
 }
 
 /// Sets where the plan's tensors are read to, and counts the bytes.
-void TrainState::Impl::Load::find_parts(const LiveState& live) {
+void TrainState::Impl::Load::find_local_shards(const LiveState& live) {
   std::map<std::string, std::size_t> place;
   for (std::size_t t = 0; t < wanted_.tensors.size(); ++t) place[wanted_.tensors[t].meta.fqn] = t;
   for (const formats::TensorEntry& tensor : plan_.destination.tensors) {
-    parts_.push_back(live.held[place.at(tensor.meta.fqn)]);
+    local_shards_.push_back(live.held[place.at(tensor.meta.fqn)]);
     for (const formats::Piece& piece : tensor.pieces) {
       summary_.nbytes_loaded += nbytes_of(piece.region, tensor.meta.dtype);
     }
@@ -424,7 +425,7 @@ OpenedCheckpoint TrainState::Impl::Load::opened() const {
 }
 
 void TrainState::Impl::Load::read() {
-  LiveWriter writer(plan_.destination, parts_);
+  LiveWriter writer(plan_.destination, local_shards_);
   reshard::execute(plan_, *reader_, writer, {.memory_nbytes = options_.memory_nbytes});
 }
 
@@ -477,7 +478,7 @@ LoadSummary TrainState::Impl::Load::summary() && {
 
 LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOptions& options) {
   const std::string path = without_trailing_slashes(path_given);
-  finish_background();  // it may be writing this checkpoint
+  background_save_.finish();  // it may be writing this checkpoint
   const at::NoGradGuard no_grad;
   Load load(*this, path, options);
   const auto opened = rendezvous_.all_gather("loading " + path, [&] {

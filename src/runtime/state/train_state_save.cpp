@@ -3,7 +3,6 @@
 #include <chrono>
 
 #include "base/json.h"
-#include "base/streaming_copy.h"
 #include "runtime/state/per_rank.h"
 #include "runtime/state/sharded_state_dict.h"
 #include "runtime/state/train_state_impl.h"
@@ -142,12 +141,12 @@ void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, SaveJ
 }
 
 /// Plans the save if the state's layout is another one than in the last save. Returns whether it
-/// is. `parts`: the format of the ranks' parts.
-bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format parts) {
-  const std::string digest = state::layout_digest(all, mesh_.world_size(), parts);
+/// is. `format_of_parts`: the format of the ranks' parts.
+bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format format_of_parts) {
+  const std::string digest = state::layout_digest(all, mesh_.world_size(), format_of_parts);
   if (digest == digest_) return false;
   auto live = std::make_shared<LiveState>(
-      state::share_out(all, mesh_.world_size(), formats::traits_of(parts)));
+      state::share_out(all, mesh_.world_size(), formats::traits_of(format_of_parts)));
   auto plan = std::make_shared<reshard::Plan>(state::plan_save(*live, mesh_.rank()));
   live_ = std::move(live);  // only together: a save after a failure must not mix layouts
   plan_ = std::move(plan);
@@ -192,43 +191,13 @@ TrainState::Impl::SaveMessage TrainState::Impl::prepare_save(SaveJob& job, State
           .values = values_to_json(),
           .value_names = names_of_values(),
           .checkpoint = last_component(job.path),
-          .format = std::string(formats::format_name(options.format))};
-}
-
-/// Copies what this rank will write, so that training can continue.
-void TrainState::Impl::take_snapshot(SaveJob& job) {
-  const at::NoGradGuard no_grad;
-  std::size_t next = 0;
-  for (std::size_t t = 0; t < job.held.size(); ++t) {
-    std::vector<bool> is_read(job.held[t].size());
-    for (const auto& sources : job.plan->copies[t].source_pieces) {
-      for (const std::uint32_t part : sources) is_read[part] = true;
-    }
-    for (std::size_t i = 0; i < is_read.size(); ++i) {
-      if (!is_read[i]) continue;
-      at::Tensor& tensor = job.held[t][i].tensor;
-      if (next == snapshot_.size()) snapshot_.emplace_back();
-      at::Tensor& buffer = snapshot_[next++];
-      if (!buffer.defined() || buffer.numel() != tensor.numel() ||
-          buffer.scalar_type() != tensor.scalar_type()) {
-        buffer =
-            torch::empty({tensor.numel()},
-                         at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
-      }
-      if (tensor.is_cpu()) {
-        streaming_copy(buffer.data_ptr(), tensor.data_ptr(), tensor.nbytes());
-      } else {
-        buffer.copy_(tensor.view({-1}));
-      }
-      tensor = buffer;
-    }
-  }
+          .format = std::string(options.format.name())};
 }
 
 SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string path = without_trailing_slashes(path_given);
-  wait();
+  background_save_.wait();
   SaveReport report;
   auto job = std::make_shared<SaveJob>();
   job->options = options;
@@ -264,14 +233,8 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
   if (!options.async) {
     job->run(rendezvous_);
   } else {
-    job->hold_failure([&] { take_snapshot(*job); });
-    background_ = std::thread([this, job] {
-      try {
-        job->run(rendezvous_);
-      } catch (...) {
-        background_failure_ = std::current_exception();
-      }
-    });
+    job->hold_failure([&] { background_save_.copy_tensors(*job); });
+    background_save_.start(job, rendezvous_);
   }
   report.stalled = std::chrono::steady_clock::now() - begin;
   return report;

@@ -17,18 +17,18 @@ bool begins_with(const KeyPath& path, const KeyPath& front) {
   return path.size() >= front.size() && std::equal(front.begin(), front.end(), path.begin());
 }
 
-KeyPath steps_of(const std::string& name) {
+KeyPath keys_of(const std::string& name) {
   KeyPath path;
   for (std::size_t at = 0; at <= name.size();) {
     const std::size_t dot = std::min(name.find('.', at), name.size());
-    const std::string step = name.substr(at, dot - at);
+    const std::string key = name.substr(at, dot - at);
     const bool is_number =
-        !step.empty() && step.size() < 10 &&
-        std::ranges::all_of(step, [](unsigned char c) { return std::isdigit(c) != 0; });
+        !key.empty() && key.size() < 10 &&
+        std::ranges::all_of(key, [](unsigned char c) { return std::isdigit(c) != 0; });
     if (is_number) {
-      path.emplace_back(static_cast<std::int64_t>(std::stoll(step)));
+      path.emplace_back(static_cast<std::int64_t>(std::stoll(key)));
     } else {
-      path.emplace_back(step);
+      path.emplace_back(key);
     }
     at = dot + 1;
   }
@@ -90,18 +90,18 @@ void ValueTree::add(const KeyPath& path, const Value& value) {
 }
 
 void ValueTree::add_renamed(const std::string& new_name, const KeyPath& path, Value value) {
-  // Steps after the renamed part keep their type, such as a key '0' of a dict.
+  // Keys after the renamed ones keep their type, such as a key '0' of a dict.
   for (auto kept = path.begin(); kept != path.end(); ++kept) {
     const std::string back = formats::spell({kept, path.end()});
     if (!new_name.ends_with(back)) continue;
     std::string front = new_name.substr(0, new_name.size() - back.size());
     if (!front.empty() && front.back() != '.') continue;
     if (!front.empty()) front.pop_back();
-    KeyPath new_path = front.empty() ? KeyPath() : steps_of(front);
+    KeyPath new_path = front.empty() ? KeyPath() : keys_of(front);
     new_path.insert(new_path.end(), kept, path.end());
     return add_leaf(std::move(new_path), std::move(value));
   }
-  add_leaf(steps_of(new_name), std::move(value));
+  add_leaf(keys_of(new_name), std::move(value));
 }
 
 std::optional<Value> ValueTree::find(const KeyPath& path) const {
@@ -109,26 +109,26 @@ std::optional<Value> ValueTree::find(const KeyPath& path) const {
   const auto leaf = leaves_.find(name);
   if (leaf != leaves_.end() && leaf->second.path == path) return leaf->second.value;
   // The direct children, in order of key.
-  std::set<KeyPath::value_type> steps;
+  std::set<formats::Key> keys;
   const std::string prefix = name.empty() ? name : name + ".";
   for (auto it = leaves_.lower_bound(prefix); it != leaves_.end() && it->first.starts_with(prefix);
        ++it) {
     const KeyPath& its_path = it->second.path;
     if (its_path.size() > path.size() && begins_with(its_path, path)) {
-      steps.insert(its_path[path.size()]);
+      keys.insert(its_path[path.size()]);
     }
   }
-  if (steps.empty()) return std::nullopt;
+  if (keys.empty()) return std::nullopt;
   Value::Dict dict;
   Value::List list;
-  for (const auto& step : steps) {
+  for (const formats::Key& key : keys) {
     KeyPath below = path;
-    below.push_back(step);
+    below.push_back(key);
     Value item = *find(below);
-    if (const auto* text = std::get_if<std::string>(&step)) {
+    if (const auto* text = std::get_if<std::string>(&key)) {
       dict.emplace_back(*text, std::move(item));
-    } else if (const auto* key = std::get_if<formats::DictKey>(&step)) {
-      dict.emplace_back(formats::key_of(*key), std::move(item));
+    } else if (const auto* other = std::get_if<formats::NonStringKey>(&key)) {
+      dict.emplace_back(formats::dict_key_value(*other), std::move(item));
     } else {
       list.push_back(std::move(item));
     }

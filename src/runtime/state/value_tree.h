@@ -28,7 +28,7 @@ class ValueTree {
   void add_leaf(formats::KeyPath path, Value value);
   /// Adds a value; the items of a dict with string keys become leaves of their own.
   void add(const formats::KeyPath& path, const Value& value);
-  /// Adds a leaf of a checkpoint from `path`, with a name that may be new. Trailing steps that did
+  /// Adds a leaf of a checkpoint from `path`, with a name that may be new. Trailing keys that did
   /// not change keep their type; the rest is split at dots, and digits become numbers.
   void add_renamed(const std::string& new_name, const formats::KeyPath& path, Value value);
 

@@ -65,7 +65,7 @@ TEST_F(OutputFileTest, WhatIsThereStaysUntilItIsReplaced) {
 
 TEST(JsonOutputTest, GoesToWhateverTakesText) {
   std::string text;
-  JsonOutput json([&](std::string_view part) { text += part; }, 1);
+  JsonOutput json([&](std::string_view more) { text += more; }, 1);
   json.key("list").begin_array().value(1).value("</b>").end_array().finish();
   EXPECT_EQ(text, "{\n \"schema\": 1,\n \"list\": [\n  1,\n  \"</b>\"\n ]\n}\n");
 }

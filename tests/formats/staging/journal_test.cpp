@@ -51,7 +51,7 @@ class JournalTest : public ::testing::Test {
 
   FileSystem& fs_ = FileSystem::posix();
   test::TemporaryDirectory tmp_;
-  WorkIdentity identity_{{"plan", "0123"}, {"source a\nb\xFF.h5", "17 bytes"}};
+  ResumeIdentity identity_{{"plan", "0123"}, {"source a\nb\xFF.h5", "17 bytes"}};
 };
 
 TEST_F(JournalTest, WhatIsNotedIsReadBackInOrder) {

@@ -32,10 +32,10 @@ TEST(GlooTest, GathersAndReducesAnyDtype) {
             sum += given_by(rank, num_ranks * numel, at::kDouble)
                        .narrow(0, mesh.rank() * numel, numel);
           }
-          at::Tensor part = torch::empty({numel}, dtype);
+          at::Tensor shard = torch::empty({numel}, dtype);
           const at::Tensor given = given_by(mesh.rank(), num_ranks * numel, dtype);
-          mesh.world()->reduce_scatter(part, given, "x").wait();
-          EXPECT_TRUE(part.to(at::kDouble).equal(sum));
+          mesh.world()->reduce_scatter(shard, given, "x").wait();
+          EXPECT_TRUE(shard.to(at::kDouble).equal(sum));
           EXPECT_TRUE(given.equal(given_by(mesh.rank(), num_ranks * numel, dtype)));
         }
       }
@@ -53,9 +53,9 @@ TEST(GlooTest, PartsMayLieApartOnSomeRanks) {
     at::Tensor whole = torch::empty({12});
     mesh.world()->all_gather(whole, matrix().copy_(expected), "x").wait();
     EXPECT_TRUE(whole.equal(torch::cat({expected.flatten(), expected.flatten()})));
-    at::Tensor part = matrix();
-    mesh.world()->reduce_scatter(part, whole, "x").wait();
-    EXPECT_TRUE(part.equal(2 * expected));
+    at::Tensor shard = matrix();
+    mesh.world()->reduce_scatter(shard, whole, "x").wait();
+    EXPECT_TRUE(shard.equal(2 * expected));
   });
 }
 
@@ -64,15 +64,15 @@ TEST(GlooTest, CollectivesMayBeWaitedForInAnyOrder) {
   constexpr std::int64_t kNumel = 100'000;
   test::on_ranks(3, [](const Mesh& mesh) {
     std::vector<at::Tensor> wholes;
-    std::vector<at::Tensor> parts;
+    std::vector<at::Tensor> outputs;
     std::vector<Pending> pending;
     for (int i = 0; i < 4; ++i) {
       wholes.push_back(torch::empty({3 * kNumel}));
       pending.push_back(mesh.world()->all_gather(
           wholes.back(), given_by(mesh.rank() + i, kNumel, at::kFloat), "x"));
-      parts.push_back(torch::empty({kNumel}));
+      outputs.push_back(torch::empty({kNumel}));
       pending.push_back(
-          mesh.world()->reduce_scatter(parts.back(), given_by(i, 3 * kNumel, at::kFloat), "x"));
+          mesh.world()->reduce_scatter(outputs.back(), given_by(i, 3 * kNumel, at::kFloat), "x"));
     }
     for (auto it = pending.rbegin(); it != pending.rend(); ++it) it->wait();
     for (int i = 0; i < 4; ++i) {
@@ -82,7 +82,7 @@ TEST(GlooTest, CollectivesMayBeWaitedForInAnyOrder) {
                         .narrow(0, rank * kNumel, kNumel)
                         .equal(given_by(rank + i, kNumel, at::kFloat)));
       }
-      EXPECT_TRUE(parts[index].equal(
+      EXPECT_TRUE(outputs[index].equal(
           given_by(i, 3 * kNumel, at::kFloat).narrow(0, mesh.rank() * kNumel, kNumel) * 3));
     }
   });
@@ -124,15 +124,15 @@ TEST(GlooTest, NothingIsCopiedOnTheWay) {
   static constexpr std::int64_t kSmall = 100'000;  // bytes
   test::on_ranks(4, [](const Mesh& mesh) {
     const at::Tensor whole = torch::ones({4 * kNumel});
-    const at::Tensor part = torch::ones({kNumel});
+    const at::Tensor shard = torch::ones({kNumel});
     const auto allocated_by = [](const auto& collective) {
       const std::int64_t before = test::allocated_memory().now;
       test::reset_peak();
       collective();
       return test::allocated_memory().peak - before;
     };
-    EXPECT_LT(allocated_by([&] { mesh.world()->all_gather(whole, part, "x").wait(); }), kSmall);
-    EXPECT_LT(allocated_by([&] { mesh.world()->reduce_scatter(part, whole, "x").wait(); }),
+    EXPECT_LT(allocated_by([&] { mesh.world()->all_gather(whole, shard, "x").wait(); }), kSmall);
+    EXPECT_LT(allocated_by([&] { mesh.world()->reduce_scatter(shard, whole, "x").wait(); }),
               3 * kNumel * std::int64_t{sizeof(float)} + kSmall);
   });
 }

@@ -63,10 +63,10 @@ TEST(MeshTest, CollectivesRunAlongEachAxis) {
         at::Tensor sum = torch::full({1}, mesh.rank());
         mesh.axis("replicate")->all_reduce(sum, "x").wait();
         EXPECT_EQ(sum.item<int>(), 2 * (mesh.rank() % 3) + 3);
-        at::Tensor part = torch::zeros({2});
-        mesh.axis("shard")->reduce_scatter(part, torch::arange(6).to(torch::kFloat), "x").wait();
+        at::Tensor output = torch::zeros({2});
+        mesh.axis("shard")->reduce_scatter(output, torch::arange(6).to(torch::kFloat), "x").wait();
         const float begin = static_cast<float>(2 * (mesh.rank() % 3));
-        EXPECT_TRUE(part.equal(torch::tensor({3 * begin, 3 * (begin + 1)})));
+        EXPECT_TRUE(output.equal(torch::tensor({3 * begin, 3 * (begin + 1)})));
         EXPECT_EQ(mesh.world()->max(mesh.rank(), "x"), 5);
         at::Tensor sent = torch::full({1}, mesh.rank());
         mesh.world()->broadcast(sent, 4, "x").wait();

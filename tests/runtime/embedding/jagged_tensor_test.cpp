@@ -101,10 +101,10 @@ TEST(KeyedJaggedTensorTest, Laws) {
         KeyedJaggedTensor::from_offsets(keys, batch.values(), batch.offsets(), batch.weights()),
         batch);
     const std::vector<std::int64_t> sizes = {2, 0, 3};
-    const auto parts = batch.split(sizes);
-    ASSERT_EQ(parts.size(), 3U);
-    EXPECT_THAT(parts[0].keys(), ElementsAre("a", "b"));
-    expect_equal(KeyedJaggedTensor::concat({{parts[0], parts[2]}}), batch);
+    const auto batches = batch.split(sizes);
+    ASSERT_EQ(batches.size(), 3U);
+    EXPECT_THAT(batches[0].keys(), ElementsAre("a", "b"));
+    expect_equal(KeyedJaggedTensor::concat({{batches[0], batches[2]}}), batch);
     const std::vector<std::int64_t> there = {3, 0, 4, 2, 1};
     const std::vector<std::int64_t> back = {1, 4, 3, 0, 2};
     expect_equal(batch.permute(there).permute(back), batch);

@@ -3,7 +3,7 @@
 
 #include "runtime/embedding/tables.h"
 #include "runtime/support/checks.h"
-#include "tessera/runtime/embedding/plan.h"
+#include "tessera/runtime/embedding/plan_tables.h"
 #include "tessera/runtime/state/module_state_dict.h"
 #include "tessera/runtime/state/optim_state_dict.h"
 
@@ -66,7 +66,7 @@ TEST(ModuleStateTest, OnePlanMayBeForTheTablesOfSeveralCollections) {
     for (const auto& tables : {first, others}) {
       const auto collection = std::make_shared<EmbeddingBagCollection>(tables);
       EXPECT_THROW(shard(collection, plan, mesh), Error) << "rules of other tables";
-      const auto sharded = shard(collection, embedding::part_of(plan, tables), mesh);
+      const auto sharded = shard(collection, embedding::rules_for(plan, tables), mesh);
       EXPECT_EQ(sharded->plan().tables.size(), tables.size());
     }
     const std::uint64_t plain =
@@ -76,7 +76,7 @@ TEST(ModuleStateTest, OnePlanMayBeForTheTablesOfSeveralCollections) {
     EXPECT_GE(more, plain + 1_MiB);
     TablePlan less = plan;
     less.tables.erase(others.front().name);
-    EXPECT_THAT([&] { embedding::part_of(less, others); },
+    EXPECT_THAT([&] { embedding::rules_for(less, others); },
                 testing::ThrowsMessage<Error>(testing::HasSubstr(others.front().name)));
   });
 }
@@ -88,8 +88,8 @@ TEST(ModuleStateTest, StateDictsAndGlobalMetaHaveWholeShapes) {
     const StateDict state = state_dict(*tables, {.type = SHARDED});
     const auto& cities = std::get<StateTensor>(*state.find("embedding_bags.cities.weight"));
     EXPECT_EQ(cities.shape, (Shape{3, 5}));
-    ASSERT_EQ(cities.parts.size(), 1U);
-    EXPECT_EQ(numel_of(cities.parts[0].region), 5);
+    ASSERT_EQ(cities.local_shards.size(), 1U);
+    EXPECT_EQ(numel_of(cities.local_shards[0].region), 5);
     EXPECT_EQ(cities.layout.size(), 3U);
     const auto meta = global_meta(tables->weight("users"));
     ASSERT_TRUE(meta);

@@ -55,7 +55,7 @@ Trained train_alone(int world_size, const TableOptions& options, const FusedOpti
   return trained;
 }
 
-/// Trains this rank's part.
+/// Trains on this rank's samples.
 Trained train_sharded(const dist::Mesh& mesh, const PlanKind& kind, const TableOptions& options,
                       const FusedOptimizer& optimizer) {
   const auto tables = shard(test::small_collection(options), test::plan_of(kind, mesh.world_size()),
@@ -143,8 +143,8 @@ std::vector<Way> all_ways() {
   return ways;
 }
 
-void expect_part_of(const Trained& alone, const Trained& sharded, const Way& way,
-                    const dist::Mesh& mesh) {
+void expect_shards_of(const Trained& alone, const Trained& sharded, const Way& way,
+                      const dist::Mesh& mesh) {
   for (int step = 0; step < kNumSteps; ++step) {
     const auto at = static_cast<std::size_t>(step);
     const std::string place = way.name() + ", step " + std::to_string(step);
@@ -182,8 +182,8 @@ TEST_P(ShardedEmbeddingTest, EqualsTheUnshardedCollection) {
   test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
     at::set_num_threads(1);
     for (std::size_t i = 0; i < ways.size(); ++i) {
-      expect_part_of(alone[i], train_sharded(mesh, kind, ways[i].options, ways[i].optimizer),
-                     ways[i], mesh);
+      expect_shards_of(alone[i], train_sharded(mesh, kind, ways[i].options, ways[i].optimizer),
+                       ways[i], mesh);
     }
   });
 }

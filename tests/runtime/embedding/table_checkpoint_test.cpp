@@ -94,7 +94,7 @@ void expect_to_load_everywhere(int world_size, const std::string& path, const St
       Trainer trainer(mesh, to, static_cast<Top>(number++ % 3), fused);
       TrainState state(trainer.model, *trainer.optimizer);
       load(state, path);
-      test::expect_same_parts(trainer.state({.type = SHARDED}), expected, what);
+      test::expect_same_shards(trainer.state({.type = SHARDED}), expected, what);
     }
   });
 }
@@ -199,9 +199,10 @@ TEST(TableCheckpointTest, TablesWithoutAnotherOptimizerAreSavedToo) {
     const auto others = tables_of("column_wise");
     TrainState other_state(others);
     load(other_state, path);
-    test::expect_same_parts(optim_state_dict(*others, StateDictOptions{.type = SHARDED}),
-                            optim_state_dict(*tables), "state");
-    test::expect_same_parts(state_dict(*others, {.type = SHARDED}), state_dict(*tables), "weights");
+    test::expect_same_shards(optim_state_dict(*others, StateDictOptions{.type = SHARDED}),
+                             optim_state_dict(*tables), "state");
+    test::expect_same_shards(state_dict(*others, {.type = SHARDED}), state_dict(*tables),
+                             "weights");
     const auto wrong = shard(test::small_collection(), test::plan_of(test::plan_kind("grid"), 2),
                              mesh, {.optimizer = embedding::Adagrad{}});
     TrainState wrong_state(wrong);

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "runtime/fsdp/agreement.h"
+#include "runtime/fsdp/collective_agreement.h"
 #include "runtime/support/checks.h"
 
 namespace tessera::fsdp {
@@ -10,8 +10,8 @@ namespace {
 
 using Direction = PhaseKey::Direction;
 using Proposal = CollectiveSchedule::Proposal;
-using Role = CollectiveSchedule::Step::Role;
-using Steps = CollectiveSchedule::Steps;
+using Role = CollectiveSchedule::DueCollective::Role;
+using DueCollectives = CollectiveSchedule::DueCollectives;
 using Verb = Collective::Verb;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -33,14 +33,14 @@ std::string text_of(Verb verb) {
   return verb == Verb::unshard ? "unshard " : verb == Verb::reduce ? "reduce " : "meet ";
 }
 
-/// Returns `own unshard 2`, for each step.
-std::vector<std::string> texts(const Steps& steps) {
+/// Returns `own unshard 2`, for each collective that is due.
+std::vector<std::string> texts(const DueCollectives& due) {
   std::vector<std::string> found;
-  for (const auto& step : steps) {
-    const std::string role = step.role == Role::own     ? "own "
-                             : step.role == Role::ahead ? "ahead "
+  for (const auto& each : due) {
+    const std::string role = each.role == Role::own     ? "own "
+                             : each.role == Role::ahead ? "ahead "
                                                         : "joined ";
-    found.push_back(role + text_of(step.what.verb) + std::to_string(step.what.handle));
+    found.push_back(role + text_of(each.what.verb) + std::to_string(each.what.handle));
   }
   return found;
 }

@@ -57,10 +57,10 @@ std::vector<at::Tensor> train_unsharded(int world_size) {
   torch::optim::AdamW optimizer(model->parameters(), 0.01);
   for (int step = 0; step < kNumSteps; ++step) {
     optimizer.zero_grad();
-    const auto parts = batch_of(step).chunk(world_size);
+    const auto chunks = batch_of(step).chunk(world_size);
     for (int rank = 0; rank < world_size; ++rank) {
       seed(step, rank);
-      (model(parts[static_cast<std::size_t>(rank)]).square().mean() / world_size).backward();
+      (model(chunks[static_cast<std::size_t>(rank)]).square().mean() / world_size).backward();
     }
     optimizer.step();
   }
@@ -75,9 +75,9 @@ std::vector<at::Tensor> train_sharded(const dist::Mesh& mesh,
   torch::optim::AdamW optimizer(model->parameters(), 0.01);
   for (int step = 0; step < kNumSteps; ++step) {
     optimizer.zero_grad();
-    const auto parts = batch_of(step).chunk(mesh.world_size());
+    const auto chunks = batch_of(step).chunk(mesh.world_size());
     seed(step, mesh.rank());
-    forward(model, parts[static_cast<std::size_t>(mesh.rank())]).square().mean().backward();
+    forward(model, chunks[static_cast<std::size_t>(mesh.rank())]).square().mean().backward();
     optimizer.step();
   }
   const at::NoGradGuard no_grad;

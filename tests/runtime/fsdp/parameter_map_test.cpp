@@ -15,7 +15,7 @@ TEST(ParameterMapTest, EveryRankHoldsWhatTheMapSays) {
       const Transformer unsharded = test::seeded<Transformer>();
       const Transformer model = test::sharded_transformer(mesh);
       const at::NoGradGuard no_grad;
-      const auto parts = model->named_parameters();
+      const auto shards = model->named_parameters();
       for (const auto& whole : unsharded->named_parameters()) {
         const auto location = flat_param_of(*model, whole.key());
         ASSERT_TRUE(location) << whole.key();
@@ -30,7 +30,7 @@ TEST(ParameterMapTest, EveryRankHoldsWhatTheMapSays) {
         }
         EXPECT_EQ(end, location->numel);
         const FlatRange& own = location->held[static_cast<std::size_t>(mesh.rank())];
-        EXPECT_TRUE(parts[whole.key()].flatten().equal(
+        EXPECT_TRUE(shards[whole.key()].flatten().equal(
             whole.value().flatten().narrow(0, own.begin, own.numel())))
             << whole.key();
       }

@@ -40,14 +40,14 @@ class Drawn {
   std::mt19937_64 engine_;
 };
 
-/// Says which optional parts one rank uses in one forward, and in which order.
+/// Says which optional nodes one rank uses in one forward, and in which order.
 struct Use {
   std::uint64_t seed = 0;
   Drawn at(int node) const { return Drawn(seed * 1000003 + static_cast<std::uint64_t>(node)); }
 };
 
-/// A part of a model: a layer, or a group of parts.
-struct PartImpl : torch::nn::Module {
+/// A node of a model: a layer, or a group of nodes.
+struct NodeImpl : torch::nn::Module {
   enum class Kind { linear, norm, scale, by_hand, tied, group };
 
   at::Tensor forward(const at::Tensor& x, const Use& use) {
@@ -65,7 +65,7 @@ struct PartImpl : torch::nn::Module {
       case Kind::group:
         break;
     }
-    std::vector<std::size_t> order(parts.size());
+    std::vector<std::size_t> order(nodes.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
     Drawn drawn = use.at(number);
     if (has_varying_order) drawn.shuffle(order);
@@ -73,10 +73,10 @@ struct PartImpl : torch::nn::Module {
     for (const std::size_t i : order) {
       const bool is_used = !is_optional[i] || drawn.chance(50);
       if (!is_used) continue;
-      const auto& part = parts[i];
+      const auto& node = nodes[i];
       const at::Tensor z = recomputation
-                               ? recompute({.recomputation = *recomputation}, part, y, use)
-                               : part->forward(y, use);
+                               ? recompute({.recomputation = *recomputation}, node, y, use)
+                               : node->forward(y, use);
       y = 0.5 * y + 0.5 * torch::tanh(z);
     }
     return y;
@@ -87,12 +87,12 @@ struct PartImpl : torch::nn::Module {
   torch::nn::Linear linear{nullptr};
   torch::nn::LayerNorm norm{nullptr};
   at::Tensor weight, bias, unused;
-  std::vector<std::shared_ptr<PartImpl>> parts;
-  std::vector<bool> is_optional;  // parallel to parts
+  std::vector<std::shared_ptr<NodeImpl>> nodes;
+  std::vector<bool> is_optional;  // parallel to nodes
   bool has_varying_order = false;
   std::optional<Recomputation> recomputation;
 };
-using Part = std::shared_ptr<PartImpl>;
+using Node = std::shared_ptr<NodeImpl>;
 
 /// Builds the same model each time it is asked.
 class ModelDraw {
@@ -102,71 +102,71 @@ class ModelDraw {
     may_recompute_ = drawn_.chance(25);
     root_ = draw_group(0);
     // What is always used and trained: every loss has a gradient.
-    add(*root_, draw(PartImpl::Kind::linear, 1), false);
-    for (at::Tensor& parameter : root_->parts.back()->parameters()) parameter.requires_grad_(true);
+    add(*root_, draw(NodeImpl::Kind::linear, 1), false);
+    for (at::Tensor& parameter : root_->nodes.back()->parameters()) parameter.requires_grad_(true);
     std::swap(all_[all_.size() - 2], all_.back());
   }
-  const Part& root() const { return root_; }
-  const std::vector<Part>& all() const { return all_; }
+  const Node& root() const { return root_; }
+  const std::vector<Node>& all() const { return all_; }
 
  private:
-  Part draw(PartImpl::Kind kind, int depth) {
-    using Kind = PartImpl::Kind;
+  Node draw(NodeImpl::Kind kind, int depth) {
+    using Kind = NodeImpl::Kind;
     if (kind == Kind::group) return draw_group(depth);
-    auto part = std::make_shared<PartImpl>();
-    part->kind = kind;
-    part->number = num_parts_++;
+    auto node = std::make_shared<NodeImpl>();
+    node->kind = kind;
+    node->number = num_nodes_++;
     switch (kind) {
       case Kind::linear:
-        part->linear = part->register_module("linear", torch::nn::Linear(kWidth, kWidth));
+        node->linear = node->register_module("linear", torch::nn::Linear(kWidth, kWidth));
         break;
       case Kind::norm:
-        part->norm = part->register_module(
+        node->norm = node->register_module(
             "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
         break;
       case Kind::scale:
         // Some never required a gradient: libtorch keeps nothing of autograd's for them.
-        part->weight = part->register_parameter("weight", drawn_.tensor({kWidth}),
+        node->weight = node->register_parameter("weight", drawn_.tensor({kWidth}),
                                                 /*requires_grad=*/drawn_.chance(50));
         break;
       case Kind::by_hand:
-        part->weight = part->register_parameter("weight", drawn_.tensor({kWidth, kWidth}));
-        part->bias = part->register_parameter("bias", drawn_.tensor({kWidth}));
+        node->weight = node->register_parameter("weight", drawn_.tensor({kWidth, kWidth}));
+        node->bias = node->register_parameter("bias", drawn_.tensor({kWidth}));
         if (drawn_.chance(30)) {
-          part->unused = part->register_parameter("unused", drawn_.tensor({3}));
+          node->unused = node->register_parameter("unused", drawn_.tensor({3}));
         }
         break;
       case Kind::tied:
-        part->weight = part->register_parameter("weight", weight_to_tie());
+        node->weight = node->register_parameter("weight", weight_to_tie());
         break;
       case Kind::group:
         break;
     }
     const at::NoGradGuard no_grad;
-    for (at::Tensor& parameter : part->parameters()) {
+    for (at::Tensor& parameter : node->parameters()) {
       if (kind != Kind::tied) parameter.copy_(drawn_.tensor(parameter.sizes()));
     }
     if (kind != Kind::tied && drawn_.chance(10)) {
-      for (at::Tensor& parameter : part->parameters()) parameter.requires_grad_(false);
+      for (at::Tensor& parameter : node->parameters()) parameter.requires_grad_(false);
     }
-    all_.push_back(part);
-    return part;
+    all_.push_back(node);
+    return node;
   }
 
   at::Tensor weight_to_tie() {
     std::vector<at::Tensor> weights;
-    for (const Part& part : all_) {
-      if (part->kind == PartImpl::Kind::linear) weights.push_back(part->linear->weight);
-      if (part->kind == PartImpl::Kind::by_hand) weights.push_back(part->weight);
+    for (const Node& node : all_) {
+      if (node->kind == NodeImpl::Kind::linear) weights.push_back(node->linear->weight);
+      if (node->kind == NodeImpl::Kind::by_hand) weights.push_back(node->weight);
     }
     if (weights.empty()) return drawn_.tensor({kWidth, kWidth}).requires_grad_();
     return weights[drawn_.below(weights.size())];
   }
 
-  Part draw_group(int depth) {
-    using Kind = PartImpl::Kind;
-    auto group = std::make_shared<PartImpl>();
-    group->number = num_parts_++;
+  Node draw_group(int depth) {
+    using Kind = NodeImpl::Kind;
+    auto group = std::make_shared<NodeImpl>();
+    group->number = num_nodes_++;
     group->has_varying_order = is_uneven_ && drawn_.chance(15);
     if (may_recompute_ && drawn_.chance(40)) {
       group->recomputation = static_cast<Recomputation>(drawn_.below(2));
@@ -175,7 +175,7 @@ class ModelDraw {
     for (std::size_t i = 0; i < num_parts; ++i) {
       const bool is_optional = is_uneven_ && drawn_.chance(40);
       if (!all_.empty() && drawn_.chance(10)) {
-        add(*group, all_[drawn_.below(all_.size())], is_optional);  // a second place for a part
+        add(*group, all_[drawn_.below(all_.size())], is_optional);  // a second place for a node
         continue;
       }
       const auto kind = static_cast<Kind>(drawn_.below(depth < 2 ? 8 : 5));
@@ -185,34 +185,34 @@ class ModelDraw {
     return group;
   }
 
-  static void add(PartImpl& group, const Part& part, bool is_optional) {
-    group.register_module("part" + std::to_string(group.parts.size()), part);
-    group.parts.push_back(part);
+  static void add(NodeImpl& group, const Node& node, bool is_optional) {
+    group.register_module("node" + std::to_string(group.nodes.size()), node);
+    group.nodes.push_back(node);
     group.is_optional.push_back(is_optional);
   }
 
   Drawn drawn_;
   bool is_uneven_ = false;
   bool may_recompute_ = false;
-  int num_parts_ = 0;
-  std::vector<Part> all_;  // what is inside comes before what is around it
-  Part root_;
+  int num_nodes_ = 0;
+  std::vector<Node> all_;  // what is inside comes before what is around it
+  Node root_;
 };
 
-bool is_within(const PartImpl& part, const PartImpl& group) {
-  return &part == &group ||
-         std::ranges::any_of(group.parts, [&](const Part& each) { return is_within(part, *each); });
+bool is_within(const NodeImpl& node, const NodeImpl& group) {
+  return &node == &group ||
+         std::ranges::any_of(group.nodes, [&](const Node& each) { return is_within(node, *each); });
 }
 
-/// Returns whether nothing of a part stands outside of it as well, as a module or a weight.
-bool stands_alone(const PartImpl& part, const ModelDraw& model) {
-  const std::vector<at::Tensor> weights = part.parameters();
-  for (const Part& other : model.all()) {
-    if (is_within(*other, part)) continue;
-    for (const Part& child : other->parts) {
-      if (child.get() != &part && is_within(*child, part)) return false;
+/// Returns whether nothing of a node stands outside of it as well, as a module or a weight.
+bool stands_alone(const NodeImpl& node, const ModelDraw& model) {
+  const std::vector<at::Tensor> weights = node.parameters();
+  for (const Node& other : model.all()) {
+    if (is_within(*other, node)) continue;
+    for (const Node& child : other->nodes) {
+      if (child.get() != &node && is_within(*child, node)) return false;
     }
-    if (other->kind == PartImpl::Kind::group) continue;
+    if (other->kind == NodeImpl::Kind::group) continue;
     for (const at::Tensor& weight : other->parameters()) {
       if (std::ranges::any_of(weights,
                               [&](const at::Tensor& each) { return each.is_same(weight); })) {
@@ -223,8 +223,8 @@ bool stands_alone(const PartImpl& part, const ModelDraw& model) {
   return true;
 }
 
-bool has_applied(const PartImpl& part) {
-  return std::ranges::any_of(part.modules(), [](const auto& module) {
+bool has_applied(const NodeImpl& node) {
+  return std::ranges::any_of(node.modules(), [](const auto& module) {
     return registry::applied_api(*module).has_value();
   });
 }
@@ -237,23 +237,23 @@ void shard(const ModelDraw& model, Drawn drawn, const dist::Mesh& mesh) {
                 : std::vector{FULL_SHARD, SHARD_GRAD_OP, NO_SHARD};
   const bool mixes_strategies = drawn.chance(30);
   const ShardingStrategy common = strategies[drawn.below(3)];
-  const int percent = static_cast<int>(drawn.below(100));  // of parts that become units
+  const int percent = static_cast<int>(drawn.below(100));  // of nodes that become units
   const int percent_replicated = drawn.chance(10) ? 40 : 0;
-  for (const Part& part : model.all()) {
-    const bool is_root = part == model.root();
-    if (!is_root && drawn.chance(percent_replicated) && !has_applied(*part) &&
-        stands_alone(*part, model)) {
-      replicate(*part, {.mesh = mesh, .bucket_nbytes = drawn.chance(50) ? 1 : 100});
+  for (const Node& node : model.all()) {
+    const bool is_root = node == model.root();
+    if (!is_root && drawn.chance(percent_replicated) && !has_applied(*node) &&
+        stands_alone(*node, model)) {
+      replicate(*node, {.mesh = mesh, .bucket_nbytes = drawn.chance(50) ? 1 : 100});
     }
     if (!is_root && !drawn.chance(percent)) continue;
-    if (registry::applied_api(*part)) continue;
+    if (registry::applied_api(*node)) continue;
     FullyShardOptions options;
     options.mesh = mesh;
     options.strategy = mixes_strategies ? strategies[drawn.below(3)] : common;
     options.backward_prefetch = static_cast<BackwardPrefetch>(drawn.below(3));
     options.forward_prefetch = static_cast<ForwardPrefetch>(drawn.below(2));
     options.freed_parameters = static_cast<FreedParameters>(drawn.below(2));
-    fully_shard(*part, options);
+    fully_shard(*node, options);
   }
 }
 
@@ -424,20 +424,20 @@ class Case {
       parameter.mutable_grad() = at::Tensor();
     }
   }
-  /// Freezes a part, or lets it be trained again; but for the last one, which every loss needs.
-  void turn(PartImpl& part) const {
-    if (part.kind == PartImpl::Kind::group || part.number == last_part()) return;
-    for (at::Tensor& parameter : part.parameters()) {
+  /// Freezes a node, or lets it be trained again; but for the last one, which every loss needs.
+  void turn(NodeImpl& node) const {
+    if (node.kind == NodeImpl::Kind::group || node.number == last_node()) return;
+    for (at::Tensor& parameter : node.parameters()) {
       parameter.requires_grad_(!parameter.requires_grad());
       parameter.mutable_grad() = at::Tensor();
     }
   }
-  bool is_replicated(const PartImpl& part) const {
-    return std::ranges::any_of(sharded_.all(), [&](const Part& each) {
-      return registry::applied_api(*each) == "replicate" && is_within(part, *each);
+  bool is_replicated(const NodeImpl& node) const {
+    return std::ranges::any_of(sharded_.all(), [&](const Node& each) {
+      return registry::applied_api(*each) == "replicate" && is_within(node, *each);
     });
   }
-  int last_part() const { return sharded_.root()->parts.back()->number; }
+  int last_node() const { return sharded_.root()->nodes.back()->number; }
 
   void expect_gradients() {
     // Sums run in another order, and norms and sums that cancel magnify that.

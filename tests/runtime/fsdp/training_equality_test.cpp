@@ -11,7 +11,7 @@ using test::Transformer;
 using test::TransformerImpl;
 
 constexpr std::size_t kNumSteps = 10;
-constexpr int kBatch = 12;  // of which each rank takes its part
+constexpr int kBatch = 12;  // of which each rank takes its share
 
 struct Setup {
   ShardingStrategy strategy;
@@ -46,7 +46,7 @@ Batch make_batch(std::size_t step) {
 }
 
 /// The rows of a batch that a rank trains on.
-at::Tensor part_of(const at::Tensor& batch, const dist::Mesh& mesh) {
+at::Tensor share_of(const at::Tensor& batch, const dist::Mesh& mesh) {
   return batch.chunk(mesh.world_size())[static_cast<std::size_t>(mesh.rank())];
 }
 
@@ -104,8 +104,8 @@ Outcome train_sharded(const dist::Mesh& mesh, const FullyShardOptions& options) 
     test::stand_at("step " + std::to_string(step));
     const Batch batch = make_batch(step);
     optimizer.zero_grad();
-    const at::Tensor logits = forward(model, part_of(batch.ids, mesh));
-    const at::Tensor loss = loss_of(logits, part_of(batch.targets, mesh));
+    const at::Tensor logits = forward(model, share_of(batch.ids, mesh));
+    const at::Tensor loss = loss_of(logits, share_of(batch.targets, mesh));
     loss.backward();
     outcome.norms.push_back(clip_grad_norm_(*model, 0.5));
     optimizer.step();

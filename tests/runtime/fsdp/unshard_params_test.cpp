@@ -108,7 +108,7 @@ TEST_P(UnshardParamsTest, AllRanksKeepTheirPartsOfWhatRankZeroWrites) {
   for (const bool offload_to_cpu : {false, true}) {
     on_sharded([&](const dist::Mesh& mesh, Transformer& model, const Transformer& unsharded) {
       const at::Tensor weight = model->norm->weight;
-      const auto part = weight.sizes().vec();
+      const auto sharded = weight.sizes().vec();
       {
         const auto scope =
             unshard_params(*model, {.rank0_only = true, .offload_to_cpu = offload_to_cpu});
@@ -116,8 +116,8 @@ TEST_P(UnshardParamsTest, AllRanksKeepTheirPartsOfWhatRankZeroWrites) {
           EXPECT_EQ(weight.numel(), 10);
           scale_all(model, 2);
         } else {
-          EXPECT_EQ(weight.sizes().vec(), part);
-          scale_all(model, 77);  // of its parts: dropped
+          EXPECT_EQ(weight.sizes().vec(), sharded);
+          scale_all(model, 77);  // of its shards: dropped
         }
       }
       expect_values_of(unsharded, model, 2);

@@ -50,10 +50,10 @@ void run(const std::string& input, const std::string& output) {
   out << "],\"shards\":{";
   is_first = true;
   for (const auto& parameter : model->named_parameters()) {
-    const at::Tensor part = parameter.value().detach().flatten();
+    const at::Tensor shard = parameter.value().detach().flatten();
     out << (is_first ? "" : ",") << '"' << parameter.key() << "\":"
-        << list_of(
-               std::vector<float>(part.data_ptr<float>(), part.data_ptr<float>() + part.numel()));
+        << list_of(std::vector<float>(shard.data_ptr<float>(),
+                                      shard.data_ptr<float>() + shard.numel()));
     is_first = false;
   }
   torch::optim::AdamW optimizer(tessera::parameters(*model), torch::optim::AdamWOptions(1e-2));

@@ -70,10 +70,10 @@ TEST_P(RecomputeTest, ModulesHoldersAndSeveralOutputs) {
       options(), [](const at::Tensor& a) { return std::tuple(a.exp(), a.argmax(1)); }, x);
   EXPECT_TRUE(first.equal(x.exp()));
   EXPECT_EQ(second.scalar_type(), torch::kLong);
-  const std::vector<at::Tensor> parts = recompute(
+  const std::vector<at::Tensor> outputs = recompute(
       options(), [](const at::Tensor& a) { return a.chunk(2); }, some_input().requires_grad_());
-  ASSERT_EQ(parts.size(), 2U);
-  parts[1].sum().backward();
+  ASSERT_EQ(outputs.size(), 2U);
+  outputs[1].sum().backward();
 }
 
 TEST_P(RecomputeTest, DropoutDrawsTheSameNumbersAgain) {

@@ -109,10 +109,10 @@ TEST(HostileStateTest, WhatHasNoMemoryIsRefused) {
 // Shows C1.
 TEST(HostileStateTest, PartsThatDoNotFitAreRefusedByName) {
   torch::nn::Linear model(torch::nn::LinearOptions(8, 32).bias(false));
-  const auto refusal_of = [&](const std::vector<TensorPart>& parts) {
+  const auto refusal_of = [&](const std::vector<LocalShard>& local_shards) {
     StateTensor entry;
     entry.shape = {32, 8};
-    entry.parts = parts;
+    entry.local_shards = local_shards;
     StateDict state;
     state.set("weight", entry);
     return test::error_of([&] { load_state_dict(*model, state); });
@@ -121,16 +121,16 @@ TEST(HostileStateTest, PartsThatDoNotFitAreRefusedByName) {
   EXPECT_THAT(refusal_of({{FlatRange{0, 128}, ones(128)}, {FlatRange{64, 192}, ones(128)}}),
               HasSubstr("weight: hole"));
   EXPECT_EQ(refusal_of({{FlatRange{0, 192}, ones(192)}, {FlatRange{64, 256}, ones(192)}}), "none");
-  EXPECT_THAT(refusal_of({{FlatRange{0, 1000}, ones(1000)}}), HasSubstr("weight: part"));
-  EXPECT_THAT(refusal_of({{FlatRange{-5, 256}, ones(261)}}), HasSubstr("weight: part"));
-  EXPECT_THAT(refusal_of({{Box{{}, {}}, ones(1)}}), HasSubstr("weight: part"));
-  EXPECT_THAT(refusal_of({{Box{{0, 0, 0}, {32, 8, 1}}, ones(256)}}), HasSubstr("weight: part"));
-  EXPECT_THAT(refusal_of({{FlatRange{0, 256}, ones(255)}}), HasSubstr("weight: part"));
-  EXPECT_THAT(refusal_of({{FlatRange{0, 256}, at::Tensor()}}), HasSubstr("weight: part"));
+  EXPECT_THAT(refusal_of({{FlatRange{0, 1000}, ones(1000)}}), HasSubstr("weight: shard"));
+  EXPECT_THAT(refusal_of({{FlatRange{-5, 256}, ones(261)}}), HasSubstr("weight: shard"));
+  EXPECT_THAT(refusal_of({{Box{{}, {}}, ones(1)}}), HasSubstr("weight: shard"));
+  EXPECT_THAT(refusal_of({{Box{{0, 0, 0}, {32, 8, 1}}, ones(256)}}), HasSubstr("weight: shard"));
+  EXPECT_THAT(refusal_of({{FlatRange{0, 256}, ones(255)}}), HasSubstr("weight: shard"));
+  EXPECT_THAT(refusal_of({{FlatRange{0, 256}, at::Tensor()}}), HasSubstr("weight: shard"));
   EXPECT_THAT(refusal_of({{FlatRange{0, 256}, torch::ones({256}, at::kLong)}}),
-              HasSubstr("weight: part"));
+              HasSubstr("weight: shard"));
   EXPECT_THAT(refusal_of({{FlatRange{0, 256}, torch::ones({16, 16}).t()}}),
-              HasSubstr("weight: part"));
+              HasSubstr("weight: shard"));
 }
 
 // Shows C1.
@@ -536,7 +536,7 @@ TEST(HostileStateTest, ValuesNestedTooDeepAreRefusedByName) {
   for (int i = 0; i < state::kMaxValueDepth; ++i) pairs = Value::Dict{{"$", std::move(pairs)}};
   for (const auto format : {formats::Format::native, formats::Format::safetensors,
                             formats::Format::dcp, formats::Format::torch_zip}) {
-    const std::string name(format_name(format));
+    const std::string name(format.name());
     EXPECT_EQ(round_trip(nested(state::kMaxValueDepth), format, name), "none") << name;
     EXPECT_EQ(round_trip(pairs, format, name + "-pairs"), "none") << name;
   }

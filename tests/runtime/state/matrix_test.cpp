@@ -44,7 +44,7 @@ void run(const Matrix& matrix) {
       Trainer trainer(to, mesh, matrix.options.kind, matrix.options.dtype);
       TrainState state(trainer.model, *trainer.optimizer);
       load(state, path_of(from));
-      test::expect_same_parts(trainer.state({.type = SHARDED}), runs[from].state, what);
+      test::expect_same_shards(trainer.state({.type = SHARDED}), runs[from].state, what);
       if (from == i) {
         test::expect_to_go_on_as(runs[from], trainer, 0, what);
       } else if (from == (i + num / 2) % num) {

@@ -185,7 +185,7 @@ TEST(OptimStateDictFormTest, KeysByNumberAndBack) {
   for (const StateDict::Item& item : by_id) {  // keys of a dict, and not positions in a list
     if (!item.fqn.starts_with("state.")) continue;
     ASSERT_EQ(item.key_path.size(), 3) << item.fqn;
-    EXPECT_TRUE(std::holds_alternative<formats::DictKey>(item.key_path[1])) << item.fqn;
+    EXPECT_TRUE(std::holds_alternative<formats::NonStringKey>(item.key_path[1])) << item.fqn;
   }
   expect_equal(rekey_optim_state_dict(by_id, OptimStateKey::param_name, *model, *optimizer),
                by_name);

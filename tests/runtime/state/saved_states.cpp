@@ -1,10 +1,11 @@
 #include "runtime/state/saved_states.h"
 
-#include "runtime/registry/state_parts.h"
+#include "runtime/registry/state_tensor_conversion.h"
 
 namespace tessera::test {
 
-void expect_same_parts(const StateDict& found, const StateDict& expected, const std::string& what) {
+void expect_same_shards(const StateDict& found, const StateDict& expected,
+                        const std::string& what) {
   EXPECT_EQ(found.size(), expected.size()) << what;
   for (const StateDict::Item& item : expected) {
     const StateEntry* const entry = found.find(item.fqn);
@@ -15,9 +16,9 @@ void expect_same_parts(const StateDict& found, const StateDict& expected, const 
     } else if (const auto* alias = std::get_if<StateAlias>(entry)) {
       EXPECT_EQ(alias->target, std::get<StateAlias>(item.entry).target) << what;
     } else {
-      for (const TensorPart& part : std::get<StateTensor>(*entry).parts) {
-        const auto whole = state::cut(std::get<StateTensor>(item.entry), part.region);
-        EXPECT_TRUE(part.tensor.view({-1}).equal(*whole)) << what << ": " << item.fqn;
+      for (const LocalShard& local : std::get<StateTensor>(*entry).local_shards) {
+        const auto whole = state::cut(std::get<StateTensor>(item.entry), local.region);
+        EXPECT_TRUE(local.tensor.view({-1}).equal(*whole)) << what << ": " << item.fqn;
       }
     }
   }

@@ -64,7 +64,7 @@ struct Trainer {
 };
 
 /// Holds what this rank has of a state dict against one of whole tensors, bit by bit.
-void expect_same_parts(const StateDict& found, const StateDict& expected, const std::string& what);
+void expect_same_shards(const StateDict& found, const StateDict& expected, const std::string& what);
 
 /// Holds two state dicts of whole tensors against each other, bit by bit.
 void expect_same_state(const StateDict& found, const StateDict& expected, const std::string& what);
@@ -88,7 +88,7 @@ struct SavedRun {
 SavedRun run_that_saves(const Configuration& configuration, const std::string& path,
                         const RunOptions& options);
 
-/// Trains on and expects the losses of the run that went on, each up to a part of it.
+/// Trains on and expects the losses of the run that went on, each up to a share of it.
 void expect_to_go_on_as(const SavedRun& run, Trainer& trainer, double tolerance,
                         const std::string& what);
 

@@ -61,7 +61,7 @@ TEST_P(StateDictTest, FullIsThatOfTheUnshardedModel) {
 }
 
 // Shows C2.
-TEST_P(StateDictTest, PartsCoverEachTensorOnceAndAliasTheParameters) {
+TEST_P(StateDictTest, ShardsCoverEachTensorOnceAndAliasTheParameters) {
   on_ranks_with([](const dist::Mesh& mesh, Transformer& model, const StateDict& unsharded) {
     const StateDict sharded = state_dict(*model, {.type = SHARDED});
     EXPECT_EQ(keys_of(sharded), keys_of(unsharded));
@@ -75,18 +75,18 @@ TEST_P(StateDictTest, PartsCoverEachTensorOnceAndAliasTheParameters) {
       if (!regions.empty()) {
         EXPECT_TRUE(check_coverage(regions, tensor->shape).empty());
       }
-      for (const TensorPart& part : tensor->parts) {
-        const auto range = as_flat_range(part.region, tensor->shape);
+      for (const LocalShard& local : tensor->local_shards) {
+        const auto range = as_flat_range(local.region, tensor->shape);
         ASSERT_TRUE(range) << item.fqn;
-        EXPECT_TRUE(
-            part.tensor.view({-1}).equal(whole.view({-1}).narrow(0, range->begin, range->numel())));
+        EXPECT_TRUE(local.tensor.view({-1}).equal(
+            whole.view({-1}).narrow(0, range->begin, range->numel())));
         const bool is_holder =
             tensor->layout.empty() || std::ranges::any_of(tensor->layout, [&](const Shard& shard) {
-              return shard.region == part.region &&
+              return shard.region == local.region &&
                      std::ranges::find(shard.ranks, mesh.rank()) != shard.ranks.end();
             });
         EXPECT_TRUE(is_holder) << item.fqn;
-        part.tensor.zero_();
+        local.tensor.zero_();
       }
     }
     for (const at::Tensor& parameter : model->parameters()) {
@@ -103,7 +103,7 @@ TEST_P(StateDictTest, EachTypeIsLoadedBack) {
       for (StateDict::Item& item : saved) {
         auto* tensor = std::get_if<StateTensor>(&item.entry);
         if (tensor == nullptr) continue;
-        for (TensorPart& part : tensor->parts) part.tensor = part.tensor.clone();
+        for (LocalShard& local : tensor->local_shards) local.tensor = local.tensor.clone();
       }
       {
         const at::NoGradGuard no_grad;
@@ -124,9 +124,9 @@ TEST_P(StateDictTest, EachTypeIsLoadedBack) {
 // Shows C1.
 TEST_P(StateDictTest, AStateDictOfAPartBeforeTheFirstForwardLeavesTheRootAsItIs) {
   on_ranks_with([](const dist::Mesh& /*mesh*/, Transformer& model, const StateDict& unsharded) {
-    const StateDict part = state_dict(*model->blocks[2]);
-    for (const StateDict::Item& item : part) {
-      EXPECT_TRUE(part.tensor(item.fqn).equal(unsharded.tensor("blocks.2." + item.fqn)));
+    const StateDict of_block = state_dict(*model->blocks[2]);
+    for (const StateDict::Item& item : of_block) {
+      EXPECT_TRUE(of_block.tensor(item.fqn).equal(unsharded.tensor("blocks.2." + item.fqn)));
     }
     forward(model, some_ids()).sum().backward();
     expect_equal(state_dict(*model), unsharded);
@@ -236,10 +236,10 @@ TEST(StateDictOptionsTest, WrapperAndComposableWayGiveTheSame) {
         const auto& of_a = std::get<StateTensor>(item.entry);
         const auto& of_b = std::get<StateTensor>(*b.find(item.fqn));
         EXPECT_EQ(of_a.layout, of_b.layout);
-        ASSERT_EQ(of_a.parts.size(), of_b.parts.size());
-        for (std::size_t i = 0; i < of_a.parts.size(); ++i) {
-          EXPECT_EQ(of_a.parts[i].region, of_b.parts[i].region);
-          EXPECT_TRUE(of_a.parts[i].tensor.equal(of_b.parts[i].tensor));
+        ASSERT_EQ(of_a.local_shards.size(), of_b.local_shards.size());
+        for (std::size_t i = 0; i < of_a.local_shards.size(); ++i) {
+          EXPECT_EQ(of_a.local_shards[i].region, of_b.local_shards[i].region);
+          EXPECT_TRUE(of_a.local_shards[i].tensor.equal(of_b.local_shards[i].tensor));
         }
       }
       EXPECT_EQ(a.units, b.units);

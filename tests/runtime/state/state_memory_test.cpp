@@ -72,7 +72,7 @@ TEST(StateMemoryTest, DISABLED_SavingAsOneRank) {
           options.native.compression = compression;
           options.memory_nbytes = static_cast<std::uint64_t>(memory_nbytes);
           EXPECT_LE(peak_growth([&] { save(state, path, options); }), memory_nbytes)
-              << format_name(format) << (compression == Compression::zstd ? ", compressed" : "");
+              << format.name() << (compression == Compression::zstd ? ", compressed" : "");
         }
       }
     }
@@ -85,7 +85,7 @@ TEST(StateMemoryTest, DISABLED_LoadingAsOneRank) {
     test::give_back_freed_memory();
     for (const formats::Format format : {formats::Format::native, formats::Format::dcp}) {
       const std::string path =
-          std::string(std::getenv(kDirectory)) + "/" + std::string(format_name(format));
+          std::string(std::getenv(kDirectory)) + "/" + std::string(format.name());
       {
         WideTrainer trainer(mesh);
         trainer.train();

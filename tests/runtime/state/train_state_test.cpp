@@ -754,12 +754,12 @@ TEST(TrainStateTest, NothingOfAnOptimizerIsLeftOutSilently) {
                                   "name, but the model does not"));
   }
   const StateDict all = optim_state_dict(*saved_model, saved_optimizer);
-  torch::nn::Sequential part(torch::nn::Linear(4, 3));
-  torch::optim::SGD optimizer(parameters(*part), 0.2);
-  EXPECT_THAT(error_of([&] { load_optim_state_dict(*part, optimizer, all); }),
+  torch::nn::Sequential layer(torch::nn::Linear(4, 3));
+  torch::optim::SGD optimizer(parameters(*layer), 0.2);
+  EXPECT_THAT(error_of([&] { load_optim_state_dict(*layer, optimizer, all); }),
               HasSubstr("param_groups.0.params: unexpected: the state dict has parameter "
                         "'1.weight', but the optimizer does not"));
-  load_optim_state_dict(*part, optimizer, all, {.allow_unexpected = true});
+  load_optim_state_dict(*layer, optimizer, all, {.allow_unexpected = true});
 }
 
 // Shows E7.

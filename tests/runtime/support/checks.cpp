@@ -11,21 +11,21 @@ std::map<std::string, at::Tensor> whole_gradients(const torch::nn::Module& model
     const bool is_whole = info.sharded_numel >= info.unpadded_numel;
     const std::int64_t first = is_whole ? 0 : mesh.rank() * info.sharded_numel;
     // Beside each element whether a rank has a gradient for it.
-    at::Tensor part = torch::zeros({info.sharded_numel, 2}, torch::kDouble);
+    at::Tensor own = torch::zeros({info.sharded_numel, 2}, torch::kDouble);
     for (const auto& parameter : info.parameters) {
       const std::string fqn =
           info.module_fqn.empty() ? parameter.fqn : info.module_fqn + "." + parameter.fqn;
       const at::Tensor& gradient = parameters[fqn].grad();
       if (!gradient.defined() || gradient.numel() == 0) continue;
       const std::int64_t begin = std::max<std::int64_t>(parameter.offset - first, 0);
-      at::Tensor rows = part.narrow(0, begin, gradient.numel());
+      at::Tensor rows = own.narrow(0, begin, gradient.numel());
       rows.select(1, 0).copy_(gradient.flatten());
       rows.select(1, 1).fill_(1);
     }
-    at::Tensor flat = part;
+    at::Tensor flat = own;
     if (!is_whole) {
       flat = torch::empty({info.sharded_numel * mesh.world_size(), 2}, torch::kDouble);
-      mesh.world()->all_gather(flat, part, "gradients").wait();
+      mesh.world()->all_gather(flat, own, "gradients").wait();
     }
     for (const auto& parameter : info.parameters) {
       const std::string fqn =

@@ -1,9 +1,9 @@
 # Puts style.css and page.js into page.html, and that into a C++ source, cut where the data goes.
 # cmake -D SOURCE_DIR=... -D OUTPUT=... -P embed.cmake
 file(READ ${SOURCE_DIR}/page.html page)
-foreach(part style.css page.js)
-  file(READ ${SOURCE_DIR}/${part} content)
-  string(REPLACE "{{${part}}}" "${content}" page "${page}")
+foreach(file style.css page.js)
+  file(READ ${SOURCE_DIR}/${file} content)
+  string(REPLACE "{{${file}}}" "${content}" page "${page}")
 endforeach()
 string(FIND "${page}" "{{data}}" begin)
 string(LENGTH "{{data}}" length)

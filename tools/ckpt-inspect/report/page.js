@@ -28,11 +28,11 @@ function number(x) {
   return text.replaceAll("-", "−");
 }
 
-function share(part, whole) {
-  if (part === 0 || whole === 0) return "0";
-  const percent = 100 * part / whole;
+function share(count, total) {
+  if (count === 0 || total === 0) return "0";
+  const percent = 100 * count / total;
   if (percent < 0.1) return "<0.1%";
-  return part === whole ? "100%" : percent.toFixed(1) + "%";
+  return count === total ? "100%" : percent.toFixed(1) + "%";
 }
 
 const shape = (sizes) => `[${sizes.join(", ")}]`;
@@ -189,10 +189,10 @@ class Table {
 function nameButton(row, open, isState = false) {
   const name = shown(row.name);
   const cut = name.lastIndexOf(".") + 1;
-  const parts = isState ? [] : [make("span", {class: "prefix"}, make("bdi", {dir: "ltr"}, name.slice(0, cut)))];
-  parts.push(make("span", {class: "last"}, name.slice(cut) || "(empty name)"));
-  if (isAlarming(row.numbers)) parts.push(make("span", {class: "flag"}, row.numbers.nan > 0 ? "NaN" : "Inf"));
-  const button = make("button", {class: "name" + (isState ? " state" : ""), title: name}, ...parts);
+  const nodes = isState ? [] : [make("span", {class: "prefix"}, make("bdi", {dir: "ltr"}, name.slice(0, cut)))];
+  nodes.push(make("span", {class: "last"}, name.slice(cut) || "(empty name)"));
+  if (isAlarming(row.numbers)) nodes.push(make("span", {class: "flag"}, row.numbers.nan > 0 ? "NaN" : "Inf"));
+  const button = make("button", {class: "name" + (isState ? " state" : ""), title: name}, ...nodes);
   if (open) button.addEventListener("click", () => open(row));
   return button;
 }
@@ -269,13 +269,13 @@ function showCheckpoint() {
     const family = [weight, ...(weight.states ?? [])];
     const card = (each) => {
       const title = each === weight ? (family.length > 1 ? "weight" : null) : each.name.slice(each.name.lastIndexOf(".") + 1);
-      const parts = [];
-      if (title) parts.push(make("h4", each === tensor ? null : {class: "hint"}, shown(title)));
-      parts.push(make("p", {class: "hint"}, `${each.dtype} ${shape(each.shape)}, ${counted(each.nbytes, "byte")}` + (each.nbytes < 1024 ? "" : ` (${size(each.nbytes)})`)));
-      parts.push(make("p", {class: "hint"}, `${each.layout}, ${counted(each.pieces, "piece")}` + (each.kind ? `, ${each.kind} state` : "")));
-      if (data.ranks.length > 1) parts.push(strip(each.shares));
-      if (each.numbers) parts.push(make("div", {style: {marginTop: "10px"}}, histogramWithAxis(each.numbers)), statistics(each.numbers));
-      return make("div", {class: "card"}, ...parts);
+      const nodes = [];
+      if (title) nodes.push(make("h4", each === tensor ? null : {class: "hint"}, shown(title)));
+      nodes.push(make("p", {class: "hint"}, `${each.dtype} ${shape(each.shape)}, ${counted(each.nbytes, "byte")}` + (each.nbytes < 1024 ? "" : ` (${size(each.nbytes)})`)));
+      nodes.push(make("p", {class: "hint"}, `${each.layout}, ${counted(each.pieces, "piece")}` + (each.kind ? `, ${each.kind} state` : "")));
+      if (data.ranks.length > 1) nodes.push(strip(each.shares));
+      if (each.numbers) nodes.push(make("div", {style: {marginTop: "10px"}}, histogramWithAxis(each.numbers)), statistics(each.numbers));
+      return make("div", {class: "card"}, ...nodes);
     };
     const aliases = data.aliases.filter((alias) => alias.alias_of === weight.name);
     const also = aliases.length === 0 ? [] : [make("p", {class: "hint"}, "Also named " + aliases.map((alias) => shown(alias.name)).join(", "))];

@@ -1,7 +1,7 @@
 #include "errors.h"
 
+#include "python_remedies.h"
 #include "python_value.h"
-#include "remedies.h"
 #include "tessera/base/error.h"
 
 namespace tessera::python {

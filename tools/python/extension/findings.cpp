@@ -1,7 +1,7 @@
 #include "findings.h"
 
+#include "python_remedies.h"
 #include "python_value.h"
-#include "remedies.h"
 
 namespace tessera::python {
 

@@ -1,10 +1,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 
+#include "bind_jobs.h"
+#include "bind_reader.h"
 #include "errors.h"
-#include "jobs.h"
 #include "python_value.h"
-#include "reader.h"
 #include "tessera/base/parallel.h"
 #include "tessera/base/size_text.h"
 

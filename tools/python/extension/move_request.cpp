@@ -6,7 +6,7 @@
 #include "tessera/base/file_system.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
-#include "tessera/reshard/given_options.h"
+#include "tessera/reshard/journaled_options.h"
 
 namespace tessera::python {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 using formats::CreateOptions;
 using formats::Format;
 using formats::MergePreference;
-using reshard::GivenOptions;
+using reshard::JournaledOptions;
 using reshard::PlanOptions;
 using reshard::Relaxation;
 
@@ -85,15 +85,16 @@ CreateOptions create_options(const MoveOptions& options, Format format) {
     refuse("max_shard_size",
            "to=" + formats::writable_formats_in_words(
                        [](const formats::FormatTraits& of) { return of.has_several_files; }),
-           std::string(format_name(format)));
+           std::string(format.name()));
   }
   create.safetensors.max_shard_nbytes = options.max_shard_nbytes;
   return create;
 }
 
 /// Returns the options that the plan depends on, without those of a merge.
-GivenOptions given_options(const MoveOptions& options, const reshard::NamePrefixes& prefixes) {
-  GivenOptions given;
+JournaledOptions journaled_options(const MoveOptions& options,
+                                   const reshard::NamePrefixes& prefixes) {
+  JournaledOptions given;
   given.optimizer_names = parse_names(options.optimizer_names);
   given.cast = parse_cast(options.cast);
   given.world_size = options.world_size;
@@ -111,7 +112,7 @@ GivenOptions given_options(const MoveOptions& options, const reshard::NamePrefix
   return given;
 }
 
-PlanOptions plan_options(const MoveOptions& options, const GivenOptions& given, Format format) {
+PlanOptions plan_options(const MoveOptions& options, const JournaledOptions& given, Format format) {
   PlanOptions plan;
   plan.format = format;
   plan.world_size = given.world_size;
@@ -121,7 +122,7 @@ PlanOptions plan_options(const MoveOptions& options, const GivenOptions& given, 
   append(plan.renames, given.prefix_removals);
   plan.optimizer_names = given.optimizer_names;
   plan.cast = given.cast;
-  if (given.drop_optimizer) plan.optimizer = reshard::OptimizerPart::leave_out;
+  if (given.drop_optimizer) plan.optimizer = reshard::OptimizerSelection::leave_out;
   if (given.allow_missing) plan.missing = Relaxation::allow;
   if (given.allow_lossy) plan.lossy = Relaxation::allow;
   if (!options.plan_path.empty()) {
@@ -135,14 +136,15 @@ PlanOptions plan_options(const MoveOptions& options, const GivenOptions& given, 
 
 /// Returns none if an interrupted move is to keep nothing.
 std::optional<formats::JournalOptions> journal_options(const MoveOptions& options,
-                                                       const Sources& sources, GivenOptions given) {
+                                                       const Sources& sources,
+                                                       JournaledOptions given) {
   if (!options.resume && !options.discard) return std::nullopt;
   given.preference = sources.preference;
   if (sources.paths.size() > 1) {
     for (const auto& source : sources.paths) given.source_prefixes.push_back(source.prefix);
   }
   formats::JournalOptions journal;
-  journal.identity = reshard::explain_plan(given);
+  journal.identity = reshard::identity_of_options(given);
   journal.identity["tool"] = kTool;
   journal.kept_work = options.resume ? formats::KeptWork::resume : formats::KeptWork::discard;
   return journal;
@@ -160,7 +162,7 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
                       .dry_run = options.dry_run};
   const Format format = parse_format(options.to, request.destination);
   request.create = create_options(options, format);
-  GivenOptions given = given_options(options, request.sources.prefixes);
+  JournaledOptions given = journaled_options(options, request.sources.prefixes);
   request.plan = plan_options(options, given, format);
   request.create.journal = journal_options(options, request.sources, std::move(given));
   request.execute = {.memory_nbytes = options.memory_nbytes, .num_threads = options.num_threads};

@@ -72,23 +72,25 @@ class Group {
   /// `purpose` is appended to its name. Collective. Throws as `dist::connect`.
   std::shared_ptr<Group> separate(const std::string& purpose);
 
-  /// Gathers equal parts of all ranks. Shape: `part` `[n]`, `whole` `[size * n]`, both contiguous.
+  /// Gathers the inputs of all ranks. Shape: `input` `[n]`, `output` `[size * n]`, both contiguous.
   /// `what` names the tensor in errors.
-  Pending all_gather(at::Tensor whole, at::Tensor part, const std::string& what);
-  /// Sums `whole` over the ranks and leaves this rank its part. Shapes as for `all_gather`.
-  Pending reduce_scatter(at::Tensor part, at::Tensor whole, const std::string& what);
+  Pending all_gather(at::Tensor output, at::Tensor input, const std::string& what);
+  /// Sums `input` over the ranks and leaves each rank its n elements. Shape: `input` `[size * n]`,
+  /// `output` `[n]`, both contiguous.
+  Pending reduce_scatter(at::Tensor output, at::Tensor input, const std::string& what);
   /// Sums in place.
   Pending all_reduce(at::Tensor tensor, const std::string& what);
   /// Replaces `tensor` by that of `root`, a rank of this group.
   Pending broadcast(at::Tensor tensor, int root, const std::string& what);
-  /// Sends the r-th part of `sent` to rank r, and fills `received` with the parts from all ranks,
+  /// Sends the r-th split of `sent` to rank r, and fills `received` with the splits from all ranks,
   /// both in rank order. Shapes: 1-d and contiguous. `num_sent` and `num_received` give the
-  /// elements of each part; sender and receiver must state the same number.
+  /// elements of each split; sender and receiver must state the same number.
   Pending all_to_all(at::Tensor received, std::vector<std::int64_t> num_received, at::Tensor sent,
                      std::vector<std::int64_t> num_sent, const std::string& what);
-  /// Sends each rank its part of `whole`, which only `root` needs to have. Shapes as for
-  /// `all_gather`. Blocks. Uses send and receive: Gloo's scatter would allocate a second `whole`.
-  void scatter(at::Tensor part, const at::Tensor& whole, int root, const std::string& what);
+  /// Sends each rank its n elements of `input`, which only `root` needs to have. Shapes as for
+  /// `reduce_scatter`. Blocks. Uses send and receive: Gloo's scatter would allocate a second
+  /// `input`.
+  void scatter(at::Tensor output, const at::Tensor& input, int root, const std::string& what);
   /// Sends a tensor to rank `to`, which must call `receive`. Messages between two ranks arrive in
   /// order. Shape: the same on both, contiguous. Collective: no. Blocks.
   void send(at::Tensor tensor, int to, const std::string& what);

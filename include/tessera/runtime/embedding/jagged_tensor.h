@@ -61,7 +61,7 @@ class KeyedJaggedTensor {
   /// Returns a batch without ids. Without keys, `batch_size` is ignored: it has no samples.
   static KeyedJaggedTensor empty(std::vector<std::string> keys = {}, std::int64_t batch_size = 0);
   /// Joins batches of equal size with different keys, in order.
-  static KeyedJaggedTensor concat(std::span<const KeyedJaggedTensor> parts);
+  static KeyedJaggedTensor concat(std::span<const KeyedJaggedTensor> batches);
 
   const std::vector<std::string>& keys() const { return keys_; }
   std::int64_t batch_size() const { return batch_size_; }  // what torchrec calls stride

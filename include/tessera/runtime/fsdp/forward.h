@@ -19,7 +19,7 @@ class Pass;
 /// A forward over a fully sharded root. During the scope parameters have their full shapes, and an
 /// operator that uses one all-gathers its unit. If gradients are recorded, the pass stays open
 /// after the scope, until the backward ends. Then parameters are shards again, and `.grad` holds
-/// this rank's part of the average over the ranks. An exception that leaves the scope cancels the
+/// this rank's shard of the average over the ranks. An exception that leaves the scope cancels the
 /// pass. Do not write to parameters during the pass: its end throws if it detects a write (writes
 /// through `data()` or a pointer are not detected, and are lost if the unit is sharded). Turns off
 /// autocast's weight cache, which would keep stale weights. Collective: all ranks must run the same

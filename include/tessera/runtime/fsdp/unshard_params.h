@@ -28,8 +28,8 @@ struct UnshardParamsOptions {
 /// While this lives, parameters have their full shapes and their own dtype, outside of any pass: to
 /// inspect, initialise or compare them, or to run a plain `forward` without gradients.
 ///
-/// Writes: with `writeback` each rank keeps its own part of what it wrote. With `rank0_only` all
-/// ranks keep their parts of what rank 0 wrote; these are sent part by part, and take no extra
+/// Writes: with `writeback` each rank keeps its own shard of what it wrote. With `rank0_only` all
+/// ranks keep their shards of what rank 0 wrote; these are sent shard by shard, and take no extra
 /// memory on other ranks. Without `writeback` writes are dropped. A parameter's data may be
 /// replaced by other data of the same shape. Scopes with equal options nest.
 class [[nodiscard]] UnshardedParams {

@@ -18,7 +18,7 @@ struct FusedParameter {
   /// A tensor of optimizer state, such as `exp_avg`.
   struct Slot {
     std::string name;
-    StateTensor entry;  // its parts share memory with the state
+    StateTensor entry;  // its local shards share memory with the state
   };
   std::string name;  // within the module
   at::Tensor tensor;

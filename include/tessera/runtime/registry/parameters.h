@@ -29,11 +29,11 @@ std::vector<at::Tensor> parameters(const torch::nn::Module& module);
 /// Returns the same parameters by name. A tied weight has its first name.
 torch::OrderedDict<std::string, at::Tensor> named_parameters(const torch::nn::Module& module);
 
-/// A parameter with its shape in the unsharded model, and the part that this rank holds.
+/// A parameter with its shape in the unsharded model, and the shard that this rank holds.
 struct WholeParameter {
   std::string fqn;    // below the module that was asked; of a tied weight, its first name
   Shape shape;        // of the whole parameter, equal on all ranks
-  at::Tensor tensor;  // what the optimizer gets: this rank's part if sharded
+  at::Tensor tensor;  // what the optimizer gets: this rank's shard if sharded
   /// Returns the number of dimensions of the whole parameter.
   std::int64_t dim() const { return static_cast<std::int64_t>(shape.size()); }
 };
@@ -57,7 +57,7 @@ std::vector<WholeParameter> parameters_to_group(const torch::nn::Module& module)
 
 /// Returns parameter groups for an optimizer of torch::optim. Calls `rule` with each
 /// WholeParameter; it returns the parameter's options. Parameters with equal options form one
-/// group. Decide by `parameter.dim()` or `parameter.shape`: `parameter.tensor` may be a 1-d part.
+/// group. Decide by `parameter.dim()` or `parameter.shape`: `parameter.tensor` may be a 1-d shard.
 /// Groups are in the order of their first parameters. They are equal on all ranks if the rule uses
 /// only names and shapes.
 ///

@@ -19,17 +19,17 @@
 
 namespace tessera {
 
-/// A part of a tensor that this rank holds.
-struct TensorPart {
+/// The elements of a shard that this rank holds.
+struct LocalShard {
   Region region;      // of the whole tensor
   at::Tensor tensor;  // the region's elements in its own row-major order, in any shape; contiguous
 };
 
-/// A tensor of a state dict: whole, or the parts that this rank holds.
+/// A tensor of a state dict: whole, or the shards that this rank holds.
 struct StateTensor {
   DType dtype = DType::float32;
-  Shape shape;                    // of the whole tensor
-  std::vector<TensorPart> parts;  // empty if this rank holds nothing
+  Shape shape;                           // of the whole tensor
+  std::vector<LocalShard> local_shards;  // empty if this rank holds nothing
   /// Which ranks of the model's mesh hold which regions; equal on all ranks. Empty: every rank
   /// holds everything.
   std::vector<Shard> layout;
@@ -41,9 +41,10 @@ struct StateTensor {
 
   /// Returns an entry that holds all of `tensor`. Shape: the tensor's own.
   static StateTensor whole(const at::Tensor& tensor);
-  /// Returns whether all elements are here, in one part.
+  /// Returns whether all elements are here, in one shard.
   bool is_whole() const;
-  /// Returns the tensor. Throws: Error(invalid_argument) naming `fqn` if only a part is here.
+  /// Returns the tensor. Throws: Error(invalid_argument) naming `fqn` if only some elements are
+  /// here.
   at::Tensor tensor(const std::string& fqn) const;
 };
 
@@ -63,7 +64,7 @@ class StateDict {
   struct Item {
     std::string fqn;
     StateEntry entry;
-    formats::KeyPath key_path{};  // in the nested dict; empty: the fqn is one step
+    formats::KeyPath key_path{};  // in the nested dict; empty: the fqn is one key
   };
 
   /// Replaces the entry of that name, or appends a new one.
@@ -74,7 +75,7 @@ class StateDict {
   /// Returns whether there is an entry of that name; aliases count.
   bool contains(const std::string& fqn) const { return find(fqn) != nullptr; }
   /// Returns the whole tensor; follows aliases. Throws: Error(not_found); Error(invalid_argument)
-  /// if the entry is a value, or only a part is here.
+  /// if the entry is a value, or only some elements are here.
   at::Tensor tensor(const std::string& fqn) const;
 
   std::size_t size() const { return items_.size(); }

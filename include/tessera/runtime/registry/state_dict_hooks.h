@@ -22,8 +22,8 @@ namespace tessera {
 /// What a state dict holds of sharded tensors. Names as in torch.distributed.fsdp.
 enum class StateDictType {
   full,     // whole tensors, as the unsharded model has them
-  sharded,  // this rank's parts, and who holds the others
-  local,    // only this rank's parts; load them on a rank that holds the same parts or fewer
+  sharded,  // this rank's shards, and who holds the others
+  local,    // only this rank's shards; load them on a rank that holds the same shards or fewer
 };
 inline constexpr StateDictType FULL = StateDictType::full;
 inline constexpr StateDictType SHARDED = StateDictType::sharded;
@@ -43,14 +43,14 @@ struct LoadStateDictOptions {
   bool allow_missing = false;     // what the state dict lacks stays unchanged
   bool allow_unexpected = false;  // what the module lacks is ignored
   bool allow_cast = false;        // another floating dtype is converted
-  /// Whether only rank 0 of the mesh has entries. It sends each rank its part, tensor by tensor.
+  /// Whether only rank 0 of the mesh has entries. It sends each rank its shards, tensor by tensor.
   bool rank0_only = false;
 };
 
 /// All problems found in a state dict.
 struct LoadReport {
   const LoadStateDictOptions& options;
-  /// Rules: `missing`, `unexpected`, `shape`, `dtype`, `part`, `hole`, `groups`.
+  /// Rules: `missing`, `unexpected`, `shape`, `dtype`, `shard`, `hole`, `groups`.
   std::vector<formats::Finding> problems{};
   /// Adds a problem. `rule`: see `problems`.
   void add(std::string rule, std::string fqn, std::string expected, std::string found);
@@ -58,7 +58,7 @@ struct LoadReport {
 
 /// Returns the tensor entry of `fqn`; follows aliases. Returns nullptr, and reports why, if the
 /// entry is missing (not reported if that is allowed), is not a tensor, or has another shape, a
-/// dtype that may not be cast, or parts that do not fit.
+/// dtype that may not be cast, or shards that do not fit.
 StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType dtype,
                           std::span<const std::int64_t> shape, LoadReport& report);
 

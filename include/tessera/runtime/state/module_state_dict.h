@@ -39,7 +39,7 @@ class [[nodiscard]] StateDictTypeScope {
 };
 
 /// Replaces the parameters and buffers at and below `module` by those of `state_dict`: whole
-/// tensors, or parts in any layout that include this rank's elements. Checks everything before it
+/// tensors, or shards in any layout that include this rank's elements. Checks everything before it
 /// replaces anything. Collective over the model's mesh with `rank0_only`, else not. Throws:
 /// Error(mismatch) listing everything that is missing, unexpected, or does not fit, on all ranks
 /// with `rank0_only`; Error(invalid_argument) within a pass or unshard_params.

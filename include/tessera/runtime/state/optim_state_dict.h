@@ -26,7 +26,7 @@ StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimiz
 StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Replaces an optimizer's state and its groups' fields by those of `state_dict`. Takes whole
-/// tensors, or parts in any layout that include this rank's elements; nested or flattened groups.
+/// tensors, or shards in any layout that include this rank's elements; nested or flattened groups.
 /// Matches groups by their parameters. A parameter that was saved without state loses its state.
 /// Checks everything before it replaces anything. Collective only with `rank0_only`. Throws:
 /// Error(mismatch) listing everything that is missing, unexpected or does not fit;
@@ -39,7 +39,7 @@ void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict
                            const LoadStateDictOptions& options = {});
 
 /// Returns the state with the fields of groups repeated for each parameter: `param_groups.<fqn>.lr`
-/// instead of `param_groups.0.lr` and `param_groups.0.params`. Each key is one step. Optimizers of
+/// instead of `param_groups.0.lr` and `param_groups.0.params`. Each name is one key. Optimizers of
 /// parts of a model, such as pipeline stages, can so save into one checkpoint. Not collective.
 /// Throws: Error(invalid_argument) if a group does not name its parameters. Source:
 /// `flatten_optimizer_state_dict` of torch.distributed.checkpoint.state_dict.

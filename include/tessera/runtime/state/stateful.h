@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// How to read and set a part of a trainer's state other than model and optimizer. Refers to the
+/// How to read and set an item of a trainer's state other than model and optimizer. Refers to the
 /// object it was made from, which must outlive it.
 struct Stateful {
   std::function<Value()> state_dict;

@@ -27,7 +27,7 @@ enum class PerRank {
   refuse,     // throw an error that names the value
   replicate,  // rank r gets the value of rank r % N, where N ranks saved
   merge,      // each rank gets the list of all values
-  split,      // join the lists and deal out equal parts; new ranks branch random numbers off
+  split,      // join the lists and deal out equal shares; new ranks branch random numbers off
   drop,       // keep the present value
 };
 
@@ -73,7 +73,7 @@ struct LoadOptions {
   bool allow_cast = false;        // casts between floating dtypes, also for optimizer state
   bool allow_lossy = false;       // merges state that was saved per column shard
   /// Globs of the names to load, such as `model.*`; the rest stays unchanged. Values, the state of
-  /// one parameter and the optimizer's groups are loaded whole or not at all: a glob for a part of
+  /// one parameter and the optimizer's groups are loaded whole or not at all: a glob for some of
   /// one is an error.
   std::vector<std::string> only{};
   /// Maps prefixes of the checkpoint's names to others; the first that fits is used. Renaming a
@@ -181,8 +181,8 @@ inline SaveReport save(TrainState&& state, const std::string& path,
 /// Saves a state dict of whole tensors (FULL) as a checkpoint with the same keys, like
 /// `torch.save(state_dict, path)`. Writes nothing for an empty one, so that with `rank0_only` every
 /// rank may call it. Not collective: the other ranks do not wait for the file. Throws:
-/// Error(invalid_argument) naming a tensor of which only a part is here; Error(already_exists),
-/// Error(unsupported), Error(io).
+/// Error(invalid_argument) naming a tensor of which only some elements are here;
+/// Error(already_exists), Error(unsupported), Error(io).
 void save(const StateDict& state_dict, const std::string& path,
           const formats::CreateOptions& options = {});
 

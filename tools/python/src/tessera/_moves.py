@@ -1,4 +1,4 @@
-"""Moves checkpoints: one, a part of one, or several into one."""
+"""Moves checkpoints: one, a subset of one, or several into one."""
 
 from __future__ import annotations
 
@@ -136,19 +136,19 @@ def merge(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, PathL
 
 def split(source: PathLike, destination: PathLike, *, prefix: str | Sequence[str] = (), keep_prefix: bool = False,
           flat_layout: PathLike | None = None, **options: Unpack[MoveOptions]) -> Resharded:
-    """Moves a part of a checkpoint, as `ckpt-reshard split` does.
+    """Moves a subset of a checkpoint, as `ckpt-reshard split` does.
 
     Moves everything under the prefixes, and removes the prefix from the names. `only` adds more names and does not
     change them. `drop_optimizer` alone moves everything except optimizers.
 
-    prefix: whole steps of names ("model.encoder"), one or several.
+    prefix: whole components of names ("model.encoder"), one or several.
     keep_prefix: do not remove the prefix from names.
 
     All other keywords are those of `reshard`.
     """
     prefixes = names_bytes("prefix", prefix)
     if b"" in prefixes:
-        raise ValueError("prefix: expected the first steps of names, found an empty one")
+        raise ValueError("prefix: expected the first components of names, found an empty one")
     if not (prefixes or options.get("only") or options.get("drop_optimizer")):
         raise ValueError("split: expected prefix, only or drop_optimizer, found none of them")
     return _move([(path_bytes("source", source), b"")], destination,
@@ -209,7 +209,7 @@ def _renames(name: str, renames: Mapping[str, str] | None) -> list[tuple[bytes, 
     if not isinstance(renames, Mapping):
         refuse_type(name, "a mapping of FROM to TO", renames)
     if renames.get("") == "":
-        raise ValueError(f"{name}: expected a part of names or what takes its place, found both empty")
+        raise ValueError(f"{name}: expected a prefix of names or what takes its place, found both empty")
     return [(name_bytes(name, before), name_bytes(name, after)) for before, after in renames.items()]
 
 

@@ -34,7 +34,7 @@ class TensorMeta(NamedTuple):
 
 
 class Tensor:
-    """A tensor of a checkpoint, or a part of one; nothing is read before the elements are asked for.
+    """A tensor of a checkpoint, or a slice of one; nothing is read before the elements are asked for.
 
     `t[10:20, :, 3]` is a Tensor again: ints, slices of step 1 and `...`, as in NumPy. `t.torch()` and `t.numpy()` (or
     `numpy.asarray(t)`) read what it covers, anew at each call.
@@ -47,7 +47,7 @@ class Tensor:
     _offsets: tuple[int, ...]  # of the box that this covers, in the whole tensor
     _sizes: tuple[int, ...]
     _dims: tuple[int, ...]  # the box's dimensions that no int has taken away
-    _source: list[_core.TensorSource]  # shared by all parts of a tensor; filled by the first read
+    _source: list[_core.TensorSource]  # shared by all slices of a tensor; filled by the first read
     name: str
     """The name in the checkpoint."""
 
@@ -108,18 +108,18 @@ class Tensor:
         raise TypeError(f"{self.name}: a tensor is neither true nor false (`item()` reads its one element)")
 
     def __repr__(self) -> str:
-        return f"<tessera.Tensor {self.name!r}: {self.dtype} {list(self.shape)}{self._part()}>"
+        return f"<tessera.Tensor {self.name!r}: {self.dtype} {list(self.shape)}{self._slice_in_words()}>"
 
-    def _part(self) -> str:
-        """Returns which part of the whole tensor this is, in words; nothing where it is all of it."""
+    def _slice_in_words(self) -> str:
+        """Returns which slice of the whole tensor this is, in words; nothing where it is all of it."""
         if self._sizes == self._meta.shape and self.ndim == len(self._meta.shape):
             return ""
-        parts = [f"{begin}:{begin + size}" if d in self._dims else str(begin)
+        ranges = [f"{begin}:{begin + size}" if d in self._dims else str(begin)
                  for d, (begin, size) in enumerate(zip(self._offsets, self._sizes))]
-        return f", [{', '.join(parts)}] of {list(self._meta.shape)}"
+        return f", [{', '.join(ranges)}] of {list(self._meta.shape)}"
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
-        """Returns a part of the tensor, without reading it."""
+        """Returns a slice of the tensor, without reading it."""
         indices = list(index) if isinstance(index, tuple) else [index]
         gaps = [position for position, step in enumerate(indices) if step is Ellipsis]
         num_given = len(indices) - len(gaps)

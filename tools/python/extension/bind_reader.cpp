@@ -1,4 +1,4 @@
-#include "reader.h"
+#include "bind_reader.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -87,7 +87,7 @@ class Reader {
         formats::open_checkpoint(FileSystem::posix(), path, {.flat_layout_path = flat_layout});
   }
 
-  std::string_view format() const { return format_name(reader_->format()); }
+  std::string_view format() const { return reader_->format().name(); }
   int world_size() const { return contents().world_size; }
 
   nb::list tensors() const {

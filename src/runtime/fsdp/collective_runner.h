@@ -4,18 +4,18 @@
 #include <string>
 #include <vector>
 
-#include "runtime/fsdp/agreement.h"
+#include "runtime/fsdp/collective_agreement.h"
 #include "runtime/fsdp/collective_schedule.h"
 #include "tessera/runtime/dist/group.h"
 
 namespace tessera::fsdp {
 
-/// Runs the collectives that CollectiveOrder has put in order.
+/// Starts the collectives whose turn it is, for CollectiveRunner.
 class CollectiveActions {
  public:
   /// Starts a collective. Returns whether this rank uses it: keeps the gathered parameters, or had
   /// a gradient to reduce.
-  virtual bool run(const CollectiveSchedule::Step& step) = 0;
+  virtual bool run(const CollectiveSchedule::DueCollective& due) = 0;
   /// Returns the handles with gradients that are not reduced yet.
   virtual std::vector<std::size_t> unreduced() const = 0;
   /// Returns numbers to sum over the ranks at the end of a phase; equally many on each rank.
@@ -26,15 +26,16 @@ class CollectiveActions {
   ~CollectiveActions() = default;
 };
 
-/// Runs the collectives of a pass in the same order on all ranks, even if each rank uses other
-/// units. See [Note: One order of collectives]. Not thread-safe.
-class CollectiveOrder {
+/// Runs the collectives of a pass in the order that CollectiveSchedule gives, which is the same on
+/// all ranks even if each rank uses other units. See [Note: One order of collectives]. Not
+/// thread-safe.
+class CollectiveRunner {
  public:
   /// `group`: all ranks that take part; null: only this one. `rules`: one per handle and per module
   /// with its own collectives. `units`: lines that must be equal on all ranks. `actions` must
   /// outlive this.
-  CollectiveOrder(std::shared_ptr<dist::Group> group, std::vector<PrefetchRule> rules,
-                  std::vector<std::string> units, CollectiveActions& actions);
+  CollectiveRunner(std::shared_ptr<dist::Group> group, std::vector<PrefetchRule> rules,
+                   std::vector<std::string> units, CollectiveActions& actions);
 
   /// Collective the first time. Throws: Error(mismatch) if ranks have different units.
   void begin_phase(const PhaseKey& key);
@@ -74,8 +75,8 @@ class CollectiveOrder {
   template <class Action>
   auto guarded(Action&& action);
   void need(const Collective& what);
-  bool run(const CollectiveSchedule::Steps& steps);
-  bool run(const CollectiveSchedule::Step& step);
+  bool run_all(const CollectiveSchedule::DueCollectives& due);
+  bool run(const CollectiveSchedule::DueCollective& due);
   void agree_on(const Collective& needed);
   void agree_on_rest(bool has_failed);
   void close_phase(const Sums& sums, bool has_failed);
@@ -83,7 +84,7 @@ class CollectiveOrder {
   Sums sum(Deviates deviates, bool has_failed) const;
 
   std::shared_ptr<dist::Group> group_;
-  Agreement agreement_;
+  CollectiveAgreement agreement_;
   CollectiveSchedule schedule_;
   std::vector<std::string> units_;
   bool has_compared_units_ = false;

@@ -1,4 +1,4 @@
-#include "remedies.h"
+#include "python_remedies.h"
 
 #include "tessera/base/error.h"
 

@@ -1,4 +1,4 @@
-#include "runtime/fsdp/agreement.h"
+#include "runtime/fsdp/collective_agreement.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -103,7 +103,7 @@ std::optional<Proposal> choose(std::span<const Request> requests, const std::str
   return chosen;
 }
 
-std::optional<Proposal> Agreement::agree(const Request& request) {
+std::optional<Proposal> CollectiveAgreement::agree(const Request& request) {
   if (group_ == nullptr) return choose({&request, 1}, "");
   const std::string result =
       consensus_.decide(encoded(request), request.text, [&](const std::vector<std::string>& said) {

@@ -7,7 +7,7 @@ namespace tessera::python {
 /// Adds `verify`, which finds what is wrong with a checkpoint.
 void bind_verify(nanobind::module_& module);
 
-/// Adds `move`, which moves a checkpoint, a part of one, or several merged into one.
+/// Adds `move`, which moves a checkpoint, a subset of one, or several merged into one.
 void bind_move(nanobind::module_& module);
 
 }  // namespace tessera::python

@@ -1,4 +1,4 @@
-#include "formats/pickle/text.h"
+#include "formats/pickle/python_text.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,4 +1,4 @@
-#include "tessera/reshard/given_options.h"
+#include "tessera/reshard/journaled_options.h"
 
 #include <span>
 #include <string_view>
@@ -47,15 +47,15 @@ class Explanation {
   void add_list(std::string_view option, const std::vector<std::string>& texts) {
     add(option, joined(texts));
   }
-  formats::WorkIdentity take() { return std::move(identity_); }
+  formats::ResumeIdentity take() { return std::move(identity_); }
 
  private:
-  formats::WorkIdentity identity_;
+  formats::ResumeIdentity identity_;
 };
 
 }  // namespace
 
-formats::WorkIdentity explain_plan(const GivenOptions& given) {
+formats::ResumeIdentity identity_of_options(const JournaledOptions& given) {
   std::vector<std::string> renames;
   for (const Rename& rename : given.renames) renames.push_back(rename.from + "=" + rename.to);
   std::vector<std::string> prefixes;

@@ -13,7 +13,7 @@
 #include "formats/native_checkpoint.h"
 #include "formats/staging/journal.h"
 #include "formats/staging/staged_destination.h"
-#include "reshard/work_identity.h"
+#include "reshard/resume_identity.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/temporary_directory.h"
@@ -145,7 +145,7 @@ MemoryCheckpoint large_source() {
   return source;
 }
 
-class ResumeTest : public ::testing::TestWithParam<Destination> {
+class ResumableMoveTest : public ::testing::TestWithParam<Destination> {
  protected:
   std::string path() const { return tmp_ / GetParam().file; }
   std::string partial() const { return path() + ".partial"; }
@@ -233,7 +233,8 @@ class ResumeTest : public ::testing::TestWithParam<Destination> {
   }
 
   /// Fails when `nbytes` of the source have been read.
-  void move_in_part(const CheckpointReader& source, std::uint64_t nbytes, int num_threads = 1) {
+  void move_and_interrupt(const CheckpointReader& source, std::uint64_t nbytes,
+                          int num_threads = 1) {
     CountingReader failing(source);
     failing.fail_after(nbytes);
     EXPECT_THAT([&] { move(failing, KeptWork::refuse, OverwritePolicy::refuse, num_threads); },
@@ -251,10 +252,11 @@ std::string name_of(const ::testing::TestParamInfo<Destination>& tested) {
   return tested.param.name;
 }
 
-INSTANTIATE_TEST_SUITE_P(AllFormats, ResumeTest, ::testing::ValuesIn(destinations()), name_of);
+INSTANTIATE_TEST_SUITE_P(AllFormats, ResumableMoveTest, ::testing::ValuesIn(destinations()),
+                         name_of);
 
 // Shows E4.
-TEST_P(ResumeTest, AfterAFailureAtAnyOperationTheRestIsDone) {
+TEST_P(ResumableMoveTest, AfterAFailureAtAnyOperationTheRestIsDone) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   for (const auto fault : {FaultFileSystem::Fault::once, FaultFileSystem::Fault::from_then_on}) {
@@ -283,7 +285,7 @@ TEST_P(ResumeTest, AfterAFailureAtAnyOperationTheRestIsDone) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
+TEST_P(ResumableMoveTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
   const MemoryCheckpoint source = small_source();
   MemoryCheckpoint old_source("old");
   old_source.add({"old", DType::float32, {2}}, test::bytes_of<float>({5, 6}));
@@ -320,7 +322,7 @@ TEST_P(ResumeTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatWasReplacedIsNotTakenForKeptWork) {
+TEST_P(ResumableMoveTest, WhatWasReplacedIsNotTakenForKeptWork) {
   constexpr std::int64_t kNumLast = 8;
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
@@ -346,7 +348,7 @@ TEST_P(ResumeTest, WhatWasReplacedIsNotTakenForKeptWork) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
+TEST_P(ResumableMoveTest, WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
   const MemoryCheckpoint source = small_source();
   CountingReader failing(source);
   failing.fail_after(200'000, ErrorKind::corruption);
@@ -371,11 +373,11 @@ TEST_P(ResumeTest, WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, FinishedBlocksAreNotReadFromTheSourceAgain) {
+TEST_P(ResumableMoveTest, FinishedBlocksAreNotReadFromTheSourceAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   for (const int num_threads : {1, 3}) {
-    move_in_part(source, kLargeNbytes * 2 / 3, num_threads);
+    move_and_interrupt(source, kLargeNbytes * 2 / 3, num_threads);
     CountingReader reader(source);
     const std::uint64_t resumed_nbytes =
         move(reader, KeptWork::resume, OverwritePolicy::refuse, num_threads);
@@ -388,7 +390,7 @@ TEST_P(ResumeTest, FinishedBlocksAreNotReadFromTheSourceAgain) {
 }
 
 // Shows E4.
-TEST(WorkIdentityTest, EveryFileOfTheSourceCountsAlsoOfOneName) {
+TEST(ResumeIdentityTest, EveryFileOfTheSourceCountsAlsoOfOneName) {
   test::TemporaryDirectory tmp;
   const std::vector<std::string> files = {tmp / "a/rank.h5", tmp / "b/rank.h5", tmp / "c.h5"};
   for (const char* name : {"a", "b"}) std::filesystem::create_directory(tmp / name);
@@ -397,7 +399,7 @@ TEST(WorkIdentityTest, EveryFileOfTheSourceCountsAlsoOfOneName) {
   CountingReader reader(source);
   reader.set_data_files(files);
   const Plan plan = plan_reshard(source.contents(), source.path(), {});
-  const auto identity = [&] { return identify_work(plan, reader, {Value(7)}, {}); };
+  const auto identity = [&] { return resume_identity(plan, reader, {Value(7)}, {}); };
   const auto before = identity();
   EXPECT_EQ(identity(), before);
   for (const std::string& file : files) {
@@ -411,19 +413,19 @@ TEST(WorkIdentityTest, EveryFileOfTheSourceCountsAlsoOfOneName) {
     std::filesystem::last_write_time(file, time);
     EXPECT_EQ(identity(), before) << file;
   }
-  EXPECT_NE(identify_work(plan, reader, {Value(8)}, {}), before);
-  EXPECT_NE(identify_work(plan, reader, {Value(7)}, {.format = Format::dcp}), before);
+  EXPECT_NE(resume_identity(plan, reader, {Value(8)}, {}), before);
+  EXPECT_NE(resume_identity(plan, reader, {Value(7)}, {.format = Format::dcp}), before);
   const Plan other = plan_reshard(source.contents(), source.path(), {.world_size = 2});
-  EXPECT_NE(identify_work(other, reader, {Value(7)}, {}), before);
+  EXPECT_NE(resume_identity(other, reader, {Value(7)}, {}), before);
 }
 
 // Compressed chunks may come to lie elsewhere, so that their place tells nothing.
-class PlainResumeTest : public ResumeTest {};
-INSTANTIATE_TEST_SUITE_P(Native, PlainResumeTest, ::testing::Values(destination("native")),
+class PlainResumableMoveTest : public ResumableMoveTest {};
+INSTANTIATE_TEST_SUITE_P(Native, PlainResumableMoveTest, ::testing::Values(destination("native")),
                          name_of);
 
 // Shows E4.
-TEST_P(PlainResumeTest, ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
+TEST_P(PlainResumableMoveTest, ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
   test::Random random;
   MemoryCheckpoint source("twins");
   constexpr std::int64_t kNumel = 8 * kMiB;
@@ -431,7 +433,7 @@ TEST_P(PlainResumeTest, ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
     source.add({name, DType::uint8, {kNumel}}, test::random_bytes(kNumel, random));
   }
   const auto expected = whole(source);
-  move_in_part(source, 15 * kMiB);
+  move_and_interrupt(source, 15 * kMiB);
   const std::string path = partial() + ".journal";
   const auto kept = formats::read_journal(FileSystem::posix(), path);
   ASSERT_TRUE(kept.has_value());
@@ -449,11 +451,11 @@ TEST_P(PlainResumeTest, ABlockOfAnotherTensorIsNotTakenWhateverTheJournalSays) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, NothingIsWrittenThroughALink) {
+TEST_P(ResumableMoveTest, NothingIsWrittenThroughALink) {
   const MemoryCheckpoint source = large_source();
   const std::string victim = tmp_ / "victim";
   for (const bool is_hard : {false, true}) {
-    move_in_part(source, kLargeNbytes - 2 * kMiB);
+    move_and_interrupt(source, kLargeNbytes - 2 * kMiB);
     test::write_file(victim, "somebody's");
     std::vector<std::string> files;
     for (const auto& entry : std::filesystem::recursive_directory_iterator(tmp_.path())) {
@@ -478,12 +480,12 @@ TEST_P(ResumeTest, NothingIsWrittenThroughALink) {
   }
 }
 
-class CompressedResumeTest : public ResumeTest {};
-INSTANTIATE_TEST_SUITE_P(Native, CompressedResumeTest,
+class CompressedResumableMoveTest : public ResumableMoveTest {};
+INSTANTIATE_TEST_SUITE_P(Native, CompressedResumableMoveTest,
                          ::testing::Values(destination("native_zstd")), name_of);
 
 // Shows E4.
-TEST_P(CompressedResumeTest, SpaceThatIsReservedStepByStepIsNotGivenBack) {
+TEST_P(CompressedResumableMoveTest, SpaceThatIsReservedStepByStepIsNotGivenBack) {
   constexpr std::int64_t kNbytes = 120 * kMiB;  // more than one step, when compressed
   constexpr std::uint64_t kMovedNbytes = 110 * kMiB;
   test::Random random;
@@ -491,16 +493,16 @@ TEST_P(CompressedResumeTest, SpaceThatIsReservedStepByStepIsNotGivenBack) {
   source.add({"w", DType::bfloat16, {kNbytes / 2}},
              repeated(test::weight_like_bytes(kMiB, 2, random), kNbytes));
   const auto expected = whole(source);
-  move_in_part(source, kMovedNbytes);
+  move_and_interrupt(source, kMovedNbytes);
   EXPECT_EQ(move(source, KeptWork::resume), kMovedNbytes);
   EXPECT_TRUE(all_files() == expected);
 }
 
 // Shows E4.
-TEST_P(ResumeTest, ARunThatGoesOnMayFailToo) {
+TEST_P(ResumableMoveTest, ARunThatGoesOnMayFailToo) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
-  move_in_part(source, kLargeNbytes / 2);
+  move_and_interrupt(source, kLargeNbytes / 2);
   for (int round = 0;; ++round) {
     ASSERT_LT(round, 10);
     CountingReader reader(source);
@@ -516,10 +518,10 @@ TEST_P(ResumeTest, ARunThatGoesOnMayFailToo) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatIsNotAsTheJournalSaysIsWrittenAgain) {
+TEST_P(ResumableMoveTest, WhatIsNotAsTheJournalSaysIsWrittenAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
-  move_in_part(source, kLargeNbytes - 2 * kMiB);
+  move_and_interrupt(source, kLargeNbytes - 2 * kMiB);
   // A byte of each finished block; files that are written by ranks are laid out alike.
   const auto journal = formats::read_journal(FileSystem::posix(), partial() + ".journal");
   ASSERT_TRUE(journal.has_value());
@@ -547,9 +549,9 @@ TEST_P(ResumeTest, WhatIsNotAsTheJournalSaysIsWrittenAgain) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, OtherWorkIsRefusedAndStays) {
+TEST_P(ResumableMoveTest, OtherWorkIsRefusedAndStays) {
   const MemoryCheckpoint source = large_source();
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const auto before = all_files();
   EXPECT_THAT([&] { move(source, KeptWork::refuse); },
               ThrowsError(ErrorKind::already_exists, "kept here"));
@@ -575,10 +577,10 @@ MemoryCheckpoint with_other_names(const MemoryCheckpoint& source) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, AnotherPlanIsToldByWhatItIsMadeOf) {
+TEST_P(ResumableMoveTest, AnotherPlanIsToldByWhatItIsMadeOf) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"cast", "none"}, {"only", "v"}};
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const MemoryCheckpoint renamed = with_other_names(source);
   const auto resume = [&](const CheckpointReader& reader) { move(reader, KeptWork::resume); };
   EXPECT_THAT([&] { resume(renamed); },
@@ -590,10 +592,10 @@ TEST_P(ResumeTest, AnotherPlanIsToldByWhatItIsMadeOf) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, AnOlderJournalNamesOptionsAsACommandLineDoes) {
+TEST_P(ResumableMoveTest, AnOlderJournalNamesOptionsAsACommandLineDoes) {
   const MemoryCheckpoint source = large_source();
   plan_says_ = {{"--cast", "none"}, {"--only", "v"}};
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const MemoryCheckpoint renamed = with_other_names(source);
   plan_says_ = {{"cast", "none"}, {"only", "[v]"}};
   EXPECT_THAT([&] { move(renamed, KeptWork::resume); },
@@ -601,17 +603,17 @@ TEST_P(ResumeTest, AnOlderJournalNamesOptionsAsACommandLineDoes) {
   EXPECT_NO_THROW(move(source, KeptWork::resume));
 }
 
-class DirectoryResumeTest : public ResumeTest {};
-INSTANTIATE_TEST_SUITE_P(Directories, DirectoryResumeTest,
+class DirectoryResumableMoveTest : public ResumableMoveTest {};
+INSTANTIATE_TEST_SUITE_P(Directories, DirectoryResumableMoveTest,
                          ::testing::Values(destination("native"), destination("native_zstd"),
                                            destination("safetensors_shards"), destination("dcp")),
                          name_of);
 
 // Shows E4.
-TEST_P(DirectoryResumeTest, WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoint) {
+TEST_P(DirectoryResumableMoveTest, WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoint) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   for (const char* name : {"notes.json", "rank-00099.h5", "__9_0.distcp", "a.safetensors"}) {
     test::write_file(partial() + "/" + name, "somebody's");
     for (const auto& refused : {checking(source), resuming(source)}) {
@@ -626,10 +628,10 @@ TEST_P(DirectoryResumeTest, WhatTheWriterDoesNotWriteIsNotMadePartOfTheCheckpoin
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
+TEST_P(ResumableMoveTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const auto expect_refused = [&](const std::string& path, const std::string& found) {
     for (const auto& refused : {checking(source), resuming(source)}) {
       EXPECT_THAT(
@@ -664,7 +666,7 @@ TEST_P(ResumeTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
+TEST_P(ResumableMoveTest, ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
   const MemoryCheckpoint source = small_source();
   const Plan plan = planned(source);
   const std::size_t room_nbytes = GetParam().name == "safetensors_file" ? 235 : 239;
@@ -683,7 +685,7 @@ TEST_P(ResumeTest, ANameWithoutRoomForThatOfTheWorkIsRefusedAtOnce) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatNoWriterLeftStaysWhateverItLooksLike) {
+TEST_P(ResumableMoveTest, WhatNoWriterLeftStaysWhateverItLooksLike) {
   const MemoryCheckpoint source = small_source();
   const auto expect_refused = [&] {
     const auto before = all_files();
@@ -706,7 +708,7 @@ TEST_P(ResumeTest, WhatNoWriterLeftStaysWhateverItLooksLike) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
+TEST_P(ResumableMoveTest, WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   for (const std::string journal : {"", "tessera-", "tessera-journal 1\n"}) {
@@ -721,7 +723,7 @@ TEST_P(ResumeTest, WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
+TEST_P(ResumableMoveTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   const bool is_file = expected.contains("/" + GetParam().file);
@@ -733,7 +735,7 @@ TEST_P(ResumeTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
   }
   {
     formats::Journal journal(FileSystem::posix(), partial() + ".journal",
-                             formats::WorkIdentity{{"destination", "another format"}});
+                             formats::ResumeIdentity{{"destination", "another format"}});
     journal.note({{0, 0}, 0}, {.range = {0, 4}});
   }
   const auto before = all_files();
@@ -748,7 +750,7 @@ TEST_P(ResumeTest, KeptWorkOfAnotherFormatIsToldAndDiscarded) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, ACheckTellsWhatAMoveWouldRefuse) {
+TEST_P(ResumableMoveTest, ACheckTellsWhatAMoveWouldRefuse) {
   const MemoryCheckpoint source = large_source();
   const auto check = [&](KeptWork kept_work) {
     const Plan plan = planned(source);
@@ -757,7 +759,7 @@ TEST_P(ResumeTest, ACheckTellsWhatAMoveWouldRefuse) {
     };
   };
   EXPECT_NO_THROW(check(KeptWork::refuse)());
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   const auto before = all_files();
   EXPECT_THAT(check(KeptWork::refuse), ThrowsError(ErrorKind::already_exists, "kept here"));
   EXPECT_NO_THROW(check(KeptWork::resume)());
@@ -768,7 +770,7 @@ TEST_P(ResumeTest, ACheckTellsWhatAMoveWouldRefuse) {
   EXPECT_TRUE(all_files() == before);
 }
 
-class ValuesBesideTest : public ResumeTest {};
+class ValuesBesideTest : public ResumableMoveTest {};
 INSTANTIATE_TEST_SUITE_P(Safetensors, ValuesBesideTest,
                          ::testing::Values(destination("safetensors_file")), name_of);
 
@@ -777,7 +779,7 @@ TEST_P(ValuesBesideTest, ValuesThatHaveAppearedAlreadyDoNoHarm) {
   const std::string values = "/" + GetParam().file + ".values.json";
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   test::write_file(tmp_.path() + values, "somebody's");
   EXPECT_THAT([&] { move(source, KeptWork::resume); },
               ThrowsError(ErrorKind::already_exists, "but another file has it"));
@@ -816,9 +818,9 @@ TEST_P(ValuesBesideTest, OldValuesThatCannotBeRemovedAreToldAndNoFailure) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, DiscardedWorkIsGone) {
+TEST_P(ResumableMoveTest, DiscardedWorkIsGone) {
   const MemoryCheckpoint source = large_source();
-  move_in_part(source, kLargeNbytes * 2 / 3);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
   source_says_ = "18 bytes";
   const MemoryCheckpoint other = small_source();
   EXPECT_EQ(move(other, KeptWork::discard), 0U);
@@ -828,8 +830,8 @@ TEST_P(ResumeTest, DiscardedWorkIsGone) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, AWriterWithoutAJournalLeavesKeptWorkAlone) {
-  move_in_part(large_source(), kLargeNbytes * 2 / 3);
+TEST_P(ResumableMoveTest, AWriterWithoutAJournalLeavesKeptWorkAlone) {
+  move_and_interrupt(large_source(), kLargeNbytes * 2 / 3);
   const auto before = all_files();
   EXPECT_TRUE(before.contains("/" + GetParam().file + ".partial.journal"));
   const MemoryCheckpoint source = small_source();
@@ -847,7 +849,7 @@ TEST_P(ResumeTest, AWriterWithoutAJournalLeavesKeptWorkAlone) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, TwoWritersOfOneDestinationAreRefused) {
+TEST_P(ResumableMoveTest, TwoWritersOfOneDestinationAreRefused) {
   const MemoryCheckpoint source = small_source();
   const Plan plan = planned(source);
   formats::CreateOptions create = GetParam().create;
@@ -860,7 +862,7 @@ TEST_P(ResumeTest, TwoWritersOfOneDestinationAreRefused) {
 }
 
 // Shows E4.
-TEST_P(ResumeTest, WorkWithoutAFinishedBlockIsNotKept) {
+TEST_P(ResumableMoveTest, WorkWithoutAFinishedBlockIsNotKept) {
   const MemoryCheckpoint source = large_source();
   CountingReader reader(source);
   reader.fail_after(0);

@@ -1,4 +1,4 @@
-#include "reshard/work_identity.h"
+#include "reshard/resume_identity.h"
 
 #include <sys/stat.h>
 
@@ -67,10 +67,10 @@ std::string name_in(const std::string& checkpoint, const std::string& path) {
 
 }  // namespace
 
-formats::WorkIdentity identify_work(const Plan& plan, const formats::CheckpointReader& reader,
-                                    const std::vector<Value>& values,
-                                    const CreateOptions& options) {
-  formats::WorkIdentity identity;
+formats::ResumeIdentity resume_identity(const Plan& plan, const formats::CheckpointReader& reader,
+                                        const std::vector<Value>& values,
+                                        const CreateOptions& options) {
+  formats::ResumeIdentity identity;
   identity[formats::kPlanDigest] = plan_digest(plan, reader.contents());
   identity[formats::kPlanExplanation + std::string("source")] = describe(reader.contents());
   identity["destination"] = describe(options);

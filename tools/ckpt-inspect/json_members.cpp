@@ -1,4 +1,4 @@
-#include "ckpt-inspect/json_parts.h"
+#include "ckpt-inspect/json_members.h"
 
 namespace tessera::cli {
 namespace {

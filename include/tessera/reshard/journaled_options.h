@@ -11,8 +11,9 @@
 
 namespace tessera::reshard {
 
-/// The options that a plan depends on, as the user gave them.
-struct GivenOptions {
+/// The options that a plan depends on, as the user gave them. A journal records them, so that an
+/// error of `--resume` can name the one that has changed.
+struct JournaledOptions {
   int world_size = 0;                          // 0: not given
   std::string strategy{};                      // empty: not given
   std::string table_plan{};                    // the content of the file; empty: not given
@@ -20,7 +21,7 @@ struct GivenOptions {
   std::string flat_layout{};                   // the content of the file; empty: not given
   std::vector<std::string> only{};             // globs
   std::vector<Rename> renames{};               // in the order given
-  std::vector<Rename> prefix_removals{};       // of a split: the prefix of each part
+  std::vector<Rename> prefix_removals{};       // of a split: the prefixes that names lose
   std::vector<std::string> source_prefixes{};  // of a merge: one for each source, perhaps empty
   formats::MergePreference preference = formats::MergePreference::none;  // of a merge
   std::optional<DType> cast{};                                           // none: not given
@@ -30,8 +31,8 @@ struct GivenOptions {
   bool allow_lossy = false;     // merge state that is stored per column shard
 };
 
-/// Returns the options for a journal's identity, so that an error can say which option has changed.
-/// A file is represented by the digest of its content.
-formats::WorkIdentity explain_plan(const GivenOptions& given);
+/// Returns the options as members of a journal's ResumeIdentity. A file is represented by the
+/// digest of its content.
+formats::ResumeIdentity identity_of_options(const JournaledOptions& given);
 
 }  // namespace tessera::reshard

@@ -1,4 +1,4 @@
-#include "runtime/fsdp/collective_order.h"
+#include "runtime/fsdp/collective_runner.h"
 
 #include <torch/types.h>
 
@@ -9,19 +9,19 @@
 
 namespace tessera::fsdp {
 
-using Role = CollectiveSchedule::Step::Role;
+using Role = CollectiveSchedule::DueCollective::Role;
 using Verb = Collective::Verb;
 
-CollectiveOrder::CollectiveOrder(std::shared_ptr<dist::Group> group,
-                                 std::vector<PrefetchRule> rules, std::vector<std::string> units,
-                                 CollectiveActions& actions)
+CollectiveRunner::CollectiveRunner(std::shared_ptr<dist::Group> group,
+                                   std::vector<PrefetchRule> rules, std::vector<std::string> units,
+                                   CollectiveActions& actions)
     : group_(std::move(group)), agreement_(group_), units_(std::move(units)), actions_(actions) {
   schedule_.set_prefetch(std::move(rules));
 }
 
 /// After a failed collective nobody knows what the other ranks do.
 template <class Action>
-auto CollectiveOrder::guarded(Action&& action) {
+auto CollectiveRunner::guarded(Action&& action) {
   try {
     return action();
   } catch (...) {
@@ -30,35 +30,35 @@ auto CollectiveOrder::guarded(Action&& action) {
   }
 }
 
-void CollectiveOrder::begin_phase(const PhaseKey& key) {
+void CollectiveRunner::begin_phase(const PhaseKey& key) {
   if (!std::exchange(has_compared_units_, true)) agreement_.require_equal("units", units_);
   is_broken_ = false;
   schedule_.begin_phase(key);
 }
 
-void CollectiveOrder::abort_phase() {
+void CollectiveRunner::abort_phase() {
   schedule_.abort_phase();
 }
 
-/// Returns false if ranks disagree about a meeting: the rest of `steps` is then not run.
-bool CollectiveOrder::run(const CollectiveSchedule::Steps& steps) {
-  return std::ranges::all_of(steps, [&](const auto& step) { return run(step); });
+/// Returns false if ranks disagree about a meeting: the rest of `due` is then not run.
+bool CollectiveRunner::run_all(const CollectiveSchedule::DueCollectives& due) {
+  return std::ranges::all_of(due, [&](const auto& each) { return run(each); });
 }
 
-bool CollectiveOrder::run(const CollectiveSchedule::Step& step) {
-  if (step.what.verb == Verb::meet) {
-    if (all_or_none(step.role == Role::own)) return true;
-    schedule_.forget_from(step.position);
+bool CollectiveRunner::run(const CollectiveSchedule::DueCollective& due) {
+  if (due.what.verb == Verb::meet) {
+    if (all_or_none(due.role == Role::own)) return true;
+    schedule_.forget_from(due.position);
     return false;
   }
-  const bool has_part = actions_.run(step);
-  if (step.role == Role::ahead && !has_part) schedule_.note_not_kept(step.position);
-  if (step.role == Role::joined && has_part) schedule_.note_needed(step.position);
+  const bool is_used = actions_.run(due);
+  if (due.role == Role::ahead && !is_used) schedule_.note_not_kept(due.position);
+  if (due.role == Role::joined && is_used) schedule_.note_needed(due.position);
   return true;
 }
 
 /// Returns whether all ranks pass the same value. Collective.
-bool CollectiveOrder::all_or_none(bool is_there) const {
+bool CollectiveRunner::all_or_none(bool is_there) const {
   if (!group_) return true;
   at::Tensor num_there = torch::full({1}, is_there ? 1 : 0, at::kInt).to(group_->device());
   group_->all_reduce(num_there, "the number of ranks at the next collective").wait();
@@ -66,12 +66,12 @@ bool CollectiveOrder::all_or_none(bool is_there) const {
   return num == 0 || num == group_->size();
 }
 
-void CollectiveOrder::need(const Collective& what) {
+void CollectiveRunner::need(const Collective& what) {
   guarded([&] {
     if (schedule_.is_following()) {
-      if (const auto steps = schedule_.need(what)) {
-        if (run(*steps)) return;
-      } else if (run(schedule_.rest())) {
+      if (const auto due = schedule_.need(what)) {
+        if (run_all(*due)) return;
+      } else if (run_all(schedule_.rest())) {
         sum(Deviates::yes, /*has_failed=*/false);
         schedule_.stop_following();
       }
@@ -80,21 +80,21 @@ void CollectiveOrder::need(const Collective& what) {
   });
 }
 
-void CollectiveOrder::gradients_ready(std::size_t handle) {
+void CollectiveRunner::gradients_ready(std::size_t handle) {
   guarded([&] {
     if (!schedule_.is_following()) return agree_on({Verb::reduce, handle});
     // The end of the phase does what is not done here.
-    run(schedule_.gradients_ready(handle));
+    run_all(schedule_.gradients_ready(handle));
   });
 }
 
-void CollectiveOrder::gather_next() {
+void CollectiveRunner::gather_next() {
   guarded([&] {
-    if (schedule_.is_following()) run(schedule_.next_gather());
+    if (schedule_.is_following()) run_all(schedule_.next_gather());
   });
 }
 
-void CollectiveOrder::agree_on(const Collective& needed) {
+void CollectiveRunner::agree_on(const Collective& needed) {
   for (bool is_done = false; !is_done;) {
     const auto agreed =
         agreement_.agree({key().direction, schedule_.propose(needed), actions_.name_of(needed)});
@@ -107,7 +107,7 @@ void CollectiveOrder::agree_on(const Collective& needed) {
   }
 }
 
-void CollectiveOrder::agree_on_rest(bool has_failed) {
+void CollectiveRunner::agree_on_rest(bool has_failed) {
   while (true) {
     const std::vector<std::size_t> unreduced = actions_.unreduced();
     Request request{key().direction, std::nullopt,
@@ -125,7 +125,7 @@ void CollectiveOrder::agree_on_rest(bool has_failed) {
   }
 }
 
-CollectiveOrder::Sums CollectiveOrder::sum(Deviates deviates, bool has_failed) const {
+CollectiveRunner::Sums CollectiveRunner::sum(Deviates deviates, bool has_failed) const {
   const std::vector<bool> needed = schedule_.needed();
   std::vector<int> numbers{deviates == Deviates::yes ? 1 : 0, has_failed ? 1 : 0,
                            has_failed && group_ ? group_->rank() : 0};
@@ -149,7 +149,7 @@ CollectiveOrder::Sums CollectiveOrder::sum(Deviates deviates, bool has_failed) c
 }
 
 /// Throws if another rank has failed.
-void CollectiveOrder::close_phase(const Sums& sums, bool has_failed) {
+void CollectiveRunner::close_phase(const Sums& sums, bool has_failed) {
   schedule_.end_phase(sums.is_needed);
   if (sums.num_failed == 0 || has_failed) return;
   throw Error(
@@ -161,11 +161,11 @@ void CollectiveOrder::close_phase(const Sums& sums, bool has_failed) {
           "; all ranks drop it (see the error of the failed rank)");
 }
 
-std::vector<int> CollectiveOrder::end_phase(bool has_failed) {
+std::vector<int> CollectiveRunner::end_phase(bool has_failed) {
   return guarded([&] {
     Sums sums;
     if (schedule_.is_following()) {
-      if (run(schedule_.rest())) {
+      if (run_all(schedule_.rest())) {
         sums = sum(actions_.unreduced().empty() ? Deviates::no : Deviates::yes, has_failed);
         if (sums.num_deviating > 0) schedule_.stop_following();
       }

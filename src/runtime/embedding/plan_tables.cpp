@@ -1,4 +1,4 @@
-#include "tessera/runtime/embedding/plan.h"
+#include "tessera/runtime/embedding/plan_tables.h"
 
 #include <algorithm>
 
@@ -54,17 +54,17 @@ ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mes
   return propose_plan(sizes, planner);
 }
 
-TablePlan part_of(const TablePlan& plan, const std::vector<EmbeddingBagConfig>& tables) {
-  TablePlan part{plan.world_size, {}};
+TablePlan rules_for(const TablePlan& plan, const std::vector<EmbeddingBagConfig>& tables) {
+  TablePlan rules{plan.world_size, {}};
   for (const EmbeddingBagConfig& config : tables) {
     const auto rule = plan.tables.find(config.name);
     if (rule == plan.tables.end()) {
       throw Error::expected(ErrorKind::mismatch, {.fqn = config.name}, "plan for embedding tables",
                             "a rule for every table", "none for this table");
     }
-    part.tables.insert(*rule);
+    rules.tables.insert(*rule);
   }
-  return part;
+  return rules;
 }
 
 }  // namespace tessera::embedding

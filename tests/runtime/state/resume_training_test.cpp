@@ -55,14 +55,14 @@ void expect_to_go_on(const SavedRun& run, const std::string& path, const Configu
         Trainer trainer(to, mesh, OptimizerKind::adamw_two_groups);
         TrainState state(trainer.model, *trainer.optimizer);
         load(state, path);
-        test::expect_same_parts(trainer.state({.type = SHARDED}), run.state, what);
+        test::expect_same_shards(trainer.state({.type = SHARDED}), run.state, what);
         test::expect_to_go_on_as(run, trainer, kTolerance, what);
       },
       to.mesh_options());
 }
 
 // Shows A4.
-TEST(ResumeTest, MovedWhenLoadedARunGoesOnAsIfNothingHadHappened) {
+TEST(ResumeTrainingTest, MovedWhenLoadedARunGoesOnAsIfNothingHadHappened) {
   const test::TemporaryDirectory directory;
   std::vector<SavedRun> runs;
   for (const Configuration& source : kSources) {
@@ -76,7 +76,7 @@ TEST(ResumeTest, MovedWhenLoadedARunGoesOnAsIfNothingHadHappened) {
 }
 
 // Shows A4.
-TEST(ResumeTest, MovedOfflineARunGoesOnAsIfNothingHadHappened) {
+TEST(ResumeTrainingTest, MovedOfflineARunGoesOnAsIfNothingHadHappened) {
   struct Way {
     reshard::PlanOptions options;
     std::string name;
@@ -112,7 +112,7 @@ constexpr const char* kPath = "TESSERA_TEST_CHECKPOINT";
 constexpr const char* kStrategy = "TESSERA_TEST_STRATEGY";
 
 /// Goes on from the checkpoint; the first time trains and makes it. Says the losses.
-TEST(ResumeTest, DISABLED_AsOneRank) {
+TEST(ResumeTrainingTest, DISABLED_AsOneRank) {
   test::as_process([](const dist::Mesh& mesh) {
     const std::string path = std::getenv(kPath);
     const bool is_first = std::string(std::getenv(kStrategy)).empty();
@@ -148,11 +148,11 @@ TEST(ResumeTest, DISABLED_AsOneRank) {
 }
 
 // Shows A4.
-TEST(ResumeTest, WithTheRandomNumbersOfEachRankMasksAndLossesAreTheSameBits) {
+TEST(ResumeTrainingTest, WithTheRandomNumbersOfEachRankMasksAndLossesAreTheSameBits) {
   const test::TemporaryDirectory directory;
   const auto run = [&](const std::string& strategy) {
     return test::run_processes(
-        2, "ResumeTest.DISABLED_AsOneRank",
+        2, "ResumeTrainingTest.DISABLED_AsOneRank",
         {.environment = {{kPath, directory.path() + "/a"}, {kStrategy, strategy}}});
   };
   const auto expected = run("");

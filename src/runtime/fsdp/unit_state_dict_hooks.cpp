@@ -1,4 +1,4 @@
-#include "runtime/fsdp/state_dict_hooks.h"
+#include "runtime/fsdp/unit_state_dict_hooks.h"
 
 #include <torch/types.h>
 
@@ -7,7 +7,7 @@
 
 #include "runtime/fsdp/pass.h"
 #include "runtime/fsdp/traversal.h"
-#include "runtime/registry/state_parts.h"
+#include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
 
@@ -40,8 +40,8 @@ void attach_to_owner(Module& module, const dist::Mesh& mesh) {
                                                     const std::string& prefix, LoadReport& report) {
     for_each_managed(owner,
                      [&](const std::string& name, FlatParamHandle& handle, std::size_t index) {
-                       state::show_part(state_dict, prefix + name, handle.state_of(index),
-                                        handle.parameter(index), report);
+                       state::show_local_shard(state_dict, prefix + name, handle.state_of(index),
+                                               handle.parameter(index), report);
                      });
   });
 }

@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "bind_jobs.h"
 #include "findings.h"
-#include "jobs.h"
 #include "python_value.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"

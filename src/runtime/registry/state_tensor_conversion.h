@@ -7,22 +7,23 @@
 #include "tessera/runtime/registry/state_dict.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
 
-// Assembles whole tensors and parts from parts with any regions.
+// Converts tensors of state dicts between layouts: makes whole tensors and shards from shards with
+// any regions.
 
 namespace tessera::state {
 
 /// Copies the elements that `source` and `destination` share. Returns their number. Requires: both
 /// contiguous and of the same dtype.
-std::int64_t copy_common(const Shape& shape, const TensorPart& source, TensorPart& destination);
+std::int64_t copy_common(const Shape& shape, const LocalShard& source, LocalShard& destination);
 
-/// Returns the elements of a region from the parts that this rank holds, as a view if possible.
+/// Returns the elements of a region from the shards that this rank holds, as a view if possible.
 /// Nothing if some are not here. Shape: `[numel]`.
 std::optional<at::Tensor> cut(const StateTensor& entry, const Region& region);
 
 /// Returns the regions that a rank holds by an entry's layout; an empty layout: everything.
 std::vector<Region> regions_of_rank(const StateTensor& entry, int rank);
 
-/// Returns a copy of the entry with its whole tensor. With `rank0_only` other ranks get no parts
+/// Returns a copy of the entry with its whole tensor. With `rank0_only` other ranks get no shards
 /// and need no memory; rank 0 needs memory for the tensor and one shard. Collective over `world`,
 /// whose ranks are those of the layout.
 StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDictOptions& options,
@@ -38,15 +39,15 @@ StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptio
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options);
 
-/// For a load pre hook of such a module: replaces the entry by this rank's part of it, with the
+/// For a load pre hook of such a module: replaces the entry by this rank's shard of it, with the
 /// region of `own` and the shape of `parameter`, for the walk to load. If the entry does not fit,
-/// reports that and puts an uninitialised part there. The walk reports missing entries, and handles
-/// aliases under their target's name.
-void show_part(StateDict& state_dict, const std::string& fqn, const StateTensor& own,
-               const at::Tensor& parameter, LoadReport& report);
+/// reports that and puts an uninitialised shard there. The walk reports missing entries, and
+/// handles aliases under their target's name.
+void show_local_shard(StateDict& state_dict, const std::string& fqn, const StateTensor& own,
+                      const at::Tensor& parameter, LoadReport& report);
 
-/// Sends each rank its parts of rank 0's whole tensor. `wanted`: the entry on this rank, with parts
-/// of the right sizes to overwrite. Collective over `world`.
+/// Sends each rank its shards of rank 0's whole tensor. `wanted`: the entry on this rank, with
+/// shards of the right sizes to overwrite. Collective over `world`.
 void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
              const std::string& fqn);
 

@@ -1,4 +1,4 @@
-#include "runtime/registry/shards.h"
+#include "runtime/registry/parameter_shards.h"
 
 #include <mutex>
 #include <unordered_map>

@@ -1,4 +1,4 @@
-#include "runtime/registry/state_parts.h"
+#include "runtime/registry/state_tensor_conversion.h"
 
 #include <torch/types.h>
 
@@ -35,7 +35,7 @@ std::int64_t most_held(const StateTensor& entry, int num_ranks) {
 
 }  // namespace
 
-std::int64_t copy_common(const Shape& shape, const TensorPart& source, TensorPart& destination) {
+std::int64_t copy_common(const Shape& shape, const LocalShard& source, LocalShard& destination) {
   const CopyRuns runs(shape, source.region, destination.region);
   const Tensor from = flat(source.tensor);
   const Tensor to = flat(destination.tensor);
@@ -49,24 +49,25 @@ std::int64_t copy_common(const Shape& shape, const TensorPart& source, TensorPar
 std::optional<Tensor> cut(const StateTensor& entry, const Region& region) {
   const std::int64_t numel = numel_of(region);
   const auto options = [&] {
-    return entry.parts.empty() ? at::TensorOptions(scalar_type_of(entry.dtype))
-                               : entry.parts.front().tensor.options().requires_grad(false);
+    return entry.local_shards.empty()
+               ? at::TensorOptions(scalar_type_of(entry.dtype))
+               : entry.local_shards.front().tensor.options().requires_grad(false);
   };
   if (numel == 0) return torch::empty({0}, options());
-  for (const TensorPart& part : entry.parts) {
-    const CopyRuns runs(entry.shape, part.region, region);
+  for (const LocalShard& local : entry.local_shards) {
+    const CopyRuns runs(entry.shape, local.region, region);
     if (runs.num_runs() != 1 || runs.numel() != numel) continue;
     Tensor view;
     runs.for_each_in({0, numel}, [&](const CopyRuns::Run& run) {
-      view = flat(part.tensor).narrow(0, run.source_begin, run.numel);
+      view = flat(local.tensor).narrow(0, run.source_begin, run.numel);
     });
     return view;
   }
-  TensorPart wanted{region, torch::empty({numel}, options())};
+  LocalShard wanted{region, torch::empty({numel}, options())};
   std::vector<bool> is_there(static_cast<std::size_t>(numel));
-  for (const TensorPart& part : entry.parts) {
-    copy_common(entry.shape, part, wanted);
-    CopyRuns(entry.shape, part.region, region)
+  for (const LocalShard& local : entry.local_shards) {
+    copy_common(entry.shape, local, wanted);
+    CopyRuns(entry.shape, local.region, region)
         .for_each_in({0, numel}, [&](const CopyRuns::Run& run) {
           std::fill_n(is_there.begin() + run.destination_begin, run.numel, true);
         });
@@ -113,7 +114,7 @@ Tensor own_shard(const StateTensor& entry, const Region& region) {
 Tensor gather_on_first(const StateTensor& entry, dist::Group& world, const std::string& fqn) {
   const auto options = at::TensorOptions(scalar_type_of(entry.dtype)).device(world.device());
   const bool is_first = world.rank() == 0;
-  TensorPart whole{whole_box(entry.shape), {}};
+  LocalShard whole{whole_box(entry.shape), {}};
   if (is_first) whole.tensor = torch::empty({numel_of(entry.shape)}, options);
   for_each_first_holder(entry, world.size(), [&](const Region& region, int rank, std::int64_t) {
     if (numel_of(region) == 0) return;
@@ -138,15 +139,15 @@ Tensor gather_on_first(const StateTensor& entry, dist::Group& world, const std::
 Tensor gather_on_all(const StateTensor& entry, dist::Group& world, const std::string& fqn) {
   const std::int64_t most = most_held(entry, world.size());
   const at::ScalarType dtype = scalar_type_of(entry.dtype);
-  Tensor part = torch::empty({most}, at::TensorOptions(dtype).device(world.device()));
+  Tensor own = torch::empty({most}, at::TensorOptions(dtype).device(world.device()));
   std::int64_t end = 0;
-  for (const TensorPart& each : entry.parts) {
-    part.narrow(0, end, each.tensor.numel()).copy_(flat(each.tensor));
+  for (const LocalShard& each : entry.local_shards) {
+    own.narrow(0, end, each.tensor.numel()).copy_(flat(each.tensor));
     end += each.tensor.numel();
   }
-  Tensor all = torch::empty({most * world.size()}, part.options());
-  world.all_gather(bytes_of(all), bytes_of(part), fqn).wait();
-  TensorPart whole{whole_box(entry.shape), torch::empty({numel_of(entry.shape)}, part.options())};
+  Tensor all = torch::empty({most * world.size()}, own.options());
+  world.all_gather(bytes_of(all), bytes_of(own), fqn).wait();
+  LocalShard whole{whole_box(entry.shape), torch::empty({numel_of(entry.shape)}, own.options())};
   const auto take = [&](const Region& region, int rank, std::int64_t begin) {
     const Tensor shard = all.narrow(0, rank * most + begin, numel_of(region));
     copy_common(entry.shape, {region, shard}, whole);
@@ -162,7 +163,7 @@ StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDict
   const at::NoGradGuard no_grad;
   const bool keeps = !options.rank0_only || world.rank() == 0;
   StateTensor whole = entry;
-  whole.parts.clear();
+  whole.local_shards.clear();
   whole.layout.clear();
   const bool all_hold_all = std::ranges::all_of(entry.layout, [&](const Shard& shard) {
     return static_cast<int>(shard.ranks.size()) == world.size();
@@ -178,10 +179,10 @@ StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDict
   if (!keeps) return whole;
   if (options.offload_to_cpu) {
     tensor = tensor.to(at::kCPU);
-  } else if (!entry.parts.empty()) {
-    tensor = tensor.to(entry.parts.front().tensor.device());
+  } else if (!entry.local_shards.empty()) {
+    tensor = tensor.to(entry.local_shards.front().tensor.device());
   }
-  whole.parts.push_back({whole_box(entry.shape), std::move(tensor)});
+  whole.local_shards.push_back({whole_box(entry.shape), std::move(tensor)});
   return whole;
 }
 
@@ -189,7 +190,7 @@ StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptio
                      const std::string& fqn) {
   if (options.type == FULL) return gather(entry, world, options, fqn);
   if (options.offload_to_cpu) {
-    for (TensorPart& part : entry.parts) part.tensor = part.tensor.to(at::kCPU);
+    for (LocalShard& local : entry.local_shards) local.tensor = local.tensor.to(at::kCPU);
   }
   if (options.type == LOCAL) entry.layout.clear();
   return entry;
@@ -205,26 +206,26 @@ void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry
     }
   }
   if (found == nullptr || std::holds_alternative<StateAlias>(*found)) return;
-  std::get<StateTensor>(*found).parts.clear();  // frees the copy of the shard first
+  std::get<StateTensor>(*found).local_shards.clear();  // frees the copy of the shard first
   entry.module_fqn = fqn;
   *found = as_asked(std::move(entry), world, options, fqn);
 }
 
-void show_part(StateDict& state_dict, const std::string& fqn, const StateTensor& own,
-               const Tensor& parameter, LoadReport& report) {
+void show_local_shard(StateDict& state_dict, const std::string& fqn, const StateTensor& own,
+                      const Tensor& parameter, LoadReport& report) {
   StateEntry* const entry = state_dict.find(fqn);
   if (entry == nullptr || std::holds_alternative<StateAlias>(*entry)) return;
   const StateTensor* const found = find_fitting(state_dict, fqn, own.dtype, own.shape, report);
-  Tensor part = torch::empty(parameter.sizes(), parameter.options().requires_grad(false));
-  if (found != nullptr && !own.parts.empty() && part.numel() > 0) {
-    const Region& region = own.parts.front().region;
+  Tensor shard = torch::empty(parameter.sizes(), parameter.options().requires_grad(false));
+  if (found != nullptr && !own.local_shards.empty() && shard.numel() > 0) {
+    const Region& region = own.local_shards.front().region;
     if (const auto elements = cut(*found, region)) {
-      part = elements->view(part.sizes()).to(part.scalar_type());
+      shard = elements->view(shard.sizes()).to(shard.scalar_type());
     } else {
-      report.add("hole", fqn, region_to_string(region), "parts that do not cover it");
+      report.add("hole", fqn, region_to_string(region), "shards that do not cover it");
     }
   }
-  *entry = StateTensor::whole(part);
+  *entry = StateTensor::whole(shard);
 }
 
 void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
@@ -233,7 +234,7 @@ void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& w
   const std::int64_t most = most_held(wanted, world.size());
   if (most == 0) return;
   const auto options = at::TensorOptions(scalar_type_of(wanted.dtype)).device(world.device());
-  Tensor part = torch::empty({most}, options);
+  Tensor own = torch::empty({most}, options);
   Tensor all;
   if (world.rank() == 0) {
     all = torch::zeros({most * world.size()}, options);
@@ -247,14 +248,14 @@ void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& w
     }
   }
   if (world.size() == 1) {
-    part = all;
+    own = all;
   } else {
-    world.scatter(bytes_of(part), all.defined() ? bytes_of(all) : all, 0, fqn);
+    world.scatter(bytes_of(own), all.defined() ? bytes_of(all) : all, 0, fqn);
   }
   std::int64_t begin = 0;
-  for (const TensorPart& each : wanted.parts) {
+  for (const LocalShard& each : wanted.local_shards) {
     const std::int64_t numel = each.tensor.numel();
-    flat(each.tensor).copy_(part.narrow(0, begin, numel));
+    flat(each.tensor).copy_(own.narrow(0, begin, numel));
     begin += numel;
   }
 }

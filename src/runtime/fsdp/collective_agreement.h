@@ -23,10 +23,10 @@ struct Request {
 
 /// Lets ranks agree on the next collective if they may want different ones. See [Note: One order of
 /// collectives]. Not thread-safe.
-class Agreement {
+class CollectiveAgreement {
  public:
   /// `group`: null for a single rank.
-  explicit Agreement(std::shared_ptr<dist::Group> group)
+  explicit CollectiveAgreement(std::shared_ptr<dist::Group> group)
       : group_(std::move(group)), consensus_(group_) {}
 
   /// Returns what all ranks do next; nothing if all are at the end of the phase. Collective. Throws

@@ -1,4 +1,4 @@
-#include "cli/remedies.h"
+#include "cli/command_line_remedies.h"
 
 #include "tessera/base/error.h"
 

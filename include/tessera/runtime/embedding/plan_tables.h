@@ -43,7 +43,7 @@ ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mes
 
 /// Returns the rules of these tables only, for `shard`, if one plan covers several collections.
 /// Throws: Error(mismatch) naming a table without a rule.
-TablePlan part_of(const TablePlan& plan, const std::vector<EmbeddingBagConfig>& tables);
+TablePlan rules_for(const TablePlan& plan, const std::vector<EmbeddingBagConfig>& tables);
 
 }  // namespace embedding
 }  // namespace tessera

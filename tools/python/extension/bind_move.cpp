@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "bind_jobs.h"
 #include "findings.h"
-#include "jobs.h"
 #include "move_request.h"
 #include "python_value.h"
 #include "tessera/formats/create.h"
@@ -97,8 +97,8 @@ Outcome run(const MoveRequest& request, Watch& watch) {
 nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
   const Plan& plan = outcome.plan;
   nb::dict result;
-  result["source_format"] = text_to_python(format_name(outcome.source_format));
-  result["format"] = text_to_python(format_name(request.create.format));
+  result["source_format"] = text_to_python(outcome.source_format.name());
+  result["format"] = text_to_python(request.create.format.name());
   result["world_size"] = plan.destination.world_size;
   result["num_tensors"] = plan.destination.tensors.size();
   result["num_values"] = plan.destination.values.size();

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <vector>
+
+#include "tessera/base/value.h"
+#include "tessera/formats/create.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+
+/// Returns what must be equal so that a later run can resume the work of this plan. It has the
+/// plan's digest, the source's contents, the destination's format and options, and the values. For
+/// each data file of the source it has the name, the size and the time of the last change, or that
+/// the file is missing: a missing file is allowed if nothing in it is moved. `values` is parallel
+/// to `plan.destination.values`. Throws: Error(io).
+formats::ResumeIdentity resume_identity(const Plan& plan, const formats::CheckpointReader& reader,
+                                        const std::vector<Value>& values,
+                                        const formats::CreateOptions& options);
+
+}  // namespace tessera::reshard

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <exception>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "runtime/state/rendezvous.h"
+#include "runtime/state/save_job.h"
+
+namespace tessera::state {
+
+/// Runs saves on a thread of its own while training continues (`SaveOptions::async`), one at a
+/// time. Owns the thread, and a copy of what this rank writes. Destroying it waits, and warns of a
+/// failure that `wait` has not thrown. Not thread-safe.
+class BackgroundSave {
+ public:
+  BackgroundSave() = default;
+  ~BackgroundSave();
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+
+  /// Replaces what `job` will write by a copy, so that training can continue. Uses the memory of
+  /// the last copy again. Requires: no save runs.
+  void copy_tensors(SaveJob& job);
+  /// Starts `job.run(rendezvous)`. Requires: no save runs; `rendezvous` outlives the save.
+  void start(std::shared_ptr<SaveJob> job, Rendezvous& rendezvous);
+  /// Returns when the save has ended, also if it failed.
+  void finish();
+  /// As `finish`, but throws the error of a save that failed, once.
+  void wait();
+
+ private:
+  void warn_of_failure() const noexcept;
+
+  std::vector<at::Tensor> copies_;  // used again by the next save
+  std::thread thread_;
+  std::exception_ptr failure_;  // of the last save; not yet thrown
+};
+
+}  // namespace tessera::state
