@@ -13,7 +13,7 @@
 #include "formats/gatherer.h"
 #include "reshard/piece_index.h"
 #include "reshard/row_wise_merge.h"
-#include "reshard/work_identity.h"
+#include "reshard/resume_identity.h"
 #include "tessera/base/parallel.h"
 
 namespace tessera::reshard {

@@ -144,7 +144,7 @@ std::vector<std::string_view> names_of(const CheckpointContents& source) {
 
 MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptions& options)
     : only_(options.only) {
-  if (options.optimizer == OptimizerPart::leave_out) left_out_.emplace(source);
+  if (options.optimizer == OptimizerSelection::leave_out) left_out_.emplace(source);
 }
 
 bool MovedSelection::contains(std::string_view name) const {

@@ -47,7 +47,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   MovedNames moved = list_moved_names(source, options, selection);
   report_missing_files(source, options.missing, report);
   check_patterns_match(source, options, selection);
-  if (options.optimizer == OptimizerPart::leave_out && moved.tensors.empty() &&
+  if (options.optimizer == OptimizerSelection::leave_out && moved.tensors.empty() &&
       !source.tensors.empty()) {
     report.note("optimizer left out", "", "tensors beside those of optimizers", "none");
   }
