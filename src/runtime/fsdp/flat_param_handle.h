@@ -9,10 +9,11 @@
 #include <unordered_set>
 #include <vector>
 
+#include "runtime/fsdp/flat_param_contents.h"
+#include "runtime/fsdp/flat_param_storage.h"
 #include "runtime/fsdp/spare_memory.h"
 #include "runtime/fsdp/streams.h"
 #include "runtime/fsdp/touch_dispatch.h"
-#include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/flat_unit.h"
 #include "tessera/runtime/dist/group.h"
@@ -38,28 +39,6 @@ class HandleEvents {
   virtual ~HandleEvents() = default;
 };
 
-/// A parameter of a handle, with its name below the fully sharded module.
-struct ManagedParameter {
-  std::string fqn;
-  at::Tensor tensor;
-};
-struct SharedParameter {
-  std::string fqn;
-  std::size_t index;  // the parameter it is tied to
-};
-
-struct HandleOptions {
-  ShardingStrategy strategy = ShardingStrategy::full_shard;
-  MixedPrecision mixed_precision;
-  std::shared_ptr<dist::Group> shard_group;
-  std::shared_ptr<dist::Group> replicate_group;  // of one rank if nothing is replicated
-  std::shared_ptr<dist::Group> world_group;      // of all ranks of the mesh
-  FreedParameters freed_parameters = FreedParameters::freed;
-  Offload offload = Offload::none;
-  /// The ranks of the mesh that hold each shard, by rank of the shard group.
-  std::vector<std::vector<int>> holders{};
-};
-
 /// The flat parameter of a fully sharded module: its parameters of one dtype, concatenated.
 ///
 /// Life cycle. Between passes each parameter is this rank's part of itself: a 1-d view of the flat
@@ -76,18 +55,20 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// far.
   static std::shared_ptr<FlatParamHandle> create(const std::shared_ptr<torch::nn::Module>& owner,
                                                  const std::string& unit_name,
-                                                 std::vector<ManagedParameter> parameters,
+                                                 const std::vector<ManagedParameter>& parameters,
                                                  std::vector<SharedParameter> shared,
                                                  HandleOptions options);
   ~FlatParamHandle();
 
   /// The fully sharded module.
   const std::weak_ptr<torch::nn::Module>& owner() const { return owner_; }
-  const FlatUnit& unit() const { return unit_; }
-  const std::vector<SharedParameter>& shared_parameters() const { return shared_; }
-  const HandleOptions& options() const { return options_; }
+  const FlatUnit& unit() const { return contents_.unit(); }
+  const std::vector<SharedParameter>& shared_parameters() const {
+    return contents_.shared_parameters();
+  }
+  const HandleOptions& options() const { return contents_.options(); }
   /// Returns the unit's name for messages: `layers.0`, `the root`.
-  std::string display_name() const;
+  std::string display_name() const { return contents_.display_name(); }
   /// Sets the owning module's name below its root. Throws: Error(invalid_argument) if it belongs to
   /// another live root.
   void join_root(std::weak_ptr<const void> root, const std::string& fqn);
@@ -95,17 +76,17 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   void check_tree(const std::unordered_set<const at::TensorImpl*>& in_tree) const;
 
   /// Returns the parameter, or an undefined tensor if it is dead.
-  at::Tensor parameter(std::size_t index) const { return weak_parameters_[index].lock(); }
+  at::Tensor parameter(std::size_t index) const { return contents_.parameter(index); }
+  /// Returns the index of a parameter of this handle.
+  std::size_t index_of(const at::Tensor& parameter) const { return contents_.index_of(parameter); }
   /// Returns the handle of a parameter, or nullptr.
   static std::shared_ptr<FlatParamHandle> of(const at::Tensor& parameter);
 
   // --- between passes
-  /// Whether a pass sees every use of a parameter, or only those in units that are gathered.
-  enum class Tracing { off, on };
+  using Tracing = FlatParamStorage::Tracing;
   bool is_in_pass() const { return is_in_pass_; }
-  const at::Tensor& sharded_flat_param() const { return sharded_flat_param_; }
-  /// The device of gathered parameters.
-  at::Device compute_device() const { return compute_device_; }
+  /// The memory of the flat parameter.
+  const FlatParamStorage& storage() const { return storage_; }
   /// Switches to full shapes. `.grad` stays sharded until the backward. Throws:
   /// Error(invalid_argument) naming a parameter that was replaced, moved or converted.
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
@@ -133,16 +114,12 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Returns this rank's part of a parameter, which shares the flat parameter's memory, and the
   /// ranks of the other parts. Throws: Error(invalid_argument) within a pass or unshard_params.
   StateTensor state_of(std::size_t index) const;
-  /// Returns the index of a parameter of this handle.
-  std::size_t index_of(const at::Tensor& parameter) const;
 
   // --- within a pass
   enum class Residence { sharded, gathering, unsharded };
   Residence residence() const { return residence_; }
   /// Whether a rank holds less than all parameters.
-  bool is_sharded() const { return options_.shard_group->size() > 1; }
-  /// Whether gathered parameters need a buffer of their own: they are sharded or cast.
-  bool has_own_full_buffer() const;
+  bool is_sharded() const { return contents_.is_sharded(); }
   /// Whether gradients are reduced over the ranks or cast. If not, they stay in `.grad`.
   bool reduces_gradients() const { return reduces_gradients_; }
   bool reshards_after_forward() const { return reshards_after_forward_; }
@@ -183,22 +160,13 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
  private:
   class GradientHook;
 
-  FlatParamHandle(FlatUnit unit, std::vector<SharedParameter> shared, HandleOptions options)
-      : unit_(std::move(unit)),
-        shared_(std::move(shared)),
-        options_(std::move(options)),
-        reshards_after_forward_(options_.strategy == ShardingStrategy::full_shard ||
-                                options_.strategy == ShardingStrategy::hybrid_shard) {}
-  void take_over(const std::vector<ManagedParameter>& parameters);
-  void copy_own_shard(const std::vector<ManagedParameter>& parameters);
-  void make_full_buffer(const at::TensorOptions& own);
+  FlatParamHandle(const std::shared_ptr<torch::nn::Module>& owner, const std::string& unit_name,
+                  const std::vector<ManagedParameter>& parameters,
+                  std::vector<SharedParameter> shared, HandleOptions options);
   void attach_to(const at::Tensor& parameter, std::size_t index);
   void put_gradient_aside(std::size_t index);
-  std::optional<std::size_t> written_parameter() const;
   [[noreturn]] void refuse_write(std::size_t index) const;
   void touched(const at::Tensor& argument) override;
-  /// Throws: Error(invalid_argument) naming a parameter that was replaced, moved or converted.
-  void check_parameters() const;
 
   struct Whole {
     UnshardParamsOptions options;
@@ -217,31 +185,14 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   void take_from_first(const at::Tensor& flat, at::Tensor part) const;
   void write_back(const at::Tensor& flat, const at::Tensor& part) const;
 
-  std::int64_t num_ranks() const { return options_.shard_group->size(); }
-  /// Returns how many ranks' gradients are averaged.
-  int num_averaged() const {
-    return options_.shard_group->size() * options_.replicate_group->size();
-  }
-  std::size_t parameter_at(const at::Tensor& view) const;
-  at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
-  at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
-  /// Zeroes the gaps between parameters and the end.
-  void zero_padding(const at::Tensor& flat) const;
-  void show(const std::vector<at::Tensor>& views);
   at::Tensor make_unsharded_grad() const;
   void start_all_reduce();
-  [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,
-                           const std::string& found, const std::string& likely_cause = {}) const;
 
   std::weak_ptr<torch::nn::Module> owner_;
-  FlatUnit unit_;
-  std::vector<SharedParameter> shared_;
-  HandleOptions options_;
-  std::vector<WeakTensor> weak_parameters_;
+  FlatParamContents contents_;
 
   bool reshards_after_forward_;
   bool reduces_gradients_ = true;
-  bool is_tracing_ = false;
   std::weak_ptr<const void> root_;
   bool is_in_pass_ = false;
   std::weak_ptr<HandleEvents> events_;      // during a pass
@@ -249,16 +200,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
   Residence residence_ = Residence::sharded;
 
-  at::Device compute_device_ = at::kCPU;
-  at::Tensor sharded_flat_param_;    // [sharded_numel], the parameters' own dtype
-  at::Tensor unsharded_flat_param_;  // [padded numel], param_dtype; without memory while sharded
-  std::vector<at::Tensor> sharded_views_;  // of sharded_flat_param_
-  std::vector<at::Tensor> full_views_;     // of unsharded_flat_param_, with the touch key
-  std::optional<TouchRegistration> sharded_registration_;
-  std::optional<TouchRegistration> full_registration_;
+  FlatParamStorage storage_;
   at::Tensor cast_shard_;  // alive until the all-gather ends
   dist::Pending gather_;
-  std::vector<std::uint32_t> versions_;  // of the parameters when the pass began
 
   std::optional<Whole> whole_;
 

@@ -21,16 +21,16 @@ bool are_same(const UnshardParamsOptions& a, const UnshardParamsOptions& b) {
 /// Whether this rank shows whole parameters in the open scope.
 bool FlatParamHandle::shows_whole() const {
   return !whole_->options.rank0_only ||
-         (options_.shard_group->rank() == 0 && options_.replicate_group->rank() == 0);
+         (contents_.shard_group().rank() == 0 && contents_.replicate_group().rank() == 0);
 }
 
 /// All-gathers a sharded flat tensor into new memory, if this rank shows it.
 Tensor FlatParamHandle::gather_whole(const Tensor& flat_shard) const {
   Tensor whole;
-  if (is_sharded()) {
-    const Tensor part = flat_shard.to(compute_device_);
-    whole = torch::empty({part.numel() * num_ranks()}, part.options());
-    options_.shard_group->all_gather(whole, part, display_name()).wait();
+  if (contents_.is_sharded()) {
+    const Tensor part = flat_shard.to(storage_.compute_device());
+    whole = torch::empty({part.numel() * contents_.num_shards()}, part.options());
+    contents_.shard_group().all_gather(whole, part, contents_.display_name()).wait();
   } else if (shows_whole()) {
     whole = flat_shard.clone();
   }
@@ -40,15 +40,16 @@ Tensor FlatParamHandle::gather_whole(const Tensor& flat_shard) const {
 
 /// Returns this rank's parts of all gradients in a row, with zeros for missing ones.
 Tensor FlatParamHandle::flat_sharded_grads() const {
-  at::ScalarType dtype = sharded_flat_param_.scalar_type();
-  if (const MixedPrecision& precision = options_.mixed_precision;
+  at::ScalarType dtype = storage_.sharded_flat_param().scalar_type();
+  if (const MixedPrecision& precision = contents_.options().mixed_precision;
       precision.gradients == MixedPrecision::Gradients::low_precision) {
     dtype = precision.reduce_dtype.value_or(precision.param_dtype.value_or(dtype));
   }
-  Tensor flat =
-      torch::zeros({sharded_flat_param_.numel()}, sharded_flat_param_.options().dtype(dtype));
-  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
-    if (whole_->sharded_grads[i].defined()) sharded_view(flat, i).copy_(whole_->sharded_grads[i]);
+  Tensor flat = torch::zeros({storage_.sharded_flat_param().numel()},
+                             storage_.sharded_flat_param().options().dtype(dtype));
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    if (whole_->sharded_grads[i].defined())
+      contents_.sharded_view(flat, i).copy_(whole_->sharded_grads[i]);
   }
   return flat;
 }
@@ -58,34 +59,34 @@ std::vector<bool> FlatParamHandle::have_grads() const {
   const std::vector<Tensor>& grads = whole_->sharded_grads;
   Tensor counts = torch::zeros({static_cast<std::int64_t>(grads.size())}, at::kInt);
   for (std::size_t i = 0; i < grads.size(); ++i) counts.data_ptr<int>()[i] = grads[i].defined();
-  counts = counts.to(options_.shard_group->device());
-  options_.shard_group->all_reduce(counts, display_name()).wait();
+  counts = counts.to(contents_.shard_group().device());
+  contents_.shard_group().all_reduce(counts, contents_.display_name()).wait();
   counts = counts.to(at::kCPU);
   return std::vector<bool>(counts.data_ptr<int>(), counts.data_ptr<int>() + grads.size());
 }
 
 void FlatParamHandle::show_whole(const UnshardParamsOptions& options) {
   if (is_in_pass_) {
-    refuse(ErrorKind::invalid_argument, 0, "unshard_params outside of a pass", "one within it",
-           "a loss whose backward has not run?");
+    contents_.refuse(ErrorKind::invalid_argument, 0, "unshard_params outside of a pass",
+                     "one within it", "a loss whose backward has not run?");
   }
   if (whole_) {
     if (!are_same(whole_->options, options)) {
-      refuse(ErrorKind::invalid_argument, 0, "a nested unshard_params with the outer one's options",
-             "other ones");
+      contents_.refuse(ErrorKind::invalid_argument, 0,
+                       "a nested unshard_params with the outer one's options", "other ones");
     }
     ++whole_->depth;
     return;
   }
   const at::NoGradGuard no_grad;
-  check_parameters();
+  storage_.check_parameters();
   whole_.emplace();
   whole_->options = options;
   try {
-    for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
-      whole_->sharded_grads.push_back(parameter(i).grad());
+    for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+      whole_->sharded_grads.push_back(contents_.parameter(i).grad());
     }
-    whole_->flat = gather_whole(sharded_flat_param_);
+    whole_->flat = gather_whole(storage_.sharded_flat_param());
     if (options.with_grads) {
       whole_->has_grad = have_grads();
       whole_->flat_grad = gather_whole(flat_sharded_grads());
@@ -94,14 +95,14 @@ void FlatParamHandle::show_whole(const UnshardParamsOptions& options) {
     whole_.reset();
     throw;
   }
-  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
-    Tensor shown = parameter(i);
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    Tensor shown = contents_.parameter(i);
     shown.mutable_grad() = Tensor();
     if (!shows_whole()) continue;
-    shown.set_data(full_view(whole_->flat, i));
+    shown.set_data(contents_.full_view(whole_->flat, i));
     if (options.with_grads && whole_->has_grad[i]) {
       Tensor gradient = torch::empty({0}, whole_->flat_grad.options());
-      gradient.set_data(full_view(whole_->flat_grad, i));
+      gradient.set_data(contents_.full_view(whole_->flat_grad, i));
       shown.mutable_grad() = std::move(gradient);
     }
   }
@@ -114,7 +115,7 @@ std::optional<std::size_t> FlatParamHandle::take_written(const Tensor& flat,
   std::optional<std::size_t> unfit;
   for (std::size_t i = 0; i < shown.size(); ++i) {
     if (!shown[i].defined() || shown[i].storage().is_alias_of(flat.storage())) continue;
-    const Tensor slot = full_view(flat, i);
+    const Tensor slot = contents_.full_view(flat, i);
     if (slot.sizes() == shown[i].sizes()) {
       slot.copy_(shown[i]);
     } else {
@@ -126,20 +127,20 @@ std::optional<std::size_t> FlatParamHandle::take_written(const Tensor& flat,
 
 /// Replaces each rank's `part` by its part of rank 0's `flat`, without extra memory.
 void FlatParamHandle::take_from_first(const Tensor& flat, Tensor part) const {
-  Tensor received = part.to(compute_device_);
-  if (options_.replicate_group->rank() == 0) {
-    const Tensor whole = flat.defined() ? flat.to(compute_device_) : flat;
-    options_.shard_group->scatter(received, whole, 0, display_name());
+  Tensor received = part.to(storage_.compute_device());
+  if (contents_.replicate_group().rank() == 0) {
+    const Tensor whole = flat.defined() ? flat.to(storage_.compute_device()) : flat;
+    contents_.shard_group().scatter(received, whole, 0, contents_.display_name());
   }
-  options_.replicate_group->broadcast(received, 0, display_name()).wait();
+  contents_.replicate_group().broadcast(received, 0, contents_.display_name()).wait();
   if (!received.is_same(part)) part.copy_(received);
 }
 
 /// Replaces `part` by this rank's part of `flat`, as written by this rank or by rank 0.
 void FlatParamHandle::write_back(const Tensor& flat, const Tensor& part) const {
   if (whole_->options.rank0_only) return take_from_first(flat, part);
-  part.copy_(is_sharded()
-                 ? flat.narrow(0, options_.shard_group->rank() * part.numel(), part.numel())
+  part.copy_(contents_.is_sharded()
+                 ? flat.narrow(0, contents_.shard_group().rank() * part.numel(), part.numel())
                  : flat);
 }
 
@@ -148,8 +149,8 @@ void FlatParamHandle::hide_whole() {
   const at::NoGradGuard no_grad;
   std::vector<Tensor> shown;
   std::vector<Tensor> shown_grads;
-  for (std::size_t i = 0; i < weak_parameters_.size(); ++i) {
-    shown.push_back(parameter(i));
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    shown.push_back(contents_.parameter(i));
     shown_grads.push_back(shown[i].defined() ? shown[i].mutable_grad() : Tensor());
   }
   std::optional<std::size_t> unfit;
@@ -157,7 +158,7 @@ void FlatParamHandle::hide_whole() {
   if (whole_->options.writeback) {
     try {
       if (shows_whole()) unfit = take_written(whole_->flat, shown);
-      write_back(whole_->flat, sharded_flat_param_);
+      write_back(whole_->flat, storage_.sharded_flat_param());
       if (whole_->options.with_grads) {
         const Tensor grads = flat_sharded_grads();
         if (shows_whole()) {
@@ -167,23 +168,23 @@ void FlatParamHandle::hide_whole() {
         write_back(whole_->flat_grad, grads);
         for (std::size_t i = 0; i < shown.size(); ++i) {
           Tensor& gradient = whole_->sharded_grads[i];
-          if (gradient.defined()) gradient.copy_(sharded_view(grads, i));
+          if (gradient.defined()) gradient.copy_(contents_.sharded_view(grads, i));
         }
       }
     } catch (...) {
       failure = std::current_exception();
     }
   }
+  storage_.show_shards();
   for (std::size_t i = 0; i < shown.size(); ++i) {
     if (!shown[i].defined()) continue;
-    shown[i].set_data(sharded_views_[i]);
     shown[i].mutable_grad() = whole_->sharded_grads[i];
   }
   whole_.reset();
   if (failure) std::rethrow_exception(failure);
   if (unfit) {
-    refuse(ErrorKind::invalid_argument, *unfit, "data of the parameter's own shape", "another one",
-           "set_data within unshard_params?");
+    contents_.refuse(ErrorKind::invalid_argument, *unfit, "data of the parameter's own shape",
+                     "another one", "set_data within unshard_params?");
   }
 }
 

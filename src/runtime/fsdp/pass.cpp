@@ -39,12 +39,12 @@ std::shared_ptr<dist::Group> group_of_all(
 /// Returns the device on which all units compute.
 at::Device device_of(const std::vector<std::shared_ptr<FlatParamHandle>>& handles) {
   if (handles.empty()) return at::kCPU;
-  const at::Device device = handles.front()->compute_device();
+  const at::Device device = handles.front()->storage().compute_device();
   for (const auto& handle : handles) {
-    if (handle->compute_device() == device) continue;
+    if (handle->storage().compute_device() == device) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = handle->display_name()},
                           "units of one root", "all on " + device.str(),
-                          "one on " + handle->compute_device().str());
+                          "one on " + handle->storage().compute_device().str());
   }
   return device;
 }
@@ -400,7 +400,7 @@ void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
 
 /// Returns whether the gather of this handle is in the common order of collectives.
 bool Pass::is_in_order(const FlatParamHandle& handle) const {
-  return group_ ? handle.is_sharded() : handle.has_own_full_buffer();
+  return group_ ? handle.is_sharded() : handle.storage().has_own_full_buffer();
 }
 
 bool Pass::is_gathered(std::size_t handle) const {
@@ -438,7 +438,7 @@ void Pass::gather_ahead(std::size_t handle, bool is_backward) {
 void Pass::free(std::size_t handle) {
   if (!is_gathered(handle)) return;
   handles_[handle]->reshard();
-  if (handles_[handle]->has_own_full_buffer()) rate_limiter_.note_freed();
+  if (handles_[handle]->storage().has_own_full_buffer()) rate_limiter_.note_freed();
   std::erase_if(gathered_, [&](const Gathered& each) { return each.handle == handle; });
   if (last_touched_ == handles_[handle].get()) last_touched_ = nullptr;
 }
