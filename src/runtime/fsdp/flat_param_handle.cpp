@@ -4,9 +4,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/types.h>
 
-#include <algorithm>
-#include <limits>
-
 #include "runtime/fsdp/traversal.h"
 #include "runtime/registry/gradient_hook.h"
 #include "runtime/registry/shards.h"
@@ -16,10 +13,6 @@ namespace tessera::fsdp {
 namespace {
 
 using at::Tensor;
-
-bool has_memory(const Tensor& tensor) {
-  return tensor.storage().nbytes() > 0;
-}
 
 /// Returns what to divide by before the sum of an average; the rest is divided after it, so that
 /// half precision does not overflow. As in PyTorch's FSDP, for equal roundings.
@@ -72,7 +65,8 @@ FlatParamHandle::FlatParamHandle(const std::shared_ptr<torch::nn::Module>& owner
       contents_(unit_name, parameters, std::move(shared), std::move(options)),
       reshards_after_forward_(this->options().strategy == ShardingStrategy::full_shard ||
                               this->options().strategy == ShardingStrategy::hybrid_shard),
-      storage_(contents_, parameters, static_cast<TouchListener&>(*this)) {
+      storage_(contents_, parameters, static_cast<TouchListener&>(*this)),
+      gather_(contents_, storage_) {
   reduces_gradients_ = storage_.has_own_full_buffer() || contents_.replicate_group().size() > 1 ||
                        dtype_of(contents_.reduce_dtype()) != unit().dtype;
   has_gradient_.resize(parameters.size());
@@ -166,6 +160,7 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
   const at::NoGradGuard no_grad;
   storage_.check_parameters();
   storage_.show_full(tracing);
+  gather_.enter_pass(streams, memory);
   num_trainable_ = 0;
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     if (contents_.parameter(i).requires_grad()) ++num_trainable_;
@@ -194,7 +189,7 @@ void FlatParamHandle::leave_pass() {
   const at::NoGradGuard no_grad;
   const UntouchedScope untouched;
   is_in_pass_ = false;
-  reshard();
+  gather_.reshard();
   storage_.hide_full();
   for (std::size_t i = 0; reduces_gradients_ && i < contents_.num_parameters(); ++i) {
     Tensor shown = contents_.parameter(i);
@@ -221,15 +216,13 @@ void FlatParamHandle::leave_pass() {
 void FlatParamHandle::abort_pass() noexcept {
   if (!is_in_pass()) return;
   is_all_reducing_ = false;
-  for (dist::Pending* pending : {&gather_, &reduce_}) {
-    try {
-      pending->wait();
-    } catch (const std::exception&) {
-      // The first failure is already being thrown.
-    }
+  gather_.abort();
+  try {
+    reduce_.wait();
+  } catch (const std::exception&) {
+    // The first failure is already being thrown.
   }
-  if (residence_ == Residence::gathering) residence_ = Residence::unsharded;
-  cast_shard_ = unsharded_grad_ = unsharded_grad_in_flight_ = sharded_grad_in_flight_ = Tensor();
+  unsharded_grad_ = unsharded_grad_in_flight_ = sharded_grad_in_flight_ = Tensor();
   num_gradients_ = 0;
   has_gradient_.assign(has_gradient_.size(), false);
   was_reduced_.assign(was_reduced_.size(), false);
@@ -253,72 +246,6 @@ void FlatParamHandle::touched(const Tensor& argument) {
                    "use within a pass",
                    "use after it, by way of a tensor that the pass left behind",
                    "a second backward without tessera::forward, or a view that was kept?");
-}
-
-void FlatParamHandle::prepare_unshard() {
-  if (residence_ != Residence::sharded || !storage_.has_own_full_buffer()) return;
-  const at::NoGradGuard no_grad;
-  const c10::StreamGuard on(streams_->pre_unshard);
-  cast_shard_ = storage_.sharded_flat_param().to(storage_.compute_device(),
-                                                 storage_.unsharded_flat_param().scalar_type(),
-                                                 /*non_blocking=*/true);
-}
-
-void FlatParamHandle::start_unshard() {
-  if (residence_ != Residence::sharded || !storage_.has_own_full_buffer()) return;
-  const at::NoGradGuard no_grad;
-  streams_->make_wait(streams_->unshard, streams_->pre_unshard);
-  const c10::StreamGuard on(streams_->unshard);
-  if (!has_memory(storage_.unsharded_flat_param()))
-    memory_->parameters.allocate(storage_.unsharded_flat_param());
-  residence_ = Residence::gathering;
-  gather_ = contents_.shard_group().all_gather(storage_.unsharded_flat_param(), cast_shard_,
-                                               contents_.display_name());
-}
-
-void FlatParamHandle::finish_unshard() {
-  if (residence_ != Residence::gathering) return;
-  residence_ = Residence::unsharded;
-  {
-    const c10::StreamGuard on(streams_->unshard);
-    gather_.wait();
-  }
-  streams_->make_wait(streams_->compute(), streams_->unshard);
-  streams_->note_use(cast_shard_, streams_->unshard);
-  cast_shard_ = Tensor();
-}
-
-void FlatParamHandle::join_unshard() {
-  if (!contents_.is_sharded()) return;
-  const at::NoGradGuard no_grad;
-  Tensor part;
-  {
-    const c10::StreamGuard on(streams_->pre_unshard);
-    part = storage_.sharded_flat_param().to(storage_.compute_device(),
-                                            storage_.unsharded_flat_param().scalar_type(),
-                                            /*non_blocking=*/true);
-  }
-  streams_->make_wait(streams_->unshard, streams_->pre_unshard);
-  const c10::StreamGuard on(streams_->unshard);
-  const Tensor whole =
-      torch::empty({storage_.sharded_flat_param().numel() * contents_.num_shards()},
-                   storage_.unsharded_flat_param().options());
-  contents_.shard_group().all_gather(whole, part, contents_.display_name()).wait();
-  streams_->note_use(part, streams_->unshard);
-}
-
-void FlatParamHandle::reshard() {
-  finish_unshard();
-  if (residence_ != Residence::unsharded) return;
-  if (contents_.options().freed_parameters == FreedParameters::poisoned) {
-    const at::NoGradGuard no_grad;
-    storage_.unsharded_flat_param().fill_(std::numeric_limits<double>::quiet_NaN());
-    streams_->make_wait(streams_->unshard, streams_->compute());
-  } else {
-    streams_->note_use(storage_.unsharded_flat_param(), streams_->compute());
-    memory_->parameters.free(storage_.unsharded_flat_param());
-  }
-  residence_ = Residence::sharded;
 }
 
 // --- gradients

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/fsdp/flat_param_contents.h"
+#include "runtime/fsdp/flat_param_gather.h"
 #include "runtime/fsdp/flat_param_storage.h"
 #include "runtime/fsdp/spare_memory.h"
 #include "runtime/fsdp/streams.h"
@@ -116,23 +117,15 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   StateTensor state_of(std::size_t index) const;
 
   // --- within a pass
-  enum class Residence { sharded, gathering, unsharded };
-  Residence residence() const { return residence_; }
   /// Whether a rank holds less than all parameters.
   bool is_sharded() const { return contents_.is_sharded(); }
   /// Whether gradients are reduced over the ranks or cast. If not, they stay in `.grad`.
   bool reduces_gradients() const { return reduces_gradients_; }
   bool reshards_after_forward() const { return reshards_after_forward_; }
   void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
-  /// Casts the shard, or copies it to the device, before the all-gather. Needs no unsharded memory.
-  void prepare_unshard();
-  /// Starts the all-gather. Collective over the shard group.
-  void start_unshard();
-  void finish_unshard();
-  /// Takes part in an all-gather for other ranks. This rank's parameters do not change. Allocates
-  /// the whole flat parameter temporarily. Collective over the shard group.
-  void join_unshard();
-  void reshard();
+  /// The all-gather of the parameters.
+  FlatParamGather& gather() { return gather_; }
+  const FlatParamGather& gather() const { return gather_; }
 
   // --- gradients
   bool has_gradients() const { return num_gradients_ > 0; }
@@ -198,11 +191,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   std::weak_ptr<HandleEvents> events_;      // during a pass
   std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
   std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
-  Residence residence_ = Residence::sharded;
 
   FlatParamStorage storage_;
-  at::Tensor cast_shard_;  // alive until the all-gather ends
-  dist::Pending gather_;
+  FlatParamGather gather_;
 
   std::optional<Whole> whole_;
 

@@ -26,7 +26,7 @@ FlatParameterInfo info_of(const fsdp::FlatParamHandle& handle) {
   }
   info.unpadded_numel = unpadded_numel(unit);
   info.sharded_numel = handle.storage().sharded_flat_param().numel();
-  info.is_unsharded = handle.residence() == fsdp::FlatParamHandle::Residence::unsharded;
+  info.is_unsharded = handle.gather().is_unsharded();
   return info;
 }
 

@@ -346,7 +346,7 @@ void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
   const bool is_backward = is_in_backward();
   if (is_backward) queue_end_of_backward();
   if (is_tracing_ && !is_backward) record_use(index_of(handle), index);
-  if (last_touched_ == &handle && handle.residence() == FlatParamHandle::Residence::unsharded) {
+  if (last_touched_ == &handle && handle.gather().is_unsharded()) {
     operator_of_last_touch_ = current_operator();
     return;
   }
@@ -373,7 +373,7 @@ void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
     it->last_use = use;
     gather_ahead(position, is_backward);
   }
-  handle.finish_unshard();
+  handle.gather().finish();
 }
 
 void Pass::record_use(std::size_t handle, std::size_t parameter) {
@@ -415,8 +415,8 @@ void Pass::gather(std::size_t handle, LastUse last_use) {
     if (!order_->is_in_phase()) begin_phase(PhaseKey::Direction::forward);
     order_->need(handle);
   } else {
-    wanted.prepare_unshard();
-    wanted.start_unshard();
+    wanted.gather().prepare();
+    wanted.gather().start();
     gathered_.push_back({handle, LastUse::none});
   }
   const auto found = std::ranges::find(gathered_, handle, &Gathered::handle);
@@ -437,7 +437,7 @@ void Pass::gather_ahead(std::size_t handle, bool is_backward) {
 
 void Pass::free(std::size_t handle) {
   if (!is_gathered(handle)) return;
-  handles_[handle]->reshard();
+  handles_[handle]->gather().reshard();
   if (handles_[handle]->storage().has_own_full_buffer()) rate_limiter_.note_freed();
   std::erase_if(gathered_, [&](const Gathered& each) { return each.handle == handle; });
   if (last_touched_ == handles_[handle].get()) last_touched_ = nullptr;
@@ -504,12 +504,12 @@ bool Pass::run(const CollectiveSchedule::Step& step) {
   collectives_.push_back(name_of(step.what));
   if (step.what.verb == Collective::Verb::reduce) return reduce(number);
   if (step.role == Role::joined || is_gathered(number)) {
-    handle.join_unshard();
+    handle.gather().join();
     return false;
   }
-  handle.prepare_unshard();
+  handle.gather().prepare();
   rate_limiter_.wait_for_room();
-  handle.start_unshard();
+  handle.gather().start();
   gathered_.push_back({number, LastUse::none, step.position});
   return true;
 }
