@@ -11,6 +11,7 @@
 
 #include "runtime/fsdp/flat_param_contents.h"
 #include "runtime/fsdp/flat_param_gather.h"
+#include "runtime/fsdp/flat_param_gradients.h"
 #include "runtime/fsdp/flat_param_storage.h"
 #include "runtime/fsdp/spare_memory.h"
 #include "runtime/fsdp/streams.h"
@@ -119,36 +120,14 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   // --- within a pass
   /// Whether a rank holds less than all parameters.
   bool is_sharded() const { return contents_.is_sharded(); }
-  /// Whether gradients are reduced over the ranks or cast. If not, they stay in `.grad`.
-  bool reduces_gradients() const { return reduces_gradients_; }
   bool reshards_after_forward() const { return reshards_after_forward_; }
   void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
   /// The all-gather of the parameters.
   FlatParamGather& gather() { return gather_; }
   const FlatParamGather& gather() const { return gather_; }
-
-  // --- gradients
-  bool has_gradients() const { return num_gradients_ > 0; }
-  /// Gradients of earlier passes under NoSyncScope.
-  bool has_unsynced_gradients() const { return unsynced_grad_.defined(); }
-  void drop_unsynced_gradients();
-  bool has_all_gradients() const { return num_gradients_ == num_trainable_; }
-  /// Moves the parameter's `.grad` into the flat gradient. Throws: Error(unsupported) for a sparse
-  /// gradient, or one with a graph (create_graph).
-  void take_gradient(std::size_t index);
-  /// Starts averaging the flat gradient over the ranks; missing gradients count as zero.
-  /// Collective.
-  void start_reduce();
-  bool is_reducing() const { return unsharded_grad_in_flight_.defined(); }
-  /// Finishes the average before the operators that follow. Collective for hybrid strategies.
-  void finish_reduce();
-  /// Returns for each parameter whether this rank has contributed a gradient in this pass, or is
-  /// about to.
-  std::vector<bool> gave_gradients() const;
-  /// Sets for which parameters any rank contributed: these get a reduced gradient.
-  void set_reduced(const std::vector<bool>& any_gave) { was_reduced_ = any_gave; }
-  /// Keeps the flat gradient of this pass for the next one (NoSyncScope).
-  void keep_unsharded_gradient();
+  /// The gradients of the parameters, and their average over the ranks.
+  FlatParamGradients& gradients() { return gradients_; }
+  const FlatParamGradients& gradients() const { return gradients_; }
 
  private:
   class GradientHook;
@@ -157,7 +136,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
                   const std::vector<ManagedParameter>& parameters,
                   std::vector<SharedParameter> shared, HandleOptions options);
   void attach_to(const at::Tensor& parameter, std::size_t index);
-  void put_gradient_aside(std::size_t index);
+  void gradient_comes(std::size_t index);
   [[noreturn]] void refuse_write(std::size_t index) const;
   void touched(const at::Tensor& argument) override;
 
@@ -178,39 +157,19 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   void take_from_first(const at::Tensor& flat, at::Tensor part) const;
   void write_back(const at::Tensor& flat, const at::Tensor& part) const;
 
-  at::Tensor make_unsharded_grad() const;
-  void start_all_reduce();
-
   std::weak_ptr<torch::nn::Module> owner_;
   FlatParamContents contents_;
 
   bool reshards_after_forward_;
-  bool reduces_gradients_ = true;
   std::weak_ptr<const void> root_;
   bool is_in_pass_ = false;
-  std::weak_ptr<HandleEvents> events_;      // during a pass
-  std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
-  std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
+  std::weak_ptr<HandleEvents> events_;  // during a pass
 
   FlatParamStorage storage_;
   FlatParamGather gather_;
+  FlatParamGradients gradients_;
 
   std::optional<Whole> whole_;
-
-  std::size_t num_trainable_ = 0;
-  std::size_t num_gradients_ = 0;
-  std::vector<bool> has_gradient_;
-  std::vector<bool> was_reduced_;           // in this pass
-  std::vector<bool> is_put_aside_;          // in this pass
-  std::vector<at::Tensor> kept_gradients_;  // put aside: sharded, of earlier passes
-  at::Tensor unsharded_grad_;               // [padded numel], predivided; filled by take_gradient
-  at::Tensor unsynced_grad_;                // the same, of passes under NoSyncScope
-  std::vector<bool> has_unsynced_;          // by parameter
-  at::Tensor unsharded_grad_in_flight_;
-  at::Tensor sharded_grad_in_flight_;
-  dist::Pending reduce_;
-  bool is_all_reducing_ = false;  // of a sharded gradient
-  at::Tensor sharded_grad_;       // [sharded_numel], reduced in this pass
 };
 
 }  // namespace tessera::fsdp

@@ -126,7 +126,7 @@ void Pass::drop_unsynced_gradients() {
     throw Error::expected(ErrorKind::invalid_argument, {}, "drop_unsynced_gradients",
                           "a call between forward and backward, or steps", "one within either");
   }
-  for (const auto& handle : handles_) handle->drop_unsynced_gradients();
+  for (const auto& handle : handles_) handle->gradients().drop_unsynced();
 }
 
 void Pass::collect_meetings(const Module& module, const std::string& fqn) {
@@ -467,7 +467,7 @@ void Pass::begin_phase(PhaseKey::Direction direction) {
   const bool is_backward = direction == PhaseKey::Direction::backward;
   const bool reduces = is_backward && gradients_ == Gradients::sync;
   const auto takes_part = [&](const auto& handle) {
-    return is_in_order(*handle) || (reduces && handle->reduces_gradients());
+    return is_in_order(*handle) || (reduces && handle->gradients().are_reduced());
   };
   if (meetings_.empty() && std::ranges::none_of(handles_, takes_part)) return;
   std::size_t& num_before = num_phases_[is_backward ? 1 : 0];
@@ -493,7 +493,7 @@ void Pass::end_phase(bool has_failed) {
     if (num_gave.empty()) break;
     std::vector<bool> any_gave(handle->unit().parameters.size());
     for (std::size_t i = 0; i < any_gave.size(); ++i) any_gave[i] = *next++ > 0;
-    handle->set_reduced(any_gave);
+    handle->gradients().set_reduced(any_gave);
   }
 }
 
@@ -549,7 +549,7 @@ std::vector<std::size_t> Pass::unreduced() const {
   std::vector<std::size_t> found;
   if (!is_reducing()) return found;
   for (std::size_t i = 0; i < handles_.size(); ++i) {
-    if (handles_[i]->has_gradients() || handles_[i]->has_unsynced_gradients()) found.push_back(i);
+    if (handles_[i]->gradients().has_any()) found.push_back(i);
   }
   return found;
 }
@@ -559,7 +559,7 @@ std::vector<int> Pass::counts() const {
   std::vector<int> gave;
   if (!is_reducing()) return gave;
   for (const auto& handle : handles_) {
-    for (const bool each : handle->gave_gradients()) gave.push_back(each ? 1 : 0);
+    for (const bool each : handle->gradients().contributed()) gave.push_back(each ? 1 : 0);
   }
   return gave;
 }
@@ -568,10 +568,10 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
   const std::lock_guard lock(mutex_);
   if (!is_open_) return;
   queue_end_of_backward();
-  if (!handle.reduces_gradients()) return;
+  if (!handle.gradients().are_reduced()) return;
   const UntouchedScope untouched;
-  handle.take_gradient(index);
-  if (handle.has_all_gradients() && gradients_ == Gradients::sync) {
+  handle.gradients().take(index);
+  if (handle.gradients().has_all() && gradients_ == Gradients::sync) {
     order_->gradients_ready(index_of(handle));
   }
 }
@@ -579,10 +579,10 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
 /// Returns whether this rank had gradients to contribute.
 bool Pass::reduce(std::size_t position) {
   FlatParamHandle& handle = *handles_[position];
-  const bool is_complete = handle.has_all_gradients();
-  const bool gives = handle.has_gradients() || handle.has_unsynced_gradients();
+  const bool is_complete = handle.gradients().has_all();
+  const bool gives = handle.gradients().has_any();
   finish_reduces();  // at most one whole gradient is in flight
-  handle.start_reduce();
+  handle.gradients().start_reduce();
   // A unit that was gathered for a later use stays.
   const auto it = std::ranges::find(gathered_, position, &Gathered::handle);
   const bool is_ahead = it != gathered_.end() && it->last_use == LastUse::none;
@@ -591,7 +591,7 @@ bool Pass::reduce(std::size_t position) {
 }
 
 void Pass::finish_reduces() {
-  for (const auto& handle : handles_) handle->finish_reduce();
+  for (const auto& handle : handles_) handle->gradients().finish_reduce();
 }
 
 // The engine attaches a callback to the current graph task. With recomputation that may be an inner
@@ -634,7 +634,7 @@ void Pass::end_backward() {
   const UntouchedScope untouched;
   try {
     if (gradients_ == Gradients::keep_unsharded) {
-      for (const auto& handle : handles_) handle->keep_unsharded_gradient();
+      for (const auto& handle : handles_) handle->gradients().keep_unsynced();
     }
     end_phase();
     finish_reduces();
