@@ -3,10 +3,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/types.h>
 
-#include "runtime/fsdp/traversal.h"
 #include "runtime/registry/gradient_hook.h"
 #include "runtime/registry/shards.h"
-#include "runtime/torch_bridge.h"
+#include "tessera/base/error.h"
 
 namespace tessera::fsdp {
 
@@ -50,12 +49,13 @@ FlatParamHandle::FlatParamHandle(const std::shared_ptr<torch::nn::Module>& owner
                                  const std::vector<ManagedParameter>& parameters,
                                  std::vector<SharedParameter> shared, HandleOptions options)
     : owner_(owner),
+      reshards_after_forward_(options.strategy == ShardingStrategy::full_shard ||
+                              options.strategy == ShardingStrategy::hybrid_shard),
       contents_(unit_name, parameters, std::move(shared), std::move(options)),
-      reshards_after_forward_(this->options().strategy == ShardingStrategy::full_shard ||
-                              this->options().strategy == ShardingStrategy::hybrid_shard),
       storage_(contents_, parameters, static_cast<TouchListener&>(*this)),
       gather_(contents_, storage_),
-      gradients_(contents_, storage_) {}
+      gradients_(contents_, storage_),
+      whole_(contents_, storage_) {}
 
 FlatParamHandle::~FlatParamHandle() = default;
 
@@ -99,6 +99,14 @@ void FlatParamHandle::attach_to(const Tensor& parameter, std::size_t index) {
     handle->gradient_comes(index);
   });
   parameter.set_requires_grad(is_trained);
+}
+
+void FlatParamHandle::show_whole(const UnshardParamsOptions& options) {
+  if (is_in_pass_) {
+    contents_.refuse(ErrorKind::invalid_argument, 0, "unshard_params outside of a pass",
+                     "one within it", "a loss whose backward has not run?");
+  }
+  whole_.show(options);
 }
 
 StateTensor FlatParamHandle::state_of(std::size_t index) const {

@@ -4,7 +4,6 @@
 #include <torch/nn/module.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -16,10 +15,8 @@
 #include "runtime/fsdp/spare_memory.h"
 #include "runtime/fsdp/streams.h"
 #include "runtime/fsdp/touch_dispatch.h"
-#include "tessera/base/error.h"
+#include "runtime/fsdp/whole_parameters.h"
 #include "tessera/layout/flat_unit.h"
-#include "tessera/runtime/dist/group.h"
-#include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/fsdp/unshard_params.h"
 #include "tessera/runtime/registry/state_dict.h"
 
@@ -45,10 +42,14 @@ class HandleEvents {
 ///
 /// Life cycle. Between passes each parameter is this rank's part of itself: a 1-d view of the flat
 /// shard, perhaps empty. `enter_pass` gives parameters their full shapes, as views of a flat buffer
-/// without memory. `start_unshard` allocates and all-gathers it; `reshard` frees it. Gradients are
-/// copied from `.grad` into one flat gradient, averaged over the ranks, and put back by
-/// `leave_pass`. The parameters' TensorImpls do not change: module and optimizer hold them. Holds
-/// its parameters weakly, because they own it. Not thread-safe; its root locks.
+/// without memory. `gather` fills the buffer and frees it. `gradients` averages what the backward
+/// brings; `leave_pass` puts it back into `.grad`. `show_whole` is for unshard_params, between
+/// passes. The parameters' TensorImpls do not change: module and optimizer hold them. Holds its
+/// parameters weakly, because they own it. Not thread-safe; its root locks.
+///
+/// Each job is a class of its own, and this one composes them: FlatParamContents says what is in
+/// the flat parameter, FlatParamStorage has its memory, FlatParamGather the all-gather,
+/// FlatParamGradients the gradients, WholeParameters what unshard_params shows.
 class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandle>,
                               private TouchListener {
  public:
@@ -84,11 +85,21 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Returns the handle of a parameter, or nullptr.
   static std::shared_ptr<FlatParamHandle> of(const at::Tensor& parameter);
 
-  // --- between passes
+  /// Whether a rank holds less than all parameters.
+  bool is_sharded() const { return contents_.is_sharded(); }
+  bool reshards_after_forward() const { return reshards_after_forward_; }
+  void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
+
+  // Pass calls what changes these, under its lock.
+  const FlatParamStorage& storage() const { return storage_; }
+  FlatParamGather& gather() { return gather_; }
+  const FlatParamGather& gather() const { return gather_; }
+  FlatParamGradients& gradients() { return gradients_; }
+  const FlatParamGradients& gradients() const { return gradients_; }
+
+  // --- passes
   using Tracing = FlatParamStorage::Tracing;
   bool is_in_pass() const { return is_in_pass_; }
-  /// The memory of the flat parameter.
-  const FlatParamStorage& storage() const { return storage_; }
   /// Switches to full shapes. `.grad` stays sharded until the backward. Throws:
   /// Error(invalid_argument) naming a parameter that was replaced, moved or converted.
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
@@ -102,7 +113,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   void abort_pass() noexcept;
 
   // --- whole parameters outside of a pass
-  bool is_whole() const { return whole_.has_value(); }
+  bool is_whole() const { return whole_.are_shown(); }
   /// Shows whole parameters in their own dtype. Calls nest. Collective. Throws:
   /// Error(invalid_argument) within a pass, within another such scope with other options, or as
   /// `enter_pass`.
@@ -110,24 +121,12 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Shows this rank's parts again, with the writes to keep. Collective if rank 0's writes are
   /// sent. Throws: Error(invalid_argument) naming a parameter whose shape was changed; its old data
   /// stays.
-  void hide_whole();
+  void hide_whole() { whole_.hide(); }
 
   // --- state dicts
   /// Returns this rank's part of a parameter, which shares the flat parameter's memory, and the
   /// ranks of the other parts. Throws: Error(invalid_argument) within a pass or unshard_params.
   StateTensor state_of(std::size_t index) const;
-
-  // --- within a pass
-  /// Whether a rank holds less than all parameters.
-  bool is_sharded() const { return contents_.is_sharded(); }
-  bool reshards_after_forward() const { return reshards_after_forward_; }
-  void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
-  /// The all-gather of the parameters.
-  FlatParamGather& gather() { return gather_; }
-  const FlatParamGather& gather() const { return gather_; }
-  /// The gradients of the parameters, and their average over the ranks.
-  FlatParamGradients& gradients() { return gradients_; }
-  const FlatParamGradients& gradients() const { return gradients_; }
 
  private:
   class GradientHook;
@@ -140,36 +139,17 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   [[noreturn]] void refuse_write(std::size_t index) const;
   void touched(const at::Tensor& argument) override;
 
-  struct Whole {
-    UnshardParamsOptions options;
-    int depth = 1;
-    at::Tensor flat;             // [padded numel], the parameters' own dtype; undefined: not here
-    at::Tensor flat_grad;        // the same of gradients, with_grads
-    std::vector<bool> has_grad;  // on any rank of the shard group
-    std::vector<at::Tensor> sharded_grads;  // put aside
-  };
-  bool shows_whole() const;
-  at::Tensor gather_whole(const at::Tensor& flat_shard) const;
-  at::Tensor flat_sharded_grads() const;
-  std::vector<bool> have_grads() const;
-  std::optional<std::size_t> take_written(const at::Tensor& flat,
-                                          const std::vector<at::Tensor>& shown) const;
-  void take_from_first(const at::Tensor& flat, at::Tensor part) const;
-  void write_back(const at::Tensor& flat, const at::Tensor& part) const;
-
   std::weak_ptr<torch::nn::Module> owner_;
-  FlatParamContents contents_;
-
-  bool reshards_after_forward_;
   std::weak_ptr<const void> root_;
+  bool reshards_after_forward_;
   bool is_in_pass_ = false;
   std::weak_ptr<HandleEvents> events_;  // during a pass
-
+  // Each refers to those before it, so they are destroyed in the opposite order.
+  FlatParamContents contents_;
   FlatParamStorage storage_;
   FlatParamGather gather_;
   FlatParamGradients gradients_;
-
-  std::optional<Whole> whole_;
+  WholeParameters whole_;
 };
 
 }  // namespace tessera::fsdp
