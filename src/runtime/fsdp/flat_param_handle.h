@@ -4,19 +4,19 @@
 #include <torch/nn/module.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
+#include "runtime/fsdp/flat_param_contents.h"
+#include "runtime/fsdp/flat_param_gather.h"
+#include "runtime/fsdp/flat_param_gradients.h"
+#include "runtime/fsdp/flat_param_storage.h"
 #include "runtime/fsdp/spare_memory.h"
 #include "runtime/fsdp/streams.h"
 #include "runtime/fsdp/touch_dispatch.h"
-#include "runtime/weak_tensor.h"
-#include "tessera/base/error.h"
+#include "runtime/fsdp/whole_parameters.h"
 #include "tessera/layout/flat_unit.h"
-#include "tessera/runtime/dist/group.h"
-#include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/fsdp/unshard_params.h"
 #include "tessera/runtime/registry/state_dict.h"
 
@@ -38,56 +38,40 @@ class HandleEvents {
   virtual ~HandleEvents() = default;
 };
 
-/// A parameter of a handle, with its name below the fully sharded module.
-struct ManagedParameter {
-  std::string fqn;
-  at::Tensor tensor;
-};
-struct SharedParameter {
-  std::string fqn;
-  std::size_t index;  // the parameter it is tied to
-};
-
-struct HandleOptions {
-  ShardingStrategy strategy = ShardingStrategy::full_shard;
-  MixedPrecision mixed_precision;
-  std::shared_ptr<dist::Group> shard_group;
-  std::shared_ptr<dist::Group> replicate_group;  // of one rank if nothing is replicated
-  std::shared_ptr<dist::Group> world_group;      // of all ranks of the mesh
-  FreedParameters freed_parameters = FreedParameters::freed;
-  Offload offload = Offload::none;
-  /// The ranks of the mesh that hold each shard, by rank of the shard group.
-  std::vector<std::vector<int>> holders{};
-};
-
 /// The flat parameter of a fully sharded module: its parameters of one dtype, concatenated.
 ///
-/// Life cycle. Between passes each parameter is this rank's part of itself: a 1-d view of the flat
+/// Life cycle. Between passes each parameter is this rank's shard of itself: a 1-d view of the flat
 /// shard, perhaps empty. `enter_pass` gives parameters their full shapes, as views of a flat buffer
-/// without memory. `start_unshard` allocates and all-gathers it; `reshard` frees it. Gradients are
-/// copied from `.grad` into one flat gradient, averaged over the ranks, and put back by
-/// `leave_pass`. The parameters' TensorImpls do not change: module and optimizer hold them. Holds
-/// its parameters weakly, because they own it. Not thread-safe; its root locks.
+/// without memory. `gather` fills the buffer and frees it. `gradients` averages what the backward
+/// brings; `leave_pass` puts it back into `.grad`. `show_whole` is for unshard_params, between
+/// passes. The parameters' TensorImpls do not change: module and optimizer hold them. Holds its
+/// parameters weakly, because they own it. Not thread-safe; its root locks.
+///
+/// Each job is a class of its own, and this one composes them: FlatParamContents says what is in
+/// the flat parameter, FlatParamStorage has its memory, FlatParamGather the all-gather,
+/// FlatParamGradients the gradients, WholeParameters what unshard_params shows.
 class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandle>,
                               private TouchListener {
  public:
-  /// Takes over the parameters: copies this rank's part of each, and frees the rest. Requires: one
+  /// Takes over the parameters: copies this rank's shard of each, and frees the rest. Requires: one
   /// dtype, one device, and leaf parameters that no handle has. `unit_name` is the unit's name so
   /// far.
   static std::shared_ptr<FlatParamHandle> create(const std::shared_ptr<torch::nn::Module>& owner,
                                                  const std::string& unit_name,
-                                                 std::vector<ManagedParameter> parameters,
+                                                 const std::vector<ManagedParameter>& parameters,
                                                  std::vector<SharedParameter> shared,
                                                  HandleOptions options);
   ~FlatParamHandle();
 
   /// The fully sharded module.
   const std::weak_ptr<torch::nn::Module>& owner() const { return owner_; }
-  const FlatUnit& unit() const { return unit_; }
-  const std::vector<SharedParameter>& shared_parameters() const { return shared_; }
-  const HandleOptions& options() const { return options_; }
+  const FlatUnit& unit() const { return contents_.unit(); }
+  const std::vector<SharedParameter>& shared_parameters() const {
+    return contents_.shared_parameters();
+  }
+  const HandleOptions& options() const { return contents_.options(); }
   /// Returns the unit's name for messages: `layers.0`, `the root`.
-  std::string display_name() const;
+  std::string display_name() const { return contents_.display_name(); }
   /// Sets the owning module's name below its root. Throws: Error(invalid_argument) if it belongs to
   /// another live root.
   void join_root(std::weak_ptr<const void> root, const std::string& fqn);
@@ -95,17 +79,27 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   void check_tree(const std::unordered_set<const at::TensorImpl*>& in_tree) const;
 
   /// Returns the parameter, or an undefined tensor if it is dead.
-  at::Tensor parameter(std::size_t index) const { return weak_parameters_[index].lock(); }
+  at::Tensor parameter(std::size_t index) const { return contents_.parameter(index); }
+  /// Returns the index of a parameter of this handle.
+  std::size_t index_of(const at::Tensor& parameter) const { return contents_.index_of(parameter); }
   /// Returns the handle of a parameter, or nullptr.
   static std::shared_ptr<FlatParamHandle> of(const at::Tensor& parameter);
 
-  // --- between passes
-  /// Whether a pass sees every use of a parameter, or only those in units that are gathered.
-  enum class Tracing { off, on };
+  /// Whether a rank holds less than all parameters.
+  bool is_sharded() const { return contents_.is_sharded(); }
+  bool reshards_after_forward() const { return reshards_after_forward_; }
+  void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
+
+  // Pass calls what changes these, under its lock.
+  const FlatParamStorage& storage() const { return storage_; }
+  FlatParamGather& gather() { return gather_; }
+  const FlatParamGather& gather() const { return gather_; }
+  FlatParamGradients& gradients() { return gradients_; }
+  const FlatParamGradients& gradients() const { return gradients_; }
+
+  // --- passes
+  using Tracing = FlatParamStorage::Tracing;
   bool is_in_pass() const { return is_in_pass_; }
-  const at::Tensor& sharded_flat_param() const { return sharded_flat_param_; }
-  /// The device of gathered parameters.
-  at::Device compute_device() const { return compute_device_; }
   /// Switches to full shapes. `.grad` stays sharded until the backward. Throws:
   /// Error(invalid_argument) naming a parameter that was replaced, moved or converted.
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
@@ -119,163 +113,43 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   void abort_pass() noexcept;
 
   // --- whole parameters outside of a pass
-  bool is_whole() const { return whole_.has_value(); }
+  bool is_whole() const { return whole_.are_shown(); }
   /// Shows whole parameters in their own dtype. Calls nest. Collective. Throws:
   /// Error(invalid_argument) within a pass, within another such scope with other options, or as
   /// `enter_pass`.
   void show_whole(const UnshardParamsOptions& options);
-  /// Shows this rank's parts again, with the writes to keep. Collective if rank 0's writes are
+  /// Shows this rank's shards again, with the writes to keep. Collective if rank 0's writes are
   /// sent. Throws: Error(invalid_argument) naming a parameter whose shape was changed; its old data
   /// stays.
-  void hide_whole();
+  void hide_whole() { whole_.hide(); }
 
   // --- state dicts
-  /// Returns this rank's part of a parameter, which shares the flat parameter's memory, and the
-  /// ranks of the other parts. Throws: Error(invalid_argument) within a pass or unshard_params.
+  /// Returns this rank's shard of a parameter, which shares the flat parameter's memory, and the
+  /// ranks of the other shards. Throws: Error(invalid_argument) within a pass or unshard_params.
   StateTensor state_of(std::size_t index) const;
-  /// Returns the index of a parameter of this handle.
-  std::size_t index_of(const at::Tensor& parameter) const;
-
-  // --- within a pass
-  enum class Residence { sharded, gathering, unsharded };
-  Residence residence() const { return residence_; }
-  /// Whether a rank holds less than all parameters.
-  bool is_sharded() const { return options_.shard_group->size() > 1; }
-  /// Whether gathered parameters need a buffer of their own: they are sharded or cast.
-  bool has_own_full_buffer() const;
-  /// Whether gradients are reduced over the ranks or cast. If not, they stay in `.grad`.
-  bool reduces_gradients() const { return reduces_gradients_; }
-  bool reshards_after_forward() const { return reshards_after_forward_; }
-  void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
-  /// Casts the shard, or copies it to the device, before the all-gather. Needs no unsharded memory.
-  void prepare_unshard();
-  /// Starts the all-gather. Collective over the shard group.
-  void start_unshard();
-  void finish_unshard();
-  /// Takes part in an all-gather for other ranks. This rank's parameters do not change. Allocates
-  /// the whole flat parameter temporarily. Collective over the shard group.
-  void join_unshard();
-  void reshard();
-
-  // --- gradients
-  bool has_gradients() const { return num_gradients_ > 0; }
-  /// Gradients of earlier passes under NoSyncScope.
-  bool has_unsynced_gradients() const { return unsynced_grad_.defined(); }
-  void drop_unsynced_gradients();
-  bool has_all_gradients() const { return num_gradients_ == num_trainable_; }
-  /// Moves the parameter's `.grad` into the flat gradient. Throws: Error(unsupported) for a sparse
-  /// gradient, or one with a graph (create_graph).
-  void take_gradient(std::size_t index);
-  /// Starts averaging the flat gradient over the ranks; missing gradients count as zero.
-  /// Collective.
-  void start_reduce();
-  bool is_reducing() const { return unsharded_grad_in_flight_.defined(); }
-  /// Finishes the average before the operators that follow. Collective for hybrid strategies.
-  void finish_reduce();
-  /// Returns for each parameter whether this rank has contributed a gradient in this pass, or is
-  /// about to.
-  std::vector<bool> gave_gradients() const;
-  /// Sets for which parameters any rank contributed: these get a reduced gradient.
-  void set_reduced(const std::vector<bool>& any_gave) { was_reduced_ = any_gave; }
-  /// Keeps the flat gradient of this pass for the next one (NoSyncScope).
-  void keep_unsharded_gradient();
 
  private:
   class GradientHook;
 
-  FlatParamHandle(FlatUnit unit, std::vector<SharedParameter> shared, HandleOptions options)
-      : unit_(std::move(unit)),
-        shared_(std::move(shared)),
-        options_(std::move(options)),
-        reshards_after_forward_(options_.strategy == ShardingStrategy::full_shard ||
-                                options_.strategy == ShardingStrategy::hybrid_shard) {}
-  void take_over(const std::vector<ManagedParameter>& parameters);
-  void copy_own_shard(const std::vector<ManagedParameter>& parameters);
-  void make_full_buffer(const at::TensorOptions& own);
+  FlatParamHandle(const std::shared_ptr<torch::nn::Module>& owner, const std::string& unit_name,
+                  const std::vector<ManagedParameter>& parameters,
+                  std::vector<SharedParameter> shared, HandleOptions options);
   void attach_to(const at::Tensor& parameter, std::size_t index);
-  void put_gradient_aside(std::size_t index);
-  std::optional<std::size_t> written_parameter() const;
+  void gradient_comes(std::size_t index);
   [[noreturn]] void refuse_write(std::size_t index) const;
   void touched(const at::Tensor& argument) override;
-  /// Throws: Error(invalid_argument) naming a parameter that was replaced, moved or converted.
-  void check_parameters() const;
-
-  struct Whole {
-    UnshardParamsOptions options;
-    int depth = 1;
-    at::Tensor flat;             // [padded numel], the parameters' own dtype; undefined: not here
-    at::Tensor flat_grad;        // the same of gradients, with_grads
-    std::vector<bool> has_grad;  // on any rank of the shard group
-    std::vector<at::Tensor> sharded_grads;  // put aside
-  };
-  bool shows_whole() const;
-  at::Tensor gather_whole(const at::Tensor& flat_shard) const;
-  at::Tensor flat_sharded_grads() const;
-  std::vector<bool> have_grads() const;
-  std::optional<std::size_t> take_written(const at::Tensor& flat,
-                                          const std::vector<at::Tensor>& shown) const;
-  void take_from_first(const at::Tensor& flat, at::Tensor part) const;
-  void write_back(const at::Tensor& flat, const at::Tensor& part) const;
-
-  std::int64_t num_ranks() const { return options_.shard_group->size(); }
-  /// Returns how many ranks' gradients are averaged.
-  int num_averaged() const {
-    return options_.shard_group->size() * options_.replicate_group->size();
-  }
-  std::size_t parameter_at(const at::Tensor& view) const;
-  at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
-  at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
-  /// Zeroes the gaps between parameters and the end.
-  void zero_padding(const at::Tensor& flat) const;
-  void show(const std::vector<at::Tensor>& views);
-  at::Tensor make_unsharded_grad() const;
-  void start_all_reduce();
-  [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,
-                           const std::string& found, const std::string& likely_cause = {}) const;
 
   std::weak_ptr<torch::nn::Module> owner_;
-  FlatUnit unit_;
-  std::vector<SharedParameter> shared_;
-  HandleOptions options_;
-  std::vector<WeakTensor> weak_parameters_;
-
-  bool reshards_after_forward_;
-  bool reduces_gradients_ = true;
-  bool is_tracing_ = false;
   std::weak_ptr<const void> root_;
+  bool reshards_after_forward_;
   bool is_in_pass_ = false;
-  std::weak_ptr<HandleEvents> events_;      // during a pass
-  std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
-  std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
-  Residence residence_ = Residence::sharded;
-
-  at::Device compute_device_ = at::kCPU;
-  at::Tensor sharded_flat_param_;    // [sharded_numel], the parameters' own dtype
-  at::Tensor unsharded_flat_param_;  // [padded numel], param_dtype; without memory while sharded
-  std::vector<at::Tensor> sharded_views_;  // of sharded_flat_param_
-  std::vector<at::Tensor> full_views_;     // of unsharded_flat_param_, with the touch key
-  std::optional<TouchRegistration> sharded_registration_;
-  std::optional<TouchRegistration> full_registration_;
-  at::Tensor cast_shard_;  // alive until the all-gather ends
-  dist::Pending gather_;
-  std::vector<std::uint32_t> versions_;  // of the parameters when the pass began
-
-  std::optional<Whole> whole_;
-
-  std::size_t num_trainable_ = 0;
-  std::size_t num_gradients_ = 0;
-  std::vector<bool> has_gradient_;
-  std::vector<bool> was_reduced_;           // in this pass
-  std::vector<bool> is_put_aside_;          // in this pass
-  std::vector<at::Tensor> kept_gradients_;  // put aside: sharded, of earlier passes
-  at::Tensor unsharded_grad_;               // [padded numel], predivided; filled by take_gradient
-  at::Tensor unsynced_grad_;                // the same, of passes under NoSyncScope
-  std::vector<bool> has_unsynced_;          // by parameter
-  at::Tensor unsharded_grad_in_flight_;
-  at::Tensor sharded_grad_in_flight_;
-  dist::Pending reduce_;
-  bool is_all_reducing_ = false;  // of a sharded gradient
-  at::Tensor sharded_grad_;       // [sharded_numel], reduced in this pass
+  std::weak_ptr<HandleEvents> events_;  // during a pass
+  // Each refers to those before it, so they are destroyed in the opposite order.
+  FlatParamContents contents_;
+  FlatParamStorage storage_;
+  FlatParamGather gather_;
+  FlatParamGradients gradients_;
+  WholeParameters whole_;
 };
 
 }  // namespace tessera::fsdp

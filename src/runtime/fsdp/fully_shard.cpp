@@ -287,9 +287,8 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
   unit->limit_all_gathers = options.limit_all_gathers;
   unit->backward_prefetch = options.backward_prefetch;
   for (DtypeGroup& group : groups) {
-    unit->handles.push_back(FlatParamHandle::create(module, at.fqn, std::move(group.parameters),
-                                                    std::move(group.shared),
-                                                    handle_options(options)));
+    unit->handles.push_back(FlatParamHandle::create(
+        module, at.fqn, group.parameters, std::move(group.shared), handle_options(options)));
   }
   if (unit->handles.empty()) refuse_module_of_unit(*module);
   attach_state_dict_hooks(*module, *unit, options.mesh);

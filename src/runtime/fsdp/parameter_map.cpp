@@ -25,8 +25,8 @@ FlatParameterInfo info_of(const fsdp::FlatParamHandle& handle) {
     info.shared[shared.fqn] = unit.parameters[shared.index].fqn;
   }
   info.unpadded_numel = unpadded_numel(unit);
-  info.sharded_numel = handle.sharded_flat_param().numel();
-  info.is_unsharded = handle.residence() == fsdp::FlatParamHandle::Residence::unsharded;
+  info.sharded_numel = handle.storage().sharded_flat_param().numel();
+  info.is_unsharded = handle.gather().is_unsharded();
   return info;
 }
 

@@ -39,12 +39,12 @@ std::shared_ptr<dist::Group> group_of_all(
 /// Returns the device on which all units compute.
 at::Device device_of(const std::vector<std::shared_ptr<FlatParamHandle>>& handles) {
   if (handles.empty()) return at::kCPU;
-  const at::Device device = handles.front()->compute_device();
+  const at::Device device = handles.front()->storage().compute_device();
   for (const auto& handle : handles) {
-    if (handle->compute_device() == device) continue;
+    if (handle->storage().compute_device() == device) continue;
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = handle->display_name()},
                           "device of the units in one model", "the same device, " + device.str(),
-                          handle->compute_device().str());
+                          handle->storage().compute_device().str());
   }
   return device;
 }
@@ -127,7 +127,7 @@ void Pass::drop_unsynced_gradients() {
     throw Error::expected(ErrorKind::invalid_argument, {}, "drop_unsynced_gradients",
                           "a call outside of forward and backward", "a call during one of them");
   }
-  for (const auto& handle : handles_) handle->drop_unsynced_gradients();
+  for (const auto& handle : handles_) handle->gradients().drop_unsynced();
 }
 
 void Pass::collect_meetings(const Module& module, const std::string& fqn) {
@@ -348,7 +348,7 @@ void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
   const bool is_backward = is_in_backward();
   if (is_backward) queue_end_of_backward();
   if (is_tracing_ && !is_backward) record_use(index_of(handle), index);
-  if (last_touched_ == &handle && handle.residence() == FlatParamHandle::Residence::unsharded) {
+  if (last_touched_ == &handle && handle.gather().is_unsharded()) {
     operator_of_last_touch_ = current_operator();
     return;
   }
@@ -375,7 +375,7 @@ void Pass::parameter_touched(FlatParamHandle& handle, std::size_t index) {
     it->last_use = use;
     gather_ahead(position, is_backward);
   }
-  handle.finish_unshard();
+  handle.gather().finish();
 }
 
 void Pass::record_use(std::size_t handle, std::size_t parameter) {
@@ -402,7 +402,7 @@ void Pass::leave_units_outside(std::size_t handle, bool is_backward) {
 
 /// Returns whether the gather of this handle is in the common order of collectives.
 bool Pass::is_in_order(const FlatParamHandle& handle) const {
-  return group_ ? handle.is_sharded() : handle.has_own_full_buffer();
+  return group_ ? handle.is_sharded() : handle.storage().has_own_full_buffer();
 }
 
 bool Pass::is_gathered(std::size_t handle) const {
@@ -417,8 +417,8 @@ void Pass::gather(std::size_t handle, LastUse last_use) {
     if (!runner_->is_in_phase()) begin_phase(PhaseKey::Direction::forward);
     runner_->need(handle);
   } else {
-    wanted.prepare_unshard();
-    wanted.start_unshard();
+    wanted.gather().prepare();
+    wanted.gather().start();
     gathered_.push_back({handle, LastUse::none});
   }
   const auto found = std::ranges::find(gathered_, handle, &Gathered::handle);
@@ -439,8 +439,8 @@ void Pass::gather_ahead(std::size_t handle, bool is_backward) {
 
 void Pass::free(std::size_t handle) {
   if (!is_gathered(handle)) return;
-  handles_[handle]->reshard();
-  if (handles_[handle]->has_own_full_buffer()) rate_limiter_.note_freed();
+  handles_[handle]->gather().reshard();
+  if (handles_[handle]->storage().has_own_full_buffer()) rate_limiter_.note_freed();
   std::erase_if(gathered_, [&](const Gathered& each) { return each.handle == handle; });
   if (last_touched_ == handles_[handle].get()) last_touched_ = nullptr;
 }
@@ -469,7 +469,7 @@ void Pass::begin_phase(PhaseKey::Direction direction) {
   const bool is_backward = direction == PhaseKey::Direction::backward;
   const bool reduces = is_backward && gradients_ == Gradients::sync;
   const auto participates = [&](const auto& handle) {
-    return is_in_order(*handle) || (reduces && handle->reduces_gradients());
+    return is_in_order(*handle) || (reduces && handle->gradients().are_reduced());
   };
   if (meetings_.empty() && std::ranges::none_of(handles_, participates)) return;
   std::size_t& num_before = num_phases_[is_backward ? 1 : 0];
@@ -495,7 +495,7 @@ void Pass::end_phase(bool has_failed) {
     if (num_gave.empty()) break;
     std::vector<bool> any_gave(handle->unit().parameters.size());
     for (std::size_t i = 0; i < any_gave.size(); ++i) any_gave[i] = *next++ > 0;
-    handle->set_reduced(any_gave);
+    handle->gradients().set_reduced(any_gave);
   }
 }
 
@@ -506,12 +506,12 @@ bool Pass::run(const CollectiveSchedule::DueCollective& due) {
   collectives_.push_back(name_of(due.what));
   if (due.what.verb == Collective::Verb::reduce) return reduce(number);
   if (due.role == Role::joined || is_gathered(number)) {
-    handle.join_unshard();
+    handle.gather().join();
     return false;
   }
-  handle.prepare_unshard();
+  handle.gather().prepare();
   rate_limiter_.wait_for_room();
-  handle.start_unshard();
+  handle.gather().start();
   gathered_.push_back({number, LastUse::none, due.position});
   return true;
 }
@@ -551,7 +551,7 @@ std::vector<std::size_t> Pass::unreduced() const {
   std::vector<std::size_t> found;
   if (!is_reducing()) return found;
   for (std::size_t i = 0; i < handles_.size(); ++i) {
-    if (handles_[i]->has_gradients() || handles_[i]->has_unsynced_gradients()) found.push_back(i);
+    if (handles_[i]->gradients().has_any()) found.push_back(i);
   }
   return found;
 }
@@ -561,7 +561,7 @@ std::vector<int> Pass::counts() const {
   std::vector<int> gave;
   if (!is_reducing()) return gave;
   for (const auto& handle : handles_) {
-    for (const bool each : handle->gave_gradients()) gave.push_back(each ? 1 : 0);
+    for (const bool each : handle->gradients().contributed()) gave.push_back(each ? 1 : 0);
   }
   return gave;
 }
@@ -570,10 +570,10 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
   const std::lock_guard lock(mutex_);
   if (!is_open_) return;
   queue_end_of_backward();
-  if (!handle.reduces_gradients()) return;
+  if (!handle.gradients().are_reduced()) return;
   const UntouchedScope untouched;
-  handle.take_gradient(index);
-  if (handle.has_all_gradients() && gradients_ == Gradients::sync) {
+  handle.gradients().take(index);
+  if (handle.gradients().has_all() && gradients_ == Gradients::sync) {
     runner_->gradients_ready(index_of(handle));
   }
 }
@@ -581,10 +581,10 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
 /// Returns whether this rank had gradients to contribute.
 bool Pass::reduce(std::size_t position) {
   FlatParamHandle& handle = *handles_[position];
-  const bool is_complete = handle.has_all_gradients();
-  const bool gives = handle.has_gradients() || handle.has_unsynced_gradients();
+  const bool is_complete = handle.gradients().has_all();
+  const bool gives = handle.gradients().has_any();
   finish_reduces();  // at most one whole gradient is in flight
-  handle.start_reduce();
+  handle.gradients().start_reduce();
   // A unit that was gathered for a later use stays.
   const auto it = std::ranges::find(gathered_, position, &Gathered::handle);
   const bool is_ahead = it != gathered_.end() && it->last_use == LastUse::none;
@@ -593,7 +593,7 @@ bool Pass::reduce(std::size_t position) {
 }
 
 void Pass::finish_reduces() {
-  for (const auto& handle : handles_) handle->finish_reduce();
+  for (const auto& handle : handles_) handle->gradients().finish_reduce();
 }
 
 // The engine attaches a callback to the current graph task. With recomputation that may be an inner
@@ -636,7 +636,7 @@ void Pass::end_backward() {
   const UntouchedScope untouched;
   try {
     if (gradients_ == Gradients::keep_unsharded) {
-      for (const auto& handle : handles_) handle->keep_unsharded_gradient();
+      for (const auto& handle : handles_) handle->gradients().keep_unsynced();
     }
     end_phase();
     finish_reduces();

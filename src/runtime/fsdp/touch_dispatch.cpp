@@ -57,7 +57,7 @@ bool is_norm(const c10::OperatorHandle& op) {
   return std::ranges::find(kNorms, op.operator_name().name) != kNorms.end();
 }
 
-/// A sharded gradient has the key, but no listener: see FlatParamHandle::leave_pass.
+/// A sharded gradient has the key, but no listener: see FlatParamGradients::leave_pass.
 void see_norm(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.key_set().has(kTouchKey)) return;
   if (TouchListener* const listener = find_listener(tensor)) return listener->touched(tensor);

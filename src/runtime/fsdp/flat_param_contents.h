@@ -1,0 +1,101 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/weak_tensor.h"
+#include "tessera/base/error.h"
+#include "tessera/layout/flat_unit.h"
+#include "tessera/runtime/dist/group.h"
+#include "tessera/runtime/fsdp/fully_shard.h"
+
+namespace tessera::fsdp {
+
+/// A parameter of a handle, with its name below the fully sharded module.
+struct ManagedParameter {
+  std::string fqn;
+  at::Tensor tensor;
+};
+struct SharedParameter {
+  std::string fqn;
+  std::size_t index;  // the parameter it is tied to
+};
+
+struct HandleOptions {
+  ShardingStrategy strategy = ShardingStrategy::full_shard;
+  MixedPrecision mixed_precision;
+  std::shared_ptr<dist::Group> shard_group;
+  std::shared_ptr<dist::Group> replicate_group;  // of one rank if nothing is replicated
+  std::shared_ptr<dist::Group> world_group;      // of all ranks of the mesh
+  FreedParameters freed_parameters = FreedParameters::freed;
+  Offload offload = Offload::none;
+  /// The ranks of the mesh that hold each shard, by rank of the shard group.
+  std::vector<std::vector<int>> holders{};
+};
+
+/// Which parameters are in a flat parameter, where each of them lies in it, and which ranks share
+/// it. Owns no tensor: it holds the parameters weakly, because they keep their handle alive. Except
+/// for the unit's name it does not change. Not thread-safe.
+class FlatParamContents {
+ public:
+  /// Requires: at least one parameter, and one dtype. `unit_name` is the unit's name so far.
+  FlatParamContents(const std::string& unit_name, const std::vector<ManagedParameter>& parameters,
+                    std::vector<SharedParameter> shared, HandleOptions options);
+
+  const FlatUnit& unit() const { return unit_; }
+  const std::vector<SharedParameter>& shared_parameters() const { return shared_; }
+  const HandleOptions& options() const { return options_; }
+  /// Returns the unit's name for messages: `layers.0`, `the root`.
+  std::string display_name() const;
+  void set_unit_name(const std::string& fqn) { unit_.name = fqn; }
+
+  // --- parameters
+  std::size_t num_parameters() const { return weak_parameters_.size(); }
+  /// Returns the parameter, or an undefined tensor if it is dead.
+  at::Tensor parameter(std::size_t index) const { return weak_parameters_[index].lock(); }
+  /// Returns the index of a parameter of this handle.
+  std::size_t index_of(const at::Tensor& parameter) const;
+  /// Throws an error about parameter `index`.
+  [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,
+                           const std::string& found, const std::string& likely_cause = {}) const;
+
+  // --- ranks
+  dist::Group& shard_group() const { return *options_.shard_group; }
+  dist::Group& replicate_group() const { return *options_.replicate_group; }
+  /// Returns how many ranks share the flat parameter.
+  std::int64_t num_shards() const { return shard_group().size(); }
+  /// Whether a rank holds less than all parameters.
+  bool is_sharded() const { return shard_group().size() > 1; }
+  /// Returns how many ranks' gradients are averaged.
+  int num_averaged() const { return shard_group().size() * replicate_group().size(); }
+
+  // --- dtypes
+  /// The parameters' own.
+  at::ScalarType own_dtype() const;
+  /// Of gathered parameters.
+  at::ScalarType param_dtype() const;
+  /// Of gradients while they are averaged.
+  at::ScalarType reduce_dtype() const;
+
+  // --- places in a flat tensor
+  /// Returns parameter `index` in a flat tensor of all parameters.
+  at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
+  /// Returns this rank's shard of parameter `index` in this rank's shard of such a tensor.
+  at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
+  /// Returns the parameter that `position` belongs to. Units: elements of the flat tensor.
+  std::size_t parameter_at(std::int64_t position) const;
+  /// Zeroes the gaps between parameters and the end.
+  void zero_padding(const at::Tensor& flat) const;
+
+ private:
+  FlatUnit unit_;
+  std::vector<SharedParameter> shared_;
+  HandleOptions options_;
+  std::vector<WeakTensor> weak_parameters_;
+};
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "runtime/fsdp/flat_param_contents.h"
+#include "runtime/fsdp/flat_param_storage.h"
+#include "runtime/fsdp/spare_memory.h"
+#include "runtime/fsdp/streams.h"
+#include "tessera/runtime/dist/group.h"
+
+namespace tessera::fsdp {
+
+/// The all-gather of a flat parameter: fills the buffer of a FlatParamStorage, and frees it. Does
+/// nothing for parameters that need no such buffer: they are always there.
+///
+/// Life cycle, within a pass: `prepare`, `start`, `finish`, `reshard`, in this order, as often as
+/// needed. `finish` and `reshard` do nothing where there is nothing to finish or to free. Not
+/// thread-safe.
+class FlatParamGather {
+ public:
+  /// Both must outlive this.
+  FlatParamGather(const FlatParamContents& contents, const FlatParamStorage& storage)
+      : contents_(contents), storage_(storage) {}
+
+  void enter_pass(const std::shared_ptr<const Streams>& streams,
+                  const std::shared_ptr<PassMemory>& memory);
+
+  /// Whether the buffer holds the parameters.
+  bool is_unsharded() const { return residence_ == Residence::unsharded; }
+  /// Casts the shard, or copies it to the device, before the all-gather. Needs no unsharded memory.
+  void prepare();
+  /// Starts the all-gather. Collective over the shard group.
+  void start();
+  /// Lets the operators that follow wait for the all-gather.
+  void finish();
+  /// Takes part in an all-gather for other ranks. This rank's parameters do not change. Allocates
+  /// the whole flat parameter temporarily. Collective over the shard group.
+  void join();
+  /// Frees the gathered parameters, after `finish`.
+  void reshard();
+  /// Waits for an all-gather that has been started, even if it fails. `reshard` may follow.
+  void abort() noexcept;
+
+ private:
+  enum class Residence { sharded, gathering, unsharded };
+  at::Tensor cast_own_shard() const;
+
+  const FlatParamContents& contents_;
+  const FlatParamStorage& storage_;
+  std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
+  std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
+  Residence residence_ = Residence::sharded;
+  at::Tensor cast_shard_;  // alive until the all-gather ends
+  dist::Pending pending_;
+};
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,160 @@
+#include "runtime/fsdp/flat_param_gradients.h"
+
+#include <torch/types.h>
+
+#include <utility>
+
+#include "runtime/fsdp/touch_dispatch.h"
+#include "runtime/torch_bridge.h"
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+
+using at::Tensor;
+
+FlatParamGradients::FlatParamGradients(const FlatParamContents& contents,
+                                       const FlatParamStorage& storage)
+    : contents_(contents),
+      are_reduced_(storage.has_own_full_buffer() || contents.replicate_group().size() > 1 ||
+                   dtype_of(contents.reduce_dtype()) != contents.unit().dtype),
+      reduction_(contents, storage) {
+  const std::size_t num_parameters = contents.num_parameters();
+  taken_.has.resize(num_parameters);
+  unsynced_.has.resize(num_parameters);
+  was_reduced_.resize(num_parameters);
+  put_aside_.resize(num_parameters);
+}
+
+void FlatParamGradients::FlatGradient::clear() {
+  flat = Tensor();
+  has.assign(has.size(), false);
+}
+
+void FlatParamGradients::clear_taken() {
+  taken_.clear();
+  num_taken_ = 0;
+}
+
+void FlatParamGradients::enter_pass(const std::shared_ptr<const Streams>& streams,
+                                    const std::shared_ptr<PassMemory>& memory) {
+  num_trainable_ = 0;
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    if (contents_.parameter(i).requires_grad()) ++num_trainable_;
+    was_reduced_[i] = false;
+    put_aside_[i].reset();
+  }
+  reduction_.enter_pass(streams, memory);
+}
+
+void FlatParamGradients::put_aside(std::size_t index) {
+  if (!are_reduced_ || put_aside_[index]) return;
+  put_aside_[index] = std::exchange(contents_.parameter(index).mutable_grad(), Tensor());
+}
+
+void FlatParamGradients::take(std::size_t index) {
+  const Tensor parameter = contents_.parameter(index);
+  const Tensor gradient = std::exchange(parameter.mutable_grad(), Tensor());
+  TESSERA_CHECK(gradient.defined());
+  if (gradient.layout() != at::kStrided) {
+    contents_.refuse(ErrorKind::unsupported, index, "a dense gradient", "a sparse one",
+                     "an embedding made with sparse(true)?");
+  }
+  if (gradient.requires_grad()) {
+    contents_.refuse(ErrorKind::unsupported, index, "a gradient without a graph",
+                     "one with a graph", "create_graph: not possible for sharded parameters");
+  }
+  const at::NoGradGuard no_grad;
+  if (!taken_.flat.defined()) taken_.flat = reduction_.make_unsharded_grad();
+  Tensor slot = contents_.full_view(taken_.flat, index);
+  const Tensor share = at::scalar_tensor(1 / reduction_.predivide_factor());  // exact
+  if (taken_.has[index]) {
+    slot.add_(gradient.to(slot.scalar_type()).mul(share));
+    return;
+  }
+  if (gradient.scalar_type() == slot.scalar_type()) {
+    at::mul_out(slot, gradient, share);
+  } else {
+    slot.copy_(gradient).mul_(share);
+  }
+  taken_.has[index] = true;
+  ++num_taken_;
+}
+
+void FlatParamGradients::start_reduce() {
+  TESSERA_CHECK(!is_reducing());
+  const at::NoGradGuard no_grad;
+  if (!taken_.flat.defined()) taken_.flat = reduction_.make_unsharded_grad();
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    Tensor slot = contents_.full_view(taken_.flat, i);
+    const bool is_taken = taken_.has[i];
+    const bool is_unsynced = unsynced_.has[i];
+    if (is_taken && is_unsynced) {
+      slot.add_(contents_.full_view(unsynced_.flat, i));
+    } else if (is_unsynced) {
+      slot.copy_(contents_.full_view(unsynced_.flat, i));
+    } else if (!is_taken) {
+      slot.zero_();
+    }
+    was_reduced_[i] = was_reduced_[i] || is_taken || is_unsynced;
+  }
+  contents_.zero_padding(taken_.flat);
+  drop_unsynced();
+  Tensor unsharded_grad = std::move(taken_.flat);
+  clear_taken();
+  reduction_.start(std::move(unsharded_grad));
+}
+
+std::vector<bool> FlatParamGradients::contributed() const {
+  std::vector<bool> all = was_reduced_;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = all[i] || taken_.has[i] || unsynced_.has[i];
+  }
+  return all;
+}
+
+void FlatParamGradients::keep_unsynced() {
+  if (!has_taken()) return;
+  const at::NoGradGuard no_grad;
+  if (!unsynced_.flat.defined()) {
+    std::swap(unsynced_, taken_);
+  } else {
+    for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+      if (!taken_.has[i]) continue;
+      Tensor slot = contents_.full_view(unsynced_.flat, i);
+      const Tensor added = contents_.full_view(taken_.flat, i);
+      unsynced_.has[i] ? slot.add_(added) : slot.copy_(added);
+      unsynced_.has[i] = true;
+    }
+  }
+  clear_taken();
+}
+
+void FlatParamGradients::leave_pass() {
+  for (std::size_t i = 0; are_reduced_ && i < contents_.num_parameters(); ++i) {
+    const Tensor parameter = contents_.parameter(i);
+    if (!parameter.defined()) continue;
+    Tensor gradient =
+        put_aside_[i] ? std::exchange(*put_aside_[i], Tensor()) : Tensor(parameter.mutable_grad());
+    if (was_reduced_[i] && reduction_.sharded_grad().defined()) {
+      const Tensor reduced = contents_.sharded_view(reduction_.sharded_grad(), i);
+      if (gradient.defined()) {
+        gradient.add_(reduced);
+      } else {
+        // A view could not be detached in place by Optimizer::zero_grad. The touch key lets norms
+        // of a part throw.
+        gradient = torch::empty({0}, reduced.options());
+        gradient.set_data(contents_.is_sharded() ? with_touch_key(reduced) : reduced);
+      }
+    }
+    parameter.mutable_grad() = std::move(gradient);
+  }
+  reduction_.drop_sharded_grad();
+}
+
+void FlatParamGradients::abort_pass() noexcept {
+  reduction_.abort();
+  clear_taken();
+  was_reduced_.assign(was_reduced_.size(), false);
+}
+
+}  // namespace tessera::fsdp

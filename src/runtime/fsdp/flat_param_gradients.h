@@ -1,0 +1,88 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/fsdp/flat_param_contents.h"
+#include "runtime/fsdp/flat_param_reduction.h"
+#include "runtime/fsdp/flat_param_storage.h"
+
+namespace tessera::fsdp {
+
+/// The gradients of a handle's parameters, on their way from `.grad` and back.
+///
+/// Life cycle, within a pass. `put_aside` keeps the sharded `.grad` of earlier passes. `take`
+/// copies each gradient of the backward into one flat gradient. `start_reduce` and `finish_reduce`
+/// average it over the ranks, or `keep_unsynced` keeps it for a later pass. `leave_pass` gives each
+/// parameter its part of the average. Holds no parameter. Not thread-safe.
+class FlatParamGradients {
+ public:
+  /// Both must outlive this.
+  FlatParamGradients(const FlatParamContents& contents, const FlatParamStorage& storage);
+
+  /// Whether gradients are reduced over the ranks or cast. If not, they stay in `.grad`.
+  bool are_reduced() const { return are_reduced_; }
+
+  void enter_pass(const std::shared_ptr<const Streams>& streams,
+                  const std::shared_ptr<PassMemory>& memory);
+  /// Puts the averages of this pass into `.grad`, or adds them to what was put aside. Requires: all
+  /// that was taken is reduced or kept.
+  void leave_pass();
+  /// Drops the gradients of this pass; `leave_pass` follows.
+  void abort_pass() noexcept;
+
+  // --- what the backward has brought
+  /// Takes the parameter's `.grad` out of the backward's way, once in a pass: autograd must not add
+  /// a full gradient to a sharded one.
+  void put_aside(std::size_t index);
+  /// Moves the parameter's `.grad` into the flat gradient. Throws: Error(unsupported) for a sparse
+  /// gradient, or one with a graph (create_graph).
+  void take(std::size_t index);
+  /// Whether there are gradients to reduce, of this pass or of an earlier one.
+  bool has_any() const { return has_taken() || unsynced_.flat.defined(); }
+  bool has_taken() const { return num_taken_ > 0; }
+  bool has_all() const { return num_taken_ == num_trainable_; }
+
+  // --- averages over the ranks
+  /// Starts averaging the flat gradient over the ranks; missing gradients count as zero.
+  /// Collective.
+  void start_reduce();
+  bool is_reducing() const { return reduction_.is_in_flight(); }
+  /// Finishes the average before the operators that follow. Collective for hybrid strategies.
+  void finish_reduce() { reduction_.finish(); }
+  /// Returns for each parameter whether this rank has contributed a gradient in this pass, or is
+  /// about to.
+  std::vector<bool> contributed() const;
+  /// Sets for which parameters any rank contributed: these get a reduced gradient.
+  void set_reduced(const std::vector<bool>& any_contributed) { was_reduced_ = any_contributed; }
+
+  // --- passes under NoSyncScope
+  /// Keeps the flat gradient of this pass for the next one.
+  void keep_unsynced();
+  void drop_unsynced() { unsynced_.clear(); }
+
+ private:
+  /// A flat gradient of some of the parameters.
+  struct FlatGradient {
+    at::Tensor flat;        // [padded numel], predivided; undefined: of no parameter
+    std::vector<bool> has;  // by parameter; the others' elements are not initialised
+    void clear();
+  };
+  void clear_taken();
+
+  const FlatParamContents& contents_;
+  bool are_reduced_;
+  std::size_t num_trainable_ = 0;
+  std::size_t num_taken_ = 0;
+  FlatGradient taken_;     // in this pass, not reduced yet
+  FlatGradient unsynced_;  // of earlier passes under NoSyncScope
+  FlatParamReduction reduction_;
+  std::vector<bool> was_reduced_;  // in this pass
+  // In this pass; undefined for a parameter that had no gradient.
+  std::vector<std::optional<at::Tensor>> put_aside_;
+};
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,105 @@
+#include "runtime/fsdp/flat_param_reduction.h"
+
+#include <c10/core/StreamGuard.h>
+#include <torch/types.h>
+
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+
+using at::Tensor;
+
+void FlatParamReduction::enter_pass(const std::shared_ptr<const Streams>& streams,
+                                    const std::shared_ptr<PassMemory>& memory) {
+  streams_ = streams;
+  memory_ = memory;
+}
+
+Tensor FlatParamReduction::make_unsharded_grad() const {
+  Tensor grad = torch::empty(
+      {0}, at::TensorOptions(storage_.compute_device()).dtype(contents_.reduce_dtype()));
+  grad.unsafeGetTensorImpl()->set_sizes_contiguous(
+      {storage_.sharded_flat_param().numel() * contents_.num_shards()});
+  memory_->gradients.allocate(grad);
+  return grad;
+}
+
+/// The sum is divided in two halves, one before and one after it, so that half precision does not
+/// overflow. As in PyTorch's FSDP, for equal roundings.
+double FlatParamReduction::predivide_factor() const {
+  const int num_ranks = contents_.num_averaged();
+  int factor = 1;
+  while (num_ranks % factor == 0 && num_ranks / factor > factor) factor *= 2;
+  return factor;
+}
+
+void FlatParamReduction::start(Tensor unsharded_grad) {
+  TESSERA_CHECK(!is_in_flight());
+  streams_->make_wait(streams_->post_backward, streams_->compute());
+  const c10::StreamGuard on(streams_->post_backward);
+  unsharded_grad_ = std::move(unsharded_grad);
+  if (contents_.is_sharded()) {
+    sharded_grad_in_flight_ =
+        torch::empty({storage_.sharded_flat_param().numel()}, unsharded_grad_.options());
+    pending_ = contents_.shard_group().reduce_scatter(sharded_grad_in_flight_, unsharded_grad_,
+                                                      contents_.display_name());
+    if (streams_->run_behind_host()) start_all_reduce();
+  } else {
+    sharded_grad_in_flight_ = unsharded_grad_;
+    pending_ =
+        contents_.replicate_group().all_reduce(sharded_grad_in_flight_, contents_.display_name());
+  }
+}
+
+/// Starts the second half of a hybrid strategy's average, after the first.
+void FlatParamReduction::start_all_reduce() {
+  if (contents_.replicate_group().size() == 1 || std::exchange(is_all_reducing_, true)) return;
+  pending_.wait();
+  streams_->make_wait(streams_->all_reduce, streams_->post_backward);
+  const c10::StreamGuard on(streams_->all_reduce);
+  pending_ =
+      contents_.replicate_group().all_reduce(sharded_grad_in_flight_, contents_.display_name());
+}
+
+void FlatParamReduction::finish() {
+  if (!is_in_flight()) return;
+  const at::NoGradGuard no_grad;
+  {
+    const c10::StreamGuard on(streams_->post_backward);
+    if (contents_.is_sharded()) start_all_reduce();
+    pending_.wait();
+    if (const double factor = contents_.num_averaged() / predivide_factor(); factor > 1) {
+      sharded_grad_in_flight_.div_(factor);
+    }
+    Tensor reduced = sharded_grad_in_flight_;
+    if (contents_.options().mixed_precision.gradients == MixedPrecision::Gradients::master_dtype) {
+      reduced = reduced.to(contents_.own_dtype());
+    }
+    reduced = reduced.to(storage_.sharded_flat_param().device());
+    if (sharded_grad_.defined()) {
+      sharded_grad_.add_(reduced);
+    } else {
+      sharded_grad_ = std::move(reduced);
+    }
+  }
+  // Their memory belongs to the compute stream, which must wait before it is freed.
+  streams_->make_wait(streams_->compute(), streams_->post_backward);
+  sharded_grad_in_flight_ = Tensor();
+  if (contents_.is_sharded()) memory_->gradients.free(unsharded_grad_);
+  unsharded_grad_ = Tensor();
+  is_all_reducing_ = false;
+}
+
+void FlatParamReduction::abort() noexcept {
+  is_all_reducing_ = false;
+  try {
+    pending_.wait();
+  } catch (const std::exception&) {
+    // The first failure is already being thrown.
+  }
+  unsharded_grad_ = sharded_grad_in_flight_ = Tensor();
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "runtime/fsdp/flat_param_contents.h"
+#include "runtime/fsdp/flat_param_storage.h"
+#include "runtime/fsdp/spare_memory.h"
+#include "runtime/fsdp/streams.h"
+#include "tessera/runtime/dist/group.h"
+
+namespace tessera::fsdp {
+
+/// The average of a flat gradient over the ranks: a reduce-scatter over the shard group, and for
+/// hybrid strategies an all-reduce over the replicate group. One gradient is in flight at a time.
+/// The results of a pass are added up. Not thread-safe.
+class FlatParamReduction {
+ public:
+  /// Both must outlive this.
+  FlatParamReduction(const FlatParamContents& contents, const FlatParamStorage& storage)
+      : contents_(contents), storage_(storage) {}
+
+  void enter_pass(const std::shared_ptr<const Streams>& streams,
+                  const std::shared_ptr<PassMemory>& memory);
+
+  /// Returns a flat gradient of all parameters, to be filled for `start`. Shape: [padded numel].
+  /// Its memory is not initialised.
+  at::Tensor make_unsharded_grad() const;
+  /// Returns what to divide gradients by before `start`; `finish` divides by the rest.
+  double predivide_factor() const;
+
+  /// Starts the average of `unsharded_grad`, after the compute stream's present work. Collective.
+  void start(at::Tensor unsharded_grad);
+  bool is_in_flight() const { return unsharded_grad_.defined(); }
+  /// Adds the average to `sharded_grad`, before the operators that follow. Does nothing if none is
+  /// in flight. Collective for hybrid strategies.
+  void finish();
+  /// Waits for an average that has been started, even if it fails, and drops it.
+  void abort() noexcept;
+
+  /// Returns this rank's shard of the pass's averages; undefined before the first. Shape:
+  /// [sharded_numel].
+  const at::Tensor& sharded_grad() const { return sharded_grad_; }
+  void drop_sharded_grad() { sharded_grad_ = at::Tensor(); }
+
+ private:
+  void start_all_reduce();
+
+  const FlatParamContents& contents_;
+  const FlatParamStorage& storage_;
+  std::shared_ptr<const Streams> streams_;  // of the last pass; null before the first
+  std::shared_ptr<PassMemory> memory_;      // of the last pass; null before the first
+  at::Tensor unsharded_grad_;               // in flight
+  at::Tensor sharded_grad_in_flight_;
+  dist::Pending pending_;
+  bool is_all_reducing_ = false;  // of a sharded gradient
+  at::Tensor sharded_grad_;
+};
+
+}  // namespace tessera::fsdp

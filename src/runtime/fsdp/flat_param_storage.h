@@ -1,0 +1,81 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "runtime/fsdp/flat_param_contents.h"
+#include "runtime/fsdp/touch_dispatch.h"
+
+namespace tessera::fsdp {
+
+/// The memory of a flat parameter, and which of it the parameters show.
+///
+/// Owns this rank's shard, which lives as long as this does, and the buffer of gathered parameters,
+/// whose memory FlatParamGather allocates and frees. A parameter shows either its part of the shard
+/// or its full shape in the buffer: `set_data` changes it, its TensorImpl stays the same, because
+/// module and optimizer hold it. Operators that use this memory call the listener ([Note: Touch]).
+/// Not thread-safe.
+class FlatParamStorage {
+ public:
+  /// Copies this rank's shard of each parameter. The parameters themselves do not change.
+  /// `contents` and `listener` must outlive this.
+  FlatParamStorage(const FlatParamContents& contents,
+                   const std::vector<ManagedParameter>& parameters, TouchListener& listener);
+
+  /// The device of gathered parameters.
+  at::Device compute_device() const { return compute_device_; }
+  /// Shape: [sharded_numel]. The parameters' own dtype.
+  const at::Tensor& sharded_flat_param() const { return sharded_flat_param_; }
+  /// Shape: [padded numel]. param_dtype. Undefined if gathered parameters need no buffer of their
+  /// own.
+  const at::Tensor& unsharded_flat_param() const { return unsharded_flat_param_; }
+  /// Whether gathered parameters need a buffer of their own: they are sharded or cast.
+  bool has_own_full_buffer() const { return !full_views_.empty(); }
+
+  // --- what parameters show
+  /// Shows each parameter's part of the shard. Skips dead parameters.
+  void show_shards();
+  /// Whether a pass sees every use of a parameter, or only those in units that are gathered.
+  enum class Tracing { off, on };
+  /// Shows full shapes for a pass. Requires: `check_parameters` has passed.
+  void show_full(Tracing tracing);
+  /// Ends `show_full`.
+  void hide_full();
+  /// Throws: Error(invalid_argument) naming a parameter that was replaced, moved or converted.
+  void check_parameters() const;
+
+  // --- writes that would be lost, because they went into the buffer
+  /// Returns the last parameter that was written to since `show_full`.
+  std::optional<std::size_t> written_parameter() const;
+  /// Lets `written_parameter` forget all writes so far.
+  void forget_writes();
+
+  // --- where a tensor lies
+  bool is_in_shard(const at::Tensor& tensor) const {
+    return tensor.storage().is_alias_of(sharded_flat_param_.storage());
+  }
+  /// Returns the parameter that a view of the shard or of the buffer is a view of.
+  std::size_t parameter_at(const at::Tensor& view) const;
+
+ private:
+  void copy_own_shard(const std::vector<ManagedParameter>& parameters);
+  void make_full_buffer(const at::TensorOptions& own);
+
+  const FlatParamContents& contents_;
+  TouchListener& listener_;
+  at::Device compute_device_;
+  at::Tensor sharded_flat_param_;
+  at::Tensor unsharded_flat_param_;        // without memory while sharded
+  std::vector<at::Tensor> sharded_views_;  // of sharded_flat_param_
+  std::vector<at::Tensor> full_views_;     // of unsharded_flat_param_, with the touch key
+  std::vector<std::uint32_t> versions_;    // of the parameters since show_full or forget_writes
+  // Both are keyed by the address of a storage, so they end before the storage does. Without a
+  // buffer only the second exists: of the shard, while a pass is traced.
+  std::optional<TouchRegistration> sharded_registration_;
+  std::optional<TouchRegistration> full_registration_;
+};
+
+}  // namespace tessera::fsdp

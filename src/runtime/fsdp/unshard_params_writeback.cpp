@@ -1,0 +1,59 @@
+#include "runtime/fsdp/unshard_params_writeback.h"
+
+#include <torch/types.h>
+
+namespace tessera::fsdp {
+namespace {
+
+using at::Tensor;
+
+/// Copies tensors that were assigned to parameters or gradients (instead of their views) into the
+/// flat tensor. Returns the index of one that does not fit.
+std::optional<std::size_t> take_assigned(const FlatParamContents& contents,
+                                         const WholeTensors& whole) {
+  std::optional<std::size_t> unfit;
+  for (std::size_t i = 0; i < whole.shown.size(); ++i) {
+    const Tensor& shown = whole.shown[i];
+    if (!shown.defined() || shown.storage().is_alias_of(whole.flat.storage())) continue;
+    const Tensor slot = contents.full_view(whole.flat, i);
+    if (slot.sizes() == shown.sizes()) {
+      slot.copy_(shown);
+    } else {
+      unfit = i;
+    }
+  }
+  return unfit;
+}
+
+/// Replaces each rank's `part` by its part of rank 0's `flat`, without extra memory.
+void take_from_first(const FlatParamContents& contents, at::Device compute_device,
+                     const Tensor& flat, const Tensor& part) {
+  const Tensor received = part.to(compute_device);
+  if (contents.replicate_group().rank() == 0) {
+    const Tensor whole = flat.defined() ? flat.to(compute_device) : flat;
+    contents.shard_group().scatter(received, whole, 0, contents.display_name());
+  }
+  contents.replicate_group().broadcast(received, 0, contents.display_name()).wait();
+  if (!received.is_same(part)) part.copy_(received);
+}
+
+}  // namespace
+
+std::optional<std::size_t> write_back(const FlatParamContents& contents,
+                                      const UnshardParamsOptions& options,
+                                      at::Device compute_device, const WholeTensors& whole,
+                                      const Tensor& part) {
+  std::optional<std::size_t> unfit;
+  if (whole.flat.defined()) unfit = take_assigned(contents, whole);
+  if (options.rank0_only) {
+    take_from_first(contents, compute_device, whole.flat, part);
+  } else {
+    part.copy_(
+        contents.is_sharded()
+            ? whole.flat.narrow(0, contents.shard_group().rank() * part.numel(), part.numel())
+            : whole.flat);
+  }
+  return unfit;
+}
+
+}  // namespace tessera::fsdp

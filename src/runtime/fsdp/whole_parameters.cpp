@@ -1,0 +1,169 @@
+#include "runtime/fsdp/whole_parameters.h"
+
+#include <torch/types.h>
+
+#include <exception>
+
+#include "runtime/fsdp/unshard_params_writeback.h"
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using at::Tensor;
+
+bool are_same(const UnshardParamsOptions& a, const UnshardParamsOptions& b) {
+  return a.writeback == b.writeback && a.rank0_only == b.rank0_only &&
+         a.offload_to_cpu == b.offload_to_cpu && a.with_grads == b.with_grads;
+}
+
+}  // namespace
+
+// --- show
+
+void WholeParameters::show(const UnshardParamsOptions& options) {
+  if (scope_) {
+    if (!are_same(scope_->options, options)) {
+      contents_.refuse(ErrorKind::invalid_argument, 0,
+                       "a nested unshard_params with the outer one's options", "other ones");
+    }
+    ++scope_->depth;
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  storage_.check_parameters();
+  scope_.emplace();
+  scope_->options = options;
+  try {
+    gather();
+  } catch (...) {
+    scope_.reset();
+    throw;
+  }
+  show_gathered();
+}
+
+/// Whether this rank shows whole parameters in the open scope.
+bool WholeParameters::shows_on_this_rank() const {
+  return !scope_->options.rank0_only ||
+         (contents_.shard_group().rank() == 0 && contents_.replicate_group().rank() == 0);
+}
+
+/// Fills the scope. The parameters do not change.
+void WholeParameters::gather() {
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    scope_->sharded_grads.push_back(contents_.parameter(i).grad());
+  }
+  scope_->flat = gather_whole(storage_.sharded_flat_param());
+  if (scope_->options.with_grads) {
+    scope_->has_grad = have_grads();
+    scope_->flat_grad = gather_whole(flat_sharded_grads());
+  }
+}
+
+/// All-gathers a sharded flat tensor into new memory, if this rank shows it.
+Tensor WholeParameters::gather_whole(const Tensor& flat_shard) const {
+  Tensor whole;
+  if (contents_.is_sharded()) {
+    const Tensor part = flat_shard.to(storage_.compute_device());
+    whole = torch::empty({part.numel() * contents_.num_shards()}, part.options());
+    contents_.shard_group().all_gather(whole, part, contents_.display_name()).wait();
+  } else if (shows_on_this_rank()) {
+    whole = flat_shard.clone();
+  }
+  if (!shows_on_this_rank()) return {};
+  return scope_->options.offload_to_cpu ? whole.to(at::kCPU) : whole;
+}
+
+/// Returns this rank's shards of all gradients in a row, with zeros for missing ones.
+Tensor WholeParameters::flat_sharded_grads() const {
+  const Tensor& shard = storage_.sharded_flat_param();
+  const bool have_own_dtype =
+      contents_.options().mixed_precision.gradients == MixedPrecision::Gradients::master_dtype;
+  const at::ScalarType dtype = have_own_dtype ? contents_.own_dtype() : contents_.reduce_dtype();
+  Tensor flat = torch::zeros({shard.numel()}, shard.options().dtype(dtype));
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    const Tensor& gradient = scope_->sharded_grads[i];
+    if (gradient.defined()) contents_.sharded_view(flat, i).copy_(gradient);
+  }
+  return flat;
+}
+
+/// Returns for which parameters any rank of the shard group has a gradient.
+std::vector<bool> WholeParameters::have_grads() const {
+  const std::vector<Tensor>& grads = scope_->sharded_grads;
+  Tensor counts = torch::zeros({static_cast<std::int64_t>(grads.size())}, at::kInt);
+  for (std::size_t i = 0; i < grads.size(); ++i) counts.data_ptr<int>()[i] = grads[i].defined();
+  counts = counts.to(contents_.shard_group().device());
+  contents_.shard_group().all_reduce(counts, contents_.display_name()).wait();
+  counts = counts.to(at::kCPU);
+  return std::vector<bool>(counts.data_ptr<int>(), counts.data_ptr<int>() + grads.size());
+}
+
+/// Lets parameters and gradients show what was gathered.
+void WholeParameters::show_gathered() {
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    Tensor shown = contents_.parameter(i);
+    shown.mutable_grad() = Tensor();
+    if (!shows_on_this_rank()) continue;
+    shown.set_data(contents_.full_view(scope_->flat, i));
+    if (scope_->options.with_grads && scope_->has_grad[i]) {
+      Tensor gradient = torch::empty({0}, scope_->flat_grad.options());
+      gradient.set_data(contents_.full_view(scope_->flat_grad, i));
+      shown.mutable_grad() = std::move(gradient);
+    }
+  }
+}
+
+// --- hide
+
+void WholeParameters::hide() {
+  if (--scope_->depth > 0) return;
+  const at::NoGradGuard no_grad;
+  std::optional<std::size_t> unfit;
+  std::exception_ptr failure;
+  if (scope_->options.writeback) {
+    try {
+      unfit = write_back_all();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  storage_.show_shards();
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    const Tensor shown = contents_.parameter(i);
+    if (shown.defined()) shown.mutable_grad() = scope_->sharded_grads[i];
+  }
+  scope_.reset();
+  if (failure) std::rethrow_exception(failure);
+  if (unfit) {
+    contents_.refuse(ErrorKind::invalid_argument, *unfit, "data of the parameter's own shape",
+                     "another one", "set_data within unshard_params?");
+  }
+}
+
+/// Copies what was written to whole parameters and gradients into this rank's shards. Returns a
+/// parameter that no longer has its own shape.
+std::optional<std::size_t> WholeParameters::write_back_all() {
+  const UnshardParamsOptions& options = scope_->options;
+  WholeTensors parameters{scope_->flat, {}};
+  WholeTensors gradients{scope_->flat_grad, {}};
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    const Tensor shown = contents_.parameter(i);
+    parameters.shown.push_back(shown);
+    gradients.shown.push_back(shown.defined() ? shown.mutable_grad() : Tensor());
+  }
+  const at::Device compute_device = storage_.compute_device();
+  std::optional<std::size_t> unfit =
+      write_back(contents_, options, compute_device, parameters, storage_.sharded_flat_param());
+  if (!options.with_grads) return unfit;
+  const Tensor flat_grads = flat_sharded_grads();
+  const auto unfit_gradient = write_back(contents_, options, compute_device, gradients, flat_grads);
+  for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
+    Tensor& gradient = scope_->sharded_grads[i];
+    if (gradient.defined()) gradient.copy_(contents_.sharded_view(flat_grads, i));
+  }
+  return unfit ? unfit : unfit_gradient;
+}
+
+}  // namespace tessera::fsdp

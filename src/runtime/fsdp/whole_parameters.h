@@ -1,0 +1,55 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "runtime/fsdp/flat_param_contents.h"
+#include "runtime/fsdp/flat_param_storage.h"
+#include "tessera/runtime/fsdp/unshard_params.h"
+
+namespace tessera::fsdp {
+
+/// Shows a handle's parameters whole outside of any pass, for unshard_params. Owns the whole
+/// parameters, and while it shows them, this rank's shards of the gradients. Not thread-safe.
+class WholeParameters {
+ public:
+  /// Both must outlive this.
+  WholeParameters(const FlatParamContents& contents, FlatParamStorage& storage)
+      : contents_(contents), storage_(storage) {}
+
+  bool are_shown() const { return scope_.has_value(); }
+  /// Shows whole parameters in their own dtype. Calls nest. Collective over the shard group.
+  /// Throws: Error(invalid_argument) within another call with other options, or naming a parameter
+  /// that was replaced, moved or converted.
+  void show(const UnshardParamsOptions& options);
+  /// Ends one `show`. The outermost one shows this rank's shards again, with the writes to keep.
+  /// Collective if rank 0's writes are sent. Throws: Error(invalid_argument) naming a parameter
+  /// whose shape was changed; its old data stays.
+  void hide();
+
+ private:
+  /// What the outermost `show` has shown.
+  struct Scope {
+    UnshardParamsOptions options;
+    int depth = 1;
+    at::Tensor flat;             // [padded numel], the parameters' own dtype; undefined: not here
+    at::Tensor flat_grad;        // the same of gradients, with_grads
+    std::vector<bool> has_grad;  // on any rank of the shard group
+    std::vector<at::Tensor> sharded_grads;  // put aside
+  };
+  bool shows_on_this_rank() const;
+  void gather();
+  at::Tensor gather_whole(const at::Tensor& flat_shard) const;
+  at::Tensor flat_sharded_grads() const;
+  std::vector<bool> have_grads() const;
+  void show_gathered();
+  std::optional<std::size_t> write_back_all();
+
+  const FlatParamContents& contents_;
+  FlatParamStorage& storage_;
+  std::optional<Scope> scope_;
+};
+
+}  // namespace tessera::fsdp
