@@ -24,7 +24,7 @@ int wanted_world_size(const CheckpointContents& source, const PlanOptions& optio
     const int planned = options.table_plan->world_size;
     if (wanted == 0) wanted = planned;
     if (wanted != planned) {
-      refuse_options("world size", std::to_string(planned) + ", as the table plan has",
+      refuse_options("world size", std::to_string(planned) + ", as in the table plan",
                      std::to_string(wanted));
     }
   }
@@ -40,8 +40,8 @@ LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOption
   if (formats::traits_of(options.format).pieces == FormatTraits::Pieces::whole_tensors) {
     if (has_rule) {
       refuse_options("format " + std::string(options.format.name()),
-                     "no world size, strategy or table plan, as it holds whole tensors",
-                     "one of them");
+                     "no world size, strategy or table plan, as the format holds whole tensors",
+                     "at least one of them");
     }
     return {parse_strategy("replicated", 1), 1};
   }

@@ -12,8 +12,8 @@
 #include "base/checked_math.h"
 #include "formats/gatherer.h"
 #include "reshard/piece_index.h"
-#include "reshard/row_wise_merge.h"
 #include "reshard/resume_identity.h"
+#include "reshard/row_wise_merge.h"
 #include "tessera/base/parallel.h"
 
 namespace tessera::reshard {

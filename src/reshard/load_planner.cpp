@@ -287,7 +287,7 @@ class LoadPlanner {
   void report_flat_vector(const std::string& fqn, Relaxation relaxation) {
     report_.relaxable(relaxation, "flat vector", fqn,
                       "a layout that names its parameters (OpenOptions::flat_layout_path)",
-                      "a bare flat vector of FSDP1");
+                      "a flat vector of FSDP1 without a layout");
   }
   void report_shape(std::string fqn, const Shape& expected, const Shape& found) {
     report_.problem("shape", std::move(fqn), shape_to_string(expected), shape_to_string(found));

@@ -165,14 +165,15 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
   }
   const auto is_asked_for = [&](std::string_view name) { return options.only.selects(name); };
   if (!options.only.selects_everything() && std::ranges::none_of(names, is_asked_for)) {
-    refuse_options("names to move", "patterns that together leave a name", "none left");
+    refuse_options("names to move", "patterns that select at least one name",
+                   "patterns that select none");
   }
   for (const Rename& rename : options.renames) {
     const auto fits = [&](std::string_view name) {
       return name.starts_with(rename.from) && selection.contains(name);
     };
     if (std::ranges::any_of(names, fits)) continue;
-    refuse_options("rename", "a prefix of a name that is moved",
+    refuse_options("rename", "the start of a name that is moved",
                    "'" + printable(rename.from) + "'");
   }
 }

@@ -49,7 +49,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   check_patterns_match(source, options, selection);
   if (options.optimizer == OptimizerSelection::leave_out && moved.tensors.empty() &&
       !source.tensors.empty()) {
-    report.note("optimizer left out", "", "tensors beside those of optimizers", "none");
+    report.note("optimizer left out", "", "tensors other than those of optimizers", "none");
   }
 
   const std::vector<FlatUnit> units = choose_units(source, options, rule.strategy, report);

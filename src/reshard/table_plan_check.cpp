@@ -41,7 +41,7 @@ void check_tables_are_planned(const CheckpointContents& source, const PlanOption
     if (options.table_plan->tables.contains(*table)) continue;
     report.problem("table plan", tensor.meta.fqn,
                    "a rule for table " + *table + ", or a strategy for tables without one",
-                   "neither", {Remedy::Action::give_strategy});
+                   "neither of them", {Remedy::Action::give_strategy});
   }
 }
 

@@ -56,7 +56,7 @@ bool TensorPlanner::can_be_moved(const MovedTensor& moved) {
   const TensorEntry& tensor = source_.tensors[moved.source_tensor];
   if (is_bare_flat_vector(tensor.meta.fqn)) {
     report_.problem("flat vector", moved.source_name, "a layout that names its parameters",
-                    "a bare flat vector of FSDP1", {Remedy::Action::give_flat_layout});
+                    "a flat vector of FSDP1 without a layout", {Remedy::Action::give_flat_layout});
     return false;
   }
   return has_sound_pieces(tensor, options_.missing, report_) &&
@@ -65,11 +65,11 @@ bool TensorPlanner::can_be_moved(const MovedTensor& moved) {
 
 void TensorPlanner::note_misnamed(const MovedTensor& moved) {
   const TensorEntry& parameter = source_.tensors[*roles_[moved.source_tensor].parameter_index];
-  report_.note(
-      "kind of state", moved.source_name,
-      "the shape of " + parameter.meta.fqn + ' ' + shape_to_string(parameter.meta.shape) +
-          ", or of its rows, as the name says",
-      shape_to_string(source_.tensors[moved.source_tensor].meta.shape) + ", which is moved whole");
+  report_.note("kind of state", moved.source_name,
+               "the shape of " + parameter.meta.fqn + ' ' + shape_to_string(parameter.meta.shape) +
+                   " or of its rows, as the name suggests",
+               shape_to_string(source_.tensors[moved.source_tensor].meta.shape) +
+                   " (it is moved unchanged)");
 }
 
 /// Returns the destination's entry without its pieces, with the dtype and form of the source.

@@ -56,12 +56,12 @@ void FlatParamGradients::take(std::size_t index) {
   const Tensor gradient = std::exchange(parameter.mutable_grad(), Tensor());
   TESSERA_CHECK(gradient.defined());
   if (gradient.layout() != at::kStrided) {
-    contents_.refuse(ErrorKind::unsupported, index, "a dense gradient", "a sparse one",
-                     "an embedding made with sparse(true)?");
+    contents_.refuse(ErrorKind::unsupported, index, "a dense gradient", "a sparse gradient",
+                     "is it an embedding with sparse(true)?");
   }
   if (gradient.requires_grad()) {
     contents_.refuse(ErrorKind::unsupported, index, "a gradient without a graph",
-                     "one with a graph", "create_graph: not possible for sharded parameters");
+                     "a gradient with a graph", "fully_shard does not support create_graph");
   }
   const at::NoGradGuard no_grad;
   if (!taken_.flat.defined()) taken_.flat = reduction_.make_unsharded_grad();

@@ -19,9 +19,10 @@ class FlatParamHandle::GradientHook final : public torch::autograd::PostAccumula
   void operator()(const Tensor& /*parameter*/) override {
     const auto events = handle_->events_.lock();
     if (!handle_->is_in_pass_ || !events) {
-      handle_->contents_.refuse(ErrorKind::invalid_argument, index_, "a backward within a pass",
-                                "one outside of it, whose gradients no other rank would see",
-                                "the module's own forward, where tessera::forward was meant?");
+      handle_->contents_.refuse(
+          ErrorKind::invalid_argument, index_, "a backward of a forward that tessera::forward ran",
+          "a backward of another forward, whose gradients no other rank would see",
+          "was the module's own forward called? call tessera::forward instead");
     }
     events->gradient_ready(*handle_, index_);
   }
@@ -66,9 +67,10 @@ std::shared_ptr<FlatParamHandle> FlatParamHandle::of(const Tensor& parameter) {
 
 void FlatParamHandle::join_root(std::weak_ptr<const void> root, const std::string& fqn) {
   if (!root_.expired()) {
-    throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "fully sharded module",
-                          "one root", "a second one",
-                          "was forward called on both the root and a submodule?");
+    throw Error::expected(
+        ErrorKind::invalid_argument, {.fqn = fqn}, "root of a fully sharded module", "one root",
+        "a second root",
+        "was tessera::forward called on both the model and a submodule? call it on the model only");
   }
   root_ = std::move(root);
   contents_.set_unit_name(fqn);
@@ -78,8 +80,8 @@ void FlatParamHandle::check_tree(const std::unordered_set<const at::TensorImpl*>
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     const Tensor shown = contents_.parameter(i);
     if (shown.defined() && in_tree.contains(shown.unsafeGetTensorImpl())) continue;
-    contents_.refuse(ErrorKind::invalid_argument, i, "the parameter that fully_shard took over",
-                     "none of its modules that has it", "replaced in its module?");
+    contents_.refuse(ErrorKind::invalid_argument, i, "the parameter that was there at fully_shard",
+                     "no module that still has it", "was it replaced in its module?");
   }
 }
 
@@ -103,8 +105,9 @@ void FlatParamHandle::attach_to(const Tensor& parameter, std::size_t index) {
 
 void FlatParamHandle::show_whole(const UnshardParamsOptions& options) {
   if (is_in_pass_) {
-    contents_.refuse(ErrorKind::invalid_argument, 0, "unshard_params outside of a pass",
-                     "one within it", "a loss whose backward has not run?");
+    contents_.refuse(
+        ErrorKind::invalid_argument, 0, "unshard_params outside of forward and backward",
+        "unshard_params between a forward and its backward", "has the backward of a loss not run?");
   }
   whole_.show(options);
 }
@@ -112,9 +115,10 @@ void FlatParamHandle::show_whole(const UnshardParamsOptions& options) {
 StateTensor FlatParamHandle::state_of(std::size_t index) const {
   if (is_in_pass_ || is_whole()) {
     contents_.refuse(ErrorKind::invalid_argument, index,
-                     "a state dict outside of passes and of unshard_params",
-                     is_in_pass_ ? "one within a pass" : "one within unshard_params",
-                     is_in_pass_ ? "a loss whose backward has not run?" : "");
+                     "a state dict outside of forward, backward and unshard_params",
+                     is_in_pass_ ? "a state dict between a forward and its backward"
+                                 : "a state dict within unshard_params",
+                     is_in_pass_ ? "has the backward of a loss not run?" : "");
   }
   storage_.check_parameters();
   const FlatUnitParameter& parameter = contents_.unit().parameters[index];
@@ -143,8 +147,9 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
                                  const std::shared_ptr<PassMemory>& memory, Tracing tracing) {
   TESSERA_CHECK(!is_in_pass());
   if (is_whole()) {
-    contents_.refuse(ErrorKind::invalid_argument, 0, "a pass outside of unshard_params",
-                     "one within it", "call the module's own forward there, without gradients");
+    contents_.refuse(ErrorKind::invalid_argument, 0, "a tessera::forward outside of unshard_params",
+                     "a tessera::forward within it",
+                     "within unshard_params, call the module's own forward, without gradients");
   }
   const at::NoGradGuard no_grad;
   storage_.check_parameters();
@@ -157,8 +162,10 @@ void FlatParamHandle::enter_pass(const std::shared_ptr<HandleEvents>& events,
 
 void FlatParamHandle::refuse_write(std::size_t index) const {
   contents_.refuse(ErrorKind::invalid_argument, index,
-                   "no write between forward and the end of backward", "one, which is lost",
-                   "clamping or max_norm inside forward, or a step before backward?");
+                   "no write to the parameter between forward and the end of backward",
+                   "a write, which is lost",
+                   "is it clamped or renormalized inside forward, or is there an optimizer step "
+                   "before backward?");
 }
 
 void FlatParamHandle::check_not_written() const {
@@ -189,18 +196,18 @@ void FlatParamHandle::touched(const Tensor& argument) {
   if (storage_.is_in_shard(argument) && storage_.has_own_full_buffer()) {
     if (!at::GradMode::is_enabled() || !argument.requires_grad()) return;  // an optimizer's step
     contents_.refuse(
-        ErrorKind::invalid_argument, storage_.parameter_at(argument), "use within a pass",
-        "use of this rank's shard outside of one",
-        "the module's own forward where tessera::forward was meant, or to(); to print this rank's "
-        "part take NoGradGuard");
+        ErrorKind::invalid_argument, storage_.parameter_at(argument),
+        "use within tessera::forward or its backward", "use of this rank's shard outside of them",
+        "was the module's own forward, or to(), called? call tessera::forward; to read this rank's "
+        "shard, use NoGradGuard");
   }
   if (const auto events = events_.lock(); is_in_pass_ && events) {
     return events->parameter_touched(*this, storage_.parameter_at(argument));
   }
   contents_.refuse(ErrorKind::invalid_argument, storage_.parameter_at(argument),
-                   "use within a pass",
-                   "use after it, by way of a tensor that the pass left behind",
-                   "a second backward without tessera::forward, or a view that was kept?");
+                   "use within tessera::forward or its backward",
+                   "use after the backward, through a tensor that was kept",
+                   "was backward called twice for one tessera::forward, or was a view kept?");
 }
 
 void FlatParamHandle::gradient_comes(std::size_t index) {

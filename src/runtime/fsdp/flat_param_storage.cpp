@@ -98,13 +98,14 @@ void FlatParamStorage::check_parameters() const {
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     const Tensor shown = contents_.parameter(i);
     if (!shown.defined()) {
-      contents_.refuse(ErrorKind::invalid_argument, i, "the parameter that fully_shard took over",
-                       "none that is alive", "replaced in its module?");
+      contents_.refuse(ErrorKind::invalid_argument, i,
+                       "the parameter that was there at fully_shard",
+                       "a parameter that was destroyed", "was it replaced in its module?");
     }
     if (!is_in_shard(shown)) {
       contents_.refuse(ErrorKind::invalid_argument, i, "a view of the flat parameter",
                        "other memory",
-                       "module->to(), set_data or a loaded module after fully_shard?");
+                       "was module->to(), set_data or torch::load called after fully_shard?");
     }
   }
 }

@@ -25,7 +25,8 @@ void WholeParameters::show(const UnshardParamsOptions& options) {
   if (scope_) {
     if (!are_same(scope_->options, options)) {
       contents_.refuse(ErrorKind::invalid_argument, 0,
-                       "a nested unshard_params with the outer one's options", "other ones");
+                       "a nested unshard_params with the options of the outer one",
+                       "different options");
     }
     ++scope_->depth;
     return;
@@ -138,7 +139,7 @@ void WholeParameters::hide() {
   if (failure) std::rethrow_exception(failure);
   if (unfit) {
     contents_.refuse(ErrorKind::invalid_argument, *unfit, "data of the parameter's own shape",
-                     "another one", "set_data within unshard_params?");
+                     "data of another shape", "was set_data called within unshard_params?");
   }
 }
 

@@ -90,7 +90,8 @@ TEST(PassStatesTest, ADoubleBackwardThroughAnEndedPassIsRefusedByName) {
     }
     const at::Tensor gradient = torch::autograd::grad({output.sum()}, {x}, {}, true, true)[0];
     EXPECT_THAT(error_of([&] { gradient.pow(2).sum().backward(); }),
-                HasSubstr("parameter of a fully sharded module: expected use within a pass"));
+                HasSubstr("parameter of a fully sharded module: expected use within "
+                          "tessera::forward or its backward"));
   });
 }
 
@@ -310,9 +311,9 @@ TEST(PassStatesTest, UseOutsideAPassIsNamed) {
 TEST(PassStatesTest, ABackwardOutsideAPassIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh, NO_SHARD);
-    EXPECT_THAT(
-        error_of([&] { model->forward(some_input()).sum().backward(); }),
-        HasSubstr("parameter of a fully sharded module: expected a backward within a pass"));
+    EXPECT_THAT(error_of([&] { model->forward(some_input()).sum().backward(); }),
+                HasSubstr("parameter of a fully sharded module: expected a backward of a forward "
+                          "that tessera::forward ran"));
   });
 }
 

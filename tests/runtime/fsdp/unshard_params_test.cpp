@@ -212,7 +212,7 @@ TEST(UnshardParamsScopeTest, NestsWithTheSameOptions) {
     }
     EXPECT_EQ(model->blocks[1]->as<Block>()->up->weight.dim(), 2);
     EXPECT_THAT(error_of([&] { static_cast<void>(unshard_params(*model, {.writeback = false})); }),
-                HasSubstr("a nested unshard_params with the outer one's options"));
+                HasSubstr("a nested unshard_params with the options of the outer one"));
     EXPECT_EQ(model->blocks[1]->as<Block>()->up->weight.dim(), 2);
   });
 }

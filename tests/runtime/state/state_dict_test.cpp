@@ -337,7 +337,8 @@ TEST(StateDictOptionsTest, NotWithinAPassOrUnshardParams) {
   test::Mlp model;
   fully_shard(*model, {.mixed_precision = {.param_dtype = at::kBFloat16}});
   const at::Tensor loss = forward(model, torch::ones({1, 7})).sum();
-  EXPECT_THAT(error_of([&] { state_dict(*model); }), HasSubstr("within a pass"));
+  EXPECT_THAT(error_of([&] { state_dict(*model); }),
+              HasSubstr("between a forward and its backward"));
   loss.backward();
   EXPECT_EQ(error_of([&] { state_dict(*model); }), "none");
   {
