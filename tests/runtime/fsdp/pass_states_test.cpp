@@ -300,8 +300,8 @@ TEST(PassStatesTest, UseOutsideAPassIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh);
     EXPECT_THAT(error_of([&] { model->forward(some_input()); }),
-                HasSubstr("up.weight: parameter of a fully sharded module: expected use within a "
-                          "pass"));
+                HasSubstr("up.weight: parameter of a fully sharded module: expected use within "
+                          "tessera::forward"));
     const at::NoGradGuard no_grad;
     for (at::Tensor& parameter : model->parameters()) parameter.mul_(1);  // as an optimizer would
   });
