@@ -79,12 +79,12 @@ std::string latin1_text(std::string_view bytes) {
 }
 
 /// Pushes the complex number `<real>,<imaginary>`. Returns false if the text is not one.
-bool pickle_complex(Pickler& pickler, std::string_view numbers) {
-  const std::size_t comma = numbers.find(',');
+bool pickle_complex(Pickler& pickler, std::string_view spelled) {
+  const std::size_t comma = spelled.find(',');
   if (comma == std::string_view::npos) return false;
   double numbers[2] = {};
   std::size_t i = 0;
-  for (const std::string_view text : {numbers.substr(0, comma), numbers.substr(comma + 1)}) {
+  for (const std::string_view text : {spelled.substr(0, comma), spelled.substr(comma + 1)}) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), numbers[i++]);
     if (error != std::errc() || end != text.data() + text.size()) return false;
   }
