@@ -15,7 +15,7 @@ namespace tessera::inspect {
 /// What counts as a difference, and which names to compare.
 struct DiffOptions {
   /// An element of A equals one of B if `|a - b| <= atol + rtol * |b|`; NaN equals NaN, and an
-  /// infinity equals itself. If only one of the two is set, the other is 0. If neither is set,
+  /// infinity equals itself. If only `rtol` or `atol` is set, the other is 0. If neither is set,
   /// elements must be equal bit for bit.
   std::optional<double> rtol{};
   /// See `rtol`.

@@ -122,7 +122,7 @@ class LoadPlanner {
                            std::ranges::any_of(source_.tensors, [&](const TensorEntry& tensor) {
                              return fits(tensor.meta.fqn);
                            });
-      if (!is_used) refuse("renames", "a prefix of a name in the checkpoint", rename.from);
+      if (!is_used) refuse("renames", "the start of a name in the checkpoint", rename.from);
     }
   }
 

@@ -14,10 +14,10 @@
 
 namespace tessera::formats {
 
-/// What must be equal so that a run can resume the work of an interrupted one: names and texts.
-/// Anything that changes a byte of a block changes one of the texts. Members whose name starts with
-/// `kPlanExplanation` describe a plan in words. They are compared only if a digest differs, to name
-/// the difference.
+/// What a run must share with an interrupted run to resume its work: a text for each name. Every
+/// option or source that would change a written byte changes a text. Entries whose name starts with
+/// `kPlanExplanation` describe the plan in words. If the digests of two plans differ, these entries
+/// show which option differs.
 using ResumeIdentity = std::map<std::string, std::string>;
 inline constexpr const char* kPlanDigest = "plan";
 inline constexpr const char* kValuesDigest = "values";

@@ -43,7 +43,7 @@ struct RuleProblem {
 /// Returns what is wrong with a rule for `world_size` ranks, or nothing.
 std::optional<RuleProblem> problem_of(const TableRule& rule, int world_size);
 
-/// Which ranks hold which shard of each embedding table. As JSON (`column_shards` for grid only):
+/// Which ranks hold which shard of each embedding table. An example of the JSON form:
 /// `{"schema": 1, "world_size": 4, "tables": {"t0": {"sharding": "row_wise", "ranks": [0, 1]}}}`
 struct TablePlan {
   int world_size = 1;
