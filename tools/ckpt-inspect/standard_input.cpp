@@ -133,7 +133,7 @@ StandardInput::Stream StandardInput::read_to(std::uint64_t nbytes) {
     kept_.insert(kept_.end(), buffer.begin(), buffer.begin() + num_kept);
     nbytes_ += count;
   }
-  return Stream::goes_on;
+  return Stream::more;
 }
 
 std::optional<FileKind> StandardInput::kind_of(const std::string& path) const {

@@ -37,7 +37,7 @@ class StandardInput final : public ReadOnlyFileSystem {
   std::string resolve_links(const std::string& path) const override;
 
  private:
-  enum class Stream { goes_on, ended };
+  enum class Stream { more, ended };
   /// Reads until there are `nbytes`, or the stream ends.
   Stream read_to(std::uint64_t nbytes);
 

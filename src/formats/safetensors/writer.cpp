@@ -143,16 +143,16 @@ bool are_values_of_work(const FileSystem& fs, const std::string& destination) {
 /// whether there are values that belong to work which is to be removed.
 bool check_single_file(FileSystem& fs, const std::string& destination,
                        const std::string& values_text, const WorkOptions& work) {
-  const bool goes_on = StagedWork::check(fs, destination, DestinationKind::file, work);
+  const bool is_resumed = StagedWork::check(fs, destination, DestinationKind::file, work);
   const std::string path = detail::values_path_of(destination);
-  const bool has_left_values = !goes_on && are_values_of_work(fs, destination);
+  const bool has_left_values = !is_resumed && are_values_of_work(fs, destination);
   if (fs.kind_of(path)) {
     if (!detail::is_values_file(fs, path)) {
       throw Error(ErrorKind::already_exists, {.path = path},
                   "values: the values of the checkpoint need this name, but another file has it "
                   "(remove or rename it)");
     }
-    const bool is_own = has_left_values || (goes_on && has_text(fs, path, values_text));
+    const bool is_own = has_left_values || (is_resumed && has_text(fs, path, values_text));
     if (work.overwrite == OverwritePolicy::refuse && !is_own) {
       throw Error(
           ErrorKind::already_exists, {.path = path},
