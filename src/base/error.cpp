@@ -140,13 +140,13 @@ std::string printable(std::string_view text, std::size_t max_nbytes) {
   static constexpr char kHex[] = "0123456789abcdef";
   // Emits units that must not be cut: whole characters and whole escapes. Of a long text, only the
   // bytes at both ends that may be shown are escaped.
-  const auto escape = [](std::string_view text, auto&& emit) {
-    for (std::size_t i = 0; i < text.size();) {
-      const std::size_t nbytes = detail::utf8_sequence_nbytes(text, i);
-      const auto byte = static_cast<unsigned char>(text[i]);
-      const bool is_control = is_control_character(text.substr(i, nbytes));
+  const auto escape = [](std::string_view section, auto&& emit) {
+    for (std::size_t i = 0; i < section.size();) {
+      const std::size_t nbytes = detail::utf8_sequence_nbytes(section, i);
+      const auto byte = static_cast<unsigned char>(section[i]);
+      const bool is_control = is_control_character(section.substr(i, nbytes));
       if (nbytes > 0 && !is_control) {
-        emit(std::string(text.substr(i, nbytes)));
+        emit(std::string(section.substr(i, nbytes)));
         i += nbytes;
       } else {
         emit(std::string{'\\', 'x', kHex[byte >> 4], kHex[byte & 0xF]});
