@@ -40,7 +40,7 @@ Value units_to_value(const std::vector<FlatUnit>& units) {
   return list;
 }
 
-/// Reads the members of one values file. Each of them may be missing.
+/// Reads the sections of one values file. Each of them may be missing.
 class ValuesFileReader {
  public:
   ValuesFileReader(std::string_view text, const std::string& path)
@@ -57,16 +57,16 @@ class ValuesFileReader {
     }
   }
 
-  /// Calls `visit(name, item)` for every entry of the object called `member`.
-  void for_each(std::string_view member,
+  /// Calls `visit(name, item)` for every entry of the object called `section`.
+  void for_each(std::string_view section,
                 const std::function<void(const std::string&, const Value&)>& visit) const {
-    const Value* found = document_.find(member);
+    const Value* found = document_.find(section);
     if (found == nullptr) return;
     const auto* dict = found->get_if<Value::Dict>();
-    if (dict == nullptr) refuse("", member, "an object");
+    if (dict == nullptr) refuse("", section, "an object");
     for (const auto& [key, item] : *dict) {
       const auto* name = key.get_if<std::string>();
-      if (name == nullptr) refuse("", member, "names");
+      if (name == nullptr) refuse("", section, "names");
       visit(*name, item);
     }
   }
@@ -96,10 +96,10 @@ class ValuesFileReader {
     refuse(name, "kinds", "a kind of state");
   }
 
-  const std::string& text(const std::string& name, std::string_view member,
+  const std::string& text(const std::string& name, std::string_view section,
                           const Value& item) const {
     const auto* text = item.get_if<std::string>();
-    if (text == nullptr) refuse(name, member, "a string");
+    if (text == nullptr) refuse(name, section, "a string");
     return *text;
   }
 
@@ -120,16 +120,16 @@ class ValuesFileReader {
     return units;
   }
 
-  [[noreturn]] void refuse(const std::string& name, std::string_view member,
+  [[noreturn]] void refuse(const std::string& name, std::string_view section,
                            std::string_view expected) const {
-    throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = name}, member, expected,
+    throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = name}, section, expected,
                           "something else");
   }
 
  private:
-  const Value::List& items(std::string_view member, const Value& value) const {
+  const Value::List& items(std::string_view section, const Value& value) const {
     const auto* list = value.get_if<Value::List>();
-    if (list == nullptr) refuse("", member, "an array");
+    if (list == nullptr) refuse("", section, "an array");
     return *list;
   }
 
@@ -218,8 +218,8 @@ std::string format_values_file(const CheckpointContents& contents, const std::ve
 void apply_values_file(std::string_view text, const std::string& path, CheckpointContents& contents,
                        std::vector<Value>& values) {
   const ValuesFileReader reader(text, path);
-  const auto refuse_unknown = [&](const std::string& name, std::string_view member) {
-    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, member,
+  const auto refuse_unknown = [&](const std::string& name, std::string_view section) {
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = name}, section,
                           "the name of an entry in this checkpoint", "no such name");
   };
 
@@ -249,9 +249,10 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
       refuse_unknown(name, "key_paths");
     }
   });
-  const auto tensor_called = [&](const std::string& name, std::string_view member) -> TensorEntry& {
+  const auto tensor_called = [&](const std::string& name,
+                                 std::string_view section) -> TensorEntry& {
     TensorEntry* tensor = find_tensor(contents, name);
-    if (tensor == nullptr) refuse_unknown(name, member);
+    if (tensor == nullptr) refuse_unknown(name, section);
     return *tensor;
   };
   reader.for_each("kinds", [&](const std::string& name, const Value& item) {
