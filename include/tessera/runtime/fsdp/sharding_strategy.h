@@ -15,7 +15,7 @@ enum class ShardingStrategy {
   shard_grad_op,       // parameters stay gathered from the forward to the end of the backward
   no_shard,            // every rank holds everything; gradients are averaged
   hybrid_shard,        // full_shard over the mesh axis `shard`, replicated over `replicate`
-  hybrid_shard_zero2,  // shard_grad_op over the mesh axis `shard`, replicated likewise
+  hybrid_shard_zero2,  // shard_grad_op over the mesh axis `shard`, replicated over `replicate`
 };
 inline constexpr ShardingStrategy FULL_SHARD = ShardingStrategy::full_shard;
 inline constexpr ShardingStrategy SHARD_GRAD_OP = ShardingStrategy::shard_grad_op;

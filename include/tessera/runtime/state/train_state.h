@@ -103,9 +103,9 @@ std::string summary_to_string(const LoadSummary& summary);
 ///
 /// Keeps the plan, the buffers and a connection between the ranks from one save to the next. The
 /// trainer's collectives do not use this connection, so a save in the background does not disturb
-/// them. Constructing a TrainState is collective over the model's mesh: ranks with several
-/// construct them in the same order. The destructor waits for a running save, and warns
-/// (TORCH_WARN) of a failed save whose error was not thrown yet. Not thread-safe.
+/// them. Constructing a TrainState is collective over the model's mesh: all ranks construct their
+/// TrainStates in the same order. The destructor waits for a running save, and warns (TORCH_WARN)
+/// of a failed save whose error was not thrown yet. Not thread-safe.
 class TrainState {
  public:
   explicit TrainState(std::shared_ptr<torch::nn::Module> model);
