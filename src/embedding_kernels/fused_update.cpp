@@ -22,7 +22,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-/// The weighted gradients of the bags that contain a row.
+/// The gradients and weights of the bags that contain a row.
 struct BagGradients {
   const float* data;
   std::int64_t stride;
@@ -236,8 +236,8 @@ class SummedGradients {
 
   void sum_hot_rows(int num_threads);
 
-  /// Calls `body(i, table, range)` for ranges that cover each touched row of the i-th table once,
-  /// with about equally many occurrences each.
+  /// Calls `body(i, table, range)` for ranges that cover each touched row of the i-th table once.
+  /// The ranges have about equally many occurrences (ids in the batch).
   template <class Body>
   void for_ranges(int num_threads, const Body& body) const;
 
@@ -286,7 +286,8 @@ void SummedGradients::sum_hot_rows(int num_threads) {
   });
 }
 
-/// Returns the touched rows whose first occurrence is in the given piece of the table's.
+/// Returns the touched rows whose first occurrence is in the given piece of the table's
+/// occurrences.
 RowRange rows_of_piece(const TouchedRows::OfTable& touched, std::int64_t piece) {
   const auto index_of = [&](std::int64_t occurrence) {
     const auto begins = touched.offsets.first(touched.rows.size());
@@ -296,11 +297,12 @@ RowRange rows_of_piece(const TouchedRows::OfTable& touched, std::int64_t piece) 
           .end = index_of((piece + 1) * kTaskOccurrences)};
 }
 
-/// Copies the gradient of one table's bags, without the columns of other tables between them. Rows
-/// that are pages apart share few cache sets and need a TLB entry each.
+/// A copy of the gradient of one table's bags, without the columns of other tables. It is faster to
+/// read: rows that are pages apart share few cache sets and need a TLB entry each.
 class GradientWithoutGaps {
  public:
-  /// Returns the gradient of a table; a copy if there are enough occurrences to make it worthwhile.
+  /// Returns the gradient of a table; a copy if the table has enough ids in the batch to make the
+  /// copy worthwhile.
   const TableGradient& of(const TableGradient& table, std::int64_t num_occurrences) {
     constexpr std::int64_t kUsesThatPay = 4;  // reads per copied element
     const TouchedRows::Columns& columns = table.touched.columns;
@@ -326,7 +328,7 @@ class GradientWithoutGaps {
   TableGradient table_{};
 };
 
-// Each thread begins with a table of its own, and helps with the others at the end.
+// Each thread begins with a table of its own, and helps with the other tables at the end.
 template <class Body>
 void SummedGradients::for_ranges(int num_threads, const Body& body) const {
   const std::size_t num_tables = tables_.size();

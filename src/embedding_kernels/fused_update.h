@@ -41,11 +41,11 @@ struct TableUpdate {
 void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touched,
                   const PooledGradient& gradient, int num_threads);
 
-/// Returns whether an optimizer needs the g of a whole row. If its table is cut by columns, it is
-/// updated in two phases; between them the ranks add up their `squares`.
+/// Returns whether an optimizer needs the g of a whole row. If the table is cut by columns, it is
+/// updated in two phases; between these the ranks add up their `squares`.
 bool is_row_wise(const FusedOptimizer& optimizer);
 
-/// Phase one: writes g of each touched row, and the sum of g^2 over the local columns. Shape:
+/// Phase one: writes the g of each touched row, and the sum of g^2 over the local columns. Shape:
 /// `gradients` is `[touched rows, dim]`, `squares` is `[touched rows]`.
 void row_gradients(const TableUpdate& update, const TouchedRows& touched,
                    const PooledGradient& gradient, float* gradients, float* squares,

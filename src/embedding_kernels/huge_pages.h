@@ -5,8 +5,8 @@
 
 namespace tessera::embedding {
 
-/// Asks the system to use huge pages for the whole huge pages within `memory`: random access then
-/// has fewer TLB misses. Call it before the memory is first written. Does nothing on systems
+/// Asks the system to back `memory` with huge pages, where a whole huge page fits. Random access
+/// then has fewer TLB misses. Call it before the memory is first written. Does nothing on systems
 /// without this feature.
 void prefer_huge_pages(std::span<std::byte> memory);
 

@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-/// The rows of a block's ids.
+/// The rows and weights of a block's ids.
 template <class T>
 struct NamedRows {
   const T* weights;

@@ -15,7 +15,7 @@ struct TableGradient {
   const float* block_sums;        // of the hot rows, [blocks, dim]
 };
 
-/// What to do with the sum, see [Note: Update of a row].
+/// How the sum of a row's gradients becomes g, see [Note: Update of a row].
 struct GradientRule {
   float scale = 1;
   float max_gradient = 0;

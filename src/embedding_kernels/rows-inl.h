@@ -1,5 +1,5 @@
-// Operations on rows, with the vectors of one instruction set. highway includes this file once per
-// set, so its guard is highway's and not `#pragma once`.
+// Operations on rows, with the SIMD vectors of one instruction set. highway includes this file once
+// per set, so the include guard is highway's and not `#pragma once`.
 #if defined(TESSERA_EMBEDDING_KERNELS_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_EMBEDDING_KERNELS_ROWS_INL_H_
 #undef TESSERA_EMBEDDING_KERNELS_ROWS_INL_H_
@@ -21,7 +21,8 @@ namespace tessera::embedding::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The end of a row that does not fill a vector is done in fours, then one by one.
+// The columns at the end of a row that do not fill a SIMD vector are done in fours, then one by
+// one.
 using Vectors = hn::ScalableTag<float>;
 using Fours = hn::CappedTag<float, 4>;
 using Ones = hn::CappedTag<float, 1>;
@@ -66,8 +67,8 @@ HWY_INLINE void store(D /*d*/, hn::Vec<D> v, BFloat16* elements) {
              reinterpret_cast<std::uint16_t*>(elements));
 }
 
-// Without processor instructions for float16, highway's conversion lacks infinities and rounds
-// towards zero. The core's slow conversion is used instead.
+// On processors without float16 instructions, highway's conversion lacks infinities and rounds
+// towards zero. Tessera's slow conversion is used instead.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || (HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64)
 
 template <class D>
@@ -132,7 +133,7 @@ HWY_INLINE void prefetch_to_write(const T* elements, std::int64_t numel) {
 
 // ---- Rows.
 
-/// Calls `body(d, column)` for the columns of a row, vector by vector.
+/// Calls `body(d, column)` for the columns of a row, one SIMD vector after the other.
 template <class Body>
 HWY_INLINE void for_columns(std::int64_t dim, const Body& body) {
   const Vectors vectors;
@@ -144,7 +145,7 @@ HWY_INLINE void for_columns(std::int64_t dim, const Body& body) {
   for (; column < dim; ++column) body(ones, column);
 }
 
-/// Sums as many columns as fit `kVectors` vectors, which stay in registers.
+/// Sums as many columns as fit into `kVectors` SIMD vectors, which stay in registers.
 template <int kVectors, class D, class Rows>
 HWY_INLINE void sum_columns(D d, const Rows& rows, std::int64_t begin, std::int64_t end,
                             std::int64_t column, float* HWY_RESTRICT out) {
@@ -166,7 +167,7 @@ HWY_INLINE void sum_columns(D d, const Rows& rows, std::int64_t begin, std::int6
 }
 
 /// Sets `out[0, dim)` to the sum over i in [begin, end), in order, of weight(i) * row(i). `Rows`
-/// has these two, and `row_ahead(i)`: the row to prefetch meanwhile.
+/// has `weight(i)`, `row(i)`, and `row_ahead(i)`: the row to prefetch meanwhile.
 template <class Rows>
 HWY_INLINE void sum_rows(const Rows& rows, std::int64_t begin, std::int64_t end, std::int64_t dim,
                          float* HWY_RESTRICT out) {
@@ -196,7 +197,7 @@ HWY_INLINE void sum_rows(const Rows& rows, std::int64_t begin, std::int64_t end,
   for (; column < dim; ++column) sum_columns<1>(ones, rows, begin, end, column, out);
 }
 
-/// Returns the sum of a[k] * b[k]. Its order depends on the vector size.
+/// Returns the sum of a[k] * b[k]. The order of the sum depends on the SIMD vector size.
 template <class T>
 HWY_INLINE float product(const float* a, const T* b, std::int64_t dim) {
   const Vectors vectors;

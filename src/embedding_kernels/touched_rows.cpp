@@ -24,7 +24,7 @@ void grow(std::vector<T>& vector, std::size_t numel) {
   if (vector.size() < numel) vector.resize(numel);
 }
 
-/// Moves entries to `to`, sorted by one digit of their row (stable).
+/// Moves entries to `to`, sorted by one digit of their row number (stable).
 void scatter_by_digit(std::span<const std::uint64_t> from, std::span<std::uint64_t> to, int shift,
                       int digit_bits) {
   const std::uint64_t mask = (std::uint64_t{1} << digit_bits) - 1;
@@ -40,7 +40,7 @@ void scatter_by_digit(std::span<const std::uint64_t> from, std::span<std::uint64
 }
 
 /// Sorts entries by row, with as few passes as the number of rows allows (stable). Returns the
-/// result, which is in one of the two spans.
+/// sorted entries, which are in one of the two spans.
 std::span<const std::uint64_t> sort_entries(std::span<std::uint64_t> entries,
                                             std::span<std::uint64_t> other, std::int64_t num_rows) {
   if (entries.size() < kMinRadixNumel) {

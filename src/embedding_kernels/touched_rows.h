@@ -8,13 +8,14 @@
 
 namespace tessera::embedding {
 
-/// The rows of each table that a batch looks up, and their occurrences: the input of a backward.
+/// The rows of each table that a batch looks up (touched rows), and their occurrences: the ids in
+/// the batch that name a row. The input of a backward.
 ///
 /// [Note: Order of sums] The gradient of a row is the sum of weight * gradient of the bag over its
 /// occurrences, in batch order: by feature, then sample, then place in the bag. A row with more
 /// than `kBlockOccurrences` occurrences is hot: each block of that many is summed from zero, then
-/// the blocks' sums are added in order. So threads can share a hot row, and any number of threads
-/// gives the same bits.
+/// the blocks' sums are added in order. So several threads can sum one hot row, and any number of
+/// threads gives the same bits.
 class TouchedRows {
  public:
   static constexpr std::int64_t kBlockOccurrences = 1024;
@@ -43,7 +44,7 @@ class TouchedRows {
   struct OfTable {
     std::span<const std::int64_t> rows;       // ascending, each once
     std::span<const std::uint32_t> offsets;   // [rows + 1], into occurrences
-    std::span<const Occurrence> occurrences;  // by row, then in batch order
+    std::span<const Occurrence> occurrences;  // sorted by row, then in batch order
     std::span<const HotRow> hot_rows;         // by index
     std::int64_t num_blocks = 0;              // of its hot rows
     std::int64_t num_samples = 0;             // of the batch
@@ -81,7 +82,7 @@ class TouchedRows {
     Columns columns{};
   };
   /// Memory of one thread. An entry has a row in its upper half and a place in the table's ids in
-  /// the lower: sorted numerically, entries are in the order of sums.
+  /// its lower half. Entries that are sorted as numbers are in the order of sums.
   struct Scratch {
     std::vector<std::uint64_t> entries{};
     std::vector<std::uint64_t> sorted{};

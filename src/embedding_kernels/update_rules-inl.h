@@ -1,4 +1,4 @@
-// The formulas of fused_optimizer.h for one row, with the vectors of one instruction set.
+// The formulas of fused_optimizer.h for one row, with the SIMD vectors of one instruction set.
 #if defined(TESSERA_EMBEDDING_KERNELS_UPDATE_RULES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_EMBEDDING_KERNELS_UPDATE_RULES_INL_H_
 #undef TESSERA_EMBEDDING_KERNELS_UPDATE_RULES_INL_H_
@@ -14,8 +14,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-// A rule has `prefetch(row, dim)` for its state, and `update(w, g, row, dim, mean_square)`. `w`
-// points to the row; only row-wise rules use `mean_square`.
+// A rule has `prefetch(row, dim)` for the optimizer state, and `update(w, g, row, dim,
+// mean_square)`. `w` points to the row; only row-wise rules use `mean_square`.
 
 /// w -= factor * g
 template <class T>

@@ -26,8 +26,8 @@ struct Adagrad {
   double max_gradient = 0;
 };
 
-/// One sum per row: g += weight_decay * w; row_sum += mean(g * g) over the whole row, also if the
-/// table is cut by columns; w -= lr * g / (sqrt(row_sum) + eps)
+/// As Adagrad, but with one sum per row: g += weight_decay * w; row_sum += mean(g * g) over the
+/// whole row, also if the table is cut by columns; w -= lr * g / (sqrt(row_sum) + eps)
 struct RowWiseAdagrad {
   double lr = 0.01;
   double eps = 1e-8;
@@ -35,9 +35,9 @@ struct RowWiseAdagrad {
   double max_gradient = 0;
 };
 
-/// Updates only the rows of the batch; t counts the table's steps. m = beta1 * m + (1 - beta1) * g;
-/// v = beta2 * v + (1 - beta2) * g * g; w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) +
-/// eps) + weight_decay * w)
+/// Updates only the rows of the batch. t is the number of the table's steps. m = beta1 * m + (1 -
+/// beta1) * g; v = beta2 * v + (1 - beta2) * g * g; w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 -
+/// beta2^t)) + eps) + weight_decay * w)
 struct Adam {
   double lr = 0.001;
   double beta1 = 0.9;

@@ -92,7 +92,8 @@ __device__ void sum_occurrences(const TouchedRows::View& touched, const PooledGr
   }
 }
 
-/// Returns the touched row of a block: the last one whose first block is not after it.
+/// Returns the touched row that a block belongs to: the last row whose first block is not after
+/// `block`.
 __device__ std::int64_t row_of_block(const TouchedRows::View& touched, std::uint32_t block) {
   std::int64_t begin = 0;
   std::int64_t end = *touched.num_rows;
@@ -107,7 +108,8 @@ __device__ std::int64_t row_of_block(const TouchedRows::View& touched, std::uint
   return begin;
 }
 
-/// Sums blocks of hot rows, one block per warp. `dims` is 0 for tables whose sums are not needed.
+/// Sums the blocks of hot rows ([Note: Order of sums]), one block per warp. `dims` is 0 for tables
+/// whose sums are not needed.
 __global__ void sum_blocks(TouchedRows::View touched, PooledGradient gradient,
                            const std::int64_t* dims, std::int64_t max_dim, float* block_sums) {
   const std::int64_t num_blocks = touched.first_blocks[touched.num_ids];
@@ -150,7 +152,7 @@ __device__ void sum_row(const GradientSource& source, std::int64_t index, const 
   }
 }
 
-/// Scales, clips and decays g. Returns the sum of its squares over this lane's columns.
+/// Scales and clips g, and adds weight decay. Returns the sum of g^2 over this lane's columns.
 template <class T>
 __device__ float finish_gradient(const DeviceUpdate& update, float scale, const T* w, float* g) {
   float squares = 0;
@@ -182,7 +184,7 @@ __device__ void apply(const DeviceUpdate& update, T* w, const float* g, std::int
   if (update.kind == Kind::row_wise_adagrad) {
     const float sum = state.row_sum[row] + mean_square;
     row_root = sqrtf(sum) + update.eps;
-    __syncwarp();  // every lane has read it
+    __syncwarp();  // every lane has read the row
     if (lane() == 0) state.row_sum[row] = sum;
   } else if (update.kind == Kind::row_wise_adam) {
     const float v = update.beta2 * state.row_exp_avg_sq[row] + update.rest2 * mean_square;
@@ -225,7 +227,8 @@ __device__ void apply(const DeviceUpdate& update, T* w, const float* g, std::int
   }
 }
 
-/// Updates one row per warp. `updates` has one per table, of kind none for tables without.
+/// Updates one row per warp. `updates` has one entry per table, of kind none for tables without an
+/// update.
 __global__ void update_rows(GradientSource source, const DeviceUpdate* updates) {
   extern __shared__ float gradients[];
   float* g = gradients + warp_in_block() * source.max_dim;

@@ -10,11 +10,11 @@
 #include "embedding_kernels/cuda/device_memory.h"
 #include "embedding_kernels/fused_update.h"
 
-// The kernels of tessera::embedding on CUDA: the same functions, with a stream instead of threads.
-// Weights and state of tables, ids, offsets and weights of bags, gradients and outputs are in
-// device memory; spans of views, `table_of_feature` and `column_of_feature` in host memory.
-// Functions do not wait for the device unless they say so. Sums over a row's columns have another
-// order than on the CPU; all other sums have the same. Throws: Error(io) if CUDA fails.
+// The kernels of tessera::embedding on CUDA: the same functions as on the CPU, with a stream
+// instead of threads. Weights and state of tables, ids, offsets and weights of bags, gradients and
+// outputs are in device memory; spans of views, `table_of_feature` and `column_of_feature` in host
+// memory. Functions do not wait for the device unless they say so. Sums over a row's columns have
+// another order than on the CPU; all other sums have the same. Throws: Error(io) if CUDA fails.
 namespace tessera::embedding::cuda {
 
 void pooled_sums(std::span<const TableView> tables, const Bags& bags, float* out,
@@ -47,7 +47,7 @@ class TouchedRows {
 
   /// Returns the number of touched rows of a table. Waits for the stream.
   std::int64_t num_rows(int table) const;
-  /// Copies these rows into `rows`, on the device. Waits for the stream.
+  /// Copies the touched rows of a table into `rows`, on the device. Waits for the stream.
   void copy_rows(int table, std::int64_t* rows) const;
 
  private:

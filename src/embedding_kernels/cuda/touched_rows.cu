@@ -19,7 +19,8 @@ struct Feature {
   std::uint32_t column;
 };
 
-/// Writes for each id of the batch its key, its number and its occurrence.
+/// Writes for each id of the batch its key (table and row), its place in the batch and its
+/// occurrence.
 __global__ void list_places(const Feature* features, std::int64_t num_bags, std::int64_t batch,
                             const std::int64_t* ids, const std::int64_t* offsets,
                             const float* weights, int row_bits, std::uint64_t* keys,
@@ -59,7 +60,7 @@ __global__ void blocks_of_hot_rows(const std::uint32_t* counts, const std::uint3
   }
 }
 
-/// Finds the first row of each table, and the end.
+/// Finds where each table's rows begin in `keys`, and where the last table's rows end.
 __global__ void find_tables(const std::uint64_t* keys, const std::uint32_t* num_rows, int row_bits,
                             int num_tables, std::uint32_t* begins) {
   for (std::int64_t table = first_thread(); table <= num_tables; table += num_threads()) {
@@ -156,7 +157,7 @@ void TouchedRows::sort(const Bags& bags) {
 void TouchedRows::group() {
   keys_ = DeviceArray<std::uint64_t>(num_ids_, stream_);
   counts_ = DeviceArray<std::uint32_t>(num_ids_, stream_);
-  counts_.fill_with_zeros();  // also after the last row: the sums include them
+  counts_.fill_with_zeros();  // also after the last row: the sums include those elements
   offsets_ = DeviceArray<std::uint32_t>(num_ids_, stream_);
   with_workspace(stream_, "group", [&](void* workspace, std::size_t& nbytes) {
     return cub::DeviceRunLengthEncode::Encode(workspace, nbytes, sorted_keys_.data(), keys_.data(),

@@ -95,7 +95,7 @@ std::string Consensus::decide(const std::string& own, const std::string& about_t
   if (group_->rank() == 0) {
     decision = make_decision(*group_, round, own, about_to, decision_of);
     set(store, decision_key(round), decision.dump());
-    // All ranks sent a new request, so all have read the last result.
+    // All ranks sent a new request, so all ranks have read the last result.
     if (last_number_) delete_keys(*group_, *last_number_);
     last_number_ = round;
   } else {

@@ -27,8 +27,8 @@ class Consensus {
       const std::string& own, const std::string& about_to,
       const std::function<std::string(const std::vector<std::string>&)>& decision_of);
 
-  /// Compares lists, line by line. Collective. Throws on all ranks: Error(mismatch) with the first
-  /// line that differs; Error(io) as `decide`.
+  /// Compares the ranks' lists, line by line. Collective. Throws on all ranks: Error(mismatch) with
+  /// the first line that differs; Error(io) as `decide`.
   void require_equal(const std::string& what, const std::vector<std::string>& lines);
 
  private:

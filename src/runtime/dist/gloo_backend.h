@@ -9,9 +9,9 @@ namespace tessera::dist {
 /// Gloo with its own all-gather and reduce-scatter for CPU tensors: elements are sent directly from
 /// one rank's tensors into another's. In torch 2.11, c10d's all-gather uses a buffer as large as
 /// the result, and its reduce-scatter is an all-reduce of a copy, which sends twice as much. Inputs
-/// and outputs must not be touched before `wait`. A collective without `wait` runs on and keeps its
-/// tensors until the backend dies. A rank that dies in the middle of a message is noticed at the
-/// time-out.
+/// and outputs must not be touched before `wait`. A collective without `wait` continues in the
+/// background and keeps its tensors until the backend dies. A rank that dies in the middle of a
+/// message is noticed at the time-out.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -25,7 +25,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
  private:
   class Exchange;
   struct Kept {
-    std::vector<at::Tensor> tensors;  // the messages use their memory, so they are destroyed last
+    std::vector<at::Tensor> tensors;  // the messages use them, so destroyed last
     std::vector<c10::intrusive_ptr<c10d::Work>> messages;
   };
 

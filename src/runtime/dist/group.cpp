@@ -14,7 +14,7 @@ namespace tessera::dist {
 namespace {
 
 // c10d's flight recorder is shared by the process and records started collectives without a lock
-// (as in torch 2.11). Several threads start collectives if ranks are threads, and during a save in
+// (as in torch 2.11). Several threads start collectives if ranks are threads, or during a save in
 // the background.
 std::mutex& starting_mutex() {
   static std::mutex mutex;

@@ -95,10 +95,11 @@ std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& loo
     const int local_size = variables.number_or("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxRanks, 1);
     found.master_address = local_size == found.world_size
                                ? lookup("MASTER_ADDR").value_or("127.0.0.1")
-                               : variables.text("MASTER_ADDR");  // mpirun does not name it
+                               : variables.text("MASTER_ADDR");  // mpirun does not give the address
     return found;
   }
-  // An interactive shell in an allocation has SLURM_PROCID, too, but not a step with several tasks.
+  // An interactive shell in an allocation has SLURM_PROCID, too, but is not a step with several
+  // tasks.
   if (lookup("SLURM_PROCID") && lookup("SLURM_NTASKS") && lookup("SLURM_STEP_ID")) {
     const Variables variables("srun", lookup);
     LaunchEnvironment found =

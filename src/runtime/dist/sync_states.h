@@ -11,7 +11,8 @@ namespace tessera::dist {
 class StateSync {
  public:
   explicit StateSync(Group& group) : group_(group) {}
-  /// Collective; `fqn` names the tensor in errors.
+  /// Replaces `tensor` by rank 0's. Does nothing if this tensor was sent already. Collective. `fqn`
+  /// names the tensor in errors.
   void sync(const std::string& fqn, const at::Tensor& tensor);
 
  private:

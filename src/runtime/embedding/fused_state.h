@@ -22,14 +22,14 @@ struct FusedState {
   std::vector<Slot> slots;
   std::int64_t step = 0;
 
-  /// Returns nullptr if there is no such slot.
+  /// Returns the elements of a slot, or nullptr if there is no slot of this name.
   float* data(const std::string& name) const;
 };
 
 /// Returns the state of a shard before the first step. Shape: `[rows, columns]`.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns);
 
-/// Whether the optimizer counts steps.
+/// Returns whether the optimizer counts steps.
 bool counts_steps(const FusedOptimizer& optimizer);
 
 /// Throws: Error(invalid_argument) naming an invalid number: negative, not finite, or a beta that
@@ -40,7 +40,7 @@ void check_numbers(const FusedOptimizer& optimizer);
 /// torch.optim in Python.
 Value::Dict fields_of(const FusedOptimizer& optimizer);
 /// Returns the optimizer with these fields. Throws: Error(mismatch) naming a field that is missing,
-/// not a number, or from another optimizer; as `check_numbers`.
+/// not a number, or from another optimizer; Error(invalid_argument) as `check_numbers`.
 FusedOptimizer with_fields(const FusedOptimizer& optimizer, const Value::Dict& fields);
 
 }  // namespace tessera::embedding

@@ -18,7 +18,8 @@ void initialize(const EmbeddingBagConfig& config, at::Tensor weight);
 void initialize_shard(const EmbeddingBagConfig& config, const Box& region, std::uint64_t seed,
                       at::Tensor weight);
 
-/// Returns a number from rank 0's default generator. Every rank's generator advances. Collective.
+/// Returns on all ranks a number from rank 0's default generator. Every rank's generator advances.
+/// Collective.
 std::uint64_t draw_seed(dist::Group& group);
 
 }  // namespace tessera::embedding

@@ -14,7 +14,8 @@
 namespace tessera::embedding {
 namespace {
 
-// The header of a rank's batch. After these fields comes its number of ids for each rank.
+// The header of a rank's batch. After these fields come the numbers of ids that the rank sends to
+// each rank.
 constexpr std::size_t kBatchSize = 0;  // kRefused: no batch
 constexpr std::size_t kFingerprint = 1;
 constexpr std::size_t kWantsWeightGradients = 2;
@@ -25,7 +26,8 @@ const std::int64_t* longs(const at::Tensor& tensor) {
   return tensor.const_data_ptr<std::int64_t>();
 }
 
-/// Calls `visit` with each id of a slice that is in a shard's rows, its sample and its position.
+/// Calls `visit(sample, position, row)` for each id of a slice that is in `rows`. `row` is relative
+/// to the first of `rows`.
 template <class Visit>
 void for_each_id(const TableBatch& batch, const TableBatch::Slice& slice, FlatRange rows,
                  const Visit& visit) {
@@ -99,7 +101,8 @@ std::int64_t Input::num_outputs(int rank) const {
   return num_outputs;
 }
 
-/// Returns the size of the message to a rank from one with such a batch. Units: int64.
+/// Returns the size of the second message to `rank` from a rank with this batch size and number of
+/// ids. Units: int64.
 std::int64_t Input::payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const {
   return num_outputs(rank) * batch_size + num_ids +
          (is_weighted_ ? ceil_div<std::int64_t>(num_ids, 2) : 0);
@@ -124,7 +127,7 @@ void Input::count_ids() {
   }
 }
 
-/// Writes the messages to all ranks.
+/// Writes the second message to each rank.
 void Input::pack() {
   struct Place {
     const Outgoing* outgoing;
@@ -285,8 +288,8 @@ std::vector<Input::Run> Input::received_runs() const {
   return runs;
 }
 
-/// Allocates the bags. If there is one rank, its ids are in order already: the bags are views of
-/// the message.
+/// Allocates the bags. If there is one rank, the received ids are in order already: the bags are
+/// views of the message.
 void Input::allocate_bags() {
   const std::int64_t outputs = num_outputs(rank());
   const std::int64_t num_ids = sum_of(num_received_);
@@ -328,7 +331,7 @@ void Input::place_runs(std::vector<Run>& runs) {
     run.offsets = std::exchange(offset, offset + run.num_samples);
     run.begin = std::exchange(begin, begin + run.num_ids);
   }
-  // Else lengths and ids are from different batches.
+  // If they differ, lengths and ids are from different batches.
   TESSERA_CHECK(begin == sum_of(num_received_));
 }
 

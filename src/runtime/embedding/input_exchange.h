@@ -19,13 +19,13 @@ struct Assignment {
   FlatRange rows;                    // of the table
   FlatRange columns;                 // of the table
   bool has_all_rows = false;         // of the table
-  std::vector<std::size_t> outputs;  // of the TableSet: its lookups in this shard
+  std::vector<std::size_t> outputs;  // of the TableSet: those that look up this shard
 };
 
-/// By rank, in the order of the tables.
+/// The shards of each rank, in the order of the tables.
 using Assignments = std::vector<std::vector<Assignment>>;
 
-/// Returns the sum of the sizes to send or receive.
+/// Returns the sum of `sizes`.
 std::int64_t sum_of(const std::vector<std::int64_t>& sizes);
 
 /// The bags of all ranks' batches for this rank's shards. Bag `o * num_samples + s` is sample s of
@@ -45,12 +45,14 @@ struct OwnBatch {
 };
 
 /// A batch in transit to the ranks that hold its rows, in two messages. The first is an all-gather
-/// of sizes. The second is an all-to-all of int64: to each rank `outputs * batch` lengths, `n` ids
-/// and, with weights, `ceil(n / 2)` pairs of weights. Every method is collective. Not thread-safe.
+/// of sizes. The second is an all-to-all of int64: each rank gets `outputs * batch` lengths, `n`
+/// ids and, with weights, `ceil(n / 2)` pairs of weights. Every method is collective. Not
+/// thread-safe.
 class Input {
  public:
-  /// Starts the first message, and copies what it needs of the batch. If this rank's batch is
-  /// invalid, `advance` throws on all ranks. `fingerprint`: must be equal on all ranks.
+  /// Starts the first message, and copies what the second message needs of the batch. If this
+  /// rank's batch is invalid, `advance` throws on all ranks. `fingerprint`: must be equal on all
+  /// ranks.
   Input(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
         std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint);
 
@@ -61,7 +63,7 @@ class Input {
   /// Returns the bags to look up on this rank. Waits for the second message.
   const LocalBags& bags();
 
-  const TableBatch& batch() const { return batch_; }  // this rank's own
+  const TableBatch& batch() const { return batch_; }  // this rank's own batch
   /// Returns the number of samples of each rank. Requires: `advance`.
   const std::vector<std::int64_t>& batch_sizes() const { return batch_sizes_; }
 
@@ -69,7 +71,7 @@ class Input {
   bool returns_weight_gradients() const { return returns_weight_gradients_; }
   /// Adds the gradients of this rank's weights to `to`; `from` has the gradients of
   /// `bags().weights` on each rank. Shape: both as the weights. `to` is undefined if this rank
-  /// wants none. Requires: `returns_weight_gradients()`.
+  /// wants no gradients. Requires: `returns_weight_gradients()`.
   void return_weight_gradients(const at::Tensor& from, at::Tensor to);
 
  private:
@@ -93,7 +95,7 @@ class Input {
     std::int64_t num_samples;
     const std::int64_t* ids = nullptr;
     const float* weights = nullptr;
-    std::int64_t* offsets = nullptr;  // where its bags end
+    std::int64_t* offsets = nullptr;  // where the run's bags end
     std::int64_t begin = 0;           // in the ids of all runs
     std::int64_t num_ids = 0;
   };

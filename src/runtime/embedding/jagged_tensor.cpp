@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-/// Names a bag in messages; in a keyed tensor by key and sample.
+/// Names a bag in messages; in a KeyedJaggedTensor by key and sample.
 struct BagNames {
   std::span<const std::string> keys;
   std::int64_t batch_size = 0;
@@ -43,7 +43,7 @@ void check_vector(const Tensor& tensor, const std::string& what) {
   }
 }
 
-/// Returns lengths or offsets as an int64 copy: the caller cannot change it after the checks.
+/// Returns lengths or offsets as an int64 copy, which the caller cannot change after the checks.
 Tensor own_copy(const Tensor& vector, at::Device device) {
   return vector.to(device, at::kLong, /*non_blocking=*/false, /*copy=*/true).contiguous();
 }

@@ -139,7 +139,7 @@ void Lookup::step_split_rows(const PooledGradient& gradient, const FusedOptimize
   struct SplitTable {
     std::size_t looked;
     Tensor gradients;             // [touched rows, columns]
-    std::vector<Tensor> squares;  // [touched rows] of each peer's columns, in their order
+    std::vector<Tensor> squares;  // [touched rows] of each peer's columns, in the peers' order
   };
   std::vector<SplitTable> split;
   for (std::size_t i = 0; i < looked_.size(); ++i) {

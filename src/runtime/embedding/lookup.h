@@ -35,7 +35,7 @@ struct LocalTable {
   bool is_empty() const { return region.numel() == 0; }
 };
 
-/// The columns of pooled rows within a sample's row.
+/// Where the columns of each output are within a sample's row of pooled values.
 struct PooledColumns {
   std::vector<std::int64_t> first;  // of each output of each assignment, in their order
   std::int64_t width = 0;           // of a sample's row
@@ -46,20 +46,22 @@ struct PooledColumns {
 class Lookup {
  public:
   Lookup() = default;
-  /// `tables`: all of the collection. `assignments`: those to look up here, into `columns`.
+  /// `tables`: all tables of the collection. `assignments`: the shards to look up here, whose
+  /// pooled rows go to `columns`.
   Lookup(const std::vector<Assignment>& assignments, PooledColumns columns,
          std::vector<LocalTable>& tables, std::shared_ptr<dist::Group> group);
 
   std::int64_t width() const { return columns_.width; }
 
-  /// Writes pooled rows to their columns of `to`. Shape: `[num_samples, width]`, float32.
+  /// Pools the rows of each bag and writes the results to their columns of `to`. Shape: `to` is
+  /// `[num_samples, width]`, float32.
   void pooled(const LocalBags& bags, at::Tensor& to) const;
-  /// Shape: `gradient` is `[num_samples, width]`.
+  /// Returns the gradient of `bags.weights`. Shape: `gradient` is `[num_samples, width]`.
   at::Tensor sample_weight_gradients(const LocalBags& bags, const at::Tensor& gradient) const;
-  /// Updates the fused tables, and sets `gradients[table]` of the dense ones, all averaged over the
-  /// group. Shards: ranks with columns of the same rows exchange sums of squared gradients, in one
-  /// all-to-all if there are such tables. Replicas: ranks exchange gradients, in an all-reduce for
-  /// each dense table, and one all-gather and two all-to-alls for each fused one. Collective.
+  /// Updates the fused tables, and sets `gradients[table]` of the dense tables, all averaged over
+  /// the group. Shards: ranks with columns of the same rows exchange sums of squared gradients, in
+  /// one all-to-all if there are such tables. Replicas: ranks exchange gradients, in an all-reduce
+  /// for each dense table, and one all-gather and two all-to-alls for each fused one. Collective.
   void backward(const LocalBags& bags, const at::Tensor& gradient, const FusedOptimizer* optimizer,
                 std::vector<at::Tensor>& gradients);
 

@@ -101,7 +101,7 @@ std::uint64_t fingerprint_of(const TableSet& tables, const TablePlan& plan,
   return xxh3_64(std::as_bytes(std::span(text)));
 }
 
-/// Returns columns as in the output.
+/// Returns the columns of the assignments' outputs as they are in the collection's output.
 PooledColumns output_columns(const TableSet& tables, const std::vector<Assignment>& assignments) {
   PooledColumns columns{{}, tables.output_width()};
   for (const Assignment& each : assignments) {
@@ -112,7 +112,7 @@ PooledColumns output_columns(const TableSet& tables, const std::vector<Assignmen
   return columns;
 }
 
-/// Returns columns without gaps.
+/// Returns the columns of the assignments' outputs one after the other, without gaps.
 PooledColumns packed_columns(const std::vector<Assignment>& assignments) {
   PooledColumns columns;
   for (const Assignment& each : assignments) {
@@ -299,7 +299,7 @@ StateTensor ShardedTables::state_entry(const LocalTable& table,
 /// The autograd node between the pooled output and the weights of tables and batch.
 class LookupNode final : public torch::autograd::Node {
  public:
-  /// `passes`: those that include the forward.
+  /// `passes`: the passes that include the forward.
   LookupNode(std::shared_ptr<ShardedTables> tables, std::shared_ptr<Inputs> inputs,
              registry::MeetingPoint::Passes passes)
       : tables_(std::move(tables)), inputs_(std::move(inputs)), passes_(std::move(passes)) {}
@@ -492,7 +492,8 @@ void ShardedTables::exchange_pooled(const LocalBags& bags, const Input& input,
   });
 }
 
-/// Sends each rank the gradient of what it pooled. Returns the gradient for this rank.
+/// Sends each rank the gradient of what that rank pooled. Returns the gradient of what this rank
+/// pooled.
 Tensor ShardedTables::exchange_gradient(const Input& input, const Tensor& gradient) const {
   const std::int64_t batch_size = input.batch().batch_size;
   const std::vector<std::int64_t> num_sent = pooled_for_own(input);

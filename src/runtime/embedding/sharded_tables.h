@@ -17,8 +17,8 @@ class ShardedTables;
 
 /// A batch in transit, for sharded and replicated tables.
 struct Inputs {
-  std::weak_ptr<const ShardedTables> tables;  // that it is for
-  bool is_used = false;                       // has been looked up
+  std::weak_ptr<const ShardedTables> tables;  // the tables that look it up
+  bool is_used = false;                       // whether the batch has been looked up
   std::unique_ptr<Input> sharded;
   std::unique_ptr<Input> replicated;  // of data_parallel tables: this rank's own batch
   at::Tensor weights;                 // of the batch, float32, with their autograd history
@@ -40,11 +40,11 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::shared_ptr<Inputs> start(const KeyedJaggedTensor& batch);
   /// As `forward(start(batch))`.
   at::Tensor forward(const KeyedJaggedTensor& batch);
-  /// Takes part without a batch. Collective.
+  /// Takes part in the collectives of `start` without a batch. Collective.
   std::shared_ptr<Inputs> refuse(std::exception_ptr why);
   /// Returns the pooled output `[batch, output width]`, differentiable in the weights of tables and
-  /// batch. Collective; so is the backward. Throws: Error(invalid_argument) if the inputs are
-  /// another collection's, or were looked up already.
+  /// batch. Collective; so is the backward. Throws: Error(invalid_argument) if the inputs are of
+  /// another collection, or were looked up already.
   at::Tensor forward(const std::shared_ptr<Inputs>& inputs);
 
   /// Belongs to the module: a pass over a root above it makes all ranks reach its collectives.
@@ -65,21 +65,22 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
     std::int64_t from = 0;
     std::int64_t to = 0;
     std::int64_t width = 0;
-    bool is_first = false;  // to write there; later blocks add other rows of the table
+    bool is_first = false;  // the first to write there; later blocks add other rows
   };
   std::shared_ptr<Inputs> start(const OwnBatch& batch);
   std::uint64_t fingerprint() const;
   at::Tensor looked_up(const std::shared_ptr<Inputs>& inputs,
                        const registry::MeetingPoint::Passes& passes);
   at::Tensor pooled(Inputs& inputs);
-  /// Pools on all ranks, and sums what this rank's samples get.
+  /// Pools on all ranks, and sums what the ranks pooled for this rank's samples.
   void exchange_pooled(const LocalBags& bags, const Input& input, at::Tensor& output) const;
   at::Tensor exchange_gradient(const Input& input, const at::Tensor& gradient) const;
-  /// The elements that this rank pools for each rank, or each rank for this one.
+  /// Returns the number of elements that this rank pools for each rank; `pooled_for_own`: that each
+  /// rank pools for this rank.
   std::vector<std::int64_t> pooled_here(const Input& input) const;
   std::vector<std::int64_t> pooled_for_own(const Input& input) const;
-  /// Returns the tables' gradients, parallel to `local_`; undefined ones for tables without.
-  /// `moves_tables`: false does not change the tables.
+  /// Returns the tables' gradients, parallel to `local_`; undefined for tables without a gradient.
+  /// `moves_tables`: whether to update fused tables.
   std::vector<at::Tensor> backward(Inputs& inputs, at::Tensor gradient, at::Tensor weight_gradients,
                                    bool moves_tables);
   void lay_out_columns(const Assignments& sharded, const std::vector<Assignment>& replicated);
@@ -99,7 +100,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::vector<std::vector<Block>> blocks_;         // by rank, parallel to its pooled columns
   bool covers_output_ = false;                     // whether a table writes every column of it
   bool has_means_ = false;
-  std::uint64_t static_fingerprint_ = 0;  // of everything that does not change
+  std::uint64_t static_fingerprint_ = 0;  // of all that never changes
   std::shared_ptr<registry::MeetingPoint> meeting_point_ =
       std::make_shared<registry::MeetingPoint>();
   Lookup sharded_lookup_;

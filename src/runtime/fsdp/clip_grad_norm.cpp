@@ -56,7 +56,7 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
   }
   const at::NoGradGuard no_grad;
   const fsdp::UntouchedScope untouched;
-  // Ranks add up the norms of sharded tensors. A tensor that every rank holds counts once.
+  // Ranks add up the norms of their shards. A tensor that every rank holds counts once.
   std::vector<std::shared_ptr<dist::Group>> groups;
   std::map<const dist::Group*, Norm> sharded;
   Norm total(norm_type);

@@ -12,7 +12,7 @@
 
 namespace tessera::fsdp {
 
-/// What a rank wants to do next, or reports.
+/// What a rank wants to do next, or that it has failed.
 struct Request {
   PhaseKey::Direction direction = PhaseKey::Direction::forward;
   /// Nothing: this rank is at the end of the phase.
@@ -33,7 +33,7 @@ class CollectiveAgreement {
   /// on all ranks: Error(mismatch) if ranks are in different phases; Error(io) as dist::Consensus.
   std::optional<CollectiveSchedule::Proposal> agree(const Request& request);
 
-  /// As dist::Consensus.
+  /// As Consensus::require_equal.
   void require_equal(const std::string& what, const std::vector<std::string>& lines) {
     consensus_.require_equal(what, lines);
   }
@@ -44,10 +44,10 @@ class CollectiveAgreement {
 };
 
 /// Returns what ranks with these `requests` do next. Reductions go first, because a rank that waits
-/// for one has done everything before it; the last unit of the tree first, as a backward reaches
-/// them. Then all-gathers: in a forward the first unit of the tree first, in a backward the last. A
-/// meeting goes last, when all ranks ask for it; if a rank has failed, all end the phase instead.
-/// Throws: Error(mismatch) if ranks are in different phases, or not all ask for a meeting.
+/// for a reduction has done everything before it; of these, the last unit of the tree first, as in
+/// a backward. Then all-gathers: in a forward the first unit of the tree first, in a backward the
+/// last. A meeting goes last, when all ranks ask for it; if a rank has failed, all end the phase
+/// instead. Throws: Error(mismatch) if ranks are in different phases, or not all ask for a meeting.
 std::optional<CollectiveSchedule::Proposal> choose(std::span<const Request> requests,
                                                    const std::string& group_name);
 

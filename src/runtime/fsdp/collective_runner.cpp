@@ -83,7 +83,7 @@ void CollectiveRunner::need(const Collective& what) {
 void CollectiveRunner::gradients_ready(std::size_t handle) {
   guarded([&] {
     if (!schedule_.is_following()) return agree_on({Verb::reduce, handle});
-    // The end of the phase does what is not done here.
+    // The end of the phase runs what is not run here.
     run_all(schedule_.gradients_ready(handle));
   });
 }
@@ -99,7 +99,7 @@ void CollectiveRunner::agree_on(const Collective& needed) {
     const auto agreed =
         agreement_.agree({key().direction, schedule_.propose(needed), actions_.name_of(needed)});
     if (!agreed) close_phase(sum(Deviates::no, /*has_failed=*/false), /*has_failed=*/false);
-    TESSERA_CHECK(agreed.has_value());  // else another rank failed, and close_phase threw
+    TESSERA_CHECK(agreed.has_value());  // otherwise another rank failed, and close_phase threw
     is_done = agreed->what == needed;
     schedule_.take_agreed(*agreed, is_done);
     if (agreed->what.verb == Verb::meet) continue;  // all ranks asked for it

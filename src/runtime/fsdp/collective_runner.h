@@ -41,7 +41,7 @@ class CollectiveRunner {
   void begin_phase(const PhaseKey& key);
   bool is_in_phase() const { return schedule_.is_in_phase(); }
   const PhaseKey& key() const { return schedule_.key(); }
-  /// Whether a phase is open in which no collective has failed.
+  /// Returns whether a phase is open in which no collective has failed.
   bool can_end_phase() const { return is_in_phase() && !is_broken_; }
   /// Runs the rest of the list, and returns the sums of `counts`. Collective over `group`.
   /// `has_failed`: this rank will throw after the phase. Throws: Error(io) naming a rank with
@@ -53,20 +53,22 @@ class CollectiveRunner {
   /// Starts the all-gather of a handle that this rank needs now.
   void need(std::size_t handle) { need(Collective{Collective::Verb::unshard, handle}); }
   /// Returns when all ranks have reached a module with its own collectives. Throws on all ranks:
-  /// Error(mismatch) if one reaches the end of the phase or another such module instead.
+  /// Error(mismatch) if a rank reaches the end of the phase or another such module instead.
   void meet(std::size_t module) { need(Collective{Collective::Verb::meet, module}); }
-  /// Reduces the complete gradients of a handle, or holds them until it is their turn.
+  /// Reduces the complete gradients of a handle, or holds them back until it is the reduction's
+  /// turn.
   void gradients_ready(std::size_t handle);
   /// Starts the next collective ahead of time if it is an all-gather.
   void gather_next();
-  /// Returns whether the all-gather ahead of time at `position` was not needed.
+  /// Returns whether the order has passed `position`: the all-gather that was started ahead of time
+  /// there was not needed.
   bool has_passed(std::size_t position) const { return schedule_.has_passed(position); }
 
  private:
   struct Sums {
     int num_deviating = 0;  // ranks that need a collective outside of the list
     int num_failed = 0;
-    int failed_rank = 0;          // if one did
+    int failed_rank = 0;          // if a rank failed
     std::vector<bool> is_needed;  // as CollectiveSchedule::needed
     std::vector<int> counts;
   };

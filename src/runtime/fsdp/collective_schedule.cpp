@@ -11,7 +11,7 @@ namespace {
 using Verb = Collective::Verb;
 using Role = CollectiveSchedule::DueCollective::Role;
 
-/// Limits a list that never settles because each phase has another order.
+/// Returns a limit for a list that grows in each phase because each phase has another order.
 std::size_t max_num_entries(std::size_t num_handles) {
   return 64 + 16 * num_handles;
 }
@@ -101,7 +101,7 @@ void CollectiveSchedule::advance(std::size_t position, DueCollectives& due) {
 
 std::optional<CollectiveSchedule::DueCollectives> CollectiveSchedule::need(const Collective& what) {
   auto position = find(what, cursor_);
-  // An entry that was joined before its turn cannot be used any more.
+  // This rank cannot use an entry that it only joined.
   while (position && state_[*position] == State::joined) position = find(what, *position + 1);
   if (!position) return std::nullopt;
   DueCollectives due;

@@ -59,14 +59,14 @@ struct PrefetchRule {
 ///
 /// The first phase with a key has no list yet. Its ranks agree on each collective before they start
 /// it (CollectiveAgreement); the agreed collectives become the list. In a later phase, a rank may
-/// need a collective that is not in the rest of the list. It then joins all of that and reports
-/// this in the exchange at the end of the phase. Then all ranks agree on the missing collectives,
-/// which are inserted where that rank needed them. So the needs of each rank are a subsequence of
-/// the list. An entry that no rank needs for `kNumIdlePhases` phases is removed.
+/// need a collective that is not in the rest of the list. It then joins the rest of the list and
+/// reports the need in the exchange at the end of the phase. Then all ranks agree on the missing
+/// collectives, which are inserted where that rank needed them. So the needs of each rank are a
+/// subsequence of the list. An entry that no rank needs for `kNumIdlePhases` phases is removed.
 ///
-/// A rank cannot join a meeting for the others: it ends when all ranks are there. If the list leads
-/// some ranks to a meeting that others are not ready for, all ranks drop the list from there on and
-/// agree on the rest anew.
+/// A rank cannot join a meeting on behalf of others: a meeting ends when all ranks have reached its
+/// module. If the list leads some ranks to a meeting that others are not ready for, all ranks drop
+/// the list from the meeting on, and agree on the rest anew.
 ///
 /// This class holds the list and a rank's place in it, and says which collectives are due. It sends
 /// nothing; CollectiveRunner does. Not thread-safe.
@@ -88,7 +88,7 @@ class CollectiveSchedule {
   };
   using DueCollectives = std::vector<DueCollective>;
 
-  /// An agreed collective, and where to insert it into the list; nothing: it is there already.
+  /// A collective, and where to insert it into the list; nothing: the list has it already.
   struct Proposal {
     Collective what;
     std::optional<std::size_t> insert_at;
@@ -111,8 +111,9 @@ class CollectiveSchedule {
   bool is_following() const { return is_following_; }
 
   // --- while following the list
-  /// Returns the collectives up to an all-gather or meeting that this rank needs now, with that one
-  /// unless it was started already. Nothing: it is not in the rest of the list.
+  /// Returns the collectives up to an all-gather or meeting that this rank needs now, including
+  /// `what` unless it was started already. Returns nothing if `what` is not in the rest of the
+  /// list.
   std::optional<DueCollectives> need(const Collective& what);
   /// Returns the collectives that can run now that a handle's gradients are complete; may be empty.
   DueCollectives gradients_ready(std::size_t handle);
@@ -120,15 +121,17 @@ class CollectiveSchedule {
   DueCollectives next_gather();
   /// Returns the rest of the list.
   DueCollectives rest();
-  /// Notes that an all-gather ahead of time was only joined.
+  /// Notes that this rank only joined an all-gather that it started ahead of time.
   void note_not_kept(std::size_t position) { state_[position] = State::joined; }
   /// Notes that this rank had a gradient for a reduction that it joined.
   void note_needed(std::size_t position) { is_needed_[position] = true; }
-  /// Returns whether the list has passed a position; an all-gather ahead there was not needed.
+  /// Returns whether the list has passed a position; an all-gather that was started there ahead of
+  /// time was not needed.
   bool has_passed(std::size_t position) const { return position < cursor_; }
   /// Stops following the list. Requires: all of `rest()` has run.
   void stop_following() { is_following_ = false; }
-  /// Stops following, and drops the list from an entry on. Requires: all before it has run.
+  /// Stops following, and drops the list from an entry on. Requires: all entries before `position`
+  /// have run.
   void forget_from(std::size_t position);
 
   // --- while agreeing with the other ranks
@@ -136,7 +139,7 @@ class CollectiveSchedule {
   /// Adds what all ranks have agreed on. `is_own`: this rank needed it.
   void take_agreed(const Proposal& agreed, bool is_own);
 
-  /// Returns for each handle whether this rank needed an all-gather, and a reduction.
+  /// Returns two flags for each handle: whether this rank needed its all-gather, and its reduction.
   std::vector<bool> needed() const;
 
  private:
@@ -163,7 +166,7 @@ class CollectiveSchedule {
   std::vector<State> state_;       // parallel to the entries
   std::vector<bool> is_needed_;    // parallel to the entries, by this rank
   std::size_t cursor_ = 0;         // entries before it have run
-  std::size_t needs_cursor_ = 0;   // this rank's needs so far are entries before it
+  std::size_t needs_cursor_ = 0;   // all entries that this rank needed so far are before it
   std::vector<std::size_t> held_;  // positions of reductions that are held back
 };
 

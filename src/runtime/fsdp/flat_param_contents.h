@@ -37,9 +37,9 @@ struct HandleOptions {
   std::vector<std::vector<int>> holders{};
 };
 
-/// Which parameters are in a flat parameter, where each of them lies in it, and which ranks share
-/// it. Owns no tensor: it holds the parameters weakly, because they keep their handle alive. Except
-/// for the unit's name it does not change. Not thread-safe.
+/// Describes a flat parameter: its parameters, their places in it, and the ranks that share it.
+/// Owns no tensor: it holds the parameters weakly, because they keep their handle alive. Only the
+/// unit's name can change. Not thread-safe.
 class FlatParamContents {
  public:
   /// Requires: at least one parameter, and one dtype. `unit_name` is the unit's name so far.
@@ -68,27 +68,27 @@ class FlatParamContents {
   dist::Group& replicate_group() const { return *options_.replicate_group; }
   /// Returns how many ranks share the flat parameter.
   std::int64_t num_shards() const { return shard_group().size(); }
-  /// Whether a rank holds less than all parameters.
+  /// Returns whether each rank holds only a shard of the parameters.
   bool is_sharded() const { return shard_group().size() > 1; }
-  /// Returns how many ranks' gradients are averaged.
+  /// Returns over how many ranks gradients are averaged.
   int num_averaged() const { return shard_group().size() * replicate_group().size(); }
 
   // --- dtypes
-  /// The parameters' own.
+  /// The parameters' own dtype.
   at::ScalarType own_dtype() const;
-  /// Of gathered parameters.
+  /// The dtype of gathered parameters.
   at::ScalarType param_dtype() const;
-  /// Of gradients while they are averaged.
+  /// The dtype of gradients while they are averaged.
   at::ScalarType reduce_dtype() const;
 
   // --- places in a flat tensor
   /// Returns parameter `index` in a flat tensor of all parameters.
   at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
-  /// Returns this rank's shard of parameter `index` in this rank's shard of such a tensor.
+  /// Returns this rank's shard of parameter `index`, in this rank's shard of a flat tensor.
   at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
   /// Returns the parameter that `position` belongs to. Units: elements of the flat tensor.
   std::size_t parameter_at(std::int64_t position) const;
-  /// Zeroes the gaps between parameters and the end.
+  /// Zeroes the gaps between parameters and the padding at the end.
   void zero_padding(const at::Tensor& flat) const;
 
  private:

@@ -13,7 +13,7 @@
 namespace tessera::fsdp {
 
 /// The all-gather of a flat parameter: fills the buffer of a FlatParamStorage, and frees it. Does
-/// nothing for parameters that need no such buffer: they are always there.
+/// nothing for parameters that need no such buffer, because they are always whole.
 ///
 /// Life cycle, within a pass: `prepare`, `start`, `finish`, `reshard`, in this order, as often as
 /// needed. `finish` and `reshard` do nothing where there is nothing to finish or to free. Not
@@ -33,7 +33,7 @@ class FlatParamGather {
   void prepare();
   /// Starts the all-gather. Collective over the shard group.
   void start();
-  /// Lets the operators that follow wait for the all-gather.
+  /// Lets the operators that follow wait for the all-gather that `start` started.
   void finish();
   /// Takes part in an all-gather for other ranks. This rank's parameters do not change. Allocates
   /// the whole flat parameter temporarily. Collective over the shard group.

@@ -140,8 +140,8 @@ void FlatParamGradients::leave_pass() {
       if (gradient.defined()) {
         gradient.add_(reduced);
       } else {
-        // A view could not be detached in place by Optimizer::zero_grad. The touch key lets norms
-        // of a part throw.
+        // Not a view, because Optimizer::zero_grad could not detach a view in place. With the touch
+        // key, an operator that computes the norm of this shard throws.
         gradient = torch::empty({0}, reduced.options());
         gradient.set_data(contents_.is_sharded() ? with_touch_key(reduced) : reduced);
       }

@@ -16,8 +16,8 @@ namespace tessera::fsdp {
 ///
 /// Life cycle, within a pass. `put_aside` keeps the sharded `.grad` of earlier passes. `take`
 /// copies each gradient of the backward into one flat gradient. `start_reduce` and `finish_reduce`
-/// average it over the ranks, or `keep_unsynced` keeps it for a later pass. `leave_pass` gives each
-/// parameter its part of the average. Holds no parameter. Not thread-safe.
+/// average the flat gradient over the ranks, or `keep_unsynced` keeps it for a later pass.
+/// `leave_pass` gives each parameter its part of the average. Holds no parameter. Not thread-safe.
 class FlatParamGradients {
  public:
   /// Both must outlive this.
@@ -28,8 +28,8 @@ class FlatParamGradients {
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
                   const std::shared_ptr<PassMemory>& memory);
-  /// Puts the averages of this pass into `.grad`, or adds them to what was put aside. Requires: all
-  /// that was taken is reduced or kept.
+  /// Puts the averages of this pass into `.grad`, or adds them to what `put_aside` kept. Requires:
+  /// all gradients that `take` took are reduced or kept.
   void leave_pass();
   /// Drops the gradients of this pass; `leave_pass` follows.
   void abort_pass() noexcept;
@@ -56,7 +56,8 @@ class FlatParamGradients {
   /// Returns for each parameter whether this rank has contributed a gradient in this pass, or is
   /// about to.
   std::vector<bool> contributed() const;
-  /// Sets for which parameters any rank contributed: these get a reduced gradient.
+  /// Sets for which parameters any rank contributed a gradient: these parameters get a reduced
+  /// gradient.
   void set_reduced(const std::vector<bool>& any_contributed) { was_reduced_ = any_contributed; }
 
   // --- passes under NoSyncScope
@@ -67,8 +68,8 @@ class FlatParamGradients {
  private:
   /// A flat gradient of some of the parameters.
   struct FlatGradient {
-    at::Tensor flat;        // [padded numel], predivided; undefined: of no parameter
-    std::vector<bool> has;  // by parameter; the others' elements are not initialised
+    at::Tensor flat;        // [padded numel], predivided; undefined: no gradients
+    std::vector<bool> has;  // by parameter; false: elements are not initialised
     void clear();
   };
   void clear_taken();

@@ -93,8 +93,9 @@ void FlatParamHandle::attach_to(const Tensor& parameter, std::size_t index) {
                         contents_.is_sharded() ? contents_.options().shard_group : nullptr});
   torch::autograd::impl::set_post_acc_grad_hooks(
       parameter, std::make_unique<GradientHook>(shared_from_this(), index));
-  // set_post_acc_grad_hooks keeps only one hook; register_hook lets users add theirs. It needs
-  // requires_grad, and a frozen parameter may be trained later.
+  // set_post_acc_grad_hooks keeps only one hook; with register_hook users can add their own.
+  // register_hook needs requires_grad, so this also sets it on a frozen parameter, which may be
+  // trained later.
   const bool is_trained = parameter.requires_grad();
   parameter.set_requires_grad(true);
   parameter.register_hook([handle = shared_from_this(), index](const Tensor& /*gradient*/) {

@@ -42,10 +42,10 @@ class HandleEvents {
 ///
 /// Life cycle. Between passes each parameter is this rank's shard of itself: a 1-d view of the flat
 /// shard, perhaps empty. `enter_pass` gives parameters their full shapes, as views of a flat buffer
-/// without memory. `gather` fills the buffer and frees it. `gradients` averages what the backward
-/// brings; `leave_pass` puts it back into `.grad`. `show_whole` is for unshard_params, between
-/// passes. The parameters' TensorImpls do not change: module and optimizer hold them. Holds its
-/// parameters weakly, because they own it. Not thread-safe; its root locks.
+/// without memory. `gather` fills the buffer and frees it. `gradients` averages the gradients of
+/// the backward; `leave_pass` puts the averages into `.grad`. `show_whole` is for unshard_params,
+/// between passes. The parameters' TensorImpls do not change: module and optimizer hold them. Holds
+/// its parameters weakly, because they own the handle. Not thread-safe: Pass calls it under a lock.
 ///
 /// Each job is a class of its own, and this one composes them: FlatParamContents says what is in
 /// the flat parameter, FlatParamStorage has its memory, FlatParamGather the all-gather,
@@ -72,8 +72,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   const HandleOptions& options() const { return contents_.options(); }
   /// Returns the unit's name for messages: `layers.0`, `the root`.
   std::string display_name() const { return contents_.display_name(); }
-  /// Sets the owning module's name below its root. Throws: Error(invalid_argument) if it belongs to
-  /// another live root.
+  /// Sets the owning module's name below its root. Throws: Error(invalid_argument) if the handle
+  /// belongs to another live root.
   void join_root(std::weak_ptr<const void> root, const std::string& fqn);
   /// Throws: Error(invalid_argument) naming a parameter that is no longer in the module tree.
   void check_tree(const std::unordered_set<const at::TensorImpl*>& in_tree) const;
@@ -85,12 +85,12 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Returns the handle of a parameter, or nullptr.
   static std::shared_ptr<FlatParamHandle> of(const at::Tensor& parameter);
 
-  /// Whether a rank holds less than all parameters.
+  /// Returns whether each rank holds only a shard of the parameters.
   bool is_sharded() const { return contents_.is_sharded(); }
   bool reshards_after_forward() const { return reshards_after_forward_; }
   void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
 
-  // Pass calls what changes these, under its lock.
+  // Pass changes these under its lock.
   const FlatParamStorage& storage() const { return storage_; }
   FlatParamGather& gather() { return gather_; }
   const FlatParamGather& gather() const { return gather_; }
@@ -144,7 +144,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool reshards_after_forward_;
   bool is_in_pass_ = false;
   std::weak_ptr<HandleEvents> events_;  // during a pass
-  // Each refers to those before it, so they are destroyed in the opposite order.
+  // Each member below refers to the members before it, so they are destroyed in the opposite order.
   FlatParamContents contents_;
   FlatParamStorage storage_;
   FlatParamGather gather_;

@@ -26,8 +26,8 @@ Tensor FlatParamReduction::make_unsharded_grad() const {
   return grad;
 }
 
-/// The sum is divided in two halves, one before and one after it, so that half precision does not
-/// overflow. As in PyTorch's FSDP, for equal roundings.
+/// Gradients are divided in two steps, one before and one after the sum over the ranks, so that
+/// half precision does not overflow. As in PyTorch's FSDP, for equal roundings.
 double FlatParamReduction::predivide_factor() const {
   const int num_ranks = contents_.num_averaged();
   int factor = 1;
@@ -84,7 +84,8 @@ void FlatParamReduction::finish() {
       sharded_grad_ = std::move(reduced);
     }
   }
-  // Their memory belongs to the compute stream, which must wait before it is freed.
+  // The gradients' memory belongs to the compute stream, which must wait before the memory is
+  // freed.
   streams_->make_wait(streams_->compute(), streams_->post_backward);
   sharded_grad_in_flight_ = Tensor();
   if (contents_.is_sharded()) memory_->gradients.free(unsharded_grad_);

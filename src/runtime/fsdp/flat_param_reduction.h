@@ -33,8 +33,8 @@ class FlatParamReduction {
   /// Starts the average of `unsharded_grad`, after the compute stream's present work. Collective.
   void start(at::Tensor unsharded_grad);
   bool is_in_flight() const { return unsharded_grad_.defined(); }
-  /// Adds the average to `sharded_grad`, before the operators that follow. Does nothing if none is
-  /// in flight. Collective for hybrid strategies.
+  /// Adds the average to `sharded_grad`, before the operators that follow. Does nothing if no
+  /// average is in flight. Collective for hybrid strategies.
   void finish();
   /// Waits for an average that has been started, even if it fails, and drops it.
   void abort() noexcept;

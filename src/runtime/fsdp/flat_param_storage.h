@@ -11,7 +11,7 @@
 
 namespace tessera::fsdp {
 
-/// The memory of a flat parameter, and which of it the parameters show.
+/// The memory of a flat parameter. Sets whether parameters show their shards or their full shapes.
 ///
 /// Owns this rank's shard, which lives as long as this does, and the buffer of gathered parameters,
 /// whose memory FlatParamGather allocates and frees. A parameter shows either its part of the shard
@@ -27,10 +27,10 @@ class FlatParamStorage {
 
   /// The device of gathered parameters.
   at::Device compute_device() const { return compute_device_; }
-  /// Shape: [sharded_numel]. The parameters' own dtype.
+  /// Returns this rank's shard, in the parameters' own dtype. Shape: [sharded_numel].
   const at::Tensor& sharded_flat_param() const { return sharded_flat_param_; }
-  /// Shape: [padded numel]. param_dtype. Undefined if gathered parameters need no buffer of their
-  /// own.
+  /// Returns the buffer of gathered parameters, in param_dtype. Shape: [padded numel]. Undefined if
+  /// gathered parameters need no buffer of their own.
   const at::Tensor& unsharded_flat_param() const { return unsharded_flat_param_; }
   /// Whether gathered parameters need a buffer of their own: they are sharded or cast.
   bool has_own_full_buffer() const { return !full_views_.empty(); }
@@ -50,7 +50,7 @@ class FlatParamStorage {
   // --- writes that would be lost, because they went into the buffer
   /// Returns the last parameter that was written to since `show_full`.
   std::optional<std::size_t> written_parameter() const;
-  /// Lets `written_parameter` forget all writes so far.
+  /// `written_parameter` then ignores all writes so far.
   void forget_writes();
 
   // --- where a tensor lies

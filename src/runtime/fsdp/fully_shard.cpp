@@ -101,7 +101,7 @@ HandleOptions handle_options(const FullyShardOptions& options) {
   return handle;
 }
 
-/// Warns if a launcher has started several ranks, but each shards over itself alone.
+/// Warns if a launcher has started several ranks, but the mesh has this rank alone.
 void warn_of_forgotten_mesh(const FullyShardOptions& options) {
   if (options.mesh.world_size() > 1) return;
   const auto launched = dist::launch_environment(dist::process_environment);
@@ -165,7 +165,7 @@ void materialize(const ModulePtr& module, const std::string& fqn,
     const at::NoGradGuard no_grad;
     const at::Tensor memory = torch::empty_like(tensor, tensor.options().device(options.device));
     given.emplace_back(tensor, tensor.detach());
-    // In place: the module and its members hold this TensorImpl.
+    // Changed in place, because the module and its members hold this TensorImpl.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
   };
   for (const auto& each : module->named_parameters(/*recurse=*/false)) {
@@ -196,8 +196,8 @@ void materialize_all(const ModulePtr& module, const std::string& fqn,
   }
 }
 
-/// Throws if the module's parameters are in a unit around it: it cannot become a unit any more. It
-/// may if its only such parameters are tied to a unit beside it.
+/// Throws if the module's parameters are in a unit around the module: then the module cannot become
+/// a unit any more. Ignores parameters that are tied to a unit beside the module.
 void refuse_module_of_unit(const Module& module) {
   const std::vector<at::Tensor> parameters = module.parameters();
   for (const at::Tensor& parameter : parameters) {
@@ -249,7 +249,7 @@ struct DtypeGroup {
   std::vector<SharedParameter> shared;
 };
 
-/// Adds a parameter, or notes that it is tied to one that the group has.
+/// Adds a parameter to the group, or notes that it is tied to a parameter that the group has.
 void add_to(DtypeGroup& group, const FoundParameter& found) {
   const auto tied = std::ranges::find_if(group.parameters, [&](const ManagedParameter& each) {
     return each.tensor.is_same(found.tensor);

@@ -59,7 +59,8 @@ std::shared_ptr<Pass> Pass::of(Module& root) {
   return pass;
 }
 
-/// Takes over the units in the tree of `root`. A pass that throws here dies, and releases them.
+/// Takes over the units in the tree of `root`. If this throws, the pass is destroyed, which
+/// releases the units.
 void Pass::take_in(Module& root) {
   root_ = registry::weak_module(root);
   const std::vector<UnitInTree> units = units_in_tree(root);
@@ -106,7 +107,7 @@ bool Pass::meets_at(const registry::MeetingPoint& point) const {
                              [&](const Meeting& each) { return each.point.get() == &point; });
 }
 
-/// Adds new members of the tree: `replicate` may be called after the first forward.
+/// Adds the tree's members that are new, because `replicate` may be called after the first forward.
 void Pass::find_members(const Module& module) {
   auto member = registry::find<registry::PassMember>(module);
   // A module may be in the tree twice.
@@ -167,7 +168,7 @@ std::size_t Pass::index_of(const FlatParamHandle& handle) const {
 
 void Pass::enter_forward() {
   const std::lock_guard lock(mutex_);
-  // A backward that threw never reached its end.
+  // A backward that threw has not reached the end of the pass.
   if (is_open_ && is_end_queued_ && !is_in_backward()) give_up_backward();
   if (!is_open_) {
     open(at::GradMode::is_enabled() ? PassKind::training : PassKind::inference);
@@ -190,7 +191,7 @@ void Pass::enter_forward() {
   ++forward_depth_;
 }
 
-/// Is destroyed with an autograd graph.
+/// A token in an autograd graph, destroyed with the graph.
 class Pass::GraphToken {
  public:
   GraphToken(std::weak_ptr<Pass> pass, std::uint64_t number)
@@ -232,8 +233,8 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
     write = std::current_exception();
   }
   try {
-    // Also if this rank has failed: otherwise the others wait for their time-out. A backward within
-    // the scope may have failed, too.
+    // Also if this rank has failed, because the other ranks would wait until the time-out. A
+    // backward within the scope may have failed, too.
     if ((is_in_forward || has_failed) && runner_->can_end_phase()) end_phase(has_failed || write);
   } catch (...) {
     abort();
@@ -409,7 +410,8 @@ bool Pass::is_gathered(std::size_t handle) const {
   return std::ranges::find(gathered_, handle, &Gathered::handle) != gathered_.end();
 }
 
-/// Gathers a handle's parameters for a use, after what comes first in the order, and prefetches.
+/// Gathers a handle's parameters before they are used, after the collectives that come first in the
+/// order. Then prefetches.
 void Pass::gather(std::size_t handle, LastUse last_use) {
   FlatParamHandle& wanted = *handles_[handle];
   if (is_in_order(wanted)) {
@@ -427,7 +429,7 @@ void Pass::gather(std::size_t handle, LastUse last_use) {
   free_unneeded();
 }
 
-/// Prefetches the next unit while a unit computes that was gathered already.
+/// Prefetches the next unit while `handle`, which was gathered already, computes.
 void Pass::gather_ahead(std::size_t handle, bool is_backward) {
   const PrefetchRule& rule = places_[handle].prefetch;
   const bool wants_next = is_backward ? rule.backward == BackwardPrefetch::backward_pre
@@ -516,7 +518,8 @@ bool Pass::run(const CollectiveSchedule::DueCollective& due) {
   return true;
 }
 
-/// Does all that other ranks need from this one, before it waits in the module's own collectives.
+/// Runs all collectives that other ranks need from this rank, before this rank waits in the
+/// module's own collectives.
 bool Pass::meet(const registry::MeetingPoint& point) {
   const std::lock_guard lock(mutex_);
   const bool is_backward = is_in_backward();
@@ -596,8 +599,8 @@ void Pass::finish_reduces() {
   for (const auto& handle : handles_) handle->gradients().finish_reduce();
 }
 
-// The engine attaches a callback to the current graph task. With recomputation that may be an inner
-// backward, but the first event of a backward is in the outer one.
+// The engine attaches a callback to the current backward. With recomputation that may be an inner
+// backward, but the first event of a backward is in the outer backward.
 void Pass::queue_end_of_backward() {
   if (is_end_queued_ && end_of_backward_.is_queued()) return;
   if (is_end_queued_) {
@@ -611,8 +614,8 @@ void Pass::queue_end_of_backward() {
   begin_phase(PhaseKey::Direction::backward);
 }
 
-/// Ends a backward that threw on this rank. The other ranks wait for what this rank runs of it, and
-/// get an error instead. All ranks drop that backward's gradients.
+/// Ends a backward that threw on this rank. The other ranks wait for this rank's collectives of
+/// that backward, and get an error instead. All ranks drop that backward's gradients.
 void Pass::give_up_backward() {
   try {
     const UntouchedScope untouched;

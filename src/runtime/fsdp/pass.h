@@ -22,7 +22,7 @@ class Pass;
 /// A module that fully_shard was applied to, with its flat parameters, one per dtype.
 struct ShardedModule final : registry::ModuleState {
   std::weak_ptr<torch::nn::Module> module;
-  std::weak_ptr<Pass> pass;  // the pass of its root, once used
+  std::weak_ptr<Pass> pass;  // the pass of its root, after the first use
   std::vector<std::shared_ptr<FlatParamHandle>> handles;
   MixedPrecision mixed_precision;
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
@@ -39,14 +39,15 @@ struct ParameterUse {
 /// One forward and its backward over a root and all fully sharded modules in it. Decides when to
 /// gather, free and reduce each flat parameter.
 ///
-/// States. Idle: parameters are shards. Open: parameters have full shapes; an operator that uses
-/// one gathers its unit. A pass ends with the backward, or with the outermost scope if no gradients
-/// are recorded. docs/fully_shard.md has a table. Each outermost forward and each backward of a
-/// pass is a phase: all ranks run the same collectives in the same order ([Note: One order of
-/// collectives]).
+/// States. Idle: parameters are shards. Open: parameters have full shapes; an operator that uses a
+/// parameter gathers its unit. A pass ends with the backward, or with the outermost scope if no
+/// gradients are recorded. docs/fully_shard.md has a table. Each outermost forward and each
+/// backward of a pass is a phase: all ranks run the same collectives in the same order ([Note: One
+/// order of collectives]).
 /// [Note: Leaving] When an operator uses a unit outside the subtree of a gathered unit, the forward
-/// (or backward) of the latter is over, so it is freed. Units that the same operator uses are not
-/// freed, nor are units that were prefetched or kept for the backward and not used yet.
+/// (or backward) of the gathered unit is over, so this unit is freed. Units that the same operator
+/// uses are not freed, nor are units that were prefetched or kept for the backward and not used
+/// yet.
 /// The registry owns the pass, as a state of the root. Thread-safe.
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
@@ -55,26 +56,26 @@ class Pass final : public HandleEvents,
                    public std::enable_shared_from_this<Pass> {
  public:
   /// Returns the pass of `root`, and creates it the first time. Throws: Error(invalid_argument) if
-  /// a unit in it belongs to another root, or nothing in it is sharded or replicated.
+  /// a unit in `root` belongs to another root, or nothing in `root` is sharded or replicated.
   static std::shared_ptr<Pass> of(torch::nn::Module& root);
 
   /// Enters or leaves a forward; calls nest.
   void enter_forward();
-  /// `is_watched`: all graphs that it recorded have a token.
+  /// `is_watched`: all graphs that the forward recorded have a token.
   void leave_forward(bool has_failed, bool is_watched) noexcept(false);
   /// Returns a token for a graph that this pass records. If all graphs have one, and all are
   /// destroyed without a backward, the pass ends.
   std::shared_ptr<void> graph_token();
-  /// Opens an idle pass again, for a second backward through its graph.
+  /// Opens an idle pass again, for a second backward through the graph of the pass.
   void enter_backward();
 
   void abort() noexcept;
   bool is_open() const { return is_open_; }
 
   enum class Gradients { sync, keep_unsharded };
-  /// Returns the previous setting.
+  /// Sets what becomes of gradients. Returns the previous setting.
   Gradients set_gradients(Gradients gradients);
-  /// Drops the gradients of Gradients::keep_unsharded.
+  /// Drops the gradients that Gradients::keep_unsharded has kept.
   void drop_unsynced_gradients();
 
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }

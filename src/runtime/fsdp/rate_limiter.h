@@ -30,7 +30,7 @@ class RateLimiter {
   void note_freed() {
     if (make_event_) events_.push_back(make_event_());
   }
-  /// Call right before allocating one.
+  /// Call right before allocating a flat parameter.
   void wait_for_room() {
     if (events_.size() < kMaxInFlight) return;
     const std::unique_ptr<FreeEvent> oldest = std::move(events_.front());

@@ -6,8 +6,8 @@ namespace tessera::fsdp {
 
 /// Keeps the memory that one unit frees for the next unit of about the same size. The CPU allocator
 /// returns blocks of that size to the operating system, and fresh pages cost a tenth of a training
-/// step. Holds one block, from `free` until the next `allocate` or `release`, so it never adds to
-/// the peak memory. Does nothing on other devices, whose allocators cache. Not thread-safe.
+/// step. Holds one such block, from `free` until the next `allocate` or `release`, so it never adds
+/// to the peak memory. Does nothing on other devices, whose allocators cache. Not thread-safe.
 class SpareMemory {
  public:
   /// Allocates memory for a tensor without memory.

@@ -10,8 +10,8 @@
 
 namespace tessera::fsdp {
 
-/// The device streams of one root. On a synchronous device, such as the CPU, all are the same and
-/// waiting does nothing. Uses c10's device guards, not CUDA.
+/// The device streams of one root. On a synchronous device, such as the CPU, all members are the
+/// same stream and waiting does nothing. Uses c10's device guards, not CUDA.
 class Streams {
  public:
   explicit Streams(at::Device device);
@@ -22,7 +22,7 @@ class Streams {
   const c10::Stream post_backward;   // reduces gradients over the shard group
   const c10::Stream all_reduce;      // the same over the replicate group, for hybrid strategies
 
-  /// Whether the device is asynchronous to the host.
+  /// Returns whether the device is asynchronous to the host.
   bool run_behind_host() const { return runs_behind_host_; }
   /// Returns the stream on which this thread's operators run.
   c10::Stream compute() const;

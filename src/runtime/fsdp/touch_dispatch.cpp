@@ -44,7 +44,7 @@ void touch_storage(const at::Tensor& tensor) {
 
 namespace {
 
-/// Whether the operator may read the tensor's elements. detach does not.
+/// Whether the operator may read the tensor's elements. The operator detach does not.
 bool uses_memory(const c10::OperatorHandle& op) {
   static const c10::OperatorName detach("aten::detach", "");
   return op.operator_name() != detach;
@@ -57,7 +57,8 @@ bool is_norm(const c10::OperatorHandle& op) {
   return std::ranges::find(kNorms, op.operator_name().name) != kNorms.end();
 }
 
-/// A sharded gradient has the key, but no listener: see FlatParamGradients::leave_pass.
+/// Called for the arguments of a norm. Throws if `tensor` is a sharded gradient, which has the key,
+/// but no listener: see FlatParamGradients::leave_pass.
 void see_norm(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.key_set().has(kTouchKey)) return;
   if (TouchListener* const listener = find_listener(tensor)) return listener->touched(tensor);
@@ -71,7 +72,8 @@ void see_norm(const at::Tensor& tensor) {
 
 thread_local std::uint64_t operator_number = 0;
 
-/// Depth of nested operators on this thread. They share the number of the outermost one.
+/// Depth of nested operators on this thread. Nested operators share the number of the outermost
+/// operator.
 thread_local int operator_depth = 0;
 
 class OperatorScope {

@@ -18,7 +18,7 @@ namespace tessera::fsdp {
 /// process can use it.
 inline constexpr c10::DispatchKey kTouchKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-/// Is called for operators that use the storage it is registered for.
+/// A listener, which is called for each operator that uses the storage it is registered for.
 class TouchListener {
  public:
   /// Called before the operator runs, on its thread, with the operator's argument. The operator
@@ -48,10 +48,10 @@ void touch_storage(const at::Tensor& tensor);
 /// Returns the number of this thread's current operator. All units of one operator must be gathered
 /// at the same time.
 std::uint64_t current_operator();
-/// Starts a new number.
+/// Starts a new number for `current_operator`.
 void begin_operator();
 
-/// Returns a tensor on the same storage with the key. Autograd does not see it as a view.
+/// Returns a tensor on the storage of `tensor`, with the key. Autograd does not see it as a view.
 at::Tensor with_touch_key(const at::Tensor& tensor);
 
 /// Between these two calls, the fallback sees every operator of this thread and creates new tensors

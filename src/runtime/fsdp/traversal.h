@@ -45,8 +45,8 @@ struct UnitInTree {
   std::size_t subtree_end;  // its subtree: units from its number to here
 };
 
-/// Returns the fully sharded modules at and below `root` in tree order. A module that is there
-/// twice counts at its first place.
+/// Returns the fully sharded modules at and below `root` in tree order. A module that is in the
+/// tree twice counts at its first place.
 std::vector<UnitInTree> units_in_tree(const torch::nn::Module& root);
 
 /// Calls `visit` with each parameter in the tree of `root`; a tied one once per place.

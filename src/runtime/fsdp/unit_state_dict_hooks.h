@@ -13,8 +13,8 @@ namespace tessera::fsdp {
 struct ShardedModule;
 
 /// Adds hooks that show a new unit's parameters in state dicts as tensors of the whole model, and
-/// load them from such. They are on the modules that own the parameters, so that users' hooks
-/// above, and later ones on the same module, see whole tensors too.
+/// load them from such. The hooks are on the modules that own the parameters, so that users' hooks
+/// on modules above, and later hooks on the same module, see whole tensors too.
 void attach_state_dict_hooks(torch::nn::Module& module, const ShardedModule& unit,
                              const dist::Mesh& mesh);
 

@@ -8,7 +8,7 @@ namespace {
 using at::Tensor;
 
 /// Copies tensors that were assigned to parameters or gradients (instead of their views) into the
-/// flat tensor. Returns the index of one that does not fit.
+/// flat tensor. Returns the index of a tensor that does not fit.
 std::optional<std::size_t> take_assigned(const FlatParamContents& contents,
                                          const WholeTensors& whole) {
   std::optional<std::size_t> unfit;

@@ -13,7 +13,7 @@ namespace tessera::fsdp {
 
 /// The tensors of one handle that unshard_params has shown whole: parameters, or their gradients.
 struct WholeTensors {
-  at::Tensor flat;                // [padded numel]; undefined on ranks that show none
+  at::Tensor flat;                // [padded numel]; undefined: this rank shows none
   std::vector<at::Tensor> shown;  // by parameter, as they are now; undefined: none
 };
 

@@ -50,7 +50,7 @@ bool WholeParameters::shows_on_this_rank() const {
          (contents_.shard_group().rank() == 0 && contents_.replicate_group().rank() == 0);
 }
 
-/// Fills the scope. The parameters do not change.
+/// Gathers the whole parameters, and gradients, into the scope. The parameters do not change.
 void WholeParameters::gather() {
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     scope_->sharded_grads.push_back(contents_.parameter(i).grad());
@@ -144,7 +144,7 @@ void WholeParameters::hide() {
 }
 
 /// Copies what was written to whole parameters and gradients into this rank's shards. Returns a
-/// parameter that no longer has its own shape.
+/// parameter whose shape was changed, or nothing.
 std::optional<std::size_t> WholeParameters::write_back_all() {
   const UnshardParamsOptions& options = scope_->options;
   WholeTensors parameters{scope_->flat, {}};

@@ -11,8 +11,8 @@
 
 namespace tessera::fsdp {
 
-/// Shows a handle's parameters whole outside of any pass, for unshard_params. Owns the whole
-/// parameters, and while it shows them, this rank's shards of the gradients. Not thread-safe.
+/// The whole parameters of a handle outside of any pass, for unshard_params. Owns the whole
+/// parameters and, while these are shown, this rank's shards of the gradients. Not thread-safe.
 class WholeParameters {
  public:
   /// Both must outlive this.

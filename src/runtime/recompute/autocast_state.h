@@ -11,7 +11,7 @@ namespace tessera {
 class AutocastState {
  public:
   static AutocastState of_this_thread();
-  /// Sets these on the current thread.
+  /// Applies these settings to the current thread.
   void apply() const;
 
  private:
@@ -24,7 +24,7 @@ class AutocastState {
   bool is_cache_enabled_;
 };
 
-/// Runs a scope with given autocast settings.
+/// A scope with given autocast settings.
 class AutocastScope {
  public:
   explicit AutocastScope(const AutocastState& state) : before_(AutocastState::of_this_thread()) {

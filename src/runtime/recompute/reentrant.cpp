@@ -15,8 +15,9 @@ namespace {
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-/// The node of a whole function. Its last input is an empty tensor that requires a gradient, so
-/// that the node is in the graph even if only the function's parameters require one.
+/// The autograd node of a whole recomputed function. Its last input is an empty tensor that
+/// requires a gradient, so that the node is in the graph even if only the function's parameters
+/// require one.
 class ReentrantRecomputeBackward final : public torch::autograd::Node {
  public:
   ReentrantRecomputeBackward(detail::RecomputeBody body, const variable_list& inputs,
@@ -102,7 +103,7 @@ std::vector<at::Tensor> recompute_reentrant(detail::RecomputeBody body,
       node->add_input_metadata(torch::autograd::Node::undefined_input());
       continue;
     }
-    output = output.detach();  // it may be an input or a view of one
+    output = output.detach();  // it may be an input or a view of an input
     if (output.is_floating_point() || output.is_complex()) {
       torch::autograd::set_history(output, node);
     } else {

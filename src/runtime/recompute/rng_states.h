@@ -21,7 +21,7 @@ class RngStates {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-/// Runs a scope with given generator states, and restores the previous ones afterwards.
+/// A scope with given generator states. Its end restores the previous states.
 class RngScope {
  public:
   explicit RngScope(const RngStates& states) : before_(states.exchange()) {}

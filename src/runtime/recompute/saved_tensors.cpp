@@ -34,7 +34,8 @@ class HooksScope {
 };
 
 /// libtorch asks the autograd engine for the hooks of each saved tensor. In Python the engine
-/// returns those of torch.autograd.graph.saved_tensors_hooks; this engine does the same for C++.
+/// returns the hooks of torch.autograd.graph.saved_tensors_hooks; this engine returns `recompute`'s
+/// hooks in C++.
 class HookingEngine final : public Engine {
  public:
   static Engine& instance() {
@@ -50,15 +51,15 @@ class HookingEngine final : public Engine {
 };
 
 /// Whether the process uses this engine. Set before the first backward, because an engine starts
-/// its threads once per process. If Python's engine is loaded, that one is used.
+/// its threads once per process. If Python's engine is loaded, Python's engine stays in use.
 const bool is_installed = [] {
   if (&Engine::get_default_engine() != &Engine::get_base_engine()) return false;
   torch::autograd::set_default_engine_stub(&HookingEngine::instance);
   return true;
 }();
 
-/// One call of `recompute`: the data to call the function again, and the tensors that call saved.
-/// The notes in the graph own it.
+/// One call of `recompute`: the data to call the function again, and the tensors that the second
+/// call saved. Owned by the notes in the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   Frame(detail::RecomputeBody body, const std::vector<at::Tensor>& inputs, RngStates rng_states)
@@ -86,7 +87,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::map<int, std::vector<at::Tensor>> saved_;
 };
 
-/// Is in the graph instead of a saved tensor.
+/// A placeholder that is in the graph instead of a saved tensor.
 class Note final : public SavedVariableHooks {
  public:
   explicit Note(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
@@ -98,7 +99,7 @@ class Note final : public SavedVariableHooks {
   std::size_t index_ = 0;
 };
 
-/// Collects the tensors that the second call saves. Only nested Frames use that call's graph.
+/// Collects the tensors that the second call saves. Only nested Frames use the second call's graph.
 class Collector final : public SavedVariableHooks {
  public:
   explicit Collector(std::vector<at::Tensor>& saved) : saved_(&saved) {}

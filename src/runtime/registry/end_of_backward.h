@@ -8,8 +8,8 @@
 
 namespace tessera::registry {
 
-/// Runs an action at the end of the current backward. The engine destroys the queued action of a
-/// backward that fails, which is how `is_queued` detects the failure.
+/// Runs an action at the end of the current backward. If a backward fails, the engine destroys the
+/// queued action; `is_queued` then returns false.
 class EndOfBackward {
  public:
   /// Whether an action waits for the end of a backward that has not failed.

@@ -10,7 +10,7 @@ namespace tessera::registry {
 
 class MeetingPoint;
 
-/// Makes all ranks reach a module before it runs its own collectives.
+/// A pass, which makes all ranks reach a module before the module runs its own collectives.
 class BringsRanksTogether {
  public:
   /// Returns true when all ranks are about to run the collectives of the module at `point`;
@@ -21,9 +21,9 @@ class BringsRanksTogether {
   ~BringsRanksTogether() = default;
 };
 
-/// Belongs to a module whose forward and backward run collectives on all ranks. While a rank waits
-/// there, it takes part in no other collective, so it must first finish all that the other ranks
-/// need from it. Thread-safe.
+/// The place where all ranks meet before they run the collectives of one module, in its forward or
+/// backward. A rank that waits there takes part in no other collective. So before it waits, it must
+/// finish all collectives that the other ranks need. Thread-safe.
 class MeetingPoint final : public ModuleState {
  public:
   using Passes = std::vector<std::weak_ptr<BringsRanksTogether>>;
@@ -41,7 +41,7 @@ class MeetingPoint final : public ModuleState {
     lock.unlock();
     return meet_in(passes);
   }
-  /// Call before the collectives of its backward, with the result of `meet`.
+  /// Call before the collectives of the backward, with the result of `meet`.
   Passes meet_in(const Passes& passes) const {
     Passes met;
     for (const auto& each : passes) {

@@ -36,7 +36,7 @@ class Registry {
     const auto dead = take_dead();
     const std::lock_guard lock(mutex_);
     Entry& entry = entries_[&module];
-    if (entry.module.expired()) entry.states.clear();  // those of a dead module with this address
+    if (entry.module.expired()) entry.states.clear();  // states of a dead module with this address
     entry.module = weak;
     entry.states[type] = std::move(state);
   }

@@ -110,7 +110,8 @@ Tensor own_shard(const StateTensor& entry, const Region& region) {
   return *own;
 }
 
-/// Sends each shard of the tensor to rank 0, one by one. Undefined on other ranks.
+/// Sends each shard of the tensor to rank 0, one by one. Returns the whole tensor on rank 0, an
+/// undefined tensor on the other ranks.
 Tensor gather_on_first(const StateTensor& entry, dist::Group& world, const std::string& fqn) {
   const auto options = at::TensorOptions(scalar_type_of(entry.dtype)).device(world.device());
   const bool is_first = world.rank() == 0;

@@ -7,8 +7,8 @@
 #include "tessera/runtime/registry/state_dict.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
 
-// Converts tensors of state dicts between layouts: makes whole tensors and shards from shards with
-// any regions.
+// Converts tensors of state dicts between layouts: builds whole tensors, or shards of other
+// regions, from shards.
 
 namespace tessera::state {
 
@@ -17,10 +17,11 @@ namespace tessera::state {
 std::int64_t copy_common(const Shape& shape, const LocalShard& source, LocalShard& destination);
 
 /// Returns the elements of a region from the shards that this rank holds, as a view if possible.
-/// Nothing if some are not here. Shape: `[numel]`.
+/// Returns nothing if this rank lacks some elements. Shape: `[numel]`.
 std::optional<at::Tensor> cut(const StateTensor& entry, const Region& region);
 
-/// Returns the regions that a rank holds by an entry's layout; an empty layout: everything.
+/// Returns the regions that a rank holds according to the entry's layout. An empty layout means
+/// that every rank holds everything.
 std::vector<Region> regions_of_rank(const StateTensor& entry, int rank);
 
 /// Returns a copy of the entry with its whole tensor. With `rank0_only` other ranks get no shards
@@ -29,20 +30,20 @@ std::vector<Region> regions_of_rank(const StateTensor& entry, int rank);
 StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDictOptions& options,
                    const std::string& fqn);
 
-/// Converts an entry of type SHARDED to what `options` ask for. Collective over `world` for FULL.
+/// Converts an entry of type SHARDED to the type in `options`. Collective over `world` for FULL.
 StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptions& options,
                      const std::string& fqn);
 
-/// For a post hook of a module with sharded parameters: replaces the entry that the walk made by
-/// `entry` (type SHARDED), converted to `options`. Finds it under another key if an earlier hook
-/// renamed it. Keeps an alias. Collective over `world` for FULL.
+/// For a post hook of a module with sharded parameters: replaces the state dict's entry of `fqn` by
+/// `entry` (type SHARDED), converted to `options`. Finds the old entry under another key if an
+/// earlier hook renamed it. Keeps an alias. Collective over `world` for FULL.
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options);
 
-/// For a load pre hook of such a module: replaces the entry by this rank's shard of it, with the
-/// region of `own` and the shape of `parameter`, for the walk to load. If the entry does not fit,
-/// reports that and puts an uninitialised shard there. The walk reports missing entries, and
-/// handles aliases under their target's name.
+/// For a load pre hook of a module with sharded parameters: replaces the entry by this rank's shard
+/// of it, with the region of `own` and the shape of `parameter`. If the entry does not fit, reports
+/// that and puts an uninitialised shard there. Does nothing for missing entries and aliases: the
+/// load handles these later.
 void show_local_shard(StateDict& state_dict, const std::string& fqn, const StateTensor& own,
                       const at::Tensor& parameter, LoadReport& report);
 

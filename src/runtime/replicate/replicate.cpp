@@ -32,7 +32,8 @@ bool is_closed(const Module& module) {
   return registry::applied_api(module) == "shard";
 }
 
-/// Visits a module and those below it with their prefixes, except closed modules.
+/// Visits a module and all modules below it with their prefixes, except modules that average their
+/// gradients by themselves.
 template <class Visit>
 void for_each_open_module(Module& module, const std::string& prefix, const Visit& visit) {
   registry::refuse_own_updates(module, prefix, "replicate");
@@ -44,11 +45,11 @@ void for_each_open_module(Module& module, const std::string& prefix, const Visit
   }
 }
 
-/// Averages the gradients of a module's parameters. A ready gradient moves into its bucket. All
-/// ranks send buckets in the same order. Averaged `.grad`s are views into the buckets. A gradient
-/// that is ready after its bucket was sent (recomputation, a parameter used twice) is late: the
-/// bucket is sent again with the late gradients only. The last bucket is sent at the end of the
-/// backward and says which buckets have late gradients.
+/// Averages the gradients of a module's parameters. A gradient that is ready moves into its
+/// parameter's bucket. All ranks send buckets in the same order. After the average, `.grad`s are
+/// views into the buckets. A gradient that is ready after its bucket was sent (recomputation, a
+/// parameter used twice) is late: the bucket is sent again with the late gradients only. The last
+/// bucket is sent at the end of the backward and says which buckets have late gradients.
 class Reducer final : public registry::PassMember, public std::enable_shared_from_this<Reducer> {
  public:
   /// `group`: all ranks; used by this Reducer only.
@@ -75,8 +76,8 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     std::int64_t numel;
     bool is_pending = false;  // has a gradient that is not averaged yet
     bool is_moved = false;    // into its bucket, in this backward
-    bool is_late = false;     // has a gradient that came after its bucket was sent
-    Tensor unused{};          // its old gradient, if this backward did not use it
+    bool is_late = false;     // has a gradient that came after the bucket was sent
+    Tensor unused{};          // its old gradient, if this backward did not use the parameter
     Tensor late{};            // its late gradient
   };
   struct Bucket {
@@ -118,7 +119,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   int num_scopes_without_sync_ = 0;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
-  std::size_t num_sent_ = 0;  // buckets that were sent; the first ones
+  std::size_t num_sent_ = 0;  // how many buckets were sent, from the first on
   bool is_running_ = false;   // a backward has begun and not ended
   registry::EndOfBackward end_of_backward_;
 };
@@ -135,7 +136,8 @@ class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
   std::size_t parameter_;
 };
 
-/// The hook of each parameter that was frozen, and so is in no bucket.
+/// The hook of each parameter that is in no bucket, because it was frozen when replicate was
+/// called.
 class RefusingHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit RefusingHook(std::string fqn) : fqn_(std::move(fqn)) {}
@@ -194,7 +196,8 @@ void Reducer::begin_forward() {
   });
 }
 
-/// Throws if a parameter was replaced, added or removed since: a new one would not be averaged.
+/// Throws if a parameter was replaced, added or removed after replicate was called: the gradient of
+/// a new parameter would not be averaged.
 void Reducer::check_tree(Module& module) const {
   std::unordered_set<const at::TensorImpl*> in_tree;
   for (const Tensor& ignored : options_.ignored_states) {
@@ -223,7 +226,7 @@ void Reducer::check_tree(Module& module) const {
   }
 }
 
-// Within recomputation a backward may run inside another one; both end with the outer one.
+// Within recomputation a backward may run inside another backward; both end with the outer one.
 void Reducer::begin_backward() {
   const std::lock_guard lock(mutex_);
   if (syncs() && !buckets_.empty()) begin();
@@ -273,8 +276,8 @@ void Reducer::gradient_ready(std::size_t index) {
   }
 }
 
-/// Returns the place of a parameter's gradient in its bucket, with the parameter's strides. Not a
-/// view for autograd: `zero_grad` could not detach that.
+/// Returns the place of a parameter's gradient in its bucket, with the parameter's strides. For
+/// autograd the result is not a view: `zero_grad` could not detach a view.
 Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const {
   const Tensor& flat = buckets_[parameter.bucket].flat;
   if (tensor.is_non_overlapping_and_dense()) {
@@ -305,7 +308,8 @@ void Reducer::allocate(Bucket& bucket) const {
       torch::zeros({bucket.numel + static_cast<std::int64_t>(num_flags)}, options_of(bucket));
 }
 
-/// Before the first gradient moves in: makes sure that nobody else uses the bucket's memory.
+/// Makes sure that nobody else uses the bucket's memory. Call it before the first gradient moves
+/// into the bucket.
 void Reducer::make_room(Bucket& bucket) const {
   if (!bucket.flat.defined() || !bucket.flat.options().type_equal(options_of(bucket))) {
     return allocate(bucket);
@@ -375,7 +379,7 @@ void Reducer::send(Bucket& bucket) {
   for (const std::size_t index : bucket.parameters) {
     Parameter& parameter = parameters_[index];
     const Tensor tensor = parameter.tensor.lock();
-    // A gradient under no_sync may have been cleared since.
+    // A gradient that came under NoSyncScope may have been cleared since.
     const bool has_one = parameter.is_moved || (tensor.defined() && tensor.grad().defined());
     flags.push_back(has_one && parameter.is_pending ? 1.0F : 0.0F);
     if (!tensor.defined() || parameter.is_moved) continue;
@@ -492,7 +496,8 @@ void Reducer::give_up_failed() {
 }
 
 /// Drops a backward whose collectives failed. Gradients that were not sent go back to `.grad`.
-/// Those that were sent are lost; so is their memory, which other ranks may still read.
+/// Gradients that were sent are lost, and their memory is not used again, because other ranks may
+/// still read it.
 void Reducer::drop() {
   const at::NoGradGuard no_grad;
   for (Parameter& parameter : parameters_) {
@@ -582,7 +587,7 @@ FoundParameters find_parameters(Module& module, const std::vector<Tensor>& ignor
   return found;
 }
 
-/// Throws on all ranks if they do not replicate the same parameters and buffers. Collective.
+/// Throws on all ranks if ranks have different parameters or buffers to replicate. Collective.
 void require_equal_modules(Module& module, const NamedTensors& parameters,
                            const ReplicateOptions& options,
                            const std::shared_ptr<dist::Group>& group) {
@@ -624,7 +629,7 @@ void replicate(Module& module, const ReplicateOptions& options) {
   const ModulePtr owner = registry::weak_module(module).lock();
   refuse_applied(module, "");
   const FoundParameters parameters = find_parameters(module, options.ignored_states);
-  // Its collectives need no common order with those of other modules.
+  // A group of its own: its collectives need no common order with those of other modules.
   const auto group = options.mesh.world()->separate("replicate");
   if (group->size() > 1) require_equal_modules(module, parameters.trained, options, group);
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {

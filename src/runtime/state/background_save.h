@@ -12,9 +12,9 @@
 
 namespace tessera::state {
 
-/// Runs saves on a thread of its own while training continues (`SaveOptions::async`), one at a
-/// time. Owns the thread, and a copy of what this rank writes. Destroying it waits, and warns of a
-/// failure that `wait` has not thrown. Not thread-safe.
+/// Runs saves, one at a time, on a thread of its own while training continues
+/// (`SaveOptions::async`). Owns the thread, and a copy of what this rank writes. The destructor
+/// waits for the save, and warns of a failure that `wait` has not thrown. Not thread-safe.
 class BackgroundSave {
  public:
   BackgroundSave() = default;
@@ -22,8 +22,8 @@ class BackgroundSave {
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-  /// Replaces what `job` will write by a copy, so that training can continue. Uses the memory of
-  /// the last copy again. Requires: no save runs.
+  /// Replaces the tensors that `job` will write by copies, so that training can continue. Uses the
+  /// memory of the last copies again. Requires: no save runs.
   void copy_tensors(SaveJob& job);
   /// Starts `job.run(rendezvous)`. Requires: no save runs; `rendezvous` outlives the save.
   void start(std::shared_ptr<SaveJob> job, Rendezvous& rendezvous);

@@ -34,11 +34,11 @@ LiveState share_out(const StateDict& state_dict, int world_size,
 std::vector<std::vector<LocalShard>> held_by(const StateDict& state_dict,
                                              const formats::CheckpointContents& contents);
 
-/// Returns the SHA-256 of a state dict without the elements. Equal digests mean equal results of
-/// `share_out`.
+/// Returns a SHA-256 of a state dict without the elements. State dicts with equal digests get equal
+/// `contents` from `share_out`.
 std::string layout_digest(const StateDict& state_dict, int world_size, formats::Format format);
 
-/// Returns contents whose pieces are those that `rank` holds.
+/// Returns the contents of `state`, with the pieces that `rank` holds.
 formats::CheckpointContents held_contents(const LiveState& state, int rank);
 
 /// Returns a plan that writes the pieces of `rank`.

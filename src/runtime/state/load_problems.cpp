@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kMaxLines = 1000;
 
-/// Returns who would own a name of a checkpoint.
+/// Returns what a name of a checkpoint belongs to, such as the model.
 std::string_view owner_of(const std::string& fqn) {
   if (fqn.starts_with("model.")) return "the model";
   if (fqn.starts_with("optim.")) return "the optimizer";

@@ -33,11 +33,12 @@ void refuse_problems(const std::string& what, const std::vector<formats::Finding
                      const std::vector<std::string>& hints = {},
                      const LoadSides& sides = kCheckpointOfState);
 
-/// The same for given lines. `num_problems`: how many problems they describe.
+/// Throws Error(mismatch) with the given lines. `num_problems`: how many problems the lines
+/// describe.
 void refuse_lines(const std::string& what, std::size_t num_problems,
                   const std::vector<std::string>& lines, const std::vector<std::string>& hints);
 
-/// Throws the error of another rank from its text, line by line.
+/// Throws an error with the text of another rank's error, line by line.
 [[noreturn]] void rethrow_text(ErrorKind kind, std::string_view text);
 
 }  // namespace tessera::state

@@ -72,8 +72,8 @@ struct NamesOfShape {
   std::vector<std::string> unexpected;
 };
 
-/// Adds pairs of a missing and an unexpected name that are each other's only best match, by
-/// unexpected name.
+/// Adds pairs of a missing and an unexpected name that are each other's only best match. The
+/// unexpected name is the key.
 void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pairs) {
   constexpr std::size_t kMaxComparisons = 1'000'000;
   if (names.missing.size() * names.unexpected.size() > kMaxComparisons) return;
@@ -171,8 +171,8 @@ struct MatchedNames {
   std::map<std::string, RenamedNames*> missing;
 };
 
-/// Applies to each unexpected name the first rename that fits, counts the names that this matches,
-/// and returns them.
+/// Applies to each unexpected name the first rename that fits. Counts and returns the names that
+/// this matches.
 MatchedNames match_names(std::vector<RenamedNames>& found, const CheckpointContents& source,
                          const CheckpointContents& wanted, const UnmatchedNames& names) {
   const auto has_same_shape = [&](const std::string& from, const std::string& to) {
@@ -195,8 +195,8 @@ MatchedNames match_names(std::vector<RenamedNames>& found, const CheckpointConte
   return matched;
 }
 
-/// Returns whether a rename would fix a problem: that of a matched name, or one of that parameter's
-/// optimizer state or group. Adds those of the optimizer to the rename's count.
+/// Returns whether a rename would fix a problem of a matched name, or of that parameter's optimizer
+/// state or group. Counts the optimizer's problems with the rename.
 bool count_if_fixed(const MatchedNames& matched, const Finding& problem) {
   const std::string& fqn = problem.where.fqn;
   if (problem.rule == "missing") {

@@ -11,13 +11,14 @@
 
 namespace tessera::state {
 
-/// Returns the renames, followed by those of optimizer state that they imply: `{"model.fc.",
+/// Returns `renames`, followed by the renames of optimizer state that they imply: `{"model.fc.",
 /// "model.up."}` also renames `optim.state.fc.`, if the checkpoint has such names.
 std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
                                            const formats::CheckpointContents& source);
 
-/// Returns the value called `name` in the checkpoint. If it is the list of a group's parameters
-/// (`optim.param_groups.0.params`), renames its members like their state.
+/// Returns the value called `name` in the checkpoint. If the value is the list of a group's
+/// parameters (`optim.param_groups.0.params`), renames the parameters in the list as their state is
+/// renamed.
 Value with_renamed_members(const std::string& name, Value value,
                            const std::vector<Rename>& renames);
 
@@ -29,9 +30,9 @@ struct RenamedNames {
 };
 
 /// Matches missing tensors of the model with unexpected ones of equal shape, where each is the
-/// other's only best match. Returns the renames that turn one into the other, longest prefixes
-/// first, as a load uses the first that fits. Sets in `explained`, parallel to `problems`, which
-/// problems these would fix.
+/// other's only best match. Returns the renames that turn unexpected names into missing names,
+/// longest prefixes first, because a load uses the first that fits. Sets in `explained`, parallel
+/// to `problems`, which problems the renames would fix.
 std::vector<RenamedNames> find_renames(const std::vector<formats::Finding>& problems,
                                        const formats::CheckpointContents& source,
                                        const formats::CheckpointContents& wanted,

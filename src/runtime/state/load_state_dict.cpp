@@ -88,7 +88,7 @@ class LoadWalk {
   std::vector<std::pair<Module*, std::shared_ptr<registry::StateDictHooks>>> to_finish_;
 };
 
-/// Returns this rank's shard of rank 0's state dict.
+/// Returns this rank's shards of the tensors in rank 0's state dict.
 StateDict receive(Module& module, const StateDict& of_first, const LoadStateDictOptions& options) {
   const dist::Mesh mesh = mesh_of(module);
   dist::Group& world = *mesh.world();

@@ -46,13 +46,13 @@ class Walk {
     }
     const auto hooks = registry::find<registry::StateDictHooks>(module);
     if (hooks) {
-      // A copy: a hook may remove itself.
+      // Iterates over a copy, because a hook may remove itself.
       for (const auto& [number, hook] : std::map(hooks->pre)) hook(module, prefix, options);
     }
     for (const auto& each : module.named_parameters(/*recurse=*/false)) {
       take(prefix + each.key(), each.value(), options, parameters);
     }
-    // Each rank has its own, such as BatchNorm's running statistics.
+    // Each rank has its own buffers, such as BatchNorm's running statistics.
     for (const auto& each : module.named_buffers(/*recurse=*/false)) {
       take(prefix + each.key(), each.value(), options, Copies::own);
     }
@@ -87,7 +87,7 @@ class Walk {
     } else if (options.type == FULL && (is_first_rank_ || !options.rank0_only)) {
       own = own.clone();
     }
-    // If copies may differ, rank 0's is saved.
+    // If the ranks' copies may differ, rank 0's copy is saved.
     if (options.type == SHARDED && copies == Copies::own && !has_one_rank_) {
       entry.layout = {{whole_box(entry.shape), {0}}};
     }

@@ -81,7 +81,7 @@ Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
   return result;
 }
 
-/// Finds the wanted tensors in a state dict, and reports those that are not complete.
+/// Finds the wanted tensors in a state dict, and reports the tensors that are not complete.
 std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
                                                              const StateDict& wanted,
                                                              LoadReport& report) {
@@ -141,7 +141,7 @@ std::vector<std::string> numbered_names(const Module& model, const Optimizer& op
 
 namespace {
 
-/// Creates an optimizer state dict, collectively.
+/// Creates an optimizer state dict. Collective.
 class OptimizerWalk {
  public:
   OptimizerWalk(Module& model, const StateDictOptions& options)
@@ -257,7 +257,7 @@ void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict
   const StateDict wanted = load.want(catalogue.tensors);
   LoadReport report{options};
   load.take_groups(catalogue.values, {}, NameSelection(), report);
-  StateDict source = state_dict;  // find_fitting needs a non-const one
+  StateDict source = state_dict;  // find_fitting needs a non-const state dict
   std::unordered_map<std::string, const StateTensor*> found;
   if (from_first == nullptr || mesh.rank() == 0) found = find_all(source, wanted, report);
   if (!options.allow_unexpected) {

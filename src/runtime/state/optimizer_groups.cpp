@@ -56,7 +56,8 @@ std::vector<Value::Dict> flattened_groups(const ValueTree& tree, const std::stri
   for (const auto& [name, leaf] : tree.leaves()) {
     if (!name.starts_with(prefix)) continue;
     const std::string rest = name.substr(prefix.size());
-    // Finds the longest parameter name it begins with: there may be a parameter `a.b` beside `a`.
+    // Finds the longest parameter name that `rest` begins with: there may be a parameter `a.b`
+    // beside `a`.
     std::size_t dot = rest.rfind('.');
     while (dot != std::string::npos && dot > 0 && !names.contains(rest.substr(0, dot))) {
       dot = rest.rfind('.', dot - 1);

@@ -29,7 +29,7 @@ struct UnusedValue {
 };
 
 /// Returns the values below `root` that `saved_groups` ignores, and parameters of saved groups that
-/// `is_known` does not know: their fields would be lost.
+/// `is_known` does not know. The fields of both would be lost.
 std::vector<UnusedValue> unused_values(const ValueTree& tree, const formats::KeyPath& root,
                                        const std::vector<OptimizerParameter>& parameters,
                                        const std::function<bool(const std::string&)>& is_known);

@@ -78,7 +78,8 @@ StateDict OptimizerLoad::want(const std::map<std::string, SavedTensor>& saved) {
   return wanted;
 }
 
-/// A module has its state from the start: wants all of it, in its own memory.
+/// A module has its optimizer state from the start: adds all of it to what to load, in the module's
+/// own memory.
 void OptimizerLoad::want_fused(const registry::FusedParameter& parameter, const std::string& fqn,
                                const std::map<std::string, SavedTensor>& saved, StateDict& wanted) {
   const std::string prefix = "state." + fqn + ".";
@@ -217,7 +218,7 @@ std::vector<formats::Finding> OptimizerLoad::find_unused(
   return found;
 }
 
-/// torchrec saves no groups for tables: if they are missing, present fields stay.
+/// torchrec saves no groups for tables: if groups are missing, the present fields stay.
 void OptimizerLoad::take_fused_groups(const std::vector<OptimizerParameter>& fused,
                                       const std::vector<Value::Dict>& saved, LoadReport& report) {
   LoadStateDictOptions lenient = report.options;
@@ -239,7 +240,7 @@ void OptimizerLoad::take_step(const Step& step) {
   }
 }
 
-/// Throws if a loaded step is not a count.
+/// Throws if a loaded step is not a valid number of steps.
 void OptimizerLoad::check_step(const std::string& key, const Step& step) {
   const double number = step.from.to(at::kDouble).item<double>();
   constexpr double kMost = 9e18;

@@ -29,15 +29,16 @@ struct SavedTensor {
   bool is_read = true;  // false: saved, but not selected for loading
 };
 
-/// Loads optimizer state in three calls: want tensors and allocate them; take the groups' fields; when
-/// all tensors are read, replace. Keys are those of `optim_state_dict`.
+/// Loads optimizer state in three calls: `want` says which tensors to load, and allocates them;
+/// `take_groups` takes the groups' fields; when all tensors are read, `replace` replaces the state.
+/// Keys are those of `optim_state_dict`.
 class OptimizerLoad {
  public:
   /// `optimizer`: null if modules update all parameters.
   OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer* optimizer);
 
-  /// Returns the tensors to load for each parameter's state. They are in the optimizer's own memory
-  /// if all of the parameter's state will be replaced and fits there, else in new memory.
+  /// Returns the tensors to load for each parameter's state. The tensors are in the optimizer's own
+  /// memory if all of the parameter's state will be replaced and fits there, else in new memory.
   StateDict want(const std::map<std::string, SavedTensor>& saved);
 
   /// Takes the fields of the saved groups (see `saved_groups`). Reports parameters without a group,
@@ -50,10 +51,12 @@ class OptimizerLoad {
   std::vector<formats::Finding> find_unused(const ValueTree& tree, const formats::KeyPath& root,
                                             const std::vector<formats::Finding>& problems) const;
 
-  /// Throws: Error(mismatch) if a loaded step is not a count. `filled`: as for `replace`.
+  /// Throws: Error(mismatch) if a loaded step is not a valid number of steps. `filled`: as for
+  /// `replace`.
   void check_steps(const std::set<std::string>& filled) const;
   /// Replaces the optimizer's state and fields. `filled`: the keys that were loaded. A parameter
-  /// with wanted keys that were not loaded keeps its state; one saved without state loses it.
+  /// with wanted keys that were not loaded keeps its state; a parameter saved without state loses
+  /// its state.
   void replace(const std::set<std::string>& filled);
 
  private:

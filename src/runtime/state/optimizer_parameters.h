@@ -19,7 +19,7 @@ class ParameterKeys {
   explicit ParameterKeys(torch::nn::Module& model);
   /// Returns the key of the parameter with this name in the module tree.
   const std::string& of(const std::string& module_fqn) const;
-  /// Returns its entry, of type SHARDED; nullptr if the state dict has none.
+  /// Returns the parameter's entry, of type SHARDED; nullptr if the state dict has none.
   const StateTensor* entry(const std::string& module_fqn) const;
 
  private:
@@ -47,7 +47,7 @@ struct OptimizerParameter {
 std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
                                               const torch::optim::Optimizer& optimizer);
 
-/// Returns only the keys, by group.
+/// Returns only the keys of the parameters in `parameters_of`, by group.
 std::vector<std::vector<std::string>> parameter_names(torch::nn::Module& model,
                                                       const torch::optim::Optimizer& optimizer);
 

@@ -58,7 +58,7 @@ Rendezvous::Rendezvous(const dist::Mesh& mesh) : rank_(mesh.rank()), size_(mesh.
   set_timeout(mesh.world()->store()->getTimeout());
 }
 
-// Rank 0 names the late rank; the others wait a little longer to hear of it.
+// Rank 0 names the late rank. The other ranks wait a little longer, to get this error from rank 0.
 void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
   if (timeout <= timeout.zero()) {
@@ -139,7 +139,7 @@ std::vector<std::string> Rendezvous::collect(const std::string& prefix, const st
     }
   }
   store_->set(prefix + "all", bytes_of(kSaid + join(texts)));
-  // Ranks that sent this message have read the answer before.
+  // Ranks that sent this message have read the previous answer.
   if (number_ > 0) {
     const std::string before = name_ + std::to_string(number_ - 1) + "/";
     store_->deleteKey(before + "all");

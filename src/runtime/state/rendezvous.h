@@ -22,11 +22,12 @@ class Rendezvous {
   int size() const { return size_; }
 
   /// Returns each rank's text, by rank. Collective. Throws: Error(io) naming a rank that sends
-  /// nothing in time; every later call throws it again.
+  /// nothing in time; every later call throws the error again.
   std::vector<std::string> exchange(const std::string& own, const std::string& what);
 
   /// Calls `body` on every rank, and returns all results, by rank. Collective. If a body throws,
-  /// all ranks throw: that rank its own error, the others one of the same kind that names the rank.
+  /// all ranks throw: that rank its own error, the other ranks an error of the same kind that names
+  /// the rank.
   std::vector<std::string> all_gather(const std::string& what,
                                       const std::function<std::string()>& body);
 

@@ -52,11 +52,11 @@ struct SaveJob {
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// Starts the single file on rank 0. Throws what the format refuses.
+  /// Starts the single file on rank 0. Throws if the format cannot hold the contents.
   void start_one_file();
 
-  /// Writes the parts, joins and seals them, and moves the checkpoint to its path. Runs on any
-  /// thread. Collective; throws on all ranks if one fails.
+  /// Writes the parts, joins and seals them, and moves the checkpoint to its path. May run on any
+  /// thread. Collective. Throws on all ranks if a rank fails.
   void run(Rendezvous& rendezvous);
 
  private:

@@ -84,8 +84,8 @@ void require_field(const Value& state, const std::string& field, const std::stri
   if (state.find(field) == nullptr) refuse(field, expected, "none");
 }
 
-/// Returns the step count of a libtorch scheduler for Python's `last_epoch`. It is one more,
-/// because Python's scheduler takes a step when it is constructed.
+/// Returns the step count of a libtorch scheduler for Python's `last_epoch`. The step count is one
+/// more than `last_epoch`, because Python's scheduler takes a step when it is constructed.
 unsigned steps_at_epoch(const Value& state) {
   require_field(state, "last_epoch", "an integer");
   std::int64_t epoch = 0;
@@ -170,8 +170,8 @@ Value state_of(const Plateau& scheduler) {
   };
 }
 
-/// Returns `scheduler` with the loaded state. Settings that it lacks do not change; fields that
-/// change in each step are required. Throws: Error(mismatch) naming a field.
+/// Returns `scheduler` with the loaded state. Settings that `state` lacks do not change; fields
+/// that change in each step are required. Throws: Error(mismatch) naming a field.
 Plateau with_state(const Plateau& scheduler, const Value& state) {
   const PlateauMembers members = plateau_members();
   for (const char* const field : {"best", "num_bad_epochs", "cooldown_counter", "last_epoch"}) {
@@ -193,7 +193,7 @@ Plateau with_state(const Plateau& scheduler, const Value& state) {
   };
   read_field(state, "mode", [&](const Value& value) {
     result.*members.mode = parse<Plateau::SchedulerMode>(kModes, value);
-    // The same as in the constructor.
+    // As in the constructor of libtorch's class.
     result.*members.mode_worse = result.*members.mode == Plateau::min
                                      ? std::numeric_limits<float>::max()
                                      : std::numeric_limits<float>::min();

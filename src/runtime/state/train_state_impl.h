@@ -26,7 +26,7 @@ inline constexpr const char* kOptimizerName = "optim";
 /// Moves `entries` to `all`, with `name` as prefix.
 void add_under(const std::string& name, StateDict entries, StateDict& all);
 
-/// Parses JSON that a rank sent, where one level of a value may take three levels.
+/// Parses JSON that a rank sent. In it, one level of a value may take three levels of JSON.
 Value parse_message(const std::string& text);
 
 /// Throws: Error(invalid_argument) for a null pointer.

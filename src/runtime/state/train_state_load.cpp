@@ -107,7 +107,7 @@ void refuse_partial_state(const std::string& path, const StateDict& of_optimizer
   state::refuse_problems(path, problems);
 }
 
-/// Adds the checkpoint to errors about the fields of a group.
+/// Takes the groups' fields. Adds the checkpoint's path to errors about these fields.
 void take_groups(OptimizerLoad& load, const std::string& path, const ValueTree& tree,
                  const NameSelection& only, LoadReport& report) {
   try {
@@ -163,7 +163,7 @@ StateDict copied_entries(const torch::nn::Module& model, const StateDict& all) {
   return copies;
 }
 
-/// Adds the value's name to errors about it.
+/// Sets a value from the checkpoint. Adds the value's name to errors about the value.
 void load_into(const std::string& name, const Stateful& object, const Value& saved) {
   try {
     object.load_state_dict(saved);
@@ -186,7 +186,8 @@ class TrainState::Impl::Load {
   /// Opens the checkpoint, plans what to read, and reads the values. Throws one report of all
   /// problems.
   void prepare();
-  /// Returns what the ranks must have in common. Requires: `prepare`.
+  /// Returns which checkpoint this rank opened; it must be the same on all ranks. Requires:
+  /// `prepare`.
   OpenedCheckpoint opened() const;
   /// Reads the tensors.
   void read();
@@ -265,7 +266,7 @@ LiveState TrainState::Impl::Load::want() {
   return live;
 }
 
-/// Wants the values that exist; `check` reports missing ones.
+/// Adds the values that exist to what to load; `check` reports missing values.
 void TrainState::Impl::Load::want_values() {
   for (const formats::ValueEntry& value : reader_->contents().values) {
     const std::string name = renamed(value.name, options_.renames);
@@ -309,8 +310,8 @@ void TrainState::Impl::Load::report(const std::string& rule, const std::string& 
       {formats::Finding::Severity::error, rule, {.fqn = name}, expected, found});
 }
 
-/// Returns whether `only` selects a value. It may be several entries in the checkpoint; reports a
-/// problem if `only` selects some of them.
+/// Returns whether `only` selects a value. A value may be several entries in the checkpoint;
+/// reports a problem if `only` selects only some of these.
 bool TrainState::Impl::Load::is_wanted(const std::string& name) {
   std::size_t num_there = 0;
   std::size_t num_selected = 0;

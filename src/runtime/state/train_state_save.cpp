@@ -140,15 +140,15 @@ void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, SaveJ
   }
 }
 
-/// Plans the save if the state's layout is another one than in the last save. Returns whether it
-/// is. `format_of_parts`: the format of the ranks' parts.
+/// Plans the save if the state's layout has changed since the last save. Returns whether it has.
+/// `format_of_parts`: the format of the ranks' parts.
 bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format format_of_parts) {
   const std::string digest = state::layout_digest(all, mesh_.world_size(), format_of_parts);
   if (digest == digest_) return false;
   auto live = std::make_shared<LiveState>(
       state::share_out(all, mesh_.world_size(), formats::traits_of(format_of_parts)));
   auto plan = std::make_shared<reshard::Plan>(state::plan_save(*live, mesh_.rank()));
-  live_ = std::move(live);  // only together: a save after a failure must not mix layouts
+  live_ = std::move(live);  // together, so that a save after a failure mixes no layouts
   plan_ = std::move(plan);
   digest_ = digest;
   return true;

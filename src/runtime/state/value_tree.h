@@ -12,7 +12,7 @@ namespace tessera::state {
 /// The maximum nesting of values. Every format can store it, inside our own lists and dicts.
 inline constexpr int kMaxValueDepth = 60;
 
-/// Throws: Error(unsupported) naming a value that is nested more deeply.
+/// Throws: Error(unsupported) naming `name` if `value` is nested more deeply than kMaxValueDepth.
 void check_depth(const std::string& name, const Value& value);
 
 /// Values by their path in a nested state dict, as in checkpoints: dicts are flattened, each leaf
@@ -24,12 +24,14 @@ class ValueTree {
     Value value;
   };
 
-  /// Adds a value as one leaf. Throws: Error(invalid_argument) if its key is taken.
+  /// Adds a value as one leaf. Throws: Error(invalid_argument) if the tree has a leaf of the same
+  /// key.
   void add_leaf(formats::KeyPath path, Value value);
   /// Adds a value; the items of a dict with string keys become leaves of their own.
   void add(const formats::KeyPath& path, const Value& value);
-  /// Adds a leaf of a checkpoint from `path`, with a name that may be new. Trailing keys that did
-  /// not change keep their type; the rest is split at dots, and digits become numbers.
+  /// Adds a leaf that is at `path` in the checkpoint under a name that may be new. Trailing keys
+  /// that did not change keep their type. The rest of the name is split at dots, and digits become
+  /// numbers.
   void add_renamed(const std::string& new_name, const formats::KeyPath& path, Value value);
 
   /// Returns the value at a path: a leaf, or the dict or list of everything below it.

@@ -17,7 +17,7 @@ namespace tessera::dist {
 /// A collective that has been started. Not thread-safe.
 class Pending {
  public:
-  Pending() = default;  // one that has finished
+  Pending() = default;  // a collective that has finished
   Pending(c10::intrusive_ptr<c10d::Work> work, std::string what)
       : work_(std::move(work)), what_(std::move(what)) {}
 
@@ -30,9 +30,9 @@ class Pending {
   std::string what_;
 };
 
-/// The bytes that this rank has passed to collectives so far, as c10d counts them: an all-gather by
-/// its output, every other collective by its input, `sent` by point-to-point sends. A group without
-/// a backend counts nothing.
+/// The bytes that this rank has passed to collectives so far, as c10d counts them: an all-gather
+/// counts its output, every other collective its input. `sent` counts point-to-point sends. A group
+/// without a backend counts nothing.
 struct Traffic {
   std::uint64_t all_gather = 0;
   std::uint64_t reduce_scatter = 0;
@@ -43,8 +43,8 @@ struct Traffic {
   friend bool operator==(const Traffic&, const Traffic&) = default;
 };
 
-/// The ranks along one axis of a mesh, seen from one of them. A group of one rank may have no
-/// backend; its collectives then only copy. All ranks of the group must call the collective methods
+/// The ranks along one axis of a mesh, seen from one of these ranks. A group of one rank may have
+/// no backend; collectives then only copy. All ranks of the group must call the collective methods
 /// in the same order. Owns its backend. Not thread-safe, except `traffic`.
 class Group {
  public:
@@ -54,8 +54,9 @@ class Group {
 
   /// A group of one rank. `device`: see `device()`.
   explicit Group(std::string name, at::Device device = at::kCPU);
-  /// Makes a group over `connect`. The ranks also exchange small messages through `store`; its keys
-  /// must be used by this group only. Collective. Throws what `connect` throws.
+  /// Makes a group of the ranks that `connect` connects. The ranks also exchange small messages
+  /// through `store`; no other group may use the keys of `store`. Collective. Throws what `connect`
+  /// throws.
   Group(std::string name, c10::intrusive_ptr<c10d::Store> store, Connect connect,
         at::Device device = at::kCPU);
 
@@ -67,35 +68,36 @@ class Group {
   /// Returns nullptr in a group that has no backend.
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
-  /// Connects the same ranks a second time. Collectives of the two groups may then run in any
-  /// relative order, even a different one on each rank. The new group's traffic is counted here.
-  /// `purpose` is appended to its name. Collective. Throws as `dist::connect`.
+  /// Returns a second group of the same ranks, with its own connection. Collectives of the old and
+  /// the new group may run in any order, even in a different order on each rank. `traffic` of the
+  /// old group includes the new group. `purpose` is appended to the new group's name. Collective.
+  /// Throws as `dist::connect`.
   std::shared_ptr<Group> separate(const std::string& purpose);
 
   /// Gathers the inputs of all ranks. Shape: `input` `[n]`, `output` `[size * n]`, both contiguous.
   /// `what` names the tensor in errors.
   Pending all_gather(at::Tensor output, at::Tensor input, const std::string& what);
-  /// Sums `input` over the ranks and leaves each rank its n elements. Shape: `input` `[size * n]`,
-  /// `output` `[n]`, both contiguous.
+  /// Sums `input` over the ranks; rank r gets the r-th n elements of the sum. Shape: `input` `[size
+  /// * n]`, `output` `[n]`, both contiguous.
   Pending reduce_scatter(at::Tensor output, at::Tensor input, const std::string& what);
-  /// Sums in place.
+  /// Sums `tensor` over the ranks, in place.
   Pending all_reduce(at::Tensor tensor, const std::string& what);
-  /// Replaces `tensor` by that of `root`, a rank of this group.
+  /// Replaces `tensor` by the tensor of rank `root` of this group.
   Pending broadcast(at::Tensor tensor, int root, const std::string& what);
   /// Sends the r-th split of `sent` to rank r, and fills `received` with the splits from all ranks,
   /// both in rank order. Shapes: 1-d and contiguous. `num_sent` and `num_received` give the
   /// elements of each split; sender and receiver must state the same number.
   Pending all_to_all(at::Tensor received, std::vector<std::int64_t> num_received, at::Tensor sent,
                      std::vector<std::int64_t> num_sent, const std::string& what);
-  /// Sends each rank its n elements of `input`, which only `root` needs to have. Shapes as for
-  /// `reduce_scatter`. Blocks. Uses send and receive: Gloo's scatter would allocate a second
-  /// `input`.
+  /// Sends the r-th n elements of rank `root`'s `input` to rank r. Ignores `input` on other ranks.
+  /// Shapes as for `reduce_scatter`. Blocks. Uses `send` and `receive`, because Gloo's scatter
+  /// would allocate a second `input`.
   void scatter(at::Tensor output, const at::Tensor& input, int root, const std::string& what);
   /// Sends a tensor to rank `to`, which must call `receive`. Messages between two ranks arrive in
-  /// order. Shape: the same on both, contiguous. Collective: no. Blocks.
+  /// order. Shape: the same on both ranks, contiguous. Collective: no. Blocks.
   void send(at::Tensor tensor, int to, const std::string& what);
-  /// Fills `tensor` with what rank `from` sends. Shape: the sender's, contiguous. Collective: no.
-  /// Blocks.
+  /// Fills `tensor` with what rank `from` sends. Shape: the same as on the sender, contiguous.
+  /// Collective: no. Blocks.
   void receive(at::Tensor tensor, int from, const std::string& what);
 
   /// Returns the largest value of all ranks, NaN if any is NaN. Collective. Blocks.
@@ -105,7 +107,7 @@ class Group {
   /// have called it equally often.
   std::uint64_t next_number() { return next_number_++; }
 
-  /// Returns the traffic of this group and those separated from it. Thread-safe.
+  /// Returns the traffic of this group and of the groups that `separate` made from it. Thread-safe.
   Traffic traffic() const;
 
  private:

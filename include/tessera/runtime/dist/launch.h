@@ -19,9 +19,9 @@ struct LaunchEnvironment {
   friend bool operator==(const LaunchEnvironment&, const LaunchEnvironment&) = default;
 };
 
-/// Returns a variable's value, or nothing.
+/// Returns the value of an environment variable, or nothing if it is not set.
 using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
-/// Returns a variable of this process.
+/// Returns the value of an environment variable of this process, or nothing.
 std::optional<std::string> process_environment(const std::string& name);
 
 /// Reads the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), else

@@ -18,7 +18,7 @@ struct Transport {
   std::string name;
   /// The device of small tensors that groups create for themselves.
   at::Device device = at::kCPU;
-  /// Whether a group of one rank gets a backend too. False: it copies.
+  /// Whether a group of one rank gets a backend too. False: its collectives only copy.
   bool connects_one_rank = false;
   /// Connects the ranks that share `store`. Collective.
   std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
@@ -27,9 +27,9 @@ struct Transport {
       connect;
 };
 
-/// Returns Gloo, which uses sockets. Sends tensors of the CPU directly, those of CUDA devices
-/// through the host. `interface`: the network interface to bind to, such as `eth0`. Empty:
-/// GLOO_SOCKET_IFNAME, else the interface of the host's name, else loopback.
+/// Returns Gloo, which uses sockets. Gloo sends CPU tensors directly, and CUDA tensors through the
+/// host. `interface`: the network interface to bind to, such as `eth0`. Empty: GLOO_SOCKET_IFNAME,
+/// else the interface of the host's name, else loopback.
 Transport gloo(const std::string& interface = {});
 
 /// The ranks of a job as a grid with named axes, row-major: in a mesh of shape (A, B), rank =
@@ -44,14 +44,15 @@ class Mesh {
 
   /// A mesh of this process alone, with one axis `shard`.
   Mesh();
-  /// Requires: `world.size()` is the product of the axes' sizes. `world` may be an axis itself.
+  /// Requires: `world.size()` is the product of the axes' sizes. `world` may also be the group of
+  /// an axis.
   Mesh(std::shared_ptr<Group> world, std::vector<Axis> axes);
 
   int rank() const { return world_->rank(); }
   int world_size() const { return world_->size(); }
   const std::shared_ptr<Group>& world() const { return world_; }
   const std::vector<Axis>& axes() const { return axes_; }
-  /// Throws: Error(invalid_argument) listing the axes of this mesh.
+  /// Returns the group of an axis. Throws: Error(invalid_argument) if this mesh has no such axis.
   const std::shared_ptr<Group>& axis(const std::string& name) const;
 
  private:
@@ -64,8 +65,8 @@ struct MeshOptions {
   /// Names and sizes of the axes, outermost first. At most one size may be -1: it is computed from
   /// the world size. Empty: one axis `shard`.
   std::vector<std::pair<std::string, int>> axes{};
-  /// How long a rank waits for another one in a collective and while connecting. Also becomes the
-  /// store's time-out.
+  /// How long a rank waits for another rank, in a collective or while connecting. `connect` also
+  /// sets this time-out on the store.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   /// What sends the tensors: `gloo()`, or `nccl()` of nccl.h.
   Transport transport = gloo();
@@ -73,7 +74,7 @@ struct MeshOptions {
 
 /// Connects the ranks that share `store`. Collective. Throws: Error(invalid_argument) if the
 /// product of the axes is not the world size; Error(io) if a rank does not connect in time;
-/// Error(unsupported) if the transport has no device here.
+/// Error(unsupported) if this machine has no device for the transport.
 Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
              const MeshOptions& options = {});
 

@@ -9,8 +9,8 @@
 namespace tessera::dist {
 
 /// Returns NCCL through c10d, for CUDA tensors. `device_index`: this rank's GPU. Default: the local
-/// rank that the launcher reports (see launch.h), else 0. Makes it the current device of the
-/// calling thread. Throws: Error(unsupported) if there is no such device.
+/// rank that the launcher reports (see launch.h), else 0. The GPU becomes the current device of the
+/// calling thread. Throws: Error(unsupported) if there is no such GPU.
 Transport nccl(std::optional<int> device_index = std::nullopt);
 
 }  // namespace tessera::dist

@@ -11,7 +11,8 @@
 
 namespace tessera {
 
-/// How the rows of a bag are combined: their sum, or the sum divided by the number of ids.
+/// How the rows of a bag are combined: their sum, or the sum divided by the number of ids in the
+/// bag.
 enum class Pooling { sum, mean };
 
 /// An embedding table. What torchrec calls EmbeddingBagConfig.
@@ -33,7 +34,8 @@ struct EmbeddingBagCollectionOptions {
   /// Whether to multiply rows by the batch's weights before pooling. Pooling::mean divides by the
   /// number of ids in either case.
   bool is_weighted = false;
-  /// What to do if the batch lacks a feature of a table: throw, or treat its bags as empty.
+  /// What to do if the batch lacks a feature of a table: throw, or treat the feature's bags as
+  /// empty.
   enum class MissingFeature { refuse, empty } missing_feature = MissingFeature::refuse;
   /// `meta`: tables without memory. `shard` then allocates the shards only.
   at::Device device = at::kCPU;
@@ -42,7 +44,7 @@ struct EmbeddingBagCollectionOptions {
 /// The configuration of a collection, without the tables' weights. Immutable.
 class TableSet {
  public:
-  /// Throws: Error(invalid_argument) naming the table and what is wrong with it.
+  /// Throws: Error(invalid_argument) naming a table whose configuration is invalid, and why.
   TableSet(std::vector<EmbeddingBagConfig> configs, const EmbeddingBagCollectionOptions& options);
 
   const std::vector<EmbeddingBagConfig>& configs() const { return configs_; }
@@ -57,7 +59,8 @@ class TableSet {
   const std::vector<Output>& outputs() const { return outputs_; }
   const std::vector<std::int64_t>& output_widths() const { return output_widths_; }
   std::int64_t output_width() const { return output_width_; }  // sum of the widths
-  /// Names the outputs: the feature, or `feature@table` if several tables look it up.
+  /// Returns `pooled` with a key for each output: the feature, or `feature@table` if several tables
+  /// look up this feature.
   KeyedTensor named(at::Tensor pooled) const;
 
  private:
@@ -75,10 +78,10 @@ class TableSet {
 /// of D38190302.
 class EmbeddingBagCollectionBase : public torch::nn::Module {
  public:
-  /// Looks up bags of ids and pools each one. Ignores keys that no table looks up. Shape: `[batch,
-  /// sum of the outputs' widths]`, float32. Throws: Error(invalid_argument) naming table, feature,
-  /// sample and position of an id out of range, a missing feature, or weights that are missing or
-  /// unexpected.
+  /// Looks up the rows of each bag's ids and pools them. Ignores keys that no table looks up. Shape
+  /// of the result: `[batch, sum of the outputs' widths]`, float32. Throws: Error(invalid_argument)
+  /// naming table, feature, sample and position of an id out of range, a missing feature, or
+  /// weights that are missing or unexpected.
   virtual KeyedTensor forward(const KeyedJaggedTensor& batch) = 0;
 
   const TableSet& tables() const { return tables_; }

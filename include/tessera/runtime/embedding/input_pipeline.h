@@ -11,9 +11,8 @@
 
 namespace tessera {
 
-/// Sends batches to the ranks that hold their rows while the trainer computes others: the ids of
-/// the next batch, and the number of ids of the one after it. As torchrec's
-/// TrainPipelineSparseDist.
+/// Reads batches ahead. While the trainer computes a batch, ranks exchange the ids of the next
+/// batch and the numbers of ids of the batch after it. As torchrec's TrainPipelineSparseDist.
 ///
 ///     InputPipeline<Batch> batches(tables, read_batch, [](const Batch& b) { return b.sparse; });
 ///     while (auto item = batches.next()) {
@@ -39,8 +38,8 @@ class InputPipeline {
       : tables_(std::move(tables)), read_(std::move(read)), sparse_(std::move(sparse)) {}
 
   /// Returns the next batch, or nothing at the end. Throws what `read` throws. If `sparse` throws
-  /// or returns bad ids, the forward of that batch throws: the same error on this rank, on the
-  /// other ranks one that this rank failed.
+  /// or returns invalid ids, the forward of that batch throws on all ranks: on this rank the same
+  /// error, on the other ranks an error that names this rank.
   std::optional<Item> next() {
     fill(2);
     if (under_way_.empty()) return std::nullopt;
@@ -78,7 +77,7 @@ class InputPipeline {
     try {
       input.advance();
     } catch (...) {
-      // The forward of this batch throws it again.
+      // The forward of this batch throws the error again.
     }
   }
 

@@ -10,17 +10,20 @@
 
 namespace tessera {
 
-/// Bags of ids, one per sample, of different lengths. What torchrec calls JaggedTensor.
+/// Bags of ids, which may have different lengths; one bag per sample. What torchrec calls
+/// JaggedTensor.
 /// Immutable; copies share memory.
 ///
 /// Shapes, for B bags with N ids in total: `values` `[N]`, int32 or int64; `lengths` `[B]` and
 /// `offsets` `[B + 1]`, int64; `weights` `[N]`, floating point, or undefined. Bag b is
-/// `values[offsets[b]:offsets[b + 1]]`. All are contiguous and on one device.
+/// `values[offsets[b]:offsets[b + 1]]`. All tensors are contiguous and on one device.
 class JaggedTensor {
  public:
-  /// Throws: Error(invalid_argument) naming the bag and what is wrong with it.
+  /// Builds a JaggedTensor from the number of ids in each bag. Throws: Error(invalid_argument)
+  /// naming the problem: negative lengths, lengths that do not add up, decreasing offsets, wrong
+  /// shapes or dtypes.
   static JaggedTensor from_lengths(at::Tensor values, at::Tensor lengths, at::Tensor weights = {});
-  /// The same, from the offsets at which bags begin. Throws: as from_lengths.
+  /// Builds a JaggedTensor from the offsets at which bags begin. Throws as from_lengths.
   static JaggedTensor from_offsets(at::Tensor values, at::Tensor offsets, at::Tensor weights = {});
 
   const at::Tensor& values() const { return values_; }
@@ -42,23 +45,26 @@ class JaggedTensor {
 /// A batch of bags for several features (keys), in one tensor. What torchrec calls
 /// KeyedJaggedTensor. Immutable; copies share memory.
 ///
-/// Layout, of F keys and a batch of B samples: feature-major. Bag `f * B + b` is sample b of key f;
-/// shapes are those of a JaggedTensor with F * B bags.
+/// Layout, for F keys and B samples: feature-major. Bag `f * B + b` is the bag of key f and sample
+/// b. Shapes are those of a JaggedTensor with F * B bags.
 class KeyedJaggedTensor {
  public:
-  /// Does not check the ids, whose range depends on the table. Throws: Error(invalid_argument)
-  /// naming key, sample and problem: duplicate keys, negative lengths, lengths that do not add up,
-  /// decreasing offsets, wrong shapes or dtypes.
+  /// Builds a KeyedJaggedTensor from the number of ids in each bag. Does not check the ids, because
+  /// their range depends on the table. Throws: Error(invalid_argument) naming key, sample and
+  /// problem: duplicate keys, negative lengths, lengths that do not add up, decreasing offsets,
+  /// wrong shapes or dtypes.
   static KeyedJaggedTensor from_lengths(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor lengths, at::Tensor weights = {});
-  /// The same, from the offsets at which bags begin. Throws: as from_lengths.
+  /// Builds a KeyedJaggedTensor from the offsets at which bags begin. Throws as from_lengths.
   static KeyedJaggedTensor from_offsets(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor offsets, at::Tensor weights = {});
   /// Keys with their bags, in order.
   using Entries = std::vector<std::pair<std::string, JaggedTensor>>;
-  /// Requires: equal batch sizes; weights in all entries or in none.
+  /// Builds a KeyedJaggedTensor from each key's bags. Requires: equal batch sizes; weights in all
+  /// entries or in none.
   static KeyedJaggedTensor from_dict(const Entries& entries);
-  /// Returns a batch without ids. Without keys, `batch_size` is ignored: it has no samples.
+  /// Returns a batch without ids. Without keys, `batch_size` is ignored and the batch has no
+  /// samples.
   static KeyedJaggedTensor empty(std::vector<std::string> keys = {}, std::int64_t batch_size = 0);
   /// Joins batches of equal size with different keys, in order.
   static KeyedJaggedTensor concat(std::span<const KeyedJaggedTensor> batches);
@@ -71,16 +77,17 @@ class KeyedJaggedTensor {
   const at::Tensor& weights() const { return bags_.weights_; }
   bool has_weights() const { return bags_.has_weights(); }
 
-  /// Returns the bags of one key. All but the offsets are views. Throws: Error(not_found).
+  /// Returns the bags of one key. All tensors but the offsets are views. Throws: Error(not_found)
+  /// if there is no such key.
   JaggedTensor operator[](const std::string& key) const;
-  /// Returns the bags of each key, in order of the keys. All but the offsets are views.
+  /// Returns the bags of each key, in order of the keys. All tensors but the offsets are views.
   Entries to_dict() const;
   /// Splits by keys: the first `sizes[0]` keys, the next `sizes[1]`, ... Requires: the sizes add up
   /// to the number of keys.
   std::vector<KeyedJaggedTensor> split(std::span<const std::int64_t> sizes) const;
-  /// Returns the keys at these positions, in this order; some may be left out.
+  /// Returns a batch of the keys at these positions, in this order. Keys may be left out.
   KeyedJaggedTensor permute(std::span<const std::int64_t> positions) const;
-  /// Returns the batch on a device: itself if it is there already.
+  /// Returns this batch on `device`. Copies only tensors that are on another device.
   KeyedJaggedTensor to(at::Device device) const;
 
  private:
@@ -94,23 +101,26 @@ class KeyedJaggedTensor {
   JaggedTensor bags_;
 };
 
-/// One row of floats per sample, in named column blocks. What torchrec calls KeyedTensor.
+/// One row of floats per sample. Each key names a block of columns. What torchrec calls
+/// KeyedTensor.
 class KeyedTensor {
  public:
-  /// Shape: `values` `[B, sum of widths]`. Throws: Error(invalid_argument).
+  /// Shape: `values` is `[B, sum of widths]`, for B samples. Throws: Error(invalid_argument) if it
+  /// is not, or if there is not one width per key.
   KeyedTensor(std::vector<std::string> keys, std::vector<std::int64_t> widths, at::Tensor values);
 
   const std::vector<std::string>& keys() const { return keys_; }
   const std::vector<std::int64_t>& widths() const { return widths_; }
   const at::Tensor& values() const { return values_; }
-  /// Returns a key's columns, as a view. Shape: `[B, width]`. Throws: Error(not_found).
+  /// Returns a key's columns, as a view. Shape: `[B, width]`. Throws: Error(not_found) if there is
+  /// no such key.
   at::Tensor operator[](const std::string& key) const;
   /// Returns each key's columns, in order of the keys, as views.
   std::vector<std::pair<std::string, at::Tensor>> to_dict() const;
 
   /// Regroups the columns of several tensors: returns one tensor for each group of keys, with
-  /// columns in the group's order. Takes a key from the first tensor that has it. Throws:
-  /// Error(not_found).
+  /// columns in the group's order. Takes a key's columns from the first tensor that has the key.
+  /// Throws: Error(not_found) naming a key that no tensor has.
   static std::vector<at::Tensor> regroup(std::span<const KeyedTensor> tensors,
                                          std::span<const std::vector<std::string>> groups);
 

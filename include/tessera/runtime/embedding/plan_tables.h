@@ -25,24 +25,24 @@ namespace embedding {
 
 /// The limits of a plan, and what it assumes about batches and machines.
 struct PlanOptions {
-  std::uint64_t memory_per_rank = 0;  // for tables, their state and a step's buffers; bytes
+  std::uint64_t memory_per_rank = 0;  // bytes, for tables, optimizer state and a step's buffers
   std::int64_t batch_size = 1024;     // of one rank
   std::map<std::string, double> pooling_factors{};       // mean ids in a bag, by table; else 1
-  std::optional<FusedOptimizer> optimizer{};             // counts its state; none: dense tables
-  int ranks_per_host = 0;                                // 0: all are on one host
+  std::optional<FusedOptimizer> optimizer{};             // to count its state; none: dense tables
+  int ranks_per_host = 0;                                // 0: all ranks on one host
   std::map<std::string, TableConstraint> constraints{};  // by table
   PlannerBandwidths bandwidths{};                        // to estimate times
-  std::uint64_t reserved = 0;                            // of the memory, not for tables; bytes
+  std::uint64_t reserved = 0;                            // bytes of memory_per_rank to leave free
   bool is_weighted = false;                              // every id has a weight
 };
 
-/// Proposes a plan for the tables of a collection over the ranks of a mesh. See `propose_plan`,
-/// also for what it throws. Equal arguments give equal plans. Not collective.
+/// Proposes a plan for the tables of a collection over the ranks of a mesh. See `propose_plan`.
+/// Throws as `propose_plan`. Equal arguments give equal plans. Not collective.
 ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mesh& mesh,
                   const PlanOptions& options);
 
-/// Returns the rules of these tables only, for `shard`, if one plan covers several collections.
-/// Throws: Error(mismatch) naming a table without a rule.
+/// Returns the rules for `tables` only. Pass them to `shard` if one plan covers several
+/// collections. Throws: Error(mismatch) naming a table without a rule.
 TablePlan rules_for(const TablePlan& plan, const std::vector<EmbeddingBagConfig>& tables);
 
 }  // namespace embedding

@@ -22,7 +22,8 @@ enum class Kernel {
 
 /// How the tables of a sharded collection are updated.
 struct ShardOptions {
-  /// By table. Default for others: fused if there is an optimizer, else dense.
+  /// The kernel of each table, by table name. Default: fused if there is an `optimizer`, else
+  /// dense.
   std::map<std::string, Kernel> kernel{};
   std::optional<embedding::FusedOptimizer> optimizer{};  // of the fused tables
 };
@@ -30,14 +31,15 @@ struct ShardOptions {
 class ShardedEmbeddingBagCollection;
 
 /// Returns a sharded collection of the same tables. Copies the rows of `collection`, which must be
-/// equal on all ranks and may be destroyed afterwards. If it is on the meta device, no table is
-/// ever whole: initial values depend on one seed from rank 0's default generator, not on the plan
-/// (with an `init_fn`, only replicas are equal). A frozen weight stays frozen. Call it before
-/// creating an optimizer. Collective: the ranks connect once more, for the lookups. The first
-/// forward throws if ranks have different tables or options. Throws: Error(mismatch) if the plan is
-/// for other tables or another number of ranks, or has an invalid rule; Error(invalid_argument) if
-/// a fused table has no optimizer, a kernel names no table, an optimizer's number is invalid, or
-/// the collection is sharded already.
+/// equal on all ranks and may be destroyed afterwards. If `collection` is on the meta device, each
+/// rank only initialises its shards. Their values depend on one seed from rank 0's default
+/// generator, not on the plan (with an `init_fn`, on the plan too; replicas are equal). A frozen
+/// weight stays frozen. Call `shard` before creating an optimizer. Collective: makes a further
+/// connection between the ranks, for the lookups. The first forward throws if ranks have different
+/// tables or options. Throws: Error(mismatch) if the plan is for other tables or another number of
+/// ranks, or has an invalid rule; Error(invalid_argument) if a fused table has no optimizer,
+/// `kernel` has an unknown table name, a number of the optimizer is invalid, or the collection is
+/// sharded already.
 std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectionBase& collection,
                                                      const TablePlan& plan, const dist::Mesh& mesh,
                                                      const ShardOptions& options = {});
@@ -63,36 +65,38 @@ class DistributedInput {
 
 /// Tables that are sharded by a plan. A normal module: each rank has its shard as the parameter
 /// `embedding_bags.<table>.weight`, even if the shard has no rows, so that all ranks have the same
-/// parameter names. State dicts have whole shapes. Gradients are averaged over the mesh, as by
-/// fully_shard and replicate: the loss of a step is the mean of the ranks' losses. Those two leave
-/// this module alone.
+/// parameter names. State dicts show tables with their whole shapes. Gradients are averaged over
+/// the mesh, as by fully_shard and replicate: the loss of a step is the mean of the ranks' losses.
+/// fully_shard and replicate leave this module alone.
 ///
 /// `forward` and its backward are collective over the mesh. Batches may differ in size and may be
-/// empty. If one rank refuses its batch, all ranks throw. Output: as of the unsharded collection,
-/// for this rank's batch; a bag of a table cut by rows is summed per shard first, in the plan's
-/// order of ranks.
+/// empty. If one rank refuses its batch, all ranks throw. The output is that of the unsharded
+/// collection for this rank's batch. If a table is cut by rows, each shard sums its rows of a bag
+/// first; these sums are added in the plan's order of ranks.
 class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                                             public registry::UpdatesParameters {
  public:
-  /// Use `shard`.
+  /// Call `shard` instead.
   ShardedEmbeddingBagCollection(const EmbeddingBagCollectionBase& collection, const TablePlan& plan,
                                 const dist::Mesh& mesh, const ShardOptions& options);
   ~ShardedEmbeddingBagCollection() override;
 
   KeyedTensor forward(const KeyedJaggedTensor& batch) override;
-  /// `forward` in two steps: a batch is sent while another one is computed. Both collective.
+  /// Starts to send a batch to the ranks that hold its rows. Pass the result to `forward` later,
+  /// and compute another batch meanwhile. Collective.
   DistributedInput distribute(const KeyedJaggedTensor& batch);
-  /// Throws: Error(invalid_argument) for the result of another collection's `distribute`, or for a
-  /// batch that was looked up already.
+  /// Looks up a batch that `distribute` has sent. Collective. Throws: Error(invalid_argument) if
+  /// `input` is of another collection, or was looked up already.
   KeyedTensor forward(DistributedInput input);
-  /// Replaces `distribute` on a rank that has no batch: its `forward` throws `why`, and the other
-  /// ranks throw that this rank had none. Collective.
+  /// Call it instead of `distribute` on a rank that has no batch. `forward` then throws on all
+  /// ranks: `why` on this rank, and an error that names this rank on the others. Collective.
   DistributedInput refuse_batch(std::exception_ptr why);
 
   /// Returns the optimizer of the fused tables, if there is one.
   const std::optional<embedding::FusedOptimizer>& optimizer() const;
-  /// Sets its numbers, such as the learning rate, from the next backward on. Must be equal on all
-  /// ranks. Throws: Error(invalid_argument) for an optimizer of another kind.
+  /// Sets the numbers of the fused tables' optimizer, such as the learning rate, from the next
+  /// backward on. They must be equal on all ranks. Throws: Error(invalid_argument) for an optimizer
+  /// of another kind.
   void set_optimizer(const embedding::FusedOptimizer& optimizer);
 
   /// Returns the plan of the tables.
@@ -106,8 +110,8 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   std::shared_ptr<embedding::ShardedTables> sharded_;
 };
 
-/// Unsharded tables that are updated during the backward. `fully_shard` and `replicate` refuse it,
-/// because ranks would take different steps.
+/// Unsharded tables that are updated during the backward. `fully_shard` and `replicate` refuse this
+/// module, because each rank would take different steps.
 class FusedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                                           public registry::UpdatesParameters {
  public:
@@ -118,7 +122,7 @@ class FusedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   KeyedTensor forward(const KeyedJaggedTensor& batch) override;
   /// Returns the optimizer, with its current numbers.
   const embedding::FusedOptimizer& optimizer() const;
-  /// As ShardedEmbeddingBagCollection's.
+  /// As ShardedEmbeddingBagCollection::set_optimizer.
   void set_optimizer(const embedding::FusedOptimizer& optimizer);
   std::shared_ptr<registry::FusedUpdates> fused_updates() const override;
 

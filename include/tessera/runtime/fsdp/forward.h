@@ -17,24 +17,24 @@ class Pass;
 }
 
 /// A forward over a fully sharded root. During the scope parameters have their full shapes, and an
-/// operator that uses one all-gathers its unit. If gradients are recorded, the pass stays open
-/// after the scope, until the backward ends. Then parameters are shards again, and `.grad` holds
-/// this rank's shard of the average over the ranks. An exception that leaves the scope cancels the
-/// pass. Do not write to parameters during the pass: its end throws if it detects a write (writes
-/// through `data()` or a pointer are not detected, and are lost if the unit is sharded). Turns off
-/// autocast's weight cache, which would keep stale weights. Collective: all ranks must run the same
-/// passes in the same order.
+/// operator that uses a parameter all-gathers the parameter's unit. If gradients are recorded, the
+/// pass stays open after the scope, until the backward ends. After the pass parameters are shards
+/// again, and `.grad` holds this rank's shard of the average over the ranks. An exception that
+/// leaves the scope cancels the pass. Do not write to parameters during the pass: the end of the
+/// pass throws if it detects a write (writes through `data()` or a pointer are not detected, and
+/// are lost if the unit is sharded). Turns off autocast's weight cache, which would keep stale
+/// weights. Collective: all ranks must run the same passes in the same order.
 class [[nodiscard]] ForwardScope {
  public:
   /// Throws: Error(invalid_argument) if nothing at or below `root` is sharded or replicated, a part
-  /// of it has another root, or a parameter was replaced, moved or converted.
+  /// of `root` has another root, or a parameter was replaced, moved or converted.
   explicit ForwardScope(torch::nn::Module& root);
   ~ForwardScope() noexcept(false);
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
 
-  /// Allows a second backward through `output` (retain_graph): it opens the pass again. Also lets
-  /// the pass end if all watched outputs are destroyed without a backward.
+  /// Allows a second backward through `output` (retain_graph), which opens the pass again. Also
+  /// lets the pass end if all watched outputs are destroyed without a backward.
   void watch(const at::Tensor& output);
   /// Returns a floating-point tensor in the root's param_dtype, any other tensor unchanged.
   at::Tensor cast_input(at::Tensor input) const;
@@ -46,9 +46,9 @@ class [[nodiscard]] ForwardScope {
   bool was_autocast_cache_enabled_;
 };
 
-/// Gradients of passes that end within this scope are not reduced. They accumulate unsharded until
-/// a pass ends outside of it. Scopes nest. `zero_grad` does not clear them (see
-/// `drop_unsynced_gradients`). Not collective.
+/// A scope in which gradients are not reduced. Gradients of passes that end within the scope
+/// accumulate unsharded until a pass ends outside of it. Scopes nest. `zero_grad` does not clear
+/// these gradients (see `drop_unsynced_gradients`). Not collective.
 class [[nodiscard]] NoSyncScope {
  public:
   explicit NoSyncScope(torch::nn::Module& root);
@@ -123,9 +123,9 @@ auto forward(const torch::nn::ModuleHolder<Impl>& module, Args&&... args) {
   return forward(*module.ptr(), std::forward<Args>(args)...);
 }
 
-/// All-gathers the unit of a parameter of an open pass, as an operator that uses it does. For code
-/// that reads `data_ptr()`, which is no operator. Does nothing for other tensors. Collective if the
-/// unit is sharded now.
+/// All-gathers the unit of a parameter in an open pass. Call it before code that reads
+/// `data_ptr()`: only operators all-gather by themselves. Does nothing for other tensors.
+/// Collective if the unit is sharded now.
 void touch(const at::Tensor& parameter);
 
 }  // namespace tessera

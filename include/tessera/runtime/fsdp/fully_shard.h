@@ -30,7 +30,7 @@ struct FullyShardOptions {
   /// The axis `shard` shards parameters; the axis `replicate`, if there is one, replicates the
   /// shards (hybrid strategies). Default: this process alone.
   dist::Mesh mesh{};
-  /// Which modules below become units of their own. Default: none.
+  /// Which modules below `module` become units of their own. Default: none.
   AnyFsdpPolicy policy{};
   /// How much a rank holds between passes, and whether a unit is resharded after its forward.
   ShardingStrategy strategy = ShardingStrategy::full_shard;
@@ -40,11 +40,11 @@ struct FullyShardOptions {
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules{};
   /// Parameters to leave alone.
   std::vector<at::Tensor> ignored_states{};
-  /// Whether to all-gather the next unit while the current one computes, which holds one more unit
+  /// Whether to all-gather the next unit while the current unit computes. This holds one more unit
   /// in memory. The next unit is taken from the order of the last pass; the first pass prefetches
   /// none.
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
-  /// See `forward_prefetch`.
+  /// When a backward all-gathers the next unit; see `forward_prefetch`.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
   /// On a device that is asynchronous to the host: before an all-gather, the host waits until all
   /// but the last two resharded units are free on the device too. This bounds the memory.
@@ -63,14 +63,14 @@ struct FullyShardOptions {
 };
 
 /// Shards the parameters of `module` over the ranks of a mesh, in place. The module keeps its type,
-/// its names and its `forward`; there is no wrapper. Between passes `tessera::parameters(module)`
+/// parameter names and `forward`; there is no wrapper. Between passes `tessera::parameters(module)`
 /// are this rank's shards. Give these to an optimizer of torch::optim (in groups:
-/// `parameter_groups`). In a pass (`tessera::forward`) they have their full shapes. Modules below
-/// that are sharded already keep their units. The other parameters become this module's unit: flat,
-/// in the order of the module tree. Apply it from the inside out, or let `policy` do so. Call it
-/// before creating the optimizer; an optimizer without state may exist already (not Adagrad, which
-/// creates its state at once). Do not use LBFGS: its dot products would only see this rank's
-/// shards.
+/// `parameter_groups`). In a pass (`tessera::forward`) parameters have their full shapes. Modules
+/// below `module` that are sharded already keep their units. The other parameters become this
+/// module's unit: flat, in the order of the module tree. Shard inner modules before outer ones, or
+/// let `policy` do so. Call fully_shard before creating the optimizer; an optimizer without state
+/// may exist already (not Adagrad, which creates its state at once). Do not use LBFGS: its dot
+/// products would only see this rank's shards.
 /// Collective over the mesh if module states are synced. Throws: Error(invalid_argument) if no
 /// shared_ptr holds the module, or if it is sharded already, is part of a unit around it, mixes
 /// devices, or has gradients, meta tensors without `param_init_fn`, or parameters that replicate
@@ -112,14 +112,14 @@ std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_mod
     const torch::nn::Module& module);
 
 /// Sets whether `module`'s unit is resharded after its forward (as by FULL_SHARD) or kept until its
-/// backward (as by SHARD_GRAD_OP). `recurse`: also for the units in it. Takes effect at once. Not
-/// collective, but all ranks must call it alike. Throws: Error(invalid_argument) if the module is
-/// not fully sharded.
+/// backward (as by SHARD_GRAD_OP). `recurse`: also for the units inside `module`. Takes effect at
+/// once. Not collective, but all ranks must call it alike. Throws: Error(invalid_argument) if the
+/// module is not fully sharded.
 void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_forward,
                                bool recurse = true);
 
-/// What the first forward over a root used, in order. Source: torch.distributed.fsdp._trace_utils
-/// (github.com/pytorch/pytorch, change 89917).
+/// The modules and parameters that the first forward over a root used, in order. Source:
+/// torch.distributed.fsdp._trace_utils (github.com/pytorch/pytorch, change 89917).
 struct ExecutionInfo {
   /// The used parameters of one unit.
   struct ParamUsageInfo {
@@ -131,10 +131,10 @@ struct ExecutionInfo {
   std::vector<ParamUsageInfo> module_to_param_usage_infos;
 };
 
-/// Returns the record of the first forward over `root`; empty before it. Not collective.
+/// Returns what the first forward over `root` used; empty before that forward. Not collective.
 ExecutionInfo execution_info(const torch::nn::Module& root);
 
-/// A stream of a device, and its purpose.
+/// A stream of a device, and what it is for.
 struct NamedStream {
   std::string name;
   c10::Stream stream;
@@ -148,7 +148,7 @@ struct NamedStream {
 std::vector<NamedStream> streams(const torch::nn::Module& root);
 
 /// Returns the collectives of the open or last pass over `root`, in order: `unshard layers.0`,
-/// `reduce layers.0`. Empty on one rank. Not collective.
+/// `reduce layers.0`. Empty if there is only one rank. Not collective.
 std::vector<std::string> recorded_order(const torch::nn::Module& root);
 
 namespace detail {

@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// fully_shard as a wrapper: a module holder that shards its module when it is constructed. It is
-/// not a module itself, so parameter names do not change. The module is the same as after
+/// A module holder that calls fully_shard on its module when the holder is constructed. The holder
+/// is not a module itself, so parameter names do not change. The module is the same as after
 /// `fully_shard(*module, options)`. `Sub` is a module class or its TORCH_MODULE holder.
 ///
 ///   struct NetImpl : torch::nn::Module {
@@ -22,7 +22,7 @@ namespace tessera {
 ///     Sharded block{nullptr};
 ///   };
 ///
-/// Copies share their module. Source: torch.distributed.fsdp.FullyShardedDataParallel.
+/// Copies of the holder share the module. Source: torch.distributed.fsdp.FullyShardedDataParallel.
 template <class Sub>
 class FullyShardedDataParallel
     : public torch::nn::ModuleHolder<typename detail::ModuleImpl<Sub>::Type> {
@@ -43,7 +43,8 @@ class FullyShardedDataParallel
   /// Holds a module that is sharded already, such as one that `register_module` returned.
   FullyShardedDataParallel(std::shared_ptr<Impl> module) : Holder(std::move(module)) {}
 
-  /// Calls the module's forward: as part of an open pass over it, else as the root of a new pass.
+  /// Calls the module's forward: as part of an open pass over the module, else as the root of a new
+  /// pass.
   template <class... Args>
   auto operator()(Args&&... args) {
     if (is_in_pass(*this->ptr())) return this->ptr()->forward(std::forward<Args>(args)...);

@@ -23,7 +23,7 @@ struct ParameterLocation {
 };
 
 /// Returns the place of the parameter named `fqn` below `module`; a tied weight has several names.
-/// Nothing if there is no such sharded parameter. Not collective. Source:
+/// Returns nothing if there is no sharded parameter of this name. Not collective. Source:
 /// github.com/pytorch/pytorch, change 89899.
 std::optional<ParameterLocation> flat_param_of(const torch::nn::Module& module,
                                                const std::string& fqn);
@@ -35,7 +35,8 @@ struct ElementOfParameter {
   friend bool operator==(const ElementOfParameter&, const ElementOfParameter&) = default;
 };
 
-/// Returns the element at `offset` of a flat parameter; nothing in its padding.
+/// Returns the parameter and element at `offset` of a flat parameter; nothing if `offset` is in the
+/// padding.
 std::optional<ElementOfParameter> element_at(const FlatParameterInfo& flat_param,
                                              std::int64_t offset);
 

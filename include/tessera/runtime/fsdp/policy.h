@@ -17,7 +17,8 @@ class FsdpPolicy {
   /// Returns whether to visit the children of `module`. Units: `nonwrapped_numel` is the number of
   /// elements of all parameters at and below the module that are not ignored.
   virtual bool recurse(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
-  /// Returns whether `module` becomes a unit. Here `nonwrapped_numel` excludes the units below.
+  /// Returns whether `module` becomes a unit. `nonwrapped_numel`: as for `recurse`, but without the
+  /// elements of units below `module`.
   virtual bool wrap(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
 };
 
@@ -43,7 +44,8 @@ class ModuleWrapPolicy final : public FsdpPolicy {
   }
 };
 
-/// Makes units of modules with at least `min_nonwrapped_numel` elements outside of units below.
+/// Makes a unit of each module that has at least `min_nonwrapped_numel` elements outside of the
+/// units below it.
 class SizeBasedPolicy final : public FsdpPolicy {
  public:
   explicit SizeBasedPolicy(std::int64_t min_nonwrapped_numel)
@@ -71,7 +73,7 @@ class LambdaPolicy final : public FsdpPolicy {
   std::function<bool(const torch::nn::Module&)> wraps_;
 };
 
-/// Holds a policy of any kind, and can be copied. Empty: only the root becomes a unit.
+/// Holds a policy of any kind, and can be copied. Without a policy, only the root becomes a unit.
 class AnyFsdpPolicy {
  public:
   AnyFsdpPolicy() = default;

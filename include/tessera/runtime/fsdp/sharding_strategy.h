@@ -15,7 +15,7 @@ enum class ShardingStrategy {
   shard_grad_op,       // parameters stay gathered from the forward to the end of the backward
   no_shard,            // every rank holds everything; gradients are averaged
   hybrid_shard,        // full_shard over the mesh axis `shard`, replicated over `replicate`
-  hybrid_shard_zero2,  // the same with shard_grad_op
+  hybrid_shard_zero2,  // shard_grad_op over the mesh axis `shard`, replicated over `replicate`
 };
 inline constexpr ShardingStrategy FULL_SHARD = ShardingStrategy::full_shard;
 inline constexpr ShardingStrategy SHARD_GRAD_OP = ShardingStrategy::shard_grad_op;
@@ -28,11 +28,11 @@ std::string_view to_string(ShardingStrategy strategy);
 
 /// Dtypes during a pass. The optimizer's parameters keep their own dtype.
 struct MixedPrecision {
-  /// Of gathered parameters, and so of the computation. Default: the parameters' own.
+  /// The dtype of gathered parameters, and so of the computation. Default: the parameters' own.
   std::optional<at::ScalarType> param_dtype{};
-  /// Of gradients while they are summed over the ranks. Default: `param_dtype`.
+  /// The dtype of gradients while they are summed over the ranks. Default: `param_dtype`.
   std::optional<at::ScalarType> reduce_dtype{};
-  /// Of floating-point buffers, which are converted once. Default: their own.
+  /// The dtype of floating-point buffers, which are converted once. Default: the buffers' own.
   std::optional<at::ScalarType> buffer_dtype{};
   /// The dtype of `.grad`: the parameters' own, or the one in which gradients were reduced.
   enum class Gradients { master_dtype, low_precision } gradients = Gradients::master_dtype;

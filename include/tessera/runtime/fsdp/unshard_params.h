@@ -12,16 +12,16 @@ class FlatParamHandle;
 
 /// Which parameters to show whole, on which ranks, and whether to keep writes.
 struct UnshardParamsOptions {
-  /// Whether to include all units at and below the module. False: only its own unit.
+  /// Whether to include all units at and below the module. False: only the module's own unit.
   bool recurse = true;
   /// Whether to keep what is written to parameters within the scope.
   bool writeback = true;
-  /// Whether only rank 0 of the mesh gets whole parameters. The others see their shards.
+  /// Whether only rank 0 of the mesh gets whole parameters. The other ranks see their shards.
   bool rank0_only = false;
   /// Whether whole parameters are on the CPU, to save device memory.
   bool offload_to_cpu = false;
-  /// Whether gradients are shown whole and written back, too. False: `.grad` is undefined
-  /// meanwhile.
+  /// Whether gradients are shown whole and written back, too. False: `.grad` is undefined within
+  /// the scope.
   bool with_grads = false;
 };
 
@@ -29,9 +29,9 @@ struct UnshardParamsOptions {
 /// inspect, initialise or compare them, or to run a plain `forward` without gradients.
 ///
 /// Writes: with `writeback` each rank keeps its own shard of what it wrote. With `rank0_only` all
-/// ranks keep their shards of what rank 0 wrote; these are sent shard by shard, and take no extra
-/// memory on other ranks. Without `writeback` writes are dropped. A parameter's data may be
-/// replaced by other data of the same shape. Scopes with equal options nest.
+/// ranks keep their shards of what rank 0 wrote. Rank 0 sends these shards one by one; other ranks
+/// need no extra memory. Without `writeback` writes are dropped. A parameter's data may be replaced
+/// by other data of the same shape. Scopes with equal options nest.
 class [[nodiscard]] UnshardedParams {
  public:
   /// Collective over the mesh. Throws: Error(invalid_argument) naming a unit that is in a pass, or
@@ -52,9 +52,9 @@ class [[nodiscard]] UnshardedParams {
   int num_uncaught_;
 };
 
-/// Shows whole the units at and below `module`, and any unit that contains one of its parameters.
-/// See UnshardedParams. Source: FullyShardedDataParallel.summon_full_params, and
-/// github.com/pytorch/pytorch, change 92297, which refuses `writeback` with `rank0_only`.
+/// Shows the whole parameters of all units at and below `module`, and of any unit that contains a
+/// parameter of `module`. See UnshardedParams. Source: FullyShardedDataParallel.summon_full_params,
+/// and github.com/pytorch/pytorch, change 92297, which refuses `writeback` with `rank0_only`.
 inline UnshardedParams unshard_params(torch::nn::Module& module,
                                       const UnshardParamsOptions& options = {}) {
   return UnshardedParams(module, options);

@@ -13,19 +13,20 @@ namespace tessera {
 
 /// How `recompute` gets back the tensors that the first call did not keep.
 enum class Recomputation {
-  /// Saved-tensor hooks: autograd stores a note instead of each saved tensor. When a backward reads
-  /// the first note, the function runs again. Works with torch::autograd::grad. As
-  /// use_reentrant=False in PyTorch.
+  /// Saved-tensor hooks: autograd stores a placeholder instead of each saved tensor. When a
+  /// backward reads the first placeholder, the function runs again. Works with
+  /// torch::autograd::grad. As use_reentrant=False in PyTorch.
   saved_tensors,
-  /// One autograd node for the whole function. Its backward runs the function again, and then a
-  /// nested backward through that. Not for torch::autograd::grad. As use_reentrant=True.
+  /// One autograd node for the whole function. The backward of this node runs the function again,
+  /// and then a nested backward through the second call. Not for torch::autograd::grad. As
+  /// use_reentrant=True in PyTorch.
   reentrant,
 };
 
 /// Whether to restore the random number generators for the second call.
-enum class RngState { preserve, leave };  // for dropout
+enum class RngState { preserve, leave };  // such as for dropout
 
-/// How a function is run again.
+/// Options of `recompute`.
 struct RecomputeOptions {
   /// How the function is run again.
   Recomputation recomputation = Recomputation::saved_tensors;
@@ -89,15 +90,16 @@ Result unflatten(std::vector<at::Tensor> tensors) {
 
 }  // namespace detail
 
-/// Calls `function(args...)` and keeps only the tensors among `args` (activation checkpointing).
-/// The backward calls `function` again to compute what it needs. `function` is a callable, a
-/// module, its holder or a shared_ptr to it. It is copied, as are the other arguments: what a
-/// lambda captures by reference must live until the backward. It returns a tensor, or a vector or
-/// tuple of tensors, and must do the same in both calls. Calls nest. In a pass of fully sharded
-/// modules, the second call all-gathers their units again; apart from that not collective. The
-/// backward throws: Error(mismatch) if the second call saves other tensors than the first;
-/// Error(unsupported) for torch::autograd::grad through a reentrant one. Source: Chen et al.,
-/// https://arxiv.org/abs/1604.06174; torch.utils.checkpoint.
+/// Calls `function(args...)` and keeps only the tensors among `args` for the backward (activation
+/// checkpointing). The backward calls `function` again to compute the other tensors that it needs.
+/// `function` is a callable, a module, its holder or a shared_ptr to it. `function` and the
+/// arguments are copied: what a lambda captures by reference must live until the backward.
+/// `function` returns a tensor, or a vector or tuple of tensors, and must do the same in both
+/// calls. Calls nest. In a pass of fully sharded modules, the second call all-gathers the units
+/// again; apart from that not collective. The backward throws: Error(mismatch) if the second call
+/// saves other tensors than the first; Error(unsupported) for torch::autograd::grad through a call
+/// with Recomputation::reentrant. Source: Chen et al., https://arxiv.org/abs/1604.06174;
+/// torch.utils.checkpoint.
 template <class F, class... Args>
 auto recompute(const RecomputeOptions& options, F&& function, Args&&... args) {
   using Result =

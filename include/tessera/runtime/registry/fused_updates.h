@@ -13,7 +13,7 @@
 
 namespace tessera::registry {
 
-/// A parameter that its module updates during the backward, with its optimizer state.
+/// A parameter that its module updates during the backward, and the parameter's optimizer state.
 struct FusedParameter {
   /// A tensor of optimizer state, such as `exp_avg`.
   struct Slot {
@@ -26,19 +26,19 @@ struct FusedParameter {
   std::int64_t* step = nullptr;  // number of steps taken; null: not counted
 };
 
-/// The parameters that a module updates by itself. Their optimizer state is saved and loaded with
-/// that of the optimizer. No optimizer of torch::optim may step them.
+/// The parameters that a module updates by itself. Their optimizer state is saved and loaded
+/// together with the state of the trainer's optimizer. No optimizer of torch::optim may step them.
 class FusedUpdates {
  public:
   virtual ~FusedUpdates() = default;
-  /// Returns the parameters and their current state. Entries share its memory.
+  /// Returns the parameters and their current state. The entries share memory with the state.
   virtual std::vector<FusedParameter> parameters() = 0;
   /// Returns the fields of the parameter group of these parameters: `lr`, …
   virtual Value::Dict fields() const = 0;
   /// Checks saved fields. Throws: Error(mismatch) naming a field that is missing, not a number, or
   /// from another optimizer.
   virtual void check_fields(const Value::Dict& fields) const = 0;
-  /// Replaces the fields by saved ones. Requires: check_fields accepted them.
+  /// Replaces the fields by saved ones. Requires: check_fields accepted the saved fields.
   virtual void set_fields(const Value::Dict& fields) = 0;
 };
 
@@ -46,12 +46,13 @@ class FusedUpdates {
 class UpdatesParameters {
  public:
   virtual ~UpdatesParameters() = default;
-  /// Returns nullptr if this module updates none.
+  /// Returns the parameters that this module updates; nullptr if there are none.
   virtual std::shared_ptr<FusedUpdates> fused_updates() const = 0;
 };
 
-/// Throws Error(unsupported) if a module without an API (registry::applied_api) updates its own
-/// parameters, as it does so on this rank alone. `api`: the caller's name, for the message.
+/// Throws Error(unsupported) if `module` updates its own parameters. Call it for modules without an
+/// API (registry::applied_api): each rank updates them separately. `api`: the caller's name, for
+/// the message.
 void refuse_own_updates(const torch::nn::Module& module, const std::string& fqn,
                         const std::string& api);
 
@@ -61,7 +62,8 @@ struct FoundFusedUpdates {
   std::shared_ptr<FusedUpdates> updates;
 };
 
-/// Returns all such modules at and below `model`, in the order of the module tree.
+/// Returns all modules at and below `model` that update their own parameters, in the order of the
+/// module tree.
 std::vector<FoundFusedUpdates> find_fused_updates(const torch::nn::Module& model);
 
 }  // namespace tessera::registry

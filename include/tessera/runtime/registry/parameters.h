@@ -22,11 +22,12 @@
 namespace tessera {
 
 /// Returns the parameters at and below `module`, each once, in the order of the module tree. Pass
-/// these to an optimizer, not `module.parameters()`: that lists a tied weight once per name, and an
-/// optimizer would step it as often. Not collective.
+/// these to an optimizer, not `module.parameters()`: the latter lists a tied weight once per name,
+/// and an optimizer would update the weight as often. Not collective.
 std::vector<at::Tensor> parameters(const torch::nn::Module& module);
 
-/// Returns the same parameters by name. A tied weight has its first name.
+/// Returns the parameters at and below `module` by name, each once. A tied weight has its first
+/// name.
 torch::OrderedDict<std::string, at::Tensor> named_parameters(const torch::nn::Module& module);
 
 /// A parameter with its shape in the unsharded model, and the shard that this rank holds.
@@ -38,8 +39,8 @@ struct WholeParameter {
   std::int64_t dim() const { return static_cast<std::int64_t>(shape.size()); }
 };
 
-/// Returns what `named_parameters` returns, with the shapes of the unsharded model: also for
-/// parameters sharded by `fully_shard` and tables sharded by `shard`. Not collective.
+/// Returns the parameters of `named_parameters`, each with its shape in the unsharded model, also
+/// if `fully_shard` or `shard` has sharded it. Not collective.
 std::vector<WholeParameter> whole_parameters(const torch::nn::Module& module);
 
 namespace detail {
@@ -51,12 +52,12 @@ template <class Options>
 struct GroupOptions<std::optional<Options>> {
   using Type = Options;
 };
-/// Returns `whole_parameters` without those that a module updates during the backward.
+/// Returns `whole_parameters` without the parameters that a module updates during the backward.
 std::vector<WholeParameter> parameters_to_group(const torch::nn::Module& module);
 }  // namespace detail
 
 /// Returns parameter groups for an optimizer of torch::optim. Calls `rule` with each
-/// WholeParameter; it returns the parameter's options. Parameters with equal options form one
+/// WholeParameter; `rule` returns the parameter's options. Parameters with equal options form one
 /// group. Decide by `parameter.dim()` or `parameter.shape`: `parameter.tensor` may be a 1-d shard.
 /// Groups are in the order of their first parameters. They are equal on all ranks if the rule uses
 /// only names and shapes.

@@ -12,15 +12,16 @@
 
 namespace tessera::registry {
 
-/// What Tessera stores about a module, outside of it: neither storing nor finding it changes the
-/// module. A module has at most one state of each type.
+/// What Tessera stores about a module, in a table outside of the module. Storing or finding a state
+/// does not change the module. A module has at most one state of each type.
 class ModuleState {
  public:
   virtual ~ModuleState() = default;
 };
 
-/// Returns a weak pointer to a module. A state must keep this one: a shared_ptr would keep module
-/// and state alive forever. Throws: Error(invalid_argument) if no shared_ptr holds the module.
+/// Returns a weak pointer to a module. A state must refer to its module by this pointer: a
+/// shared_ptr would keep module and state alive forever. Throws: Error(invalid_argument) if no
+/// shared_ptr holds the module.
 std::weak_ptr<torch::nn::Module> weak_module(torch::nn::Module& module);
 
 namespace detail {
@@ -28,7 +29,7 @@ std::shared_ptr<ModuleState> find(const torch::nn::Module& module, std::type_ind
 void attach(torch::nn::Module& module, std::type_index type, std::shared_ptr<ModuleState> state);
 }  // namespace detail
 
-/// Returns the state of that type, or nullptr. Thread-safe.
+/// Returns the module's state of type `State`, or nullptr. Thread-safe.
 template <class State>
 std::shared_ptr<State> find(const torch::nn::Module& module) {
   return std::static_pointer_cast<State>(detail::find(module, typeid(State)));
@@ -43,10 +44,11 @@ void attach(torch::nn::Module& module, std::shared_ptr<State> state) {
 
 /// Records that an API (`fully_shard`, `replicate`, `shard`) was applied to a module.
 void note_applied(torch::nn::Module& module, std::string api, dist::Mesh mesh);
-/// Returns the API that was applied to this very module, or nothing. Does not change the registry.
-/// Source: github.com/pytorch/pytorch, change 113654.
+/// Returns the API that was applied to this module itself, or nothing. Does not change the
+/// registry. Source: github.com/pytorch/pytorch, change 113654.
 std::optional<std::string> applied_api(const torch::nn::Module& module);
-/// Returns the mesh that it was applied with. Does not change the registry.
+/// Returns the mesh of the API that was applied to this module itself, or nothing. Does not change
+/// the registry.
 std::optional<dist::Mesh> applied_mesh(const torch::nn::Module& module);
 
 /// Whether a backward averages gradients over the ranks.
@@ -60,7 +62,8 @@ class PassMember : public ModuleState {
   /// Called when the outermost backward over the root begins. On some ranks this backward may not
   /// reach this module.
   virtual void begin_backward() = 0;
-  /// Takes effect with the next backward. `off` nests: each needs one `on`.
+  /// Switches the averaging of gradients, from the next backward on. Calls nest: each `off` needs
+  /// one `on`.
   virtual void set_gradient_sync(GradientSync sync) = 0;
 };
 

@@ -36,15 +36,16 @@ struct StateTensor {
   formats::StateKind kind = formats::StateKind::plain;
   std::string parameter;  // key of the parameter that optimizer state belongs to
   /// The name of the parameter or buffer in the module tree. A hook that renames the entry must not
-  /// change it: it tells whose optimizer state to rename. Empty: unknown.
+  /// change `module_fqn`: by it, the parameter's optimizer state is found and renamed. Empty:
+  /// unknown.
   std::string module_fqn;
 
   /// Returns an entry that holds all of `tensor`. Shape: the tensor's own.
   static StateTensor whole(const at::Tensor& tensor);
-  /// Returns whether all elements are here, in one shard.
+  /// Returns whether this rank holds all elements, in one shard.
   bool is_whole() const;
-  /// Returns the tensor. Throws: Error(invalid_argument) naming `fqn` if only some elements are
-  /// here.
+  /// Returns the whole tensor. Throws: Error(invalid_argument) naming `fqn` if this rank holds only
+  /// some elements.
   at::Tensor tensor(const std::string& fqn) const;
 };
 
@@ -53,7 +54,7 @@ struct StateAlias {
   std::string target;
 };
 
-/// The entry of a key.
+/// What a state dict holds under one key.
 using StateEntry = std::variant<StateTensor, Value, StateAlias>;
 
 /// A state dict: tensors, other values and aliases by their flattened keys, in order of insertion.
@@ -75,7 +76,7 @@ class StateDict {
   /// Returns whether there is an entry of that name; aliases count.
   bool contains(const std::string& fqn) const { return find(fqn) != nullptr; }
   /// Returns the whole tensor; follows aliases. Throws: Error(not_found); Error(invalid_argument)
-  /// if the entry is a value, or only some elements are here.
+  /// if the entry is a value, or this rank holds only some elements.
   at::Tensor tensor(const std::string& fqn) const;
 
   std::size_t size() const { return items_.size(); }

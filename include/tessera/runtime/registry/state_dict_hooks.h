@@ -22,7 +22,7 @@ namespace tessera {
 /// What a state dict holds of sharded tensors. Names as in torch.distributed.fsdp.
 enum class StateDictType {
   full,     // whole tensors, as the unsharded model has them
-  sharded,  // this rank's shards, and who holds the others
+  sharded,  // this rank's shards, and which ranks hold the others
   local,    // only this rank's shards; load them on a rank that holds the same shards or fewer
 };
 inline constexpr StateDictType FULL = StateDictType::full;
@@ -57,14 +57,14 @@ struct LoadReport {
 };
 
 /// Returns the tensor entry of `fqn`; follows aliases. Returns nullptr, and reports why, if the
-/// entry is missing (not reported if that is allowed), is not a tensor, or has another shape, a
-/// dtype that may not be cast, or shards that do not fit.
+/// entry is missing (not reported if the options allow that), is not a tensor, or has another
+/// shape, a dtype that may not be cast, or shards that do not fit.
 StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType dtype,
                           std::span<const std::int64_t> shape, LoadReport& report);
 
 namespace registry {
 
-/// Removes a hook. Copies refer to the same hook. May outlive the module.
+/// A handle that removes a hook. Copies refer to the same hook. May outlive the module.
 class HookHandle {
  public:
   HookHandle() = default;
@@ -82,12 +82,13 @@ class HookHandle {
 /// dot.
 using StateDictPreHook = std::function<void(torch::nn::Module& module, const std::string& prefix,
                                             const StateDictOptions& options)>;
-/// Runs after that. May change all entries under `prefix`.
+/// Runs after the entries of `module` and its children are collected. May change all entries under
+/// `prefix`.
 using StateDictPostHook =
     std::function<void(torch::nn::Module& module, StateDict& state_dict, const std::string& prefix,
                        const StateDictOptions& options)>;
-/// Runs before the entries of `module` are loaded. May change all entries under `prefix`: it works
-/// on a copy of the state dict.
+/// Runs before the entries of `module` are loaded. May change all entries under `prefix`, because
+/// `state_dict` is a copy of the caller's.
 using LoadPreHook = std::function<void(torch::nn::Module& module, StateDict& state_dict,
                                        const std::string& prefix, LoadReport& report)>;
 /// Runs after the module and its children have been loaded.

@@ -11,7 +11,7 @@ namespace tessera {
 
 /// How gradients are averaged, and what rank 0 sends to the other ranks.
 struct ReplicateOptions {
-  /// Gradients are averaged over all of its ranks. Default: this process alone.
+  /// Gradients are averaged over all ranks of this mesh. Default: this process alone.
   dist::Mesh mesh{};
   /// The approximate size of a gradient bucket. Buckets are sent in the order in which a backward
   /// usually computes gradients. Units: bytes.
@@ -29,18 +29,20 @@ struct ReplicateOptions {
 /// buckets that are sent while the backward runs. The module keeps its type, names and `forward`.
 /// After a backward, `.grad` of a parameter that any rank used lies in the bucket's memory; a
 /// parameter that no rank used keeps its old gradient.
-/// May be nested in fully_shard, which then leaves this subtree alone. NoSyncScope postpones the
-/// averaging. Tables sharded by `shard` are left alone. All ranks must run equally many backwards,
-/// one at a time, and use some parameter of the module in each; with tessera::forward a rank may
-/// use none. Collective, and so is each backward. Connects the ranks once more, so that its
-/// collectives need no common order with others. Call it before creating the optimizer.
-/// Throws: Error(invalid_argument) if no shared_ptr holds the module, or if it or a module in it is
-/// sharded or replicated already; Error(mismatch) on all ranks if their parameters or buffers
-/// differ. A forward throws: Error(invalid_argument) if a parameter of the module was replaced,
-/// added or removed. A backward throws: Error(unsupported) for sparse gradients, gradients with a
-/// graph (create_graph), and gradients of parameters that were frozen when this was called;
-/// Error(io) if another rank fails. Source: torch.distributed._composable.replicate
-/// (github.com/pytorch/pytorch, change 91044); Li et al., https://arxiv.org/abs/2006.15704.
+/// A module inside a fully_shard module may be replicated; fully_shard then leaves this subtree
+/// alone. NoSyncScope postpones the averaging. Tables sharded by `shard` are left alone. All ranks
+/// must run equally many backwards, one at a time, and use some parameter of the module in each
+/// backward; with tessera::forward a rank may use none. Collective, and so is each backward. Makes
+/// a further connection between the ranks, so that these collectives and others may run in any
+/// order. Call it before creating the optimizer.
+/// Throws: Error(invalid_argument) if no shared_ptr holds the module, or if the module or a module
+/// in it is sharded or replicated already; Error(mismatch) on all ranks if their parameters or
+/// buffers differ. A forward throws: Error(invalid_argument) if a parameter of the module was
+/// replaced, added or removed. A backward throws: Error(unsupported) for sparse gradients,
+/// gradients with a graph (create_graph), and gradients of parameters that were frozen when
+/// `replicate` was called; Error(io) if another rank fails. Source:
+/// torch.distributed._composable.replicate (github.com/pytorch/pytorch, change 91044); Li et al.,
+/// https://arxiv.org/abs/2006.15704.
 void replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
 
 }  // namespace tessera

@@ -14,14 +14,14 @@ namespace tessera {
 /// Returns the parameters and buffers at and below `module`, in the order of the module tree, with
 /// the keys of the unsharded model. A tied parameter is stored once; its other names are aliases.
 ///
-/// FULL: copies of the whole tensors, in their own dtypes. They are gathered one by one; besides
-/// the result, a rank holds at most one more. SHARDED and LOCAL: no copies but the memory that
-/// training changes later (`offload_to_cpu` copies tensors of other devices). Works for any module,
-/// with or without Tessera's APIs, at or below a root, also before the first pass; every type works
-/// for every strategy and world size. Collective over the model's mesh for FULL. Throws:
-/// Error(invalid_argument) within a pass or unshard_params, or for `rank0_only` with a type other
-/// than FULL. Source: torch.distributed.fsdp, state_dict_type; github.com/pytorch/pytorch, changes
-/// 88635 to 88637, 90436 and 91234.
+/// FULL: copies of the whole tensors, in their own dtypes. The tensors are gathered one by one;
+/// besides the result, a rank holds at most one more whole tensor. SHARDED and LOCAL: not copies
+/// but the module's memory, which training changes later (`offload_to_cpu` copies tensors of other
+/// devices). Works for any module, with or without Tessera's APIs, at or below a root, also before
+/// the first pass; every type works for every strategy and world size. Collective over the model's
+/// mesh for FULL. Throws: Error(invalid_argument) within a pass or unshard_params, or for
+/// `rank0_only` with a type other than FULL. Source: torch.distributed.fsdp, state_dict_type;
+/// github.com/pytorch/pytorch, changes 88635 to 88637, 90436 and 91234.
 StateDict state_dict(torch::nn::Module& module, const StateDictOptions& options = {});
 
 /// While this lives, state dicts of the subtree of `module` use `options`, whatever the caller of
@@ -38,15 +38,15 @@ class [[nodiscard]] StateDictTypeScope {
   std::optional<StateDictOptions> before_;
 };
 
-/// Replaces the parameters and buffers at and below `module` by those of `state_dict`: whole
-/// tensors, or shards in any layout that include this rank's elements. Checks everything before it
-/// replaces anything. Collective over the model's mesh with `rank0_only`, else not. Throws:
-/// Error(mismatch) listing everything that is missing, unexpected, or does not fit, on all ranks
-/// with `rank0_only`; Error(invalid_argument) within a pass or unshard_params.
+/// Replaces the values of the parameters and buffers at and below `module` by those in
+/// `state_dict`: whole tensors, or shards in any layout that include this rank's elements. Checks
+/// everything before it replaces anything. Collective over the model's mesh with `rank0_only`, else
+/// not. Throws: Error(mismatch) listing everything that is missing, unexpected, or does not fit, on
+/// all ranks with `rank0_only`; Error(invalid_argument) within a pass or unshard_params.
 void load_state_dict(torch::nn::Module& module, const StateDict& state_dict,
                      const LoadStateDictOptions& options = {});
 
-/// Returns the mesh of the APIs applied at or below `module`; if there are none, one of this
+/// Returns the mesh of the APIs applied at or below `module`; if there are none, a mesh of this
 /// process alone. Throws: Error(invalid_argument) if meshes of several ranks differ in their world
 /// size.
 dist::Mesh mesh_of(const torch::nn::Module& module);

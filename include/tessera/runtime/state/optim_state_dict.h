@@ -13,7 +13,7 @@ namespace tessera {
 /// Python. Groups have all fields that Python's have, and fields of a loaded checkpoint that
 /// libtorch does not know. Parameters without state have no entries; frozen ones keep theirs.
 /// Parameters that a module updates during the backward (FusedEmbeddingBagCollection, `shard`) are
-/// included, in groups of their own after the optimizer's.
+/// included, in groups of their own after the groups of the optimizer.
 /// Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop of torch::optim.
 /// Collective over the model's mesh for FULL. Throws: Error(unsupported) naming another optimizer;
 /// Error(invalid_argument) naming a parameter that the model does not have, or state that was
@@ -22,7 +22,8 @@ namespace tessera {
 StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                            const StateDictOptions& options = {});
 
-/// The same for a model whose modules update all its parameters: there is no optimizer.
+/// Returns the optimizer state of a model whose modules update all parameters, without an
+/// optimizer.
 StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Replaces an optimizer's state and its groups' fields by those of `state_dict`. Takes whole
@@ -34,15 +35,16 @@ StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& opt
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});
 
-/// The same for a model whose modules update all its parameters: there is no optimizer.
+/// Replaces the optimizer state of a model whose modules update all parameters, without an
+/// optimizer.
 void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict,
                            const LoadStateDictOptions& options = {});
 
-/// Returns the state with the fields of groups repeated for each parameter: `param_groups.<fqn>.lr`
-/// instead of `param_groups.0.lr` and `param_groups.0.params`. Each name is one key. Optimizers of
-/// parts of a model, such as pipeline stages, can so save into one checkpoint. Not collective.
-/// Throws: Error(invalid_argument) if a group does not name its parameters. Source:
-/// `flatten_optimizer_state_dict` of torch.distributed.checkpoint.state_dict.
+/// Returns `state_dict` with the fields of groups repeated for each parameter:
+/// `param_groups.<fqn>.lr` instead of `param_groups.0.lr` and `param_groups.0.params`. Each name is
+/// one key. So the optimizers of several parts of a model, such as pipeline stages, can save into
+/// one checkpoint. Not collective. Throws: Error(invalid_argument) if a group does not name its
+/// parameters. Source: `flatten_optimizer_state_dict` of torch.distributed.checkpoint.state_dict.
 StateDict flatten_optim_state_dict(const StateDict& state_dict);
 
 /// How optimizer state identifies its parameters.
@@ -51,9 +53,10 @@ enum class OptimStateKey {
   param_id,    // 0, 1, … in the order of the groups, as in torch.optim's state_dict
 };
 
-/// Returns the state with the other kind of keys. Numbers follow the order of `optimizer`'s groups.
-/// Not collective. Throws: Error(invalid_argument) naming a key that is of neither kind or belongs
-/// to no parameter. Source: FullyShardedDataParallel.rekey_optim_state_dict.
+/// Returns `state_dict` with keys of the kind `key`. The numbers of `param_id` follow the order of
+/// `optimizer`'s groups. Not collective. Throws: Error(invalid_argument) naming a key in
+/// `state_dict` that is of neither kind or belongs to no parameter. Source:
+/// FullyShardedDataParallel.rekey_optim_state_dict.
 StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
                                  const torch::nn::Module& model,
                                  const torch::optim::Optimizer& optimizer);

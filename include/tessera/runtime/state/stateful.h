@@ -20,28 +20,28 @@ namespace tessera {
 /// object it was made from, which must outlive it.
 struct Stateful {
   std::function<Value()> state_dict;
-  /// Throws if it does not know the value.
+  /// Sets the item to a saved value. Throws if the item cannot take that value.
   std::function<void(const Value&)> load_state_dict;
-  /// For PerRank::split of a value that is not a list: returns the value for a rank beyond the
-  /// saved ones, from `saved` of another rank. Empty: not possible.
+  /// For PerRank::split of a value that is not a list: returns the value for a rank that did not
+  /// exist in the save, from another rank's `saved` value. Empty: the value cannot be split.
   std::function<Value(const Value& saved, int rank)> branch{};
   /// Throws what `load_state_dict` would throw, but changes nothing. Called before anything is
   /// loaded. Empty: no check.
   std::function<void(const Value&)> check{};
 };
 
-/// Returns the integer in a value. Throws: Error(mismatch).
+/// Returns the integer in a value. Throws: Error(mismatch) if it is not an integer.
 std::int64_t integer_in(const Value& value);
-/// Returns the number in a value, integer or not. Throws: Error(mismatch).
+/// Returns the number in a value, integer or not. Throws: Error(mismatch) if it is not a number.
 double number_in(const Value& value);
-/// Returns the bool in a value. Throws: Error(mismatch).
+/// Returns the bool in a value. Throws: Error(mismatch) if it is not a bool.
 bool flag_in(const Value& value);
-/// Returns the string in a value. Throws: Error(mismatch).
+/// Returns the string in a value. Throws: Error(mismatch) if it is not a string.
 std::string text_in(const Value& value);
 
 namespace detail {
 [[noreturn]] void refuse_number(const Value& value);
-/// Returns the integer in a value. Throws: Error(mismatch), also if T cannot hold it.
+/// Returns the integer in a value. Throws: Error(mismatch) if it is not an integer that T can hold.
 template <class T>
 T integer_as(const Value& value) {
   const std::int64_t integer = integer_in(value);
@@ -116,7 +116,7 @@ Stateful stateful(T& object) {
 }
 
 /// Returns the state of the CPU's default generator, for `TrainState::per_rank`. With
-/// PerRank::split, ranks beyond the saved ones get random numbers of their own.
+/// PerRank::split, ranks that did not exist in the save get random numbers of their own.
 Stateful cpu_rng();
 
 }  // namespace tessera

@@ -8,7 +8,7 @@ namespace tessera {
 /// which sees only each rank's own rows.
 enum class BufferSync {
   rank0,  // all ranks get the buffers of rank 0
-  mean,   // floating-point buffers become the mean over the ranks, others as `rank0`
+  mean,   // floating-point buffers become the mean over the ranks; others: as `rank0`
 };
 
 /// Makes the buffers of a model equal on all ranks of its mesh. Call it before an evaluation or a

@@ -27,15 +27,15 @@ enum class PerRank {
   refuse,     // throw an error that names the value
   replicate,  // rank r gets the value of rank r % N, where N ranks saved
   merge,      // each rank gets the list of all values
-  split,      // join the lists and deal out equal shares; new ranks branch random numbers off
+  split,      // join all lists, give each rank an equal share; generators: Stateful::branch
   drop,       // keep the present value
 };
 
 /// How to save a checkpoint. Must be equal on all ranks, except memory and file system.
 struct SaveOptions {
-  /// Ranks write native and DCP together. For other formats ranks write native parts beside the
-  /// destination, then rank 0 streams these into the file. The disk then needs room for both, and
-  /// the ranks wait for rank 0.
+  /// All ranks write native and DCP checkpoints together. For other formats all ranks write native
+  /// parts beside the destination, then rank 0 copies these parts into the file. The disk then
+  /// needs room for both, and the ranks wait for rank 0.
   formats::Format format{};
   /// What to do if the path has a checkpoint, damaged or not. `replace` swaps in the new one in a
   /// single step. Both options refuse files that are not a checkpoint.
@@ -43,12 +43,12 @@ struct SaveOptions {
   formats::NativeWriteOptions native{};  // for native only
   /// Whether to repeat the groups' fields for each parameter: see `flatten_optim_state_dict`.
   bool flatten_optimizer_state_dict = false;
-  /// Whether to return when the state is copied, and write in the background. The next `save` or
-  /// `wait` throws errors of that write.
+  /// Whether `save` returns when it has copied the state, and writes in the background. The next
+  /// `save` or `wait` throws errors of that write.
   bool async = false;
-  /// How many checkpoints to keep, this one included: the newest of those beside it whose names
-  /// differ only in the last number (`step-900` beside `step-1000`). The others are removed when
-  /// this one is complete. 0: keep all.
+  /// How many checkpoints to keep, this one included: the newest of the checkpoints in its
+  /// directory whose names differ only in the last number (`step-900`, `step-1000`). Older ones are
+  /// removed when this one is complete. 0: keep all.
   int keep_last = 0;
   /// Memory for this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
@@ -72,13 +72,13 @@ struct LoadOptions {
   bool allow_unexpected = false;  // what the trainer lacks is ignored
   bool allow_cast = false;        // casts between floating dtypes, also for optimizer state
   bool allow_lossy = false;       // merges state that was saved per column shard
-  /// Globs of the names to load, such as `model.*`; the rest stays unchanged. Values, the state of
-  /// one parameter and the optimizer's groups are loaded whole or not at all: a glob for some of
-  /// one is an error.
+  /// Globs of the names to load, such as `model.*`; the rest stays unchanged. A value, the state of
+  /// one parameter and the optimizer's groups are each loaded whole or not at all: a glob that
+  /// matches only a part is an error.
   std::vector<std::string> only{};
-  /// Maps prefixes of the checkpoint's names to others; the first that fits is used. Renaming a
-  /// parameter (`{"model.fc.", "model.up."}`) renames its optimizer state and its place in the
-  /// groups, too.
+  /// Replaces prefixes of the checkpoint's names; of several renames that fit a name, the first is
+  /// used. Renaming a parameter (`{"model.fc.", "model.up."}`) renames its optimizer state and its
+  /// name in the optimizer's groups, too.
   std::vector<reshard::Rename> renames{};
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;  // of this rank's buffers; bytes
   const FileSystem* file_system = &FileSystem::posix();   // reads this rank's files
@@ -98,14 +98,14 @@ struct LoadSummary {
 std::string summary_to_string(const LoadSummary& summary);
 
 /// A trainer's state, to save and load as one: a model, an optimizer and named values. Refers to
-/// all of them; they must outlive it. Keys are those of PyTorch's distributed checkpoint of
-/// `{"model": …, "optim": …, <name>: …}`.
+/// all of these, which must outlive the TrainState. Keys are those of PyTorch's distributed
+/// checkpoint of `{"model": …, "optim": …, <name>: …}`.
 ///
 /// Keeps the plan, the buffers and a connection between the ranks from one save to the next. The
-/// connection is its own, so a save in the background does not disturb the trainer's collectives.
-/// Constructing it is collective over the model's mesh: all ranks construct theirs in the same
-/// order. Its destructor waits for a running save, and warns (TORCH_WARN) of a failure that nobody
-/// has been told. Not thread-safe.
+/// trainer's collectives do not use this connection, so a save in the background does not disturb
+/// them. Constructing a TrainState is collective over the model's mesh: all ranks construct their
+/// TrainStates in the same order. The destructor waits for a running save, and warns (TORCH_WARN)
+/// of a failed save whose error was not thrown yet. Not thread-safe.
 class TrainState {
  public:
   explicit TrainState(std::shared_ptr<torch::nn::Module> model);
@@ -120,7 +120,7 @@ class TrainState {
   TrainState& operator=(TrainState&&) noexcept;
   ~TrainState();
 
-  /// Adds a value that is equal on all ranks; rank 0's is saved. See `stateful`. Throws:
+  /// Adds a value that is equal on all ranks; rank 0's value is saved. See `stateful`. Throws:
   /// Error(invalid_argument) if the name is taken, a number, or has a dot.
   template <class T>
   TrainState& with(std::string name, T& object) & {
@@ -132,7 +132,7 @@ class TrainState {
     add(std::move(name), stateful(object));
     return std::move(*this);
   }
-  /// Adds a value that each rank has its own of. Throws as `with`.
+  /// Adds a value that differs between ranks. Throws as `with`.
   template <class T>
   TrainState& per_rank(std::string name, T&& object, PerRank policy = PerRank::refuse) & {
     static_assert(
@@ -150,7 +150,7 @@ class TrainState {
     return std::move(*this);
   }
 
-  /// Waits for a save in the background. Throws its error, once.
+  /// Waits for a save in the background. Throws the error of that save, once.
   void wait();
 
  private:
@@ -167,11 +167,11 @@ class TrainState {
 /// when all ranks are done, whole or not at all. Replicas are written once, by different ranks in
 /// turn. Ranks compare one hash of the layout. An unchanged layout is not planned again. Rank 0
 /// locks the directory of `path` while this TrainState lives: no other trainer can save there.
-/// Collective. Throws on all ranks if any fails: Error(already_exists), Error(io), Error(mismatch)
-/// if ranks have different states, Error(unsupported) naming a value that is nested too deeply,
-/// Error(invalid_argument) if the model was sharded after the TrainState was made. The destination
-/// is then unchanged. If only the removal of older checkpoints fails, the error says that the new
-/// one is complete.
+/// Collective. Throws on all ranks if any fails: Error(already_exists) if `path` may not be
+/// replaced, Error(io) if writing or a rank fails, Error(mismatch) if ranks have different states,
+/// Error(unsupported) naming a value that is nested too deeply, Error(invalid_argument) if the
+/// model was sharded after the TrainState was made. The destination is then unchanged. If only the
+/// removal of older checkpoints fails, the error says that the new one is complete.
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
 inline SaveReport save(TrainState&& state, const std::string& path,
                        const SaveOptions& options = {}) {
@@ -182,7 +182,8 @@ inline SaveReport save(TrainState&& state, const std::string& path,
 /// `torch.save(state_dict, path)`. Writes nothing for an empty one, so that with `rank0_only` every
 /// rank may call it. Not collective: the other ranks do not wait for the file. Throws:
 /// Error(invalid_argument) naming a tensor of which only some elements are here;
-/// Error(already_exists), Error(unsupported), Error(io).
+/// Error(already_exists) if `path` may not be replaced; Error(unsupported) if the format cannot
+/// hold an entry; Error(io) if writing fails.
 void save(const StateDict& state_dict, const std::string& path,
           const formats::CreateOptions& options = {});
 
@@ -191,7 +192,8 @@ void save(const StateDict& state_dict, const std::string& path,
 /// tensors may be partly old and partly new; all else is unchanged. Collective. Throws on all ranks
 /// if any fails, with the same kind of error: Error(mismatch) that lists everything that is
 /// missing, unexpected or does not fit, with hints at useful options, or says that ranks opened
-/// different checkpoints; Error(corruption), Error(not_found), Error(io).
+/// different checkpoints; Error(not_found) if there is none; Error(corruption) if it is damaged;
+/// Error(io) if reading or a rank fails.
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
 inline LoadSummary load(TrainState&& state, const std::string& path,
                         const LoadOptions& options = {}) {
