@@ -1,7 +1,7 @@
 #pragma once
 
-/// Everything that a program without libtorch uses: opening, checking, reading, planning, moving
-/// and writing checkpoints. Trainers include tessera/tessera.h.
+/// Includes everything that a program without libtorch uses: opening, checking, reading, planning,
+/// moving and writing checkpoints. Trainers include tessera/tessera.h.
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"

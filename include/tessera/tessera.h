@@ -1,6 +1,6 @@
 #pragma once
 
-/// Everything that a trainer uses. Needs libtorch; the tools and the core do without this header.
+/// Includes everything that a trainer uses. Needs libtorch, so the core and tools never include it.
 #include "tessera/runtime/dist/launch.h"
 #include "tessera/runtime/dist/mesh.h"
 #include "tessera/runtime/embedding/input_pipeline.h"

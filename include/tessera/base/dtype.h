@@ -43,17 +43,17 @@ std::string_view dtype_name(DType dtype);
 /// torch's second names (`half`, `float`, `long`, …).
 std::optional<DType> parse_dtype(std::string_view name);
 
-/// Returns the "expected" text of an error message for `name`, which is not a valid dtype: `a dtype
-/// of torch`, and the dtype that a known short name stands for (`bf16`).
+/// For the error about an unknown dtype `name`: returns what was expected, `a dtype of torch`. If
+/// `name` is a known short form (`bf16`), the text also says which dtype it stands for.
 std::string dtype_expectation(std::string_view name);
 
 /// Returns the dtype stored on disk as `code`, or nothing if no dtype has that code.
 std::optional<DType> dtype_from_code(std::uint8_t code);
 
-/// Returns the bytes of one element (of a whole complex number).
+/// Returns the size of one element in bytes. A complex number is one element.
 std::uint64_t itemsize(DType dtype);
 
 bool is_floating_point(DType dtype);  // real floats, also of 8 and 4 bits
-bool is_complex(DType dtype);         // a real and an imaginary float
+bool is_complex(DType dtype);         // real and imaginary part
 
 }  // namespace tessera

@@ -32,18 +32,18 @@ struct ErrorWhere {
   std::optional<ByteRange> byte_range{};  // within the file at `path`
 };
 
-/// What the caller can do about an error or a finding. It is data, because each program words it
-/// differently: `--units FILE` on a command line, `units=` in Python, PlanOptions::units in C++.
+/// What the caller can do about an error or a finding. A Remedy is data, because each program words
+/// it differently: `--units FILE` on a command line, `units=` in Python, PlanOptions::units in C++.
 struct Remedy {
-  /// What to do. The comments name what it is about.
+  /// What to do. Each comment names what the action applies to.
   enum class Action {
     none,
     resume_or_discard,  // the work that an interrupted run kept
-    discard,            // that work
+    discard,            // the work that an interrupted run kept
     give_units,         // the flat units that the source does not record
-    give_flat_layout,   // the parameters in the flat vectors
+    give_flat_layout,   // which parameters are in bare flat vectors
     give_strategy,      // for tables that the table plan does not name
-    leave_out,          // `argument`: a glob of the name
+    leave_out,          // the entry whose name the glob `argument` matches
     allow_lossy,        // merge row-wise state by a weighted mean
     use_less_memory,    // smaller buffers, or fewer threads
     choose_source,      // which source's entry to take, or a prefix for its names
@@ -84,12 +84,12 @@ class Error : public std::runtime_error {
   const ErrorWhere& where() const noexcept { return where_; }
   /// Returns `<what>`: the text without the place and the remedy.
   std::string_view reason() const noexcept;
-  /// What the caller can do about it. `what()` ends with it, in C++ terms.
+  /// What the caller can do about it. `what()` ends with this remedy, in C++ terms.
   const Remedy& remedy() const noexcept { return remedy_; }
-  /// Returns the line with the remedy as `spelled`: a program words it for its own users. Leaves
-  /// out an empty `spelled`.
+  /// Returns the text of `what()` with `spelled` in place of the remedy, so that a program can use
+  /// its own words. If `spelled` is empty, the line has no remedy.
   std::string line_with(std::string_view spelled) const;
-  /// Returns the same failure with `fqn`, for a caller that knows which tensor the bytes belong to.
+  /// Returns a copy that names the tensor `fqn`, for a caller that knows whose bytes they are.
   Error at_tensor(std::string fqn) const;
 
  private:

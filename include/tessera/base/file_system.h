@@ -40,7 +40,7 @@ class WritableFile {
   /// Sets the size; new bytes read as zero. Reserves the blocks if the file system can, so that a
   /// full disk is noticed early.
   virtual void resize(std::uint64_t nbytes) = 0;
-  /// Returns when all written bytes are on the disk.
+  /// Waits until all written bytes are on the disk.
   virtual void sync() = 0;
   /// Closes the file without sync. Throws: Error(io) for failures that the system reports only now.
   virtual void close() = 0;
@@ -50,8 +50,8 @@ class WritableFile {
 enum class FileKind { regular, directory, other };
 
 /// The operating system's files, behind an interface so that tests can make any operation fail.
-/// Every call throws Error(not_found) if a path is missing, Error(already_exists), or Error(io)
-/// with the path and the system's reason. Thread-safe.
+/// Thread-safe. Every call throws Error(not_found) if a path is missing, Error(already_exists) if a
+/// path to create exists, or Error(io) with the path and the system's reason.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -74,7 +74,7 @@ class FileSystem {
   /// cannot do this, renames step by step.
   virtual void exchange(const std::string& a, const std::string& b) = 0;
   virtual void remove_all(const std::string& path) = 0;  // may be missing; links are not followed
-  /// Returns when the names in a directory are on the disk, for example after a rename in it.
+  /// Waits until the names in a directory are on the disk, for example after a rename.
   virtual void sync_directory(const std::string& path) = 0;
 
   /// Returns the operating system's files. Lives as long as the process.
@@ -88,11 +88,11 @@ std::string read_file(const FileSystem& fs, const std::string& path, std::uint64
 std::optional<std::string> read_begin(const FileSystem& fs, const std::string& path,
                                       std::uint64_t max_nbytes);
 
-/// Joins with one slash. Changes nothing else.
+/// Joins a directory and a name with one slash. Changes nothing else.
 std::string join_path(const std::string& directory, const std::string& name);
 
 std::string without_trailing_slashes(std::string path);  // a root stays `/`
-/// Returns the parent directory of a path, `.` if it names none. Ignores trailing slashes.
+/// Returns the parent directory of a path, `.` if it has none. Ignores trailing slashes.
 std::string directory_of(const std::string& path);
 /// Returns the last name of a path. Ignores trailing slashes.
 std::string last_component(const std::string& path);
@@ -109,7 +109,7 @@ void require_contained(const FileSystem& fs, const std::string& directory, const
 enum class DestinationKind {
   file,
   directory,
-  member_file,  // of an existing checkpoint, or of one being written
+  member_file,  // a file of a checkpoint, finished or being written
 };
 /// What to do with an object that is already at the destination.
 enum class OverwritePolicy { refuse, replace };

@@ -7,17 +7,17 @@
 namespace tessera {
 
 /// Says whether `name` matches `pattern`: `*` matches any characters, also dots; `?` matches one;
-/// `[a-z]` and `[!a-z]` match one of a set; `\` makes the next character ordinary. An unclosed `[`
-/// is ordinary too. A character is a UTF-8 code point, or one byte of invalid UTF-8.
+/// `[a-z]` matches one of a set, `[!a-z]` one outside it; `\` makes the next character ordinary. An
+/// unclosed `[` is ordinary too. A character is a UTF-8 code point, or one byte of invalid UTF-8.
 /// Cost: O(name * pattern), never exponential.
 bool glob_match(std::string_view pattern, std::string_view name);
 
 /// Returns the pattern that matches `text` and nothing else.
 std::string glob_of(std::string_view text);
 
-/// Selects names by patterns. A pattern selects the names it matches or equals, and all names below
-/// them: `model.layers.0` selects `model.layers.0.up.weight`. A pattern that starts with `!`
-/// excludes names. Without other patterns, all names that are not excluded are selected.
+/// A selection of names by patterns. A pattern selects the names it matches or equals, and all
+/// names below them: `model.layers.0` selects `model.layers.0.up.weight`. A pattern that starts
+/// with `!` excludes names. Without other patterns, all names that are not excluded are selected.
 class NameSelection {
  public:
   NameSelection() = default;

@@ -7,13 +7,13 @@
 
 namespace tessera {
 
-/// Replaces the prefix `from` of a name by `to`. Every name has the empty prefix.
+/// A rule that replaces the prefix `from` of a name by `to`. Every name has the empty prefix.
 struct Rename {
   std::string from;
   std::string to;
 };
 
-/// Returns the name changed by the first of the renames whose prefix it has.
+/// Applies the first rename whose prefix `name` has. Without one, returns `name` unchanged.
 std::string renamed(const std::string& name, const std::vector<Rename>& renames);
 
 /// Parses `FROM=TO`. Returns nothing if there is no `=`, or if both sides are empty.

@@ -104,7 +104,7 @@ class Shape {
 
   std::uint32_t size_ = 0;
   std::uint32_t capacity_ = kInlineDims;
-  std::array<std::int64_t, kInlineDims> slots_{};  // the sizes, or a pointer to them in the first
+  std::array<std::int64_t, kInlineDims> slots_{};  // the sizes, or in slot 0 a pointer to them
 };
 
 /// The most dimensions a tensor may have. HDF5 has the same limit.
@@ -116,7 +116,7 @@ std::int64_t numel_of(std::span<const std::int64_t> sizes);
 /// Returns the row-major strides. Units: elements. A zero size counts as one, as in torch.
 Shape row_major_strides(std::span<const std::int64_t> sizes);
 
-/// Returns `[4096, 512]`; `[]` for a 0-d tensor.
+/// Returns the sizes as text: `[4096, 512]`; `[]` for a 0-d tensor.
 std::string shape_to_string(std::span<const std::int64_t> sizes);
 
 }  // namespace tessera

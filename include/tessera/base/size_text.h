@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// Returns `4.0 MiB`; below 1024, `512 bytes`.
+/// Returns a size as rounded text: `4.0 MiB`; below 1024 bytes exact: `512 bytes`.
 std::string iec_size(std::uint64_t nbytes);
 
-/// Returns the text that `exact_size` adds after the bytes: `(4.0 MiB)`; empty below 1024.
+/// Returns the part in parentheses of `exact_size`: `(4.0 MiB)`; empty below 1024.
 std::string rounded_size(std::uint64_t nbytes);
 
-/// Returns `4194304 bytes (4.0 MiB)`; below 1024, `512 bytes`.
+/// Returns an exact and a rounded size: `4194304 bytes (4.0 MiB)`; below 1024, `512 bytes`.
 std::string exact_size(std::uint64_t nbytes);
 
-/// Returns `1 tensor`, `2 tensors`; the default plural is the noun with an `s`.
+/// Returns a count with its noun: `1 tensor`, `2 tensors`. Default plural: the noun with an `s`.
 std::string counted(std::uint64_t count, std::string_view noun, std::string_view plural = {});
 
 /// Returns the bytes that a user's `256MiB`, `1.5G`, `5GB` or `4096` stands for, or nothing if the

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Holds everything in a checkpoint that is not a tensor: step counters, hyperparameters, strings,
+/// Anything in a checkpoint that is not a tensor: a step counter, a hyperparameter, a string,
 /// nested lists and dicts. It keeps what Python distinguishes (int and float, list and tuple, str
 /// and bytes, the order and the key types of a dict), so that a value survives any conversion
 /// between formats. A plain value type: copies are deep, `==` compares structure (NaN equals NaN).
@@ -41,13 +41,13 @@ class Value {
   struct Tuple {
     std::vector<Value> items;
   };
-  /// No two items are equal.
+  /// A Python set. No two items are equal.
   struct Set {
     std::vector<Value> items;  // in stored order
   };
-  /// In insertion order; keys are any hashable value, mostly strings. No two keys are equal.
+  /// Entries in insertion order. Keys are hashable values, mostly str; no two are equal.
   using Dict = std::vector<std::pair<Value, Value>>;
-  /// All types of a value.
+  /// The types that a value can have.
   using Storage = std::variant<None, bool, std::int64_t, BigInt, double, std::string, Bytes, Symbol,
                                List, Tuple, Set, Dict>;
 
@@ -70,12 +70,12 @@ class Value {
   const Storage& storage() const { return storage_; }
   Storage& storage() { return storage_; }
 
-  /// Says whether the value is a T, one of the alternatives of Storage.
+  /// Says whether the value is of type T, which is one of the types in Storage.
   template <class T>
   bool is() const {
     return std::holds_alternative<T>(storage_);
   }
-  /// Returns the alternative, or nullptr if the value is another one.
+  /// Returns the value as a T, or nullptr if the value is not a T.
   template <class T>
   const T* get_if() const {
     return std::get_if<T>(&storage_);
@@ -85,7 +85,7 @@ class Value {
     return std::get_if<T>(&storage_);
   }
 
-  /// Returns the alternative. Throws: Error(mismatch) naming both types if it is another one.
+  /// Returns the value as a T. Throws: Error(mismatch) naming both types if the value is not a T.
   template <class T>
   const T& get() const {
     if (const T* const value = get_if<T>()) return *value;
@@ -94,7 +94,7 @@ class Value {
 
   /// Returns the entry of a Dict with that string key, or nullptr (also if this is not a Dict).
   const Value* find(std::string_view key) const;
-  /// Returns the same. Throws: Error(not_found) naming the key and the existing keys.
+  /// Returns what `find` finds. Throws: Error(not_found) naming the key and the existing keys.
   const Value& at(std::string_view key) const;
 
   friend bool operator==(const Value& a, const Value& b);

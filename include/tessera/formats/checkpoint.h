@@ -54,7 +54,7 @@ using KeyPath = std::vector<Key>;
 /// Returns a key of a dict as a `Key`; nothing if Python cannot hash it.
 std::optional<Key> dict_key(const Value& key);
 
-/// Undoes `dict_key`. Requires: `dict_key` made the key.
+/// Returns the dict key as a Value again. Requires: `dict_key` returned `key`.
 Value dict_key_value(const NonStringKey& key);
 
 /// Returns the flattened key of a path: its keys joined by dots, each as Python's str() writes it.
@@ -95,7 +95,7 @@ struct Alias {
 };
 
 /// All that a checkpoint holds except tensor data: what a reader found, or what a writer is to
-/// write. Lists are sorted by name (byte order); no name appears twice in all three.
+/// write. Lists are sorted by name (byte order); each name is in only one of them, once.
 struct CheckpointContents {
   int world_size = 1;
   std::vector<TensorEntry> tensors{};
@@ -103,7 +103,7 @@ struct CheckpointContents {
   std::vector<Alias> aliases{};
   std::vector<FlatUnit> units{};                     // flat parameters, where known
   std::map<std::string, std::string> annotations{};  // free text stored with the checkpoint
-  std::vector<std::string> missing_files{};          // that the checkpoint names
+  std::vector<std::string> missing_files{};          // the checkpoint names them
 
   const TensorEntry* find_tensor(std::string_view fqn) const;  // an alias is not followed
 };
@@ -118,7 +118,7 @@ struct PieceStorage {
 
 /// The pieces and values whose files are missing, each with the name of its file.
 struct MissingData {
-  using Pieces = std::map<std::size_t, std::string>;  // by piece of a tensor
+  using Pieces = std::map<std::size_t, std::string>;  // key: index of the piece
 
   std::map<std::size_t, Pieces> pieces{};       // by tensor; without empty pieces
   std::map<std::size_t, std::string> values{};  // by value
@@ -170,7 +170,7 @@ class TensorSource {
 /// be inspected; the caller checks it with `check_coverage`.
 class CheckpointReader : public TensorSource {
  public:
-  /// Returns the format; for a merge, that of the first source.
+  /// Returns the checkpoint's format; for a merge, the format of the first source.
   virtual Format format() const = 0;
   /// Returns the path that was opened.
   virtual const std::string& path() const = 0;
@@ -178,7 +178,7 @@ class CheckpointReader : public TensorSource {
   /// Returns the value stored under `contents().values[value_index]`.
   virtual Value read_value(std::size_t value_index) const = 0;
 
-  /// Returns where the bytes of a piece are stored. `piece_index`: in the tensor's pieces.
+  /// Returns where the bytes of a piece are stored. `piece_index` counts within the tensor.
   virtual PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const = 0;
 
   /// Checks that every file named by the checkpoint exists, has the right size, and belongs to the
@@ -206,12 +206,12 @@ class CheckpointReader : public TensorSource {
   }
 };
 
-/// Writes one checkpoint. Everything but the bytes is known from the start.
+/// The writer of one checkpoint. All but the tensors' bytes is known from the start.
 ///
 /// Life cycle: construct with the destination, the contents and the values (a std::vector<Value>
 /// parallel to `contents.values`); `write_block` for every block of every piece of non-zero size;
-/// `commit`. If it is destroyed without commit, nothing appears at the destination. Equal contents
-/// and bytes give equal files, for any number of threads, and whether or not the work was
+/// `commit`. If the writer is destroyed without commit, nothing appears at the destination. Equal
+/// contents and bytes give equal files, for any number of threads, and whether or not the work was
 /// interrupted and resumed (JournalOptions).
 class CheckpointWriter {
  public:
@@ -230,12 +230,12 @@ class CheckpointWriter {
   /// started in this order.
   virtual std::vector<PieceId> write_order() const = 0;
 
-  /// Returns the number of elements in each block of that piece; the last block may have fewer.
+  /// Returns the number of elements in each block of `piece`; the last block may have fewer.
   virtual std::int64_t block_numel(PieceId piece) const = 0;
 
   /// Takes the block of the piece that starts at element `begin` (a multiple of `block_numel`), in
   /// the region's own row-major order, little-endian. Thread-safe. Several threads may call at
-  /// once, as long as they start blocks in order; a writer that needs the order waits inside.
+  /// once, if they start blocks in order; a writer that needs the order makes threads wait.
   virtual void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) = 0;
 
   /// Returns true if an interrupted writer of the same work has finished the block: reads the block
@@ -250,7 +250,7 @@ class CheckpointWriter {
   /// Whether this writer resumes the work of an interrupted one.
   virtual bool is_resumed() const { return false; }
   /// Keeps the finished blocks for another writer to resume, if this one is destroyed without
-  /// commit. Returns whether there are any. Resumed work is always kept.
+  /// commit. Returns whether there are finished blocks. Resumed work is always kept.
   virtual bool keep_work() noexcept { return false; }
 
   /// Makes every thread that waits inside `write_block` throw Error(interrupted). Call it when a

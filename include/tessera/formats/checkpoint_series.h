@@ -20,7 +20,7 @@ struct SkippedCheckpoint {
 /// What `latest_valid` found.
 struct LatestValid {
   std::string path;                          // empty: none found
-  std::vector<SkippedCheckpoint> skipped{};  // newer than the one found, newest first
+  std::vector<SkippedCheckpoint> skipped{};  // newer than `path`, newest first
 };
 
 /// What is checked before a checkpoint is called valid.
@@ -46,16 +46,16 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 /// shows half a checkpoint. The next call removes what an interrupted call left under such names.
 /// Requires: `num_kept >= 1`; no other process writes into or removes from the directory
 /// (DirectoryLock).
-/// Throws: Error(invalid_argument); Error(io). `newest`: a name in the directory that is kept and
-/// counts as the newest. Only names that differ from it in nothing but the last number are
-/// considered (`step-900` with `step-1000`); none if it has no number. Empty: all names are
-/// considered.
+/// Throws: Error(invalid_argument) if `num_kept` is below 1; Error(io). `newest`: the name of a
+/// checkpoint in the directory; it is kept and counts as the newest. Only names that differ from
+/// `newest` in nothing but the last number are considered (`step-900` for `step-1000`); none if
+/// `newest` has no number. If `newest` is empty, all names are considered.
 std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept,
                                    const std::string& newest = {});
 
-/// Makes its holder the only writer of a directory. It is an advisory lock on the directory itself:
-/// it leaves no file behind and ends with the process. Does nothing on file systems without locks.
-/// Not thread-safe.
+/// A lock that makes its holder the only writer of a directory. It is advisory, on the directory
+/// itself: it leaves no file behind and ends with the process. Does nothing on file systems without
+/// locks. Not thread-safe.
 class DirectoryLock {
  public:
   /// Throws: Error(already_exists) if another process, or another object in this one, holds the

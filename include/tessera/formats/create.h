@@ -14,7 +14,7 @@
 
 namespace tessera::formats {
 
-/// What a run must share with an interrupted run to resume its work: a text for each name. Every
+/// What must be equal for a run to resume the work of an interrupted run: texts by name. Every
 /// option or source that would change a written byte changes a text. Entries whose name starts with
 /// `kPlanExplanation` describe the plan in words. If the digests of two plans differ, these entries
 /// show which option differs.
@@ -30,11 +30,11 @@ enum class KeptWork {
   discard,  // remove it and start again
 };
 
-/// Makes a writer record the blocks it has finished in a journal beside its staging path, so that a
-/// later writer can skip them. Work without a finished block is not kept. The file:
+/// Options of the journal beside a staging path, in which a writer records its finished blocks, so
+/// that a later writer can skip these blocks. Work without a finished block is not kept. The file:
 /// docs/formats/journal.md.
 struct JournalOptions {
-  ResumeIdentity identity{};              // must equal that of the kept work
+  ResumeIdentity identity{};              // must equal the kept work's identity
   KeptWork kept_work = KeptWork::refuse;  // of an earlier run
 };
 
@@ -63,8 +63,8 @@ void check_staging(FileSystem& fs, const std::string& destination,
 
 /// Checks that a move from `source` may write to the destination. `option` names the option that
 /// asks to replace.
-/// Throws: Error(invalid_argument) if one is inside the other, or if something other than a
-/// checkpoint would be replaced; Error(already_exists), also for a dangling link.
+/// Throws: Error(invalid_argument) if one path is inside the other, or if something other than a
+/// checkpoint would be replaced; Error(already_exists) if `overwrite` forbids it or a link dangles.
 void check_destination(const FileSystem& fs, const std::string& source,
                        const std::string& destination, OverwritePolicy overwrite,
                        const std::string& option);

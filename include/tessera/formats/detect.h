@@ -21,9 +21,9 @@ Format detect_format(const FileSystem& fs, const std::string& path);
 /// `option` names the option that asks to replace.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option);
 
-/// What helps to open a checkpoint.
+/// What the caller tells about a checkpoint that its files do not say.
 struct OpenOptions {
-  std::string flat_layout_path{};  // the parameters in bare flat vectors; empty: not given
+  std::string flat_layout_path{};  // file: what is in bare flat vectors; empty: not given
 };
 
 /// Refuses work in progress, which may look like a damaged checkpoint or even like a valid one.

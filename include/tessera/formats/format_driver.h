@@ -53,8 +53,8 @@ struct FileBegin {
   std::string_view bytes;  // the first kMaxNbytes of the file, or all of it
 };
 
-/// What a format can hold and how it can be written. The planner, the runtime and the tools ask
-/// for these instead of comparing formats.
+/// What a format can hold and how it can be written. The planner, the runtime and the tools ask for
+/// these traits instead of comparing formats.
 struct FormatTraits {
   /// Which pieces of a tensor the format can store.
   enum class Pieces {
@@ -88,7 +88,7 @@ struct FormatDescription {
   std::string_view as_file;       // a single file: "a torch.save archive"; may be empty
 };
 
-/// Files beside a checkpoint that is a single file, and that belong to it: safetensors' values.
+/// The files that belong to a single-file checkpoint and are beside it: safetensors' values.
 class SideFiles {
  public:
   virtual ~SideFiles() = default;
@@ -113,11 +113,11 @@ class FormatDriver {
  public:
   virtual ~FormatDriver() = default;
 
-  /// Returns the format's name as a value.
+  /// Returns the format of this driver.
   virtual Format format() const = 0;
-  /// Returns what people call it.
+  /// Returns what messages, help texts and docs call the format.
   virtual FormatDescription description() const = 0;
-  /// Returns what it can hold.
+  /// Returns what the format can hold.
   virtual FormatTraits traits() const = 0;
 
   /// Says whether a directory holds a checkpoint of this format. Opens no file.
@@ -188,10 +188,10 @@ bool holds_whole_tensors(Format format);
 std::optional<Format> parse_format(std::string_view name);
 /// Returns the names of the formats that can be written.
 std::vector<std::string> writable_format_names();
-/// Returns the same as a text: "native, dcp or torch". `suits` picks formats.
+/// Returns the names of these formats as a text: "native, dcp or torch". `suits` picks formats.
 std::string writable_formats_in_words(bool (*suits)(const FormatTraits&) = nullptr);
 
-/// Returns the format that the suffix of a destination's name asks for, else native.
+/// Returns the format that a destination's suffix asks for; without such a suffix native.
 Format format_for_destination(const std::string& path);
 
 }  // namespace tessera::formats

@@ -14,8 +14,8 @@
 
 namespace tessera::formats {
 
-/// How several processes write one checkpoint of a format. See [Note: Parts]; the functions of
-/// parts.h call these.
+/// The functions by which several processes write one checkpoint of a format; parts.h calls them.
+/// See [Note: Parts].
 class PartsWriter {
  public:
   virtual ~PartsWriter() = default;
@@ -39,12 +39,12 @@ class PartsWriter {
                             const std::vector<Value>& values) const = 0;
 };
 
-/// Writes checkpoints of one format. Implementations are stateless and thread-safe.
+/// The writer of one format: it starts checkpoints. Implementations are stateless and thread-safe.
 class FormatWriter {
  public:
   virtual ~FormatWriter() = default;
 
-  /// Returns the format that it writes.
+  /// Returns the format that this object writes.
   virtual Format format() const = 0;
 
   /// Starts a checkpoint: see `create_checkpoint`.

@@ -15,7 +15,7 @@ struct MergeSource {
   std::string prefix{};  // goes before every name, without the dot; empty: none
 };
 
-/// Which entry is shown if several sources have one of the same name.
+/// Which entry is shown if several sources have an entry of the same name.
 enum class MergePreference {
   none,  // the first source's, and the name is a collision
   first,

@@ -38,7 +38,7 @@ struct PartOptions {
 
 /// Starts one rank's part. The writer knows the contents of the whole checkpoint, but accepts only
 /// this rank's pieces, which are in `write_order`. `commit` completes and syncs the files and gives
-/// them their names. Without it, the part may leave files.
+/// them their names. Without `commit`, the part may leave files.
 /// Throws: as `create_native` and `create_dcp`; Error(invalid_argument) if there is no such rank;
 /// Error(unsupported) for other formats.
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,

@@ -20,8 +20,8 @@ bool less(const Number& a, const Number& b);  // exact, also between integers an
 /// Returns the shortest text that identifies the number: `7`, `0.1`, `-1.5e-08`, `inf`.
 std::string number_to_string(const Number& number);
 
-/// The same for a number from elements of `dtype`: the digits that distinguish it from its
-/// neighbours in that dtype.
+/// Returns a number from elements of `dtype` as text, with just the digits that distinguish the
+/// number from its neighbours in that dtype.
 std::string number_to_string(const Number& number, DType dtype);
 
 /// Returns one stored element as text, with the digits that its dtype can distinguish: `true`,
@@ -37,7 +37,7 @@ int numbers_per_element(DType dtype);
 /// itemsize(dtype))`.
 void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double> out);
 
-/// The same for float32. Requires: `fits_float32(dtype)`.
+/// Converts to float32, as `to_doubles` does to float64. Requires: `fits_float32(dtype)`.
 void to_floats(DType dtype, std::span<const std::byte> bytes, std::span<float> out);
 
 /// Returns whether float32 represents every element of the dtype exactly.

@@ -32,7 +32,7 @@ class TensorReader {
   /// Fills `out` with elements `window` of a box of the tensor, in the box's own row-major order.
   /// Requires: a box within the tensor, a window within the box;
   /// `out.size() == window.numel() * itemsize`.
-  /// Throws: as the other.
+  /// Throws: as the `read` above.
   /// Cost: reads the box's elements of each piece, and gaps of up to 64 KiB between them; besides
   /// `out` at most 4 MiB of memory.
   void read(const Box& box, FlatRange window, std::span<std::byte> out) const;
@@ -44,17 +44,17 @@ class TensorReader {
  private:
   struct Source {
     std::uint32_t piece_index;
-    FlatRange extent;  // from its first element to the end of its last, row-major
-    bool is_dense;     // it holds every element of the extent
+    FlatRange extent;  // in the tensor, row-major: first element to end of last
+    bool is_dense;     // the piece has every element of the extent
     CopyRuns runs;     // from the piece into the tensor
   };
 
   const formats::CheckpointReader& reader_;
   std::size_t tensor_index_;
   const TensorMeta& meta_;
-  std::vector<Source> sources_;        // by extent.begin
+  std::vector<Source> sources_;        // sorted by extent.begin
   std::vector<std::int64_t> reached_;  // the largest extent.end of this and all earlier sources
-  std::vector<std::uint32_t> pieces_;  // of the sources
+  std::vector<std::uint32_t> pieces_;  // the piece numbers of the sources
 };
 
 /// Receives the elements `window` of a tensor, row-major. `bytes` are valid during the call only.

@@ -35,7 +35,7 @@ struct VerifyReport {
 /// Error(io) if the operating system fails; Error(interrupted).
 VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions& options);
 
-/// Returns the end value of `verify`'s progress, in bytes.
+/// Returns how many bytes `verify` reports to `progress` in total.
 std::uint64_t verify_nbytes(const formats::CheckpointReader& reader, const VerifyOptions& options);
 
 }  // namespace tessera::inspect

@@ -24,8 +24,8 @@ struct Box {
   friend auto operator<=>(const Box&, const Box&) = default;
 };
 
-/// A range `[begin, end)` of a tensor's elements in row-major order: the shard of a parameter that
-/// is in one shard of a FlatParameter. Units: elements.
+/// A range `[begin, end)` of a tensor's elements in row-major order: what one shard of a
+/// FlatParameter has of one parameter. Units: elements.
 struct FlatRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -90,7 +90,7 @@ class CopyRuns {
  private:
   // A box of the intersection; all its runs have the same length.
   struct RunGroup {
-    Shape outer_sizes;     // run k is at their k-th position, row-major
+    Shape outer_sizes;     // run k is at the k-th position, row-major
     Shape source_strides;  // per dimension, in elements of the source region
     Shape destination_strides;
     std::int64_t source_base = 0;

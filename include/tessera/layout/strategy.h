@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// A region of a tensor and the ranks that hold it: one, or all replicas. At least one rank.
+/// A region of a tensor and the ranks that hold it: one rank, or several with a replica each.
 struct Shard {
   Region region;
   std::vector<int> ranks;  // ascending
@@ -48,10 +48,10 @@ Strategy parse_strategy(std::string_view text, int world_size);
 /// Returns the text that parse_strategy reads.
 std::string strategy_to_string(const Strategy& strategy);
 
-/// Finds the flat unit of each parameter.
+/// An index from each parameter's fqn to its flat unit.
 class FlatUnitIndex {
  public:
-  /// Keeps a view of `units`, which must outlive it and not move.
+  /// Keeps a view of `units`, which must outlive the index and not move.
   explicit FlatUnitIndex(std::span<const FlatUnit> units);
 
   /// A parameter and its unit, both in `units`.
@@ -67,8 +67,8 @@ class FlatUnitIndex {
 };
 
 /// Returns which ranks hold which regions of a tensor, ordered by region. The regions cover the
-/// tensor exactly once. None is empty, unless the tensor is empty: that has one empty shard. All
-/// ranks hold tensors that cannot be cut (0-d or empty), and under `flat` those in no unit
+/// tensor exactly once. No shard is empty, except the one shard of an empty tensor. All ranks
+/// hold tensors that cannot be cut (0-d or empty) and, under `flat`, tensors in no unit
 /// (buffers). Shape: `shape` is that of the whole tensor. Requires: the strategy came from
 /// parse_strategy.
 std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int64_t> shape,

@@ -26,7 +26,7 @@ struct TableSize {
 };
 
 /// How a table is updated: row by row during the backward, or by an ordinary optimizer from a
-/// gradient as large as the shard. A data_parallel table always counts as dense, an upper bound.
+/// gradient as large as the shard. A data_parallel table always counts as dense, an overestimate.
 enum class TableKernel { fused, dense };
 
 /// Which shardings a table may get. Default: any.

@@ -40,9 +40,9 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       FileSystem& fs,
                                                       const std::string& destination,
                                                       formats::CreateOptions create);
-/// Checks whether such a move could start, and changes nothing: whether `start_move` would refuse
-/// to replace the destination or to resume the staging directory, and whether files of the source
-/// are missing. Throws: what the move would.
+/// Checks whether a move could start, and changes nothing: whether `start_move` would refuse to
+/// replace the destination or to resume the staging directory, and whether files of the source are
+/// missing. Throws: what the move would.
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create);
 /// Moves the tensors to the writer that `start_move` returned, and commits. Throws: what execute
@@ -55,12 +55,12 @@ void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, 
                      const std::string& destination, const formats::CreateOptions& create,
                      const ExecuteOptions& options);
 
-/// Finishes a move as `finish_move` does. Where that fails by what may pass (a full disk, an
-/// interruption, too little memory), or had gone on with kept work, a writer with a journal keeps
-/// what is finished, and the error says so: `kept: DST.partial, 43% done`, with the remedy to
-/// resume it. Where nothing is kept, but somebody has put a file into DST.partial, it says that
-/// this stays. Returns how many bytes of tensors an earlier writer had written. Requires:
-/// `start_move` returned the writer for `destination` on `fs`. Throws: as finish_move.
+/// Finishes a move as `finish_move` does. After an error that may pass (Error(io), an interruption,
+/// no memory), and after any error of resumed work, a writer with a journal keeps the finished
+/// blocks. The error then says `kept: DST.partial, 43% done`, with the remedy to resume. If nothing
+/// is kept, the error names a foreign file that stays in DST.partial. Returns how many bytes of
+/// tensors an earlier writer had written. Requires: `start_move` returned the writer for
+/// `destination` on `fs`. Throws: as finish_move.
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
                              formats::CheckpointWriter& writer, const FileSystem& fs,
                              const std::string& destination, ExecuteOptions options);

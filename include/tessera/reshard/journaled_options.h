@@ -12,7 +12,7 @@
 namespace tessera::reshard {
 
 /// The options that a plan depends on, as the user gave them. A journal records them, so that an
-/// error of `--resume` can name the one that has changed.
+/// error of `--resume` can name the option that has changed.
 struct JournaledOptions {
   int world_size = 0;                          // 0: not given
   std::string strategy{};                      // empty: not given

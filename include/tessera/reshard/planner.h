@@ -125,8 +125,8 @@ struct RankShare {
 /// Returns the share of each rank of the destination.
 std::vector<RankShare> rank_shares(const Plan& plan);
 
-/// Prefixes of names, by whole components: `encoder`, with or without a last dot, is that of all
-/// names which begin with `encoder.`. They select tensors and values, for PlanOptions.
+/// Prefixes that select tensors and values for PlanOptions. A prefix is whole components of names:
+/// `encoder` or `encoder.` selects all names that begin with `encoder.`.
 class NamePrefixes {
  public:
   NamePrefixes() = default;
@@ -134,13 +134,13 @@ class NamePrefixes {
 
   bool empty() const { return prefixes_.empty(); }
 
-  /// Returns patterns for a NameSelection: what lies under the prefixes.
+  /// Returns patterns with which a NameSelection selects all names under the prefixes.
   std::vector<std::string> patterns() const;
-  /// Returns what takes the prefixes off the names.
+  /// Returns renames that remove the prefixes from names.
   std::vector<Rename> removals() const;
 
-  /// Throws Error(invalid_argument) naming `option` where no name has a prefix: that is more likely
-  /// a slip than a wish.
+  /// Throws Error(invalid_argument) naming `option` if a prefix selects no name of `contents`: the
+  /// prefix is probably a typing error.
   void check_used(const formats::CheckpointContents& contents, std::string_view option) const;
 
  private:
