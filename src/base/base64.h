@@ -6,7 +6,7 @@
 
 namespace tessera::detail {
 
-/// Standard alphabet, padded (RFC 4648, section 4).
+/// Returns `bytes` in base64: standard alphabet, padded (RFC 4648, section 4).
 std::string base64_encode(std::string_view bytes);
 
 /// Returns nothing if `text` is not a possible result of `base64_encode`.

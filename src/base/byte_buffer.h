@@ -17,7 +17,7 @@ class ByteBuffer {
   };
 
  public:
-  /// Returns `nbytes` of it, with any content. Invalidates the previous result.
+  /// Returns `nbytes` bytes of the buffer, with any content. Invalidates the previous result.
   std::span<std::byte> take(std::size_t nbytes) {
     if (nbytes > nbytes_) {
       memory_.reset();

@@ -33,7 +33,7 @@ std::uint64_t xxh3_64(std::span<const std::byte> bytes) {
 
 namespace {
 
-// Not yet reset for either width.
+// Owns an XXH3 state. The caller resets it for 64 or 128 bits before use.
 struct Xxh3State {
   XXH3_state_t* xxh = XXH3_createState();
   Xxh3State() {

@@ -12,7 +12,7 @@ namespace tessera {
 /// Returns the XXH3-64 checksum (seed 0): fast protection against accidental damage.
 std::uint64_t xxh3_64(std::span<const std::byte> bytes);
 
-/// Computes XXH3-64 over bytes that arrive in blocks. Not thread-safe.
+/// An XXH3-64 checksum of bytes that arrive in blocks. Not thread-safe.
 class Xxh3 {
  public:
   Xxh3();
@@ -29,7 +29,7 @@ class Xxh3 {
   std::unique_ptr<State> state_;
 };
 
-/// Computes XXH3-128 (seed 0) over bytes that arrive in blocks: tells contents apart, but does not
+/// An XXH3-128 digest (seed 0) of bytes that arrive in blocks: tells contents apart, but does not
 /// protect against forgery. Not thread-safe.
 class Xxh3Wide {
  public:
@@ -47,7 +47,7 @@ class Xxh3Wide {
   std::unique_ptr<State> state_;
 };
 
-/// Computes SHA-256 over bytes that arrive in blocks. Not thread-safe.
+/// A SHA-256 digest of bytes that arrive in blocks. Not thread-safe.
 class Sha256 {
  public:
   Sha256();

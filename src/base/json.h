@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Bounds what a JSON text from disk may cost.
+/// Limits for the cost of a JSON text from disk.
 struct JsonLimits {
   int max_depth = 64;
   std::size_t max_nbytes = std::size_t{1} << 30;

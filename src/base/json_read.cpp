@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Reads characters and shares the position, as the parser copies its iterators.
+/// An iterator whose copies share one position, because the parser copies its iterators.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -114,8 +114,8 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
 
   bool parse_error(std::size_t parser_position, const std::string&,
                    const nlohmann::json::exception& error) override {
-    // Of `[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while …: …
-    // - why` the reason follows the position.
+    // In `[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while …: …
+    // - why`, the reason follows the position.
     std::string_view reason = error.what();
     if (const auto rest = reason.find("- "); rest != std::string_view::npos) {
       reason.remove_prefix(rest + 2);

@@ -39,7 +39,7 @@ std::string iec_size(std::uint64_t nbytes) {
     value /= 1024;
     ++unit;
   }
-  std::array<char, 16> text;  // up to four digits, and one
+  std::array<char, 16> text;  // at most four digits, a point and a digit
   char* const end = std::to_chars(text.begin(), text.end(), value, std::chars_format::fixed, 1).ptr;
   return std::string(text.begin(), end).append(" ").append(kUnits[unit]);
 }

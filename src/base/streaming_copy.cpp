@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// glibc does this only above three quarters of the last-level cache. Parameters of tens of
-// megabytes are below that, and took 1.3 times as long.
+// glibc's memcpy bypasses the caches only above 3/4 of the last-level cache. Parameters of tens of
+// megabytes are smaller; copying them with memcpy took 1.3 times as long.
 void streaming_copy(void* to, const void* from, std::size_t nbytes) {
 #if defined(__SSE2__)
   constexpr std::size_t kLine = 64;

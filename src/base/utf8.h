@@ -53,8 +53,8 @@ inline std::size_t surrogate_nbytes(std::string_view text, std::size_t begin) {
   return byte_at(1) >= 0xA0 && byte_at(1) <= 0xBF && (byte_at(2) & 0xC0) == 0x80 ? 3 : 0;
 }
 
-/// Says whether `text` is the `surrogatepass` of a Python str: UTF-8 that may also contain
-/// surrogates, as a str may.
+/// Says whether `text` is a Python str encoded with `surrogatepass`: UTF-8 in which surrogates are
+/// allowed.
 inline bool is_valid_python_str(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     std::size_t nbytes = utf8_sequence_nbytes(text, i);

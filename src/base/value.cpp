@@ -162,7 +162,7 @@ class PythonPrinter {
               kHex[third & 0xF]};
   }
 
-  /// Keeps Unicode if `is_valid_python_str`.
+  /// Requires: `is_valid_python_str(text)` if `keep_unicode`.
   void show_quoted(std::string_view text, bool keep_unicode) {
     const char quote =
         text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos

@@ -20,7 +20,7 @@ namespace {
 constexpr std::int64_t kWindowNumel = std::int64_t{1} << 21;
 constexpr std::int64_t kBlockNumel = 8192;
 
-// The contents of one name of a checkpoint.
+// What one name of a checkpoint stands for.
 struct Entry {
   enum class Kind { tensor, alias, value } kind;
   std::size_t index;  // of the tensor (an alias's target) or value
@@ -56,7 +56,7 @@ Entries entries_of(const formats::CheckpointContents& contents, const DiffOption
   return entries;
 }
 
-/// Throws for a rename that matches no name, which is probably a typing error.
+/// Throws if a rename matches no name: it is probably a typing error.
 void check_renames(const formats::CheckpointContents& contents,
                    const std::vector<Rename>& renames) {
   for (const Rename& rename : renames) {
@@ -147,7 +147,7 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
   return result;
 }
 
-// The differences in one window of a tensor.
+// The differences in one window (range of elements) of a tensor.
 struct WindowDifferences {
   std::int64_t num_different = 0;
   std::int64_t first = -1;  // element of the tensor

@@ -63,8 +63,8 @@ struct Difference {
 /// How two checkpoints differ.
 struct DiffReport {
   std::vector<Difference> differences{};  // by name
-  /// Names that are an alias in one checkpoint and a tensor in the other. Not a difference: the
-  /// contents were compared.
+  /// Names that are an alias in one checkpoint and a tensor in the other. This is no difference:
+  /// the contents were compared.
   std::vector<std::string> untied{};
   std::int64_t num_tensors_compared = 0;  // names in both, aliases included
   std::int64_t num_values_compared = 0;
@@ -78,7 +78,7 @@ struct DiffReport {
 DiffReport diff(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                 const DiffOptions& options);
 
-/// Returns how many bytes of elements `diff` would read from both: the end value of its progress.
+/// Returns how many bytes of elements `diff` would read from both: the total for its progress.
 std::uint64_t diff_nbytes(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                           const DiffOptions& options);
 

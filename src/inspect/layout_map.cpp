@@ -9,7 +9,7 @@ namespace tessera::inspect {
 namespace {
 
 // Returns the only dimension along which a box is smaller than the tensor; the number of dimensions
-// if there is none or more than one.
+// if there is no such dimension or more than one.
 std::size_t cut_dimension(const Box& box, const Shape& shape) {
   std::size_t dim = shape.size();
   for (std::size_t d = 0; d < shape.size(); ++d) {

@@ -11,11 +11,11 @@
 
 namespace tessera::inspect {
 
-/// How a tensor is cut, as seen from its pieces.
+/// How a tensor is cut, derived from its pieces.
 struct LayoutPattern {
   enum class Cut {
     empty,       // the tensor has no elements
-    whole,       // one region, all of it
+    whole,       // one region, the whole tensor
     dimension,   // slabs along one dimension (`dim`)
     flat,        // ranges in row-major order
     boxes,       // anything else
@@ -23,7 +23,7 @@ struct LayoutPattern {
   } cut = Cut::empty;
   std::size_t dim = 0;
   std::int64_t num_shards = 0;    // different regions that are not empty
-  std::int64_t num_replicas = 0;  // pieces per region; 0 where they differ
+  std::int64_t num_replicas = 0;  // pieces per region; 0 if this number differs
 
   friend bool operator==(const LayoutPattern&, const LayoutPattern&) = default;
 };
@@ -34,7 +34,7 @@ LayoutPattern layout_pattern(const formats::TensorEntry& tensor);
 /// Returns `whole`, `whole × 4`, `dim 0 / 4`, `flat / 4 × 2`: the cut, the shards, the replicas.
 std::string layout_pattern_to_string(const LayoutPattern& pattern);
 
-/// Returns the sharding type of an embedding table's weight, as seen from its pieces: row_wise,
+/// Returns the sharding type of an embedding table's weight, derived from its pieces: row_wise,
 /// column_wise, grid, or data_parallel for several whole copies. Nothing for other tensors, and for
 /// a single whole copy: on disk, table_wise and data_parallel look the same.
 std::optional<TableSharding> table_sharding(const formats::TensorEntry& tensor);

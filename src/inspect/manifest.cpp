@@ -78,7 +78,7 @@ void sort_by_name(std::vector<Manifest::Entry>& entries) {
             [](const auto& a, const auto& b) { return a.name < b.name; });
 }
 
-// Returns the tensors of a selection: its own, and the targets of its aliases.
+// Returns the tensors of a selection: selected tensors, and targets of selected aliases.
 std::set<std::size_t> tensors_behind(const formats::CheckpointContents& contents,
                                      const Selection& selection) {
   std::set<std::size_t> tensors(selection.tensors.begin(), selection.tensors.end());
@@ -121,7 +121,7 @@ class ManifestParser {
 
  private:
   void parse_line(std::string_view line, const std::string& where) {
-    if (line.find('\r') != std::string_view::npos) {  // names have escaped ones
+    if (line.find('\r') != std::string_view::npos) {  // in a name, a return is escaped
       throw Error::expected(ErrorKind::corruption, {.path = path_}, where,
                             "a line that ends with LF or CRLF", "only carriage returns",
                             "did another program change the line ends?");
@@ -153,7 +153,7 @@ class ManifestParser {
     return text.substr(0, text.find('\n'));
   }
 
-  /// Names have no unescaped carriage return: one at the end comes from another editor.
+  /// Names have no unescaped carriage return: a return at the end of a line is from an editor.
   static std::string_view without_return(std::string_view line) {
     if (line.ends_with('\r')) line.remove_suffix(1);
     return line;

@@ -16,8 +16,8 @@ namespace tessera::inspect {
 /// digest of its tensor; a value's is the XXH3-128 of the line `value`, its line break, and the
 /// value as compact JSON (`value_to_json`). A plain value type.
 ///
-/// Its text has a line `DIGEST NAME` for each entry, and ends with `whole: DIGEST`, the XXH3-128 of
-/// the lines before. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`.
+/// `to_text` has a line `DIGEST NAME` for each entry, and ends with `whole: DIGEST`, the XXH3-128
+/// of the lines before. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`.
 struct Manifest {
   /// A name and the digest of its contents.
   struct Entry {

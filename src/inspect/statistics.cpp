@@ -28,7 +28,7 @@ struct BlockSums {
   std::int64_t num_zeros;
 };
 
-// Requires: finite numbers, at least one.
+// Requires: at least one number; all are finite.
 template <class Real>
 BlockSums<Real> sum_block(const Real* numbers, std::size_t count) {
   std::array<Real, kLanes> min;
@@ -141,7 +141,7 @@ Number exact_number(double value, DType dtype) {
   return value;
 }
 
-// Overwrites `numbers`.
+// Returns statistics of `numbers`. Overwrites `numbers`.
 template <class Real>
 Statistics block_statistics(Real* numbers, std::size_t count, DType dtype) {
   Statistics block;
@@ -324,7 +324,7 @@ void count_numbers(std::span<const double> numbers, const Histogram& histogram,
   const auto num_bins = static_cast<double>(counts.size());
   for (const double x : numbers) {
     if (!std::isfinite(x)) continue;
-    // Its place in the range, from 0 to 1.
+    // The number's place in the range, from 0 to 1.
     const double place = half_range > 0 ? (x / 2 - histogram.begin / 2) / half_range : 0;
     const auto bin = static_cast<std::size_t>(std::max(0.0, place * num_bins));
     ++counts[std::min(bin, counts.size() - 1)];
@@ -339,7 +339,7 @@ std::vector<Histogram> compute_histograms(const formats::CheckpointReader& reade
                                           const ScanOptions& options) {
   TESSERA_CHECK(statistics.size() == tensor_indices.size());
   std::vector<Histogram> histograms;
-  std::vector<std::size_t> subjects;  // those with bins, as indices of `tensor_indices`
+  std::vector<std::size_t> subjects;  // tensors that have bins, by index in `tensor_indices`
   std::vector<std::int64_t> numels;
   for (std::size_t i = 0; i < tensor_indices.size(); ++i) {
     histograms.push_back(empty_histogram(statistics[i], max_num_bins));

@@ -44,7 +44,7 @@ class StatisticsAccumulator {
   static constexpr std::int64_t kBlockNumel = 8192;
 
   explicit StatisticsAccumulator(DType dtype) : dtype_(dtype) {}
-  /// Requires: whole elements.
+  /// Adds a block. Requires: `bytes` are whole elements.
   void add(std::span<const std::byte> bytes);
   const Statistics& statistics() const { return statistics_; }
 
@@ -75,8 +75,8 @@ Histogram compute_histogram(const formats::CheckpointReader& reader, std::size_t
                             const Statistics& statistics, int max_num_bins,
                             const ScanOptions& options);
 
-/// The same for several tensors, in the order of `tensor_indices`. Requires: `statistics.size() ==
-/// tensor_indices.size()`.
+/// Returns the histograms of several tensors, in the order of `tensor_indices`. Requires:
+/// `statistics.size() == tensor_indices.size()`.
 std::vector<Histogram> compute_histograms(const formats::CheckpointReader& reader,
                                           std::span<const std::size_t> tensor_indices,
                                           std::span<const Statistics> statistics, int max_num_bins,

@@ -43,7 +43,7 @@ void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t 
   node->leaf = TreeNode{kind, {}, 1, index, totals, {}};
 }
 
-// Returns the number of a component, if it is one as Python writes it.
+// Returns a component of a name as a number, if it is one as Python writes numbers.
 std::optional<std::int64_t> as_number(std::string_view label) {
   std::int64_t number = 0;
   const auto parsed = std::from_chars(label.data(), label.data() + label.size(), number);
@@ -86,7 +86,7 @@ bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, c
 }
 
 // Merges equal siblings with consecutive numbers. Single children were merged before (`0.weight`),
-// so the number is what stands before the first dot.
+// so a label's number is what precedes its first dot.
 std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
                            std::vector<TreeNode> siblings, Folding folding) {
   const auto split = [](const TreeNode& node) {

@@ -10,7 +10,7 @@
 
 namespace tessera::inspect {
 
-/// Sums over tensors. Replicas count once, aliases not at all.
+/// Sums over tensors. Replicas count once; aliases are not counted.
 struct Totals {
   std::int64_t num_tensors = 0;
   std::int64_t num_aliases = 0;

@@ -19,7 +19,7 @@ std::vector<std::string> digest_tensors(const formats::CheckpointReader& reader,
   std::vector<std::string> digests(tensor_indices.size());
   const auto block_nbytes =
       static_cast<std::uint64_t>(detail::numel_per_read(options, 2, 1, 4096, kMaxBlockNbytes));
-  // One tensor is one task, since a digest cannot be assembled from those of blocks. Starts with
+  // One tensor is one task, since its digest cannot be computed from digests of blocks. Starts with
   // the largest, so that no thread has a large one at the end.
   std::vector<std::size_t> order(tensor_indices.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;

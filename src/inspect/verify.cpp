@@ -13,7 +13,7 @@ namespace {
 
 using formats::Finding;
 
-// Passes through a reader's checks, which turn Errors into findings.
+// Thrown on a stop request. A reader's checks let it pass, but turn Errors into findings.
 struct Stopped {};
 
 std::uint64_t pieces_nbytes(const formats::CheckpointReader& reader) {
@@ -60,7 +60,7 @@ void check_units(const formats::CheckpointReader& reader, const formats::Finding
   }
 }
 
-// Skips values that already have findings.
+// Checks that values can be read. Skips values that already have findings.
 void check_values(const formats::CheckpointReader& reader,
                   const std::set<std::string, std::less<>>& names_with_findings,
                   const formats::FindingSink& sink) {

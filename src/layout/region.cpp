@@ -135,7 +135,7 @@ std::optional<FlatRange> as_flat_range(const Region& region, std::span<const std
   if (numel == 0) return FlatRange{};
   if (const auto* range = std::get_if<FlatRange>(&region)) return *range;
   const auto& box = std::get<Box>(region);
-  // After the first dimension with more than one element, the box must have all of each.
+  // After the first dimension with more than one element, the box must span each dimension.
   std::size_t cut = 0;
   while (cut < shape.size() && box.sizes[cut] == 1) ++cut;
   for (std::size_t d = cut + 1; d < shape.size(); ++d) {
@@ -169,7 +169,7 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
 
 CopyRuns::CopyRuns(std::span<const std::int64_t> shape, const Region& source,
                    const Region& destination) {
-  // Two ranges in the tensor's row-major order overlap in one run, in any dimensions.
+  // Two ranges in the tensor's row-major order overlap in one run, for any shape.
   const auto source_range = as_flat_range(source, shape);
   const auto destination_range = as_flat_range(destination, shape);
   if (source_range && destination_range) {
@@ -264,7 +264,7 @@ namespace {
 
 using Problem = CoverageProblem;
 
-/// Checks ranges, sorted and without replicas, in one pass.
+/// Finds holes and overlaps of ranges in one pass. Requires: sorted, no replicas.
 std::vector<Problem> check_ranges(const std::vector<FlatRange>& ranges, std::int64_t numel) {
   std::vector<Problem> problems;
   const auto report = [&](Problem::Kind kind, std::int64_t begin, std::int64_t end,

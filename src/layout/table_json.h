@@ -11,13 +11,13 @@
 
 namespace tessera {
 
-/// Reads JSON files about tables. Errors name the file and the table.
+/// A reader of JSON files about tables. Errors name the file and the table.
 class TableJson {
  public:
   /// Keeps a view of `path`. `what` describes the file in errors about no particular member.
   TableJson(const std::string& path, std::string what) : path_(path), what_(std::move(what)) {}
 
-  /// Sets the table for the errors that follow.
+  /// Sets the table that later errors name.
   void at_table(std::string table) { table_ = std::move(table); }
 
   Error refusal(std::string_view rule, std::string_view expected, std::string_view found) const;

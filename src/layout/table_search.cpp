@@ -44,7 +44,7 @@ std::vector<std::vector<std::size_t>> sorted_candidates(std::span<const PlannerT
   return orders;
 }
 
-/// Largest first, by the least memory that the table needs.
+/// Returns the tables by the least memory that each needs, largest first.
 std::vector<std::size_t> by_nbytes(std::span<const PlannerTable> tables) {
   return sorted_by(tables.size(), [&](std::size_t t) {
     std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
@@ -137,8 +137,8 @@ std::optional<Assignment> tighten(const Attempt& attempt, const Assignment& empt
   return best;
 }
 
-/// Tries combinations of all tables' candidates, each on the first ranks of a load order. For few
-/// tables, when memory leaves few choices.
+/// A search through combinations of all tables' candidates, each on the first ranks of a load
+/// order. For few tables, when memory leaves few choices.
 class Combination {
  public:
   Combination(const Assignment& empty, std::optional<Assignment> best)
@@ -199,7 +199,7 @@ class Combination {
   int num_places_left_ = kMostPlacesCombined;
 };
 
-/// Moves tables away from the slowest rank, alone or together with another, while that helps.
+/// A search that moves tables away from the slowest rank, one or two at a time, while this helps.
 class Improvement {
  public:
   explicit Improvement(Assignment assignment) : assignment_(std::move(assignment)) {}

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// A table and all its options.
+/// A table and all ways to shard it.
 struct PlannerTable {
   TableSize size{};
   TableConstraint constraint{};
@@ -40,7 +40,7 @@ class Assignment {
   Assignment(std::span<const PlannerTable> tables, const PlannerMachine& machine);
 
   /// Returns the first ranks in `order` that can take the candidate's shards within `limit_seconds`
-  /// and their memory. Nothing if there are too few.
+  /// and their memory. Nothing if too few ranks can.
   std::optional<Choice> find_ranks(std::size_t table, std::size_t candidate, double limit_seconds,
                                    LoadOrder order) const;
   void put(std::size_t table, Choice choice);
@@ -59,7 +59,7 @@ class Assignment {
   struct Score {
     double slowest_seconds = 0;
     double squares = 0;
-    /// Returns whether it is better by more than 0.1 %.
+    /// Returns whether this score is better than `other` by more than 0.1 %.
     bool is_better_than(const Score& other) const;
   };
   Score score() const;
@@ -82,7 +82,7 @@ class Assignment {
 std::optional<Assignment> find_assignment(std::span<const PlannerTable> tables,
                                           const PlannerMachine& machine);
 
-/// Places as many tables as the search can, in any time; the others have no choice.
+/// Places as many tables as the search can, with no limit on time; the others get no Choice.
 Assignment place_what_fits(std::span<const PlannerTable> tables, const PlannerMachine& machine);
 
 }  // namespace tessera
