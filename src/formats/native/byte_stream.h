@@ -48,8 +48,8 @@ class ByteWriter {
   std::string bytes_;
 };
 
-/// Reads such encodings. The bytes may be hostile: whatever does not fit throws Error(corruption)
-/// with the path and the position. Views the caller's memory. Not thread-safe.
+/// Reads what ByteWriter writes. The bytes may be hostile: whatever does not fit throws
+/// Error(corruption) with the path and the position. Views the caller's memory. Not thread-safe.
 class ByteReader {
  public:
   /// `file_offset` is where `bytes` begins in the file at `path`.
@@ -62,7 +62,7 @@ class ByteReader {
 
   std::uint64_t uint() {
     if (position_ < bytes_.size() && std::to_integer<std::uint8_t>(bytes_[position_]) < 0x80) {
-      return std::to_integer<std::uint8_t>(bytes_[position_++]);  // most numbers are that small
+      return std::to_integer<std::uint8_t>(bytes_[position_++]);  // most numbers fit into one byte
     }
     std::uint64_t value = 0;
     for (unsigned shift = 0; shift < 64; shift += 7) {

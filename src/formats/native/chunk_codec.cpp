@@ -16,10 +16,10 @@ namespace {
 /// A chunk is compressed if that saves at least 1/16 of it.
 constexpr std::uint64_t kMinSavingDivisor = 16;
 
-/// If Huffman codes alone make a chunk smaller than 1/2 of it, it may have runs and repetitions.
+/// If Huffman codes alone halve the size of a chunk, the chunk may have runs and repetitions.
 /// Weights have none: their noise takes at least half.
 constexpr std::uint64_t kRegularDivisor = 2;
-/// The zstd level that is then tried too.
+/// The zstd level that is also tried for such a regular chunk.
 constexpr int kMatchingLevel = 1;
 
 constexpr std::size_t kBlockHeaderNbytes = 3;

@@ -52,7 +52,7 @@ class ChunkEncoder {
 /// `chunk_nbytes`: by their size if it is raw, by its frame if it is compressed.
 void require_chunk_nbytes(std::span<const std::byte> stored, std::uint64_t chunk_nbytes);
 
-/// Undoes ChunkEncoder. Keeps its buffers. Not thread-safe: one per thread.
+/// Decodes what ChunkEncoder encodes. Keeps its buffers. Not thread-safe: one per thread.
 class ChunkDecoder {
  public:
   ChunkDecoder();
@@ -62,7 +62,7 @@ class ChunkDecoder {
 
   /// Fills `out` with the chunk's elements `[begin, end)`. A chunk with a stored size of
   /// `chunk_nbytes` is raw. Requires: the stored bytes have passed their checksum. Throws:
-  /// Error(corruption) with an empty `where`, if they are still not a chunk.
+  /// Error(corruption), with an empty `where`, if the bytes are still not a chunk.
   void decode(std::span<const std::byte> stored, std::uint64_t itemsize, std::uint64_t chunk_nbytes,
               std::uint64_t begin, std::uint64_t end, std::span<std::byte> out);
 

@@ -12,7 +12,7 @@
 
 namespace tessera::formats::native {
 
-/// Stored on disk; never renumber.
+/// The kind of a file in a checkpoint. Stored on disk; never renumber.
 enum class FileRole : std::uint32_t { index = 1, rank = 2 };
 
 /// The first bytes of each file, in what HDF5 calls the user block.

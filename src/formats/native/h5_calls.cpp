@@ -29,8 +29,8 @@ constexpr hsize_t kSmallDataBlockNbytes = 4096;
 // The library uses many times this memory for its cache. A larger cache is also slower.
 constexpr std::size_t kMetadataCacheNbytes = std::size_t{1} << 20;
 
-/// Held during all calls, so that no thread is in the library when the process forks. Otherwise the
-/// library's own lock would stay held in the child, which needs it at its end.
+/// The mutex held during all calls, so that no thread is in the library when the process forks.
+/// Otherwise the library's own lock would stay held in the child, which needs it at its end.
 class LibraryMutex {
  public:
   static std::recursive_mutex& get() {
@@ -41,7 +41,7 @@ class LibraryMutex {
  private:
   LibraryMutex() {
     ::pthread_atfork([] { mutex_.lock(); }, [] { mutex_.unlock(); },
-                     // The child's thread is not the one that locked it.
+                     // The child's thread is not the thread that locked the mutex.
                      [] { new (&mutex_) std::recursive_mutex; });
   }
 
@@ -67,7 +67,7 @@ herr_t keep_description(unsigned /*depth*/, const H5E_error2_t* error, void* out
 template <class Result>
 Result checked(Result result, const std::string& path, const char* call) {
   if (result < 0) throw_library_error(path, call);
-  Channel::rethrow_pending_error();  // of a write whose failure the library was not told
+  Channel::rethrow_pending_error();  // the library does not know that this write failed
   return result;
 }
 
@@ -265,7 +265,7 @@ std::array<std::byte, 16> fill_element(DType dtype) {
       break;
     case DType::float8_e4m3fnuz:
     case DType::float8_e5m2fnuz:
-      put(std::uint8_t{0x80});  // their only NaN
+      put(std::uint8_t{0x80});  // the only NaN of the fnuz dtypes
       break;
     case DType::uint8:
     case DType::float8_e4m3fn:

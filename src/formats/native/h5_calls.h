@@ -33,8 +33,8 @@ struct SharedObjects {
   std::map<DType, Handle> element_types{};
 };
 
-/// A file being laid out. If it is destroyed before `close_file`, data still in the library are
-/// dropped.
+/// A file being laid out. If the File is destroyed before `close_file`, data still in the library
+/// are dropped.
 struct File {
   std::string path;
   std::shared_ptr<Channel> channel;

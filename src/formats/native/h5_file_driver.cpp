@@ -18,7 +18,7 @@ constexpr herr_t kSuccess = 0;
 constexpr herr_t kFailure = -1;
 
 /// The value that `set_channel` puts into a property list. The library copies it byte by byte, so
-/// it points to the caller's shared_ptr, which is read when the file is opened.
+/// the member points to the caller's shared_ptr, which is read when the file is opened.
 struct DriverInfo {
   const std::shared_ptr<Channel>* channel;
 };
@@ -39,7 +39,7 @@ struct DriverFile {
     return *reinterpret_cast<const DriverFile*>(file);
   }
 
-  /// Does what the library asks for. The library is never told that a write failed: it would leave
+  /// Does a read or a write for the library, which is never told of a failed write: it would leave
   /// the file half closed, and use freed memory when the process ends. The caller gets the error.
   template <class Action>
   herr_t attempt(herr_t on_error, Action&& action) noexcept {

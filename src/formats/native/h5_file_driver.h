@@ -28,9 +28,9 @@ class Channel {
   /// longer wanted.
   void abandon() { abandoned_ = true; }
 
-  /// Stops raw data from being written, and records where the library writes them.
+  /// Stops raw data from reaching the file, and records where the library would write them.
   void start_placing() { placed_ = ByteRange{}; }
-  /// Returns where the library wrote raw data since `start_placing`, and lets them through again.
+  /// Returns the recorded place, and lets later raw data reach the file again.
   ByteRange take_placed();
 
   /// Throws the error of the last failed read or write, if there was one.
@@ -44,7 +44,7 @@ class Channel {
   void read(std::uint64_t offset, std::span<std::byte> out);
   void resize(std::uint64_t nbytes);
   /// Says whether the library's reads and writes reach the file. In a child process they do not:
-  /// when it ends, the library closes all open files, and they belong to the parent.
+  /// when the child ends, the library closes all open files, but these belong to the parent.
   bool leads_to_file() const { return !abandoned_ && ::getpid() == process_; }
 
   FileSystem& fs_;

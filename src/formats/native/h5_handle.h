@@ -7,7 +7,7 @@
 
 namespace tessera::formats::native::h5 {
 
-/// Locks the library while it lives: HDF5 may be built without thread-safety. Also stops the
+/// A lock on the HDF5 library while it lives: the library may lack thread-safety. Also stops the
 /// library from printing errors, as Tessera reports them. May be nested in one thread.
 class LibraryScope {
  public:

@@ -26,7 +26,7 @@ Finding make_finding(std::string rule, ErrorWhere where, std::string expected, s
           std::move(found)};
 }
 
-/// Throws the error if the system failed, as this says nothing about the checkpoint.
+/// Returns the error as a finding. Throws it if the system failed, not the checkpoint.
 Finding make_finding(const Error& error, std::string expected) {
   if (error.kind() == ErrorKind::io) throw error;
   return make_finding("structure", error.where(), std::move(expected), std::string(error.reason()));
@@ -78,7 +78,7 @@ Findings check_index_file(const FileSystem& fs, const std::string& path,
   return findings;
 }
 
-/// Checks one rank's file.
+/// The check of one rank's file.
 class RankFileCheck {
  public:
   RankFileCheck(const FileSystem& fs, const std::string& checkpoint_path, std::int64_t rank,
@@ -100,7 +100,7 @@ class RankFileCheck {
       if (findings_.empty()) check_own_index();
       for (const auto& id : pieces_) check_piece(id.tensor_index, id.piece_index);
       const RankFileRecord& record = index_.rank_files[static_cast<std::size_t>(rank_)];
-      // Damaged tables give wrong data ranges, and are a finding already.
+      // Damaged tables give wrong data ranges. The tables are a finding already.
       if (all_entries_are_sound_) {
         check_structure(*file_, std::move(data_ranges_), record.structure_checksum, findings_,
                         progress_);
@@ -112,8 +112,8 @@ class RankFileCheck {
   }
 
  private:
-  /// Opens the file. A damaged header is a finding, but the data after it can be checked; those of
-  /// another checkpoint's file cannot.
+  /// Opens the file. A damaged header is a finding, but the data after it can be checked. In a file
+  /// of another checkpoint, nothing can be checked.
   void open() {
     try {
       file_ = open_rank_file(fs_, checkpoint_path_, rank_, checkpoint_id_, index_.rank_files);

@@ -10,8 +10,8 @@
 
 namespace tessera::formats::native {
 
-/// Checks by the headers that every rank's file exists, is complete, and belongs to this
-/// checkpoint.
+/// Checks, reading only the headers, that every rank's file exists, is complete, and belongs to
+/// this checkpoint.
 /// Throws: Error(io).
 void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
                       const std::vector<RankFileRecord>& records, const FindingSink& sink);

@@ -41,7 +41,7 @@ std::vector<std::uint64_t> block_checksums(std::span<const std::byte> bytes) {
   return checksums;
 }
 
-/// The checksum of a plain block in a journal.
+/// Returns the checksum that a journal has for a plain block.
 std::uint64_t checksum_of_checksums(const std::vector<std::uint64_t>& checksums) {
   return xxh3_64(std::as_bytes(std::span(checksums)));
 }
@@ -176,7 +176,7 @@ bool RankFileWriter::resume_block(std::size_t piece_number, std::int64_t begin,
   Block block{.place = finished.range};
   const bool is_compressed = options_.compression == NativeWriteOptions::Compression::zstd;
   if (finished.form == BlockForm::plain) {
-    // Compressed pieces may move; others may not.
+    // The places of compressed pieces may differ from run to run, those of others may not.
     if (!is_compressed &&
         finished.range != plain_range(pieces_[piece_number], begin, room.size())) {
       return false;
@@ -243,7 +243,7 @@ void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, con
   }
 }
 
-/// Returns the block with its chunk, or without if the piece is known to be laid out plain.
+/// Returns the block with its chunk, or without a chunk if the piece is known to be laid out plain.
 RankFileWriter::Block RankFileWriter::encode(std::size_t piece_number,
                                              std::span<const std::byte> bytes) {
   thread_local ChunkEncoder encoder;

@@ -107,11 +107,11 @@ class RankFileWriter {
   const NativeWriteOptions options_;
   const RankFileJournal journal_;
   Index index_;
-  std::uint64_t reserved_end_ = 0;  // also by an interrupted writer
+  std::uint64_t reserved_end_ = 0;  // reserved by this or an interrupted writer
   h5::File h5_file_;
   std::vector<PieceState> pieces_;  // by number; their datasets are in the file
 
-  bool is_streamed_ = false;  // past the page cache, into reserved space
+  bool is_streamed_ = false;  // written past the page cache, into reserved space
 
   // The next piece to lay out and its next chunk.
   std::mutex turn_mutex_;

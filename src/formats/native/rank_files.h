@@ -12,8 +12,8 @@
 
 namespace tessera::formats::native {
 
-/// The rank files of an open checkpoint. Each is opened when first needed, and stays open while
-/// there are not too many (open_kept). Thread-safe.
+/// The rank files of an open checkpoint. Each is opened when first needed, and may be closed when
+/// many files are open (open_kept). Thread-safe.
 class RankFiles {
  public:
   RankFiles(const FileSystem& fs, std::string checkpoint_path, std::uint64_t checkpoint_id,
@@ -33,7 +33,7 @@ class RankFiles {
 };
 
 /// Opens the rank's file and checks that its header belongs to the rank in this checkpoint.
-/// `records` are those of its rank files.
+/// `records` are the records of the checkpoint's rank files.
 std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs,
                                              const std::string& checkpoint_path, std::int64_t rank,
                                              std::uint64_t checkpoint_id,

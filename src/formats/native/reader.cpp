@@ -24,7 +24,7 @@ constexpr std::uint64_t kEntriesPerRead = 4096;
 // A checkpoint's values may be nested deeper than other JSON, as its writer has no such limit.
 constexpr JsonLimits kValueLimits = {.max_depth = 1000, .max_nbytes = kMaxIndexNbytes};
 
-/// Copies what `block` (a range of the piece) has of `wanted` to its place in `out`.
+/// Copies the bytes of `wanted` that are in `block` (a range of the piece) to their place in `out`.
 void copy_wanted(ByteRange block, std::span<const std::byte> bytes, ByteRange wanted,
                  std::span<std::byte> out) {
   const std::uint64_t begin = std::max(block.begin, wanted.begin);

@@ -137,7 +137,7 @@ void add_lines(const std::vector<std::string>& lines, std::string& list) {
 
 /// Whether a file is an index, damaged or not, or the start of one: its header is written last.
 bool may_be_index(const FileSystem& fs, const std::string& path) {
-  // The rest of the magic only shows damage by a transfer as text.
+  // The later bytes of the magic only detect a file that was transferred as text.
   constexpr std::size_t kNameNbytes = 4;
   const std::string header = read_begin(fs, path, kHeaderNbytes).value_or("");
   const bool is_begun = header.find_first_not_of('\0') == std::string::npos;
@@ -145,8 +145,8 @@ bool may_be_index(const FileSystem& fs, const std::string& path) {
   return is_begun || header.starts_with(name);
 }
 
-/// Judges the object at an index's staging path: it may be an index that a dead process had
-/// replaced.
+/// Judges the object at an index's staging path. This may be the old index, if a process died after
+/// replacing it.
 StagedDestination::LeftOver judge_left_over(const FileSystem& fs, const StagedDestination& staged) {
   return may_be_index(fs, staged.staging_path()) ? StagedDestination::LeftOver::remove
                                                  : StagedDestination::LeftOver::foreign;

@@ -61,7 +61,7 @@ void validate_pieces_per_rank(const CheckpointContents& contents, const std::str
 /// Writes the files of some ranks into a directory; a derived class defines `commit`.
 class RankFilesWriter : public CheckpointWriter {
   struct RankSlot {
-    std::mutex mutex;  // of the pointer
+    std::mutex mutex;  // guards the pointer
     std::unique_ptr<RankFileWriter> file;
   };
 
@@ -217,7 +217,7 @@ class NativeWriter final : public RankFilesWriter {
   }
 };
 
-/// Writes one rank's file. `commit` gives it its name.
+/// Writes one rank's file. `commit` gives the file its name.
 class NativePartWriter final : public RankFilesWriter {
  public:
   NativePartWriter(FileSystem& fs, std::string directory, Index index, int rank,
