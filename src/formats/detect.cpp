@@ -1,5 +1,5 @@
-// Each driver says whether a path holds its format (src/formats/<format>/driver.cpp). Here the one
-// with the strongest match is chosen.
+// Each driver says whether a path holds its format (src/formats/<format>/driver.cpp). This file
+// chooses the driver with the strongest match.
 #include "tessera/formats/detect.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct BestMatch {
   Recognition recognition{};
 };
 
-/// Returns the strongest match of all drivers; of equal ones, the first.
+/// Returns the strongest match of all drivers; of equal matches, the first.
 template <class Recognize>
 BestMatch best_match(const Recognize& recognize) {
   BestMatch best;

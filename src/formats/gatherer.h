@@ -14,7 +14,7 @@ namespace tessera::formats::detail {
 inline constexpr std::uint64_t kGatherNbytes = std::uint64_t{4} << 20;
 
 /// Reads elements of one tensor from any of its pieces, in the order of any region. Reads runs that
-/// are close together in a piece at once. The reader and `scratch` must outlive it. Not
+/// are close together in a piece at once. The reader and `scratch` must outlive the Gatherer. Not
 /// thread-safe.
 class Gatherer {
  public:

@@ -12,7 +12,7 @@
 namespace tessera::formats {
 namespace {
 
-/// The text of a key. Joined, these texts differ for paths that have the same spelling.
+/// The text of a key. Different paths with the same spelling have different joined texts.
 struct KeyText {
   std::string operator()(const std::string& key) const { return text('s', key); }
   std::string operator()(std::int64_t position) const {

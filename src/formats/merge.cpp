@@ -182,7 +182,7 @@ class MergedReader final : public CheckpointReader {
                            .remedy = {Remedy::Action::choose_source}});
   }
 
-  /// `chosen_` is sorted by name, so the lists are too.
+  /// Fills the lists of contents_, sorted by name as `chosen_` is.
   void add_chosen() {
     for (const Named& named : chosen_) {
       const CheckpointContents& from = reader_of(named.origin).contents();
@@ -239,7 +239,7 @@ class MergedReader final : public CheckpointReader {
     tensor.parameter = own;
   }
 
-  /// Drops a unit if a parameter of it is taken from another source.
+  /// Drops a unit if one of its parameters is taken from another source.
   void add_units() {
     std::set<std::string> in_units;
     for (std::size_t s = 0; s < sources_.size(); ++s) {

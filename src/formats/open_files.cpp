@@ -19,7 +19,7 @@ class KeptFile;
 using OpenFile = std::shared_ptr<const ReadableFile>;
 
 /// The open files of all readers. The least recently read one is closed first. A file in use is
-/// shared, so it is closed only after the last reader is done. Thread-safe.
+/// shared, so it is closed only when no reader uses it. Thread-safe.
 class OpenFiles {
  public:
   static OpenFiles& of_process() {

@@ -10,8 +10,8 @@ struct RankSelection {
   bool contains(int rank) const { return begin <= rank && rank < end; }
 };
 
-/// The suffix of a part's file until it is complete. The same as StagedDestination's, so that it is
-/// recognized as left by a dead writer.
+/// The suffix of a part's file until it is complete. It is StagedDestination's suffix, so that such
+/// a file is recognized as left by a dead writer.
 inline constexpr const char* kUncommittedSuffix = ".partial";
 
 }  // namespace tessera::formats

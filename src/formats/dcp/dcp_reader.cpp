@@ -189,7 +189,7 @@ PieceStorage DcpReader::piece_storage(std::size_t tensor_index, std::size_t piec
   return storage;
 }
 
-/// Checks the CRC of every member of the items, and counts those that have none.
+/// A check of the CRCs of all members of items. Counts the members that have no CRC.
 class ItemCheck {
  public:
   ItemCheck(const FindingSink& sink, const ProgressSink& progress)
@@ -339,7 +339,7 @@ void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
       open_file(f);
       is_readable[f] = true;
     } catch (const Error& error) {
-      check.report_structure(error);  // once, not for each item in it
+      check.report_structure(error);  // once for the file, not for each item in it
     }
   }
   const auto& [contents, storage] = metadata_;

@@ -97,7 +97,7 @@ void choose_replicas(const std::string& destination, CheckpointContents& content
   }
 }
 
-/// What is written, and where.
+/// The bytes to write, and their places in the files.
 struct FileLayout {
   CheckpointContents contents;
   Storage storage;
@@ -208,7 +208,7 @@ class RankFilesWriter : public CheckpointWriter {
     std::vector<std::size_t> empty_tensors;
     std::mutex mutex;  // guards the members below, and Progress of the pieces in this file
     std::unique_ptr<WritableFile> file;
-    bool is_begun = false;  // its size, values and empty tensors are written
+    bool is_begun = false;  // the file's size, values and empty tensors are written
     bool is_finished = false;
   };
 
@@ -238,7 +238,7 @@ class RankFilesWriter : public CheckpointWriter {
   const std::string suffix_;
   Journal* const journal_;
   std::vector<std::vector<Progress>> progress_;   // parallel to contents and their pieces
-  std::vector<std::unique_ptr<RankFile>> files_;  // of all ranks; a mutex cannot move
+  std::vector<std::unique_ptr<RankFile>> files_;  // by rank; pointers, as a mutex cannot move
 };
 
 RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
@@ -433,7 +433,7 @@ class DcpWriter final : public RankFilesWriter {
   }
 };
 
-/// Writes one rank's file, if it has one. `commit` gives it its name.
+/// Writes the file of one rank that has anything to write. `commit` gives the file its name.
 class DcpPartWriter final : public RankFilesWriter {
  public:
   DcpPartWriter(FileSystem& fs, std::string directory, FileLayout layout, std::vector<Value> values,

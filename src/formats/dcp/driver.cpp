@@ -9,7 +9,7 @@
 namespace tessera::formats {
 namespace {
 
-/// In every pickle protocol, the class comes first.
+/// Whether `begin` may start a `.metadata` file. In every pickle protocol, the class comes first.
 bool begins_as_metadata(std::string_view begin) {
   return begin.find("torch.distributed.checkpoint.metadata") != std::string_view::npos;
 }

@@ -215,13 +215,13 @@ class Parser {
                            (layout.is(ObjectKind::global) &&
                             pickle::value_global(layout) == ValueGlobal::torch_layout);
     if (!is_layout) layout.fail_expected("layout", "a torch.layout");
-    if (layout.is(ObjectKind::global)) return;  // torch.strided is the only one in the list
+    if (layout.is(ObjectKind::global)) return;  // torch.strided is the only allowed layout
     const std::string_view name = layout.call_arguments("layout").item(0).as_str("layout");
     if (name == "torch.strided") return;
     layout.fail(ErrorKind::unsupported, "layout: expected torch.strided, found " + printable(name));
   }
 
-  // Its content is not needed: each item carries its strides.
+  // The memory format is not needed: each item carries its strides.
   static void check_memory_format(Object format) {
     if (is_instance(format, MetadataGlobal::memory_format)) return;
     if (is_instance(format, MetadataGlobal::enum_by_name)) {

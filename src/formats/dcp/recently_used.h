@@ -9,8 +9,8 @@
 
 namespace tessera::formats::dcp {
 
-/// Keeps the most recently used objects of a kind that is costly to make. While an object is kept
-/// it is made once, even if several threads ask for it together. A thread may use an object that is
+/// A cache of the most recently used objects of a kind that is costly to make. A kept object is
+/// made only once, even if several threads ask for it together. A thread may use an object that is
 /// no longer kept, hence shared_ptr. Thread-safe.
 template <class Key, class T, class Hash = std::hash<Key>>
 class RecentlyUsed {

@@ -19,7 +19,7 @@ enum class ObjectKind : std::uint8_t {
   none,
   boolean,
   integer,      // fits into int64_t
-  big_integer,  // does not
+  big_integer,  // does not fit into int64_t
   floating,
   str,
   bytes,  // also bytearray
@@ -82,9 +82,9 @@ struct Node {
 
 }  // namespace detail
 
-/// One object of a graph. A reference of two words; valid while its graph lives. The `as_`
+/// One object of a graph. It is a reference of two words; valid while its graph lives. The `as_`
 /// functions throw Error(corruption) naming the file and the byte at which the object was made:
-/// `<rule>: expected <kind>, found <kind>`. Nothing here goes deeper than one level, so that no
+/// `<rule>: expected <kind>, found <kind>`. No function looks deeper than one level, so that no
 /// graph costs more than its size, even with shared objects or cycles.
 class Object {
  public:

@@ -138,7 +138,7 @@ struct ValuePickler {
   void operator()(const Value::BigInt& value) const { pickler.big_integer(value.decimal); }
   void operator()(double value) const { pickler.real(value); }
   void operator()(const std::string& value) const {
-    // Otherwise the str would be written, and no reader could read it.
+    // Without this check, the str would be written, and no reader could read it.
     if (!::tessera::detail::is_valid_python_str(value)) {
       throw Error(ErrorKind::unsupported, {},
                   "text that is not UTF-8 cannot be pickled: " + printable(value));

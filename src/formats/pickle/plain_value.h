@@ -46,13 +46,13 @@ enum class ValueGlobal : std::uint32_t {
   numpy_dtype,
 };
 
-/// Returns the table of those globals, for an AllowList.
+/// Returns the table of the globals in ValueGlobal, for an AllowList.
 std::span<const AllowedGlobal> value_globals();
 
-/// Returns the ValueGlobal of the call or global `object`, or nothing if it is not one.
+/// Returns the ValueGlobal of the call or global `object`, or nothing if it is no such global.
 std::optional<ValueGlobal> value_global(Object object);
 
-/// Bounds the total output of all walks over one graph. A graph shares its objects, so a few
+/// A limit on the total output of all walks over one graph. A graph shares its objects, so a few
 /// hundred bytes can describe a tree of 10^18 leaves, or an endless one. Counts the output, and
 /// keeps the path from the root. Not thread-safe.
 class WalkBudget {
@@ -64,8 +64,8 @@ class WalkBudget {
   /// Throws Error(corruption) if the budget is used up.
   void spend(Object at, std::uint64_t nbytes);
 
-  /// Goes down into `object` while this lives. Throws: Error(corruption) if `object` is already on
-  /// the path, or the path is longer than kMaxDepth.
+  /// A step of a walk into `object`, until it is destroyed. Throws: Error(corruption) if `object`
+  /// is already on the path, or the path is longer than kMaxDepth.
   class Descent {
    public:
     Descent(WalkBudget& budget, Object object);

@@ -12,8 +12,8 @@ std::string decimal_of(std::string_view twos_complement);
 /// Returns a decimal integer without leading zeros and without `-0`. Requires: `-?[0-9]+`.
 std::string canonical_decimal(std::string_view decimal);
 
-/// Undoes Python's escapes in the text between the quotes of a string. Returns nothing if one is
-/// malformed.
+/// Undoes Python's escapes in the text between the quotes of a string. Returns nothing if an escape
+/// is malformed.
 std::optional<std::string> unescape_python_string(std::string_view text);
 
 /// Returns the UTF-8 of text in Python's raw-unicode-escape: Latin-1 with `\uXXXX`, `\UXXXXXXXX`.

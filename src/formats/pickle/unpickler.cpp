@@ -290,7 +290,7 @@ class Machine {
       fail(ErrorKind::corruption, "str: expected UTF-8, found other bytes");
     push_new(ObjectKind::str).text = text_of(text);
   }
-  /// Python 2 had one type for both.
+  /// Pushes a str, or bytes if `text` is not UTF-8: Python 2 had one type for both.
   void push_str_or_bytes(std::string_view text) {
     ::tessera::detail::is_valid_utf8(text) ? push_str(text) : push_bytes(text);
   }

@@ -42,7 +42,7 @@ struct PickleSource {
   std::uint64_t file_offset = 0;  // of the pickle's first byte
 };
 
-/// Bounds the cost of a pickle. Within these limits, time and memory are linear in its size.
+/// Limits for the cost of a pickle. Within these limits, time and memory are linear in its size.
 struct PickleLimits {
   std::size_t max_nbytes = std::size_t{1} << 30;
   std::size_t max_objects = std::size_t{1} << 26;

@@ -186,7 +186,7 @@ class SafetensorsDriver final : public FormatDriver {
            std::ranges::any_of(fs.list_directory(directory), is_beside);
   }
 
-  /// Asks the index, or else a reader.
+  /// Checks the files by the index, or without an index by opening them with a reader.
   void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
                               const std::vector<std::string>& names,
                               const std::string& option) const override {

@@ -42,12 +42,12 @@ struct Header {
   ByteRange data_range;               // after the header, to the end of the file
 };
 
-/// Reads and checks a file's header, and reads nothing after it.
+/// Reads and checks a file's header, and reads nothing after the header.
 /// Throws: Error(corruption), Error(unsupported) naming file, tensor, rule and both numbers.
 Header read_header(const ReadableFile& file);
 
 /// Returns the end of the last tensor by the header. Reads and checks only the header.
-/// Throws: Error(corruption).
+/// Throws: Error(corruption) if the header is invalid.
 std::uint64_t read_laid_out_nbytes(const ReadableFile& file);
 
 /// Returns safetensors' name of a dtype, or nothing if it has none.

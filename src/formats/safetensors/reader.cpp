@@ -31,7 +31,7 @@ struct FileSet {
   std::string model_path{};  // the `<model>.safetensors` that a values file is beside; may be empty
   std::optional<std::string> values_digest{};
   std::optional<std::string> structure{};  // of the index
-  bool lacks_index = false;                // by the names, there was one
+  bool lacks_index = false;                // the names show that there was an index
 };
 
 std::pair<std::string, std::string> split_path(const std::string& path) {
@@ -559,7 +559,7 @@ class SafetensorsReader final : public CheckpointReader {
   std::map<std::string, int> rank_of_prefix_;         // while opening
   std::optional<std::string> values_digest_in_header_;
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
-  std::map<std::string, std::string> texts_;  // while opening: annotations that are not aliases
+  std::map<std::string, std::string> texts_;  // while opening: annotations, not aliases
 
   mutable std::mutex open_files_mutex_;
   mutable std::map<std::size_t, std::unique_ptr<const ReadableFile>> open_files_;

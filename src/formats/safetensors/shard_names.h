@@ -8,7 +8,7 @@
 
 namespace tessera::formats::detail {
 
-/// An index maps each tensor of a sharded checkpoint to its file.
+/// The name of an index ends so. An index maps each tensor of a sharded checkpoint to its file.
 inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 inline constexpr std::size_t kMaxIndexNbytes = std::size_t{64} << 20;
 

@@ -40,7 +40,7 @@ Value units_to_value(const std::vector<FlatUnit>& units) {
   return list;
 }
 
-/// Reads the sections of one values file. Each of them may be missing.
+/// Reads the sections of one values file. Any section may be missing.
 class ValuesFileReader {
  public:
   ValuesFileReader(std::string_view text, const std::string& path)
@@ -76,7 +76,7 @@ class ValuesFileReader {
     if (!key_path) {
       refuse(name, "key_paths", "an array of strings, integers, and other keys in arrays of one");
     }
-    // Formats that nest by key paths would give it another name.
+    // A format that nests by key paths would give the entry another name.
     if (spell(*key_path) != name) refuse(name, "key_paths", "keys that spell the name");
     return std::move(*key_path);
   }
@@ -297,7 +297,7 @@ std::optional<std::string> values_digest_at(const FileSystem& fs, const std::str
     }
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io) throw;
-    // A file that is not safetensors names nothing.
+    // A file that is not safetensors names no values.
   }
   return std::nullopt;
 }

@@ -12,16 +12,16 @@
 
 namespace tessera::formats::detail {
 
-/// [Note: Values file] What safetensors cannot store is in a JSON file beside it: values, key
-/// paths, kinds of optimizer state, flat units. The tensor file (or the index) holds the XXH3-64 of
-/// that text under `tessera.values`, so that a values file of other tensors is never used. A values
-/// file without such an entry is ignored. If there are no values, the tensor file (or the index)
-/// holds the text itself, under `tessera.structure`, and there is no values file.
+/// [Note: Values file] What safetensors cannot store is in a JSON file beside the tensor file:
+/// values, key paths, kinds of optimizer state, flat units. The tensor file (or the index) holds
+/// the XXH3-64 of that text under `tessera.values`, so that a values file of other tensors is never
+/// used. A values file without such an entry is ignored. If there are no values, the tensor file
+/// (or the index) holds the text itself, under `tessera.structure`, and there is no values file.
 inline constexpr std::string_view kValuesSuffix = ".values.json";
 inline constexpr std::string_view kValuesDigestKey = "tessera.values";
 inline constexpr std::string_view kStructureKey = "tessera.structure";
 
-/// A longer text goes to a values file even so: other readers parse the whole header.
+/// A longer text goes to a values file even without values: other readers parse the whole header.
 inline constexpr std::size_t kMaxStructureNbytes = std::size_t{16} << 20;
 
 /// Returns the path of the values file of a single tensor file, or of the files that an index
@@ -30,13 +30,13 @@ inline std::string values_path_of(const std::string& tensors) {
   return tensors + std::string(kValuesSuffix);
 }
 
-/// Bounds what is read, and so also what is written.
+/// The longest values file that is read, and so also the longest that is written.
 inline constexpr std::size_t kMaxValuesNbytes = std::size_t{64} << 20;
 // In JSON levels: each level of a value takes up to three.
 inline constexpr int kMaxValuesDepth = 1000;
 
-/// Returns the text, or an empty string if there is nothing to store. A key path that is only the
-/// name is not stored.
+/// Returns the text of a values file; empty if there is nothing to store. A key path that is only
+/// the name is not stored.
 std::string format_values_file(const CheckpointContents& contents, const std::vector<Value>& values,
                                JsonStyle style);
 
@@ -46,7 +46,7 @@ bool begins_as_values_file(std::string_view head);
 /// Whether the file starts like a values file. An empty file does not.
 bool is_values_file(const FileSystem& fs, const std::string& path);
 
-/// Whether it is a values file, or an empty file.
+/// Whether the file starts like a values file, or is empty.
 bool may_be_values_file(const FileSystem& fs, const std::string& path);
 
 /// Adds the content of `text` to `contents` and the parallel `values`. Requires: `contents` holds
@@ -62,8 +62,8 @@ std::string values_digest(std::string_view text);
 /// If the writer dies in between, the values of the old tensors are at `<values>.partial`: readers
 /// find them there, and the next writer restores them.
 
-/// Returns the text with that digest at `path`, or of the replaced values.
-/// Throws: Error(corruption) if neither has it.
+/// Returns the text with digest `digest`: from `path`, or else from the replaced values. Throws:
+/// Error(corruption) if neither file has this digest.
 std::string read_values_file(const FileSystem& fs, const std::string& path,
                              const std::string& digest);
 

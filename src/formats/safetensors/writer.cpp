@@ -167,7 +167,7 @@ bool check_single_file(FileSystem& fs, const std::string& destination,
   return has_left_values;
 }
 
-/// Writes whole tensors at places known from the start.
+/// A writer of whole tensors. All places in the files are known from the start.
 class SafetensorsWriter final : public CheckpointWriter {
  public:
   SafetensorsWriter(FileSystem& fs, std::string destination, CheckpointContents contents,

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kMagic = StagedDestination::kJournalMagic;
 constexpr std::string_view kFirstLine = StagedDestination::kJournalFirstLine;
-constexpr std::uint64_t kReadNbytes = std::uint64_t{64} << 10;  // at a time
+constexpr std::uint64_t kReadNbytes = std::uint64_t{64} << 10;  // in one read
 constexpr std::size_t kMaxIdentityNbytes = std::size_t{64} << 20;
 constexpr std::size_t kMaxBlockLineNbytes = 256;
 constexpr std::size_t kMinTidiedEntries = std::size_t{1} << 16;
@@ -42,7 +42,7 @@ std::string line_of(const std::string& text) {
   return hex(xxh3_64(bytes_of(text))) + " " + text + "\n";
 }
 
-/// Reads a journal line by line. Keeps little more than one line in memory.
+/// A journal that is read line by line, with little more than one line in memory.
 class JournalLines {
  public:
   JournalLines(const ReadableFile& file, std::uint64_t first_byte)
@@ -147,7 +147,7 @@ std::optional<JournalContents::Entry> parse_block(std::string_view text) {
   return entry;
 }
 
-/// Sorts by id and keeps the last entry of each.
+/// Sorts the entries by id and keeps only the last entry of each id.
 void keep_last_of_each(std::vector<JournalContents::Entry>& entries) {
   std::ranges::reverse(entries);
   std::ranges::stable_sort(entries, {}, &JournalContents::Entry::id);
@@ -226,7 +226,7 @@ Journal::~Journal() {
     flush_locked();
     file_->close();
   } catch (...) {
-    // The run that resumes writes those blocks again.
+    // The run that resumes then writes again each block that has no line.
   }
 }
 
@@ -278,7 +278,7 @@ bool Journal::read_back(const std::string& path, ByteRange range, std::span<std:
     file->read_at(range.begin, out);
     return true;
   } catch (const Error&) {
-    return false;  // the block is then written again, which shows a disk failure
+    return false;  // the caller then writes the block again, which shows a disk failure
   }
 }
 

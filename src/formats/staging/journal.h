@@ -17,7 +17,7 @@
 
 namespace tessera::formats {
 
-/// Names a block of a writer by its piece and its first element there.
+/// Names a block of a writer by the piece and by the block's first element in the piece.
 struct BlockId {
   std::size_t tensor_index = 0;
   std::size_t piece_index = 0;
@@ -87,8 +87,8 @@ class Journal {
 
   /// Returns what the interrupted run recorded about the block.
   std::optional<FinishedBlock> find(const BlockId& id) const;
-  /// Fills `out` from the range of a file that an interrupted run has written. Returns whether it
-  /// could; the caller checks the bytes.
+  /// Fills `out` from the range of a file that an interrupted run has written. Returns whether the
+  /// range could be read; the caller checks the bytes.
   bool read_back(const std::string& path, ByteRange range, std::span<std::byte> out) const;
 
  private:
@@ -119,7 +119,7 @@ std::optional<std::uint64_t> read_plain_block(const Journal* journal, const Bloc
 /// keeps its bytes. `journal` may be null.
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
                                          const std::string& path);
-/// Creates a file of a writer. Removes the one of a run that is resumed.
+/// Creates a file of a writer. Removes the file that a resumed run has begun.
 std::unique_ptr<WritableFile> create_anew(FileSystem& fs, const Journal* journal,
                                           const std::string& path);
 

@@ -25,8 +25,8 @@ std::string_view without_suffix(std::string_view name) {
   return name;
 }
 
-/// Returns the test for names that may be in a directory: that of the first format that has any of
-/// them.
+/// Returns the test for names that may be in a directory: the test of the first format that has any
+/// of the names.
 IsOwn names_of_one_format(const std::vector<std::string>& names) {
   for (const FormatDriver* driver : format_drivers()) {
     const IsOwn is_own = [driver](std::string_view name) { return driver->may_own_file(name); };

@@ -9,7 +9,7 @@
 
 namespace tessera::formats {
 
-/// Makes a destination appear complete or not at all.
+/// A destination that appears complete or not at all.
 ///
 /// The work is done at `staging_path()`, the sibling `<destination>.partial`. This class makes it
 /// (an empty directory, or an empty file to be opened with `open_for_update`) and holds an advisory

@@ -52,11 +52,11 @@ class StagedWork {
   bool is_resumed() const { return staged_.has_left_over(); }
 
   /// For resumed work: refuses files in the directory that its writer does not write, as they would
-  /// become part of the destination, and own names that cannot be written into. Throws:
-  /// Error(already_exists) naming the first.
+  /// become part of the destination, and files of the writer that cannot be written into. Throws:
+  /// Error(already_exists) naming the first file.
   void require_no_files_but(const std::set<std::string>& names) const;
 
-  /// Keeps the finished blocks if this is destroyed without commit. Returns whether there are any.
+  /// Keeps the finished blocks if this is destroyed without commit. Returns whether there is one.
   bool keep() noexcept;
   /// If this throws before anything is replaced, the finished blocks can still be kept.
   void commit(ReplacedSideFiles side_files = ReplacedSideFiles::remove);

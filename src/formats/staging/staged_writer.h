@@ -12,7 +12,7 @@
 
 namespace tessera::formats {
 
-/// Makes the files that another writer writes at a staging path appear at the destination.
+/// A writer around another writer: makes the other's files appear at the destination on commit.
 class StagedWriter final : public CheckpointWriter {
  public:
   StagedWriter(std::unique_ptr<StagedWork> staged, std::unique_ptr<CheckpointWriter> writer)

@@ -8,7 +8,7 @@ namespace tessera::formats::torch_zip {
 namespace {
 
 constexpr std::int64_t kStagingNbytes = std::int64_t{1} << 20;
-constexpr std::int64_t kGapNbytes = std::int64_t{16} << 10;  // cheaper to read than to skip
+constexpr std::int64_t kGapNbytes = std::int64_t{16} << 10;  // a gap cheaper to read than to skip
 
 /// One dimension of a box, in elements of the storage and of `out`.
 struct Dim {

@@ -140,13 +140,13 @@ std::optional<std::int64_t> reach_of(const TensorRecord& tensor) {
 
 /// A call such as `_rebuild_tensor_v2`, without the parameters and subclasses around it.
 struct RebuildCall {
-  Object object;  // that messages are about
+  Object object;  // the object that messages name
   TensorGlobal function;
   Object arguments;
 };
 
-/// Takes off parameters and subclasses. They are wrapped around a tensor, or around the call that
-/// makes one.
+/// Removes the calls for parameters and subclasses, which are wrapped around a tensor or around the
+/// call that makes a tensor.
 RebuildCall unwrap(Object object) {
   RebuildCall call{object, tensor_global(object).value_or(TensorGlobal::tensor_class),
                    object.call_arguments("tensor")};

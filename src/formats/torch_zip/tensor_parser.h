@@ -24,7 +24,7 @@ enum class TensorGlobal : std::uint32_t {
   typed_storage,
   untyped_storage,
   torchscript_class,
-  // Known, so that messages can name what is refused.
+  // Listed only so that messages can name what is refused.
   sparse_tensor,
   quantized_tensor,
   meta_tensor,
@@ -33,7 +33,7 @@ enum class TensorGlobal : std::uint32_t {
   quantized_kind,
 };
 
-/// Returns the table of those globals, for an AllowList.
+/// Returns the table of the globals in TensorGlobal, for an AllowList.
 std::span<const pickle::AllowedGlobal> tensor_globals();
 
 /// Makes tensor records from calls such as `torch._utils._rebuild_tensor_v2(storage, offset, …)`,

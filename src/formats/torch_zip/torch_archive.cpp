@@ -33,7 +33,7 @@ const pickle::AllowList& torchscript_globals() {
   return allowed;
 }
 
-/// Cuts a saved object into leaves.
+/// Splits a saved object into its leaves (tensors and values).
 class Flattener {
  public:
   Flattener(const pickle::ObjectGraph& graph, TensorParser& parser)

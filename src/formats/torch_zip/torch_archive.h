@@ -71,8 +71,8 @@ class TorchArchive {
   /// tensor or plain value.
   std::vector<Leaf> leaves() const;
 
-  /// Returns the saved object as one value. Throws: Error(unsupported) naming what is not a plain
-  /// value, such as a tensor.
+  /// Returns the whole saved object as one value. Throws: Error(unsupported) naming what is not a
+  /// plain value, such as a tensor.
   Value as_value() const;
 
   /// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order, for any

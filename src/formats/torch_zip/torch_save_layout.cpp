@@ -140,7 +140,7 @@ std::vector<TorchSaveLayout::Segment> TorchSaveLayout::segments_around_storages(
     names += '\n';
     for (int shift = 0; shift < 32; shift += 8) crc_bytes += static_cast<char>(crcs[i] >> shift);
   }
-  // torch's readers only require that archives with different contents differ in it.
+  // torch's readers only require that archives with different contents have different ids.
   const std::string id =
       decimal20(xxh3_64(as_bytes(names))) + decimal20(xxh3_64(as_bytes(crc_bytes)));
   crcs[id_member] = crc32(0, as_bytes(id));

@@ -97,8 +97,8 @@ TorchSaveLayout lay_out(const CheckpointContents& contents, const std::vector<Va
   return layout;
 }
 
-/// Writes storages at places known from the start. `commit` writes the segments around them, which
-/// hold their CRCs.
+/// A writer of storages at places known from the start. `commit` writes the segments around the
+/// storages, which hold the storages' CRCs.
 class TorchZipWriter final : public CheckpointWriter {
  public:
   TorchZipWriter(FileSystem& fs, std::string destination, CheckpointContents contents,

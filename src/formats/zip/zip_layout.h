@@ -11,8 +11,8 @@
 
 namespace tessera::formats::zip {
 
-/// Lays out a zip archive of stored (uncompressed) members of known sizes. All places are known
-/// before anything is written, so members can be written in any order and by several threads.
+/// The layout of a zip archive of stored (uncompressed) members of known sizes. All places are
+/// known before anything is written, so members can be written in any order and by several threads.
 /// Headers hold the CRCs, so they are written last.
 ///
 /// ```
@@ -26,14 +26,14 @@ namespace tessera::formats::zip {
 /// Immutable once all members are added; then safe to share between threads.
 class ZipLayout {
  public:
-  /// Requires: a power of two, at most 16384.
+  /// Requires: `alignment` is a power of two, at most 16384.
   explicit ZipLayout(std::uint64_t alignment = 64) : alignment_(alignment) {}
 
   /// Appends a member and returns its index. Requires: a name shorter than 64 KiB.
   std::size_t add_member(std::string name, std::uint64_t nbytes) {
     return add_member(std::move(name), nbytes, alignment_);
   }
-  /// Does the same with another alignment.
+  /// Appends a member with an alignment of its own.
   std::size_t add_member(std::string name, std::uint64_t nbytes, std::uint64_t alignment);
 
   std::size_t num_members() const { return members_.size(); }

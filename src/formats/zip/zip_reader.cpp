@@ -30,7 +30,7 @@ constexpr std::uint32_t kLocalHeaderSignature = 0x04034b50;
 constexpr std::uint16_t kZip64ExtraId = 0x0001;
 
 constexpr std::uint16_t kEncryptedFlags = 1U << 0 | 1U << 6 | 1U << 13;
-constexpr std::uint16_t kSizesFollowFlag = 1U << 3;  // the local header holds none
+constexpr std::uint16_t kSizesFollowFlag = 1U << 3;  // the local header has no sizes
 
 constexpr std::uint64_t kSmallWindowNbytes = 64 * 1024;
 constexpr std::uint64_t kTailNbytes = 8 * 1024;
@@ -157,7 +157,7 @@ void ZipReader::read_file_at(std::uint64_t offset, std::span<std::byte> out) con
               out.begin());
 }
 
-// The archive ends in its trailer, and the trailer in a comment whose length it states.
+// The trailer is at the end of the archive. The trailer ends with a comment whose length it states.
 ZipReader::Trailer ZipReader::find_trailer() const {
   const std::uint64_t nbytes = window_.nbytes();
   std::vector<std::byte> end_bytes;
@@ -225,7 +225,7 @@ ZipReader::Directory ZipReader::find_directory() const {
          std::to_string(trailer.directory_nbytes) + " bytes at " +
              std::to_string(trailer.directory_begin));
   }
-  // Other bytes may stand before the archive; its offsets do not count them.
+  // Other bytes may be before the archive; the archive's offsets do not count them.
   const std::uint64_t begin = trailer.begin - trailer.directory_nbytes;
   return {.begin = begin,
           .nbytes = trailer.directory_nbytes,

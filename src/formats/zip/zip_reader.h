@@ -50,9 +50,9 @@ struct ZipLimits {
 ///
 /// The central directory is read and checked in full when opening: members within the window and
 /// not overlapping, names unique, relative and without `..`, nothing encrypted or split over disks.
-/// A member's local header is compared with it before the member's first byte is used. A small
-/// archive is read in one call and needs no other. Immutable after opening; thread-safe. `file`
-/// must outlive it. Source: APPNOTE.TXT 6.3.10 (PKWARE).
+/// A member's local header is compared with the directory before the member's first byte is used. A
+/// small archive is read in a single call. Immutable after opening; thread-safe. `file` must
+/// outlive it. Source: APPNOTE.TXT 6.3.10 (PKWARE).
 class ZipReader {
  public:
   /// Throws: Error(corruption), Error(unsupported), Error(io).
