@@ -20,7 +20,7 @@ struct LayoutRule {
   int world_size = 1;
 };
 
-/// Returns the rule that the options ask for; plan_reshard says what follows where they are silent.
+/// Returns the rule that the options ask for; plan_reshard (planner.h) documents the defaults.
 /// Throws: Error(invalid_argument) if the options contradict each other or the format.
 LayoutRule choose_layout_rule(const formats::CheckpointContents& source,
                               const PlanOptions& options);
@@ -30,7 +30,7 @@ LayoutRule choose_layout_rule(const formats::CheckpointContents& source,
 std::optional<std::string> planned_table(const formats::TensorEntry& tensor,
                                          const PlanOptions& options);
 
-/// Applies the layout rule and the table plan to tensors of the source. Keeps views of source,
+/// The layout rule and the table plan, applied to tensors of the source. Keeps views of source,
 /// options and units, which must outlive it and not move. Immutable; thread-safe.
 class DestinationLayout {
  public:
@@ -38,14 +38,14 @@ class DestinationLayout {
   DestinationLayout(const formats::CheckpointContents& source, const PlanOptions& options,
                     const LayoutRule& rule, std::span<const FlatUnit> units);
 
-  /// Says whether tensors keep their pieces, except those that get a new form.
+  /// Says whether all tensors keep their pieces, except tensors that get a new form.
   bool keeps_pieces() const { return !rule_.strategy; }
 
   /// Returns the shards of a parameter, or of any tensor that is cut by its own shape.
   std::vector<Shard> shards_of_parameter(std::size_t source_tensor) const;
 
-  /// Returns the shards of a destination tensor. It follows its parameter by its kind. `role` is
-  /// that of the source tensor; `entry` has the kind and the shape at the destination. Requires:
+  /// Returns the shards of a destination tensor. Its kind says how it follows its parameter. `role`
+  /// is the source tensor's role; `entry` has the kind and the shape at the destination. Requires:
   /// `keeps_pieces()` is false, or `entry` is row-wise state of a parameter.
   std::vector<Shard> shards_of_entry(const formats::TensorEntry& entry, std::size_t source_tensor,
                                      const StateRole& role) const;

@@ -4,7 +4,7 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// The names of a destination as a whole: sorted, unique, and none that refers to nothing.
+// Makes the names of a destination valid: sorted, unique, and no alias without its tensor.
 namespace tessera::reshard {
 
 /// Sorts tensors, values and aliases by name, together with the lists that are parallel to them.

@@ -38,7 +38,7 @@ struct Workspace {
   ByteBuffer merge;   // one column shard's rows
 };
 
-/// Lends each running task a workspace of its own.
+/// A pool that lends each running task a workspace of its own.
 class WorkspacePool {
  public:
   std::unique_ptr<Workspace> take() {

@@ -158,7 +158,7 @@ class LoadPlanner {
     plan_.copies.push_back(std::move(copy));
   }
 
-  /// Looks up all selected names of a tensor, its own first. Returns what the first one has.
+  /// Looks up all selected names of a tensor, its own first. Returns what the first name found has.
   std::optional<std::size_t> find_source_tensor(const TensorEntry& wanted) {
     std::vector<std::string_view> names = {wanted.meta.fqn};
     const auto [begin, end] = tied_names_.equal_range(wanted.meta.fqn);

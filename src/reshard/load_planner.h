@@ -12,7 +12,7 @@ namespace tessera::reshard {
 
 /// What the caller allows beyond an exact fit (default: nothing).
 struct LoadPlanOptions {
-  Relaxation missing = Relaxation::refuse;     // what is missing in the checkpoint keeps its value
+  Relaxation missing = Relaxation::refuse;     // what the checkpoint lacks keeps its value
   Relaxation unexpected = Relaxation::refuse;  // skip what the checkpoint has and nobody wants
   Relaxation cast = Relaxation::refuse;        // between floating dtypes
   Relaxation lossy = Relaxation::refuse;       // merge state that is stored per column shard

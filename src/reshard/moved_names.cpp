@@ -50,7 +50,7 @@ StateNames choose_state_names(const CheckpointContents& source, const PlanOption
   return state_names;
 }
 
-/// Makes the list of list_moved_names. Keeps views of its arguments.
+/// Builds the result of list_moved_names. Keeps views of its arguments.
 class NameLister {
  public:
   NameLister(const CheckpointContents& source, const PlanOptions& options,

@@ -13,8 +13,8 @@
 // Which names of the source are moved, and what they are called at the destination.
 namespace tessera::reshard {
 
-/// Says which names of a source are moved: those that PlanOptions::only selects, without those of
-/// optimizers if these are left out. Keeps views of both, which must outlive it. Thread-safe.
+/// The names of a source that are moved: those that PlanOptions::only selects, without those of
+/// optimizers if these are left out. Keeps views of both arguments (must outlive it). Thread-safe.
 class MovedSelection {
  public:
   MovedSelection(const formats::CheckpointContents& source, const PlanOptions& options);
@@ -51,7 +51,7 @@ MovedNames list_moved_names(const formats::CheckpointContents& source, const Pla
                             const MovedSelection& selection);
 
 /// Refuses patterns and prefixes that match no name: they are probably typing errors.
-/// Throws: Error(invalid_argument).
+/// Throws: Error(invalid_argument) for the first of them.
 void check_patterns_match(const formats::CheckpointContents& source, const PlanOptions& options,
                           const MovedSelection& selection);
 

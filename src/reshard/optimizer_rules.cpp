@@ -30,7 +30,7 @@ bool contains(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Finds parameters by the name that an optimizer uses: their key, with or without its first
+/// The parameters, by the name that an optimizer uses: their key, with or without its first
 /// components (`model.`, `app.model.`).
 class ParameterNames {
  public:
@@ -48,8 +48,8 @@ class ParameterNames {
     for (auto& [name, named] : by_name_) std::ranges::stable_sort(named, {}, &Named::fqn);
   }
 
-  /// If several have this name, returns the one that shares the most first components with `state`:
-  /// merged checkpoints may have parameters of the same name.
+  /// If several parameters have this name, returns the one that shares the most first components
+  /// with `state`: merged checkpoints may have parameters of the same name.
   std::optional<std::size_t> find(std::string_view name, std::string_view state) const {
     const auto it = by_name_.find(name);
     if (it == by_name_.end()) return std::nullopt;

@@ -42,10 +42,10 @@ struct StateRole {
 /// embedding optimizers.
 std::vector<StateRole> classify_state(const formats::CheckpointContents& contents);
 
-/// Says which entries of a checkpoint belong to its optimizers: state whose parameter is in the
+/// The entries of a checkpoint that belong to its optimizers: state whose parameter is in the
 /// checkpoint or recorded there, everything below a `state` that has such a tensor, everything
-/// below a `param_groups`, and everything below the `state` beside one. Keeps views of the names in
-/// `contents`, which must outlive it. Thread-safe.
+/// below a `param_groups`, and everything below a `state` beside a `param_groups`. Keeps views of
+/// the names in `contents`, which must outlive it. Thread-safe.
 class OptimizerEntries {
  public:
   explicit OptimizerEntries(const formats::CheckpointContents& contents);

@@ -9,8 +9,8 @@
 
 namespace tessera::reshard {
 
-/// Finds the pieces of a tensor that share elements with a region. Immutable; keeps a view of the
-/// tensor, which must outlive it.
+/// An index that finds the pieces of a tensor that share elements with a region. Immutable; keeps a
+/// view of the tensor, which must outlive it.
 class PieceIndex {
  public:
   explicit PieceIndex(const formats::TensorEntry& tensor);

@@ -8,8 +8,8 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// The arithmetic that makes one row-wise accumulator from those of several column shards. When rows
-// are merged, row_wise_merge_plan.h decides.
+// The arithmetic that makes one row-wise accumulator from those of several column shards.
+// row_wise_merge_plan.h decides when rows are merged.
 namespace tessera::reshard {
 
 /// Rows of merged state that one block of the destination needs.

@@ -23,8 +23,8 @@ std::vector<Shard> shards_of_row_blocks(std::span<const Shard> parameter_shards,
                                         std::span<const std::int64_t> parameter_shape);
 
 /// Returns the widths of the column shards that `regions` cut a 2-d table into, in order of column.
-/// They cut it by column if regions with the same first column have the same width, and these
-/// widths lie side by side; else returns one entry, the width of the table. Units: elements.
+/// The cut is by column if regions with the same first column have the same width, and these column
+/// ranges are adjacent; else returns one entry, the width of the table. Units: elements.
 std::vector<std::int64_t> column_widths(std::span<const Region> regions,
                                         std::span<const std::int64_t> shape);
 

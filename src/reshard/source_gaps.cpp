@@ -27,7 +27,7 @@ std::string files_in_words(const std::set<std::string>& files) {
   return (files.size() == 1 ? "the file " : "the files ") + text + " that the checkpoint lists";
 }
 
-/// Reports what is missing because its files are missing.
+/// Reports a tensor or value that cannot be moved because its files are missing.
 void report_missing_data(const std::string& fqn, const std::set<std::string>& files,
                          Relaxation missing, PlanReport& report) {
   report.relaxable(missing, "structure", fqn, files_in_words(files), "none");

@@ -10,8 +10,8 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// What a move does where the source cannot deliver what it lists: files are missing, or a value is
-// of a kind that is never read. find_gaps (planner.h) finds the gaps.
+// What a move does if the source cannot deliver what its contents list: files are missing, or a
+// value is of a kind that is never read. find_gaps (planner.h) finds the gaps.
 namespace tessera::reshard {
 
 /// The rest of a tensor of which some pieces are missing.

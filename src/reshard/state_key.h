@@ -5,10 +5,10 @@
 
 namespace tessera::reshard {
 
-/// Returns what the key has after `state.`, if that is a whole component of the key.
+/// Returns the part of the key after `state.`, if `state` is a whole component of the key.
 std::optional<std::string_view> behind_state(std::string_view fqn);
 
-/// Returns what the key has before the first whole component `component`, with its dot.
+/// Returns the part of the key before the first whole component `component`, with the last dot.
 std::optional<std::string_view> before_component(std::string_view fqn, std::string_view component);
 
 /// A key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`.

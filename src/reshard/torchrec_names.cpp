@@ -43,7 +43,7 @@ KeyPath with_end(KeyPath path, std::string_view from, std::string_view to) {
   return {};
 }
 
-/// Collects names that differ from the stored ones in their last components.
+/// A list of names that differ from the stored names in their last components.
 class Names {
  public:
   explicit Names(const CheckpointContents& contents) : contents_(contents) {}
