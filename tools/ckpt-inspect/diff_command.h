@@ -24,13 +24,13 @@ struct DiffCommandOptions {
 
 void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& terminal);
 
-/// Compares two checkpoints with a progress line. Throws: Error(invalid_argument) where a pattern
-/// of `options.names` fits nothing.
+/// Compares two checkpoints with a progress line. Throws: Error(invalid_argument) if a pattern of
+/// `options.names` matches no name.
 inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                             inspect::DiffOptions options, const WorkOptions& work_options,
                             Terminal& terminal);
 
-/// Compares two checkpoints; ExitCode::findings where they differ.
+/// Compares two checkpoints. Returns ExitCode::findings if they differ.
 ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

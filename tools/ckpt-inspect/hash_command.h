@@ -14,8 +14,8 @@ struct HashOptions {
 
 void add_hash_command(CommandLine& line, HashOptions& options, Terminal& terminal);
 
-/// Prints the digest of all that is selected, or says what is not as a manifest has it;
-/// ExitCode::findings where something is not.
+/// Prints the digests of the selected names, or compares them with a manifest. Returns
+/// ExitCode::findings if they differ.
 ExitCode run_hash(const HashOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

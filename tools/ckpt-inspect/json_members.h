@@ -10,13 +10,13 @@ namespace tessera::cli {
 /// Writes `{"offsets": […], "sizes": […]}` or `{"begin": …, "end": …}`.
 void write_region(JsonOutput& json, const Region& region);
 
-/// Writes the members of an object that is open: `numel`, `zeros`, `nan`, …, `std`.
+/// Writes members into the open JSON object: `numel`, `zeros`, `nan`, …, `std`.
 void write_statistics(JsonOutput& json, const inspect::Statistics& statistics);
 
-/// Returns `missing`, `extra`, `shape`, …: a kind's name in output.
+/// Returns a kind's name in output: `missing`, `extra`, `shape`, …
 std::string_view kind_name(inspect::Difference::Kind kind);
 
-/// Writes the members of an object that is open: `kind`, `name`, and what there is to say.
+/// Writes members into the open JSON object: `kind`, `name`, and those of the kind.
 void write_difference(JsonOutput& json, const inspect::Difference& difference);
 
 }  // namespace tessera::cli

@@ -18,13 +18,13 @@ namespace {
 using formats::CheckpointReader;
 using inspect::TreeNode;
 
-constexpr int kTextColumns = 48;  // for the name and the pattern, beside the map
+constexpr int kTextColumns = 48;  // width of the name and the pattern beside the map
 constexpr int kMinMapColumns = 16;
 constexpr int kMaxMapColumns = 64;
 constexpr std::size_t kTickColumns = 8;
 constexpr std::uint64_t kMaxPlanNbytes = std::uint64_t{256} << 20;
 
-// Tensors that are alike, as one line of the map.
+// One line of the map: a tensor, or several tensors that are alike.
 struct Row {
   std::string name;
   std::size_t tensor;
@@ -60,7 +60,7 @@ std::string cut_in_words(const formats::TensorEntry& tensor, const inspect::Layo
   return text;
 }
 
-// Returns rank numbers over their columns: `0123`, or `0       8       16`.
+// Returns the rank numbers above the columns of the map: `0123`, or `0       8       16`.
 std::string axis(std::size_t world_size, std::size_t ranks_per_column) {
   const std::size_t num_columns = (world_size + ranks_per_column - 1) / ranks_per_column;
   const std::size_t tick_columns = world_size <= 10 ? 1 : kTickColumns;
@@ -185,7 +185,7 @@ void print_layout(const Subject& subject, const inspect::Selection& selection,
   }
 }
 
-// Returns the selected tables, with all that each rank of the plan holds of them.
+// Returns the selected tables with the pieces that each rank of the plan holds.
 formats::CheckpointContents planned_tables(const CheckpointReader& reader,
                                            const inspect::Selection& selection,
                                            const TablePlan& plan) {

@@ -16,7 +16,7 @@ struct LayoutOptions {
 
 void add_layout_command(CommandLine& line, LayoutOptions& options, Terminal& terminal);
 
-/// Maps which rank holds how much of which tensor.
+/// Prints a map of how much of each tensor each rank holds.
 ExitCode run_layout(const LayoutOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

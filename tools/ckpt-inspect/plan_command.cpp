@@ -44,7 +44,7 @@ std::vector<TableSize> tables_to_plan(const formats::CheckpointReader& reader,
   return tables;
 }
 
-/// Prints two tables, whose first lines are titles, and a line that sums them up.
+/// Prints two tables, each with a title line, and a summary line.
 void print_explanation(const ProposedPlan& proposed, Terminal& terminal) {
   constexpr int kNumTables = 2;
   const auto max_width = static_cast<std::size_t>(std::max(terminal.width(), 0));
@@ -63,7 +63,7 @@ void print_explanation(const ProposedPlan& proposed, Terminal& terminal) {
   }
 }
 
-// A name given by mistake may be a checkpoint's: only a plan is replaced by a plan.
+// The user may name a checkpoint by mistake. So only an existing plan file is replaced.
 void require_plan_or_nothing(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::regular) return;
   try {

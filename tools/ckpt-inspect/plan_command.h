@@ -12,8 +12,8 @@ struct PlanCommandOptions {
   static constexpr int kNotGiven = -1;
 
   SourceOptions source;
-  int world_size = kNotGiven;                // then as many as the checkpoint has
-  int ranks_per_host = 0;                    // 0: all
+  int world_size = kNotGiven;                // kNotGiven: the checkpoint's
+  int ranks_per_host = 0;                    // 0: all ranks on one host
   std::uint64_t memory_per_rank_nbytes = 0;  // 0: not given
   std::uint64_t reserved_nbytes = 0;
   int batch_size = 1024;
@@ -29,7 +29,7 @@ struct PlanCommandOptions {
 
 void add_plan_command(CommandLine& line, PlanCommandOptions& options, Terminal& terminal);
 
-/// Proposes a plan for a checkpoint's embedding tables, and says why.
+/// Proposes a plan for a checkpoint's embedding tables, with reasons.
 ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -27,14 +27,14 @@ struct Numbers {
   inspect::Histogram histogram;
 };
 
-// Returns the numbers of each of the tensors; nothing where they are not wanted.
+// Returns the statistics of each tensor; nothing if the user does not want them.
 std::vector<Numbers> compute_numbers(const CheckpointReader& reader,
                                      const std::vector<std::size_t>& tensors,
                                      const ReportOptions& options, Terminal& terminal) {
   if (options.no_stats) return {};
   std::uint64_t nbytes = 0;
   for (std::size_t t : tensors) nbytes += reader.contents().tensors[t].meta.nbytes();
-  Work work(terminal, "report", 2 * nbytes, options.work);  // the range, then the bins within it
+  Work work(terminal, "report", 2 * nbytes, options.work);  // minimum and maximum, then bins
   const auto statistics = inspect::compute_statistics(reader, tensors, work.scan_options());
   auto histograms =
       inspect::compute_histograms(reader, tensors, statistics, kNumBins, work.scan_options());
@@ -45,7 +45,7 @@ std::vector<Numbers> compute_numbers(const CheckpointReader& reader,
   return numbers;
 }
 
-// A name given by mistake may be a checkpoint's: only a page is replaced by a page.
+// The user may name a checkpoint by mistake. So only an existing page is replaced.
 void require_page_or_nothing(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::regular) return;
   const auto file = fs.open(path);
@@ -58,8 +58,8 @@ void require_page_or_nothing(const FileSystem& fs, const std::string& path) {
                         "another kind of file", "it was not changed");
 }
 
-// Takes JSON into a script element: `<` appears within strings alone, where the escape means it,
-// so that no name ends the element or opens a comment in it.
+// Escapes JSON for a script element: `<`, which JSON has only within strings, becomes an escape, so
+// that no name ends the element or opens a comment.
 JsonOutput::TextSink into_script(const JsonOutput::TextSink& write) {
   return [&write](std::string_view json) {
     for (std::size_t end = 0; (end = json.find('<')) != std::string_view::npos;) {
@@ -79,7 +79,7 @@ void write_numbers(JsonOutput& json, const Numbers& numbers) {
   json.end_object().end_object();
 }
 
-// Writes what stands in the page's head about one checkpoint.
+// Writes what the head of the page shows about one checkpoint.
 void write_source(JsonOutput& json, const CheckpointReader& reader,
                   const inspect::Selection& selection) {
   const inspect::Totals& totals = selection.totals;
@@ -150,7 +150,7 @@ void write_checkpoint(JsonOutput& json, const CheckpointReader& reader,
   json.end_array();
 }
 
-// The index of the tensor that stands under a name, its own or an alias.
+// Returns the index of the tensor that has a name, which may be an alias.
 std::optional<std::size_t> find_tensor(const CheckpointContents& contents,
                                        const std::string& name) {
   const TensorEntry* tensor = contents.find_tensor(name);
@@ -163,7 +163,7 @@ std::optional<std::size_t> find_tensor(const CheckpointContents& contents,
   return static_cast<std::size_t>(tensor - contents.tensors.data());
 }
 
-// Returns the numbers of the tensors whose elements differ, in the order of the differences.
+// Returns the statistics of the tensors whose elements differ, in the order of the differences.
 std::vector<Numbers> numbers_of_differing(const CheckpointReader& reader,
                                           const inspect::DiffReport& report,
                                           const ReportOptions& options, Terminal& terminal) {
@@ -207,7 +207,7 @@ void write_comparison(JsonOutput& json, const CheckpointReader& a, const Checkpo
   json.end_array();
 }
 
-// Writes the page around the data, which `write_data` writes.
+// Writes the page. `write_data` writes the data inside it.
 template <class WriteData>
 void write_page(const JsonOutput::TextSink& write, WriteData write_data) {
   write(kReportPageBeforeData);

@@ -9,7 +9,7 @@ namespace tessera::cli {
 
 struct ReportOptions {
   std::string path;
-  std::vector<std::string> other_paths;  // none, or the one to compare with
+  std::vector<std::string> other_paths;  // empty, or one checkpoint to compare with
   std::string output_path;
   std::vector<std::string> patterns;  // empty: all
   std::string flat_layout_path;
@@ -24,7 +24,7 @@ struct ReportOptions {
 
 void add_report_command(CommandLine& line, ReportOptions& options, Terminal& terminal);
 
-/// Writes a page of HTML that shows a checkpoint, or the differences between two.
+/// Writes an HTML page that shows a checkpoint, or the differences between two checkpoints.
 ExitCode run_report(const ReportOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -154,8 +154,8 @@ void print_tensor(const CheckpointReader& reader, std::size_t t, const ShowOptio
   title("pieces");
   print_pieces(reader, t, terminal);
 
-  // A tensor with holes has pieces to show, but no elements: what was printed stands, then the
-  // failure is told.
+  // A tensor with holes has pieces to show, but no elements: the pieces are already printed when
+  // this line throws.
   const inspect::TensorReader elements(reader, t);
   if (tensor.meta.numel() == 0) return;
   const std::size_t num_dims = tensor.meta.shape.size();
@@ -207,7 +207,7 @@ void write_tensor(const CheckpointReader& reader, std::size_t t, const ShowOptio
   json.key("counts").value(facts.histogram.counts).end_object().end_object();
 }
 
-// Tensors asked for under any of their names, each once.
+// Returns the selected tensors. A tensor selected under several names is there once.
 std::vector<std::size_t> tensors_of(const CheckpointReader& reader,
                                     const inspect::Selection& selection) {
   std::vector<std::size_t> tensors = selection.tensors;

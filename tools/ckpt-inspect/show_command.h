@@ -17,7 +17,7 @@ struct ShowOptions {
 
 void add_show_command(CommandLine& line, ShowOptions& options, Terminal& terminal);
 
-/// Shows all about single tensors and values.
+/// Shows all details of single tensors and values.
 ExitCode run_show(const ShowOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

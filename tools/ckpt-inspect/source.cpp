@@ -56,8 +56,8 @@ std::unique_ptr<formats::CheckpointReader> open_reader(const SourceOptions& opti
 }  // namespace
 
 const formats::CheckpointReader* open_source(const SourceOptions& options) {
-  // The process ends with its command. To give back what a large index consists of, one by one,
-  // would take a quarter of the time that listing it takes.
+  // Readers are never destroyed, because the process ends with its command. To free the objects of
+  // a large index takes a quarter of the time that listing the index takes.
   static auto& kept = *new std::vector<std::unique_ptr<formats::CheckpointReader>>;
   return kept.emplace_back(open_reader(options)).get();
 }
@@ -132,7 +132,7 @@ std::string format_in_words(const formats::CheckpointReader& reader) {
 
 namespace {
 
-/// Throws the error where it says nothing of the checkpoint, as one does of the system.
+/// Returns the word for a value that was not read. Rethrows an error of the system.
 std::string word_for_unread(const Error& error) {
   switch (error.kind()) {
     case ErrorKind::unsupported:

@@ -23,51 +23,51 @@ namespace tessera::cli {
 /// The version of every JSON document that ckpt-inspect prints (docs/cli/json-schema.md).
 inline constexpr int kInspectJsonSchema = 1;
 
-/// What a command's help says of the checkpoint that it takes.
+/// The help text of the argument PATH.
 inline constexpr const char* kPathHelp =
     "A checkpoint: native, safetensors, DCP or torch.save. The tool detects the format. - reads "
     "standard input";
 
-/// Which checkpoint a command looks into, and at which names.
+/// The checkpoint and the names in it that a command reads.
 struct SourceOptions {
   std::string path;
   std::vector<std::string> patterns;  // empty: all
   std::string flat_layout_path;       // empty: not given
 };
 
-/// How a command that reads tensors' bytes does so.
+/// The options of a command that reads tensors' bytes.
 struct WorkOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
-  int num_threads = 0;  // 0: as many as there are cores
+  int num_threads = 0;  // 0: one per core
   ProgressOptions progress{};
 };
 
-/// Adds `PATH [GLOB...]`. Options are printed in the order they are added, so a command adds its
-/// own in between.
+/// Adds `PATH [GLOB...]`. The help lists options in the order in which a command adds
+/// them.
 void add_source_arguments(Command& command, SourceOptions& options);
 void add_flat_layout_option(Command& command, SourceOptions& options);
 void add_work_options(Command& command, WorkOptions& options);
 
-/// Opens the checkpoint, which is then there until the process ends. The path `-` is what standard
-/// input brings, read once and to its end.
+/// Opens the checkpoint. The reader lives until the process ends. The path `-` is standard input,
+/// which is read once, to its end.
 const formats::CheckpointReader* open_source(const SourceOptions& options);
 
-/// As above. Says on standard error which of its files are lost, and what was in them with them.
+/// As above. Prints the missing files, and the entries in them, to standard error.
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
 
-/// Begins a document about a checkpoint: its format, and which of its files are lost, if any.
+/// Writes the first members of a document about a checkpoint: its format, and its missing files.
 void write_source(JsonOutput& json, std::string_view format,
                   const formats::CheckpointContents& contents);
 
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 
-/// Throws Error(invalid_argument) where a pattern matches no name of either: it is a mistake.
-/// `renames` are of A's names.
+/// Throws Error(invalid_argument) if a pattern matches no name of either checkpoint: it is probably
+/// a typing error. `renames` apply to A's names.
 void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
                            const formats::CheckpointReader& b, const std::vector<Rename>& renames);
 
-/// Long work over tensors' bytes: can be interrupted, and shows how far it is.
+/// Long work over tensors' bytes, which a signal can interrupt and which shows its progress.
 class Work {
  public:
   Work(Terminal& terminal, std::string phase, std::uint64_t total_nbytes,
@@ -80,23 +80,23 @@ class Work {
   WorkOptions options_;
 };
 
-/// Returns the format, with its ranks where the format knows them: `native, 4 ranks`.
+/// Returns the format, and the number of ranks if the format has ranks: `native, 4 ranks`.
 std::string format_in_words(const formats::CheckpointReader& reader);
 
-/// A value's type and itself, for a line of a table. One that is of a kind which is never read (an
-/// object of a class) is `refused`, one that is lost or damaged is `unreadable`, with the reason:
-/// what stands beside it can be listed. Throws: Error(io).
+/// A value's type and text, for a line of a table. The type is `refused` for a kind that is never
+/// read (an object of a class), and `unreadable` if the value is missing or damaged; the text is
+/// then the reason, and the other values are still listed. Throws: Error(io).
 struct ValueWords {
   std::string type;
   std::string text;
 };
 ValueWords value_in_words(const formats::CheckpointReader& reader, std::size_t value_index);
 
-/// Returns a value as JSON; one that is refused as `{"$refused": "<reason>"}`, one that is lost or
-/// damaged as `{"$unreadable": "<reason>"}`. Throws: Error(io).
+/// Returns a value as JSON; a refused value as `{"$refused": "<reason>"}`, a missing or damaged
+/// value as `{"$unreadable": "<reason>"}`. Throws: Error(io).
 std::string value_as_json(const formats::CheckpointReader& reader, std::size_t value_index);
 
-/// Returns what names add up to: `3 tensors, 1 value`.
+/// Returns the totals in words: `3 tensors, 1 value`.
 std::string counts_in_words(const inspect::Totals& totals);
 
 }  // namespace tessera::cli

@@ -19,7 +19,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::uint64_t kHeadNbytes = 1024;  // more than any format is told by
+constexpr std::uint64_t kHeadNbytes = 1024;  // more than any format needs to be recognized
 constexpr std::size_t kTextBeginNbytes = 4096;
 
 class KeptFile final : public ReadableFile {

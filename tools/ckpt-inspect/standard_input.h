@@ -13,22 +13,22 @@
 
 namespace tessera::cli {
 
-/// What stands for standard input where a path is expected.
+/// The path that means standard input.
 inline constexpr const char* kStandardInput = "-";
 
-/// A stream as a file system that has one file, `-`, for reading only. Its first bytes are read and
-/// kept on construction, which is enough for the header of a file of any size, and the rest is
-/// counted: up to the end that the header lays out and not beyond, so that a stream without end is
-/// not read for ever. Thread-safe. What needs a byte that was not kept throws Error(unsupported),
-/// what would write Error(io).
+/// A stream as a file system that has one file, `-`, for reading only. The constructor reads and
+/// keeps the first bytes, which are enough for the header of a file of any size. The bytes after
+/// them are only counted, up to the end of the file by its header, so that an endless stream does
+/// not block. Thread-safe. Reading a byte that was not kept throws Error(unsupported); writing
+/// throws Error(io).
 class StandardInput final : public ReadOnlyFileSystem {
  public:
   /// More than the longest header of a safetensors file.
   static constexpr std::uint64_t kMaxKeptNbytes = std::uint64_t{128} << 20;
 
-  /// Reads from a file descriptor, which stays the caller's.
-  /// Throws: Error(invalid_argument) where it is a terminal; Error(unsupported), or what
-  /// detect_format throws, as soon as the stream is found to be none that can be read; Error(io).
+  /// Reads from a file descriptor, which the caller owns. Throws: Error(invalid_argument) if it is
+  /// a terminal; Error(unsupported), or what detect_format throws, as soon as the first bytes show
+  /// that the stream cannot be read; Error(io).
   explicit StandardInput(int descriptor, std::uint64_t max_kept_nbytes = kMaxKeptNbytes);
 
   std::optional<FileKind> kind_of(const std::string& path) const override;
@@ -38,7 +38,7 @@ class StandardInput final : public ReadOnlyFileSystem {
 
  private:
   enum class Stream { more, ended };
-  /// Reads until there are `nbytes`, or the stream ends.
+  /// Reads until `nbytes` bytes are read, or the stream ends.
   Stream read_to(std::uint64_t nbytes);
 
   int descriptor_;
@@ -47,9 +47,9 @@ class StandardInput final : public ReadOnlyFileSystem {
   std::vector<std::byte> kept_;
 };
 
-/// Returns all of a file as text. Beside files, standard input (`-`), pipes and the like are read.
-/// `check_begin` is given its first 4096 bytes, or all where it is shorter, before more is read.
-/// Throws: as read_file, and as `check_begin`; Error(invalid_argument) where standard input is a
+/// Returns all of a file as text. The file may also be standard input (`-`) or a pipe. Calls
+/// `check_begin` with the first 4096 bytes, or all of a shorter file, before reading more.
+/// Throws: as read_file, and as `check_begin`; Error(invalid_argument) if standard input is a
 /// terminal.
 std::string read_text(const std::string& path, std::uint64_t max_nbytes,
                       const std::function<void(std::string_view)>& check_begin);

@@ -14,7 +14,7 @@ struct StatsOptions {
 
 void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& terminal);
 
-/// Says what tensors' numbers are like, per tensor or prefix.
+/// Prints statistics of tensors' elements, per tensor or per prefix of names.
 ExitCode run_stats(const StatsOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

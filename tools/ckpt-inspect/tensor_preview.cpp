@@ -14,7 +14,7 @@ constexpr std::int64_t kMaxEdge = 3;  // elements shown at either end of a dimen
 constexpr const char* kGap = "…";
 constexpr const char* kColumnGap = "  ";
 
-// Returns the positions to show of a dimension; -1 for the gap.
+// Returns the positions of a dimension to show; -1 stands for the gap.
 std::vector<std::int64_t> positions(std::int64_t size, std::int64_t edge) {
   std::vector<std::int64_t> shown;
   const bool has_gap = size > 2 * edge + 1;

@@ -15,7 +15,7 @@ struct TreeOptions {
 
 void add_tree_command(CommandLine& line, TreeOptions& options, Terminal& terminal);
 
-/// Shows names as a tree, with totals at every branch.
+/// Prints names as a tree, with totals at every branch.
 ExitCode run_tree(const TreeOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -14,7 +14,7 @@ struct VerifyCommandOptions {
 
 void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Terminal& terminal);
 
-/// Checks every byte; ExitCode::findings where something is wrong.
+/// Checks every byte. Returns ExitCode::findings if it finds an error.
 ExitCode run_verify(const VerifyCommandOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -12,7 +12,7 @@ namespace {
 using formats::MergePath;
 using formats::MergePreference;
 
-/// The text before `=` is a prefix, unless it has a slash: `./a=b` is a path.
+/// Parses `PATH` or `PREFIX=PATH`. A prefix has no slash, so `./a=b` is a path.
 MergePath parse_source(const std::string& text) {
   const std::size_t equals = text.find('=');
   if (equals == std::string::npos || text.find('/') < equals) return {.path = text};

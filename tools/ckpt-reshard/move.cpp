@@ -59,7 +59,7 @@ std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts
   return renames;
 }
 
-/// Returns 0 where the option is not given.
+/// Returns 0 if the option is not given.
 int count_option(const std::string& name, int number) {
   if (number == MoveOptions::kNotGiven) return 0;
   if (number < 1) refuse_option(name, "a number of 1 or more", std::to_string(number));
@@ -225,7 +225,7 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
                  (is_compressed ? ", before compression" : "") + "\n");
 }
 
-/// Moves all bytes and commits. Returns how many of them an interrupted run had moved.
+/// Moves all bytes and commits. Returns how many bytes an interrupted run had moved.
 std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& create,
                    const Plan& plan, const CheckpointReader& reader, Terminal& terminal,
                    const std::stop_token& stop) {

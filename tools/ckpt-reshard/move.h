@@ -33,7 +33,7 @@ struct MoveOptions {
   std::vector<std::string> renames;
   std::vector<reshard::Rename> prefix_removals;  // of names that no rename matches
   std::vector<std::string> source_prefixes;      // of a merge
-  formats::MergePreference preference = formats::MergePreference::none;  // the same
+  formats::MergePreference preference = formats::MergePreference::none;  // of a merge
   bool drop_optimizer = false;
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
   std::string cast;

@@ -12,7 +12,7 @@ struct RebuildIndexOptions {
 
 void add_rebuild_index_command(CommandLine& line, RebuildIndexOptions& options, Terminal& terminal);
 
-/// Writes the lost index of a native checkpoint anew, from its rank files.
+/// Rebuilds the missing index of a native checkpoint from the rank files.
 ExitCode run_rebuild_index(const RebuildIndexOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -31,7 +31,7 @@ Number parse_number(const std::string& text, const char* what) {
   return number;
 }
 
-/// Returns what sets `target` to a number that is not negative.
+/// Returns a function that parses a number >= 0 and assigns it to `target`.
 template <class Number, class Target>
 std::function<void(const std::string&)> number_setter(Target& target, const char* what) {
   return [&target, what](const std::string& text) {
@@ -103,7 +103,7 @@ std::string as_given(std::string argument) {
   return argument;
 }
 
-// Adds an option, or a flag where it has no value. Its values are set while `app` parses.
+// Adds an option, or a flag if it has no value. Its values are set while `app` parses.
 void add_option(CLI::App& app, const Command::Option& option, const std::string& help_command) {
   if (option.placeholder.empty()) {
     app.add_flag_callback(option.name, [&option] { option.set({}); });
@@ -125,7 +125,7 @@ void add_option(CLI::App& app, const Command::Option& option, const std::string&
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
-// Parses, and throws a UsageError where CLI11 throws an error of its own.
+// Parses, and throws a UsageError if CLI11 throws one of its errors.
 void parse_arguments(CLI::App& app, std::vector<std::string> arguments,
                      const std::string& help_command) {
   for (std::string& argument : arguments) keep_whole(argument);
@@ -203,7 +203,7 @@ Command& Command::flag(std::string name, bool& target, std::string help) {
 Command& Command::option(std::string name, std::string placeholder, std::string& target,
                          std::string help) {
   const auto set = [&target, placeholder](const std::string& text) {
-    // Probably an unset variable of the shell. To ignore the option would be a guess.
+    // Probably an unset shell variable. To ignore the option would be a guess.
     if (text.empty()) throw std::invalid_argument("expected " + placeholder + ", found ''");
     target = text;
   };

@@ -58,7 +58,7 @@ class Command {
   /// added later take the last values. A command has at most one such argument.
   Command& arguments(std::string name, std::vector<std::string>& target, std::string help);
 
-  // In the help of the options below, `{}` stands for the value that the target has now.
+  // In the help of the options below, `{}` stands for the target's value at the time of the call.
 
   Command& flag(std::string name, bool& target, std::string help);
   Command& option(std::string name, std::string placeholder, std::string& target, std::string help);

@@ -16,7 +16,7 @@ std::string joined(const std::vector<std::string>& words) {
   return text;
 }
 
-/// Returns `-o` and `--output` of `-o,--output`.
+/// Returns the spellings of an option: `-o` and `--output` for `-o,--output`.
 std::vector<std::string> spellings(const Command::Option& option) {
   const std::size_t comma = option.name.find(',');
   if (comma == std::string::npos) return {option.name};
@@ -48,7 +48,7 @@ std::string with_backslashes(std::string_view text, std::string_view before) {
 
 // --- bash
 
-/// Returns what bash does behind a verb.
+/// Returns the branch of bash's `case` that completes words after a verb.
 std::string bash_case(const Command& command, const std::string& pattern) {
   std::string options(kHelpOption);
   std::string values;
@@ -108,7 +108,7 @@ std::string zsh_quoted(std::string_view text) {
   return result + "'";
 }
 
-/// Returns what `_arguments` takes for an option: `*--to[Format of DST]:FORMAT:(native dcp)`.
+/// Returns an option for `_arguments`: `*--to[Format of DST]:FORMAT:(native dcp)`.
 std::string zsh_option(const std::string& name, std::string_view help, const std::string& value) {
   const std::string explanation = with_backslashes(help, "[]\\");  // it ends at a bracket
   return "        " + zsh_quoted("*" + name + "[" + explanation + "]" + value) + " \\\n";

@@ -18,9 +18,9 @@ enum class ExitCode : int {
   usage = 2,           // wrong command line, or the destination exists
   bad_input = 3,       // unreadable, corrupt or mismatching input
   io = 4,              // a read, a write or an allocation failed
-  internal = 70,       // a bug of ours
+  internal = 70,       // a bug in Tessera
   interrupted = 130,   // stopped by SIGINT or SIGTERM
-  output_closed = 141  // whoever read our standard output has gone
+  output_closed = 141  // the reader closed standard output
 };
 
 ExitCode exit_code_of(ErrorKind kind);

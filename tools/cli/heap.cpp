@@ -14,19 +14,19 @@ void let_heap_use_huge_pages() {
 #if defined(__GLIBC__) && defined(MADV_HUGEPAGE)
   constexpr std::size_t kHugePageNbytes = std::size_t{2} << 20;
   constexpr int kRoomNbytes = 256 << 20;
-  constexpr int kUsualPadNbytes = 128 << 10;  // as glibc has it
+  constexpr int kUsualPadNbytes = 128 << 10;  // glibc's default
   constexpr int kMmapNbytes = 32 << 20;       // the largest that glibc takes
 
   auto* const begin = static_cast<std::byte*>(sbrk(0));
   mallopt(M_MMAP_THRESHOLD, kMmapNbytes);
   mallopt(M_TRIM_THRESHOLD, 2 * kRoomNbytes);
   mallopt(M_TOP_PAD, kRoomNbytes);
-  void* volatile grown = std::malloc(std::size_t{1} << 20);  // more than the heap has at the start
+  void* volatile grown = std::malloc(std::size_t{1} << 20);  // larger than the heap at the start
   std::free(grown);
   mallopt(M_TOP_PAD, kUsualPadNbytes);
   const auto nbytes = static_cast<std::size_t>(static_cast<std::byte*>(sbrk(0)) - begin);
 
-  // The first two MiB and more are left as they are: most lists need no more.
+  // The first 2 MiB and a bit more keep small pages: most lists need no more.
   if (nbytes <= kHugePageNbytes) return;
   void* huge_begin = begin + kHugePageNbytes;
   std::size_t huge_nbytes = nbytes - kHugePageNbytes;

@@ -11,15 +11,15 @@
 
 namespace tessera::cli {
 
-/// Writes one JSON document, mostly to standard output, while it comes into being, so that its size
-/// costs no memory. The two outermost levels stand on lines of their own, what is deeper on one
-/// line, which keeps it readable and greppable. A value in an object follows its `key`.
+/// A writer of one JSON document, mostly to standard output. Writes each part at once, so that size
+/// costs no memory. Entries of the two outermost levels get a line each, so that people can read
+/// the document and `grep` finds whole entries. A value in an object follows its `key`.
 class JsonOutput {
  public:
   /// Opens the document's object and writes `"schema": <schema>`. The schemas are in
-  /// docs/cli/json-schema.md; a number changes only when a reader of the old one would misread.
+  /// docs/cli/json-schema.md; the number changes only if old readers would misread it.
   JsonOutput(Terminal& terminal, int schema);
-  /// The same to anything that takes text.
+  /// Writes to a function that takes text, instead of a Terminal.
   using TextSink = std::function<void(std::string_view text)>;
   JsonOutput(TextSink sink, int schema);
 
@@ -35,7 +35,7 @@ class JsonOutput {
   JsonOutput& value(int number) { return value(static_cast<std::int64_t>(number)); }
   JsonOutput& value(std::int64_t number);
   JsonOutput& value(std::uint64_t number);
-  /// Writes what is not finite as `null`, which JSON has no other word for.
+  /// Writes a number that is not finite as `null`, because JSON has no word for it.
   JsonOutput& value(double number);
   JsonOutput& value(std::span<const std::int64_t> numbers);
   JsonOutput& null();

@@ -1,4 +1,4 @@
-// The manual page, as roff, from the same descriptions as the help.
+// Makes the manual page, in roff, from the descriptions that the help uses.
 #include <string>
 #include <string_view>
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t kBufferNbytes = std::size_t{1} << 20;
 
-// Says in a command's own words what StagedDestination would refuse.
+// Refuses what StagedDestination would refuse, but with a message that names the option.
 const std::string& checked(const FileSystem& fs, const std::string& path, OverwritePolicy overwrite,
                            std::string_view option) {
   const std::optional<FileKind> kind = fs.kind_of(path);

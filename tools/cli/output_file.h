@@ -10,11 +10,11 @@
 
 namespace tessera::cli {
 
-/// The name for standard output, where a command writes a file.
+/// The path that means standard output, for commands that write a file.
 inline constexpr const char* kStandardOutput = "-";
 
-/// Writes a file, text by text; it appears only with `commit`. Create it before the work whose
-/// result it takes, so that an existing destination is refused early. Not thread-safe.
+/// A file that is written text by text and appears only with `commit`. Create it before the work
+/// whose result it takes, so that an existing destination is refused early. Not thread-safe.
 class OutputFile {
  public:
   /// `option` is how the path was given (`--output`), for messages.

@@ -73,7 +73,7 @@ Progress::~Progress() {
     } else {
       terminal_.show_status({});
     }
-  } catch (...) {  // no memory for a line: the work itself is not touched by that
+  } catch (...) {  // no memory for a line: the work goes on without it
   }
 }
 
@@ -85,8 +85,8 @@ void Progress::add(std::uint64_t nbytes) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(now - start_).count();
   if (elapsed_ns < next_ns_.load(std::memory_order_relaxed)) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;                                      // somebody else is telling it
-  if (elapsed_ns < next_ns_.load(std::memory_order_relaxed)) return;  // somebody just has
+  if (!lock.owns_lock()) return;                                      // another thread is printing
+  if (elapsed_ns < next_ns_.load(std::memory_order_relaxed)) return;  // another thread just did
   next_ns_.store(elapsed_ns + kIntervalNs, std::memory_order_relaxed);
   show(now);
 }
@@ -105,7 +105,7 @@ void Progress::show(Clock::time_point now) {
                                       total_nbytes_, seconds_until(now)));
 }
 
-// Some checks read more than was announced, or less: what is told ends at the total all the same.
+// Some checks read more or fewer bytes than announced. The last line shows the total anyway.
 void Progress::write_json(State state, Clock::time_point now) {
   const std::uint64_t done_nbytes =
       state == State::done ? total_nbytes_

@@ -11,8 +11,8 @@
 
 namespace tessera::cli {
 
-/// Where progress is shown: in the last line of a terminal, where standard error is one; as lines
-/// of JSON on standard error; nowhere.
+/// Where progress is shown. `automatic`: in the last line of the terminal, if standard error is a
+/// terminal; `json`: as lines of JSON on standard error; `none`: nowhere.
 enum class ProgressDisplay { automatic, json, none };
 
 /// Which verb shows progress, and where.
@@ -21,11 +21,11 @@ struct ProgressOptions {
   ProgressDisplay display = ProgressDisplay::automatic;
 };
 
-/// Adds `--progress`. The verb is the command's name.
+/// Adds `--progress`. The verb in progress messages is the command's name.
 void add_progress_option(Command& command, ProgressOptions& options);
 
-/// Shows the progress of work over a known number of bytes, at most ten times a second, until it is
-/// destroyed. Thread-safe.
+/// A display of the progress of work over a known number of bytes, updated at most ten times a
+/// second until the object is destroyed. Thread-safe.
 ///
 /// On a terminal: `verify   45 %  1.2 GiB of 2.7 GiB  812 MiB/s  2 s left`, once the work has taken
 /// half a second. As JSON: also one line at the beginning, and one at the end, which says whether
@@ -55,7 +55,7 @@ class Progress {
   const std::string verb_;
   const std::string phase_;
   const std::uint64_t total_nbytes_;
-  const int num_exceptions_;  // those under way when this was made
+  const int num_exceptions_;  // exceptions in flight at construction
   const Clock::time_point start_;
   std::atomic<std::uint64_t> done_nbytes_ = 0;
   std::atomic<std::uint64_t> kept_nbytes_ = 0;

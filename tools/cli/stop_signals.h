@@ -5,9 +5,9 @@
 
 namespace tessera::cli {
 
-/// Turns the first SIGINT or SIGTERM into a stop request, so that work ends cleanly; a second one
-/// ends the process at once. Signals that were ignored at the start stay ignored. At most one
-/// object at a time; its destructor restores the signals.
+/// A signal handler that turns the first SIGINT or SIGTERM into a stop request, so that work ends
+/// cleanly; the second ends the process at once. Signals that were ignored at the start stay
+/// ignored. At most one object at a time; its destructor restores the signals.
 class StopSignals {
  public:
   StopSignals();

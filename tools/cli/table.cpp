@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::size_t kGap = 2;
 constexpr std::size_t kMinShrunkWidth = 16;
-constexpr std::size_t kMaxAlignedWidth = 100;  // a longer text pushes its own row alone
+constexpr std::size_t kMaxAlignedWidth = 100;  // a longer text shifts only its own row
 
 std::size_t total_width(const std::vector<std::size_t>& widths, const std::vector<bool>& is_shown) {
   std::size_t total = 0;
@@ -82,7 +82,7 @@ void Table::lay_out_row(std::size_t row, const std::vector<std::size_t>& widths,
                         std::string& line) const {
   const std::size_t first_cell = row == 0 ? 0 : row_ends_[row - 1];
   std::size_t column = 0;   // reached by `line`
-  std::size_t pending = 0;  // spaces that are due before the next text
+  std::size_t pending = 0;  // spaces to write before the next text
   for (std::size_t c = 0; first_cell + c < row_ends_[row]; ++c) {
     const StoredCell& cell = cells_[first_cell + c];
     std::string_view text = text_of(first_cell + c);

@@ -13,16 +13,16 @@
 
 namespace tessera::cli {
 
-/// Aligns rows of cells in columns, two spaces apart, without trailing spaces. On a terminal that
-/// is too narrow, narrow columns take the place of their wide ones, and then one column is cut at
-/// its front. Elsewhere, everything is printed in full.
+/// A table of text: rows of cells in aligned columns, two spaces apart, without trailing spaces. If
+/// a terminal is too narrow, narrow columns replace wide ones (let_alternate), then the front of
+/// one column is cut (let_shrink). Elsewhere, everything is printed in full.
 class Table {
  public:
   enum class Align { left, right };
   struct Cell {
     std::string text;
     Style style = Style::plain;
-    /// Whether the text runs on to the end of the line and beyond, without effect on the widths.
+    /// Whether the text may use the rest of the line, and so does not widen its column.
     enum class Extent : std::uint8_t { one_column, rest_of_line } extent = Extent::one_column;
   };
 
@@ -34,7 +34,7 @@ class Table {
   void let_alternate(std::vector<std::size_t> wide, std::size_t narrow) {
     alternates_.push_back({std::move(wide), narrow});
   }
-  /// Reserves memory for rows that will be added. Units of `text_nbytes`: bytes in all of them.
+  /// Reserves memory for rows that will be added. Units of `text_nbytes`: bytes in all rows.
   void reserve(std::size_t num_rows, std::size_t text_nbytes);
   /// Adds a row, which may have fewer cells than there are columns.
   void add_row(std::span<const Cell> cells);
@@ -51,7 +51,7 @@ class Table {
     std::size_t narrow;
   };
 
-  // A cell of which the text lies among those of all others.
+  // A cell whose text is a part of one string with the texts of all cells.
   struct StoredCell {
     std::size_t text_end;
     std::uint32_t width;

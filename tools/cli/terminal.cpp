@@ -76,7 +76,7 @@ Terminal::Terminal(int out_fd, int err_fd)
       errors_are_on_terminal_(is_terminal(err_fd)),
       width_(find_width(output_is_terminal_ || !errors_are_on_terminal_ ? out_fd : err_fd)) {
   std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that is too large is an error of the write
+  std::signal(SIGXFSZ, SIG_IGN);  // a too large file is then an error of write()
   set_color(ColorChoice::automatic);
 }
 
@@ -110,7 +110,7 @@ void Terminal::print_event(std::string_view line) noexcept {
     const std::scoped_lock lock(mutex_);
     clear_status_locked();
     write_all(err_fd_, std::string(line) + "\n");
-  } catch (...) {  // no memory: the next one is told
+  } catch (...) {  // no memory: this line is left out
   }
 }
 

@@ -17,9 +17,9 @@ class OutputClosed : public std::runtime_error {
   OutputClosed() : std::runtime_error("standard output was closed") {}
 };
 
-/// All that a tool prints goes through here: the result to standard output, everything else to
-/// standard error. Output is buffered and reaches the system by `flush()`, when the buffer is full,
-/// and before anything goes to standard error. Thread-safe. Ignores SIGPIPE from construction on.
+/// The output of a tool: results go to standard output, everything else to standard error. Output
+/// is buffered and reaches the system by `flush()`, when the buffer is full, and before anything
+/// goes to standard error. Thread-safe. Ignores SIGPIPE from construction on.
 class Terminal {
  public:
   Terminal() : Terminal(1, 2) {}
@@ -29,28 +29,28 @@ class Terminal {
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
 
-  /// Prints to standard output as it is. Throws: OutputClosed, Error(io).
+  /// Prints `text` to standard output, unchanged. Throws: OutputClosed, Error(io).
   void print(std::string_view text);
-  /// Prints one line to standard error. Never throws, because nowhere is left to report an error.
+  /// Prints one line to standard error. Never throws: no stream is left to report an error on.
   void print_error(std::string_view line) noexcept;
-  /// The same for a line that programs read during the work; does not flush buffered output.
+  /// Prints a line for programs to standard error at once; does not flush buffered output.
   void print_event(std::string_view line) noexcept;
   /// Throws: OutputClosed, Error(io).
   void flush();
 
-  /// Shows `line` in the terminal's last line in place of the one shown before; an empty one clears
-  /// it. Cut to the width. Does nothing unless standard error is a terminal.
+  /// Shows `line` as the terminal's last line in place of the previous status, cut to the width. An
+  /// empty `line` clears the status. Does nothing unless standard error is a terminal.
   void show_status(std::string_view line);
 
   bool output_is_terminal() const { return output_is_terminal_; }
   bool errors_are_on_terminal() const { return errors_are_on_terminal_; }
 
-  /// Returns the columns: of the terminal; else of the variable COLUMNS; else 80.
+  /// Returns the width in columns: the terminal's, else the variable COLUMNS, else 80.
   int width() const { return width_; }
 
   /// `automatic` is colour on a terminal, unless NO_COLOR is set or TERM is `dumb`.
   void set_color(ColorChoice choice);
-  /// Returns `text` with its style, or as it is where standard output has no colour.
+  /// Returns `text` in this style, or unchanged if standard output has no colour.
   std::string styled(Style style, std::string_view text) const;
 
  private:
@@ -72,8 +72,8 @@ class Terminal {
 /// Returns the columns that UTF-8 text takes: its code points.
 std::size_t display_width(std::string_view text);
 
-/// Returns the last `max_width` columns of the text, beginning with `…` where something is missing:
-/// the end of a name tells more than its beginning.
+/// Returns the last `max_width` columns of the text, beginning with `…` if the text is longer: the
+/// end of a name tells more than its beginning.
 std::string shorten_front(std::string_view text, std::size_t max_width);
 
 }  // namespace tessera::cli

@@ -4,7 +4,7 @@
 
 namespace tessera::python {
 
-/// Adds `verify`, which finds what is wrong with a checkpoint.
+/// Adds `verify`, which finds the errors in a checkpoint.
 void bind_verify(nanobind::module_& module);
 
 /// Adds `move`, which moves a checkpoint, a subset of one, or several merged into one.

@@ -54,7 +54,7 @@ formats::MergedCheckpoint open(const Sources& sources) {
           {}};
 }
 
-/// Moves all bytes and commits. Returns how many of them an interrupted move had moved.
+/// Moves all bytes and commits. Returns how many bytes an interrupted move had moved.
 std::uint64_t execute(const MoveRequest& request, const Plan& plan, const CheckpointReader& reader,
                       Watch& watch) {
   FileSystem& fs = FileSystem::posix();
@@ -66,7 +66,7 @@ std::uint64_t execute(const MoveRequest& request, const Plan& plan, const Checkp
   return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options);
 }
 
-/// Plans, and moves unless this is a dry run.
+/// Plans a move, and executes it unless this is a dry run.
 Outcome run(const MoveRequest& request, Watch& watch) {
   FileSystem& fs = FileSystem::posix();
   for (const MergePath& source : request.sources.paths) {
@@ -118,8 +118,8 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
   return result;
 }
 
-/// Reads a dict of `_core.pyi`, member by member. Python files and extension come from one build,
-/// so an unknown or missing member is our bug.
+/// A dict of `_core.pyi`, read member by member. Python files and extension come from one build, so
+/// an unknown or missing member is a bug in Tessera.
 class Members {
  public:
   explicit Members(const nb::dict& members) : members_(members) {}

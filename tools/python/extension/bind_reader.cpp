@@ -28,19 +28,19 @@ namespace {
 using formats::CheckpointContents;
 using formats::CheckpointReader;
 
-/// What one thread reads at a time.
+/// The bytes that one thread reads at a time.
 constexpr std::int64_t kWindowNbytes = std::int64_t{16} << 20;
-/// From here on reading takes long enough for somebody to press Ctrl-C.
+/// Larger reads take so long that the user may press Ctrl-C.
 constexpr std::size_t kWatchedNbytes = std::size_t{64} << 20;
 
-/// Memory that a numpy array, a torch tensor or a bytearray lends; not readable by a `const` type.
+/// Writable memory that a numpy array, a torch tensor or a bytearray lends, so not `const`.
 using Buffer = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::span<std::byte> bytes_of(const Buffer& buffer) {
   return std::as_writable_bytes(std::span(buffer.data(), buffer.size()));
 }
 
-/// One tensor of an open checkpoint, which this keeps open. Immutable.
+/// One tensor of a checkpoint. Keeps the checkpoint open. Immutable.
 class TensorSource {
  public:
   TensorSource(std::shared_ptr<const CheckpointReader> reader, std::size_t tensor_index)

@@ -8,8 +8,8 @@
 
 namespace tessera::python {
 
-/// Returns tuples `(severity, rule, path, tensor, byte_range, expected, found, text)`: what
-/// `tessera.Problem` is made of.
+/// Returns tuples `(severity, rule, path, tensor, byte_range, expected, found, text)`: the fields
+/// of a `tessera.Problem`.
 nanobind::list findings_to_python(const std::vector<formats::Finding>& findings);
 
 }  // namespace tessera::python

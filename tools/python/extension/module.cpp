@@ -8,9 +8,9 @@
 #include "tessera/base/parallel.h"
 #include "tessera/base/size_text.h"
 
-// What the Python side of the package (src/tessera) is built on; src/tessera/_core.pyi has its
-// types. Paths come as bytes, findings and summaries go as tuples and dicts: what people meet is
-// Python's.
+// The extension under the package's Python code (src/tessera); src/tessera/_core.pyi has its types.
+// Paths arrive as bytes, findings and summaries leave as tuples and dicts. The Python code turns
+// them into the classes that users see.
 NB_MODULE(_core, module) {
   module.attr("__version__") = TESSERA_VERSION;
   module.attr("__interface__") = TESSERA_INTERFACE;

@@ -134,7 +134,7 @@ PlanOptions plan_options(const MoveOptions& options, const JournaledOptions& giv
   return plan;
 }
 
-/// Returns none if an interrupted move is to keep nothing.
+/// Returns nothing if an interrupted move should keep no work.
 std::optional<formats::JournalOptions> journal_options(const MoveOptions& options,
                                                        const Sources& sources,
                                                        JournaledOptions given) {

@@ -19,7 +19,7 @@ struct MoveOptions {
   std::vector<std::string> prefixes;  // of a split
   bool keep_prefix = false;           // of a split
 
-  std::optional<std::string> to;  // none: as the destination's name suggests
+  std::optional<std::string> to;  // none: by the suffix of the destination
   int world_size = 0;             // 0: not given
   std::optional<std::string> strategy;
   std::string plan_path;         // empty: not given
@@ -35,7 +35,7 @@ struct MoveOptions {
   bool allow_missing = false;
   bool allow_lossy = false;
   std::uint64_t memory_nbytes = 0;
-  int num_threads = 0;  // 0: as many as there are cores
+  int num_threads = 0;  // 0: one per core
   bool dry_run = false;
   bool overwrite = false;
   bool resume = false;

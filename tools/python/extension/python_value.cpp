@@ -6,13 +6,13 @@
 namespace tessera::python {
 namespace {
 
-/// Passes a new reference on, or the error that Python has set in place of one.
+/// Takes over a new reference. If it is null, throws the error that Python has set.
 nb::object stolen(PyObject* object) {
   if (object == nullptr) throw nb::python_error();
   return nb::steal(object);
 }
 
-/// Where a value goes: a set within a set, or as a dict's key, has to be a frozenset.
+/// Where a value is put: inside a set or as a dict's key, a set must be a frozenset.
 enum class Place { anywhere, hashed };
 
 class ToPython {
@@ -61,7 +61,7 @@ class ToPython {
     return list;
   }
 
-  /// A str may have had surrogates, which a value keeps as `surrogatepass` writes them.
+  /// Returns a str. A Value keeps surrogates of a str as `surrogatepass` writes them.
   static nb::object str_of(const std::string& text) {
     const auto nbytes = static_cast<Py_ssize_t>(text.size());
     PyObject* str = PyUnicode_DecodeUTF8(text.data(), nbytes, "surrogatepass");

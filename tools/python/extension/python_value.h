@@ -11,16 +11,16 @@
 
 namespace nb = nanobind;
 
-// Tessera's data as Python's. All of it needs the GIL.
+// Converts Tessera's data to Python's and back. All functions need the GIL.
 namespace tessera::python {
 
 /// Returns a str; bytes that are no UTF-8 become lone surrogates, as Python does for file names.
 nb::object text_to_python(std::string_view text);
 
-/// Returns what Python's `os.fsencode` or `str.encode` made of a path or a name.
+/// Returns the bytes of a path or a name, which Python's `os.fsencode` or `str.encode` made.
 std::string string_of(const nb::bytes& bytes);
 
-// What an error or a finding knows of its place: None where it is empty.
+// The parts of the place of an error or a finding. An empty part becomes None.
 nb::object text_or_none(const std::string& text);
 nb::object path_or_none(const std::string& path);
 nb::object byte_range_or_none(const std::optional<ByteRange>& range);

@@ -16,14 +16,14 @@ namespace {
 
 constexpr std::chrono::milliseconds kInterval(50);
 
-/// A thread with a piece of work, joined when this ends.
+/// A thread that does some work. The destructor joins the thread.
 class Worker {
  public:
   explicit Worker(std::function<void()> work)
       : thread_(std::make_unique<std::thread>([this, work = std::move(work)] { run(work); })) {}
   ~Worker() {
     if (is_elsewhere()) {
-      (void)thread_.release();  // of another process: neither to be joined nor to be detached
+      (void)thread_.release();  // a thread of the parent: may not be joined or detached
     } else {
       thread_->join();
     }
@@ -31,14 +31,14 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  /// Says whether this is a child that was forked meanwhile: the thread is its parent's alone.
+  /// Says whether this is a child forked during the work; the thread is only in the parent.
   bool is_elsewhere() const { return ::getpid() != process_; }
   /// Says whether the work ended within `interval`.
   bool wait_for(std::chrono::milliseconds interval) {
     std::unique_lock lock(mutex_);
     return ended_.wait_for(lock, interval, [this] { return has_ended_; });
   }
-  /// Returns what the work threw. Requires: it ended.
+  /// Returns what the work threw. Requires: the work has ended.
   std::exception_ptr failure() const { return failure_; }
 
  private:
@@ -60,10 +60,10 @@ class Worker {
   bool has_ended_ = false;
   std::exception_ptr failure_;
   const pid_t process_ = ::getpid();
-  std::unique_ptr<std::thread> thread_;  // the last: it uses all others
+  std::unique_ptr<std::thread> thread_;  // declared last: the thread uses all other members
 };
 
-/// Tells Python's `progress` what is new. Some checks read more than was announced, or less.
+/// Reports new bytes to Python's `progress`. Some checks read more or fewer than announced.
 class Reporter {
  public:
   Reporter(nb::handle progress, const Watch& watch) : progress_(progress), watch_(watch) {}

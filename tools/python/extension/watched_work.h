@@ -13,7 +13,7 @@ namespace nb = nanobind;
 
 namespace tessera::python {
 
-/// What long work shares with the thread that waits for it. Thread-safe.
+/// The state that long work shares with the thread that waits for the work. Thread-safe.
 class Watch {
  public:
   std::stop_token token() const { return stop_.get_token(); }
@@ -33,10 +33,10 @@ class Watch {
 };
 
 /// Runs `work` on a thread of its own, without the GIL. The calling thread waits; several times a
-/// second it lets Python handle its signals and calls `progress(done, total)`, unless that is None,
-/// and once more when all is done. An exception out of either (KeyboardInterrupt) stops the work
-/// and is raised when that has ended; what the work throws is rethrown here. In a child that either
-/// forks this returns at once, by an exception: the work is the parent's.
+/// second it lets Python handle its signals and calls `progress(done, total)`, unless `progress` is
+/// None, and once more at the end. An exception from a signal handler (KeyboardInterrupt) or from
+/// `progress` stops the work, and is raised when the work has ended. Rethrows what the work throws.
+/// If either forks, the call throws at once in the child, as only the parent has the work.
 void run_watched(nb::handle progress, const std::function<void(Watch&)>& work);
 
 }  // namespace tessera::python
