@@ -72,7 +72,7 @@ TEST(TablePlannerTest, D10_SmallTablesAreReplicatedMiddlingOnesWholeAndLargeOnes
   ASSERT_EQ(proposed.tables.size(), 4U);
   EXPECT_EQ(proposed.tables[0].name, "large");
   EXPECT_THAT(proposed.tables[0].reason,
-              HasSubstr("table_wise: 9.7 GiB on a rank exceed the 8.0 GiB for tables"));
+              HasSubstr("table_wise: 9.7 GiB on one rank, more than the 8.0 GiB for tables"));
   EXPECT_THAT(proposed.tables[1].reason, HasSubstr("least total time, "));
   EXPECT_EQ(TablePlan::from_json(proposed.plan.to_json(), "plan").to_json(),
             proposed.plan.to_json());
