@@ -119,7 +119,7 @@ TEST_F(CheckpointSeriesTest, TornOnesAreSkippedAndTold) {
     skipped.push_back(one.path.substr(directory_.path().size() + 1) + " | " + one.why);
   }
   EXPECT_THAT(skipped, ElementsAre(HasSubstr("step-8.removing | an unfinished removal"),
-                                   HasSubstr("step-7.partial | a save"),
+                                   HasSubstr("step-7.partial | an unfinished save"),
                                    HasSubstr("step-6/rank-00000.h5: structure"),
                                    HasSubstr("step-5/index.h5"), HasSubstr("rank files alone"),
                                    HasSubstr("step-3/rank-00001.h5: structure"),
