@@ -280,7 +280,7 @@ TEST(PartsTest, NoReaderTakesTheDirectoryForACheckpointBeforeItIsFinished) {
     parts.seal(1, token);
     expect_unfinished(ErrorKind::corruption);
     if (is_native) {
-      const std::string expected = "rank-00000.h5: checkpoint id: expected one, found none";
+      const std::string expected = "rank-00000.h5: checkpoint id: expected an id, found none";
       EXPECT_THAT([&] { rebuild_native_index(fs, path); },
                   ThrowsError(ErrorKind::corruption, expected));
       EXPECT_THAT([&] { parts.finish(); }, ThrowsError(ErrorKind::corruption, expected));

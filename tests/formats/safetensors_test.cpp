@@ -322,7 +322,7 @@ TEST_F(SafetensorsTest, WhatItCannotHoldIsListedInOneRefusal) {
   EXPECT_THAT([&] { write(source, "a.safetensors"); },
               ThrowsError(ErrorKind::unsupported,
                           "a.safetensors: tensors: expected dtypes and names that safetensors has, "
-                          "found complex128: a, c; complex32: b; name that is no UTF-8: e\\xff"));
+                          "found complex128: a, c; complex32: b; name that is not UTF-8: e\\xff"));
   EXPECT_THAT(fs_.list_directory(tmp_.path()), ::testing::IsEmpty());
 }
 

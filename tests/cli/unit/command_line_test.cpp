@@ -123,7 +123,7 @@ TEST_F(CommandLineTest, WrongUseIsNamed) {
   EXPECT_EQ(usage_error({"ls", "dir", "--memory", "lots"}),
             "--memory: expected a size such as 256MiB, found 'lots'");
   EXPECT_EQ(usage_error({"ls", "dir", "--color", "red"}),
-            "--color: expected auto or always or never, found 'red'");
+            "--color: expected auto, always or never, found 'red'");
   EXPECT_EQ(usage_error({"lz", "dir"}),
             "'lz' is neither a command nor a path (did you mean 'ls'?)");
   EXPECT_THAT(ran_, IsEmpty());

@@ -95,7 +95,7 @@ TEST_F(StagedDestinationTest, AFileIsStagedUnderItsOwnLock) {
         [&] {
           StagedDestination(fs_, tmp_ / "out", DestinationKind::file, OverwritePolicy::replace);
         },
-        ThrowsError(ErrorKind::already_exists, "out.partial: staging: another writer"));
+        ThrowsError(ErrorKind::already_exists, "out.partial: staging: another process is writing"));
     EXPECT_EQ(fs_.kind_of(tmp_ / "out"), std::nullopt);
     staged.commit();
   }
@@ -291,7 +291,8 @@ TEST_F(StagedDestinationTest, ACheckThrowsWhatStagingWouldAndChangesNothing) {
     const StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
                                    OverwritePolicy::refuse,
                                    [](const auto&) { return LeftOver::go_on; });
-    EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "another writer"));
+    EXPECT_THAT([&] { check(); },
+                ThrowsError(ErrorKind::already_exists, "another process is writing"));
   }
   put(fs_, tmp_ / "out", "x");
   EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "destination exists"));

@@ -180,7 +180,7 @@ TEST(HostileTablesTest, RulesMadeInCodeAreChecked) {
     rules.tables["days"] = rule;
     return refusal_of([&] { shard(test::small_collection(), rules, alone); });
   };
-  EXPECT_THAT(refusal_with({}), HasSubstr("ranks in a table's rule: expected one or more"));
+  EXPECT_THAT(refusal_with({}), HasSubstr("ranks in the rule of a table: expected one or more"));
   EXPECT_THAT(refusal_with({TableSharding::row_wise, {0, 0}}), HasSubstr("0 twice"));
   EXPECT_THAT(refusal_with({TableSharding::column_wise, {}}), HasSubstr("one or more"));
   EXPECT_THAT(refusal_with({TableSharding::grid, {0}, 0}), HasSubstr("column_shards"));
@@ -281,7 +281,8 @@ TEST(HostileTablesTest, ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOnesP
       said.push_back(refusal_of([&] { tables->forward(std::move(item->input)); }));
     }
     ASSERT_EQ(said.size(), 4);
-    EXPECT_THAT(said[1], HasSubstr(mesh.rank() == 0 ? "a torn record" : "rank 0 refused"));
+    EXPECT_THAT(said[1],
+                HasSubstr(mesh.rank() == 0 ? "a torn record" : "an invalid batch on rank 0"));
     for (const std::size_t step : {0U, 2U, 3U}) EXPECT_EQ(said[step], "nothing was thrown") << step;
   });
 }

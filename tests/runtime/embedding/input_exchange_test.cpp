@@ -46,7 +46,8 @@ TEST(InputExchangeTest, IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition) 
   for (const std::int64_t id : {std::int64_t{3}, std::int64_t{-1}, std::int64_t{1} << 40}) {
     EXPECT_THAT(refusal_of([&] { alone.forward(one_city(id)); }),
                 AllOf(HasSubstr("cities"), HasSubstr("id 0 of feature 'city', sample 0"),
-                      HasSubstr("expected 0 to 2"), HasSubstr("found " + std::to_string(id))));
+                      HasSubstr("expected a row of the table, 0 to 2"),
+                      HasSubstr("found " + std::to_string(id))));
   }
   const auto later = KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"},
                                                      longs({1, 1, 1, 1, 0, 1, 2, 9, 1, 1}),

@@ -223,12 +223,12 @@ TEST(UnshardParamsScopeTest, IsRefusedWithinAPassAndPassesWithinIt) {
     Transformer model = test::sharded_transformer(mesh);
     const at::Tensor loss = forward(model, some_ids()).sum();
     EXPECT_THAT(error_of([&] { static_cast<void>(unshard_params(*model)); }),
-                HasSubstr("unshard_params outside of a pass"));
+                HasSubstr("unshard_params outside of forward and backward"));
     loss.backward();
     {
       const auto scope = unshard_params(*model);
       EXPECT_THAT(error_of([&] { forward(model, some_ids()); }),
-                  HasSubstr("a pass outside of unshard_params"));
+                  HasSubstr("a tessera::forward outside of unshard_params"));
     }
     forward(model, some_ids()).sum().backward();
   });
