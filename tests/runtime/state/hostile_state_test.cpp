@@ -283,7 +283,7 @@ TEST(HostileStateTest, AHookThatChangesAParametersShapeIsRefusedByName) {
   });
   EXPECT_THAT(test::error_of([&] { optim_state_dict(*model, optimizer); }),
               HasSubstr("weight: parameter of the optimizer in the model's state dict: expected "
-                        "[3, 2] as in the model, found [2, 3]"));
+                        "[3, 2], as in the model, found [2, 3]"));
 }
 
 // Shows E7.
