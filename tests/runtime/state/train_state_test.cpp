@@ -573,7 +573,7 @@ TEST(TrainStateTest, RanksThatLoadDifferentRunsUnderOneNameAreRefused) {
       mesh.world()->max(0, "copied");
       TrainState state(trainer.model, *trainer.optimizer);
       EXPECT_THAT(error_of([&] { load(state, mesh.rank() == 0 ? first : second); }),
-                  HasSubstr("another of that name on rank 1"));
+                  HasSubstr("a different checkpoint of that name on rank 1"));
       EXPECT_EQ(error_of([&] { load(state, mesh.rank() == 0 ? first : copy); }), "none");
     });
   }
@@ -806,7 +806,7 @@ TEST(TrainStateTest, OptimizerStateByNumbersIsRefusedWithAHint) {
   save(all, directory.path() + "/a.pt", {.format = formats::Format::torch_zip});
   TrainState state(model, optimizer);
   EXPECT_THAT(error_of([&] { load(state, directory.path() + "/a.pt"); }),
-              HasSubstr("hint: an optimizer's own state_dict() has numbers"));
+              HasSubstr("hint: the checkpoint has numbers instead of parameter names"));
 }
 
 // Shows E7.
