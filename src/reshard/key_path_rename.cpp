@@ -6,9 +6,9 @@
 namespace tessera::reshard {
 namespace {
 
-/// If `from` and `to` both begin with `step`, removes it from both. Returns whether they do.
-bool take_common_key(const std::string& step, std::string_view& from, std::string_view& to) {
-  const std::string front = step + ".";
+/// If `from` and `to` both begin with `key`, removes it from both. Returns whether they do.
+bool take_common_key(const std::string& key, std::string_view& from, std::string_view& to) {
+  const std::string front = key + ".";
   if (!from.starts_with(front) || !to.starts_with(front)) return false;
   from.remove_prefix(front.size());
   to.remove_prefix(front.size());
@@ -26,21 +26,21 @@ formats::KeyPath renamed_path(const formats::KeyPath& path, const std::string& n
   std::string_view from = rename->from;
   std::string_view to = rename->to;
   formats::KeyPath result;
-  auto step = path.begin();
-  for (; take_common_key(formats::spell({*step}), from, to); ++step) result.push_back(*step);
-  std::string text = formats::spell({*step});
-  for (; from.size() > text.size(); text = formats::spell({*step})) {
+  auto key = path.begin();
+  for (; take_common_key(formats::spell({*key}), from, to); ++key) result.push_back(*key);
+  std::string text = formats::spell({*key});
+  for (; from.size() > text.size(); text = formats::spell({*key})) {
     from.remove_prefix(text.size() + 1);
-    ++step;
+    ++key;
   }
   const bool is_between_keys = from.empty() && (to.empty() || to.ends_with('.'));
   if (is_between_keys) {
     if (!to.empty()) result.emplace_back(std::string(to.substr(0, to.size() - 1)));
-    result.push_back(*step);
+    result.push_back(*key);
   } else {
     result.emplace_back(std::string(to) + text.substr(from.size()));
   }
-  result.insert(result.end(), step + 1, path.end());
+  result.insert(result.end(), key + 1, path.end());
   return result;
 }
 

@@ -28,7 +28,7 @@ std::string_view kind_name(ManifestDifference::Kind kind) {
   return "";
 }
 
-// Returns the part of the expected manifest that the patterns select.
+// Returns the entries of the expected manifest that the patterns select.
 Manifest read_expected(const HashOptions& options) {
   const std::string& path = options.manifest_path;
   const auto check_begin = [&](std::string_view begin) {

@@ -17,7 +17,7 @@ struct SplitOptions {
 
 void add_split_command(CommandLine& line, SplitOptions& options, Terminal& terminal);
 
-/// Moves the part of a checkpoint under some prefixes of names.
+/// Moves the subset of a checkpoint under some prefixes of names.
 ExitCode run_split(const SplitOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -11,9 +11,9 @@
 
 namespace tessera::cli {
 
-/// A writer of one JSON document, mostly to standard output. Writes each part at once, so that size
-/// costs no memory. Entries of the two outermost levels get a line each, so that people can read
-/// the document and `grep` finds whole entries. A value in an object follows its `key`.
+/// A writer of one JSON document, mostly to standard output. Writes each token at once, so that
+/// size costs no memory. Entries of the two outermost levels get a line each, so that people can
+/// read the document and `grep` finds whole entries. A value in an object follows its `key`.
 class JsonOutput {
  public:
   /// Opens the document's object and writes `"schema": <schema>`. The schemas are in

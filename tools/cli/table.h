@@ -51,7 +51,7 @@ class Table {
     std::size_t narrow;
   };
 
-  // A cell whose text is a part of one string with the texts of all cells.
+  // A cell whose text is a section of one string with the texts of all cells.
   struct StoredCell {
     std::size_t text_end;
     std::uint32_t width;

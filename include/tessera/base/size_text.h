@@ -10,7 +10,7 @@ namespace tessera {
 /// Returns a size as rounded text: `4.0 MiB`; below 1024 bytes exact: `512 bytes`.
 std::string iec_size(std::uint64_t nbytes);
 
-/// Returns the part in parentheses of `exact_size`: `(4.0 MiB)`; empty below 1024.
+/// Returns the parentheses of `exact_size`: `(4.0 MiB)`; empty below 1024.
 std::string rounded_size(std::uint64_t nbytes);
 
 /// Returns an exact and a rounded size: `4194304 bytes (4.0 MiB)`; below 1024, `512 bytes`.

@@ -64,8 +64,8 @@ class WalkBudget {
   /// Throws Error(corruption) if the budget is used up.
   void spend(Object at, std::uint64_t nbytes);
 
-  /// A step of a walk into `object`, until it is destroyed. Throws: Error(corruption) if `object`
-  /// is already on the path, or the path is longer than kMaxDepth.
+  /// The descent of a walk into `object`, until it is destroyed. Throws: Error(corruption) if
+  /// `object` is already on the path, or the path is longer than kMaxDepth.
   class Descent {
    public:
     Descent(WalkBudget& budget, Object object);

@@ -62,13 +62,13 @@ void FlatParamGather::finish() {
 void FlatParamGather::join() {
   if (!contents_.is_sharded()) return;
   const at::NoGradGuard no_grad;
-  const Tensor part = cast_own_shard();
+  const Tensor shard = cast_own_shard();
   streams_->make_wait(streams_->unshard, streams_->pre_unshard);
   const c10::StreamGuard on(streams_->unshard);
   const Tensor& unsharded = storage_.unsharded_flat_param();
   const Tensor whole = torch::empty({unsharded.numel()}, unsharded.options());
-  contents_.shard_group().all_gather(whole, part, contents_.display_name()).wait();
-  streams_->note_use(part, streams_->unshard);
+  contents_.shard_group().all_gather(whole, shard, contents_.display_name()).wait();
+  streams_->note_use(shard, streams_->unshard);
 }
 
 void FlatParamGather::reshard() {

@@ -17,7 +17,7 @@ namespace tessera::fsdp {
 /// Life cycle, within a pass. `put_aside` keeps the sharded `.grad` of earlier passes. `take`
 /// copies each gradient of the backward into one flat gradient. `start_reduce` and `finish_reduce`
 /// average the flat gradient over the ranks, or `keep_unsynced` keeps it for a later pass.
-/// `leave_pass` gives each parameter its part of the average. Holds no parameter. Not thread-safe.
+/// `leave_pass` gives each parameter its shard of the average. Holds no parameter. Not thread-safe.
 class FlatParamGradients {
  public:
   /// Both must outlive this.

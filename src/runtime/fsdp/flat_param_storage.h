@@ -14,10 +14,10 @@ namespace tessera::fsdp {
 /// The memory of a flat parameter. Sets whether parameters show their shards or their full shapes.
 ///
 /// Owns this rank's shard, which lives as long as this does, and the buffer of gathered parameters,
-/// whose memory FlatParamGather allocates and frees. A parameter shows either its part of the shard
-/// or its full shape in the buffer: `set_data` changes it, its TensorImpl stays the same, because
-/// module and optimizer hold it. Operators that use this memory call the listener ([Note: Touch]).
-/// Not thread-safe.
+/// whose memory FlatParamGather allocates and frees. A parameter shows either its elements of the
+/// shard or its full shape in the buffer: `set_data` changes it, its TensorImpl stays the same,
+/// because module and optimizer hold it. Operators that use this memory call the listener ([Note:
+/// Touch]). Not thread-safe.
 class FlatParamStorage {
  public:
   /// Copies this rank's shard of each parameter. The parameters themselves do not change.
@@ -36,7 +36,7 @@ class FlatParamStorage {
   bool has_own_full_buffer() const { return !full_views_.empty(); }
 
   // --- what parameters show
-  /// Shows each parameter's part of the shard. Skips dead parameters.
+  /// Shows each parameter's elements of the shard. Skips dead parameters.
   void show_shards();
   /// Whether a pass sees every use of a parameter, or only those in units that are gathered.
   enum class Tracing { off, on };

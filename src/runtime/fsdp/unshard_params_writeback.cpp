@@ -25,16 +25,16 @@ std::optional<std::size_t> take_assigned(const FlatParamContents& contents,
   return unfit;
 }
 
-/// Replaces each rank's `part` by its part of rank 0's `flat`, without extra memory.
+/// Replaces each rank's `shard` by its elements of rank 0's `flat`, without extra memory.
 void take_from_first(const FlatParamContents& contents, at::Device compute_device,
-                     const Tensor& flat, const Tensor& part) {
-  const Tensor received = part.to(compute_device);
+                     const Tensor& flat, const Tensor& shard) {
+  const Tensor received = shard.to(compute_device);
   if (contents.replicate_group().rank() == 0) {
     const Tensor whole = flat.defined() ? flat.to(compute_device) : flat;
     contents.shard_group().scatter(received, whole, 0, contents.display_name());
   }
   contents.replicate_group().broadcast(received, 0, contents.display_name()).wait();
-  if (!received.is_same(part)) part.copy_(received);
+  if (!received.is_same(shard)) shard.copy_(received);
 }
 
 }  // namespace
@@ -42,15 +42,15 @@ void take_from_first(const FlatParamContents& contents, at::Device compute_devic
 std::optional<std::size_t> write_back(const FlatParamContents& contents,
                                       const UnshardParamsOptions& options,
                                       at::Device compute_device, const WholeTensors& whole,
-                                      const Tensor& part) {
+                                      const Tensor& shard) {
   std::optional<std::size_t> unfit;
   if (whole.flat.defined()) unfit = take_assigned(contents, whole);
   if (options.rank0_only) {
-    take_from_first(contents, compute_device, whole.flat, part);
+    take_from_first(contents, compute_device, whole.flat, shard);
   } else {
-    part.copy_(
+    shard.copy_(
         contents.is_sharded()
-            ? whole.flat.narrow(0, contents.shard_group().rank() * part.numel(), part.numel())
+            ? whole.flat.narrow(0, contents.shard_group().rank() * shard.numel(), shard.numel())
             : whole.flat);
   }
   return unfit;

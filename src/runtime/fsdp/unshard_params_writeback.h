@@ -17,14 +17,14 @@ struct WholeTensors {
   std::vector<at::Tensor> shown;  // by parameter, as they are now; undefined: none
 };
 
-/// Replaces `part` by this rank's shard of what was written to `whole`: by this rank, or by rank 0
+/// Replaces `shard` by this rank's shard of what was written to `whole`: by this rank, or by rank 0
 /// if `rank0_only`. Also takes tensors that were assigned instead of the views of `whole.flat`.
-/// Returns the last parameter whose tensor has another shape; its old data stays. Shape: `part`
+/// Returns the last parameter whose tensor has another shape; its old data stays. Shape: `shard`
 /// [sharded_numel]. Collective with `rank0_only`, and without extra memory on other ranks. Throws:
 /// Error(io) if a peer fails.
 std::optional<std::size_t> write_back(const FlatParamContents& contents,
                                       const UnshardParamsOptions& options,
                                       at::Device compute_device, const WholeTensors& whole,
-                                      const at::Tensor& part);
+                                      const at::Tensor& shard);
 
 }  // namespace tessera::fsdp

@@ -66,9 +66,9 @@ void WholeParameters::gather() {
 Tensor WholeParameters::gather_whole(const Tensor& flat_shard) const {
   Tensor whole;
   if (contents_.is_sharded()) {
-    const Tensor part = flat_shard.to(storage_.compute_device());
-    whole = torch::empty({part.numel() * contents_.num_shards()}, part.options());
-    contents_.shard_group().all_gather(whole, part, contents_.display_name()).wait();
+    const Tensor shard = flat_shard.to(storage_.compute_device());
+    whole = torch::empty({shard.numel() * contents_.num_shards()}, shard.options());
+    contents_.shard_group().all_gather(whole, shard, contents_.display_name()).wait();
   } else if (shows_on_this_rank()) {
     whole = flat_shard.clone();
   }

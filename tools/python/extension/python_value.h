@@ -20,7 +20,7 @@ nb::object text_to_python(std::string_view text);
 /// Returns the bytes of a path or a name, which Python's `os.fsencode` or `str.encode` made.
 std::string string_of(const nb::bytes& bytes);
 
-// The parts of the place of an error or a finding. An empty part becomes None.
+// The members of the place of an error or a finding. An empty member becomes None.
 nb::object text_or_none(const std::string& text);
 nb::object path_or_none(const std::string& path);
 nb::object byte_range_or_none(const std::optional<ByteRange>& range);

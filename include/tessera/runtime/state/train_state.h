@@ -74,7 +74,7 @@ struct LoadOptions {
   bool allow_lossy = false;       // merges state that was saved per column shard
   /// Globs of the names to load, such as `model.*`; the rest stays unchanged. A value, the state of
   /// one parameter and the optimizer's groups are each loaded whole or not at all: a glob that
-  /// matches only a part is an error.
+  /// matches only some of that is an error.
   std::vector<std::string> only{};
   /// Replaces prefixes of the checkpoint's names; of several renames that fit a name, the first is
   /// used. Renaming a parameter (`{"model.fc.", "model.up."}`) renames its optimizer state and its
