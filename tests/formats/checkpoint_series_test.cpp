@@ -121,7 +121,7 @@ TEST_F(CheckpointSeriesTest, TornOnesAreSkippedAndTold) {
   EXPECT_THAT(skipped, ElementsAre(HasSubstr("step-8.removing | an unfinished removal"),
                                    HasSubstr("step-7.partial | an unfinished save"),
                                    HasSubstr("step-6/rank-00000.h5: structure"),
-                                   HasSubstr("step-5/index.h5"), HasSubstr("rank files alone"),
+                                   HasSubstr("step-5/index.h5"), HasSubstr("found only rank files"),
                                    HasSubstr("step-3/rank-00001.h5: structure"),
                                    HasSubstr("step-2/rank-00002.h5: structure")));
 }

@@ -869,7 +869,8 @@ def test_the_stub_names_what_the_extension_has():
     stub = ast.parse((PACKAGE / "src" / "tessera" / "_core.pyi").read_text())
     classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
     functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
-    assert names({*classes, *functions}) == names(vars(core))
+    constants = {node.target.id for node in stub.body if isinstance(node, ast.AnnAssign)}
+    assert names({*classes, *functions, *constants}) == names(vars(core))
     for name in names(classes):
         assert names(node.name for node in classes[name].body) == names(vars(getattr(core, name)))
     for name, node in functions.items():
