@@ -581,7 +581,8 @@ TEST(ReplicateTest, WhatIsAppliedAlreadyIsNamed) {
               HasSubstr("middle: replicate: expected a module that is not sharded or replicated "
                         "yet, found a module that fully_shard was applied to"));
   replicate(*model->up);
-  EXPECT_THAT(error_of([&] { fully_shard(*model->up); }), HasSubstr("a module that replicate was applied to"));
+  EXPECT_THAT(error_of([&] { fully_shard(*model->up); }),
+              HasSubstr("a module that replicate was applied to"));
   EXPECT_FALSE(registry::applied_api(*model));
 }
 
