@@ -77,8 +77,8 @@ class Group {
   /// Gathers the inputs of all ranks. Shape: `input` `[n]`, `output` `[size * n]`, both contiguous.
   /// `what` names the tensor in errors.
   Pending all_gather(at::Tensor output, at::Tensor input, const std::string& what);
-  /// Sums `input` over the ranks; rank r gets the r-th n elements of the sum. Shape: `input` `[size
-  /// * n]`, `output` `[n]`, both contiguous.
+  /// Sums `input` over the ranks; rank r gets the r-th n elements of the sum.
+  /// Shape: `input` `[size * n]`, `output` `[n]`, both contiguous.
   Pending reduce_scatter(at::Tensor output, at::Tensor input, const std::string& what);
   /// Sums `tensor` over the ranks, in place.
   Pending all_reduce(at::Tensor tensor, const std::string& what);
