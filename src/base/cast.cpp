@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <type_traits>
 
 #include "tessera/base/error.h"
@@ -258,21 +259,118 @@ bool fits_float(DType dtype) {
   return itemsize(dtype) <= 2 || dtype == DType::float32;
 }
 
+/// Returns the largest magnitude that stays finite when it is rounded to the dtype.
 template <class Number>
+Number largest_castable(DType to) {
+  const auto below = [](double overflowing) {
+    return std::nextafter(static_cast<Number>(overflowing), Number{0});
+  };
+  switch (to) {
+    case DType::float16:
+      return below(0x1.FFEp15);  // the tie between the largest finite number and the next
+    case DType::bfloat16:
+      return below(0x1.FFp127);
+    case DType::float8_e5m2:
+      return below(0x1.Ep15);
+    case DType::float8_e4m3fn:
+      return Number{464};  // this tie rounds down, to 448
+    case DType::float32:
+      if constexpr (std::is_same_v<Number, double>) return below(0x1.FFFFFFp127);
+      break;
+    default:
+      break;
+  }
+  return std::numeric_limits<Number>::max();
+}
+
+/// Says whether any of the codes is infinite or NaN: its bits of `mask` are all set. `Code` is
+/// signed, and `mask` without its sign, because processors compare such numbers fastest.
+template <class Code>
+bool any_has_all_bits(std::span<const std::byte> codes, Code mask) {
+  Code largest = 0;
+  for (std::size_t i = 0; i < codes.size() / sizeof(Code); ++i) {
+    Code code;
+    std::memcpy(&code, codes.data() + i * sizeof(Code), sizeof(Code));
+    largest = std::max(largest, static_cast<Code>(code & mask));
+  }
+  return largest == mask;
+}
+
+bool any_is_not_finite(std::span<const std::byte> codes, DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+      return any_has_all_bits<std::int32_t>(codes, 0x7F800000);
+    case DType::float16:
+      return any_has_all_bits<std::int16_t>(codes, 0x7C00);
+    case DType::bfloat16:
+      return any_has_all_bits<std::int16_t>(codes, 0x7F80);
+    case DType::float8_e4m3fn:
+      return any_has_all_bits<std::uint8_t>(codes, 0x7F);
+    case DType::float8_e5m2:
+      return any_has_all_bits<std::uint8_t>(codes, 0x7C);
+    default:
+      break;
+  }
+  TESSERA_CHECK(false && "any_is_not_finite: nothing overflows in this dtype");
+}
+
+constexpr std::size_t kBatchNumel = 1024;
+
+template <class Number>
+bool is_too_large(Number number, Number limit) {
+  const Number magnitude = std::fabs(number);
+  return magnitude > limit && magnitude <= std::numeric_limits<Number>::max();
+}
+
+/// Encodes at most kBatchNumel numbers, and counts those that are too large.
+template <class Number>
+CastOverflow encode_and_count(std::span<const Number> numbers, DType to, std::span<std::byte> out,
+                              TooLarge too_large) {
+  encode<Number>(numbers, to, out);
+  if (!any_is_not_finite(out, to)) return {};
+  const auto limit = largest_castable<Number>(to);
+  CastOverflow overflow;
+  for (const Number number : numbers) {
+    if (is_too_large(number, limit)) overflow.merge({1, static_cast<double>(std::fabs(number))});
+  }
+  if (overflow.num_elements == 0 || too_large == TooLarge::becomes_infinity) return overflow;
+  const auto largest = static_cast<Number>(largest_finite(to));
+  Number saturated[kBatchNumel];
+  std::ranges::transform(numbers, saturated, [&](Number number) {
+    return is_too_large(number, limit) ? std::copysign(largest, number) : number;
+  });
+  encode<Number>(std::span<const Number>(saturated, numbers.size()), to, out);
+  return overflow;
+}
+
+/// Returns the elements if they are `Number`s that can be read where they are, without a copy.
+template <class Number>
+std::optional<std::span<const Number>> as_numbers(DType dtype, std::span<const std::byte> source) {
+  constexpr DType kOwn = std::is_same_v<Number, float> ? DType::float32 : DType::float64;
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(source.data()) % alignof(Number) == 0;
+  if (dtype != kOwn || !is_aligned) return std::nullopt;
+  return std::span(reinterpret_cast<const Number*>(source.data()), source.size() / sizeof(Number));
+}
+
+/// Casts batch by batch: `encode_batch(numbers, out)` encodes each.
+template <class Number, class EncodeBatch>
 void cast_through(DType from, std::span<const std::byte> source, DType to,
-                  std::span<std::byte> destination) {
-  constexpr std::size_t kBatchNumel = 1024;
-  Number batch[kBatchNumel];
+                  std::span<std::byte> destination, EncodeBatch encode_batch) {
+  Number decoded[kBatchNumel];
   const std::uint64_t from_itemsize = itemsize(from);
   const std::uint64_t to_itemsize = itemsize(to);
   const std::size_t numel = source.size() / from_itemsize;
+  const auto numbers = as_numbers<Number>(from, source);
   for (std::size_t begin = 0; begin < numel; begin += kBatchNumel) {
     const std::size_t batch_numel = std::min(kBatchNumel, numel - begin);
-    const std::span<Number> numbers(batch, batch_numel);
-    decode<Number>(from, source.subspan(begin * from_itemsize, batch_numel * from_itemsize),
-                   numbers);
-    encode<Number>(numbers, to,
-                   destination.subspan(begin * to_itemsize, batch_numel * to_itemsize));
+    const auto out = destination.subspan(begin * to_itemsize, batch_numel * to_itemsize);
+    if (numbers) {
+      encode_batch(numbers->subspan(begin, batch_numel), out);
+      continue;
+    }
+    const std::span<Number> batch(decoded, batch_numel);
+    decode<Number>(from, source.subspan(begin * from_itemsize, batch_numel * from_itemsize), batch);
+    encode_batch(std::span<const Number>(batch), out);
   }
 }
 
@@ -308,11 +406,74 @@ void cast_elements(DType from, std::span<const std::byte> source, DType to,
     cast_elements(real_dtype_of(from), source, real_dtype_of(to), destination);
     return;
   }
+  const auto encode_batch = [to](auto numbers, std::span<std::byte> out) {
+    encode(numbers, to, out);
+  };
   if (fits_float(from)) {
-    cast_through<float>(from, source, to, destination);
+    cast_through<float>(from, source, to, destination, encode_batch);
   } else {
-    cast_through<double>(from, source, to, destination);
+    cast_through<double>(from, source, to, destination, encode_batch);
   }
+}
+
+double largest_finite(DType dtype) {
+  switch (dtype) {
+    case DType::float16:
+      return 65504.0;
+    case DType::bfloat16:
+      return 0x1.FEp127;
+    case DType::float32:
+      return std::numeric_limits<float>::max();
+    case DType::float64:
+      return std::numeric_limits<double>::max();
+    case DType::float8_e4m3fn:
+      return 448.0;
+    case DType::float8_e4m3fnuz:
+      return 240.0;
+    case DType::float8_e5m2:
+    case DType::float8_e5m2fnuz:
+      return 57344.0;
+    case DType::float8_e8m0fnu:
+      return 0x1p127;
+    default:
+      break;
+  }
+  TESSERA_CHECK(false && "largest_finite: no such float");
+}
+
+bool can_overflow(DType from, DType to) {
+  if (from == to) return false;
+  if (is_complex(from)) return can_overflow(real_dtype_of(from), real_dtype_of(to));
+  // Integers cast only to float32 and float64, which hold the magnitudes of all of them.
+  return is_floating_point(from) && largest_finite(from) > largest_castable<double>(to);
+}
+
+void CastOverflow::merge(const CastOverflow& other) {
+  num_elements += other.num_elements;
+  largest_magnitude = std::max(largest_magnitude, other.largest_magnitude);
+}
+
+CastOverflow cast_and_count(DType from, std::span<const std::byte> source, DType to,
+                            std::span<std::byte> destination, TooLarge too_large) {
+  if (!can_overflow(from, to)) {
+    cast_elements(from, source, to, destination);
+    return {};
+  }
+  TESSERA_CHECK(can_cast(from, to));
+  TESSERA_CHECK(source.size() / itemsize(from) == destination.size() / itemsize(to));
+  if (is_complex(from)) {
+    return cast_and_count(real_dtype_of(from), source, real_dtype_of(to), destination, too_large);
+  }
+  CastOverflow overflow;
+  const auto encode_batch = [&](auto numbers, std::span<std::byte> out) {
+    overflow.merge(encode_and_count(numbers, to, out, too_large));
+  };
+  if (fits_float(from)) {
+    cast_through<float>(from, source, to, destination, encode_batch);
+  } else {
+    cast_through<double>(from, source, to, destination, encode_batch);
+  }
+  return overflow;
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "tessera/base/dtype.h"
@@ -18,5 +19,33 @@ bool can_cast(DType from, DType to);
 /// Requires: `can_cast(from, to)`; both spans hold the same number of elements.
 void cast_elements(DType from, std::span<const std::byte> source, DType to,
                    std::span<std::byte> destination);
+
+/// Returns the largest finite number of a dtype. Requires: the dtype is a real float, not float4.
+double largest_finite(DType dtype);
+
+/// Says whether a finite number of the dtype `from` can be too large for `to`: rounding makes it
+/// infinite, or NaN in float8_e4m3fn. A complex number counts as its two parts.
+/// Requires: `can_cast(from, to)`.
+bool can_overflow(DType from, DType to);
+
+/// The finite numbers that were too large for the dtype that they were cast to.
+struct CastOverflow {
+  std::int64_t num_elements = 0;
+  double largest_magnitude = 0.0;  // of these elements in the source; 0 if there are none
+
+  void merge(const CastOverflow& other);
+};
+
+/// What a cast makes of a finite number that is too large.
+enum class TooLarge {
+  becomes_infinity,        // NaN in float8_e4m3fn
+  becomes_largest_finite,  // with its sign
+};
+
+/// Casts as `cast_elements` does, and counts the finite numbers that are too large. Infinities and
+/// NaN of the source do not count, and are converted as `cast_elements` converts them.
+/// Requires: as `cast_elements`.
+CastOverflow cast_and_count(DType from, std::span<const std::byte> source, DType to,
+                            std::span<std::byte> destination, TooLarge too_large);
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,6 +26,15 @@ inline std::optional<mode_t> mode_of_name(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
   return status.st_mode;
+}
+
+/// Returns size and time of the last change of a file, in words. They differ if it was changed.
+inline std::string state_in_words(const struct stat& status) {
+  char text[96];
+  std::snprintf(text, sizeof text, "%lld bytes, changed at %lld.%09ld",
+                static_cast<long long>(status.st_size),
+                static_cast<long long>(status.st_mtim.tv_sec), status.st_mtim.tv_nsec);
+  return text;
 }
 
 /// Refuses a destination whose name is taken by a dangling link.

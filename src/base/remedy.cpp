@@ -21,12 +21,19 @@ std::string remedy_to_string(const Remedy& remedy) {
       return "to leave it out, add '!" + remedy.argument + "' to the names";
     case Remedy::Action::allow_lossy:
       return "the option `lossy` merges them by a weighted mean";
+    case Remedy::Action::allow_overflow:
+      return "PlanOptions::on_overflow allows it";
+    case Remedy::Action::keep_dtype:
+      return "move it without PlanOptions::cast; to leave it out, add '!" + remedy.argument +
+             "' to the names";
     case Remedy::Action::use_less_memory:
       return "set a smaller ExecuteOptions::memory_nbytes, or fewer threads";
     case Remedy::Action::choose_source:
       return "MergePreference takes one of them; MergeSource::prefix keeps both";
     case Remedy::Action::rebuild_index:
       return "rebuild_native_index rebuilds it";
+    case Remedy::Action::leave_extra_files:
+      return "ExtraFilesPolicy::leave copies none";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

@@ -6,6 +6,16 @@
 
 namespace tessera::formats {
 
+std::string opened_class_in_words(const OpenedClass& opened) {
+  const bool is_one = opened.num_objects == 1;
+  if (opened.as == OpenedClass::As::dict) {
+    return std::to_string(opened.num_objects) + (is_one ? " object" : " objects") + " of class " +
+           opened.name + ", read as " + (is_one ? "a dict" : "dicts");
+  }
+  return std::to_string(opened.num_objects) + (is_one ? " whole module" : " whole modules") +
+         " of class " + opened.name + ", read as " + (is_one ? "its" : "their") + " state_dict()";
+}
+
 std::string_view state_kind_name(StateKind kind) {
   switch (kind) {
     case StateKind::plain:

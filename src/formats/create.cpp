@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "base/named_object.h"
+#include "formats/staging/replaceable.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/base/error.h"
-#include "tessera/formats/detect.h"
 #include "tessera/formats/format_writer.h"
 
 namespace tessera::formats {
@@ -40,7 +40,7 @@ void check_staging(FileSystem& fs, const std::string& destination,
 
 void check_destination(const FileSystem& fs, const std::string& source,
                        const std::string& destination, OverwritePolicy overwrite,
-                       const std::string& option) {
+                       const std::string& option, const std::vector<ExtraFile>& extra_files) {
   const std::string from = resolved(fs, source) + "/";
   const std::string to = resolved(fs, destination) + "/";
   if (from != to && (from.starts_with(to) || to.starts_with(from))) {
@@ -61,7 +61,7 @@ void check_destination(const FileSystem& fs, const std::string& source,
     throw Error(ErrorKind::already_exists, {.path = destination},
                 "the destination exists (" + option + " replaces it)");
   }
-  check_replaceable(fs, destination, option);
+  check_replaceable(fs, destination, option, extra_files);
 }
 
 }  // namespace tessera::formats

@@ -17,6 +17,11 @@ namespace tessera::formats {
 /// naming a foreign global or an extension (compression, encryption).
 std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string path);
 
+/// Does the same, and reads objects of the classes in `as_dict` as dicts (OpenOptions::as_dict).
+/// Reads all values, to count those objects.
+std::unique_ptr<CheckpointReader> open_dcp_with_classes(const FileSystem& fs, std::string path,
+                                                        std::vector<std::string> as_dict);
+
 /// Starts a DCP checkpoint that PyTorch's default planner loads: `__<rank>_0.distcp` for each rank
 /// that holds something, and `.metadata`, written last. `values` is parallel to `contents.values`.
 /// Writes one of the replicas of a piece, from the rank with the least to write.

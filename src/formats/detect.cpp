@@ -121,10 +121,27 @@ void require_no_work_in_progress(const FileSystem& fs, const std::string& path) 
               {Remedy::Action::resume_or_discard});
 }
 
+void require_classes_found(const std::vector<std::string>& as_dict,
+                           std::initializer_list<const CheckpointContents*> checkpoints,
+                           const std::string& option) {
+  for (const std::string& name : as_dict) {
+    const auto is_in = [&](const CheckpointContents* contents) {
+      return std::ranges::any_of(contents->opened_classes, [&](const OpenedClass& opened) {
+        return opened.as == OpenedClass::As::dict && opened.name == name;
+      });
+    };
+    if (std::ranges::any_of(checkpoints, is_in)) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {}, option,
+                          "a class whose objects can be read as dicts",
+                          "no object of '" + printable(name) + "' that can");
+  }
+}
+
 std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const std::string& path,
                                                   const OpenOptions& options) {
   require_no_work_in_progress(fs, path);
-  std::unique_ptr<CheckpointReader> reader = driver_of(detect_format(fs, path)).open(fs, path);
+  std::unique_ptr<CheckpointReader> reader =
+      driver_of(detect_format(fs, path)).open_with_classes(fs, path, options.as_dict);
   if (options.flat_layout_path.empty()) return reader;
   return apply_flat_layout(std::move(reader), read_flat_layout(fs, options.flat_layout_path));
 }

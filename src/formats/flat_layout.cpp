@@ -182,6 +182,7 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
   contents_.aliases = below.aliases;
   contents_.units = below.units;
   contents_.annotations = below.annotations;
+  contents_.opened_classes = below.opened_classes;
 
   std::set<std::size_t> replaced;
   // Name of a vector in optimizer state -> its layout.

@@ -1,6 +1,7 @@
 #include "tessera/formats/format_driver.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/word_list.h"
 #include "formats/drivers.h"
@@ -26,6 +27,15 @@ const FormatDriver* find_driver(std::string_view name) {
 
 bool DirectoryListing::has(std::string_view name) const {
   return std::ranges::find(names, name) != names.end();
+}
+
+std::vector<std::string> FormatDriver::own_files(const FileSystem& /*fs*/,
+                                                 const std::string& /*directory*/,
+                                                 const std::vector<std::string>& names) const {
+  std::vector<std::string> own;
+  std::ranges::copy_if(names, std::back_inserter(own),
+                       [&](const std::string& name) { return may_own_file(name); });
+  return own;
 }
 
 const std::vector<const FormatDriver*>& format_drivers() {

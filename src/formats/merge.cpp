@@ -39,6 +39,7 @@ class MergedReader final : public CheckpointReader {
       contents_.world_size = std::max(contents_.world_size, contents_of(source).world_size);
       const auto& missing = contents_of(source).missing_files;
       contents_.missing_files.insert(contents_.missing_files.end(), missing.begin(), missing.end());
+      add_opened_classes(contents_of(source).opened_classes);
     }
     choose_names();
     add_chosen();
@@ -264,6 +265,20 @@ class MergedReader final : public CheckpointReader {
            tensors_[static_cast<std::size_t>(tensor - contents_.tensors.data())].source != source;
   }
 
+  void add_opened_classes(const std::vector<OpenedClass>& opened_classes) {
+    for (const OpenedClass& opened : opened_classes) {
+      const auto known = std::ranges::find_if(contents_.opened_classes, [&](const auto& other) {
+        return other.name == opened.name && other.as == opened.as;
+      });
+      if (known == contents_.opened_classes.end()) {
+        contents_.opened_classes.push_back(opened);
+      } else {
+        known->num_objects += opened.num_objects;
+      }
+    }
+    std::ranges::sort(contents_.opened_classes, {}, &OpenedClass::name);
+  }
+
   void add_annotations() {
     for (const MergeSource& source : sources_) {
       for (const auto& [key, text] : contents_of(source).annotations) {
@@ -299,10 +314,10 @@ MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePrefer
 }
 
 MergedCheckpoint open_merged(const FileSystem& fs, const std::vector<MergePath>& paths,
-                             MergePreference preference) {
+                             MergePreference preference, const std::vector<std::string>& as_dict) {
   std::vector<MergeSource> sources;
   for (const MergePath& path : paths) {
-    MergeSource source{open_checkpoint(fs, path.path), path.prefix};
+    MergeSource source{open_checkpoint(fs, path.path, {.as_dict = as_dict}), path.prefix};
     if (source.prefix.ends_with('.')) source.prefix.pop_back();
     sources.push_back(std::move(source));
   }

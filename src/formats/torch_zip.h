@@ -16,9 +16,14 @@ namespace tessera::formats {
 /// itself is named `tensor` or `value`. Of several names for the same elements in the same shape,
 /// the first in byte order is the tensor and the others are aliases. Views are read in row-major
 /// order. `fs` must outlive the reader. The layout on disk: docs/formats/torch_zip.md.
-/// Throws: Error(not_found); Error(corruption); Error(unsupported) naming a foreign global, a
-/// tensor that is not dense, two entries of one flattened name, or a file from before PyTorch 1.6.
+/// What is neither a dense tensor nor a plain value, such as an object of a class, is a value
+/// that `read_value` refuses. Throws: Error(not_found); Error(corruption); Error(unsupported) for
+/// two entries of one flattened name, or a file from before PyTorch 1.6.
 std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::string path);
+
+/// Does the same, and reads objects of the classes in `as_dict` as dicts (OpenOptions::as_dict).
+std::unique_ptr<CheckpointReader> open_torch_zip_with_classes(
+    const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict);
 
 /// Starts a file that `torch.load(…, weights_only=True)` can load, also with `mmap=True`: nested
 /// dicts and lists by the key paths, each tensor contiguous in a storage of its own, an alias as a

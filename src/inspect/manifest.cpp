@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::string_view kSeparator = "  ";
 constexpr std::string_view kWholeLabel = "whole: ";
+constexpr std::string_view kFileLabel = "file ";
+constexpr std::string_view kFilesLabel = "files: ";
 constexpr std::size_t kDigestNumDigits = 32;
 
 std::string digest_of(std::string_view text) {
@@ -64,10 +66,10 @@ std::optional<std::string> unescape(std::string_view text) {
   return name;
 }
 
-std::string lines_of(const std::vector<Manifest::Entry>& entries) {
+std::string lines_of(const std::vector<Manifest::Entry>& entries, std::string_view label = {}) {
   std::string lines;
   for (const Manifest::Entry& entry : entries) {
-    ((lines += entry.digest) += kSeparator) += escape(entry.name);
+    (((lines += label) += entry.digest) += kSeparator) += escape(entry.name);
     lines += '\n';
   }
   return lines;
@@ -103,19 +105,18 @@ class ManifestParser {
   /// Checks what all manifests have in common in the first line, which may be incomplete.
   void check_begin(std::string_view text) {
     if (text.empty() || text.starts_with('{') || text.starts_with(kWholeLabel)) return;
+    if (text.starts_with(kFileLabel)) text.remove_prefix(kFileLabel.size());
     require_entry(without_return(first_line(text)), "line 1");
   }
 
   Manifest parse_document(std::string_view text) {
     const Value document = parse_json(text, path_);
     if (const Value* whole = document.find("whole")) whole_ = string_of(whole, "whole");
-    const Value* digests = document.find("digests");
-    const auto* entries = digests == nullptr ? nullptr : digests->get_if<Value::List>();
-    if (entries == nullptr) refuse("digests", "a list", "none");
-    for (const Value& entry : *entries) {
-      add(string_of(entry.find("name"), "name"), string_of(entry.find("digest"), "digest"),
-          "digests");
+    if (const Value* files = document.find("extra_files")) {
+      add_all(files, "extra_files", manifest_.files);
+      files_ = digest_of(lines_of(manifest_.files, kFileLabel));
     }
+    add_all(document.find("digests"), "digests", manifest_.entries);
     return finish();
   }
 
@@ -131,10 +132,18 @@ class ManifestParser {
       whole_ = line.substr(kWholeLabel.size());
       return;
     }
+    if (line.starts_with(kFilesLabel)) {
+      if (files_) refuse(where, "one digest of the files", "another");
+      files_ = line.substr(kFilesLabel.size());
+      return;
+    }
+    const bool is_file = line.starts_with(kFileLabel);
+    if (is_file) line.remove_prefix(kFileLabel.size());
     require_entry(line, where);
     const auto name = unescape(line.substr(kDigestNumDigits + kSeparator.size()));
     if (!name) refuse(where, "a name with \\\\ and \\xNN as its only escapes", line);
-    add(*name, std::string(line.substr(0, kDigestNumDigits)), where);
+    add(*name, std::string(line.substr(0, kDigestNumDigits)), where,
+        is_file ? manifest_.files : manifest_.entries);
   }
 
   void require_entry(std::string_view line, const std::string& where) {
@@ -159,24 +168,47 @@ class ManifestParser {
     return line;
   }
 
-  void add(std::string name, std::string digest, const std::string& where) {
+  void add(std::string name, std::string digest, const std::string& where,
+           std::vector<Manifest::Entry>& entries) {
     require_digest(digest, where);
-    manifest_.entries.push_back({std::move(name), std::move(digest)});
+    entries.push_back({std::move(name), std::move(digest)});
+  }
+
+  /// Adds the entries of a list in a document.
+  void add_all(const Value* list, const std::string& key, std::vector<Manifest::Entry>& entries) {
+    const auto* items = list == nullptr ? nullptr : list->get_if<Value::List>();
+    if (items == nullptr) refuse(key, "a list", "none");
+    for (const Value& item : *items) {
+      add(string_of(item.find("name"), "name"), string_of(item.find("digest"), "digest"), key,
+          entries);
+    }
   }
 
   Manifest finish() {
     auto& entries = manifest_.entries;
-    sort_by_name(entries);
-    const auto twice =
-        std::adjacent_find(entries.begin(), entries.end(),
-                           [](const auto& a, const auto& b) { return a.name == b.name; });
-    if (twice != entries.end()) refuse("names", "each name once", twice->name + " twice");
+    sort_and_require_each_once(entries);
+    sort_and_require_each_once(manifest_.files);
     if (entries.empty() && !whole_) refuse("manifest", "lines DIGEST  NAME", "none");
     const std::string digest = manifest_.whole_digest();
     if (!whole_)
       refuse_whole("the digest of all names", "none after " + counted(entries.size(), "name"));
     if (*whole_ != digest) refuse_whole(*whole_, digest + ", computed from the lines");
+    const std::string files = digest_of(lines_of(manifest_.files, kFileLabel));
+    if (files_.has_value() != !manifest_.files.empty() || (files_ && *files_ != files)) {
+      throw Error::expected(ErrorKind::corruption, {.path = path_}, "files",
+                            files_.value_or("the digest of all extra files"),
+                            files + ", computed from the lines",
+                            "was the manifest edited or cut short?");
+    }
     return std::move(manifest_);
+  }
+
+  void sort_and_require_each_once(std::vector<Manifest::Entry>& entries) {
+    sort_by_name(entries);
+    const auto twice =
+        std::adjacent_find(entries.begin(), entries.end(),
+                           [](const auto& a, const auto& b) { return a.name == b.name; });
+    if (twice != entries.end()) refuse("names", "each name once", twice->name + " twice");
   }
 
   [[noreturn]] void refuse_whole(std::string_view expected, std::string_view found) {
@@ -199,6 +231,7 @@ class ManifestParser {
   const std::string& path_;
   Manifest manifest_;
   std::optional<std::string> whole_;
+  std::optional<std::string> files_;
 };
 
 }  // namespace
@@ -208,9 +241,12 @@ std::string Manifest::whole_digest() const {
 }
 
 std::string Manifest::to_text() const {
-  std::string text = lines_of(entries);
-  const std::string whole = digest_of(text);
-  return ((text += kWholeLabel) += whole) += '\n';
+  std::string text = lines_of(files, kFileLabel);
+  if (!files.empty()) {
+    const std::string digest = digest_of(text);
+    ((text += kFilesLabel) += digest) += '\n';
+  }
+  return (((text += lines_of(entries)) += kWholeLabel) += whole_digest()) += '\n';
 }
 
 Manifest compute_manifest(const formats::CheckpointReader& reader, const Selection& selection,
@@ -262,26 +298,56 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
   return text.starts_with('{') ? parser.parse_document(text) : parser.parse_lines(text);
 }
 
-std::vector<ManifestDifference> compare(const Manifest& expected, const Manifest& found) {
+std::vector<Manifest::Entry> digest_files(const FileSystem& fs, const std::string& directory,
+                                          const std::vector<std::string>& names) {
+  constexpr std::uint64_t kReadNbytes = std::uint64_t{1} << 20;  // at a time
+  std::vector<Manifest::Entry> entries;
+  std::vector<std::byte> room;
+  for (const std::string& name : names) {
+    const auto file = fs.open(join_path(directory, name));
+    Xxh3Wide hash;
+    for (std::uint64_t begin = 0; begin < file->nbytes(); begin += room.size()) {
+      room.resize(static_cast<std::size_t>(std::min(kReadNbytes, file->nbytes() - begin)));
+      file->read_at(begin, room);
+      hash.update(room);
+    }
+    entries.push_back({name, hash.hex_digest()});
+  }
+  sort_by_name(entries);
+  return entries;
+}
+
+namespace {
+
+void add_differences(const std::vector<Manifest::Entry>& expected,
+                     const std::vector<Manifest::Entry>& found, bool are_files,
+                     std::vector<ManifestDifference>& differences) {
   using Kind = ManifestDifference::Kind;
-  std::vector<ManifestDifference> differences;
-  auto e = expected.entries.begin();
-  auto f = found.entries.begin();
-  while (e != expected.entries.end() || f != found.entries.end()) {
-    if (f == found.entries.end() || (e != expected.entries.end() && e->name < f->name)) {
-      differences.push_back({Kind::missing, e->name, e->digest, {}});
+  auto e = expected.begin();
+  auto f = found.begin();
+  while (e != expected.end() || f != found.end()) {
+    if (f == found.end() || (e != expected.end() && e->name < f->name)) {
+      differences.push_back({Kind::missing, e->name, e->digest, {}, are_files});
       ++e;
-    } else if (e == expected.entries.end() || f->name < e->name) {
-      differences.push_back({Kind::extra, f->name, {}, f->digest});
+    } else if (e == expected.end() || f->name < e->name) {
+      differences.push_back({Kind::extra, f->name, {}, f->digest, are_files});
       ++f;
     } else {
       if (e->digest != f->digest) {
-        differences.push_back({Kind::changed, e->name, e->digest, f->digest});
+        differences.push_back({Kind::changed, e->name, e->digest, f->digest, are_files});
       }
       ++e;
       ++f;
     }
   }
+}
+
+}  // namespace
+
+std::vector<ManifestDifference> compare(const Manifest& expected, const Manifest& found) {
+  std::vector<ManifestDifference> differences;
+  add_differences(expected.entries, found.entries, false, differences);
+  if (!expected.files.empty()) add_differences(expected.files, found.files, true, differences);
   return differences;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "inspect/summary.h"
+#include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/inspect/tensor_reader.h"
 
@@ -17,7 +18,10 @@ namespace tessera::inspect {
 /// value as compact JSON (`value_to_json`). A plain value type.
 ///
 /// `to_text` has a line `DIGEST NAME` for each entry, and ends with `whole: DIGEST`, the XXH3-128
-/// of the lines before. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`.
+/// of these lines. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`. If
+/// there are extra files, the text begins with a line `file DIGEST NAME` for each, and with `files:
+/// DIGEST`, the XXH3-128 of these lines. They are no part of the whole: the same tensors and values
+/// have the same digest with other files beside them.
 struct Manifest {
   /// A name and the digest of its contents.
   struct Entry {
@@ -26,6 +30,7 @@ struct Manifest {
     friend bool operator==(const Entry&, const Entry&) = default;
   };
   std::vector<Entry> entries{};  // by name (byte order), no name twice
+  std::vector<Entry> files{};    // extra files beside the checkpoint; the same rules
 
   /// Returns the digest of all entries, which is in the last line of the text.
   std::string whole_digest() const;
@@ -65,10 +70,16 @@ struct ManifestDifference {
   std::string name;
   std::string expected{};  // digests; empty if absent
   std::string found{};
+  bool is_file = false;  // an extra file
   friend bool operator==(const ManifestDifference&, const ManifestDifference&) = default;
 };
 
-/// Returns the differences, sorted by name.
+/// Returns the digests of extra files, for `Manifest::files`: the XXH3-128 of their bytes, by name.
+std::vector<Manifest::Entry> digest_files(const FileSystem& fs, const std::string& directory,
+                                          const std::vector<std::string>& names);
+
+/// Returns the differences, sorted by name, files behind the others. If `expected` has no files,
+/// those of `found` are not compared: older manifests have none.
 std::vector<ManifestDifference> compare(const Manifest& expected, const Manifest& found);
 
 }  // namespace tessera::inspect

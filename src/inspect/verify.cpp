@@ -123,6 +123,17 @@ void check_numbers(const formats::CheckpointReader& reader,
   }
 }
 
+void note_opened_classes(const formats::CheckpointReader& reader,
+                         const formats::FindingSink& sink) {
+  for (const formats::OpenedClass& opened : reader.contents().opened_classes) {
+    sink({.severity = Finding::Severity::note,
+          .rule = "class",
+          .where = {.path = reader.path()},
+          .expected = "values of plain types",
+          .found = opened_class_in_words(opened)});
+  }
+}
+
 }  // namespace
 
 bool VerifyReport::has_errors() const {
@@ -141,6 +152,7 @@ VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions
   check_coverage_of_all(reader, sink);
   check_aliases(reader, sink);
   check_units(reader, sink);
+  note_opened_classes(reader, sink);
   try {
     const auto progress = [&](std::uint64_t nbytes) {
       if (options.scan.progress) options.scan.progress(nbytes);

@@ -11,6 +11,7 @@
 #include "base/cast.h"
 #include "base/checked_math.h"
 #include "formats/gatherer.h"
+#include "reshard/cast_overflows.h"
 #include "reshard/piece_index.h"
 #include "reshard/resume_identity.h"
 #include "reshard/row_wise_merge.h"
@@ -85,17 +86,28 @@ class Execution {
     }
     const int num_threads =
         static_cast<int>(std::min<std::uint64_t>(static_cast<std::uint64_t>(wanted), affordable));
-    parallel_for(num_blocks_, num_threads, options_.stop, [&](std::int64_t block) {
-      try {
-        move_block(block);
-      } catch (...) {
-        writer_.abandon();  // others may wait inside the writer for this block
-        throw;
-      }
-    });
+    try {
+      parallel_for(num_blocks_, num_threads, options_.stop, [&](std::int64_t block) {
+        try {
+          move_block(block);
+        } catch (...) {
+          writer_.abandon();  // others may wait inside the writer for this block
+          throw;
+        }
+      });
+    } catch (const RefusedOverflow&) {
+      refuse_overflow(overflows_.first_tensor());
+    }
+    if (!options_.overflowed) return;
+    for (const auto& [tensor_index, overflow] : overflows_.by_tensor()) {
+      options_.overflowed({tensor_index, overflow.num_elements, overflow.largest_magnitude});
+    }
   }
 
  private:
+  /// Thrown by the first blocks with numbers that are too large; it ends the move.
+  struct RefusedOverflow {};
+
   struct PieceBlocks {
     PieceId id;
     std::int64_t block_numel;
@@ -133,30 +145,74 @@ class Execution {
         pieces_.begin(), pieces_.end(), block,
         [](std::int64_t value, const PieceBlocks& entry) { return value < entry.first_block; }));
     const PieceId id = piece->id;
-    const std::int64_t begin = (block - piece->first_block) * piece->block_numel;
-    const std::int64_t end = std::min(begin + piece->block_numel, numel_of(region_of(id)));
+    const FlatRange window = window_of(*piece, block);
 
     auto workspace = pool_.take();
-    const TensorEntry& tensor = destination_of(id);
-    const auto numel = static_cast<std::uint64_t>(end - begin);
-    const std::span<std::byte> bytes = workspace->block.take(numel * itemsize(tensor.meta.dtype));
-    if (writer_.resume_block(id, begin, bytes)) {
+    const std::span<std::byte> bytes = room_for(id, window, *workspace);
+    if (writer_.resume_block(id, window.begin, bytes)) {
       if (options_.resumed) options_.resumed(bytes.size());
+      if (counts_kept_blocks(id)) {
+        overflows_.add(id.tensor_index, block, fetch(id, window, *workspace, bytes));
+      }
     } else {
-      fetch(id, {begin, end}, *workspace, bytes);
-      writer_.write_block(id, begin, bytes);
+      const CastOverflow overflow = fetch(id, window, *workspace, bytes);
+      overflows_.add(id.tensor_index, block, overflow);
+      if (overflow.num_elements != 0 && plan_.on_overflow == OnOverflow::refuse) {
+        throw RefusedOverflow{};
+      }
+      writer_.write_block(id, window.begin, bytes);
     }
     if (options_.progress) options_.progress(bytes.size());
     pool_.give_back(std::move(workspace));
   }
 
-  /// Fills `out` with elements `window` of a destination piece, from the source.
-  void fetch(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
+  /// Returns the elements of a piece that are in a block.
+  FlatRange window_of(const PieceBlocks& piece, std::int64_t block) const {
+    const std::int64_t begin = (block - piece.first_block) * piece.block_numel;
+    return {begin, std::min(begin + piece.block_numel, numel_of(region_of(piece.id)))};
+  }
+
+  std::span<std::byte> room_for(PieceId id, FlatRange window, Workspace& workspace) const {
+    const auto numel = static_cast<std::uint64_t>(window.numel());
+    return workspace.block.take(numel * itemsize(destination_of(id).meta.dtype));
+  }
+
+  /// Returns whether to read the source also for blocks that an interrupted run wrote, to count
+  /// numbers that were too large. Where they are refused, such blocks have none.
+  bool counts_kept_blocks(PieceId id) const {
+    return plan_.on_overflow != OnOverflow::refuse &&
+           can_overflow(source_dtype_of(id), destination_of(id).meta.dtype);
+  }
+
+  /// Throws the error for a tensor with numbers that are too large. Reads all of the tensor first,
+  /// so that the error has the number of all of them.
+  [[noreturn]] void refuse_overflow(std::size_t tensor_index) {
+    CastOverflow overflow;
+    const auto workspace = pool_.take();
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const PieceBlocks& piece = pieces_[i];
+      if (piece.id.tensor_index != tensor_index) continue;
+      const std::int64_t end = i + 1 < pieces_.size() ? pieces_[i + 1].first_block : num_blocks_;
+      for (std::int64_t block = piece.first_block; block < end; ++block) {
+        if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
+        const FlatRange window = window_of(piece, block);
+        overflow.merge(fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
+      }
+    }
+    const std::size_t source_tensor = plan_.copies[tensor_index].source_tensor;
+    throw overflow_error(options_.source_path, source_.contents().tensors[source_tensor].meta.fqn,
+                         plan_.destination.tensors[tensor_index].meta.dtype, overflow);
+  }
+
+  /// Fills `out` with elements `window` of a destination piece, from the source. Returns which
+  /// numbers were too large for the destination's dtype.
+  CastOverflow fetch(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
     const TensorCopy& copy = plan_.copies[id.tensor_index];
     const DType dtype = destination_of(id).meta.dtype;
     if (!copy.merged_widths.empty()) {
       const MergedRows rows{copy, id.piece_index, source_region_of(id), window, dtype};
-      return merge_rows(source_, rows, {workspace.merge, workspace.window}, out);
+      return merge_rows(source_, rows, {workspace.merge, workspace.window},
+                        too_large_by(plan_.on_overflow), out);
     }
     const DType source_dtype = source_dtype_of(id);
     const bool is_cast = source_dtype != dtype;
@@ -165,7 +221,8 @@ class Execution {
         is_cast ? workspace.uncast.take(numel * itemsize(source_dtype)) : out;
     Gatherer(source_, copy.source_tensor, workspace.window)
         .gather(copy.source_pieces[id.piece_index], source_region_of(id), window, gathered);
-    if (is_cast) cast_elements(source_dtype, gathered, dtype, out);
+    if (!is_cast) return {};
+    return cast_and_count(source_dtype, gathered, dtype, out, too_large_by(plan_.on_overflow));
   }
 
   const Plan& plan_;
@@ -176,6 +233,7 @@ class Execution {
   std::int64_t num_blocks_ = 0;
   std::uint64_t thread_nbytes_ = 1;
   WorkspacePool pool_;
+  CastOverflows overflows_;
 };
 
 }  // namespace
@@ -239,7 +297,9 @@ std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointR
 
 void finish_move(const Plan& plan, const CheckpointReader& reader, CheckpointWriter& writer,
                  const ExecuteOptions& options) {
-  execute(plan, reader, writer, options);
+  ExecuteOptions with_path = options;
+  with_path.source_path = reader.path();
+  execute(plan, reader, writer, with_path);
   if (options.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
   writer.commit();
 }

@@ -68,12 +68,14 @@ formats::ResumeIdentity identity_of_options(const JournaledOptions& given) {
   explanation.add_file("plan", given.table_plan);
   explanation.add_file("units", given.units);
   explanation.add_file("flat-layout", given.flat_layout);
+  explanation.add_list("as-dict", given.as_dict);
   explanation.add_list("only", given.only);
   explanation.add_list("rename", renames);
   explanation.add_list("prefix", prefixes);
   explanation.add_argument("sources", joined(sources));
   explanation.add("prefer", preference_name(given.preference));
   explanation.add("cast", given.cast ? dtype_name(*given.cast) : "");
+  explanation.add("on-overflow", on_overflow_name(given.on_overflow));
   explanation.add("optimizer-names", optimizer_names_name(given.optimizer_names));
   explanation.add_flag("drop-optimizer", given.drop_optimizer);
   explanation.add_flag("allow-missing", given.allow_missing);

@@ -11,6 +11,7 @@
 #include "reshard/optimizer_rules.h"
 #include "reshard/piece_index.h"
 #include "reshard/plan_report.h"
+#include "reshard/quantized_cast.h"
 #include "reshard/row_wise_merge_plan.h"
 #include "reshard/row_wise_shards.h"
 #include "reshard/source_check.h"
@@ -144,7 +145,7 @@ class LoadPlanner {
     bool fits = has_sound_pieces(tensor, options_.missing, report_);
     fits = has_shape_of_kind(source_, tensor, role, report_) && fits;
     fits = has_kind(wanted, tensor, role) && fits;
-    fits = has_dtype(wanted, tensor) && fits;
+    fits = has_dtype(wanted, *source_tensor) && fits;
     fits = has_shape(wanted, tensor, role, copy) && fits;
     if (!fits) return;
 
@@ -195,14 +196,17 @@ class LoadPlanner {
     return false;
   }
 
-  bool has_dtype(const TensorEntry& wanted, const TensorEntry& tensor) {
+  bool has_dtype(const TensorEntry& wanted, std::size_t source_tensor) {
+    const TensorEntry& tensor = source_.tensors[source_tensor];
     const DType to = wanted.meta.dtype;
     const DType from = tensor.meta.dtype;
     if (from == to) return true;
     const bool is_castable = is_floating_point(from) && is_floating_point(to) && can_cast(from, to);
     report_.relaxable(is_castable ? options_.cast : Relaxation::refuse, "dtype", wanted.meta.fqn,
                       std::string(dtype_name(to)), std::string(dtype_name(from)));
-    return is_castable;
+    if (!is_castable || options_.cast == Relaxation::refuse) return is_castable;
+    if (!quantized_) quantized_.emplace(source_);
+    return is_no_quantized_part(*quantized_, source_tensor, wanted.meta.fqn, to, {}, report_);
   }
 
   bool has_shape(const TensorEntry& wanted, const TensorEntry& tensor, const StateRole& role,
@@ -298,7 +302,8 @@ class LoadPlanner {
   const CheckpointContents& wanted_;
   const int rank_;
   const LoadPlanOptions& options_;
-  const std::vector<StateRole> roles_;  // parallel to the source's tensors
+  const std::vector<StateRole> roles_;                  // parallel to the source's tensors
+  std::optional<formats::QuantizedTensors> quantized_;  // if a dtype differs
   Plan plan_;
   PlanReport report_{plan_, source_path_};
   std::set<std::string_view> wanted_names_;

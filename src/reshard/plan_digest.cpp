@@ -17,9 +17,11 @@ std::string plan_digest(const Plan& plan, const CheckpointContents& source) {
   };
   const auto add_number = [&](auto number) { add(std::to_string(number)); };
   add_number(plan.destination.world_size);
+  bool has_casts = false;
   for (std::size_t i = 0; i < plan.destination.tensors.size(); ++i) {
     const TensorEntry& tensor = plan.destination.tensors[i];
     const TensorCopy& copy = plan.copies[i];
+    has_casts |= tensor.meta.dtype != source.tensors[copy.source_tensor].meta.dtype;
     add(tensor.meta.fqn);
     add(dtype_name(tensor.meta.dtype));
     add(shape_to_string(tensor.meta.shape));
@@ -41,6 +43,7 @@ std::string plan_digest(const Plan& plan, const CheckpointContents& source) {
     add(alias.fqn);
     add(alias.target);
   }
+  if (has_casts) add(on_overflow_name(plan.on_overflow));
   return hash.hex_digest();
 }
 

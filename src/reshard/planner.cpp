@@ -46,6 +46,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   const MovedSelection selection(source, options);
   MovedNames moved = list_moved_names(source, options, selection);
   report_missing_files(source, options.missing, report);
+  note_opened_classes(source, report);
   check_patterns_match(source, options, selection);
   if (options.optimizer == OptimizerSelection::leave_out && moved.tensors.empty() &&
       !source.tensors.empty()) {
@@ -61,6 +62,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   destination.aliases = std::move(moved.aliases);
   destination.units = units_at_destination(units, options, selection);
   destination.annotations = source.annotations;
+  plan.on_overflow = options.on_overflow;
 
   sort_by_name(plan);
   check_names_are_unique(destination, options, report);

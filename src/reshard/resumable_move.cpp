@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "formats/staging/own_files.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -33,10 +32,9 @@ std::string kept_line(const Plan& plan, const formats::CheckpointWriter& writer,
 /// Returns a line about a file that Tessera did not write in the staging directory; none if all
 /// files are its own.
 std::optional<std::string> stays_line(const FileSystem& fs, const std::string& destination) {
-  using formats::FileNames;
   const std::string staging_path = formats::StagedDestination::staging_path_of(destination);
   if (fs.kind_of(staging_path) != FileKind::directory) return std::nullopt;
-  const auto name = formats::first_foreign_entry(fs, staging_path, FileNames::of_our_writers);
+  const auto name = formats::StagedDestination::first_foreign_entry_in_work(fs, staging_path);
   if (!name) return std::nullopt;
   return "not removed: " + printable(join_path(staging_path, *name)) +
          ", which Tessera did not write; move or rename " + printable(staging_path) +

@@ -3,13 +3,13 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <string>
 #include <string_view>
 
 #include "base/digest.h"
 #include "base/file_descriptor.h"
 #include "base/json.h"
+#include "base/named_object.h"
 #include "tessera/formats/format_writer.h"
 
 namespace tessera::reshard {
@@ -47,11 +47,7 @@ std::string describe_file(const std::string& path) {
     if (errno == ENOENT) return "not there";
     tessera::detail::throw_system_error(errno, path, "stat");
   }
-  char text[96];
-  std::snprintf(text, sizeof text, "%lld bytes, changed at %lld.%09ld",
-                static_cast<long long>(status.st_size),
-                static_cast<long long>(status.st_mtim.tv_sec), status.st_mtim.tv_nsec);
-  return text;
+  return tessera::detail::state_in_words(status);
 }
 
 /// Returns the path relative to the checkpoint or to its parent folder, because somebody may move

@@ -10,8 +10,8 @@ namespace tessera::reshard {
 using formats::TensorEntry;
 using formats::detail::Gatherer;
 
-void merge_rows(const formats::TensorSource& source, const MergedRows& rows, MergeBuffers buffers,
-                std::span<std::byte> out) {
+CastOverflow merge_rows(const formats::TensorSource& source, const MergedRows& rows,
+                        MergeBuffers buffers, TooLarge too_large, std::span<std::byte> out) {
   const TensorCopy& copy = rows.copy;
   const TensorEntry& tensor = source.contents().tensors[copy.source_tensor];
   const DType source_dtype = tensor.meta.dtype;
@@ -36,7 +36,7 @@ void merge_rows(const formats::TensorSource& source, const MergedRows& rows, Mer
     total_width += width;
   }
   for (double& value : sum) value /= total_width;
-  cast_elements(DType::float64, std::as_bytes(std::span(sum)), rows.dtype, out);
+  return cast_and_count(DType::float64, std::as_bytes(std::span(sum)), rows.dtype, out, too_large);
 }
 
 std::uint64_t merge_nbytes(std::int64_t numel, DType source_dtype) {

@@ -22,6 +22,12 @@ void report_missing_files(const CheckpointContents& source, Relaxation missing,
   }
 }
 
+void note_opened_classes(const CheckpointContents& source, PlanReport& report) {
+  for (const formats::OpenedClass& opened : source.opened_classes) {
+    report.note("class", "", "values of plain types", opened_class_in_words(opened));
+  }
+}
+
 bool has_sound_pieces(const TensorEntry& tensor, Relaxation missing, PlanReport& report) {
   bool is_sound = true;
   for (const CoverageProblem& found : check_coverage(regions_of(tensor), tensor.meta.shape)) {

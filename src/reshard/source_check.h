@@ -19,6 +19,9 @@ bool is_bare_flat_vector(std::string_view fqn);
 void report_missing_files(const formats::CheckpointContents& source, Relaxation missing,
                           PlanReport& report);
 
+/// Notes the classes whose objects the reader took apart.
+void note_opened_classes(const formats::CheckpointContents& source, PlanReport& report);
+
 /// Checks that the pieces hold every element once. `missing` may allow holes, but never overlaps.
 bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, PlanReport& report);
 

@@ -6,6 +6,7 @@
 
 #include "base/cast.h"
 #include "reshard/piece_index.h"
+#include "reshard/quantized_cast.h"
 #include "reshard/source_check.h"
 #include "reshard/source_gaps.h"
 #include "tessera/formats/format_driver.h"
@@ -29,7 +30,9 @@ TensorPlanner::TensorPlanner(const CheckpointContents& source, const PlanOptions
       report_(report),
       roles_(classify_state(source)),
       merge_planner_(source, options, layout, report),
-      balance_(plan.destination.world_size) {}
+      balance_(plan.destination.world_size) {
+  if (options.cast) quantized_.emplace(source, options.quantization_method);
+}
 
 void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   if (!can_be_moved(moved)) return;
@@ -41,7 +44,7 @@ void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   if (role.is_misnamed) note_misnamed(moved);
   TensorEntry entry = entry_of(moved);
   TensorCopy copy{moved.source_tensor, {}, {}};
-  if (!cast(entry) || !merge_planner_.plan(moved, role, entry, copy)) return;
+  if (!cast(moved, entry) || !merge_planner_.plan(moved, role, entry, copy)) return;
 
   place_pieces(moved, copy, entry);
   find_sources(present ? present->tensor : source_.tensors[moved.source_tensor], entry, copy);
@@ -87,10 +90,15 @@ TensorEntry TensorPlanner::entry_of(const MovedTensor& moved) const {
 }
 
 /// Gives an entry the wanted dtype. Returns whether that is possible; if not, reports why.
-bool TensorPlanner::cast(TensorEntry& entry) {
+bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   const bool is_cast_kind = entry.kind == StateKind::plain || entry.kind == StateKind::pointwise ||
                             entry.kind == StateKind::row_wise;
   if (!options_.cast || !is_cast_kind || !is_floating_point(entry.meta.dtype)) return true;
+  if (entry.meta.dtype == *options_.cast) return true;
+  if (!is_no_quantized_part(*quantized_, moved.source_tensor, moved.source_name, *options_.cast,
+                            {Remedy::Action::keep_dtype, glob_of(moved.source_name)}, report_)) {
+    return false;
+  }
   if (!can_cast(entry.meta.dtype, *options_.cast)) {
     report_.problem("cast", entry.meta.fqn,
                     "a dtype that casts to " + std::string(dtype_name(*options_.cast)),

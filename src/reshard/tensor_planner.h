@@ -1,7 +1,9 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
+#include "formats/quantized_tensors.h"
 #include "reshard/destination_layout.h"
 #include "reshard/moved_names.h"
 #include "reshard/optimizer_rules.h"
@@ -32,7 +34,7 @@ class TensorPlanner {
   bool can_be_moved(const MovedTensor& moved);
   void note_misnamed(const MovedTensor& moved);
   formats::TensorEntry entry_of(const MovedTensor& moved) const;
-  bool cast(formats::TensorEntry& entry);
+  bool cast(const MovedTensor& moved, formats::TensorEntry& entry);
   void place_pieces(const MovedTensor& moved, const TensorCopy& copy, formats::TensorEntry& entry);
 
   const formats::CheckpointContents& source_;
@@ -41,7 +43,8 @@ class TensorPlanner {
   const DestinationLayout& layout_;
   Plan& plan_;
   PlanReport& report_;
-  const std::vector<StateRole> roles_;  // parallel to the source's tensors
+  const std::vector<StateRole> roles_;                  // parallel to the source's tensors
+  std::optional<formats::QuantizedTensors> quantized_;  // for a cast
   const RowWiseMergePlanner merge_planner_;
   WriterBalance balance_;
 };

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -112,6 +113,122 @@ TEST(CastTest, NanStaysNan) {
   const auto quiet_tail = std::bit_cast<float>(0x7F800001U);
   EXPECT_TRUE(std::isnan(decode16(
       DType::bfloat16, cast_one<std::uint16_t>(DType::float32, quiet_tail, DType::bfloat16))));
+}
+
+/// Casts numbers, and returns the codes of the result as numbers again.
+struct Counted {
+  CastOverflow overflow;
+  std::vector<float> numbers;
+};
+
+template <class From>
+Counted cast_and_count(DType from, const std::vector<From>& source, DType to, TooLarge too_large) {
+  std::vector<std::byte> codes(source.size() * itemsize(to));
+  Counted result;
+  result.overflow = cast_and_count(from, std::as_bytes(std::span(source)), to, codes, too_large);
+  result.numbers.resize(source.size());
+  cast_elements(to, codes, DType::float32, std::as_writable_bytes(std::span(result.numbers)));
+  return result;
+}
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+TEST(CastOverflowTest, CountsFiniteNumbersThatBecomeInfinite) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> source = {1.0F,      65519.0F,   65520.0F, -70000.0F,
+                                     kInfinity, -kInfinity, nan};
+  const auto [overflow, numbers] =
+      cast_and_count(DType::float32, source, DType::float16, TooLarge::becomes_infinity);
+  EXPECT_EQ(overflow.num_elements, 2);
+  EXPECT_EQ(overflow.largest_magnitude, 70000.0);
+  EXPECT_EQ(numbers[1], 65504.0F);
+  EXPECT_EQ(numbers[2], kInfinity);
+  EXPECT_EQ(numbers[3], -kInfinity);
+  EXPECT_EQ(numbers[4], kInfinity);
+  EXPECT_TRUE(std::isnan(numbers[6]));
+}
+
+TEST(CastOverflowTest, SaturatedNumbersAreTheLargestOnesAndInfinitiesStay) {
+  const std::vector<float> source = {1.0F, 65520.0F, -70000.0F, kInfinity, -kInfinity};
+  const auto [overflow, numbers] =
+      cast_and_count(DType::float32, source, DType::float16, TooLarge::becomes_largest_finite);
+  EXPECT_EQ(overflow.num_elements, 2);
+  EXPECT_EQ(numbers, (std::vector<float>{1.0F, 65504.0F, -65504.0F, kInfinity, -kInfinity}));
+}
+
+TEST(CastOverflowTest, WhatFloat8WithoutInfinityMakesNan) {
+  const std::vector<float> source = {464.0F, 464.5F, -1000.0F, kInfinity};
+  const auto as_is =
+      cast_and_count(DType::float32, source, DType::float8_e4m3fn, TooLarge::becomes_infinity);
+  EXPECT_EQ(as_is.overflow.num_elements, 2);
+  EXPECT_EQ(as_is.numbers[0], 448.0F);
+  for (const std::size_t i : {1U, 2U, 3U}) EXPECT_TRUE(std::isnan(as_is.numbers[i])) << i;
+  const auto saturated = cast_and_count(DType::float32, source, DType::float8_e4m3fn,
+                                        TooLarge::becomes_largest_finite);
+  EXPECT_EQ(saturated.overflow.num_elements, 2);
+  EXPECT_EQ(saturated.numbers[1], 448.0F);
+  EXPECT_EQ(saturated.numbers[2], -448.0F);
+  EXPECT_TRUE(std::isnan(saturated.numbers[3]));
+}
+
+// The count is right for every dtype: a number counts if it is finite and its code is not.
+TEST(CastOverflowTest, CountsWhatTheCodesShow) {
+  const DType small[] = {DType::float16, DType::bfloat16, DType::float8_e4m3fn, DType::float8_e5m2,
+                         DType::float32};
+  std::vector<double> source = {0.0, 1e300, -1e300, std::numeric_limits<double>::infinity(),
+                                std::numeric_limits<double>::quiet_NaN()};
+  for (const DType to : small) {
+    const double largest = largest_finite(to);
+    for (const double factor : {1.0, 1.0 + 0x1p-30, 1.0 + 0x1p-25, 1.0 + 0x1p-24, 1.0 + 0x1p-9,
+                                1.0 + 0x1p-8, 1.0 + 0x1p-4, 1.125, 2.0}) {
+      const double number = largest * factor;
+      for (const double each :
+           {number, -number, std::nextafter(number, 0.0), std::nextafter(number, number * 2)}) {
+        source.push_back(each);
+      }
+    }
+  }
+  for (const DType to : small) {
+    SCOPED_TRACE(dtype_name(to));
+    for (const double number : source) {
+      const std::vector<double> one = {number};
+      const auto [overflow, numbers] =
+          cast_and_count(DType::float64, one, to, TooLarge::becomes_infinity);
+      const bool is_overflow = std::isfinite(number) && !std::isfinite(numbers[0]);
+      EXPECT_EQ(overflow.num_elements, is_overflow ? 1 : 0) << number;
+      EXPECT_EQ(overflow.largest_magnitude, is_overflow ? std::fabs(number) : 0.0);
+    }
+  }
+}
+
+TEST(CastOverflowTest, CountsInEveryBatchAndAtUnalignedAddresses) {
+  constexpr std::size_t kNumel = 5000;
+  std::vector<float> source(kNumel, 1.0F);
+  for (const std::size_t i : {0U, 1023U, 1024U, 4999U}) source[i] = 1e6F + static_cast<float>(i);
+  std::vector<std::byte> shifted(kNumel * 4 + 1);
+  std::memcpy(shifted.data() + 1, source.data(), kNumel * 4);
+  std::vector<std::byte> codes(kNumel * 2);
+  for (const auto bytes :
+       {std::as_bytes(std::span(source)), std::span<const std::byte>(shifted).subspan(1)}) {
+    const CastOverflow overflow = cast_and_count(DType::float32, bytes, DType::float16, codes,
+                                                 TooLarge::becomes_largest_finite);
+    EXPECT_EQ(overflow.num_elements, 4);
+    EXPECT_EQ(overflow.largest_magnitude, 1004999.0);
+  }
+}
+
+TEST(CastOverflowTest, WiderDtypesNeedNoCheck) {
+  EXPECT_FALSE(can_overflow(DType::bfloat16, DType::float32));
+  EXPECT_FALSE(can_overflow(DType::float16, DType::bfloat16));
+  EXPECT_FALSE(can_overflow(DType::float8_e5m2, DType::float16));
+  EXPECT_FALSE(can_overflow(DType::uint64, DType::float32));
+  EXPECT_FALSE(can_overflow(DType::float32, DType::float64));
+  EXPECT_FALSE(can_overflow(DType::float32, DType::float32));
+  EXPECT_TRUE(can_overflow(DType::float32, DType::bfloat16));
+  EXPECT_TRUE(can_overflow(DType::bfloat16, DType::float16));
+  EXPECT_TRUE(can_overflow(DType::float8_e5m2, DType::float8_e4m3fn));
+  EXPECT_TRUE(can_overflow(DType::float8_e8m0fnu, DType::float16));
+  EXPECT_TRUE(can_overflow(DType::complex128, DType::complex64));
 }
 
 TEST(CastTest, OnlyMeaningfulCastsAreOffered) {

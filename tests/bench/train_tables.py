@@ -9,7 +9,7 @@ from pathlib import Path
 
 from build import build, runtime_definitions
 from side_by_side import Result, with_ratios
-from torchrec_packages import torchrec_packages
+from peer_packages import peer_packages
 from torchrun import run_on_ranks
 
 PEERS = Path(__file__).with_name("peers_train_tables.py")
@@ -49,7 +49,7 @@ def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: 
 
 def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]:
     build("release", targets=("train_tables", "embedding_kernels"), definitions=runtime_definitions(python))
-    os.environ["PYTHONPATH"] = str(torchrec_packages())
+    os.environ["PYTHONPATH"] = str(peer_packages("torchrec"))
     trainer = tools / "train_tables"
     rounds, steps = (1, 4) if quick else (3, 8)
     rows = 1_000 if quick else ROWS

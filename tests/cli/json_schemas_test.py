@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,6 +178,24 @@ class JsonSchemasTest(unittest.TestCase):
                               source, destination)
         self.assertIn("elements", [each["kind"] for each in document["differences"]])
         self.check("ckpt-inspect show", "ckpt-inspect", "show", "--json", destination, "*")
+
+    def test_extra_files(self):
+        folder = pathlib.Path(self.folder.name)
+        source = folder / "with_extra_files"
+        shutil.copytree(OPTIONS.fixtures / "dcp/valid/ddp", source)
+        (source / "config.json").write_text('{"dtype": "float32"}', encoding="utf-8")
+        (source / "folder").mkdir()
+        document = self.check("ckpt-reshard", "ckpt-reshard", "--json", source, folder / "extra", "--cast", "bfloat16")
+        self.assertEqual([file["edit"] for file in document["extra_files"]], ["dtype: float32 to bfloat16"])
+        self.assertEqual(document["left_files"], [{"name": "folder", "why": "a folder"}])
+        for verb in ("ls", "tree", "hash"):
+            document = self.check(f"ckpt-inspect {verb}", "ckpt-inspect", verb, "--json", source)
+            self.assertEqual([file["name"] for file in document["extra_files"]], ["config.json"])
+        manifest = folder / "manifest_of_extra_files"
+        manifest.write_text(self.output("ckpt-inspect", "hash", "--json", source), encoding="utf-8")
+        document = self.check("ckpt-inspect hash --check", "ckpt-inspect", "hash", "--json",
+                              OPTIONS.fixtures / "dcp/valid/ddp", "--check", manifest)
+        self.assertEqual([(each["kind"], each["extra_file"]) for each in document["differences"]], [("missing", True)])
 
     def test_merge(self):
         source = OPTIONS.fixtures / "dcp/valid/ddp"

@@ -60,6 +60,10 @@ class KilledReshard(unittest.TestCase):
         cls.folder = tempfile.TemporaryDirectory(prefix="tessera-killed-")
         cls.root = pathlib.Path(cls.folder.name)
         cls.source, cls.old_source = cls.root / "source.safetensors", cls.root / "old.safetensors"
+        cls.extra = cls.root / "extra"
+        cls.extra.mkdir()
+        (cls.extra / "config.json").write_text("{}")
+        (cls.extra / "vocab.txt").write_bytes(bytes(1 << 20))
         write_source(cls.source, 1)
         write_source(cls.old_source, 2)
 
@@ -68,7 +72,8 @@ class KilledReshard(unittest.TestCase):
         cls.folder.cleanup()
 
     def start(self, source, name, options):
-        command = [OPTIONS.bin / "ckpt-reshard", source, self.work / name, *options]
+        extra = [] if pathlib.Path(name).suffix else ["--extra-files-from", self.extra]
+        command = [OPTIONS.bin / "ckpt-reshard", source, self.work / name, *options, *extra]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def move(self, source, name, options):

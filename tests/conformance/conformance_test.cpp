@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <set>
@@ -17,6 +18,8 @@
 #include "support/random.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/create.h"
+#include "tessera/formats/format_driver.h"
 #include "tessera/reshard/executor.h"
 #include "tessera/reshard/planner.h"
 
@@ -69,6 +72,19 @@ std::string format_name_of(const ::testing::TestParamInfo<FormatUnderTest>& info
 
 class WriterConformanceTest : public ConformanceTest {
  protected:
+  void write_with_extra_file(FileSystem& fs, const std::string& extra_path) {
+    const MemoryCheckpoint source = fit_to_format(one_of_everything(), format());
+    std::vector<Value> values;
+    for (std::size_t v = 0; v < source.contents().values.size(); ++v) {
+      values.push_back(source.read_value(v));
+    }
+    formats::CreateOptions options{.format = format().format};
+    options.extra_files = {{.path = extra_path, .name = last_component(extra_path)}};
+    const auto writer =
+        formats::create_checkpoint(fs, path(), source.contents(), std::move(values), options);
+    copy_checkpoint(source, *writer);
+  }
+
   /// Fails each operation of `write` in turn, for once and for good: each time it throws Error(io)
   /// that names a file, and leaves nothing, or, where nobody can undo it any more, the whole
   /// destination.
@@ -306,9 +322,27 @@ TEST_P(WriterConformanceTest, AFailureOfAnyOperationOfAReshardLeavesNoDestinatio
   });
 }
 
+// Shows E4.
+TEST_P(WriterConformanceTest, ExtraFilesAppearWithTheCheckpointOrNotAtAll) {
+  const formats::FormatDriver& driver = formats::driver_of(format().format);
+  if (driver.destination_kind(path()) != DestinationKind::directory) return;
+  const TemporaryDirectory sources;
+  std::ofstream(sources / "config.json") << "{}";
+  fail_each_operation([&](FileSystem& fs) { write_with_extra_file(fs, sources / "config.json"); });
+  write_with_extra_file(fs_, sources / "config.json");
+  EXPECT_EQ(read_file(fs_, join_path(path(), "config.json"), 2), "{}");
+  expect_equal_checkpoints(*open(), as_it_comes_back(one_of_everything(), format()));
+}
+
 TEST_P(WriterConformanceTest, EverythingIsSyncedBeforeItAppears) {
+  const TemporaryDirectory sources;
+  std::ofstream(sources / "config.json") << "{}";
   FaultFileSystem watched(fs_, tmp_.path());
-  write_checkpoint(format(), watched, path(), one_of_everything(), 2);
+  if (formats::driver_of(format().format).destination_kind(path()) == DestinationKind::directory) {
+    write_with_extra_file(watched, sources / "config.json");
+  } else {
+    write_checkpoint(format(), watched, path(), one_of_everything(), 2);
+  }
   std::set<std::string> unsynced;  // files with bytes, directories with names
   bool has_appeared = false;
   std::istringstream transcript(watched.transcript());

@@ -17,6 +17,7 @@ BIN = os.environ.get("TESSERA_BIN")
 NOT_IN_PYTHON = {"quiet", "json"}  # a function prints nothing, and returns its summary
 NOT_IN_JOURNAL = {
     "to", "compress", "max-shard-size",  # part of the journal's destination, not of its plan
+    "extra-files", "extra-files-from", "extra-files-limit",  # the journal names the files that they select
     "memory", "threads", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress",  # may differ
 }
 ANOTHER_NAME_IN_PYTHON = {"ranks": "world-size"}  # beside world_size itself
@@ -42,6 +43,7 @@ def option_names(names) -> set[str]:
 
 def command_line() -> set[str]:
     body = function("tools/ckpt-reshard/move.cpp", "void add_move_options(")
+    body += function("tools/ckpt-reshard/move.cpp", "void add_run_options(")
     body += function("tools/ckpt-reshard/move.cpp", "void add_flat_layout_option(")
     body += function("tools/cli/progress.cpp", "void add_progress_option(")
     return set(re.findall(r'(?:option|choice|flag)\(\s*"--([\w-]+)"', body))

@@ -172,12 +172,14 @@ TEST(DcpTest, RefusesEveryInvalidCheckpoint) {
 TEST(DcpTest, AValueThatIsNeverReadIsANoteAndItsBytesAreChecked) {
   MemoryFiles files = files_of(fixture("dcp/invalid/os_system_in_value"));
   const std::vector<Finding> findings = findings_of(*open_dcp(files, "ck"));
-  ASSERT_EQ(findings.size(), 1u);
+  ASSERT_EQ(findings.size(), 2u);
   EXPECT_EQ(findings[0].severity, Finding::Severity::note);
   EXPECT_EQ(findings[0].rule, "value");
+  EXPECT_EQ(findings[1].severity, Finding::Severity::note);
+  EXPECT_EQ(findings[1].rule, "foreign");
+  EXPECT_THAT(findings[1].found, HasSubstr("os.system"));
   EXPECT_EQ(findings[0].where.fqn, "step");
-  EXPECT_THAT(findings[0].found,
-              HasSubstr("os.system: not in the allow-list; nothing was executed"));
+  EXPECT_THAT(findings[0].found, HasSubstr("call of os.system; nothing was executed"));
 
   std::string& bytes = files["__2_0.distcp"];
   bytes[bytes.find("3\n", bytes.find("archive/version"))] = '4';  // beside the pickle

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
 
@@ -26,7 +27,7 @@ const AllowList& plain() {
 
 ObjectGraph read(std::string_view pickle, const AllowList& allowed = plain(),
                  PickleLimits limits = {}) {
-  return unpickle({pickle.begin(), pickle.end()}, {.path = "x.pkl"}, allowed, limits);
+  return unpickle({pickle.begin(), pickle.end()}, {.path = "x.pkl"}, allowed, {}, limits);
 }
 
 std::string json_of(std::string_view pickle) {
@@ -222,6 +223,159 @@ TEST(PickleTest, ForeignGlobalsAreRefusedByName) {
   }
   EXPECT_THAT(refusal_of(attacks[0]).what(), HasSubstr("foreign global os.system"));
   EXPECT_THAT(refusal_of("ctorch.nn.modules.linear\nLinear\n.").what(), HasSubstr("state_dict()"));
+}
+
+/// Reads a pickle whose foreign globals are recorded.
+ObjectGraph record(std::string_view pickle, std::span<const std::string> as_dict = {}) {
+  return unpickle({pickle.begin(), pickle.end()}, {.path = "x.pkl"}, plain(),
+                  {.policy = ForeignGlobals::Policy::record, .as_dict = as_dict});
+}
+
+std::string words_for(std::string_view pickle) {
+  const ObjectGraph graph = record(pickle);
+  EXPECT_TRUE(is_foreign(graph.root()));
+  WalkBudget budget(graph);
+  const Error error = error_of([&] { to_value(graph.root(), budget); });
+  EXPECT_EQ(error.kind(), ErrorKind::unsupported);
+  EXPECT_THAT(error.what(), HasSubstr("nothing was executed"));
+  return foreign_in_words(graph.root());
+}
+
+TEST(PickleTest, RecordedForeignObjectsHaveTheirNames) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"cos\nsystem\n."s, "class or function os.system"},
+      {"cos\nsystem\n(U\x02idtR."s, "call of os.system"},
+      {"c__builtin__\neval\n(U\x03"
+       "1+1tR."s,
+       "call of builtins.eval"},
+      {"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x02id\x85R."s, "call of posix.system"},
+      {"cargparse\nNamespace\n)\x81}U\x01"
+       "aK\x01sb."s,
+       "object of class argparse.Namespace"},
+      {"ca\nB\n)}\x92."s, "object of class a.B"},
+      {"(ca\nB\nK\x01o."s, "object of class a.B"},
+      {"(K\x01ia\nB\n."s, "object of class a.B"},
+      {"ccopy_reg\n_reconstructor\n(ca\nB\nc__builtin__\nobject\nNtR}b."s, "object of class a.B"},
+      {"ca\nf\n)R)R)R."s, "call of a.f"},  // what a call returned is called
+      {"ccollections\nOrderedDict\n)R)R."s, "call of collections.OrderedDict"},
+      {"ccollections\nOrderedDict\n)}\x92."s, "object of class collections.OrderedDict"},
+      {"ca\nB\n)\x81K\1aK\2K\3s."s, "object of class a.B"},  // items and entries
+      {"c\x1b[2J\nB\n."s, "class or function \\x1b[2J.B"},
+  };
+  for (const auto& [pickle, words] : cases) {
+    SCOPED_TRACE(testing::PrintToString(pickle));
+    EXPECT_EQ(words_for(pickle), words);
+  }
+}
+
+TEST(PickleTest, RecordingStillRefusesWhatIsNoObject) {
+  for (const char opcode : {'\x82', '\x83', '\x84', '\x97', '\x98'}) {
+    EXPECT_EQ(error_of([&] { record("("s + opcode + "cos\nsystem\n."); }).kind(),
+              ErrorKind::unsupported);
+  }
+  for (const std::string& broken : {"K\x01)R."s, "U\x01x)}\x92."s, "(o."s, "ca\nB\nK\x01R."s,
+                                    "ia\nB\n."s, "}}b."s, "ca\nB\n)\x92."s, "(K\x01o."s}) {
+    SCOPED_TRACE(testing::PrintToString(broken));
+    EXPECT_EQ(error_of([&] { record(broken); }).kind(), ErrorKind::corruption);
+  }
+}
+
+TEST(PickleTest, ForeignNamesAreListedWithoutBeingUsed) {
+  const ObjectGraph graph =
+      record("cos\nsystem\n0ca\nB\n)R0ca\nB\n0ccollections\nOrderedDict\n0N.");
+  EXPECT_EQ(foreign_names(graph, 100), (std::vector<std::string>{"a.B", "os.system"}));
+  EXPECT_EQ(foreign_names(graph, 1).size(), 1u);
+}
+
+TEST(PickleTest, ObjectsOfNamedClassesBecomeDicts) {
+  const std::string classes[] = {"a.b.C"};
+  const auto read_as_dict = [&](const std::string& pickle) {
+    const ObjectGraph graph = record(pickle, classes);
+    WalkBudget budget(graph);
+    std::string text = value_to_json(to_value(graph.root(), budget));
+    return text + " " + std::to_string(budget.as_dicts().size());
+  };
+  const std::string object = "ca.b\nC\n)\x81";
+  EXPECT_EQ(read_as_dict(object + "}U\x01xK\x01sb."), R"({"x":1} 1)");
+  EXPECT_EQ(read_as_dict(object + "."), "{} 1");
+  EXPECT_EQ(read_as_dict(object + "Nb."), "{} 1");
+  EXPECT_EQ(read_as_dict(object + "U\x01xK\x01s."), R"({"x":1} 1)");  // derived from dict
+  EXPECT_EQ(read_as_dict("](" + object + "}U\x01x" + object + "sbe."), R"([{"x":{}}] 2)");
+  const std::string others[] = {
+      "ca\nb.D\n)\x81}b.",                     // another class
+      "ca.b\nC\n.",                            // the class itself
+      "ca.b\nC\nK\x01\x85\x81}b.",             // made of arguments
+      object + "K\x01\x85" + "b.",             // its state is a tuple
+      object + "}b}b.",                        // two states
+      object + "U\x01xK\x01s}U\x01yK\x02sb.",  // entries and a state
+      object + "K\x01" + "a.",                 // items
+      object + "q\1}U\x01xh\1sb.",             // refers back to itself
+  };
+  for (const std::string& pickle : others) {
+    SCOPED_TRACE(testing::PrintToString(pickle));
+    EXPECT_EQ(error_of([&] { read_as_dict(pickle); }).kind(), ErrorKind::unsupported);
+  }
+}
+
+bool is_integer(Object object) {
+  return object.is(ObjectKind::integer);
+}
+
+TEST(PickleTest, HeldObjectsAreCountedOnce) {
+  const auto count = [](const std::string& pickle) {
+    const ObjectGraph graph = record(pickle);
+    HeldObjects held(graph);
+    const std::size_t num_found = held.count(graph.root(), is_integer);
+    EXPECT_EQ(held.count(graph.root(), is_integer), num_found);
+    return num_found;
+  };
+  EXPECT_EQ(count("ca\nB\nK\x07\x85R}(U\x01xK\x01K\x02Nub."), 3u);
+  EXPECT_EQ(count("ca\nB\n)R(K\x01K\x02"
+                  "eK\x03K\x04s."),
+            4u);
+  EXPECT_EQ(count("ca\nB\n)Rq\0}(U\x01xh\0U\x01yK\x01q\1U\x01zh\1ub."s), 1u);  // a cycle
+  EXPECT_EQ(
+      count("ca\nB\n)R" + std::string(100000, ']') + "K\x01" + std::string(100000, 'a') + "b."),
+      1u);
+}
+
+// 10^5 objects that share one state of 10^5 entries: each count alone is cheap, all are not.
+TEST(PickleTest, CountsOfSharedPartsCostLittle) {
+  std::string pickle = "]q\0("s + std::string(100000, 'N') + "e0](";
+  for (int i = 0; i < 100000; ++i) pickle += "ca\nB\nh\0\x85R"s;
+  const ObjectGraph graph = record(pickle + "e.");
+  HeldObjects held(graph);
+  std::size_t num_found = 0;
+  for (std::size_t i = 0; i < graph.root().num_items("root"); ++i) {
+    num_found += held.count(graph.root().item(i), is_integer);
+  }
+  EXPECT_EQ(num_found, 0u);
+}
+
+TEST(PickleTest, NumpyArraysAreNamedByTheirShape) {
+  const std::string array =
+      "cnumpy._core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\0\x85U\1btR(K\1K\2K\3\x86"
+      "cnumpy\ndtype\nU\2f4\x89\x88\x87R\x89U\0tb."s;
+  EXPECT_EQ(words_for(array), "NumPy array float32 [2, 3]");
+  EXPECT_EQ(words_for("cnumpy._core.multiarray\n_reconstruct\n)R."s),
+            "call of numpy._core.multiarray._reconstruct");
+}
+
+TEST(PickleTest, BytesInMemoryBecomeBytes) {
+  const auto json_of_recorded = [](const std::string& pickle) {
+    const ObjectGraph graph = record(pickle);
+    WalkBudget budget(graph);
+    return value_to_json(to_value(graph.root(), budget));
+  };
+  const std::string object = "c_io\nBytesIO\n)\x81";
+  EXPECT_EQ(json_of_recorded(object + "C\x02"
+                                      "abK\0N\x87"
+                                      "b."s),
+            R"({"$bytes":"YWI="})");
+  EXPECT_EQ(json_of_recorded(object + "."), R"({"$bytes":""})");
+  EXPECT_THROW(json_of_recorded(object + "K\x01\x85"
+                                         "b."),
+               Error);
 }
 
 TEST(PickleTest, AllowListMatchesWholeNamesAndWholeModules) {

@@ -197,5 +197,45 @@ TEST(ManifestTest, DifferencesAreNamed) {
   EXPECT_EQ(compare(Manifest{}, found).size(), 5U);
 }
 
+TEST(ManifestTest, ExtraFilesAreNoPartOfTheWhole) {
+  const std::string digest(32, 'a');
+  const Manifest plain{{{"a", digest}}};
+  const Manifest manifest{{{"a", digest}}, {{"config.json", digest}, {"odd\n", digest}}};
+  EXPECT_EQ(manifest.whole_digest(), plain.whole_digest());
+  EXPECT_EQ(parse_manifest(manifest.to_text(), "m"), manifest);
+  EXPECT_THAT(manifest.to_text(), ::testing::EndsWith(plain.to_text()));
+  EXPECT_NO_THROW(check_manifest_begin(manifest.to_text(), "m"));
+}
+
+TEST(ManifestTest, AListOfExtraFilesThatWasCutIsRefused) {
+  const std::string digest(32, 'a');
+  const Manifest manifest{{{"a", digest}}, {{"b", digest}, {"c", digest}}};
+  const std::string text = manifest.to_text();
+  std::vector<std::size_t> line_begins{0};
+  while (text.find('\n', line_begins.back()) + 1 < text.size()) {
+    line_begins.push_back(text.find('\n', line_begins.back()) + 1);
+  }
+  ASSERT_EQ(line_begins.size(), 5U);  // two files, their digest, a name, the whole
+  for (const std::size_t begin : line_begins) {
+    std::string cut = text;
+    cut.erase(begin, cut.find('\n', begin) + 1 - begin);
+    EXPECT_THAT([&] { parse_manifest(cut, "m"); },
+                ThrowsError(ErrorKind::corruption, "edited or cut short?"));
+  }
+}
+
+TEST(ManifestTest, AManifestWithoutExtraFilesAsksForNone) {
+  const std::string one(32, '1');
+  const std::string two(32, '2');
+  const Manifest older{{{"a", one}}};
+  const Manifest expected{{{"a", one}}, {{"b", one}, {"c", one}}};
+  const Manifest found{{{"a", one}}, {{"c", two}, {"d", one}}};
+  EXPECT_THAT(compare(older, found), IsEmpty());
+  EXPECT_THAT(compare(expected, found),
+              ElementsAre(ManifestDifference{Kind::missing, "b", one, {}, true},
+                          ManifestDifference{Kind::changed, "c", one, two, true},
+                          ManifestDifference{Kind::extra, "d", {}, one, true}));
+}
+
 }  // namespace
 }  // namespace tessera::inspect

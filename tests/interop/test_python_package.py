@@ -36,6 +36,8 @@ from expect import flatten, raw_bytes, tensor_row, value_json  # noqa: E402
 PACKAGE = ROOT / "tools" / "python"
 ADAMW = FIXTURES / "dcp" / "valid" / "fsdp2_adamw"
 TORCHREC = FIXTURES / "dcp" / "valid" / "torchrec"
+FP8_BLOCKS = FIXTURES / "safetensors" / "valid" / "fp8_blocks"
+LARGE_NUMBERS = FIXTURES / "safetensors" / "valid" / "large_numbers.safetensors"
 FORMATS = ("native", "safetensors", "dcp", "torch")
 IN_FLOAT32 = [getattr(torch, name) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
                                                "float8_e5m2fnuz", "float8_e8m0fnu") if hasattr(torch, name)]
@@ -129,6 +131,41 @@ def test_a_value_that_is_never_read_does_not_keep_the_others(tmp_path):
     with pytest.raises(tessera.Refused) as caught:
         checkpoint["args"]
     assert str(caught.value) == str(refused) and str(pickle.loads(pickle.dumps(refused))) == str(refused)
+
+
+MEGATRON = FIXTURES / "torch_zip" / "classes" / "megatron.pt"
+
+
+def test_objects_of_named_classes_are_dicts():
+    checkpoint = tessera.open(MEGATRON, as_dict="argparse.Namespace")
+    assert checkpoint.opened_classes == {"argparse.Namespace": 2} and tessera.open(MEGATRON).opened_classes == {}
+    assert checkpoint["args.lr"] == 3e-4 and checkpoint["args.scale"].torch().item() == 2.0
+    assert isinstance(dict(tessera.open(MEGATRON).items())["args"], tessera.Refused)
+    found = tessera.verify(MEGATRON, notes=True, as_dict=["argparse.Namespace"])
+    assert {problem.severity for problem in found} == {"note"} and "class" in {problem.rule for problem in found}
+    for call in (lambda: tessera.open(MEGATRON, as_dict="a.B"), lambda: tessera.verify(MEGATRON, as_dict=("a.B",))):
+        with pytest.raises(tessera.Error, match="as_dict: .*'a.B'") as caught:
+            call()
+        assert caught.value.kind == "invalid_argument"
+
+
+def test_values_of_dcp_are_dicts_too(tmp_path):
+    dcp.save({"args": argparse.Namespace(lr=0.1), "w": torch.ones(2)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    checkpoint = tessera.open(tmp_path / "dcp", as_dict="argparse.Namespace")
+    assert checkpoint["args"] == {"lr": 0.1} and checkpoint.opened_classes == {"argparse.Namespace": 1}
+
+
+@pytest.mark.parametrize("verb", ["reshard", "split", "merge"])
+def test_a_move_reads_objects_of_named_classes_as_the_tool_does(verb, tmp_path):
+    options = {"as_dict": "argparse.Namespace", "to": "torch", "only": ["args", "!args.model_type"]}
+    command = ["--as-dict", "argparse.Namespace", "--to", "torch", "--only", "args", "--only", "!args.model_type"]
+    torch.save({"w": torch.ones(1)}, tmp_path / "other.pt")
+    if verb == "merge":
+        source, paths = [MEGATRON, tmp_path / "other.pt"], ["merge", MEGATRON, tmp_path / "other.pt"]
+    else:
+        source, paths = MEGATRON, [MEGATRON] if verb == "reshard" else ["split", MEGATRON]
+    moved = moved_alike(tmp_path, lambda folder: getattr(tessera, verb)(source, folder / "moved", **options), *paths, "moved", *command)
+    assert torch.load(moved / "moved", weights_only=True)["args"]["nested"] == {"depth": 2}
 
 
 def test_a_damaged_value_does_not_end_an_iterator(tmp_path):
@@ -498,9 +535,48 @@ def moved_alike(tmp_path, move, *command):
      ["--only", "model.*", "--rename", "model.=net.", "--cast", "bfloat16", "--compress", "zstd:3"]),
     ({"only": ["model", "!*.bias"], "threads": 2, "memory": "64MiB"},
      ["--only", "model", "--only", "!*.bias", "--threads", 2, "--memory", "64MiB"]),
+    ({"cast": "float16", "on_overflow": "saturate"}, ["--cast", "float16", "--on-overflow", "saturate"]),
 ], ids=lambda argument: "-".join(argument) if isinstance(argument, dict) else "")
 def test_a_move_writes_what_the_tool_writes(keywords, options, tmp_path):
     moved_alike(tmp_path, lambda folder: tessera.reshard(ADAMW, folder / "moved", **keywords), ADAMW, "moved", *options)
+
+
+def test_extra_files_are_carried_left_or_refused(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(ADAMW, source)
+    (source / "config.json").write_text('{"torch_dtype": "float32"}')
+    (source / "folder").mkdir()
+    moved = tessera.reshard(source, tmp_path / "moved", cast=torch.bfloat16)
+    assert moved.extra_files == [("config.json", 27, "torch_dtype: float32 to bfloat16")]
+    assert moved.left_files == [("folder", "a folder")]
+    assert json.loads((tmp_path / "moved/config.json").read_text()) == {"torch_dtype": "bfloat16"}
+    left = tessera.reshard(source, tmp_path / "left", extra_files="leave")
+    assert left.extra_files == [] and left.left_files[0] == ("config.json", "as asked")
+    small = tessera.split(source, tmp_path / "small", prefix="model", extra_files_limit=1)
+    assert small.left_files[0].why == "26 bytes, over the limit of 1 byte for all"
+    given = tessera.reshard(ADAMW, tmp_path / "given", extra_files_from=source)
+    assert [file.name for file in given.extra_files] == ["config.json"]
+    with pytest.raises(tessera.Error, match=r"found 2: config.json, folder \(extra_files='leave' copies none") as caught:
+        tessera.reshard(source, tmp_path / "refused", extra_files="refuse")
+    assert caught.value.kind == "mismatch" and caught.value.problems[0].rule == "extra files"
+    with pytest.raises(tessera.Error, match="extra_files: expected carry, leave or refuse, found 'drop'"):
+        tessera.reshard(source, tmp_path / "refused", extra_files="drop")
+    with pytest.raises(tessera.Error, match="extra_files_from: expected extra_files='carry', found 'leave'"):
+        tessera.reshard(ADAMW, tmp_path / "refused", extra_files="leave", extra_files_from=source)
+    assert not (tmp_path / "refused").exists()
+
+
+def test_extra_files_are_replaced_by_equal_ones_only(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(ADAMW, source)
+    (source / "config.json").write_text("{}")
+    for _ in range(2):
+        tessera.reshard(source, tmp_path / "moved", overwrite=True, ranks=2)
+    (source / "config.json").write_text("{ }")
+    with pytest.raises(tessera.Error, match="config.json: overwrite=True: expected the bytes that the new checkpoint gets"):
+        tessera.reshard(source, tmp_path / "moved", overwrite=True)
+    assert (tmp_path / "moved/config.json").read_text() == "{}"
+    assert not (tmp_path / "moved.partial").exists()
 
 
 def test_a_move_tells_its_progress_and_can_be_tried_first(tmp_path):
@@ -529,6 +605,42 @@ def test_a_move_that_does_not_fit_lists_all_its_problems(tmp_path):
     assert moved.written and {note.severity for note in moved.notes} == {"note"}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2, torch.float8_e4m3fn], ids=str)
+def test_numbers_too_large_for_a_cast_are_refused_saturated_or_as_torch_makes_them(dtype, tmp_path):
+    with pytest.raises(tessera.Error, match="cast: expected finite numbers up to .*on_overflow='saturate'") as caught:
+        tessera.reshard(LARGE_NUMBERS, tmp_path / "moved.safetensors", cast=dtype)
+    assert caught.value.kind == "mismatch" and caught.value.tensor == "a.weight" and list(tmp_path.iterdir()) == []
+    source = load_file(LARGE_NUMBERS)
+    largest = torch.finfo(dtype).max
+    for on_overflow in ("infinity", "saturate"):
+        moved = tessera.reshard(LARGE_NUMBERS, tmp_path / "moved.safetensors", cast=dtype, on_overflow=on_overflow,
+                                overwrite=True)
+        too_large = {}
+        for name, tensor in load_file(tmp_path / "moved.safetensors").items():
+            as_torch_casts = source[name].to(dtype)
+            lost = source[name].isfinite() & ~as_torch_casts.float().isfinite()
+            if lost.any():
+                too_large[name] = (int(lost.sum()), float(source[name][lost].abs().max()))
+            expected = as_torch_casts.float()
+            if on_overflow == "saturate":
+                expected = torch.where(lost, source[name].float().sign() * largest, expected)
+            assert torch.equal(tensor.float().nan_to_num(-1), expected.nan_to_num(-1)), (name, on_overflow)
+        assert {each.tensor: (each.elements, each.largest) for each in moved.overflows} == too_large
+
+
+def test_quantized_weights_are_not_cast(tmp_path):
+    with pytest.raises(tessera.Error) as caught:
+        tessera.reshard(FP8_BLOCKS, tmp_path / "moved.safetensors", cast="bfloat16")
+    codes, scales = caught.value.problems
+    assert (codes.tensor, scales.tensor) == ("model.up.weight", "model.up.weight_scale_inv")
+    assert codes.found == "codes of block-scaled fp8 (fp8 in config.json), whose scales are model.up.weight_scale_inv"
+    assert "(move without cast, or leave it out with only='!model.up.weight')" in str(codes)
+    assert list(tmp_path.iterdir()) == []
+    tessera.reshard(FP8_BLOCKS, tmp_path / "moved.safetensors")
+    moved, source = load_file(tmp_path / "moved.safetensors"), load_file(FP8_BLOCKS / "model.safetensors")
+    assert all(torch.equal(moved[name].view(torch.uint8), source[name].view(torch.uint8)) for name in source)
+
+
 def test_words_that_mean_nothing_are_refused(tmp_path):
     moved = tmp_path / "moved"
     refused = [
@@ -537,6 +649,7 @@ def test_words_that_mean_nothing_are_refused(tmp_path):
         ({"compress": "zstd", "to": "dcp"}, tessera.Error, "compress: expected none, as only the native format is compressed, found"),
         ({"max_shard_size": 10, "to": "dcp"}, tessera.Error, "max_shard_size: expected to=safetensors, found 'dcp'"),
         ({"cast": "bf16"}, tessera.Error, "cast: expected a dtype of torch such as bfloat16, found 'bf16'"),
+        ({"on_overflow": "clip"}, tessera.Error, "on_overflow: expected refuse, saturate or infinity, found 'clip'"),
         ({"optimizer_names": "x"}, tessera.Error, "optimizer_names: expected as-stored, canonical or torchrec, found 'x'"),
         ({"strategy": "rows"}, tessera.Error, "rows"),
         ({"only": "no.such"}, tessera.Error, "^names to move: expected a pattern that matches a name, found 'no.such'"),

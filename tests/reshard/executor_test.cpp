@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
+
 #include "reshard/resharding.h"
 
 namespace tessera::reshard {
@@ -41,6 +43,67 @@ TEST(ExecutorTest, CastRoundsToNearestEven) {
   source.add({"w", DType::float32, {3}}, bytes_of<float>({1.0F, 1.00390625F, -2.5F}));
   const MemoryCheckpoint moved = reshard_in_memory(source, {.cast = DType::bfloat16});
   EXPECT_EQ(whole_tensor(moved, 0), bytes_of<std::uint16_t>({0x3F80, 0x3F80, 0xC020}));
+}
+
+/// A checkpoint of numbers that float16 does not hold, cut into blocks and pieces.
+MemoryCheckpoint with_large_numbers() {
+  MemoryCheckpoint source("src", 2);
+  std::vector<float> numbers(100, 1.0F);
+  source.add({"fits", DType::float32, {100}}, bytes_of<float>(numbers));
+  numbers[3] = 70000.0F;
+  numbers[60] = -1e9F;
+  numbers[99] = 65520.0F;
+  numbers[50] = std::numeric_limits<float>::infinity();
+  source.add({"w", DType::float32, {100}}, bytes_of<float>(numbers),
+             {{Box{{0}, {40}}, 0}, {Box{{40}, {60}}, 1}});
+  return source;
+}
+
+TEST(ExecutorTest, NumbersThatACastMakesInfiniteAreRefusedWithTheirCount) {
+  const MemoryCheckpoint source = with_large_numbers();
+  for (const int num_threads : {1, 4}) {
+    const Plan plan = plan_reshard(source.contents(), source.path(), {.cast = DType::float16});
+    MemoryWriter writer(plan.destination, {});
+    try {
+      finish_move(plan, source, writer, {.num_threads = num_threads});
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::mismatch);
+      EXPECT_EQ(error.where().path, "src");
+      EXPECT_EQ(error.where().fqn, "w");
+      EXPECT_EQ(error.reason(),
+                "cast: expected finite numbers up to 65504.0, the largest of float16, "
+                "found 3 larger, up to 1000000000.0");
+      EXPECT_EQ(error.remedy().action, Remedy::Action::allow_overflow);
+    }
+    EXPECT_FALSE(writer.committed());
+    EXPECT_TRUE(writer.abandoned());
+  }
+}
+
+TEST(ExecutorTest, NumbersThatAreTooLargeAreCountedByTensorWhereTheyMayPass) {
+  const MemoryCheckpoint source = with_large_numbers();
+  for (const OnOverflow on_overflow : {OnOverflow::infinity, OnOverflow::saturate}) {
+    const Plan plan = plan_reshard(source.contents(), source.path(),
+                                   {.cast = DType::float16, .on_overflow = on_overflow});
+    MemoryWriter writer(plan.destination, {});
+    std::vector<TensorOverflow> overflows;
+    execute(plan, source, writer,
+            {.num_threads = 2, .overflowed = [&](const auto& each) { overflows.push_back(each); }});
+    writer.commit();
+    ASSERT_EQ(overflows.size(), 1U);
+    EXPECT_EQ(overflows[0].tensor_index, 1U);
+    EXPECT_EQ(overflows[0].num_elements, 3);
+    EXPECT_EQ(overflows[0].largest_magnitude, 1e9);
+    const Bytes moved = whole_tensor(writer.result(), 1);
+    const bool is_infinity = on_overflow == OnOverflow::infinity;
+    const auto code = [&](std::size_t i) {
+      return std::to_integer<int>(moved[2 * i]) | std::to_integer<int>(moved[2 * i + 1]) << 8;
+    };
+    EXPECT_EQ(code(3), is_infinity ? 0x7C00 : 0x7BFF);
+    EXPECT_EQ(code(60), is_infinity ? 0xFC00 : 0xFBFF);
+    EXPECT_EQ(code(50), 0x7C00);  // infinite in the source
+  }
 }
 
 // Shows D9.

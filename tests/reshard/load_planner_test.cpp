@@ -311,6 +311,18 @@ TEST(LoadPlannerTest, OnlyFloatingDtypesAreCastAndOnlyWhereThatIsAllowed) {
 }
 
 // Shows E7.
+TEST(LoadPlannerTest, CodesOfQuantizedWeightsAreNotLoadedAsNumbers) {
+  MemoryCheckpoint source("src");
+  source.add({"w", DType::float8_e4m3fn, {2}}, Bytes(2));
+  source.add({"w_scale_inv", DType::float32, {1}}, bytes_of<float>({0.5F}));
+  CheckpointContents wanted = source.contents();
+  wanted.tensors[0].meta.dtype = DType::bfloat16;
+  const Plan plan = plan_load(source.contents(), "src", wanted, 0, {.cast = Relaxation::allow});
+  ASSERT_THAT(rules_and_names(plan.problems), ElementsAre("cast w"));
+  EXPECT_EQ(plan.problems[0].found, "codes of block-scaled fp8, whose scales are w_scale_inv");
+}
+
+// Shows E7.
 TEST(LoadPlannerTest, HolesAndOverlapsOfWhatIsNeededAreProblems) {
   Pair pair;
   Pair::find(pair.source, "model.bias").pieces = {{FlatRange{0, 4}, 0}};

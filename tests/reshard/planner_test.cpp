@@ -386,6 +386,55 @@ TEST(PlannerTest, CastLeavesScalarsOfTheOptimizerAlone) {
   EXPECT_EQ(plan.destination.find_tensor("optim.state.up.weight.step")->meta.dtype, DType::float32);
 }
 
+CheckpointContents block_scaled_fp8() {
+  CheckpointContents contents;
+  contents.tensors = {tensor("norm", {8}), tensor("w.weight", {8, 8}),
+                      tensor("w.weight_scale_inv", {1, 1})};
+  contents.tensors[1].meta.dtype = DType::float8_e4m3fn;
+  return contents;
+}
+
+TEST(PlannerTest, CodesOfQuantizedWeightsAreNotCastNorAreTheirScales) {
+  const Plan plan = plan_reshard(
+      block_scaled_fp8(), "src",
+      {.renames = {{"w.", "v."}}, .cast = DType::bfloat16, .quantization_method = "fp8"});
+  ASSERT_THAT(plan.problems, SizeIs(2));
+  EXPECT_EQ(plan.problems[0].where.fqn, "w.weight");
+  EXPECT_EQ(plan.problems[0].rule, "cast");
+  EXPECT_EQ(plan.problems[0].found,
+            "codes of block-scaled fp8 (fp8 in config.json), whose scales are w.weight_scale_inv");
+  EXPECT_EQ(plan.problems[0].remedy, (Remedy{Remedy::Action::keep_dtype, "w.weight"}));
+  EXPECT_EQ(plan.problems[1].where.fqn, "w.weight_scale_inv");
+  EXPECT_EQ(plan.problems[1].found,
+            "scales of block-scaled fp8 (fp8 in config.json), whose codes are w.weight");
+}
+
+TEST(PlannerTest, QuantizedWeightsMoveAsTheyAreAndCodesWithoutScalesAreNumbers) {
+  CheckpointContents contents = block_scaled_fp8();
+  EXPECT_THAT(plan_reshard(contents, "src", {}).problems, IsEmpty());
+  EXPECT_THAT(
+      plan_reshard(contents, "src", {.only = NameSelection({"norm"}), .cast = DType::bfloat16})
+          .problems,
+      IsEmpty());
+  // Their scales are in the source, also if they are not moved.
+  EXPECT_THAT(
+      plan_reshard(contents, "src", {.only = NameSelection({"w.weight"}), .cast = DType::bfloat16})
+          .problems,
+      SizeIs(1));
+  contents.tensors.pop_back();
+  EXPECT_THAT(plan_reshard(contents, "src", {.cast = DType::bfloat16}).problems, IsEmpty());
+}
+
+TEST(PlannerTest, WhatACastMakesOfLargeNumbersIsPartOfItsDigest) {
+  const CheckpointContents contents = adamw();
+  const auto digest = [&](const PlanOptions& options) {
+    return plan_digest(plan_reshard(contents, "src", options), contents);
+  };
+  EXPECT_NE(digest({.cast = DType::float16}),
+            digest({.cast = DType::float16, .on_overflow = OnOverflow::saturate}));
+  EXPECT_EQ(digest({}), digest({.on_overflow = OnOverflow::saturate}));
+}
+
 // Shows E11.
 TEST(PlannerTest, EqualInputGivesEqualDigestsAndAnotherLayoutAnother) {
   const CheckpointContents contents = adamw();

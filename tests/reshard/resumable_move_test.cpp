@@ -150,9 +150,12 @@ class ResumableMoveTest : public ::testing::TestWithParam<Destination> {
   std::string path() const { return tmp_ / GetParam().file; }
   std::string partial() const { return path() + ".partial"; }
 
-  static Plan planned(const CheckpointReader& source) {
+  Plan planned(const CheckpointReader& source) const {
     return plan_reshard(source.contents(), source.path(),
-                        {.format = GetParam().create.format, .world_size = GetParam().world_size});
+                        {.format = GetParam().create.format,
+                         .world_size = GetParam().world_size,
+                         .cast = cast_,
+                         .on_overflow = OnOverflow::infinity});
   }
 
   formats::CreateOptions create_options(KeptWork kept_work, OverwritePolicy overwrite) const {
@@ -175,10 +178,12 @@ class ResumableMoveTest : public ::testing::TestWithParam<Destination> {
     EXPECT_TRUE(plan.problems.empty());
     const auto writer = start_move(plan, source, fs_, path(), create_options(kept_work, overwrite));
     std::atomic<std::uint64_t> resumed_nbytes = 0;
+    overflows_.clear();
     try {
       finish_move(plan, source, *writer,
                   {.num_threads = num_threads,
-                   .resumed = [&](std::uint64_t nbytes) { resumed_nbytes += nbytes; }});
+                   .resumed = [&](std::uint64_t nbytes) { resumed_nbytes += nbytes; },
+                   .overflowed = [&](const auto& each) { overflows_.push_back(each); }});
     } catch (const Error&) {
       writer->keep_work();
       throw;
@@ -246,6 +251,8 @@ class ResumableMoveTest : public ::testing::TestWithParam<Destination> {
   FaultFileSystem fs_{FileSystem::posix(), tmp_.path()};
   std::string source_says_ = "17 bytes";
   std::map<std::string, std::string> plan_says_;  // by option
+  std::optional<DType> cast_;
+  std::vector<TensorOverflow> overflows_;  // of the last move
 };
 
 std::string name_of(const ::testing::TestParamInfo<Destination>& tested) {
@@ -387,6 +394,23 @@ TEST_P(ResumableMoveTest, FinishedBlocksAreNotReadFromTheSourceAgain) {
     EXPECT_TRUE(all_files() == expected);
     clear();
   }
+}
+
+TEST_P(ResumableMoveTest, NumbersTooLargeForACastAreCountedInFinishedBlocksToo) {
+  MemoryCheckpoint source("large");
+  constexpr std::int64_t kNumel = 6 * kMiB;
+  std::vector<float> numbers(kNumel, 1.0F);
+  numbers.front() = 1e6F;
+  numbers.back() = -1e9F;
+  source.add({"w", DType::float32, {kNumel}}, test::bytes_of<float>(numbers));
+  cast_ = DType::float16;
+  const auto expected = whole(source);
+  move_and_interrupt(source, 4 * kNumel * 2 / 3);
+  EXPECT_GT(move(source, KeptWork::resume), 0U);
+  ASSERT_EQ(overflows_.size(), 1U);
+  EXPECT_EQ(overflows_[0].num_elements, 2);
+  EXPECT_EQ(overflows_[0].largest_magnitude, 1e9);
+  EXPECT_TRUE(all_files() == expected);
 }
 
 // Shows E4.

@@ -1,8 +1,10 @@
 #include "support/expectation.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
 
 #include "base/digest.h"
 #include "base/json.h"
@@ -16,6 +18,24 @@ std::string sha256(const Bytes& bytes) {
   Sha256 digest;
   digest.update(bytes);
   return digest.hex_digest();
+}
+
+/// Compares with the names under `refused`, and the words that each refusal must have.
+void expect_refusals(const Value& expectation, const std::map<std::string, std::string>& found) {
+  std::set<std::string> found_names;
+  for (const auto& [name, reason] : found) found_names.insert(name);
+  std::set<std::string> expected_names;
+  if (const Value* refused = expectation.find("refused")) {
+    for (const auto& [name_value, words] : *refused->get_if<Value::Dict>()) {
+      const std::string& name = *name_value.get_if<std::string>();
+      expected_names.insert(name);
+      if (!found.contains(name)) continue;
+      for (const Value& word : *words.get_if<Value::List>()) {
+        EXPECT_THAT(found.at(name), testing::HasSubstr(*word.get_if<std::string>()));
+      }
+    }
+  }
+  EXPECT_EQ(found_names, expected_names);
 }
 
 }  // namespace
@@ -54,9 +74,18 @@ void expect_holds(const formats::CheckpointReader& reader, const std::string& ex
   const Value* values = expectation.find("values");
   if (values == nullptr) return;
   std::map<std::string, std::string> found_values;
+  std::map<std::string, std::string> found_refusals;
   for (std::size_t i = 0; i < contents.values.size(); ++i) {
-    found_values[contents.values[i].name] = value_to_json(reader.read_value(i));
+    const std::string& name = contents.values[i].name;
+    try {
+      found_values[name] = value_to_json(reader.read_value(i));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::unsupported);
+      EXPECT_EQ(error.where().fqn, name);
+      found_refusals[name] = error.what();
+    }
   }
+  expect_refusals(expectation, found_refusals);
   std::map<std::string, std::string> expected_values;
   for (const auto& [name, value] : *values->get_if<Value::Dict>()) {
     expected_values[*name.get_if<std::string>()] =

@@ -2,8 +2,10 @@
 
 #include <array>
 #include <cstdio>
+#include <map>
 
 #include "ckpt-inspect/json_members.h"
+#include "ckpt-inspect/quantized.h"
 #include "cli/table.h"
 #include "tessera/base/size_text.h"
 
@@ -55,7 +57,55 @@ std::vector<Rename> parse_renames(const std::vector<std::string>& texts) {
   return renames;
 }
 
-void print_json(const inspect::DiffReport& report, Terminal& terminal) {
+/// The parts of quantized weights in either checkpoint, by their names in B.
+class QuantizedNames {
+ public:
+  QuantizedNames(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
+                 const std::vector<Rename>& renames)
+      : of_a_(quantized_tensors_of(a)), of_b_(quantized_tensors_of(b)) {
+    add(of_b_, b.contents(), {});
+    add(of_a_, a.contents(), renames);
+  }
+
+  struct Named {
+    const formats::QuantizedTensors* quantized;
+    const formats::QuantizedPart* part;
+  };
+  /// Returns the part of a name, of B if both have one.
+  const Named* find(const std::string& name) const {
+    const auto found = parts_.find(name);
+    return found == parts_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  void add(const formats::QuantizedTensors& quantized, const formats::CheckpointContents& contents,
+           const std::vector<Rename>& renames) {
+    if (quantized.empty()) return;
+    for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+      const formats::QuantizedPart* const part = quantized.find(t);
+      if (part == nullptr) continue;
+      parts_.emplace(renamed(contents.tensors[t].meta.fqn, renames), Named{&quantized, part});
+    }
+  }
+
+  const formats::QuantizedTensors of_a_;
+  const formats::QuantizedTensors of_b_;
+  std::map<std::string, Named> parts_;
+};
+
+void print_note_of_codes(const inspect::DiffReport& report, const QuantizedNames& quantized,
+                         Terminal& terminal) {
+  CodesNote note;
+  for (const Difference& difference : report.differences) {
+    const auto* const named = quantized.find(difference.name);
+    if (named == nullptr || named->part->role != formats::kCodesRole) continue;
+    note.add(difference.name, named->quantized->scheme_in_words(*named->part));
+  }
+  note.print(terminal);
+}
+
+void print_json(const inspect::DiffReport& report, const QuantizedNames& quantized,
+                Terminal& terminal) {
   JsonOutput json(terminal, kInspectJsonSchema);
   json.member("equal", report.differences.empty());
   json.key("compared").begin_object().member("tensors", report.num_tensors_compared);
@@ -65,6 +115,9 @@ void print_json(const inspect::DiffReport& report, Terminal& terminal) {
   for (const Difference& difference : report.differences) {
     json.begin_object();
     write_difference(json, difference);
+    if (const auto* const named = quantized.find(difference.name)) {
+      write_quantized(json, *named->quantized, *named->part);
+    }
     json.end_object();
   }
   json.end_array();
@@ -97,6 +150,7 @@ void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& 
               "JSON file: the parameters in the flat vectors of A (FSDP1 LOCAL_STATE_DICT)")
       .option("--flat-layout-b", "FILE", options.flat_layout_path_b,
               "The same for the flat vectors of B");
+  add_as_dict_option(command, options.as_dict);
   add_work_options(command, options.work);
   command
       .example("diff step-1000 step-1000.8",
@@ -117,8 +171,9 @@ inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::C
 }
 
 ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
-  const auto* const a = open_source({options.path_a, {}, options.flat_layout_path_a}, terminal);
-  const auto* const b = open_source({options.path_b, {}, options.flat_layout_path_b}, terminal);
+  const auto [a, b] =
+      open_two_sources({options.path_a, {}, options.flat_layout_path_a, options.as_dict},
+                       {options.path_b, {}, options.flat_layout_path_b, options.as_dict}, terminal);
   inspect::DiffOptions diff_options;
   diff_options.rtol = options.rtol;
   diff_options.atol = options.atol;
@@ -126,9 +181,10 @@ ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
   diff_options.names = NameSelection(options.patterns);
   diff_options.renames = parse_renames(options.renames);
   const inspect::DiffReport report = compare(*a, *b, diff_options, options.work, terminal);
+  const QuantizedNames quantized(*a, *b, diff_options.renames);
   const ExitCode code = report.differences.empty() ? ExitCode::done : ExitCode::findings;
   if (options.json) {
-    print_json(report, terminal);
+    print_json(report, quantized, terminal);
     return code;
   }
   using enum Table::Align;
@@ -139,6 +195,7 @@ ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
                    {in_words(difference), Style::plain, Table::Cell::Extent::rest_of_line}});
   }
   table.print(terminal);
+  print_note_of_codes(report, quantized, terminal);
   for (const std::string& name : report.untied) {
     terminal.print_error("note: " + printable(name) +
                          ": tied to another name in only one of the two checkpoints");

@@ -15,6 +15,7 @@ struct DiffCommandOptions {
   std::vector<std::string> renames;  // of A's names, `FROM=TO`
   std::string flat_layout_path_a;
   std::string flat_layout_path_b;
+  std::vector<std::string> as_dict;
   std::optional<double> rtol{};
   std::optional<double> atol{};
   bool ignore_dtype = false;

@@ -38,6 +38,7 @@ Manifest read_expected(const HashOptions& options) {
       inspect::parse_manifest(read_text(path, kMaxManifestNbytes, check_begin), path);
   const NameSelection names(options.source.patterns);
   std::erase_if(expected.entries, [&](const auto& entry) { return !names.selects(entry.name); });
+  if (!names.selects_everything()) expected.files.clear();
   return expected;
 }
 
@@ -46,11 +47,15 @@ void print_json(const formats::CheckpointReader& reader, const Manifest& manifes
   JsonOutput json(terminal, kInspectJsonSchema);
   write_source(json, reader.format().name(), reader.contents());
   json.member("whole", manifest.whole_digest());
-  json.key("digests").begin_array();
-  for (const Manifest::Entry& entry : manifest.entries) {
-    json.begin_object().member("name", entry.name).member("digest", entry.digest).end_object();
-  }
-  json.end_array();
+  const auto write_digests = [&](std::string_view key, const auto& entries) {
+    json.key(key).begin_array();
+    for (const Manifest::Entry& entry : entries) {
+      json.begin_object().member("name", entry.name).member("digest", entry.digest).end_object();
+    }
+    json.end_array();
+  };
+  write_digests("digests", manifest.entries);
+  if (!manifest.files.empty()) write_digests("extra_files", manifest.files);
   json.finish();
 }
 
@@ -61,6 +66,7 @@ void print_json(const std::vector<ManifestDifference>& differences, std::uint64_
   json.key("differences").begin_array();
   for (const ManifestDifference& difference : differences) {
     json.begin_object().member("kind", kind_name(difference.kind)).member("name", difference.name);
+    if (difference.is_file) json.member("extra_file", true);
     if (!difference.expected.empty()) json.member("expected", difference.expected);
     if (!difference.found.empty()) json.member("found", difference.found);
     json.end_object();
@@ -75,7 +81,8 @@ void print_differences(const std::vector<ManifestDifference>& differences,
   Table table({left, left});
   for (const ManifestDifference& difference : differences) {
     table.add_row({{std::string(kind_name(difference.kind)), Style::bad},
-                   {printable(difference.name, difference.name.size() * 4)}});
+                   {printable(difference.name, difference.name.size() * 4) +
+                    (difference.is_file ? " (extra file)" : "")}});
   }
   table.print(terminal);
   if (!differences.empty()) terminal.print("\n");
@@ -102,6 +109,7 @@ void add_hash_command(CommandLine& line, HashOptions& options, Terminal& termina
               "differences. - reads standard input")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
+  add_as_dict_option(command, options.source.as_dict);
   add_work_options(command, options.work);
   command.example("hash step-1000 > step-1000.hash", "Save the digests")
       .example("hash step-1000.safetensors --check step-1000.hash model",
@@ -123,6 +131,10 @@ ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
               options.work);
     manifest = inspect::compute_manifest(*reader, selection, work.scan_options());
   }
+  if (options.source.patterns.empty()) {
+    manifest.files = inspect::digest_files(FileSystem::posix(), options.source.path,
+                                           find_extra_files(*reader, options.source).names());
+  }
   if (!checks) {
     if (options.json) {
       print_json(*reader, manifest, terminal);
@@ -132,7 +144,7 @@ ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
     return ExitCode::done;
   }
   const auto differences = inspect::compare(expected, manifest);
-  const std::uint64_t num_checked = expected.entries.size();
+  const std::uint64_t num_checked = expected.entries.size() + expected.files.size();
   if (options.json) {
     print_json(differences, num_checked, terminal);
   } else {

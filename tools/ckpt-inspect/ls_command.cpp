@@ -57,10 +57,11 @@ std::vector<std::string> digests_of(const CheckpointReader& reader, const std::v
 
 void print_json(const CheckpointReader& reader, const inspect::Selection& selection,
                 const std::vector<Row>& rows, const std::vector<std::string>& digests,
-                Terminal& terminal) {
+                const ExtraFiles& extra_files, Terminal& terminal) {
   const formats::CheckpointContents& contents = reader.contents();
   JsonOutput json(terminal, kInspectJsonSchema);
   write_source(json, reader.format().name(), reader.contents());
+  extra_files.write(json);
   json.key("tensors").begin_array();
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const formats::TensorEntry& tensor = contents.tensors[rows[r].tensor];
@@ -147,6 +148,7 @@ void add_ls_command(CommandLine& line, LsOptions& options, Terminal& terminal) {
             "format and sharding")
       .flag("--json", options.json, "Print JSON, including all values");
   add_flat_layout_option(command, options.source);
+  add_as_dict_option(command, options.source.as_dict);
   add_work_options(command, options.work);
   command.example("ls step-1000", "List all tensors")
       .example("ls step-1000 model '!*.bias'", "List the tensors of the model, without biases")
@@ -160,8 +162,9 @@ ExitCode run_ls(const LsOptions& options, Terminal& terminal) {
   const std::vector<Row> rows = rows_of(reader->contents(), selection);
   std::vector<std::string> digests;
   if (options.sha256) digests = digests_of(*reader, rows, options.work, terminal);
+  const ExtraFiles extra_files = find_extra_files(*reader, options.source);
   if (options.json) {
-    print_json(*reader, selection, rows, digests, terminal);
+    print_json(*reader, selection, rows, digests, extra_files, terminal);
     return ExitCode::done;
   }
   print_tensors(*reader, rows, digests, terminal);
@@ -173,7 +176,8 @@ ExitCode run_ls(const LsOptions& options, Terminal& terminal) {
   std::string total = counts_in_words(selection.totals);
   if (!options.values && !selection.values.empty()) total += " (--values lists them)";
   total += "; " + counted(static_cast<std::uint64_t>(selection.totals.numel), "element") + ", " +
-           exact_size(selection.totals.nbytes) + "; " + format_in_words(*reader);
+           exact_size(selection.totals.nbytes) + "; " + format_in_words(*reader) +
+           extra_files.in_words();
   terminal.print(terminal.styled(Style::strong, total) + "\n");
   return ExitCode::done;
 }

@@ -219,7 +219,8 @@ void write_page(const JsonOutput::TextSink& write, WriteData write_data) {
 
 std::string report_on_one(const ReportOptions& options, const JsonOutput::TextSink& write,
                           Terminal& terminal) {
-  const auto* const reader = open_source({options.path, {}, options.flat_layout_path}, terminal);
+  const auto* const reader =
+      open_source({options.path, {}, options.flat_layout_path, options.as_dict}, terminal);
   const inspect::Selection selection =
       inspect::select(reader->contents(), NameSelection(options.patterns), reader->path());
   const auto numbers = compute_numbers(*reader, selection.tensors, options, terminal);
@@ -230,9 +231,9 @@ std::string report_on_one(const ReportOptions& options, const JsonOutput::TextSi
 
 std::string report_on_two(const ReportOptions& options, const JsonOutput::TextSink& write,
                           Terminal& terminal) {
-  const auto* const a = open_source({options.path, {}, options.flat_layout_path}, terminal);
-  const auto* const b =
-      open_source({options.other_paths.front(), {}, options.flat_layout_path_b}, terminal);
+  const auto [a, b] = open_two_sources(
+      {options.path, {}, options.flat_layout_path, options.as_dict},
+      {options.other_paths.front(), {}, options.flat_layout_path_b, options.as_dict}, terminal);
   inspect::DiffOptions diff_options{
       .rtol = options.rtol, .atol = options.atol, .names = NameSelection(options.patterns)};
   if (options.ignore_dtype) diff_options.dtypes = inspect::DiffOptions::DTypes::any;
@@ -273,6 +274,7 @@ void add_report_command(CommandLine& line, ReportOptions& options, Terminal& ter
               "JSON file: the parameters in the flat vectors of PATH (FSDP1 LOCAL_STATE_DICT)")
       .option("--flat-layout-b", "FILE", options.flat_layout_path_b,
               "The same for the flat vectors of B");
+  add_as_dict_option(command, options.as_dict);
   add_work_options(command, options.work);
   command.example("report step-1000 -o report.html", "Show a whole checkpoint")
       .example("report step-1000 step-2000 -o changes.html --only model --rtol 1e-3",

@@ -14,6 +14,7 @@ struct ReportOptions {
   std::vector<std::string> patterns;  // empty: all
   std::string flat_layout_path;
   std::string flat_layout_path_b;
+  std::vector<std::string> as_dict;
   std::optional<double> rtol{};
   std::optional<double> atol{};
   bool ignore_dtype = false;

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "ckpt-inspect/json_members.h"
+#include "ckpt-inspect/quantized.h"
 #include "ckpt-inspect/tensor_preview.h"
 #include "cli/table.h"
 #include "tessera/base/size_text.h"
@@ -132,8 +133,8 @@ TensorFacts facts_of(const CheckpointReader& reader, std::size_t t, const ShowOp
   return facts;
 }
 
-void print_tensor(const CheckpointReader& reader, std::size_t t, const ShowOptions& options,
-                  Terminal& terminal) {
+void print_tensor(const CheckpointReader& reader, const formats::QuantizedTensors& quantized,
+                  std::size_t t, const ShowOptions& options, Terminal& terminal) {
   const formats::TensorEntry& tensor = reader.contents().tensors[t];
   const auto title = [&](const std::string& text) {
     terminal.print(terminal.styled(Style::strong, text) + "\n");
@@ -144,6 +145,9 @@ void print_tensor(const CheckpointReader& reader, std::size_t t, const ShowOptio
                      counted(static_cast<std::uint64_t>(tensor.meta.numel()), "element") + "  " +
                      exact_size(tensor.meta.nbytes());
   terminal.print(line + "\n");
+  if (const formats::QuantizedPart* part = quantized.find(t)) {
+    terminal.print("  " + quantized.in_words(*part) + "\n");
+  }
   if (tensor.kind != formats::StateKind::plain) {
     terminal.print("  " + std::string(state_kind_name(tensor.kind)) + " state" +
                    (tensor.parameter.empty() ? "" : " of " + printable(tensor.parameter)) + "\n");
@@ -176,12 +180,15 @@ void print_tensor(const CheckpointReader& reader, std::size_t t, const ShowOptio
   }
 }
 
-void write_tensor(const CheckpointReader& reader, std::size_t t, const ShowOptions& options,
-                  JsonOutput& json, Terminal& terminal) {
+void write_tensor(const CheckpointReader& reader, const formats::QuantizedTensors& quantized,
+                  std::size_t t, const ShowOptions& options, JsonOutput& json, Terminal& terminal) {
   const formats::TensorEntry& tensor = reader.contents().tensors[t];
   json.begin_object().member("name", tensor.meta.fqn);
   json.member("dtype", dtype_name(tensor.meta.dtype)).key("shape").value(tensor.meta.shape);
   json.member("nbytes", tensor.meta.nbytes()).member("kind", state_kind_name(tensor.kind));
+  if (const formats::QuantizedPart* part = quantized.find(t)) {
+    write_quantized(json, quantized, *part);
+  }
   json.member("parameter", tensor.parameter).key("aliases").begin_array();
   for (const formats::Alias& alias : reader.contents().aliases) {
     if (inspect::tensor_of(reader.contents(), alias) == t) json.value(alias.fqn);
@@ -232,6 +239,7 @@ void add_show_command(CommandLine& line, ShowOptions& options, Terminal& termina
       .flag("--json", options.json, "Print JSON")
       .option("--flat-layout", "FILE", options.flat_layout_path,
               "JSON file: the parameters in the flat vectors (FSDP1 LOCAL_STATE_DICT)");
+  add_as_dict_option(command, options.as_dict);
   add_work_options(command, options.work);
   command.example("show step-1000 model.emb.weight", "Show one tensor")
       .example("show step-1000 'optim.*.emb.weight.*'",
@@ -239,17 +247,18 @@ void add_show_command(CommandLine& line, ShowOptions& options, Terminal& termina
 }
 
 ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
-  SourceOptions source{options.path, {options.name}, options.flat_layout_path};
+  SourceOptions source{options.path, {options.name}, options.flat_layout_path, options.as_dict};
   source.patterns.insert(source.patterns.end(), options.more_names.begin(),
                          options.more_names.end());
   const auto* const reader = open_source(source, terminal);
   const inspect::Selection selection = select_names(*reader, source);
   const std::vector<std::size_t> tensors = tensors_of(*reader, selection);
+  const formats::QuantizedTensors quantized = quantized_tensors_of(*reader);
   if (options.json) {
     JsonOutput json(terminal, kInspectJsonSchema);
     write_source(json, reader->format().name(), reader->contents());
     json.key("tensors").begin_array();
-    for (std::size_t t : tensors) write_tensor(*reader, t, options, json, terminal);
+    for (std::size_t t : tensors) write_tensor(*reader, quantized, t, options, json, terminal);
     json.end_array();
     json.key("values").begin_object();
     for (std::size_t v : selection.values) {
@@ -263,7 +272,7 @@ ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
   for (std::size_t t : tensors) {
     if (!is_first) terminal.print("\n");
     is_first = false;
-    print_tensor(*reader, t, options, terminal);
+    print_tensor(*reader, quantized, t, options, terminal);
   }
   if (!is_first && !selection.values.empty()) terminal.print("\n");
   for (std::size_t v : selection.values) {

@@ -10,6 +10,7 @@ struct ShowOptions {
   std::string name;  // a name or pattern, which must be given
   std::vector<std::string> more_names;
   std::string flat_layout_path;
+  std::vector<std::string> as_dict;
   WorkOptions work;
   int num_bins = 10;
   bool json = false;

@@ -30,6 +30,11 @@ void add_flat_layout_option(Command& command, SourceOptions& options) {
                  "JSON file: the parameters in the flat vectors (FSDP1 LOCAL_STATE_DICT)");
 }
 
+void add_as_dict_option(Command& command, std::vector<std::string>& as_dict) {
+  command.option("--as-dict", "CLASS", as_dict,
+                 "Read objects of this class, such as argparse.Namespace, as dicts. Repeatable");
+}
+
 void add_work_options(Command& command, WorkOptions& options) {
   command.size_option("--memory", "SIZE", options.memory_nbytes,
                       "Memory for elements (default: {})");
@@ -43,37 +48,61 @@ namespace {
 std::unique_ptr<formats::CheckpointReader> open_reader(const SourceOptions& options) {
   if (options.path == kStandardInput) {
     static const StandardInput input(STDIN_FILENO);
-    auto reader = formats::open_checkpoint(input, options.path);
+    auto reader = formats::open_checkpoint(input, options.path, {.as_dict = options.as_dict});
     if (options.flat_layout_path.empty()) return reader;
     return formats::apply_flat_layout(
         std::move(reader),
         formats::read_flat_layout(FileSystem::posix(), options.flat_layout_path));
   }
-  return formats::open_checkpoint(FileSystem::posix(), options.path,
-                                  {.flat_layout_path = options.flat_layout_path});
+  return formats::open_checkpoint(
+      FileSystem::posix(), options.path,
+      {.flat_layout_path = options.flat_layout_path, .as_dict = options.as_dict});
 }
 
-}  // namespace
-
-const formats::CheckpointReader* open_source(const SourceOptions& options) {
+const formats::CheckpointReader* open_kept(const SourceOptions& options) {
   // Readers are never destroyed, because the process ends with its command. To free the objects of
   // a large index takes a quarter of the time that listing the index takes.
   static auto& kept = *new std::vector<std::unique_ptr<formats::CheckpointReader>>;
   return kept.emplace_back(open_reader(options)).get();
 }
 
-const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal) {
-  const auto* const reader = open_source(options);
-  for (const std::string& file : reader->contents().missing_files) {
+void print_notes(const formats::CheckpointReader& reader, Terminal& terminal) {
+  for (const std::string& file : reader.contents().missing_files) {
     terminal.print_error("note: " +
                          finding_line({.severity = formats::Finding::Severity::note,
                                        .rule = "structure",
                                        .where = {.path = file},
-                                       .expected = "the file that " + printable(reader->path()) +
+                                       .expected = "the file that " + printable(reader.path()) +
                                                    " lists, with its values",
                                        .found = "none"}));
   }
+  for (const formats::OpenedClass& objects : reader.contents().opened_classes) {
+    terminal.print_error("note: " + printable(reader.path()) + ": " +
+                         opened_class_in_words(objects));
+  }
+}
+
+}  // namespace
+
+const formats::CheckpointReader* open_source(const SourceOptions& options) {
+  const auto* const reader = open_kept(options);
+  formats::require_classes_found(options.as_dict, {&reader->contents()}, "--as-dict");
   return reader;
+}
+
+const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal) {
+  const auto* const reader = open_source(options);
+  print_notes(*reader, terminal);
+  return reader;
+}
+
+TwoSources open_two_sources(const SourceOptions& a, const SourceOptions& b, Terminal& terminal) {
+  const TwoSources sources{open_kept(a), open_kept(b)};
+  formats::require_classes_found(a.as_dict, {&sources.a->contents(), &sources.b->contents()},
+                                 "--as-dict");
+  print_notes(*sources.a, terminal);
+  print_notes(*sources.b, terminal);
+  return sources;
 }
 
 void write_source(JsonOutput& json, std::string_view format,
@@ -111,6 +140,41 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
   throw Error(ErrorKind::invalid_argument, {}, "the patterns select no names in A or B");
 }
 
+std::vector<std::string> ExtraFiles::names() const {
+  std::vector<std::string> all;
+  for (const formats::ExtraEntry& file : files) all.push_back(file.name);
+  return all;
+}
+
+std::string ExtraFiles::in_words() const {
+  if (files.empty()) return {};
+  std::uint64_t nbytes = 0;
+  for (const formats::ExtraEntry& file : files) nbytes += file.nbytes;
+  return "; " + counted(files.size(), "extra file") + ", " + exact_size(nbytes);
+}
+
+void ExtraFiles::write(JsonOutput& json) const {
+  if (files.empty()) return;
+  json.key("extra_files").begin_array();
+  for (const formats::ExtraEntry& file : files) {
+    json.begin_object().member("name", file.name).member("nbytes", file.nbytes).end_object();
+  }
+  json.end_array();
+}
+
+ExtraFiles find_extra_files(const formats::CheckpointReader& reader, const SourceOptions& options) {
+  using Kind = formats::ExtraEntry::Kind;
+  const FileSystem& fs = FileSystem::posix();
+  if (options.path == kStandardInput || fs.kind_of(options.path) != FileKind::directory) return {};
+  const std::vector<std::string> data_files = reader.data_files();
+  ExtraFiles found{formats::list_extra_entries(fs, options.path, reader.format(),
+                                               {data_files.begin(), data_files.end()})};
+  std::erase_if(found.files, [](const formats::ExtraEntry& entry) {
+    return entry.kind != Kind::file && entry.kind != Kind::checkpoint_file;
+  });
+  return found;
+}
+
 Work::Work(Terminal& terminal, std::string phase, std::uint64_t total_nbytes,
            const WorkOptions& options)
     : progress_(terminal, options.progress, std::move(phase), total_nbytes), options_(options) {}
@@ -122,11 +186,33 @@ inspect::ScanOptions Work::scan_options() {
           .progress = [this](std::uint64_t nbytes) { progress_.add(nbytes); }};
 }
 
+namespace {
+
+/// Whether the file that Megatron-LM puts beside its checkpoints says that this is one.
+bool is_of_megatron(const std::string& directory) {
+  constexpr std::uint64_t kMaxNbytes = std::uint64_t{1} << 20;
+  const FileSystem& fs = FileSystem::posix();
+  if (fs.kind_of(directory) != FileKind::directory) return false;
+  const std::string path = join_path(directory, "metadata.json");
+  if (fs.kind_of(path) != FileKind::regular) return false;
+  try {
+    const Value metadata = parse_json(read_file(fs, path, kMaxNbytes), path);
+    const Value* backend = metadata.find("sharded_backend");
+    const auto* name = backend == nullptr ? nullptr : backend->get_if<std::string>();
+    return name != nullptr && *name == "torch_dist";
+  } catch (const Error&) {
+    return false;  // it is no part of the checkpoint
+  }
+}
+
+}  // namespace
+
 std::string format_in_words(const formats::CheckpointReader& reader) {
   std::string text(reader.format().name());
   if (!formats::holds_whole_tensors(reader.format())) {
     text += ", " + counted(static_cast<std::uint64_t>(reader.contents().world_size), "rank");
   }
+  if (is_of_megatron(reader.path())) text += " (Megatron's torch_dist)";
   return text;
 }
 

@@ -12,6 +12,7 @@
 #include "cli/json_output.h"
 #include "cli/progress.h"
 #include "cli/stop_signals.h"
+#include "formats/extra_files.h"
 #include "inspect/summary.h"
 #include "tessera/base/parallel.h"
 #include "tessera/base/rename.h"
@@ -31,8 +32,9 @@ inline constexpr const char* kPathHelp =
 /// The checkpoint and the names in it that a command reads.
 struct SourceOptions {
   std::string path;
-  std::vector<std::string> patterns;  // empty: all
-  std::string flat_layout_path;       // empty: not given
+  std::vector<std::string> patterns;   // empty: all
+  std::string flat_layout_path{};      // empty: not given
+  std::vector<std::string> as_dict{};  // classes whose objects are read as dicts
 };
 
 /// The options of a command that reads tensors' bytes.
@@ -46,18 +48,41 @@ struct WorkOptions {
 /// them.
 void add_source_arguments(Command& command, SourceOptions& options);
 void add_flat_layout_option(Command& command, SourceOptions& options);
+void add_as_dict_option(Command& command, std::vector<std::string>& as_dict);
 void add_work_options(Command& command, WorkOptions& options);
 
 /// Opens the checkpoint. The reader lives until the process ends. The path `-` is standard input,
 /// which is read once, to its end.
 const formats::CheckpointReader* open_source(const SourceOptions& options);
 
-/// As above. Prints the missing files, and the entries in them, to standard error.
+/// As above. Prints to standard error the missing files, the entries in them, and the classes whose
+/// objects were read as dicts or as the state_dict() of a module.
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
+
+/// Opens two checkpoints in the same way. One of them must have an object of each class in
+/// `as_dict`.
+struct TwoSources {
+  const formats::CheckpointReader* a;
+  const formats::CheckpointReader* b;
+};
+TwoSources open_two_sources(const SourceOptions& a, const SourceOptions& b, Terminal& terminal);
 
 /// Writes the first members of a document about a checkpoint: its format, and its missing files.
 void write_source(JsonOutput& json, std::string_view format,
                   const formats::CheckpointContents& contents);
+
+/// The extra files beside a checkpoint that is a directory, by name. Links and folders are not
+/// among them.
+struct ExtraFiles {
+  std::vector<formats::ExtraEntry> files{};
+
+  std::vector<std::string> names() const;
+  /// Returns `; 2 extra files, 30 bytes`; empty if there are none.
+  std::string in_words() const;
+  /// Writes the member `extra_files`, if there are any.
+  void write(JsonOutput& json) const;
+};
+ExtraFiles find_extra_files(const formats::CheckpointReader& reader, const SourceOptions& options);
 
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "ckpt-inspect/json_members.h"
+#include "ckpt-inspect/quantized.h"
 #include "cli/table.h"
 #include "tessera/base/size_text.h"
 
@@ -15,6 +16,7 @@ using inspect::Statistics;
 
 struct Group {
   std::int64_t num_tensors = 0;
+  std::int64_t num_codes = 0;  // of these tensors, those whose elements are codes
   Statistics statistics;
 };
 
@@ -81,6 +83,12 @@ void print_table(const std::map<std::string, Group>& groups, const Statistics& a
   table.print(terminal);
 }
 
+void write_group(JsonOutput& json, const Group& group) {
+  json.member("tensors", group.num_tensors);
+  if (group.num_codes > 0) json.member("codes", group.num_codes);
+  write_statistics(json, group.statistics);
+}
+
 }  // namespace
 
 void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& terminal) {
@@ -95,6 +103,7 @@ void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& termi
       .option("--depth", "N", options.depth, "Group tensors by the first N levels of their names")
       .flag("--json", options.json, "Print JSON, with exact numbers");
   add_flat_layout_option(command, options.source);
+  add_as_dict_option(command, options.source.as_dict);
   add_work_options(command, options.work);
   command.example("stats step-1000 model", "Print a line for each tensor of the model")
       .example("stats step-1000 --depth 1",
@@ -109,30 +118,39 @@ ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
     Work work(terminal, "stats", selection.totals.nbytes, options.work);
     statistics = inspect::compute_statistics(*reader, selection.tensors, work.scan_options());
   }
+  const formats::QuantizedTensors quantized = quantized_tensors_of(*reader);
+  CodesNote note;
   std::map<std::string, Group> groups;
-  Statistics all;
+  Group all;
   for (std::size_t i = 0; i < statistics.size(); ++i) {
     const std::string& fqn = reader->contents().tensors[selection.tensors[i]].meta.fqn;
+    const bool are_codes = quantized.are_codes(selection.tensors[i]);
     Group& group = groups[options.depth > 0 ? prefix_of(fqn, options.depth) : fqn];
-    ++group.num_tensors;
-    group.statistics.merge(statistics[i]);
-    all.merge(statistics[i]);
+    for (Group* each : {&group, &all}) {
+      ++each->num_tensors;
+      each->num_codes += are_codes ? 1 : 0;
+      each->statistics.merge(statistics[i]);
+    }
+    if (are_codes) {
+      note.add(fqn, quantized.scheme_in_words(*quantized.find(selection.tensors[i])));
+    }
   }
   if (!options.json) {
-    print_table(groups, all, terminal);
+    print_table(groups, all.statistics, terminal);
+    note.print(terminal);
     return ExitCode::done;
   }
   JsonOutput json(terminal, kInspectJsonSchema);
   write_source(json, reader->format().name(), reader->contents());
   json.key("stats").begin_array();
   for (const auto& [name, group] : groups) {
-    json.begin_object().member("name", name).member("tensors", group.num_tensors);
-    write_statistics(json, group.statistics);
+    json.begin_object().member("name", name);
+    write_group(json, group);
     json.end_object();
   }
   json.end_array();
-  json.key("all").begin_object().member("tensors", selection.totals.num_tensors);
-  write_statistics(json, all);
+  json.key("all").begin_object();
+  write_group(json, all);
   json.end_object();
   json.finish();
   return ExitCode::done;

@@ -155,6 +155,7 @@ void add_tree_command(CommandLine& line, TreeOptions& options, Terminal& termina
             "Show values (all that is not a tensor) one by one, instead of their number")
       .flag("--json", options.json, "Print JSON");
   add_flat_layout_option(command, options.source);
+  add_as_dict_option(command, options.source.as_dict);
   command.example("tree step-1000 --depth 2", "Show the two topmost levels")
       .example("step-1000 optim", "Show the optimizer state; you may leave out the verb");
 }
@@ -167,9 +168,11 @@ ExitCode run_tree(const TreeOptions& options, Terminal& terminal) {
   if (options.all) folding.tensors = inspect::Folding::Tensors::none;
   if (options.values) folding.values = inspect::Folding::Values::none;
   const TreeNode root = make_tree(reader->contents(), selection, folding);
+  const ExtraFiles extra_files = find_extra_files(*reader, options.source);
   if (options.json) {
     JsonOutput json(terminal, kInspectJsonSchema);
     write_source(json, reader->format().name(), reader->contents());
+    extra_files.write(json);
     json.key("tree").begin_array();
     for (const TreeNode& child : root.children) {
       print_json(*reader, child, options.depth > 0 ? options.depth - 1 : -1, json);
@@ -184,7 +187,8 @@ ExitCode run_tree(const TreeOptions& options, Terminal& terminal) {
   if (!selection.empty()) terminal.print("\n");
   terminal.print(terminal.styled(Style::strong, counts_in_words(selection.totals) + "; " +
                                                     exact_size(selection.totals.nbytes) + "; " +
-                                                    format_in_words(*reader)) +
+                                                    format_in_words(*reader) +
+                                                    extra_files.in_words()) +
                  "\n");
   return ExitCode::done;
 }

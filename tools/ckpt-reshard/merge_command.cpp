@@ -65,8 +65,8 @@ ExitCode run_merge(const MergeOptions& options, Terminal& terminal) {
     move.source_prefixes.push_back(source.prefix);
   }
   const auto open = [&] {
-    auto [reader, collisions] =
-        formats::open_merged(FileSystem::posix(), sources, options.preference);
+    auto [reader, collisions] = formats::open_merged(FileSystem::posix(), sources,
+                                                     options.preference, options.move.as_dict);
     return MoveSource{std::move(reader), std::move(collisions)};
   };
   return run_move(move, paths, open, terminal);

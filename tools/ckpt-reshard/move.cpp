@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <span>
 #include <utility>
 
+#include "base/float_text.h"
 #include "cli/command_line_remedies.h"
 #include "cli/format_rows.h"
 #include "cli/json_output.h"
@@ -70,6 +73,11 @@ int count_option(const std::string& name, int number) {
 void check_options(const MoveOptions& options) {
   if (options.resume && options.discard)
     refuse_option("--resume", "either --resume or --discard", "both");
+  if (!options.extra_files_folder.empty() &&
+      options.extra_files != reshard::ExtraFilesPolicy::carry) {
+    const bool leaves = options.extra_files == reshard::ExtraFilesPolicy::leave;
+    refuse_option("--extra-files-from", "--extra-files carry", leaves ? "leave" : "refuse");
+  }
   const std::string found = "--to " + std::string(options.format->name());
   const FormatTraits traits = formats::traits_of(*options.format);
   if (compression(options).compression != NativeWriteOptions::Compression::none &&
@@ -114,6 +122,7 @@ PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files) {
     plan.cast = parse_dtype(options.cast);
     if (!plan.cast) refuse_option("--cast", dtype_expectation(options.cast), options.cast);
   }
+  plan.on_overflow = options.on_overflow;
   if (options.allow_missing) plan.missing = reshard::Relaxation::allow;
   if (options.allow_lossy) plan.lossy = reshard::Relaxation::allow;
   if (!options.table_plan_path.empty()) {
@@ -142,12 +151,14 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
                                     .table_plan = files.table_plan,
                                     .units = files.units,
                                     .flat_layout = files.flat_layout,
+                                    .as_dict = options.as_dict,
                                     .only = options.only,
                                     .renames = parse_renames(options.renames),
                                     .prefix_removals = options.prefix_removals,
                                     .source_prefixes = options.source_prefixes,
                                     .preference = options.preference,
                                     .cast = plan.cast,
+                                    .on_overflow = options.on_overflow,
                                     .optimizer_names = options.optimizer_names,
                                     .drop_optimizer = options.drop_optimizer,
                                     .allow_missing = options.allow_missing,
@@ -172,9 +183,47 @@ std::string contents_line(const MoveOptions& options, const Plan& plan) {
   return line;
 }
 
-/// `kept_nbytes` are the bytes that an interrupted run has written.
-void print_json(const MoveOptions& options, const Plan& plan, const CheckpointReader& reader,
-                std::uint64_t kept_nbytes, Terminal& terminal) {
+/// What a run does, and has done.
+struct Outcome {
+  Plan plan;
+  reshard::ExtraFilesPlan extra_files;
+  std::uint64_t kept_nbytes = 0;  // that an interrupted run had written
+  std::vector<reshard::TensorOverflow> overflows{};
+};
+
+void write_overflows(JsonOutput& json, const Plan& plan,
+                     const std::vector<reshard::TensorOverflow>& overflows) {
+  json.key("overflows").begin_array();
+  for (const reshard::TensorOverflow& overflow : overflows) {
+    json.begin_object();
+    json.member("name", plan.destination.tensors[overflow.tensor_index].meta.fqn);
+    json.member("elements", overflow.num_elements);
+    json.member("largest", overflow.largest_magnitude);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+void write_extra_files(const reshard::ExtraFilesPlan& files, JsonOutput& json) {
+  json.key("extra_files").begin_array();
+  for (const formats::ExtraFile& file : files.carried) {
+    json.begin_object().member("name", file.name).member("nbytes", file.nbytes);
+    for (const auto& edit : files.edits) {
+      if (edit.name == file.name) json.member("edit", edit.what);
+    }
+    json.end_object();
+  }
+  json.end_array();
+  json.key("left_files").begin_array();
+  for (const auto& left : files.left) {
+    json.begin_object().member("name", left.name).member("why", left.why).end_object();
+  }
+  json.end_array();
+}
+
+void print_json(const MoveOptions& options, const Outcome& outcome, const CheckpointReader& reader,
+                Terminal& terminal) {
+  const Plan& plan = outcome.plan;
   JsonOutput json(terminal, kJsonSchema);
   json.member("source_format", reader.format().name());
   json.member("format", options.format->name());
@@ -183,7 +232,7 @@ void print_json(const MoveOptions& options, const Plan& plan, const CheckpointRe
   json.member("num_values", std::uint64_t{plan.destination.values.size()});
   json.member("num_aliases", std::uint64_t{plan.destination.aliases.size()});
   json.member("nbytes", plan.nbytes_to_write);
-  json.member("kept_nbytes", kept_nbytes);
+  json.member("kept_nbytes", outcome.kept_nbytes);
   json.member("plan", plan_digest(plan, reader.contents()));
   json.member("written", !options.dry_run && plan.problems.empty());
   json.key("ranks").begin_array();
@@ -194,6 +243,7 @@ void print_json(const MoveOptions& options, const Plan& plan, const CheckpointRe
     json.end_object();
   }
   json.end_array();
+  write_overflows(json, plan, outcome.overflows);
   for (const auto& [name, findings] :
        {std::pair{"problems", &plan.problems}, {"notes", &plan.notes}}) {
     json.key(name).begin_array();
@@ -206,7 +256,45 @@ void print_json(const MoveOptions& options, const Plan& plan, const CheckpointRe
     }
     json.end_array();
   }
+  write_extra_files(outcome.extra_files, json);
   json.finish();
+}
+
+/// Returns the first names, and how many others there are.
+std::string names_in_words(const std::vector<std::string>& names) {
+  constexpr std::size_t kMaxNamed = 4;
+  const std::size_t num_named = names.size() > kMaxNamed ? kMaxNamed - 1 : names.size();
+  std::string text;
+  for (std::size_t i = 0; i < num_named; ++i) text += (i > 0 ? ", " : "") + printable(names[i]);
+  if (num_named < names.size())
+    text += " and " + std::to_string(names.size() - num_named) + " more";
+  return text;
+}
+
+/// Prints one line about the extra files that are carried, one for each edit, and one about what is
+/// left.
+void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal) {
+  std::vector<std::string> carried;
+  std::uint64_t nbytes = 0;
+  for (const formats::ExtraFile& file : files.carried) {
+    carried.push_back(file.name);
+    nbytes += file.nbytes;
+  }
+  if (!carried.empty()) {
+    terminal.print(counted(carried.size(), "extra file") + ", " + exact_size(nbytes) + ": " +
+                   names_in_words(carried) + "\n");
+  }
+  for (const auto& edit : files.edits) terminal.print(edit.name + ": " + edit.what + "\n");
+  std::map<std::string, std::vector<std::string>> left;  // by reason
+  for (const auto& [name, why] : files.left) left[why].push_back(name);
+  std::string line;
+  for (const auto& [why, names] : left) {
+    line += (line.empty() ? "" : "; ") + names_in_words(names) + " (" + why + ")";
+  }
+  if (!line.empty()) {
+    terminal.print("left " + std::to_string(files.left.size()) + " beside the checkpoint: " + line +
+                   "\n");
+  }
 }
 
 void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal) {
@@ -225,10 +313,10 @@ void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal
                  (is_compressed ? ", before compression" : "") + "\n");
 }
 
-/// Moves all bytes and commits. Returns how many bytes an interrupted run had moved.
-std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& create,
-                   const Plan& plan, const CheckpointReader& reader, Terminal& terminal,
-                   const std::stop_token& stop) {
+/// Moves all bytes and commits. Adds to the outcome what it found.
+void move(const MoveOptions& options, const formats::CreateOptions& create, Outcome& outcome,
+          const CheckpointReader& reader, Terminal& terminal, const std::stop_token& stop) {
+  const Plan& plan = outcome.plan;
   const auto writer =
       reshard::start_move(plan, reader, FileSystem::posix(), options.destination, create);
   if (options.resume && !writer->is_resumed() && !options.quiet) {
@@ -237,13 +325,33 @@ std::uint64_t move(const MoveOptions& options, const formats::CreateOptions& cre
         ": no interrupted run to resume; started from the beginning");
   }
   Progress progress(terminal, options.progress, options.progress.verb, plan.nbytes_to_write);
-  return reshard::finish_or_keep(
+  outcome.kept_nbytes = reshard::finish_or_keep(
       plan, reader, *writer, FileSystem::posix(), options.destination,
       {.memory_nbytes = options.memory_nbytes,
        .num_threads = count_option("--threads", options.num_threads),
        .stop = stop,
        .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); },
-       .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); }});
+       .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); },
+       .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); }});
+}
+
+/// Prints the tensors with numbers that were too large for the cast, at most kMaxFindingsShown.
+void print_overflows(const Plan& plan, const std::vector<reshard::TensorOverflow>& overflows,
+                     Terminal& terminal) {
+  const std::size_t num_shown = std::min(overflows.size(), kMaxFindingsShown);
+  for (const reshard::TensorOverflow& overflow : std::span(overflows).first(num_shown)) {
+    const TensorMeta& meta = plan.destination.tensors[overflow.tensor_index].meta;
+    const std::string became = plan.on_overflow == reshard::OnOverflow::saturate ? "saturated"
+                               : meta.dtype == DType::float8_e4m3fn              ? "became NaN"
+                                                                    : "became infinite";
+    terminal.print("  " + printable(meta.fqn) + ": " +
+                   counted(static_cast<std::uint64_t>(overflow.num_elements), "element") + " " +
+                   became + ", the largest was " +
+                   tessera::detail::float_to_text(overflow.largest_magnitude) + "\n");
+  }
+  if (num_shown == overflows.size()) return;
+  terminal.print("  and " + counted(overflows.size() - num_shown, "more tensor") +
+                 " (--json lists all)\n");
 }
 
 /// Prints findings, one on each line, at most kMaxFindingsShown.
@@ -274,6 +382,22 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
                        ": could not remove the old checkpoint (remove it yourself)");
 }
 
+/// Adds the options that say how a move runs; what it writes does not depend on them.
+void add_run_options(Command& command, MoveOptions& options) {
+  command
+      .size_option("--memory", "SIZE", options.memory_nbytes,
+                   "Memory for all buffers (default: {})")
+      .option("--threads", "N", options.num_threads, "Number of threads (default: number of cores)")
+      .flag("--dry-run", options.dry_run, "Print how many bytes each rank would get; write nothing")
+      .flag("--overwrite", options.overwrite, "Replace DST once the new checkpoint is complete")
+      .flag("--resume", options.resume, "Resume the work of an interrupted run, if there is any")
+      .flag("--discard", options.discard,
+            "Remove the work of an interrupted run, and start from the beginning")
+      .flag("--quiet", options.quiet, "Print only errors")
+      .flag("--json", options.json, "Print the summary as JSON");
+  add_progress_option(command, options.progress);
+}
+
 }  // namespace
 
 void add_flat_layout_option(Command& command, MoveOptions& options) {
@@ -295,6 +419,8 @@ void add_move_options(Command& command, MoveOptions& options) {
               "JSON file: the plan of the embedding tables, as ckpt-inspect plan writes it")
       .option("--units", "FILE", options.units_path,
               "JSON file: the units for --strategy flat, if SRC records none")
+      .option("--as-dict", "CLASS", options.as_dict,
+              "Read objects of this class, such as argparse.Namespace, as dicts. Repeatable")
       .option("--compress", "HOW", options.compress,
               "Compression: none, zstd or zstd:LEVEL (default: {}). Native format only")
       .option("--only", "GLOB", options.only,
@@ -311,24 +437,86 @@ void add_move_options(Command& command, MoveOptions& options) {
           "Names and shapes for the fused optimizer state of embedding tables (default: as-stored)")
       .option("--cast", "DTYPE", options.cast,
               "Convert floating-point tensors, except scalar optimizer state")
+      .choice(
+          "--on-overflow", {"refuse", "saturate", "infinity"},
+          [&](const std::string& name) { options.on_overflow = *reshard::parse_on_overflow(name); },
+          "What --cast does with numbers that are too large for DTYPE: fail, take its largest "
+          "number, or make them infinite (default: refuse)")
       .size_option("--max-shard-size", "SIZE", options.max_shard_nbytes,
                    "Most bytes in one file, such as 5GB. Safetensors format only")
       .flag("--allow-missing", options.allow_missing,
             "Leave out what is incomplete or missing in SRC")
       .flag("--allow-lossy", options.allow_lossy,
             "Allow merging row-wise state of several column shards by a weighted mean")
-      .size_option("--memory", "SIZE", options.memory_nbytes,
-                   "Memory for all buffers (default: {})")
-      .option("--threads", "N", options.num_threads, "Number of threads (default: number of cores)")
-      .flag("--dry-run", options.dry_run, "Print how many bytes each rank would get; write nothing")
-      .flag("--overwrite", options.overwrite, "Replace DST once the new checkpoint is complete")
-      .flag("--resume", options.resume, "Resume the work of an interrupted run, if there is any")
-      .flag("--discard", options.discard,
-            "Remove the work of an interrupted run, and start from the beginning")
-      .flag("--quiet", options.quiet, "Print only errors")
-      .flag("--json", options.json, "Print the summary as JSON");
-  add_progress_option(command, options.progress);
+      .choice(
+          "--extra-files", {"carry", "leave", "refuse"},
+          [&](const std::string& policy) {
+            options.extra_files = *reshard::parse_extra_files_policy(policy);
+          },
+          "What to do with other files in the folder of SRC, such as config.json: copy them into "
+          "DST (default), leave them, or stop")
+      .option("--extra-files-from", "DIR", options.extra_files_folder,
+              "Copy the other files of DIR instead of those of SRC")
+      .size_option("--extra-files-limit", "SIZE", options.extra_files_nbytes,
+                   "Most bytes of such files together; the largest are left (default: {})");
+  add_run_options(command, options);
 }
+
+namespace {
+
+/// Refuses paths that cannot be read, or that DST must not replace. A directory that is replaced
+/// may hold the `extra_files` of the new checkpoint; as long as those are not known, it is not
+/// checked.
+void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
+                 const std::vector<formats::ExtraFile>* extra_files) {
+  const FileSystem& fs = FileSystem::posix();
+  const bool may_hold_extra_files =
+      options.overwrite && fs.kind_of(options.destination) == FileKind::directory;
+  for (const std::string& path : paths) {
+    refuse_standard_input(path);
+    if (extra_files == nullptr && may_hold_extra_files) continue;
+    formats::check_destination(fs, path, options.destination, overwrite_policy(options),
+                               "--overwrite",
+                               extra_files ? *extra_files : std::vector<formats::ExtraFile>());
+  }
+}
+
+Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
+                  const std::vector<std::string>& paths, const MoveSource& source) {
+  const CheckpointReader& reader = *source.reader;
+  Outcome outcome{reshard::plan_reshard(reader.contents(), reader.path(), wanted,
+                                        reshard::find_gaps(reader, wanted.only)),
+                  {}};
+  outcome.extra_files = reshard::plan_extra_files(FileSystem::posix(), outcome.plan, reader, paths,
+                                                  options.destination, *options.format,
+                                                  {.policy = options.extra_files,
+                                                   .max_nbytes = options.extra_files_nbytes,
+                                                   .folder = options.extra_files_folder,
+                                                   .preference = options.preference});
+  auto& problems = outcome.plan.problems;
+  problems.insert(problems.begin(), source.problems.begin(), source.problems.end());
+  const auto& refused = outcome.extra_files.problems;
+  problems.insert(problems.end(), refused.begin(), refused.end());
+  return outcome;
+}
+
+void print_summary(const MoveOptions& options, const Outcome& outcome,
+                   std::chrono::steady_clock::time_point start, Terminal& terminal) {
+  const Plan& plan = outcome.plan;
+  std::string line = options.destination + ": " + contents_line(options, plan);
+  if (outcome.kept_nbytes > 0) {
+    line += ", " + exact_size(outcome.kept_nbytes) + " of them from the interrupted run";
+  }
+  if (terminal.output_is_terminal()) {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    const auto rate = static_cast<double>(plan.nbytes_to_write) / std::max(seconds.count(), 1e-3);
+    line += ", " + iec_size(static_cast<std::uint64_t>(rate)) + "/s";
+  }
+  terminal.print(line + "\n");
+  print_overflows(plan, outcome.overflows, terminal);
+}
+
+}  // namespace
 
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource()>& open, Terminal& terminal) {
@@ -338,47 +526,42 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     options.progress.display = ProgressDisplay::none;
   }
   FileSystem& fs = FileSystem::posix();
-  for (const std::string& path : paths) {
-    refuse_standard_input(path);
-    formats::check_destination(fs, path, options.destination, overwrite_policy(options),
-                               "--overwrite");
-  }
+  check_paths(options, paths, nullptr);
   const OptionFiles files(options);
-  const PlanOptions wanted = plan_options(options, files);
+  PlanOptions wanted = plan_options(options, files);
+  if (paths.size() == 1) {
+    wanted.quantization_method = formats::read_quantization_method(fs, paths.front());
+  }
   StopSignals signals;
-  const auto [reader, problems] = open();
-  Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), wanted,
-                                    reshard::find_gaps(*reader, wanted.only));
-  plan.problems.insert(plan.problems.begin(), problems.begin(), problems.end());
+  const MoveSource source = open();
+  const CheckpointReader& reader = *source.reader;
+  formats::require_classes_found(options.as_dict, {&reader.contents()}, "--as-dict");
+  Outcome outcome = plan_move(options, wanted, paths, source);
+  const Plan& plan = outcome.plan;
+  check_paths(options, paths, &outcome.extra_files.carried);
   print_findings("note: ", plan.notes, terminal);
   if (!plan.problems.empty()) {
     print_findings("ckpt-reshard: ", plan.problems, terminal);
-    if (options.json) print_json(options, plan, *reader, 0, terminal);
+    if (options.json) print_json(options, outcome, reader, terminal);
     return ExitCode::bad_input;
   }
   const auto start = std::chrono::steady_clock::now();
-  const formats::CreateOptions create = create_options(options, files, wanted);
-  std::uint64_t kept_nbytes = 0;
+  formats::CreateOptions create = create_options(options, files, wanted);
+  create.extra_files = outcome.extra_files.carried;
   if (options.dry_run) {
-    reshard::check_move(plan, *reader, fs, options.destination, create);
+    reshard::check_move(plan, reader, fs, options.destination, create);
   } else {
-    kept_nbytes = move(options, create, plan, *reader, terminal, signals.token());
+    move(options, create, outcome, reader, terminal, signals.token());
     if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);
   }
   if (options.json) {
-    print_json(options, plan, *reader, kept_nbytes, terminal);
+    print_json(options, outcome, reader, terminal);
   } else if (options.dry_run) {
     print_plan(options, plan, terminal);
+    print_extra_files(outcome.extra_files, terminal);
   } else if (!options.quiet) {
-    std::string line = options.destination + ": " + contents_line(options, plan);
-    if (kept_nbytes > 0)
-      line += ", " + exact_size(kept_nbytes) + " of them from the interrupted run";
-    if (terminal.output_is_terminal()) {
-      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-      const auto rate = static_cast<double>(plan.nbytes_to_write) / std::max(seconds.count(), 1e-3);
-      line += ", " + iec_size(static_cast<std::uint64_t>(rate)) + "/s";
-    }
-    terminal.print(line + "\n");
+    print_summary(options, outcome, start, terminal);
+    print_extra_files(outcome.extra_files, terminal);
   }
   return ExitCode::done;
 }

@@ -13,6 +13,7 @@
 #include "tessera/base/parallel.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/merge.h"
+#include "tessera/reshard/executor.h"
 #include "tessera/reshard/planner.h"
 
 namespace tessera::cli {
@@ -27,7 +28,8 @@ struct MoveOptions {
   std::string strategy;
   std::string table_plan_path;
   std::string units_path;
-  std::string flat_layout_path;  // of the source, for verbs that read one checkpoint
+  std::string flat_layout_path;      // of the source, for verbs that read one checkpoint
+  std::vector<std::string> as_dict;  // classes whose objects are read as dicts
   std::string compress = "none";
   std::vector<std::string> only;
   std::vector<std::string> renames;
@@ -37,11 +39,15 @@ struct MoveOptions {
   bool drop_optimizer = false;
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
   std::string cast;
+  reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
   bool allow_missing = false;
   bool allow_lossy = false;
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
   int num_threads = kNotGiven;         // as many as there are cores
+  reshard::ExtraFilesPolicy extra_files = reshard::ExtraFilesPolicy::carry;
+  std::string extra_files_folder;  // empty: not given
+  std::uint64_t extra_files_nbytes = reshard::kDefaultExtraFilesNbytes;
   bool dry_run = false;
   bool overwrite = false;
   bool resume = false;   // the work of an interrupted run

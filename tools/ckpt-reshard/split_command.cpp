@@ -42,7 +42,8 @@ ExitCode run_split(const SplitOptions& options, Terminal& terminal) {
   if (!options.keep_prefix) move.prefix_removals = prefixes.removals();
   const auto open = [&] {
     MoveSource source{formats::open_checkpoint(
-        FileSystem::posix(), options.source, {.flat_layout_path = options.move.flat_layout_path})};
+        FileSystem::posix(), options.source,
+        {.flat_layout_path = options.move.flat_layout_path, .as_dict = options.move.as_dict})};
     prefixes.check_used(source.reader->contents(), "--prefix");
     return source;
   };

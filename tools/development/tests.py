@@ -11,14 +11,14 @@ from pathlib import Path
 from build import build, runtime_definitions
 from console import Stop, heading, run_quietly, say, table, tail
 from debian_packages import install_packages
+from peer_packages import peer_packages
 from places import ROOT, locked
 from python_environment import python_environment
-from torchrec_packages import torchrec_packages
 
 LABELS = ("unit", "property", "cli", "fuzz", "browser", "interop", "distributed", "cuda", "development", "slow",
-          "interop-torchrec")
-NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow", "interop-torchrec"}
-ON_DEMAND = "^(slow|interop-torchrec)$"  # labels that only --label runs
+          "interop-torchrec", "interop-frameworks")
+NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow", "interop-torchrec", "interop-frameworks"}
+ON_DEMAND = "^(slow|interop-torchrec|interop-frameworks)$"  # labels that only --label runs
 CORE_LABELS = ("unit", "property", "cli", "fuzz")  # what runs a second time under the sanitizers
 ONLY_SANITIZED = {"fuzz"}  # what runs there alone
 SANITIZED = ("unit_tests", "embedding_kernel_tests", "property_tests", "cli_unit_tests", "fuzz_replay", "ckpt-inspect",
@@ -174,8 +174,9 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     definitions: tuple[str, ...] = ()
     if label is None or label in NEED_PYTHON:
         definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
-    if label == "interop-torchrec":
-        definitions += (f"TESSERA_TORCHREC_PACKAGES={torchrec_packages(torch_version)}",)
+    if label in ("interop-torchrec", "interop-frameworks"):
+        peer = label.removeprefix("interop-")
+        definitions += (f"TESSERA_{peer.upper()}_PACKAGES={peer_packages(peer, torch_version)}",)
 
     cases: list[Case] = []
     if label not in ONLY_SANITIZED:

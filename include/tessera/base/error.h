@@ -48,6 +48,9 @@ struct Remedy {
     use_less_memory,    // smaller buffers, or fewer threads
     choose_source,      // which source's entry to take, or a prefix for its names
     rebuild_index,      // of a native checkpoint
+    allow_overflow,     // of a cast: what to make of numbers that are too large
+    keep_dtype,         // move without a cast, or leave out `argument`: a glob of the name
+    leave_extra_files,  // do not copy the files beside the checkpoint
   };
 
   Action action = Action::none;

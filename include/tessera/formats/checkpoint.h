@@ -94,6 +94,22 @@ struct Alias {
   KeyPath key_path{};
 };
 
+/// A class whose objects a reader took apart. Nothing of the class itself was run.
+struct OpenedClass {
+  enum class As {
+    dict,    // its attributes are entries: the caller asked for it (OpenOptions::as_dict)
+    module,  // a torch.nn.Module: its parameters and buffers are entries, as in its state_dict()
+  };
+  std::string name;  // `argparse.Namespace`
+  As as = As::dict;
+  std::size_t num_objects = 0;  // outermost modules, without the modules in them
+
+  friend bool operator==(const OpenedClass&, const OpenedClass&) = default;
+};
+
+/// Says it in words: `2 objects of class argparse.Namespace, read as dicts`.
+std::string opened_class_in_words(const OpenedClass& opened);
+
 /// All that a checkpoint holds except tensor data: what a reader found, or what a writer is to
 /// write. Lists are sorted by name (byte order); each name is in only one of them, once.
 struct CheckpointContents {
@@ -104,6 +120,7 @@ struct CheckpointContents {
   std::vector<FlatUnit> units{};                     // flat parameters, where known
   std::map<std::string, std::string> annotations{};  // free text stored with the checkpoint
   std::vector<std::string> missing_files{};          // the checkpoint names them
+  std::vector<OpenedClass> opened_classes{};         // by name; what a reader found
 
   const TensorEntry* find_tensor(std::string_view fqn) const;  // an alias is not followed
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -38,6 +39,16 @@ struct JournalOptions {
   KeptWork kept_work = KeptWork::refuse;  // of an earlier run
 };
 
+/// An extra file: a file in a checkpoint's folder that is no part of the checkpoint, such as
+/// `config.json`. A writer copies it into the directory of the new checkpoint.
+struct ExtraFile {
+  std::string path;                   // of the file to copy
+  std::string name;                   // in the new directory
+  std::uint64_t nbytes = 0;           // of the copy
+  std::string state{};                // size and time when it was listed; empty: not checked
+  std::optional<std::string> text{};  // bytes to write instead of the file's
+};
+
 /// How a new checkpoint is written.
 struct CreateOptions {
   Format format{};                                      // of the new checkpoint
@@ -45,6 +56,7 @@ struct CreateOptions {
   NativeWriteOptions native{};                          // for native alone
   SafetensorsWriteOptions safetensors{};                // for safetensors alone
   std::optional<JournalOptions> journal{};              // none: uncommitted work is removed
+  std::vector<ExtraFile> extra_files{};                 // to copy; for directories only
 };
 
 /// Starts a checkpoint of any format. `values` is parallel to `contents.values`; `fs` must outlive
@@ -62,12 +74,13 @@ void check_staging(FileSystem& fs, const std::string& destination,
                    const CreateOptions& options);
 
 /// Checks that a move from `source` may write to the destination. `option` names the option that
-/// asks to replace.
+/// asks to replace. A directory that is replaced may hold a file of each name in `extra_files` if
+/// it has the bytes that the new checkpoint gets under that name, so that nothing is lost.
 /// Throws: Error(invalid_argument) if one path is inside the other, or if something other than a
 /// checkpoint would be replaced; Error(already_exists) if `overwrite` forbids it or a link dangles.
 void check_destination(const FileSystem& fs, const std::string& source,
                        const std::string& destination, OverwritePolicy overwrite,
-                       const std::string& option);
+                       const std::string& option, const std::vector<ExtraFile>& extra_files = {});
 
 /// Returns the path of a replaced checkpoint that its writer could not remove: the staging path, or
 /// the values beside a single safetensors file. Nothing if the writer removed everything.

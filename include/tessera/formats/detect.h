@@ -1,7 +1,9 @@
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
@@ -24,7 +26,17 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
 /// What the caller tells about a checkpoint that its files do not say.
 struct OpenOptions {
   std::string flat_layout_path{};  // file: what is in bare flat vectors; empty: not given
+  /// Classes, such as `argparse.Namespace`, whose objects are read as dicts of their attributes.
+  /// Names are compared as text; no class is looked up. CheckpointContents::opened_classes counts
+  /// the objects. An object whose state is no dict stays a value that is refused.
+  std::vector<std::string> as_dict{};
 };
+
+/// Throws Error(invalid_argument) if no checkpoint has an object of one of the classes that was
+/// read as a dict: the name may be mistyped. `option` names the option in the message.
+void require_classes_found(const std::vector<std::string>& as_dict,
+                           std::initializer_list<const CheckpointContents*> checkpoints,
+                           const std::string& option);
 
 /// Refuses work in progress, which may look like a damaged checkpoint or even like a valid one.
 /// Throws: Error(corruption) if there is a journal beside the target of `path`.
@@ -35,5 +47,10 @@ void require_no_work_in_progress(const FileSystem& fs, const std::string& path);
 /// progress that has a journal.
 std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const std::string& path,
                                                   const OpenOptions& options = {});
+
+/// Returns how `quantization_config` in `config.json` beside a checkpoint names its method (`fp8`,
+/// `gptq`); empty if there is no such file or member, or if it cannot be read. The name is for
+/// people only. A checkpoint that is a directory has the file in it.
+std::string read_quantization_method(const FileSystem& fs, const std::string& checkpoint_path);
 
 }  // namespace tessera::formats

@@ -129,6 +129,13 @@ class FormatDriver {
   /// Throws: Error(not_found, corruption, unsupported) as the format's docs say.
   virtual std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
                                                  const std::string& path) const = 0;
+  /// Does the same, and reads objects of the classes in `as_dict` as dicts (OpenOptions::as_dict).
+  /// For formats that hold objects of classes; the others have nothing to do.
+  virtual std::unique_ptr<CheckpointReader> open_with_classes(
+      const FileSystem& fs, const std::string& path,
+      const std::vector<std::string>& /*as_dict*/) const {
+    return open(fs, path);
+  }
 
   /// Returns the size of a file as its first bytes give it; nothing if only the end of the file
   /// says what is in it. From a pipe that does not fit in memory, only files with such a beginning
@@ -151,6 +158,10 @@ class FormatDriver {
   virtual bool may_own_file(std::string_view /*name*/) const { return false; }
   /// Whether Tessera's writer of this format makes a file of that name in a directory.
   virtual bool writes_file(std::string_view /*name*/) const { return false; }
+  /// Returns which of the names in a checkpoint's directory are the checkpoint's. The others are
+  /// extra files. Without an override: those that `may_own_file`.
+  virtual std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
+                                             const std::vector<std::string>& names) const;
   virtual std::span<const FileMark> file_marks() const { return {}; }
   /// Whether the content of a single file is of this format. `first_bytes`: as in FileBegin.
   virtual bool is_whole_file(const ReadableFile& /*file*/, std::string_view /*first_bytes*/) const {

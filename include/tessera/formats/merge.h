@@ -43,9 +43,10 @@ struct MergePath {
   std::string prefix{};  // goes before every name, with or without the dot; empty: none
 };
 
-/// Opens checkpoints of any format and returns them as one. `fs` must outlive the reader. Requires:
-/// at least one path. Throws: as open_checkpoint.
+/// Opens checkpoints of any format and returns them as one. `fs` must outlive the reader.
+/// `as_dict`: as OpenOptions::as_dict. Requires: at least one path. Throws: as open_checkpoint.
 MergedCheckpoint open_merged(const FileSystem& fs, const std::vector<MergePath>& paths,
-                             MergePreference preference);
+                             MergePreference preference,
+                             const std::vector<std::string>& as_dict = {});
 
 }  // namespace tessera::formats

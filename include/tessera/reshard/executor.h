@@ -1,17 +1,88 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tessera/base/file_system.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/create.h"
+#include "tessera/formats/merge.h"
 #include "tessera/reshard/planner.h"
 
 namespace tessera::reshard {
+
+/// The finite elements of a tensor that were too large for the dtype of a cast. What they became
+/// follows from Plan::on_overflow.
+struct TensorOverflow {
+  std::size_t tensor_index = 0;  // of the destination
+  std::int64_t num_elements = 0;
+  double largest_magnitude = 0.0;  // of these elements in the source
+};
+
+/// What happens to extra files: the files in the source's folder that are no part of the
+/// checkpoint.
+enum class ExtraFilesPolicy {
+  carry,   // copied into the destination's directory
+  leave,   // not copied
+  refuse,  // a problem that names them
+};
+
+/// Returns the value for `carry`, `leave` or `refuse`; none for another word.
+std::optional<ExtraFilesPolicy> parse_extra_files_policy(std::string_view name);
+
+/// Most bytes of all extra files together that are carried by default.
+inline constexpr std::uint64_t kDefaultExtraFilesNbytes = std::uint64_t{256} << 20;
+
+/// Which extra files a move takes.
+struct ExtraFilesOptions {
+  ExtraFilesPolicy policy = ExtraFilesPolicy::carry;  // what happens to them
+  std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all; the smallest files are carried
+  std::string folder{};  // whose files are carried instead of the sources'; empty: not given
+  /// Whose file is carried if several sources of a merge have a name.
+  formats::MergePreference preference = formats::MergePreference::none;
+};
+
+/// What happens to the extra files of a move.
+struct ExtraFilesPlan {
+  /// An entry of the source's folder that is not copied.
+  struct Left {
+    std::string name;
+    std::string why;  // such as `a folder`; the words are in docs/cli/ckpt-reshard.md
+  };
+  /// What is changed in a copy.
+  struct Edit {
+    std::string name;
+    std::string what;  // such as `torch_dtype: float32 to bfloat16`
+  };
+
+  std::vector<formats::ExtraFile> carried{};  // by name, for CreateOptions::extra_files
+  std::vector<Left> left{};                   // by name
+  std::vector<Edit> edits{};                  // by name
+  std::vector<formats::Finding> problems{};   // for Plan::problems
+};
+
+/// Lists the extra files of the directories among `sources`, and decides which of them are copied
+/// into a checkpoint at `destination` of that format. Never follows links, and never enters
+/// folders.
+///
+/// A name that several sources have is carried if there is a preference or the files are equal. If
+/// the plan casts tensors, `config.json` gets the new dtype. A file that has the name of a format's
+/// file is left, as it could be taken for a part of the checkpoint; if the destination's writer
+/// needs the name itself, it is a problem. Throws: Error(io); Error(not_found, invalid_argument) if
+/// `options.folder` is no folder.
+ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
+                                const formats::CheckpointReader& reader,
+                                const std::vector<std::string>& sources,
+                                const std::string& destination, formats::Format format,
+                                const ExtraFilesOptions& options);
 
 /// How to execute a plan. The written files are the same for all values.
 struct ExecuteOptions {
@@ -20,6 +91,10 @@ struct ExecuteOptions {
   std::stop_token stop{};            // a stop request ends the work with Error(interrupted)
   formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
   formats::ProgressSink resumed{};   // of these, the bytes that the interrupted run wrote
+  std::string source_path{};         // for errors; finish_move sets it
+  /// Called at the end, once for each tensor of the destination with such elements, in order. They
+  /// are counted in blocks of an interrupted run too.
+  std::function<void(const TensorOverflow&)> overflowed{};
 };
 
 /// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a
@@ -27,7 +102,9 @@ struct ExecuteOptions {
 /// interrupted run. Does not commit. If it throws, it has abandoned the writer.
 /// Requires: `plan.problems` is empty; `writer` was made for `plan.destination`.
 /// Throws: what source and writer throw; Error(invalid_argument) if the memory is too small for one
-/// block; Error(interrupted) on a stop request.
+/// block; Error(mismatch) with the tensor, the number of elements and the largest magnitude if a
+/// cast meets numbers that are too large and the plan refuses them; Error(interrupted) on a stop
+/// request.
 void execute(const Plan& plan, const formats::TensorSource& source,
              formats::CheckpointWriter& writer, const ExecuteOptions& options);
 

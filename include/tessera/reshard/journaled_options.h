@@ -19,12 +19,14 @@ struct JournaledOptions {
   std::string table_plan{};                    // the content of the file; empty: not given
   std::string units{};                         // the content of the file; empty: not given
   std::string flat_layout{};                   // the content of the file; empty: not given
+  std::vector<std::string> as_dict{};          // classes
   std::vector<std::string> only{};             // globs
   std::vector<Rename> renames{};               // in the order given
   std::vector<Rename> prefix_removals{};       // of a split: the prefixes that names lose
   std::vector<std::string> source_prefixes{};  // of a merge: one for each source, perhaps empty
   formats::MergePreference preference = formats::MergePreference::none;  // of a merge
   std::optional<DType> cast{};                                           // none: not given
+  OnOverflow on_overflow = OnOverflow::refuse;                           // of the cast
   OptimizerNames optimizer_names = OptimizerNames::as_stored;            // of tables' fused state
   bool drop_optimizer = false;  // leave out optimizer state
   bool allow_missing = false;   // leave out what is incomplete or missing

@@ -34,6 +34,18 @@ using tessera::Rename;
 /// Whether the caller allows something that is refused by default.
 enum class Relaxation { refuse, allow };
 
+/// What a cast does with finite numbers that are too large for its dtype.
+enum class OnOverflow {
+  refuse,    // the move fails
+  saturate,  // they become the largest finite number of the dtype, with their sign
+  infinity,  // they become infinite, or NaN in float8_e4m3fn
+};
+
+/// Returns the value for `refuse`, `saturate` or `infinity`; none for another word.
+std::optional<OnOverflow> parse_on_overflow(std::string_view name);
+/// Returns the word that parse_on_overflow reads.
+std::string_view on_overflow_name(OnOverflow on_overflow);
+
 /// Whether to move the entries of optimizers (OptimizerEntries).
 enum class OptimizerSelection { keep, leave_out };
 
@@ -49,6 +61,8 @@ struct PlanOptions {
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
   std::vector<Rename> renames{};  // the first that matches a name applies
   std::optional<DType> cast{};    // for floating-point tensors, except scalar optimizer state
+  OnOverflow on_overflow = OnOverflow::refuse;  // of the cast
+  std::string quantization_method{};  // how config.json beside the source names it; for problems
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
   Relaxation lossy = Relaxation::refuse;    // merge state that is stored per column shard
 };
@@ -88,9 +102,12 @@ struct Plan {
       problems;                         // every reason to refuse the move; empty in a usable plan
   std::vector<formats::Finding> notes;  // what a Relaxation allowed
   std::uint64_t nbytes_to_write = 0;    // of tensors
+  OnOverflow on_overflow = OnOverflow::refuse;  // of casts
 };
 
 /// Plans a move of everything that is selected.
+///
+/// A cast of a part of a quantized weight (codes, scales) is a problem: codes are no numbers.
 ///
 /// Without a strategy:
 /// - the pieces stay as they are (replicas stored once) if world size and tables do not change;

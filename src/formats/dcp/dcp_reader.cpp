@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -32,8 +34,9 @@ constexpr std::size_t kMaxChunks = 256;
 
 /// An opened item: a torch.save file inside a file of the checkpoint, which holds other items too.
 struct Item {
-  Item(std::shared_ptr<const ReadableFile> in_file, ByteRange window)
-      : file(std::move(in_file)), archive(*file, window) {}
+  Item(std::shared_ptr<const ReadableFile> in_file, ByteRange window,
+       std::span<const std::string> as_dict)
+      : file(std::move(in_file)), archive(*file, window, as_dict) {}
 
   std::shared_ptr<const ReadableFile> file;
   TorchArchive archive;
@@ -57,7 +60,8 @@ class ItemCheck;
 
 class DcpReader final : public CheckpointReader {
  public:
-  DcpReader(const FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {
+  DcpReader(const FileSystem& fs, std::string path, std::vector<std::string> as_dict)
+      : fs_(fs), path_(std::move(path)), as_dict_(std::move(as_dict)) {
     const std::string file_path = join_path(path_, dcp::kMetadataFile);
     const auto file = fs_.open(file_path);
     if (file->nbytes() > kMaxMetadataNbytes) {
@@ -68,6 +72,7 @@ class DcpReader final : public CheckpointReader {
     std::vector<char> bytes(file->nbytes());
     file->read_at(0, std::as_writable_bytes(std::span(bytes)));
     metadata_ = dcp::parse_metadata(std::move(bytes), file_path);
+    if (!as_dict_.empty()) count_opened_classes();
   }
 
   Format format() const override { return Format::dcp; }
@@ -98,9 +103,11 @@ class DcpReader final : public CheckpointReader {
                                     const StorageInfo& info) const;
   std::shared_ptr<const Chunk> chunk_at(std::size_t tensor_index, std::size_t piece_index) const;
   void verify_value(std::size_t value_index, ItemCheck& check) const;
+  void count_opened_classes();
 
   const FileSystem& fs_;
   std::string path_;
+  std::vector<std::string> as_dict_;
   dcp::Metadata metadata_;
   mutable dcp::RecentlyUsed<std::uint32_t, ReadableFile> files_{kMaxFiles};
   mutable dcp::RecentlyUsed<std::uint64_t, Chunk> chunks_{kMaxChunks};  // by tensor and piece
@@ -132,7 +139,7 @@ std::shared_ptr<const ReadableFile> DcpReader::open_file_of(const StorageInfo& i
 }
 
 std::unique_ptr<const Item> DcpReader::open_item(const StorageInfo& info) const {
-  return std::make_unique<Item>(open_file_of(info), window_of(info));
+  return std::make_unique<Item>(open_file_of(info), window_of(info), as_dict_);
 }
 
 std::unique_ptr<Chunk> DcpReader::open_chunk(const TensorEntry& tensor, const Box& box,
@@ -145,6 +152,9 @@ std::unique_ptr<Chunk> DcpReader::open_chunk(const TensorEntry& tensor, const Bo
                           "stored chunk", describe(tensor.meta.dtype, box.sizes), found,
                           ".metadata of another save?");
   };
+  if (leaves.size() == 1) {
+    if (const auto* refusal = std::get_if<Error>(&leaves.front().content)) throw Error(*refusal);
+  }
   const bool is_tensor = leaves.size() == 1 && leaves.front().path.empty() &&
                          std::holds_alternative<TensorRecord>(leaves.front().content);
   if (!is_tensor) refuse("no tensor");
@@ -167,6 +177,22 @@ std::shared_ptr<const Chunk> DcpReader::chunk_at(std::size_t tensor_index,
   } catch (const Error& error) {
     throw error.at_tensor(tensor.meta.fqn);
   }
+}
+
+/// Reads all values: only the items say of which classes they are.
+void DcpReader::count_opened_classes() {
+  std::map<std::string, OpenedClass> by_name;
+  for (const StorageInfo& info : metadata_.storage.values) {
+    try {
+      for (const OpenedClass& opened : open_item(info)->archive.classes_in_value()) {
+        OpenedClass& sum = by_name.try_emplace(opened.name, OpenedClass{opened.name}).first->second;
+        sum.num_objects += opened.num_objects;
+      }
+    } catch (const Error& error) {  // whoever reads the value learns of it
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    }
+  }
+  for (const auto& [name, opened] : by_name) metadata_.contents.opened_classes.push_back(opened);
 }
 
 Value DcpReader::read_value(std::size_t value_index) const {
@@ -199,9 +225,17 @@ class ItemCheck {
   template <class Open>
   void check(const std::string& name, const Open& open) {
     try {
-      check_members(name, open()->archive.zip());
+      const auto item = open();
+      check_members(name, item->archive.zip());
+      add_foreign_names(item->archive);
     } catch (const Error& error) {
       report_structure(error.at_tensor(name));
+    }
+  }
+
+  void add_foreign_names(const TorchArchive& archive) {
+    for (std::string& name : archive.foreign_names()) {
+      if (foreign_names_.size() < kMaxForeignNames) foreign_names_.insert(std::move(name));
     }
   }
 
@@ -225,6 +259,10 @@ class ItemCheck {
            .where = error.where(),
            .expected = "what .metadata says",
            .found = std::string(error.reason())});
+  }
+
+  void report_foreign_names(const std::string& path) {
+    if (!foreign_names_.empty()) sink_(torch_zip::note_of_foreign_names(path, foreign_names_));
   }
 
   void report_absent(const std::string& path) {
@@ -256,6 +294,8 @@ class ItemCheck {
   const ProgressSink& progress_;
   std::size_t num_members_ = 0;
   std::size_t num_without_crc_ = 0;
+  static constexpr std::size_t kMaxForeignNames = 1000;
+  std::set<std::string> foreign_names_;
 };
 
 MissingData DcpReader::find_missing_data() const {
@@ -313,6 +353,7 @@ void DcpReader::verify_value(std::size_t value_index, ItemCheck& check) const {
   const StorageInfo& info = metadata_.storage.values[value_index];
   try {
     const auto item = open_item(info);
+    check.add_foreign_names(item->archive);
     item->archive.as_value();
     check.check_members(name, item->archive.zip());
   } catch (const Error& error) {
@@ -359,13 +400,19 @@ void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
       });
     }
   }
+  check.report_foreign_names(path_);
   check.report_absent(path_);
 }
 
 }  // namespace
 
 std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string path) {
-  return std::make_unique<DcpReader>(fs, std::move(path));
+  return std::make_unique<DcpReader>(fs, std::move(path), std::vector<std::string>());
+}
+
+std::unique_ptr<CheckpointReader> open_dcp_with_classes(const FileSystem& fs, std::string path,
+                                                        std::vector<std::string> as_dict) {
+  return std::make_unique<DcpReader>(fs, std::move(path), std::move(as_dict));
 }
 
 }  // namespace tessera::formats

@@ -76,6 +76,11 @@ class DcpDriver final : public FormatDriver {
                                          const std::string& path) const override {
     return open_dcp(fs, path);
   }
+  std::unique_ptr<CheckpointReader> open_with_classes(
+      const FileSystem& fs, const std::string& path,
+      const std::vector<std::string>& as_dict) const override {
+    return open_dcp_with_classes(fs, path, as_dict);
+  }
 
   bool may_own_file(std::string_view name) const override {
     return name == ".metadata" || is_name_like(name, "__#.metadata") || name.ends_with(".distcp");

@@ -79,14 +79,15 @@ enum class Opcode : unsigned char {
   BUILD = 'b',
   PERSID = 'P',
   BINPERSID = 'Q',
-
-  // No checkpoint needs these; the reader refuses them.
+  // These make objects of classes only. A reader that refuses foreign globals refuses them too.
   INST = 'i',
   OBJ = 'o',
+  NEWOBJ_EX = 0x92,
+
+  // No checkpoint needs these; the reader refuses them.
   EXT1 = 0x82,
   EXT2 = 0x83,
   EXT4 = 0x84,
-  NEWOBJ_EX = 0x92,
   NEXT_BUFFER = 0x97,
   READONLY_BUFFER = 0x98,
 };

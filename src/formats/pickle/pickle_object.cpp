@@ -92,13 +92,17 @@ Object Object::persistent_id(std::string_view rule) const {
   return Object(graph_, node(ObjectKind::persistent, rule).index);
 }
 
-void Object::fail(ErrorKind error_kind, std::string_view what) const {
+Error Object::error(ErrorKind error_kind, std::string_view what) const {
   ErrorWhere where{.path = graph_->path_};
   if (const std::uint32_t offset = node().offset; offset != detail::kNoObject) {
     const std::uint64_t begin = graph_->file_offset_ + offset;
     where.byte_range = ByteRange{begin, begin + 1};
   }
-  throw Error(error_kind, std::move(where), "pickle: " + std::string(what));
+  return Error(error_kind, std::move(where), "pickle: " + std::string(what));
+}
+
+void Object::fail(ErrorKind error_kind, std::string_view what) const {
+  throw error(error_kind, what);
 }
 
 void Object::fail_expected(std::string_view rule, std::string_view expected) const {

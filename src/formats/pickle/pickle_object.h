@@ -27,8 +27,8 @@ enum class ObjectKind : std::uint8_t {
   tuple,
   dict,
   set,         // also frozenset
-  global,      // a name from the allow-list
-  call,        // REDUCE or NEWOBJ: a global, its arguments, and its later items
+  global,      // a name, of the allow-list or foreign
+  call,        // REDUCE, NEWOBJ, …: a global, its arguments, and its later items
   persistent,  // BINPERSID: a reference to something outside the pickle, such as a storage
 };
 
@@ -68,6 +68,7 @@ struct Call {
 
 struct Node {
   ObjectKind kind;
+  bool is_instance = false;  // a call by an opcode that is for classes only
   std::uint32_t
       offset;  // in the pickle, of the opcode that made it; kNoObject for shared constants
   union {
@@ -114,12 +115,16 @@ class Object {
 
   std::string_view global_module(std::string_view rule) const;
   std::string_view global_name(std::string_view rule) const;
-  /// Returns the allow-list's number for a global, or for the global that a call names.
+  /// Returns the allow-list's number for a global, or for the global that a call names;
+  /// kForeignMeaning if it is not listed.
   std::uint32_t meaning(std::string_view rule) const;
 
-  Object call_arguments(std::string_view rule) const;             // a tuple
-  std::optional<Object> call_state(std::string_view rule) const;  // of BUILD, the last one
-  std::size_t num_appended(std::string_view rule) const;          // items added to a call
+  Object call_arguments(std::string_view rule) const;  // a tuple
+  /// Returns the state of the last BUILD. If a foreign call has several, a tuple of all.
+  std::optional<Object> call_state(std::string_view rule) const;
+  /// Says whether an opcode that is for classes only made the call: NEWOBJ, OBJ, INST, NEWOBJ_EX.
+  bool is_instance() const { return node().is_instance; }
+  std::size_t num_appended(std::string_view rule) const;  // items added to a call
   Object appended(std::size_t index) const;
   Object persistent_id(std::string_view rule) const;
 
@@ -127,7 +132,9 @@ class Object {
   friend bool operator==(const Object&, const Object&) = default;
   std::uint32_t id() const { return id_; }  // dense, below ObjectGraph::num_objects()
 
-  /// Throws Error(kind) with the file and this object's place: `<what>`.
+  /// Returns an error with the file and this object's place: `<what>`.
+  Error error(ErrorKind error_kind, std::string_view what) const;
+  /// Throws it.
   [[noreturn]] void fail(ErrorKind error_kind, std::string_view what) const;
   /// Throws Error(corruption): `<rule>: expected <expected>, found <this object's kind>`.
   [[noreturn]] void fail_expected(std::string_view rule, std::string_view expected) const;
@@ -160,6 +167,8 @@ class ObjectGraph {
 
   Object root() const { return Object(this, root_); }
   std::size_t num_objects() const { return nodes_.size(); }
+  /// Requires: id < num_objects().
+  Object object(std::size_t id) const { return Object(this, static_cast<std::uint32_t>(id)); }
   std::size_t nbytes() const { return bytes_.size(); }  // of the pickle
   const std::string& path() const { return path_; }
 

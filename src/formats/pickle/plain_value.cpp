@@ -9,6 +9,7 @@
 
 #include "base/float_text.h"
 #include "base/json.h"
+#include "formats/pickle/foreign_object.h"
 #include "formats/pickle/python_text.h"
 
 namespace tessera::formats::pickle {
@@ -84,6 +85,7 @@ constexpr AllowedGlobal kValueGlobals[] = {
     {"numpy.core.multiarray", "scalar", number(ValueGlobal::numpy_scalar)},
     {"numpy._core.multiarray", "scalar", number(ValueGlobal::numpy_scalar)},
     {"numpy", "dtype", number(ValueGlobal::numpy_dtype)},
+    {"_io", "BytesIO", number(ValueGlobal::bytes_io)},
 };
 
 double half_to_double(std::uint16_t bits) {
@@ -218,6 +220,9 @@ class Walk {
   }
 
   [[noreturn]] static void refuse(Object object) {
+    if (is_foreign(object)) {
+      object.fail(ErrorKind::unsupported, foreign_in_words(object) + "; nothing was executed");
+    }
     object.fail(ErrorKind::unsupported,
                 object.describe() + ": expected a plain value, found an object of another kind");
   }
@@ -235,7 +240,7 @@ class Walk {
 
   Value built(Object call) {
     const std::optional<ValueGlobal> global = value_global(call);
-    if (!global) refuse(call);
+    if (!global) return as_dict(call);
     const Descent descent(budget_, call);
     switch (*global) {
       case ValueGlobal::ordered_dict:
@@ -273,6 +278,8 @@ class Walk {
         return value(argument(call, 0));
       case ValueGlobal::numpy_scalar:
         return numpy_scalar(call);
+      case ValueGlobal::bytes_io:
+        return bytes_io(call);
       case ValueGlobal::builtin_type:
       case ValueGlobal::torch_dtype:
       case ValueGlobal::torch_layout:
@@ -280,6 +287,28 @@ class Walk {
         refuse(call);
     }
     refuse(call);
+  }
+
+  /// An object of a class that the caller asked to read as a dict.
+  Value as_dict(Object object) {
+    const std::optional<Object> attributes = entries_as_dict(object);
+    if (!attributes) refuse(object);
+    if (budget_.is_on_path(object)) refuse_reference_back(object);
+    const Descent descent(budget_, object);
+    budget_.note_as_dict(object);
+    return attributes == object ? put_entries(object) : entries(*attributes);
+  }
+
+  // (bytes, position, attributes or None)
+  Value bytes_io(Object call) {
+    const std::optional<Object> state = call.call_state("BytesIO");
+    if (!state) return Value::Bytes{};
+    if (!state->is(ObjectKind::tuple) || state->num_items("BytesIO") == 0) {
+      state->fail_expected("BytesIO", "a tuple of bytes and a position");
+    }
+    const Value content = value(state->item(0));
+    if (!content.is<Value::Bytes>()) state->item(0).fail_expected("BytesIO", "bytes");
+    return content;
   }
 
   Value put_entries(Object call) {
@@ -398,7 +427,7 @@ std::span<const AllowedGlobal> value_globals() {
 
 std::optional<ValueGlobal> value_global(Object object) {
   const std::uint32_t meaning = object.meaning("global");
-  if (meaning < number(ValueGlobal::ordered_dict) || meaning > number(ValueGlobal::numpy_dtype)) {
+  if (meaning < number(ValueGlobal::ordered_dict) || meaning > number(ValueGlobal::bytes_io)) {
     return std::nullopt;
   }
   return static_cast<ValueGlobal>(meaning);
@@ -417,13 +446,20 @@ void WalkBudget::spend(Object at, std::uint64_t nbytes) {
   left_ -= nbytes;
 }
 
+bool WalkBudget::is_on_path(Object object) const {
+  return std::ranges::find(way_, object.id()) != way_.end();
+}
+
+void refuse_reference_back(Object object) {
+  object.fail(ErrorKind::unsupported,
+              foreign_in_words(object) + ", which contains this entry: a reference back");
+}
+
 WalkBudget::Descent::Descent(WalkBudget& budget, Object object) : budget_(budget) {
-  for (const std::uint32_t id : budget.way_) {
-    if (id == object.id()) {
-      object.fail(
-          ErrorKind::corruption,
-          object.describe() + ": expected a finite value, found a value that contains itself");
-    }
+  if (budget.is_on_path(object)) {
+    object.fail(
+        ErrorKind::corruption,
+        object.describe() + ": expected a finite value, found a value that contains itself");
   }
   if (budget.way_.size() == kMaxDepth) {
     object.fail_expected("value depth", "at most " + std::to_string(kMaxDepth) + " levels");

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,8 @@ namespace tessera::formats::pickle {
 ///     complex                             Symbol `complex:1.5,-2.0`
 ///     PosixPath                           str
 ///     NumPy scalars                       bool, int or float
+///     io.BytesIO                          Bytes
+///     objects of a class read as a dict   Dict
 ///     TorchScript's typed containers      what they contain
 enum class ValueGlobal : std::uint32_t {
   ordered_dict = 0x100,
@@ -44,6 +47,7 @@ enum class ValueGlobal : std::uint32_t {
   torch_typed,       // torch.jit._pickle: a list or dict with the types of its items
   numpy_scalar,
   numpy_dtype,
+  bytes_io,
 };
 
 /// Returns the table of the globals in ValueGlobal, for an AllowList.
@@ -64,6 +68,13 @@ class WalkBudget {
   /// Throws Error(corruption) if the budget is used up.
   void spend(Object at, std::uint64_t nbytes);
 
+  /// Says whether `object` is on the path.
+  bool is_on_path(Object object) const;
+
+  /// Remembers a foreign object that is read as a dict.
+  void note_as_dict(Object object) { as_dicts_.insert(object.id()); }
+  const std::set<std::uint32_t>& as_dicts() const { return as_dicts_; }  // ids
+
   /// The descent of a walk into `object`, until it is destroyed. Throws: Error(corruption) if
   /// `object` is already on the path, or the path is longer than kMaxDepth.
   class Descent {
@@ -80,12 +91,16 @@ class WalkBudget {
  private:
   std::uint64_t left_;
   std::vector<std::uint32_t> way_;  // ids
+  std::set<std::uint32_t> as_dicts_;
 };
 
 /// Returns `object` as a plain value. Throws: Error(corruption) for an object that contains itself,
 /// is nested deeper than WalkBudget::kMaxDepth, or exceeds the budget; Error(unsupported) naming
 /// what is not a plain value.
 Value to_value(Object object, WalkBudget& budget);
+
+/// Throws Error(unsupported): the object, which is read as a dict, is an entry of itself.
+[[noreturn]] void refuse_reference_back(Object object);
 
 /// Returns a dict's key as a value. Throws: as to_value; Error(corruption) for what Python cannot
 /// hash, such as a list.

@@ -79,8 +79,8 @@ constexpr std::array<OpcodeGroup, 256> kGroupOfOpcode = [] {
   add(OpcodeGroup::fill_container, {APPEND, APPENDS, ADDITEMS, SETITEM, SETITEMS});
   add(OpcodeGroup::memo, {PUT, BINPUT, LONG_BINPUT, MEMOIZE, GET, BINGET, LONG_BINGET});
   add(OpcodeGroup::global_or_call,
-      {GLOBAL, STACK_GLOBAL, REDUCE, NEWOBJ, BUILD, PERSID, BINPERSID});
-  add(OpcodeGroup::refused, {INST, OBJ, EXT1, EXT2, EXT4, NEWOBJ_EX, NEXT_BUFFER, READONLY_BUFFER});
+      {GLOBAL, STACK_GLOBAL, REDUCE, NEWOBJ, NEWOBJ_EX, OBJ, INST, BUILD, PERSID, BINPERSID});
+  add(OpcodeGroup::refused, {EXT1, EXT2, EXT4, NEXT_BUFFER, READONLY_BUFFER});
   return groups;
 }();
 
@@ -115,8 +115,8 @@ std::string name_of_refused(Opcode opcode) {
 class Machine {
  public:
   Machine(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
-          PickleLimits limits)
-      : allowed_(allowed), limits_(limits) {
+          ForeignGlobals foreign, PickleLimits limits)
+      : allowed_(allowed), foreign_(foreign), limits_(limits) {
     graph_.path_ = std::move(source.path);
     graph_.file_offset_ = source.file_offset;
     graph_.bytes_ = std::move(bytes);
@@ -486,19 +486,42 @@ class Machine {
   }
   void push_global(std::string_view module, std::string_view name) {
     const std::optional<std::uint32_t> meaning = allowed_.find(module, name);
-    if (!meaning) {
+    if (!meaning && foreign_.policy == ForeignGlobals::Policy::refuse) {
       const bool is_module = module.substr(0, 9) == "torch.nn." || module == "__main__";
       fail(ErrorKind::unsupported,
            "foreign global " + printable(module, 80) + "." + printable(name, 80) +
                ": not in the allow-list; nothing was executed" +
                (is_module ? " (a whole module was saved? save its state_dict())" : ""));
     }
-    graph_.globals_.push_back({text_of(module), text_of(name), *meaning});
-    push_new(ObjectKind::global).index = static_cast<std::uint32_t>(graph_.globals_.size() - 1);
+    push(make_global(
+        {text_of(module), text_of(name), meaning ? *meaning : foreign_meaning(module, name)}));
   }
-  void push_call(const char* opcode) {
+  std::uint32_t foreign_meaning(std::string_view module, std::string_view name) const {
+    const auto is_named = [&](std::string_view text) {
+      return text.size() == module.size() + 1 + name.size() && text.starts_with(module) &&
+             text[module.size()] == '.' && text.ends_with(name);
+    };
+    return std::ranges::any_of(foreign_.as_dict, is_named) ? kAsDictMeaning : kForeignMeaning;
+  }
+  std::uint32_t make_global(detail::Global global) {
+    graph_.globals_.push_back(global);
+    const std::uint32_t id = make(ObjectKind::global);
+    graph_.nodes_[id].index = static_cast<std::uint32_t>(graph_.globals_.size() - 1);
+    return id;
+  }
+  enum class CallForm { function, instance };
+
+  void push_call(const char* opcode, CallForm form) {
     const std::uint32_t arguments = pop();
-    const std::uint32_t callable = pop();
+    push_call_of(pop(), arguments, opcode, form);
+  }
+  void push_call_of(std::uint32_t callable, std::uint32_t arguments, const char* opcode,
+                    CallForm form) {
+    // What a foreign function returned may be called too, such as a method.
+    if (node(callable).kind == ObjectKind::call &&
+        foreign_.policy == ForeignGlobals::Policy::record) {
+      callable = foreign_global_like(graph_.calls_[node(callable).index].callable);
+    }
     if (node(callable).kind != ObjectKind::global) {
       fail_expected(ErrorKind::corruption, std::string(opcode) + " callable", "global",
                     describe(callable));
@@ -508,7 +531,55 @@ class Machine {
                     describe(arguments));
     }
     graph_.calls_.push_back(Call{.callable = callable, .arguments = arguments});
-    push_new(ObjectKind::call).index = static_cast<std::uint32_t>(graph_.calls_.size() - 1);
+    Node& call = push_new(ObjectKind::call);
+    call.index = static_cast<std::uint32_t>(graph_.calls_.size() - 1);
+    call.is_instance = form == CallForm::instance;
+  }
+  /// Makes a global of the same name that has no meaning here.
+  std::uint32_t foreign_global_like(std::uint32_t global) {
+    detail::Global foreign = graph_.globals_[node(global).index];
+    foreign.meaning = kForeignMeaning;
+    return make_global(foreign);
+  }
+  std::uint32_t make_tuple(std::span<const std::uint32_t> items) {
+    Slice slice;
+    append(slice, items);
+    const std::uint32_t id = make(ObjectKind::tuple);
+    graph_.nodes_[id].slice = slice;
+    return id;
+  }
+
+  void require_recording(Opcode opcode) const {
+    if (foreign_.policy == ForeignGlobals::Policy::refuse) refuse_opcode(opcode);
+  }
+  /// NEWOBJ_EX has keywords, which no listed class takes. So its object is always foreign.
+  void push_call_with_keywords() {
+    require_recording(Opcode::NEWOBJ_EX);
+    const std::uint32_t keywords = pop();
+    const std::uint32_t arguments = pop();
+    std::uint32_t callable = pop();
+    if (node(callable).kind == ObjectKind::global) callable = foreign_global_like(callable);
+    const std::uint32_t both[] = {arguments, keywords};
+    push_call_of(callable, make_tuple(both), "NEWOBJ_EX", CallForm::instance);
+  }
+  void push_call_above_mark() {
+    require_recording(Opcode::OBJ);
+    const std::size_t begin = pop_mark();
+    if (begin == stack_.size()) {
+      fail(ErrorKind::corruption, "OBJ: expected a class above the MARK, found none");
+    }
+    const std::uint32_t callable = stack_[begin];
+    const std::uint32_t arguments = make_tuple(above(begin + 1));
+    stack_.resize(begin);
+    push_call_of(callable, arguments, "OBJ", CallForm::instance);
+  }
+  void push_call_of_lines() {
+    require_recording(Opcode::INST);
+    const std::size_t begin = pop_mark();
+    const std::uint32_t arguments = make_tuple(above(begin));
+    stack_.resize(begin);
+    push_global_lines();
+    push_call_of(pop(), arguments, "INST", CallForm::instance);
   }
   void build() {
     const std::uint32_t state = pop();
@@ -516,7 +587,15 @@ class Machine {
     if (self.kind != ObjectKind::call) {
       fail_expected(ErrorKind::corruption, "BUILD target", "object", describe(top()));
     }
-    graph_.calls_[self.index].state = state;
+    Call& call = graph_.calls_[self.index];
+    const std::uint32_t meaning = graph_.globals_[node(call.callable).index].meaning;
+    if (call.state != kNoObject && meaning <= kAsDictMeaning) {
+      // What two states make of an object only its class knows. Both are kept, in a tuple.
+      const std::uint32_t both[] = {call.state, state};
+      call.state = make_tuple(both);
+      return;
+    }
+    call.state = state;
   }
 
   void push_persistent() {
@@ -702,6 +781,7 @@ class Machine {
   }
 
   const AllowList& allowed_;
+  ForeignGlobals foreign_;
   PickleLimits limits_;
   ObjectGraph graph_;
   std::uint64_t nbytes_ = 0;
@@ -896,9 +976,15 @@ void Machine::run_global_or_call_opcode(Opcode opcode) {
     case Opcode::STACK_GLOBAL:
       return push_global_of_stack();
     case Opcode::REDUCE:
-      return push_call("REDUCE");
+      return push_call("REDUCE", CallForm::function);
     case Opcode::NEWOBJ:
-      return push_call("NEWOBJ");
+      return push_call("NEWOBJ", CallForm::instance);
+    case Opcode::NEWOBJ_EX:
+      return push_call_with_keywords();
+    case Opcode::OBJ:
+      return push_call_above_mark();
+    case Opcode::INST:
+      return push_call_of_lines();
     case Opcode::BUILD:
       return build();
     case Opcode::BINPERSID:
@@ -912,8 +998,8 @@ void Machine::run_global_or_call_opcode(Opcode opcode) {
 }
 
 ObjectGraph unpickle(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
-                     PickleLimits limits) {
-  return Machine(std::move(bytes), std::move(source), allowed, limits).run();
+                     ForeignGlobals foreign, PickleLimits limits) {
+  return Machine(std::move(bytes), std::move(source), allowed, foreign, limits).run();
 }
 
 }  // namespace tessera::formats::pickle

@@ -36,6 +36,22 @@ class AllowList {
   std::vector<AllowedGlobal> prefixes_;
 };
 
+/// Says what becomes of a global that the allow-list lacks. Nothing is ever looked up or called.
+/// [Note: Foreign globals]
+struct ForeignGlobals {
+  enum class Policy {
+    refuse,  // Error(unsupported), even if nothing uses the global
+    record,  // the global, and every call of it, is an object that `is_foreign`
+  };
+  Policy policy = Policy::refuse;
+  /// Names such as `argparse.Namespace`, compared as text: globals that get kAsDictMeaning.
+  std::span<const std::string> as_dict{};
+};
+
+/// The meanings of a global that the allow-list lacks.
+inline constexpr std::uint32_t kForeignMeaning = 0;
+inline constexpr std::uint32_t kAsDictMeaning = 1;  // ForeignGlobals::as_dict names it
+
 /// The place of the pickle, for messages.
 struct PickleSource {
   std::string path;
@@ -50,11 +66,12 @@ struct PickleLimits {
 };
 
 /// Reads a pickle of protocol 0 to 5 and returns the objects it describes. Executes nothing.
-/// Throws: Error(unsupported) for a global that `allowed` does not list and for opcodes that no
-/// checkpoint needs (extension registry, out-of-band buffers, INST, OBJ, NEWOBJ_EX);
-/// Error(corruption) for every broken rule: stack underflow, a missing or extra MARK, an unset memo
-/// slot, a truncated argument, bytes after STOP. Both name the path and the byte.
+/// Throws: Error(unsupported) for opcodes that no checkpoint needs (extension registry, out-of-band
+/// buffers), and if `foreign` refuses, for a global that `allowed` does not list and for INST, OBJ
+/// and NEWOBJ_EX; Error(corruption) for every broken rule: stack underflow, a missing or extra
+/// MARK, an unset memo slot, a truncated argument, bytes after STOP. Both name the path and the
+/// byte.
 ObjectGraph unpickle(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
-                     PickleLimits limits = {});
+                     ForeignGlobals foreign = {}, PickleLimits limits = {});
 
 }  // namespace tessera::formats::pickle

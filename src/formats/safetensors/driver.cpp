@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <set>
 
 #include "base/json.h"
@@ -60,20 +61,29 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
   return names;
 }
 
-/// Throws if a safetensors file beside an index is not of its checkpoint: the index does not name
-/// it, and its name is not from the index's own series (which a damaged index may not list).
-void require_files_of_index(const FileSystem& fs, const std::string& directory,
-                            const std::string& index, const std::vector<std::string>& names,
-                            const std::string& option) {
+/// Returns the name of the index that a reader of the directory takes; none if there is no index.
+std::optional<std::string> index_among(const std::vector<std::string>& names) {
+  const std::string usual = "model" + std::string(kIndexSuffix);
+  if (std::ranges::find(names, usual) != names.end()) return usual;
+  const auto index = std::ranges::find_if(
+      names, [](const std::string& name) { return name.ends_with(kIndexSuffix); });
+  return index == names.end() ? std::nullopt : std::optional(*index);
+}
+
+/// Returns the names that are of an index's checkpoint: the index names them, or they are from its
+/// own series (which a damaged index may not list).
+std::vector<std::string> names_of_index(const FileSystem& fs, const std::string& directory,
+                                        const std::string& index,
+                                        const std::vector<std::string>& names) {
   const std::string model = index.substr(0, index.size() - kIndexSuffix.size());
   const std::set<std::string> named = files_of_index(fs, join_path(directory, index));
-  for (const std::string& name : names) {
+  std::vector<std::string> own;
+  std::ranges::copy_if(names, std::back_inserter(own), [&](const std::string& name) {
     const auto place = detail::place_in_series(name);
-    const bool is_own = name == index || named.contains(name) ||
-                        name.starts_with(model + ".safetensors.") ||
-                        (place && place->series == model + "-");
-    if (!is_own) refuse_foreign_file(directory, name, option);
-  }
+    return name == index || named.contains(name) || name.starts_with(model + ".safetensors.") ||
+           (place && place->series == model + "-");
+  });
+  return own;
 }
 
 /// The values file beside a single `.safetensors` file.
@@ -161,6 +171,12 @@ class SafetensorsDriver final : public FormatDriver {
                    "model.safetensors.values.json"},
         [&](std::string_view pattern) { return is_name_like(name, pattern); });
   }
+  /// Safetensors that the index does not name are extra files.
+  std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
+                                     const std::vector<std::string>& names) const override {
+    if (const auto index = index_among(names)) return names_of_index(fs, directory, *index, names);
+    return FormatDriver::own_files(fs, directory, names);
+  }
   std::span<const FileMark> file_marks() const override { return kMarks; }
 
   /// A header that is longer than the file counts as cut short if the file is named `.safetensors`.
@@ -190,13 +206,14 @@ class SafetensorsDriver final : public FormatDriver {
   void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
                               const std::vector<std::string>& names,
                               const std::string& option) const override {
-    const std::string usual = "model" + std::string(kIndexSuffix);
-    auto index = std::ranges::find(names, usual);
-    if (index == names.end()) {
-      index = std::ranges::find_if(
-          names, [](const std::string& name) { return name.ends_with(kIndexSuffix); });
+    if (const auto index = index_among(names)) {
+      const std::vector<std::string> own = names_of_index(fs, directory, *index, names);
+      const auto foreign = std::ranges::find_if(names, [&](const std::string& name) {
+        return std::ranges::find(own, name) == own.end();
+      });
+      if (foreign != names.end()) refuse_foreign_file(directory, *foreign, option);
+      return;
     }
-    if (index != names.end()) return require_files_of_index(fs, directory, *index, names, option);
     if (names.size() < 2) return;
     try {
       open_safetensors(fs, directory);

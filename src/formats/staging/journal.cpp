@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::string_view kMagic = StagedDestination::kJournalMagic;
 constexpr std::string_view kFirstLine = StagedDestination::kJournalFirstLine;
+constexpr std::string_view kExchange = "exchange";
 constexpr std::uint64_t kReadNbytes = std::uint64_t{64} << 10;  // in one read
 constexpr std::size_t kMaxIdentityNbytes = std::size_t{64} << 20;
 constexpr std::size_t kMaxBlockLineNbytes = 256;
@@ -201,6 +202,23 @@ std::optional<JournalContents> read_journal(const FileSystem& fs, const std::str
   if (contents.entries.empty()) return std::nullopt;
   keep_last_of_each(contents.entries);
   return contents;
+}
+
+JournalHead read_journal_head(const FileSystem& fs, const std::string& path) {
+  JournalHead head;
+  if (read_begin(fs, path, kFirstLine.size()) != kFirstLine) return head;
+  const auto file = fs.open(path);
+  JournalLines lines(*file, kFirstLine.size());
+  const auto identity = lines.take(kMaxIdentityNbytes);
+  if (!identity) return head;
+  head.identity = parse_identity(*identity, path);
+  head.identity_end_nbytes = lines.end_nbytes();
+  head.is_exchange = lines.take(kMaxBlockLineNbytes) == kExchange;
+  return head;
+}
+
+std::string exchange_line() {
+  return line_of(std::string(kExchange));
 }
 
 Journal::Journal(FileSystem& fs, std::string path, const ResumeIdentity& identity)

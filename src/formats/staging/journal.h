@@ -60,6 +60,21 @@ struct JournalContents {
 /// a later version.
 std::optional<JournalContents> read_journal(const FileSystem& fs, const std::string& path);
 
+/// The lines of a journal before those of finished blocks.
+struct JournalHead {
+  ResumeIdentity identity;
+  std::uint64_t identity_end_nbytes = 0;  // where its line ends
+  bool is_exchange = false;               // whether the exchange line follows
+};
+
+/// Reads the head of the journal at `path`. Returns an empty one if there is none, or no journal of
+/// this version.
+JournalHead read_journal_head(const FileSystem& fs, const std::string& path);
+
+/// Returns the line that takes the place of the blocks' lines just before two checkpoints are
+/// exchanged. From then on, the staging path may hold the replaced checkpoint.
+std::string exchange_line();
+
 /// Records finished blocks, and knows those of the interrupted run.
 ///
 /// A line is written after its block; lines of small blocks are written together. Nothing is

@@ -1,10 +1,13 @@
 #include "formats/staging/own_files.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <functional>
 #include <string_view>
 #include <vector>
 
+#include "base/named_object.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/formats/format_driver.h"
 
@@ -45,16 +48,22 @@ bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
          fs.kind_of(join_path(directory, name)) == FileKind::regular;
 }
 
-std::optional<std::string> first_foreign_entry(const FileSystem& fs, const std::string& directory,
-                                               FileNames names) {
+bool is_plain_file(const std::string& path) {
+  const auto mode = tessera::detail::mode_of_name(path);
+  return mode && S_ISREG(*mode);
+}
+
+std::optional<std::string> first_foreign_entry(
+    const FileSystem& fs, const std::string& directory, FileNames names,
+    const std::function<bool(const std::string& name)>& is_extra) {
   std::vector<std::string> entries = fs.list_directory(directory);
   const IsOwn is_own =
       names == FileNames::of_our_writers ? is_of_our_writers : names_of_one_format(entries);
   for (std::string& name : entries) {
-    if (!is_own(without_suffix(name)) ||
-        fs.kind_of(join_path(directory, name)) != FileKind::regular) {
-      return std::move(name);
-    }
+    const std::string path = join_path(directory, name);
+    if (is_own(without_suffix(name)) && fs.kind_of(path) == FileKind::regular) continue;
+    if (is_extra && is_plain_file(path) && is_extra(name)) continue;
+    return std::move(name);
   }
   return std::nullopt;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -17,8 +18,13 @@ enum class FileNames {
 bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
                             const std::string& name);
 
-/// Returns the first name in a directory that is not a checkpoint's file.
-std::optional<std::string> first_foreign_entry(const FileSystem& fs, const std::string& directory,
-                                               FileNames names);
+/// Whether a regular file, not a link, has this name.
+bool is_plain_file(const std::string& path);
+
+/// Returns the first name in a directory that is not a checkpoint's file. `is_extra`, if given,
+/// accepts names of other files.
+std::optional<std::string> first_foreign_entry(
+    const FileSystem& fs, const std::string& directory, FileNames names,
+    const std::function<bool(const std::string& name)>& is_extra = {});
 
 }  // namespace tessera::formats

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "formats/signatures.h"
+#include "formats/staging/extra_copies.h"
 #include "formats/staging/own_files.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
@@ -70,12 +71,28 @@ void refuse_one_of_several(const FileSystem& fs, const std::string& path,
   }
 }
 
+/// Throws if a directory holds other files than a checkpoint's own and equal extra files.
 void require_checkpoint_alone(const FileSystem& fs, const std::string& directory,
-                              std::optional<Format> format, const std::string& option) {
-  if (const auto name = first_foreign_entry(fs, directory, FileNames::of_one_checkpoint)) {
+                              std::optional<Format> format, const std::string& option,
+                              const std::vector<ExtraFile>& extra_files) {
+  const auto extra_file = [&](const std::string& name) {
+    return std::ranges::find(extra_files, name, &ExtraFile::name);
+  };
+  const auto is_equal = [&](const std::string& name) {
+    const auto file = extra_file(name);
+    return file != extra_files.end() && holds_copy(fs, join_path(directory, name), *file);
+  };
+  if (const auto name =
+          first_foreign_entry(fs, directory, FileNames::of_one_checkpoint, is_equal)) {
+    if (extra_file(*name) != extra_files.end()) {
+      throw Error::expected(ErrorKind::invalid_argument, {.path = join_path(directory, *name)},
+                            option, "the bytes that the new checkpoint gets under this name",
+                            "others, which would be lost", "move it, or write elsewhere");
+    }
     refuse_foreign_file(directory, *name, option);
   }
-  const std::vector<std::string> names = fs.list_directory(directory);
+  std::vector<std::string> names = fs.list_directory(directory);
+  std::erase_if(names, [&](const auto& name) { return extra_file(name) != extra_files.end(); });
   for (const std::string& name : names) require_mark(fs, join_path(directory, name), option);
   if (format) driver_of(*format).require_one_checkpoint(fs, directory, names, option);
 }
@@ -97,6 +114,11 @@ void refuse_foreign_file(const std::string& directory, const std::string& name,
 }
 
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {
+  check_replaceable(fs, path, option, {});
+}
+
+void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option,
+                       const std::vector<ExtraFile>& extra_files) {
   const auto kind = fs.kind_of(path);
   if (!kind || (kind == FileKind::directory && fs.list_directory(path).empty())) return;
   std::optional<Format> format;
@@ -110,7 +132,7 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
     }
   }
   if (kind == FileKind::directory) {
-    require_checkpoint_alone(fs, path, format, option);
+    require_checkpoint_alone(fs, path, format, option, extra_files);
   } else if (format) {
     refuse_one_of_several(fs, path, option);
     require_single_file(fs, path, driver_of(*format), option);

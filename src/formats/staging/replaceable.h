@@ -2,8 +2,17 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+#include "tessera/formats/create.h"
 
 namespace tessera::formats {
+
+/// As `check_replaceable` of detect.h. Also accepts files in a directory that have the bytes of the
+/// file of their name in `extra_files`.
+void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option,
+                       const std::vector<ExtraFile>& extra_files);
 
 /// Throws Error(invalid_argument): what is at `path` must not be replaced. `option` names the
 /// option that asks to replace it.

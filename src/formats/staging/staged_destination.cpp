@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -12,6 +13,8 @@
 #include "base/advisory_lock.h"
 #include "base/file_descriptor.h"
 #include "base/named_object.h"
+#include "formats/staging/extra_copies.h"
+#include "formats/staging/journal.h"
 #include "formats/staging/own_files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -59,8 +62,9 @@ void require_short_name(const std::string& destination, const std::string& longe
 
 /// Refuses to remove a directory that holds files which no writer made.
 void require_no_foreign_entry(const FileSystem& fs, const std::string& path, FileNames names,
-                              const std::string& rule, const std::string& why) {
-  const auto name = first_foreign_entry(fs, path, names);
+                              const std::string& rule, const std::string& why,
+                              const std::function<bool(const std::string&)>& is_extra) {
+  const auto name = first_foreign_entry(fs, path, names, is_extra);
   if (!name) return;
   throw Error(
       ErrorKind::already_exists, {.path = join_path(path, *name)},
@@ -86,6 +90,12 @@ bool is_staging_object(const std::string& path) {
 bool is_empty(const FileSystem& fs, const std::string& path) {
   return fs.kind_of(path) == FileKind::directory ? fs.list_directory(path).empty()
                                                  : fs.open(path)->nbytes() == 0;
+}
+
+/// Returns the names of the extra files that the journal of a staging path names.
+std::set<std::string> extra_names_of_work(const FileSystem& fs, const std::string& staging_path) {
+  return extra_names_in(
+      read_journal_head(fs, StagedDestination::journal_path_of(staging_path)).identity);
 }
 
 /// Opens the object at `path` without following a link; nothing if it is missing or a link.
@@ -243,6 +253,22 @@ bool StagedDestination::is_left_over() const {
   return has_journal() || is_empty(fs_, staging_path_);
 }
 
+/// Throws if a directory that a dead process left holds files that no writer made.
+void StagedDestination::require_only_removable_entries() const {
+  const JournalHead head = read_journal_head(fs_, journal_path());
+  const std::set<std::string> extra_names = extra_names_in(head.identity);
+  // If the journal records no work, it may be a replaced checkpoint.
+  const bool is_work = is_work_in_progress(fs_, staging_path_) && !head.is_exchange;
+  require_no_foreign_entry(
+      fs_, staging_path_, is_work ? FileNames::of_our_writers : FileNames::of_one_checkpoint,
+      "staging", "would be removed with the unfinished work", [&](const std::string& name) {
+        if (is_work) return extra_names.contains(name);
+        const bool is_nowhere_else = !mode_of_name(join_path(destination_, name));
+        return (head.is_exchange && is_nowhere_else && extra_names.contains(name)) ||
+               is_equal_at_both_paths(name);
+      });
+}
+
 /// Says whether to resume or remove what a dead process left; throws if it refuses both.
 StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judge) const {
   const bool is_directory = fs_.kind_of(staging_path_) == FileKind::directory;
@@ -263,11 +289,7 @@ StagedDestination::LeftOver StagedDestination::judge_left_over(const Judge& judg
     refuse_kept(staging_path_, "", Remedy::Action::resume_or_discard);
   }
   if (verdict == LeftOver::remove && is_directory) {
-    // If the journal records no work, it may be a replaced checkpoint.
-    const bool is_work = is_work_in_progress(fs_, staging_path_);
-    require_no_foreign_entry(fs_, staging_path_,
-                             is_work ? FileNames::of_our_writers : FileNames::of_one_checkpoint,
-                             "staging", "would be removed with the unfinished work");
+    require_only_removable_entries();
   }
   return verdict;
 }
@@ -289,8 +311,15 @@ bool StagedDestination::empty_or_go_on(const Judge& judge) {
 
 /// Removes what is left over. Returns whether the staging path still exists.
 bool StagedDestination::empty() {
+  const bool is_directory =
+      kind_ == DestinationKind::directory && fs_.kind_of(staging_path_) == FileKind::directory;
+  if (is_directory) {  // first what only the journal tells to be a writer's
+    for (const std::string& name : extra_names_of_work(fs_, staging_path_)) {
+      fs_.remove_all(join_path(staging_path_, name));
+    }
+  }
   if (kind_ != DestinationKind::member_file) reset_journal();
-  if (kind_ == DestinationKind::directory && fs_.kind_of(staging_path_) == FileKind::directory) {
+  if (is_directory) {
     for (const std::string& left_over : fs_.list_directory(staging_path_)) {
       fs_.remove_all(join_path(staging_path_, left_over));
     }
@@ -322,6 +351,17 @@ void StagedDestination::reset_journal() {
   file->close();
 }
 
+void StagedDestination::reset_journal_for_exchange() {
+  if (extra_names_.empty()) return reset_journal();
+  // Wherever this stops, the journal names the extra files, and describes no kept work.
+  const std::string line = exchange_line();
+  const std::uint64_t offset = read_journal_head(fs_, journal_path()).identity_end_nbytes;
+  const auto file = fs_.open_for_update(journal_path());
+  file->resize(offset);
+  file->write_at(offset, std::as_bytes(std::span(line)));
+  file->close();
+}
+
 bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::string& path) {
   const auto has_journal = [&](const std::string& staging_path) {
     if (!staging_path.ends_with(kSuffix)) return false;
@@ -340,7 +380,8 @@ std::optional<std::string> StagedDestination::left_over_at(const FileSystem& fs,
   std::string path = staging_path_of(destination);
   if (!mode_of_name(path)) return std::nullopt;
   const auto begin = read_begin(fs, journal_path_of(path), kJournalFirstLine.size() + 1);
-  if (begin != kJournalFirstLine) return std::nullopt;
+  const bool is_exchange = read_journal_head(fs, journal_path_of(path)).is_exchange;
+  if (begin != kJournalFirstLine && !is_exchange) return std::nullopt;
   const FileDescriptor object = open_object(path);
   if (object && try_lock(object) == LockResult::held_by_another) return std::nullopt;
   return path;
@@ -349,7 +390,7 @@ std::optional<std::string> StagedDestination::left_over_at(const FileSystem& fs,
 bool StagedDestination::has_kept_work() const {
   constexpr std::size_t kReadNbytes = std::size_t{64} << 10;
   constexpr int kNumLinesBefore = 2;  // the first line, and the identity of the work
-  if (!has_journal()) return false;
+  if (!has_journal() || read_journal_head(fs_, journal_path()).is_exchange) return false;
   const auto file = fs_.open(journal_path());
   std::string text;
   std::ptrdiff_t num_lines = 0;
@@ -382,10 +423,35 @@ void StagedDestination::remove_quietly() noexcept {
 void StagedDestination::remove_own_files() {
   if (kind_ != DestinationKind::directory) return;
   for (const std::string& name : fs_.list_directory(staging_path_)) {
-    if (is_file_of_our_writers(fs_, staging_path_, name)) {
-      fs_.remove_all(join_path(staging_path_, name));
-    }
+    const std::string path = join_path(staging_path_, name);
+    const bool is_extra = extra_names_.contains(name) && is_plain_file(path);
+    if (is_extra || is_file_of_our_writers(fs_, staging_path_, name)) fs_.remove_all(path);
   }
+}
+
+std::optional<std::string> StagedDestination::first_foreign_entry_in_work(
+    const FileSystem& fs, const std::string& staging_path) {
+  const std::set<std::string> extra_names = extra_names_of_work(fs, staging_path);
+  return first_foreign_entry(fs, staging_path, FileNames::of_our_writers,
+                             [&](const std::string& name) { return extra_names.contains(name); });
+}
+
+/// Whether a file of this name is in the destination and in the staging directory, with the same
+/// bytes.
+bool StagedDestination::is_equal_at_both_paths(const std::string& name) const {
+  return have_equal_bytes(fs_, join_path(staging_path_, name), join_path(destination_, name));
+}
+
+/// Throws if publishing would remove a file that is not a checkpoint's and not in the new one. A
+/// user may have added it since the constructor looked; what was there before, the caller knew.
+void StagedDestination::require_replaceable() const {
+  if (fs_.kind_of(destination_) != FileKind::directory) return;
+  if (had_foreign_entry_ && extra_names_.empty()) return;
+  require_no_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint, "destination",
+                           "would be removed with the replaced checkpoint",
+                           [&](const std::string& name) {
+                             return extra_names_.contains(name) && is_equal_at_both_paths(name);
+                           });
 }
 
 StagedDestination::~StagedDestination() {
@@ -411,11 +477,7 @@ void StagedDestination::publish() {
     fs_.rename(staging_path_, destination_);
     state_ = State::appeared;
   } else {
-    // A user may have added a file since the constructor looked. The caller knew the files before.
-    if (fs_.kind_of(destination_) == FileKind::directory && !had_foreign_entry_) {
-      require_no_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint, "destination",
-                               "would be removed with the replaced checkpoint");
-    }
+    require_replaceable();
     // The replaced checkpoint is at the staging path until it is removed: lock it, so that no other
     // writer takes that path over.
     FileDescriptor replaced = open_object(destination_);

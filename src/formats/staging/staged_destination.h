@@ -2,8 +2,10 @@
 
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "tessera/base/file_system.h"
 
@@ -25,7 +27,14 @@ namespace tessera::formats {
 /// never removed. Callers that keep work record the finished blocks in the journal; a caller that
 /// knows nothing of journals is refused such work. A journal of one line records nothing: the
 /// object beside it may also be a replaced checkpoint. Members of a checkpoint have no journal;
-/// their name is enough. Not thread-safe; the writer alone uses the files inside.
+/// their name is enough.
+///
+/// [Note: Extra files] Extra files (create.h) have any name. In work, those that the journal's
+/// identity names are removed as a writer's. In a replaced checkpoint, those that the new one has
+/// too, with the same bytes. Just before an exchange a line of the journal says so, because from
+/// then on the staging path may hold either of them.
+///
+/// Not thread-safe; the writer alone uses the files inside.
 class StagedDestination {
  public:
   static constexpr std::string_view kSuffix = ".partial";
@@ -78,10 +87,20 @@ class StagedDestination {
   /// Whether a journal records finished blocks.
   bool has_kept_work() const;
 
+  /// Returns the first name in the work at `staging_path` that no writer made, by its journal too.
+  static std::optional<std::string> first_foreign_entry_in_work(const FileSystem& fs,
+                                                                const std::string& staging_path);
+
   /// Whether what a dead process left is resumed.
   bool has_left_over() const { return has_left_over_; }
   /// Makes the journal record no finished block.
   void reset_journal();
+  /// Does the same before `publish` exchanges two checkpoints. The journal still names the extra
+  /// files.
+  void reset_journal_for_exchange();
+  /// Names the extra files that the caller copies into the staging directory. The journal must name
+  /// them first. `publish` then refuses to replace other files than a checkpoint's and these.
+  void set_extra_names(std::set<std::string> names) { extra_names_ = std::move(names); }
   /// Keeps staging path and journal if this is destroyed without commit.
   void keep() noexcept { is_kept_ = true; }
   /// Whether `publish` would replace something.
@@ -105,6 +124,9 @@ class StagedDestination {
   bool empty_or_go_on(const Judge& judge);
   bool empty();
   bool has_journal() const;
+  void require_only_removable_entries() const;
+  bool is_equal_at_both_paths(const std::string& name) const;
+  void require_replaceable() const;
   void remove_own_files();
   void remove_quietly() noexcept;
 
@@ -118,6 +140,7 @@ class StagedDestination {
   bool has_left_over_ = false;
   bool is_kept_ = false;
   bool had_foreign_entry_ = false;  // at the destination
+  std::set<std::string> extra_names_;
   enum class State { none, staged, appeared, replaced, committed } state_ = State::none;
 };
 

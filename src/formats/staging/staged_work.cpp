@@ -7,6 +7,8 @@
 #include <span>
 #include <utility>
 
+#include "base/named_object.h"
+#include "formats/staging/extra_copies.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -104,17 +106,50 @@ std::optional<ino_t> inode_of_name(const std::string& path) {
 
 }  // namespace
 
+WorkOptions work_options(const CreateOptions& options) {
+  WorkOptions work{options.overwrite, options.journal, options.extra_files};
+  if (work.journal) work.journal->identity.merge(identify_extra_files(options.extra_files));
+  return work;
+}
+
 StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
                        const WorkOptions& options)
     : fs_(fs),
+      extra_names_(names_of(options.extra_files)),
       staged_(fs, std::move(destination), kind, options.overwrite,
               [&](const auto& staged) { return judge(fs, options, staged, left_over_); }) {
-  if (!options.journal) return;
-  if (left_over_) {
+  if (!extra_names_.empty() && kind != DestinationKind::directory) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = staged_.destination()},
+                          "extra files", "a directory to copy them into", "a single file");
+  }
+  staged_.set_extra_names(extra_names_);
+  if (!options.journal) {
+    name_extra_files(options.extra_files);
+  } else if (left_over_) {
     journal_.emplace(fs_, staged_.journal_path(), *std::exchange(left_over_, std::nullopt));
   } else {
     fs_.remove_all(staged_.journal_path());  // before it could describe new work
     journal_.emplace(fs_, staged_.journal_path(), options.journal->identity);
+  }
+  copy_extra_files(options.extra_files);
+}
+
+/// Leaves a journal that names the extra files and keeps no work.
+void StagedWork::name_extra_files(const std::vector<ExtraFile>& files) {
+  if (files.empty()) return;
+  fs_.remove_all(staged_.journal_path());
+  Journal(fs_, staged_.journal_path(), identify_extra_files(files));
+}
+
+/// Copies all of them, also where an interrupted run did.
+void StagedWork::copy_extra_files(const std::vector<ExtraFile>& files) {
+  for (const ExtraFile& file : files) {
+    const std::string path = join_path(staging_path(), file.name);
+    if (is_resumed() && tessera::detail::mode_of_name(path)) {
+      require_writable(fs_, path);
+      fs_.remove_all(path);
+    }
+    copy_extra_file(fs_, file, path);
   }
 }
 
@@ -128,7 +163,9 @@ bool StagedWork::check(FileSystem& fs, std::string destination, DestinationKind 
   if (!left_over) return false;
   require_writable(fs, StagedDestination::journal_path_of(staging_path));
   if (kind == DestinationKind::directory) {
-    require_own_files(fs, staging_path, names);
+    std::set<std::string> own_names = names_of(options.extra_files);
+    own_names.insert(names.begin(), names.end());
+    require_own_files(fs, staging_path, own_names);
   } else {
     require_writable(fs, staging_path);
   }
@@ -136,7 +173,10 @@ bool StagedWork::check(FileSystem& fs, std::string destination, DestinationKind 
 }
 
 void StagedWork::require_no_files_but(const std::set<std::string>& names) const {
-  if (is_resumed()) require_own_files(fs_, staging_path(), names);
+  if (!is_resumed()) return;
+  std::set<std::string> own_names = extra_names_;
+  own_names.insert(names.begin(), names.end());
+  require_own_files(fs_, staging_path(), own_names);
 }
 
 bool StagedWork::keep() noexcept {
@@ -166,7 +206,7 @@ void StagedWork::publish_in_exchange() {
       read_file(fs_, staged_.journal_path(), std::numeric_limits<std::uint64_t>::max());
   const auto staged_inode = inode_of_name(staging_path());
   try {
-    staged_.reset_journal();
+    staged_.reset_journal_for_exchange();
     staged_.publish();
   } catch (...) {
     const bool is_staged = staged_inode && inode_of_name(staging_path()) == staged_inode;
@@ -180,6 +220,7 @@ bool StagedWork::put_back_journal(const std::string& text) noexcept {
   try {
     const auto file = fs_.open_for_update(staged_.journal_path());
     file->write_at(0, std::as_bytes(std::span(text)));
+    file->resize(text.size());
     file->close();
     return true;
   } catch (...) {
@@ -190,7 +231,11 @@ bool StagedWork::put_back_journal(const std::string& text) noexcept {
 void StagedWork::commit(ReplacedSideFiles side_files) {
   std::vector<const SideFiles*> removed;
   if (side_files == ReplacedSideFiles::remove) removed = replaced_side_files();
-  if (journal_ && staged_.replaces()) publish_in_exchange();
+  if (journal_ && staged_.replaces()) {
+    publish_in_exchange();
+  } else if (!extra_names_.empty() && staged_.replaces()) {
+    staged_.reset_journal_for_exchange();
+  }
   staged_.commit();
   for (const SideFiles* files : removed) files->remove(fs_, destination());
 }

@@ -17,17 +17,19 @@ namespace tessera::formats {
 struct WorkOptions {
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   std::optional<JournalOptions> journal{};  // none: nothing is kept
+  std::vector<ExtraFile> extra_files{};     // copied into the staging directory
 };
 
-inline WorkOptions work_options(const CreateOptions& options) {
-  return {options.overwrite, options.journal};
-}
+/// Returns the options of a writer. The journal's identity names the extra files.
+WorkOptions work_options(const CreateOptions& options);
 
 /// What to do with the files beside a single-file checkpoint that is replaced (SideFiles): `keep`
 /// if the writer handles them itself.
 enum class ReplacedSideFiles { remove, keep };
 
-/// A staged destination with a journal of its finished blocks, if one is wanted.
+/// A staged destination with a journal of its finished blocks, if one is wanted, and with copies of
+/// the extra files. They are copied at the start, so that a full disk or a changed file is noticed
+/// before any work.
 ///
 /// If this is destroyed without commit, everything is removed, except resumed work and work for
 /// which `keep` returned true. The next writer removes what is left of work without finished
@@ -36,7 +38,8 @@ class StagedWork {
  public:
   /// Throws: as StagedDestination; Error(already_exists) for kept work that is to be refused
   /// (always without a journal); Error(mismatch) naming the difference if other work is to be
-  /// resumed.
+  /// resumed; Error(corruption) if an extra file has changed; Error(invalid_argument) if there are
+  /// extra files for a single file.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
   /// Throws what the constructor and then `require_no_files_but` would throw, and changes nothing.
@@ -62,11 +65,14 @@ class StagedWork {
   void commit(ReplacedSideFiles side_files = ReplacedSideFiles::remove);
 
  private:
+  void name_extra_files(const std::vector<ExtraFile>& files);
+  void copy_extra_files(const std::vector<ExtraFile>& files);
   std::vector<const SideFiles*> replaced_side_files();
   void publish_in_exchange();
   bool put_back_journal(const std::string& text) noexcept;
 
   FileSystem& fs_;
+  std::set<std::string> extra_names_;
   std::optional<JournalContents> left_over_;  // until `journal_` takes it
   StagedDestination staged_;
   std::optional<Journal> journal_;

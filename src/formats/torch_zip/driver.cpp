@@ -79,6 +79,11 @@ class TorchZipDriver final : public FormatDriver {
                                          const std::string& path) const override {
     return open_torch_zip(fs, path);
   }
+  std::unique_ptr<CheckpointReader> open_with_classes(
+      const FileSystem& fs, const std::string& path,
+      const std::vector<std::string>& as_dict) const override {
+    return open_torch_zip_with_classes(fs, path, as_dict);
+  }
 
   std::span<const std::string_view> file_suffixes() const override { return kSuffixes; }
   DestinationKind destination_kind(const std::string& /*destination*/) const override {

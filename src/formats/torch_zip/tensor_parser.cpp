@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "base/checked_math.h"
+#include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
+#include "formats/torch_zip/tensor_subclass.h"
 
 namespace tessera::formats::torch_zip {
 namespace {
@@ -52,6 +54,7 @@ constexpr AllowedGlobal kTensorGlobals[] = {
     {"torch._utils", "_rebuild_nested_tensor", number(TensorGlobal::nested_tensor)},
     {"torch._utils", "_rebuild_device_tensor_from_numpy", number(TensorGlobal::device_tensor)},
     {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor", number(TensorGlobal::device_tensor)},
+    {"torch._utils", "_rebuild_wrapper_subclass", number(TensorGlobal::wrapper_subclass)},
     {"torch", "QInt8Storage", number(TensorGlobal::quantized_kind)},
     {"torch", "QUInt8Storage", number(TensorGlobal::quantized_kind)},
     {"torch", "QInt32Storage", number(TensorGlobal::quantized_kind)},
@@ -163,6 +166,9 @@ RebuildCall unwrap(Object object) {
       const Object maker = required_argument(call.arguments, 0, "tensor");
       const Object type = required_argument(call.arguments, 1, "tensor");
       if (!maker.is(ObjectKind::global)) maker.fail_expected("tensor", "a function by its name");
+      if (pickle::is_foreign(type)) {
+        refuse(call.object, tensor_subclass_in_words(call.object, type));
+      }
       if (tensor_global(type) != TensorGlobal::tensor_class) {
         type.fail_expected("tensor type", "torch.Tensor, Parameter or Buffer");
       }
@@ -200,6 +206,9 @@ std::size_t num_fixed_arguments(const RebuildCall& call) {
 
 /// Returns the dtype that `_rebuild_tensor_v3` is given.
 DType stated_dtype(Object dtype) {
+  if (pickle::is_foreign(dtype)) {
+    dtype.fail(ErrorKind::unsupported, "dtype: expected a known one, found " + dtype.describe());
+  }
   if (!dtype.is(ObjectKind::global) || value_global(dtype) != pickle::ValueGlobal::torch_dtype) {
     dtype.fail_expected("dtype", "a torch.dtype");
   }
@@ -281,6 +290,7 @@ bool TensorParser::is_tensor(Object object) {
     case TensorGlobal::device_tensor:
       return true;
     case TensorGlobal::tensor_class:
+    case TensorGlobal::wrapper_subclass:
     case TensorGlobal::typed_storage:
     case TensorGlobal::untyped_storage:
     case TensorGlobal::torchscript_class:

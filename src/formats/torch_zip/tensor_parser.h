@@ -30,6 +30,7 @@ enum class TensorGlobal : std::uint32_t {
   meta_tensor,
   nested_tensor,
   device_tensor,
+  wrapper_subclass,
   quantized_kind,
 };
 

@@ -1,12 +1,16 @@
 #include "formats/torch_zip/torch_archive.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "base/checked_math.h"
 #include "base/digest.h"
+#include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
+#include "formats/torch_zip/module_parts.h"
 #include "formats/torch_zip/strided_read.h"
 #include "formats/torch_zip/tensor_parser.h"
 
@@ -33,22 +37,37 @@ const pickle::AllowList& torchscript_globals() {
   return allowed;
 }
 
+/// Adds the number of objects of each class.
+void count_classes(const pickle::ObjectGraph& graph, const std::set<std::uint32_t>& ids,
+                   OpenedClass::As as, std::vector<OpenedClass>& counted) {
+  std::map<std::string, std::size_t> num_of_class;
+  for (const std::uint32_t id : ids) ++num_of_class[pickle::foreign_name(graph.object(id))];
+  for (const auto& [name, num_objects] : num_of_class) counted.push_back({name, as, num_objects});
+  std::ranges::stable_sort(counted, {}, &OpenedClass::name);
+}
+
 /// Splits a saved object into its leaves (tensors and values).
 class Flattener {
  public:
   Flattener(const pickle::ObjectGraph& graph, TensorParser& parser)
-      : budget_(graph),
+      : graph_(graph),
+        budget_(graph),
+        held_(graph),
         parser_(parser),
         opened_(graph.num_objects(), Known::no_idea),
-        with_tensor_(graph.num_objects(), Known::no_idea) {}
+        with_tensor_(graph.num_objects(), Known::no_idea),
+        is_module_(graph.num_objects(), Known::no_idea) {}
 
-  std::vector<Leaf> flatten(Object root) {
+  Leaves flatten(Object root) {
     try {
       visit(root);
     } catch (const Error& error) {
       throw error.at_tensor(spell(path_));
     }
-    return std::move(leaves_);
+    std::vector<OpenedClass> opened_classes;
+    count_classes(graph_, budget_.as_dicts(), OpenedClass::As::dict, opened_classes);
+    count_classes(graph_, modules_, OpenedClass::As::module, opened_classes);
+    return {std::move(leaves_), std::move(opened_classes)};
   }
 
  private:
@@ -56,6 +75,8 @@ class Flattener {
     object = without_types(object);
     if (parser_.is_tensor(object)) return add(object, [&] { return parser_.parse(object); });
     if (is_mapping(object)) return visit_mapping(object);
+    if (is_module(object)) return visit_module(object);
+    if (TensorParser::is_torchscript_object(object)) return add_packed_object(object);
     const bool is_list = object.is(ObjectKind::list);
     if ((is_list && list_is_opened(object)) ||
         (object.is(ObjectKind::tuple) && holds_tensor(object))) {
@@ -68,16 +89,23 @@ class Flattener {
       }
       return;
     }
+    if (pickle::is_foreign(object)) {  // as to_value, without the cost of an exception
+      return add_refused(object, object.error(ErrorKind::unsupported, in_words(object)));
+    }
     add(object, [&] { return pickle::to_value(object, budget_); });
   }
 
   void visit_mapping(Object object) {
+    const bool is_as_dict = pickle::is_foreign(object) && budget_.is_on_path(object);
+    if (is_as_dict) return add_reference_back(object);
     const WalkBudget::Descent descent(budget_, object);
     const Object entries = entries_of(object);
+    if (pickle::is_foreign(object)) budget_.note_as_dict(object);
     const std::size_t num_entries = entries.num_entries("entries");
     // The saved object may be empty; as the root, it has no name for a value.
     if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
+    if (const auto refusal = refusal_of_keys(entries)) return add_refused(object, *refusal);
     for (std::size_t i = 0; i < num_entries; ++i) {
       path_.push_back(key_for(entries.entry_key(i)));
       visit(entries.entry_value(i));
@@ -85,8 +113,89 @@ class Flattener {
     }
   }
 
+  /// A module gives what its state_dict() would: its parameters and buffers, then those of the
+  /// modules in it.
+  void visit_module(Object object) {
+    if (budget_.is_on_path(object)) return add_reference_back(object);
+    const WalkBudget::Descent descent(budget_, object);
+    budget_.spend(object, 16 * object.call_state("module")->num_entries("module"));
+    const ModuleParts parts = *module_parts(object);
+    const bool is_outermost = !std::exchange(is_in_module_, true);
+    const std::size_t num_leaves = leaves_.size();
+    visit_entries(parts.parameters, {});
+    visit_entries(parts.buffers, parts.transient_buffers);
+    visit_entries(parts.modules, {});
+    if (!is_outermost) return;
+    is_in_module_ = false;
+    modules_.insert(object.id());
+    if (leaves_.size() == num_leaves && !path_.empty()) add_leaf(object, Value(Value::Dict{}));
+  }
+
+  /// Visits those entries of a module's dict that are not None.
+  void visit_entries(Object entries, std::span<const std::string_view> left_out) {
+    const std::size_t num_entries = entries.num_entries("entries");
+    for (std::size_t i = 0; i < num_entries; ++i) {
+      const Object key = entries.entry_key(i);
+      const Object value = entries.entry_value(i);
+      const bool is_left_out = key.is(ObjectKind::str) &&
+                               std::ranges::find(left_out, key.as_text("key")) != left_out.end();
+      if (is_left_out || value.is(ObjectKind::none)) continue;
+      path_.push_back(key_for(key));
+      visit(value);
+      path_.pop_back();
+    }
+  }
+
+  void add_reference_back(Object object) {
+    add(object, [&]() -> Value { pickle::refuse_reference_back(object); });
+  }
+
+  /// Adds what `read` returns, or that it is refused.
   template <class Read>
   void add(Object object, const Read& read) {
+    try {
+      add_leaf(object, read());
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::unsupported) throw;
+      add_refused(object, error);
+    }
+  }
+
+  static std::string in_words(Object foreign) {
+    const bool is_module = pickle::foreign_name(foreign).starts_with("torch.nn.");
+    return pickle::foreign_in_words(foreign) + "; nothing was executed" +
+           (is_module ? " (a module? save its state_dict())" : "");
+  }
+
+  void add_refused(Object object, const Error& error) {
+    constexpr std::uint64_t kErrorNbytes = 512;
+    budget_.spend(object, kErrorNbytes);
+    const bool is_tensor = parser_.is_tensor(object);
+    const std::size_t num_tensors = is_tensor ? 0 : held_.count(object, &TensorParser::is_tensor);
+    if (num_tensors == 0) return add_leaf(object, error);
+    add_leaf(object, Error(error.kind(), error.where(),
+                           std::string(error.reason()) + "; holds " + std::to_string(num_tensors) +
+                               (num_tensors == 1 ? " tensor" : " tensors")));
+  }
+
+  /// Returns why a dict cannot be opened: a key of a class is no part of a name.
+  std::optional<Error> refusal_of_keys(Object entries) {
+    const std::size_t num_entries = entries.num_entries("entries");
+    for (std::size_t i = 0; i < num_entries; ++i) {
+      const Object key = entries.entry_key(i);
+      if (key.is(ObjectKind::str) || key.is(ObjectKind::integer)) continue;
+      try {
+        pickle::to_key(key, budget_);
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::unsupported) throw;
+        return key.error(ErrorKind::unsupported,
+                         "dict with the key " + key.describe() + "; nothing was executed");
+      }
+    }
+    return std::nullopt;
+  }
+
+  void add_leaf(Object object, std::variant<TensorRecord, Value, Error> content) {
     std::uint64_t path_nbytes = 128;
     for (const auto& key : path_) {
       const auto* text = std::get_if<std::string>(&key);
@@ -96,7 +205,7 @@ class Flattener {
                                               : 0);
     }
     budget_.spend(object, path_nbytes);
-    leaves_.push_back({.path = path_, .content = read()});
+    leaves_.push_back({.path = path_, .content = std::move(content)});
   }
 
   static Object without_types(Object object) {
@@ -109,24 +218,33 @@ class Flattener {
     return object;
   }
 
+  static std::optional<Object> attributes_of_torchscript(Object object) {
+    if (!TensorParser::is_torchscript_object(object)) return std::nullopt;
+    const std::optional<Object> state = object.call_state("TorchScript object");
+    return state && state->is(ObjectKind::dict) ? state : std::nullopt;
+  }
+
+  void add_packed_object(Object object) {
+    add_refused(object, object.error(ErrorKind::unsupported,
+                                     object.describe() +
+                                         ": expected a TorchScript module with attributes, found a "
+                                         "packed object (quantized?)"));
+  }
+
   static bool is_mapping(Object object) {
     if (object.is(ObjectKind::dict)) return true;
     if (!object.is(ObjectKind::call)) return false;
     const auto global = value_global(object);
     return global == ValueGlobal::ordered_dict || global == ValueGlobal::default_dict ||
-           global == ValueGlobal::counter || TensorParser::is_torchscript_object(object);
+           global == ValueGlobal::counter || attributes_of_torchscript(object).has_value() ||
+           pickle::entries_as_dict(object).has_value();
   }
 
   /// Returns the object that holds the entries of a mapping.
   static Object entries_of(Object mapping) {
     if (mapping.is(ObjectKind::dict)) return mapping;
-    if (TensorParser::is_torchscript_object(mapping)) {
-      const std::optional<Object> state = mapping.call_state("TorchScript object");
-      if (state && state->is(ObjectKind::dict)) return *state;
-      mapping.fail(ErrorKind::unsupported, mapping.describe() +
-                                               ": expected a TorchScript module with attributes, "
-                                               "found a packed object (quantized?)");
-    }
+    if (const auto entries = pickle::entries_as_dict(mapping)) return *entries;
+    if (const auto attributes = attributes_of_torchscript(mapping)) return *attributes;
     if (value_global(mapping) == ValueGlobal::counter) {
       const Object arguments = mapping.call_arguments("Counter");
       if (arguments.num_items("arguments") > 0) return arguments.item(0);
@@ -145,16 +263,18 @@ class Flattener {
 
   bool list_is_opened(Object list) {
     return remember(opened_, list, [&](Object item) {
-      if (parser_.is_tensor(item) || is_mapping(item)) return true;
+      if (parser_.is_tensor(item) || is_mapping(item) || is_module(item)) return true;
       if (item.is(ObjectKind::list)) return list_is_opened(item);
       return item.is(ObjectKind::tuple) && holds_tensor(item);
     });
   }
 
   bool holds_tensor(Object object) {
-    if (parser_.is_tensor(object)) return true;
+    if (parser_.is_tensor(object) || is_module(object)) return true;
     if (is_mapping(object)) {
       const Object entries = entries_of(object);
+      const bool is_within = budget_.is_on_path(object) || budget_.is_on_path(entries);
+      if (pickle::is_foreign(object) && is_within) return false;
       return remember(with_tensor_, entries, [&](Object value) { return holds_tensor(value); });
     }
     if (!object.is(ObjectKind::list) && !object.is(ObjectKind::tuple)) return false;
@@ -179,12 +299,24 @@ class Flattener {
     return any;
   }
 
+  bool is_module(Object object) {
+    if (!object.is(ObjectKind::call)) return false;
+    Known& answer = is_module_[object.id()];
+    if (answer == Known::no_idea) answer = module_parts(object) ? Known::yes : Known::no;
+    return answer == Known::yes;
+  }
+
+  const pickle::ObjectGraph& graph_;
   WalkBudget budget_;
+  pickle::HeldObjects held_;
   TensorParser& parser_;
   KeyPath path_;  // of the visited object, also during an exception
   std::vector<Leaf> leaves_;
   std::vector<Known> opened_;       // by id
   std::vector<Known> with_tensor_;  // by id
+  std::vector<Known> is_module_;    // by id
+  bool is_in_module_ = false;
+  std::set<std::uint32_t> modules_;  // ids of the outermost
 };
 
 /// Flips the sign bits that torch would flip. Requires: a floating-point or complex dtype.
@@ -218,7 +350,19 @@ bool is_contiguous(const TensorRecord& tensor) {
   return true;
 }
 
-TorchArchive::TorchArchive(const ReadableFile& file, ByteRange window) : zip_(file, window) {
+Finding note_of_foreign_names(const std::string& path, const std::set<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return {.severity = Finding::Severity::note,
+          .rule = "foreign",
+          .where = {.path = path},
+          .expected = "no names but those of tensors and plain values",
+          .found = text + "; nothing was executed"};
+}
+
+TorchArchive::TorchArchive(const ReadableFile& file, ByteRange window,
+                           std::span<const std::string> as_dict)
+    : zip_(file, window) {
   const auto refuse = [&](ErrorKind kind, std::string_view rule, std::string_view expected,
                           std::string_view found, std::string_view likely_cause) {
     throw Error::expected(kind, {.path = zip_.path(), .byte_range = window}, rule, expected, found,
@@ -254,17 +398,31 @@ TorchArchive::TorchArchive(const ReadableFile& file, ByteRange window) : zip_(fi
   graph_ =
       pickle::unpickle(zip_.read_all(*pickle_member, kMaxPickleNbytes),
                        {.path = zip_.path(), .file_offset = zip_.data_range(*pickle_member).begin},
-                       is_torchscript_ ? torchscript_globals() : saved_globals());
+                       is_torchscript_ ? torchscript_globals() : saved_globals(),
+                       {.policy = pickle::ForeignGlobals::Policy::record, .as_dict = as_dict});
 }
 
-std::vector<Leaf> TorchArchive::leaves() const {
+Leaves TorchArchive::flatten() const {
   TensorParser parser(zip_, prefix_);
   return Flattener(*graph_, parser).flatten(graph_->root());
+}
+
+std::vector<std::string> TorchArchive::foreign_names() const {
+  constexpr std::size_t kMaxNames = 1000;
+  return pickle::foreign_names(*graph_, kMaxNames);
 }
 
 Value TorchArchive::as_value() const {
   WalkBudget budget(*graph_);
   return pickle::to_value(graph_->root(), budget);
+}
+
+std::vector<OpenedClass> TorchArchive::classes_in_value() const {
+  WalkBudget budget(*graph_);
+  pickle::to_value(graph_->root(), budget);
+  std::vector<OpenedClass> opened_classes;
+  count_classes(*graph_, budget.as_dicts(), OpenedClass::As::dict, opened_classes);
+  return opened_classes;
 }
 
 void TorchArchive::read_elements(const TensorRecord& tensor, std::string_view fqn, FlatRange range,

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,10 +41,21 @@ struct TensorRecord {
 /// Says whether the elements are contiguous in the storage, in row-major order.
 bool is_contiguous(const TensorRecord& tensor);
 
-/// A leaf of the saved object, and the path to it.
+/// A leaf of the saved object, and the path to it. What Tessera does not read, such as an object of
+/// a class, is an Error(unsupported) that says so.
 struct Leaf {
   KeyPath path;  // empty if the root itself is the leaf
-  std::variant<TensorRecord, Value> content;
+  std::variant<TensorRecord, Value, Error> content;
+};
+
+/// Returns a note that pickles of the checkpoint at `path` name these classes and functions.
+/// Another loader may look them up.
+Finding note_of_foreign_names(const std::string& path, const std::set<std::string>& names);
+
+/// What a saved object consists of, in the order of the pickle.
+struct Leaves {
+  std::vector<Leaf> leaves;
+  std::vector<OpenedClass> opened_classes;  // by name
 };
 
 /// One archive that torch.save or torch.jit.save wrote, filling a window of a file.
@@ -57,8 +69,11 @@ struct Leaf {
 /// outlive it. The layout in full: docs/formats/torch_zip.md.
 class TorchArchive {
  public:
-  /// Throws: Error(corruption); Error(unsupported) for a foreign global, by name; Error(io).
-  TorchArchive(const ReadableFile& file, ByteRange window);
+  /// Throws: Error(corruption); Error(unsupported), such as for bytes in big-endian order;
+  /// Error(io).
+  /// Objects of the classes in `as_dict` are dicts of their attributes (OpenOptions::as_dict).
+  TorchArchive(const ReadableFile& file, ByteRange window,
+               std::span<const std::string> as_dict = {});
 
   const zip::ZipReader& zip() const { return zip_; }
 
@@ -67,13 +82,21 @@ class TorchArchive {
   /// opened if it holds a tensor, a dict, or a list that is opened; any other list is one value. A
   /// tuple is opened if it holds a tensor at any depth (DCP: always one value). A dict without
   /// entries is a value (DCP loses it), unless it is the whole saved object. TorchScript modules
-  /// are opened as dicts. Throws: Error(corruption), Error(unsupported) naming what is not a dense
-  /// tensor or plain value.
-  std::vector<Leaf> leaves() const;
+  /// are opened as dicts, and so are torch.nn.Modules, as their state_dict() would be. What is
+  /// neither a dense tensor nor a plain value is a leaf that says so; so is a dict with such a key.
+  /// Throws: Error(corruption); Error(unsupported) for a key that cannot be a name.
+  Leaves flatten() const;
+  std::vector<Leaf> leaves() const { return flatten().leaves; }
+
+  /// Returns the names of the classes and functions that the pickle mentions and Tessera does not
+  /// know: sorted, at most 1000.
+  std::vector<std::string> foreign_names() const;
 
   /// Returns the whole saved object as one value. Throws: Error(unsupported) naming what is not a
   /// plain value, such as a tensor.
   Value as_value() const;
+  /// Returns the classes whose objects `as_value` reads as dicts. Throws: as as_value.
+  std::vector<OpenedClass> classes_in_value() const;
 
   /// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order, for any
   /// strides. Needs a MiB of memory besides `out`. `fqn` is for messages. When all bytes of a

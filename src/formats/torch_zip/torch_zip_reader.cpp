@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 #include <utility>
+#include <variant>
 
 #include "formats/open_files.h"
 #include "formats/torch_zip.h"
@@ -64,10 +65,14 @@ KeyPath key_path_of(KeyPath path) {
 
 class TorchZipReader final : public CheckpointReader {
  public:
-  explicit TorchZipReader(std::unique_ptr<ReadableFile> file)
-      : path_(file->path()), file_(std::move(file)), archive_(*file_, {0, file_->nbytes()}) {
+  TorchZipReader(std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict)
+      : path_(file->path()),
+        file_(std::move(file)),
+        archive_(*file_, {0, file_->nbytes()}, as_dict) {
+    torch_zip::Leaves flattened = archive_.flatten();
+    contents_.opened_classes = std::move(flattened.opened_classes);
     std::vector<std::pair<std::string, Leaf>> leaves;
-    for (Leaf& leaf : archive_.leaves()) {
+    for (Leaf& leaf : flattened.leaves) {
       std::string name = name_of(leaf);
       leaves.emplace_back(std::move(name), std::move(leaf));
     }
@@ -85,11 +90,15 @@ class TorchZipReader final : public CheckpointReader {
     }
     for (auto& [name, leaf] : leaves) {
       KeyPath key_path = key_path_of(std::move(leaf.path));
+      if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
+        add_tensor(name, std::move(key_path), std::move(*record));
+        continue;
+      }
+      contents_.values.push_back({name, std::move(key_path)});
       if (auto* value = std::get_if<Value>(&leaf.content)) {
-        contents_.values.push_back({name, std::move(key_path)});
-        values_.push_back(std::move(*value));
+        values_.emplace_back(std::move(*value));
       } else {
-        add_tensor(name, std::move(key_path), std::move(std::get<TensorRecord>(leaf.content)));
+        values_.emplace_back(std::get<Error>(leaf.content).at_tensor(name));
       }
     }
   }
@@ -105,7 +114,11 @@ class TorchZipReader final : public CheckpointReader {
                            out);
   }
 
-  Value read_value(std::size_t value_index) const override { return values_[value_index]; }
+  Value read_value(std::size_t value_index) const override {
+    const std::variant<Value, Error>& value = values_[value_index];
+    if (const auto* refusal = std::get_if<Error>(&value)) throw Error(*refusal);
+    return std::get<Value>(value);
+  }
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     TESSERA_CHECK(piece_index == 0);
@@ -123,6 +136,14 @@ class TorchZipReader final : public CheckpointReader {
   void check_files(const FindingSink&) const override {}  // one file, and it is open
   void verify(const FindingSink& sink, const ProgressSink& progress,
               int /*num_threads*/) const override {
+    verify_members(sink, progress);
+    note_refused_values(sink);
+  }
+
+ private:
+  using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool>;
+
+  void verify_members(const FindingSink& sink, const ProgressSink& progress) const {
     std::map<std::size_t, const std::string*> names;  // storage -> its first tensor
     for (std::size_t i = 0; i < records_.size(); ++i) {
       names.emplace(records_[i].storage_member, &contents_.tensors[i].meta.fqn);
@@ -163,8 +184,22 @@ class TorchZipReader final : public CheckpointReader {
     }
   }
 
- private:
-  using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool>;
+  /// Notes each value that is never read, and all classes and functions that the pickle names.
+  void note_refused_values(const FindingSink& sink) const {
+    for (const std::variant<Value, Error>& value : values_) {
+      const auto* refusal = std::get_if<Error>(&value);
+      if (refusal == nullptr) continue;
+      sink({.severity = Finding::Severity::note,
+            .rule = "value",
+            .where = refusal->where(),
+            .expected = "a value of plain types",
+            .found = std::string(refusal->reason())});
+    }
+    const std::vector<std::string> names = archive_.foreign_names();
+    if (!names.empty()) {
+      sink(torch_zip::note_of_foreign_names(path_, {names.begin(), names.end()}));
+    }
+  }
 
   void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record) {
     TensorEntry entry;
@@ -190,20 +225,26 @@ class TorchZipReader final : public CheckpointReader {
   std::unique_ptr<ReadableFile> file_;
   TorchArchive archive_;
   CheckpointContents contents_;
-  std::vector<TensorRecord> records_;  // parallel to contents_.tensors
-  std::vector<Value> values_;          // parallel to contents_.values
+  std::vector<TensorRecord> records_;               // parallel to contents_.tensors
+  std::vector<std::variant<Value, Error>> values_;  // parallel to contents_.values
   std::map<Elements, std::string> first_names_;
 };
 
 }  // namespace
 
-std::unique_ptr<CheckpointReader> torch_zip::read_torch_zip(std::unique_ptr<ReadableFile> file) {
+std::unique_ptr<CheckpointReader> torch_zip::read_torch_zip(
+    std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict) {
   refuse_older_formats(*file);
-  return std::make_unique<TorchZipReader>(std::move(file));
+  return std::make_unique<TorchZipReader>(std::move(file), as_dict);
 }
 
 std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::string path) {
-  return torch_zip::read_torch_zip(open_kept(fs, path));
+  return torch_zip::read_torch_zip(open_kept(fs, path), {});
+}
+
+std::unique_ptr<CheckpointReader> open_torch_zip_with_classes(
+    const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict) {
+  return torch_zip::read_torch_zip(open_kept(fs, path), as_dict);
 }
 
 }  // namespace tessera::formats

@@ -8,6 +8,7 @@
 namespace tessera::formats::torch_zip {
 
 /// Does what `open_torch_zip` does, for an open file.
-std::unique_ptr<CheckpointReader> read_torch_zip(std::unique_ptr<ReadableFile> file);
+std::unique_ptr<CheckpointReader> read_torch_zip(std::unique_ptr<ReadableFile> file,
+                                                 const std::vector<std::string>& as_dict = {});
 
 }  // namespace tessera::formats::torch_zip

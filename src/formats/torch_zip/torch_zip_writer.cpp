@@ -67,7 +67,9 @@ class UnwrittenFile final : public ReadableFile {
 /// sizes.
 void require_readable(const TorchSaveLayout& layout, const std::string& destination) {
   try {
-    torch_zip::read_torch_zip(std::make_unique<UnwrittenFile>(layout, destination));
+    const auto reader =
+        torch_zip::read_torch_zip(std::make_unique<UnwrittenFile>(layout, destination));
+    for (std::size_t v = 0; v < reader->contents().values.size(); ++v) reader->read_value(v);
   } catch (const Error& error) {
     throw Error(
         ErrorKind::unsupported, {.path = destination, .fqn = error.where().fqn},

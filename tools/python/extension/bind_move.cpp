@@ -32,66 +32,124 @@ using BytesPairs = std::vector<std::pair<nb::bytes, nb::bytes>>;
 /// The result of a move.
 struct Outcome {
   Plan plan;
+  reshard::ExtraFilesPlan extra_files;
   Format source_format{};
   std::uint64_t kept_nbytes = 0;
+  std::vector<reshard::TensorOverflow> overflows;
   std::string plan_digest;
   std::optional<std::string> left_over;  // an old checkpoint that could not be removed
 };
-
-std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts) {
-  std::vector<std::string> strings;
-  for (const nb::bytes& text : texts) strings.push_back(string_of(text));
-  return strings;
-}
 
 formats::MergedCheckpoint open(const Sources& sources) {
   const FileSystem& fs = FileSystem::posix();
   const MergePath& first = sources.paths.front();
   if (sources.paths.size() > 1 || !first.prefix.empty()) {
-    return formats::open_merged(fs, sources.paths, sources.preference);
+    return formats::open_merged(fs, sources.paths, sources.preference, sources.as_dict);
   }
-  return {formats::open_checkpoint(fs, first.path, {.flat_layout_path = sources.flat_layout_path}),
+  return {formats::open_checkpoint(
+              fs, first.path,
+              {.flat_layout_path = sources.flat_layout_path, .as_dict = sources.as_dict}),
           {}};
 }
 
 /// Moves all bytes and commits. Returns how many bytes an interrupted move had moved.
 std::uint64_t execute(const MoveRequest& request, const Plan& plan, const CheckpointReader& reader,
-                      Watch& watch) {
+                      std::vector<reshard::TensorOverflow>& overflows,
+                      const formats::CreateOptions& create, Watch& watch) {
   FileSystem& fs = FileSystem::posix();
   watch.set_total(plan.nbytes_to_write);
   ExecuteOptions options = request.execute;
   options.stop = watch.token();
   options.progress = watch.sink();
-  const auto writer = reshard::start_move(plan, reader, fs, request.destination, request.create);
+  options.overflowed = [&](const auto& overflow) { overflows.push_back(overflow); };
+  const auto writer = reshard::start_move(plan, reader, fs, request.destination, create);
   return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options);
+}
+
+/// Checks that the destination may be written to. A directory that is replaced may hold the
+/// `extra_files` of the new checkpoint; as long as those are not known, it is not checked.
+void check_destination(const MoveRequest& request,
+                       const std::vector<formats::ExtraFile>* extra_files) {
+  const FileSystem& fs = FileSystem::posix();
+  const OverwritePolicy overwrite = request.create.overwrite;
+  const bool may_hold_extra_files = overwrite == OverwritePolicy::replace &&
+                                    fs.kind_of(request.destination) == FileKind::directory;
+  if (extra_files == nullptr && may_hold_extra_files) return;
+  for (const MergePath& source : request.sources.paths) {
+    formats::check_destination(fs, source.path, request.destination, overwrite, "overwrite=True",
+                               extra_files ? *extra_files : std::vector<formats::ExtraFile>());
+  }
+}
+
+/// Plans a move with its extra files.
+Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source) {
+  const CheckpointReader& reader = *source.reader;
+  Outcome outcome;
+  reshard::PlanOptions wanted = request.plan;
+  if (request.sources.paths.size() == 1) {
+    wanted.quantization_method =
+        formats::read_quantization_method(FileSystem::posix(), reader.path());
+  }
+  outcome.plan = reshard::plan_reshard(reader.contents(), reader.path(), wanted,
+                                       reshard::find_gaps(reader, request.plan.only));
+  std::vector<std::string> paths;
+  for (const MergePath& path : request.sources.paths) paths.push_back(path.path);
+  outcome.extra_files =
+      reshard::plan_extra_files(FileSystem::posix(), outcome.plan, reader, paths,
+                                request.destination, request.create.format, request.extra_files);
+  outcome.source_format = reader.format();
+  auto& problems = outcome.plan.problems;
+  problems.insert(problems.begin(), source.collisions.begin(), source.collisions.end());
+  const auto& refused = outcome.extra_files.problems;
+  problems.insert(problems.end(), refused.begin(), refused.end());
+  outcome.plan_digest = reshard::plan_digest(outcome.plan, reader.contents());
+  return outcome;
 }
 
 /// Plans a move, and executes it unless this is a dry run.
 Outcome run(const MoveRequest& request, Watch& watch) {
   FileSystem& fs = FileSystem::posix();
-  for (const MergePath& source : request.sources.paths) {
-    formats::check_destination(fs, source.path, request.destination, request.create.overwrite,
-                               "overwrite=True");
+  check_destination(request, nullptr);
+  const formats::MergedCheckpoint source = open(request.sources);
+  const CheckpointReader& reader = *source.reader;
+  formats::require_classes_found(request.sources.as_dict, {&reader.contents()}, "as_dict");
+  request.sources.prefixes.check_used(reader.contents(), "prefix");
+  Outcome outcome = plan(request, source);
+  check_destination(request, &outcome.extra_files.carried);
+  if (!outcome.plan.problems.empty()) return outcome;
+  formats::CreateOptions create = request.create;
+  create.extra_files = outcome.extra_files.carried;
+  if (request.dry_run) {
+    reshard::check_move(outcome.plan, reader, fs, request.destination, create);
+    return outcome;
   }
-  const auto [reader, collisions] = open(request.sources);
-  request.sources.prefixes.check_used(reader->contents(), "prefix");
-  Plan plan = reshard::plan_reshard(reader->contents(), reader->path(), request.plan,
-                                    reshard::find_gaps(*reader, request.plan.only));
-  plan.problems.insert(plan.problems.begin(), collisions.begin(), collisions.end());
-  std::uint64_t kept_nbytes = 0;
-  std::optional<std::string> left_over;
-  if (plan.problems.empty()) {
-    if (request.dry_run) {
-      reshard::check_move(plan, *reader, fs, request.destination, request.create);
-    } else {
-      kept_nbytes = execute(request, plan, *reader, watch);
-      if (request.create.overwrite == OverwritePolicy::replace) {
-        left_over = formats::left_over_at(fs, request.destination);
-      }
+  outcome.kept_nbytes = execute(request, outcome.plan, reader, outcome.overflows, create, watch);
+  if (create.overwrite == OverwritePolicy::replace) {
+    outcome.left_over = formats::left_over_at(fs, request.destination);
+  }
+  return outcome;
+}
+
+/// Returns the extra files that are carried, as (name, bytes, what is changed or None).
+nb::list extra_files(const reshard::ExtraFilesPlan& files) {
+  nb::list rows;
+  for (const formats::ExtraFile& file : files.carried) {
+    nb::object edit = nb::none();
+    for (const auto& [name, what] : files.edits) {
+      if (name == file.name) edit = text_to_python(what);
     }
+    rows.append(nb::make_tuple(text_to_python(file.name), file.nbytes, edit));
   }
-  std::string digest = reshard::plan_digest(plan, reader->contents());
-  return {std::move(plan), reader->format(), kept_nbytes, std::move(digest), std::move(left_over)};
+  return rows;
+}
+
+/// Returns the entries that are left, as (name, why).
+nb::list left_files(const reshard::ExtraFilesPlan& files) {
+  nb::list rows;
+  for (const auto& [name, why] : files.left) {
+    rows.append(nb::make_tuple(text_to_python(name), text_to_python(why)));
+  }
+  return rows;
 }
 
 nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
@@ -112,6 +170,15 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
     ranks.append(nb::make_tuple(share.num_pieces, share.nbytes));
   }
   result["ranks"] = ranks;
+  nb::list overflows;
+  for (const reshard::TensorOverflow& overflow : outcome.overflows) {
+    const std::string& fqn = plan.destination.tensors[overflow.tensor_index].meta.fqn;
+    overflows.append(
+        nb::make_tuple(text_to_python(fqn), overflow.num_elements, overflow.largest_magnitude));
+  }
+  result["overflows"] = overflows;
+  result["extra_files"] = extra_files(outcome.extra_files);
+  result["left_files"] = left_files(outcome.extra_files);
   result["notes"] = findings_to_python(plan.notes);
   result["problems"] = findings_to_python(plan.problems);
   result["left_over"] = outcome.left_over ? text_to_python(*outcome.left_over) : nb::none();
@@ -163,15 +230,20 @@ MoveOptions move_options(const nb::dict& given) {
   members.read_bytes("plan", options.plan_path);
   members.read_bytes("units", options.units_path);
   members.read_bytes("flat_layout", options.flat_layout_path);
+  members.read_bytes("as_dict", options.as_dict);
   members.read("compress", options.compress);
   members.read_bytes("only", options.only);
   members.read_bytes("rename", options.renames);
   members.read("drop_optimizer", options.drop_optimizer);
   members.read("optimizer_names", options.optimizer_names);
   members.read("cast", options.cast);
+  members.read("on_overflow", options.on_overflow);
   members.read("max_shard_size", options.max_shard_nbytes);
   members.read("allow_missing", options.allow_missing);
   members.read("allow_lossy", options.allow_lossy);
+  members.read("extra_files", options.extra_files);
+  members.read_bytes("extra_files_from", options.extra_files_folder);
+  members.read("extra_files_limit", options.extra_files_nbytes);
   members.read("memory", options.memory_nbytes);
   members.read("threads", options.num_threads);
   members.read("dry_run", options.dry_run);

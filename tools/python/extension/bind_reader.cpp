@@ -81,10 +81,10 @@ class TensorSource {
 /// An open checkpoint. Immutable.
 class Reader {
  public:
-  Reader(const std::string& path, const std::string& flat_layout) {
+  Reader(const std::string& path, const formats::OpenOptions& options) {
     const nb::gil_scoped_release without_gil;
-    reader_ =
-        formats::open_checkpoint(FileSystem::posix(), path, {.flat_layout_path = flat_layout});
+    reader_ = formats::open_checkpoint(FileSystem::posix(), path, options);
+    formats::require_classes_found(options.as_dict, {&contents()}, "as_dict");
   }
 
   std::string_view format() const { return reader_->format().name(); }
@@ -112,6 +112,14 @@ class Reader {
     nb::list list;
     for (const formats::Alias& alias : contents().aliases) {
       list.append(nb::make_tuple(text_to_python(alias.fqn), text_to_python(alias.target)));
+    }
+    return list;
+  }
+
+  nb::list opened_classes() const {
+    nb::list list;
+    for (const formats::OpenedClass& opened : contents().opened_classes) {
+      list.append(nb::make_tuple(text_to_python(opened.name), opened.num_objects));
     }
     return list;
   }
@@ -162,15 +170,18 @@ void bind_reader(nb::module_& module) {
   nb::class_<Reader>(module, "Reader")
       .def(
           "__init__",
-          [](Reader* self, const nb::bytes& path, const nb::bytes& flat_layout) {
-            new (self) Reader(string_of(path), string_of(flat_layout));
+          [](Reader* self, const nb::bytes& path, const nb::bytes& flat_layout,
+             const std::vector<nb::bytes>& as_dict) {
+            new (self) Reader(string_of(path), {.flat_layout_path = string_of(flat_layout),
+                                                .as_dict = strings_of(as_dict)});
           },
-          nb::arg("path"), nb::arg("flat_layout"))
+          nb::arg("path"), nb::arg("flat_layout"), nb::arg("as_dict"))
       .def_prop_ro("format", &Reader::format)
       .def_prop_ro("world_size", &Reader::world_size)
       .def("tensors", &Reader::tensors)
       .def("values", &Reader::values)
       .def("aliases", &Reader::aliases)
+      .def("opened_classes", &Reader::opened_classes)
       .def("tensor", &Reader::tensor, nb::arg("tensor_index"))
       .def("read_value", &Reader::read_value, nb::arg("value_index"))
       .def(

@@ -1,6 +1,8 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
+#include <vector>
 
 #include "bind_jobs.h"
 #include "findings.h"
@@ -13,16 +15,18 @@
 namespace tessera::python {
 namespace {
 
-nb::list verify(const nb::bytes& path, const nb::bytes& flat_layout, bool values,
-                std::uint64_t memory_nbytes, int num_threads, const nb::object& progress) {
+nb::list verify(const nb::bytes& path, const nb::bytes& flat_layout,
+                const std::vector<nb::bytes>& as_dict, bool values, std::uint64_t memory_nbytes,
+                int num_threads, const nb::object& progress) {
   const std::string source = string_of(path);
-  const std::string flat_layout_path = string_of(flat_layout);
+  const formats::OpenOptions open_options{.flat_layout_path = string_of(flat_layout),
+                                          .as_dict = strings_of(as_dict)};
   inspect::VerifyOptions options;
   if (values) options.numbers = inspect::VerifyOptions::Numbers::must_be_finite;
   inspect::VerifyReport report;
   run_watched(progress, [&](Watch& watch) {
-    const auto reader = formats::open_checkpoint(FileSystem::posix(), source,
-                                                 {.flat_layout_path = flat_layout_path});
+    const auto reader = formats::open_checkpoint(FileSystem::posix(), source, open_options);
+    formats::require_classes_found(open_options.as_dict, {&reader->contents()}, "as_dict");
     watch.set_total(inspect::verify_nbytes(*reader, options));
     options.scan = {.num_threads = num_threads > 0 ? num_threads : default_num_threads(),
                     .memory_nbytes = memory_nbytes,
@@ -36,8 +40,8 @@ nb::list verify(const nb::bytes& path, const nb::bytes& flat_layout, bool values
 }  // namespace
 
 void bind_verify(nb::module_& module) {
-  module.def("verify", &verify, nb::arg("path"), nb::arg("flat_layout"), nb::arg("values"),
-             nb::arg("memory"), nb::arg("threads"), nb::arg("progress").none());
+  module.def("verify", &verify, nb::arg("path"), nb::arg("flat_layout"), nb::arg("as_dict"),
+             nb::arg("values"), nb::arg("memory"), nb::arg("threads"), nb::arg("progress").none());
 }
 
 }  // namespace tessera::python

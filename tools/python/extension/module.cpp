@@ -7,6 +7,7 @@
 #include "python_value.h"
 #include "tessera/base/parallel.h"
 #include "tessera/base/size_text.h"
+#include "tessera/reshard/executor.h"
 
 // The extension under the package's Python code (src/tessera); src/tessera/_core.pyi has its types.
 // Paths arrive as bytes, findings and summaries leave as tuples and dicts. The Python code turns
@@ -15,6 +16,7 @@ NB_MODULE(_core, module) {
   module.attr("__version__") = TESSERA_VERSION;
   module.attr("__interface__") = TESSERA_INTERFACE;
   module.attr("DEFAULT_MEMORY_NBYTES") = tessera::kDefaultMemoryNbytes;
+  module.attr("DEFAULT_EXTRA_FILES_NBYTES") = tessera::reshard::kDefaultExtraFilesNbytes;
   module.def(
       "parse_size",
       [](const nanobind::bytes& text) {

@@ -69,10 +69,29 @@ reshard::OptimizerNames parse_names(const std::string& name) {
   return *names;
 }
 
+reshard::OnOverflow parse_overflow(const std::string& name) {
+  const auto on_overflow = reshard::parse_on_overflow(name);
+  if (!on_overflow) refuse("on_overflow", "refuse, saturate or infinity", name);
+  return *on_overflow;
+}
+
 MergePreference parse_preference(const std::optional<std::string>& name) {
   if (!name) return MergePreference::none;
   if (*name != "first" && *name != "last") refuse("prefer", "first or last", *name);
   return *name == "first" ? MergePreference::first : MergePreference::last;
+}
+
+reshard::ExtraFilesOptions extra_files_options(const MoveOptions& options,
+                                               MergePreference preference) {
+  const auto policy = reshard::parse_extra_files_policy(options.extra_files);
+  if (!policy) refuse("extra_files", "carry, leave or refuse", options.extra_files);
+  if (!options.extra_files_folder.empty() && policy != reshard::ExtraFilesPolicy::carry) {
+    refuse("extra_files_from", "extra_files='carry'", options.extra_files);
+  }
+  return {.policy = *policy,
+          .max_nbytes = options.extra_files_nbytes,
+          .folder = options.extra_files_folder,
+          .preference = preference};
 }
 
 CreateOptions create_options(const MoveOptions& options, Format format) {
@@ -97,11 +116,13 @@ JournaledOptions journaled_options(const MoveOptions& options,
   JournaledOptions given;
   given.optimizer_names = parse_names(options.optimizer_names);
   given.cast = parse_cast(options.cast);
+  given.on_overflow = parse_overflow(options.on_overflow);
   given.world_size = options.world_size;
   given.strategy = options.strategy.value_or("");
   given.table_plan = read_option_file(options.plan_path);
   given.units = read_option_file(options.units_path);
   given.flat_layout = read_option_file(options.flat_layout_path);
+  given.as_dict = options.as_dict;
   given.only = options.only;
   append(given.only, prefixes.patterns());
   given.renames = options.renames;
@@ -122,6 +143,7 @@ PlanOptions plan_options(const MoveOptions& options, const JournaledOptions& giv
   append(plan.renames, given.prefix_removals);
   plan.optimizer_names = given.optimizer_names;
   plan.cast = given.cast;
+  plan.on_overflow = given.on_overflow;
   if (given.drop_optimizer) plan.optimizer = reshard::OptimizerSelection::leave_out;
   if (given.allow_missing) plan.missing = Relaxation::allow;
   if (given.allow_lossy) plan.lossy = Relaxation::allow;
@@ -157,6 +179,7 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
   MoveRequest request{.sources = {.paths = std::move(sources),
                                   .preference = parse_preference(options.prefer),
                                   .flat_layout_path = options.flat_layout_path,
+                                  .as_dict = options.as_dict,
                                   .prefixes = reshard::NamePrefixes(options.prefixes)},
                       .destination = std::move(destination),
                       .dry_run = options.dry_run};
@@ -165,6 +188,7 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
   JournaledOptions given = journaled_options(options, request.sources.prefixes);
   request.plan = plan_options(options, given, format);
   request.create.journal = journal_options(options, request.sources, std::move(given));
+  request.extra_files = extra_files_options(options, request.sources.preference);
   request.execute = {.memory_nbytes = options.memory_nbytes, .num_threads = options.num_threads};
   return request;
 }

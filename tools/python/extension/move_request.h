@@ -25,15 +25,20 @@ struct MoveOptions {
   std::string plan_path;         // empty: not given
   std::string units_path;        // empty: not given
   std::string flat_layout_path;  // empty: not given
+  std::vector<std::string> as_dict;
   std::string compress;
   std::vector<std::string> only;
   std::vector<reshard::Rename> renames;
   bool drop_optimizer = false;
   std::string optimizer_names;
   std::optional<std::string> cast;
+  std::string on_overflow;
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
   bool allow_missing = false;
   bool allow_lossy = false;
+  std::string extra_files;
+  std::string extra_files_folder;  // empty: not given
+  std::uint64_t extra_files_nbytes = 0;
   std::uint64_t memory_nbytes = 0;
   int num_threads = 0;  // 0: one per core
   bool dry_run = false;
@@ -47,6 +52,7 @@ struct Sources {
   std::vector<formats::MergePath> paths;
   formats::MergePreference preference = formats::MergePreference::none;
   std::string flat_layout_path;      // for one checkpoint only
+  std::vector<std::string> as_dict;  // classes whose objects are read as dicts
   reshard::NamePrefixes prefixes{};  // names must exist under each of them
 };
 
@@ -57,6 +63,7 @@ struct MoveRequest {
   bool dry_run = false;
   reshard::PlanOptions plan{};
   formats::CreateOptions create{};
+  reshard::ExtraFilesOptions extra_files{};
   reshard::ExecuteOptions execute{};
 };
 

@@ -22,12 +22,18 @@ std::string python_remedy(const Remedy& remedy) {
       return "to leave it out, add only='!" + remedy.argument + "'";
     case Remedy::Action::allow_lossy:
       return "allow_lossy=True merges them by a weighted mean";
+    case Remedy::Action::allow_overflow:
+      return "on_overflow='saturate' or 'infinity' moves it";
+    case Remedy::Action::keep_dtype:
+      return "move without cast, or leave it out with only='!" + remedy.argument + "'";
     case Remedy::Action::use_less_memory:
       return "try a smaller memory or threads";
     case Remedy::Action::choose_source:
       return "prefer takes one of them; {PREFIX: SRC} keeps both";
     case Remedy::Action::rebuild_index:
       return "`ckpt-reshard rebuild-index` rebuilds it";
+    case Remedy::Action::leave_extra_files:
+      return "extra_files='leave' copies none";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

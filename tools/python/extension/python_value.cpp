@@ -97,6 +97,12 @@ std::string string_of(const nb::bytes& bytes) {
   return {static_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts) {
+  std::vector<std::string> strings;
+  for (const nb::bytes& text : texts) strings.push_back(string_of(text));
+  return strings;
+}
+
 nb::object text_or_none(const std::string& text) {
   return text.empty() ? nb::none() : text_to_python(text);
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/base/byte_range.h"
 #include "tessera/base/value.h"
@@ -19,6 +20,7 @@ nb::object text_to_python(std::string_view text);
 
 /// Returns the bytes of a path or a name, which Python's `os.fsencode` or `str.encode` made.
 std::string string_of(const nb::bytes& bytes);
+std::vector<std::string> strings_of(const std::vector<nb::bytes>& texts);
 
 // The members of the place of an error or a finding. An empty member becomes None.
 nb::object text_or_none(const std::string& text);

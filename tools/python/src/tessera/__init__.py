@@ -10,10 +10,10 @@ from . import _interface  # first: the others take the extension as it should be
 from ._checkpoint import Checkpoint, open
 from ._core import __version__
 from ._errors import Error, MissingName, Problem, Refused
-from ._moves import RankShare, Resharded, merge, reshard, split
+from ._moves import ExtraFile, LeftFile, Overflow, RankShare, Resharded, merge, reshard, split
 from ._symbol import Symbol
 from ._tensor import Tensor
 from ._verify import verify
 
-__all__ = ["Checkpoint", "Error", "MissingName", "Problem", "RankShare", "Refused", "Resharded", "Symbol", "Tensor",
-           "__version__", "merge", "open", "reshard", "split", "verify"]
+__all__ = ["Checkpoint", "Error", "ExtraFile", "LeftFile", "MissingName", "Overflow", "Problem", "RankShare", "Refused",
+           "Resharded", "Symbol", "Tensor", "__version__", "merge", "open", "reshard", "split", "verify"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import TracebackType
 from typing import Any
 
 from . import _core
-from ._arguments import PathLike, optional_path_bytes, path_bytes
+from ._arguments import PathLike, names_bytes, optional_path_bytes, path_bytes
 from ._errors import Error, MissingName, Refused
 from ._tensor import Tensor, TensorMeta
 
@@ -20,14 +20,16 @@ class Checkpoint(Mapping[str, Any]):
     nothing uses it any more.
     """
 
-    def __init__(self, path: PathLike, *, flat_layout: PathLike | None = None):
+    def __init__(self, path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = ()):
         encoded = path_bytes("path", path)
         self.path: str = os.fsdecode(encoded)
-        reader = _core.Reader(encoded, optional_path_bytes("flat_layout", flat_layout))
+        reader = _core.Reader(encoded, optional_path_bytes("flat_layout", flat_layout), names_bytes("as_dict", as_dict))
         self.format: str = reader.format
         self.world_size: int = reader.world_size
         self.aliases: dict[str, str] = dict(reader.aliases())
         """Second names of tensors (tied weights), and whose they are."""
+        self.opened_classes: dict[str, int] = dict(reader.opened_classes())
+        """How many objects of a class were read as dicts (`as_dict`), or as the state_dict() of a whole module."""
         self._reader: _core.Reader | None = reader
         self._metas = {name: TensorMeta(index, dtype, itemsize, shape)
                        for index, (name, dtype, itemsize, shape) in enumerate(reader.tensors())}
@@ -128,10 +130,12 @@ class _Values(ValuesView[Any]):
         return any(found is value or found == value for found in self)
 
 
-def open(path: PathLike, *, flat_layout: PathLike | None = None) -> Checkpoint:
+def open(path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = ()) -> Checkpoint:
     """Opens a checkpoint of any format: native, safetensors, PyTorch DCP or a `torch.save` file.
 
     Reads what describes it and no tensor. `flat_layout` is a JSON file that says what the flat vectors of FSDP1 are
-    made of. Raises Error where there is no checkpoint, or one that cannot be read.
+    made of. `as_dict` names classes, such as "argparse.Namespace", whose objects are read as dicts of their attributes;
+    names are compared as text, and nothing is imported. Raises Error where there is no checkpoint, or one that cannot
+    be read.
     """
-    return Checkpoint(path, flat_layout=flat_layout)
+    return Checkpoint(path, flat_layout=flat_layout, as_dict=as_dict)

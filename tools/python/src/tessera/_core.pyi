@@ -4,6 +4,7 @@ from typing import Any, TypedDict
 __version__: str
 __interface__: str
 DEFAULT_MEMORY_NBYTES: int
+DEFAULT_EXTRA_FILES_NBYTES: int
 
 _Finding = tuple[str, str, str | None, str | None, tuple[int, int] | None, str, str, str]
 
@@ -19,6 +20,9 @@ class _Summary(TypedDict):
     kept_nbytes: int
     plan: str
     ranks: list[tuple[int, int]]
+    overflows: list[tuple[str, int, float]]
+    extra_files: list[tuple[str, int, str | None]]
+    left_files: list[tuple[str, str]]
     notes: list[_Finding]
     problems: list[_Finding]
     left_over: str | None
@@ -33,15 +37,20 @@ class _MoveOptions(TypedDict):
     plan: bytes
     units: bytes
     flat_layout: bytes
+    as_dict: Sequence[bytes]
     compress: str
     only: Sequence[bytes]
     rename: Sequence[tuple[bytes, bytes]]
     drop_optimizer: bool
     optimizer_names: str
     cast: str | None
+    on_overflow: str
     max_shard_size: int
     allow_missing: bool
     allow_lossy: bool
+    extra_files: str
+    extra_files_from: bytes
+    extra_files_limit: int
     memory: int
     threads: int
     dry_run: bool
@@ -53,7 +62,7 @@ class TensorSource:
     def read(self, offsets: Sequence[int], sizes: Sequence[int], buffer: Any) -> None: ...
 
 class Reader:
-    def __init__(self, path: bytes, flat_layout: bytes) -> None: ...
+    def __init__(self, path: bytes, flat_layout: bytes, as_dict: Sequence[bytes]) -> None: ...
     @property
     def format(self) -> str: ...
     @property
@@ -61,13 +70,14 @@ class Reader:
     def tensors(self) -> list[tuple[str, str, int, tuple[int, ...]]]: ...
     def values(self) -> list[str]: ...
     def aliases(self) -> list[tuple[str, str]]: ...
+    def opened_classes(self) -> list[tuple[str, int]]: ...
     def tensor(self, tensor_index: int) -> TensorSource: ...
     def read_value(self, value_index: int) -> Any: ...
     def nearest_name(self, name: bytes) -> str | None: ...
 
 def parse_size(text: bytes) -> int | None: ...
 def to_float32(dtype: str, bytes: Any, out: Any) -> None: ...
-def verify(path: bytes, flat_layout: bytes, values: bool, memory: int, threads: int,
+def verify(path: bytes, flat_layout: bytes, as_dict: Sequence[bytes], values: bool, memory: int, threads: int,
            progress: Callable[[int, int], object] | None) -> list[_Finding]: ...
 def move(sources: Sequence[tuple[bytes, bytes]], destination: bytes, options: _MoveOptions,
          progress: Callable[[int, int], object] | None) -> _Summary: ...

@@ -28,6 +28,29 @@ class RankShare(NamedTuple):
     nbytes: int
 
 
+class Overflow(NamedTuple):
+    """The numbers of one tensor that were too large for the dtype of a cast."""
+
+    tensor: str  # its name in the destination
+    elements: int
+    largest: float  # the largest magnitude of them
+
+
+class ExtraFile(NamedTuple):
+    """A file beside the checkpoint, such as config.json, that was copied."""
+
+    name: str
+    nbytes: int
+    edit: str | None  # what was changed in it: "torch_dtype: float32 to bfloat16"
+
+
+class LeftFile(NamedTuple):
+    """A file or folder beside the checkpoint that was not copied."""
+
+    name: str
+    why: str
+
+
 class Resharded(NamedTuple):
     """What a move wrote, or with `dry_run` would have written."""
 
@@ -42,7 +65,10 @@ class Resharded(NamedTuple):
     kept_nbytes: int  # of nbytes, those that an interrupted move had already written
     plan: str  # a digest, the same for equal plans
     ranks: list[RankShare]  # one for each rank, in order
-    notes: list[Problem]  # what allow_missing or allow_lossy permitted
+    extra_files: list[ExtraFile]  # by name
+    left_files: list[LeftFile]  # by name
+    notes: list[Problem]  # what allow_missing or allow_lossy permitted, and objects that were read as dicts
+    overflows: list[Overflow]  # what on_overflow let pass
 
 
 class MoveOptions(TypedDict, total=False):
@@ -54,15 +80,20 @@ class MoveOptions(TypedDict, total=False):
     strategy: str | None
     plan: PathLike | None
     units: PathLike | None
+    as_dict: str | Sequence[str]
     compress: str
     only: str | Sequence[str]
     rename: Mapping[str, str] | None
     drop_optimizer: bool
     optimizer_names: str
     cast: Any
+    on_overflow: str
     max_shard_size: int | str | None
     allow_missing: bool
     allow_lossy: bool
+    extra_files: str
+    extra_files_from: PathLike | None
+    extra_files_limit: int | str
     memory: int | str
     threads: int | None
     dry_run: bool
@@ -74,11 +105,14 @@ class MoveOptions(TypedDict, total=False):
 
 def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, ranks: int | None = None,
             world_size: int | None = None, strategy: str | None = None, plan: PathLike | None = None,
-            units: PathLike | None = None, flat_layout: PathLike | None = None, compress: str = "none",
+            units: PathLike | None = None, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = (),
+            compress: str = "none",
             only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
             drop_optimizer: bool = False, optimizer_names: str = "as-stored", cast: Any = None,
-            max_shard_size: int | str | None = None,
-            allow_missing: bool = False, allow_lossy: bool = False, memory: int | str = _core.DEFAULT_MEMORY_NBYTES,
+            on_overflow: str = "refuse", max_shard_size: int | str | None = None,
+            allow_missing: bool = False, allow_lossy: bool = False, extra_files: str = "carry",
+            extra_files_from: PathLike | None = None, extra_files_limit: int | str = _core.DEFAULT_EXTRA_FILES_NBYTES,
+            memory: int | str = _core.DEFAULT_MEMORY_NBYTES,
             threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
             resume: bool = False, discard: bool = False, progress: Progress | None = None) -> Resharded:
     """Moves a checkpoint between world sizes, sharding strategies and formats, as ckpt-reshard does.
@@ -93,15 +127,23 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     plan: a JSON file with the plan of the embedding tables.
     units: a JSON file with the units for the strategy flat, if the source records none.
     flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).
+    as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts of their attributes.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
     only: a glob of names, or several; "!GLOB" leaves names out.
     rename: {FROM: TO} replaces FROM at the start of names by TO; {"": TO} puts TO before every name.
     drop_optimizer: leave out optimizer state and param_groups.
     optimizer_names: "as-stored", "canonical" or "torchrec".
     cast: the dtype (torch's, or its name) for floating-point tensors, except scalar optimizer state.
+    on_overflow: "refuse", "saturate" or "infinity": what a cast does with finite numbers that are too large. "refuse"
+        raises Error, "saturate" takes the largest number of the dtype, "infinity" makes them infinite (NaN in
+        float8_e4m3fn).
     max_shard_size: the most bytes in one file, as a number or a size such as "5GB"; safetensors only.
     allow_missing: leave out what is incomplete or missing in the source.
     allow_lossy: allow merging row-wise state of several column shards by a weighted mean.
+    extra_files: "carry" copies the other files in the source's folder (config.json, a tokenizer) into the destination's
+        directory, "leave" leaves them, "refuse" raises an error that names them.
+    extra_files_from: a folder whose files are copied instead of those of the source.
+    extra_files_limit: the most bytes of such files together; the largest are left.
     memory: bytes for all buffers, as a number or a size such as "64MiB".
     threads: the number of threads; None: the number of cores.
     dry_run: plan, and refuse what the move would refuse at its start; write nothing.
@@ -199,8 +241,12 @@ def _move(sources: list[tuple[bytes, bytes]], destination: PathLike, options: Ma
         warnings.warn(f"{left_over}: could not remove the old checkpoint (remove it yourself)",
                       RuntimeWarning, stacklevel=3)
     notes = [Problem(*row) for row in result.pop("notes")]
+    overflows = [Overflow(*row) for row in result.pop("overflows")]
+    extra_files = [ExtraFile(*row) for row in result.pop("extra_files")]
+    left_files = [LeftFile(*row) for row in result.pop("left_files")]
     shares = [RankShare(rank, *share) for rank, share in enumerate(result.pop("ranks"))]
-    return Resharded(**result, ranks=shares, notes=notes)
+    return Resharded(**result, ranks=shares, extra_files=extra_files, left_files=left_files, notes=notes,
+                     overflows=overflows)
 
 
 def _renames(name: str, renames: Mapping[str, str] | None) -> list[tuple[bytes, bytes]]:
@@ -229,15 +275,20 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "plan": optional_path_bytes,
     "units": optional_path_bytes,
     "flat_layout": optional_path_bytes,
+    "as_dict": names_bytes,
     "compress": text,
     "only": names_bytes,
     "rename": _renames,
     "drop_optimizer": flag,
     "optimizer_names": text,
     "cast": _dtype_name,
+    "on_overflow": text,
     "max_shard_size": _optional_nbytes,
     "allow_missing": flag,
     "allow_lossy": flag,
+    "extra_files": text,
+    "extra_files_from": optional_path_bytes,
+    "extra_files_limit": nbytes,
     "memory": nbytes,
     "threads": at_least_one,
     "dry_run": flag,

@@ -1,0 +1,80 @@
+#include "formats/extra_files.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "formats/staging/staged_destination.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::formats {
+namespace {
+
+std::string without_partial(const std::string& name) {
+  constexpr std::string_view kSuffix = StagedDestination::kSuffix;
+  return name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
+}
+
+/// Whether any format could take a file of this name for its own.
+bool is_checkpoint_name(const std::string& directory, const std::string& name) {
+  const std::vector<std::string> names{name};
+  return std::ranges::any_of(format_drivers(), [&](const FormatDriver* driver) {
+    return driver->may_own_file(without_partial(name)) ||
+           driver->recognize_directory({directory, names}).match >= Match::by_name;
+  });
+}
+
+bool is_journal(const FileSystem& fs, const std::string& path) {
+  constexpr std::string_view kMagic = StagedDestination::kJournalMagic;
+  return path.ends_with(
+             StagedDestination::journal_path_of(StagedDestination::staging_path_of(""))) &&
+         read_begin(fs, path, kMagic.size()) == kMagic;
+}
+
+/// Whether a writer of Tessera works at this name, or did until it died.
+bool is_work(const FileSystem& fs, const std::string& directory, const std::string& name) {
+  const std::string path = join_path(directory, name);
+  if (is_journal(fs, path) || is_journal(fs, StagedDestination::journal_path_of(path))) return true;
+  return name.ends_with(StagedDestination::kSuffix) &&
+         std::ranges::any_of(format_drivers(), [&](const FormatDriver* driver) {
+           return driver->writes_file(without_partial(name));
+         });
+}
+
+ExtraEntry entry_at(const std::string& directory, const std::string& name) {
+  using Kind = ExtraEntry::Kind;
+  struct stat status {};
+  if (::lstat(join_path(directory, name).c_str(), &status) != 0) return {name, Kind::other};
+  if (S_ISLNK(status.st_mode)) return {name, Kind::link};
+  if (S_ISDIR(status.st_mode)) return {name, Kind::folder};
+  if (!S_ISREG(status.st_mode)) return {name, Kind::other};
+  return {name, is_checkpoint_name(directory, name) ? Kind::checkpoint_file : Kind::file,
+          static_cast<std::uint64_t>(status.st_size)};
+}
+
+}  // namespace
+
+std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,
+                                           Format format, const std::set<std::string>& opened) {
+  const std::vector<std::string> names = fs.list_directory(directory);
+  const std::vector<std::string> own = driver_of(format).own_files(fs, directory, names);
+  std::vector<ExtraEntry> entries;
+  for (const std::string& name : names) {
+    const bool is_own = std::ranges::binary_search(own, name) ||
+                        opened.contains(join_path(directory, name)) || is_work(fs, directory, name);
+    if (!is_own) entries.push_back(entry_at(directory, name));
+  }
+  return entries;
+}
+
+std::vector<ExtraEntry> list_entries_beside_checkpoints(const FileSystem& fs,
+                                                        const std::string& directory) {
+  std::vector<ExtraEntry> entries;
+  for (const std::string& name : fs.list_directory(directory)) {
+    if (is_work(fs, directory, name) || is_checkpoint_name(directory, name)) continue;
+    entries.push_back(entry_at(directory, name));
+  }
+  return entries;
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,170 @@
+#include "formats/pickle/foreign_object.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "formats/pickle/unpickler.h"
+
+namespace tessera::formats::pickle {
+namespace {
+
+// Functions whose first argument is the class of the object that they make.
+constexpr std::pair<std::string_view, std::string_view> kMakers[] = {
+    {"copyreg", "_reconstructor"},
+    {"copy_reg", "_reconstructor"},
+    {"copyreg", "__newobj__"},
+    {"copyreg", "__newobj_ex__"},
+};
+
+// Pickles of protocol 2 and below call the builtins module, and range, by their Python 2 names.
+std::string dotted_name(Object global) {
+  const std::string_view module = global.global_module("global");
+  const std::string_view name = global.global_name("global");
+  if (module != "__builtin__") return printable(module, 100) + "." + printable(name, 100);
+  return "builtins." + (name == "xrange" ? "range" : printable(name, 100));
+}
+
+/// Returns the class of an object that a function of `copyreg` makes.
+std::optional<Object> class_given_to_maker(Object call) {
+  if (!call.is(ObjectKind::call)) return std::nullopt;
+  const std::pair maker(call.global_module("call"), call.global_name("call"));
+  if (std::ranges::find(kMakers, maker) == std::end(kMakers)) return std::nullopt;
+  const Object arguments = call.call_arguments("call");
+  if (arguments.num_items("arguments") == 0) return std::nullopt;
+  const Object first = arguments.item(0);
+  return first.is(ObjectKind::global) ? std::optional(first) : std::nullopt;
+}
+
+/// Returns `float32` for NumPy's `f4`.
+std::string numpy_dtype_in_words(std::string_view code) {
+  constexpr std::pair<char, std::string_view> kKinds[] = {
+      {'f', "float"}, {'i', "int"}, {'u', "uint"}, {'c', "complex"}};
+  if (code == "b1") return "bool";
+  if (code.size() == 2 && code[1] >= '1' && code[1] <= '8') {
+    for (const auto& [kind, word] : kKinds) {
+      if (kind == code[0]) return std::string(word) + std::to_string(8 * (code[1] - '0'));
+    }
+  }
+  return "of dtype " + printable(code, 20);
+}
+
+/// Returns `NumPy array float32 [2, 3]` for a call of `_reconstruct` whose state is
+/// (1, shape, dtype, is_fortran, bytes); an empty text for any other object.
+std::string numpy_array_in_words(Object call) {
+  constexpr std::size_t kMaxDims = 64;
+  if (!call.is(ObjectKind::call) || call.global_name("call") != "_reconstruct" ||
+      !call.global_module("call").starts_with("numpy.")) {
+    return {};
+  }
+  const std::optional<Object> state = call.call_state("array");
+  if (!state || !state->is(ObjectKind::tuple) || state->num_items("array") < 3) return {};
+  const Object shape = state->item(1);
+  const Object dtype = state->item(2);
+  if (!shape.is(ObjectKind::tuple) || shape.num_items("shape") > kMaxDims ||
+      !dtype.is(ObjectKind::call) || dtype.call_arguments("dtype").num_items("dtype") == 0) {
+    return {};
+  }
+  const Object code = dtype.call_arguments("dtype").item(0);
+  if (!code.is(ObjectKind::str)) return {};
+  std::string sizes;
+  for (std::size_t i = 0; i < shape.num_items("shape"); ++i) {
+    if (!shape.item(i).is(ObjectKind::integer)) return {};
+    sizes += (i == 0 ? "" : ", ") + std::to_string(shape.item(i).as_integer("shape"));
+  }
+  return "NumPy array " + numpy_dtype_in_words(code.as_text("dtype")) + " [" + sizes + "]";
+}
+
+}  // namespace
+
+bool is_foreign(Object object) {
+  return (object.is(ObjectKind::call) || object.is(ObjectKind::global)) &&
+         object.meaning("global") <= kAsDictMeaning;
+}
+
+std::string foreign_name(Object object) {
+  return dotted_name(class_given_to_maker(object).value_or(object));
+}
+
+std::string foreign_in_words(Object object) {
+  if (object.is(ObjectKind::global)) return "class or function " + foreign_name(object);
+  if (object.meaning("global") == kAsDictMeaning && !entries_as_dict(object)) {
+    return "object of class " + foreign_name(object) + ", whose state is no dict";
+  }
+  if (std::string array = numpy_array_in_words(object); !array.empty()) return array;
+  const bool is_object = object.is_instance() || class_given_to_maker(object).has_value();
+  return (is_object ? "object of class " : "call of ") + foreign_name(object);
+}
+
+std::optional<Object> entries_as_dict(Object object) {
+  if (!object.is(ObjectKind::call) || object.meaning("class") != kAsDictMeaning ||
+      object.call_arguments("class").num_items("arguments") != 0 ||
+      object.num_appended("class") != 0) {
+    return std::nullopt;
+  }
+  const std::optional<Object> state = object.call_state("class");
+  if (!state || state->is(ObjectKind::none)) return object;
+  if (state->is(ObjectKind::dict) && object.num_entries("class") == 0) return state;
+  return std::nullopt;
+}
+
+std::vector<std::string> foreign_names(const ObjectGraph& graph, std::size_t max_names) {
+  std::set<std::string> names;
+  for (std::size_t id = 0; id < graph.num_objects() && names.size() < max_names; ++id) {
+    const Object object = graph.object(id);
+    if (object.is(ObjectKind::global) && is_foreign(object)) names.insert(dotted_name(object));
+  }
+  return {names.begin(), names.end()};
+}
+
+HeldObjects::HeldObjects(const ObjectGraph& graph)
+    : visits_left_((std::uint64_t{1} << 20) + 8 * std::uint64_t{graph.nbytes()}),
+      round_of_(graph.num_objects()) {}
+
+template <class Visit>
+void HeldObjects::for_each_part(Object object, const Visit& visit) {
+  switch (object.kind()) {
+    case ObjectKind::list:
+    case ObjectKind::tuple:
+    case ObjectKind::set:
+      for (std::size_t i = 0; i < object.num_items("items"); ++i) visit(object.item(i));
+      return;
+    case ObjectKind::call:
+      visit(object.call_arguments("call"));
+      if (const auto state = object.call_state("call")) visit(*state);
+      for (std::size_t i = 0; i < object.num_appended("call"); ++i) visit(object.appended(i));
+      [[fallthrough]];
+    case ObjectKind::dict:
+      for (std::size_t i = 0; i < object.num_entries("entries"); ++i) {
+        visit(object.entry_key(i));
+        visit(object.entry_value(i));
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+std::size_t HeldObjects::count(Object holder, bool (*wanted)(Object)) {
+  ++round_;
+  std::size_t num_found = 0;
+  std::vector<Object> open{holder};
+  round_of_[holder.id()] = round_;
+  while (!open.empty()) {
+    const Object object = open.back();
+    open.pop_back();
+    if (object != holder && wanted(object)) {
+      ++num_found;
+      continue;
+    }
+    for_each_part(object, [&](Object part) {
+      if (visits_left_ > 0) --visits_left_;
+      if (std::exchange(round_of_[part.id()], round_) != round_) open.push_back(part);
+    });
+    if (visits_left_ == 0) return 0;
+  }
+  return num_found;
+}
+
+}  // namespace tessera::formats::pickle

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/pickle/pickle_object.h"
+
+namespace tessera::formats::pickle {
+
+/// Says whether `object` is a global that is not in the allow-list, or a call of one: an object of
+/// a class, or what a function returned. [Note: Foreign globals]
+bool is_foreign(Object object);
+
+/// Returns the name of a foreign object's class or function: `argparse.Namespace`. Looks through
+/// the functions of `copyreg` that make objects of a class.
+std::string foreign_name(Object object);
+
+/// Says what a foreign object is: `object of class argparse.Namespace`, `call of os.system`.
+std::string foreign_in_words(Object object);
+
+/// Returns the object that holds the attributes of a foreign object as entries, if the caller asked
+/// to read its class as a dict and its state is one: the dict given to BUILD, or for a class
+/// derived from dict the entries put into the object. Nothing if its state is anything else.
+std::optional<Object> entries_as_dict(Object object);
+
+/// Returns the names of all foreign globals of the graph, sorted, each once, at most `max_names`.
+std::vector<std::string> foreign_names(const ObjectGraph& graph, std::size_t max_names);
+
+/// Counts objects of one kind that other objects hold, at any depth. Shared parts and cycles are
+/// walked once for each count. All counts together visit at most a multiple of the pickle's size.
+class HeldObjects {
+ public:
+  explicit HeldObjects(const ObjectGraph& graph);
+
+  /// Returns how many objects within `holder` satisfy `wanted`; does not look inside those.
+  /// Returns 0 once the visits are used up.
+  std::size_t count(Object holder, bool (*wanted)(Object));
+
+ private:
+  template <class Visit>
+  static void for_each_part(Object object, const Visit& visit);
+
+  std::uint64_t visits_left_;
+  std::uint32_t round_ = 0;
+  std::vector<std::uint32_t> round_of_;  // by id: the last count that visited it
+};
+
+}  // namespace tessera::formats::pickle

@@ -1,0 +1,192 @@
+#include "formats/quantized_tensors.h"
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <utility>
+
+#include "base/json.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
+
+namespace tessera::formats {
+namespace {
+
+constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
+
+/// A set of dtypes.
+class DTypes {
+ public:
+  constexpr DTypes(std::initializer_list<DType> dtypes) {
+    for (const DType dtype : dtypes) bits_ |= 1U << static_cast<unsigned>(dtype);
+  }
+  constexpr bool contain(DType dtype) const {
+    return (bits_ >> static_cast<unsigned>(dtype) & 1U) != 0;
+  }
+
+ private:
+  std::uint32_t bits_ = 0;
+};
+
+constexpr DTypes kFloat8 = {DType::float8_e4m3fn, DType::float8_e5m2, DType::float8_e4m3fnuz,
+                            DType::float8_e5m2fnuz};
+constexpr DTypes kFloats = {DType::float16, DType::bfloat16, DType::float32, DType::float64};
+constexpr DTypes kPowersOfTwo = {DType::uint8, DType::float8_e8m0fnu};  // the exponents alone
+constexpr DTypes kPackedFloat4 = {DType::uint8, DType::float4_e2m1fn_x2};
+
+/// How the tensors of a quantized weight are named: a base that they share, and a suffix each.
+struct Scheme {
+  std::string_view name;
+  std::string_view codes_suffix;
+  DTypes codes_dtypes;
+  std::string_view scales_suffix;
+  DTypes scales_dtypes;
+};
+
+// The first scheme that fits counts.
+constexpr std::array kSchemes = {
+    Scheme{"block-scaled fp8",
+           "",
+           kFloat8,
+           "_scale_inv",
+           {DType::float16, DType::bfloat16, DType::float32, DType::uint8, DType::float8_e8m0fnu}},
+    Scheme{"block-scaled fp8",
+           ".weight",
+           kFloat8,
+           ".scale",
+           {DType::bfloat16, DType::float32, DType::float8_e8m0fnu}},
+    Scheme{"scaled fp8", "", kFloat8, "_scale", kFloats},
+    Scheme{"mxfp8", "", kFloat8, "_scale", kPowersOfTwo},
+    Scheme{"mxfp4", "_blocks", kPackedFloat4, "_scales", kPowersOfTwo},
+    Scheme{"mxfp4", "_packed", kPackedFloat4, "_scale", kPowersOfTwo},
+    Scheme{"mxfp4", "", kPackedFloat4, "_scale", kPowersOfTwo},
+    Scheme{"nvfp4", "_packed", kPackedFloat4, "_scale", {DType::float8_e4m3fn}},
+    Scheme{"nvfp4", "", kPackedFloat4, "_scale", {DType::float8_e4m3fn}},
+    Scheme{"compressed-tensors packed integers", "_packed", {DType::int32}, "_scale", kFloats},
+    Scheme{"scaled int8", "", {DType::int8}, "_scale", kFloats},
+    Scheme{"GPTQ or AWQ", "qweight", {DType::int32}, "scales", kFloats},
+    Scheme{"bitsandbytes int8", "weight", {DType::int8}, "SCB", kFloats},
+    // bitsandbytes packs its codes into any dtype that FSDP can shard (bnb_4bit_quant_storage).
+    Scheme{"bitsandbytes 4-bit",
+           "",
+           {DType::uint8, DType::float16, DType::bfloat16, DType::float32},
+           ".absmax",
+           {DType::float32, DType::uint8}},
+};
+
+/// Another tensor that a quantized weight may have. Its suffix follows the base of the scheme, or
+/// with `/` the name of the module.
+struct Companion {
+  std::string_view suffix;
+  std::string_view role;
+};
+
+constexpr std::array kCompanions = {
+    Companion{"_scale_2", "second scales"},
+    Companion{"_global_scale", "second scales"},
+    Companion{"_zero_point", "zero points"},
+    Companion{"_shape", "shape"},
+    Companion{"_g_idx", "group indices"},
+    Companion{"/input_scale", "scales of inputs"},
+    Companion{"/input_global_scale", "scales of inputs"},
+    Companion{"/output_scale", "scales of outputs"},
+    Companion{"qzeros", "zero points"},
+    Companion{"g_idx", "group indices"},
+    Companion{"weight_format", "format"},
+    Companion{".quant_map", "code book"},
+    Companion{".nested_absmax", "second scales"},
+    Companion{".nested_quant_map", "second code book"},
+    Companion{".quant_state.bitsandbytes__nf4", "description"},
+    Companion{".quant_state.bitsandbytes__fp4", "description"},
+};
+
+std::string companion_name(const std::string& base, std::string_view suffix) {
+  if (!suffix.starts_with('/')) return base + std::string(suffix);
+  return base.substr(0, base.rfind('.') + 1) + std::string(suffix.substr(1));  // npos + 1 is 0
+}
+
+std::optional<std::size_t> index_of(const CheckpointContents& contents, const std::string& fqn) {
+  const TensorEntry* tensor = contents.find_tensor(fqn);
+  if (tensor == nullptr) return std::nullopt;
+  return static_cast<std::size_t>(tensor - contents.tensors.data());
+}
+
+/// Returns the tensor of the codes if a tensor is the scales of a scheme.
+std::optional<std::size_t> codes_of(const CheckpointContents& contents, const TensorMeta& scales,
+                                    const Scheme& scheme, const std::string& base) {
+  if (!scheme.scales_dtypes.contain(scales.dtype)) return std::nullopt;
+  const auto codes = index_of(contents, base + std::string(scheme.codes_suffix));
+  if (!codes || !scheme.codes_dtypes.contain(contents.tensors[*codes].meta.dtype)) {
+    return std::nullopt;
+  }
+  return codes;
+}
+
+}  // namespace
+
+QuantizedTensors::QuantizedTensors(const CheckpointContents& contents, std::string method)
+    : contents_(contents), method_(std::move(method)) {
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const TensorMeta& meta = contents.tensors[i].meta;
+    for (const Scheme& scheme : kSchemes) {
+      if (!meta.fqn.ends_with(scheme.scales_suffix)) continue;
+      const std::string base = meta.fqn.substr(0, meta.fqn.size() - scheme.scales_suffix.size());
+      const auto codes = codes_of(contents, meta, scheme, base);
+      if (!codes) continue;
+      parts_.insert_or_assign(*codes, QuantizedPart{kCodesRole, scheme.name, i});
+      parts_.insert_or_assign(i, QuantizedPart{"scales", scheme.name, *codes});
+      for (const Companion& companion : kCompanions) {
+        const auto other = index_of(contents, companion_name(base, companion.suffix));
+        if (other) parts_.emplace(*other, QuantizedPart{companion.role, scheme.name, *codes});
+      }
+      break;
+    }
+  }
+}
+
+const QuantizedPart* QuantizedTensors::find(std::size_t tensor_index) const {
+  const auto part = parts_.find(tensor_index);
+  return part == parts_.end() ? nullptr : &part->second;
+}
+
+bool QuantizedTensors::are_codes(std::size_t tensor_index) const {
+  const QuantizedPart* const part = find(tensor_index);
+  return part != nullptr && part->role == kCodesRole;
+}
+
+std::string QuantizedTensors::scheme_in_words(const QuantizedPart& part) const {
+  const std::string scheme(part.scheme);
+  return method_.empty() ? scheme : scheme + " (" + printable(method_) + " in config.json)";
+}
+
+std::string QuantizedTensors::in_words(const QuantizedPart& part) const {
+  return std::string(part.role) + " of " + scheme_in_words(part) + ", whose " +
+         (part.role == kCodesRole ? "scales" : "codes") + " are " + printable(partner_name(part));
+}
+
+const std::string& QuantizedTensors::partner_name(const QuantizedPart& part) const {
+  return contents_.tensors[part.partner].meta.fqn;
+}
+
+std::string read_quantization_method(const FileSystem& fs, const std::string& checkpoint_path) {
+  try {
+    const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
+    const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
+    const std::string path = join_path(folder, "config.json");
+    if (fs.kind_of(path) != FileKind::regular) return {};
+    const Value config = parse_json(read_file(fs, path, kMaxConfigNbytes), path);
+    const Value* const text_config = config.find("text_config");  // of models with several parts
+    for (const Value* const part : {&config, text_config}) {
+      const Value* const quantization = part ? part->find("quantization_config") : nullptr;
+      const Value* const method = quantization ? quantization->find("quant_method") : nullptr;
+      if (method == nullptr || !method->is<std::string>()) continue;
+      return method->get<std::string>();
+    }
+  } catch (const Error&) {
+    // The file belongs to somebody else, and says nothing that a move needs.
+  }
+  return {};
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats {
+
+/// A tensor that is a part of a quantized weight. Its elements are not the weight's numbers.
+struct QuantizedPart {
+  std::string_view role;    // `codes`, `scales`, `zero points`, …
+  std::string_view scheme;  // `block-scaled fp8`, `mxfp4`, `GPTQ or AWQ`, …
+  std::size_t partner;      // the tensor of the scales for `codes`, else that of the codes
+};
+
+inline constexpr std::string_view kCodesRole = "codes";
+
+/// The quantized weights of a checkpoint. A weight is recognised by the names and dtypes of its
+/// tensors: `X.weight` in float8_e4m3fn is a quantized weight if `X.weight_scale_inv` is beside it,
+/// and an ordinary tensor if nothing is. docs/formats/safetensors.md has the table of schemes.
+/// Keeps a view of the contents, which must outlive it. Immutable, so thread-safe.
+class QuantizedTensors {
+ public:
+  /// Looks for the weights. `method` is what read_quantization_method returned, for messages.
+  /// Cost: O(n log n) for n tensors.
+  explicit QuantizedTensors(const CheckpointContents& contents, std::string method = {});
+
+  bool empty() const { return parts_.empty(); }
+  /// Returns what a tensor is a part of; nullptr for a tensor of numbers.
+  const QuantizedPart* find(std::size_t tensor_index) const;
+  /// Returns whether the elements of a tensor are codes.
+  bool are_codes(std::size_t tensor_index) const;
+  /// Returns the scheme, with the method that config.json names: `mxfp4`, `scaled fp8 (fp8 in
+  /// config.json)`.
+  std::string scheme_in_words(const QuantizedPart& part) const;
+  /// Returns what a part is: `codes of block-scaled fp8, whose scales are X.weight_scale_inv`, or
+  /// `scales of block-scaled fp8, whose codes are X.weight`. Requires: `find` returned `part`.
+  std::string in_words(const QuantizedPart& part) const;
+  /// Returns the name of the part's partner. Requires: the same.
+  const std::string& partner_name(const QuantizedPart& part) const;
+
+ private:
+  const CheckpointContents& contents_;
+  const std::string method_;
+  std::map<std::size_t, QuantizedPart> parts_;  // by tensor
+};
+
+}  // namespace tessera::formats

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+#include "tessera/formats/create.h"
+
+namespace tessera::formats {
+
+/// Returns size and time of the last change of a file, in words; for a link, those of the link.
+/// Nothing of that name is a state too.
+std::string file_state(const std::string& path);
+
+/// Whether the two paths are regular files, not links, with the same bytes.
+bool have_equal_bytes(const FileSystem& fs, const std::string& path, const std::string& other);
+/// Whether `path` is a regular file, not a link, with the bytes that a copy of `file` has.
+bool holds_copy(const FileSystem& fs, const std::string& path, const ExtraFile& file);
+
+/// Copies an extra file to `path`, where nothing is, and syncs it. Throws: Error(corruption) if the
+/// file has changed since it was listed.
+void copy_extra_file(FileSystem& fs, const ExtraFile& file, const std::string& path);
+
+std::set<std::string> names_of(const std::vector<ExtraFile>& files);
+
+/// Returns what a journal's identity says about extra files: their names, and their states.
+ResumeIdentity identify_extra_files(const std::vector<ExtraFile>& files);
+/// Returns the names of the extra files that an identity is of.
+std::set<std::string> extra_names_in(const ResumeIdentity& identity);
+
+}  // namespace tessera::formats

@@ -1,0 +1,59 @@
+#include "formats/torch_zip/module_parts.h"
+
+#include "formats/pickle/foreign_object.h"
+#include "formats/pickle/plain_value.h"
+
+namespace tessera::formats::torch_zip {
+namespace {
+
+using pickle::Object;
+using pickle::ObjectKind;
+using pickle::ValueGlobal;
+
+/// Up to torch 2.0 the three are OrderedDicts, later dicts.
+bool is_dict(const std::optional<Object>& object) {
+  if (!object) return false;
+  return object->is(ObjectKind::dict) ||
+         (object->is(ObjectKind::call) && value_global(*object) == ValueGlobal::ordered_dict);
+}
+
+/// Returns the str in a set, which is a call of `set` with a list before protocol 4.
+std::vector<std::string_view> names_in(const std::optional<Object>& set) {
+  std::vector<std::string_view> names;
+  if (!set) return names;
+  Object items = *set;
+  if (items.is(ObjectKind::call) && value_global(items) == ValueGlobal::set) {
+    const Object arguments = items.call_arguments("set");
+    if (arguments.num_items("set") != 1) return names;
+    items = arguments.item(0);
+  }
+  if (!items.is(ObjectKind::set) && !items.is(ObjectKind::list)) return names;
+  for (std::size_t i = 0; i < items.num_items("set"); ++i) {
+    if (items.item(i).is(ObjectKind::str)) names.push_back(items.item(i).as_text("buffer"));
+  }
+  return names;
+}
+
+}  // namespace
+
+std::optional<ModuleParts> module_parts(Object object) {
+  if (!object.is(ObjectKind::call) || !pickle::is_foreign(object)) return std::nullopt;
+  const std::optional<Object> state = object.call_state("module");
+  if (!state || !state->is(ObjectKind::dict)) return std::nullopt;
+  std::optional<Object> parameters;
+  std::optional<Object> buffers;
+  std::optional<Object> modules;
+  std::optional<Object> transient;
+  for (std::size_t i = 0; i < state->num_entries("module"); ++i) {
+    if (!state->entry_key(i).is(ObjectKind::str)) continue;
+    const std::string_view name = state->entry_key(i).as_text("attribute");
+    if (name == "_parameters") parameters = state->entry_value(i);
+    if (name == "_buffers") buffers = state->entry_value(i);
+    if (name == "_modules") modules = state->entry_value(i);
+    if (name == "_non_persistent_buffers_set") transient = state->entry_value(i);
+  }
+  if (!is_dict(parameters) || !is_dict(buffers) || !is_dict(modules)) return std::nullopt;
+  return ModuleParts{*parameters, *buffers, *modules, names_in(transient)};
+}
+
+}  // namespace tessera::formats::torch_zip

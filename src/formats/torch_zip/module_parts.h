@@ -1,0 +1,24 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "formats/pickle/pickle_object.h"
+
+namespace tessera::formats::torch_zip {
+
+/// What a pickled torch.nn.Module says of itself, without its class: three dicts of its attributes.
+/// Refers to the graph.
+struct ModuleParts {
+  pickle::Object parameters;
+  pickle::Object buffers;
+  pickle::Object modules;
+  std::vector<std::string_view> transient_buffers;  // that its state_dict() leaves out
+};
+
+/// Returns the parts of a foreign object whose state is that of a module; nothing for any other
+/// object. Cost: linear in its attributes.
+std::optional<ModuleParts> module_parts(pickle::Object object);
+
+}  // namespace tessera::formats::torch_zip

@@ -1,0 +1,117 @@
+#include "formats/torch_zip/tensor_subclass.h"
+
+#include <optional>
+#include <string_view>
+
+#include "formats/pickle/foreign_object.h"
+#include "formats/pickle/plain_value.h"
+
+namespace tessera::formats::torch_zip {
+namespace {
+
+using pickle::Object;
+using pickle::ObjectKind;
+using pickle::ValueGlobal;
+
+constexpr std::size_t kMaxShown = 8;  // sizes of a shape, placements of a tensor
+
+std::optional<Object> item_of(const std::optional<Object>& object, std::size_t index) {
+  if (!object || (!object->is(ObjectKind::tuple) && !object->is(ObjectKind::list)) ||
+      index >= object->num_items("items")) {
+    return std::nullopt;
+  }
+  return object->item(index);
+}
+
+std::optional<Object> attribute_of(std::optional<Object> object, std::string_view name) {
+  if (object && object->is(ObjectKind::call)) object = object->call_state("state");
+  // What has __slots__ gives (None, attributes); what has a __dict__ too, (dict, attributes).
+  if (object && object->is(ObjectKind::tuple) && object->num_items("state") == 2) {
+    object = object->item(1);
+  }
+  return object && object->is(ObjectKind::dict) ? object->find(name) : std::nullopt;
+}
+
+/// Returns `[4, 3]`, or an empty text if this is no shape.
+std::string shape_in_words(std::optional<Object> sizes) {
+  if (sizes && sizes->is(ObjectKind::call) && value_global(*sizes) == ValueGlobal::torch_size) {
+    sizes = item_of(sizes->call_arguments("size"), 0);
+  }
+  if (!sizes || (!sizes->is(ObjectKind::tuple) && !sizes->is(ObjectKind::list)) ||
+      sizes->num_items("size") > kMaxShown) {
+    return {};
+  }
+  std::string text;
+  for (std::size_t i = 0; i < sizes->num_items("size"); ++i) {
+    const Object size = sizes->item(i);
+    if (!size.is(ObjectKind::integer)) return {};
+    text += (i == 0 ? "" : ", ") + std::to_string(size.as_integer("size"));
+  }
+  return "[" + text + "]";
+}
+
+/// Returns the size of a dense tensor, from the arguments of `_rebuild_tensor_v2`.
+std::string tensor_shape_in_words(const std::optional<Object>& tensor) {
+  if (!tensor || !tensor->is(ObjectKind::call)) return {};
+  return shape_in_words(item_of(tensor->call_arguments("tensor"), 2));
+}
+
+/// Returns ` float32 [8, 3]`, from the arguments of `_rebuild_wrapper_subclass`.
+std::string meta_in_words(Object call) {
+  const std::optional<Object> arguments = item_of(call.call_arguments("tensor"), 2);
+  const std::optional<Object> dtype = item_of(arguments, 1);
+  const std::string shape = shape_in_words(item_of(arguments, 2));
+  if (!dtype || !dtype->is(ObjectKind::global) || shape.empty()) return {};
+  return " " + printable(dtype->global_name("dtype"), 40) + " " + shape;
+}
+
+/// Returns `Shard(0), Replicate`.
+std::string placements_in_words(const std::optional<Object>& placements) {
+  std::string text;
+  for (std::size_t i = 0; i < kMaxShown; ++i) {
+    const std::optional<Object> placement = item_of(placements, i);
+    if (!placement || !placement->is(ObjectKind::call)) break;
+    text += (i == 0 ? "" : ", ") + printable(placement->global_name("placement"), 40);
+    const std::optional<Object> dim = attribute_of(placement, "dim");
+    if (dim && dim->is(ObjectKind::integer)) {
+      text += "(" + std::to_string(dim->as_integer("dim")) + ")";
+    }
+  }
+  return text;
+}
+
+std::string dtensor_in_words(Object call) {
+  const std::optional<Object> state = item_of(call.call_arguments("tensor"), 3);
+  const std::string placements =
+      placements_in_words(attribute_of(attribute_of(state, "_spec"), "placements"));
+  const std::string local_shape = tensor_shape_in_words(attribute_of(state, "_local_tensor"));
+  return "a DTensor" + meta_in_words(call) + (placements.empty() ? "" : ", placed " + placements) +
+         ": one rank's part" + (local_shape.empty() ? "" : ", " + local_shape);
+}
+
+std::string sharded_tensor_in_words(Object call) {
+  const std::optional<Object> state = item_of(call.call_arguments("tensor"), 3);
+  const std::optional<Object> shard = item_of(item_of(state, 0), 0);  // of this rank, the first
+  const std::optional<Object> metadata = attribute_of(shard, "metadata");
+  const std::string sizes = shape_in_words(attribute_of(metadata, "shard_sizes"));
+  const std::string offsets = shape_in_words(attribute_of(metadata, "shard_offsets"));
+  return "a ShardedTensor" + meta_in_words(call) + ": one rank's part" +
+         (sizes.empty() || offsets.empty() ? "" : ", " + sizes + " at " + offsets);
+}
+
+}  // namespace
+
+std::string tensor_subclass_in_words(Object call, Object type) {
+  constexpr std::string_view kAdvice =
+      " (save it with torch.distributed.checkpoint, or as a whole tensor)";
+  const std::string name = pickle::foreign_name(type);
+  if (name.starts_with("torch.distributed.")) {
+    if (name.ends_with(".DTensor")) return dtensor_in_words(call) + std::string(kAdvice);
+    if (name.ends_with(".ShardedTensor")) {
+      return sharded_tensor_in_words(call) + std::string(kAdvice);
+    }
+  }
+  return "one of class " + name;
+}
+
+}  // namespace tessera::formats::torch_zip

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <mutex>
+
+#include "base/cast.h"
+#include "tessera/base/error.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+
+/// Collects, by tensor of the destination, the numbers that were too large for a cast. Thread-safe,
+/// except for the functions that read.
+class CastOverflows {
+ public:
+  /// Adds what block `block` of the move found.
+  void add(std::size_t tensor_index, std::int64_t block, const CastOverflow& overflow);
+
+  const std::map<std::size_t, CastOverflow>& by_tensor() const { return by_tensor_; }
+  /// Returns the tensor of the first block that was added. Requires: there is one.
+  std::size_t first_tensor() const { return first_tensor_; }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::size_t, CastOverflow> by_tensor_;
+  std::int64_t first_block_ = std::numeric_limits<std::int64_t>::max();
+  std::size_t first_tensor_ = 0;
+};
+
+/// Returns what a cast makes of numbers that are too large. For `refuse` the result does not
+/// matter.
+TooLarge too_large_by(OnOverflow on_overflow);
+
+/// Returns the error for a tensor whose cast to `to` is refused. `fqn` is its name in the source.
+Error overflow_error(const std::string& source_path, const std::string& fqn, DType to,
+                     const CastOverflow& overflow);
+
+}  // namespace tessera::reshard

@@ -1,0 +1,240 @@
+// Decides which extra files a move carries. Writers copy them (src/formats/staging/extra_copies.h).
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "formats/extra_files.h"
+#include "formats/staging/extra_copies.h"
+#include "reshard/config_dtype.h"
+#include "tessera/base/error.h"
+#include "tessera/base/size_text.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
+#include "tessera/reshard/executor.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointReader;
+using formats::ExtraEntry;
+using formats::ExtraFile;
+using formats::Finding;
+using formats::MergePreference;
+
+constexpr std::string_view kRule = "extra files";
+constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
+
+/// The entries of all folders, by name, each with its folder.
+using Found = std::map<std::string, std::vector<std::pair<std::string, ExtraEntry>>>;
+
+void add(Found& found, const std::string& directory, const std::vector<ExtraEntry>& entries) {
+  for (const ExtraEntry& entry : entries) found[entry.name].emplace_back(directory, entry);
+}
+
+Found find_beside_sources(const FileSystem& fs, const CheckpointReader& reader,
+                          const std::vector<std::string>& sources) {
+  const std::vector<std::string> data_files = reader.data_files();
+  const std::set<std::string> opened(data_files.begin(), data_files.end());
+  Found found;
+  for (const std::string& source : sources) {
+    if (fs.kind_of(source) != FileKind::directory) continue;
+    add(found, source,
+        formats::list_extra_entries(fs, source, formats::detect_format(fs, source), opened));
+  }
+  return found;
+}
+
+Found find_in_folder(const FileSystem& fs, const std::string& folder) {
+  const auto kind = fs.kind_of(folder);
+  if (kind != FileKind::directory) {
+    throw Error::expected(kind ? ErrorKind::invalid_argument : ErrorKind::not_found,
+                          {.path = folder}, kRule, "a folder to take them from",
+                          kind ? "a file" : "nothing");
+  }
+  Found found;
+  add(found, folder, formats::list_entries_beside_checkpoints(fs, folder));
+  return found;
+}
+
+/// Returns why an entry of this kind is never carried; empty for a file.
+std::string_view why_never(ExtraEntry::Kind kind) {
+  switch (kind) {
+    case ExtraEntry::Kind::file:
+      return {};
+    case ExtraEntry::Kind::link:
+      return "a link";
+    case ExtraEntry::Kind::folder:
+      return "a folder";
+    case ExtraEntry::Kind::other:
+      return "no regular file";
+    case ExtraEntry::Kind::checkpoint_file:
+      return "named as a file of a checkpoint";
+  }
+  return {};
+}
+
+/// Decides for one move what becomes of each name.
+class Sorter {
+ public:
+  Sorter(const FileSystem& fs, formats::Format format, const std::string& destination,
+         const ExtraFilesOptions& options)
+      : fs_(fs),
+        driver_(formats::driver_of(format)),
+        is_directory_(driver_.destination_kind(destination) == DestinationKind::directory),
+        options_(options) {}
+
+  void sort(const Found& found) {
+    for (const auto& [name, places] : found) sort(name, places);
+    keep_to_limit();
+  }
+  void leave_all(const Found& found, const std::string& why) {
+    for (const auto& [name, places] : found) leave(name, why);
+  }
+
+  ExtraFilesPlan take() {
+    std::ranges::sort(result_.carried, {}, &ExtraFile::name);
+    std::ranges::sort(result_.left, {}, &ExtraFilesPlan::Left::name);
+    return std::move(result_);
+  }
+
+ private:
+  using Places = Found::mapped_type;
+
+  void leave(const std::string& name, std::string_view why) {
+    result_.left.push_back({name, std::string(why)});
+  }
+
+  void sort(const std::string& name, const Places& places) {
+    const auto& [directory, entry] =
+        options_.preference == MergePreference::last ? places.back() : places.front();
+    if (options_.policy == ExtraFilesPolicy::leave) return leave(name, "as asked");
+    if (!is_directory_) return leave(name, "the destination is a single file");
+    const std::string_view why = why_never(entry.kind);
+    const bool is_file =
+        entry.kind == ExtraEntry::Kind::file || entry.kind == ExtraEntry::Kind::checkpoint_file;
+    if (is_file && driver_.writes_file(name)) return refuse_name(join_path(directory, name));
+    if (!why.empty()) return leave(name, why);
+    if (options_.preference == MergePreference::none && !are_equal(name, places)) {
+      return leave(name, "differs between the sources");
+    }
+    const std::string path = join_path(directory, name);
+    result_.carried.push_back({path, name, entry.nbytes, formats::file_state(path)});
+  }
+
+  bool are_equal(const std::string& name, const Places& places) const {
+    const std::string first = join_path(places.front().first, name);
+    return std::ranges::all_of(places, [&](const auto& place) {
+      const std::string path = join_path(place.first, name);
+      return path == first || formats::have_equal_bytes(fs_, first, path);
+    });
+  }
+
+  void refuse_name(const std::string& path) {
+    result_.problems.push_back(
+        {.rule = std::string(kRule),
+         .where = {.path = path},
+         .expected = "another name, as the new checkpoint needs this one itself",
+         .found = "'" + printable(last_component(path)) + "'",
+         .remedy = {Remedy::Action::leave_extra_files}});
+  }
+
+  /// Leaves the largest files if all together are too large.
+  void keep_to_limit() {
+    auto& carried = result_.carried;
+    std::ranges::sort(carried, [](const ExtraFile& a, const ExtraFile& b) {
+      return std::pair(a.nbytes, a.name) < std::pair(b.nbytes, b.name);
+    });
+    std::uint64_t left_nbytes = options_.max_nbytes;
+    const auto too_large = std::ranges::find_if(carried, [&](const ExtraFile& file) {
+      if (file.nbytes > left_nbytes) return true;
+      left_nbytes -= file.nbytes;
+      return false;
+    });
+    for (auto file = too_large; file != carried.end(); ++file) {
+      leave(file->name, iec_size(file->nbytes) + ", over the limit of " +
+                            iec_size(options_.max_nbytes) + " for all");
+    }
+    carried.erase(too_large, carried.end());
+  }
+
+  const FileSystem& fs_;
+  const formats::FormatDriver& driver_;
+  const bool is_directory_;
+  const ExtraFilesOptions& options_;
+  ExtraFilesPlan result_;
+};
+
+/// Returns the dtype that a plan casts tensors to, if it changes that of any.
+std::optional<DType> dtype_of_cast(const Plan& plan, const CheckpointReader& reader) {
+  for (std::size_t i = 0; i < plan.copies.size(); ++i) {
+    const DType dtype = plan.destination.tensors[i].meta.dtype;
+    if (reader.contents().tensors[plan.copies[i].source_tensor].meta.dtype != dtype) return dtype;
+  }
+  return std::nullopt;
+}
+
+void edit_config(const FileSystem& fs, DType dtype, ExtraFilesPlan& files) {
+  const auto config = std::ranges::find(files.carried, "config.json", &ExtraFile::name);
+  if (config == files.carried.end() || config->nbytes > kMaxConfigNbytes) return;
+  auto edited = with_dtype(read_file(fs, config->path, kMaxConfigNbytes), dtype);
+  if (!edited) return;
+  config->text = std::move(edited->text);
+  config->nbytes = config->text->size();
+  files.edits.push_back({config->name, std::move(edited->what)});
+}
+
+/// Returns a problem that names all entries.
+Finding refused(const Found& found, const std::string& path) {
+  constexpr std::size_t kMaxNamed = 20;
+  std::string names;
+  std::size_t num_named = 0;
+  for (const auto& [name, places] : found) {
+    if (num_named++ == kMaxNamed) break;
+    names += (names.empty() ? "" : ", ") + printable(name);
+  }
+  if (found.size() > kMaxNamed) names += ", …";
+  return {.rule = std::string(kRule),
+          .where = {.path = path},
+          .expected = "none beside the checkpoint",
+          .found = std::to_string(found.size()) + ": " + names,
+          .remedy = {Remedy::Action::leave_extra_files}};
+}
+
+}  // namespace
+
+std::optional<ExtraFilesPolicy> parse_extra_files_policy(std::string_view name) {
+  if (name == "carry") return ExtraFilesPolicy::carry;
+  if (name == "leave") return ExtraFilesPolicy::leave;
+  if (name == "refuse") return ExtraFilesPolicy::refuse;
+  return std::nullopt;
+}
+
+ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
+                                const CheckpointReader& reader,
+                                const std::vector<std::string>& sources,
+                                const std::string& destination, formats::Format format,
+                                const ExtraFilesOptions& options) {
+  const Found beside = find_beside_sources(fs, reader, sources);
+  if (options.policy == ExtraFilesPolicy::refuse && !beside.empty()) {
+    return {.problems = {refused(beside, reader.path())}};
+  }
+  Sorter sorter(fs, format, destination, options);
+  if (options.folder.empty()) {
+    sorter.sort(beside);
+  } else {
+    const Found given = find_in_folder(fs, options.folder);
+    sorter.sort(given);
+    Found others = beside;
+    std::erase_if(others, [&](const auto& entry) {
+      const std::string path = join_path(entry.second.front().first, entry.first);
+      return formats::have_equal_bytes(fs, path, join_path(options.folder, entry.first));
+    });
+    sorter.leave_all(others, "another folder is given");
+  }
+  ExtraFilesPlan files = sorter.take();
+  if (const auto dtype = dtype_of_cast(plan, reader)) edit_config(fs, *dtype, files);
+  return files;
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,127 @@
+"""Checkpoints that other frameworks write, moved, and loaded by them again. Needs their packages (see CMakeLists.txt)."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from ckpt_tools import reshard, run, succeed  # noqa: E402
+from on_ranks import run_program  # noqa: E402
+
+os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@pytest.fixture(scope="module")
+def megatron(tmp_path_factory):
+    """A folder that Megatron wrote with two tensor-parallel ranks."""
+    folder = tmp_path_factory.mktemp("megatron") / "iter_0000007"
+    run_program([sys.executable, "-B", HERE / "megatron_ranks.py", "save", folder], 2)
+    return folder
+
+
+@pytest.mark.parametrize("way", [["dcp"], ["native", "dcp"], ["safetensors", "dcp"]], ids="-".join)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_megatron_loads_what_was_moved(megatron, tmp_path, way, ranks):
+    """Its common.pt and metadata.json arrive beside the tensors; without them, Megatron refuses the folder."""
+    source = megatron
+    for step, form in enumerate(way):
+        source = reshard(source, tmp_path / f"{step}", "--to", form)
+    assert (source / "common.pt").read_bytes() == (megatron / "common.pt").read_bytes()
+    assert "Megatron's torch_dist" in succeed("ckpt-inspect", "ls", source)
+    run_program([sys.executable, "-B", HERE / "megatron_ranks.py", "load", source], ranks)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A folder that transformers wrote, and its model."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, tie_word_embeddings=True)
+    model = LlamaForCausalLM(config)
+    folder = tmp_path_factory.mktemp("llama") / "model"
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return folder, model
+
+
+def assert_is_model(folder, model, dtype=torch.float32):
+    from transformers import AutoModelForCausalLM
+
+    loaded, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"], report
+    expected = model.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    for name, tensor in loaded.state_dict().items():
+        assert tensor.dtype == dtype and torch.equal(tensor, expected[name].to(dtype)), name
+
+
+def test_transformers_loads_what_was_moved_to_dcp_and_back(llama, tmp_path):
+    folder, model = llama
+    dcp = reshard(folder, tmp_path / "dcp", "--to", "dcp", "--world-size", "2")
+    assert (dcp / "config.json").exists() and (dcp / "generation_config.json").exists()
+    assert_is_model(reshard(dcp, tmp_path / "back", "--to", "safetensors"), model)
+
+
+def test_transformers_loads_what_fsdp_saved_with_the_config_of_another_folder(llama, tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    folder, model = llama
+    dcp.save(model.state_dict(), checkpoint_id=tmp_path / "dcp", no_dist=True)
+    options = ["--to", "safetensors", "--extra-files-from", folder]
+    assert_is_model(reshard(tmp_path / "dcp", tmp_path / "back", *options), model)
+
+
+def test_transformers_reads_the_dtype_of_a_cast(llama, tmp_path):
+    folder, model = llama
+    cast = reshard(folder, tmp_path / "cast", "--to", "safetensors", "--cast", "bfloat16")
+    config = json.loads((cast / "config.json").read_text())
+    assert config.get("dtype", config.get("torch_dtype")) == "bfloat16"
+    assert_is_model(cast, model, torch.bfloat16)
+
+
+def test_lightning_checkpoint_of_the_live_package_is_read(tmp_path):
+    import lightning
+
+    class Net(lightning.LightningModule):
+        def __init__(self, width=3):
+            super().__init__()
+            self.save_hyperparameters()
+            self.up = torch.nn.Linear(width, 2)
+
+        def training_step(self, batch, _):
+            return self.up(batch).square().sum()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+        def train_dataloader(self):
+            return torch.utils.data.DataLoader(torch.arange(12.0).reshape(4, 3), batch_size=2)
+
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                                enable_progress_bar=False, enable_model_summary=False)
+    net = Net()
+    trainer.fit(net)
+    trainer.save_checkpoint(tmp_path / "net.ckpt")
+    moved = reshard(tmp_path / "net.ckpt", tmp_path / "moved.pt", "--to", "torch")
+    again = torch.load(moved, weights_only=True)
+    assert torch.equal(again["state_dict"]["up.weight"], net.up.weight)
+    assert torch.equal(again["optimizer_states"][0]["state"][0]["exp_avg"],
+                       trainer.optimizers[0].state[net.up.weight]["exp_avg"])
+    assert again["hyper_parameters"] == {"width": 3}
+
+
+def test_files_of_deepspeed_are_one_part_of_several(tmp_path):
+    """Each file of a ZeRO run holds what one rank had: no move takes it for the whole."""
+    run_program([sys.executable, "-B", HERE / "deepspeed_ranks.py", tmp_path / "run"], 2)
+    files = sorted((tmp_path / "run" / "global_step1").glob("*.pt"))
+    assert len(files) >= 3
+    for file in files:
+        process = run("ckpt-reshard", file, tmp_path / "moved", "--to", "dcp")
+        assert process.returncode == 1 and "DeepSpeed" in process.stderr, process.stderr
+        assert not (tmp_path / "moved").exists()

@@ -1,0 +1,143 @@
+"""torch.save files that hold objects of classes: what is beside them is read, and nothing of them runs."""
+
+import argparse
+import json
+
+import numpy
+import pytest
+import torch
+from ckpt_tools import FIXTURES, assert_same_state, expectation, listing, reshard, run, succeed
+
+CLASSES = [path.with_name(path.name.removesuffix(".expect.json")) for path in sorted((FIXTURES / "torch_zip" / "classes").glob("*.expect.json"))]
+MEGATRON = FIXTURES / "torch_zip" / "classes" / "megatron.pt"
+
+
+def refused_in(document):
+    """{name: reason} of the values that are not read; takes them out of the document."""
+    values = document["values"]
+    refused = {name: value["$refused"] for name, value in values.items() if isinstance(value, dict) and "$refused" in value}
+    for name in refused:
+        del values[name]
+    return refused
+
+
+@pytest.mark.parametrize("path", CLASSES, ids=lambda path: path.stem)
+def test_everything_beside_objects_of_classes_is_read(path, tmp_path):
+    """Shows E2, E3."""
+    expected = expectation(path)
+    document = json.loads(succeed("ckpt-inspect", "ls", path, "--json", "--sha256", cwd=tmp_path))
+    refused = refused_in(document)
+    assert_same_state(document, expected)
+    assert sorted(refused) == sorted(expected["refused"])
+    for name, words in expected["refused"].items():
+        assert all(word in refused[name] for word in words), refused[name]
+    assert "sound" in succeed("ckpt-inspect", "verify", path, cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", CLASSES, ids=lambda path: path.stem)
+def test_a_move_names_each_refused_value_and_how_to_leave_it_out(path, tmp_path):
+    """Shows E2, E7. The lines of the refusal make the move that works."""
+    refused = expectation(path)["refused"]
+    process = run("ckpt-reshard", path, tmp_path / "moved", "--to", "native")
+    lines = process.stderr.splitlines()
+    if not refused:
+        assert process.returncode == 0
+        return
+    assert process.returncode == 3 and len(lines) == len(refused) and list(tmp_path.iterdir()) == []
+    advised = [line.rsplit("--only '", 1)[1].split("'")[0] for line in lines]
+    assert sorted(advised) == sorted(f"!{name}" for name in refused)
+    only = [argument for pattern in advised for argument in ("--only", pattern)]
+    assert_same_state(listing(reshard(path, tmp_path / "moved", "--to", "native", *only)), expectation(path))
+
+
+def test_an_object_read_as_a_dict_is_one_after_the_move(tmp_path):
+    """Shows E2. What torch loads then is vars() of the object."""
+    leave_out = ["--only", "!args.model_type", "--only", "!rng_state.0.np_rng_state"]
+    moved = tmp_path / "moved.pt"
+    process = run("ckpt-reshard", MEGATRON, moved, "--as-dict", "argparse.Namespace", *leave_out)
+    assert process.returncode == 0
+    assert "2 objects of class argparse.Namespace, read as dicts" in process.stderr
+    args = torch.load(moved, weights_only=True)["args"]
+    assert torch.equal(args.pop("scale"), torch.tensor(2.0))
+    assert args == {"lr": 3e-4, "betas": (0.9, 0.95), "data_path": ["a", "b"], "params_dtype": torch.bfloat16, "nested": {"depth": 2}}
+
+
+def test_a_class_without_an_object_is_an_error():
+    """Shows E7."""
+    process = run("ckpt-inspect", "ls", MEGATRON, "--as-dict", "argparse.Namespaces")
+    assert process.returncode == 2 and "argparse.Namespaces" in process.stderr
+
+
+def test_both_sides_of_a_diff_may_have_the_class(tmp_path):
+    """The class need be in one of them only."""
+    torch.save({"args": argparse.Namespace(lr=0.1)}, tmp_path / "object.pt")
+    torch.save({"args": {"lr": 0.1}}, tmp_path / "dict.pt")
+    succeed("ckpt-inspect", "diff", tmp_path / "object.pt", tmp_path / "dict.pt", "--as-dict", "argparse.Namespace")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_whole_modules_of_every_protocol_are_their_state_dict(protocol, tmp_path):
+    """Shows E2. Loaded into a module of the same kind."""
+    torch.manual_seed(protocol)
+    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    model.register_buffer("steps", torch.tensor(3))
+    model.register_buffer("scratch", torch.ones(4), persistent=False)
+    torch.save(model, tmp_path / "model.pt", pickle_protocol=protocol)
+    reshard(tmp_path / "model.pt", tmp_path / "moved.pt")
+    moved = torch.load(tmp_path / "moved.pt", weights_only=True)
+    expected = model.state_dict()
+    assert sorted(flat_names(moved)) == sorted(expected)
+    assert all(torch.equal(flat_names(moved)[name], tensor) for name, tensor in expected.items())
+
+
+def flat_names(state, prefix=""):
+    found = {}
+    for key, value in state.items():
+        found |= flat_names(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+class Runs:
+    """Unpickling this creates a file."""
+
+    def __reduce__(self):
+        return (eval, ("open('tessera-ran-code', 'w')",))
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_nothing_of_a_hostile_object_runs(protocol, tmp_path):
+    """Shows E3. In a value, in a state, as a key, in a tensor's class; every verb, with and without --as-dict."""
+    namespace = argparse.Namespace(run=Runs(), weight=torch.ones(2))
+    state = {"weight": torch.arange(3.0), "a": Runs(), "b": [Runs()], "c": namespace, "d": {(1, Runs()): 2}}
+    torch.save(state, tmp_path / "hostile.pt", pickle_protocol=protocol)
+    before = sorted(tmp_path.iterdir())
+    for options in ([], ["--as-dict", "argparse.Namespace"], ["--as-dict", "builtins.eval"]):
+        for verb in (["ls", "--values"], ["tree"], ["stats"], ["verify"], ["hash"], ["show", "--json"]):
+            process = run("ckpt-inspect", verb[0], tmp_path / "hostile.pt", *(["*"] if verb[0] == "show" else []), *verb[1:], *options, cwd=tmp_path)
+            expected = 2 if options[-1:] == ["builtins.eval"] else 3 if verb[0] == "hash" else 0
+            assert process.returncode == expected, (verb, options, process.stderr)
+    listed = succeed("ckpt-inspect", "ls", "--values", tmp_path / "hostile.pt")
+    assert "builtins.eval" in listed and "weight" in listed
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_deep_and_endless_objects_cost_little(tmp_path):
+    """Shows E3. Objects within objects, and a ring of them, beside a tensor."""
+    deep = argparse.Namespace()
+    inner = deep
+    for _ in range(150):
+        inner.next = argparse.Namespace()
+        inner = inner.next
+    inner.next = deep
+    torch.save({"deep": deep, "weight": torch.ones(2)}, tmp_path / "deep.pt")
+    assert "weight" in succeed("ckpt-inspect", "ls", tmp_path / "deep.pt")
+    process = run("ckpt-inspect", "ls", tmp_path / "deep.pt", "--as-dict", "argparse.Namespace")
+    assert process.returncode == 3 and "at most 64 levels" in process.stderr
+
+
+def test_a_numpy_array_is_named_by_its_dtype_and_shape(tmp_path):
+    """As this release of NumPy pickles it."""
+    torch.save({"array": numpy.zeros((2, 3), "int16"), "weight": torch.ones(1)}, tmp_path / "x.pt")
+    document = json.loads(succeed("ckpt-inspect", "ls", tmp_path / "x.pt", "--json"))
+    assert refused_in(document) == {"array": "pickle: NumPy array int16 [2, 3]; nothing was executed"}

@@ -1,0 +1,202 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "formats/native_checkpoint.h"
+#include "support/error_matchers.h"
+#include "support/temporary_directory.h"
+#include "tessera/formats/detect.h"
+#include "tessera/reshard/executor.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::Format;
+using formats::MergePreference;
+using test::files_of;
+using test::MemoryCheckpoint;
+using test::TemporaryDirectory;
+using test::ThrowsError;
+using test::write_file;
+using Names = std::vector<std::string>;
+
+class ExtraFilesTest : public ::testing::Test {
+ protected:
+  ExtraFilesTest() { write("source", Format::native); }
+
+  void write(const std::string& name, Format format) {
+    MemoryCheckpoint memory;
+    memory.add({"w", DType::float32, {2}}, test::bytes_of<float>({1, 2}));
+    const auto writer =
+        formats::create_checkpoint(fs_, tmp_ / name, memory.contents(), {}, {.format = format});
+    test::write_all(memory, *writer);
+  }
+
+  ExtraFilesPlan plan(const ExtraFilesOptions& options = {}, Format format = Format::native,
+                      const Names& sources = {"source"}, const std::string& to = "moved") {
+    Names paths;
+    for (const std::string& source : sources) paths.push_back(tmp_ / source);
+    const auto reader = formats::open_checkpoint(fs_, paths.front());
+    const Plan move =
+        plan_reshard(reader->contents(), reader->path(), {.format = format, .cast = cast_});
+    return plan_extra_files(fs_, move, *reader, paths, tmp_ / to, format, options);
+  }
+
+  /// Returns what is left as `name: why`.
+  static Names left(const ExtraFilesPlan& plan) {
+    Names lines;
+    for (const auto& [name, why] : plan.left) lines.push_back(name + ": " + why);
+    return lines;
+  }
+  static Names carried(const ExtraFilesPlan& plan) {
+    Names names;
+    for (const auto& file : plan.carried) names.push_back(file.name);
+    return names;
+  }
+
+  FileSystem& fs_ = FileSystem::posix();
+  TemporaryDirectory tmp_;
+  std::optional<DType> cast_;
+};
+
+TEST_F(ExtraFilesTest, OrdinaryFilesAreCarriedAndTheOthersAreNamed) {
+  write_file(tmp_ / "source/config.json", "{}");
+  write_file(tmp_ / "source/.hidden", "");
+  fs_.make_directory(tmp_ / "source/folder");
+  write_file(tmp_ / "source/folder/within", "");
+  std::filesystem::create_symlink("config.json", tmp_ / "source/link");
+  std::filesystem::create_symlink("nowhere", tmp_ / "source/link.to.nowhere");
+  ASSERT_EQ(::mkfifo((tmp_ / "source/pipe").c_str(), 0600), 0);
+  for (const char* name : {".metadata", "model.safetensors", "x.distcp", "rank-x.h5"}) {
+    write_file(tmp_ / ("source/" + std::string(name)), "");
+  }
+  const ExtraFilesPlan found = plan();
+  EXPECT_EQ(carried(found), (Names{".hidden", "config.json"}));
+  const std::string checkpoint = ": named as a file of a checkpoint";
+  EXPECT_EQ(left(found),
+            (Names{".metadata" + checkpoint, "folder: a folder", "link: a link",
+                   "link.to.nowhere: a link", "model.safetensors" + checkpoint,
+                   "pipe: no regular file", "rank-x.h5" + checkpoint, "x.distcp" + checkpoint}));
+}
+
+TEST_F(ExtraFilesTest, WhatTesserasWritersLeftIsNotExtra) {
+  write_file(tmp_ / "source/index.h5.partial", "");
+  write_file(tmp_ / "source/other.partial", "");
+  write_file(tmp_ / "source/other.partial.journal", "tessera-journal 1\n");
+  EXPECT_EQ(carried(plan()), Names{});
+  EXPECT_EQ(left(plan()), Names{});
+  write_file(tmp_ / "source/notes.partial", "");
+  write_file(tmp_ / "source/notes.partial.journal", "my journal");
+  EXPECT_EQ(carried(plan()), (Names{"notes.partial", "notes.partial.journal"}));
+}
+
+TEST_F(ExtraFilesTest, TheLargestAreLeftBeyondTheLimit) {
+  write_file(tmp_ / "source/a", "1234");
+  write_file(tmp_ / "source/b", "1");
+  write_file(tmp_ / "source/c", "12");
+  EXPECT_EQ(carried(plan({.max_nbytes = 7})), (Names{"a", "b", "c"}));
+  EXPECT_EQ(carried(plan({.max_nbytes = 6})), (Names{"b", "c"}));
+  EXPECT_EQ(left(plan({.max_nbytes = 6})), Names{"a: 4 bytes, over the limit of 6 bytes for all"});
+  EXPECT_EQ(carried(plan({.max_nbytes = 0})), Names{});
+}
+
+TEST_F(ExtraFilesTest, ASingleFileTakesNone) {
+  write_file(tmp_ / "source/a", "1");
+  const auto found = plan({}, Format::torch_zip, {"source"}, "moved.pt");
+  EXPECT_EQ(carried(found), Names{});
+  EXPECT_EQ(left(found), Names{"a: the destination is a single file"});
+}
+
+TEST_F(ExtraFilesTest, ASingleFileHasNone) {
+  write("model.pt", Format::torch_zip);
+  write_file(tmp_ / "config.json", "{}");
+  const auto found = plan({}, Format::native, {"model.pt"});
+  EXPECT_EQ(carried(found), Names{});
+  EXPECT_EQ(left(found), Names{});
+}
+
+TEST_F(ExtraFilesTest, ANameThatTheWriterNeedsIsAProblem) {
+  write_file(tmp_ / "source/.metadata", "mine");
+  const auto found = plan({}, Format::dcp);
+  ASSERT_EQ(found.problems.size(), 1U);
+  EXPECT_EQ(found.problems[0].where.path, tmp_ / "source/.metadata");
+  EXPECT_TRUE(found.problems[0].remedy == Remedy{Remedy::Action::leave_extra_files});
+  EXPECT_THAT(plan({.policy = ExtraFilesPolicy::leave}, Format::dcp).problems,
+              ::testing::IsEmpty());
+}
+
+TEST_F(ExtraFilesTest, RefusalNamesAll) {
+  const ExtraFilesOptions refuse{.policy = ExtraFilesPolicy::refuse};
+  EXPECT_THAT(plan(refuse).problems, ::testing::IsEmpty());
+  write_file(tmp_ / "source/a", "");
+  fs_.make_directory(tmp_ / "source/folder");
+  const auto found = plan(refuse);
+  ASSERT_EQ(found.problems.size(), 1U);
+  EXPECT_EQ(found.problems[0].found, "2: a, folder");
+}
+
+TEST_F(ExtraFilesTest, AnotherFolderTakesTheirPlace) {
+  write_file(tmp_ / "source/a", "1");
+  write_file(tmp_ / "source/equal", "1");
+  fs_.make_directory(tmp_ / "model");
+  write_file(tmp_ / "model/a", "2");
+  write_file(tmp_ / "model/b", "");
+  write_file(tmp_ / "model/equal", "1");
+  write_file(tmp_ / "model/model.safetensors", "");
+  const auto found = plan({.folder = tmp_ / "model"});
+  EXPECT_EQ(carried(found), (Names{"a", "b", "equal"}));
+  EXPECT_EQ(found.carried[0].path, tmp_ / "model/a");
+  EXPECT_EQ(left(found), Names{"a: another folder is given"});
+  EXPECT_THAT([&] { plan({.folder = tmp_ / "model/a"}); },
+              ThrowsError(ErrorKind::invalid_argument, "a folder to take them from, found a file"));
+  EXPECT_THAT([&] { plan({.folder = tmp_ / "nowhere"}); },
+              ThrowsError(ErrorKind::not_found, "nowhere: extra files: "));
+}
+
+TEST_F(ExtraFilesTest, AMergeTakesWhatItsSourcesAgreeOn) {
+  write("other", Format::safetensors);
+  for (const std::string name : {"source", "other"}) {
+    write_file(tmp_ / (name + "/equal"), "1");
+    write_file(tmp_ / (name + "/differs"), name);
+    write_file(tmp_ / (name + "/only_" + name), "");
+  }
+  const auto with = [&](MergePreference preference) {
+    return plan({.preference = preference}, Format::native, {"source", "other"});
+  };
+  EXPECT_EQ(carried(with(MergePreference::none)), (Names{"equal", "only_other", "only_source"}));
+  EXPECT_EQ(left(with(MergePreference::none)), Names{"differs: differs between the sources"});
+  EXPECT_EQ(with(MergePreference::first).carried.at(0).path, tmp_ / "source/differs");
+  EXPECT_EQ(with(MergePreference::last).carried.at(0).path, tmp_ / "other/differs");
+}
+
+TEST_F(ExtraFilesTest, SafetensorsThatTheIndexDoesNotNameAreExtra) {
+  write("shards", Format::safetensors);
+  const std::string model = tmp_ / "shards/model.safetensors";
+  fs_.rename(model, tmp_ / "shards/model-00001-of-00001.safetensors");
+  write_file(tmp_ / "shards/adapter_model.safetensors", "x");
+  write_file(tmp_ / "shards/model.safetensors.index.json",
+             R"({"metadata": {}, "weight_map": {"w": "model-00001-of-00001.safetensors"}})");
+  EXPECT_EQ(left(plan({}, Format::native, {"shards"})),
+            Names{"adapter_model.safetensors: named as a file of a checkpoint"});
+}
+
+TEST_F(ExtraFilesTest, ACastPutsItsDTypeIntoTheConfig) {
+  const std::string config = R"({"torch_dtype": "float32"})";
+  write_file(tmp_ / "source/config.json", config);
+  EXPECT_EQ(plan().carried.at(0).text, std::nullopt);
+  cast_ = DType::float32;
+  EXPECT_EQ(plan().carried.at(0).text, std::nullopt);
+  cast_ = DType::float16;
+  const auto found = plan();
+  EXPECT_EQ(found.carried.at(0).text, R"({"torch_dtype": "float16"})");
+  EXPECT_EQ(found.carried.at(0).nbytes, config.size());
+  ASSERT_EQ(found.edits.size(), 1U);
+  EXPECT_EQ(found.edits[0].what, "torch_dtype: float32 to float16");
+}
+
+}  // namespace
+}  // namespace tessera::reshard

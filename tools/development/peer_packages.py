@@ -1,0 +1,36 @@
+"""Makes a folder with the packages of a heavy peer. Only the tests of one label need it, so the set-up does not."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from console import heading, say
+from places import HERE, cache_directory, locked
+from python_environment import PIP_INSTALL, install, python_environment
+
+PEERS = {"torchrec": "about 20 MB", "frameworks": "about 30 MB"}  # to download, without torch
+
+
+def peer_packages(peer: str, torch_version: str | None = None) -> Path:
+    """Returns a folder for PYTHONPATH that adds <peer>-requirements.txt to the environment. Makes it if necessary."""
+    environment = python_environment(torch_version)
+    requirements = HERE / f"{peer}-requirements.txt"
+    identity = environment.name + requirements.read_text()
+    directory = cache_directory() / f"{peer}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    if not (directory / "complete").exists():
+        with locked(cache_directory(), "the set-up"):
+            if not (directory / "complete").exists():
+                make_packages(directory, requirements, environment)
+    return directory
+
+
+def make_packages(directory: Path, requirements: Path, environment: Path) -> None:
+    peer = requirements.name.removesuffix("-requirements.txt")
+    heading(f"fetching {peer} for the CPU: {PEERS[peer]} to download")
+    say(f"    in {directory}")
+    shutil.rmtree(directory, ignore_errors=True)
+    log = cache_directory() / "logs" / f"{directory.name}.log"
+    log.unlink(missing_ok=True)
+    # Some packages exist only as source, so no --only-binary. torch itself is that of the environment.
+    install([environment / "bin/python", *PIP_INSTALL, "--no-deps", "--target", directory, "-r", requirements], log)
+    (directory / "complete").touch()
