@@ -16,6 +16,8 @@
 #include "formats/pickle/plain_value.h"
 #include "formats/torch_zip/tensor_parser.h"
 #include "formats/torch_zip/torch_archive.h"
+#include "formats/torch_zip/torch_stream.h"
+#include "formats/torch_zip/torch_zip_reader.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/memory_checkpoint.h"
@@ -42,6 +44,7 @@ using testing::Pair;
 using torch_zip::Leaf;
 using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
+using torch_zip::TorchStream;
 
 const std::string kFixtures = std::string(TESSERA_FIXTURES) + "/torch_zip/";
 
@@ -104,6 +107,21 @@ std::string archive(const std::string& pickle, const std::string& storage) {
                           {.name = "x/byteorder", .data = "little"},
                           {.name = "x/data/0", .data = storage},
                           {.name = "x/version", .data = "3\n"}});
+}
+
+std::string little_endian(std::uint64_t value) {
+  std::string bytes;
+  for (int i = 0; i < 8; ++i) bytes += static_cast<char>(value >> (8 * i));
+  return bytes;
+}
+
+/// A stream, as before PyTorch 1.6, whose object is `pickle` and whose storage 0 has two float32.
+std::string stream(const std::string& pickle, bool is_little_endian = true) {
+  const auto whole = [](const std::string& part) { return "\x80\x02" + part + "."; };
+  const std::string machine = dict({{text("little_endian"), is_little_endian ? "\x88" : "\x89"}});
+  return whole("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19") + whole(number(1001)) +
+         whole(machine) + whole(pickle) + whole(list({text("0")})) + little_endian(2) +
+         std::string(4, '\1') + std::string(4, '\2');
 }
 
 /// The names and values of an object; a tensor shows as `tensor`.
@@ -732,6 +750,73 @@ TEST(TorchZipTest, DamagedBytesNeverCrash) {
       read_if_sound(test::zip_bytes(members));
     }
   }
+}
+
+TEST(TorchZipTest, EveryTruncationOfAStreamIsRefused) {
+  const std::string whole = content_of(kFixtures + "valid/stream_protocol_4.pt");
+  for (std::size_t nbytes = 0; nbytes < whole.size(); ++nbytes) {
+    SCOPED_TRACE(nbytes);
+    const MemoryFile file(whole.substr(0, nbytes));
+    EXPECT_THAT([&] { TorchStream{file}; }, testing::Throws<Error>());
+  }
+}
+
+TEST(TorchZipTest, DamagedStreamsNeverCrash) {
+  std::mt19937 random(10);
+  for (const char* name : {"stream.pt", "stream_protocol_1.pt"}) {
+    const std::string whole = content_of(kFixtures + "valid/" + name);
+    for (int round = 0; round < 2000; ++round) {
+      try {
+        read_all(*torch_zip::read_torch_zip(std::make_unique<MemoryFile>(damage(whole, random))));
+      } catch (const Error&) {
+      }
+    }
+  }
+}
+
+TEST(TorchZipTest, AStreamNamesTheClassOfAModuleByAnId) {
+  const std::string linear =
+      tuple({text("module"), "c__main__\nNet\n", text("net.py"), text("class Net: ...")}) + "Q";
+  const std::string attributes = dict({{text("_parameters"), dict({{text("weight"), kTensor}})},
+                                       {text("_buffers"), dict({})},
+                                       {text("_modules"), dict({})}});
+  const MemoryFile file(stream(dict({{text("net"), linear + ")\x81" + attributes + "b"}})));
+  const std::vector<Leaf> leaves = TorchStream(file).leaves();
+  ASSERT_EQ(leaves.size(), 1u);
+  EXPECT_EQ(spell(leaves[0].path), "net.weight");
+  EXPECT_TRUE(std::holds_alternative<TensorRecord>(leaves[0].content));
+}
+
+TEST(TorchZipTest, AStorageOfAStreamMayBeAViewOfAnother) {
+  const std::string storage =
+      tuple({text("storage"), "ctorch\nFloatStorage\n", text("0"), text("cpu"), number(2),
+             tuple({text("view"), number(1), number(1)})}) +
+      "Q";
+  const std::string tensor_over_view = "ctorch._utils\n_rebuild_tensor\n" +
+                                       tuple({storage, number(0), numbers({1}), numbers({1})}) +
+                                       "R";
+  const MemoryFile file(stream(dict({{text("a"), tensor_over_view}})));
+  const TorchStream saved(file);
+  const std::vector<Leaf> leaves = saved.leaves();
+  std::vector<std::byte> out(4);
+  saved.read_elements(std::get<TensorRecord>(leaves.at(0).content), "a", {0, 1}, out);
+  EXPECT_EQ(out, std::vector<std::byte>(4, std::byte{2}));
+}
+
+TEST(TorchZipTest, ComplexNumbersInAStreamOfABigEndianMachineAreRefused) {
+  const MemoryFile real(stream(dict({{text("a"), kTensor}}), false));
+  EXPECT_EQ(TorchStream(real).leaves().size(), 1u);
+  const MemoryFile complex(
+      stream(dict({{text("a"), tensor("ComplexFloatStorage", 2, 0, {2}, {1})}}), false));
+  EXPECT_THAT([&] { TorchStream{complex}; },
+              ThrowsError(ErrorKind::unsupported, "complex numbers of a big-endian machine"));
+}
+
+TEST(TorchZipTest, VerifySaysThatAStreamHasNoChecksums) {
+  const std::vector<Finding> findings = findings_of(*open(kFixtures + "valid/stream.pt"));
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].rule, "checksum-absent");
+  EXPECT_EQ(findings[0].severity, Finding::Severity::note);
 }
 
 TEST(TorchZipTest, MissingFilesAndDirectoriesAreNotFound) {

@@ -598,8 +598,20 @@ class Machine {
     call.state = state;
   }
 
+  std::optional<std::uint32_t> class_of_module_id(std::uint32_t id) const {
+    if (!foreign_.has_module_ids || node(id).kind != ObjectKind::tuple) return std::nullopt;
+    const Slice& items = node(id).slice;
+    if (items.size < 2) return std::nullopt;
+    const Node& tag = node(graph_.links_[items.begin]);
+    const std::uint32_t named = graph_.links_[items.begin + 1];
+    const bool is_module = tag.kind == ObjectKind::str && tag.text.view() == "module";
+    return is_module && node(named).kind == ObjectKind::global ? std::optional(named)
+                                                               : std::nullopt;
+  }
+
   void push_persistent() {
     const std::uint32_t id = pop();
+    if (const auto named = class_of_module_id(id)) return push(*named);
     push_new(ObjectKind::persistent).index = id;
   }
 

@@ -46,6 +46,8 @@ struct ForeignGlobals {
   Policy policy = Policy::refuse;
   /// Names such as `argparse.Namespace`, compared as text: globals that get kAsDictMeaning.
   std::span<const std::string> as_dict{};
+  /// Whether a persistent id ('module', CLASS, …) stands for CLASS, as in torch.save's streams.
+  bool has_module_ids = false;
 };
 
 /// The meanings of a global that the allow-list lacks.

@@ -4,6 +4,7 @@
 #include "formats/drivers.h"
 #include "formats/signatures.h"
 #include "formats/torch_zip.h"
+#include "formats/torch_zip/torch_stream.h"
 #include "formats/zip/zip_reader.h"
 
 namespace tessera::formats {
@@ -13,9 +14,6 @@ constexpr std::array<std::string_view, 3> kSuffixes{".pt", ".pth", ".bin"};
 constexpr std::string_view kPickleName = "/data.pkl";
 constexpr std::string_view kTarSignature("ustar", 5);
 constexpr std::size_t kTarSignatureOffset = 257;
-// PROTO 2, LONG1 of 10 bytes, and the magic number 0x1950a86a20f9469cfc6c after it.
-constexpr std::string_view kLegacySignature(
-    "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 14);
 
 /// Whether the first entry of an archive is stored and has a name that torch.save writes:
 /// `<name>/data.pkl`, or for TorchScript `<name>/data/0`. For archives whose end is missing.
@@ -58,19 +56,15 @@ class TorchZipDriver final : public FormatDriver {
   }
 
   Recognition recognize_file(const FileBegin& file) const override {
-    if (file.bytes.starts_with(detail::kZipSignature)) return {Match::certain};
-    const auto refusal = [&](std::string_view what) {
-      return Recognition{Match::certain, Error(ErrorKind::unsupported, {.path = file.path}, what)};
-    };
-    if (file.bytes.starts_with(kLegacySignature)) {
-      return refusal(
-          "expected a zip archive, found a torch.save stream from before torch 1.6 (save it "
-          "again with a current torch)");
+    if (file.bytes.starts_with(detail::kZipSignature) || torch_zip::begins_as_stream(file.bytes)) {
+      return {Match::certain};
     }
     if (file.bytes.size() > kTarSignatureOffset &&
         file.bytes.substr(kTarSignatureOffset).starts_with(kTarSignature)) {
-      return refusal(
-          "expected a zip archive, found a tar archive (torch.save from before torch 0.1.10?)");
+      return {Match::certain,
+              Error(ErrorKind::unsupported, {.path = file.path},
+                    "expected an archive or a stream of torch.save, found a tar archive (of "
+                    "PyTorch 0.1? load it in PyTorch and torch.save it again)")};
     }
     return {};
   }
@@ -90,8 +84,9 @@ class TorchZipDriver final : public FormatDriver {
     return DestinationKind::file;
   }
 
-  /// Whether the archive has a pickle where torch.save writes it, as the reader requires.
+  /// Whether it is a stream, or an archive with a pickle where the reader requires it.
   bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
+    if (torch_zip::begins_as_stream(first_bytes)) return true;
     try {
       const zip::ZipReader archive(file, {0, file.nbytes()});
       return std::ranges::any_of(archive.members(), [](const zip::Member& member) {

@@ -304,7 +304,7 @@ bool TensorParser::is_torchscript_object(Object object) {
   return object.is(ObjectKind::call) && tensor_global(object) == TensorGlobal::torchscript_class;
 }
 
-TensorParser::Storage TensorParser::parse_storage(Object persistent) {
+StorageId storage_id(Object persistent) {
   const Object id = persistent.persistent_id("storage");
   if (id.num_items("storage id") < 5) id.fail_expected("storage id", "5 items");
   if (id.item(0).as_str("storage id") != "storage") {
@@ -312,48 +312,75 @@ TensorParser::Storage TensorParser::parse_storage(Object persistent) {
   }
   const Object type = id.item(1);
   const auto kind = tensor_global(type);
-  if (kind == TensorGlobal::quantized_kind) refuse(type, "quantized elements");
   if (!type.is(ObjectKind::global) ||
-      (kind != TensorGlobal::typed_storage && kind != TensorGlobal::untyped_storage)) {
+      (kind != TensorGlobal::typed_storage && kind != TensorGlobal::untyped_storage &&
+       kind != TensorGlobal::quantized_kind)) {
     type.fail_expected("storage type", "a storage class");
   }
-  const std::string_view type_name = type.global_name("storage type");
-  const std::string_view key = id.item(2).as_str("storage key");
-  const std::int64_t numel = natural(id.item(4), "storage size");
-
-  const std::uint64_t element_nbytes = itemsize(dtype_of_storage(type_name).value_or(DType::uint8));
-  const auto nbytes = checked_mul(static_cast<std::uint64_t>(numel), element_nbytes);
+  StorageId result{.items = id,
+                   .type_name = type.global_name("storage type"),
+                   .key = id.item(2).as_str("storage key"),
+                   .numel = natural(id.item(4), "storage size"),
+                   .is_quantized = kind == TensorGlobal::quantized_kind};
+  result.element_nbytes = result.type_name == "QInt32Storage"
+                              ? 4
+                              : itemsize(dtype_of_storage(result.type_name).value_or(DType::uint8));
+  const auto nbytes = checked_mul(static_cast<std::uint64_t>(result.numel), result.element_nbytes);
   if (!nbytes) id.item(4).fail_expected("storage size", "a size below 2^64 bytes");
-  const std::string name = prefix_ + "/data/" + std::string(key);
-  const std::optional<std::size_t> member = zip_.find(name);
-  if (!member) {
-    id.fail(ErrorKind::corruption,
-            "storage: expected a member '" + printable(name, 80) + "', found none");
+  result.nbytes = *nbytes;
+  return result;
+}
+
+TensorParser::Storage TensorParser::parse_storage(Object persistent) {
+  const StorageId id = storage_id(persistent);
+  if (id.is_quantized) refuse(id.items.item(1), "quantized elements");
+  const std::string name = "'" + printable(stored_.name_of(id.key), 80) + "'";
+  const std::optional<std::size_t> number = stored_.find(id.key);
+  if (!number) {
+    id.items.fail(ErrorKind::corruption, "storage: expected a member " + name + ", found none");
   }
-  if (zip_.members()[*member].compression != zip::Compression::stored) {
-    id.fail(ErrorKind::unsupported, "storage '" + printable(name, 80) +
-                                        "': expected uncompressed bytes, found compressed bytes "
-                                        "(torch never compresses; was it packed again?)");
+  if (!stored_.is_plain(*number)) {
+    id.items.fail(ErrorKind::unsupported,
+                  "storage " + name +
+                      ": expected uncompressed bytes, found compressed "
+                      "bytes (torch never compresses; was it packed again?)");
   }
-  const std::uint64_t found_nbytes = zip_.members()[*member].nbytes;
-  if (found_nbytes < *nbytes || found_nbytes - *nbytes >= element_nbytes) {
-    id.fail(ErrorKind::corruption, "storage '" + printable(name, 80) + "': expected " +
-                                       std::to_string(*nbytes) + " bytes, found " +
-                                       std::to_string(found_nbytes) + " (damaged archive?)");
+  const std::uint64_t found_nbytes = stored_.nbytes(*number);
+  if (found_nbytes < id.nbytes || found_nbytes - id.nbytes >= id.element_nbytes) {
+    id.items.fail(ErrorKind::corruption, "storage " + name + ": expected " +
+                                             std::to_string(id.nbytes) + " bytes, found " +
+                                             std::to_string(found_nbytes) + " (damaged archive?)");
   }
-  if (const auto known = storages_.find(key); known != storages_.end()) {
-    const Storage& storage = known->second;
-    if (storage.type_name != type_name || storage.numel != numel) {
-      id.fail(ErrorKind::corruption,
-              "storage '" + printable(key, 40) + "': expected one type and size, found " +
-                  std::string(storage.type_name) + " of " + std::to_string(storage.numel) +
-                  " and " + std::string(type_name) + " of " + std::to_string(numel));
-    }
-    return storage;
+  const auto [known, is_new] = storages_.try_emplace(
+      std::string(id.key),
+      Storage{
+          .number = *number, .type_name = id.type_name, .numel = id.numel, .nbytes = found_nbytes});
+  const Storage& storage = known->second;
+  if (storage.type_name != id.type_name || storage.numel != id.numel) {
+    id.items.fail(ErrorKind::corruption,
+                  "storage '" + printable(id.key, 40) + "': expected one type and size, found " +
+                      std::string(storage.type_name) + " of " + std::to_string(storage.numel) +
+                      " and " + std::string(id.type_name) + " of " + std::to_string(id.numel));
   }
-  const Storage storage{
-      .member = *member, .type_name = type_name, .numel = numel, .nbytes = found_nbytes};
-  storages_.emplace(key, storage);
+  return view_of(storage, id);
+}
+
+/// Returns the part of a storage that its id names: before PyTorch 0.4, a storage could be a view
+/// of another one, and its id says which elements: (key, offset, numel).
+TensorParser::Storage TensorParser::view_of(Storage storage, const StorageId& id) {
+  if (id.items.num_items("storage id") < 6 || id.items.item(5).is(ObjectKind::none)) return storage;
+  const Object view = id.items.item(5);
+  if (view.num_items("storage view") != 3) view.fail_expected("storage view", "3 items");
+  storage.first_element = natural(view.item(1), "offset of a storage view");
+  const std::int64_t numel = natural(view.item(2), "size of a storage view");
+  const auto end = checked_add(storage.first_element, numel);
+  if (!end || *end > storage.numel) {
+    view.fail(ErrorKind::corruption, "storage view: expected an end of at most " +
+                                         std::to_string(storage.numel) + " elements, found " +
+                                         std::to_string(storage.first_element) + " + " +
+                                         std::to_string(numel));
+  }
+  storage.nbytes = static_cast<std::uint64_t>(*end) * id.element_nbytes;
   return storage;
 }
 
@@ -370,8 +397,11 @@ TensorRecord TensorParser::parse(Object object) {
   tensor.dtype = call.function == TensorGlobal::rebuild_tensor_v3
                      ? stated_dtype(arguments.item(6))
                      : dtype_of_typed_storage(arguments.item(0), storage.type_name);
-  tensor.storage_member = storage.member;
-  tensor.storage_offset = natural(arguments.item(1), "storage offset");
+  tensor.storage = storage.number;
+  const auto offset =
+      checked_add(storage.first_element, natural(arguments.item(1), "storage offset"));
+  if (!offset) arguments.item(1).fail_expected("storage offset", "an offset below 2^63");
+  tensor.storage_offset = *offset;
   tensor.shape = naturals(arguments.item(2), "size");
   tensor.strides = naturals(arguments.item(3), "stride");
   if (tensor.shape.size() != tensor.strides.size()) {

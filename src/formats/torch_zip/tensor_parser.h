@@ -8,8 +8,8 @@
 
 #include "formats/pickle/pickle_object.h"
 #include "formats/pickle/unpickler.h"
+#include "formats/torch_zip/storages.h"
 #include "formats/torch_zip/torch_archive.h"
-#include "formats/zip/zip_reader.h"
 
 namespace tessera::formats::torch_zip {
 
@@ -37,12 +37,25 @@ enum class TensorGlobal : std::uint32_t {
 /// Returns the table of the globals in TensorGlobal, for an AllowList.
 std::span<const pickle::AllowedGlobal> tensor_globals();
 
+/// What a persistent id says of a storage. Refers to the graph.
+struct StorageId {
+  pickle::Object items;
+  std::string_view type_name;  // as in the pickle: `FloatStorage`
+  std::string_view key;
+  std::int64_t numel = 0;  // bytes for an UntypedStorage
+  bool is_quantized = false;
+  std::uint64_t element_nbytes = 1;
+  std::uint64_t nbytes = 0;
+};
+
+/// Throws: Error(corruption) for what is no id of a storage.
+StorageId storage_id(pickle::Object persistent);
+
 /// Makes tensor records from calls such as `torch._utils._rebuild_tensor_v2(storage, offset, …)`,
-/// and checks each against the archive. Not thread-safe; `zip` must outlive it.
+/// and checks each against the bytes of its storage. Not thread-safe; `stored` must outlive it.
 class TensorParser {
  public:
-  TensorParser(const zip::ZipReader& zip, std::string prefix)
-      : zip_(zip), prefix_(std::move(prefix)) {}
+  explicit TensorParser(const Storages& stored) : stored_(stored) {}
 
   /// Says whether the object is a call that makes a tensor of any kind.
   static bool is_tensor(pickle::Object object);
@@ -53,15 +66,16 @@ class TensorParser {
 
  private:
   struct Storage {
-    std::size_t member = 0;
+    std::size_t number = 0;      // as Storages::find returns it
     std::string_view type_name;  // as in the pickle: `FloatStorage`
     std::int64_t numel = 0;      // bytes for an UntypedStorage
     std::uint64_t nbytes = 0;
+    std::int64_t first_element = 0;  // where a view of the storage starts
   };
   Storage parse_storage(pickle::Object persistent);
+  static Storage view_of(Storage storage, const StorageId& id);
 
-  const zip::ZipReader& zip_;
-  std::string prefix_;
+  const Storages& stored_;
   std::map<std::string, Storage, std::less<>> storages_;  // by key
 };
 

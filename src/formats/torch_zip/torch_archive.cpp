@@ -1,6 +1,7 @@
 #include "formats/torch_zip/torch_archive.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <utility>
@@ -24,11 +25,6 @@ using pickle::WalkBudget;
 
 constexpr std::uint64_t kMaxPickleNbytes = std::uint64_t{1} << 30;
 constexpr std::uint64_t kMaxByteOrderNbytes = 64;
-
-const pickle::AllowList& saved_globals() {
-  static const pickle::AllowList allowed{pickle::value_globals(), tensor_globals()};
-  return allowed;
-}
 
 const pickle::AllowList& torchscript_globals() {
   static constexpr pickle::AllowedGlobal kClasses[] = {
@@ -339,7 +335,55 @@ std::uint64_t num_stored_elements(const TensorRecord& tensor) {
   return static_cast<std::uint64_t>(reach);
 }
 
+/// Turns numbers of a big-endian machine around.
+void swap_bytes(DType dtype, std::span<std::byte> elements) {
+  const std::size_t number_nbytes = itemsize(dtype) / (is_complex(dtype) ? 2 : 1);
+  for (std::size_t i = 0; i < elements.size(); i += number_nbytes) {
+    std::ranges::reverse(elements.subspan(i, number_nbytes));
+  }
+}
+
+/// The members `<prefix>/data/<key>` of an archive.
+class ZipStorages final : public Storages {
+ public:
+  ZipStorages(const ReadableFile& file, ByteRange window) : zip_(file, window) {}
+
+  const zip::ZipReader& zip() const { return zip_; }
+  void set_prefix(std::string_view prefix) { prefix_ = prefix; }
+
+  std::optional<std::size_t> find(std::string_view key) const override {
+    return zip_.find(name_of(key));
+  }
+  std::string name_of(std::string_view key) const override {
+    return prefix_ + "/data/" + std::string(key);
+  }
+  std::string name(std::size_t storage) const override { return zip_.members()[storage].name; }
+  std::uint64_t nbytes(std::size_t storage) const override {
+    return zip_.members()[storage].nbytes;
+  }
+  bool is_plain(std::size_t storage) const override {
+    return zip_.members()[storage].compression == zip::Compression::stored;
+  }
+  std::optional<std::uint32_t> crc32(std::size_t storage) const override {
+    const zip::Member& member = zip_.members()[storage];
+    return member.has_crc() ? std::optional(member.crc32) : std::nullopt;
+  }
+  ByteRange data_range(std::size_t storage) const override { return zip_.data_range(storage); }
+  void read_at(std::size_t storage, std::uint64_t offset, std::span<std::byte> out) const override {
+    zip_.read_at(storage, offset, out);
+  }
+
+ private:
+  zip::ZipReader zip_;
+  std::string prefix_;
+};
+
 }  // namespace
+
+const pickle::AllowList& saved_globals() {
+  static const pickle::AllowList allowed{pickle::value_globals(), tensor_globals()};
+  return allowed;
+}
 
 bool is_contiguous(const TensorRecord& tensor) {
   if (numel_of(tensor.shape) == 0) return true;
@@ -360,18 +404,17 @@ Finding note_of_foreign_names(const std::string& path, const std::set<std::strin
           .found = text + "; nothing was executed"};
 }
 
-TorchArchive::TorchArchive(const ReadableFile& file, ByteRange window,
-                           std::span<const std::string> as_dict)
-    : zip_(file, window) {
-  const auto refuse = [&](ErrorKind kind, std::string_view rule, std::string_view expected,
-                          std::string_view found, std::string_view likely_cause) {
-    throw Error::expected(kind, {.path = zip_.path(), .byte_range = window}, rule, expected, found,
-                          likely_cause);
-  };
+namespace {
+
+using Refuse = std::function<void(ErrorKind kind, std::string_view rule, std::string_view expected,
+                                  std::string_view found, std::string_view likely_cause)>;
+
+/// Returns the member `<prefix>/data.pkl`.
+std::size_t find_pickle(const zip::ZipReader& zip, const Refuse& refuse) {
   constexpr std::string_view kPickleName = "/data.pkl";
   std::optional<std::size_t> pickle_member;
-  for (std::size_t i = 0; i < zip_.members().size(); ++i) {
-    const std::string_view name = zip_.members()[i].name;
+  for (std::size_t i = 0; i < zip.members().size(); ++i) {
+    const std::string_view name = zip.members()[i].name;
     if (!name.ends_with(kPickleName) || name.find('/') != name.size() - kPickleName.size())
       continue;
     if (pickle_member) {
@@ -379,45 +422,76 @@ TorchArchive::TorchArchive(const ReadableFile& file, ByteRange window,
              "two archives in one?");
     }
     pickle_member = i;
-    prefix_ = name.substr(0, name.find('/'));
   }
   if (!pickle_member) {
     refuse(ErrorKind::unsupported, "archive", "a member <name>/data.pkl", "none",
            "a zip file that torch.save did not write?");
   }
-  is_torchscript_ = zip_.find(prefix_ + "/constants.pkl").has_value();
-
-  if (const auto member = zip_.find(prefix_ + "/byteorder")) {
-    const std::vector<char> order = zip_.read_all(*member, kMaxByteOrderNbytes);
-    const std::string_view name(order.data(), order.size());
-    if (name != "little") {
-      refuse(name == "big" ? ErrorKind::unsupported : ErrorKind::corruption, "byteorder", "little",
-             printable(name), name == "big" ? "saved on a big-endian machine" : "");
-    }
-  }
-  graph_ =
-      pickle::unpickle(zip_.read_all(*pickle_member, kMaxPickleNbytes),
-                       {.path = zip_.path(), .file_offset = zip_.data_range(*pickle_member).begin},
-                       is_torchscript_ ? torchscript_globals() : saved_globals(),
-                       {.policy = pickle::ForeignGlobals::Policy::record, .as_dict = as_dict});
+  return *pickle_member;
 }
 
-Leaves TorchArchive::flatten() const {
-  TensorParser parser(zip_, prefix_);
+/// Says whether the archive's storages are those of a big-endian machine.
+bool is_big_endian(const zip::ZipReader& zip, const std::string& prefix, const Refuse& refuse) {
+  const auto member = zip.find(prefix + "/byteorder");
+  if (!member) return false;
+  const std::vector<char> order = zip.read_all(*member, kMaxByteOrderNbytes);
+  const std::string_view name(order.data(), order.size());
+  if (name != "little" && name != "big") {
+    refuse(ErrorKind::corruption, "byteorder", "little or big", printable(name), "");
+  }
+  return name == "big";
+}
+
+}  // namespace
+
+TorchArchive::TorchArchive(const ReadableFile& file, ByteRange window,
+                           std::span<const std::string> as_dict) {
+  auto storages = std::make_unique<ZipStorages>(file, window);
+  const zip::ZipReader& zip = storages->zip();
+  zip_ = &zip;
+  const Refuse refuse = [&](ErrorKind kind, std::string_view rule, std::string_view expected,
+                            std::string_view found, std::string_view likely_cause) {
+    throw Error::expected(kind, {.path = zip.path(), .byte_range = window}, rule, expected, found,
+                          likely_cause);
+  };
+  const std::size_t pickle_member = find_pickle(zip, refuse);
+  const std::string& name = zip.members()[pickle_member].name;
+  const std::string prefix = name.substr(0, name.find('/'));
+  storages->set_prefix(prefix);
+  const bool is_torchscript = zip.find(prefix + "/constants.pkl").has_value();
+  const ByteOrder order = is_big_endian(zip, prefix, refuse) ? ByteOrder::big : ByteOrder::little;
+  take(zip.path(),
+       pickle::unpickle(zip.read_all(pickle_member, kMaxPickleNbytes),
+                        {.path = zip.path(), .file_offset = zip.data_range(pickle_member).begin},
+                        is_torchscript ? torchscript_globals() : saved_globals(),
+                        {.policy = pickle::ForeignGlobals::Policy::record, .as_dict = as_dict}),
+       std::move(storages), order);
+}
+
+void SavedObject::take(std::string path, pickle::ObjectGraph graph,
+                       std::unique_ptr<Storages> storages, ByteOrder order) {
+  path_ = std::move(path);
+  graph_ = std::move(graph);
+  storages_ = std::move(storages);
+  order_ = order;
+}
+
+Leaves SavedObject::flatten() const {
+  TensorParser parser(*storages_);
   return Flattener(*graph_, parser).flatten(graph_->root());
 }
 
-std::vector<std::string> TorchArchive::foreign_names() const {
+std::vector<std::string> SavedObject::foreign_names() const {
   constexpr std::size_t kMaxNames = 1000;
   return pickle::foreign_names(*graph_, kMaxNames);
 }
 
-Value TorchArchive::as_value() const {
+Value SavedObject::as_value() const {
   WalkBudget budget(*graph_);
   return pickle::to_value(graph_->root(), budget);
 }
 
-std::vector<OpenedClass> TorchArchive::classes_in_value() const {
+std::vector<OpenedClass> SavedObject::classes_in_value() const {
   WalkBudget budget(*graph_);
   pickle::to_value(graph_->root(), budget);
   std::vector<OpenedClass> opened_classes;
@@ -425,8 +499,8 @@ std::vector<OpenedClass> TorchArchive::classes_in_value() const {
   return opened_classes;
 }
 
-void TorchArchive::read_elements(const TensorRecord& tensor, std::string_view fqn, FlatRange range,
-                                 std::span<std::byte> out) const {
+void SavedObject::read_elements(const TensorRecord& tensor, std::string_view fqn, FlatRange range,
+                                std::span<std::byte> out) const {
   const std::uint64_t element_nbytes = itemsize(tensor.dtype);
   TESSERA_CHECK(out.size() == static_cast<std::uint64_t>(range.numel()) * element_nbytes);
   if (out.empty()) return;
@@ -434,24 +508,25 @@ void TorchArchive::read_elements(const TensorRecord& tensor, std::string_view fq
     if (is_contiguous(tensor)) {
       const std::uint64_t begin =
           static_cast<std::uint64_t>(tensor.storage_offset + range.begin) * element_nbytes;
-      zip_.read_at(tensor.storage_member, begin, out);
-      check_range(tensor.storage_member, begin, out);
+      storages_->read_at(tensor.storage, begin, out);
+      check_range(tensor.storage, begin, out);
     } else {
       const auto read = [&](std::uint64_t begin, std::span<std::byte> bytes) {
-        zip_.read_at(tensor.storage_member, begin, bytes);
+        storages_->read_at(tensor.storage, begin, bytes);
       };
       read_strided(tensor, range, out, read);
     }
   } catch (const Error& error) {
     throw error.at_tensor(std::string(fqn));
   }
+  if (order_ == ByteOrder::big) swap_bytes(tensor.dtype, out);
   if (tensor.conjugate || tensor.negative) apply_signs(tensor, out);
 }
 
-void TorchArchive::check_range(std::size_t member, std::uint64_t begin,
-                               std::span<const std::byte> bytes) const {
-  const zip::Member& storage = zip_.members()[member];
-  if (!storage.has_crc()) return;
+void SavedObject::check_range(std::size_t storage, std::uint64_t begin,
+                              std::span<const std::byte> bytes) const {
+  const std::optional<std::uint32_t> expected = storages_->crc32(storage);
+  if (!expected) return;
   const std::uint64_t end = begin + bytes.size();
   const auto is_new = [&](const StorageCheck& check) {
     if (check.done) return false;
@@ -460,11 +535,11 @@ void TorchArchive::check_range(std::size_t member, std::uint64_t begin,
   };
   {
     const std::scoped_lock lock(checks_mutex_);
-    if (!is_new(checks_[member])) return;
+    if (!is_new(checks_[storage])) return;
   }
   const std::uint32_t crc = crc32(0, bytes);
   const std::scoped_lock lock(checks_mutex_);
-  StorageCheck& check = checks_[member];
+  StorageCheck& check = checks_[storage];
   if (!is_new(check)) return;
   auto range = check.ranges.emplace(begin, std::pair(end, crc)).first;
   const auto unite_with_next = [&](auto at) {
@@ -478,22 +553,22 @@ void TorchArchive::check_range(std::size_t member, std::uint64_t begin,
   unite_with_next(range);
   if (range != check.ranges.begin()) unite_with_next(std::prev(range));
   const auto& [first, whole] = *check.ranges.begin();
-  if (first != 0 || whole.first != storage.nbytes) return;
+  if (first != 0 || whole.first != storages_->nbytes(storage)) return;
   const std::uint32_t found = whole.second;
   check.ranges.clear();
-  if (found != storage.crc32) {
+  if (found != *expected) {
     throw Error::expected(ErrorKind::corruption,
-                          {.path = zip_.path(), .byte_range = zip_.data_range(member)},
-                          "CRC-32 of '" + printable(storage.name, 80) + "'",
-                          zip::crc_text(storage.crc32), zip::crc_text(found), "damaged bytes?");
+                          {.path = path_, .byte_range = storages_->data_range(storage)},
+                          "CRC-32 of '" + printable(storages_->name(storage), 80) + "'",
+                          zip::crc_text(*expected), zip::crc_text(found), "damaged bytes?");
   }
   check.done = true;
 }
 
-ByteRange TorchArchive::stored_range(const TensorRecord& tensor) const {
+ByteRange SavedObject::stored_range(const TensorRecord& tensor) const {
   if (numel_of(tensor.shape) == 0) return {};
   const std::uint64_t element_nbytes = itemsize(tensor.dtype);
-  const std::uint64_t begin = zip_.data_range(tensor.storage_member).begin +
+  const std::uint64_t begin = storages_->data_range(tensor.storage).begin +
                               static_cast<std::uint64_t>(tensor.storage_offset) * element_nbytes;
   return {begin, begin + num_stored_elements(tensor) * element_nbytes};
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -13,6 +14,8 @@
 #include <vector>
 
 #include "formats/pickle/pickle_object.h"
+#include "formats/pickle/unpickler.h"
+#include "formats/torch_zip/storages.h"
 #include "formats/zip/zip_reader.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/file_system.h"
@@ -23,14 +26,14 @@
 
 namespace tessera::formats::torch_zip {
 
-/// A dense tensor as torch.save writes it: a strided view of a storage, which is a member of the
-/// archive. Already checked: every element that shape and strides reach is within the storage.
+/// A dense tensor as torch.save writes it: a strided view of a storage. Already checked: every
+/// element that shape and strides reach is within the storage.
 struct TensorRecord {
   DType dtype = DType::float32;
   Shape shape;
   Shape strides;                    // in elements; 0 where the tensor is expanded
   std::int64_t storage_offset = 0;  // in elements
-  std::size_t storage_member = 0;   // of the zip
+  std::size_t storage = 0;          // as Storages::find numbers it
   // Signs that torch stores separately and applies when it uses the bytes.
   bool conjugate = false;
   bool negative = false;
@@ -58,24 +61,15 @@ struct Leaves {
   std::vector<OpenedClass> opened_classes;  // by name
 };
 
-/// One archive that torch.save or torch.jit.save wrote, filling a window of a file.
-///
-///     <prefix>/data.pkl     the object, tensors as calls over persistent ids
-///     <prefix>/data/<key>   a storage, raw; 64-byte aligned
-///     <prefix>/byteorder    `little` or `big`; big is refused
-///     <prefix>/version, .data/serialization_id, .format_version, .storage_alignment: not needed
-///
-/// Opening reads the zip directory and data.pkl, and no tensor bytes. Thread-safe; `file` must
-/// outlive it. The layout in full: docs/formats/torch_zip.md.
-class TorchArchive {
+/// An object that torch.save or torch.jit.save wrote: its pickle, and the bytes of its storages.
+/// What is common to the forms of file that hold one. Thread-safe.
+class SavedObject {
  public:
-  /// Throws: Error(corruption); Error(unsupported), such as for bytes in big-endian order;
-  /// Error(io).
-  /// Objects of the classes in `as_dict` are dicts of their attributes (OpenOptions::as_dict).
-  TorchArchive(const ReadableFile& file, ByteRange window,
-               std::span<const std::string> as_dict = {});
+  virtual ~SavedObject() = default;
+  SavedObject(const SavedObject&) = delete;
+  SavedObject& operator=(const SavedObject&) = delete;
 
-  const zip::ZipReader& zip() const { return zip_; }
+  const Storages& storages() const { return *storages_; }
 
   /// Returns the tensors and values of the saved object, in the order of the pickle, flattened as
   /// PyTorch's distributed checkpoint (DCP) does. [Note: Flattening] A dict is opened. A list is
@@ -110,6 +104,14 @@ class TorchArchive {
   /// empty for an empty tensor. Throws as the constructor does.
   ByteRange stored_range(const TensorRecord& tensor) const;
 
+ protected:
+  enum class ByteOrder { little, big };
+
+  SavedObject() = default;
+  /// Takes what the file holds. `path` is for messages. Call it once, in the constructor.
+  void take(std::string path, pickle::ObjectGraph graph, std::unique_ptr<Storages> storages,
+            ByteOrder order = ByteOrder::little);
+
  private:
   // The CRCs of the ranges of a storage that have been read: begin -> end, crc. No two are
   // adjacent.
@@ -117,14 +119,40 @@ class TorchArchive {
     std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> ranges;
     bool done = false;
   };
-  void check_range(std::size_t member, std::uint64_t begin, std::span<const std::byte> bytes) const;
+  void check_range(std::size_t storage, std::uint64_t begin,
+                   std::span<const std::byte> bytes) const;
 
-  zip::ZipReader zip_;
-  std::string prefix_;
-  bool is_torchscript_ = false;
+  std::string path_;
   std::optional<pickle::ObjectGraph> graph_;
+  std::unique_ptr<Storages> storages_;
+  ByteOrder order_ = ByteOrder::little;
   mutable std::mutex checks_mutex_;
-  mutable std::map<std::size_t, StorageCheck> checks_;  // by member
+  mutable std::map<std::size_t, StorageCheck> checks_;  // by storage
 };
+
+/// One archive that torch.save or torch.jit.save wrote, filling a window of a file.
+///
+///     <prefix>/data.pkl     the object, tensors as calls over persistent ids
+///     <prefix>/data/<key>   a storage, raw; 64-byte aligned
+///     <prefix>/byteorder    `little` or `big`
+///     <prefix>/version, .data/serialization_id, .format_version, .storage_alignment: not needed
+///
+/// Opening reads the zip directory and data.pkl, and no tensor bytes. The layout in full:
+/// docs/formats/torch_zip.md.
+class TorchArchive final : public SavedObject {
+ public:
+  /// Throws: Error(corruption); Error(unsupported); Error(io). `file` must outlive it.
+  /// Objects of the classes in `as_dict` are dicts of their attributes (OpenOptions::as_dict).
+  TorchArchive(const ReadableFile& file, ByteRange window,
+               std::span<const std::string> as_dict = {});
+
+  const zip::ZipReader& zip() const { return *zip_; }
+
+ private:
+  const zip::ZipReader* zip_;  // of `storages()`
+};
+
+/// The names that pickles of torch.save may mention.
+const pickle::AllowList& saved_globals();
 
 }  // namespace tessera::formats::torch_zip

@@ -1,8 +1,9 @@
 #include "formats/torch_zip/torch_zip_reader.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
+#include <span>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -10,31 +11,43 @@
 #include "formats/open_files.h"
 #include "formats/torch_zip.h"
 #include "formats/torch_zip/torch_archive.h"
+#include "formats/torch_zip/torch_stream.h"
 
 namespace tessera::formats {
 namespace {
 
 using torch_zip::Leaf;
+using torch_zip::SavedObject;
 using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
+using torch_zip::TorchStream;
 
-/// Refuses files that torch.save wrote before it used zip archives.
-void refuse_older_formats(const ReadableFile& file) {
-  std::array<std::byte, 512> bytes{};
-  file.read_at(0, std::span(bytes).first(std::min<std::uint64_t>(bytes.size(), file.nbytes())));
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  using namespace std::string_view_literals;
-  // The pickled number 0x1950a86a20f9469cfc6c, and the mark of a tar archive.
-  const bool is_legacy =
-      text.starts_with("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv) ||
-      text.substr(257, 5) == "ustar"sv;
-  const bool is_pickle = text[0] == '\x80' && text[1] <= 5 && text[1] >= 2;
-  if (!is_legacy && !is_pickle) return;
-  throw Error::expected(ErrorKind::unsupported, {.path = file.path()}, "file",
-                        "a zip archive of torch.save",
-                        is_legacy ? "the format of PyTorch before 1.6" : "a bare pickle",
-                        is_legacy ? "load it in PyTorch and torch.save it again"
-                                  : "pickle.dump instead of torch.save?");
+constexpr std::size_t kNumFirstBytes = 512;
+
+/// Refuses files that are no archive and no stream, and that people take for checkpoints.
+void refuse_other_files(const std::string& path, std::string_view first_bytes) {
+  constexpr std::size_t kTarMark = 257;
+  const bool is_tar =
+      first_bytes.size() > kTarMark && first_bytes.substr(kTarMark).starts_with("ustar");
+  const bool is_pickle = first_bytes.size() > 1 && first_bytes[0] == '\x80' &&
+                         first_bytes[1] <= 5 && first_bytes[1] >= 2;
+  if (!is_tar && !is_pickle) return;
+  throw Error::expected(
+      ErrorKind::unsupported, {.path = path}, "file", "an archive or a stream of torch.save",
+      is_tar ? "the tar archive of PyTorch 0.1" : "a bare pickle",
+      is_tar ? "load it in PyTorch and torch.save it again" : "pickle.dump instead of torch.save?");
+}
+
+/// Opens the object that a file holds, in the form that its first bytes show.
+std::unique_ptr<SavedObject> open_saved(const ReadableFile& file,
+                                        const std::vector<std::string>& as_dict) {
+  std::string first_bytes(std::min<std::uint64_t>(kNumFirstBytes, file.nbytes()), '\0');
+  file.read_at(0, std::as_writable_bytes(std::span(first_bytes)));
+  if (torch_zip::begins_as_stream(first_bytes)) {
+    return std::make_unique<TorchStream>(file, as_dict);
+  }
+  refuse_other_files(file.path(), first_bytes);
+  return std::make_unique<TorchArchive>(file, ByteRange{0, file.nbytes()}, as_dict);
 }
 
 std::string name_of(const Leaf& leaf) {
@@ -66,10 +79,8 @@ KeyPath key_path_of(KeyPath path) {
 class TorchZipReader final : public CheckpointReader {
  public:
   TorchZipReader(std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict)
-      : path_(file->path()),
-        file_(std::move(file)),
-        archive_(*file_, {0, file_->nbytes()}, as_dict) {
-    torch_zip::Leaves flattened = archive_.flatten();
+      : path_(file->path()), file_(std::move(file)), saved_(open_saved(*file_, as_dict)) {
+    torch_zip::Leaves flattened = saved_->flatten();
     contents_.opened_classes = std::move(flattened.opened_classes);
     std::vector<std::pair<std::string, Leaf>> leaves;
     for (Leaf& leaf : flattened.leaves) {
@@ -110,8 +121,8 @@ class TorchZipReader final : public CheckpointReader {
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
     TESSERA_CHECK(piece_index == 0);
-    archive_.read_elements(records_[tensor_index], contents_.tensors[tensor_index].meta.fqn, range,
-                           out);
+    saved_->read_elements(records_[tensor_index], contents_.tensors[tensor_index].meta.fqn, range,
+                          out);
   }
 
   Value read_value(std::size_t value_index) const override {
@@ -123,7 +134,7 @@ class TorchZipReader final : public CheckpointReader {
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     TESSERA_CHECK(piece_index == 0);
     const TensorRecord& record = records_[tensor_index];
-    const ByteRange stored = archive_.stored_range(record);
+    const ByteRange stored = saved_->stored_range(record);
     PieceStorage storage{.file = path_.substr(path_.find_last_of('/') + 1),
                          .byte_range = std::nullopt,
                          .encoding = "plain",
@@ -136,26 +147,54 @@ class TorchZipReader final : public CheckpointReader {
   void check_files(const FindingSink&) const override {}  // one file, and it is open
   void verify(const FindingSink& sink, const ProgressSink& progress,
               int /*num_threads*/) const override {
-    verify_members(sink, progress);
+    NamesOfStorages names;  // storage -> its first tensor
+    for (std::size_t i = 0; i < records_.size(); ++i) {
+      names.emplace(records_[i].storage, contents_.tensors[i].meta.fqn);
+    }
+    if (const auto* archive = dynamic_cast<const TorchArchive*>(saved_.get())) {
+      verify_members(archive->zip(), names, sink, progress);
+    } else {
+      verify_bytes(names, sink, progress);
+    }
     note_refused_values(sink);
   }
 
  private:
+  using NamesOfStorages = std::map<std::size_t, std::string_view>;
   using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool>;
 
-  void verify_members(const FindingSink& sink, const ProgressSink& progress) const {
-    std::map<std::size_t, const std::string*> names;  // storage -> its first tensor
-    for (std::size_t i = 0; i < records_.size(); ++i) {
-      names.emplace(records_[i].storage_member, &contents_.tensors[i].meta.fqn);
+  /// Reads all storages of a stream, which has no checksums.
+  void verify_bytes(const NamesOfStorages& names, const FindingSink& sink,
+                    const ProgressSink& progress) const {
+    sink({.severity = Finding::Severity::note,
+          .rule = "checksum-absent",
+          .where = {.path = path_},
+          .expected = "checksums of the tensor bytes",
+          .found = "none, a stream of torch.save has no place for them"});
+    std::vector<std::byte> buffer(std::size_t{1} << 20);
+    for (const auto& [storage, name] : names) {
+      const std::uint64_t nbytes = saved_->storages().nbytes(storage);
+      for (std::uint64_t begin = 0; begin < nbytes;) {
+        const std::uint64_t part = std::min<std::uint64_t>(buffer.size(), nbytes - begin);
+        const std::span<std::byte> out = std::span(buffer).first(static_cast<std::size_t>(part));
+        saved_->storages().read_at(storage, begin, out);
+        begin += part;
+        progress(part);
+      }
     }
-    const std::vector<zip::Member>& members = archive_.zip().members();
+  }
+
+  static void verify_members(const zip::ZipReader& zip, const NamesOfStorages& names,
+                             const FindingSink& sink, const ProgressSink& progress) {
+    const std::string& path = zip.path();
+    const std::vector<zip::Member>& members = zip.members();
     std::size_t num_without_crc = 0;
     for (std::size_t i = 0; i < members.size(); ++i) {
       const auto name = names.find(i);
-      ErrorWhere where{.path = path_, .fqn = name == names.end() ? "" : *name->second};
+      ErrorWhere where{.path = path, .fqn = std::string(name == names.end() ? "" : name->second)};
       try {
-        where.byte_range = archive_.zip().data_range(i);
-        const std::uint32_t crc = archive_.zip().compute_crc(i, progress);
+        where.byte_range = zip.data_range(i);
+        const std::uint32_t crc = zip.compute_crc(i, progress);
         if (!members[i].has_crc()) {
           ++num_without_crc;
         } else if (crc != members[i].crc32) {
@@ -178,7 +217,7 @@ class TorchZipReader final : public CheckpointReader {
     if (num_without_crc > 0) {
       sink({.severity = Finding::Severity::note,
             .rule = "crc-absent",
-            .where = {.path = path_},
+            .where = {.path = path},
             .expected = "a CRC-32 for each of " + std::to_string(members.size()) + " members",
             .found = "none for " + std::to_string(num_without_crc)});
     }
@@ -195,7 +234,7 @@ class TorchZipReader final : public CheckpointReader {
             .expected = "a value of plain types",
             .found = std::string(refusal->reason())});
     }
-    const std::vector<std::string> names = archive_.foreign_names();
+    const std::vector<std::string> names = saved_->foreign_names();
     if (!names.empty()) {
       sink(torch_zip::note_of_foreign_names(path_, {names.begin(), names.end()}));
     }
@@ -206,9 +245,8 @@ class TorchZipReader final : public CheckpointReader {
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);
     if (entry.meta.numel() > 0) {
-      const Elements elements{record.storage_member, record.storage_offset, record.dtype,
-                              record.shape,          record.strides,        record.conjugate,
-                              record.negative};
+      const Elements elements{record.storage, record.storage_offset, record.dtype,   record.shape,
+                              record.strides, record.conjugate,      record.negative};
       const auto [first, is_first] = first_names_.emplace(elements, name);
       if (!is_first) {
         contents_.aliases.push_back({name, first->second, std::move(key_path)});
@@ -223,7 +261,7 @@ class TorchZipReader final : public CheckpointReader {
 
   std::string path_;
   std::unique_ptr<ReadableFile> file_;
-  TorchArchive archive_;
+  std::unique_ptr<SavedObject> saved_;
   CheckpointContents contents_;
   std::vector<TensorRecord> records_;               // parallel to contents_.tensors
   std::vector<std::variant<Value, Error>> values_;  // parallel to contents_.values
@@ -234,7 +272,6 @@ class TorchZipReader final : public CheckpointReader {
 
 std::unique_ptr<CheckpointReader> torch_zip::read_torch_zip(
     std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict) {
-  refuse_older_formats(*file);
   return std::make_unique<TorchZipReader>(std::move(file), as_dict);
 }
 

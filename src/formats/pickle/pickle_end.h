@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats::pickle {
+
+/// Returns where the pickle that starts at `begin` ends: after its STOP. Looks only at the lengths
+/// of opcodes, so that a reader knows how many bytes to read before it has read them.
+/// Throws: Error(corruption) if the file ends within the pickle, for a byte that is no opcode, or
+/// for a pickle of more than `max_nbytes`; Error(io). Cost: reads the pickle once, in small
+/// buffers.
+std::uint64_t pickle_end(const ReadableFile& file, std::uint64_t begin, std::uint64_t max_nbytes);
+
+}  // namespace tessera::formats::pickle

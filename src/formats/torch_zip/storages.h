@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/byte_range.h"
+
+namespace tessera::formats::torch_zip {
+
+/// The bytes of the storages of one saved object, wherever its file keeps them. A storage has the
+/// number by which `find` knows it. Immutable and thread-safe.
+class Storages {
+ public:
+  virtual ~Storages() = default;
+
+  /// Returns the storage that the pickle calls `key`; nothing if the file has no bytes of it.
+  virtual std::optional<std::size_t> find(std::string_view key) const = 0;
+  /// Returns what messages call the storage `key`: `archive/data/0`.
+  virtual std::string name_of(std::string_view key) const = 0;
+  /// Returns the same for a storage that was found.
+  virtual std::string name(std::size_t storage) const = 0;
+
+  virtual std::uint64_t nbytes(std::size_t storage) const = 0;
+  /// Says whether the bytes are stored as they are, and not compressed.
+  virtual bool is_plain(std::size_t /*storage*/) const { return true; }
+  /// Returns the stored CRC-32 of the bytes, if there is one.
+  virtual std::optional<std::uint32_t> crc32(std::size_t /*storage*/) const { return std::nullopt; }
+  /// Returns where the bytes are in the file. Throws: Error(corruption).
+  virtual ByteRange data_range(std::size_t storage) const = 0;
+  /// Fills `out` with the bytes from `offset`. Requires: they are within the storage.
+  virtual void read_at(std::size_t storage, std::uint64_t offset,
+                       std::span<std::byte> out) const = 0;
+};
+
+}  // namespace tessera::formats::torch_zip
