@@ -26,7 +26,7 @@ FORMAT_FOLDERS = {"native": "native", "dcp": "dcp", "safetensors": "safetensors"
 FORMAT_REGISTRY = {"include/tessera/formats/format.h"}
 
 FILE_NAMES = {"native": re.compile(r"\"[^\"]*(index\.h5|rank-)"), "dcp": re.compile(r"\"[^\"]*\.(metadata|distcp)\b"),
-              "safetensors": re.compile(r"\"[^\"]*\.safetensors")}
+              "safetensors": re.compile(r"\"[^\"]*\.safetensors"), "bin": re.compile(r"\"[^\"]*pytorch_model")}
 
 OPTION = re.compile(r"\"(?:[^\"\\]|\\.)*(?<![\w-])--[a-z][a-z-]+")
 CORE = ("base", "layout", "formats", "reshard", "inspect")

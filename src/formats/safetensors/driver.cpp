@@ -48,7 +48,8 @@ constexpr std::array kMarks{
 std::set<std::string> files_of_index(const FileSystem& fs, const std::string& index_path) {
   std::set<std::string> names;
   try {
-    const Value index = parse_json(read_file(fs, index_path, detail::kMaxIndexNbytes), index_path);
+    const Value index =
+        parse_json(read_file(fs, index_path, detail::ShardIndex::kMaxNbytes), index_path);
     const Value* weight_map = index.find("weight_map");
     const auto* entries = weight_map == nullptr ? nullptr : weight_map->get_if<Value::Dict>();
     if (entries == nullptr) return names;

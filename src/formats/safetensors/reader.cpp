@@ -40,58 +40,12 @@ std::pair<std::string, std::string> split_path(const std::string& path) {
   return {path.substr(0, std::max<std::size_t>(slash, 1)), path.substr(slash + 1)};
 }
 
-std::string shown_directory(const std::string& directory) {
-  return directory.empty() ? "." : directory;
-}
-
-/// Refuses links out of the directory, except in Hugging Face's cache: a directory
-/// `snapshots/<revision>` of links into the `blobs` beside `snapshots`.
-void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
-                           const std::string& name) {
-  const auto [snapshots, revision] = split_path(fs.resolve_links(shown_directory(directory)));
-  const auto [model, snapshots_name] = split_path(snapshots);
-  if (snapshots_name == "snapshots" &&
-      fs.resolve_links(join_path(directory, name)).starts_with(join_path(model, "blobs/"))) {
-    return;
-  }
-  require_contained(fs, shown_directory(directory), name);
-}
-
 void read_index(const FileSystem& fs, const std::string& index_path, FileSet& set) {
   set.index_path = index_path;
-  const Value index = parse_json(read_file(fs, index_path, detail::kMaxIndexNbytes), index_path,
-                                 {.max_nbytes = detail::kMaxIndexNbytes});
-  const Value* weight_map = index.find("weight_map");
-  const auto* entries = weight_map == nullptr ? nullptr : weight_map->get_if<Value::Dict>();
-  if (entries == nullptr || entries->empty()) {
-    throw Error::expected(ErrorKind::corruption, {.path = index_path}, "weight_map",
-                          "an object that maps tensors to files", "none, or an empty object");
-  }
-  for (const auto& [key, item] : *entries) {
-    const auto& tensor = *key.get_if<std::string>();
-    const auto* file = item.get_if<std::string>();
-    const ErrorWhere where{.path = index_path, .fqn = tensor};
-    if (file == nullptr) {
-      throw Error::expected(ErrorKind::corruption, where, "weight_map", "the name of a file",
-                            value_to_string(item, 40));
-    }
-    if (!is_contained_path(*file)) {
-      throw Error::expected(ErrorKind::corruption, where, "weight_map",
-                            "a file inside the checkpoint", "'" + printable(*file) + "'");
-    }
-    set.weight_map.emplace(tensor, *file);
-    set.names.push_back(*file);
-  }
-  std::ranges::sort(set.names);
-  set.names.erase(std::unique(set.names.begin(), set.names.end()), set.names.end());
-  for (const std::string& name : set.names) {
-    if (!fs.kind_of(join_path(set.directory, name))) {
-      throw Error::expected(ErrorKind::corruption, {.path = index_path}, "weight_map",
-                            "a file '" + printable(name) + "'", "none", "incomplete download?");
-    }
-    require_in_checkpoint(fs, set.directory, name);
-  }
-  if (const Value* metadata = index.find("metadata")) {
+  detail::ShardIndex index = detail::read_shard_index(fs, set.directory, index_path);
+  set.weight_map = std::move(index.weight_map);
+  set.names = std::move(index.names);
+  if (const Value* metadata = index.whole.find("metadata")) {
     const auto text = [&](std::string_view key) -> std::optional<std::string> {
       const Value* found = metadata->find(key);
       if (found == nullptr || !found->is<std::string>()) return std::nullopt;
@@ -104,24 +58,9 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
 
 /// Without an index, only the names show that a file is missing. DCP's shards are not such a
 /// series: a rank writes only the files that it has tensors for.
-bool has_index_beside(const std::string& name) {
-  return detail::place_in_series(name).has_value() && !name.starts_with(kDcpShardPrefix);
-}
-
-void require_all_shards(const std::string& directory, const std::vector<std::string>& names) {
-  std::map<std::string, std::uint64_t> found;
-  for (const std::string& name : names) {
-    if (has_index_beside(name)) ++found[detail::place_in_series(name)->series];
-  }
-  for (const std::string& name : names) {
-    if (!has_index_beside(name)) continue;
-    const detail::PlaceInSeries place = *detail::place_in_series(name);
-    if (found[place.series] < place.count) {
-      throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "shards",
-                            std::to_string(place.count) + " files, as the name says",
-                            std::to_string(found[place.series]), "incomplete download?");
-    }
-  }
+std::optional<detail::PlaceInSeries> place_beside_index(std::string_view name) {
+  if (name.starts_with(kDcpShardPrefix)) return std::nullopt;
+  return detail::place_in_series(name);
 }
 
 FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
@@ -142,7 +81,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   }
   if (!indexes.empty()) {
     set.names.clear();
-    require_in_checkpoint(fs, path, indexes[0]);
+    detail::require_in_checkpoint(fs, path, indexes[0]);
     const std::string index_path = join_path(path, indexes[0]);
     set.model_path = index_path.substr(0, index_path.size() - detail::kIndexSuffix.size());
     set.model_path += kFileSuffix;
@@ -153,9 +92,10 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
     throw Error::expected(ErrorKind::not_found, {.path = path}, "safetensors",
                           "an index or .safetensors files", "neither of them");
   }
-  for (const std::string& name : set.names) require_in_checkpoint(fs, path, name);
-  require_all_shards(path, set.names);
-  set.lacks_index = std::ranges::any_of(set.names, has_index_beside);
+  for (const std::string& name : set.names) detail::require_in_checkpoint(fs, path, name);
+  detail::require_all_shards(path, set.names, place_beside_index);
+  set.lacks_index = std::ranges::any_of(
+      set.names, [](const std::string& name) { return place_beside_index(name).has_value(); });
   if (set.names.size() == 1) set.model_path = join_path(path, set.names[0]);
   return set;
 }
@@ -535,7 +475,7 @@ class SafetensorsReader final : public CheckpointReader {
                            .found = "no such file"});
       return;
     }
-    require_in_checkpoint(fs_, set.directory, split_path(path).second);
+    detail::require_in_checkpoint(fs_, set.directory, split_path(path).second);
     detail::apply_values_file(detail::read_values_file(fs_, path, *digest), path, contents_,
                               values_);
   }

@@ -1,0 +1,94 @@
+#include "formats/bin/bin_files.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::formats::bin {
+namespace {
+
+void take_index(const FileSystem& fs, const std::string& index_path, FileSet& set) {
+  detail::ShardIndex index = detail::read_shard_index(fs, set.directory, index_path);
+  set.index_path = index_path;
+  set.weight_map = std::move(index.weight_map);
+  set.names = std::move(index.names);
+}
+
+/// Returns the files of the only series in the directory.
+std::vector<std::string> files_of_series(const std::string& directory,
+                                         const std::vector<std::string>& names) {
+  std::vector<std::string> files;
+  std::set<std::string> series;
+  for (const std::string& name : names) {
+    const auto place = place_in_series(name);
+    if (!place) continue;
+    files.push_back(name);
+    series.insert(place->series);
+  }
+  if (series.size() > 1) {
+    throw Error::expected(
+        ErrorKind::invalid_argument, {.path = directory}, "shards", "the files of one model",
+        "those of '" + printable(*series.begin()) + "' and '" + printable(*series.rbegin()) + "'",
+        "give the path of an index");
+  }
+  detail::require_all_shards(directory, files, place_in_series);
+  return files;
+}
+
+}  // namespace
+
+std::optional<detail::PlaceInSeries> place_in_series(std::string_view name) {
+  return detail::place_in_series(name, kFileSuffix);
+}
+
+std::optional<std::string> lone_file(const std::vector<std::string>& names) {
+  constexpr std::string_view kName = "pytorch_model.bin";
+  const bool has_config = std::ranges::find(names, "config.json") != names.end();
+  if (!has_config || std::ranges::find(names, kName) == names.end()) return std::nullopt;
+  return std::string(kName);
+}
+
+std::optional<std::string> index_among(const std::vector<std::string>& names) {
+  const std::string usual = "pytorch_model" + std::string(kIndexSuffix);
+  if (std::ranges::find(names, usual) != names.end()) return usual;
+  const auto index = std::ranges::find_if(
+      names, [](const std::string& name) { return name.ends_with(kIndexSuffix); });
+  return index == names.end() ? std::nullopt : std::optional(*index);
+}
+
+FileSet find_files(const FileSystem& fs, const std::string& path) {
+  if (fs.kind_of(path) != FileKind::directory) {
+    FileSet set{.directory = directory_of(path)};
+    take_index(fs, path, set);
+    return set;
+  }
+  FileSet set{.directory = path};
+  const std::vector<std::string> names = fs.list_directory(path);
+  if (const auto index = index_among(names)) {
+    const bool is_usual = index->starts_with("pytorch_model.");
+    const auto num_indexes = std::ranges::count_if(
+        names, [](const std::string& name) { return name.ends_with(kIndexSuffix); });
+    if (num_indexes > 1 && !is_usual) {
+      throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "index", "one index",
+                            std::to_string(num_indexes) + " of them", "give the path of one index");
+    }
+    detail::require_in_checkpoint(fs, path, *index);
+    take_index(fs, join_path(path, *index), set);
+    return set;
+  }
+  set.names = files_of_series(path, names);
+  set.lacks_index = !set.names.empty();
+  if (set.names.empty()) {
+    if (const auto lone = lone_file(names)) set.names.push_back(*lone);
+  }
+  if (set.names.empty()) {
+    throw Error::expected(ErrorKind::not_found, {.path = path}, "model",
+                          "an index or .bin files of a model", "neither of them");
+  }
+  for (const std::string& name : set.names) detail::require_in_checkpoint(fs, path, name);
+  return set;
+}
+
+}  // namespace tessera::formats::bin

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "formats/shard_files.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats::bin {
+
+inline constexpr std::string_view kFileSuffix = ".bin";
+/// The name of an index ends so.
+inline constexpr std::string_view kIndexSuffix = ".bin.index.json";
+
+/// Returns the place that a file's name states: `pytorch_model-00002-of-00003.bin`.
+std::optional<detail::PlaceInSeries> place_in_series(std::string_view name);
+
+/// Returns the name of the model's only file among the names of a directory: `pytorch_model.bin`
+/// beside a `config.json`.
+std::optional<std::string> lone_file(const std::vector<std::string>& names);
+
+/// Returns the index that a reader of the directory takes; none if there is no index.
+std::optional<std::string> index_among(const std::vector<std::string>& names);
+
+/// The files of a checkpoint.
+struct FileSet {
+  std::string directory;                                      // the names below are relative to it
+  std::vector<std::string> names{};                           // sorted
+  std::string index_path{};                                   // empty: no index
+  std::unordered_map<std::string, std::string> weight_map{};  // of the index: tensor to file
+  bool lacks_index = false;                                   // the names show that there was one
+};
+
+/// Returns the files of the checkpoint at `path`: a directory, or an index. All of them exist.
+/// Throws: Error(corruption) naming a missing file; Error(invalid_argument) for a directory with
+/// several checkpoints; Error(not_found).
+FileSet find_files(const FileSystem& fs, const std::string& path);
+
+}  // namespace tessera::formats::bin

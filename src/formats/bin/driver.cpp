@@ -1,0 +1,102 @@
+#include <algorithm>
+
+#include "formats/bin.h"
+#include "formats/bin/bin_files.h"
+#include "formats/drivers.h"
+
+namespace tessera::formats {
+namespace {
+
+using bin::kIndexSuffix;
+using bin::place_in_series;
+
+/// Returns the files that an index names; none if it is damaged.
+std::vector<std::string> files_of_index(const FileSystem& fs, const std::string& directory,
+                                        const std::string& index) {
+  try {
+    return detail::read_shard_index(fs, directory, join_path(directory, index)).names;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+    return {};
+  }
+}
+
+class BinDriver final : public FormatDriver {
+ public:
+  Format format() const override { return Format("bin"); }
+
+  FormatDescription description() const override {
+    return {.title = "a Hugging Face model saved by torch.save",
+            .in_directory = "pytorch_model*.bin",
+            .as_file = ""};
+  }
+
+  FormatTraits traits() const override {
+    return {.pieces = FormatTraits::Pieces::whole_tensors, .can_be_written = false};
+  }
+
+  Recognition recognize_directory(const DirectoryListing& directory) const override {
+    const bool has_any = std::ranges::any_of(directory.names,
+                                             [](const std::string& name) {
+                                               return name.ends_with(kIndexSuffix) ||
+                                                      place_in_series(name).has_value();
+                                             }) ||
+                         bin::lone_file(directory.names).has_value();
+    return {has_any ? Match::by_name : Match::none};
+  }
+
+  Recognition recognize_file(const FileBegin& file) const override {
+    return {file.path.ends_with(kIndexSuffix) ? Match::certain : Match::none};
+  }
+
+  std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
+                                         const std::string& path) const override {
+    return open_bin(fs, path);
+  }
+  std::unique_ptr<CheckpointReader> open_with_classes(
+      const FileSystem& fs, const std::string& path,
+      const std::vector<std::string>& as_dict) const override {
+    return open_bin(fs, path, as_dict);
+  }
+
+  /// The index and its files, or without an index the series.
+  std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
+                                     const std::vector<std::string>& names) const override {
+    std::vector<std::string> own;
+    const auto index = bin::index_among(names);
+    if (index) own = files_of_index(fs, directory, *index);
+    for (const std::string& name : names) {
+      if (name == index || (!index && place_in_series(name))) own.push_back(name);
+    }
+    if (own.empty()) {
+      if (const auto lone = bin::lone_file(names)) own.push_back(*lone);
+    }
+    std::ranges::sort(own);
+    return own;
+  }
+
+  bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
+    const std::string directory = directory_of(path);
+    const std::string own_name = last_component(path);
+    const auto place = place_in_series(own_name);
+    const auto is_beside = [&](const std::string& name) {
+      if (name == own_name) return false;
+      if (name.ends_with(kIndexSuffix)) {
+        return std::ranges::binary_search(files_of_index(fs, directory, name), own_name);
+      }
+      const auto other = place_in_series(name);
+      return place && other && place->series == other->series && place->count == other->count;
+    };
+    return own_name.ends_with(kIndexSuffix) ||
+           std::ranges::any_of(fs.list_directory(directory), is_beside);
+  }
+};
+
+}  // namespace
+
+const FormatDriver& bin_driver() {
+  static const BinDriver driver;
+  return driver;
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,173 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "formats/bin.h"
+#include "formats/bin/bin_files.h"
+#include "formats/drivers.h"
+#include "formats/torch_zip.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats {
+namespace {
+
+using bin::FileSet;
+
+/// The files of a model, each read by the reader of torch.save files.
+class BinReader final : public CheckpointReader {
+ public:
+  BinReader(const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict)
+      : path_(std::move(path)) {
+    const FileSet set = bin::find_files(fs, path_);
+    for (const std::string& name : set.names) {
+      const std::string file = join_path(set.directory, name);
+      names_.push_back(name);
+      shards_.push_back(open_torch_zip_with_classes(fs, file, as_dict));
+    }
+    for (std::size_t shard = 0; shard < shards_.size(); ++shard) add_names(shard);
+    check_weight_map(set);
+    add_entries();
+    if (set.lacks_index) {
+      note("an index next to the shards", {.path = path_}, "none");
+    }
+  }
+
+  Format format() const override { return bin_driver().format(); }
+  const std::string& path() const override { return path_; }
+  const CheckpointContents& contents() const override { return contents_; }
+
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    const Origin& origin = tensors_[tensor_index];
+    shards_[origin.shard]->read_piece(origin.index, piece_index, range, out);
+  }
+  Value read_value(std::size_t value_index) const override {
+    const Origin& origin = values_[value_index];
+    return shards_[origin.shard]->read_value(origin.index);
+  }
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
+    const Origin& origin = tensors_[tensor_index];
+    PieceStorage storage = shards_[origin.shard]->piece_storage(origin.index, piece_index);
+    storage.file = names_[origin.shard];
+    return storage;
+  }
+  std::vector<std::string> data_files() const override {
+    std::vector<std::string> files;
+    for (const auto& shard : shards_) files.push_back(shard->path());
+    return files;
+  }
+  void check_files(const FindingSink& sink) const override {
+    for (const Finding& finding : findings_) sink(finding);
+  }
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override {
+    check_files(sink);
+    for (const auto& shard : shards_) shard->verify(sink, progress, num_threads);
+  }
+
+ private:
+  /// Where an entry is: a file, and the index in the list of its kind there.
+  struct Origin {
+    enum class Kind { tensor, value, alias };
+    std::size_t shard;
+    std::size_t index;
+    Kind kind;
+  };
+
+  void add_names(std::size_t shard) {
+    const CheckpointContents& from = shards_[shard]->contents();
+    for (std::size_t i = 0; i < from.tensors.size(); ++i) {
+      add_name(from.tensors[i].meta.fqn, {shard, i, Origin::Kind::tensor});
+    }
+    for (std::size_t i = 0; i < from.values.size(); ++i) {
+      add_name(from.values[i].name, {shard, i, Origin::Kind::value});
+    }
+    for (std::size_t i = 0; i < from.aliases.size(); ++i) {
+      add_name(from.aliases[i].fqn, {shard, i, Origin::Kind::alias});
+    }
+  }
+
+  void add_name(const std::string& name, Origin origin) {
+    const auto [known, is_new] = by_name_.emplace(name, origin);
+    if (is_new) return;
+    throw Error::expected(ErrorKind::corruption,
+                          {.path = shards_[origin.shard]->path(), .fqn = name}, "names",
+                          "each tensor in one file",
+                          "a tensor that '" + printable(names_[known->second.shard]) + "' also has",
+                          "are these files of different checkpoints?");
+  }
+
+  void check_weight_map(const FileSet& set) {
+    if (set.index_path.empty()) return;
+    for (const auto& [tensor, file] : std::map(set.weight_map.begin(), set.weight_map.end())) {
+      const auto found = by_name_.find(tensor);
+      if (found != by_name_.end() && names_[found->second.shard] == file) continue;
+      throw Error::expected(ErrorKind::corruption, {.path = set.index_path, .fqn = tensor},
+                            "weight_map", "the tensor in '" + printable(file) + "'",
+                            "no tensor of this name there");
+    }
+    for (const auto& [name, origin] : by_name_) {
+      if (origin.kind == Origin::Kind::value || set.weight_map.contains(name)) continue;
+      note("tensors as the index lists them", {.path = shards_[origin.shard]->path(), .fqn = name},
+           "a tensor that the index does not name");
+    }
+  }
+
+  void note(std::string expected, ErrorWhere where, std::string found) {
+    findings_.push_back({.severity = Finding::Severity::note,
+                         .rule = "structure",
+                         .where = std::move(where),
+                         .expected = std::move(expected),
+                         .found = std::move(found)});
+  }
+
+  /// Fills the contents, whose lists are sorted by name as `by_name_` is.
+  void add_entries() {
+    for (const auto& [name, origin] : by_name_) {
+      const CheckpointContents& from = shards_[origin.shard]->contents();
+      switch (origin.kind) {
+        case Origin::Kind::tensor:
+          contents_.tensors.push_back(from.tensors[origin.index]);
+          tensors_.push_back(origin);
+          break;
+        case Origin::Kind::value:
+          contents_.values.push_back(from.values[origin.index]);
+          values_.push_back(origin);
+          break;
+        case Origin::Kind::alias:
+          contents_.aliases.push_back(from.aliases[origin.index]);
+          break;
+      }
+    }
+    std::map<std::pair<std::string, OpenedClass::As>, std::size_t> num_opened;
+    for (const auto& shard : shards_) {
+      for (const OpenedClass& opened : shard->contents().opened_classes) {
+        num_opened[{opened.name, opened.as}] += opened.num_objects;
+      }
+    }
+    for (const auto& [opened, num_objects] : num_opened) {
+      contents_.opened_classes.push_back({opened.first, opened.second, num_objects});
+    }
+  }
+
+  std::string path_;
+  std::vector<std::string> names_;                         // of the files
+  std::vector<std::unique_ptr<CheckpointReader>> shards_;  // parallel to names_
+  std::map<std::string, Origin> by_name_;
+  CheckpointContents contents_;
+  std::vector<Origin> tensors_;    // parallel to contents_.tensors
+  std::vector<Origin> values_;     // parallel to contents_.values
+  std::vector<Finding> findings_;  // found while opening, reported by verify
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> open_bin(const FileSystem& fs, std::string path,
+                                           const std::vector<std::string>& as_dict) {
+  return std::make_unique<BinReader>(fs, std::move(path), as_dict);
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,112 @@
+#include "formats/shard_files.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/json.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::detail {
+namespace {
+
+std::pair<std::string, std::string> split_path(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return {"", path};
+  return {path.substr(0, std::max<std::size_t>(slash, 1)), path.substr(slash + 1)};
+}
+
+std::string shown_directory(const std::string& directory) {
+  return directory.empty() ? "." : directory;
+}
+
+}  // namespace
+
+std::optional<PlaceInSeries> place_in_series(std::string_view name, std::string_view suffix) {
+  static constexpr std::size_t kDigits = 5;
+  static constexpr std::string_view kOf = "-of-";
+  if (!name.ends_with(suffix)) return std::nullopt;
+  name.remove_suffix(suffix.size());
+  const auto take_number = [&]() -> std::optional<std::uint64_t> {
+    if (name.size() < kDigits) return std::nullopt;
+    std::uint64_t number = 0;
+    for (const char digit : name.substr(name.size() - kDigits)) {
+      if (digit < '0' || digit > '9') return std::nullopt;
+      number = number * 10 + static_cast<std::uint64_t>(digit - '0');
+    }
+    name.remove_suffix(kDigits);
+    return number;
+  };
+  const auto count = take_number();
+  if (!count || !name.ends_with(kOf)) return std::nullopt;
+  name.remove_suffix(kOf.size());
+  const auto number = take_number();
+  if (!number) return std::nullopt;
+  return PlaceInSeries{std::string(name), *number, *count};
+}
+
+void require_all_shards(const std::string& directory, const std::vector<std::string>& names,
+                        std::optional<PlaceInSeries> (*place_of)(std::string_view name)) {
+  std::map<std::string, std::uint64_t> found;
+  for (const std::string& name : names) {
+    if (const auto place = place_of(name)) ++found[place->series];
+  }
+  for (const std::string& name : names) {
+    const auto place = place_of(name);
+    if (!place || found[place->series] >= place->count) continue;
+    throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "shards",
+                          std::to_string(place->count) + " files, as the name says",
+                          std::to_string(found[place->series]), "incomplete download?");
+  }
+}
+
+void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
+                           const std::string& name) {
+  const auto [snapshots, revision] = split_path(fs.resolve_links(shown_directory(directory)));
+  const auto [model, snapshots_name] = split_path(snapshots);
+  if (snapshots_name == "snapshots" &&
+      fs.resolve_links(join_path(directory, name)).starts_with(join_path(model, "blobs/"))) {
+    return;
+  }
+  require_contained(fs, shown_directory(directory), name);
+}
+
+ShardIndex read_shard_index(const FileSystem& fs, const std::string& directory,
+                            const std::string& index_path) {
+  ShardIndex index;
+  index.whole = parse_json(read_file(fs, index_path, ShardIndex::kMaxNbytes), index_path,
+                           {.max_nbytes = ShardIndex::kMaxNbytes});
+  const Value* weight_map = index.whole.find("weight_map");
+  const auto* entries = weight_map == nullptr ? nullptr : weight_map->get_if<Value::Dict>();
+  if (entries == nullptr || entries->empty()) {
+    throw Error::expected(ErrorKind::corruption, {.path = index_path}, "weight_map",
+                          "an object that maps tensors to files", "none, or an empty object");
+  }
+  for (const auto& [key, item] : *entries) {
+    const auto& tensor = *key.get_if<std::string>();
+    const auto* file = item.get_if<std::string>();
+    const ErrorWhere where{.path = index_path, .fqn = tensor};
+    if (file == nullptr) {
+      throw Error::expected(ErrorKind::corruption, where, "weight_map", "the name of a file",
+                            value_to_string(item, 40));
+    }
+    if (!is_contained_path(*file)) {
+      throw Error::expected(ErrorKind::corruption, where, "weight_map",
+                            "a file inside the checkpoint", "'" + printable(*file) + "'");
+    }
+    index.weight_map.emplace(tensor, *file);
+    index.names.push_back(*file);
+  }
+  std::ranges::sort(index.names);
+  index.names.erase(std::unique(index.names.begin(), index.names.end()), index.names.end());
+  for (const std::string& name : index.names) {
+    if (!fs.kind_of(join_path(directory, name))) {
+      throw Error::expected(ErrorKind::corruption, {.path = index_path}, "weight_map",
+                            "a file '" + printable(name) + "'", "none", "incomplete download?");
+    }
+    require_in_checkpoint(fs, directory, name);
+  }
+  return index;
+}
+
+}  // namespace tessera::formats::detail
