@@ -34,6 +34,8 @@ std::string remedy_to_string(const Remedy& remedy) {
       return "rebuild_native_index rebuilds it";
     case Remedy::Action::leave_extra_files:
       return "ExtraFilesPolicy::leave copies none";
+    case Remedy::Action::take_as_is:
+      return "PlanOptions::part = Relaxation::allow moves what is in it";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

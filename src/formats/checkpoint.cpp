@@ -125,6 +125,11 @@ std::string spell(const KeyPath& path) {
   return spelled;
 }
 
+std::string part_in_words(const PartOfWhole& part) {
+  return std::string(part.unit == PartOfWhole::Unit::rank ? "one rank of " : "one file of ") +
+         (part.num_parts ? std::to_string(*part.num_parts) : "several") + ": " + part.form;
+}
+
 const TensorEntry* CheckpointContents::find_tensor(std::string_view fqn) const {
   const auto it = std::lower_bound(
       tensors.begin(), tensors.end(), fqn,

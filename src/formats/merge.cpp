@@ -41,6 +41,7 @@ class MergedReader final : public CheckpointReader {
       contents_.missing_files.insert(contents_.missing_files.end(), missing.begin(), missing.end());
       add_opened_classes(contents_of(source).opened_classes);
     }
+    find_part();
     choose_names();
     add_chosen();
     for (TensorEntry& tensor : contents_.tensors) find_parameter(tensor);
@@ -277,6 +278,21 @@ class MergedReader final : public CheckpointReader {
       }
     }
     std::ranges::sort(contents_.opened_classes, {}, &OpenedClass::name);
+  }
+
+  /// The files of a series are no parts once all of them are there.
+  void find_part() {
+    std::map<std::string, std::set<std::uint64_t>> numbers;  // by series
+    for (const MergeSource& source : sources_) {
+      const std::optional<PartOfWhole>& part = contents_of(source).part;
+      if (part && !part->series.empty()) numbers[part->series].insert(part->number);
+    }
+    for (const MergeSource& source : sources_) {
+      const std::optional<PartOfWhole>& part = contents_of(source).part;
+      const bool is_completed =
+          part && !part->series.empty() && numbers[part->series].size() == part->num_parts;
+      if (part && !is_completed && !contents_.part) contents_.part = part;
+    }
   }
 
   void add_annotations() {

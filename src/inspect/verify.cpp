@@ -123,6 +123,15 @@ void check_numbers(const formats::CheckpointReader& reader,
   }
 }
 
+void note_part(const formats::CheckpointReader& reader, const formats::FindingSink& sink) {
+  if (!reader.contents().part) return;
+  sink({.severity = Finding::Severity::note,
+        .rule = "part",
+        .where = {.path = reader.path()},
+        .expected = "a whole checkpoint",
+        .found = part_in_words(*reader.contents().part)});
+}
+
 void note_opened_classes(const formats::CheckpointReader& reader,
                          const formats::FindingSink& sink) {
   for (const formats::OpenedClass& opened : reader.contents().opened_classes) {
@@ -149,6 +158,7 @@ VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions
     const std::scoped_lock lock(mutex);
     report.findings.push_back(finding);
   };
+  note_part(reader, sink);
   check_coverage_of_all(reader, sink);
   check_aliases(reader, sink);
   check_units(reader, sink);

@@ -80,6 +80,7 @@ formats::ResumeIdentity identity_of_options(const JournaledOptions& given) {
   explanation.add_flag("drop-optimizer", given.drop_optimizer);
   explanation.add_flag("allow-missing", given.allow_missing);
   explanation.add_flag("allow-lossy", given.allow_lossy);
+  explanation.add_flag("as-is", given.as_is);
   return explanation.take();
 }
 

@@ -47,6 +47,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   MovedNames moved = list_moved_names(source, options, selection);
   report_missing_files(source, options.missing, report);
   note_opened_classes(source, report);
+  report_part(source, options.part, report);
   check_patterns_match(source, options, selection);
   if (options.optimizer == OptimizerSelection::leave_out && moved.tensors.empty() &&
       !source.tensors.empty()) {

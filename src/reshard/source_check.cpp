@@ -22,6 +22,16 @@ void report_missing_files(const CheckpointContents& source, Relaxation missing,
   }
 }
 
+void report_part(const CheckpointContents& source, Relaxation part, PlanReport& report) {
+  if (!source.part) return;
+  const char* const expected = "a whole checkpoint";
+  if (part == Relaxation::allow) {
+    report.note("part", "", expected, part_in_words(*source.part));
+  } else {
+    report.problem("part", "", expected, part_in_words(*source.part), {Remedy::Action::take_as_is});
+  }
+}
+
 void note_opened_classes(const CheckpointContents& source, PlanReport& report) {
   for (const formats::OpenedClass& opened : source.opened_classes) {
     report.note("class", "", "values of plain types", opened_class_in_words(opened));

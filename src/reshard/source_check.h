@@ -19,6 +19,9 @@ bool is_bare_flat_vector(std::string_view fqn);
 void report_missing_files(const formats::CheckpointContents& source, Relaxation missing,
                           PlanReport& report);
 
+/// Reports a source that is one part of a checkpoint, such as the file of one rank.
+void report_part(const formats::CheckpointContents& source, Relaxation part, PlanReport& report);
+
 /// Notes the classes whose objects the reader took apart.
 void note_opened_classes(const formats::CheckpointContents& source, PlanReport& report);
 

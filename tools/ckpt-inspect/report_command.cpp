@@ -84,7 +84,9 @@ void write_source(JsonOutput& json, const CheckpointReader& reader,
                   const inspect::Selection& selection) {
   const inspect::Totals& totals = selection.totals;
   json.begin_object().member("name", last_component(reader.path()));
-  json.member("format", format_in_words(reader)).member("tensors", totals.num_tensors);
+  const std::optional<formats::PartOfWhole>& part = reader.contents().part;
+  json.member("format", format_in_words(reader) + (part ? "; " + part_in_words(*part) : ""));
+  json.member("tensors", totals.num_tensors);
   json.member("aliases", totals.num_aliases).member("values", totals.num_values);
   json.member("pieces", totals.num_pieces).member("numel", totals.numel);
   json.member("nbytes", totals.nbytes).end_object();

@@ -76,6 +76,10 @@ void print_notes(const formats::CheckpointReader& reader, Terminal& terminal) {
                                                    " lists, with its values",
                                        .found = "none"}));
   }
+  if (reader.contents().part) {
+    terminal.print_error("note: " + printable(reader.path()) + ": " +
+                         part_in_words(*reader.contents().part));
+  }
   for (const formats::OpenedClass& objects : reader.contents().opened_classes) {
     terminal.print_error("note: " + printable(reader.path()) + ": " +
                          opened_class_in_words(objects));
@@ -108,6 +112,7 @@ TwoSources open_two_sources(const SourceOptions& a, const SourceOptions& b, Term
 void write_source(JsonOutput& json, std::string_view format,
                   const formats::CheckpointContents& contents) {
   json.member("format", format);
+  if (contents.part) json.member("part", part_in_words(*contents.part));
   if (contents.missing_files.empty()) return;
   json.key("missing_files").begin_array();
   for (const std::string& file : contents.missing_files) json.value(file);

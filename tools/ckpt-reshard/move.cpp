@@ -125,6 +125,7 @@ PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files) {
   plan.on_overflow = options.on_overflow;
   if (options.allow_missing) plan.missing = reshard::Relaxation::allow;
   if (options.allow_lossy) plan.lossy = reshard::Relaxation::allow;
+  if (options.as_is) plan.part = reshard::Relaxation::allow;
   if (!options.table_plan_path.empty()) {
     plan.table_plan = TablePlan::from_json(files.table_plan, options.table_plan_path);
   }
@@ -162,7 +163,8 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
                                     .optimizer_names = options.optimizer_names,
                                     .drop_optimizer = options.drop_optimizer,
                                     .allow_missing = options.allow_missing,
-                                    .allow_lossy = options.allow_lossy});
+                                    .allow_lossy = options.allow_lossy,
+                                    .as_is = options.as_is});
   create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
   if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
   if (options.discard) create.journal->kept_work = formats::KeptWork::discard;
@@ -448,6 +450,8 @@ void add_move_options(Command& command, MoveOptions& options) {
             "Leave out what is incomplete or missing in SRC")
       .flag("--allow-lossy", options.allow_lossy,
             "Allow merging row-wise state of several column shards by a weighted mean")
+      .flag("--as-is", options.as_is,
+            "Move one part of a checkpoint, such as the file of one rank, as if it were whole")
       .choice(
           "--extra-files", {"carry", "leave", "refuse"},
           [&](const std::string& policy) {

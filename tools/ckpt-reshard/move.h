@@ -42,6 +42,7 @@ struct MoveOptions {
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
   bool allow_missing = false;
   bool allow_lossy = false;
+  bool as_is = false;
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
   int num_threads = kNotGiven;         // as many as there are cores

@@ -51,6 +51,7 @@ struct Remedy {
     allow_overflow,     // of a cast: what to make of numbers that are too large
     keep_dtype,         // move without a cast, or leave out `argument`: a glob of the name
     leave_extra_files,  // do not copy the files beside the checkpoint
+    take_as_is,         // move one part of a checkpoint as if it were whole
   };
 
   Action action = Action::none;

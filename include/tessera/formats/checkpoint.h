@@ -110,6 +110,22 @@ struct OpenedClass {
 /// Says it in words: `2 objects of class argparse.Namespace, read as dicts`.
 std::string opened_class_in_words(const OpenedClass& opened);
 
+/// What was opened is one of several parts that only together are the checkpoint.
+struct PartOfWhole {
+  enum class Unit { rank, file };
+
+  Unit unit = Unit::rank;
+  std::string form{};                        // `DeepSpeed ZeRO stage 2, optimizer state`
+  std::optional<std::uint64_t> num_parts{};  // none: the part does not say how many there are
+  std::string series{};      // what the paths of numbered files share; empty: no such file
+  std::uint64_t number = 0;  // of the file in its series, from 1
+
+  friend bool operator==(const PartOfWhole&, const PartOfWhole&) = default;
+};
+
+/// Says it in words: `one rank of 8: DeepSpeed ZeRO stage 2, optimizer state`.
+std::string part_in_words(const PartOfWhole& part);
+
 /// All that a checkpoint holds except tensor data: what a reader found, or what a writer is to
 /// write. Lists are sorted by name (byte order); each name is in only one of them, once.
 struct CheckpointContents {
@@ -121,6 +137,7 @@ struct CheckpointContents {
   std::map<std::string, std::string> annotations{};  // free text stored with the checkpoint
   std::vector<std::string> missing_files{};          // the checkpoint names them
   std::vector<OpenedClass> opened_classes{};         // by name; what a reader found
+  std::optional<PartOfWhole> part{};                 // a reader found that the rest is elsewhere
 
   const TensorEntry* find_tensor(std::string_view fqn) const;  // an alias is not followed
 };

@@ -31,6 +31,7 @@ struct JournaledOptions {
   bool drop_optimizer = false;  // leave out optimizer state
   bool allow_missing = false;   // leave out what is incomplete or missing
   bool allow_lossy = false;     // merge state that is stored per column shard
+  bool as_is = false;           // take one part of a checkpoint as it is
 };
 
 /// Returns the options as members of a journal's ResumeIdentity. A file is represented by the

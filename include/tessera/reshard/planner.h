@@ -65,6 +65,7 @@ struct PlanOptions {
   std::string quantization_method{};  // how config.json beside the source names it; for problems
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
   Relaxation lossy = Relaxation::refuse;    // merge state that is stored per column shard
+  Relaxation part = Relaxation::refuse;     // take one part of a checkpoint (PartOfWhole) as it is
 };
 
 /// What a source lists in its contents but cannot deliver.

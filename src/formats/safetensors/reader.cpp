@@ -32,6 +32,7 @@ struct FileSet {
   std::optional<std::string> values_digest{};
   std::optional<std::string> structure{};  // of the index
   bool lacks_index = false;                // the names show that there was an index
+  std::optional<PartOfWhole> part{};       // of a single file
 };
 
 std::pair<std::string, std::string> split_path(const std::string& path) {
@@ -100,6 +101,17 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   return set;
 }
 
+/// Says that a file alone is one of several, as its name tells.
+std::optional<PartOfWhole> part_of_whole(const std::string& directory, const std::string& name) {
+  const auto place = place_beside_index(name);
+  if (!place || place->count < 2) return std::nullopt;
+  return PartOfWhole{.unit = PartOfWhole::Unit::file,
+                     .form = "file " + std::to_string(place->number) + " of a model",
+                     .num_parts = place->count,
+                     .series = join_path(directory, place->series),
+                     .number = place->number};
+}
+
 FileSet find_files(const FileSystem& fs, const std::string& path) {
   const auto kind = fs.kind_of(path);
   if (kind == FileKind::directory) return files_in_directory(fs, path);
@@ -112,6 +124,7 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
   } else {
     set.names = {name};
     set.model_path = path;
+    set.part = part_of_whole(set.directory, name);
   }
   return set;
 }
@@ -157,6 +170,7 @@ class SafetensorsReader final : public CheckpointReader {
  public:
   SafetensorsReader(const FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {
     const FileSet set = find_files(fs_, path_);
+    contents_.part = set.part;
     for (const std::string& name : set.names) {
       add_file(join_path(set.directory, name), name, set);
     }

@@ -4,6 +4,7 @@
 #include "formats/drivers.h"
 #include "formats/signatures.h"
 #include "formats/torch_zip.h"
+#include "formats/torch_zip/part_of_whole.h"
 #include "formats/torch_zip/torch_stream.h"
 #include "formats/zip/zip_reader.h"
 
@@ -49,6 +50,11 @@ class TorchZipDriver final : public FormatDriver {
       return std::ranges::any_of(kSuffixes,
                                  [&](std::string_view suffix) { return name.ends_with(suffix); });
     };
+    if (const auto form = torch_zip::form_of_directory(directory.names)) {
+      return {Match::hint, Error(ErrorKind::unsupported, {.path = directory.path},
+                                 "expected a checkpoint in one file or with an index, found " +
+                                     *form + " (give the path of one file to look into it)")};
+    }
     if (std::ranges::none_of(directory.names, is_torch_save)) return {};
     return {Match::hint, Error(ErrorKind::unsupported, {.path = directory.path},
                                "expected a checkpoint, found a directory of torch.save files (give "

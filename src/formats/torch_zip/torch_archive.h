@@ -70,6 +70,7 @@ class SavedObject {
   SavedObject& operator=(const SavedObject&) = delete;
 
   const Storages& storages() const { return *storages_; }
+  pickle::Object root() const { return graph_->root(); }
 
   /// Returns the tensors and values of the saved object, in the order of the pickle, flattened as
   /// PyTorch's distributed checkpoint (DCP) does. [Note: Flattening] A dict is opened. A list is

@@ -241,6 +241,7 @@ MoveOptions move_options(const nb::dict& given) {
   members.read("max_shard_size", options.max_shard_nbytes);
   members.read("allow_missing", options.allow_missing);
   members.read("allow_lossy", options.allow_lossy);
+  members.read("as_is", options.as_is);
   members.read("extra_files", options.extra_files);
   members.read_bytes("extra_files_from", options.extra_files_folder);
   members.read("extra_files_limit", options.extra_files_nbytes);

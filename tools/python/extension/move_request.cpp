@@ -130,6 +130,7 @@ JournaledOptions journaled_options(const MoveOptions& options,
   given.drop_optimizer = options.drop_optimizer;
   given.allow_missing = options.allow_missing;
   given.allow_lossy = options.allow_lossy;
+  given.as_is = options.as_is;
   return given;
 }
 
@@ -147,6 +148,7 @@ PlanOptions plan_options(const MoveOptions& options, const JournaledOptions& giv
   if (given.drop_optimizer) plan.optimizer = reshard::OptimizerSelection::leave_out;
   if (given.allow_missing) plan.missing = Relaxation::allow;
   if (given.allow_lossy) plan.lossy = Relaxation::allow;
+  if (given.as_is) plan.part = Relaxation::allow;
   if (!options.plan_path.empty()) {
     plan.table_plan = TablePlan::from_json(given.table_plan, options.plan_path);
   }

@@ -36,6 +36,7 @@ struct MoveOptions {
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
   bool allow_missing = false;
   bool allow_lossy = false;
+  bool as_is = false;
   std::string extra_files;
   std::string extra_files_folder;  // empty: not given
   std::uint64_t extra_files_nbytes = 0;

@@ -34,6 +34,8 @@ std::string python_remedy(const Remedy& remedy) {
       return "`ckpt-reshard rebuild-index` rebuilds it";
     case Remedy::Action::leave_extra_files:
       return "extra_files='leave' copies none";
+    case Remedy::Action::take_as_is:
+      return "as_is=True moves what is in it";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

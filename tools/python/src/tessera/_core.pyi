@@ -48,6 +48,7 @@ class _MoveOptions(TypedDict):
     max_shard_size: int
     allow_missing: bool
     allow_lossy: bool
+    as_is: bool
     extra_files: str
     extra_files_from: bytes
     extra_files_limit: int

@@ -67,7 +67,7 @@ class Resharded(NamedTuple):
     ranks: list[RankShare]  # one for each rank, in order
     extra_files: list[ExtraFile]  # by name
     left_files: list[LeftFile]  # by name
-    notes: list[Problem]  # what allow_missing or allow_lossy permitted, and objects that were read as dicts
+    notes: list[Problem]  # what allow_missing, allow_lossy or as_is permitted, and objects that were read as dicts
     overflows: list[Overflow]  # what on_overflow let pass
 
 
@@ -91,6 +91,7 @@ class MoveOptions(TypedDict, total=False):
     max_shard_size: int | str | None
     allow_missing: bool
     allow_lossy: bool
+    as_is: bool
     extra_files: str
     extra_files_from: PathLike | None
     extra_files_limit: int | str
@@ -110,7 +111,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
             drop_optimizer: bool = False, optimizer_names: str = "as-stored", cast: Any = None,
             on_overflow: str = "refuse", max_shard_size: int | str | None = None,
-            allow_missing: bool = False, allow_lossy: bool = False, extra_files: str = "carry",
+            allow_missing: bool = False, allow_lossy: bool = False, as_is: bool = False, extra_files: str = "carry",
             extra_files_from: PathLike | None = None, extra_files_limit: int | str = _core.DEFAULT_EXTRA_FILES_NBYTES,
             memory: int | str = _core.DEFAULT_MEMORY_NBYTES,
             threads: int | None = None, dry_run: bool = False, overwrite: bool = False,
@@ -140,6 +141,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     max_shard_size: the most bytes in one file, as a number or a size such as "5GB"; safetensors only.
     allow_missing: leave out what is incomplete or missing in the source.
     allow_lossy: allow merging row-wise state of several column shards by a weighted mean.
+    as_is: move one part of a checkpoint, such as the file of one rank, as if it were whole.
     extra_files: "carry" copies the other files in the source's folder (config.json, a tokenizer) into the destination's
         directory, "leave" leaves them, "refuse" raises an error that names them.
     extra_files_from: a folder whose files are copied instead of those of the source.
@@ -286,6 +288,7 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "max_shard_size": _optional_nbytes,
     "allow_missing": flag,
     "allow_lossy": flag,
+    "as_is": flag,
     "extra_files": text,
     "extra_files_from": optional_path_bytes,
     "extra_files_limit": nbytes,

@@ -1,0 +1,178 @@
+#include "formats/torch_zip/part_of_whole.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string_view>
+#include <vector>
+
+#include "base/checked_math.h"
+#include "formats/file_names.h"
+#include "formats/shard_files.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats::torch_zip {
+namespace {
+
+using pickle::Object;
+using pickle::ObjectKind;
+
+using Found = std::optional<Object>;
+
+/// Returns the value under a key of a dict, an OrderedDict, or the attributes of an object.
+Found entry(Found mapping, std::string_view key) {
+  if (mapping && mapping->is(ObjectKind::call) && mapping->num_entries("entries") == 0) {
+    mapping = mapping->call_state("state");
+  }
+  if (!mapping || (!mapping->is(ObjectKind::dict) && !mapping->is(ObjectKind::call))) return {};
+  const std::size_t num_entries = mapping->num_entries("entries");
+  for (std::size_t i = 0; i < num_entries; ++i) {
+    const Object name = mapping->entry_key(i);
+    if (name.is(ObjectKind::str) && name.as_text("key") == key) return mapping->entry_value(i);
+  }
+  return {};
+}
+
+/// Returns a number; of an Enum its value, of a list its first item.
+std::optional<std::int64_t> number(Found object) {
+  if (object && object->is(ObjectKind::call)) object = object->call_arguments("enum");
+  if (object && (object->is(ObjectKind::list) || object->is(ObjectKind::tuple))) {
+    object = object->num_items("items") > 0 ? Found(object->item(0)) : Found();
+  }
+  if (!object || !object->is(ObjectKind::integer)) return {};
+  return object->as_integer("number");
+}
+
+/// Returns how many parts there are, if the product of the factors is known.
+std::optional<std::uint64_t> product(std::initializer_list<std::optional<std::int64_t>> factors) {
+  std::int64_t result = 1;
+  for (const std::optional<std::int64_t> factor : factors) {
+    const auto next =
+        factor && *factor > 0 ? checked_mul(result, *factor) : std::optional<std::int64_t>();
+    if (!next) return {};
+    result = *next;
+  }
+  return static_cast<std::uint64_t>(result);
+}
+
+std::string with_stage(std::optional<std::int64_t> stage, const std::string& what) {
+  return "DeepSpeed ZeRO" + (stage ? " stage " + std::to_string(*stage) : std::string()) + ", " +
+         what;
+}
+
+/// `zero_pp_rank_0_mp_rank_00_optim_states.pt`.
+std::optional<PartOfWhole> part_of_deepspeed_optimizer(Object root) {
+  const Found state = entry(root, "optimizer_state_dict");
+  const Found stage = entry(state, "zero_stage");
+  const bool has_groups = entry(state, "single_partition_of_fp32_groups") ||
+                          entry(state, "fp32_flat_groups") || entry(state, "param_slice_mappings");
+  if (!stage && !has_groups) return {};
+  return PartOfWhole{.form = with_stage(number(stage), "optimizer state"),
+                     .num_parts = product({number(entry(state, "partition_count"))})};
+}
+
+/// `mp_rank_00_model_states.pt`. Without ZeRO and model parallelism, this file is everything.
+std::optional<PartOfWhole> part_of_deepspeed_model(Object root) {
+  if (!entry(root, "module") || !entry(root, "ds_version")) return {};
+  const auto model_parallel = number(entry(root, "mp_world_size"));
+  const Found optimizer = entry(root, "optimizer");
+  const bool has_optimizer = optimizer && !optimizer->is(ObjectKind::none);
+  if (has_optimizer && model_parallel.value_or(1) == 1) return {};
+  const auto stage = number(entry(entry(entry(root, "ds_config"), "zero_optimization"), "stage"));
+  return PartOfWhole{.form = with_stage(stage, "model states"),
+                     .num_parts = product({number(entry(root, "dp_world_size")),
+                                           model_parallel ? model_parallel : 1})};
+}
+
+/// `mp_rank_00/model_optim_rng.pt`. One rank of one has everything.
+std::optional<PartOfWhole> part_of_megatron(Object root, const std::string& path) {
+  if (!entry(root, "args") || !entry(root, "checkpoint_version")) return {};
+  const Found args = entry(root, "args");
+  const auto tensor_parallel = number(entry(args, "tensor_model_parallel_size"));
+  const auto pipeline_parallel = number(entry(args, "pipeline_model_parallel_size"));
+  const auto num_parts =
+      product({tensor_parallel, pipeline_parallel ? pipeline_parallel : std::optional<int64_t>(1)});
+  const std::string folder = last_component(directory_of(path));
+  if (num_parts == 1 || (!num_parts && !folder.starts_with("mp_rank_"))) return {};
+  return PartOfWhole{.form = "Megatron-LM, one place in tensor and pipeline parallelism",
+                     .num_parts = num_parts};
+}
+
+/// Returns N of a name such as `model_world_size_N_rank_R.pt`.
+std::optional<std::uint64_t> world_size_in_name(std::string_view name) {
+  constexpr std::string_view kMark = "world_size_";
+  const std::size_t begin = name.find(kMark);
+  if (begin == std::string_view::npos ||
+      !is_name_like(name.substr(begin), "world_size_#_rank_#.pt")) {
+    return {};
+  }
+  name.remove_prefix(begin + kMark.size());
+  std::uint64_t world_size = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), world_size);
+  return error == std::errc{} ? std::optional(world_size) : std::nullopt;
+}
+
+std::optional<PartOfWhole> part_of_sharded_tensors(const SavedObject& saved,
+                                                   const std::string& name) {
+  std::string_view kind;
+  for (const std::string& foreign : saved.foreign_names()) {
+    if (!foreign.starts_with("torch.distributed.")) continue;
+    if (foreign.ends_with(".DTensor")) kind = "DTensors";
+    if (foreign.ends_with(".ShardedTensor")) kind = "ShardedTensors";
+  }
+  const auto world_size = world_size_in_name(name);
+  if (world_size == 1 || (kind.empty() && !world_size)) return {};
+  return PartOfWhole{.form = kind.empty() ? "a file of FSDP for each rank, as its name says"
+                                          : "FSDP or tensor parallelism, " + std::string(kind),
+                     .num_parts = world_size};
+}
+
+std::optional<PartOfWhole> part_of_series(const std::string& path, const std::string& name) {
+  for (const std::string_view suffix : {".bin", ".pt", ".pth"}) {
+    const auto place = detail::place_in_series(name, suffix);
+    if (!place || place->count < 2) continue;
+    return PartOfWhole{.unit = PartOfWhole::Unit::file,
+                       .form = "file " + std::to_string(place->number) + " of a model",
+                       .num_parts = place->count,
+                       .series = join_path(directory_of(path), place->series),
+                       .number = place->number};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::optional<PartOfWhole> find_part(const SavedObject& saved, const std::string& path) {
+  const std::string name = last_component(path);
+  const Object root = saved.root();
+  if (auto part = part_of_deepspeed_optimizer(root)) return part;
+  if (auto part = part_of_deepspeed_model(root)) return part;
+  if (auto part = part_of_megatron(root, path)) return part;
+  if (auto part = part_of_sharded_tensors(saved, name)) return part;
+  return part_of_series(path, name);
+}
+
+std::optional<std::string> form_of_directory(const std::vector<std::string>& names) {
+  struct Form {
+    std::string_view pattern;
+    std::string_view in_words;
+  };
+  constexpr std::array kForms{
+      Form{"zero_pp_rank_#_mp_rank_#_optim_states.pt", "DeepSpeed ZeRO, files of each rank"},
+      Form{"bf#_zero_pp_rank_#_mp_rank_#_optim_states.pt", "DeepSpeed ZeRO, files of each rank"},
+      Form{"zero_pp_rank_#_mp_rank_#_model_states.pt", "DeepSpeed ZeRO, files of each rank"},
+      Form{"mp_rank_#_model_states.pt", "DeepSpeed, files of each rank"},
+      Form{"model_world_size_#_rank_#.pt", "FSDP, files of each rank (as verl writes them)"},
+      Form{"optim_world_size_#_rank_#.pt", "FSDP, files of each rank (as verl writes them)"},
+      Form{"model_optim_rng.pt", "one place of Megatron-LM in model parallelism"},
+      Form{"mp_rank_#", "Megatron-LM, a folder for each place in model parallelism"},
+      Form{"mp_rank_#_#", "Megatron-LM, a folder for each place in model parallelism"},
+  };
+  for (const Form& form : kForms) {
+    const auto is_such = [&](const std::string& name) { return is_name_like(name, form.pattern); };
+    if (std::ranges::any_of(names, is_such)) return std::string(form.in_words);
+  }
+  return {};
+}
+
+}  // namespace tessera::formats::torch_zip
