@@ -69,6 +69,21 @@ TEST(DetectTest, SaysWhatIsWrong) {
   EXPECT_THAT(refusal("/dev/null"), HasSubstr("found a device"));
 }
 
+TEST(DetectTest, NamesTheFormOfFilesOfEachRank) {
+  const std::pair<const char*, const char*> forms[] = {
+      {"zero_pp_rank_0_mp_rank_00_optim_states.pt", "DeepSpeed ZeRO"},
+      {"model_world_size_8_rank_7.pt", "FSDP, files of each rank"},
+      {"model_optim_rng.pt", "Megatron-LM"}};
+  for (const auto& [name, words] : forms) {
+    const TemporaryDirectory directory;
+    write(directory / name, "x");
+    EXPECT_THAT(refusal(directory.path()), HasSubstr(words));
+  }
+  const TemporaryDirectory directory;
+  std::filesystem::create_directory(directory / "mp_rank_00");
+  EXPECT_THAT(refusal(directory.path()), HasSubstr("Megatron-LM, a folder for each"));
+}
+
 TEST(DetectTest, PointsAtTheCheckpointWithin) {
   const TemporaryDirectory directory;
   std::filesystem::create_directory(directory / "step-100");

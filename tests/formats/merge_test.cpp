@@ -64,6 +64,25 @@ test::Bytes bytes(const CheckpointReader& reader, std::string_view fqn) {
   return test::whole_tensor(reader, static_cast<std::size_t>(index));
 }
 
+/// A file of two, with a tensor of its own.
+MemoryCheckpoint file_of_two(std::uint64_t number) {
+  MemoryCheckpoint checkpoint("file", 1);
+  checkpoint.add({std::string(1, static_cast<char>('a' + number)), DType::float32, {1}},
+                 bytes_of<float>({1}));
+  checkpoint.contents_for_change().part = PartOfWhole{
+      .unit = PartOfWhole::Unit::file, .num_parts = 2, .series = "model-", .number = number};
+  return checkpoint;
+}
+
+TEST(MergeTest, AllFilesOfASeriesAreNoPartAnyMore) {
+  EXPECT_FALSE(merged({{"", file_of_two(1)}, {"", file_of_two(2)}}).reader->contents().part);
+  EXPECT_TRUE(merged({{"", file_of_two(1)}, {"", model()}}).reader->contents().part);
+  EXPECT_TRUE(merged({{"x", file_of_two(1)}, {"y", file_of_two(1)}}).reader->contents().part);
+  MemoryCheckpoint rank = model();
+  rank.contents_for_change().part = PartOfWhole{.num_parts = 2};
+  EXPECT_TRUE(merged({{"", std::move(rank)}, {"", optimizer()}}).reader->contents().part);
+}
+
 TEST(MergeTest, EverythingIsThereUnderItsPrefix) {
   const auto [reader, collisions] = merged({{"net", model()}, {"optim", optimizer()}});
   EXPECT_THAT(collisions, IsEmpty());

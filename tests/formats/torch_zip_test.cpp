@@ -167,6 +167,35 @@ TEST(TorchZipTest, ReadsWhatIsBesideObjectsOfClasses) {
   EXPECT_GE(num_files, 9);
 }
 
+TEST(TorchZipTest, OnePartOfACheckpointSaysSo) {
+  const std::pair<std::string, std::string> parts[] = {
+      {"zero_pp_rank_0_mp_rank_00_optim_states.pt",
+       "one rank of 2: DeepSpeed ZeRO stage 2, optimizer state"},
+      {"mp_rank_00_model_states.pt", "one rank of 2: DeepSpeed ZeRO stage 2, model states"},
+      {"model_world_size_2_rank_1.pt",
+       "one rank of 2: FSDP or tensor parallelism, the local parts of 1 tensor"},
+      {"optim_world_size_2_rank_1.pt", "one rank of 2: FSDP, as the name of the file says"},
+      {"mp_rank_01_003/model_optim_rng.pt",
+       "one rank of 8: Megatron-LM, one place in tensor and pipeline parallelism"}};
+  for (const auto& [name, words] : parts) {
+    SCOPED_TRACE(name);
+    const std::string path = kFixtures + "parts/" + name;
+    const auto reader = open(path);
+    expect_holds(*reader, path + ".expect.json");
+    ASSERT_TRUE(reader->contents().part);
+    EXPECT_EQ(part_in_words(*reader->contents().part), words);
+  }
+}
+
+TEST(TorchZipTest, WholeCheckpointsAreNoParts) {
+  for (const std::string folder : {"valid/", "classes/"}) {
+    for (const std::string& name : FileSystem::posix().list_directory(kFixtures + folder)) {
+      if (name.ends_with(".json")) continue;
+      EXPECT_FALSE(open(kFixtures + folder + name)->contents().part) << name;
+    }
+  }
+}
+
 std::unique_ptr<CheckpointReader> open_as_dicts(const std::string& name,
                                                 const std::vector<std::string>& classes) {
   return open_torch_zip_with_classes(FileSystem::posix(), kFixtures + "classes/" + name, classes);

@@ -263,6 +263,20 @@ TEST(PlannerTest, AllHolesAndOverlapsComeInOneReport) {
   EXPECT_EQ(relaxed.destination.find_tensor("model.up.bias"), nullptr);
 }
 
+TEST(PlannerTest, OnePartOfACheckpointIsMovedOnlyAsItIs) {
+  CheckpointContents contents = adamw();
+  contents.part = formats::PartOfWhole{.form = "ZeRO", .num_parts = 8};
+  const Plan refused = plan_reshard(contents, "src", {});
+  ASSERT_THAT(refused.problems, SizeIs(1));
+  EXPECT_EQ(refused.problems[0].found, "one rank of 8: ZeRO");
+  EXPECT_EQ(refused.problems[0].remedy, Remedy{Remedy::Action::take_as_is});
+  const Plan plan = plan_reshard(contents, "src", {.part = Relaxation::allow});
+  EXPECT_THAT(plan.problems, IsEmpty());
+  ASSERT_THAT(plan.notes, SizeIs(1));
+  EXPECT_EQ(plan.notes[0].found, "one rank of 8: ZeRO");
+  EXPECT_THAT(plan.destination.tensors, SizeIs(contents.tensors.size()));
+}
+
 TEST(PlannerTest, RenameReplacesAPrefixAndKeepsTheNesting) {
   CheckpointContents contents = adamw();
   contents.tensors[1].key_path = {std::string("model"), std::string("up.weight")};

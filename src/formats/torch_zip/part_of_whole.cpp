@@ -112,18 +112,15 @@ std::optional<std::uint64_t> world_size_in_name(std::string_view name) {
   return error == std::errc{} ? std::optional(world_size) : std::nullopt;
 }
 
-std::optional<PartOfWhole> part_of_sharded_tensors(const SavedObject& saved,
+std::optional<PartOfWhole> part_of_sharded_tensors(std::size_t num_local_tensors,
                                                    const std::string& name) {
-  std::string_view kind;
-  for (const std::string& foreign : saved.foreign_names()) {
-    if (!foreign.starts_with("torch.distributed.")) continue;
-    if (foreign.ends_with(".DTensor")) kind = "DTensors";
-    if (foreign.ends_with(".ShardedTensor")) kind = "ShardedTensors";
-  }
   const auto world_size = world_size_in_name(name);
-  if (world_size == 1 || (kind.empty() && !world_size)) return {};
-  return PartOfWhole{.form = kind.empty() ? "a file of FSDP for each rank, as its name says"
-                                          : "FSDP or tensor parallelism, " + std::string(kind),
+  if (num_local_tensors == 0 && world_size.value_or(1) == 1) return {};
+  return PartOfWhole{.form = num_local_tensors == 0
+                                 ? "FSDP, as the name of the file says"
+                                 : "FSDP or tensor parallelism, the local parts of " +
+                                       std::to_string(num_local_tensors) +
+                                       (num_local_tensors == 1 ? " tensor" : " tensors"),
                      .num_parts = world_size};
 }
 
@@ -142,13 +139,13 @@ std::optional<PartOfWhole> part_of_series(const std::string& path, const std::st
 
 }  // namespace
 
-std::optional<PartOfWhole> find_part(const SavedObject& saved, const std::string& path) {
+std::optional<PartOfWhole> find_part(Object root, std::size_t num_local_tensors,
+                                     const std::string& path) {
   const std::string name = last_component(path);
-  const Object root = saved.root();
   if (auto part = part_of_deepspeed_optimizer(root)) return part;
   if (auto part = part_of_deepspeed_model(root)) return part;
   if (auto part = part_of_megatron(root, path)) return part;
-  if (auto part = part_of_sharded_tensors(saved, name)) return part;
+  if (auto part = part_of_sharded_tensors(num_local_tensors, name)) return part;
   return part_of_series(path, name);
 }
 

@@ -146,6 +146,7 @@ struct RebuildCall {
   Object object;  // the object that messages name
   TensorGlobal function;
   Object arguments;
+  bool is_part = false;  // other ranks hold the rest of the tensor
 };
 
 /// Removes the calls for parameters and subclasses, which are wrapped around a tensor or around the
@@ -167,6 +168,12 @@ RebuildCall unwrap(Object object) {
       const Object type = required_argument(call.arguments, 1, "tensor");
       if (!maker.is(ObjectKind::global)) maker.fail_expected("tensor", "a function by its name");
       if (pickle::is_foreign(type)) {
+        const std::optional<LocalTensor> local = local_tensor(call.object, type);
+        if (local && TensorParser::is_tensor(local->tensor)) {
+          call = {local->tensor, *tensor_global(local->tensor),
+                  local->tensor.call_arguments("tensor"), call.is_part || !local->is_whole};
+          continue;
+        }
         refuse(call.object, tensor_subclass_in_words(call.object, type));
       }
       if (tensor_global(type) != TensorGlobal::tensor_class) {
@@ -386,6 +393,7 @@ TensorParser::Storage TensorParser::view_of(Storage storage, const StorageId& id
 
 TensorRecord TensorParser::parse(Object object) {
   const RebuildCall call = unwrap(object);
+  if (call.is_part) ++num_local_tensors_;
   const std::size_t num_fixed = num_fixed_arguments(call);
   const Object arguments = call.arguments;
   if (arguments.num_items("tensor") < num_fixed) {

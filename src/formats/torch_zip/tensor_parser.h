@@ -64,6 +64,9 @@ class TensorParser {
   /// Throws: Error(corruption) naming the rule; Error(unsupported) for a tensor that is not dense.
   TensorRecord parse(pickle::Object object);
 
+  /// Returns how many of the tensors were one rank's part of a DTensor or a ShardedTensor.
+  std::size_t num_local_tensors() const { return num_local_tensors_; }
+
  private:
   struct Storage {
     std::size_t number = 0;      // as Storages::find returns it
@@ -77,6 +80,7 @@ class TensorParser {
 
   const Storages& stored_;
   std::map<std::string, Storage, std::less<>> storages_;  // by key
+  std::size_t num_local_tensors_ = 0;
 };
 
 }  // namespace tessera::formats::torch_zip

@@ -56,6 +56,11 @@ std::string tensor_shape_in_words(const std::optional<Object>& tensor) {
   return shape_in_words(item_of(tensor->call_arguments("tensor"), 2));
 }
 
+/// Returns the size of the whole tensor, from the arguments of `_rebuild_wrapper_subclass`.
+std::string whole_shape_in_words(Object call) {
+  return shape_in_words(item_of(item_of(call.call_arguments("tensor"), 2), 2));
+}
+
 /// Returns ` float32 [8, 3]`, from the arguments of `_rebuild_wrapper_subclass`.
 std::string meta_in_words(Object call) {
   const std::optional<Object> arguments = item_of(call.call_arguments("tensor"), 2);
@@ -100,6 +105,22 @@ std::string sharded_tensor_in_words(Object call) {
 }
 
 }  // namespace
+
+std::optional<LocalTensor> local_tensor(Object call, Object type) {
+  const std::string name = pickle::foreign_name(type);
+  if (!name.starts_with("torch.distributed.")) return std::nullopt;
+  const std::optional<Object> state = item_of(call.call_arguments("tensor"), 3);
+  std::optional<Object> tensor;
+  if (name.ends_with(".DTensor")) {
+    tensor = attribute_of(state, "_local_tensor");
+  } else if (name.ends_with(".ShardedTensor")) {
+    const std::optional<Object> shards = item_of(state, 0);  // of this rank
+    if (!item_of(shards, 1)) tensor = attribute_of(item_of(shards, 0), "tensor");
+  }
+  if (!tensor) return std::nullopt;
+  const std::string local_shape = tensor_shape_in_words(tensor);
+  return LocalTensor{*tensor, !local_shape.empty() && local_shape == whole_shape_in_words(call)};
+}
 
 std::string tensor_subclass_in_words(Object call, Object type) {
   constexpr std::string_view kAdvice =

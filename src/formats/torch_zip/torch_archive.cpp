@@ -63,7 +63,7 @@ class Flattener {
     std::vector<OpenedClass> opened_classes;
     count_classes(graph_, budget_.as_dicts(), OpenedClass::As::dict, opened_classes);
     count_classes(graph_, modules_, OpenedClass::As::module, opened_classes);
-    return {std::move(leaves_), std::move(opened_classes)};
+    return {std::move(leaves_), std::move(opened_classes), parser_.num_local_tensors()};
   }
 
  private:

@@ -59,6 +59,7 @@ Finding note_of_foreign_names(const std::string& path, const std::set<std::strin
 struct Leaves {
   std::vector<Leaf> leaves;
   std::vector<OpenedClass> opened_classes;  // by name
+  std::size_t num_local_tensors = 0;  // of DTensors and ShardedTensors; other ranks hold the rest
 };
 
 /// An object that torch.save or torch.jit.save wrote: its pickle, and the bytes of its storages.

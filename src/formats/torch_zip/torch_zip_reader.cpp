@@ -83,7 +83,7 @@ class TorchZipReader final : public CheckpointReader {
       : path_(file->path()), file_(std::move(file)), saved_(open_saved(*file_, as_dict)) {
     torch_zip::Leaves flattened = saved_->flatten();
     contents_.opened_classes = std::move(flattened.opened_classes);
-    contents_.part = torch_zip::find_part(*saved_, path_);
+    contents_.part = torch_zip::find_part(saved_->root(), flattened.num_local_tensors, path_);
     std::vector<std::pair<std::string, Leaf>> leaves;
     for (Leaf& leaf : flattened.leaves) {
       std::string name = name_of(leaf);

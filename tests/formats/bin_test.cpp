@@ -1,0 +1,146 @@
+#include "formats/bin.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "support/error_matchers.h"
+#include "support/expectation.h"
+#include "support/temporary_directory.h"
+#include "tessera/formats/detect.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::formats {
+namespace {
+
+using test::expect_holds;
+using test::ThrowsError;
+using testing::HasSubstr;
+namespace stdfs = std::filesystem;
+
+const std::string kValid = std::string(TESSERA_FIXTURES) + "/bin/valid/";
+const std::string kFirst = "pytorch_model-00001-of-00002.bin";
+const std::string kSecond = "pytorch_model-00002-of-00002.bin";
+const std::string kIndex = "pytorch_model.bin.index.json";
+
+std::unique_ptr<CheckpointReader> open(const std::string& path) {
+  return open_checkpoint(FileSystem::posix(), path);
+}
+
+/// A copy of a fixture, to damage it.
+class BinTest : public testing::Test {
+ protected:
+  explicit BinTest(const std::string& name = "sharded") {
+    for (const auto& entry : stdfs::directory_iterator(kValid + name)) {
+      const std::string copy = directory_ / entry.path().filename().string();
+      stdfs::copy(entry.path(), copy);
+      stdfs::permissions(copy, stdfs::perms::owner_write, stdfs::perm_options::add);
+    }
+  }
+
+  void remove(const std::string& name) { stdfs::remove(directory_ / name); }
+  void write(const std::string& name, const std::string& content) {
+    std::ofstream(directory_ / name, std::ios::binary) << content;
+  }
+  void copy(const std::string& from, const std::string& to) {
+    stdfs::copy_file(directory_ / from, directory_ / to, stdfs::copy_options::overwrite_existing);
+  }
+
+  test::TemporaryDirectory directory_;
+};
+
+TEST_F(BinTest, ReadsWhatTorchSaved) {
+  for (const char* name : {"sharded", "without_index", "single"}) {
+    SCOPED_TRACE(name);
+    const auto reader = open(kValid + name);
+    EXPECT_EQ(reader->format(), Format("bin"));
+    expect_holds(*reader, kValid + name + ".expect.json");
+    EXPECT_FALSE(reader->contents().part);
+  }
+  expect_holds(*open(kValid + "sharded/" + kIndex), kValid + "sharded.expect.json");
+}
+
+TEST_F(BinTest, APieceIsInItsFile) {
+  const auto reader = open(directory_.path());
+  const auto& tensors = reader->contents().tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const bool is_first =
+        tensors[i].meta.fqn == "lm_head.weight" || tensors[i].meta.fqn == "model.layers.0.weight";
+    EXPECT_EQ(reader->piece_storage(i, 0).file, is_first ? kFirst : kSecond);
+  }
+  EXPECT_EQ(reader->data_files().size(), 2u);
+}
+
+TEST_F(BinTest, AMissingFileIsNamed) {
+  remove(kSecond);
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::corruption, "a file '" + kSecond + "', found none"));
+  remove(kIndex);
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::corruption, "2 files, as the name says, found 1"));
+}
+
+TEST_F(BinTest, ATensorThatItsFileLacksIsAnError) {
+  write(kIndex, R"({"weight_map": {"model.embed.weight": ")" + kFirst + R"(", "model.steps": ")" +
+                    kFirst + R"(", "model.layers.0.bias": ")" + kSecond + R"("}})");
+  EXPECT_THAT(
+      [&] { open(directory_.path()); },
+      ThrowsError(ErrorKind::corruption, "model.steps: weight_map: expected the tensor in"));
+}
+
+TEST_F(BinTest, ATensorInTwoFilesIsAnError) {
+  copy(kFirst, kSecond);
+  remove(kIndex);
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::corruption, "'" + kFirst + "' also has"));
+}
+
+TEST_F(BinTest, AnIndexStaysInItsDirectory) {
+  write(kIndex, R"({"weight_map": {"a": "../a.bin"}})");
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::corruption, "a file inside the checkpoint"));
+}
+
+TEST_F(BinTest, SeveralModelsInOneDirectoryNeedAName) {
+  remove(kIndex);
+  copy(kFirst, "adapter-00001-of-00001.bin");
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::invalid_argument, "'adapter-' and 'pytorch_model-'"));
+}
+
+TEST_F(BinTest, VerifyNotesWhatTheIndexLacks) {
+  write(kIndex, R"({"weight_map": {"model.embed.weight": ")" + kFirst + R"(", "model.steps": ")" +
+                    kSecond + R"("}})");
+  std::string notes;
+  open(directory_.path())->check_files([&](const Finding& finding) {
+    notes += finding_to_string(finding) + "\n";
+  });
+  EXPECT_THAT(notes, HasSubstr("model.layers.0.bias"));
+  EXPECT_THAT(notes, HasSubstr("a tensor that the index does not name"));
+}
+
+TEST_F(BinTest, OneFileAloneIsOnePart) {
+  const auto reader = open(directory_ / kSecond);
+  EXPECT_EQ(reader->format(), Format::torch_zip);
+  ASSERT_TRUE(reader->contents().part);
+  EXPECT_EQ(part_in_words(*reader->contents().part), "one file of 2: file 2 of a model");
+}
+
+TEST_F(BinTest, SafetensorsBesideAreTakenInstead) {
+  stdfs::copy(std::string(TESSERA_FIXTURES) + "/safetensors/valid/single.safetensors",
+              directory_ / "model.safetensors");
+  EXPECT_EQ(detect_format(FileSystem::posix(), directory_.path()), Format::safetensors);
+}
+
+TEST_F(BinTest, ItsFilesAreNotExtraFiles) {
+  const FileSystem& fs = FileSystem::posix();
+  const std::vector<std::string> names = fs.list_directory(directory_.path());
+  EXPECT_THAT(driver_of(Format("bin")).own_files(fs, directory_.path(), names),
+              testing::ElementsAre(kFirst, kSecond, kIndex));
+}
+
+}  // namespace
+}  // namespace tessera::formats
