@@ -149,6 +149,17 @@ def test_objects_of_named_classes_are_dicts():
         assert caught.value.kind == "invalid_argument"
 
 
+def test_one_part_of_a_checkpoint_says_so_and_is_moved_only_as_it_is(tmp_path):
+    file = FIXTURES / "torch_zip" / "parts" / "model_world_size_2_rank_1.pt"
+    part = "one rank of 2: FSDP or tensor parallelism, the local parts of 1 tensor"
+    assert tessera.open(file).part == part and tessera.open(MEGATRON).part is None
+    with pytest.raises(tessera.Error, match=r"expected a whole checkpoint, found one rank of 2: .*\(as_is=True moves"):
+        tessera.reshard(file, tmp_path / "moved")
+    moved = tessera.reshard(file, tmp_path / "moved", as_is=True)
+    assert [(note.rule, note.found) for note in moved.notes] == [("part", part)]
+    assert tessera.open(tmp_path / "moved").part is None
+
+
 def test_values_of_dcp_are_dicts_too(tmp_path):
     dcp.save({"args": argparse.Namespace(lr=0.1), "w": torch.ones(2)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     checkpoint = tessera.open(tmp_path / "dcp", as_dict="argparse.Namespace")

@@ -112,7 +112,11 @@ std::string opened_class_in_words(const OpenedClass& opened);
 
 /// What was opened is one of several parts that only together are the checkpoint.
 struct PartOfWhole {
-  enum class Unit { rank, file };
+  /// What one part is of.
+  enum class Unit {
+    rank,  // what one process saved
+    file,  // one file of several of a model
+  };
 
   Unit unit = Unit::rank;
   std::string form{};                        // `DeepSpeed ZeRO stage 2, optimizer state`

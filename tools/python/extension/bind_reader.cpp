@@ -1,12 +1,14 @@
 #include "bind_reader.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -124,6 +126,11 @@ class Reader {
     return list;
   }
 
+  std::optional<std::string> part() const {
+    const std::optional<formats::PartOfWhole>& part = contents().part;
+    return part ? std::optional(part_in_words(*part)) : std::nullopt;
+  }
+
   TensorSource tensor(std::size_t tensor_index) const {
     const nb::gil_scoped_release without_gil;
     return TensorSource(reader_, tensor_index);
@@ -182,6 +189,7 @@ void bind_reader(nb::module_& module) {
       .def("values", &Reader::values)
       .def("aliases", &Reader::aliases)
       .def("opened_classes", &Reader::opened_classes)
+      .def("part", &Reader::part)
       .def("tensor", &Reader::tensor, nb::arg("tensor_index"))
       .def("read_value", &Reader::read_value, nb::arg("value_index"))
       .def(

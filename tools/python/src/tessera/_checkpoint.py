@@ -30,6 +30,8 @@ class Checkpoint(Mapping[str, Any]):
         """Second names of tensors (tied weights), and whose they are."""
         self.opened_classes: dict[str, int] = dict(reader.opened_classes())
         """How many objects of a class were read as dicts (`as_dict`), or as the state_dict() of a whole module."""
+        self.part: str | None = reader.part()
+        """Which part of a checkpoint this is, such as the file of one rank; None: a whole checkpoint."""
         self._reader: _core.Reader | None = reader
         self._metas = {name: TensorMeta(index, dtype, itemsize, shape)
                        for index, (name, dtype, itemsize, shape) in enumerate(reader.tensors())}
