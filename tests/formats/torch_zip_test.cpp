@@ -841,6 +841,11 @@ TEST(TorchZipTest, ComplexNumbersInAStreamOfABigEndianMachineAreRefused) {
               ThrowsError(ErrorKind::unsupported, "complex numbers of a big-endian machine"));
 }
 
+TEST(TorchZipTest, BytesOfABigEndianMachineAreNotCalledPlain) {
+  EXPECT_EQ(open(kFixtures + "valid/big_endian.pt")->piece_storage(0, 0).encoding, "big-endian");
+  EXPECT_EQ(open(kFixtures + "valid/stream.pt")->piece_storage(0, 0).encoding, "plain");
+}
+
 TEST(TorchZipTest, VerifySaysThatAStreamHasNoChecksums) {
   const std::vector<Finding> findings = findings_of(*open(kFixtures + "valid/stream.pt"));
   ASSERT_EQ(findings.size(), 1u);

@@ -150,7 +150,7 @@ struct CheckpointContents {
 struct PieceStorage {
   std::string file;                     // relative to the checkpoint; in a merge, with its path
   std::optional<ByteRange> byte_range;  // nothing if the piece is not one range
-  std::string encoding;                 // `plain`, `zstd`
+  std::string encoding;                 // `plain`, `zstd`, `big-endian`
   std::uint64_t stored_nbytes = 0;
 };
 
