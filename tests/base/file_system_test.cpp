@@ -11,27 +11,20 @@
 
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
+#include "support/files.h"
 #include "support/temporary_directory.h"
 
 namespace tessera {
 namespace {
 
 using test::FaultFileSystem;
+using test::read_all;
 using test::TemporaryDirectory;
 using test::ThrowsError;
+using test::write_file;
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
-}
-
-void put(FileSystem& fs, const std::string& path, std::string_view text) {
-  const auto file = fs.create(path);
-  file->write_at(0, bytes_of(text));
-  file->close();
-}
-
-std::string get(const std::string& path) {
-  return read_file(FileSystem::posix(), path, 1 << 20);
 }
 
 class FileSystemTest : public ::testing::Test {
@@ -47,9 +40,9 @@ TEST_F(FileSystemTest, BytesWrittenAtOffsetsAreReadBack) {
   file->write_at(0, bytes_of("abc"));
   file->sync();
   file->close();
-  EXPECT_EQ(get(tmp_ / "a"), std::string("abc\0\0\0\0xyz", 10));
+  EXPECT_EQ(read_all(tmp_ / "a"), std::string("abc\0\0\0\0xyz", 10));
   fs_.open_for_update(tmp_ / "a")->write_at(3, bytes_of("defg"));
-  EXPECT_EQ(get(tmp_ / "a"), "abcdefgxyz");
+  EXPECT_EQ(read_all(tmp_ / "a"), "abcdefgxyz");
 }
 
 TEST_F(FileSystemTest, BytesWrittenPastThePageCacheAreTheSame) {
@@ -72,7 +65,7 @@ TEST_F(FileSystemTest, BytesWrittenPastThePageCacheAreTheSame) {
 }
 
 TEST_F(FileSystemTest, ReadingPastTheEndNamesPathAndRange) {
-  put(fs_, tmp_ / "a", "12345");
+  write_file(tmp_ / "a", "12345");
   const auto file = fs_.open(tmp_ / "a");
   std::string out(4, '\0');
   const auto target = std::as_writable_bytes(std::span(out));
@@ -88,7 +81,7 @@ TEST_F(FileSystemTest, ReadingPastTheEndNamesPathAndRange) {
 }
 
 TEST_F(FileSystemTest, AFileThatShrinksWhileOpenIsCorruptionAndNoHang) {
-  put(fs_, tmp_ / "a", "12345678");
+  write_file(tmp_ / "a", "12345678");
   const auto file = fs_.open(tmp_ / "a");
   std::filesystem::resize_file(tmp_ / "a", 3);
   std::string out(8, '\0');
@@ -109,26 +102,26 @@ TEST_F(FileSystemTest, OnlyRegularFilesOpen) {
 }
 
 TEST_F(FileSystemTest, NothingIsOverwrittenByCreateRenameOrMakeDirectory) {
-  put(fs_, tmp_ / "a", "a");
-  put(fs_, tmp_ / "b", "b");
+  write_file(tmp_ / "a", "a");
+  write_file(tmp_ / "b", "b");
   EXPECT_THAT([&] { fs_.create(tmp_ / "a"); }, ThrowsError(ErrorKind::already_exists, "a: create"));
   EXPECT_THAT([&] { fs_.make_directory(tmp_ / "a"); }, ThrowsError(ErrorKind::already_exists, "a"));
   EXPECT_THAT([&] { fs_.rename(tmp_ / "a", tmp_ / "b"); },
               ThrowsError(ErrorKind::already_exists, "b: rename"));
-  EXPECT_EQ(get(tmp_ / "b"), "b");
+  EXPECT_EQ(read_all(tmp_ / "b"), "b");
 }
 
 TEST_F(FileSystemTest, ExchangeSwapsFilesAndDirectories) {
-  put(fs_, tmp_ / "a", "file");
+  write_file(tmp_ / "a", "file");
   fs_.make_directory(tmp_ / "b");
-  put(fs_, tmp_ / "b/inside", "x");
+  write_file(tmp_ / "b/inside", "x");
   fs_.exchange(tmp_ / "a", tmp_ / "b");
-  EXPECT_EQ(get(tmp_ / "b"), "file");
+  EXPECT_EQ(read_all(tmp_ / "b"), "file");
   EXPECT_EQ(fs_.list_directory(tmp_ / "a"), std::vector<std::string>{"inside"});
 }
 
 TEST_F(FileSystemTest, RemoveAllDoesNotFollowLinks) {
-  put(fs_, tmp_ / "kept", "x");
+  write_file(tmp_ / "kept", "x");
   fs_.make_directory(tmp_ / "d");
   std::filesystem::create_symlink(tmp_ / "kept", tmp_ / "d/link");
   fs_.remove_all(tmp_ / "d");
@@ -139,8 +132,8 @@ TEST_F(FileSystemTest, RemoveAllDoesNotFollowLinks) {
 TEST_F(FileSystemTest, LinksMayNotLeaveTheDirectory) {
   fs_.make_directory(tmp_ / "d");
   fs_.make_directory(tmp_ / "d2");
-  put(fs_, tmp_ / "d/inside", "x");
-  put(fs_, tmp_ / "d2/outside", "x");
+  write_file(tmp_ / "d/inside", "x");
+  write_file(tmp_ / "d2/outside", "x");
   std::filesystem::create_symlink("inside", tmp_ / "d/stays");
   std::filesystem::create_symlink("../d2/outside", tmp_ / "d/leaves");
   std::filesystem::create_symlink(tmp_ / "d2", tmp_ / "d/leaves_too");
@@ -156,7 +149,7 @@ TEST_F(FileSystemTest, LinksMayNotLeaveTheDirectory) {
 }
 
 TEST_F(FileSystemTest, ReadFileRefusesWhatIsTooLarge) {
-  put(fs_, tmp_ / "a", "12345");
+  write_file(tmp_ / "a", "12345");
   EXPECT_EQ(read_file(fs_, tmp_ / "a", 5), "12345");
   EXPECT_THAT([&] { read_file(fs_, tmp_ / "a", 4); },
               ThrowsError(ErrorKind::corruption, "expected at most 4 bytes, found 5 bytes"));

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "support/files.h"
 #include "support/memory_checkpoint.h"
 #include "support/random.h"
 #include "tessera/base/parallel.h"
@@ -75,23 +74,6 @@ inline void write_native(const formats::CheckpointReader& source, const std::str
   const auto writer = formats::create_native(FileSystem::posix(), path, source.contents(),
                                              std::move(values), overwrite, options);
   write_all(source, *writer, num_threads);
-}
-
-inline std::string read_all(const std::string& path) {
-  return read_file(FileSystem::posix(), path, std::uint64_t{1} << 32);
-}
-
-inline void write_file(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
-
-/// Returns the files of a checkpoint by name.
-inline std::map<std::string, std::string> files_of(const std::string& directory) {
-  std::map<std::string, std::string> files;
-  for (const auto& name : FileSystem::posix().list_directory(directory)) {
-    files[name] = read_all(join_path(directory, name));
-  }
-  return files;
 }
 
 /// A checkpoint of a few hundred bytes in which everything that the format can say stands once.

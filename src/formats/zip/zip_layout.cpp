@@ -45,6 +45,27 @@ void append_or_zip64(std::string& out, std::uint64_t value) {
   append(out, static_cast<std::uint32_t>(needs_zip64(value) ? kMax32 : value));
 }
 
+/// What a local header and a directory entry both say of a member.
+struct SharedFields {
+  std::uint16_t version_needed;
+  std::uint32_t crc;
+  std::uint64_t nbytes;
+  std::size_t name_nbytes;
+  std::uint64_t extra_nbytes;
+};
+
+void append_shared_fields(std::string& out, const SharedFields& fields) {
+  append(out, fields.version_needed);
+  append(out, kUtf8Names);
+  append(out, std::uint16_t{0});  // stored
+  append(out, std::uint32_t{0});  // time and date
+  append(out, fields.crc);
+  append_or_zip64(out, fields.nbytes);  // compressed
+  append_or_zip64(out, fields.nbytes);
+  append(out, static_cast<std::uint16_t>(fields.name_nbytes));
+  append(out, static_cast<std::uint16_t>(fields.extra_nbytes));
+}
+
 void append_zip64_end_record(std::string& out, std::uint64_t num_members, ByteRange directory) {
   append(out, kZip64EndSignature);
   append(out, kZip64EndNbytes - 12);  // bytes that follow
@@ -111,15 +132,8 @@ std::string ZipLayout::local_header(std::size_t member, std::uint32_t crc) const
       m.data.begin - m.header_begin - kLocalHeaderNbytes - m.name.size();
   std::string out;
   append(out, kLocalHeaderSignature);
-  append(out, zip64 ? kVersionZip64 : kVersionStored);
-  append(out, kUtf8Names);
-  append(out, std::uint16_t{0});  // stored
-  append(out, std::uint32_t{0});  // time and date
-  append(out, crc);
-  append_or_zip64(out, nbytes);  // compressed
-  append_or_zip64(out, nbytes);
-  append(out, static_cast<std::uint16_t>(m.name.size()));
-  append(out, static_cast<std::uint16_t>(extra_nbytes));
+  append_shared_fields(
+      out, {zip64 ? kVersionZip64 : kVersionStored, crc, nbytes, m.name.size(), extra_nbytes});
   out += m.name;
   if (zip64) {
     append(out, kZip64ExtraId);
@@ -154,15 +168,8 @@ void ZipLayout::append_entry(std::string& out, const Member& m, std::uint32_t cr
   const std::uint16_t version = zip64.empty() ? kVersionStored : kVersionZip64;
   append(out, kDirectoryEntrySignature);
   append(out, version);  // made by
-  append(out, version);  // needed
-  append(out, kUtf8Names);
-  append(out, std::uint16_t{0});  // stored
-  append(out, std::uint32_t{0});  // time and date
-  append(out, crc);
-  append_or_zip64(out, nbytes);  // compressed
-  append_or_zip64(out, nbytes);
-  append(out, static_cast<std::uint16_t>(m.name.size()));
-  append(out, static_cast<std::uint16_t>(zip64.empty() ? 0 : 4 + zip64.size()));
+  const std::uint64_t extra_nbytes = zip64.empty() ? 0 : 4 + zip64.size();
+  append_shared_fields(out, {version, crc, nbytes, m.name.size(), extra_nbytes});
   append(out, std::uint16_t{0});  // comment
   append(out, std::uint16_t{0});  // disk
   append(out, std::uint16_t{0});  // internal attributes

@@ -11,27 +11,20 @@
 
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
+#include "support/files.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::formats {
 namespace {
 
 using test::FaultFileSystem;
+using test::read_all;
 using test::TemporaryDirectory;
 using test::ThrowsError;
+using test::write_file;
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
-}
-
-void put(FileSystem& fs, const std::string& path, std::string_view text) {
-  const auto file = fs.create(path);
-  file->write_at(0, bytes_of(text));
-  file->close();
-}
-
-std::string get(const std::string& path) {
-  return read_file(FileSystem::posix(), path, 1 << 20);
 }
 
 class StagedDestinationTest : public ::testing::Test {
@@ -80,7 +73,7 @@ TEST_F(StagedDestinationTest, AReplacementIsOneExchange) {
                                                         "sync_directory .\n"
                                                         "remove_all out.partial\n"
                                                         "remove_all out.partial.journal\n"));
-  EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
+  EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "new");
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
 }
 
@@ -99,14 +92,14 @@ TEST_F(StagedDestinationTest, AFileIsStagedUnderItsOwnLock) {
     EXPECT_EQ(fs_.kind_of(tmp_ / "out"), std::nullopt);
     staged.commit();
   }
-  EXPECT_EQ(get(tmp_ / "out"), "x");
+  EXPECT_EQ(read_all(tmp_ / "out"), "x");
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
 }
 
 TEST_F(StagedDestinationTest, WithoutCommitTheOldStaysAndNothingElse) {
   write_directory(fs_, "old", OverwritePolicy::refuse);
   { StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace); }
-  EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
+  EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "old");
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
 }
 
@@ -121,10 +114,10 @@ TEST_F(StagedDestinationTest, ADestinationThatAppearsMeanwhileIsNotOverwritten) 
   {
     StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
                              OverwritePolicy::refuse);
-    put(fs_, tmp_ / "out", "theirs");
+    write_file(tmp_ / "out", "theirs");
     EXPECT_THAT([&] { staged.commit(); }, ThrowsError(ErrorKind::already_exists, "out"));
   }
-  EXPECT_EQ(get(tmp_ / "out"), "theirs");
+  EXPECT_EQ(read_all(tmp_ / "out"), "theirs");
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
 }
 
@@ -134,9 +127,9 @@ TEST_F(StagedDestinationTest, WhatADeadProcessLeftIsTakenOverAndEmptied) {
     if (child == 0) {
       StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
       if (kind == DestinationKind::directory) {
-        put(fs_, join_path(staged.staging_path(), "rank-00000.h5"), "x");
-        put(fs_, join_path(staged.staging_path(), "index.h5"), "x");
-        put(fs_, join_path(staged.staging_path(), "rank-00001.h5.partial"), "x");
+        write_file(join_path(staged.staging_path(), "rank-00000.h5"), "x");
+        write_file(join_path(staged.staging_path(), "index.h5"), "x");
+        write_file(join_path(staged.staging_path(), "rank-00001.h5.partial"), "x");
       }
       ::_exit(0);  // without running any destructor
     }
@@ -155,22 +148,22 @@ TEST_F(StagedDestinationTest, WhatADeadProcessLeftIsTakenOverAndEmptied) {
 
 TEST_F(StagedDestinationTest, WhatCameToLieInTheDestinationMeanwhileStays) {
   fs_.make_directory(tmp_ / "out");
-  put(fs_, tmp_ / "out/index.h5", "old");
+  write_file(tmp_ / "out/index.h5", "old");
   StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace);
-  put(fs_, tmp_ / "out.partial/index.h5", "new");
-  put(fs_, tmp_ / "out/notes.txt", "mine");
+  write_file(tmp_ / "out.partial/index.h5", "new");
+  write_file(tmp_ / "out/notes.txt", "mine");
   EXPECT_THAT(
       [&] { staged.commit(); },
       ThrowsError(ErrorKind::already_exists, "notes.txt: destination: this file does not belong"));
-  EXPECT_EQ(get(tmp_ / "out/notes.txt"), "mine");
-  EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
+  EXPECT_EQ(read_all(tmp_ / "out/notes.txt"), "mine");
+  EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "old");
   std::filesystem::remove(tmp_ / "out/notes.txt");
   staged.commit();
-  EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
+  EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "new");
 }
 
 TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
-  put(fs_, tmp_ / "out.partial", "a thesis");
+  write_file(tmp_ / "out.partial", "a thesis");
   EXPECT_THAT(
       [&] {
         StagedDestination(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse);
@@ -179,7 +172,7 @@ TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
   EXPECT_EQ(read_file(fs_, tmp_ / "out.partial", 100), "a thesis");
   fs_.remove_all(tmp_ / "out.partial");
   std::filesystem::create_directory(tmp_ / "out.partial");
-  put(fs_, tmp_ / "out.partial/chapter", "one");
+  write_file(tmp_ / "out.partial/chapter", "one");
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     EXPECT_THAT([&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::replace); },
                 ThrowsError(ErrorKind::already_exists, "expected an unused name"));
@@ -197,21 +190,21 @@ TEST_F(StagedDestinationTest, WithoutAJournalOnlyWhatIsEmptyIsAWritersWhateverIt
     stage(kind);
     EXPECT_EQ(names(), std::vector<std::string>{"out"});
     fs_.remove_all(tmp_ / "out");
-    put(fs_, tmp_ / "out.partial", "");
+    write_file(tmp_ / "out.partial", "");
     stage(kind);
     EXPECT_EQ(names(), std::vector<std::string>{"out"});
     fs_.remove_all(tmp_ / "out");
 
     fs_.make_directory(tmp_ / "out.partial");
-    put(fs_, tmp_ / "out.partial/index.h5", "x");
+    write_file(tmp_ / "out.partial/index.h5", "x");
     EXPECT_THAT([&] { stage(kind); },
                 ThrowsError(ErrorKind::already_exists, "found a directory without a journal"));
-    EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "x");
+    EXPECT_EQ(read_all(tmp_ / "out.partial/index.h5"), "x");
     fs_.remove_all(tmp_ / "out.partial");
-    put(fs_, tmp_ / "out.partial", std::string(1000, '\0'));
+    write_file(tmp_ / "out.partial", std::string(1000, '\0'));
     EXPECT_THAT([&] { stage(kind); },
                 ThrowsError(ErrorKind::already_exists, "found a file without a journal"));
-    EXPECT_EQ(get(tmp_ / "out.partial"), std::string(1000, '\0'));
+    EXPECT_EQ(read_all(tmp_ / "out.partial"), std::string(1000, '\0'));
     fs_.remove_all(tmp_ / "out.partial");
   }
 }
@@ -280,9 +273,9 @@ TEST_F(StagedDestinationTest, ACheckThrowsWhatStagingWouldAndChangesNothing) {
   check();
   fs_.make_directory(tmp_ / "out.partial");
   check();
-  put(fs_, tmp_ / "out.partial/index.h5", "half");
+  write_file(tmp_ / "out.partial/index.h5", "half");
   EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "without a journal"));
-  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
+  write_file(tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
   EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "is kept here"));
   for (const LeftOver verdict : {LeftOver::remove, LeftOver::go_on}) {
     check([&](const auto&) { return verdict; });
@@ -294,10 +287,10 @@ TEST_F(StagedDestinationTest, ACheckThrowsWhatStagingWouldAndChangesNothing) {
     EXPECT_THAT([&] { check(); },
                 ThrowsError(ErrorKind::already_exists, "another process is writing"));
   }
-  put(fs_, tmp_ / "out", "x");
+  write_file(tmp_ / "out", "x");
   EXPECT_THAT([&] { check(); }, ThrowsError(ErrorKind::already_exists, "destination exists"));
   EXPECT_EQ(faulty_.transcript(), "");
-  EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
+  EXPECT_EQ(read_all(tmp_ / "out.partial/index.h5"), "half");
 }
 
 // Shows E4.
@@ -305,8 +298,8 @@ TEST_F(StagedDestinationTest, KeptWorkOfAnotherFormatIsTold) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     const bool is_file = kind == DestinationKind::file;  // where a directory is kept
     if (is_file) fs_.make_directory(tmp_ / "out.partial");
-    put(fs_, tmp_ / (is_file ? "out.partial/index.h5" : "out.partial"), "half");
-    put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
+    write_file(tmp_ / (is_file ? "out.partial/index.h5" : "out.partial"), "half");
+    write_file(tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
     const std::string found = is_file ? "a directory" : "a file";
     for (const auto& judge : {StagedDestination::Judge(),
                               StagedDestination::Judge([](auto&) { return LeftOver::go_on; })}) {
@@ -351,9 +344,10 @@ TEST_F(StagedDestinationTest, WhereverAWriterDiesTheNextOneTakesOver) {
         EXPECT_EQ(error.kind(), ErrorKind::io);
       }
       has_failed = faulty_.has_failed();
-      has_left_old |= fs_.kind_of(tmp_ / "out.partial") && fs_.kind_of(path) && get(path) == "new";
+      has_left_old |=
+          fs_.kind_of(tmp_ / "out.partial") && fs_.kind_of(path) && read_all(path) == "new";
       write(fs_, kind, "newer");
-      EXPECT_EQ(get(path), "newer");
+      EXPECT_EQ(read_all(path), "newer");
       EXPECT_EQ(names(), std::vector<std::string>{"out"});
     }
   };
@@ -368,20 +362,20 @@ TEST_F(StagedDestinationTest, WhatIsLeftOfWorkMayBeGoneOnWith) {
   const auto put_left_over = [&](DestinationKind kind) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
     const bool is_file = kind == DestinationKind::file;
-    put(fs_, tmp_ / (is_file ? "out.partial" : "out.partial/index.h5"), "half");
-    put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
+    write_file(tmp_ / (is_file ? "out.partial" : "out.partial/index.h5"), "half");
+    write_file(tmp_ / "out.partial.journal", "tessera-journal 1\n");
     return tmp_ / (is_file ? "out.partial" : "out.partial/index.h5");
   };
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     const std::string work = put_left_over(kind);
     const auto go_on = [&](const StagedDestination& staged) {
-      EXPECT_EQ(get(staged.journal_path()), "tessera-journal 1\n");
+      EXPECT_EQ(read_all(staged.journal_path()), "tessera-journal 1\n");
       return LeftOver::go_on;
     };
     for (int i = 0; i < 2; ++i) {  // without commit all stays
       StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, go_on);
       EXPECT_TRUE(staged.has_left_over());
-      EXPECT_EQ(get(work), "half");
+      EXPECT_EQ(read_all(work), "half");
     }
     const auto refuse = [](const StagedDestination&) -> LeftOver {
       throw Error(ErrorKind::mismatch, {}, "other work");
@@ -389,7 +383,7 @@ TEST_F(StagedDestinationTest, WhatIsLeftOfWorkMayBeGoneOnWith) {
     EXPECT_THAT(
         [&] { StagedDestination(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, refuse); },
         ThrowsError(ErrorKind::mismatch, "other work"));
-    EXPECT_EQ(get(work), "half");
+    EXPECT_EQ(read_all(work), "half");
     {
       StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse,
                                [](const StagedDestination&) { return LeftOver::remove; });
@@ -419,9 +413,9 @@ TEST_F(StagedDestinationTest, WhatIsToBeKeptStaysUnlessCommitted) {
 TEST_F(StagedDestinationTest, WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
   const auto put_work = [&](DestinationKind kind, const std::string& journal) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
-    put(fs_, tmp_ / (kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5"),
-        "half");
-    put(fs_, tmp_ / "out.partial.journal", journal);
+    write_file(tmp_ / (kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5"),
+               "half");
+    write_file(tmp_ / "out.partial.journal", journal);
   };
   const std::string no_blocks = "tessera-journal 1\n0123 {" + std::string(100'000, ' ') + "}\n";
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
@@ -433,8 +427,8 @@ TEST_F(StagedDestinationTest, WhoKnowsNothingOfJournalsLeavesKeptWorkAlone) {
     put_work(kind, one_block);
     EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists,
                                    "out.partial: staging: the work of an interrupted"));
-    EXPECT_EQ(get(tmp_ / work), "half");
-    EXPECT_EQ(get(tmp_ / "out.partial.journal"), one_block);
+    EXPECT_EQ(read_all(tmp_ / work), "half");
+    EXPECT_EQ(read_all(tmp_ / "out.partial.journal"), one_block);
     for (const std::string& nothing_kept : {no_blocks, no_blocks + "0123 0", std::string()}) {
       for (const std::string& name : names()) fs_.remove_all(tmp_ / name);
       put_work(kind, nothing_kept);
@@ -457,8 +451,8 @@ TEST_F(StagedDestinationTest, WhatSomebodyHasPutIntoWorkThatFailsStaysAlone) {
   {
     const StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
                                    OverwritePolicy::refuse);
-    for (const auto& name : own) put(fs_, tmp_ / ("out.partial/" + name), "half");
-    for (const auto& name : foreign) put(fs_, tmp_ / ("out.partial/" + name), "mine");
+    for (const auto& name : own) write_file(tmp_ / ("out.partial/" + name), "half");
+    for (const auto& name : foreign) write_file(tmp_ / ("out.partial/" + name), "mine");
     fs_.make_directory(tmp_ / "out.partial/rank-00002.h5");
   }
   EXPECT_EQ(names(), std::vector<std::string>{"out.partial"});
@@ -477,13 +471,13 @@ TEST_F(StagedDestinationTest, WhatComesToLieInTheDestinationIsToBeOfItsFormat) {
                                                         {"model.safetensors", "results.h5"}}) {
     const std::string path = tmp_ / own.substr(0, 4);
     fs_.make_directory(path);
-    put(fs_, join_path(path, own), "old");
+    write_file(join_path(path, own), "old");
     StagedDestination staged(fs_, path, DestinationKind::directory, OverwritePolicy::replace);
-    put(fs_, join_path(path, foreign), "mine");
+    write_file(join_path(path, foreign), "mine");
     EXPECT_THAT([&] { staged.commit(); },
                 ThrowsError(ErrorKind::already_exists,
                             foreign + ": destination: this file does not belong"));
-    EXPECT_EQ(get(join_path(path, foreign)), "mine");
+    EXPECT_EQ(read_all(join_path(path, foreign)), "mine");
   }
 }
 
@@ -493,9 +487,9 @@ TEST_F(StagedDestinationTest, WhatHasTakenTheStagingPathOfWorkThatFailsStays) {
     {
       const StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse);
       fs_.rename(tmp_ / "out.partial", tmp_ / "elsewhere");
-      put(fs_, tmp_ / "out.partial", "mine");
+      write_file(tmp_ / "out.partial", "mine");
     }
-    EXPECT_EQ(get(tmp_ / "out.partial"), "mine");
+    EXPECT_EQ(read_all(tmp_ / "out.partial"), "mine");
     fs_.remove_all(tmp_ / "out.partial");
     fs_.remove_all(tmp_ / "elsewhere");
   }
@@ -535,15 +529,15 @@ TEST_F(StagedDestinationTest, WhatWasReplacedAndCannotBeRemovedIsTold) {
   }
   fs_.make_directory(tmp_ / "out.partial");
   EXPECT_EQ(left_over(), std::nullopt);  // somebody's
-  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
+  write_file(tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
   EXPECT_EQ(left_over(), std::nullopt);  // kept
 }
 
 // Shows E4.
 TEST_F(StagedDestinationTest, WhatIsLeftAndCannotBeRemovedIsToldByTheNextWriter) {
   fs_.make_directory(tmp_ / "out.partial");
-  put(fs_, tmp_ / "out.partial/index.h5", "half");
-  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
+  write_file(tmp_ / "out.partial/index.h5", "half");
+  write_file(tmp_ / "out.partial.journal", "tessera-journal 1\n");
   int num_told = 0;
   for (std::int64_t index = 0; fs_.kind_of(tmp_ / "out.partial"); ++index) {
     ASSERT_LT(index, 100);
@@ -567,14 +561,14 @@ TEST_F(StagedDestinationTest, WhatIsLeftAndCannotBeRemovedIsToldByTheNextWriter)
 // Shows E4.
 TEST_F(StagedDestinationTest, WhatSomebodyPutsIntoWorkThatIsLeftIsKnownByItsName) {
   fs_.make_directory(tmp_ / "out.partial");
-  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n");
-  put(fs_, tmp_ / "out.partial/rank-00000.h5", "half");
-  put(fs_, tmp_ / "out.partial/mine.safetensors", "mine");
+  write_file(tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n");
+  write_file(tmp_ / "out.partial/rank-00000.h5", "half");
+  write_file(tmp_ / "out.partial/mine.safetensors", "mine");
   EXPECT_THAT([&] { write_directory(fs_, "new", OverwritePolicy::refuse); },
               ThrowsError(ErrorKind::already_exists,
                           "mine.safetensors: staging: this file does not belong"));
-  EXPECT_EQ(get(tmp_ / "out.partial/mine.safetensors"), "mine");
-  EXPECT_EQ(get(tmp_ / "out.partial/rank-00000.h5"), "half");
+  EXPECT_EQ(read_all(tmp_ / "out.partial/mine.safetensors"), "mine");
+  EXPECT_EQ(read_all(tmp_ / "out.partial/rank-00000.h5"), "half");
 }
 
 // Shows E4.
@@ -584,20 +578,20 @@ TEST_F(StagedDestinationTest, WhatSomebodyPutsIntoWorkInProgressStays) {
                       [](const auto&) { return LeftOver::remove; });
   };
   fs_.make_directory(tmp_ / "out.partial");
-  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\n");
-  put(fs_, tmp_ / "out.partial/index.h5", "half");
+  write_file(tmp_ / "out.partial.journal", "tessera-journal 1\n");
+  write_file(tmp_ / "out.partial/index.h5", "half");
   for (const std::string name : {"a.json", "b.h5"}) {
     std::filesystem::create_directories(tmp_ / ("out.partial/" + name));
-    put(fs_, tmp_ / ("out.partial/" + name + "/chapter"), "one");
+    write_file(tmp_ / ("out.partial/" + name + "/chapter"), "one");
     EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists, "out.partial/" + name + ": staging"));
-    EXPECT_EQ(get(tmp_ / ("out.partial/" + name + "/chapter")), "one");
+    EXPECT_EQ(read_all(tmp_ / ("out.partial/" + name + "/chapter")), "one");
     fs_.remove_all(tmp_ / ("out.partial/" + name));
   }
-  put(fs_, tmp_ / "out.partial/notes.json", "mine");
+  write_file(tmp_ / "out.partial/notes.json", "mine");
   EXPECT_THAT(stage, ThrowsError(ErrorKind::already_exists,
                                  "notes.json: staging: this file does not belong"));
-  EXPECT_EQ(get(tmp_ / "out.partial/notes.json"), "mine");
-  EXPECT_EQ(get(tmp_ / "out.partial/index.h5"), "half");
+  EXPECT_EQ(read_all(tmp_ / "out.partial/notes.json"), "mine");
+  EXPECT_EQ(read_all(tmp_ / "out.partial/index.h5"), "half");
 }
 
 // Shows E4.
@@ -605,7 +599,7 @@ TEST_F(StagedDestinationTest, AJournalThatIsALinkHidesNoWork) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
     if (kind == DestinationKind::directory) fs_.make_directory(tmp_ / "out.partial");
     const std::string work = kind == DestinationKind::file ? "out.partial" : "out.partial/index.h5";
-    put(fs_, tmp_ / work, "half");
+    write_file(tmp_ / work, "half");
     std::filesystem::create_symlink("on-a-disk-that-is-gone", tmp_ / "out.partial.journal");
     const auto never = [](const StagedDestination&) { return LeftOver::remove; };
     for (const auto& judge : {StagedDestination::Judge(), StagedDestination::Judge(never)}) {
@@ -614,21 +608,21 @@ TEST_F(StagedDestinationTest, AJournalThatIsALinkHidesNoWork) {
           ThrowsError(ErrorKind::already_exists,
                       "out.partial.journal: journal: expected an unused name"));
     }
-    EXPECT_EQ(get(tmp_ / work), "half");
+    EXPECT_EQ(read_all(tmp_ / work), "half");
     for (const std::string& name : names()) fs_.remove_all(tmp_ / name);
   }
 }
 
 // Shows E4.
 TEST_F(StagedDestinationTest, AJournalWithoutItsWorkIsRemovedAndNothingElse) {
-  put(fs_, tmp_ / "out.partial.journal", "tessera-journal 1\nof work that is gone");
+  write_file(tmp_ / "out.partial.journal", "tessera-journal 1\nof work that is gone");
   write_directory(fs_, "new", OverwritePolicy::refuse);
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
-  put(fs_, tmp_ / "out.partial.journal", "my notes");
+  write_file(tmp_ / "out.partial.journal", "my notes");
   EXPECT_THAT([&] { write_directory(fs_, "newer", OverwritePolicy::replace); },
               ThrowsError(ErrorKind::already_exists, "found another file"));
-  EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
-  EXPECT_EQ(get(tmp_ / "out.partial.journal"), "my notes");
+  EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "new");
+  EXPECT_EQ(read_all(tmp_ / "out.partial.journal"), "my notes");
   EXPECT_EQ(names(), (std::vector<std::string>{"out", "out.partial.journal"}));
 }
 
@@ -647,11 +641,11 @@ TEST_F(StagedDestinationTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas)
         EXPECT_EQ(error.kind(), ErrorKind::io);
         EXPECT_EQ(fs_.kind_of(tmp_ / "out").has_value(), replaces);
         if (replaces) {
-          EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
+          EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "old");
         }
       }
     }
-    EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
+    EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "new");
     fs_.remove_all(tmp_ / "out");
     fs_.remove_all(tmp_ / "out.partial");
   }
@@ -663,13 +657,13 @@ TEST_F(StagedDestinationTest, WhatWasPublishedIsUndoneUnlessCommitted) {
     {
       StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
                                OverwritePolicy::replace);
-      put(fs_, join_path(staged.staging_path(), "index.h5"), "new");
+      write_file(join_path(staged.staging_path(), "index.h5"), "new");
       staged.publish();
-      EXPECT_EQ(get(tmp_ / "out/index.h5"), "new");
+      EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "new");
     }
     EXPECT_EQ(fs_.kind_of(tmp_ / "out").has_value(), replaces);
     if (replaces) {
-      EXPECT_EQ(get(tmp_ / "out/index.h5"), "old");
+      EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "old");
     }
     EXPECT_EQ(fs_.kind_of(tmp_ / "out.partial"), std::nullopt);
   }
