@@ -110,27 +110,6 @@ Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
   return Error(kind, std::move(where), comparison(rule, expected, found), std::move(remedy));
 }
 
-namespace {
-
-/// Whether a UTF-8 character changes how a terminal shows the text around it: control characters,
-/// and those that change the writing direction (U+202A to U+202E, U+2066 to U+2069).
-bool is_control_character(std::string_view character) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
-  switch (character.size()) {
-    case 1:
-      return byte(0) < 0x20 || byte(0) == 0x7F;
-    case 2:
-      return byte(0) == 0xC2 && byte(1) < 0xA0;
-    case 3:
-      return byte(0) == 0xE2 && ((byte(1) == 0x80 && byte(2) >= 0xAA && byte(2) <= 0xAE) ||
-                                 (byte(1) == 0x81 && byte(2) >= 0xA6 && byte(2) <= 0xA9));
-    default:
-      return false;
-  }
-}
-
-}  // namespace
-
 std::string printable(std::string_view text, std::size_t max_nbytes) {
   const auto is_plain = [](char c) { return c >= 0x20 && c < 0x7F; };
   if (text.size() <= max_nbytes && std::all_of(text.begin(), text.end(), is_plain))
@@ -144,7 +123,7 @@ std::string printable(std::string_view text, std::size_t max_nbytes) {
     for (std::size_t i = 0; i < section.size();) {
       const std::size_t nbytes = detail::utf8_sequence_nbytes(section, i);
       const auto byte = static_cast<unsigned char>(section[i]);
-      const bool is_control = is_control_character(section.substr(i, nbytes));
+      const bool is_control = detail::is_control_character(section.substr(i, nbytes));
       if (nbytes > 0 && !is_control) {
         emit(std::string(section.substr(i, nbytes)));
         i += nbytes;

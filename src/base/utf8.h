@@ -36,6 +36,28 @@ inline std::size_t utf8_sequence_nbytes(std::string_view text, std::size_t begin
   return nbytes;
 }
 
+/// Whether a UTF-8 character changes how a terminal shows the text around it: control characters,
+/// separators of lines and paragraphs (U+2028, U+2029), and what changes the writing direction
+/// (U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069).
+inline bool is_control_character(std::string_view character) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
+  const auto is_between = [&](std::size_t i, unsigned first, unsigned last) {
+    return byte(i) >= first && byte(i) <= last;
+  };
+  switch (character.size()) {
+    case 1:
+      return byte(0) < 0x20 || byte(0) == 0x7F;
+    case 2:
+      return (byte(0) == 0xC2 && byte(1) < 0xA0) || (byte(0) == 0xD8 && byte(1) == 0x9C);
+    case 3:
+      if (byte(0) != 0xE2) return false;
+      return (byte(1) == 0x80 && (is_between(2, 0x8E, 0x8F) || is_between(2, 0xA8, 0xAE))) ||
+             (byte(1) == 0x81 && is_between(2, 0xA6, 0xA9));
+    default:
+      return false;
+  }
+}
+
 inline bool is_valid_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const std::size_t nbytes = utf8_sequence_nbytes(text, i);

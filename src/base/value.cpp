@@ -105,7 +105,9 @@ class PythonPrinter {
     text_ += 'b';
     show_quoted(value.data, false);
   }
-  void show(const Value::Symbol& value) { show_cut(value.name); }
+  void show(const Value::Symbol& value) {
+    show_characters(value.name, '\0', detail::is_valid_python_str(value.name));
+  }
   void show(const Value::List& value) { show_items("[", value, "]"); }
   void show(const Value::Tuple& value) {
     show_items("(", value.items, value.items.size() == 1 ? ",)" : ")");
@@ -162,13 +164,29 @@ class PythonPrinter {
               kHex[third & 0xF]};
   }
 
-  /// Requires: `is_valid_python_str(text)` if `keep_unicode`.
+  /// Shows a character of two or three bytes as Python does: U+0085 as `\x85`, U+202E as `\u202e`.
+  void show_code(std::string_view character) {
+    unsigned code = static_cast<unsigned char>(character[0]) & (character.size() == 2 ? 0x1F : 0xF);
+    for (const char c : character.substr(1)) code = code << 6 | (static_cast<unsigned>(c) & 0x3F);
+    text_ += code < 0x100 ? "\\x" : "\\u";
+    for (int shift = code < 0x100 ? 4 : 12; shift >= 0; shift -= 4) {
+      text_ += kHex[code >> shift & 0xF];
+    }
+  }
+
   void show_quoted(std::string_view text, bool keep_unicode) {
     const char quote =
         text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos
             ? '"'
             : '\'';
     text_ += quote;
+    show_characters(text, quote, keep_unicode);
+    if (!is_cut_) text_ += quote;
+  }
+
+  /// Shows the text without quotes around it; escapes `quote` in it, unless that is NUL.
+  /// Requires: `is_valid_python_str(text)` if `keep_unicode`.
+  void show_characters(std::string_view text, char quote, bool keep_unicode) {
     for (std::size_t i = 0; i < text.size();) {
       if (is_full()) return;
       const auto byte = static_cast<unsigned char>(text[i]);
@@ -178,9 +196,11 @@ class PythonPrinter {
         i += 3;
         continue;
       }
-      if (nbytes > 1) {
+      if (nbytes > 1 && detail::is_control_character(text.substr(i, nbytes))) {
+        show_code(text.substr(i, nbytes));
+      } else if (nbytes > 1) {
         text_ += text.substr(i, nbytes);
-      } else if (text[i] == quote || text[i] == '\\') {
+      } else if ((quote != '\0' && text[i] == quote) || text[i] == '\\') {
         (text_ += '\\') += text[i];
       } else if (text[i] == '\n') {
         text_ += "\\n";
@@ -195,7 +215,6 @@ class PythonPrinter {
       }
       i += nbytes;
     }
-    text_ += quote;
   }
 
   static constexpr char kHex[] = "0123456789abcdef";

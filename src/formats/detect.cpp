@@ -51,17 +51,25 @@ std::string described(std::string_view FormatDescription::*member) {
   return tessera::detail::choice_of(texts);
 }
 
+/// Whether the names in a directory say that it is a checkpoint. A directory that cannot be listed
+/// is none, as this is only for a hint.
+bool is_checkpoint_by_names(const FileSystem& fs, const std::string& directory) {
+  try {
+    const std::vector<std::string> names = fs.list_directory(directory);
+    const BestMatch best = match_of_directory({directory, names});
+    return best.recognition.match >= Match::by_name && !best.recognition.refusal;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 /// Returns the name of a checkpoint among a directory's first entries, for a message.
 std::optional<std::string> checkpoint_within(const FileSystem& fs, const std::string& path,
                                              std::span<const std::string> names) {
   constexpr std::size_t kMaxLookedAt = 64;
   for (const std::string& name : names.first(std::min(names.size(), kMaxLookedAt))) {
     const std::string below = join_path(path, name);
-    for (const FormatDriver* driver : format_drivers()) {
-      const std::string mark(driver->description().in_directory);
-      if (mark.empty() || mark.find('*') != std::string::npos) continue;
-      if (fs.kind_of(join_path(below, mark)) == FileKind::regular) return name;
-    }
+    if (fs.kind_of(below) == FileKind::directory && is_checkpoint_by_names(fs, below)) return name;
   }
   return std::nullopt;
 }

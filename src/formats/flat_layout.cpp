@@ -183,6 +183,8 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
   contents_.units = below.units;
   contents_.annotations = below.annotations;
   contents_.opened_classes = below.opened_classes;
+  contents_.simplifications = below.simplifications;
+  contents_.opening_findings = below.opening_findings;
 
   std::set<std::size_t> replaced;
   // Name of a vector in optimizer state -> its layout.

@@ -6,8 +6,11 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "formats/tensor_collision.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
 
@@ -40,9 +43,17 @@ class MergedReader final : public CheckpointReader {
       const auto& missing = contents_of(source).missing_files;
       contents_.missing_files.insert(contents_.missing_files.end(), missing.begin(), missing.end());
       add_opened_classes(contents_of(source).opened_classes);
+      for (auto [kind, name] : contents_of(source).simplifications) {
+        name = name.empty() ? source.prefix : prefixed(source.prefix, name);
+        contents_.simplifications.push_back({kind, std::move(name)});
+      }
+      const auto& findings = contents_of(source).opening_findings;
+      contents_.opening_findings.insert(contents_.opening_findings.end(), findings.begin(),
+                                        findings.end());
     }
     find_part();
     choose_names();
+    note_preferred();
     add_chosen();
     for (TensorEntry& tensor : contents_.tensors) find_parameter(tensor);
     add_units();
@@ -159,13 +170,7 @@ class MergedReader final : public CheckpointReader {
     for (std::size_t begin = 0; begin < all.size();) {
       std::size_t end = begin + 1;
       while (end < all.size() && all[end].name == all[begin].name) ++end;
-      if (end - begin > 1 && preference_ == MergePreference::none) {
-        std::string found;
-        for (std::size_t i = begin; i < end; ++i) {
-          found += (found.empty() ? "" : ", ") + printable(reader_of(all[i].origin).path());
-        }
-        collide(all[begin].name, "one source with that name", std::move(found));
-      }
+      if (end - begin > 1) note_collision(std::span(all).subspan(begin, end - begin));
       const std::size_t chosen = preference_ == MergePreference::last ? end - 1 : begin;
       if (all[chosen].kind == EntryKind::tensor) {
         new_names_.emplace(all[chosen].origin, all[chosen].name);
@@ -175,13 +180,59 @@ class MergedReader final : public CheckpointReader {
     }
   }
 
-  void collide(std::string name, std::string expected, std::string found) {
+  /// Reports entries of one name. If there is a preference, remembers only what is in doubt.
+  void note_collision(std::span<const Named> entries) {
+    std::string found;
+    std::vector<TensorOfSource> tensors;
+    for (const Named& entry : entries) {
+      found += (found.empty() ? "" : ", ") + printable(reader_of(entry.origin).path());
+      if (entry.kind == EntryKind::tensor) {
+        tensors.push_back({&reader_of(entry.origin), entry.origin.index});
+      }
+    }
+    auto kind = TensorCollision::equal;
+    if (tensors.size() == entries.size()) kind = compare_tensors(tensors);
+    const std::string& name = entries.front().name;
+    if (preference_ != MergePreference::none) {
+      if (kind == TensorCollision::parts) parts_.push_back(name);
+      if (kind == TensorCollision::different) different_.push_back(name);
+    } else if (kind == TensorCollision::parts) {
+      collide(name, "one source with that name",
+              found + ": the parts of one tensor, which a merge does not join", {});
+    } else {
+      if (kind == TensorCollision::different)
+        found += ", with different bytes: versions of one tensor, or its parts";
+      collide(name, "one source with that name", std::move(found));
+    }
+  }
+
+  /// Tells what the preference has chosen from, in one finding of each kind.
+  void note_preferred() {
+    const auto note = [&](const std::vector<std::string>& names, const std::string& found) {
+      if (names.empty()) return;
+      const std::string others =
+          names.size() == 1 ? "" : " and " + std::to_string(names.size() - 1) + " more";
+      contents_.opening_findings.push_back(
+          {.severity = Finding::Severity::note,
+           .rule = "merge",
+           .where = {.path = path_},
+           .expected = "equal tensors under one name",
+           .found = found + ": '" + printable(names.front()) + "'" + others});
+    };
+    note(
+        parts_,
+        "what looks like the parts of one tensor, of which only one is taken; the others are lost");
+    note(different_, "different bytes (versions, or parts of one tensor); one of them is taken");
+  }
+
+  void collide(std::string name, std::string expected, std::string found,
+               Remedy remedy = {Remedy::Action::choose_source}) {
     collisions_.push_back({.severity = Finding::Severity::error,
                            .rule = "merge",
                            .where = {.fqn = std::move(name)},
                            .expected = std::move(expected),
                            .found = std::move(found),
-                           .remedy = {Remedy::Action::choose_source}});
+                           .remedy = std::move(remedy)});
   }
 
   /// Fills the lists of contents_, sorted by name as `chosen_` is.
@@ -317,6 +368,8 @@ class MergedReader final : public CheckpointReader {
   std::vector<Origin> tensors_;  // parallel to contents_.tensors
   std::vector<Origin> values_;   // parallel to contents_.values
   std::vector<Finding> collisions_;
+  std::vector<std::string> parts_;           // names that a preference chose among parts
+  std::vector<std::string> different_;       // names that it chose among different tensors
   std::vector<Named> chosen_;                // by name
   std::map<Origin, std::string> new_names_;  // of the tensors kept
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "formats/signatures.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::detail {
@@ -74,8 +75,12 @@ void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
 ShardIndex read_shard_index(const FileSystem& fs, const std::string& directory,
                             const std::string& index_path) {
   ShardIndex index;
-  index.whole = parse_json(read_file(fs, index_path, ShardIndex::kMaxNbytes), index_path,
-                           {.max_nbytes = ShardIndex::kMaxNbytes});
+  const std::string json = read_file(fs, index_path, ShardIndex::kMaxNbytes);
+  if (is_hdf5(json)) {
+    throw Error::expected(ErrorKind::corruption, {.path = index_path}, "index", "a JSON object",
+                          "an HDF5 file");
+  }
+  index.whole = parse_json(json, index_path, {.max_nbytes = ShardIndex::kMaxNbytes});
   const Value* weight_map = index.whole.find("weight_map");
   const auto* entries = weight_map == nullptr ? nullptr : weight_map->get_if<Value::Dict>();
   if (entries == nullptr || entries->empty()) {

@@ -295,11 +295,31 @@ std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointR
   return formats::create_checkpoint(fs, destination, plan.destination, std::move(values), create);
 }
 
+namespace {
+
+/// Throws if a file of the source is no longer what it was: some blocks are of the old file then,
+/// others of the new one.
+void require_unchanged(const FileStates& before, const FileStates& after) {
+  for (const auto& [path, state] : before) {
+    const auto now = after.find(path);
+    const std::string found = now == after.end() ? "not there" : now->second;
+    if (found == state) continue;
+    throw Error::expected(ErrorKind::mismatch, {.path = path}, "source file",
+                          "the file as it was when the move began: " + state, found,
+                          "did another program write it? move a checkpoint that is complete");
+  }
+}
+
+}  // namespace
+
 void finish_move(const Plan& plan, const CheckpointReader& reader, CheckpointWriter& writer,
                  const ExecuteOptions& options) {
   ExecuteOptions with_path = options;
   with_path.source_path = reader.path();
+  const FileStates before =
+      options.source_files ? *options.source_files : source_file_states(reader);
   execute(plan, reader, writer, with_path);
+  require_unchanged(before, source_file_states(reader));
   if (options.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
   writer.commit();
 }

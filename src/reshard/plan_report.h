@@ -29,6 +29,11 @@ class PlanReport {
     plan_.notes.push_back(finding(formats::Finding::Severity::note, std::move(rule), std::move(fqn),
                                   std::move(expected), std::move(found)));
   }
+  /// Adds a note about a given place.
+  void note_at(ErrorWhere where, std::string rule, std::string expected, std::string found) {
+    plan_.notes.push_back({formats::Finding::Severity::note, std::move(rule), std::move(where),
+                           std::move(expected), std::move(found)});
+  }
   /// Reports a problem, or a note if the caller allows it.
   void relaxable(Relaxation relaxation, std::string rule, std::string fqn, std::string expected,
                  std::string found) {

@@ -6,6 +6,7 @@
 #include "reshard/destination_layout.h"
 #include "reshard/destination_names.h"
 #include "reshard/destination_units.h"
+#include "reshard/format_changes.h"
 #include "reshard/key_path_rename.h"
 #include "reshard/moved_names.h"
 #include "reshard/plan_report.h"
@@ -46,6 +47,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   const MovedSelection selection(source, options);
   MovedNames moved = list_moved_names(source, options, selection);
   report_missing_files(source, options.missing, report);
+  report_opening_findings(source, options.missing, report);
   note_opened_classes(source, report);
   report_part(source, options.part, report);
   check_patterns_match(source, options, selection);
@@ -70,6 +72,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   remove_aliases_of_nothing(destination);
   remove_incomplete_units(destination);
   check_table_plan(source, options, moved.tensors, report);
+  plan.changes = count_format_changes(plan, source, options.format);
   return plan;
 }
 

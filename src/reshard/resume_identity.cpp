@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/named_object.h"
 #include "tessera/formats/format_writer.h"
+#include "tessera/reshard/executor.h"
 
 namespace tessera::reshard {
 namespace {
@@ -62,6 +63,12 @@ std::string name_in(const std::string& checkpoint, const std::string& path) {
 }
 
 }  // namespace
+
+FileStates source_file_states(const formats::CheckpointReader& reader) {
+  FileStates states;
+  for (const std::string& path : reader.data_files()) states[path] = describe_file(path);
+  return states;
+}
 
 formats::ResumeIdentity resume_identity(const Plan& plan, const formats::CheckpointReader& reader,
                                         const std::vector<Value>& values,

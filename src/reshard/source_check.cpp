@@ -32,6 +32,18 @@ void report_part(const CheckpointContents& source, Relaxation part, PlanReport& 
   }
 }
 
+void report_opening_findings(const CheckpointContents& source, Relaxation missing,
+                             PlanReport& report) {
+  for (const formats::Finding& finding : source.opening_findings) {
+    if (finding.severity == formats::Finding::Severity::error && missing == Relaxation::refuse) {
+      report.problem_at(finding.where, finding.rule, finding.expected, finding.found,
+                        finding.remedy);
+    } else {
+      report.note_at(finding.where, finding.rule, finding.expected, finding.found);
+    }
+  }
+}
+
 void note_opened_classes(const CheckpointContents& source, PlanReport& report) {
   for (const formats::OpenedClass& opened : source.opened_classes) {
     report.note("class", "", "values of plain types", opened_class_in_words(opened));

@@ -22,6 +22,10 @@ void report_missing_files(const formats::CheckpointContents& source, Relaxation 
 /// Reports a source that is one part of a checkpoint, such as the file of one rank.
 void report_part(const formats::CheckpointContents& source, Relaxation part, PlanReport& report);
 
+/// Reports what the reader found while it opened the source. `missing` may allow the errors.
+void report_opening_findings(const formats::CheckpointContents& source, Relaxation missing,
+                             PlanReport& report);
+
 /// Notes the classes whose objects the reader took apart.
 void note_opened_classes(const formats::CheckpointContents& source, PlanReport& report);
 

@@ -46,6 +46,8 @@ TEST(ErrorTest, PrintableKeepsUnicodeAndEscapesWhatIsNone) {
                       "b\u2066"),
             "a\\xe2\\x80\\xae"
             "b\\xe2\\x81\\xa6");  // turns of direction
+  EXPECT_EQ(printable("\u200e\u061c\u2028"), "\\xe2\\x80\\x8e\\xd8\\x9c\\xe2\\x80\\xa8");
+  EXPECT_EQ(printable("\u200d\u2010\u202f"), "\u200d\u2010\u202f");  // no such characters
 }
 
 TEST(ErrorTest, PrintableCutsTheMiddleBetweenCharacters) {

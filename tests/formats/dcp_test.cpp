@@ -22,6 +22,7 @@
 #include "support/memory_checkpoint.h"
 #include "support/memory_files.h"
 #include "support/temporary_directory.h"
+#include "support/zip_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/region.h"
 
@@ -597,6 +598,61 @@ TEST(DcpTest, WhateverFailsTheOldCheckpointStaysWhole) {
     }
   }
   EXPECT_EQ(open(directory / "ck")->contents().tensors.size(), 2u);
+}
+
+/// Returns an item of `numel` floats that are all one stored float, by a stride of 0.
+std::string expanded_item(std::int64_t numel) {
+  pickle::Pickler pickler(2);
+  pickler.global("torch._utils", "_rebuild_tensor_v2");
+  pickler.mark();
+  pickler.mark();
+  pickler.interned("storage");
+  pickler.global("torch", "FloatStorage");
+  pickler.interned("0");
+  pickler.interned("cpu");
+  pickler.integer(1);
+  pickler.tuple_from_mark();
+  pickler.persistent_id();
+  pickler.integer(0);  // offset
+  for (const std::int64_t item : {numel, std::int64_t{0}}) {
+    pickler.integer(item);
+    pickler.tuple1();
+  }
+  pickler.boolean(false);
+  pickler.none();  // hooks
+  pickler.tuple_from_mark();
+  pickler.reduce();
+  return test::zip_bytes({{.name = "x/data.pkl", .data = std::move(pickler).finish()},
+                          {.name = "x/data/0", .data = std::string(4, '\1')}});
+}
+
+TEST(DcpTest, ExpandedTensorsAreBelievedUpToALimitOfAllFiles) {
+  constexpr std::int64_t kNumel = std::int64_t{1} << 27;  // 512 MiB
+  const std::string item = expanded_item(kNumel);
+  CheckpointContents contents;
+  dcp::Storage storage{.files = {"__0_0.distcp"}, .pieces = {}, .values = {}};
+  for (const char* name : {"a", "b", "c"}) {
+    contents.tensors.push_back({.meta = {name, DType::float32, {kNumel}},
+                                .pieces = {{.region = Box{{0}, {kNumel}}, .rank = 0}}});
+    storage.pieces.push_back({{.file = 0, .offset = 0, .nbytes = item.size()}});
+  }
+  const TemporaryDirectory directory;
+  const auto put = [&](const std::string& name, std::string_view bytes) {
+    const auto file = FileSystem::posix().create(directory / name);
+    file->write_at(0, std::as_bytes(std::span(bytes)));
+    file->close();
+  };
+  put(".metadata", dcp::pickle_metadata(contents, storage));
+  put("__0_0.distcp", item);
+  const auto reader = open(directory.path());
+  std::vector<std::byte> element(4);
+  EXPECT_NO_THROW(reader->read_piece(0, 0, {5, 6}, element));
+  EXPECT_NO_THROW(reader->read_piece(1, 0, {5, 6}, element));
+  EXPECT_THAT(
+      [&] {
+        reader->read_piece(2, 0, {5, 6}, element);
+      },
+      ThrowsError(ErrorKind::unsupported, "c: expanded size: expected at most"));
 }
 
 }  // namespace

@@ -150,8 +150,49 @@ TEST(MergeTest, EveryCollisionIsListedWithItsSources) {
     EXPECT_EQ(finding.rule, "merge");
     found.push_back(finding.where.fqn + ": " + finding.found);
   }
-  EXPECT_THAT(found, ElementsAre("a.b: model, patch", "epoch: model, patch", "w: model, patch",
+  EXPECT_THAT(found, ElementsAre("a.b: model, patch", "epoch: model, patch",
+                                 testing::StartsWith("w: model, patch: the parts"),
                                  "format: 'pt' and 'np'"));
+}
+
+/// What one rank saved of a model: a shard of `w`.
+MemoryCheckpoint rank_file(int rank, std::vector<float> rows) {
+  MemoryCheckpoint checkpoint("model_rank_" + std::to_string(rank) + ".pt");
+  const auto numel = static_cast<std::int64_t>(rows.size());
+  checkpoint.add({"b", DType::float32, {2}}, bytes_of<float>({1, 2}));
+  checkpoint.add({"w", DType::float32, {numel}}, bytes_of<float>(rows));
+  return checkpoint;
+}
+
+TEST(MergeTest, WhatLooksLikePartsIsNotOfferedAPreference) {
+  for (const std::vector<float>& second : {std::vector<float>{3, 4}, {3, 4, 5}}) {
+    const auto [reader, collisions] =
+        merged({{"", rank_file(0, {1, 2})}, {"", rank_file(1, second)}});
+    ASSERT_EQ(collisions.size(), 2U);
+    EXPECT_EQ(collisions[0].remedy.action, Remedy::Action::choose_source);  // equal on both
+    EXPECT_EQ(collisions[1].where.fqn, "w");
+    EXPECT_THAT(collisions[1].found, testing::HasSubstr("parts of one tensor"));
+    EXPECT_FALSE(collisions[1].remedy);
+  }
+}
+
+TEST(MergeTest, APreferenceTellsOfPartsAndOfOtherBytes) {
+  const auto told = [](std::vector<std::pair<std::string, MemoryCheckpoint>> sources) {
+    std::string lines;
+    const auto preferred = merged(std::move(sources), MergePreference::first);
+    for (const Finding& finding : preferred.reader->contents().opening_findings) {
+      lines += finding.found + "\n";
+    }
+    return lines;
+  };
+  EXPECT_THAT(told({{"", rank_file(0, {1, 2})}, {"", rank_file(1, {3, 4})}}),
+              testing::HasSubstr("the others are lost: 'w'"));
+  MemoryCheckpoint base("base");
+  base.add({"w", DType::float32, {2}}, bytes_of<float>({1, 2}));
+  MemoryCheckpoint patch("patch");
+  patch.add({"w", DType::float32, {2}}, bytes_of<float>({3, 4}));
+  EXPECT_THAT(told({{"", base}, {"", patch}}), testing::HasSubstr("different bytes"));
+  EXPECT_EQ(told({{"", base}, {"", base}}), "");
 }
 
 TEST(MergeTest, APreferenceTakesNamesFromOneSource) {

@@ -254,6 +254,14 @@ TEST_F(SafetensorsTest, TheCacheOfHuggingFaceIsRead) {
                      fixture("safetensors/valid/single.safetensors.expect.json"));
 }
 
+TEST_F(SafetensorsTest, AnIndexThatIsHdf5IsNamedAsHdf5) {
+  std::filesystem::create_directory(tmp_ / "d");
+  put("d/model.safetensors.index.json",
+      std::string("\x89HDF\r\n\x1a\n", 8) + std::string(600, '\0'));
+  EXPECT_THAT([&] { open(tmp_ / "d"); },
+              ThrowsError(ErrorKind::corruption, "expected a JSON object, found an HDF5 file"));
+}
+
 TEST_F(SafetensorsTest, FilesOfTwoCheckpointsInOneDirectoryAreRefused) {
   const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
   put_safetensors("one.safetensors", header, 1);
@@ -355,6 +363,54 @@ TEST_F(SafetensorsTest, ValuesOfOtherTensorsAreRefusedAndStrayOnesIgnored) {
                              std::filesystem::copy_options::overwrite_existing);
   EXPECT_THAT([&] { open(tmp_ / "plain.safetensors"); },
               ThrowsError(ErrorKind::corruption, "plain.safetensors.values.json: checksum"));
+}
+
+std::vector<std::string> told(const CheckpointReader& reader) {
+  std::vector<std::string> lines;
+  for (const Finding& finding : reader.contents().opening_findings) {
+    lines.push_back((finding.severity == Finding::Severity::error ? "error: " : "note: ") +
+                    last_component(finding.where.path) + ": " + finding.rule + ": " +
+                    finding.found);
+  }
+  return lines;
+}
+
+TEST_F(SafetensorsTest, AValuesFileThatNothingNamesIsTold) {
+  write(make_rich_checkpoint(), "a.safetensors");
+  EXPECT_THAT(told(*open(tmp_ / "a.safetensors")), ::testing::IsEmpty());
+  // As another library saves the tensors again: without their __metadata__.
+  put_safetensors("again.safetensors", R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                  1);
+  std::filesystem::rename(tmp_ / "again.safetensors", tmp_ / "a.safetensors");
+  const auto reader = open(tmp_ / "a.safetensors");
+  EXPECT_THAT(told(*reader),
+              ElementsAre(HasSubstr("note: a.safetensors.values.json: values: none")));
+  std::vector<std::string> found;
+  reader->check_files([&](const Finding& finding) { found.push_back(finding.where.path); });
+  EXPECT_THAT(found, ElementsAre(HasSubstr("a.safetensors.values.json")));
+}
+
+TEST_F(SafetensorsTest, ShardsWithoutTheirIndexTellOfTheirValues) {
+  write(make_rich_checkpoint(), "c", {.max_shard_nbytes = 1});
+  fs_.remove_all(tmp_ / "c/model.safetensors.index.json");
+  EXPECT_THAT(told(*open(tmp_ / "c")),
+              ElementsAre(HasSubstr("error: model.safetensors.index.json: structure: none")));
+  fs_.remove_all(tmp_ / "c/model.safetensors.values.json");
+  EXPECT_THAT(told(*open(tmp_ / "c")), ElementsAre(HasSubstr("note: c: structure: none")));
+}
+
+TEST_F(SafetensorsTest, TextsThatDifferBetweenFilesAreTold) {
+  std::filesystem::create_directory(tmp_ / "two");
+  for (const std::string name : {"a", "b"}) {
+    put_safetensors("two/" + name + ".safetensors",
+                    R"({"__metadata__":{"format":"pt","by":"who )" + name + R"("},")" + name +
+                        R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                    1);
+  }
+  const auto reader = open(tmp_ / "two");
+  EXPECT_EQ(reader->contents().annotations.at("by"), "who a");
+  EXPECT_THAT(told(*reader),
+              ElementsAre(HasSubstr("note: two: __metadata__: other texts for 'by'")));
 }
 
 /// A checkpoint of tensors alone, of which there is more to say than safetensors can.

@@ -862,6 +862,30 @@ def test_an_exception_out_of_progress_stops_a_move(large, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_exception_after_a_move_says_that_the_destination_is_complete(tmp_path):
+    def progress(done, total):
+        if done == total:
+            raise RuntimeError("too late")
+
+    with pytest.raises(RuntimeError, match="too late") as caught:
+        tessera.reshard(ADAMW, tmp_path / "moved", progress=progress)
+    assert caught.value.__notes__ == [f"{tmp_path / 'moved'} is complete: the exception came after the move"]
+    assert tessera.verify(tmp_path / "moved") == []
+
+
+def test_a_move_counts_what_the_formats_change(tmp_path):
+    tensor = torch.ones(2)
+    torch.save({"a": tensor, "b": tensor, "c": {1: 2}}, tmp_path / "tied.pt")
+    assert tessera.reshard(tmp_path / "tied.pt", tmp_path / "dcp", to="dcp").changes == {"text_keys": 1, "split_ties": 1}
+    assert tessera.reshard(tmp_path / "tied.pt", tmp_path / "native").changes == {}
+
+
+def test_a_name_that_no_file_can_have_is_missing():
+    with tessera.open(ADAMW) as checkpoint, pytest.raises(KeyError) as caught:
+        checkpoint["\ud800"]
+    assert isinstance(caught.value, tessera.MissingName) and r"'\ud800'" in str(caught.value)
+
+
 def stopped(source, destination, **options):
     """Stops a move when some of it is done; it has kept that."""
 

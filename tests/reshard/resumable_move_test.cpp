@@ -396,6 +396,25 @@ TEST_P(ResumableMoveTest, FinishedBlocksAreNotReadFromTheSourceAgain) {
   }
 }
 
+TEST_P(ResumableMoveTest, ASourceThatIsOverwrittenMeanwhileGivesNothing) {
+  const MemoryCheckpoint memory = large_source();
+  CountingReader source(memory);
+  const std::string file = tmp_ / "source";
+  std::ofstream(file) << "old";
+  source.set_data_files({file});
+  const auto opened = source_file_states(source);
+  const Plan plan = planned(source);
+  const auto moving = [&](ExecuteOptions options) {
+    return [&, options] { move_checkpoint(plan, source, fs_, path(), GetParam().create, options); };
+  };
+  const auto refuses = ThrowsError(ErrorKind::mismatch, "source: source file: expected");
+  const auto overwrite = [&](std::uint64_t) { std::ofstream(file) << "newer"; };
+  EXPECT_THAT(moving({.progress = overwrite}), refuses);
+  EXPECT_THAT(moving({.source_files = opened}), refuses);  // before the move began
+  EXPECT_FALSE(FileSystem::posix().kind_of(path()).has_value());
+  EXPECT_NO_THROW(moving({})());
+}
+
 TEST_P(ResumableMoveTest, NumbersTooLargeForACastAreCountedInFinishedBlocksToo) {
   MemoryCheckpoint source("large");
   constexpr std::int64_t kNumel = 6 * kMiB;

@@ -80,6 +80,10 @@ void print_notes(const formats::CheckpointReader& reader, Terminal& terminal) {
     terminal.print_error("note: " + printable(reader.path()) + ": " +
                          part_in_words(*reader.contents().part));
   }
+  for (formats::Finding finding : reader.contents().opening_findings) {
+    finding.severity = formats::Finding::Severity::note;
+    terminal.print_error("note: " + finding_line(finding));
+  }
   for (const formats::OpenedClass& objects : reader.contents().opened_classes) {
     terminal.print_error("note: " + printable(reader.path()) + ": " +
                          opened_class_in_words(objects));

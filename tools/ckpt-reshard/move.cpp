@@ -191,6 +191,7 @@ struct Outcome {
   reshard::ExtraFilesPlan extra_files;
   std::uint64_t kept_nbytes = 0;  // that an interrupted run had written
   std::vector<reshard::TensorOverflow> overflows{};
+  reshard::FileStates source_files{};  // when the source was opened
 };
 
 void write_overflows(JsonOutput& json, const Plan& plan,
@@ -202,6 +203,15 @@ void write_overflows(JsonOutput& json, const Plan& plan,
     json.member("elements", overflow.num_elements);
     json.member("largest", overflow.largest_magnitude);
     json.end_object();
+  }
+  json.end_array();
+}
+
+void write_changes(JsonOutput& json, const std::vector<reshard::FormatChangeCount>& changes) {
+  json.key("changes").begin_array();
+  for (const auto& [change, count] : changes) {
+    json.begin_object().member("kind", format_change_name(change));
+    json.member("count", std::uint64_t{count}).end_object();
   }
   json.end_array();
 }
@@ -246,6 +256,7 @@ void print_json(const MoveOptions& options, const Outcome& outcome, const Checkp
   }
   json.end_array();
   write_overflows(json, plan, outcome.overflows);
+  write_changes(json, outcome.plan.changes);
   for (const auto& [name, findings] :
        {std::pair{"problems", &plan.problems}, {"notes", &plan.notes}}) {
     json.key(name).begin_array();
@@ -299,6 +310,67 @@ void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal)
   }
 }
 
+std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
+  using Change = reshard::FormatChange;
+  const std::size_t count = counted_change.count;
+  const auto words = [&](const char* one, const char* many) {
+    return std::to_string(count) + " " + (count == 1 ? one : many);
+  };
+  switch (counted_change.change) {
+    case Change::text_keys:
+      return words("key of a dict becomes text", "keys of dicts become text");
+    case Change::optimizer_keys:
+      return words("number of an optimizer's state becomes text",
+                   "numbers of optimizer state become text");
+    case Change::split_ties:
+      return words("tied tensor is stored twice", "tied tensors are stored twice");
+    case Change::list_root:
+      return "the outermost list becomes a dict";
+    case Change::annotations:
+      return words("text beside the tensors is left out", "texts beside the tensors are left out");
+    case Change::requires_grad:
+      return words("tensor loses requires_grad", "tensors lose requires_grad");
+    case Change::parameters:
+      return words("Parameter becomes a tensor", "Parameters become tensors");
+    case Change::shared_memory:
+      return words("tensor no longer shares memory with another",
+                   "tensors no longer share memory with others");
+    case Change::dict_classes:
+      return words("OrderedDict or the like becomes a dict",
+                   "OrderedDicts or the like become dicts");
+    case Change::tuples:
+      return words("tuple with a tensor becomes a list", "tuples with tensors become lists");
+  }
+  return {};
+}
+
+/// Prints one line about what the formats change.
+void print_changes(const std::vector<reshard::FormatChangeCount>& changes, Terminal& terminal) {
+  std::string line;
+  for (const auto& change : changes) line += (line.empty() ? "" : "; ") + change_in_words(change);
+  if (line.empty()) return;
+  terminal.print("changed: " + line + " (docs/formats/what-each-holds.md)\n");
+}
+
+/// Warns if an optimizer that is loaded from DCP would not find its state.
+void warn_of_optimizer_keys(const std::vector<reshard::FormatChangeCount>& changes,
+                            Terminal& terminal) {
+  for (const auto& change : changes) {
+    if (change.change != reshard::FormatChange::optimizer_keys) continue;
+    terminal.print_error(
+        "warning: " + change_in_words(change) +
+        "; an optimizer of PyTorch does not find its state under text (--to native, "
+        "safetensors or torch keeps numbers)");
+  }
+}
+
+/// Prints what the reader found in the source when it opened it; notes have said it before.
+void print_opening_findings(const CheckpointReader& reader, Terminal& terminal) {
+  for (const Finding& finding : reader.contents().opening_findings) {
+    terminal.print("source: " + finding_line(finding) + "\n");
+  }
+}
+
 void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal) {
   Table table({Table::Align::right, Table::Align::right, Table::Align::right});
   table.add_row({{"rank", Style::faint}, {"pieces", Style::faint}, {"bytes", Style::faint}});
@@ -334,6 +406,7 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, Outc
        .stop = stop,
        .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); },
        .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); },
+       .source_files = outcome.source_files,
        .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); }});
 }
 
@@ -520,6 +593,42 @@ void print_summary(const MoveOptions& options, const Outcome& outcome,
   print_overflows(plan, outcome.overflows, terminal);
 }
 
+/// Prints what a run has done, or would do.
+void print_outcome(const MoveOptions& options, const Outcome& outcome,
+                   const CheckpointReader& reader, std::chrono::steady_clock::time_point start,
+                   Terminal& terminal) {
+  if (options.json) return print_json(options, outcome, reader, terminal);
+  if (options.dry_run) {
+    print_plan(options, outcome.plan, terminal);
+  } else if (options.quiet) {
+    return;
+  } else {
+    print_summary(options, outcome, start, terminal);
+  }
+  print_changes(outcome.plan.changes, terminal);
+  print_opening_findings(reader, terminal);
+  print_extra_files(outcome.extra_files, terminal);
+}
+
+/// Prints what a move has done. The destination is there and complete, so a standard output that
+/// cannot be written makes the move no failure.
+void print_complete(const MoveOptions& options, const Outcome& outcome,
+                    const CheckpointReader& reader, std::chrono::steady_clock::time_point start,
+                    Terminal& terminal) {
+  const auto warn = [&](std::string_view why) {
+    terminal.print_error("warning: " + printable(options.destination) + " is complete, but " +
+                         std::string(why));
+  };
+  try {
+    print_outcome(options, outcome, reader, start, terminal);
+    terminal.flush();
+  } catch (const OutputClosed&) {
+    warn("the summary was not printed: standard output was closed");
+  } catch (const Error& error) {
+    warn("the summary was not printed: " + std::string(error.what()));
+  }
+}
+
 }  // namespace
 
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
@@ -539,11 +648,14 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   StopSignals signals;
   const MoveSource source = open();
   const CheckpointReader& reader = *source.reader;
+  reshard::FileStates source_files = reshard::source_file_states(reader);
   formats::require_classes_found(options.as_dict, {&reader.contents()}, "--as-dict");
   Outcome outcome = plan_move(options, wanted, paths, source);
+  outcome.source_files = std::move(source_files);
   const Plan& plan = outcome.plan;
   check_paths(options, paths, &outcome.extra_files.carried);
   print_findings("note: ", plan.notes, terminal);
+  warn_of_optimizer_keys(outcome.plan.changes, terminal);
   if (!plan.problems.empty()) {
     print_findings("ckpt-reshard: ", plan.problems, terminal);
     if (options.json) print_json(options, outcome, reader, terminal);
@@ -558,14 +670,10 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     move(options, create, outcome, reader, terminal, signals.token());
     if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);
   }
-  if (options.json) {
-    print_json(options, outcome, reader, terminal);
-  } else if (options.dry_run) {
-    print_plan(options, plan, terminal);
-    print_extra_files(outcome.extra_files, terminal);
-  } else if (!options.quiet) {
-    print_summary(options, outcome, start, terminal);
-    print_extra_files(outcome.extra_files, terminal);
+  if (options.dry_run) {
+    print_outcome(options, outcome, reader, start, terminal);
+  } else {
+    print_complete(options, outcome, reader, start, terminal);
   }
   return ExitCode::done;
 }

@@ -130,6 +130,33 @@ struct PartOfWhole {
 /// Says it in words: `one rank of 8: DeepSpeed ZeRO stage 2, optimizer state`.
 std::string part_in_words(const PartOfWhole& part);
 
+/// One result of a check. Rules are stable words, such as `checksum`, `coverage`, `structure`; all
+/// of them are in docs/cli/ckpt-inspect.md.
+struct Finding {
+  /// A note does not make a checkpoint invalid.
+  enum class Severity { note, error } severity = Severity::error;
+  std::string rule;
+  ErrorWhere where;
+  std::string expected;
+  std::string found;
+  Remedy remedy{};  // what the caller can do about it
+};
+
+/// Something in the source that contents have no place for. The reader made it simpler.
+struct Simplification {
+  enum class Kind {
+    requires_grad,  // of a tensor: dropped
+    parameter,      // a torch.nn.Parameter: read as a tensor
+    shared_memory,  // a tensor that overlaps another one: read as a tensor of its own
+    dict_class,     // an OrderedDict, defaultdict or Counter: read as a dict
+    tuple,          // with a tensor in it: read as a list
+  };
+  Kind kind;
+  std::string name;  // of the tensor; of a container the name that its entries begin with
+
+  friend bool operator==(const Simplification&, const Simplification&) = default;
+};
+
 /// All that a checkpoint holds except tensor data: what a reader found, or what a writer is to
 /// write. Lists are sorted by name (byte order); each name is in only one of them, once.
 struct CheckpointContents {
@@ -142,6 +169,10 @@ struct CheckpointContents {
   std::vector<std::string> missing_files{};          // the checkpoint names them
   std::vector<OpenedClass> opened_classes{};         // by name; what a reader found
   std::optional<PartOfWhole> part{};                 // a reader found that the rest is elsewhere
+  std::vector<Simplification> simplifications{};     // what a reader made simpler
+  /// What a reader found while it opened the checkpoint, and that every user should know. A move
+  /// refuses the errors among them, unless it may leave out what is missing.
+  std::vector<Finding> opening_findings{};
 
   const TensorEntry* find_tensor(std::string_view fqn) const;  // an alias is not followed
 };
@@ -160,18 +191,6 @@ struct MissingData {
 
   std::map<std::size_t, Pieces> pieces{};       // by tensor; without empty pieces
   std::map<std::size_t, std::string> values{};  // by value
-};
-
-/// One result of a check. Rules are stable words, such as `checksum`, `coverage`, `structure`; all
-/// of them are in docs/cli/ckpt-inspect.md.
-struct Finding {
-  /// A note does not make a checkpoint invalid.
-  enum class Severity { note, error } severity = Severity::error;
-  std::string rule;
-  ErrorWhere where;
-  std::string expected;
-  std::string found;
-  Remedy remedy{};  // what the caller can do about it
 };
 
 /// Returns a finding as an error: `<where>: <rule>: expected <x>, found <y> (<remedy>)`.

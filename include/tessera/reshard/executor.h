@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -43,7 +44,7 @@ inline constexpr std::uint64_t kDefaultExtraFilesNbytes = std::uint64_t{256} << 
 
 /// Which extra files a move takes.
 struct ExtraFilesOptions {
-  ExtraFilesPolicy policy = ExtraFilesPolicy::carry;  // what happens to them
+  ExtraFilesPolicy policy = ExtraFilesPolicy::carry;    // what happens to all of them
   std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all; the smallest files are carried
   std::string folder{};  // whose files are carried instead of the sources'; empty: not given
   /// Whose file is carried if several sources of a merge have a name.
@@ -84,6 +85,13 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const std::string& destination, formats::Format format,
                                 const ExtraFilesOptions& options);
 
+/// The size and the time of the last change of files, in words, by path.
+using FileStates = std::map<std::string, std::string>;
+
+/// Returns the states of a source's data files. Empty if the bytes are in memory. Throws:
+/// Error(io).
+FileStates source_file_states(const formats::CheckpointReader& reader);
+
 /// How to execute a plan. The written files are the same for all values.
 struct ExecuteOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;  // all buffers of all threads together
@@ -92,6 +100,9 @@ struct ExecuteOptions {
   formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
   formats::ProgressSink resumed{};   // of these, the bytes that the interrupted run wrote
   std::string source_path{};         // for errors; finish_move sets it
+  /// The source's files when it was opened; finish_move compares them at the end. None: as they are
+  /// when finish_move begins.
+  std::optional<FileStates> source_files{};
   /// Called at the end, once for each tensor of the destination with such elements, in order. They
   /// are counted in blocks of an interrupted run too.
   std::function<void(const TensorOverflow&)> overflowed{};
@@ -122,8 +133,10 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
 /// missing. Throws: what the move would.
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create);
-/// Moves the tensors to the writer that `start_move` returned, and commits. Throws: what execute
-/// and the writer's commit throw.
+/// Moves the tensors to the writer that `start_move` returned, and commits. Before the commit,
+/// compares the source's files with ExecuteOptions::source_files: a file that was overwritten
+/// meanwhile would be mixed into the destination. Throws: what execute and the writer's commit
+/// throw; Error(mismatch) with the file that has changed.
 void finish_move(const Plan& plan, const formats::CheckpointReader& reader,
                  formats::CheckpointWriter& writer, const ExecuteOptions& options);
 

@@ -93,6 +93,30 @@ struct TensorCopy {
   std::int64_t num_repeated_rows = 0;
 };
 
+/// What a move changes because a format has no place for it (docs/formats/what-each-holds.md).
+enum class FormatChange {
+  text_keys,       // keys of dicts that are not strings become text
+  optimizer_keys,  // of these, the numbers of parameters in an optimizer's state
+  split_ties,      // tied tensors are stored under each of their names
+  list_root,       // the outermost list becomes a dict
+  annotations,     // texts beside the tensors are left out
+  requires_grad,   // the flag of a tensor is dropped
+  parameters,      // a torch.nn.Parameter becomes a tensor
+  shared_memory,   // tensors that overlap become tensors of their own
+  dict_classes,    // an OrderedDict becomes a dict
+  tuples,          // a tuple with a tensor becomes a list
+};
+
+/// Returns the name in JSON output: `text_keys`.
+std::string_view format_change_name(FormatChange change);
+
+/// How often a move makes a change.
+struct FormatChangeCount {
+  FormatChange change;
+  std::size_t count;
+  friend bool operator==(const FormatChangeCount&, const FormatChangeCount&) = default;
+};
+
 /// What to move where. Depends only on the source's contents and the options, so it is equal on
 /// every rank.
 struct Plan {
@@ -104,6 +128,7 @@ struct Plan {
   std::vector<formats::Finding> notes;  // what a Relaxation allowed
   std::uint64_t nbytes_to_write = 0;    // of tensors
   OnOverflow on_overflow = OnOverflow::refuse;  // of casts
+  std::vector<FormatChangeCount> changes{};     // what the formats have no place for
 };
 
 /// Plans a move of everything that is selected.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <span>
 #include <string>
@@ -13,10 +14,12 @@
 #include "formats/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/recently_used.h"
+#include "formats/expansion_limit.h"
 #include "formats/open_files.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
+#include "tessera/base/glob.h"
 
 namespace tessera::formats {
 namespace {
@@ -72,6 +75,7 @@ class DcpReader final : public CheckpointReader {
     std::vector<char> bytes(file->nbytes());
     file->read_at(0, std::as_writable_bytes(std::span(bytes)));
     metadata_ = dcp::parse_metadata(std::move(bytes), file_path);
+    shares_stored_bytes_ = describes_more_than_items();
     if (!as_dict_.empty()) count_opened_classes();
   }
 
@@ -82,6 +86,7 @@ class DcpReader final : public CheckpointReader {
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
     if (range.numel() == 0) return;
+    if (shares_stored_bytes_) require_within_limit(tensor_index);
     const auto chunk = chunk_at(tensor_index, piece_index);
     chunk->item->archive.read_elements(
         chunk->record, metadata_.contents.tensors[tensor_index].meta.fqn, range, out);
@@ -104,11 +109,18 @@ class DcpReader final : public CheckpointReader {
   std::shared_ptr<const Chunk> chunk_at(std::size_t tensor_index, std::size_t piece_index) const;
   void verify_value(std::size_t value_index, ItemCheck& check) const;
   void count_opened_classes();
+  bool describes_more_than_items() const;
+  std::uint64_t stored_nbytes() const;
+  void require_within_limit(std::size_t tensor_index) const;
 
   const FileSystem& fs_;
   std::string path_;
   std::vector<std::string> as_dict_;
   dcp::Metadata metadata_;
+  bool shares_stored_bytes_ = false;  // some chunks are larger than what is stored for them
+  mutable std::once_flag limit_found_;
+  mutable std::uint64_t limit_nbytes_ = 0;    // of all tensors (expansion_limit.h)
+  mutable std::set<std::size_t> over_limit_;  // tensors
   mutable dcp::RecentlyUsed<std::uint32_t, ReadableFile> files_{kMaxFiles};
   mutable dcp::RecentlyUsed<std::uint64_t, Chunk> chunks_{kMaxChunks};  // by tensor and piece
 };
@@ -177,6 +189,53 @@ std::shared_ptr<const Chunk> DcpReader::chunk_at(std::size_t tensor_index,
   } catch (const Error& error) {
     throw error.at_tensor(tensor.meta.fqn);
   }
+}
+
+/// Whether a chunk has more bytes than its item, or shares its item with another one. PyTorch
+/// writes each chunk whole, into an item of its own.
+bool DcpReader::describes_more_than_items() const {
+  std::set<std::pair<std::uint32_t, std::uint64_t>> seen;
+  for (std::size_t t = 0; t < metadata_.contents.tensors.size(); ++t) {
+    const TensorEntry& tensor = metadata_.contents.tensors[t];
+    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+      const StorageInfo& info = metadata_.storage.pieces[t][p];
+      const std::uint64_t nbytes = nbytes_of(tensor.pieces[p].region, tensor.meta.dtype);
+      const bool is_new = seen.emplace(info.file, info.offset).second;
+      if (nbytes > info.nbytes || (nbytes > 0 && !is_new)) return true;
+    }
+  }
+  return false;
+}
+
+/// Returns the bytes of the files that are there.
+std::uint64_t DcpReader::stored_nbytes() const {
+  std::uint64_t nbytes = 0;
+  for (const std::string& name : metadata_.storage.files) {
+    const std::string file = join_path(path_, name);
+    if (fs_.kind_of(file)) nbytes += fs_.open(file)->nbytes();
+  }
+  return nbytes;
+}
+
+/// Refuses the tensors that are too many for the bytes of the files, in the order of names.
+void DcpReader::require_within_limit(std::size_t tensor_index) const {
+  const auto& tensors = metadata_.contents.tensors;
+  std::call_once(limit_found_, [&] {
+    limit_nbytes_ = max_tensor_nbytes(stored_nbytes());
+    std::uint64_t left = limit_nbytes_;
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      const std::uint64_t nbytes = tensors[t].meta.nbytes();
+      if (nbytes > left) over_limit_.insert(t);
+      if (nbytes <= left) left -= nbytes;
+    }
+  });
+  if (!over_limit_.contains(tensor_index)) return;
+  const TensorMeta& meta = tensors[tensor_index].meta;
+  throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = meta.fqn}, "expanded size",
+                        "at most " + std::to_string(limit_nbytes_) +
+                            " bytes in all tensors together, by the size of the files",
+                        std::to_string(meta.nbytes()) + " more in this tensor",
+                        {Remedy::Action::leave_out, glob_of(meta.fqn)});
 }
 
 /// Reads all values: only the items say of which classes they are.

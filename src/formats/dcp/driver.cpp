@@ -41,6 +41,9 @@ class DcpDriver final : public FormatDriver {
     return {.pieces = FormatTraits::Pieces::boxes,
             .holds_aliases = false,
             .holds_flat_units = false,
+            .holds_key_types = false,
+            .holds_list_roots = false,
+            .holds_annotations = false,
             .is_written_in_parts = true};
   }
 

@@ -162,7 +162,12 @@ class Parser {
                                     "TensorStorageMetadata or BytesStorageMetadata");
     TensorEntry& tensor = result_.contents.tensors.emplace_back();
     tensor.meta.fqn = name;
-    tensor.meta.dtype = parse_dtype_of(attribute(state, "properties"));
+    const Object properties = attribute(state, "properties");
+    tensor.meta.dtype = parse_dtype_of(properties);
+    if (requires_grad(properties)) {
+      result_.contents.simplifications.push_back(
+          {Simplification::Kind::requires_grad, tensor.meta.fqn});
+    }
     tensor.meta.shape = parse_sizes(attribute(state, "size"), "size");
     validate_tensor_meta(tensor.meta, path_);
 
@@ -206,6 +211,12 @@ class Parser {
     }
     dtype.fail(ErrorKind::unsupported,
                "dtype: expected a dense dtype of torch, found " + dtype.describe());
+  }
+
+  /// Requires: parse_dtype_of has checked the properties.
+  static bool requires_grad(Object properties) {
+    const Object flag = properties.call_state("properties")->item(2);
+    return flag.is(ObjectKind::boolean) && flag.as_boolean("requires_grad");
   }
 
   static void check_layout(Object layout) {

@@ -7,6 +7,7 @@
 #include "formats/drivers.h"
 #include "formats/file_names.h"
 #include "formats/safetensors/header.h"
+#include "formats/safetensors/metadata_keys.h"
 #include "formats/safetensors/shard_names.h"
 #include "formats/safetensors/values_file.h"
 #include "formats/staging/replaceable.h"
@@ -130,7 +131,9 @@ class SafetensorsDriver final : public FormatDriver {
   }
 
   FormatTraits traits() const override {
-    return {.pieces = FormatTraits::Pieces::whole_tensors, .has_several_files = true};
+    return {.pieces = FormatTraits::Pieces::whole_tensors,
+            .own_annotation = detail::kFormatKey,
+            .has_several_files = true};
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {
@@ -141,7 +144,9 @@ class SafetensorsDriver final : public FormatDriver {
   }
 
   Recognition recognize_file(const FileBegin& file) const override {
-    if (file.path.ends_with(kIndexSuffix)) return {Match::certain};
+    if (file.path.ends_with(kIndexSuffix)) {
+      return {begins_as_json_object(file.bytes) ? Match::certain : Match::by_name};
+    }
     constexpr std::size_t kLengthNbytes = detail::kHeaderLengthNbytes;
     const bool has_header = file.bytes.size() > kLengthNbytes && file.bytes[kLengthNbytes] == '{';
     return {has_header || file.path.ends_with(".safetensors") ? Match::by_name : Match::none};

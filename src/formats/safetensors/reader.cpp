@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "formats/safetensors/metadata_keys.h"
 #include "formats/safetensors/shard_names.h"
 #include "formats/safetensors/values_file.h"
+#include "formats/signatures.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/safetensors.h"
 
@@ -62,6 +64,15 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
 std::optional<detail::PlaceInSeries> place_beside_index(std::string_view name) {
   if (name.starts_with(kDcpShardPrefix)) return std::nullopt;
   return detail::place_in_series(name);
+}
+
+/// Returns the series that the names belong to: `model-`.
+std::set<std::string> series_of(const std::vector<std::string>& names) {
+  std::set<std::string> series;
+  for (const std::string& name : names) {
+    if (const auto place = place_beside_index(name)) series.insert(place->series);
+  }
+  return series;
 }
 
 FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
@@ -185,14 +196,9 @@ class SafetensorsReader final : public CheckpointReader {
     }
     finish_aliases();
     contents_.annotations.merge(texts_);
+    note_differing_metadata();
     read_values(set);
-    if (set.lacks_index) {
-      findings_.push_back({.severity = Finding::Severity::error,
-                           .rule = "structure",
-                           .where = {.path = path_},
-                           .expected = "an index next to the shards (it also names the values)",
-                           .found = "none"});
-    }
+    if (set.lacks_index) report_lost_index(set);
     named_tensors_.clear();
     rank_of_prefix_.clear();
   }
@@ -412,7 +418,73 @@ class SafetensorsReader final : public CheckpointReader {
     } else if (key == detail::kStructureKey) {
       structures_in_headers_.emplace_back(path, std::move(text));
     } else if (key != detail::kDcpShardingInfoKey && key != detail::kDcpVersionKey) {
-      contents_.annotations.emplace(key, std::move(text));
+      const auto [kept, is_new] = contents_.annotations.try_emplace(key, text);
+      if (!is_new && kept->second != text) differing_metadata_.insert(key);
+    }
+  }
+
+  /// Adds a finding for verify, and for everybody who opens the checkpoint.
+  void tell(Finding finding) {
+    contents_.opening_findings.push_back(finding);
+    findings_.push_back(std::move(finding));
+  }
+
+  void note_differing_metadata() {
+    if (differing_metadata_.empty()) return;
+    std::string keys;
+    for (const std::string& key : differing_metadata_) {
+      keys += (keys.empty() ? "'" : ", '") + printable(key) + "'";
+    }
+    tell({.severity = Finding::Severity::note,
+          .rule = "__metadata__",
+          .where = {.path = path_},
+          .expected = "the same texts in all files",
+          .found = "other texts for " + keys + " (those of the first file are kept)"});
+  }
+
+  /// Without the index, nobody knows the digest of the values beside the shards. They are an error:
+  /// a move would lose them.
+  void report_lost_index(const FileSet& set) {
+    findings_.push_back({.severity = Finding::Severity::error,
+                         .rule = "structure",
+                         .where = {.path = path_},
+                         .expected = "an index next to the shards (it also names the values)",
+                         .found = "none"});
+    const std::size_t num_told = contents_.opening_findings.size();
+    for (const std::string& series : series_of(set.names)) {
+      const std::string model =
+          join_path(set.directory, series.substr(0, series.find_last_not_of('-') + 1));
+      const std::string values = detail::values_path_of(model + std::string(kFileSuffix));
+      if (!detail::is_values_file(fs_, values)) continue;
+      contents_.opening_findings.push_back(
+          {.severity = Finding::Severity::error,
+           .rule = "structure",
+           .where = {.path = model + std::string(detail::kIndexSuffix)},
+           .expected = "an index that names the values in " + last_component(values),
+           .found = "none (an incomplete copy?)"});
+    }
+    if (contents_.opening_findings.size() > num_told) return;
+    contents_.opening_findings.push_back(findings_.back());
+    contents_.opening_findings.back().severity = Finding::Severity::note;
+  }
+
+  /// Notes the values beside the tensors that no tensor file and no index names: another program
+  /// has saved the tensors again, or the values are of other tensors.
+  void note_unnamed_values(const FileSet& set) {
+    std::set<std::string> paths;
+    if (!set.model_path.empty()) paths.insert(detail::values_path_of(set.model_path));
+    if (set.index_path.empty()) {
+      for (const std::string& name : set.names) {
+        paths.insert(detail::values_path_of(join_path(set.directory, name)));
+      }
+    }
+    for (const std::string& path : paths) {
+      if (!detail::is_values_file(fs_, path)) continue;
+      tell({.severity = Finding::Severity::note,
+            .rule = "values",
+            .where = {.path = path},
+            .expected = "tensors that name the values in " + last_component(path),
+            .found = "none, so it is not read (did another program save the tensors again?)"});
     }
   }
 
@@ -455,6 +527,7 @@ class SafetensorsReader final : public CheckpointReader {
   }
 
   void read_structure(const FileSet& set) {
+    note_unnamed_values(set);
     if (!set.index_path.empty()) {
       if (set.structure) apply_structure(*set.structure, set.index_path);
       return;
@@ -511,6 +584,7 @@ class SafetensorsReader final : public CheckpointReader {
 
   std::map<std::string, NamedTensor> named_tensors_;  // while opening
   std::map<std::string, int> rank_of_prefix_;         // while opening
+  std::set<std::string> differing_metadata_;          // keys; while opening
   std::optional<std::string> values_digest_in_header_;
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
   std::map<std::string, std::string> texts_;  // while opening: annotations, not aliases
@@ -525,8 +599,33 @@ std::uint64_t safetensors_nbytes(const ReadableFile& file) {
   return detail::read_laid_out_nbytes(file);
 }
 
+namespace {
+
+/// PyTorch writes the shards of its ranks into this folder, and makes whole files of them beside
+/// it.
+constexpr const char* kShardsFolder = "sharded";
+
+/// Whether the directory has the folder with the shards of ranks.
+bool has_shards_of_ranks(const FileSystem& fs, const std::string& directory) {
+  const std::string folder = join_path(directory, kShardsFolder);
+  if (fs.kind_of(directory) != FileKind::directory) return false;
+  if (fs.kind_of(folder) != FileKind::directory) return false;
+  return std::ranges::any_of(fs.list_directory(folder),
+                             [](const std::string& name) { return name.ends_with(kFileSuffix); });
+}
+
+}  // namespace
+
 std::unique_ptr<CheckpointReader> open_safetensors(const FileSystem& fs, std::string path) {
-  return std::make_unique<SafetensorsReader>(fs, std::move(path));
+  try {
+    return std::make_unique<SafetensorsReader>(fs, path);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::corruption || !has_shards_of_ranks(fs, path)) throw;
+    throw Error(error.kind(), error.where(),
+                std::string(error.reason()) + " (did the consolidation fail? the shards are in " +
+                    printable(join_path(path, kShardsFolder)) + ")",
+                error.remedy());
+  }
 }
 
 }  // namespace tessera::formats

@@ -43,7 +43,9 @@ class TorchZipDriver final : public FormatDriver {
     return {.title = "torch.save", .in_directory = "", .as_file = "a torch.save archive"};
   }
 
-  FormatTraits traits() const override { return {.pieces = FormatTraits::Pieces::whole_tensors}; }
+  FormatTraits traits() const override {
+    return {.pieces = FormatTraits::Pieces::whole_tensors, .holds_annotations = false};
+  }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {
     const auto is_torch_save = [](const std::string& name) {

@@ -15,9 +15,6 @@ using pickle::AllowedGlobal;
 using pickle::Object;
 using pickle::ObjectKind;
 
-// The largest view that may be larger than its storage, as an expanded one is.
-constexpr std::uint64_t kMaxExpandedNbytes = std::uint64_t{1} << 30;
-
 constexpr std::uint32_t number(TensorGlobal global) {
   return static_cast<std::uint32_t>(global);
 }
@@ -146,7 +143,8 @@ struct RebuildCall {
   Object object;  // the object that messages name
   TensorGlobal function;
   Object arguments;
-  bool is_part = false;  // other ranks hold the rest of the tensor
+  bool is_part = false;       // other ranks hold the rest of the tensor
+  bool is_parameter = false;  // one of the calls around it makes a Parameter
 };
 
 /// Removes the calls for parameters and subclasses, which are wrapped around a tensor or around the
@@ -157,6 +155,7 @@ RebuildCall unwrap(Object object) {
   for (int depth = 0;; ++depth) {
     if (depth > 8) call.object.fail_expected("tensor", "at most 8 wrappers around a tensor");
     if (call.function == TensorGlobal::rebuild_parameter) {
+      call.is_parameter = true;
       call.object = required_argument(call.arguments, 0, "parameter");
       if (!TensorParser::is_tensor(call.object)) {
         call.object.fail_expected("parameter", "a tensor");
@@ -171,7 +170,8 @@ RebuildCall unwrap(Object object) {
         const std::optional<LocalTensor> local = local_tensor(call.object, type);
         if (local && TensorParser::is_tensor(local->tensor)) {
           call = {local->tensor, *tensor_global(local->tensor),
-                  local->tensor.call_arguments("tensor"), call.is_part || !local->is_whole};
+                  local->tensor.call_arguments("tensor"), call.is_part || !local->is_whole,
+                  call.is_parameter};
           continue;
         }
         refuse(call.object, tensor_subclass_in_words(call.object, type));
@@ -179,6 +179,7 @@ RebuildCall unwrap(Object object) {
       if (tensor_global(type) != TensorGlobal::tensor_class) {
         type.fail_expected("tensor type", "torch.Tensor, Parameter or Buffer");
       }
+      call.is_parameter = call.is_parameter || type.global_name("tensor type") == "Parameter";
       call.function = tensor_global(maker).value_or(TensorGlobal::tensor_class);
       call.arguments = required_argument(call.arguments, 2, "tensor");
     } else {
@@ -250,12 +251,6 @@ void check_extent(Object object, const TensorRecord& tensor, std::uint64_t stora
                 "storage: expected at least " + (reach ? std::to_string(*reach) : "2^63") +
                     " elements for size " + shape_to_string(tensor.shape) + ", stride " +
                     shape_to_string(tensor.strides) + ", found " + std::to_string(num_stored));
-  }
-  if (*nbytes > storage_nbytes && *nbytes > kMaxExpandedNbytes) {
-    object.fail(ErrorKind::corruption,
-                "expanded size: expected at most " + std::to_string(kMaxExpandedNbytes) +
-                    " bytes over a storage of " + std::to_string(storage_nbytes) + ", found " +
-                    std::to_string(*nbytes));
   }
 }
 
@@ -391,6 +386,24 @@ TensorParser::Storage TensorParser::view_of(Storage storage, const StorageId& id
   return storage;
 }
 
+/// Counts the bytes of a tensor, once for all its names.
+void TensorParser::spend(Object object, const TensorRecord& tensor) {
+  const std::uint64_t nbytes =
+      static_cast<std::uint64_t>(numel_of(tensor.shape)) * itemsize(tensor.dtype);
+  if (nbytes == 0 || !paid_.insert(object.id()).second) return;
+  if (nbytes > nbytes_left_) {
+    paid_.erase(object.id());
+    object.fail(ErrorKind::unsupported,
+                "expanded size: expected at most " +
+                    std::to_string(max_tensor_nbytes(stored_.plain_nbytes())) +
+                    " bytes in all tensors together, as " + std::to_string(stored_.plain_nbytes()) +
+                    " are stored, found " + std::to_string(nbytes) + " more in " +
+                    shape_to_string(tensor.shape) + " with stride " +
+                    shape_to_string(tensor.strides));
+  }
+  nbytes_left_ -= nbytes;
+}
+
 TensorRecord TensorParser::parse(Object object) {
   const RebuildCall call = unwrap(object);
   if (call.is_part) ++num_local_tensors_;
@@ -418,6 +431,12 @@ TensorRecord TensorParser::parse(Object object) {
                                                   shape_to_string(tensor.shape));
   }
   check_extent(call.object, tensor, storage.nbytes);
+  spend(object, tensor);
+  tensor.is_parameter = call.is_parameter;
+  constexpr std::size_t kRequiresGrad = 4;  // its place among the arguments
+  tensor.requires_grad = num_fixed > kRequiresGrad &&
+                         arguments.item(kRequiresGrad).is(ObjectKind::boolean) &&
+                         arguments.item(kRequiresGrad).as_boolean("requires_grad");
   if (arguments.num_items("tensor") > num_fixed) set_flags(tensor, arguments.item(num_fixed));
   return tensor;
 }

@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "formats/expansion_limit.h"
 #include "formats/pickle/pickle_object.h"
 #include "formats/pickle/unpickler.h"
 #include "formats/torch_zip/storages.h"
@@ -55,13 +57,15 @@ StorageId storage_id(pickle::Object persistent);
 /// and checks each against the bytes of its storage. Not thread-safe; `stored` must outlive it.
 class TensorParser {
  public:
-  explicit TensorParser(const Storages& stored) : stored_(stored) {}
+  explicit TensorParser(const Storages& stored)
+      : stored_(stored), nbytes_left_(max_tensor_nbytes(stored.plain_nbytes())) {}
 
   /// Says whether the object is a call that makes a tensor of any kind.
   static bool is_tensor(pickle::Object object);
   static bool is_torchscript_object(pickle::Object object);
 
-  /// Throws: Error(corruption) naming the rule; Error(unsupported) for a tensor that is not dense.
+  /// Throws: Error(corruption) naming the rule; Error(unsupported) for a tensor that is not dense,
+  /// or that is one too many for the bytes of the archive (expansion_limit.h).
   TensorRecord parse(pickle::Object object);
 
   /// Returns how many of the tensors were one rank's part of a DTensor or a ShardedTensor.
@@ -77,10 +81,13 @@ class TensorParser {
   };
   Storage parse_storage(pickle::Object persistent);
   static Storage view_of(Storage storage, const StorageId& id);
+  void spend(pickle::Object object, const TensorRecord& tensor);
 
   const Storages& stored_;
   std::map<std::string, Storage, std::less<>> storages_;  // by key
   std::size_t num_local_tensors_ = 0;
+  std::uint64_t nbytes_left_;     // for tensors that are not parsed yet
+  std::set<std::uint32_t> paid_;  // ids of tensors that have several names
 };
 
 }  // namespace tessera::formats::torch_zip

@@ -63,7 +63,8 @@ class Flattener {
     std::vector<OpenedClass> opened_classes;
     count_classes(graph_, budget_.as_dicts(), OpenedClass::As::dict, opened_classes);
     count_classes(graph_, modules_, OpenedClass::As::module, opened_classes);
-    return {std::move(leaves_), std::move(opened_classes), parser_.num_local_tensors()};
+    return {std::move(leaves_), std::move(opened_classes), std::move(simplifications_),
+            parser_.num_local_tensors()};
   }
 
  private:
@@ -77,6 +78,7 @@ class Flattener {
     if ((is_list && list_is_opened(object)) ||
         (object.is(ObjectKind::tuple) && holds_tensor(object))) {
       const WalkBudget::Descent descent(budget_, object);
+      if (!is_list) note_simplification(object, Simplification::Kind::tuple);
       const std::size_t num_items = object.num_items("items");
       for (std::size_t i = 0; i < num_items; ++i) {
         path_.emplace_back(static_cast<std::int64_t>(i));
@@ -102,11 +104,17 @@ class Flattener {
     if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     if (const auto refusal = refusal_of_keys(entries)) return add_refused(object, *refusal);
+    if (is_dict_class(object)) note_simplification(object, Simplification::Kind::dict_class);
     for (std::size_t i = 0; i < num_entries; ++i) {
       path_.push_back(key_for(entries.entry_key(i)));
       visit(entries.entry_value(i));
       path_.pop_back();
     }
+  }
+
+  void note_simplification(Object object, Simplification::Kind kind) {
+    simplifications_.push_back({kind, spell(path_)});
+    budget_.spend(object, 64 + simplifications_.back().name.size());
   }
 
   /// A module gives what its state_dict() would: its parameters and buffers, then those of the
@@ -227,13 +235,18 @@ class Flattener {
                                          "packed object (quantized?)"));
   }
 
-  static bool is_mapping(Object object) {
-    if (object.is(ObjectKind::dict)) return true;
+  /// Whether an object is of a class that is a dict and more, such as OrderedDict.
+  static bool is_dict_class(Object object) {
     if (!object.is(ObjectKind::call)) return false;
     const auto global = value_global(object);
     return global == ValueGlobal::ordered_dict || global == ValueGlobal::default_dict ||
-           global == ValueGlobal::counter || attributes_of_torchscript(object).has_value() ||
-           pickle::entries_as_dict(object).has_value();
+           global == ValueGlobal::counter;
+  }
+
+  static bool is_mapping(Object object) {
+    if (object.is(ObjectKind::dict) || is_dict_class(object)) return true;
+    return object.is(ObjectKind::call) && (attributes_of_torchscript(object).has_value() ||
+                                           pickle::entries_as_dict(object).has_value());
   }
 
   /// Returns the object that holds the entries of a mapping.
@@ -308,6 +321,7 @@ class Flattener {
   TensorParser& parser_;
   KeyPath path_;  // of the visited object, also during an exception
   std::vector<Leaf> leaves_;
+  std::vector<Simplification> simplifications_;
   std::vector<Known> opened_;       // by id
   std::vector<Known> with_tensor_;  // by id
   std::vector<Known> is_module_;    // by id
@@ -363,6 +377,13 @@ class ZipStorages final : public Storages {
   }
   bool is_plain(std::size_t storage) const override {
     return zip_.members()[storage].compression == zip::Compression::stored;
+  }
+  std::uint64_t plain_nbytes() const override {
+    std::uint64_t nbytes = 0;
+    for (const zip::Member& member : zip_.members()) {
+      if (member.compression == zip::Compression::stored) nbytes += member.nbytes;
+    }
+    return nbytes;
   }
   std::optional<std::uint32_t> crc32(std::size_t storage) const override {
     const zip::Member& member = zip_.members()[storage];

@@ -37,6 +37,9 @@ struct TensorRecord {
   // Signs that torch stores separately and applies when it uses the bytes.
   bool conjugate = false;
   bool negative = false;
+  // What torch makes of the tensor, and Tessera does not keep.
+  bool requires_grad = false;
+  bool is_parameter = false;
 
   friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
 };
@@ -58,7 +61,8 @@ Finding note_of_foreign_names(const std::string& path, const std::set<std::strin
 /// What a saved object consists of, in the order of the pickle.
 struct Leaves {
   std::vector<Leaf> leaves;
-  std::vector<OpenedClass> opened_classes;  // by name
+  std::vector<OpenedClass> opened_classes;      // by name
+  std::vector<Simplification> simplifications;  // of containers
   std::size_t num_local_tensors = 0;  // of DTensors and ShardedTensors; other ranks hold the rest
 };
 

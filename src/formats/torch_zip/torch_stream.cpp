@@ -64,6 +64,7 @@ class StreamStorages final : public Storages {
   std::uint64_t nbytes(std::size_t storage) const override {
     return ranges_[storage].second.nbytes();
   }
+  std::uint64_t plain_nbytes() const override { return file_.nbytes(); }
   ByteRange data_range(std::size_t storage) const override { return ranges_[storage].second; }
   void read_at(std::size_t storage, std::uint64_t offset, std::span<std::byte> out) const override {
     file_.read_at(ranges_[storage].second.begin + offset, out);

@@ -84,6 +84,7 @@ class TorchZipReader final : public CheckpointReader {
     torch_zip::Leaves flattened = saved_->flatten();
     contents_.opened_classes = std::move(flattened.opened_classes);
     contents_.part = torch_zip::find_part(saved_->root(), flattened.num_local_tensors, path_);
+    contents_.simplifications = std::move(flattened.simplifications);
     std::vector<std::pair<std::string, Leaf>> leaves;
     for (Leaf& leaf : flattened.leaves) {
       std::string name = name_of(leaf);
@@ -114,6 +115,7 @@ class TorchZipReader final : public CheckpointReader {
         values_.emplace_back(std::get<Error>(leaf.content).at_tensor(name));
       }
     }
+    note_shared_memory();
   }
 
   Format format() const override { return Format::torch_zip; }
@@ -242,7 +244,38 @@ class TorchZipReader final : public CheckpointReader {
     }
   }
 
+  /// Notes tensors that overlap another one in their storage. In the file a change of one would
+  /// change the other; equal tensors are aliases and stay so.
+  void note_shared_memory() {
+    std::map<std::size_t, std::vector<std::pair<ByteRange, std::size_t>>> by_storage;
+    for (std::size_t i = 0; i < records_.size(); ++i) {
+      const ByteRange stored = archive_.stored_range(records_[i]);
+      if (!stored.empty()) by_storage[records_[i].storage_member].emplace_back(stored, i);
+    }
+    for (auto& [storage, tensors] : by_storage) {
+      std::ranges::sort(tensors, {}, [](const auto& tensor) {
+        return std::tuple(tensor.first.begin, tensor.first.end, tensor.second);
+      });
+      std::uint64_t end = 0;
+      for (const auto& [stored, tensor] : tensors) {
+        if (stored.begin < end) {
+          contents_.simplifications.push_back(
+              {Simplification::Kind::shared_memory, contents_.tensors[tensor].meta.fqn});
+        }
+        end = std::max(end, stored.end);
+      }
+    }
+  }
+
+  void note_simplified(const TensorRecord& record, const std::string& name) {
+    using Kind = Simplification::Kind;
+    if (!record.is_parameter && !record.requires_grad) return;
+    contents_.simplifications.push_back(
+        {record.is_parameter ? Kind::parameter : Kind::requires_grad, name});
+  }
+
   void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record) {
+    note_simplified(record, name);
     TensorEntry entry;
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,6 +37,7 @@ struct Outcome {
   Format source_format{};
   std::uint64_t kept_nbytes = 0;
   std::vector<reshard::TensorOverflow> overflows;
+  reshard::FileStates source_files;  // when the source was opened
   std::string plan_digest;
   std::optional<std::string> left_over;  // an old checkpoint that could not be removed
 };
@@ -53,15 +55,16 @@ formats::MergedCheckpoint open(const Sources& sources) {
 }
 
 /// Moves all bytes and commits. Returns how many bytes an interrupted move had moved.
-std::uint64_t execute(const MoveRequest& request, const Plan& plan, const CheckpointReader& reader,
-                      std::vector<reshard::TensorOverflow>& overflows,
+std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader, Outcome& outcome,
                       const formats::CreateOptions& create, Watch& watch) {
   FileSystem& fs = FileSystem::posix();
+  const Plan& plan = outcome.plan;
   watch.set_total(plan.nbytes_to_write);
   ExecuteOptions options = request.execute;
   options.stop = watch.token();
   options.progress = watch.sink();
-  options.overflowed = [&](const auto& overflow) { overflows.push_back(overflow); };
+  options.source_files = outcome.source_files;
+  options.overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); };
   const auto writer = reshard::start_move(plan, reader, fs, request.destination, create);
   return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options);
 }
@@ -112,9 +115,11 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   check_destination(request, nullptr);
   const formats::MergedCheckpoint source = open(request.sources);
   const CheckpointReader& reader = *source.reader;
+  reshard::FileStates source_files = reshard::source_file_states(reader);
   formats::require_classes_found(request.sources.as_dict, {&reader.contents()}, "as_dict");
   request.sources.prefixes.check_used(reader.contents(), "prefix");
   Outcome outcome = plan(request, source);
+  outcome.source_files = std::move(source_files);
   check_destination(request, &outcome.extra_files.carried);
   if (!outcome.plan.problems.empty()) return outcome;
   formats::CreateOptions create = request.create;
@@ -123,7 +128,7 @@ Outcome run(const MoveRequest& request, Watch& watch) {
     reshard::check_move(outcome.plan, reader, fs, request.destination, create);
     return outcome;
   }
-  outcome.kept_nbytes = execute(request, outcome.plan, reader, outcome.overflows, create, watch);
+  outcome.kept_nbytes = execute(request, reader, outcome, create, watch);
   if (create.overwrite == OverwritePolicy::replace) {
     outcome.left_over = formats::left_over_at(fs, request.destination);
   }
@@ -177,6 +182,11 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
         nb::make_tuple(text_to_python(fqn), overflow.num_elements, overflow.largest_magnitude));
   }
   result["overflows"] = overflows;
+  nb::dict changes;
+  for (const auto& [change, count] : plan.changes) {
+    changes[text_to_python(format_change_name(change))] = count;
+  }
+  result["changes"] = changes;
   result["extra_files"] = extra_files(outcome.extra_files);
   result["left_files"] = left_files(outcome.extra_files);
   result["notes"] = findings_to_python(plan.notes);
@@ -255,6 +265,20 @@ MoveOptions move_options(const nb::dict& given) {
   return options;
 }
 
+/// Adds to an exception of `progress` that the destination is complete: as a note, or before Python
+/// 3.11 as a warning.
+void tell_complete(const nb::python_error& error, const std::string& destination) {
+  const std::string text =
+      printable(destination) + " is complete: the exception came after the move";
+  const nb::handle value = error.value();
+  if (nb::hasattr(value, "add_note")) {
+    value.attr("add_note")(text_to_python(text));
+  } else {
+    PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1);
+    PyErr_Clear();  // of warnings that are errors: the exception at hand is the one to raise
+  }
+}
+
 nb::dict move(const BytesPairs& sources, const nb::bytes& destination, const nb::dict& options,
               const nb::object& progress) {
   std::vector<MergePath> paths;
@@ -262,7 +286,16 @@ nb::dict move(const BytesPairs& sources, const nb::bytes& destination, const nb:
   const MoveRequest request =
       make_move_request(std::move(paths), string_of(destination), move_options(options));
   Outcome outcome;
-  run_watched(progress, [&](Watch& watch) { outcome = run(request, watch); });
+  std::atomic<bool> is_complete = false;
+  try {
+    run_watched(progress, [&](Watch& watch) {
+      outcome = run(request, watch);
+      is_complete = outcome.plan.problems.empty() && !request.dry_run;
+    });
+  } catch (nb::python_error& error) {
+    if (is_complete) tell_complete(error, request.destination);
+    throw;
+  }
   return summary(request, outcome);
 }
 

@@ -106,7 +106,11 @@ class Checkpoint(Mapping[str, Any]):
     def _missing(self, name: object) -> MissingName:
         if not isinstance(name, str):
             return MissingName(f"{self.path}: expected a name, found {name!r}", kind="not_found", path=self.path)
-        nearest = self._open_reader().nearest_name(name.encode("utf-8", "surrogateescape"))
+        try:
+            encoded = name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # no name in a file has such a character
+            encoded = name.encode("utf-8", "replace")
+        nearest = self._open_reader().nearest_name(encoded)
         hint = f" (did you mean {nearest!r}?)" if nearest is not None else ""
         return MissingName(f"{self.path}: {name!r}: no tensor and no value has this name{hint}", kind="not_found",
                            path=self.path, tensor=name)

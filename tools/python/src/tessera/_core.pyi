@@ -21,6 +21,7 @@ class _Summary(TypedDict):
     plan: str
     ranks: list[tuple[int, int]]
     overflows: list[tuple[str, int, float]]
+    changes: dict[str, int]
     extra_files: list[tuple[str, int, str | None]]
     left_files: list[tuple[str, str]]
     notes: list[_Finding]

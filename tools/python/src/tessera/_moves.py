@@ -69,6 +69,7 @@ class Resharded(NamedTuple):
     left_files: list[LeftFile]  # by name
     notes: list[Problem]  # what allow_missing, allow_lossy or as_is permitted, and objects that were read as dicts
     overflows: list[Overflow]  # what on_overflow let pass
+    changes: dict[str, int]  # what the formats change, counted by kind: the `changes` of ckpt-reshard --json
 
 
 class MoveOptions(TypedDict, total=False):

@@ -1,0 +1,105 @@
+#include "formats/tensor_collision.h"
+
+#include <algorithm>
+#include <cctype>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::formats {
+namespace {
+
+bool is_digit(char c) {
+  return std::isdigit(static_cast<unsigned char>(c)) != 0;
+}
+
+/// A path that names a rank: `model_rank_3.pt` has the rank `3`, and `model_rank_.pt` around it.
+struct RankName {
+  std::string rank;
+  std::string around;
+};
+
+std::optional<RankName> rank_name(const std::string& path) {
+  constexpr std::string_view kRank = "rank";
+  const std::size_t name_begin = path.size() - last_component(path).size();
+  const std::size_t rank = path.rfind(kRank);
+  if (rank == std::string::npos || rank < name_begin) return std::nullopt;
+  std::size_t begin = rank + kRank.size();
+  if (begin < path.size() && (path[begin] == '_' || path[begin] == '-')) ++begin;
+  std::size_t end = begin;
+  while (end < path.size() && is_digit(path[end])) ++end;
+  if (begin == end) return std::nullopt;
+  return RankName{path.substr(begin, end - begin), path.substr(0, begin) + path.substr(end)};
+}
+
+const TensorEntry& entry_of(const TensorOfSource& tensor) {
+  return tensor.reader->contents().tensors[tensor.tensor_index];
+}
+
+/// Whether the files have the same name but for the number of a rank.
+bool are_of_ranks(const TensorOfSource& a, const TensorOfSource& b) {
+  const auto first = rank_name(a.reader->path());
+  const auto second = rank_name(b.reader->path());
+  return first && second && first->rank != second->rank && first->around == second->around;
+}
+
+/// Whether the shapes differ in one dimension, as those of shards do.
+bool differ_in_one_size(const Shape& a, const Shape& b) {
+  if (a.size() != b.size()) return false;
+  std::size_t num_different = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) num_different += a[i] != b[i] ? 1U : 0U;
+  return num_different == 1;
+}
+
+/// Returns the first bytes of a tensor; nothing if they cannot be read.
+std::optional<std::vector<std::byte>> first_bytes(const TensorOfSource& tensor) {
+  constexpr std::int64_t kMaxNbytes = 65536;
+  const TensorEntry& entry = entry_of(tensor);
+  const auto element_nbytes = static_cast<std::int64_t>(itemsize(entry.meta.dtype));
+  if (entry.pieces.empty()) return std::nullopt;
+  const std::int64_t numel =
+      std::min(numel_of(entry.pieces.front().region), kMaxNbytes / element_nbytes);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(numel * element_nbytes));
+  try {
+    tensor.reader->read_piece(tensor.tensor_index, 0, {0, numel}, bytes);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+    return std::nullopt;
+  }
+  return bytes;
+}
+
+bool are_equal(const TensorOfSource& a, const TensorOfSource& b) {
+  const TensorEntry& first = entry_of(a);
+  const TensorEntry& second = entry_of(b);
+  if (first.meta.dtype != second.meta.dtype || first.meta.shape != second.meta.shape) return false;
+  if (first.pieces.empty() || second.pieces.empty()) return true;
+  if (first.pieces.front().region != second.pieces.front().region) return true;  // not comparable
+  const auto bytes = first_bytes(a);
+  return bytes && bytes == first_bytes(b);
+}
+
+}  // namespace
+
+TensorCollision compare_tensors(std::span<const TensorOfSource> tensors) {
+  TESSERA_CHECK(tensors.size() > 1);
+  bool all_equal = true;
+  bool all_parts = true;
+  for (const TensorOfSource& other : tensors.subspan(1)) {
+    const TensorOfSource& first = tensors.front();
+    const bool is_equal = are_equal(first, other);
+    all_equal = all_equal && is_equal;
+    all_parts =
+        all_parts && (differ_in_one_size(entry_of(first).meta.shape, entry_of(other).meta.shape) ||
+                      (are_of_ranks(first, other) &&
+                       entry_of(first).meta.shape == entry_of(other).meta.shape && !is_equal));
+  }
+  if (all_equal) return TensorCollision::equal;
+  return all_parts ? TensorCollision::parts : TensorCollision::different;
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats {
+
+/// A tensor of one of several checkpoints that are merged.
+struct TensorOfSource {
+  const CheckpointReader* reader;
+  std::size_t tensor_index;
+};
+
+/// What tensors of one name in several checkpoints are, as far as can be told.
+enum class TensorCollision {
+  equal,      // shapes, dtypes and the bytes that were compared are equal
+  different,  // two versions of one tensor, or parts of it
+  parts,      // the parts of several ranks: the shapes, or the names of the files, say so
+};
+
+/// Compares tensors of one name. Reads at most the first 64 KiB of each.
+/// Requires: two tensors or more. Throws: Error(io).
+TensorCollision compare_tensors(std::span<const TensorOfSource> tensors);
+
+}  // namespace tessera::formats

@@ -1,0 +1,156 @@
+#include "reshard/format_changes.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <variant>
+
+#include "tessera/base/error.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointContents;
+using formats::Format;
+using formats::FormatTraits;
+using formats::Key;
+using formats::KeyPath;
+using formats::NonStringKey;
+using formats::Simplification;
+using Counts = std::map<FormatChange, std::size_t>;
+
+/// Calls `visit(key path)` for every entry that has a path.
+template <class Visit>
+void for_each_path(const CheckpointContents& contents, const Visit& visit) {
+  for (const auto& tensor : contents.tensors) visit(tensor.key_path);
+  for (const auto& value : contents.values) visit(value.key_path);
+  for (const auto& alias : contents.aliases) visit(alias.key_path);
+}
+
+/// Counts the keys that are not strings, each once per dict. Under the key `state` of an optimizer
+/// they are the numbers of parameters.
+void count_keys(const CheckpointContents& destination, Counts& counts) {
+  std::set<KeyPath> seen;
+  for_each_path(destination, [&](const KeyPath& path) {
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      if (!std::holds_alternative<NonStringKey>(path[i])) continue;
+      const auto end = path.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+      if (!seen.insert(KeyPath(path.begin(), end)).second) continue;
+      const bool is_in_state = i > 0 && path[i - 1] == Key("state");
+      ++counts[is_in_state ? FormatChange::optimizer_keys : FormatChange::text_keys];
+    }
+  });
+}
+
+bool is_list_at_root(const CheckpointContents& destination) {
+  bool is_list = false;
+  for_each_path(destination, [&](const KeyPath& path) {
+    is_list = is_list || (!path.empty() && std::holds_alternative<std::int64_t>(path.front()));
+  });
+  return is_list;
+}
+
+/// Returns how many tensors of the destination repeat another one.
+std::size_t num_repeated(const Plan& plan) {
+  std::set<std::size_t> sources;
+  for (const TensorCopy& copy : plan.copies) sources.insert(copy.source_tensor);
+  return plan.copies.size() - sources.size();
+}
+
+/// Returns how many annotations a user may have written.
+std::size_t num_annotations(const CheckpointContents& source) {
+  std::set<std::string_view> own;
+  for (const auto* driver : formats::format_drivers()) own.insert(driver->traits().own_annotation);
+  const auto is_of_user = [&](const auto& annotation) { return !own.contains(annotation.first); };
+  return static_cast<std::size_t>(std::ranges::count_if(source.annotations, is_of_user));
+}
+
+FormatChange change_of(Simplification::Kind kind) {
+  switch (kind) {
+    case Simplification::Kind::requires_grad:
+      return FormatChange::requires_grad;
+    case Simplification::Kind::parameter:
+      return FormatChange::parameters;
+    case Simplification::Kind::shared_memory:
+      return FormatChange::shared_memory;
+    case Simplification::Kind::dict_class:
+      return FormatChange::dict_classes;
+    case Simplification::Kind::tuple:
+      return FormatChange::tuples;
+  }
+  TESSERA_CHECK(false && "unnamed Simplification::Kind");
+  return {};
+}
+
+/// Counts what the reader made simpler, of the entries that are moved.
+void count_simplifications(const Plan& plan, const CheckpointContents& source, Counts& counts) {
+  if (source.simplifications.empty()) return;
+  std::set<std::string> moved;  // names in the source
+  for (const TensorCopy& copy : plan.copies) {
+    moved.insert(source.tensors[copy.source_tensor].meta.fqn);
+  }
+  for (const std::size_t value : plan.value_sources) moved.insert(source.values[value].name);
+  const auto is_moved = [&](const std::string& name) {
+    if (name.empty() || moved.contains(name)) return !moved.empty();
+    const std::string prefix = name + ".";
+    const auto next = moved.lower_bound(prefix);
+    return next != moved.end() && next->starts_with(prefix);
+  };
+  for (const auto& [kind, name] : source.simplifications) {
+    if (is_moved(name)) ++counts[change_of(kind)];
+  }
+}
+
+}  // namespace
+
+std::string_view format_change_name(FormatChange change) {
+  switch (change) {
+    case FormatChange::text_keys:
+      return "text_keys";
+    case FormatChange::optimizer_keys:
+      return "optimizer_keys";
+    case FormatChange::split_ties:
+      return "split_ties";
+    case FormatChange::list_root:
+      return "list_root";
+    case FormatChange::annotations:
+      return "annotations";
+    case FormatChange::requires_grad:
+      return "requires_grad";
+    case FormatChange::parameters:
+      return "parameters";
+    case FormatChange::shared_memory:
+      return "shared_memory";
+    case FormatChange::dict_classes:
+      return "dict_classes";
+    case FormatChange::tuples:
+      return "tuples";
+  }
+  TESSERA_CHECK(false && "unnamed FormatChange");
+  return {};
+}
+
+std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
+                                                    const CheckpointContents& source,
+                                                    Format destination) {
+  const FormatTraits traits = formats::traits_of(destination);
+  Counts counts;
+  if (!traits.holds_key_types) count_keys(plan.destination, counts);
+  if (!traits.holds_aliases) counts[FormatChange::split_ties] = num_repeated(plan);
+  if (!traits.holds_list_roots) {
+    counts[FormatChange::list_root] = is_list_at_root(plan.destination) ? 1 : 0;
+  }
+  if (!traits.holds_annotations) {
+    counts[FormatChange::annotations] = num_annotations(source);
+  }
+  count_simplifications(plan, source, counts);
+  std::vector<FormatChangeCount> found;
+  for (const auto& [change, count] : counts) {
+    if (count > 0) found.push_back({change, count});
+  }
+  return found;
+}
+
+}  // namespace tessera::reshard

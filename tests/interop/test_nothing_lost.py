@@ -1,0 +1,189 @@
+"""What comes back into PyTorch from every format, and whether a move says what it changes: the table of
+docs/formats/what-each-holds.md, cell by cell."""
+
+import collections
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from ckpt_tools import FORMATS, ROOT, reshard, run, succeed
+
+PAGE = ROOT / "docs" / "formats" / "what-each-holds.md"
+COLUMNS = dict(zip(("native", "dcp", "safetensors", "torch"), range(1, 5)))
+
+
+def read_table():
+    """{what: {format: cell, "kind": kind or None}}"""
+    rows = [line.strip().strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert cells[0] == ["what", "native", "DCP", "safetensors", "torch.save", "kind"]
+    return {
+        row[0]: {**{name: row[column] for name, column in COLUMNS.items()}, "kind": None if row[5] == "-" else row[5].strip("`")}
+        for row in cells[1:]
+    }
+
+
+TABLE = read_table()
+
+
+def w(value=1.0):
+    return torch.tensor([value, 2.0])
+
+
+def tied():
+    tensor = w()
+    return {"a": tensor, "b": tensor}
+
+
+def overlapping():
+    tensor = torch.arange(6.0)
+    return {"a": tensor[:4], "b": tensor[2:]}
+
+
+# Each shows one row, and nothing of the other rows.
+OBJECTS = {
+    "nested dicts": lambda: {"a": {"b": {"w": w()}, "c": 1}},
+    "nested lists": lambda: {"a": [w(), [w(3.0), 4], {"b": 5}], "b": [1, [2, 3]]},
+    "an outermost list": lambda: [w(), {"b": w(3.0)}],
+    "empty dicts and lists": lambda: {"a": {}, "b": [], "w": w()},
+    "a key with a dot": lambda: {"a.b": w(), "a": {"c.d": 1}},
+    "int keys": lambda: {"a": {1: w(), 2: 3}},
+    "bool keys": lambda: {"a": {False: w(), True: 3}},
+    "tuple keys": lambda: {"a": {("b", 1): w(), ("b", 2): 3}},
+    "numbers of optimizer state": lambda: {"state": {0: {"exp_avg": w()}, 1: {"exp_avg": w(3.0)}}, "w": w()},
+    "order of keys": lambda: {"b": w(), "a": w(3.0), "c": 1},
+    "None": lambda: {"a": None, "w": w()},
+    "bytes": lambda: {"a": b"\x00\xff", "w": w()},
+    "sets": lambda: {"a": {1, "b"}, "w": w()},
+    "frozensets": lambda: {"a": frozenset((1, 2)), "w": w()},
+    "tuples without tensors": lambda: {"a": (1, ("b", 2.5)), "w": w()},
+    "tuples with tensors": lambda: {"a": (w(), 1)},
+    "OrderedDict": lambda: {"a": collections.OrderedDict(b=w(), c=1)},
+    "complex numbers": lambda: {"a": 1.5 - 2j, "w": w()},
+    "NaN and infinities": lambda: {"a": math.nan, "b": -math.inf, "w": torch.tensor([math.nan, math.inf, -0.0])},
+    "ints beyond 64 bits": lambda: {"a": 2**64, "b": -(2**200), "w": w()},
+    "torch.Size": lambda: {"a": torch.Size((2, 3)), "w": w()},
+    "torch.dtype and torch.device": lambda: {"a": torch.bfloat16, "b": torch.device("cuda", 3), "w": w()},
+    "bytearray": lambda: {"a": bytearray(b"ab"), "w": w()},
+    "0-d tensors": lambda: {"a": torch.tensor(7), "b": torch.tensor(1.5, dtype=torch.bfloat16)},
+    "empty tensors": lambda: {"a": torch.zeros(0, 3), "b": torch.zeros(0, dtype=torch.int8)},
+    "tensors that are not contiguous": lambda: {"a": torch.arange(6.0).reshape(2, 3).t(), "b": torch.arange(9)[::2]},
+    "Parameter": lambda: {"a": torch.nn.Parameter(w())},
+    "requires_grad": lambda: {"a": w().requires_grad_()},
+    "tied tensors": tied,
+    "tensors that overlap": overlapping,
+}
+# These are not in an object: a test of their own makes them.
+BESIDE = {"texts beside the tensors", "extra files"}
+
+
+def shares_memory(state):
+    tensors = [value for value in state.values() if isinstance(value, torch.Tensor)] if isinstance(state, dict) else []
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}) < sum(t.numel() > 0 for t in tensors)
+
+
+def same_tensor(a, b):
+    if a.dtype != b.dtype or a.shape != b.shape or a.requires_grad != b.requires_grad:
+        return False
+    return a.detach().contiguous().view(torch.uint8).equal(b.detach().contiguous().view(torch.uint8)) if a.dim() else (
+        a.detach().reshape(1).view(torch.uint8).equal(b.detach().reshape(1).view(torch.uint8)))
+
+
+def same(a, b):
+    """Whether two objects are the same to the types of their containers, keys and values. The order of keys is apart."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return same_tensor(a, b)
+    if isinstance(a, dict):
+        by_key = {(type(key), key): item for key, item in b.items()}
+        return len(a) == len(b) and all((type(k), k) in by_key and same(v, by_key[type(k), k]) for k, v in a.items())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return math.isnan(a) and math.isnan(b) or a == b
+    return a == b
+
+
+def is_kept(what, before, after):
+    if what == "order of keys":
+        return list(before) == list(after)
+    return same(before, after) and shares_memory(before) == shares_memory(after)
+
+
+def move(source, destination, target):
+    """Moves a checkpoint and returns the kinds of what changed."""
+    document = json.loads(succeed("ckpt-reshard", source, destination, "--to", target, "--json"))
+    assert all(change["count"] > 0 for change in document["changes"])
+    kinds = {change["kind"] for change in document["changes"]}
+    return kinds | ({"left_files"} if document["left_files"] else set())
+
+
+def check(what, way, kept, told):
+    """`kept` and what the moves told must be what the table says of the formats on the way."""
+    row = TABLE[what]
+    says_kept = all(row[target] == "kept" for target in way)
+    assert kept == says_kept, f"{what}, {' to '.join(way)}: {'kept' if kept else 'lost'}, unlike the table"
+    other = told - {row["kind"]}
+    assert not other, f"{what}, {' to '.join(way)}: the summary tells of {other}"
+    if row["kind"] is not None:
+        assert (row["kind"] in told) == (not says_kept), f"{what}, {' to '.join(way)}: told {told}"
+
+
+def test_the_table_has_a_row_for_each_thing_and_each_row_is_tested():
+    """Shows A2."""
+    assert set(TABLE) == set(OBJECTS) | BESIDE
+
+
+@pytest.mark.parametrize("way", [*((target,) for target in FORMATS), *itertools.permutations(FORMATS, 2)], ids=" ".join)
+@pytest.mark.parametrize("what", OBJECTS)
+def test_what_comes_back_is_what_the_table_says(what, way, tmp_path):
+    """Shows A2, E2. From torch.save into each format, and through each pair of them, back to torch.save."""
+    before = OBJECTS[what]()
+    here = tmp_path / "before.pt"
+    torch.save(before, here)
+    told = set()
+    for step, target in enumerate((*way, "torch")):
+        there = tmp_path / f"{step}-{target}"
+        told |= move(here, there, target)
+        here = there
+    after = torch.load(here, weights_only=True)
+    check(what, (*way, "torch"), is_kept(what, before, after), told)
+
+
+@pytest.mark.parametrize("pair", list(itertools.permutations(FORMATS, 2)), ids=" ".join)
+def test_there_and_back_is_the_same_to_diff(pair, tmp_path):
+    """Shows A4. A to B to A: `diff` finds nothing, whatever the rows of the table do."""
+    for number, (what, make) in enumerate(OBJECTS.items()):
+        source = tmp_path / f"{number}.pt"
+        torch.save(make(), source)
+        first, there, back = (tmp_path / f"{number}-{name}" for name in ("first", "there", "back"))
+        for before, after, target in ((source, first, pair[0]), (first, there, pair[1]), (there, back, pair[0])):
+            reshard(before, after, "--to", target)
+        process = run("ckpt-inspect", "diff", first, back)
+        assert process.returncode == 0, f"{what}: {process.stdout}{process.stderr}"
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_texts_beside_the_tensors_are_kept_or_told(target, tmp_path):
+    """Shows A2."""
+    from safetensors.torch import safe_open, save_file
+
+    source = tmp_path / "model.safetensors"
+    save_file({"w": w()}, source, metadata={"format": "pt", "note": "mine"})
+    told = move(source, tmp_path / "moved", target) | move(tmp_path / "moved", tmp_path / "back.safetensors", "safetensors")
+    with safe_open(tmp_path / "back.safetensors", "pt") as back:
+        check("texts beside the tensors", (target,), back.metadata().get("note") == "mine", told)
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_extra_files_are_kept_or_told(target, tmp_path):
+    """Shows A2."""
+    torch.save({"w": w()}, tmp_path / "w.pt")
+    source = reshard(tmp_path / "w.pt", tmp_path / "source", "--to", "native")
+    (source / "notes.txt").write_text("mine")
+    moved = tmp_path / "moved"
+    told = move(source, moved, target)
+    check("extra files", (target,), moved.is_dir() and (moved / "notes.txt").exists(), told)

@@ -1,0 +1,71 @@
+#include <gmock/gmock.h>
+
+#include "support/memory_checkpoint.h"
+#include "tessera/reshard/planner.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::Format;
+using formats::Simplification;
+using test::bytes_of;
+using test::MemoryCheckpoint;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+/// One of everything that some format has no place for.
+MemoryCheckpoint rich_source() {
+  MemoryCheckpoint source;
+  source.add({"0.w", DType::float32, {1}}, bytes_of<float>({1})).key_path = {0, "w"};
+  source.add({"optim.state.5.exp_avg", DType::float32, {1}}, bytes_of<float>({1})).key_path = {
+      "optim", "state", *formats::dict_key(5), "exp_avg"};
+  source.add({"optim.state.5.step", DType::float32, {1}}, bytes_of<float>({1})).key_path = {
+      "optim", "state", *formats::dict_key(5), "step"};
+  source.add_value("by_size.7", 1).key_path = {"by_size", *formats::dict_key(7)};
+  source.add_alias("tied", "0.w");
+  auto& contents = source.contents_for_change();
+  contents.annotations = {{"note", "mine"}};
+  contents.simplifications = {{Simplification::Kind::requires_grad, "0.w"},
+                              {Simplification::Kind::dict_class, ""},
+                              {Simplification::Kind::dict_class, "optim"},
+                              {Simplification::Kind::tuple, "gone"}};
+  return source;
+}
+
+std::vector<FormatChangeCount> changes_to(Format format, PlanOptions options = {}) {
+  const MemoryCheckpoint source = rich_source();
+  options.format = format;
+  return plan_reshard(source.contents(), source.path(), options).changes;
+}
+
+TEST(FormatChangesTest, EachFormatIsCountedByWhatItHasNoPlaceFor) {
+  using enum FormatChange;
+  EXPECT_THAT(changes_to(Format::native),
+              ElementsAre(FormatChangeCount{requires_grad, 1}, FormatChangeCount{dict_classes, 2}));
+  EXPECT_EQ(changes_to(Format::safetensors), changes_to(Format::native));
+  EXPECT_THAT(changes_to(Format::torch_zip),
+              ElementsAre(FormatChangeCount{annotations, 1}, FormatChangeCount{requires_grad, 1},
+                          FormatChangeCount{dict_classes, 2}));
+  EXPECT_THAT(changes_to(Format::dcp),
+              ElementsAre(FormatChangeCount{text_keys, 1}, FormatChangeCount{optimizer_keys, 1},
+                          FormatChangeCount{split_ties, 1}, FormatChangeCount{list_root, 1},
+                          FormatChangeCount{annotations, 1}, FormatChangeCount{requires_grad, 1},
+                          FormatChangeCount{dict_classes, 2}));
+}
+
+TEST(FormatChangesTest, WhatIsLeftOutIsNotCounted) {
+  using enum FormatChange;
+  EXPECT_THAT(changes_to(Format::native, {.only = NameSelection({"optim"})}),
+              ElementsAre(FormatChangeCount{dict_classes, 2}));
+  const MemoryCheckpoint source = [] {
+    MemoryCheckpoint plain;
+    plain.add({"w", DType::float32, {1}}, bytes_of<float>({1}));
+    plain.add({"v", DType::float32, {1}}, bytes_of<float>({1}));
+    return plain;
+  }();
+  EXPECT_THAT(plan_reshard(source.contents(), source.path(), {.format = Format::dcp}).changes,
+              IsEmpty());
+}
+
+}  // namespace
+}  // namespace tessera::reshard
