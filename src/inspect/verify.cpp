@@ -123,10 +123,12 @@ void check_numbers(const formats::CheckpointReader& reader,
   }
 }
 
+constexpr std::string_view kPartRule = "part";
+
 void note_part(const formats::CheckpointReader& reader, const formats::FindingSink& sink) {
   if (!reader.contents().part) return;
   sink({.severity = Finding::Severity::note,
-        .rule = "part",
+        .rule = std::string(kPartRule),
         .where = {.path = reader.path()},
         .expected = "a whole checkpoint",
         .found = part_in_words(*reader.contents().part)});
@@ -183,6 +185,9 @@ VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions
                      return std::tie(a.where.path, a.where.fqn, a.rule) <
                             std::tie(b.where.path, b.where.fqn, b.rule);
                    });
+  // What the checkpoint is comes before what is wrong with it.
+  std::ranges::stable_partition(report.findings,
+                                [](const Finding& finding) { return finding.rule == kPartRule; });
   for (const auto& tensor : reader.contents().tensors) {
     ++report.num_tensors;
     report.num_pieces += static_cast<std::int64_t>(tensor.pieces.size());
