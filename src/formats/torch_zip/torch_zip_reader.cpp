@@ -249,8 +249,8 @@ class TorchZipReader final : public CheckpointReader {
   void note_shared_memory() {
     std::map<std::size_t, std::vector<std::pair<ByteRange, std::size_t>>> by_storage;
     for (std::size_t i = 0; i < records_.size(); ++i) {
-      const ByteRange stored = archive_.stored_range(records_[i]);
-      if (!stored.empty()) by_storage[records_[i].storage_member].emplace_back(stored, i);
+      const ByteRange stored = saved_->stored_range(records_[i]);
+      if (!stored.empty()) by_storage[records_[i].storage].emplace_back(stored, i);
     }
     for (auto& [storage, tensors] : by_storage) {
       std::ranges::sort(tensors, {}, [](const auto& tensor) {
