@@ -12,7 +12,9 @@ namespace tessera::formats {
 
 /// Opens a checkpoint of PyTorch's distributed checkpoint (DCP): a directory with `.metadata` and
 /// `.distcp` files. Reads `.metadata` only; the other files are opened when a piece or a value is
-/// asked for. `fs` must outlive the reader. The layout on disk: docs/formats/dcp.md.
+/// asked for. `path` may also be the file `__<rank>.metadata` of a save without coordination; then
+/// the checkpoint is what that rank saved. `fs` must outlive the reader. The layout on disk:
+/// docs/formats/dcp.md.
 /// Throws: Error(not_found) if there is no `.metadata`; Error(corruption); Error(unsupported)
 /// naming a foreign global or an extension (compression, encryption).
 std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string path);

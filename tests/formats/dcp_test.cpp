@@ -100,6 +100,68 @@ TEST(DcpTest, ReadsWhatPyTorchSaved) {
   }
 }
 
+TEST(DcpTest, ReadsWhatIsBesideObjectsOfClasses) {
+  const std::vector<std::string> paths = checkpoints_in(fixture("dcp/classes"));
+  EXPECT_EQ(paths.size(), 4u);
+  for (const std::string& path : paths) {
+    SCOPED_TRACE(path);
+    const auto reader = open(path);
+    expect_holds(*reader, path + ".expect.json");
+    expect_covered(*reader);
+    const std::vector<Finding> findings = findings_of(*reader);
+    EXPECT_FALSE(findings.empty());
+    for (const Finding& finding : findings) EXPECT_EQ(finding.severity, Finding::Severity::note);
+  }
+}
+
+TEST(DcpTest, VerifyNotesClassesThatTheMetadataNames) {
+  const auto reader = open(fixture("dcp/classes/newer_metadata"));
+  const std::vector<Finding> findings = findings_of(*reader);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].rule, "foreign");
+  EXPECT_THAT(findings[0].found, HasSubstr("pathlib.PureWindowsPath, "
+                                           "torch.distributed.checkpoint.metadata.Origin"));
+}
+
+TEST(DcpTest, TensorsInValuesHaveNamesByPath) {
+  const std::string path = fixture("dcp/valid/not_flattened_nested");
+  const auto reader = open(path);
+  const CheckpointContents& contents = reader->contents();
+  ASSERT_NE(contents.find_tensor("ema.list.0"), nullptr);
+  EXPECT_EQ(contents.find_tensor("ema.list.0")->key_path,
+            (KeyPath{"ema", "list", std::int64_t{0}}));
+  MemoryFiles files = files_of(path);
+  files.remove("__0_0.distcp");
+  const auto without_data = open_dcp(files, "ck");
+  EXPECT_EQ(without_data->contents().values.size(),
+            4u);  // the metadata does not say what they hold
+  EXPECT_EQ(without_data->find_missing_data().values.size(), 4u);
+}
+
+TEST(DcpTest, OneRankOfASaveWithoutCoordinationIsRead) {
+  for (const char* rank : {"0", "1"}) {
+    const std::string path = fixture("dcp/no_collectives/__") + rank + ".metadata";
+    const auto reader = open(path);
+    expect_holds(*reader, path + ".expect.json");
+    EXPECT_TRUE(findings_of(*reader).empty());
+    EXPECT_EQ(reader->path(), path);
+    EXPECT_EQ(reader->data_files().size(), 1u);
+  }
+}
+
+TEST(DcpTest, EachPartOfAValueIsVerifiedOnce) {
+  MemoryFiles files = files_of(fixture("dcp/valid/not_flattened_nested"));
+  std::string& data = files["__0_0.distcp"];
+  const std::string weight("\0\0\0\0\0\0\x80\x3f\0\0\0\x40", 12);
+  const std::size_t at = data.find(weight);  // of `model`; `ema` has a copy
+  ASSERT_NE(at, std::string::npos);
+  data[at + 7] ^= 1;
+  const auto reader = open_dcp(files, "ck");
+  const std::vector<Finding> findings = findings_of(*reader);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].rule, "checksum");
+}
+
 TEST(DcpTest, FlatVectorsAreReadAsParameters) {
   for (const char* name : {"fsdp1_flat", "fsdp1_flat_aligned"}) {
     SCOPED_TRACE(name);

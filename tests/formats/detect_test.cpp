@@ -19,6 +19,7 @@ namespace {
 using test::TemporaryDirectory;
 using test::ThrowsError;
 using test::zip_bytes;
+using testing::AllOf;
 using testing::HasSubstr;
 
 const std::string kFixtures = TESSERA_FIXTURES;
@@ -103,6 +104,27 @@ TEST(DetectTest, IncompleteCheckpointsAreToldFromOthers) {
   EXPECT_THAT(refusal(directory / "__0_0.distcp"), HasSubstr("give the path of its directory"));
   write(directory / "__0.metadata", "x");
   EXPECT_THAT(refusal(directory.path()), HasSubstr("use_collectives=False"));
+  EXPECT_EQ(refusal(directory / "__0.metadata"), "accepted");
+}
+
+TEST(DetectTest, NamesTheNewestCheckpointOfAMegatronOrDeepSpeedRun) {
+  const TemporaryDirectory megatron;
+  write(megatron / "latest_checkpointed_iteration.txt", "100\n");
+  EXPECT_THAT(refusal(megatron.path()), HasSubstr("it has no folder iter_*"));
+  for (const char* name : {"iter_0000020", "iter_0000100", "logs"}) {
+    std::filesystem::create_directory(megatron / name);
+  }
+  EXPECT_THAT(refusal(megatron.path()), AllOf(HasSubstr("found a folder of Megatron's checkpoints"),
+                                              HasSubstr(megatron / "iter_0000100")));
+  const TemporaryDirectory deepspeed;
+  write(deepspeed / "latest", "global_step100");
+  EXPECT_THAT(refusal(deepspeed.path()), HasSubstr("found a directory with none of them"));
+  for (const char* name : {"global_step20", "global_step100"}) {
+    std::filesystem::create_directory(deepspeed / name);
+  }
+  EXPECT_THAT(refusal(deepspeed.path()),
+              AllOf(HasSubstr("found a folder of DeepSpeed's checkpoints"),
+                    HasSubstr(deepspeed / "global_step100")));
 }
 
 TEST(DetectTest, EveryFixtureMayBeReplaced) {

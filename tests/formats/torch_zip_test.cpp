@@ -155,6 +155,14 @@ TEST(TorchZipTest, ReadsWhatTorchSaved) {
   EXPECT_GE(num_files, 16);
 }
 
+TEST(TorchZipTest, SaysThatBytesAreBigEndian) {
+  const auto encoding_in = [](const std::string& name) {
+    return open(kFixtures + "valid/" + name)->piece_storage(0, 0).encoding;
+  };
+  EXPECT_EQ(encoding_in("big_endian.pt"), "big-endian");
+  EXPECT_EQ(encoding_in("dtypes.pt"), "plain");
+}
+
 TEST(TorchZipTest, ReadsWhatIsBesideObjectsOfClasses) {
   int num_files = 0;
   for (const std::string& name : FileSystem::posix().list_directory(kFixtures + "classes")) {

@@ -1,4 +1,4 @@
-"""torch.save files that hold objects of classes: what is beside them is read, and nothing of them runs."""
+"""torch.save files and DCP checkpoints that hold objects of classes: what is beside them is read, and nothing of them runs."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ import pytest
 import torch
 from ckpt_tools import FIXTURES, assert_same_state, expectation, listing, reshard, run, succeed
 
-CLASSES = [path.with_name(path.name.removesuffix(".expect.json")) for path in sorted((FIXTURES / "torch_zip" / "classes").glob("*.expect.json"))]
+CLASSES = [path.with_name(path.name.removesuffix(".expect.json")) for path in sorted(FIXTURES.glob("*/classes/*.expect.json"))]
 MEGATRON = FIXTURES / "torch_zip" / "classes" / "megatron.pt"
 
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -12,7 +13,9 @@
 #include <vector>
 
 #include "formats/dcp.h"
+#include "formats/dcp/item.h"
 #include "formats/dcp/metadata.h"
+#include "formats/dcp/nested_tensors.h"
 #include "formats/dcp/recently_used.h"
 #include "formats/expansion_limit.h"
 #include "formats/open_files.h"
@@ -24,6 +27,8 @@
 namespace tessera::formats {
 namespace {
 
+using dcp::Chunk;
+using dcp::Item;
 using dcp::StorageInfo;
 using torch_zip::Leaf;
 using torch_zip::TensorRecord;
@@ -35,22 +40,6 @@ constexpr std::uint64_t kMaxMetadataNbytes = std::uint64_t{1} << 30;
 constexpr std::size_t kMaxFiles = 4096;
 constexpr std::size_t kMaxChunks = 256;
 
-/// An opened item: a torch.save file inside a file of the checkpoint, which holds other items too.
-struct Item {
-  Item(std::shared_ptr<const ReadableFile> in_file, ByteRange window,
-       std::span<const std::string> as_dict)
-      : file(std::move(in_file)), archive(*file, window, as_dict) {}
-
-  std::shared_ptr<const ReadableFile> file;
-  TorchArchive archive;
-};
-
-/// An item that is a chunk of a tensor.
-struct Chunk {
-  std::unique_ptr<const Item> item;
-  TensorRecord record;
-};
-
 std::string describe(DType dtype, std::span<const std::int64_t> shape) {
   return std::string(dtype_name(dtype)) + " " + shape_to_string(shape);
 }
@@ -59,13 +48,31 @@ ByteRange window_of(const StorageInfo& info) {
   return {info.offset, info.offset + info.nbytes};
 }
 
+/// Refuses what SerializationFormat.SAFETENSORS leaves where an item should begin: the length of a
+/// header in 8 bytes, then the header, which is JSON.
+void refuse_safetensors(const ReadableFile& file, const StorageInfo& info) {
+  std::array<std::byte, 10> begin{};
+  if (info.offset > file.nbytes() || file.nbytes() - info.offset < begin.size()) return;
+  file.read_at(info.offset, begin);
+  constexpr std::string_view kEndOfLengthAndHeader("\0\0\0\0{\"", 6);
+  const std::string_view text(reinterpret_cast<const char*>(begin.data()), begin.size());
+  if (!text.ends_with(kEndOfLengthAndHeader)) return;
+  throw Error::expected(
+      ErrorKind::unsupported, {.path = file.path(), .byte_range = window_of(info)}, "item",
+      "a torch.save file", "safetensors",
+      "saved with SerializationFormat.SAFETENSORS, which PyTorch cannot load either; save again "
+      "with TORCH_SAVE, or with HuggingFaceStorageWriter");
+}
+
 class ItemCheck;
 
 class DcpReader final : public CheckpointReader {
  public:
   DcpReader(const FileSystem& fs, std::string path, std::vector<std::string> as_dict)
       : fs_(fs), path_(std::move(path)), as_dict_(std::move(as_dict)) {
-    const std::string file_path = join_path(path_, dcp::kMetadataFile);
+    const bool is_of_one_rank = fs_.kind_of(path_) == FileKind::regular;
+    directory_ = is_of_one_rank ? directory_of(path_) : path_;
+    const std::string file_path = is_of_one_rank ? path_ : join_path(path_, dcp::kMetadataFile);
     const auto file = fs_.open(file_path);
     if (file->nbytes() > kMaxMetadataNbytes) {
       throw Error::expected(ErrorKind::corruption, {.path = file_path}, "file size",
@@ -76,7 +83,11 @@ class DcpReader final : public CheckpointReader {
     file->read_at(0, std::as_writable_bytes(std::span(bytes)));
     metadata_ = dcp::parse_metadata(std::move(bytes), file_path);
     shares_stored_bytes_ = describes_more_than_items();
-    if (!as_dict_.empty()) count_opened_classes();
+    if (!metadata_.is_flattened) {
+      nested_ = dcp::take_values_apart(metadata_, file_path,
+                                       [&](const StorageInfo& info) { return open_item(info); });
+    }
+    count_opened_classes();
   }
 
   Format format() const override { return Format::dcp; }
@@ -103,11 +114,14 @@ class DcpReader final : public CheckpointReader {
  private:
   std::shared_ptr<const ReadableFile> open_file(std::uint32_t file) const;
   std::shared_ptr<const ReadableFile> open_file_of(const StorageInfo& info) const;
-  std::unique_ptr<const Item> open_item(const StorageInfo& info) const;
+  std::shared_ptr<const Item> open_item(const StorageInfo& info) const;
+  const Error* refusal_of_tensor(std::size_t value_index) const;
+  Value open_value(std::size_t value_index) const;
   std::unique_ptr<Chunk> open_chunk(const TensorEntry& tensor, const Box& box,
                                     const StorageInfo& info) const;
   std::shared_ptr<const Chunk> chunk_at(std::size_t tensor_index, std::size_t piece_index) const;
   void verify_value(std::size_t value_index, ItemCheck& check) const;
+  void verify_nested(const std::vector<bool>& is_readable, ItemCheck& check) const;
   void count_opened_classes();
   bool describes_more_than_items() const;
   std::uint64_t stored_nbytes() const;
@@ -115,12 +129,14 @@ class DcpReader final : public CheckpointReader {
 
   const FileSystem& fs_;
   std::string path_;
+  std::string directory_;  // of the data files
   std::vector<std::string> as_dict_;
   dcp::Metadata metadata_;
   bool shares_stored_bytes_ = false;  // some chunks are larger than what is stored for them
   mutable std::once_flag limit_found_;
   mutable std::uint64_t limit_nbytes_ = 0;    // of all tensors (expansion_limit.h)
   mutable std::set<std::size_t> over_limit_;  // tensors
+  dcp::NestedTensors nested_;
   mutable dcp::RecentlyUsed<std::uint32_t, ReadableFile> files_{kMaxFiles};
   mutable dcp::RecentlyUsed<std::uint64_t, Chunk> chunks_{kMaxChunks};  // by tensor and piece
 };
@@ -128,12 +144,12 @@ class DcpReader final : public CheckpointReader {
 std::shared_ptr<const ReadableFile> DcpReader::open_file(std::uint32_t file) const {
   return files_.get(file, [&] {
     const std::string& name = metadata_.storage.files[file];
-    const std::string file_path = join_path(path_, name);
+    const std::string file_path = join_path(directory_, name);
     if (!fs_.kind_of(file_path)) {
       throw Error::expected(ErrorKind::not_found, {.path = file_path}, "file",
                             "the file that .metadata names", "none", "an incomplete copy?");
     }
-    require_contained(fs_, path_, name);
+    require_contained(fs_, directory_, name);
     return open_kept(fs_, file_path);
   });
 }
@@ -150,13 +166,15 @@ std::shared_ptr<const ReadableFile> DcpReader::open_file_of(const StorageInfo& i
   return file;
 }
 
-std::unique_ptr<const Item> DcpReader::open_item(const StorageInfo& info) const {
-  return std::make_unique<Item>(open_file_of(info), window_of(info), as_dict_);
+std::shared_ptr<const Item> DcpReader::open_item(const StorageInfo& info) const {
+  auto file = open_file_of(info);
+  refuse_safetensors(*file, info);
+  return std::make_shared<const Item>(std::move(file), window_of(info), as_dict_);
 }
 
 std::unique_ptr<Chunk> DcpReader::open_chunk(const TensorEntry& tensor, const Box& box,
                                              const StorageInfo& info) const {
-  std::unique_ptr<const Item> item = open_item(info);
+  std::shared_ptr<const Item> item = open_item(info);
   std::vector<Leaf> leaves = item->archive.leaves();
   const auto refuse = [&](const std::string& found) {
     throw Error::expected(ErrorKind::corruption,
@@ -174,11 +192,14 @@ std::unique_ptr<Chunk> DcpReader::open_chunk(const TensorEntry& tensor, const Bo
   if (record.dtype != tensor.meta.dtype || record.shape != box.sizes) {
     refuse(describe(record.dtype, record.shape));
   }
-  return std::make_unique<Chunk>(std::move(item), std::move(record));
+  return std::make_unique<Chunk>(Chunk{std::move(item), std::move(record)});
 }
 
 std::shared_ptr<const Chunk> DcpReader::chunk_at(std::size_t tensor_index,
                                                  std::size_t piece_index) const {
+  if (const auto nested = nested_.tensors.find(tensor_index); nested != nested_.tensors.end()) {
+    return nested->second;
+  }
   const TensorEntry& tensor = metadata_.contents.tensors[tensor_index];
   const std::uint64_t key = (std::uint64_t{tensor_index} << 32) | piece_index;
   try {
@@ -238,15 +259,22 @@ void DcpReader::require_within_limit(std::size_t tensor_index) const {
                         {Remedy::Action::leave_out, glob_of(meta.fqn)});
 }
 
-/// Reads all values: only the items say of which classes they are.
+/// Counts the objects that were taken apart. Reads all values if classes were asked for: only the
+/// items say of which classes they are.
 void DcpReader::count_opened_classes() {
   std::map<std::string, OpenedClass> by_name;
-  for (const StorageInfo& info : metadata_.storage.values) {
+  const auto add = [&](const std::vector<OpenedClass>& classes) {
+    for (const OpenedClass& opened : classes) {
+      OpenedClass& sum =
+          by_name.try_emplace(opened.name, OpenedClass{opened.name, opened.as}).first->second;
+      sum.num_objects += opened.num_objects;
+    }
+  };
+  for (const dcp::NestedValue& nested : nested_.taken_apart) add(nested.opened_classes);
+  for (std::size_t v = 0; v < metadata_.storage.values.size(); ++v) {
+    if (as_dict_.empty() || nested_.values.contains(v)) continue;
     try {
-      for (const OpenedClass& opened : open_item(info)->archive.classes_in_value()) {
-        OpenedClass& sum = by_name.try_emplace(opened.name, OpenedClass{opened.name}).first->second;
-        sum.num_objects += opened.num_objects;
-      }
+      add(open_item(metadata_.storage.values[v])->archive.classes_in_value());
     } catch (const Error& error) {  // whoever reads the value learns of it
       if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     }
@@ -254,9 +282,25 @@ void DcpReader::count_opened_classes() {
   for (const auto& [name, opened] : by_name) metadata_.contents.opened_classes.push_back(opened);
 }
 
+/// Returns why the value is a tensor that is not read, or null.
+const Error* DcpReader::refusal_of_tensor(std::size_t value_index) const {
+  const auto& refused = metadata_.refused_tensors;
+  const auto refusal = refused.find(metadata_.contents.values[value_index].name);
+  return refusal == refused.end() ? nullptr : &refusal->second;
+}
+
+Value DcpReader::open_value(std::size_t value_index) const {
+  if (const auto nested = nested_.values.find(value_index); nested != nested_.values.end()) {
+    if (const auto* refusal = std::get_if<Error>(&nested->second)) throw Error(*refusal);
+    return std::get<Value>(nested->second);
+  }
+  if (const Error* refusal = refusal_of_tensor(value_index)) throw Error(*refusal);
+  return open_item(metadata_.storage.values[value_index])->archive.as_value();
+}
+
 Value DcpReader::read_value(std::size_t value_index) const {
   try {
-    return open_item(metadata_.storage.values[value_index])->archive.as_value();
+    return open_value(value_index);
   } catch (const Error& error) {
     throw error.at_tensor(metadata_.contents.values[value_index].name);
   }
@@ -268,7 +312,7 @@ PieceStorage DcpReader::piece_storage(std::size_t tensor_index, std::size_t piec
   const ByteRange stored = chunk->item->archive.stored_range(chunk->record);
   PieceStorage storage{.file = metadata_.storage.files[info.file],
                        .byte_range = std::nullopt,
-                       .encoding = "plain",
+                       .encoding = std::string(chunk->item->archive.encoding()),
                        .stored_nbytes = stored.nbytes()};
   if (torch_zip::is_contiguous(chunk->record) && !stored.empty()) storage.byte_range = stored;
   return storage;
@@ -293,8 +337,11 @@ class ItemCheck {
   }
 
   void add_foreign_names(const TorchArchive& archive) {
-    for (std::string& name : archive.foreign_names()) {
-      if (foreign_names_.size() < kMaxForeignNames) foreign_names_.insert(std::move(name));
+    add_foreign_names(archive.foreign_names());
+  }
+  void add_foreign_names(const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      if (foreign_names_.size() < kMaxForeignNames) foreign_names_.insert(name);
     }
   }
 
@@ -358,10 +405,11 @@ class ItemCheck {
 };
 
 MissingData DcpReader::find_missing_data() const {
-  const auto& [contents, storage] = metadata_;
+  const CheckpointContents& contents = metadata_.contents;
+  const dcp::Storage& storage = metadata_.storage;
   std::vector<bool> is_lost;
   for (const std::string& name : storage.files) {
-    is_lost.push_back(!fs_.kind_of(join_path(path_, name)));
+    is_lost.push_back(!fs_.kind_of(join_path(directory_, name)));
   }
   MissingData missing;
   if (std::ranges::find(is_lost, true) == is_lost.end()) return missing;
@@ -381,12 +429,13 @@ MissingData DcpReader::find_missing_data() const {
 
 std::vector<std::string> DcpReader::data_files() const {
   std::vector<std::string> paths;
-  for (const std::string& name : metadata_.storage.files) paths.push_back(join_path(path_, name));
+  for (const std::string& name : metadata_.storage.files)
+    paths.push_back(join_path(directory_, name));
   return paths;
 }
 
 void DcpReader::check_files(const FindingSink& sink) const {
-  const auto& [contents, storage] = metadata_;
+  const dcp::Storage& storage = metadata_.storage;
   // A file of another save has other items. The last item of each file shows this without reading
   // data.
   std::vector<const StorageInfo*> last_items(storage.files.size());
@@ -413,6 +462,7 @@ void DcpReader::verify_value(std::size_t value_index, ItemCheck& check) const {
   try {
     const auto item = open_item(info);
     check.add_foreign_names(item->archive);
+    if (const Error* refusal = refusal_of_tensor(value_index)) throw Error(*refusal);
     item->archive.as_value();
     check.check_members(name, item->archive.zip());
   } catch (const Error& error) {
@@ -430,6 +480,16 @@ void DcpReader::verify_value(std::size_t value_index, ItemCheck& check) const {
   }
 }
 
+/// Checks the values that were taken apart, each once, and reports what is refused in them.
+void DcpReader::verify_nested(const std::vector<bool>& is_readable, ItemCheck& check) const {
+  for (const dcp::NestedValue& nested : nested_.taken_apart) {
+    if (is_readable[nested.info.file]) check.check(nested.name, [&] { return nested.item; });
+  }
+  for (const auto& [index, content] : nested_.values) {
+    if (const auto* refusal = std::get_if<Error>(&content)) check.report_refused_value(*refusal);
+  }
+}
+
 void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
                        int /*num_threads*/) const {
   ItemCheck check(sink, progress);
@@ -442,12 +502,15 @@ void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
       check.report_structure(error);  // once for the file, not for each item in it
     }
   }
-  const auto& [contents, storage] = metadata_;
+  const CheckpointContents& contents = metadata_.contents;
+  const dcp::Storage& storage = metadata_.storage;
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
-    if (!is_readable[storage.values[v].file]) continue;
+    if (!is_readable[storage.values[v].file] || nested_.values.contains(v)) continue;
     verify_value(v, check);
   }
+  verify_nested(is_readable, check);
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    if (nested_.tensors.contains(t)) continue;
     const TensorEntry& tensor = contents.tensors[t];
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
       const StorageInfo& info = storage.pieces[t][p];
@@ -459,6 +522,7 @@ void DcpReader::verify(const FindingSink& sink, const ProgressSink& progress,
       });
     }
   }
+  check.add_foreign_names(metadata_.foreign_names);
   check.report_foreign_names(path_);
   check.report_absent(path_);
 }

@@ -22,6 +22,21 @@ bool begins_as_item(std::string_view begin) {
          begin.starts_with(kPickleProtocol);
 }
 
+/// Refuses the folder in which Megatron keeps the checkpoints of a run, and names the newest. Their
+/// numbers have leading zeros, so the last name is the newest.
+Recognition megatron_parent(const DirectoryListing& directory) {
+  const auto newest = std::find_if(
+      directory.names.rbegin(), directory.names.rend(),
+      [](const std::string& name) { return is_name_like(name, "iter_#") || name == "release"; });
+  const std::string advice =
+      newest == directory.names.rend()
+          ? "; it has no folder iter_*"
+          : " (give one of them, such as " + printable(join_path(directory.path, *newest)) + ")";
+  return {Match::hint,
+          Error(ErrorKind::unsupported, {.path = directory.path},
+                "expected a checkpoint, found a folder of Megatron's checkpoints" + advice)};
+}
+
 constexpr std::array kMarks{
     FileMark{".metadata", "metadata of a checkpoint", {}, begins_as_metadata},
     FileMark{".distcp", "items of a distributed checkpoint", {}, begins_as_item},
@@ -55,8 +70,10 @@ class DcpDriver final : public FormatDriver {
         })) {
       return {Match::remains, Error(ErrorKind::unsupported, {.path = directory.path},
                                     ".metadata: expected one file for all ranks, found one for "
-                                    "each rank (saved with use_collectives=False)")};
+                                    "each rank (saved with use_collectives=False; give the path of "
+                                    "one of these files, to read what that rank saved)")};
     }
+    if (directory.has("latest_checkpointed_iteration.txt")) return megatron_parent(directory);
     if (has([](const std::string& name) { return name.ends_with(".distcp"); })) {
       return {Match::remains, Error(ErrorKind::corruption, {.path = directory.path},
                                     ".metadata: expected this file next to the .distcp files, "
@@ -66,6 +83,7 @@ class DcpDriver final : public FormatDriver {
   }
 
   Recognition recognize_file(const FileBegin& file) const override {
+    if (is_name_like(last_component(file.path), "__#.metadata")) return {Match::certain};
     const bool is_item = file.path.ends_with(".distcp");
     if (!is_item && !file.path.ends_with(".metadata")) return {};
     const bool is_zip = is_item && file.bytes.starts_with(detail::kZipSignature);

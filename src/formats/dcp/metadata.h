@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats::dcp {
@@ -21,6 +23,7 @@ struct StorageInfo {
 /// The places of all items of a checkpoint.
 struct Storage {
   std::vector<std::string> files;                // relative to the checkpoint
+  std::vector<int> ranks;                        // parallel to files
   std::vector<std::vector<StorageInfo>> pieces;  // parallel to contents.tensors and their pieces
   std::vector<StorageInfo> values;               // parallel to contents.values
 };
@@ -31,11 +34,18 @@ struct Storage {
 struct Metadata {
   CheckpointContents contents;
   Storage storage;
+  /// Whether the planner flattened the state dict. If not, values may hold tensors.
+  bool is_flattened = false;
+  /// Tensors that are not read, such as quantized ones. They are values by that name.
+  std::map<std::string, Error, std::less<>> refused_tensors;
+  std::vector<std::string>
+      foreign_names;  // classes that the pickle names and Tessera does not know
 };
 
-/// Reads the pickle of a `Metadata` object as torch 2.2 to 2.11 write it. `path` is for messages.
-/// Throws: Error(corruption); Error(unsupported) naming a foreign global, a dtype, a layout or a
-/// stream extension that Tessera does not read.
+/// Reads the pickle of a `Metadata` object as torch 2.2 to 2.15 write it. `path` is for messages.
+/// Objects of foreign classes are skipped where nothing is read from them.
+/// Throws: Error(corruption); Error(unsupported) naming a call of a foreign function, a class or an
+/// attribute of a newer torch, a layout or a stream extension that Tessera does not read.
 Metadata parse_metadata(std::vector<char> bytes, const std::string& path);
 
 /// Returns `.metadata` for these contents: the pickle of a `Metadata` object of

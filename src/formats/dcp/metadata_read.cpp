@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <charconv>
+#include <initializer_list>
 #include <limits>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -9,6 +11,7 @@
 
 #include "base/checked_math.h"
 #include "formats/dcp/metadata.h"
+#include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
 #include "formats/pickle/unpickler.h"
 #include "tessera/base/error.h"
@@ -33,7 +36,7 @@ enum class MetadataGlobal : std::uint32_t {
   memory_format,
   enum_by_name,  // some Pythons (3.11.2) pickle an Enum as getattr(class, name)
   windows_path,
-  quantized_dtype,  // refused with the tensor's name
+  quantized_dtype,  // its tensors are refused one by one
 };
 
 constexpr std::uint32_t number(MetadataGlobal global) {
@@ -75,13 +78,69 @@ bool is_instance(Object object, MetadataGlobal of) {
   return object.is(ObjectKind::call) && object.meaning("object") == number(of);
 }
 
+constexpr std::string_view kNewerTorch = " (written by a newer PyTorch?)";
+constexpr std::size_t kMaxNames = 1000;
+
+bool is_class_of_dcp(Object object) {
+  return pickle::is_foreign(object) &&
+         pickle::foreign_name(object).starts_with("torch.distributed.checkpoint.");
+}
+
+/// Returns the names in a dict as `a, b`, without those in `known`. Leaves out attributes that say
+/// nothing: None, False, and what is empty.
+std::string names_but(Object dict, std::initializer_list<std::string_view> known) {
+  constexpr std::size_t kMaxShown = 20;
+  std::string names;
+  std::size_t num_shown = 0;
+  for (std::size_t i = 0; i < dict.num_entries("attributes") && num_shown < kMaxShown; ++i) {
+    const Object key = dict.entry_key(i);
+    const Object value = dict.entry_value(i);
+    if (!key.is(ObjectKind::str)) continue;
+    const std::string_view name = key.as_text("attribute");
+    const bool says_nothing = value.is(ObjectKind::none) ||
+                              (value.is(ObjectKind::boolean) && !value.as_boolean(name)) ||
+                              ((value.is(ObjectKind::list) || value.is(ObjectKind::tuple)) &&
+                               value.num_items(name) == 0) ||
+                              (value.is(ObjectKind::dict) && value.num_entries(name) == 0);
+    if (says_nothing || std::ranges::find(known, name) != known.end()) continue;
+    names += (names.empty() ? "" : ", ") + printable(name, 40);
+    ++num_shown;
+  }
+  return names;
+}
+
+[[noreturn]] void refuse_class_of_newer_torch(Object object, std::string_view rule,
+                                              std::string_view expected) {
+  std::string found = "class " + pickle::foreign_name(object);
+  const auto state = object.is(ObjectKind::call) ? object.call_state(rule) : std::nullopt;
+  if (state && state->is(ObjectKind::dict)) {
+    const std::string names = names_but(*state, {});
+    if (!names.empty()) found += " with the attributes " + names;
+  }
+  object.fail(ErrorKind::unsupported, std::string(rule) + ": expected " + std::string(expected) +
+                                          ", found " + found + std::string(kNewerTorch));
+}
+
 /// Returns the attributes of an instance of a dataclass.
 Object attributes(Object object, MetadataGlobal of, std::string_view rule,
                   std::string_view class_name) {
+  if (is_class_of_dcp(object)) refuse_class_of_newer_torch(object, rule, class_name);
   if (!is_instance(object, of)) object.fail_expected(rule, class_name);
   const auto state = object.call_state(rule);
   if (!state || !state->is(ObjectKind::dict)) object.fail_expected(rule, "attributes");
   return *state;
+}
+
+/// Does the same for a class whose every attribute may say how its bytes are stored.
+Object attributes(Object object, MetadataGlobal of, std::string_view rule,
+                  std::string_view class_name, std::initializer_list<std::string_view> known) {
+  const Object state = attributes(object, of, rule, class_name);
+  if (const std::string others = names_but(state, known); !others.empty()) {
+    object.fail(ErrorKind::unsupported,
+                std::string(rule) + ": expected a " + std::string(class_name) +
+                    " of known attributes, found also " + others + std::string(kNewerTorch));
+  }
+  return state;
 }
 
 Object attribute(Object state, std::string_view name) {
@@ -113,7 +172,9 @@ class Parser {
     parse_items(attribute(state, "state_dict_metadata"));
     parse_storage_data(attribute(state, "storage_data"));
     check_storage();
-    if (const auto planner_data = state.find("planner_data")) parse_key_paths(*planner_data);
+    const auto planner_data = state.find("planner_data");
+    result_.is_flattened = planner_data && !planner_data->is(ObjectKind::none);
+    if (planner_data) parse_key_paths(*planner_data);
     assign_ranks();
     return std::move(result_);
   }
@@ -147,10 +208,15 @@ class Parser {
     std::size_t next_tensor = 0;
     std::size_t next_value = 0;
     for (const auto& [name, item] : entries) {
-      const bool is_value = is_instance(item, MetadataGlobal::bytes_storage);
+      const bool is_value =
+          is_instance(item, MetadataGlobal::bytes_storage) || is_refused_tensor(name);
       place_of_.emplace(name, Place{is_value, is_value ? next_value++ : next_tensor++});
     }
     result_.storage.values.resize(result_.contents.values.size());
+  }
+
+  bool is_refused_tensor(std::string_view name) const {
+    return result_.refused_tensors.find(name) != result_.refused_tensors.end();
   }
 
   void parse_item(std::string_view name, Object item) {
@@ -159,7 +225,13 @@ class Parser {
       return;
     }
     const Object state = attributes(item, MetadataGlobal::tensor_storage, "item",
-                                    "TensorStorageMetadata or BytesStorageMetadata");
+                                    "TensorStorageMetadata or BytesStorageMetadata",
+                                    {"properties", "size", "chunks"});
+    if (const auto refusal = refusal_of(state)) {
+      result_.contents.values.push_back({std::string(name), {}});
+      result_.refused_tensors.emplace(name, refusal->at_tensor(std::string(name)));
+      return;
+    }
     TensorEntry& tensor = result_.contents.tensors.emplace_back();
     tensor.meta.fqn = name;
     const Object properties = attribute(state, "properties");
@@ -176,8 +248,8 @@ class Parser {
     for (std::size_t i = 0; i < num_chunks; ++i) {
       const Object chunk = chunks.item(i);
       budget_.spend(chunk, 128);
-      const Object box =
-          attributes(chunk, MetadataGlobal::chunk_storage, "chunk", "ChunkStorageMetadata");
+      const Object box = attributes(chunk, MetadataGlobal::chunk_storage, "chunk",
+                                    "ChunkStorageMetadata", {"offsets", "sizes"});
       Region region = Box{parse_sizes(attribute(box, "offsets"), "offsets of a chunk"),
                           parse_sizes(attribute(box, "sizes"), "sizes of a chunk")};
       if (const auto problem = region_error(region, tensor.meta.shape)) {
@@ -189,9 +261,31 @@ class Parser {
     result_.storage.pieces.emplace_back(num_chunks, kNowhere);
   }
 
+  /// Returns why a tensor is not read, if its elements are quantized.
+  static std::optional<Error> refusal_of(Object tensor_storage) {
+    const Object properties = attribute(tensor_storage, "properties");
+    if (!is_instance(properties, MetadataGlobal::tensor_properties)) return std::nullopt;
+    const auto state = properties.call_state("properties");
+    if (!state || !state->is(ObjectKind::tuple) || state->num_items("properties") == 0) {
+      return std::nullopt;
+    }
+    const Object dtype = state->item(0);
+    if (!dtype.is(ObjectKind::global) ||
+        dtype.meaning("dtype") != number(MetadataGlobal::quantized_dtype)) {
+      return std::nullopt;
+    }
+    const Shape sizes = parse_sizes(attribute(tensor_storage, "size"), "size");
+    return dtype.error(ErrorKind::unsupported,
+                       "tensor: expected a dense tensor with its bytes, found a quantized tensor " +
+                           std::string(dtype.global_name("dtype")) + " " + shape_to_string(sizes));
+  }
+
   /// Checks the properties that a dense tensor must have, and returns the dtype.
   static DType parse_dtype_of(Object properties) {
     constexpr std::string_view kRule = "properties";
+    if (is_class_of_dcp(properties)) {
+      refuse_class_of_newer_torch(properties, kRule, "TensorProperties");
+    }
     if (!is_instance(properties, MetadataGlobal::tensor_properties)) {
       properties.fail_expected(kRule, "TensorProperties");
     }
@@ -274,8 +368,9 @@ class Parser {
   void parse_storage_data(Object storage_data) {
     const std::size_t num_entries = storage_data.num_entries("storage_data");
     for (std::size_t i = 0; i < num_entries; ++i) {
-      const Object index = attributes(storage_data.entry_key(i), MetadataGlobal::metadata_index,
-                                      "key of storage_data", "MetadataIndex");
+      const Object index =
+          attributes(storage_data.entry_key(i), MetadataGlobal::metadata_index,
+                     "key of storage_data", "MetadataIndex", {"fqn", "offset", "index"});
       const std::string_view fqn = attribute(index, "fqn").as_str("fqn");
       try {
         parse_storage_entry(fqn, index, storage_data.entry_value(i));
@@ -293,6 +388,11 @@ class Parser {
     const StorageInfo info = parse_storage_info(value);
     const auto offset = index.find("offset");
     const bool has_offset = offset && !offset->is(ObjectKind::none);
+    if (place->second.is_value && is_refused_tensor(fqn)) {  // of its chunks, the first is noted
+      StorageInfo& at = result_.storage.values[place->second.index];
+      if (at.nbytes == 0) at = info;
+      return;
+    }
     if (place->second.is_value) {
       if (has_offset) fail(fqn, "storage_data", "a value without offset", offset->describe());
       put(fqn, result_.storage.values[place->second.index], info);
@@ -344,7 +444,8 @@ class Parser {
 
   StorageInfo parse_storage_info(Object object) {
     const Object state =
-        attributes(object, MetadataGlobal::storage_info, "place in storage_data", "_StorageInfo");
+        attributes(object, MetadataGlobal::storage_info, "place in storage_data", "_StorageInfo",
+                   {"relative_path", "offset", "length", "transform_descriptors"});
     if (const auto descriptors = state.find("transform_descriptors");
         descriptors && !descriptors->is(ObjectKind::none)) {
       const std::size_t num = descriptors->num_items("transform_descriptors");
@@ -352,7 +453,8 @@ class Parser {
         const Object first = descriptors->item(0);
         first.fail(ErrorKind::unsupported, "transform_descriptors: expected none, found " +
                                                first.describe() +
-                                               " (compressed or encrypted by a stream extension?)");
+                                               " (items written through a stream extension; load "
+                                               "the checkpoint in PyTorch and save it without)");
       }
     }
     StorageInfo info;
@@ -517,6 +619,7 @@ class Parser {
     for (const int rank : rank_of) {
       result_.contents.world_size = std::max(result_.contents.world_size, rank + 1);
     }
+    result_.storage.ranks = rank_of;
     for (std::size_t t = 0; t < result_.contents.tensors.size(); ++t) {
       for (std::size_t p = 0; p < result_.storage.pieces[t].size(); ++p) {
         result_.contents.tensors[t].pieces[p].rank = rank_of[result_.storage.pieces[t][p].file];
@@ -535,6 +638,16 @@ class Parser {
   std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;  // by tensor, where needed
 };
 
+/// PyTorch would run such a call, so the whole file is refused.
+void refuse_foreign_calls(const pickle::ObjectGraph& graph) {
+  for (std::size_t id = 0; id < graph.num_objects(); ++id) {
+    const Object object = graph.object(id);
+    if (!pickle::is_foreign_function_call(object) || is_class_of_dcp(object)) continue;
+    object.fail(ErrorKind::unsupported, "foreign global " + pickle::foreign_name(object) +
+                                            ": not in the allow-list; nothing was executed");
+  }
+}
+
 }  // namespace
 
 Metadata parse_metadata(std::vector<char> bytes, const std::string& path) {
@@ -543,8 +656,12 @@ Metadata parse_metadata(std::vector<char> bytes, const std::string& path) {
                           "the save did not finish?");
   }
   const pickle::ObjectGraph graph =
-      pickle::unpickle(std::move(bytes), {.path = path}, metadata_globals());
-  return Parser(graph, path).parse();
+      pickle::unpickle(std::move(bytes), {.path = path}, metadata_globals(),
+                       {.policy = pickle::ForeignGlobals::Policy::record});
+  refuse_foreign_calls(graph);
+  Metadata metadata = Parser(graph, path).parse();
+  metadata.foreign_names = pickle::foreign_names(graph, kMaxNames);
+  return metadata;
 }
 
 }  // namespace tessera::formats::dcp

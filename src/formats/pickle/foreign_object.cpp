@@ -18,6 +18,17 @@ constexpr std::pair<std::string_view, std::string_view> kMakers[] = {
     {"copyreg", "__newobj_ex__"},
 };
 
+// Modules whose objects are pickled as calls of their class.
+constexpr std::string_view kModulesOfClasses[] = {"collections", "datetime", "decimal", "fractions",
+                                                  "numpy",       "pathlib",  "uuid",    "zoneinfo"};
+constexpr std::string_view kBuiltinClasses[] = {"range", "xrange", "slice"};
+
+/// Says whether `module` is `parent` or in it.
+bool is_within(std::string_view module, std::string_view parent) {
+  return module.starts_with(parent) &&
+         (module.size() == parent.size() || module[parent.size()] == '.');
+}
+
 // Pickles of protocol 2 and below call the builtins module, and range, by their Python 2 names.
 std::string dotted_name(Object global) {
   const std::string_view module = global.global_module("global");
@@ -95,6 +106,20 @@ std::string foreign_in_words(Object object) {
   if (std::string array = numpy_array_in_words(object); !array.empty()) return array;
   const bool is_object = object.is_instance() || class_given_to_maker(object).has_value();
   return (is_object ? "object of class " : "call of ") + foreign_name(object);
+}
+
+bool is_foreign_function_call(Object object) {
+  if (!object.is(ObjectKind::call) || !is_foreign(object) || object.is_instance() ||
+      class_given_to_maker(object)) {
+    return false;
+  }
+  const std::string_view module = object.global_module("call");
+  if (module == "builtins" || module == "__builtin__") {
+    return std::ranges::find(kBuiltinClasses, object.global_name("call")) ==
+           std::end(kBuiltinClasses);
+  }
+  return std::ranges::none_of(kModulesOfClasses,
+                              [&](std::string_view known) { return is_within(module, known); });
 }
 
 std::optional<Object> entries_as_dict(Object object) {

@@ -21,6 +21,10 @@ std::string foreign_name(Object object);
 /// Says what a foreign object is: `object of class argparse.Namespace`, `call of os.system`.
 std::string foreign_in_words(Object object);
 
+/// Says whether a foreign object is what a function returned, as far as its name tells. Objects of
+/// classes are not, nor those of the standard library's and NumPy's classes.
+bool is_foreign_function_call(Object object);
+
 /// Returns the object that holds the attributes of a foreign object as entries, if the caller asked
 /// to read its class as a dict and its state is one: the dict given to BUILD, or for a class
 /// derived from dict the entries put into the object. Nothing if its state is anything else.

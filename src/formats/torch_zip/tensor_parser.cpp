@@ -6,7 +6,7 @@
 #include "base/checked_math.h"
 #include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
-#include "formats/torch_zip/tensor_subclass.h"
+#include "formats/torch_zip/tensor_in_words.h"
 
 namespace tessera::formats::torch_zip {
 namespace {
@@ -198,13 +198,13 @@ std::size_t num_fixed_arguments(const RebuildCall& call) {
     case TensorGlobal::rebuild_tensor_v3:
       return 7;
     case TensorGlobal::sparse_tensor:
-      refuse(call.object, "a sparse tensor");
+      refuse(call.object, sparse_tensor_in_words(call.arguments));
     case TensorGlobal::quantized_tensor:
-      refuse(call.object, "a quantized tensor");
+      refuse(call.object, quantized_tensor_in_words(call.arguments));
     case TensorGlobal::meta_tensor:
-      refuse(call.object, "a tensor on the meta device");
+      refuse(call.object, meta_tensor_in_words(call.arguments));
     case TensorGlobal::nested_tensor:
-      refuse(call.object, "a nested tensor");
+      refuse(call.object, nested_tensor_in_words(call.arguments));
     case TensorGlobal::device_tensor:
       refuse(call.object, "a tensor that only its device can hold");
     default:

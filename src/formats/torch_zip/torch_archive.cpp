@@ -329,6 +329,34 @@ class Flattener {
   std::set<std::uint32_t> modules_;  // ids of the outermost
 };
 
+struct OtherArchive {
+  std::string_view name;
+  std::string_view advice;
+};
+
+/// Recognises the archives that other functions of torch write, by a member that only they have.
+std::optional<OtherArchive> archive_of_another_kind(const zip::ZipReader& zip) {
+  constexpr OtherArchive kExported{
+      "an exported program (.pt2)",
+      "torch.export.load it, and torch.save the state_dict of the program"};
+  constexpr OtherArchive kPackage{
+      "an archive of torch.package",
+      "load what it holds with torch.package.PackageImporter, and torch.save that"};
+  const auto in_folder = [](std::string_view name, std::string_view end) {
+    return name.ends_with(end) && name.find('/') == name.size() - end.size();
+  };
+  for (const zip::Member& member : zip.members()) {
+    const std::string_view name = member.name;
+    if (in_folder(name, "/archive_format") || name == "archive_format" ||
+        name == "serialized_exported_program.json") {
+      return kExported;
+    }
+    const std::size_t slash = std::min(name.find('/'), name.size());
+    if (name.substr(slash) == "/.data/extern_modules") return kPackage;
+  }
+  return std::nullopt;
+}
+
 /// Flips the sign bits that torch would flip. Requires: a floating-point or complex dtype.
 void apply_signs(const TensorRecord& tensor, std::span<std::byte> out) {
   const bool is_pair = is_complex(tensor.dtype);
@@ -433,6 +461,9 @@ using Refuse = std::function<void(ErrorKind kind, std::string_view rule, std::st
 /// Returns the member `<prefix>/data.pkl`.
 std::size_t find_pickle(const zip::ZipReader& zip, const Refuse& refuse) {
   constexpr std::string_view kPickleName = "/data.pkl";
+  if (const auto other = archive_of_another_kind(zip)) {
+    refuse(ErrorKind::unsupported, "archive", "a torch.save file", other->name, other->advice);
+  }
   std::optional<std::size_t> pickle_member;
   for (std::size_t i = 0; i < zip.members().size(); ++i) {
     const std::string_view name = zip.members()[i].name;

@@ -23,4 +23,13 @@ std::optional<LocalTensor> local_tensor(pickle::Object call, pickle::Object type
 /// of torch, or its state is not what torch 2.11 writes.
 std::string tensor_subclass_in_words(pickle::Object call, pickle::Object type);
 
+// These return what a tensor is that is not dense, from the arguments that torch rebuilds it from.
+// They leave out what is not as torch 2.11 writes it.
+
+std::string sparse_tensor_in_words(
+    pickle::Object arguments);  // `a sparse tensor sparse_coo [3, 3]`
+std::string quantized_tensor_in_words(pickle::Object arguments);  // `a quantized tensor qint8 [2]`
+std::string nested_tensor_in_words(pickle::Object arguments);     // `a nested tensor of 2 tensors`
+std::string meta_tensor_in_words(pickle::Object arguments);
+
 }  // namespace tessera::formats::torch_zip

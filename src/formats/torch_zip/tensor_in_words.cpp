@@ -1,5 +1,6 @@
-#include "formats/torch_zip/tensor_subclass.h"
+#include "formats/torch_zip/tensor_in_words.h"
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 
@@ -104,6 +105,39 @@ std::string sharded_tensor_in_words(Object call) {
          (sizes.empty() || offsets.empty() ? "" : ", " + sizes + " at " + offsets);
 }
 
+/// Returns ` name`, or an empty text for an empty name.
+std::string behind_space(std::string_view name) {
+  return name.empty() ? std::string() : " " + std::string(name);
+}
+
+/// Returns `sparse_csr` for a torch.layout.
+std::string layout_in_words(std::optional<Object> layout) {
+  constexpr std::string_view kPrefix = "torch.";
+  std::string_view name;
+  if (layout && layout->is(ObjectKind::call)) {
+    layout = item_of(layout->call_arguments("layout"), 0);
+    if (layout && layout->is(ObjectKind::str)) name = layout->as_text("layout");
+  } else if (layout && layout->is(ObjectKind::global)) {
+    name = layout->global_name("layout");
+  }
+  if (name.starts_with(kPrefix)) name.remove_prefix(kPrefix.size());
+  return printable(name, 40);
+}
+
+/// Returns `qint8` for a storage of class torch.QInt8Storage.
+std::string quantized_dtype_in_words(const std::optional<Object>& storage) {
+  constexpr std::string_view kSuffix = "Storage";
+  if (!storage || !storage->is(ObjectKind::persistent)) return {};
+  const std::optional<Object> type = item_of(storage->persistent_id("storage"), 1);
+  if (!type || !type->is(ObjectKind::global)) return {};
+  std::string name = printable(type->global_name("storage"), 40);
+  if (name.ends_with(kSuffix)) name.resize(name.size() - kSuffix.size());
+  std::ranges::transform(name, name.begin(), [](char letter) {
+    return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+  });
+  return name;
+}
+
 }  // namespace
 
 std::optional<LocalTensor> local_tensor(Object call, Object type) {
@@ -120,6 +154,40 @@ std::optional<LocalTensor> local_tensor(Object call, Object type) {
   if (!tensor) return std::nullopt;
   const std::string local_shape = tensor_shape_in_words(tensor);
   return LocalTensor{*tensor, !local_shape.empty() && local_shape == whole_shape_in_words(call)};
+}
+
+std::string sparse_tensor_in_words(Object arguments) {
+  // The size is the last of the parts, but for a flag that only sparse_coo has.
+  const std::optional<Object> parts = item_of(arguments, 1);
+  std::string shape = shape_in_words(item_of(parts, 3));
+  if (shape.empty()) shape = shape_in_words(item_of(parts, 2));
+  return "a sparse tensor" + behind_space(layout_in_words(item_of(arguments, 0))) +
+         behind_space(shape);
+}
+
+std::string quantized_tensor_in_words(Object arguments) {
+  return "a quantized tensor" + behind_space(quantized_dtype_in_words(item_of(arguments, 0))) +
+         behind_space(shape_in_words(item_of(arguments, 2)));
+}
+
+std::string nested_tensor_in_words(Object arguments) {
+  const std::optional<Object> sizes = item_of(arguments, 1);  // a row of sizes for each tensor
+  const std::optional<Object> shape = sizes && sizes->is(ObjectKind::call)
+                                          ? item_of(sizes->call_arguments("sizes"), 2)
+                                          : std::nullopt;
+  const std::optional<Object> num_rows = item_of(shape, 0);
+  if (!num_rows || !num_rows->is(ObjectKind::integer)) return "a nested tensor";
+  return "a nested tensor of " + std::to_string(num_rows->as_integer("sizes")) + " tensors";
+}
+
+std::string meta_tensor_in_words(Object arguments) {
+  const std::optional<Object> dtype = item_of(arguments, 0);
+  std::string name;
+  if (dtype && dtype->is(ObjectKind::global)) name = printable(dtype->global_name("dtype"), 40);
+  return "a tensor on the meta device" +
+         (name.empty()
+              ? ""
+              : "," + behind_space(name) + behind_space(shape_in_words(item_of(arguments, 1))));
 }
 
 std::string tensor_subclass_in_words(Object call, Object type) {

@@ -1,0 +1,149 @@
+#include "formats/dcp/nested_tensors.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace tessera::formats::dcp {
+namespace {
+
+using torch_zip::Leaf;
+using torch_zip::Leaves;
+using torch_zip::TensorRecord;
+
+struct TensorRow {
+  TensorEntry entry;
+  std::vector<StorageInfo> places;
+  std::shared_ptr<const Chunk> chunk{};  // set for a part of a value
+};
+
+struct ValueRow {
+  ValueEntry entry;
+  StorageInfo place;
+  std::optional<std::variant<Value, Error>> content{};  // set for a part of a value
+};
+
+/// Says whether a value must be taken apart: it holds a tensor, or what is refused.
+bool holds_more_than_values(const std::vector<Leaf>& leaves) {
+  return std::ranges::any_of(leaves, [](const Leaf& leaf) {
+    return !leaf.path.empty() && !std::holds_alternative<Value>(leaf.content);
+  });
+}
+
+class Parts {
+ public:
+  Parts(Metadata& metadata, const std::string& path) : metadata_(metadata), path_(path) {
+    CheckpointContents& contents = metadata.contents;
+    for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+      tensors_.push_back({std::move(contents.tensors[t]), std::move(metadata.storage.pieces[t])});
+    }
+  }
+
+  void keep(ValueEntry entry, const StorageInfo& info) {
+    values_.push_back({std::move(entry), info});
+  }
+
+  void add(const std::string& name, const StorageInfo& info,
+           const std::shared_ptr<const Item>& item, std::vector<Leaf> leaves) {
+    for (Leaf& leaf : leaves) {
+      KeyPath key_path{name};
+      key_path.insert(key_path.end(), leaf.path.begin(), leaf.path.end());
+      std::string fqn = spell(key_path);
+      if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
+        add_tensor(std::move(fqn), std::move(key_path), info, item, std::move(*record));
+      } else if (auto* value = std::get_if<Value>(&leaf.content)) {
+        values_.push_back({{std::move(fqn), std::move(key_path)}, info, std::move(*value)});
+      } else {
+        const Error refusal = std::get<Error>(leaf.content).at_tensor(fqn);
+        values_.push_back({{std::move(fqn), std::move(key_path)}, info, refusal});
+      }
+    }
+  }
+
+  /// Puts everything back, sorted by name.
+  void finish(NestedTensors& nested) {
+    std::ranges::stable_sort(tensors_, {}, [](const TensorRow& row) -> const std::string& {
+      return row.entry.meta.fqn;
+    });
+    std::ranges::stable_sort(
+        values_, {}, [](const ValueRow& row) -> const std::string& { return row.entry.name; });
+    require_unique_names();
+    CheckpointContents& contents = metadata_.contents;
+    Storage& storage = metadata_.storage;
+    contents.tensors.clear();
+    contents.values.clear();
+    storage.pieces.clear();
+    storage.values.clear();
+    for (TensorRow& row : tensors_) {
+      if (row.chunk) nested.tensors.emplace(contents.tensors.size(), std::move(row.chunk));
+      contents.tensors.push_back(std::move(row.entry));
+      storage.pieces.push_back(std::move(row.places));
+    }
+    for (ValueRow& row : values_) {
+      if (row.content) nested.values.emplace(contents.values.size(), std::move(*row.content));
+      contents.values.push_back(std::move(row.entry));
+      storage.values.push_back(row.place);
+    }
+  }
+
+ private:
+  void add_tensor(std::string fqn, KeyPath key_path, const StorageInfo& info,
+                  const std::shared_ptr<const Item>& item, TensorRecord record) {
+    TensorEntry entry;
+    entry.meta = {.fqn = std::move(fqn), .dtype = record.dtype, .shape = record.shape};
+    validate_tensor_meta(entry.meta, item->file->path());
+    entry.key_path = std::move(key_path);
+    entry.pieces.push_back({whole_box(record.shape), metadata_.storage.ranks[info.file]});
+    tensors_.push_back(
+        {std::move(entry), {info}, std::make_shared<const Chunk>(Chunk{item, std::move(record)})});
+  }
+
+  void require_unique_names() const {
+    std::vector<std::string_view> names;
+    for (const TensorRow& row : tensors_) names.emplace_back(row.entry.meta.fqn);
+    for (const ValueRow& row : values_) names.emplace_back(row.entry.name);
+    std::ranges::sort(names);
+    const auto twice = std::ranges::adjacent_find(names);
+    if (twice == names.end()) return;
+    throw Error::expected(ErrorKind::unsupported, {.path = path_, .fqn = std::string(*twice)},
+                          "flattened name", "one entry", "two of different paths",
+                          "save one of them under another key");
+  }
+
+  Metadata& metadata_;
+  const std::string& path_;
+  std::vector<TensorRow> tensors_;
+  std::vector<ValueRow> values_;
+};
+
+}  // namespace
+
+NestedTensors take_values_apart(Metadata& metadata, const std::string& path, const OpenItem& open) {
+  NestedTensors nested;
+  Parts parts(metadata, path);
+  for (std::size_t v = 0; v < metadata.contents.values.size(); ++v) {
+    ValueEntry& value = metadata.contents.values[v];
+    const StorageInfo& info = metadata.storage.values[v];
+    const bool is_refused = metadata.refused_tensors.contains(value.name);
+    std::shared_ptr<const Item> item;
+    Leaves flattened;
+    try {
+      if (!is_refused) item = open(info);
+      if (item) flattened = item->archive.flatten();
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    }
+    if (!holds_more_than_values(flattened.leaves)) {
+      parts.keep(std::move(value), info);
+      continue;
+    }
+    parts.add(value.name, info, item, std::move(flattened.leaves));
+    nested.taken_apart.push_back(
+        {std::move(value.name), info, std::move(item), std::move(flattened.opened_classes)});
+  }
+  parts.finish(nested);
+  return nested;
+}
+
+}  // namespace tessera::formats::dcp
