@@ -150,6 +150,12 @@ class JsonSchemasTest(unittest.TestCase):
                               valid / "degenerate")
         self.assertFalse(document["equal"])
 
+    def test_scan(self):
+        scanned = OPTIONS.fixtures / "pickle_scan"
+        for name in ("harmless", "zip", "extension.pkl", "computed_names.pkl", "cut_short.pkl"):
+            document = self.check("ckpt-inspect scan", "ckpt-inspect", "scan", "--json", scanned / name)
+            self.assertEqual(document["clean"], name == "harmless")
+
     def test_hash_check(self):
         valid = OPTIONS.fixtures / "dcp"
         manifest = pathlib.Path(self.folder.name) / "manifest"

@@ -25,7 +25,9 @@ FORMAT = re.compile(r"\bFormat::(native|dcp|safetensors|torch_zip)\b")
 FORMAT_FOLDERS = {"native": "native", "dcp": "dcp", "safetensors": "safetensors", "torch_zip": "torch_zip"}
 FORMAT_REGISTRY = {"include/tessera/formats/format.h"}
 
-FILE_NAMES = {"native": re.compile(r"\"[^\"]*(index\.h5|rank-)"), "dcp": re.compile(r"\"[^\"]*\.(metadata|distcp)\b"),
+# Python's modules torch.distributed.checkpoint.metadata and …sharded_tensor.metadata are no files.
+FILE_NAMES = {"native": re.compile(r"\"[^\"]*(index\.h5|rank-)"),
+              "dcp": re.compile(r"\"[^\"]*(?<!checkpoint)(?<!sharded_tensor)\.(metadata|distcp)\b"),
               "safetensors": re.compile(r"\"[^\"]*\.safetensors"), "bin": re.compile(r"\"[^\"]*pytorch_model")}
 
 OPTION = re.compile(r"\"(?:[^\"\\]|\\.)*(?<![\w-])--[a-z][a-z-]+")

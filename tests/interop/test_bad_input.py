@@ -53,7 +53,7 @@ def test_every_bad_file_is_refused(path, row, tmp_path):
     refuse(path, tmp_path, path.name, *row["contains"])
 
 
-@pytest.mark.parametrize("verb", ["ls", "tree", "stats", "layout", "show"])
+@pytest.mark.parametrize("verb", ["ls", "tree", "stats", "layout", "show", "scan"])
 def test_every_verb_survives_every_bad_file(verb, tmp_path):
     """Shows E3. No verb crashes, hangs or runs anything, whatever it makes of the file."""
 

@@ -509,6 +509,23 @@ def test_verify_returns_all_that_is_wrong(damaged):
         tessera.verify(damaged / "nothing")
 
 
+def test_scan_finds_what_the_tool_finds():
+    folder = FIXTURES / "pickle_scan"
+    for path in (folder / "zip", folder / "harmless", folder / "extension.pkl", folder / "cut_short.pkl"):
+        scanned = tessera.scan(path)
+        found = json.loads(run("ckpt-inspect", "scan", path, "--json").stdout)
+        assert scanned.clean == found["clean"] == (path.name == "harmless")
+        assert (scanned.files, scanned.pickles) == (found["files"], found["pickles"])
+        assert [(name.verdict, name.called, name.times) for name in scanned.names] == [
+            (name["verdict"], name["called"], name["times"]) for name in found["names"]]
+        assert [(place.path, place.member or "", place.offset) for name in scanned.names for place in name.places] == [
+            (place["file"], place["member"], place["offset"]) for name in found["names"] for place in name["places"]]
+        assert [(problem.kind, problem.path, problem.expected) for problem in scanned.problems] == [
+            (problem["kind"], problem["file"], problem["expected"]) for problem in found["problems"]]
+    with pytest.raises(tessera.Error, match="nothing"):
+        tessera.scan(folder / "nothing")
+
+
 def test_verify_looks_at_numbers_and_notes_when_asked(tmp_path):
     save_file({"w": torch.tensor([1.0, float("nan")])}, tmp_path / "w.safetensors")
     path = tmp_path / "w.safetensors"

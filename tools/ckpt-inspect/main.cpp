@@ -4,6 +4,7 @@
 #include "ckpt-inspect/ls_command.h"
 #include "ckpt-inspect/plan_command.h"
 #include "ckpt-inspect/report_command.h"
+#include "ckpt-inspect/scan_command.h"
 #include "ckpt-inspect/show_command.h"
 #include "ckpt-inspect/stats_command.h"
 #include "ckpt-inspect/tree_command.h"
@@ -25,6 +26,7 @@ int main(int argc, char** argv) {
     HashOptions hash;
     ReportOptions report;
     VerifyCommandOptions verify;
+    ScanCommandOptions scan;
     add_tree_command(line, tree, terminal);
     add_ls_command(line, ls, terminal);
     add_show_command(line, show, terminal);
@@ -34,6 +36,7 @@ int main(int argc, char** argv) {
     add_diff_command(line, diff, terminal);
     add_hash_command(line, hash, terminal);
     add_verify_command(line, verify, terminal);
+    add_scan_command(line, scan, terminal);
     add_report_command(line, report, terminal);
     line.add_section("Formats", format_rows());
     line.set_default_command("tree");

@@ -18,7 +18,7 @@ from python_environment import python_environment
 LABELS = ("unit", "property", "cli", "fuzz", "browser", "interop", "distributed", "cuda", "development", "slow",
           "interop-torchrec", "interop-frameworks")
 NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow", "interop-torchrec", "interop-frameworks"}
-ON_DEMAND = "^(slow|interop-torchrec|interop-frameworks)$"  # labels that only --label runs
+ON_DEMAND = "^(slow|interop-torchrec|interop-frameworks|interop-scanners)$"  # labels that only --label runs
 CORE_LABELS = ("unit", "property", "cli", "fuzz")  # what runs a second time under the sanitizers
 ONLY_SANITIZED = {"fuzz"}  # what runs there alone
 SANITIZED = ("unit_tests", "embedding_kernel_tests", "property_tests", "cli_unit_tests", "fuzz_replay", "ckpt-inspect",

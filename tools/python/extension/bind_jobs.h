@@ -7,6 +7,9 @@ namespace tessera::python {
 /// Adds `verify`, which finds the errors in a checkpoint.
 void bind_verify(nanobind::module_& module);
 
+/// Adds `scan`, which tells what pickles would import and call.
+void bind_scan(nanobind::module_& module);
+
 /// Adds `move`, which moves a checkpoint, a subset of one, or several merged into one.
 void bind_move(nanobind::module_& module);
 

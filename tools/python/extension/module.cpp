@@ -26,5 +26,6 @@ NB_MODULE(_core, module) {
   tessera::python::translate_errors();
   tessera::python::bind_reader(module);
   tessera::python::bind_verify(module);
+  tessera::python::bind_scan(module);
   tessera::python::bind_move(module);
 }

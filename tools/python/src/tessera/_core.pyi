@@ -8,6 +8,9 @@ DEFAULT_EXTRA_FILES_NBYTES: int
 
 _Finding = tuple[str, str, str | None, str | None, tuple[int, int] | None, str, str, str]
 
+_ScannedName = tuple[str, str, str | None, bool, int, list[tuple[str, str | None, int]]]
+_ScanProblem = tuple[str, str, str | None, int | None, str, str]
+
 class _Summary(TypedDict):
     source_format: str
     format: str
@@ -82,5 +85,6 @@ def parse_size(text: bytes) -> int | None: ...
 def to_float32(dtype: str, bytes: Any, out: Any) -> None: ...
 def verify(path: bytes, flat_layout: bytes, as_dict: Sequence[bytes], values: bool, memory: int, threads: int,
            progress: Callable[[int, int], object] | None) -> list[_Finding]: ...
+def scan(paths: Sequence[bytes]) -> tuple[list[_ScannedName], list[_ScanProblem], int, int]: ...
 def move(sources: Sequence[tuple[bytes, bytes]], destination: bytes, options: _MoveOptions,
          progress: Callable[[int, int], object] | None) -> _Summary: ...

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+
+namespace tessera::inspect {
+
+/// What a name in a pickle can do to whoever loads it. From harmless to worst.
+enum class Verdict : std::uint8_t {
+  known,      // torch.load(weights_only=True) allows it, or DCP's metadata needs it
+  plain,      // a value of the standard library or NumPy, without effects
+  opaque,     // of another package: nobody knows what its code does
+  dangerous,  // can run code or reach the system
+};
+
+/// Returns the enumerator's name.
+std::string_view to_string(Verdict verdict);
+
+/// Where a pickle imports a name.
+struct ScannedPlace {
+  std::string path{};        // of the file
+  std::string member{};      // of an archive: `archive/data.pkl`; empty: the file itself
+  std::uint64_t offset = 0;  // of the opcode, within the member or the file. Units: bytes
+};
+
+/// A class or function that pickles import.
+struct ScannedName {
+  static constexpr std::size_t kMaxPlaces = 100;
+
+  Verdict verdict = Verdict::opaque;
+  std::string module{};
+  std::string name{};                  // `system`; with dots if it is an attribute of an attribute
+  std::string reason{};                // of a dangerous one, in words
+  bool is_called = false;              // called, or an object of it made
+  std::uint64_t num_times = 0;         // how often it is imported
+  std::vector<ScannedPlace> places{};  // at most kMaxPlaces: the first in each pickle
+
+  /// Returns `os.system`.
+  std::string in_words() const;
+};
+
+/// What makes a scan incomplete, or what an honest writer does not write.
+struct ScanProblem {
+  enum class Kind : std::uint8_t {
+    broken_pickle,  // loaders stop here with an error, but have run what comes before
+    archive,        // parts of an archive contradict each other
+    not_looked_at,  // a limit, a compression, a link, or a file that cannot be read
+  };
+  Kind kind = Kind::not_looked_at;
+  std::string path{};
+  std::string member{};
+  std::optional<std::uint64_t> offset{};
+  std::string expected{};
+  std::string found{};
+};
+
+/// Returns `broken pickle`, `archive` or `not looked at`.
+std::string_view to_string(ScanProblem::Kind kind);
+
+/// What a scan found.
+struct PickleScanReport {
+  std::vector<ScannedName> names{};     // the worst first, then by name
+  std::vector<ScanProblem> problems{};  // in the order of the files
+  std::uint64_t num_files = 0;          // that were looked at
+  std::uint64_t num_pickles = 0;
+
+  /// Returns how many names have the verdict.
+  std::size_t count(Verdict verdict) const;
+  /// Says whether nothing is dangerous and everything was looked at.
+  bool is_clean() const { return count(Verdict::dangerous) == 0 && problems.empty(); }
+};
+
+/// Limits for the cost of a scan of hostile files. What they leave out is a problem in the report.
+struct PickleScanLimits {
+  std::uint64_t max_inflated_nbytes = std::uint64_t{64} << 20;  // of one compressed member
+  std::uint64_t max_files = 1'000'000;
+  int max_folders_deep = 64;
+};
+
+/// Finds the pickles in files and folders, and what each would import and call when Python loads
+/// it. Runs and imports nothing. Looks into zip archives (also damaged ones), tars, NumPy files and
+/// compressed files, and at several pickles in a row. Goes on after a problem. Folders are searched
+/// with all below them; links in them are not followed.
+/// Throws: Error(not_found) if a path is missing.
+PickleScanReport scan_pickles(const FileSystem& fs, const std::vector<std::string>& paths,
+                              const PickleScanLimits& limits = {});
+
+}  // namespace tessera::inspect

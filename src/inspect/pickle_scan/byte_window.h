@@ -1,0 +1,81 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/base/byte_range.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::inspect {
+
+/// Part of another file, as a file of its own. The other file must outlive it. Thread-safe.
+class FileSlice final : public ReadableFile {
+ public:
+  /// Requires: `range` lies within the file.
+  FileSlice(const ReadableFile& file, ByteRange range) : file_(&file), range_(range) {}
+
+  const std::string& path() const override { return file_->path(); }
+  std::uint64_t nbytes() const override { return range_.nbytes(); }
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
+    file_->read_at(range_.begin + offset, out);
+  }
+
+ private:
+  const ReadableFile* file_;
+  ByteRange range_;
+};
+
+/// Bytes in memory as a file. Owns them. Thread-safe.
+class BytesFile final : public ReadableFile {
+ public:
+  BytesFile(std::string path, std::string bytes)
+      : path_(std::move(path)), bytes_(std::move(bytes)) {}
+
+  const std::string& path() const override { return path_; }
+  std::uint64_t nbytes() const override { return bytes_.size(); }
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const override;
+
+ private:
+  std::string path_;
+  std::string bytes_;
+};
+
+/// Returns the bytes at `offset`, at most `max_nbytes` and fewer at the end of the file.
+std::string read_some(const ReadableFile& file, std::uint64_t offset, std::uint64_t max_nbytes);
+
+/// Reads a file from front to back through a small buffer. What is skipped is not read. The file
+/// must outlive it.
+class ByteWindow {
+ public:
+  ByteWindow(const ReadableFile& file, std::uint64_t position)
+      : file_(&file), position_(position), nbytes_(file.nbytes()) {}
+
+  std::uint64_t position() const { return position_; }
+  std::uint64_t nbytes_left() const { return nbytes_ - position_; }
+
+  /// Returns the next byte, or nothing at the end.
+  std::optional<unsigned char> next();
+  /// Returns the next `num_bytes` as a little-endian number, or nothing if fewer are left.
+  /// Requires: num_bytes <= 8.
+  std::optional<std::uint64_t> number(int num_bytes);
+  /// Passes over bytes. Returns false if fewer are left, and is then at the end.
+  bool skip(std::uint64_t num_bytes);
+  /// Passes over a line and returns its range without the line break. Does what Python's unpicklers
+  /// do with a last line that has no line break: they drop its last byte.
+  ByteRange line();
+
+ private:
+  void fill();
+
+  const ReadableFile* file_;
+  std::uint64_t position_;
+  std::uint64_t nbytes_;
+  std::uint64_t buffer_begin_ = 0;
+  std::size_t buffer_nbytes_ = 0;
+  std::array<std::byte, 16384> buffer_;
+};
+
+}  // namespace tessera::inspect

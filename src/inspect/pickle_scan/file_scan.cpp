@@ -1,0 +1,306 @@
+#include "inspect/pickle_scan/file_scan.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "base/digest.h"
+#include "formats/signatures.h"
+#include "formats/zip/zip_reader.h"
+#include "inspect/pickle_scan/byte_window.h"
+#include "inspect/pickle_scan/global_verdict.h"
+#include "inspect/pickle_scan/tar_entries.h"
+
+namespace tessera::inspect {
+namespace {
+
+constexpr int kMaxDepth = 6;  // of archives within archives
+constexpr std::size_t kHeadNbytes = 520;
+constexpr std::size_t kMaxPicklesInARow = 10'000;
+constexpr std::uint64_t kLeastBudgetNbytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t kBudgetPerByte = 4;
+
+constexpr std::string_view kNumpySignature("\x93NUMPY", 6);
+
+// Compressions that joblib undoes and this scan does not.
+constexpr std::pair<std::string_view, std::string_view> kOtherCompressions[] = {
+    {"BZh", "bzip2"},
+    {std::string_view("\xfd\x37zXZ\0", 6), "xz"},
+    {std::string_view("\x5d\0\0", 3), "lzma"},
+    {std::string_view("\x04\x22\x4d\x18", 4), "lz4"},
+    {std::string_view("\x28\xb5\x2f\xfd", 4), "zstd"},
+};
+
+/// Says whether the name says that the file is a pickle.
+bool is_pickle_name(std::string_view name) {
+  constexpr std::array<std::string_view, 5> kSuffixes = {".pkl", ".pickle", ".joblib", ".dill",
+                                                         ".pck"};
+  return std::ranges::any_of(kSuffixes,
+                             [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+/// Says whether bytes that could be anything are a pickle, from a walk up to its first error: it
+/// ends as a pickle does, or does something before it breaks off.
+bool is_pickle(const PickleWalk& walk) {
+  constexpr std::uint64_t kFewOpcodes = 4;
+  const bool is_whole = walk.has_stop && !walk.first_break && walk.num_opcodes > 1;
+  const bool acts = std::ranges::any_of(walk.globals, [](const WalkedGlobal& global) {
+    return global.is_called || global.is_changed || judge(global).verdict == Verdict::dangerous;
+  });
+  return is_whole || acts || (walk.has_protocol && walk.num_opcodes > kFewOpcodes);
+}
+
+/// Says whether torch before 0.1.10 reads pickles and raw tensors in turn from this member of a
+/// tar.
+bool has_raw_tensors(std::string_view name) {
+  return name == "storages" || name == "tensors" || name.ends_with("/storages") ||
+         name.ends_with("/tensors");
+}
+
+/// Drops what single bytes of numbers look like: codes and computed names that nothing uses.
+void drop_chance_finds(PickleWalk& walk) {
+  if (walk.has_protocol) return;
+  std::erase_if(walk.globals, [](const WalkedGlobal& global) {
+    return global.kind != WalkedGlobal::Kind::named && !global.is_called && !global.is_changed;
+  });
+}
+
+std::string within(const std::string& member, std::string_view name) {
+  return member.empty() ? std::string(name) : member + ": " + std::string(name);
+}
+
+bool is_zlib(std::string_view head) {
+  if (head.size() < 2 || head[0] != 0x78) return false;
+  return (0x78 * 256 + static_cast<unsigned char>(head[1])) % 31 == 0;
+}
+
+}  // namespace
+
+void ReportBuilder::add_problem(ScanProblem problem) {
+  if (report_.problems.size() < kMaxProblems) report_.problems.push_back(std::move(problem));
+}
+
+void ReportBuilder::add_pickle(const PickleWalk& walk, const ScannedPlace& place) {
+  ++report_.num_pickles;
+  for (const WalkedGlobal& global : walk.globals) {
+    const Judgement judgement = judge(global);
+    const Key key{judgement.verdict, global.module, global.name, std::string(judgement.reason)};
+    ScannedName& name = names_[key];
+    name.is_called |= global.is_called;
+    name.num_times += global.num_times;
+    if (name.places.size() < ScannedName::kMaxPlaces) {
+      name.places.push_back({place.path, place.member, global.offset});
+    }
+  }
+  const auto problem = [&](ScanProblem::Kind kind, const std::optional<PickleBreak>& at) {
+    if (at) add_problem({kind, place.path, place.member, at->offset, at->expected, at->found});
+  };
+  problem(ScanProblem::Kind::broken_pickle, walk.first_break);
+  problem(ScanProblem::Kind::not_looked_at, walk.limit);
+}
+
+PickleScanReport ReportBuilder::take() {
+  for (auto entry = names_.rbegin(); entry != names_.rend(); ++entry) {
+    auto& [key, name] = *entry;
+    std::tie(name.verdict, name.module, name.name, name.reason) = key;
+    report_.names.push_back(std::move(name));
+  }
+  names_.clear();
+  std::ranges::stable_sort(report_.names, [](const ScannedName& a, const ScannedName& b) {
+    if (a.verdict != b.verdict) return a.verdict > b.verdict;
+    return std::tie(a.module, a.name, a.reason) < std::tie(b.module, b.name, b.reason);
+  });
+  return std::move(report_);
+}
+
+FileScan::FileScan(ReportBuilder& report, const PickleScanLimits& limits, const ReadableFile& file)
+    : report_(report),
+      limits_(limits),
+      file_(file),
+      budget_nbytes_(std::max(kLeastBudgetNbytes, file.nbytes() * kBudgetPerByte)) {}
+
+void FileScan::run() {
+  report_.add_file();
+  scan(file_, "", 0);
+}
+
+void FileScan::not_looked_at(const std::string& member, std::string expected, std::string found) {
+  report_.add_problem({.kind = ScanProblem::Kind::not_looked_at,
+                       .path = file_.path(),
+                       .member = member,
+                       .expected = std::move(expected),
+                       .found = std::move(found)});
+}
+
+/// Bounds the work for members that lie on the same bytes.
+bool FileScan::spend(const std::string& member, std::uint64_t nbytes) {
+  const bool is_enough = nbytes <= budget_nbytes_;
+  budget_nbytes_ -= is_enough ? nbytes : budget_nbytes_;
+  if (!is_enough && !std::exchange(is_budget_spent_, true)) {
+    not_looked_at(member, "members that do not share bytes",
+                  "more bytes than the file has, many times");
+  }
+  return is_enough;
+}
+
+void FileScan::scan(const ReadableFile& file, const std::string& member, int depth) {
+  if (depth > kMaxDepth) {
+    return not_looked_at(
+        member, "at most " + std::to_string(kMaxDepth) + " archives within each other", "more");
+  }
+  const std::string head = read_some(file, 0, kHeadNbytes);
+  if (depth == 0 || head.starts_with(formats::detail::kZipSignature)) {
+    scan_zip(file, member, depth);
+  }
+  if (is_tar(head)) scan_tar(file, member, depth);
+  if (head.starts_with(kNumpySignature)) return scan_numpy(file, member);
+  const bool is_compressed = scan_compressed(file, member, depth);
+  const bool must_be = !is_compressed && is_pickle_name(member.empty() ? file.path() : member);
+  scan_pickles_at(file, 0, member, must_be ? Expect::pickle : Expect::anything);
+}
+
+void FileScan::add_faults(const std::vector<ArchiveFault>& faults, const std::string& member) {
+  for (const ArchiveFault& fault : faults) {
+    report_.add_problem(
+        {.kind = fault.is_looked_at ? ScanProblem::Kind::archive : ScanProblem::Kind::not_looked_at,
+         .path = file_.path(),
+         .member = fault.member.empty() ? member : within(member, fault.member),
+         .offset = fault.offset,
+         .expected = fault.expected,
+         .found = fault.found});
+  }
+}
+
+void FileScan::scan_zip(const ReadableFile& file, const std::string& member, int depth) {
+  const ZipListing listing = list_zip_entries(file);
+  add_faults(listing.faults, member);
+  std::set<std::tuple<std::string, std::uint64_t, std::uint64_t>> done;
+  for (const ZipEntry& entry : listing.entries) {
+    if (done.emplace(entry.name, entry.data.begin, entry.data.end).second) {
+      scan_zip_entry(file, entry, within(member, entry.name), depth);
+    }
+  }
+}
+
+void FileScan::scan_zip_entry(const ReadableFile& file, const ZipEntry& entry,
+                              const std::string& member, int depth) {
+  const FileSlice data(file, entry.data);
+  if (entry.is_deflated) return scan_inflated(data, Wrapping::none, member, depth, entry.crc);
+  scan_member(data, entry.crc, member, depth);
+}
+
+/// Scans a member, and checks its CRC-32 if it has one and is a pickle.
+void FileScan::scan_member(const ReadableFile& data, std::uint32_t crc, const std::string& member,
+                           int depth) {
+  constexpr std::uint64_t kMaxCheckedNbytes = std::uint64_t{64} << 20;
+  const std::uint64_t num_before = report_.num_pickles();
+  scan(data, member, depth + 1);
+  const bool is_pickle = report_.num_pickles() > num_before;
+  if (crc == 0 || !is_pickle || data.nbytes() > kMaxCheckedNbytes) return;
+  const std::string bytes = read_some(data, 0, data.nbytes());
+  const std::uint32_t found = crc32(0, std::as_bytes(std::span(bytes)));
+  if (found == crc) return;
+  report_.add_problem({.kind = ScanProblem::Kind::archive,
+                       .path = file_.path(),
+                       .member = member,
+                       .expected = "CRC-32 " + formats::zip::crc_text(crc),
+                       .found = formats::zip::crc_text(found)});
+}
+
+void FileScan::scan_tar(const ReadableFile& file, const std::string& member, int depth) {
+  const TarListing listing = list_tar_entries(file);
+  add_faults(listing.faults, member);
+  for (const TarEntry& entry : listing.entries) {
+    const std::string name = within(member, entry.name);
+    const FileSlice data(file, entry.data);
+    if (has_raw_tensors(entry.name)) {
+      const std::uint64_t end = scan_pickles_at(data, 0, name, Expect::pickle);
+      if (end < data.nbytes()) not_looked_at(name, "pickles alone", "raw tensors between them");
+    } else {
+      scan(data, name, depth + 1);
+    }
+  }
+}
+
+bool FileScan::scan_compressed(const ReadableFile& file, const std::string& member, int depth) {
+  const std::string head = read_some(file, 0, 6);
+  if (head.starts_with("\x1f\x8b") || is_zlib(head)) {
+    scan_inflated(file, Wrapping::zlib_or_gzip, member, depth);
+    return true;
+  }
+  if (depth > 0) return false;
+  for (const auto& [signature, name] : kOtherCompressions) {
+    if (head.starts_with(signature)) {
+      not_looked_at(member, "no compression, gzip or zlib", std::string(name));
+      return true;
+    }
+  }
+  return false;
+}
+
+void FileScan::scan_inflated(const ReadableFile& file, Wrapping wrapping, const std::string& member,
+                             int depth, std::uint32_t crc) {
+  if (!spend(member, file.nbytes())) return;
+  Inflated inflated = inflate_file(file, wrapping, limits_.max_inflated_nbytes);
+  const bool is_too_long = inflated.bytes.size() >= limits_.max_inflated_nbytes;
+  if (inflated.bytes.empty() || !spend(member, inflated.bytes.size())) return;
+  const std::string name = wrapping == Wrapping::none ? member : within(member, "inflated");
+  if (is_too_long && !inflated.is_whole) {
+    not_looked_at(name, "at most " + std::to_string(limits_.max_inflated_nbytes) + " bytes",
+                  "more");
+  }
+  scan_member(BytesFile(file.path(), std::move(inflated.bytes)), crc, name, depth);
+}
+
+void FileScan::scan_numpy(const ReadableFile& file, const std::string& member) {
+  const std::string head = read_some(file, 0, 12);
+  const bool is_short = head.size() > 6 && head[6] == 1;
+  ByteWindow in(file, 8);
+  const std::uint64_t header_nbytes = in.number(is_short ? 2 : 4).value_or(0);
+  const std::uint64_t begin = in.position();
+  constexpr std::uint64_t kMaxHeaderNbytes = std::uint64_t{1} << 20;
+  const std::string header = read_some(file, begin, std::min(header_nbytes, kMaxHeaderNbytes));
+  const bool has_objects =
+      header.find("O'") != std::string::npos || header.find("O\"") != std::string::npos;
+  if (header_nbytes > kMaxHeaderNbytes)
+    not_looked_at(member, "a header of a NumPy array", "a longer one");
+  if (begin + header_nbytes >= file.nbytes()) return;
+  scan_pickles_at(file, begin + header_nbytes, member,
+                  has_objects ? Expect::pickle : Expect::anything);
+}
+
+/// Returns whether there is a pickle at `begin`.
+bool FileScan::add_pickle(const ReadableFile& file, std::uint64_t begin, const std::string& member,
+                          Expect expect, std::uint64_t& end) {
+  PickleWalk walk;
+  if (expect == Expect::anything) {
+    walk = walk_pickle(file, begin, AfterBreak::stop);
+    drop_chance_finds(walk);
+    if (!spend(member, walk.end - begin) || !is_pickle(walk)) return false;
+  }
+  if (expect == Expect::pickle || walk.first_break) {
+    walk = walk_pickle(file, begin);
+    if (!spend(member, walk.end - begin)) return false;
+  }
+  report_.add_pickle(walk, {.path = file_.path(), .member = member});
+  end = walk.end;
+  return walk.has_stop;
+}
+
+std::uint64_t FileScan::scan_pickles_at(const ReadableFile& file, std::uint64_t begin,
+                                        const std::string& member, Expect expect) {
+  for (std::size_t i = 0; begin < file.nbytes(); ++i) {
+    if (i == kMaxPicklesInARow) {
+      not_looked_at(member, "at most " + std::to_string(kMaxPicklesInARow) + " pickles in a row",
+                    "more");
+      break;
+    }
+    const Expect expected = i == 0 ? expect : Expect::anything;
+    if (!add_pickle(file, begin, member, expected, begin)) break;
+  }
+  return begin;
+}
+
+}  // namespace tessera::inspect

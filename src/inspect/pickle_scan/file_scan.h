@@ -1,0 +1,73 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "inspect/pickle_scan/inflate.h"
+#include "inspect/pickle_scan/pickle_walk.h"
+#include "inspect/pickle_scan/zip_entries.h"
+#include "tessera/inspect/pickle_scan.h"
+
+namespace tessera::inspect {
+
+/// Collects what a scan finds. Names with the same verdict are one entry.
+class ReportBuilder {
+ public:
+  void add_file() { ++report_.num_files; }
+  std::uint64_t num_pickles() const { return report_.num_pickles; }
+  void add_pickle(const PickleWalk& walk, const ScannedPlace& place);
+  void add_problem(ScanProblem problem);
+  /// Returns the report, sorted.
+  PickleScanReport take();
+
+ private:
+  static constexpr std::size_t kMaxProblems = 10'000;
+
+  using Key = std::tuple<Verdict, std::string, std::string, std::string>;  // module, name, reason
+  std::map<Key, ScannedName> names_;
+  PickleScanReport report_;
+};
+
+/// Finds the pickles in one file, and adds what they import to a report. A file can be several
+/// things at once, such as a pickle with a zip archive behind it: all of them are looked at.
+class FileScan {
+ public:
+  FileScan(ReportBuilder& report, const PickleScanLimits& limits, const ReadableFile& file);
+  /// Throws: Error(io).
+  void run();
+
+ private:
+  /// Whether bytes must be a pickle, or are looked at because they could be one.
+  enum class Expect { pickle, anything };
+
+  void scan(const ReadableFile& file, const std::string& member, int depth);
+  void scan_zip(const ReadableFile& file, const std::string& member, int depth);
+  void scan_zip_entry(const ReadableFile& file, const ZipEntry& entry, const std::string& member,
+                      int depth);
+  void scan_tar(const ReadableFile& file, const std::string& member, int depth);
+  /// Returns whether the file begins as a compressed one.
+  bool scan_compressed(const ReadableFile& file, const std::string& member, int depth);
+  void scan_inflated(const ReadableFile& file, Wrapping wrapping, const std::string& member,
+                     int depth, std::uint32_t crc = 0);
+  void scan_member(const ReadableFile& data, std::uint32_t crc, const std::string& member,
+                   int depth);
+  void scan_numpy(const ReadableFile& file, const std::string& member);
+  /// Returns where the last pickle ends.
+  std::uint64_t scan_pickles_at(const ReadableFile& file, std::uint64_t begin,
+                                const std::string& member, Expect expect);
+  bool add_pickle(const ReadableFile& file, std::uint64_t begin, const std::string& member,
+                  Expect expect, std::uint64_t& end);
+  void add_faults(const std::vector<ArchiveFault>& faults, const std::string& member);
+  void not_looked_at(const std::string& member, std::string expected, std::string found);
+  bool spend(const std::string& member, std::uint64_t nbytes);
+
+  ReportBuilder& report_;
+  const PickleScanLimits& limits_;
+  const ReadableFile& file_;
+  std::uint64_t budget_nbytes_;
+  bool is_budget_spent_ = false;
+};
+
+}  // namespace tessera::inspect

@@ -1,0 +1,168 @@
+#include "inspect/pickle_scan/global_verdict.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "inspect/pickle_scan/name_tables.h"
+
+namespace tessera::inspect {
+namespace {
+
+template <class Use>
+void for_each_part(std::string_view text, char separator, const Use& use) {
+  while (!text.empty()) {
+    const std::size_t end = text.find(separator);
+    use(text.substr(0, end));
+    if (end == std::string_view::npos) return;
+    text.remove_prefix(end + 1);
+  }
+}
+
+template <class Holds>
+bool any_step(std::string_view path, const Holds& holds) {
+  bool found = false;
+  for_each_part(path, '.', [&](std::string_view step) { found = found || holds(step); });
+  return found;
+}
+
+std::string_view first_step(std::string_view path) {
+  return path.substr(0, path.find('.'));
+}
+
+std::string joined(std::string_view module, std::string_view name) {
+  return std::string(module) + "." + std::string(name);
+}
+
+using Words = std::unordered_set<std::string>;
+
+Words words_of(std::string_view text) {
+  Words words;
+  for_each_part(text, ' ', [&](std::string_view word) { words.emplace(word); });
+  return words;
+}
+
+/// The name tables, ready to be searched. [Note: Name tables]
+struct Tables {
+  std::unordered_map<std::string, Verdict> harmless;  // by `module.name`
+  Words dangerous = words_of(dangerous_modules());    // paths, with all below them
+  Words standard = words_of(standard_modules());
+  Words powerful_modules = words_of(inspect::powerful_modules());
+  Words powerful_functions = words_of(inspect::powerful_functions());
+
+  Tables() {
+    add(plain_names(), Verdict::plain);
+    add(known_names(), Verdict::known);
+    for (const NamesOfModule& of : dangerous_names()) {
+      for_each_part(of.names, ' ',
+                    [&](std::string_view name) { dangerous.insert(joined(of.module, name)); });
+    }
+  }
+
+ private:
+  void add(std::span<const NamesOfModule> table, Verdict verdict) {
+    for (const NamesOfModule& of : table) {
+      for_each_part(of.names, ' ', [&](std::string_view name) {
+        harmless.insert_or_assign(joined(of.module, name), verdict);
+      });
+    }
+  }
+};
+
+const Tables& tables() {
+  static const Tables kTables;
+  return kTables;
+}
+
+/// Pickles of protocol 2 and below call some modules by their Python 2 names.
+std::string_view python3_module(std::string_view module) {
+  if (module == "__builtin__" || module == "exceptions") return "builtins";
+  return module == "copy_reg" ? "copyreg" : module;
+}
+
+bool is_constant_name(std::string_view step) {
+  constexpr std::string_view kAllowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+  return !step.empty() && step[0] >= 'A' && step[0] <= 'Z' &&
+         step.find_first_not_of(kAllowed) == std::string_view::npos;
+}
+
+/// Returns the verdict of a listed name, or of a constant of a listed class (`Enum.MEMBER`).
+std::optional<Verdict> listed(const std::string& path, std::string_view name) {
+  const auto& harmless = tables().harmless;
+  if (const auto found = harmless.find(path); found != harmless.end()) return found->second;
+  const std::size_t dot = name.find('.');
+  if (dot == std::string_view::npos || !is_constant_name(name.substr(dot + 1))) return std::nullopt;
+  const auto found = harmless.find(path.substr(0, path.size() - (name.size() - dot)));
+  if (found == harmless.end()) return std::nullopt;
+  return found->second;
+}
+
+bool is_within_dangerous(const std::string& path) {
+  for (std::size_t end = path.find('.');; end = path.find('.', end + 1)) {
+    if (tables().dangerous.contains(path.substr(0, end))) return true;
+    if (end == std::string::npos) return false;
+  }
+}
+
+bool is_private_to_python(std::string_view step) {
+  return step.size() > 4 && step.starts_with("__") && step.ends_with("__");
+}
+
+}  // namespace
+
+std::string_view to_string(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::known:
+      return "known";
+    case Verdict::plain:
+      return "plain";
+    case Verdict::opaque:
+      return "opaque";
+    case Verdict::dangerous:
+      return "dangerous";
+  }
+  return "dangerous";
+}
+
+Judgement judge(std::string_view module_of_any_python, std::string_view name) {
+  const std::string_view module = python3_module(module_of_any_python);
+  const std::string path = joined(module, name);
+  const auto in = [](const Words& words) {
+    return [&words](std::string_view step) { return words.contains(std::string(step)); };
+  };
+  if (const auto verdict = listed(path, name)) return {*verdict};
+  if (in(tables().standard)(first_step(module))) {
+    return {Verdict::dangerous, "of the standard library, and not one of its plain values"};
+  }
+  if (any_step(path, in(tables().powerful_modules))) {
+    return {Verdict::dangerous, "leads to a module that can run code"};
+  }
+  if (any_step(name, in(tables().powerful_functions))) {
+    return {Verdict::dangerous, "has the name of a function that runs code"};
+  }
+  if (any_step(name, is_private_to_python)) {
+    return {Verdict::dangerous, "leads into the inside of a module or class"};
+  }
+  if (is_within_dangerous(path)) {
+    return {Verdict::dangerous, "of a module that runs code, loads files or reaches others"};
+  }
+  return {Verdict::opaque};
+}
+
+Judgement judge(const WalkedGlobal& global) {
+  if (global.kind == WalkedGlobal::Kind::extension) {
+    return {Verdict::dangerous, "an extension code: only the loading program knows its meaning"};
+  }
+  if (global.kind == WalkedGlobal::Kind::computed) {
+    return {Verdict::dangerous, "a name that only the loading program can tell"};
+  }
+  if (global.is_changed) {
+    return {Verdict::dangerous, "the pickle changes the class or module itself"};
+  }
+  if (!global.escapes) return {Verdict::plain};  // getattr(Class, 'NAME'), which is judged itself
+  return judge(global.module, global.name);
+}
+
+}  // namespace tessera::inspect

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string_view>
+
+#include "inspect/pickle_scan/pickle_walk.h"
+#include "tessera/inspect/pickle_scan.h"
+
+namespace tessera::inspect {
+
+struct Judgement {
+  Verdict verdict = Verdict::opaque;
+  std::string_view reason{};  // of a dangerous one, in a few words; a constant
+};
+
+/// Judges a name by what the pickle says of it alone. Imports nothing. [Note: Verdicts]
+///
+/// - In the standard library only the listed names are plain. Every other name there is dangerous,
+///   because lists of dangerous ones were never complete.
+/// - In torch and NumPy the listed names are known or plain. Modules and functions that run code
+/// are
+///   dangerous; other names are opaque.
+/// - Packages that exist to run code or to load files are dangerous.
+/// - A dotted name is dangerous if a step of it leads to such a module, or is private to Python
+///   (`__globals__`).
+Judgement judge(std::string_view module, std::string_view name);
+
+/// Judges a global of a pickle by its name and by what the pickle does to it.
+Judgement judge(const WalkedGlobal& global);
+
+}  // namespace tessera::inspect

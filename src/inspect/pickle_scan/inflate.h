@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/base/file_system.h"
+
+namespace tessera::inspect {
+
+/// What zlib makes of compressed bytes.
+struct Inflated {
+  std::string bytes{};
+  bool is_whole = false;  // false: damaged, cut short, or longer than the limit
+};
+
+/// How the compressed bytes are wrapped.
+enum class Wrapping {
+  none,          // as in zip archives
+  zlib_or_gzip,  // gzip: one member or several
+};
+
+/// Inflates the bytes of `file`, but not to more than `max_nbytes`. Returns what came before the
+/// first fault. Throws: Error(io).
+Inflated inflate_file(const ReadableFile& file, Wrapping wrapping, std::uint64_t max_nbytes);
+
+}  // namespace tessera::inspect

@@ -1,0 +1,741 @@
+#include "inspect/pickle_scan/pickle_walk.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "formats/pickle/opcode.h"
+#include "inspect/pickle_scan/byte_window.h"
+#include "inspect/pickle_scan/walk_values.h"
+#include "tessera/base/error.h"
+
+namespace tessera::inspect {
+namespace {
+
+using formats::pickle::Opcode;
+using Kind = Slot::Kind;
+
+constexpr int kMaxNestedPickles = 16;
+constexpr std::size_t kMaxArrays = std::size_t{1} << 20;
+constexpr std::uint64_t kHighestProtocol = 5;
+
+bool is_getattr(const WalkedGlobal& global) {
+  return global.name == "getattr" &&
+         (global.module == "builtins" || global.module == "__builtin__");
+}
+
+std::string counted_bytes(std::uint64_t nbytes) {
+  return std::to_string(nbytes) + " bytes";
+}
+
+class Walk {
+ public:
+  Walk(const ReadableFile& file, std::uint64_t begin, AfterBreak after_break,
+       const WalkLimits& limits, int depth)
+      : file_(file),
+        in_(file, begin),
+        after_break_(after_break),
+        limits_(limits),
+        depth_(depth),
+        memo_(limits.max_objects) {}
+
+  PickleWalk run() {
+    bool goes_on = true;
+    while (goes_on) {
+      at_ = in_.position();
+      const auto opcode = in_.next();
+      if (!opcode) {
+        stop_at("an opcode", "the end of the file");
+        break;
+      }
+      goes_on = step(static_cast<Opcode>(*opcode)) && !walk_.has_stop && !walk_.limit &&
+                (after_break_ == AfterBreak::go_on || !walk_.first_break);
+      ++walk_.num_opcodes;
+    }
+    walk_.end = in_.position();
+    for (const Slot& slot : stack_) consume(slot);
+    return std::move(walk_);
+  }
+
+ private:
+  // Where a loader would stop.
+  void stop_at(std::string expected, std::string found) {
+    if (!walk_.first_break) walk_.first_break = {at_, std::move(expected), std::move(found)};
+  }
+  bool end_at(std::string expected, std::string found) {
+    stop_at(std::move(expected), std::move(found));
+    return false;
+  }
+  void reach_limit(std::string expected, std::string found) {
+    if (!walk_.limit) walk_.limit = {at_, std::move(expected), std::move(found)};
+  }
+
+  /// Returns false if the walk cannot go on.
+  bool step(Opcode opcode) {
+    if (const auto goes_on = frame_step(opcode)) return *goes_on;
+    if (const auto goes_on = number_step(opcode)) return *goes_on;
+    if (const auto goes_on = text_step(opcode)) return *goes_on;
+    if (const auto goes_on = line_step(opcode)) return *goes_on;
+    if (const auto goes_on = memo_step(opcode)) return *goes_on;
+    if (container_step(opcode) || entry_step(opcode)) return true;
+    if (const auto goes_on = global_step(opcode)) return *goes_on;
+    if (call_step(opcode)) return true;
+    return end_at("an opcode", "byte " + std::to_string(static_cast<int>(opcode)));
+  }
+
+  // The stack
+
+  void push(Slot slot) {
+    if (stack_.size() >= limits_.max_objects) {
+      return reach_limit("at most " + std::to_string(limits_.max_objects) + " objects on the stack",
+                         "more");
+    }
+    stack_.push_back(slot);
+  }
+  void push(Kind kind, std::uint64_t number = 0) { push({.kind = kind, .number = number}); }
+
+  /// Takes the top of the stack. The caller then passes it to `consume`, but for what it calls.
+  Slot pop() {
+    if (stack_.empty() || stack_.back().kind == Kind::mark) {
+      stop_at("an object on the stack", "none");
+      return {};
+    }
+    const Slot slot = stack_.back();
+    stack_.pop_back();
+    return slot;
+  }
+
+  /// Notes that a value goes where it is not followed.
+  void consume(const Slot& slot) {
+    const Slot& used = slot.kind == Kind::pair ? pairs_[slot.number].first : slot;
+    if (used.kind != Kind::global) return;
+    WalkedGlobal& global = walk_.globals[used.number];
+    global.escapes = true;
+    if (is_wrapper_class(global)) {
+      reach_limit("NumpyArrayWrapper to be called",
+                  "it as a value, so that raw arrays may follow unseen");
+    }
+  }
+  void drop() { consume(pop()); }
+
+  /// Takes all above the topmost mark, and the mark.
+  std::vector<Slot> pop_to_mark() {
+    std::size_t begin = stack_.size();
+    while (begin > 0 && stack_[begin - 1].kind != Kind::mark) --begin;
+    if (begin == 0) {
+      stop_at("a mark on the stack", "none");
+      return {};
+    }
+    std::vector<Slot> items(stack_.begin() + static_cast<std::ptrdiff_t>(begin), stack_.end());
+    stack_.resize(begin - 1);
+    return items;
+  }
+
+  void drop_to_mark() {
+    for (const Slot& slot : pop_to_mark()) consume(slot);
+  }
+
+  // Frames, and opcodes that only move the stack
+
+  std::optional<bool> frame_step(Opcode opcode) {
+    switch (opcode) {
+      case Opcode::PROTO: {
+        const auto version = in_.number(1);
+        if (!version) return end_at("a protocol", "the end of the file");
+        if (walk_.num_opcodes == 0) walk_.has_protocol = true;
+        if (*version > kHighestProtocol) stop_at("a protocol up to 5", std::to_string(*version));
+        return true;
+      }
+      case Opcode::FRAME: {
+        const auto nbytes = in_.number(8);
+        if (!nbytes) return end_at("the length of a frame", "the end of the file");
+        if (*nbytes > in_.nbytes_left()) {
+          stop_at("a frame of " + counted_bytes(*nbytes), counted_bytes(in_.nbytes_left()));
+        }
+        return true;
+      }
+      case Opcode::STOP:
+        walk_.has_stop = true;
+        drop();
+        return true;
+      case Opcode::MARK:
+        push(Kind::mark);
+        return true;
+      case Opcode::POP:
+        if (!stack_.empty() && stack_.back().kind == Kind::mark) {
+          stack_.pop_back();
+        } else {
+          drop();
+        }
+        return true;
+      case Opcode::POP_MARK:
+        drop_to_mark();
+        return true;
+      case Opcode::DUP:
+        push(top());
+        return true;
+      default:
+        return std::nullopt;
+    }
+  }
+
+  Slot top() {
+    if (!stack_.empty() && stack_.back().kind != Kind::mark) return stack_.back();
+    stop_at("an object on the stack", "none");
+    return {};
+  }
+
+  // Constants
+
+  bool push_number(int num_bytes, Kind kind) {
+    const auto number = in_.number(num_bytes);
+    if (!number) return end_at("a number", "the end of the file");
+    push(kind, *number);
+    return true;
+  }
+
+  std::optional<bool> number_step(Opcode opcode) {
+    switch (opcode) {
+      case Opcode::NONE:
+        push(Kind::none);
+        return true;
+      case Opcode::NEWTRUE:
+      case Opcode::NEWFALSE:
+      case Opcode::NEXT_BUFFER:
+        push(Kind::other);
+        return true;
+      case Opcode::READONLY_BUFFER:
+        top();
+        return true;
+      case Opcode::BININT:
+        return push_number(4, Kind::integer);
+      case Opcode::BININT1:
+        return push_number(1, Kind::integer);
+      case Opcode::BININT2:
+        return push_number(2, Kind::integer);
+      case Opcode::BINFLOAT:
+        return push_number(8, Kind::other);
+      case Opcode::LONG1:
+        return push_long(1);
+      case Opcode::LONG4:
+        return push_long(4);
+      default:
+        return std::nullopt;
+    }
+  }
+
+  bool push_long(int length_nbytes) {
+    const auto nbytes = in_.number(length_nbytes);
+    if (nbytes && *nbytes <= 8 && *nbytes <= in_.nbytes_left()) {
+      return push_number(static_cast<int>(*nbytes), Kind::integer);
+    }
+    if (!nbytes || !in_.skip(*nbytes)) return end_at("a number", "the end of the file");
+    push(Kind::other);
+    return true;
+  }
+
+  bool push_sized(int length_nbytes, Kind kind) {
+    const auto nbytes = in_.number(length_nbytes);
+    const std::uint64_t begin = in_.position();
+    if (!nbytes || !in_.skip(*nbytes)) {
+      return end_at("a string of " + counted_bytes(nbytes.value_or(0)),
+                    counted_bytes(file_.nbytes() - begin));
+    }
+    push_text(kind, {begin, begin + *nbytes});
+    return true;
+  }
+
+  void push_text(Kind kind, ByteRange range) {
+    constexpr std::uint64_t kLongest = std::numeric_limits<std::uint32_t>::max();
+    push({.kind = kind,
+          .nbytes = static_cast<std::uint32_t>(std::min(range.nbytes(), kLongest)),
+          .number = range.begin});
+  }
+
+  std::optional<bool> text_step(Opcode opcode) {
+    switch (opcode) {
+      case Opcode::SHORT_BINUNICODE:
+      case Opcode::SHORT_BINSTRING:  // a str, if the loader is not told otherwise
+        return push_sized(1, Kind::text);
+      case Opcode::BINUNICODE:
+      case Opcode::BINSTRING:
+        return push_sized(4, Kind::text);
+      case Opcode::BINUNICODE8:
+        return push_sized(8, Kind::text);
+      case Opcode::SHORT_BINBYTES:
+        return push_sized(1, Kind::other);
+      case Opcode::BINBYTES:
+        return push_sized(4, Kind::other);
+      case Opcode::BINBYTES8:
+      case Opcode::BYTEARRAY8:
+        return push_sized(8, Kind::other);
+      default:
+        return std::nullopt;
+    }
+  }
+
+  // Arguments that are lines of text
+
+  std::string line_text(ByteRange range) const {
+    return read_some(file_, range.begin, std::min<std::uint64_t>(range.nbytes(), 64));
+  }
+
+  void push_text_number(ByteRange range) {
+    const std::string text = line_text(range);
+    constexpr std::string_view kInNumbers = "0123456789abcdefABCDEFxXoOlL_+-.intyINTY \t\r";
+    if (text.find_first_not_of(kInNumbers) != std::string::npos || text.empty()) {
+      stop_at("a number", "'" + printable(text, 40) + "'");
+    }
+    std::uint64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool is_whole = error == std::errc() && (*end == '\0' || *end == 'L');
+    push(is_whole ? Kind::integer : Kind::other, number);
+  }
+
+  std::optional<bool> line_step(Opcode opcode) {
+    switch (opcode) {
+      case Opcode::INT:
+      case Opcode::LONG:
+      case Opcode::FLOAT:
+        push_text_number(in_.line());
+        return true;
+      case Opcode::STRING:
+        push_quoted(in_.line());
+        return true;
+      case Opcode::UNICODE:
+        push_text(Kind::escaped_text, in_.line());
+        return true;
+      case Opcode::PERSID:
+        in_.line();
+        push(Kind::other);
+        return true;
+      default:
+        return std::nullopt;
+    }
+  }
+
+  void push_quoted(ByteRange range) {
+    const std::string text = line_text(range);
+    if (text.empty() || (text[0] != '\'' && text[0] != '"')) {
+      stop_at("a string in quotes", "'" + printable(text, 40) + "'");
+    }
+    push_text(Kind::quoted_text, range);
+  }
+
+  // Memo
+
+  /// Numbers that do not fit stand for one common key, whose value is then not known.
+  std::uint64_t key_of_line() {
+    constexpr std::uint64_t kTooLarge = std::numeric_limits<std::uint64_t>::max();
+    std::string text = line_text(in_.line());
+    std::erase_if(
+        text, [](char c) { return c == ' ' || c == '\t' || c == '\r' || c == '_' || c == '+'; });
+    std::uint64_t key = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), key);
+    if (error == std::errc() && end == text.data() + text.size() && text.size() < 20) return key;
+    stop_at("the number of a memo slot", "'" + printable(text, 40) + "'");
+    return kTooLarge;
+  }
+
+  void put(std::uint64_t key) {
+    Slot slot = top();
+    if (key == std::numeric_limits<std::uint64_t>::max()) {
+      consume(slot);
+      slot = {};
+    }
+    if (!memo_.put(key, slot)) {
+      reach_limit("at most " + std::to_string(limits_.max_objects) + " objects in the memo",
+                  "more");
+    }
+  }
+  void get(std::uint64_t key) {
+    const auto slot = memo_.get(key);
+    if (!slot) stop_at("a memo slot that is set", "slot " + std::to_string(key));
+    push(slot.value_or(Slot{}));
+  }
+
+  std::optional<bool> memo_step(Opcode opcode) {
+    const auto with_key = [&](int num_bytes, void (Walk::*use)(std::uint64_t)) {
+      const auto key = in_.number(num_bytes);
+      if (!key) return end_at("the number of a memo slot", "the end of the file");
+      (this->*use)(*key);
+      return true;
+    };
+    switch (opcode) {
+      case Opcode::PUT:
+        put(key_of_line());
+        return true;
+      case Opcode::GET:
+        get(key_of_line());
+        return true;
+      case Opcode::MEMOIZE:
+        put(memo_.num_set());
+        return true;
+      case Opcode::BINPUT:
+        return with_key(1, &Walk::put);
+      case Opcode::LONG_BINPUT:
+        return with_key(4, &Walk::put);
+      case Opcode::BINGET:
+        return with_key(1, &Walk::get);
+      case Opcode::LONG_BINGET:
+        return with_key(4, &Walk::get);
+      default:
+        return std::nullopt;
+    }
+  }
+
+  // Containers
+
+  void push_tuple(std::span<const Slot> items) {
+    const Slot tuple = tuple_slot(items, pairs_);
+    for (std::size_t i = tuple.kind == Kind::pair ? 1 : 0; i < items.size(); ++i) consume(items[i]);
+    push(tuple);
+  }
+
+  void tuple_of(std::size_t num_items) {
+    std::vector<Slot> items(num_items);
+    for (std::size_t i = num_items; i-- > 0;) items[i] = pop();
+    push_tuple(items);
+  }
+
+  /// Dicts are told apart once one of them may describe a raw array.
+  void push_dict(std::span<const Slot> items) {
+    for (const Slot& item : items) consume(item);
+    if (!may_have_arrays_ || arrays_.size() >= kMaxArrays) return push(Kind::other);
+    arrays_.emplace_back();
+    push(Kind::dict, arrays_.size() - 1);
+    note_entries(items);
+  }
+
+  bool container_step(Opcode opcode) {
+    switch (opcode) {
+      case Opcode::EMPTY_DICT:
+        push_dict({});
+        return true;
+      case Opcode::EMPTY_LIST:
+      case Opcode::EMPTY_SET:
+        push(Kind::other);
+        return true;
+      case Opcode::EMPTY_TUPLE:
+        push(Kind::integers, 1);
+        return true;
+      case Opcode::TUPLE:
+        push_tuple(pop_to_mark());
+        return true;
+      case Opcode::TUPLE1:
+        tuple_of(1);
+        return true;
+      case Opcode::TUPLE2:
+        tuple_of(2);
+        return true;
+      case Opcode::TUPLE3:
+        tuple_of(3);
+        return true;
+      case Opcode::DICT:
+        push_dict(pop_to_mark());
+        return true;
+      case Opcode::LIST:
+      case Opcode::FROZENSET:
+        drop_to_mark();
+        push(Kind::other);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  // Items and attributes that are put into an object
+
+  void put_into_top(std::span<const Slot> items) {
+    for (const Slot& item : items) consume(item);
+    note_entries(items);
+    change(top());
+  }
+
+  /// Notes what the dict on top says of a raw array. `items` are keys and values in turn.
+  void note_entries(std::span<const Slot> items) {
+    constexpr std::size_t kLongestKey = 32;  // of those that RawArray knows
+    const Slot target = top();
+    if (target.kind != Kind::dict) return;
+    for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+      if (const auto key = text_of(file_, items[i], kLongestKey)) {
+        arrays_[target.number].note(*key, items[i + 1]);
+      }
+    }
+  }
+
+  void change(const Slot& target) {
+    if (target.kind == Kind::global) walk_.globals[target.number].is_changed = true;
+  }
+
+  void build(const Slot& state) {
+    consume(state);
+    const Slot object = top();
+    change(object);
+    if (object.kind == Kind::dtype) dtypes_[object.number].build(state);
+    if (is_array_wrapper(object)) pass_over_array(state);
+  }
+
+  bool entry_step(Opcode opcode) {
+    switch (opcode) {
+      case Opcode::APPEND:
+        put_into_top(std::vector<Slot>{pop()});
+        return true;
+      case Opcode::SETITEM: {
+        const Slot value = pop();
+        const Slot key = pop();
+        put_into_top(std::vector<Slot>{key, value});
+        return true;
+      }
+      case Opcode::APPENDS:
+      case Opcode::ADDITEMS:
+      case Opcode::SETITEMS:
+        put_into_top(pop_to_mark());
+        return true;
+      case Opcode::BUILD:
+        build(pop());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  // Globals
+
+  Slot import(WalkedGlobal global) {
+    const auto key = std::pair(global.module, static_cast<char>(global.kind) + global.name);
+    auto [place, is_new] = index_of_.emplace(key, walk_.globals.size());
+    if (is_new) {
+      if (walk_.globals.size() >= limits_.max_globals) {
+        index_of_.erase(place);
+        reach_limit("at most " + std::to_string(limits_.max_globals) + " different names", "more");
+        return {};
+      }
+      may_have_arrays_ = may_have_arrays_ || is_wrapper_class(global);
+      global.offset = at_;
+      global.escapes = !is_getattr(global);
+      walk_.globals.push_back(std::move(global));
+    }
+    ++walk_.globals[place->second].num_times;
+    return {.kind = Kind::global, .number = place->second};
+  }
+
+  Slot import_computed(std::string module, std::string name) {
+    return import({.kind = WalkedGlobal::Kind::computed,
+                   .module = std::move(module),
+                   .name = std::move(name)});
+  }
+
+  Slot import_lines(ByteRange module, ByteRange name) {
+    const std::uint64_t longest = limits_.max_name_nbytes;
+    if (module.nbytes() > longest || name.nbytes() > longest) {
+      return import_computed(line_text(module), line_text(name));
+    }
+    return import({.module = read_some(file_, module.begin, module.nbytes()),
+                   .name = read_some(file_, name.begin, name.nbytes())});
+  }
+
+  Slot import_from_stack() {
+    const Slot name = pop();
+    const Slot module = pop();
+    consume(name);
+    consume(module);
+    const auto name_text = text_of(file_, name, limits_.max_name_nbytes);
+    const auto module_text = text_of(file_, module, limits_.max_name_nbytes);
+    if (name_text && module_text) return import({.module = *module_text, .name = *name_text});
+    return import_computed(module_text.value_or("?"), name_text.value_or("?"));
+  }
+
+  std::optional<bool> extension(int num_bytes) {
+    const auto code = in_.number(num_bytes);
+    if (!code) return end_at("the code of an extension", "the end of the file");
+    push(import({.kind = WalkedGlobal::Kind::extension, .name = std::to_string(*code)}));
+    return true;
+  }
+
+  std::optional<bool> global_step(Opcode opcode) {
+    switch (opcode) {
+      case Opcode::GLOBAL: {
+        const ByteRange module = in_.line();
+        push(import_lines(module, in_.line()));
+        return true;
+      }
+      case Opcode::STACK_GLOBAL:
+        push(import_from_stack());
+        return true;
+      case Opcode::EXT1:
+        return extension(1);
+      case Opcode::EXT2:
+        return extension(2);
+      case Opcode::EXT4:
+        return extension(4);
+      case Opcode::BINPERSID:
+        drop();
+        push(Kind::other);
+        return true;
+      default:
+        return std::nullopt;
+    }
+  }
+
+  // Calls
+
+  void call(const Slot& callable, const Slot& arguments) {
+    if (callable.kind != Kind::global) {
+      consume(callable);
+      consume(arguments);
+      return push(callable.kind == Kind::result ? callable : Slot{});
+    }
+    WalkedGlobal& global = walk_.globals[callable.number];
+    const bool is_reached = !walk_.first_break || after_break_ == AfterBreak::go_on;
+    global.is_called = global.is_called || is_reached;
+    if (is_getattr(global)) return get_attribute(callable, arguments);
+    Slot made{.kind = Kind::result, .number = callable.number};
+    if (global.module == "numpy" && global.name == "dtype") made = dtype_slot(arguments);
+    consume(arguments);
+    push(made);
+  }
+
+  Slot dtype_slot(const Slot& arguments) {
+    constexpr std::size_t kLongestCode = 32;
+    if (dtypes_.size() >= kMaxArrays) return {};
+    dtypes_.emplace_back();
+    if (arguments.kind == Kind::pair) {
+      const auto code = text_of(file_, pairs_[arguments.number].first, kLongestCode);
+      if (code) dtypes_.back() = dtype_of(*code);
+    }
+    return {.kind = Kind::dtype, .number = dtypes_.size() - 1};
+  }
+
+  /// Enumerations are pickled as `getattr(Class, 'NAME')`: that is the global `Class.NAME`.
+  void get_attribute(const Slot& callable, const Slot& arguments) {
+    if (arguments.kind == Kind::pair && arguments.nbytes == 2) {
+      const SlotPair pair = pairs_[arguments.number];
+      const auto name = text_of(file_, pair.second, limits_.max_name_nbytes);
+      if (pair.first.kind == Kind::global && name) {
+        const WalkedGlobal& of = walk_.globals[pair.first.number];
+        if (of.kind == WalkedGlobal::Kind::named) {
+          return push(import({.module = of.module, .name = of.name + "." + *name}));
+        }
+      }
+    }
+    consume(callable);
+    consume(arguments);
+    push({.kind = Kind::result, .number = callable.number});
+  }
+
+  bool call_step(Opcode opcode) {
+    switch (opcode) {
+      case Opcode::REDUCE:
+      case Opcode::NEWOBJ: {
+        const Slot arguments = pop();
+        call(pop(), arguments);
+        return true;
+      }
+      case Opcode::NEWOBJ_EX: {
+        drop();
+        const Slot arguments = pop();
+        call(pop(), arguments);
+        return true;
+      }
+      case Opcode::OBJ: {
+        std::vector<Slot> items = pop_to_mark();
+        if (items.empty()) stop_at("a class behind the mark", "nothing");
+        for (std::size_t i = 1; i < items.size(); ++i) consume(items[i]);
+        call(items.empty() ? Slot{} : items[0], {});
+        return true;
+      }
+      case Opcode::INST: {
+        const ByteRange module = in_.line();
+        const Slot made_by = import_lines(module, in_.line());
+        drop_to_mark();
+        call(made_by, {});
+        return true;
+      }
+      default:
+        return false;
+    }
+  }
+
+  // Arrays of joblib
+
+  static bool is_wrapper_class(const WalkedGlobal& global) {
+    return global.name == "NumpyArrayWrapper";
+  }
+  bool is_array_wrapper(const Slot& object) const {
+    return object.kind == Kind::result && is_wrapper_class(walk_.globals[object.number]);
+  }
+
+  void pass_over_array(const Slot& state) {
+    stack_.back() = {};  // joblib puts the array in its place
+    const RawArray array = state.kind == Kind::dict ? arrays_[state.number] : RawArray{};
+    if (!array.dtype) return note_unknown_array();
+    const ArrayDType& dtype = dtypes_[*array.dtype];
+    if (dtype.has_objects) return walk_nested();
+    const std::uint64_t itemsize = dtype.itemsize.value_or(0);
+    const std::uint64_t numel = array.numel.value_or(0);
+    std::uint64_t nbytes = 0;
+    const bool is_too_large = __builtin_mul_overflow(numel, itemsize, &nbytes);
+    if (!array.numel || !dtype.itemsize || is_too_large) return note_unknown_array();
+    if (array.is_aligned) {
+      const auto padding = in_.number(1);
+      if (!padding || !in_.skip(*padding)) return stop_at("an array", "the end of the file");
+    }
+    if (!in_.skip(nbytes)) stop_at("an array of " + counted_bytes(nbytes), "the end of the file");
+  }
+
+  void note_unknown_array() {
+    reach_limit("the shape and dtype of a raw array", "others than NumPy writes");
+  }
+
+  /// Walks a pickle that another loader reads before this one goes on.
+  void walk_nested() {
+    if (depth_ >= kMaxNestedPickles) {
+      return reach_limit("at most " + std::to_string(kMaxNestedPickles) + " nested pickles",
+                         "more");
+    }
+    PickleWalk inner = Walk(file_, in_.position(), after_break_, limits_, depth_ + 1).run();
+    for (WalkedGlobal& global : inner.globals) {
+      const std::uint64_t at = std::exchange(at_, global.offset);
+      const bool is_called = global.is_called;
+      const bool is_changed = global.is_changed;
+      const bool escapes = global.escapes;
+      const Slot slot = import(std::move(global));
+      at_ = at;
+      if (slot.kind != Kind::global) break;
+      WalkedGlobal& own = walk_.globals[slot.number];
+      own.is_called |= is_called;
+      own.is_changed |= is_changed;
+      own.escapes |= escapes;
+    }
+    if (!walk_.first_break) walk_.first_break = std::move(inner.first_break);
+    if (!walk_.limit) walk_.limit = std::move(inner.limit);
+    in_.skip(inner.end - in_.position());
+  }
+
+  const ReadableFile& file_;
+  ByteWindow in_;
+  const AfterBreak after_break_;
+  const WalkLimits& limits_;
+  const int depth_;
+  std::uint64_t at_ = 0;  // of the opcode that is walked
+  std::vector<Slot> stack_;
+  std::vector<SlotPair> pairs_;
+  Memo memo_;
+  std::map<std::pair<std::string, std::string>, std::size_t> index_of_;  // of walk_.globals
+  std::vector<RawArray> arrays_;  // what each dict says, once there may be one
+  std::vector<ArrayDType> dtypes_;
+  bool may_have_arrays_ = false;  // of joblib
+  PickleWalk walk_;
+};
+
+}  // namespace
+
+PickleWalk walk_pickle(const ReadableFile& file, std::uint64_t begin, AfterBreak after_break,
+                       const WalkLimits& limits) {
+  return Walk(file, begin, after_break, limits, 0).run();
+}
+
+}  // namespace tessera::inspect

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file_system.h"
+
+namespace tessera::inspect {
+
+/// A name that a loader of the pickle would import.
+struct WalkedGlobal {
+  enum class Kind : std::uint8_t {
+    named,      // `module` and `name` are constants of the pickle
+    computed,   // they come from a call, or are too long: only a loader knows them
+    extension,  // a number that the loading program has registered; `name` is the number
+  };
+  Kind kind = Kind::named;
+  std::string module{};
+  std::string name{};           // may have dots: each is a step to an attribute
+  std::uint64_t offset = 0;     // in the file, of the first opcode that imports it
+  std::uint64_t num_times = 0;  // how often it is imported
+  bool is_called = false;       // called, or an object of it made
+  bool is_changed = false;      // an opcode sets attributes or items of the class or module itself
+  bool escapes = true;          // `getattr` only: is used for more than constant names of classes
+};
+
+/// The first place at which a loader would stop with an error.
+struct PickleBreak {
+  std::uint64_t offset = 0;  // in the file
+  std::string expected{};
+  std::string found{};
+};
+
+struct WalkLimits {
+  std::size_t max_objects = std::size_t{1} << 23;  // on the stack; and as many in the memo
+  std::size_t max_globals = 10'000;                // different ones
+  std::size_t max_name_nbytes = 4096;
+};
+
+/// What one pickle would import and call.
+struct PickleWalk {
+  std::vector<WalkedGlobal> globals{};  // in the order in which they are imported
+  std::optional<PickleBreak> first_break{};
+  std::optional<PickleBreak> limit{};  // bytes from here on were not looked at
+  std::uint64_t end = 0;               // after STOP, or where the walk ended
+  std::uint64_t num_opcodes = 0;
+  bool has_protocol = false;  // it begins with PROTO
+  bool has_stop = false;
+};
+
+/// What to do after a place at which loaders stop.
+enum class AfterBreak { go_on, stop };
+
+/// Follows the opcodes of the pickle at `begin` and notes what they import and call. Runs nothing.
+/// [Note: Lenient walk]
+///
+/// Loaders differ in what they refuse. So the walk goes on behind each error, as long as it can
+/// tell where the next opcode begins: it may report more than a loader would run, but not less.
+/// Only an unknown opcode and the end of the file end it early.
+///
+/// Values are followed as far as names need them: strings, and which global an object comes from.
+/// Strings stay in the file. Raw arrays behind joblib's `NumpyArrayWrapper` are passed over.
+/// Cost: time linear in the file, memory bounded by `limits`.
+/// Throws: Error(io).
+PickleWalk walk_pickle(const ReadableFile& file, std::uint64_t begin,
+                       AfterBreak after_break = AfterBreak::go_on, const WalkLimits& limits = {});
+
+}  // namespace tessera::inspect

@@ -1,0 +1,123 @@
+#include "inspect/pickle_scan/walk_values.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "formats/pickle/python_text.h"
+#include "inspect/pickle_scan/byte_window.h"
+
+namespace tessera::inspect {
+
+bool Memo::put(std::uint64_t key, Slot slot) {
+  if (key < dense_.size() + kMaxGap) {
+    if (key >= max_objects_) return false;
+    if (key >= dense_.size()) dense_.resize(key + 1, Slot{.kind = Slot::Kind::unset});
+    const bool is_set = dense_[key].kind != Slot::Kind::unset || sparse_.contains(key);
+    if (!is_set) ++num_set_;
+    dense_[key] = slot;
+    sparse_.erase(key);
+    return true;
+  }
+  if (sparse_.size() >= kMaxSparse) return false;
+  if (sparse_.insert_or_assign(key, slot).second) ++num_set_;
+  return true;
+}
+
+std::optional<Slot> Memo::get(std::uint64_t key) const {
+  if (key < dense_.size() && dense_[key].kind != Slot::Kind::unset) return dense_[key];
+  const auto found = sparse_.find(key);
+  if (found == sparse_.end()) return std::nullopt;
+  return found->second;
+}
+
+namespace {
+
+std::optional<std::string> unquoted(std::string_view line) {
+  const bool is_quoted = line.size() >= 2 && line.front() == line.back() &&
+                         (line.front() == '\'' || line.front() == '"');
+  if (!is_quoted) return std::nullopt;
+  return formats::pickle::unescape_python_string(line.substr(1, line.size() - 2));
+}
+
+}  // namespace
+
+std::optional<std::string> text_of(const ReadableFile& file, const Slot& slot,
+                                   std::size_t max_nbytes) {
+  if (!slot.is_text() || slot.nbytes > max_nbytes) return std::nullopt;
+  std::string text = read_some(file, slot.number, slot.nbytes);
+  if (slot.kind == Slot::Kind::quoted_text) return unquoted(text);
+  if (slot.kind == Slot::Kind::escaped_text) return formats::pickle::unescape_raw_unicode(text);
+  return text;
+}
+
+namespace {
+
+/// Whether a tuple is NumPy's (3, '<', None, None, None, itemsize, alignment, flags), perhaps with
+/// the unit of a time behind it: no fields, and no flag for objects.
+bool is_dtype_state(std::span<const Slot> items) {
+  if (items.size() != 8 && items.size() != 9) return false;
+  const auto is_none = [](const Slot& item) { return item.kind == Slot::Kind::none; };
+  return std::ranges::all_of(items.subspan(2, 3), is_none) &&
+         items[5].kind == Slot::Kind::integer && items[7].kind == Slot::Kind::integer &&
+         items[7].number == 0;
+}
+
+}  // namespace
+
+Slot tuple_slot(std::span<const Slot> items, std::vector<SlotPair>& pairs) {
+  constexpr std::size_t kMaxPairs = std::size_t{1} << 20;
+  std::uint64_t product = 1;
+  bool are_integers = true;
+  for (const Slot& item : items) {
+    are_integers = are_integers && item.kind == Slot::Kind::integer &&
+                   !__builtin_mul_overflow(product, item.number, &product);
+  }
+  if (are_integers) return {.kind = Slot::Kind::integers, .number = product};
+  if (is_dtype_state(items)) return {.kind = Slot::Kind::dtype_state, .number = items[5].number};
+  const bool tells_something =
+      !items.empty() && (items[0].is_text() || items[0].kind == Slot::Kind::global);
+  if ((items.size() != 2 && items.size() != 3) || !tells_something || pairs.size() >= kMaxPairs) {
+    return {};
+  }
+  pairs.push_back({items[0], items[1].is_text() ? items[1] : Slot{}});
+  return {.kind = Slot::Kind::pair,
+          .nbytes = static_cast<std::uint32_t>(items.size()),
+          .number = pairs.size() - 1};
+}
+
+void ArrayDType::build(const Slot& state) {
+  if (has_objects) return;
+  if (state.kind != Slot::Kind::dtype_state) {
+    itemsize.reset();
+  } else if (is_flexible && state.number != kSameItemsize) {
+    itemsize = state.number;
+  }
+}
+
+ArrayDType dtype_of(std::string_view code) {
+  constexpr std::string_view kFixed = "biufcMm";
+  constexpr std::string_view kFlexible = "SU";
+  if (!code.empty() && std::string_view("<>=|").find(code[0]) != std::string_view::npos) {
+    code.remove_prefix(1);
+  }
+  if (code.empty()) return {};
+  if (code[0] == 'O') return {.has_objects = true};
+  const bool is_flexible = kFlexible.find(code[0]) != std::string_view::npos;
+  if (!is_flexible && kFixed.find(code[0]) == std::string_view::npos) return {};
+  std::uint32_t number = 0;
+  const auto [end, error] = std::from_chars(code.data() + 1, code.data() + code.size(), number);
+  if (error != std::errc() || end != code.data() + code.size()) return {};
+  return {.itemsize = std::uint64_t{number} * (code[0] == 'U' ? 4 : 1), .is_flexible = is_flexible};
+}
+
+void RawArray::note(std::string_view key, const Slot& value) {
+  if (key == "shape") {
+    numel = value.kind == Slot::Kind::integers ? std::optional(value.number) : std::nullopt;
+  } else if (key == "dtype") {
+    dtype = value.kind == Slot::Kind::dtype ? std::optional(value.number) : std::nullopt;
+  } else if (key == "numpy_array_alignment_bytes") {
+    is_aligned = value.kind != Slot::Kind::none;
+  }
+}
+
+}  // namespace tessera::inspect

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "inspect/pickle_scan/pickle_walk.h"
+
+namespace tessera::inspect {
+
+/// What a walk knows of a value on the stack.
+struct Slot {
+  enum class Kind : std::uint8_t {
+    unset,  // of the memo: no value
+    mark,
+    none,          // None
+    other,         // nothing is known of it
+    text,          // the UTF-8 text of `nbytes` at `number` in the file
+    quoted_text,   // likewise, in quotes and with Python's escapes
+    escaped_text,  // likewise, with `\u` escapes
+    integer,       // `number`
+    integers,      // a tuple of integers, whose product is `number`
+    pair,          // a tuple of two or three values; `number` is its place in WalkValues::pairs
+    global,        // `number` is its place in PickleWalk::globals
+    result,        // what a call of the global `number` made
+    dict,          // `number` is its place in the walk's list of arrays
+    dtype,         // a NumPy dtype; `number` is its place in the walk's list of dtypes
+    dtype_state,   // what BUILD gives a dtype; `number` is the new itemsize, or kSameItemsize
+  };
+  Kind kind = Kind::other;
+  std::uint32_t nbytes = 0;
+  std::uint64_t number = 0;
+
+  bool is_text() const {
+    return kind == Kind::text || kind == Kind::quoted_text || kind == Kind::escaped_text;
+  }
+};
+
+/// The first two values of a tuple.
+struct SlotPair {
+  Slot first;   // text or a global
+  Slot second;  // text, or nothing is known of it
+};
+
+inline constexpr std::uint64_t kSameItemsize = 0xffffffff;  // -1 in four bytes
+
+/// The memo of a pickle: the values that opcodes keep under numbers.
+class Memo {
+ public:
+  explicit Memo(std::size_t max_objects) : max_objects_(max_objects) {}
+  /// Returns false if there are too many.
+  bool put(std::uint64_t key, Slot slot);
+  std::optional<Slot> get(std::uint64_t key) const;
+  /// Returns how many keys are set, which is the next key of MEMOIZE.
+  std::uint64_t num_set() const { return num_set_; }
+
+ private:
+  static constexpr std::size_t kMaxGap = 1024;
+  static constexpr std::size_t kMaxSparse = std::size_t{1} << 20;
+
+  std::size_t max_objects_;
+  std::uint64_t num_set_ = 0;
+  std::vector<Slot> dense_;
+  std::unordered_map<std::uint64_t, Slot> sparse_;
+};
+
+/// Returns the text that a slot stands for, or nothing if it is none, or is longer than
+/// `max_nbytes`, or has an escape that Python does not know.
+std::optional<std::string> text_of(const ReadableFile& file, const Slot& slot,
+                                   std::size_t max_nbytes);
+
+/// Returns the slot of a tuple. Only short ones are remembered, in `pairs`.
+Slot tuple_slot(std::span<const Slot> items, std::vector<SlotPair>& pairs);
+
+/// What is known of a NumPy dtype.
+struct ArrayDType {
+  std::optional<std::uint64_t> itemsize{};
+  bool is_flexible = false;  // its state has the size
+  bool has_objects = false;
+
+  /// Takes the state that BUILD gives it.
+  void build(const Slot& state);
+};
+
+/// Returns the dtype that NumPy makes of a code such as `f4`, `<U10` or `O8`.
+ArrayDType dtype_of(std::string_view code);
+
+/// The raw array behind an object of joblib's `NumpyArrayWrapper`, from the object's attributes.
+struct RawArray {
+  std::optional<std::uint64_t> numel{};
+  std::optional<std::uint64_t> dtype{};  // its place in the list of dtypes
+  bool is_aligned = false;               // a byte follows that says how many bytes to pass over
+
+  void note(std::string_view key, const Slot& value);
+};
+
+}  // namespace tessera::inspect

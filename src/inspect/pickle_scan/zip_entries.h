@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/base/byte_range.h"
+#include "tessera/base/file_system.h"
+
+namespace tessera::inspect {
+
+/// Something in an archive that an honest writer does not write.
+struct ArchiveFault {
+  std::string member{};
+  std::uint64_t offset = 0;  // in the file
+  std::string expected{};
+  std::string found{};
+  bool is_looked_at = true;  // false: the member's bytes cannot be scanned
+};
+
+/// A member of a zip archive.
+struct ZipEntry {
+  std::string name{};  // as the directory has it
+  ByteRange data{};    // in the file, compressed if `is_deflated`
+  bool is_deflated = false;
+  std::uint32_t crc = 0;  // 0: none
+};
+
+struct ZipListing {
+  std::vector<ZipEntry> entries{};
+  std::vector<ArchiveFault> faults{};
+};
+
+/// Lists the members of all zip archives that a reader could see in the file: at its end, at its
+/// beginning, one behind the other. [Note: Lenient zip]
+///
+/// Readers disagree about damaged archives: which directory counts, whether the local header must
+/// agree, whether a checksum or a flag matters. A scanner that is as strict as one reader misses
+/// what another one loads. So every directory that any reader could take is listed, and each
+/// contradiction is a fault.
+/// Cost: bounded by the number of members. Throws: Error(io).
+ZipListing list_zip_entries(const ReadableFile& file);
+
+}  // namespace tessera::inspect

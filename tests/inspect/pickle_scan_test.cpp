@@ -1,0 +1,259 @@
+#include "tessera/inspect/pickle_scan.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+
+#include "base/json.h"
+#include "inspect/pickle_scan/global_verdict.h"
+#include "inspect/pickle_scan/pickle_walk.h"
+#include "support/error_matchers.h"
+#include "support/fixtures.h"
+#include "support/memory_file.h"
+#include "support/memory_files.h"
+#include "support/temporary_directory.h"
+#include "support/zip_bytes.h"
+
+// Shows A3, E3.
+namespace tessera::inspect {
+namespace {
+
+using test::MemoryFile;
+using test::MemoryFiles;
+using test::ThrowsError;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::Field;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using Words = std::multiset<std::string>;
+
+const std::string kSystem(
+    "\x80\x02"
+    "cos\nsystem\nX\x02\0\0\0ls\x85R.",
+    23);
+
+Words names_with(const PickleScanReport& report, Verdict verdict) {
+  Words words;
+  for (const ScannedName& name : report.names) {
+    if (name.verdict == verdict) words.insert(name.in_words());
+  }
+  return words;
+}
+
+Words problem_kinds(const PickleScanReport& report) {
+  Words words;
+  for (const ScanProblem& problem : report.problems) {
+    words.insert(std::string(to_string(problem.kind)));
+  }
+  return words;
+}
+
+PickleScanReport scan_bytes(const std::string& bytes, const std::string& name = "file",
+                            const PickleScanLimits& limits = {}) {
+  const MemoryFiles files("/scan", {{name, bytes}});
+  return scan_pickles(files, {"/scan/" + name}, limits);
+}
+
+PickleWalk walk(const std::string& bytes, const WalkLimits& limits = {}) {
+  const MemoryFile file(bytes);
+  return walk_pickle(file, 0, AfterBreak::go_on, limits);
+}
+
+Words words_of(const Value& list) {
+  Words words;
+  for (const Value& item : *list.get_if<Value::List>()) words.insert(*item.get_if<std::string>());
+  return words;
+}
+
+// fixtures/pickle_scan/README.md tells what each file repeats.
+TEST(PickleScanTest, PublishedWaysPastOtherScannersAreFound) {
+  const std::string folder = test::fixture("pickle_scan");
+  const std::string table_path = folder + "/expect.json";
+  const Value table =
+      parse_json(read_file(FileSystem::posix(), table_path, std::uint64_t{1} << 24), table_path);
+  std::size_t num_files = 0;
+  for (const auto& [name, row] : *table.get_if<Value::Dict>()) {
+    SCOPED_TRACE(*name.get_if<std::string>());
+    const PickleScanReport report =
+        scan_pickles(FileSystem::posix(), {folder + "/" + *name.get_if<std::string>()});
+    const Words dangerous = words_of(*row.find("dangerous"));
+    const Words problems = words_of(*row.find("problems"));
+    EXPECT_EQ(names_with(report, Verdict::dangerous), dangerous);
+    EXPECT_EQ(names_with(report, Verdict::opaque), words_of(*row.find("opaque")));
+    EXPECT_EQ(problem_kinds(report), problems);
+    EXPECT_EQ(report.is_clean(), dangerous.empty() && problems.empty());
+    ++num_files;
+  }
+  EXPECT_GT(num_files, 100u);
+}
+
+// Everything that torch, DCP and safetensors wrote for the other tests.
+TEST(PickleScanTest, HonestCheckpointsAreClean) {
+  for (const char* const folder : {"torch_zip/valid", "dcp/valid", "dcp/v2.2", "dcp/v2.5",
+                                   "dcp/v2.11", "dcp/v2.15", "safetensors/valid", "native/v1"}) {
+    SCOPED_TRACE(folder);
+    const PickleScanReport report = scan_pickles(FileSystem::posix(), {test::fixture(folder)});
+    EXPECT_THAT(names_with(report, Verdict::dangerous), IsEmpty());
+    EXPECT_THAT(problem_kinds(report), IsEmpty());
+    EXPECT_GT(report.num_files, 0u);
+  }
+}
+
+TEST(PickleScanTest, APlaceIsTheFileTheMemberAndTheByteOfTheOpcode) {
+  const PickleScanReport report =
+      scan_bytes(test::zip_bytes({{.name = "a/data.pkl", .data = kSystem}}));
+  ASSERT_THAT(report.names, SizeIs(1));
+  const ScannedName& name = report.names[0];
+  EXPECT_TRUE(name.is_called);
+  EXPECT_EQ(name.num_times, 1u);
+  EXPECT_THAT(name.places, ElementsAre(AllOf(Field(&ScannedPlace::path, "/scan/file"),
+                                             Field(&ScannedPlace::member, "a/data.pkl"),
+                                             Field(&ScannedPlace::offset, 2u))));
+}
+
+TEST(PickleScanTest, ANameInManyFilesIsOneEntryWithItsFirstPlaces) {
+  std::map<std::string, std::string> contents;
+  for (int i = 0; i < 150; ++i) contents["f" + std::to_string(1000 + i)] = kSystem;
+  std::vector<std::string> paths;
+  for (const auto& [name, bytes] : contents) paths.push_back("/scan/" + name);
+  const PickleScanReport report = scan_pickles(MemoryFiles("/scan", contents), paths);
+  ASSERT_THAT(report.names, SizeIs(1));
+  EXPECT_EQ(report.names[0].num_times, 150u);
+  EXPECT_THAT(report.names[0].places, SizeIs(ScannedName::kMaxPlaces));
+  EXPECT_EQ(report.num_files, 150u);
+  EXPECT_EQ(report.num_pickles, 150u);
+}
+
+TEST(PickleScanTest, FoldersAreSearchedAndLinksAreNotFollowed) {
+  const test::TemporaryDirectory directory;
+  const test::TemporaryDirectory elsewhere;
+  namespace stdfs = std::filesystem;
+  stdfs::create_directories(directory / "a/b");
+  std::ofstream(directory / "a/b/evil") << kSystem;
+  std::ofstream(elsewhere / "evil") << kSystem;
+  stdfs::create_symlink("b/evil", directory / "a/inside");
+  stdfs::create_directory_symlink(directory / "a", directory / "a/b/loop");
+  PickleScanReport report = scan_pickles(FileSystem::posix(), {directory.path()});
+  EXPECT_EQ(report.num_files, 1u);
+  EXPECT_THAT(names_with(report, Verdict::dangerous), ElementsAre("os.system"));
+  EXPECT_THAT(report.problems, IsEmpty());
+
+  stdfs::create_symlink(elsewhere / "evil", directory / "outside");
+  report = scan_pickles(FileSystem::posix(), {directory.path()});
+  EXPECT_EQ(report.num_files, 1u);
+  EXPECT_THAT(problem_kinds(report), ElementsAre("not looked at"));
+  EXPECT_THAT(report.problems[0].path, HasSubstr("outside"));
+}
+
+TEST(PickleScanTest, AMissingPathIsAnError) {
+  EXPECT_THAT([] { scan_pickles(FileSystem::posix(), {"/does/not/exist"}); },
+              ThrowsError(ErrorKind::not_found, "/does/not/exist"));
+}
+
+TEST(PickleScanTest, WhatALimitLeavesOutIsAProblem) {
+  const test::TemporaryDirectory directory;
+  std::ofstream(directory / "a") << "text";
+  std::ofstream(directory / "b") << kSystem;
+  const PickleScanReport report =
+      scan_pickles(FileSystem::posix(), {directory.path()}, {.max_files = 1});
+  EXPECT_EQ(report.num_files, 1u);
+  EXPECT_THAT(problem_kinds(report), ElementsAre("not looked at"));
+  EXPECT_FALSE(report.is_clean());
+}
+
+TEST(PickleScanTest, MembersOnTheSameBytesEndTheScan) {
+  std::vector<test::ZipMember> members;
+  std::string pickle = "\x80\x02](";
+  pickle += "X";
+  pickle += std::string("\0\0\x10\0", 4) + std::string(1 << 20, 'x') + "e.";
+  members.push_back({.name = "first", .data = pickle});
+  for (int i = 0; i < 3000; ++i) {
+    members.push_back({.name = "m" + std::to_string(i),
+                       .nbytes = pickle.size(),
+                       .stored_nbytes = pickle.size(),
+                       .header_offset = 0});
+  }
+  const PickleScanReport report = scan_bytes(test::zip_bytes(members));
+  EXPECT_TRUE(problem_kinds(report).contains("not looked at"));
+}
+
+// Numbers of a tensor can look like INST, which then finds no mark.
+TEST(PickleScanTest, NumbersThatLookLikeACallAreNoPickle) {
+  const PickleScanReport report = scan_bytes(std::string("i\0\0\0\0\0\0\0", 8));
+  EXPECT_EQ(report.num_pickles, 0u);
+  EXPECT_TRUE(report.is_clean());
+  EXPECT_TRUE(scan_bytes("NN\x82\x07.and more").is_clean());
+}
+
+// PROTO, then 2^20 times NONE: more than `max_objects`.
+TEST(PickleWalkTest, ADeepStackEndsTheWalkWithALimit) {
+  const std::string bytes = "\x80\x02" + std::string(1 << 20, 'N') + "cos\nsystem\n.";
+  const PickleWalk found = walk(bytes, {.max_objects = 1000});
+  ASSERT_TRUE(found.limit.has_value());
+  EXPECT_EQ(found.limit->offset, 1002u);
+}
+
+TEST(PickleWalkTest, AHugeMemoSlotTakesNoMemory) {
+  const std::string put = "Nr\xff\xff\xff\x7f";
+  EXPECT_FALSE(walk(put + "j\xff\xff\xff\x7f.").first_break.has_value());
+  EXPECT_TRUE(walk(put + "j\xff\xff\xff\x6f.").first_break.has_value());
+}
+
+TEST(PickleWalkTest, TheFirstBreakIsWhereALoaderStops) {
+  const PickleWalk found = walk(
+      "\x80\x02h\x07"
+      "0N.");
+  ASSERT_TRUE(found.first_break.has_value());
+  EXPECT_EQ(found.first_break->offset, 2u);
+  EXPECT_THAT(found.first_break->found, HasSubstr("7"));
+  EXPECT_TRUE(found.has_stop);
+}
+
+TEST(PickleWalkTest, EveryTruncationOfAPickleKeepsWhatWasImportedBefore) {
+  const std::size_t imported_at = kSystem.find("X");
+  for (std::size_t nbytes = imported_at; nbytes < kSystem.size(); ++nbytes) {
+    SCOPED_TRACE(nbytes);
+    const PickleWalk found = walk(kSystem.substr(0, nbytes));
+    EXPECT_THAT(found.globals, SizeIs(1));
+    EXPECT_TRUE(found.first_break.has_value());
+  }
+}
+
+TEST(GlobalVerdictTest, NamesOfTheStandardLibraryAreDangerousUnlessListed) {
+  for (const auto& [module, name] : {std::pair("os", "getcwd"),
+                                     {"textwrap", "dedent"},
+                                     {"builtins", "print"},
+                                     {"datetime", "sys"},
+                                     {"collections", "_sys.modules"},
+                                     {"copy_reg", "pickle"},
+                                     {"pathlib", "os"},
+                                     {"xml.dom", "minidom"}}) {
+    SCOPED_TRACE(std::string(module) + " " + name);
+    EXPECT_EQ(judge(module, name).verdict, Verdict::dangerous);
+    EXPECT_FALSE(judge(module, name).reason.empty());
+  }
+}
+
+TEST(GlobalVerdictTest, VerdictsFollowTheTables) {
+  EXPECT_EQ(judge("torch", "FloatStorage").verdict, Verdict::known);
+  EXPECT_EQ(judge("__builtin__", "set").verdict, Verdict::known);
+  EXPECT_EQ(judge("collections", "deque").verdict, Verdict::plain);
+  EXPECT_EQ(judge("copy_reg", "_reconstructor").verdict, Verdict::plain);
+  EXPECT_EQ(judge("re", "RegexFlag.IGNORECASE").verdict, Verdict::plain);
+  EXPECT_EQ(judge("re", "RegexFlag.IGNORECASE.value").verdict, Verdict::dangerous);
+  EXPECT_EQ(judge("torch.nn.modules.linear", "Linear").verdict, Verdict::opaque);
+  EXPECT_EQ(judge("__main__", "Config").verdict, Verdict::opaque);
+  EXPECT_EQ(judge("__main__", "os").verdict, Verdict::dangerous);
+  EXPECT_EQ(judge("osmnx", "graph").verdict, Verdict::opaque);
+  EXPECT_EQ(judge("torch", "hub.load").verdict, Verdict::dangerous);
+  EXPECT_EQ(judge("pipeline", "main").verdict, Verdict::opaque);
+}
+
+}  // namespace
+}  // namespace tessera::inspect

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/command_line.h"
+
+namespace tessera::cli {
+
+struct ScanCommandOptions {
+  std::string path;
+  std::vector<std::string> more_paths;
+  bool json = false;
+};
+
+void add_scan_command(CommandLine& line, ScanCommandOptions& options, Terminal& terminal);
+
+/// Prints what the pickles in files and folders would import and call. Returns ExitCode::findings
+/// if something is dangerous, or was not looked at.
+ExitCode run_scan(const ScanCommandOptions& options, Terminal& terminal);
+
+}  // namespace tessera::cli

@@ -1,0 +1,66 @@
+"""Tells what the pickles in files would import and call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from . import _core
+from ._arguments import PathLike, path_bytes
+
+
+class ScannedPlace(NamedTuple):
+    """Where a pickle imports a name."""
+
+    path: str
+    member: str | None  # of an archive; None: the file itself
+    offset: int  # of the opcode, in bytes within the member or the file
+
+
+class ScannedName(NamedTuple):
+    """A class or function that pickles import."""
+
+    verdict: str  # "dangerous", "opaque", "plain" or "known"
+    name: str  # "os.system"
+    reason: str | None  # of a dangerous one
+    called: bool
+    times: int
+    places: list[ScannedPlace]  # of the first 100 pickles
+
+
+class ScanProblem(NamedTuple):
+    """What makes a scan incomplete, or what an honest writer does not write."""
+
+    kind: str  # "broken pickle", "archive" or "not looked at"
+    path: str
+    member: str | None
+    offset: int | None
+    expected: str
+    found: str
+
+
+class Scanned(NamedTuple):
+    """What `scan` found."""
+
+    names: list[ScannedName]  # the worst first
+    problems: list[ScanProblem]
+    files: int
+    pickles: int
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is dangerous, and everything was looked at."""
+        return not self.problems and all(name.verdict != "dangerous" for name in self.names)
+
+
+def scan(path: PathLike, *more: PathLike) -> Scanned:
+    """Returns what the pickles in files and folders would import and call when Python loads them, as ckpt-inspect scan does.
+
+    Runs and imports nothing. Looks into files of any kind, and goes on after a problem. Folders are searched with all
+    below them.
+
+    Raises Error if a path is missing.
+    """
+    paths = [path_bytes("path", each) for each in (path, *more)]
+    names, problems, files, pickles = _core.scan(paths)
+    return Scanned([ScannedName(*rest, [ScannedPlace(*place) for place in places]) for *rest, places in names],
+                   [ScanProblem(*problem) for problem in problems], files, pickles)
