@@ -692,7 +692,7 @@ TEST(DcpTest, ExpandedTensorsAreBelievedUpToALimitOfAllFiles) {
   constexpr std::int64_t kNumel = std::int64_t{1} << 27;  // 512 MiB
   const std::string item = expanded_item(kNumel);
   CheckpointContents contents;
-  dcp::Storage storage{.files = {"__0_0.distcp"}, .pieces = {}, .values = {}};
+  dcp::Storage storage{.files = {"__0_0.distcp"}, .ranks = {0}, .pieces = {}, .values = {}};
   for (const char* name : {"a", "b", "c"}) {
     contents.tensors.push_back({.meta = {name, DType::float32, {kNumel}},
                                 .pieces = {{.region = Box{{0}, {kNumel}}, .rank = 0}}});

@@ -76,8 +76,8 @@ class SavedObject {
 
   const Storages& storages() const { return *storages_; }
   pickle::Object root() const { return graph_->root(); }
-  /// Says whether the stored bytes are those of a big-endian machine. What is read never is.
-  bool is_stored_big_endian() const { return order_ == ByteOrder::big; }
+  /// Returns how the bytes of tensors are stored: `plain`, or `big-endian`.
+  std::string_view encoding() const { return order_ == ByteOrder::big ? "big-endian" : "plain"; }
 
   /// Returns the tensors and values of the saved object, in the order of the pickle, flattened as
   /// PyTorch's distributed checkpoint (DCP) does. [Note: Flattening] A dict is opened. A list is

@@ -141,7 +141,7 @@ class TorchZipReader final : public CheckpointReader {
     const ByteRange stored = saved_->stored_range(record);
     PieceStorage storage{.file = path_.substr(path_.find_last_of('/') + 1),
                          .byte_range = std::nullopt,
-                         .encoding = saved_->is_stored_big_endian() ? "big-endian" : "plain",
+                         .encoding = std::string(saved_->encoding()),
                          .stored_nbytes = stored.nbytes()};
     if (torch_zip::is_contiguous(record) && !stored.empty()) storage.byte_range = stored;
     return storage;
