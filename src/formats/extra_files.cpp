@@ -34,11 +34,7 @@ bool is_journal(const FileSystem& fs, const std::string& path) {
 /// Whether a writer of Tessera works at this name, or did until it died.
 bool is_work(const FileSystem& fs, const std::string& directory, const std::string& name) {
   const std::string path = join_path(directory, name);
-  if (is_journal(fs, path) || is_journal(fs, StagedDestination::journal_path_of(path))) return true;
-  return name.ends_with(StagedDestination::kSuffix) &&
-         std::ranges::any_of(format_drivers(), [&](const FormatDriver* driver) {
-           return driver->writes_file(without_partial(name));
-         });
+  return is_journal(fs, path) || is_journal(fs, StagedDestination::journal_path_of(path));
 }
 
 ExtraEntry entry_at(const std::string& directory, const std::string& name) {
@@ -62,7 +58,12 @@ std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::stri
   for (const std::string& name : names) {
     const bool is_own = std::ranges::binary_search(own, name) ||
                         opened.contains(join_path(directory, name)) || is_work(fs, directory, name);
-    if (!is_own) entries.push_back(entry_at(directory, name));
+    if (is_own) continue;
+    ExtraEntry entry = entry_at(directory, name);
+    const bool is_unnamed = entry.kind == ExtraEntry::Kind::checkpoint_file &&
+                            driver_of(format).may_own_file(without_partial(name));
+    if (is_unnamed) entry.kind = ExtraEntry::Kind::unnamed_file;
+    entries.push_back(std::move(entry));
   }
   return entries;
 }

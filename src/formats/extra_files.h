@@ -19,6 +19,7 @@ struct ExtraEntry {
     folder,
     other,            // a pipe, a socket, a device
     checkpoint_file,  // has the name of some format's file, so it could be taken for one
+    unnamed_file,     // has the name of a file of this checkpoint, which does not name it
   };
 
   std::string name;

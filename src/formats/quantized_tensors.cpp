@@ -2,8 +2,10 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/json.h"
@@ -33,6 +35,7 @@ constexpr DTypes kFloat8 = {DType::float8_e4m3fn, DType::float8_e5m2, DType::flo
                             DType::float8_e5m2fnuz};
 constexpr DTypes kFloats = {DType::float16, DType::bfloat16, DType::float32, DType::float64};
 constexpr DTypes kPowersOfTwo = {DType::uint8, DType::float8_e8m0fnu};  // the exponents alone
+constexpr DTypes kCodeDTypes = {DType::float8_e8m0fnu, DType::float4_e2m1fn_x2};
 constexpr DTypes kPackedFloat4 = {DType::uint8, DType::float4_e2m1fn_x2};
 
 /// How the tensors of a quantized weight are named: a base that they share, and a suffix each.
@@ -106,17 +109,32 @@ std::string companion_name(const std::string& base, std::string_view suffix) {
   return base.substr(0, base.rfind('.') + 1) + std::string(suffix.substr(1));  // npos + 1 is 0
 }
 
-std::optional<std::size_t> index_of(const CheckpointContents& contents, const std::string& fqn) {
-  const TensorEntry* tensor = contents.find_tensor(fqn);
-  if (tensor == nullptr) return std::nullopt;
-  return static_cast<std::size_t>(tensor - contents.tensors.data());
+/// All names of tensors, those of aliases too, each with its tensor.
+using Names = std::map<std::string, std::size_t, std::less<>>;
+
+Names names_of(const CheckpointContents& contents) {
+  Names names;
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    names.emplace(contents.tensors[i].meta.fqn, i);
+  }
+  for (const Alias& alias : contents.aliases) {
+    const auto target = names.find(alias.target);
+    if (target != names.end()) names.emplace(alias.fqn, target->second);
+  }
+  return names;
+}
+
+std::optional<std::size_t> index_of(const Names& names, const std::string& fqn) {
+  const auto found = names.find(fqn);
+  return found == names.end() ? std::nullopt : std::optional(found->second);
 }
 
 /// Returns the tensor of the codes if a tensor is the scales of a scheme.
-std::optional<std::size_t> codes_of(const CheckpointContents& contents, const TensorMeta& scales,
-                                    const Scheme& scheme, const std::string& base) {
+std::optional<std::size_t> codes_of(const CheckpointContents& contents, const Names& names,
+                                    const TensorMeta& scales, const Scheme& scheme,
+                                    const std::string& base) {
   if (!scheme.scales_dtypes.contain(scales.dtype)) return std::nullopt;
-  const auto codes = index_of(contents, base + std::string(scheme.codes_suffix));
+  const auto codes = index_of(names, base + std::string(scheme.codes_suffix));
   if (!codes || !scheme.codes_dtypes.contain(contents.tensors[*codes].meta.dtype)) {
     return std::nullopt;
   }
@@ -127,17 +145,17 @@ std::optional<std::size_t> codes_of(const CheckpointContents& contents, const Te
 
 QuantizedTensors::QuantizedTensors(const CheckpointContents& contents, std::string method)
     : contents_(contents), method_(std::move(method)) {
-  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
-    const TensorMeta& meta = contents.tensors[i].meta;
+  const Names names = names_of(contents);
+  for (const auto& [name, i] : names) {
     for (const Scheme& scheme : kSchemes) {
-      if (!meta.fqn.ends_with(scheme.scales_suffix)) continue;
-      const std::string base = meta.fqn.substr(0, meta.fqn.size() - scheme.scales_suffix.size());
-      const auto codes = codes_of(contents, meta, scheme, base);
+      if (!name.ends_with(scheme.scales_suffix)) continue;
+      const std::string base = name.substr(0, name.size() - scheme.scales_suffix.size());
+      const auto codes = codes_of(contents, names, contents.tensors[i].meta, scheme, base);
       if (!codes) continue;
       parts_.insert_or_assign(*codes, QuantizedPart{kCodesRole, scheme.name, i});
       parts_.insert_or_assign(i, QuantizedPart{"scales", scheme.name, *codes});
       for (const Companion& companion : kCompanions) {
-        const auto other = index_of(contents, companion_name(base, companion.suffix));
+        const auto other = index_of(names, companion_name(base, companion.suffix));
         if (other) parts_.emplace(*other, QuantizedPart{companion.role, scheme.name, *codes});
       }
       break;
@@ -153,6 +171,15 @@ const QuantizedPart* QuantizedTensors::find(std::size_t tensor_index) const {
 bool QuantizedTensors::are_codes(std::size_t tensor_index) const {
   const QuantizedPart* const part = find(tensor_index);
   return part != nullptr && part->role == kCodesRole;
+}
+
+std::optional<std::string> QuantizedTensors::doubt_in_words(std::size_t tensor_index) const {
+  const DType dtype = contents_.tensors[tensor_index].meta.dtype;
+  if (method_.empty() || !(kFloat8.contain(dtype) || kCodeDTypes.contain(dtype))) {
+    return std::nullopt;
+  }
+  return std::string(dtype_name(dtype)) + " of a model that config.json calls quantized (" +
+         printable(method_) + "), which may be codes";
 }
 
 std::string QuantizedTensors::scheme_in_words(const QuantizedPart& part) const {

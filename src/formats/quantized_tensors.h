@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -33,6 +34,9 @@ class QuantizedTensors {
   const QuantizedPart* find(std::size_t tensor_index) const;
   /// Returns whether the elements of a tensor are codes.
   bool are_codes(std::size_t tensor_index) const;
+  /// Returns why a tensor that is part of no known scheme may still be codes; nothing if it is
+  /// numbers: `float8_e4m3fn of a model that config.json calls quantized (fbgemm), …`.
+  std::optional<std::string> doubt_in_words(std::size_t tensor_index) const;
   /// Returns the scheme, with the method that config.json names: `mxfp4`, `scaled fp8 (fp8 in
   /// config.json)`.
   std::string scheme_in_words(const QuantizedPart& part) const;

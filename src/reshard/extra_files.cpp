@@ -70,6 +70,8 @@ std::string_view why_never(ExtraEntry::Kind kind) {
       return "no regular file";
     case ExtraEntry::Kind::checkpoint_file:
       return "named as a file of a checkpoint";
+    case ExtraEntry::Kind::unnamed_file:
+      return "named as a file of this checkpoint, which does not name it";
   }
   return {};
 }

@@ -179,7 +179,8 @@ ExtraFiles find_extra_files(const formats::CheckpointReader& reader, const Sourc
   ExtraFiles found{formats::list_extra_entries(fs, options.path, reader.format(),
                                                {data_files.begin(), data_files.end()})};
   std::erase_if(found.files, [](const formats::ExtraEntry& entry) {
-    return entry.kind != Kind::file && entry.kind != Kind::checkpoint_file;
+    return entry.kind != Kind::file && entry.kind != Kind::checkpoint_file &&
+           entry.kind != Kind::unnamed_file;
   });
   return found;
 }

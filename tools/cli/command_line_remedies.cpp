@@ -1,8 +1,32 @@
 #include "cli/command_line_remedies.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "base/utf8.h"
 #include "tessera/base/error.h"
 
 namespace tessera::cli {
+namespace {
+
+/// Returns a glob for single quotes of a shell. What ends the quotes, or cannot be printed, becomes
+/// `?`, which matches any character: a name from a file must not run as a command.
+std::string pasted(std::string_view glob) {
+  std::string text;
+  for (std::size_t i = 0; i < glob.size();) {
+    const std::size_t nbytes = std::max<std::size_t>(detail::utf8_sequence_nbytes(glob, i), 1);
+    const std::string_view character = glob.substr(i, nbytes);
+    const bool is_plain =
+        character != "'" && (character == "\\" || printable(character) == character);
+    text += is_plain ? character : "?";
+    i += nbytes;
+  }
+  return text;
+}
+
+}  // namespace
 
 std::string command_line_remedy(const Remedy& remedy) {
   switch (remedy.action) {
@@ -19,13 +43,13 @@ std::string command_line_remedy(const Remedy& remedy) {
     case Remedy::Action::give_strategy:
       return "give --strategy for tables that the plan does not name";
     case Remedy::Action::leave_out:
-      return "to leave it out, add --only '!" + remedy.argument + "'";
+      return "to leave it out, add --only '!" + pasted(remedy.argument) + "'";
     case Remedy::Action::allow_lossy:
       return "--allow-lossy merges them by a weighted mean";
     case Remedy::Action::allow_overflow:
       return "--on-overflow saturate or infinity moves it";
     case Remedy::Action::keep_dtype:
-      return "move without --cast, or leave it out with --only '!" + remedy.argument + "'";
+      return "move without --cast, or leave it out with --only '!" + pasted(remedy.argument) + "'";
     case Remedy::Action::use_less_memory:
       return "try a smaller --memory or --threads";
     case Remedy::Action::choose_source:

@@ -5,6 +5,8 @@
 #include "formats/drivers.h"
 #include "formats/file_names.h"
 #include "formats/signatures.h"
+#include "formats/staging/own_files.h"
+#include "formats/staging/replaceable.h"
 
 namespace tessera::formats {
 namespace {
@@ -36,6 +38,8 @@ Recognition megatron_parent(const DirectoryListing& directory) {
           Error(ErrorKind::unsupported, {.path = directory.path},
                 "expected a checkpoint, found a folder of Megatron's checkpoints" + advice)};
 }
+
+constexpr std::string_view kIndexName = ".metadata";
 
 constexpr std::array kMarks{
     FileMark{".metadata", "metadata of a checkpoint", {}, begins_as_metadata},
@@ -110,6 +114,15 @@ class DcpDriver final : public FormatDriver {
     return name == ".metadata" || is_name_like(name, "__#_#.distcp");
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
+  std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
+                                     const std::vector<std::string>& names) const override {
+    return files_by_index(*this, kIndexName, fs, directory, names);
+  }
+  void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
+                              const std::vector<std::string>& names,
+                              const std::string& option) const override {
+    require_own_files(*this, fs, directory, names, option);
+  }
 };
 
 }  // namespace

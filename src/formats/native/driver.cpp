@@ -3,6 +3,8 @@
 #include "formats/drivers.h"
 #include "formats/file_names.h"
 #include "formats/signatures.h"
+#include "formats/staging/own_files.h"
+#include "formats/staging/replaceable.h"
 #include "tessera/formats/native.h"
 
 namespace tessera::formats {
@@ -12,6 +14,8 @@ bool begins_as_native(std::string_view begin) {
   const std::string_view signature = detail::kNativeSignature;
   return begin.starts_with(signature) || signature.starts_with(begin);  // cut short
 }
+
+constexpr std::string_view kIndexName = "index.h5";
 
 constexpr std::array kMarks{
     FileMark{".h5", "a file of a native checkpoint", detail::kNativeSignature, begins_as_native}};
@@ -65,6 +69,15 @@ class NativeDriver final : public FormatDriver {
     return name == "index.h5" || is_name_like(name, "rank-#.h5");
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
+  std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
+                                     const std::vector<std::string>& names) const override {
+    return files_by_index(*this, kIndexName, fs, directory, names);
+  }
+  void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
+                              const std::vector<std::string>& names,
+                              const std::string& option) const override {
+    require_own_files(*this, fs, directory, names, option);
+  }
 };
 
 }  // namespace

@@ -177,11 +177,17 @@ class SafetensorsDriver final : public FormatDriver {
                    "model.safetensors.values.json"},
         [&](std::string_view pattern) { return is_name_like(name, pattern); });
   }
-  /// Safetensors that the index does not name are extra files.
+  /// Safetensors that the index does not name are extra files, and so are values of no tensor file.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names) const override {
     if (const auto index = index_among(names)) return names_of_index(fs, directory, *index, names);
-    return FormatDriver::own_files(fs, directory, names);
+    std::set<std::string> values;
+    for (const std::string& name : names) values.insert(detail::values_path_of(name));
+    std::vector<std::string> own = FormatDriver::own_files(fs, directory, names);
+    std::erase_if(own, [&](const std::string& name) {
+      return name.ends_with(detail::kValuesSuffix) && !values.contains(name);
+    });
+    return own;
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -29,13 +30,16 @@ std::string_view without_suffix(std::string_view name) {
 }
 
 /// Returns the test for names that may be in a directory: the test of the first format that has any
-/// of the names.
+/// of the names. A whole file counts before one that is being written.
 IsOwn names_of_one_format(const std::vector<std::string>& names) {
-  for (const FormatDriver* driver : format_drivers()) {
-    const IsOwn is_own = [driver](std::string_view name) { return driver->may_own_file(name); };
-    const bool has_any = std::ranges::any_of(
-        names, [&](const std::string& name) { return is_own(without_suffix(name)); });
-    if (has_any) return is_own;
+  for (const bool is_whole : {true, false}) {
+    for (const FormatDriver* driver : format_drivers()) {
+      const IsOwn is_own = [driver](std::string_view name) { return driver->may_own_file(name); };
+      const bool has_any = std::ranges::any_of(names, [&](const std::string& name) {
+        return is_own(is_whole ? name : without_suffix(name));
+      });
+      if (has_any) return is_own;
+    }
   }
   return [](std::string_view) { return false; };
 }
@@ -51,6 +55,22 @@ bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
 bool is_plain_file(const std::string& path) {
   const auto mode = tessera::detail::mode_of_name(path);
   return mode && S_ISREG(*mode);
+}
+
+std::vector<std::string> files_by_index(const FormatDriver& driver, std::string_view index_name,
+                                        const FileSystem& fs, const std::string& directory,
+                                        const std::vector<std::string>& names) {
+  std::vector<std::string> own = driver.FormatDriver::own_files(fs, directory, names);
+  try {
+    const std::vector<std::string> paths = driver.open(fs, directory)->data_files();
+    const std::set<std::string> named(paths.begin(), paths.end());
+    std::erase_if(own, [&](const std::string& name) {
+      return name != index_name && !named.contains(join_path(directory, name));
+    });
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
+  }
+  return own;
 }
 
 std::optional<std::string> first_foreign_entry(

@@ -9,6 +9,7 @@
 #include "formats/signatures.h"
 #include "formats/staging/extra_copies.h"
 #include "formats/staging/own_files.h"
+#include "formats/staging/staged_destination.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
@@ -43,11 +44,14 @@ const FileMark* mark_of_name(const std::string& path) {
   return nullptr;
 }
 
-/// Throws if a file of a directory does not start as its name promises. Accepts an empty file.
+/// Throws if a file of a directory does not start as its name promises, also while it is being
+/// written. Accepts an empty file.
 void require_mark(const FileSystem& fs, const std::string& path, const std::string& option) {
   const std::string begin = begin_of(fs, path);
   if (begin.empty()) return;
-  const FileMark* mark = mark_of_name(path);
+  constexpr std::string_view kSuffix = StagedDestination::kSuffix;
+  const FileMark* mark =
+      mark_of_name(path.ends_with(kSuffix) ? path.substr(0, path.size() - kSuffix.size()) : path);
   if (mark == nullptr || mark->is_at_begin(begin)) return;
   refuse_to_replace(path, option, mark->in_words, found_in_words(begin));
 }
@@ -111,6 +115,17 @@ void refuse_foreign_file(const std::string& directory, const std::string& name,
       ErrorKind::invalid_argument, {.path = directory}, option,
       "a directory with only the files of one checkpoint, as all of it is replaced",
       "'" + printable(name) + "'", "move it, or write elsewhere");
+}
+
+void require_own_files(const FormatDriver& driver, const FileSystem& fs,
+                       const std::string& directory, const std::vector<std::string>& names,
+                       const std::string& option) {
+  const std::vector<std::string> own = driver.own_files(fs, directory, names);
+  for (const std::string& name : names) {
+    const bool is_of_another_save =
+        driver.may_own_file(name) && std::ranges::find(own, name) == own.end();
+    if (is_of_another_save) refuse_foreign_file(directory, name, option);
+  }
 }
 
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {
