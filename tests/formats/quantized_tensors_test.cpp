@@ -124,6 +124,28 @@ TEST(QuantizedTensorsTest, WhatHasNoScalesOrAnotherDtypeIsNumbers) {
   EXPECT_EQ(said_of({{"_scale", DType::float32}, {"scales", DType::float16}}, "_scale"), "");
 }
 
+TEST(QuantizedTensorsTest, AliasesOfCodesAndScalesCount) {
+  CheckpointContents contents = contents_of({{"a_head.weight", DType::float8_e4m3fn},
+                                             {"embed.weight_scale", DType::float32},
+                                             {"l0.weight", DType::float8_e4m3fn},
+                                             {"l0.weight_scale", DType::float32},
+                                             {"l1.weight", DType::float8_e4m3fn}});
+  contents.aliases = {{"embed.weight", "a_head.weight"}, {"l1.weight_scale", "l0.weight_scale"}};
+  const QuantizedTensors quantized(contents);
+  EXPECT_TRUE(quantized.are_codes(0));  // a_head.weight
+  EXPECT_TRUE(quantized.are_codes(2));  // l0.weight
+  EXPECT_TRUE(quantized.are_codes(4));  // l1.weight
+  EXPECT_FALSE(quantized.are_codes(3));
+}
+
+TEST(QuantizedTensorsTest, EightBitsOfAQuantizedModelMayBeCodes) {
+  const CheckpointContents contents =
+      contents_of({{"a", DType::float8_e4m3fn}, {"b", DType::bfloat16}});
+  EXPECT_FALSE(QuantizedTensors(contents).doubt_in_words(0));
+  EXPECT_TRUE(QuantizedTensors(contents, "fbgemm").doubt_in_words(0));
+  EXPECT_FALSE(QuantizedTensors(contents, "fbgemm").doubt_in_words(1));
+}
+
 TEST(QuantizationMethodTest, IsReadFromConfigJsonInOrBesideTheCheckpoint) {
   const auto method_of = [](const std::string& config) {
     return read_quantization_method(test::MemoryFiles("dir", {{"config.json", config}}), "dir");

@@ -83,12 +83,13 @@ TEST_F(ExtraFilesTest, OrdinaryFilesAreCarriedAndTheOthersAreNamed) {
                    "pipe: no regular file", "rank-x.h5" + checkpoint, "x.distcp" + checkpoint}));
 }
 
-TEST_F(ExtraFilesTest, WhatTesserasWritersLeftIsNotExtra) {
+TEST_F(ExtraFilesTest, WhatTesserasWritersLeftIsNotCarried) {
   write_file(tmp_ / "source/index.h5.partial", "");
   write_file(tmp_ / "source/other.partial", "");
   write_file(tmp_ / "source/other.partial.journal", "tessera-journal 1\n");
   EXPECT_EQ(carried(plan()), Names{});
-  EXPECT_EQ(left(plan()), Names{});
+  EXPECT_EQ(left(plan()), Names{"index.h5.partial: named as a file of this checkpoint, which does "
+                                "not name it"});
   write_file(tmp_ / "source/notes.partial", "");
   write_file(tmp_ / "source/notes.partial.journal", "my journal");
   EXPECT_EQ(carried(plan()), (Names{"notes.partial", "notes.partial.journal"}));
@@ -181,7 +182,8 @@ TEST_F(ExtraFilesTest, SafetensorsThatTheIndexDoesNotNameAreExtra) {
   write_file(tmp_ / "shards/model.safetensors.index.json",
              R"({"metadata": {}, "weight_map": {"w": "model-00001-of-00001.safetensors"}})");
   EXPECT_EQ(left(plan({}, Format::native, {"shards"})),
-            Names{"adapter_model.safetensors: named as a file of a checkpoint"});
+            Names{"adapter_model.safetensors: named as a file of this checkpoint, which "
+                  "does not name it"});
 }
 
 TEST_F(ExtraFilesTest, ACastPutsItsDTypeIntoTheConfig) {

@@ -65,7 +65,9 @@ std::vector<std::string> files_by_index(const FormatDriver& driver, std::string_
     const std::vector<std::string> paths = driver.open(fs, directory)->data_files();
     const std::set<std::string> named(paths.begin(), paths.end());
     std::erase_if(own, [&](const std::string& name) {
-      return name != index_name && !named.contains(join_path(directory, name));
+      const std::string path = join_path(directory, name);
+      return name != index_name && !named.contains(path) &&
+             !(is_plain_file(path) && fs.open(path)->nbytes() == 0);
     });
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io) throw;

@@ -25,8 +25,8 @@ bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
 bool is_plain_file(const std::string& path);
 
 /// Returns those of the names in a checkpoint's directory that are the checkpoint's by its index:
-/// the index itself, and the files that it names. If it cannot be read, all that the format may
-/// own.
+/// the index itself, the files that it names, and empty ones (older PyTorch makes a file for a rank
+/// that saves nothing). If the index cannot be read, all that the format may own.
 std::vector<std::string> files_by_index(const FormatDriver& driver, std::string_view index_name,
                                         const FileSystem& fs, const std::string& directory,
                                         const std::vector<std::string>& names);
