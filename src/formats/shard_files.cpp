@@ -76,7 +76,7 @@ ShardIndex read_shard_index(const FileSystem& fs, const std::string& directory,
                             const std::string& index_path) {
   ShardIndex index;
   const std::string json = read_file(fs, index_path, ShardIndex::kMaxNbytes);
-  if (is_hdf5(json)) {
+  if (is_hdf5(json) || json.starts_with(kNativeSignature)) {
     throw Error::expected(ErrorKind::corruption, {.path = index_path}, "index", "a JSON object",
                           "an HDF5 file");
   }
