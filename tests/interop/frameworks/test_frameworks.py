@@ -123,5 +123,5 @@ def test_files_of_deepspeed_are_one_part_of_several(tmp_path):
     assert len(files) >= 3
     for file in files:
         process = run("ckpt-reshard", file, tmp_path / "moved", "--to", "dcp")
-        assert process.returncode == 1 and "DeepSpeed" in process.stderr, process.stderr
+        assert process.returncode == 3 and "one rank of 2: DeepSpeed ZeRO stage 1" in process.stderr, process.stderr
         assert not (tmp_path / "moved").exists()
