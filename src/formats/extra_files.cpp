@@ -53,7 +53,7 @@ ExtraEntry entry_at(const std::string& directory, const std::string& name) {
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,
                                            Format format, const std::set<std::string>& opened) {
   const std::vector<std::string> names = fs.list_directory(directory);
-  const std::vector<std::string> own = driver_of(format).own_files(fs, directory, names);
+  const std::vector<std::string> own = driver_of(format).own_files(fs, directory, names, opened);
   std::vector<ExtraEntry> entries;
   for (const std::string& name : names) {
     const bool is_own = std::ranges::binary_search(own, name) ||

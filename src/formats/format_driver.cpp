@@ -31,7 +31,8 @@ bool DirectoryListing::has(std::string_view name) const {
 
 std::vector<std::string> FormatDriver::own_files(const FileSystem& /*fs*/,
                                                  const std::string& /*directory*/,
-                                                 const std::vector<std::string>& names) const {
+                                                 const std::vector<std::string>& names,
+                                                 const std::set<std::string>& /*opened*/) const {
   std::vector<std::string> own;
   std::ranges::copy_if(names, std::back_inserter(own),
                        [&](const std::string& name) { return may_own_file(name); });

@@ -138,7 +138,7 @@ TEST_F(BinTest, SafetensorsBesideAreTakenInstead) {
 TEST_F(BinTest, ItsFilesAreNotExtraFiles) {
   const FileSystem& fs = FileSystem::posix();
   const std::vector<std::string> names = fs.list_directory(directory_.path());
-  EXPECT_THAT(driver_of(Format("bin")).own_files(fs, directory_.path(), names),
+  EXPECT_THAT(driver_of(Format("bin")).own_files(fs, directory_.path(), names, {}),
               testing::ElementsAre(kFirst, kSecond, kIndex));
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -164,9 +165,11 @@ class FormatDriver {
   /// Whether Tessera's writer of this format makes a file of that name in a directory.
   virtual bool writes_file(std::string_view /*name*/) const { return false; }
   /// Returns which of the names in a checkpoint's directory are the checkpoint's. The others are
-  /// extra files. Without an override: those that `may_own_file`.
+  /// extra files. `opened`: paths of files that an open reader knows as the checkpoint's; empty if
+  /// none is open. Without an override: those that `may_own_file`.
   virtual std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
-                                             const std::vector<std::string>& names) const;
+                                             const std::vector<std::string>& names,
+                                             const std::set<std::string>& opened) const;
   virtual std::span<const FileMark> file_marks() const { return {}; }
   /// Whether the content of a single file is of this format. `first_bytes`: as in FileBegin.
   virtual bool is_whole_file(const ReadableFile& /*file*/, std::string_view /*first_bytes*/) const {

@@ -61,7 +61,8 @@ class BinDriver final : public FormatDriver {
 
   /// The index and its files, or without an index the series.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
-                                     const std::vector<std::string>& names) const override {
+                                     const std::vector<std::string>& names,
+                                     const std::set<std::string>& /*opened*/) const override {
     std::vector<std::string> own;
     const auto index = bin::index_among(names);
     if (index) own = files_of_index(fs, directory, *index);

@@ -115,8 +115,9 @@ class DcpDriver final : public FormatDriver {
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
-                                     const std::vector<std::string>& names) const override {
-    return files_by_index(*this, kIndexName, fs, directory, names);
+                                     const std::vector<std::string>& names,
+                                     const std::set<std::string>& opened) const override {
+    return files_by_index(*this, kIndexName, fs, directory, names, opened);
   }
   void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
                               const std::vector<std::string>& names,

@@ -179,11 +179,12 @@ class SafetensorsDriver final : public FormatDriver {
   }
   /// Safetensors that the index does not name are extra files, and so are values of no tensor file.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
-                                     const std::vector<std::string>& names) const override {
+                                     const std::vector<std::string>& names,
+                                     const std::set<std::string>& opened) const override {
     if (const auto index = index_among(names)) return names_of_index(fs, directory, *index, names);
     std::set<std::string> values;
     for (const std::string& name : names) values.insert(detail::values_path_of(name));
-    std::vector<std::string> own = FormatDriver::own_files(fs, directory, names);
+    std::vector<std::string> own = FormatDriver::own_files(fs, directory, names, opened);
     std::erase_if(own, [&](const std::string& name) {
       return name.ends_with(detail::kValuesSuffix) && !values.contains(name);
     });

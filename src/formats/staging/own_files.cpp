@@ -59,19 +59,24 @@ bool is_plain_file(const std::string& path) {
 
 std::vector<std::string> files_by_index(const FormatDriver& driver, std::string_view index_name,
                                         const FileSystem& fs, const std::string& directory,
-                                        const std::vector<std::string>& names) {
-  std::vector<std::string> own = driver.FormatDriver::own_files(fs, directory, names);
-  try {
-    const std::vector<std::string> paths = driver.open(fs, directory)->data_files();
-    const std::set<std::string> named(paths.begin(), paths.end());
-    std::erase_if(own, [&](const std::string& name) {
-      const std::string path = join_path(directory, name);
-      return name != index_name && !named.contains(path) &&
-             !(is_plain_file(path) && fs.open(path)->nbytes() == 0);
-    });
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+                                        const std::vector<std::string>& names,
+                                        const std::set<std::string>& opened) {
+  std::vector<std::string> own = driver.FormatDriver::own_files(fs, directory, names, opened);
+  std::set<std::string> named = opened;
+  if (named.empty()) {
+    try {
+      const std::vector<std::string> paths = driver.open(fs, directory)->data_files();
+      named.insert(paths.begin(), paths.end());
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      return own;
+    }
   }
+  std::erase_if(own, [&](const std::string& name) {
+    const std::string path = join_path(directory, name);
+    const bool is_empty = is_plain_file(path) && fs.open(path)->nbytes() == 0;
+    return name != index_name && !named.contains(path) && !is_empty;
+  });
   return own;
 }
 

@@ -120,7 +120,7 @@ void refuse_foreign_file(const std::string& directory, const std::string& name,
 void require_own_files(const FormatDriver& driver, const FileSystem& fs,
                        const std::string& directory, const std::vector<std::string>& names,
                        const std::string& option) {
-  const std::vector<std::string> own = driver.own_files(fs, directory, names);
+  const std::vector<std::string> own = driver.own_files(fs, directory, names, {});
   for (const std::string& name : names) {
     const bool is_of_another_save =
         driver.may_own_file(name) && std::ranges::find(own, name) == own.end();
