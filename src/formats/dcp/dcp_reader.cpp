@@ -215,17 +215,18 @@ std::shared_ptr<const Chunk> DcpReader::chunk_at(std::size_t tensor_index,
 /// Whether a chunk has more bytes than its item, or shares its item with another one. PyTorch
 /// writes each chunk whole, into an item of its own.
 bool DcpReader::describes_more_than_items() const {
-  std::set<std::pair<std::uint32_t, std::uint64_t>> seen;
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> items;
   for (std::size_t t = 0; t < metadata_.contents.tensors.size(); ++t) {
     const TensorEntry& tensor = metadata_.contents.tensors[t];
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
       const StorageInfo& info = metadata_.storage.pieces[t][p];
       const std::uint64_t nbytes = nbytes_of(tensor.pieces[p].region, tensor.meta.dtype);
-      const bool is_new = seen.emplace(info.file, info.offset).second;
-      if (nbytes > info.nbytes || (nbytes > 0 && !is_new)) return true;
+      if (nbytes > info.nbytes) return true;
+      if (nbytes > 0) items.emplace_back(info.file, info.offset);
     }
   }
-  return false;
+  std::ranges::sort(items);
+  return std::ranges::adjacent_find(items) != items.end();
 }
 
 /// Returns the bytes of the files that are there.

@@ -94,15 +94,16 @@ std::string names_but(Object dict, std::initializer_list<std::string_view> known
   std::size_t num_shown = 0;
   for (std::size_t i = 0; i < dict.num_entries("attributes") && num_shown < kMaxShown; ++i) {
     const Object key = dict.entry_key(i);
-    const Object value = dict.entry_value(i);
     if (!key.is(ObjectKind::str)) continue;
     const std::string_view name = key.as_text("attribute");
+    if (std::ranges::find(known, name) != known.end()) continue;
+    const Object value = dict.entry_value(i);
     const bool says_nothing = value.is(ObjectKind::none) ||
                               (value.is(ObjectKind::boolean) && !value.as_boolean(name)) ||
                               ((value.is(ObjectKind::list) || value.is(ObjectKind::tuple)) &&
                                value.num_items(name) == 0) ||
                               (value.is(ObjectKind::dict) && value.num_entries(name) == 0);
-    if (says_nothing || std::ranges::find(known, name) != known.end()) continue;
+    if (says_nothing) continue;
     names += (names.empty() ? "" : ", ") + printable(name, 40);
     ++num_shown;
   }
@@ -124,8 +125,10 @@ std::string names_but(Object dict, std::initializer_list<std::string_view> known
 /// Returns the attributes of an instance of a dataclass.
 Object attributes(Object object, MetadataGlobal of, std::string_view rule,
                   std::string_view class_name) {
-  if (is_class_of_dcp(object)) refuse_class_of_newer_torch(object, rule, class_name);
-  if (!is_instance(object, of)) object.fail_expected(rule, class_name);
+  if (!is_instance(object, of)) {
+    if (is_class_of_dcp(object)) refuse_class_of_newer_torch(object, rule, class_name);
+    object.fail_expected(rule, class_name);
+  }
   const auto state = object.call_state(rule);
   if (!state || !state->is(ObjectKind::dict)) object.fail_expected(rule, "attributes");
   return *state;
@@ -283,10 +286,10 @@ class Parser {
   /// Checks the properties that a dense tensor must have, and returns the dtype.
   static DType parse_dtype_of(Object properties) {
     constexpr std::string_view kRule = "properties";
-    if (is_class_of_dcp(properties)) {
-      refuse_class_of_newer_torch(properties, kRule, "TensorProperties");
-    }
     if (!is_instance(properties, MetadataGlobal::tensor_properties)) {
+      if (is_class_of_dcp(properties)) {
+        refuse_class_of_newer_torch(properties, kRule, "TensorProperties");
+      }
       properties.fail_expected(kRule, "TensorProperties");
     }
     const auto state = properties.call_state(kRule);
@@ -658,9 +661,10 @@ Metadata parse_metadata(std::vector<char> bytes, const std::string& path) {
   const pickle::ObjectGraph graph =
       pickle::unpickle(std::move(bytes), {.path = path}, metadata_globals(),
                        {.policy = pickle::ForeignGlobals::Policy::record});
-  refuse_foreign_calls(graph);
+  std::vector<std::string> foreign_names = pickle::foreign_names(graph, kMaxNames);
+  if (!foreign_names.empty()) refuse_foreign_calls(graph);
   Metadata metadata = Parser(graph, path).parse();
-  metadata.foreign_names = pickle::foreign_names(graph, kMaxNames);
+  metadata.foreign_names = std::move(foreign_names);
   return metadata;
 }
 
