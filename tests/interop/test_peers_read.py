@@ -31,7 +31,7 @@ NOT_TORCHSCRIPT = [(i, p) for i, p in SOURCES if "torchscript" not in i]
 # torchrec's momentum per column shard can only be merged with --allow-lossy
 DCP_SOURCES = [(i, p) for i, p in NOT_TORCHSCRIPT if "torchrec" not in i]
 TORCH_SOURCES = [(i, p) for i, p in SOURCES if i not in {"dcp/valid/torchrec", "native/v1/plain"}]
-SAFETENSORS_SOURCES = [(i, p) for i, p in NOT_TORCHSCRIPT if not i.endswith(("valid/dtypes.pt", "valid/big_endian.pt", "dcp/valid/dtypes"))]
+SAFETENSORS_SOURCES = [(i, p) for i, p in NOT_TORCHSCRIPT if not i.endswith(("valid/dtypes.pt", "valid/stream_dtypes.pt", "valid/big_endian.pt", "dcp/valid/dtypes"))]
 
 
 def parametrize(sources):
