@@ -156,7 +156,7 @@ bool check_single_file(FileSystem& fs, const std::string& destination,
     if (work.overwrite == OverwritePolicy::refuse && !is_own) {
       throw Error(
           ErrorKind::already_exists, {.path = path},
-          "values: this file has the values of another checkpoint (remove it, or overwrite)");
+          "values: this file has the values of another checkpoint (move it beside its tensors)");
     }
   }
   if (!values_text.empty()) {
