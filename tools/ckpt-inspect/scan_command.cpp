@@ -2,9 +2,9 @@
 
 #include "ckpt-inspect/source.h"
 #include "cli/json_output.h"
+#include "inspect/pickle_scan/pickle_scan.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/size_text.h"
-#include "tessera/inspect/pickle_scan.h"
 
 namespace tessera::cli {
 namespace {
@@ -146,7 +146,7 @@ void add_scan_command(CommandLine& line, ScanCommandOptions& options, Terminal& 
       "For files that another program will load with pickle. Runs and imports nothing. Looks into "
       "files of any kind: zip archives (also damaged ones), tars, NumPy and compressed files. Each "
       "name gets a verdict. known: torch.load(weights_only=True) allows it. plain: a value of the "
-      "standard library or NumPy. opaque: of another package, so nobody knows what its code does. "
+      "standard library or NumPy. opaque: of another package, whose code the scan does not know. "
       "dangerous: can run code. The exit code is 1 if a name is dangerous, a pickle is broken, an "
       "archive contradicts itself, or something was not looked at.");
   command.argument("PATH", options.path, "A file, or a folder with all below it")

@@ -276,7 +276,7 @@ void DcpReader::count_opened_classes() {
     if (as_dict_.empty() || nested_.values.contains(v)) continue;
     try {
       add(open_item(metadata_.storage.values[v])->archive.classes_in_value());
-    } catch (const Error& error) {  // whoever reads the value learns of it
+    } catch (const Error& error) {  // reading the value reports it
       if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     }
   }

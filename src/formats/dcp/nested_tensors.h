@@ -34,7 +34,7 @@ struct NestedTensors {
 using OpenItem = std::function<std::shared_ptr<const Item>(const StorageInfo&)>;
 
 /// Replaces each value that holds a tensor by what it consists of, under names by path. A value
-/// whose item cannot be opened stays: whoever reads it learns why.
+/// whose item cannot be opened stays as it is: reading it later throws the reason.
 /// Throws: Error(unsupported) for two entries of one name; Error(io).
 NestedTensors take_values_apart(Metadata& metadata, const std::string& path, const OpenItem& open);
 

@@ -10,11 +10,11 @@
 
 namespace tessera::inspect {
 
-/// What a name in a pickle can do to whoever loads it. From harmless to worst.
+/// What a name in a pickle can do to whoever loads it. In order of danger.
 enum class Verdict : std::uint8_t {
   known,      // torch.load(weights_only=True) allows it, or DCP's metadata needs it
   plain,      // a value of the standard library or NumPy, without effects
-  opaque,     // of another package: nobody knows what its code does
+  opaque,     // of another package, whose code the scan does not know
   dangerous,  // can run code or reach the system
 };
 
