@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/glob.h"
-#include "tessera/base/rename.h"
+#include "tessera/base/name_rules.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/inspect/tensor_reader.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/glob.h"
+#include "tessera/base/name_rules.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 

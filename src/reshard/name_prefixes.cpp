@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/base/glob.h"
+#include "tessera/base/name_rules.h"
 
 namespace tessera::reshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/base/glob.h"
+#include "tessera/base/name_rules.h"
 
 #include <gtest/gtest.h>
 

@@ -2,9 +2,9 @@
 
 #include "ckpt-inspect/source.h"
 #include "cli/json_output.h"
-#include "inspect/pickle_scan/pickle_scan.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/size_text.h"
+#include "tessera/inspect/pickle_scan.h"
 
 namespace tessera::cli {
 namespace {

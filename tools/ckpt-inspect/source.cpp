@@ -10,7 +10,7 @@
 #include "cli/command_line_remedies.h"
 #include "formats/flat_layout.h"
 #include "tessera/base/file_system.h"
-#include "tessera/base/glob.h"
+#include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
 #include "tessera/base/size_text.h"
 #include "tessera/formats/detect.h"

@@ -14,8 +14,8 @@
 #include "cli/stop_signals.h"
 #include "formats/extra_files.h"
 #include "inspect/summary.h"
+#include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
-#include "tessera/base/rename.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/inspect/tensor_reader.h"
 

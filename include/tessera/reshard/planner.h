@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/glob.h"
-#include "tessera/base/rename.h"
+#include "tessera/base/name_rules.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/strategy.h"
 #include "tessera/layout/table_plan.h"

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/rename.h"
+#include "tessera/base/name_rules.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 

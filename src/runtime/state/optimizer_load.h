@@ -14,7 +14,7 @@
 #include "runtime/state/optimizer_adapters.h"
 #include "runtime/state/optimizer_parameters.h"
 #include "runtime/state/value_tree.h"
-#include "tessera/base/glob.h"
+#include "tessera/base/name_rules.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/runtime/registry/fused_updates.h"

@@ -17,8 +17,7 @@
 #include "runtime/state/train_state_impl.h"
 #include "runtime/state/value_tree.h"
 #include "tessera/base/error.h"
-#include "tessera/base/glob.h"
-#include "tessera/base/rename.h"
+#include "tessera/base/name_rules.h"
 #include "tessera/formats/detect.h"
 #include "tessera/reshard/executor.h"
 

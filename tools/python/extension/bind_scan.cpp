@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "bind_jobs.h"
-#include "inspect/pickle_scan/pickle_scan.h"
 #include "python_value.h"
+#include "tessera/inspect/pickle_scan.h"
 
 namespace tessera::python {
 namespace {

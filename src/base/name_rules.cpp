@@ -1,4 +1,4 @@
-#include "tessera/base/glob.h"
+#include "tessera/base/name_rules.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -140,6 +140,19 @@ std::vector<std::string> NameSelection::unused(const std::vector<std::string_vie
   collect(wanted_, "");
   collect(unwanted_, "!");
   return unused;
+}
+
+std::string renamed(const std::string& name, const std::vector<Rename>& renames) {
+  for (const Rename& rename : renames) {
+    if (name.starts_with(rename.from)) return rename.to + name.substr(rename.from.size());
+  }
+  return name;
+}
+
+std::optional<Rename> parse_rename(std::string_view text) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string_view::npos || text.size() == 1) return std::nullopt;
+  return Rename{std::string(text.substr(0, equals)), std::string(text.substr(equals + 1))};
 }
 
 }  // namespace tessera
