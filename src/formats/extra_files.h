@@ -28,8 +28,8 @@ struct ExtraEntry {
 };
 
 /// Returns the entries of the folder of a checkpoint that are none of its files, by name. Leaves
-/// out what Tessera's writers left there: work in progress, journals. `opened` are paths of files
-/// that are the checkpoint's whatever their names. Opens no folder within.
+/// out what Tessera's writers left there: unfinished checkpoints, journals. `opened` are paths of
+/// files that are the checkpoint's whatever their names. Opens no folder within.
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,
                                            Format format, const std::set<std::string>& opened);
 

@@ -87,7 +87,7 @@ def side_by_side(expected: list[float], stretches: list[Stretch], columns: int) 
     owners = [owner_of[place] for place in sampled(len(losses), width)]
     left = plot(expected, low=low, high=high, width=width, height=PLOT_HEIGHT)
     right = plot(losses, low=low, high=high, width=width, height=PLOT_HEIGHT)
-    lines = [f"{'loss':{margin}}{'in one go':{width}}   stopped, moved, gone on"]
+    lines = [f"{'loss':{margin}}{'in one go':{width}}   stopped, moved, resumed"]
     lines += [f"{mark:{margin}}{one}   {in_colours(other, owners)}".rstrip()
               for mark, one, other in zip(scale, left, right, strict=True)]
     runs = "".join(str(owner + 1) for owner in owners)

@@ -67,8 +67,8 @@ std::string remedy_to_string(const Remedy& remedy);
 /// One failure, with facts for programs and one line for people.
 ///
 /// The line is `<path>: <fqn>: bytes [<begin>, <end>): <what>`. If two things were compared, `what`
-/// is `<rule>: expected <x>, found <y> (<likely cause>)`. Only lists take more than one line:
-/// control characters from files are escaped, and long names are shortened.
+/// is `<rule>: expected <x>, found <y> (<likely cause>)`. Errors with a list have more lines.
+/// Control characters from files are escaped, and long names are shortened.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, ErrorWhere where, std::string_view what, Remedy remedy = {});

@@ -38,13 +38,13 @@ void require_classes_found(const std::vector<std::string>& as_dict,
                            std::initializer_list<const CheckpointContents*> checkpoints,
                            const std::string& option);
 
-/// Refuses work in progress, which may look like a damaged checkpoint or even like a valid one.
+/// Refuses a checkpoint that a writer has not finished. It may look damaged, or even valid.
 /// Throws: Error(corruption) if there is a journal beside the target of `path`.
 void require_no_work_in_progress(const FileSystem& fs, const std::string& path);
 
 /// Opens a checkpoint of any format. `fs` must outlive the reader.
-/// Throws: what detect_format and the format's own `open_…` throw; Error(corruption) for work in
-/// progress that has a journal.
+/// Throws: what detect_format and the format's own `open_…` throw; Error(corruption) for a
+/// checkpoint that a writer of Tessera has not finished.
 std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const std::string& path,
                                                   const OpenOptions& options = {});
 

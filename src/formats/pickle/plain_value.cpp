@@ -463,9 +463,9 @@ void refuse_reference_back(Object object) {
 
 WalkBudget::Descent::Descent(WalkBudget& budget, Object object) : budget_(budget) {
   if (budget.is_on_path(object)) {
-    object.fail(
-        ErrorKind::corruption,
-        object.describe() + ": expected a finite value, found a value that contains itself");
+    object.fail(ErrorKind::corruption,
+                object.describe() +
+                    ": expected a value without cycles, found a value that contains itself");
   }
   if (budget.way_.size() == kMaxDepth) {
     object.fail_expected("value depth", "at most " + std::to_string(kMaxDepth) + " levels");

@@ -72,7 +72,7 @@ struct NamesOfShape {
   std::vector<std::string> unexpected;
 };
 
-/// Adds pairs of a missing and an unexpected name that are each other's only best match. The
+/// Adds pairs of a missing and an unexpected name that match each other best, without a tie. The
 /// unexpected name is the key.
 void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pairs) {
   constexpr std::size_t kMaxComparisons = 1'000'000;

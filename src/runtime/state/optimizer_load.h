@@ -83,7 +83,8 @@ class OptimizerLoad {
   void want_fused(const registry::FusedParameter& parameter, const std::string& fqn,
                   const std::map<std::string, SavedTensor>& saved, StateDict& wanted);
 
-  /// A module that updates parameters, and the new fields and steps of its group.
+  /// A module with a fused optimizer, which updates parameters in the backward, and the options and
+  /// steps to load into its param group.
   struct Fused {
     registry::FoundFusedUpdates found;
     std::vector<registry::FusedParameter> parameters;

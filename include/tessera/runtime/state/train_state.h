@@ -41,9 +41,9 @@ struct SaveOptions {
   /// single step. Both options refuse files that are not a checkpoint.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
-  /// Whether to repeat the groups' fields for each parameter: see `flatten_optim_state_dict`.
+  /// If true, each parameter's state repeats its group's options: see `flatten_optim_state_dict`.
   bool flatten_optimizer_state_dict = false;
-  /// Whether `save` returns when it has copied the state, and writes in the background. The next
+  /// If true, `save` returns once the state is copied, and writes in the background. The next
   /// `save` or `wait` throws errors of that write.
   bool async = false;
   /// How many checkpoints to keep, this one included: the newest of the checkpoints in its
