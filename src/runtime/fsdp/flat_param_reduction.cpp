@@ -17,7 +17,10 @@ void FlatParamReduction::enter_pass(const std::shared_ptr<const Streams>& stream
   memory_ = memory;
 }
 
-Tensor FlatParamReduction::make_unsharded_grad() const {
+Tensor FlatParamReduction::make_unsharded_grad() {
+  const bool is_spare =
+      shown_.defined() && !shown_.is_same(sharded_grad_) && shown_.storage().use_count() == 1;
+  if (is_spare) return std::exchange(shown_, Tensor());
   Tensor grad = torch::empty(
       {0}, at::TensorOptions(storage_.compute_device()).dtype(contents_.reduce_dtype()));
   grad.unsafeGetTensorImpl()->set_sizes_contiguous(
@@ -81,6 +84,8 @@ void FlatParamReduction::finish() {
     if (sharded_grad_.defined()) {
       sharded_grad_.add_(reduced);
     } else {
+      const bool will_be_shown = reduced.is_same(unsharded_grad_) && reduced.is_cpu();
+      if (will_be_shown && !shown_.defined()) shown_ = reduced;
       sharded_grad_ = std::move(reduced);
     }
   }

@@ -15,6 +15,9 @@ namespace tessera::fsdp {
 /// The average of a flat gradient over the ranks: a reduce-scatter over the shard group, and for
 /// hybrid strategies an all-reduce over the replicate group. One gradient is in flight at a time.
 /// The results of a pass are added up. Not thread-safe.
+///
+/// On the CPU, the memory of a gradient that is not sharded is used again after `zero_grad`: fresh
+/// pages cost time, see SpareMemory.
 class FlatParamReduction {
  public:
   /// Both must outlive this.
@@ -26,7 +29,7 @@ class FlatParamReduction {
 
   /// Returns a flat gradient of all parameters, to be filled for `start`. Shape: [padded numel].
   /// Its memory is not initialised.
-  at::Tensor make_unsharded_grad() const;
+  at::Tensor make_unsharded_grad();
   /// Returns what to divide gradients by before `start`; `finish` divides by the rest.
   double predivide_factor() const;
 
@@ -56,6 +59,7 @@ class FlatParamReduction {
   dist::Pending pending_;
   bool is_all_reducing_ = false;  // of a sharded gradient
   at::Tensor sharded_grad_;
+  at::Tensor shown_;  // the gradient that `.grad`s show or have shown, if it is not sharded
 };
 
 }  // namespace tessera::fsdp

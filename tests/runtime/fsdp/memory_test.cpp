@@ -86,6 +86,28 @@ TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
   }
 }
 
+TEST(MemoryTest, NoShardUsesTheMemoryOfTheLastGradientsAgain) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Deep model = sharded(mesh, {.strategy = NO_SHARD});
+    const auto backward = [&](float scale) {
+      (forward(model, torch::ones({1, DeepImpl::kWidth})).sum() * scale).backward();
+      return model->layers.front()->weight.grad();
+    };
+    const void* const memory = backward(1).const_data_ptr();
+    model->zero_grad();
+    at::Tensor kept = backward(1);
+    EXPECT_EQ(kept.const_data_ptr(), memory);
+    const at::Tensor value = kept.clone();
+    model->zero_grad();
+    EXPECT_NE(backward(2).const_data_ptr(), memory) << "somebody keeps the gradient";
+    EXPECT_TRUE(kept.equal(value));
+    kept = at::Tensor();
+    EXPECT_TRUE(backward(1).equal(value * 3)) << "added to the gradient of the backward before";
+    model->zero_grad();
+    EXPECT_EQ(backward(1).const_data_ptr(), memory);
+  });
+}
+
 TEST(MemoryTest, NothingGrowsOverTwoHundredSteps) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Deep model = sharded(mesh, {});
