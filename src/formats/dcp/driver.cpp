@@ -4,9 +4,8 @@
 #include "formats/dcp.h"
 #include "formats/drivers.h"
 #include "formats/file_names.h"
+#include "formats/indexed_format_driver.h"
 #include "formats/signatures.h"
-#include "formats/staging/own_files.h"
-#include "formats/staging/replaceable.h"
 
 namespace tessera::formats {
 namespace {
@@ -39,14 +38,12 @@ Recognition megatron_parent(const DirectoryListing& directory) {
                 "expected a checkpoint, found a folder of Megatron's checkpoints" + advice)};
 }
 
-constexpr std::string_view kIndexName = ".metadata";
-
 constexpr std::array kMarks{
     FileMark{".metadata", "metadata of a checkpoint", {}, begins_as_metadata},
     FileMark{".distcp", "items of a distributed checkpoint", {}, begins_as_item},
 };
 
-class DcpDriver final : public FormatDriver {
+class DcpDriver final : public IndexedFormatDriver {
  public:
   Format format() const override { return Format::dcp; }
 
@@ -114,16 +111,7 @@ class DcpDriver final : public FormatDriver {
     return name == ".metadata" || is_name_like(name, "__#_#.distcp");
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
-  std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
-                                     const std::vector<std::string>& names,
-                                     const std::set<std::string>& opened) const override {
-    return files_by_index(*this, kIndexName, fs, directory, names, opened);
-  }
-  void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
-                              const std::vector<std::string>& names,
-                              const std::string& option) const override {
-    require_own_files(*this, fs, directory, names, option);
-  }
+  std::string_view index_name() const override { return ".metadata"; }
 };
 
 }  // namespace

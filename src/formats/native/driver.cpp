@@ -2,9 +2,8 @@
 
 #include "formats/drivers.h"
 #include "formats/file_names.h"
+#include "formats/indexed_format_driver.h"
 #include "formats/signatures.h"
-#include "formats/staging/own_files.h"
-#include "formats/staging/replaceable.h"
 #include "tessera/formats/native.h"
 
 namespace tessera::formats {
@@ -15,12 +14,10 @@ bool begins_as_native(std::string_view begin) {
   return begin.starts_with(signature) || signature.starts_with(begin);  // cut short
 }
 
-constexpr std::string_view kIndexName = "index.h5";
-
 constexpr std::array kMarks{
     FileMark{".h5", "a file of a native checkpoint", detail::kNativeSignature, begins_as_native}};
 
-class NativeDriver final : public FormatDriver {
+class NativeDriver final : public IndexedFormatDriver {
  public:
   Format format() const override { return Format::native; }
 
@@ -69,16 +66,7 @@ class NativeDriver final : public FormatDriver {
     return name == "index.h5" || is_name_like(name, "rank-#.h5");
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
-  std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
-                                     const std::vector<std::string>& names,
-                                     const std::set<std::string>& opened) const override {
-    return files_by_index(*this, kIndexName, fs, directory, names, opened);
-  }
-  void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
-                              const std::vector<std::string>& names,
-                              const std::string& option) const override {
-    require_own_files(*this, fs, directory, names, option);
-  }
+  std::string_view index_name() const override { return "index.h5"; }
 };
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <set>
 #include <string_view>
 #include <vector>
 
@@ -55,29 +54,6 @@ bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
 bool is_plain_file(const std::string& path) {
   const auto mode = tessera::detail::mode_of_name(path);
   return mode && S_ISREG(*mode);
-}
-
-std::vector<std::string> files_by_index(const FormatDriver& driver, std::string_view index_name,
-                                        const FileSystem& fs, const std::string& directory,
-                                        const std::vector<std::string>& names,
-                                        const std::set<std::string>& opened) {
-  std::vector<std::string> own = driver.FormatDriver::own_files(fs, directory, names, opened);
-  std::set<std::string> named = opened;
-  if (named.empty()) {
-    try {
-      const std::vector<std::string> paths = driver.open(fs, directory)->data_files();
-      named.insert(paths.begin(), paths.end());
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
-      return own;
-    }
-  }
-  std::erase_if(own, [&](const std::string& name) {
-    const std::string path = join_path(directory, name);
-    const bool is_empty = is_plain_file(path) && fs.open(path)->nbytes() == 0;
-    return name != index_name && !named.contains(path) && !is_empty;
-  });
-  return own;
 }
 
 std::optional<std::string> first_foreign_entry(

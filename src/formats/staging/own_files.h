@@ -2,13 +2,9 @@
 
 #include <functional>
 #include <optional>
-#include <set>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "tessera/base/file_system.h"
-#include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {
 
@@ -24,15 +20,6 @@ bool is_file_of_our_writers(const FileSystem& fs, const std::string& directory,
 
 /// Whether a regular file, not a link, has this name.
 bool is_plain_file(const std::string& path);
-
-/// Returns those of the names in a checkpoint's directory that are the checkpoint's by its index:
-/// the index itself, the files that it names, and empty ones (older PyTorch makes a file for a rank
-/// that saves nothing). If the index cannot be read, all that the format may own. Opens the
-/// checkpoint unless `opened` has the files that an open reader knows.
-std::vector<std::string> files_by_index(const FormatDriver& driver, std::string_view index_name,
-                                        const FileSystem& fs, const std::string& directory,
-                                        const std::vector<std::string>& names,
-                                        const std::set<std::string>& opened);
 
 /// Returns the first name in a directory that is not a checkpoint's file. `is_extra`, if given,
 /// accepts names of other files.

@@ -117,17 +117,6 @@ void refuse_foreign_file(const std::string& directory, const std::string& name,
       "'" + printable(name) + "'", "move it, or write elsewhere");
 }
 
-void require_own_files(const FormatDriver& driver, const FileSystem& fs,
-                       const std::string& directory, const std::vector<std::string>& names,
-                       const std::string& option) {
-  const std::vector<std::string> own = driver.own_files(fs, directory, names, {});
-  for (const std::string& name : names) {
-    const bool is_of_another_save =
-        driver.may_own_file(name) && std::ranges::find(own, name) == own.end();
-    if (is_of_another_save) refuse_foreign_file(directory, name, option);
-  }
-}
-
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option) {
   check_replaceable(fs, path, option, {});
 }

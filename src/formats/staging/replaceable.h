@@ -6,7 +6,6 @@
 
 #include "tessera/base/file_system.h"
 #include "tessera/formats/create.h"
-#include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {
 
@@ -23,11 +22,5 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
 /// Throws Error(invalid_argument): a directory holds more than the files of one checkpoint.
 [[noreturn]] void refuse_foreign_file(const std::string& directory, const std::string& name,
                                       const std::string& option);
-
-/// Throws Error(invalid_argument) for the first of `names` in a directory that its format may own,
-/// but the checkpoint does not: a file of another save, which a replacement would remove.
-void require_own_files(const FormatDriver& driver, const FileSystem& fs,
-                       const std::string& directory, const std::vector<std::string>& names,
-                       const std::string& option);
 
 }  // namespace tessera::formats

@@ -1,0 +1,45 @@
+#include "formats/indexed_format_driver.h"
+
+#include <algorithm>
+
+#include "formats/staging/own_files.h"
+#include "formats/staging/replaceable.h"
+#include "tessera/base/error.h"
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats {
+
+std::vector<std::string> IndexedFormatDriver::own_files(const FileSystem& fs,
+                                                        const std::string& directory,
+                                                        const std::vector<std::string>& names,
+                                                        const std::set<std::string>& opened) const {
+  std::vector<std::string> own = FormatDriver::own_files(fs, directory, names, opened);
+  std::set<std::string> named = opened;
+  if (named.empty()) {
+    try {
+      const std::vector<std::string> paths = open(fs, directory)->data_files();
+      named.insert(paths.begin(), paths.end());
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      return own;
+    }
+  }
+  std::erase_if(own, [&](const std::string& name) {
+    const std::string path = join_path(directory, name);
+    const bool is_empty = is_plain_file(path) && fs.open(path)->nbytes() == 0;
+    return name != index_name() && !named.contains(path) && !is_empty;
+  });
+  return own;
+}
+
+void IndexedFormatDriver::require_one_checkpoint(const FileSystem& fs, const std::string& directory,
+                                                 const std::vector<std::string>& names,
+                                                 const std::string& option) const {
+  const std::vector<std::string> own = own_files(fs, directory, names, {});
+  for (const std::string& name : names) {
+    const bool is_of_another_save = may_own_file(name) && std::ranges::find(own, name) == own.end();
+    if (is_of_another_save) refuse_foreign_file(directory, name, option);
+  }
+}
+
+}  // namespace tessera::formats
