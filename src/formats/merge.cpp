@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/opened_classes.h"
 #include "formats/tensor_collision.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
@@ -37,12 +38,13 @@ class MergedReader final : public CheckpointReader {
   MergedReader(std::vector<MergeSource> sources, MergePreference preference)
       : sources_(std::move(sources)), preference_(preference) {
     TESSERA_CHECK(!sources_.empty());
+    OpenedClassSum opened;
     for (const MergeSource& source : sources_) {
       path_ += (path_.empty() ? "" : " + ") + source.reader->path();
       contents_.world_size = std::max(contents_.world_size, contents_of(source).world_size);
       const auto& missing = contents_of(source).missing_files;
       contents_.missing_files.insert(contents_.missing_files.end(), missing.begin(), missing.end());
-      add_opened_classes(contents_of(source).opened_classes);
+      opened.add(contents_of(source).opened_classes);
       for (auto [kind, name] : contents_of(source).simplifications) {
         name = name.empty() ? source.prefix : prefixed(source.prefix, name);
         contents_.simplifications.push_back({kind, std::move(name)});
@@ -51,6 +53,7 @@ class MergedReader final : public CheckpointReader {
       contents_.opening_findings.insert(contents_.opening_findings.end(), findings.begin(),
                                         findings.end());
     }
+    contents_.opened_classes = opened.classes();
     find_part();
     choose_names();
     note_preferred();
@@ -315,20 +318,6 @@ class MergedReader final : public CheckpointReader {
     const TensorEntry* tensor = contents_.find_tensor(fqn);
     return tensor != nullptr &&
            tensors_[static_cast<std::size_t>(tensor - contents_.tensors.data())].source != source;
-  }
-
-  void add_opened_classes(const std::vector<OpenedClass>& opened_classes) {
-    for (const OpenedClass& opened : opened_classes) {
-      const auto known = std::ranges::find_if(contents_.opened_classes, [&](const auto& other) {
-        return other.name == opened.name && other.as == opened.as;
-      });
-      if (known == contents_.opened_classes.end()) {
-        contents_.opened_classes.push_back(opened);
-      } else {
-        known->num_objects += opened.num_objects;
-      }
-    }
-    std::ranges::sort(contents_.opened_classes, {}, &OpenedClass::name);
   }
 
   /// The files of a series are no parts once all of them are there.

@@ -8,6 +8,7 @@
 #include "formats/bin.h"
 #include "formats/bin/bin_files.h"
 #include "formats/drivers.h"
+#include "formats/opened_classes.h"
 #include "formats/torch_zip.h"
 #include "tessera/base/error.h"
 
@@ -142,15 +143,9 @@ class BinReader final : public CheckpointReader {
           break;
       }
     }
-    std::map<std::pair<std::string, OpenedClass::As>, std::size_t> num_opened;
-    for (const auto& shard : shards_) {
-      for (const OpenedClass& opened : shard->contents().opened_classes) {
-        num_opened[{opened.name, opened.as}] += opened.num_objects;
-      }
-    }
-    for (const auto& [opened, num_objects] : num_opened) {
-      contents_.opened_classes.push_back({opened.first, opened.second, num_objects});
-    }
+    OpenedClassSum opened;
+    for (const auto& shard : shards_) opened.add(shard->contents().opened_classes);
+    contents_.opened_classes = opened.classes();
   }
 
   std::string path_;

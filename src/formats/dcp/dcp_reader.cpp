@@ -2,7 +2,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -19,6 +18,7 @@
 #include "formats/dcp/recently_used.h"
 #include "formats/expansion_limit.h"
 #include "formats/open_files.h"
+#include "formats/opened_classes.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -263,24 +263,17 @@ void DcpReader::require_within_limit(std::size_t tensor_index) const {
 /// Counts the objects that were taken apart. Reads all values if classes were asked for: only the
 /// items say of which classes they are.
 void DcpReader::count_opened_classes() {
-  std::map<std::string, OpenedClass> by_name;
-  const auto add = [&](const std::vector<OpenedClass>& classes) {
-    for (const OpenedClass& opened : classes) {
-      OpenedClass& sum =
-          by_name.try_emplace(opened.name, OpenedClass{opened.name, opened.as}).first->second;
-      sum.num_objects += opened.num_objects;
-    }
-  };
-  for (const dcp::NestedValue& nested : nested_.taken_apart) add(nested.opened_classes);
+  OpenedClassSum opened;
+  for (const dcp::NestedValue& nested : nested_.taken_apart) opened.add(nested.opened_classes);
   for (std::size_t v = 0; v < metadata_.storage.values.size(); ++v) {
     if (as_dict_.empty() || nested_.values.contains(v)) continue;
     try {
-      add(open_item(metadata_.storage.values[v])->archive.classes_in_value());
+      opened.add(open_item(metadata_.storage.values[v])->archive.classes_in_value());
     } catch (const Error& error) {  // reading the value reports it
       if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     }
   }
-  for (const auto& [name, opened] : by_name) metadata_.contents.opened_classes.push_back(opened);
+  metadata_.contents.opened_classes = opened.classes();
 }
 
 /// Returns why the value is a tensor that is not read, or null.
