@@ -46,6 +46,33 @@ std::optional<PlaceInSeries> place_in_series(std::string_view name, std::string_
   return PlaceInSeries{std::string(name), *number, *count};
 }
 
+std::optional<std::string> index_among(const std::vector<std::string>& names,
+                                       const ShardNaming& naming) {
+  const std::string usual = std::string(naming.model) + std::string(naming.index_suffix);
+  if (std::ranges::find(names, usual) != names.end()) return usual;
+  const auto index = std::ranges::find_if(
+      names, [&](const std::string& name) { return name.ends_with(naming.index_suffix); });
+  return index == names.end() ? std::nullopt : std::optional(*index);
+}
+
+bool is_one_of_several(
+    const FileSystem& fs, const std::string& path, const ShardNaming& naming,
+    const std::function<bool(const std::string& index_path, const std::string& name)>& names_file) {
+  const std::string directory = directory_of(path);
+  const std::string own_name = last_component(path);
+  const auto place = place_in_series(own_name, naming.file_suffix);
+  const auto is_beside = [&](const std::string& name) {
+    if (name == own_name) return false;
+    if (name.ends_with(naming.index_suffix)) {
+      return names_file(join_path(directory, name), own_name);
+    }
+    const auto other = place_in_series(name, naming.file_suffix);
+    return place && other && place->series == other->series && place->count == other->count;
+  };
+  return own_name.ends_with(naming.index_suffix) ||
+         std::ranges::any_of(fs.list_directory(directory), is_beside);
+}
+
 void require_all_shards(const std::string& directory, const std::vector<std::string>& names,
                         std::optional<PlaceInSeries> (*place_of)(std::string_view name)) {
   std::map<std::string, std::uint64_t> found;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,6 +26,23 @@ struct PlaceInSeries {
 /// Returns the place that a file's name states; nothing if it states none, or the name does not end
 /// in `suffix`.
 std::optional<PlaceInSeries> place_in_series(std::string_view name, std::string_view suffix);
+
+/// How a format names the files of a model, and the index beside them.
+struct ShardNaming {
+  std::string_view model;         // the usual name: `model`, as in `model.safetensors.index.json`
+  std::string_view file_suffix;   // `.safetensors`
+  std::string_view index_suffix;  // `.safetensors.index.json`
+};
+
+/// Returns the index that a reader of the directory takes; none if there is no index.
+std::optional<std::string> index_among(const std::vector<std::string>& names,
+                                       const ShardNaming& naming);
+
+/// Whether the file at `path` is an index, or one of several files, as the names or an index beside
+/// it show. `names_file` says whether an index names a file.
+bool is_one_of_several(
+    const FileSystem& fs, const std::string& path, const ShardNaming& naming,
+    const std::function<bool(const std::string& index_path, const std::string& name)>& names_file);
 
 /// Throws Error(corruption) if the names show that files are missing: a name says `-of-00003`, and
 /// there are fewer of its series. Names for which `has_place` returns nothing are left out.

@@ -50,14 +50,6 @@ std::optional<std::string> lone_file(const std::vector<std::string>& names) {
   return std::string(kName);
 }
 
-std::optional<std::string> index_among(const std::vector<std::string>& names) {
-  const std::string usual = "pytorch_model" + std::string(kIndexSuffix);
-  if (std::ranges::find(names, usual) != names.end()) return usual;
-  const auto index = std::ranges::find_if(
-      names, [](const std::string& name) { return name.ends_with(kIndexSuffix); });
-  return index == names.end() ? std::nullopt : std::optional(*index);
-}
-
 FileSet find_files(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::directory) {
     FileSet set{.directory = directory_of(path)};
@@ -66,7 +58,7 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
   }
   FileSet set{.directory = path};
   const std::vector<std::string> names = fs.list_directory(path);
-  if (const auto index = index_among(names)) {
+  if (const auto index = detail::index_among(names, kShardNaming)) {
     const bool is_usual = index->starts_with("pytorch_model.");
     const auto num_indexes = std::ranges::count_if(
         names, [](const std::string& name) { return name.ends_with(kIndexSuffix); });

@@ -14,6 +14,7 @@ namespace tessera::formats::bin {
 inline constexpr std::string_view kFileSuffix = ".bin";
 /// The name of an index ends so.
 inline constexpr std::string_view kIndexSuffix = ".bin.index.json";
+inline constexpr detail::ShardNaming kShardNaming{"pytorch_model", kFileSuffix, kIndexSuffix};
 
 /// Returns the place that a file's name states: `pytorch_model-00002-of-00003.bin`.
 std::optional<detail::PlaceInSeries> place_in_series(std::string_view name);
@@ -21,9 +22,6 @@ std::optional<detail::PlaceInSeries> place_in_series(std::string_view name);
 /// Returns the name of the model's only file among the names of a directory: `pytorch_model.bin`
 /// beside a `config.json`.
 std::optional<std::string> lone_file(const std::vector<std::string>& names);
-
-/// Returns the index that a reader of the directory takes; none if there is no index.
-std::optional<std::string> index_among(const std::vector<std::string>& names);
 
 /// The files of a checkpoint.
 struct FileSet {

@@ -10,11 +10,10 @@ namespace {
 using bin::kIndexSuffix;
 using bin::place_in_series;
 
-/// Returns the files that an index names; none if it is damaged.
-std::vector<std::string> files_of_index(const FileSystem& fs, const std::string& directory,
-                                        const std::string& index) {
+/// Returns the files that an index names, sorted; none if it is damaged.
+std::vector<std::string> files_of_index(const FileSystem& fs, const std::string& index_path) {
   try {
-    return detail::read_shard_index(fs, directory, join_path(directory, index)).names;
+    return detail::read_shard_index(fs, directory_of(index_path), index_path).names;
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io) throw;
     return {};
@@ -64,8 +63,8 @@ class BinDriver final : public FormatDriver {
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& /*opened*/) const override {
     std::vector<std::string> own;
-    const auto index = bin::index_among(names);
-    if (index) own = files_of_index(fs, directory, *index);
+    const auto index = detail::index_among(names, bin::kShardNaming);
+    if (index) own = files_of_index(fs, join_path(directory, *index));
     for (const std::string& name : names) {
       if (name == index || (!index && place_in_series(name))) own.push_back(name);
     }
@@ -77,19 +76,10 @@ class BinDriver final : public FormatDriver {
   }
 
   bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
-    const std::string directory = directory_of(path);
-    const std::string own_name = last_component(path);
-    const auto place = place_in_series(own_name);
-    const auto is_beside = [&](const std::string& name) {
-      if (name == own_name) return false;
-      if (name.ends_with(kIndexSuffix)) {
-        return std::ranges::binary_search(files_of_index(fs, directory, name), own_name);
-      }
-      const auto other = place_in_series(name);
-      return place && other && place->series == other->series && place->count == other->count;
-    };
-    return own_name.ends_with(kIndexSuffix) ||
-           std::ranges::any_of(fs.list_directory(directory), is_beside);
+    return detail::is_one_of_several(
+        fs, path, bin::kShardNaming, [&](const std::string& index_path, const std::string& name) {
+          return std::ranges::binary_search(files_of_index(fs, index_path), name);
+        });
   }
 };
 

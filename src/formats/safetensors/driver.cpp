@@ -17,7 +17,9 @@
 namespace tessera::formats {
 namespace {
 
+using detail::index_among;
 using detail::kIndexSuffix;
+using detail::kShardNaming;
 
 constexpr std::array<std::string_view, 1> kSuffixes{".safetensors"};
 
@@ -61,15 +63,6 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
     if (error.kind() == ErrorKind::io) throw;
   }
   return names;
-}
-
-/// Returns the name of the index that a reader of the directory takes; none if there is no index.
-std::optional<std::string> index_among(const std::vector<std::string>& names) {
-  const std::string usual = "model" + std::string(kIndexSuffix);
-  if (std::ranges::find(names, usual) != names.end()) return usual;
-  const auto index = std::ranges::find_if(
-      names, [](const std::string& name) { return name.ends_with(kIndexSuffix); });
-  return index == names.end() ? std::nullopt : std::optional(*index);
 }
 
 /// Returns the names that are of an index's checkpoint: the index names them, or they are from its
@@ -181,7 +174,9 @@ class SafetensorsDriver final : public FormatDriver {
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override {
-    if (const auto index = index_among(names)) return names_of_index(fs, directory, *index, names);
+    if (const auto index = index_among(names, kShardNaming)) {
+      return names_of_index(fs, directory, *index, names);
+    }
     std::set<std::string> values;
     for (const std::string& name : names) values.insert(detail::values_path_of(name));
     std::vector<std::string> own = FormatDriver::own_files(fs, directory, names, opened);
@@ -200,26 +195,17 @@ class SafetensorsDriver final : public FormatDriver {
   }
 
   bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
-    const std::string directory = directory_of(path);
-    const std::string own_name = last_component(path);
-    const auto place = detail::place_in_series(own_name);
-    const auto is_beside = [&](const std::string& name) {
-      if (name == own_name) return false;
-      if (name.ends_with(kIndexSuffix)) {
-        return files_of_index(fs, join_path(directory, name)).contains(own_name);
-      }
-      const auto other = detail::place_in_series(name);
-      return place && other && place->series == other->series && place->count == other->count;
-    };
-    return own_name.ends_with(kIndexSuffix) ||
-           std::ranges::any_of(fs.list_directory(directory), is_beside);
+    return detail::is_one_of_several(fs, path, kShardNaming,
+                                     [&](const std::string& index_path, const std::string& name) {
+                                       return files_of_index(fs, index_path).contains(name);
+                                     });
   }
 
   /// Checks the files by the index, or without an index by opening them with a reader.
   void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
                               const std::vector<std::string>& names,
                               const std::string& option) const override {
-    if (const auto index = index_among(names)) {
+    if (const auto index = index_among(names, kShardNaming)) {
       const std::vector<std::string> own = names_of_index(fs, directory, *index, names);
       const auto foreign = std::ranges::find_if(names, [&](const std::string& name) {
         return std::ranges::find(own, name) == own.end();

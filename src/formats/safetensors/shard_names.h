@@ -9,6 +9,7 @@ namespace tessera::formats::detail {
 
 /// The name of an index ends so. An index maps each tensor of a sharded checkpoint to its file.
 inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+inline constexpr ShardNaming kShardNaming{"model", ".safetensors", kIndexSuffix};
 
 /// Returns the place that a safetensors file's name states; nothing if it states none.
 std::optional<PlaceInSeries> place_in_series(std::string_view name);
