@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <utility>
 
 #include "base/json.h"
 #include "formats/signatures.h"
@@ -10,12 +9,6 @@
 
 namespace tessera::formats::detail {
 namespace {
-
-std::pair<std::string, std::string> split_path(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return {"", path};
-  return {path.substr(0, std::max<std::size_t>(slash, 1)), path.substr(slash + 1)};
-}
 
 std::string shown_directory(const std::string& directory) {
   return directory.empty() ? "." : directory;
@@ -90,10 +83,10 @@ void require_all_shards(const std::string& directory, const std::vector<std::str
 
 void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
                            const std::string& name) {
-  const auto [snapshots, revision] = split_path(fs.resolve_links(shown_directory(directory)));
-  const auto [model, snapshots_name] = split_path(snapshots);
-  if (snapshots_name == "snapshots" &&
-      fs.resolve_links(join_path(directory, name)).starts_with(join_path(model, "blobs/"))) {
+  const std::string snapshots = directory_of(fs.resolve_links(shown_directory(directory)));
+  const std::string blobs = join_path(directory_of(snapshots), "blobs/");
+  if (last_component(snapshots) == "snapshots" &&
+      fs.resolve_links(join_path(directory, name)).starts_with(blobs)) {
     return;
   }
   require_contained(fs, shown_directory(directory), name);

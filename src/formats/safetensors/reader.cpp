@@ -37,10 +37,10 @@ struct FileSet {
   std::optional<PartOfWhole> part{};       // of a single file
 };
 
-std::pair<std::string, std::string> split_path(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return {"", path};
-  return {path.substr(0, std::max<std::size_t>(slash, 1)), path.substr(slash + 1)};
+/// Returns the directory of `path`; empty for a name alone, so that messages show files as the
+/// caller named them.
+std::string directory_before(const std::string& path) {
+  return path.find('/') == std::string::npos ? "" : directory_of(path);
 }
 
 void read_index(const FileSystem& fs, const std::string& index_path, FileSet& set) {
@@ -126,15 +126,15 @@ std::optional<PartOfWhole> part_of_whole(const std::string& directory, const std
 FileSet find_files(const FileSystem& fs, const std::string& path) {
   const auto kind = fs.kind_of(path);
   if (kind == FileKind::directory) return files_in_directory(fs, path);
-  auto [directory, name] = split_path(path);
-  FileSet set{.directory = std::move(directory)};
+  const std::string name = last_component(path);
+  FileSet set{.directory = directory_before(path)};
   if (kind && name.ends_with(detail::kIndexSuffix)) {
     set.model_path = path.substr(0, path.size() - detail::kIndexSuffix.size());
     set.model_path += kFileSuffix;
     read_index(fs, path, set);
   } else {
     set.names = {name};
-    set.model_path = path;
+    set.model_path = join_path(set.directory, name);
     set.part = part_of_whole(set.directory, name);
   }
   return set;
@@ -172,7 +172,7 @@ std::optional<std::unordered_map<std::string, Shape>> read_saved_offsets(
 /// DCP's file names contain the rank: `shard-00002-model-00001-of-00003.safetensors`. Returns the
 /// prefix that two files of one rank share, else the whole name.
 std::string rank_prefix(const std::string& name) {
-  const std::string base = split_path(name).second;
+  const std::string base = last_component(name);
   if (!base.starts_with(kDcpShardPrefix)) return name;
   return base.substr(0, base.find('-', kDcpShardPrefix.size()));
 }
@@ -562,7 +562,7 @@ class SafetensorsReader final : public CheckpointReader {
                            .found = "no such file"});
       return;
     }
-    detail::require_in_checkpoint(fs_, set.directory, split_path(path).second);
+    detail::require_in_checkpoint(fs_, set.directory, last_component(path));
     detail::apply_values_file(detail::read_values_file(fs_, path, *digest), path, contents_,
                               values_);
   }
