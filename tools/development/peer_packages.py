@@ -8,7 +8,7 @@ from console import heading, say
 from places import HERE, cache_directory, locked
 from python_environment import PIP_INSTALL, install, python_environment
 
-PEERS = {"torchrec": "about 20 MB", "frameworks": "about 30 MB"}  # to download, without torch
+PEERS = {"torchrec": "about 20 MB", "frameworks": "about 30 MB", "scanners": "about 2 MB"}  # to download, without torch
 
 
 def peer_packages(peer: str, torch_version: str | None = None) -> Path:

@@ -11,14 +11,15 @@ from pathlib import Path
 from build import build, runtime_definitions
 from console import Stop, heading, run_quietly, say, table, tail
 from debian_packages import install_packages
-from peer_packages import peer_packages
+from peer_packages import PEERS, peer_packages
 from places import ROOT, locked
 from python_environment import python_environment
 
+PEER_LABELS = tuple(f"interop-{peer}" for peer in PEERS)
 LABELS = ("unit", "property", "cli", "fuzz", "browser", "interop", "distributed", "cuda", "development", "slow",
-          "interop-torchrec", "interop-frameworks")
-NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow", "interop-torchrec", "interop-frameworks"}
-ON_DEMAND = "^(slow|interop-torchrec|interop-frameworks|interop-scanners)$"  # labels that only --label runs
+          *PEER_LABELS)
+NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow", *PEER_LABELS}
+ON_DEMAND = f"^(slow|{'|'.join(PEER_LABELS)})$"  # labels that only --label runs
 CORE_LABELS = ("unit", "property", "cli", "fuzz")  # what runs a second time under the sanitizers
 ONLY_SANITIZED = {"fuzz"}  # what runs there alone
 SANITIZED = ("unit_tests", "embedding_kernel_tests", "property_tests", "cli_unit_tests", "fuzz_replay", "ckpt-inspect",
@@ -174,7 +175,7 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
     definitions: tuple[str, ...] = ()
     if label is None or label in NEED_PYTHON:
         definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
-    if label in ("interop-torchrec", "interop-frameworks"):
+    if label in PEER_LABELS:
         peer = label.removeprefix("interop-")
         definitions += (f"TESSERA_{peer.upper()}_PACKAGES={peer_packages(peer, torch_version)}",)
 
