@@ -82,7 +82,6 @@ class DcpReader final : public CheckpointReader {
     std::vector<char> bytes(file->nbytes());
     file->read_at(0, std::as_writable_bytes(std::span(bytes)));
     metadata_ = dcp::parse_metadata(std::move(bytes), file_path);
-    shares_stored_bytes_ = describes_more_than_items();
     if (!metadata_.is_flattened) {
       nested_ = dcp::take_values_apart(metadata_, file_path,
                                        [&](const StorageInfo& info) { return open_item(info); });
@@ -97,7 +96,7 @@ class DcpReader final : public CheckpointReader {
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
     if (range.numel() == 0) return;
-    if (shares_stored_bytes_) require_within_limit(tensor_index);
+    require_within_limit(tensor_index);
     const auto chunk = chunk_at(tensor_index, piece_index);
     chunk->item->archive.read_elements(
         chunk->record, metadata_.contents.tensors[tensor_index].meta.fqn, range, out);
@@ -132,7 +131,6 @@ class DcpReader final : public CheckpointReader {
   std::string directory_;  // of the data files
   std::vector<std::string> as_dict_;
   dcp::Metadata metadata_;
-  bool shares_stored_bytes_ = false;  // some chunks are larger than what is stored for them
   mutable std::once_flag limit_found_;
   mutable std::uint64_t limit_nbytes_ = 0;    // of all tensors (expansion_limit.h)
   mutable std::set<std::size_t> over_limit_;  // tensors
@@ -217,6 +215,7 @@ std::shared_ptr<const Chunk> DcpReader::chunk_at(std::size_t tensor_index,
 bool DcpReader::describes_more_than_items() const {
   std::vector<std::pair<std::uint32_t, std::uint64_t>> items;
   for (std::size_t t = 0; t < metadata_.contents.tensors.size(); ++t) {
+    if (nested_.tensors.contains(t)) continue;  // limited when their item was opened
     const TensorEntry& tensor = metadata_.contents.tensors[t];
     for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
       const StorageInfo& info = metadata_.storage.pieces[t][p];
@@ -243,6 +242,7 @@ std::uint64_t DcpReader::stored_nbytes() const {
 void DcpReader::require_within_limit(std::size_t tensor_index) const {
   const auto& tensors = metadata_.contents.tensors;
   std::call_once(limit_found_, [&] {
+    if (!describes_more_than_items()) return;
     limit_nbytes_ = max_tensor_nbytes(stored_nbytes());
     std::uint64_t left = limit_nbytes_;
     for (std::size_t t = 0; t < tensors.size(); ++t) {
