@@ -688,7 +688,10 @@ std::string expanded_item(std::int64_t numel) {
                           {.name = "x/data/0", .data = std::string(4, '\1')}});
 }
 
-TEST(DcpTest, ExpandedTensorsAreBelievedUpToALimitOfAllFiles) {
+/// Writes a checkpoint of three tensors of 512 MiB, all of them one stored float, into a data file
+/// of at least `file_nbytes`.
+void write_expanded(const TemporaryDirectory& directory, const std::string& metadata_name,
+                    std::uint64_t file_nbytes) {
   constexpr std::int64_t kNumel = std::int64_t{1} << 27;  // 512 MiB
   const std::string item = expanded_item(kNumel);
   CheckpointContents contents;
@@ -698,14 +701,19 @@ TEST(DcpTest, ExpandedTensorsAreBelievedUpToALimitOfAllFiles) {
                                 .pieces = {{.region = Box{{0}, {kNumel}}, .rank = 0}}});
     storage.pieces.push_back({{.file = 0, .offset = 0, .nbytes = item.size()}});
   }
-  const TemporaryDirectory directory;
-  const auto put = [&](const std::string& name, std::string_view bytes) {
+  const auto put = [&](const std::string& name, std::string_view bytes, std::uint64_t nbytes) {
     const auto file = FileSystem::posix().create(directory / name);
     file->write_at(0, std::as_bytes(std::span(bytes)));
+    file->resize(std::max<std::uint64_t>(bytes.size(), nbytes));
     file->close();
   };
-  put(".metadata", dcp::pickle_metadata(contents, storage));
-  put("__0_0.distcp", item);
+  put(metadata_name, dcp::pickle_metadata(contents, storage), 0);
+  put("__0_0.distcp", item, file_nbytes);
+}
+
+TEST(DcpTest, ExpandedTensorsAreBelievedUpToALimitOfAllFiles) {
+  const TemporaryDirectory directory;
+  write_expanded(directory, ".metadata", 0);
   const auto reader = open(directory.path());
   std::vector<std::byte> element(4);
   EXPECT_NO_THROW(reader->read_piece(0, 0, {5, 6}, element));
@@ -715,6 +723,18 @@ TEST(DcpTest, ExpandedTensorsAreBelievedUpToALimitOfAllFiles) {
         reader->read_piece(2, 0, {5, 6}, element);
       },
       ThrowsError(ErrorKind::unsupported, "c: expanded size: expected at most"));
+}
+
+TEST(DcpTest, TheLimitOfExpandedTensorsCountsTheFilesBesideTheMetadataOfOneRank) {
+  for (const std::string metadata_name : {".metadata", "__0.metadata"}) {
+    SCOPED_TRACE(metadata_name);
+    const TemporaryDirectory directory;
+    write_expanded(directory, metadata_name, std::uint64_t{128} << 20);
+    const auto reader =
+        open(metadata_name == ".metadata" ? directory.path() : directory / metadata_name);
+    std::vector<std::byte> element(4);
+    EXPECT_NO_THROW(reader->read_piece(2, 0, {5, 6}, element));
+  }
 }
 
 }  // namespace

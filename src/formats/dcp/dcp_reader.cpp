@@ -232,7 +232,7 @@ bool DcpReader::describes_more_than_items() const {
 std::uint64_t DcpReader::stored_nbytes() const {
   std::uint64_t nbytes = 0;
   for (const std::string& name : metadata_.storage.files) {
-    const std::string file = join_path(path_, name);
+    const std::string file = join_path(directory_, name);
     if (fs_.kind_of(file)) nbytes += fs_.open(file)->nbytes();
   }
   return nbytes;
