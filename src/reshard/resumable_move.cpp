@@ -54,7 +54,10 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
   try {
     finish_move(plan, reader, writer, options);
   } catch (const Error& error) {
-    const bool is_passing = error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted;
+    // A file in the way, which the user can move.
+    const bool is_obstacle = error.kind() == ErrorKind::already_exists;
+    const bool is_passing =
+        is_obstacle || error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted;
     if ((!is_passing && !writer.is_resumed()) || !writer.keep_work()) {
       const auto stays = stays_line(fs, destination);
       if (!stays) throw;

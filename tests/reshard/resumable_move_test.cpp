@@ -191,6 +191,19 @@ class ResumableMoveTest : public ::testing::TestWithParam<Destination> {
     return resumed_nbytes;
   }
 
+  /// Moves `source` over another checkpoint, and calls `interfere` when a part has been written.
+  void replace_and_interfere(const CheckpointReader& source,
+                             const std::function<void()>& interfere) {
+    const Plan plan = planned(source);
+    const auto writer = start_move(plan, source, fs_, path(),
+                                   create_options(KeptWork::refuse, OverwritePolicy::replace));
+    bool has_interfered = false;
+    const auto once = [&](std::uint64_t) {
+      if (!std::exchange(has_interfered, true)) interfere();
+    };
+    finish_or_keep(plan, source, *writer, fs_, path(), {.num_threads = 1, .progress = once});
+  }
+
   std::function<void()> resuming(const CheckpointReader& source) {
     return [this, &source] { move(source, KeptWork::resume); };
   }
@@ -377,6 +390,27 @@ TEST_P(ResumableMoveTest, WhatSomebodyHasPutIntoWorkThatIsNotKeptStaysAndIsTold)
   EXPECT_EQ(FileSystem::posix().list_directory(tmp_.path()).size(), is_directory ? 1U : 0U);
   if (!is_directory) return;
   EXPECT_EQ(FileSystem::posix().list_directory(partial()), std::vector<std::string>{"notes.txt"});
+}
+
+// Shows E4.
+TEST_P(ResumableMoveTest, WhatChangesInTheOldCheckpointMeanwhileStaysAndTheWorkIsKept) {
+  const MemoryCheckpoint source = small_source();
+  MemoryCheckpoint old_source("old");
+  old_source.add({"old", DType::float32, {2}}, test::bytes_of<float>({5, 6}));
+  old_source.add_value("epoch", Value(1));
+  const auto expected = whole(source);
+  const auto old_files = whole(old_source);
+  for (const auto& [file, bytes] : old_files) {
+    SCOPED_TRACE(file);
+    move(old_source, KeptWork::refuse);
+    const auto change = [&] { test::write_file(tmp_.path() + file, bytes); };
+    EXPECT_THAT([&] { replace_and_interfere(source, change); },
+                ThrowsError(ErrorKind::already_exists, tmp_.path() + file + ": destination: "));
+    EXPECT_TRUE(finished_files() == old_files);
+    EXPECT_GT(move(source, KeptWork::resume, OverwritePolicy::replace), 0U);
+    EXPECT_TRUE(all_files() == expected);
+    clear();
+  }
 }
 
 // Shows E4.
@@ -671,6 +705,40 @@ TEST_P(DirectoryResumableMoveTest, WhatTheWriterDoesNotWriteIsNotMadePartOfTheCh
 }
 
 // Shows E4.
+TEST_P(DirectoryResumableMoveTest, WhatSomebodyPutsIntoTheWorkMeanwhileStaysAndTheWorkIsKept) {
+  const MemoryCheckpoint source = small_source();
+  const auto expected = whole(source);
+  for (const std::string name : {"notes.json", "rank-00099.h5", "__9_0.distcp", "a.safetensors"}) {
+    SCOPED_TRACE(name);
+    const std::string file = partial() + "/" + name;
+    EXPECT_THAT(
+        [&] { replace_and_interfere(source, [&] { test::write_file(file, "somebody's"); }); },
+        ThrowsError(ErrorKind::already_exists, file + ": staging: "));
+    EXPECT_EQ(test::read_all(file), "somebody's");
+    EXPECT_TRUE(finished_files().empty());
+    std::filesystem::remove(file);
+    EXPECT_GT(move(source, KeptWork::resume), 0U);
+    EXPECT_TRUE(all_files() == expected);
+    clear();
+  }
+}
+
+// Shows E4.
+TEST_P(DirectoryResumableMoveTest, WhatSomebodyHasPutIntoWorkStaysIfNoWorkIsKept) {
+  const MemoryCheckpoint source = small_source();
+  const Plan plan = planned(source);
+  for (const std::string name : {"notes.json", "rank-00099.h5", "__9_0.distcp"}) {
+    SCOPED_TRACE(name);
+    const auto put = [&](std::uint64_t) { test::write_file(partial() + "/" + name, "somebody's"); };
+    EXPECT_THAT(
+        [&] { move_checkpoint(plan, source, fs_, path(), GetParam().create, {.progress = put}); },
+        ThrowsError(ErrorKind::already_exists, name + ": staging: "));
+    EXPECT_EQ(FileSystem::posix().list_directory(partial()), std::vector<std::string>{name});
+    clear();
+  }
+}
+
+// Shows E4.
 TEST_P(ResumableMoveTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
@@ -829,6 +897,18 @@ TEST_P(ValuesBesideTest, ValuesThatHaveAppearedAlreadyDoNoHarm) {
   test::write_file(tmp_.path() + values, expected.at(values));
   EXPECT_GT(move(source, KeptWork::resume), 0U);
   EXPECT_TRUE(all_files() == expected);
+}
+
+// Shows E4.
+TEST_P(ValuesBesideTest, OldValuesThatChangeMeanwhileStay) {
+  const std::string values = path() + ".values.json";
+  MemoryCheckpoint source("without values");
+  source.add({"a", DType::float32, {2}}, test::bytes_of<float>({5, 6}));
+  move(small_source(), KeptWork::refuse);
+  const auto change = [&] { test::write_file(values, "somebody's"); };
+  EXPECT_THAT([&] { replace_and_interfere(source, change); },
+              ThrowsError(ErrorKind::already_exists, values + ": destination: "));
+  EXPECT_EQ(test::read_all(values), "somebody's");
 }
 
 // Shows E4.

@@ -146,11 +146,11 @@ void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, 
                      const ExecuteOptions& options);
 
 /// Finishes a move as `finish_move` does. After an error that may pass (Error(io), an interruption,
-/// no memory), and after any error of resumed work, a writer with a journal keeps the finished
-/// blocks. The error then says `kept: DST.partial, 43% done`, with the remedy to resume. If nothing
-/// is kept, the error names a foreign file that stays in DST.partial. Returns how many bytes of
-/// tensors an earlier writer had written. Requires: `start_move` returned the writer for
-/// `destination` on `fs`. Throws: as finish_move.
+/// no memory, Error(already_exists) for a file in the way), and after any error of resumed work, a
+/// writer with a journal keeps the finished blocks. The error then says `kept: DST.partial, 43%
+/// done`, with the remedy to resume. If nothing is kept, the error names a foreign file that stays
+/// in DST.partial. Returns how many bytes of tensors an earlier writer had written. Requires:
+/// `start_move` returned the writer for `destination` on `fs`. Throws: as finish_move.
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
                              formats::CheckpointWriter& writer, const FileSystem& fs,
                              const std::string& destination, ExecuteOptions options);

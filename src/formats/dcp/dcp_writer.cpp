@@ -506,7 +506,7 @@ std::unique_ptr<CheckpointWriter> start_dcp(FileSystem& fs, std::string destinat
   FileLayout layout = lay_out(destination, std::move(contents), values);
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
-  staged->require_no_files_but(file_names(layout));
+  staged->set_file_names(file_names(layout));
   const RankSelection all_ranks{0, std::max(layout.contents.world_size, 1)};
   auto writer = std::make_unique<DcpWriter>(fs, staged->staging_path(), std::move(layout),
                                             std::move(values), all_ranks, staged->journal());

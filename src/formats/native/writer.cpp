@@ -308,7 +308,7 @@ std::unique_ptr<CheckpointWriter> start_native(FileSystem& fs, std::string desti
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
   const RankSelection all_ranks{0, index.contents.world_size};
-  staged->require_no_files_but(file_names(index.contents));
+  staged->set_file_names(file_names(index.contents));
   auto writer = std::make_unique<native::NativeWriter>(fs, staged->staging_path(), std::move(index),
                                                        all_ranks, options, staged->journal());
   return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));

@@ -14,6 +14,7 @@
 #include "formats/safetensors/header.h"
 #include "formats/safetensors/metadata_keys.h"
 #include "formats/safetensors/values_file.h"
+#include "formats/staging/file_states.h"
 #include "formats/staging/staged_destination.h"
 #include "formats/staging/staged_work.h"
 #include "formats/whole_tensors.h"
@@ -206,7 +207,8 @@ class SafetensorsWriter final : public CheckpointWriter {
     if (has_left_values) fs_.remove_all(values_path());
     if (is_single_file_) detail::put_back_replaced_values(fs_, work_->destination());
     if (is_single_file_ && !texts_.values.empty()) stage_values();
-    if (!is_single_file_) work_->require_no_files_but(file_names(shards_.size(), texts_));
+    if (is_single_file_) replaced_values_ = file_states_at(fs_, values_path());
+    if (!is_single_file_) work_->set_file_names(file_names(shards_.size(), texts_));
     for (std::size_t shard = 0; shard < shards_.size(); ++shard) start_file(shard, headers[shard]);
   }
 
@@ -253,11 +255,11 @@ class SafetensorsWriter final : public CheckpointWriter {
       return;
     }
     if (!staged_values_) {
-      work_->commit(ReplacedSideFiles::keep);
       // Readers would ignore the replaced values, but people would not know that.
-      if (overwrite_ == OverwritePolicy::replace) {
-        detail::remove_values_beside(fs_, work_->destination());
-      }
+      const bool removes_values = overwrite_ == OverwritePolicy::replace;
+      if (removes_values) require_file_states(fs_, values_path(), replaced_values_);
+      work_->commit(ReplacedSideFiles::keep);
+      if (removes_values) detail::remove_values_beside(fs_, work_->destination());
       return;
     }
     const auto values_file = fs_.open_for_update(staged_values_->staging_path());
@@ -460,6 +462,7 @@ class SafetensorsWriter final : public CheckpointWriter {
   std::vector<PieceId> write_order_;
   std::optional<StagedWork> work_;
   std::optional<StagedDestination> staged_values_;  // of a single file
+  FileStates replaced_values_;                      // beside a single file, at the start
 };
 
 class SafetensorsFormatWriter final : public FormatWriter {

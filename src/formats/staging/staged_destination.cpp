@@ -193,6 +193,7 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     throw Error(ErrorKind::already_exists, {.path = destination_},
                 "destination exists (OverwritePolicy::replace replaces a checkpoint)");
   }
+  if (overwrite_ == OverwritePolicy::replace) replaced_files_ = file_states_at(fs_, destination_);
   had_foreign_entry_ =
       fs_.kind_of(destination_) == FileKind::directory &&
       first_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint).has_value();
@@ -419,13 +420,29 @@ void StagedDestination::remove_quietly() noexcept {
   }
 }
 
-/// Removes the files that writers made in a directory.
+/// Whether the writer made an entry of the staging directory.
+bool StagedDestination::is_own_entry(const std::string& name) const {
+  const bool is_named = extra_names_.contains(name) || (file_names_ && file_names_->contains(name));
+  if (is_named) return is_plain_file(join_path(staging_path_, name));
+  return !file_names_ && is_file_of_our_writers(fs_, staging_path_, name);
+}
+
+/// Throws if publishing would make a file part of the checkpoint that the writer did not make.
+void StagedDestination::require_own_entries() const {
+  if (kind_ != DestinationKind::directory) return;
+  for (const std::string& name : fs_.list_directory(staging_path_)) {
+    if (is_own_entry(name)) continue;
+    throw Error(ErrorKind::already_exists, {.path = join_path(staging_path_, name)},
+                "staging: this file does not belong to the checkpoint, but would become part of it "
+                "(move it elsewhere)");
+  }
+}
+
+/// Removes the files that the writer made in a directory.
 void StagedDestination::remove_own_files() {
   if (kind_ != DestinationKind::directory) return;
   for (const std::string& name : fs_.list_directory(staging_path_)) {
-    const std::string path = join_path(staging_path_, name);
-    const bool is_extra = extra_names_.contains(name) && is_plain_file(path);
-    if (is_extra || is_file_of_our_writers(fs_, staging_path_, name)) fs_.remove_all(path);
+    if (is_own_entry(name)) fs_.remove_all(join_path(staging_path_, name));
   }
 }
 
@@ -442,11 +459,19 @@ bool StagedDestination::is_equal_at_both_paths(const std::string& name) const {
   return have_equal_bytes(fs_, join_path(staging_path_, name), join_path(destination_, name));
 }
 
-/// Throws if publishing would remove a file that is not a checkpoint's and not in the new one. A
-/// user may have added it since the constructor looked; what was there before, the caller knew.
+/// Throws if publishing would remove a file that is not in the new checkpoint, and is not a
+/// checkpoint's or has changed. A user may have added it since the constructor looked; what was
+/// there before, the caller knew.
 void StagedDestination::require_replaceable() const {
-  if (fs_.kind_of(destination_) != FileKind::directory) return;
-  if (had_foreign_entry_ && extra_names_.empty()) return;
+  const bool is_directory = fs_.kind_of(destination_) == FileKind::directory;
+  if (is_directory && (!had_foreign_entry_ || !extra_names_.empty())) require_no_foreign_files();
+  require_file_states(fs_, destination_, replaced_files_, [&](const std::string& file) {
+    const std::string name = last_component(file);
+    return is_directory && extra_names_.contains(name) && is_equal_at_both_paths(name);
+  });
+}
+
+void StagedDestination::require_no_foreign_files() const {
   require_no_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint, "destination",
                            "would be removed with the replaced checkpoint",
                            [&](const std::string& name) {
@@ -472,6 +497,7 @@ bool StagedDestination::replaces() const {
 
 void StagedDestination::publish() {
   TESSERA_CHECK(state_ == State::staged);
+  require_own_entries();
   if (kind_ == DestinationKind::directory) fs_.sync_directory(staging_path_);
   if (!replaces()) {
     fs_.rename(staging_path_, destination_);

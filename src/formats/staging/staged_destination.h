@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/staging/file_states.h"
 #include "tessera/base/file_system.h"
 
 namespace tessera::formats {
@@ -33,6 +34,12 @@ namespace tessera::formats {
 /// identity names are removed as a writer's. In a replaced checkpoint, those that the new one has
 /// too, with the same bytes. Just before an exchange a line of the journal says so, because from
 /// then on the staging path may hold either of them.
+///
+/// [Note: Files of others] Other programs may change files while a writer works. Just before the
+/// destination appears, two checks look for that. Files at the destination must be as they were
+/// when the writer started, as they are removed with the replaced checkpoint. The staging directory
+/// must hold only the writer's files, as all of it becomes the destination. If a check fails,
+/// nothing is replaced, and no file of another program is removed.
 ///
 /// Not thread-safe; the writer alone uses the files inside.
 class StagedDestination {
@@ -103,6 +110,10 @@ class StagedDestination {
   void set_extra_names(std::set<std::string> names) { extra_names_ = std::move(names); }
   /// Keeps staging path and journal if this is destroyed without commit.
   void keep() noexcept { is_kept_ = true; }
+  /// Names all other files that the caller writes into the staging directory. `publish` then
+  /// refuses files of other names, and they are not removed. Without names: those that no writer
+  /// makes.
+  void set_file_names(std::set<std::string> names) { file_names_ = std::move(names); }
   /// Whether `publish` would replace something.
   bool replaces() const;
 
@@ -127,6 +138,9 @@ class StagedDestination {
   void require_only_removable_entries() const;
   bool is_equal_at_both_paths(const std::string& name) const;
   void require_replaceable() const;
+  void require_no_foreign_files() const;
+  bool is_own_entry(const std::string& name) const;
+  void require_own_entries() const;
   void remove_own_files();
   void remove_quietly() noexcept;
 
@@ -140,7 +154,9 @@ class StagedDestination {
   bool has_left_over_ = false;
   bool is_kept_ = false;
   bool had_foreign_entry_ = false;  // at the destination
+  FileStates replaced_files_;       // at the destination, when this was made
   std::set<std::string> extra_names_;
+  std::optional<std::set<std::string>> file_names_;
   enum class State { none, staged, appeared, replaced, committed } state_ = State::none;
 };
 

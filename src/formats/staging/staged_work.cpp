@@ -172,7 +172,8 @@ bool StagedWork::check(FileSystem& fs, std::string destination, DestinationKind 
   return true;
 }
 
-void StagedWork::require_no_files_but(const std::set<std::string>& names) const {
+void StagedWork::set_file_names(const std::set<std::string>& names) {
+  staged_.set_file_names(names);
   if (!is_resumed()) return;
   std::set<std::string> own_names = extra_names_;
   own_names.insert(names.begin(), names.end());

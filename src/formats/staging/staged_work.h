@@ -42,7 +42,7 @@ class StagedWork {
   /// extra files for a single file.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
-  /// Throws what the constructor and then `require_no_files_but` would throw, and changes nothing.
+  /// Throws what the constructor and then `set_file_names` would throw, and changes nothing.
   /// Returns whether work would be resumed.
   static bool check(FileSystem& fs, std::string destination, DestinationKind kind,
                     const WorkOptions& options, const std::set<std::string>& names = {});
@@ -54,10 +54,11 @@ class StagedWork {
   Journal* journal() { return journal_ ? &*journal_ : nullptr; }  // null if none is wanted
   bool is_resumed() const { return staged_.has_left_over(); }
 
-  /// For resumed work: refuses files in the directory that its writer does not write, as they would
-  /// become part of the destination, and files of the writer that cannot be written into. Throws:
-  /// Error(already_exists) naming the first file.
-  void require_no_files_but(const std::set<std::string>& names) const;
+  /// Names all files that the writer makes in the directory, apart from the extra files. Files of
+  /// other names would become part of the destination, so they are refused: in resumed work now, in
+  /// any work on commit. Resumed work is refused too if one of its files cannot be written into.
+  /// Throws: Error(already_exists) naming the first file.
+  void set_file_names(const std::set<std::string>& names);
 
   /// Keeps the finished blocks if this is destroyed without commit. Returns whether there is one.
   bool keep() noexcept;

@@ -162,6 +162,84 @@ TEST_F(StagedDestinationTest, WhatCameToLieInTheDestinationMeanwhileStays) {
   EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "new");
 }
 
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatChangesInTheOldCheckpointMeanwhileStays) {
+  const std::string file = tmp_ / "out/index.h5";
+  const auto write_with_old_time = [&] {
+    const auto time = std::filesystem::last_write_time(file);
+    write_file(file, "own");
+    std::filesystem::last_write_time(file, time);
+  };
+  const auto put_another_in_its_place = [&] {
+    write_file(tmp_ / "another", "own");
+    std::filesystem::rename(tmp_ / "another", file);
+  };
+  const auto add = [&] { write_file(tmp_ / "out/rank-00007.h5", "own"); };
+  for (const auto& [change, name] : std::vector<std::pair<std::function<void()>, std::string>>{
+           {write_with_old_time, "index.h5"},
+           {put_another_in_its_place, "index.h5"},
+           {add, "rank-00007.h5"}}) {
+    write_directory(fs_, "old", OverwritePolicy::refuse);
+    {
+      StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory,
+                               OverwritePolicy::replace);
+      write_file(tmp_ / "out.partial/index.h5", "new");
+      change();
+      EXPECT_THAT([&] { staged.commit(); },
+                  ThrowsError(ErrorKind::already_exists, "out/" + name + ": destination: "));
+    }
+    EXPECT_EQ(read_all(tmp_ / ("out/" + name)), "own");
+    EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    fs_.remove_all(tmp_ / "out");
+  }
+}
+
+// Shows E4.
+TEST_F(StagedDestinationTest, ASingleFileThatChangesOrAppearsMeanwhileStays) {
+  for (const bool was_there : {true, false}) {
+    if (was_there) write_file(tmp_ / "out", "old");
+    {
+      StagedDestination staged(fs_, tmp_ / "out", DestinationKind::file, OverwritePolicy::replace);
+      write_file(tmp_ / "out", "own");
+      EXPECT_THAT([&] { staged.commit(); },
+                  ThrowsError(ErrorKind::already_exists, "out: destination: "));
+    }
+    EXPECT_EQ(read_all(tmp_ / "out"), "own");
+    EXPECT_EQ(names(), std::vector<std::string>{"out"});
+    fs_.remove_all(tmp_ / "out");
+  }
+}
+
+TEST_F(StagedDestinationTest, WhatALinkLeadsToMayChangeMeanwhileAsItIsNotRemoved) {
+  write_directory(fs_, "old", OverwritePolicy::refuse);
+  fs_.rename(tmp_ / "out", tmp_ / "elsewhere");
+  std::filesystem::create_directory_symlink("elsewhere", tmp_ / "out");
+  StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::replace);
+  write_file(tmp_ / "out.partial/index.h5", "new");
+  write_file(tmp_ / "elsewhere/index.h5", "own");
+  staged.commit();
+  EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "new");
+  EXPECT_EQ(read_all(tmp_ / "elsewhere/index.h5"), "own");
+}
+
+// Shows E4.
+TEST_F(StagedDestinationTest, WhatNoWriterMadeIsNotPublished) {
+  for (const auto overwrite : {OverwritePolicy::refuse, OverwritePolicy::replace}) {
+    if (overwrite == OverwritePolicy::replace) write_directory(fs_, "old", OverwritePolicy::refuse);
+    {
+      StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, overwrite);
+      write_file(tmp_ / "out.partial/index.h5", "new");
+      write_file(tmp_ / "out.partial/notes.txt", "mine");
+      EXPECT_THAT([&] { staged.commit(); },
+                  ThrowsError(ErrorKind::already_exists, "out.partial/notes.txt: staging: "));
+    }
+    EXPECT_EQ(read_all(tmp_ / "out.partial/notes.txt"), "mine");
+    fs_.remove_all(tmp_ / "out.partial");
+    EXPECT_EQ(names().size(), overwrite == OverwritePolicy::replace ? 1U : 0U);
+  }
+  EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "old");
+}
+
 TEST_F(StagedDestinationTest, WhatIsSomebodysAtTheStagingPathStays) {
   write_file(tmp_ / "out.partial", "a thesis");
   EXPECT_THAT(

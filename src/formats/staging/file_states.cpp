@@ -1,0 +1,43 @@
+#include "formats/staging/file_states.h"
+
+#include <cerrno>
+
+#include "base/file_descriptor.h"
+#include "base/named_object.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats {
+
+FileStates file_states_at(const FileSystem& fs, const std::string& path) {
+  FileStates states;
+  const auto add = [&](const std::string& file) {
+    struct stat status {};
+    if (::lstat(file.c_str(), &status) == 0) {
+      states[file] = {status.st_ino, status.st_size, status.st_ctim};
+    } else if (errno != ENOENT && errno != ENOTDIR) {
+      tessera::detail::throw_system_error(errno, file, "stat");
+    }
+  };
+  const auto mode = tessera::detail::mode_of_name(path);
+  if (!mode || !S_ISDIR(*mode)) {
+    add(path);
+  } else {
+    for (const std::string& name : fs.list_directory(path)) add(join_path(path, name));
+  }
+  return states;
+}
+
+void require_file_states(const FileSystem& fs, const std::string& path, const FileStates& before,
+                         const std::function<bool(const std::string& file)>& is_kept) {
+  for (const auto& [file, state] : file_states_at(fs, path)) {
+    const auto known = before.find(file);
+    const bool is_new = known == before.end();
+    if ((!is_new && known->second == state) || (is_kept && is_kept(file))) continue;
+    throw Error(ErrorKind::already_exists, {.path = file},
+                std::string("destination: this file has ") + (is_new ? "appeared" : "changed") +
+                    " since this run started, and would be removed with the replaced checkpoint "
+                    "(nothing was replaced; run again to replace this file too)");
+  }
+}
+
+}  // namespace tessera::formats
