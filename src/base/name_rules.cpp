@@ -68,9 +68,14 @@ std::optional<std::size_t> match_one(std::string_view pattern, Character charact
   return expected.code == character.code ? std::optional(begin + expected.nbytes) : std::nullopt;
 }
 
-/// Says whether the pattern selects the name, or a name above it.
+/// Says whether the pattern selects the name, or (without `=`) a name above it.
 bool pattern_selects(const std::string& pattern, std::string_view name) {
-  return pattern == name || glob_match(pattern, name) || glob_match(pattern + ".*", name);
+  if (pattern == name) return true;
+  if (pattern.starts_with('=')) {
+    const std::string_view alone = std::string_view(pattern).substr(1);
+    return alone == name || glob_match(alone, name);
+  }
+  return glob_match(pattern, name) || glob_match(pattern + ".*", name);
 }
 
 }  // namespace
@@ -78,7 +83,8 @@ bool pattern_selects(const std::string& pattern, std::string_view name) {
 std::string glob_of(std::string_view text) {
   std::string pattern;
   for (const char c : text) {
-    if (std::string_view("*?[\\!").find(c) != std::string_view::npos) pattern += '\\';
+    const bool is_special = std::string_view("*?[\\!").find(c) != std::string_view::npos;
+    if (is_special || (c == '=' && pattern.empty())) pattern += '\\';
     pattern += c;
   }
   return pattern;

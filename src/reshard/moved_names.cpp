@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "reshard/key_path_rename.h"
@@ -154,6 +155,26 @@ bool MovedSelection::contains(std::string_view name) const {
 MovedNames list_moved_names(const CheckpointContents& source, const PlanOptions& options,
                             const MovedSelection& selection) {
   return NameLister(source, options, selection).list();
+}
+
+LeftOut count_left_out(const CheckpointContents& source, const MovedNames& moved,
+                       const MovedSelection& selection) {
+  std::set<std::size_t> moved_tensors;
+  for (const MovedTensor& tensor : moved.tensors) moved_tensors.insert(tensor.source_tensor);
+  const auto is_left = [&](const std::string& name) { return !selection.contains(name); };
+  const auto count_left = [&](const auto& entries, auto name_of) {
+    return static_cast<std::size_t>(std::ranges::count_if(entries, is_left, name_of));
+  };
+  LeftOut left;
+  left.tensors = source.tensors.size() - moved_tensors.size();
+  left.values = count_left(source.values, &formats::ValueEntry::name);
+  // A tensor that is moved under another of its names loses a name, as if that was the alias.
+  const auto name_of_tensor = [](const TensorEntry& tensor) -> const std::string& {
+    return tensor.meta.fqn;
+  };
+  left.aliases = count_left(source.tensors, name_of_tensor) +
+                 count_left(source.aliases, &Alias::fqn) - left.tensors;
+  return left;
 }
 
 void check_patterns_match(const CheckpointContents& source, const PlanOptions& options,

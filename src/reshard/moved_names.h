@@ -50,6 +50,10 @@ struct MovedNames {
 MovedNames list_moved_names(const formats::CheckpointContents& source, const PlanOptions& options,
                             const MovedSelection& selection);
 
+/// Counts what is not moved.
+LeftOut count_left_out(const formats::CheckpointContents& source, const MovedNames& moved,
+                       const MovedSelection& selection);
+
 /// Refuses patterns and prefixes that match no name: they are probably typing errors.
 /// Throws: Error(invalid_argument) for the first of them.
 void check_patterns_match(const formats::CheckpointContents& source, const PlanOptions& options,

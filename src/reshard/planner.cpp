@@ -46,6 +46,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
 
   const MovedSelection selection(source, options);
   MovedNames moved = list_moved_names(source, options, selection);
+  plan.left_out = count_left_out(source, moved, selection);
   report_missing_files(source, options.missing, report);
   report_opening_findings(source, options.missing, report);
   note_opened_classes(source, report);

@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "formats/name_pattern.h"
 #include "reshard/piece_index.h"
 #include "tessera/base/name_rules.h"
 
@@ -104,7 +105,7 @@ bool can_give_value(const CheckpointContents& source, std::size_t value_index,
   ErrorWhere where = refused->second.where();
   where.fqn = name;
   report.problem_at(where, "value", "a value of plain types", std::string(refused->second.reason()),
-                    {Remedy::Action::leave_out, glob_of(name)});
+                    {Remedy::Action::leave_out, formats::pattern_of(source, name)});
   return false;
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/cast.h"
+#include "formats/name_pattern.h"
 #include "reshard/piece_index.h"
 #include "reshard/quantized_cast.h"
 #include "reshard/source_check.h"
@@ -95,8 +96,9 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
                             entry.kind == StateKind::row_wise;
   if (!options_.cast || !is_cast_kind || !is_floating_point(entry.meta.dtype)) return true;
   if (entry.meta.dtype == *options_.cast) return true;
-  if (!is_no_quantized_part(*quantized_, moved.source_tensor, moved.source_name, *options_.cast,
-                            {Remedy::Action::keep_dtype, glob_of(moved.source_name)}, report_)) {
+  if (!is_no_quantized_part(
+          *quantized_, moved.source_tensor, moved.source_name, *options_.cast,
+          {Remedy::Action::keep_dtype, formats::pattern_of(source_, moved.source_name)}, report_)) {
     return false;
   }
   if (!can_cast(entry.meta.dtype, *options_.cast)) {

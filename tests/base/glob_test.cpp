@@ -55,11 +55,12 @@ TEST(GlobTest, AByteThatIsNoUtf8IsACharacter) {
 }
 
 TEST(GlobTest, AnyTextHasAPatternOfItsOwn) {
-  for (const char* text : {"a.b", "a*b", "a?b", "a[b]c", "a\\b", "!a", ""}) {
+  for (const char* text : {"a.b", "a*b", "a?b", "a[b]c", "a\\b", "!a", "=a", ""}) {
     EXPECT_TRUE(glob_match(glob_of(text), text)) << text;
   }
   EXPECT_FALSE(glob_match(glob_of("a*b"), "axb"));
   EXPECT_FALSE(NameSelection({glob_of("!a")}).selects("b"));
+  EXPECT_FALSE(NameSelection({glob_of("=a")}).selects("a"));
 }
 
 TEST(GlobTest, ManyStarsStayQuick) {
@@ -83,6 +84,19 @@ TEST(NameSelectionTest, APatternSelectsAllBelowWhatItNames) {
   EXPECT_FALSE(layer.selects("model.layers.2.up.weight"));
   EXPECT_FALSE(layer.selects("model.layers.10.up.weight"));
   EXPECT_FALSE(NameSelection({"!optim"}).selects("optim.state.x"));
+}
+
+TEST(NameSelectionTest, AnEqualsSignSelectsNothingBelow) {
+  const NameSelection without_args({"!=args"});
+  EXPECT_FALSE(without_args.selects("args"));
+  EXPECT_TRUE(without_args.selects("args.weight"));
+  const NameSelection numbers({"=layers.[0-1]"});
+  EXPECT_TRUE(numbers.selects("layers.0"));
+  EXPECT_FALSE(numbers.selects("layers.0.weight"));
+  EXPECT_TRUE(NameSelection({"=*.bias"}).selects("a.b.bias"));
+  EXPECT_TRUE(NameSelection({"=a[0]"}).selects("a[0]"));
+  EXPECT_TRUE(NameSelection({"=a"}).selects("=a"));  // a name with these characters
+  EXPECT_EQ(NameSelection({"!=layers"}).unused({"layers.0"}), std::vector<std::string>{"!=layers"});
 }
 
 TEST(NameSelectionTest, ANameSelectsItselfWhateverItsCharacters) {

@@ -897,6 +897,14 @@ def test_a_move_counts_what_the_formats_change(tmp_path):
     assert tessera.reshard(tmp_path / "tied.pt", tmp_path / "native").changes == {}
 
 
+def test_a_move_counts_what_it_is_asked_to_leave_out(tmp_path):
+    torch.save({"args": 1, "args.weight": torch.ones(2), "b": torch.ones(2)}, tmp_path / "a.pt")
+    above = tessera.reshard(tmp_path / "a.pt", tmp_path / "above", only="!args")
+    assert above.left_out == {"tensors": 1, "values": 1, "aliases": 0}
+    alone = tessera.reshard(tmp_path / "a.pt", tmp_path / "alone", only="!=args")
+    assert alone.left_out == {"tensors": 0, "values": 1, "aliases": 0}
+
+
 def test_a_name_that_no_file_can_have_is_missing():
     with tessera.open(ADAMW) as checkpoint, pytest.raises(KeyError) as caught:
         checkpoint["\ud800"]

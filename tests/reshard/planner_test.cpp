@@ -247,6 +247,37 @@ TEST(PlannerTest, AllValuesThatAreNeverReadComeInOneReport) {
   EXPECT_THAT(plan_reshard(contents, "src", others, gaps).problems, IsEmpty());
 }
 
+TEST(PlannerTest, AdviceToLeaveOutAValueLeavesOutNothingBelowIt) {
+  CheckpointContents contents = adamw();
+  contents.values = {{"model", {}}};
+  SourceGaps gaps;
+  gaps.refused_values.emplace(
+      0, Error(ErrorKind::unsupported, {.path = "src/f"}, "pickle: foreign global x.Y"));
+  const Plan refused = plan_reshard(contents, "src", {}, gaps);
+  ASSERT_THAT(refused.problems, SizeIs(1));
+  const std::string advised = "!" + refused.problems[0].remedy.argument;
+  EXPECT_EQ(advised, "!=model");
+  const Plan plan = plan_reshard(contents, "src", {.only = NameSelection({advised})}, gaps);
+  EXPECT_THAT(plan.problems, IsEmpty());
+  EXPECT_THAT(plan.destination.tensors, SizeIs(contents.tensors.size()));
+}
+
+TEST(PlannerTest, WhatTheOptionsLeaveOutIsCounted) {
+  CheckpointContents contents = adamw();
+  contents.values = {{"epoch", {}}, {"step", {}}};
+  contents.aliases = {{"tied", "model.up.weight", {}}};
+  const auto left_out_by = [&](const PlanOptions& options) {
+    return plan_reshard(contents, "src", options).left_out;
+  };
+  EXPECT_EQ(left_out_by({}), LeftOut{});
+  const std::size_t num_tensors = contents.tensors.size();
+  EXPECT_EQ(left_out_by({.only = NameSelection({"step"})}), (LeftOut{num_tensors, 1, 1}));
+  EXPECT_EQ(left_out_by({.only = NameSelection({"!model.up.weight"})}), (LeftOut{0, 0, 1}));
+  EXPECT_EQ(left_out_by({.only = NameSelection({"!model.up.bias"})}), (LeftOut{1, 0, 0}));
+  EXPECT_EQ(left_out_by({.optimizer = OptimizerSelection::leave_out}),
+            (LeftOut{num_tensors - 2, 0, 0}));
+}
+
 // Shows E7.
 TEST(PlannerTest, AllHolesAndOverlapsComeInOneReport) {
   CheckpointContents contents = adamw();

@@ -256,7 +256,11 @@ void print_json(const MoveOptions& options, const Outcome& outcome, const Checkp
   }
   json.end_array();
   write_overflows(json, plan, outcome.overflows);
-  write_changes(json, outcome.plan.changes);
+  write_changes(json, plan.changes);
+  json.key("left_out").begin_object();
+  json.member("tensors", std::uint64_t{plan.left_out.tensors});
+  json.member("values", std::uint64_t{plan.left_out.values});
+  json.member("aliases", std::uint64_t{plan.left_out.aliases}).end_object();
   for (const auto& [name, findings] :
        {std::pair{"problems", &plan.problems}, {"notes", &plan.notes}}) {
     json.key(name).begin_array();
@@ -350,6 +354,21 @@ void print_changes(const std::vector<reshard::FormatChangeCount>& changes, Termi
   for (const auto& change : changes) line += (line.empty() ? "" : "; ") + change_in_words(change);
   if (line.empty()) return;
   terminal.print("changed: " + line + " (docs/formats/what-each-holds.md)\n");
+}
+
+/// Prints one line about what the options leave out.
+void print_left_out(const MoveOptions& options, const reshard::LeftOut& left, Terminal& terminal) {
+  std::string what;
+  const auto add = [&](std::size_t count, std::string_view one, std::string_view many) {
+    if (count > 0) what += (what.empty() ? "" : ", ") + counted(count, one, many);
+  };
+  add(left.tensors, "tensor", "tensors");
+  add(left.values, "value", "values");
+  add(left.aliases, "alias", "aliases");
+  if (what.empty()) return;
+  std::string by = options.only.empty() ? "" : options.only_option;
+  if (options.drop_optimizer) by += std::string(by.empty() ? "" : " and ") + "--drop-optimizer";
+  terminal.print("left out by " + by + ": " + what + "\n");
 }
 
 /// Warns if an optimizer that is loaded from DCP would not find its state.
@@ -499,7 +518,8 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--compress", "HOW", options.compress,
               "Compression: none, zstd or zstd:LEVEL (default: {}). Native format only")
       .option("--only", "GLOB", options.only,
-              "Move only names that match; !GLOB leaves names out. Repeatable")
+              "Move only names that match, and all below them (=GLOB: nothing below); !GLOB leaves "
+              "names out. Repeatable")
       .option("--rename", "FROM=TO", options.renames,
               "Replace FROM at the start of names by TO; =TO puts TO before every name. Repeatable")
       .flag("--drop-optimizer", options.drop_optimizer,
@@ -605,6 +625,7 @@ void print_outcome(const MoveOptions& options, const Outcome& outcome,
   } else {
     print_summary(options, outcome, start, terminal);
   }
+  print_left_out(options, outcome.plan.left_out, terminal);
   print_changes(outcome.plan.changes, terminal);
   print_opening_findings(reader, terminal);
   print_extra_files(outcome.extra_files, terminal);

@@ -32,6 +32,7 @@ struct MoveOptions {
   std::vector<std::string> as_dict;  // classes whose objects are read as dicts
   std::string compress = "none";
   std::vector<std::string> only;
+  std::string only_option = "--only";  // for messages: the options whose patterns are in `only`
   std::vector<std::string> renames;
   std::vector<reshard::Rename> prefix_removals;  // of names that no rename matches
   std::vector<std::string> source_prefixes;      // of a merge

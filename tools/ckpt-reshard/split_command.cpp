@@ -38,6 +38,7 @@ ExitCode run_split(const SplitOptions& options, Terminal& terminal) {
   }
   const reshard::NamePrefixes prefixes(options.prefixes);
   MoveOptions move = options.move;
+  if (!prefixes.empty()) move.only_option = move.only.empty() ? "--prefix" : "--prefix and --only";
   for (std::string& pattern : prefixes.patterns()) move.only.push_back(std::move(pattern));
   if (!options.keep_prefix) move.prefix_removals = prefixes.removals();
   const auto open = [&] {

@@ -43,13 +43,13 @@ struct Remedy {
     give_units,         // the flat units that the source does not record
     give_flat_layout,   // which parameters are in bare flat vectors
     give_strategy,      // for tables that the table plan does not name
-    leave_out,          // the entry whose name the glob `argument` matches
+    leave_out,          // the entry that the pattern `argument` selects (NameSelection)
     allow_lossy,        // merge row-wise state by a weighted mean
     use_less_memory,    // smaller buffers, or fewer threads
     choose_source,      // which source's entry to take, or a prefix for its names
     rebuild_index,      // of a native checkpoint
     allow_overflow,     // of a cast: what to make of numbers that are too large
-    keep_dtype,         // move without a cast, or leave out `argument`: a glob of the name
+    keep_dtype,         // move without a cast, or leave out what the pattern `argument` selects
     leave_extra_files,  // do not copy the files beside the checkpoint
     take_as_is,         // move one part of a checkpoint as if it were whole
   };

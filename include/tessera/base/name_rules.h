@@ -15,12 +15,14 @@ namespace tessera {
 /// Cost: O(name * pattern), never exponential.
 bool glob_match(std::string_view pattern, std::string_view name);
 
-/// Returns the pattern that matches `text` and nothing else.
+/// Returns the glob that matches `text` and nothing else.
 std::string glob_of(std::string_view text);
 
 /// A selection of names by patterns. A pattern selects the names it matches or equals, and all
 /// names below them: `model.layers.0` selects `model.layers.0.up.weight`. A pattern that starts
-/// with `!` excludes names. Without other patterns, all names that are not excluded are selected.
+/// with `=` selects no names below: `=args` selects `args`, but not `args.weight`. A pattern that
+/// starts with `!` (or `!=`) excludes names. Without other patterns, all names that are not
+/// excluded are selected.
 class NameSelection {
  public:
   NameSelection() = default;

@@ -116,6 +116,15 @@ struct FormatChangeCount {
   friend bool operator==(const FormatChangeCount&, const FormatChangeCount&) = default;
 };
 
+/// What of the source is not moved, because PlanOptions::only and PlanOptions::optimizer leave its
+/// names out. A tensor counts if none of its names is moved.
+struct LeftOut {
+  std::size_t tensors = 0;
+  std::size_t values = 0;
+  std::size_t aliases = 0;
+  friend bool operator==(const LeftOut&, const LeftOut&) = default;
+};
+
 /// What to move where. Depends only on the source's contents and the options, so it is equal on
 /// every rank.
 struct Plan {
@@ -128,6 +137,7 @@ struct Plan {
   std::uint64_t nbytes_to_write = 0;    // of tensors
   OnOverflow on_overflow = OnOverflow::refuse;  // of casts
   std::vector<FormatChangeCount> changes{};     // what the formats have no place for
+  LeftOut left_out{};                           // as the options ask
 };
 
 /// Plans a move of everything that is selected.

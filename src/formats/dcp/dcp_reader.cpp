@@ -17,6 +17,7 @@
 #include "formats/dcp/nested_tensors.h"
 #include "formats/dcp/recently_used.h"
 #include "formats/expansion_limit.h"
+#include "formats/name_pattern.h"
 #include "formats/open_files.h"
 #include "formats/opened_classes.h"
 #include "formats/torch_zip/torch_archive.h"
@@ -257,7 +258,7 @@ void DcpReader::require_within_limit(std::size_t tensor_index) const {
                         "at most " + std::to_string(limit_nbytes_) +
                             " bytes in all tensors together, by the size of the files",
                         std::to_string(meta.nbytes()) + " more in this tensor",
-                        {Remedy::Action::leave_out, glob_of(meta.fqn)});
+                        {Remedy::Action::leave_out, pattern_of(metadata_.contents, meta.fqn)});
 }
 
 /// Counts the objects that were taken apart. Reads all values if classes were asked for: only the

@@ -187,6 +187,11 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
     changes[text_to_python(format_change_name(change))] = count;
   }
   result["changes"] = changes;
+  nb::dict left_out;
+  left_out["tensors"] = plan.left_out.tensors;
+  left_out["values"] = plan.left_out.values;
+  left_out["aliases"] = plan.left_out.aliases;
+  result["left_out"] = left_out;
   result["extra_files"] = extra_files(outcome.extra_files);
   result["left_files"] = left_files(outcome.extra_files);
   result["notes"] = findings_to_python(plan.notes);

@@ -25,6 +25,7 @@ class _Summary(TypedDict):
     ranks: list[tuple[int, int]]
     overflows: list[tuple[str, int, float]]
     changes: dict[str, int]
+    left_out: dict[str, int]
     extra_files: list[tuple[str, int, str | None]]
     left_files: list[tuple[str, str]]
     notes: list[_Finding]

@@ -70,6 +70,7 @@ class Resharded(NamedTuple):
     notes: list[Problem]  # what allow_missing, allow_lossy or as_is permitted, and objects that were read as dicts
     overflows: list[Overflow]  # what on_overflow let pass
     changes: dict[str, int]  # what the formats change, counted by kind: the `changes` of ckpt-reshard --json
+    left_out: dict[str, int]  # the tensors, values and aliases that only, prefix and drop_optimizer leave out
 
 
 class MoveOptions(TypedDict, total=False):
@@ -131,7 +132,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     flat_layout: a JSON file that lists the parameters in the flat vectors of the source (FSDP1).
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts of their attributes.
     compress: "none", "zstd" or "zstd:LEVEL"; native format only.
-    only: a glob of names, or several; "!GLOB" leaves names out.
+    only: a glob of names, or several, with all names below them; "=GLOB" takes nothing below, "!GLOB" leaves names out.
     rename: {FROM: TO} replaces FROM at the start of names by TO; {"": TO} puts TO before every name.
     drop_optimizer: leave out optimizer state and param_groups.
     optimizer_names: "as-stored", "canonical" or "torchrec".
