@@ -259,6 +259,33 @@ bool fits_float(DType dtype) {
   return itemsize(dtype) <= 2 || dtype == DType::float32;
 }
 
+/// Returns the smallest number above zero. Requires: the dtype is a real float, not float4.
+double smallest_positive(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+      return std::numeric_limits<double>::denorm_min();
+    case DType::float32:
+      return 0x1p-149;
+    case DType::bfloat16:
+      return 0x1p-133;
+    case DType::float8_e8m0fnu:
+      return 0x1p-127;
+    case DType::float16:
+      return 0x1p-24;
+    case DType::float8_e5m2fnuz:
+      return 0x1p-17;
+    case DType::float8_e5m2:
+      return 0x1p-16;
+    case DType::float8_e4m3fnuz:
+      return 0x1p-10;
+    case DType::float8_e4m3fn:
+      return 0x1p-9;
+    default:
+      break;
+  }
+  TESSERA_CHECK(false && "smallest_positive: no such float");
+}
+
 /// Returns the largest magnitude that stays finite when it is rounded to the dtype.
 template <class Number>
 Number largest_castable(DType to) {
@@ -283,35 +310,87 @@ Number largest_castable(DType to) {
   return std::numeric_limits<Number>::max();
 }
 
-/// Says whether any of the codes is infinite or NaN: its bits of `mask` are all set. `Code` is
-/// signed, and `mask` without its sign, because processors compare such numbers fastest.
+/// The smallest and the largest magnitude of codes, as integers. Their order is that of the
+/// numbers.
+struct MagnitudeRange {
+  std::int32_t smallest;
+  std::int32_t largest;
+};
+
+/// `Code` is signed if it has more than 8 bits, and `mask` without its sign, because processors
+/// compare such numbers fastest.
 template <class Code>
-bool any_has_all_bits(std::span<const std::byte> codes, Code mask) {
+MagnitudeRange magnitudes_of(std::span<const std::byte> codes, Code mask) {
+  Code smallest = mask;
   Code largest = 0;
   for (std::size_t i = 0; i < codes.size() / sizeof(Code); ++i) {
     Code code;
     std::memcpy(&code, codes.data() + i * sizeof(Code), sizeof(Code));
-    largest = std::max(largest, static_cast<Code>(code & mask));
+    const auto magnitude = static_cast<Code>(code & mask);
+    smallest = std::min(smallest, magnitude);
+    largest = std::max(largest, magnitude);
   }
-  return largest == mask;
+  return {smallest, largest};
 }
 
-bool any_is_not_finite(std::span<const std::byte> codes, DType dtype) {
-  switch (dtype) {
-    case DType::float32:
-      return any_has_all_bits<std::int32_t>(codes, 0x7F800000);
-    case DType::float16:
-      return any_has_all_bits<std::int16_t>(codes, 0x7C00);
-    case DType::bfloat16:
-      return any_has_all_bits<std::int16_t>(codes, 0x7F80);
-    case DType::float8_e4m3fn:
-      return any_has_all_bits<std::uint8_t>(codes, 0x7F);
-    case DType::float8_e5m2:
-      return any_has_all_bits<std::uint8_t>(codes, 0x7C);
+MagnitudeRange magnitudes_of(std::span<const std::byte> codes, DType dtype) {
+  switch (itemsize(dtype)) {
+    case 1:
+      return magnitudes_of<std::uint8_t>(codes, 0x7F);
+    case 2:
+      return magnitudes_of<std::int16_t>(codes, 0x7FFF);
+    case 4:
+      return magnitudes_of<std::int32_t>(codes, 0x7FFFFFFF);
     default:
       break;
   }
-  TESSERA_CHECK(false && "any_is_not_finite: nothing overflows in this dtype");
+  TESSERA_CHECK(false && "magnitudes_of: a cast to this dtype loses nothing");
+}
+
+/// Returns the smallest magnitude of a code that is infinite or NaN.
+std::int32_t first_not_finite(DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+      return 0x7F800000;
+    case DType::float16:
+      return 0x7C00;
+    case DType::bfloat16:
+      return 0x7F80;
+    case DType::float8_e4m3fn:
+      return 0x7F;
+    case DType::float8_e5m2:
+      return 0x7C;
+    default:
+      break;
+  }
+  TESSERA_CHECK(false && "first_not_finite: a cast to this dtype loses nothing");
+}
+
+/// Counts the numbers that are not zero, but whose codes are.
+template <class Code, class Number>
+std::int64_t count_became_zero(std::span<const Number> numbers, std::span<const std::byte> codes,
+                               Code mask) {
+  std::int32_t count = 0;  // of one batch; processors add such numbers fastest
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    Code code;
+    std::memcpy(&code, codes.data() + i * sizeof(Code), sizeof(Code));
+    count += static_cast<std::int32_t>((code & mask) == 0) &
+             static_cast<std::int32_t>(numbers[i] != Number{0});
+  }
+  return count;
+}
+
+template <class Number>
+std::int64_t count_became_zero(std::span<const Number> numbers, std::span<const std::byte> codes,
+                               DType dtype) {
+  switch (itemsize(dtype)) {
+    case 1:
+      return count_became_zero<std::uint8_t>(numbers, codes, 0x7F);
+    case 2:
+      return count_became_zero<std::uint16_t>(numbers, codes, 0x7FFF);
+    default:
+      return count_became_zero<std::uint32_t>(numbers, codes, 0x7FFFFFFF);
+  }
 }
 
 constexpr std::size_t kBatchNumel = 1024;
@@ -322,25 +401,27 @@ bool is_too_large(Number number, Number limit) {
   return magnitude > limit && magnitude <= std::numeric_limits<Number>::max();
 }
 
-/// Encodes at most kBatchNumel numbers, and counts those that are too large.
+/// Encodes at most kBatchNumel numbers, and counts those that are too large or become zero.
 template <class Number>
-CastOverflow encode_and_count(std::span<const Number> numbers, DType to, std::span<std::byte> out,
-                              TooLarge too_large) {
+CastLosses encode_and_count(std::span<const Number> numbers, DType to, std::span<std::byte> out,
+                            TooLarge too_large) {
   encode<Number>(numbers, to, out);
-  if (!any_is_not_finite(out, to)) return {};
+  const MagnitudeRange magnitudes = magnitudes_of(out, to);
+  CastLosses losses;
+  if (magnitudes.smallest == 0) losses.num_became_zero = count_became_zero(numbers, out, to);
+  if (magnitudes.largest < first_not_finite(to)) return losses;
   const auto limit = largest_castable<Number>(to);
-  CastOverflow overflow;
   for (const Number number : numbers) {
-    if (is_too_large(number, limit)) overflow.merge({1, static_cast<double>(std::fabs(number))});
+    if (is_too_large(number, limit)) losses.merge({1, static_cast<double>(std::fabs(number)), 0});
   }
-  if (overflow.num_elements == 0 || too_large == TooLarge::becomes_infinity) return overflow;
+  if (losses.num_too_large == 0 || too_large == TooLarge::becomes_infinity) return losses;
   const auto largest = static_cast<Number>(largest_finite(to));
   Number saturated[kBatchNumel];
   std::ranges::transform(numbers, saturated, [&](Number number) {
     return is_too_large(number, limit) ? std::copysign(largest, number) : number;
   });
   encode<Number>(std::span<const Number>(saturated, numbers.size()), to, out);
-  return overflow;
+  return losses;
 }
 
 /// Returns the elements if they are `Number`s that can be read where they are, without a copy.
@@ -448,14 +529,22 @@ bool can_overflow(DType from, DType to) {
   return is_floating_point(from) && largest_finite(from) > largest_castable<double>(to);
 }
 
-void CastOverflow::merge(const CastOverflow& other) {
-  num_elements += other.num_elements;
-  largest_magnitude = std::max(largest_magnitude, other.largest_magnitude);
+bool can_underflow(DType from, DType to) {
+  if (from == to) return false;
+  if (is_complex(from)) return can_underflow(real_dtype_of(from), real_dtype_of(to));
+  // Half of the smallest number is a tie, and rounds to zero.
+  return is_floating_point(from) && smallest_positive(from) <= smallest_positive(to) / 2;
 }
 
-CastOverflow cast_and_count(DType from, std::span<const std::byte> source, DType to,
-                            std::span<std::byte> destination, TooLarge too_large) {
-  if (!can_overflow(from, to)) {
+void CastLosses::merge(const CastLosses& other) {
+  num_too_large += other.num_too_large;
+  largest_magnitude = std::max(largest_magnitude, other.largest_magnitude);
+  num_became_zero += other.num_became_zero;
+}
+
+CastLosses cast_and_count(DType from, std::span<const std::byte> source, DType to,
+                          std::span<std::byte> destination, TooLarge too_large) {
+  if (!can_overflow(from, to) && !can_underflow(from, to)) {
     cast_elements(from, source, to, destination);
     return {};
   }
@@ -464,16 +553,16 @@ CastOverflow cast_and_count(DType from, std::span<const std::byte> source, DType
   if (is_complex(from)) {
     return cast_and_count(real_dtype_of(from), source, real_dtype_of(to), destination, too_large);
   }
-  CastOverflow overflow;
+  CastLosses losses;
   const auto encode_batch = [&](auto numbers, std::span<std::byte> out) {
-    overflow.merge(encode_and_count(numbers, to, out, too_large));
+    losses.merge(encode_and_count(numbers, to, out, too_large));
   };
   if (fits_float(from)) {
     cast_through<float>(from, source, to, destination, encode_batch);
   } else {
     cast_through<double>(from, source, to, destination, encode_batch);
   }
-  return overflow;
+  return losses;
 }
 
 }  // namespace tessera

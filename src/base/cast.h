@@ -28,12 +28,17 @@ double largest_finite(DType dtype);
 /// Requires: `can_cast(from, to)`.
 bool can_overflow(DType from, DType to);
 
-/// The finite numbers that were too large for the dtype that they were cast to.
-struct CastOverflow {
-  std::int64_t num_elements = 0;
-  double largest_magnitude = 0.0;  // of these elements in the source; 0 if there are none
+/// Says whether a cast can make zero of a number that is not zero. A complex number counts as its
+/// two parts. Requires: `can_cast(from, to)`.
+bool can_underflow(DType from, DType to);
 
-  void merge(const CastOverflow& other);
+/// The finite numbers that a cast did not only round.
+struct CastLosses {
+  std::int64_t num_too_large = 0;
+  double largest_magnitude = 0.0;    // of these in the source; 0 if there are none
+  std::int64_t num_became_zero = 0;  // that were not zero
+
+  void merge(const CastLosses& other);
 };
 
 /// What a cast makes of a finite number that is too large.
@@ -42,10 +47,10 @@ enum class TooLarge {
   becomes_largest_finite,  // with its sign
 };
 
-/// Casts as `cast_elements` does, and counts the finite numbers that are too large. Infinities and
-/// NaN of the source do not count, and are converted as `cast_elements` converts them.
-/// Requires: as `cast_elements`.
-CastOverflow cast_and_count(DType from, std::span<const std::byte> source, DType to,
-                            std::span<std::byte> destination, TooLarge too_large);
+/// Casts as `cast_elements` does, and counts the finite numbers that are too large or become zero.
+/// Infinities and NaN of the source do not count, and are converted as `cast_elements` converts
+/// them. Requires: as `cast_elements`.
+CastLosses cast_and_count(DType from, std::span<const std::byte> source, DType to,
+                          std::span<std::byte> destination, TooLarge too_large);
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 #include "base/cast.h"
 #include "base/checked_math.h"
 #include "formats/gatherer.h"
-#include "reshard/cast_overflows.h"
+#include "reshard/cast_losses.h"
 #include "reshard/piece_index.h"
 #include "reshard/resume_identity.h"
 #include "reshard/row_wise_merge.h"
@@ -96,12 +96,9 @@ class Execution {
         }
       });
     } catch (const RefusedOverflow&) {
-      refuse_overflow(overflows_.first_tensor());
+      refuse_overflow(losses_.first_too_large());
     }
-    if (!options_.overflowed) return;
-    for (const auto& [tensor_index, overflow] : overflows_.by_tensor()) {
-      options_.overflowed({tensor_index, overflow.num_elements, overflow.largest_magnitude});
-    }
+    report_losses();
   }
 
  private:
@@ -140,6 +137,17 @@ class Execution {
     return nbytes;
   }
 
+  void report_losses() const {
+    for (const auto& [tensor_index, losses] : losses_.by_tensor()) {
+      if (losses.num_too_large != 0 && options_.overflowed) {
+        options_.overflowed({tensor_index, losses.num_too_large, losses.largest_magnitude});
+      }
+      if (losses.num_became_zero != 0 && options_.underflowed) {
+        options_.underflowed({tensor_index, losses.num_became_zero});
+      }
+    }
+  }
+
   void move_block(std::int64_t block) {
     const auto piece = std::prev(std::upper_bound(
         pieces_.begin(), pieces_.end(), block,
@@ -152,12 +160,12 @@ class Execution {
     if (writer_.resume_block(id, window.begin, bytes)) {
       if (options_.resumed) options_.resumed(bytes.size());
       if (counts_kept_blocks(id)) {
-        overflows_.add(id.tensor_index, block, fetch(id, window, *workspace, bytes));
+        losses_.add(id.tensor_index, block, fetch(id, window, *workspace, bytes));
       }
     } else {
-      const CastOverflow overflow = fetch(id, window, *workspace, bytes);
-      overflows_.add(id.tensor_index, block, overflow);
-      if (overflow.num_elements != 0 && plan_.on_overflow == OnOverflow::refuse) {
+      const CastLosses losses = fetch(id, window, *workspace, bytes);
+      losses_.add(id.tensor_index, block, losses);
+      if (losses.num_too_large != 0 && plan_.on_overflow == OnOverflow::refuse) {
         throw RefusedOverflow{};
       }
       writer_.write_block(id, window.begin, bytes);
@@ -178,16 +186,19 @@ class Execution {
   }
 
   /// Returns whether to read the source also for blocks that an interrupted run wrote, to count
-  /// numbers that were too large. Where they are refused, such blocks have none.
+  /// numbers that were too large or became zero. If numbers that are too large are refused, such
+  /// blocks have none.
   bool counts_kept_blocks(PieceId id) const {
-    return plan_.on_overflow != OnOverflow::refuse &&
-           can_overflow(source_dtype_of(id), destination_of(id).meta.dtype);
+    const DType from = source_dtype_of(id);
+    const DType to = destination_of(id).meta.dtype;
+    return (plan_.on_overflow != OnOverflow::refuse && can_overflow(from, to)) ||
+           (options_.underflowed && can_underflow(from, to));
   }
 
   /// Throws the error for a tensor with numbers that are too large. Reads all of the tensor first,
   /// so that the error has the number of all of them.
   [[noreturn]] void refuse_overflow(std::size_t tensor_index) {
-    CastOverflow overflow;
+    CastLosses losses;
     const auto workspace = pool_.take();
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       const PieceBlocks& piece = pieces_[i];
@@ -196,17 +207,17 @@ class Execution {
       for (std::int64_t block = piece.first_block; block < end; ++block) {
         if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
         const FlatRange window = window_of(piece, block);
-        overflow.merge(fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
+        losses.merge(fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
       }
     }
     const std::size_t source_tensor = plan_.copies[tensor_index].source_tensor;
     throw overflow_error(options_.source_path, source_.contents().tensors[source_tensor].meta.fqn,
-                         plan_.destination.tensors[tensor_index].meta.dtype, overflow);
+                         plan_.destination.tensors[tensor_index].meta.dtype, losses);
   }
 
-  /// Fills `out` with elements `window` of a destination piece, from the source. Returns which
-  /// numbers were too large for the destination's dtype.
-  CastOverflow fetch(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
+  /// Fills `out` with elements `window` of a destination piece, from the source. Returns what a
+  /// cast did to the numbers beside rounding.
+  CastLosses fetch(PieceId id, FlatRange window, Workspace& workspace, std::span<std::byte> out) {
     const TensorCopy& copy = plan_.copies[id.tensor_index];
     const DType dtype = destination_of(id).meta.dtype;
     if (!copy.merged_widths.empty()) {
@@ -233,7 +244,7 @@ class Execution {
   std::int64_t num_blocks_ = 0;
   std::uint64_t thread_nbytes_ = 1;
   WorkspacePool pool_;
-  CastOverflows overflows_;
+  CastLossesByTensor losses_;
 };
 
 }  // namespace

@@ -10,8 +10,8 @@ namespace tessera::reshard {
 using formats::TensorEntry;
 using formats::detail::Gatherer;
 
-CastOverflow merge_rows(const formats::TensorSource& source, const MergedRows& rows,
-                        MergeBuffers buffers, TooLarge too_large, std::span<std::byte> out) {
+CastLosses merge_rows(const formats::TensorSource& source, const MergedRows& rows,
+                      MergeBuffers buffers, TooLarge too_large, std::span<std::byte> out) {
   const TensorCopy& copy = rows.copy;
   const TensorEntry& tensor = source.contents().tensors[copy.source_tensor];
   const DType source_dtype = tensor.meta.dtype;

@@ -32,8 +32,8 @@ struct MergeBuffers {
 /// Reads the rows from `source`, and computes in double precision. Thread-safe if each thread has
 /// its own buffers. Units: `out` has the bytes of the window's elements. Requires:
 /// `copy.merged_widths` is not empty. Throws: what `source` throws.
-CastOverflow merge_rows(const formats::TensorSource& source, const MergedRows& rows,
-                        MergeBuffers buffers, TooLarge too_large, std::span<std::byte> out);
+CastLosses merge_rows(const formats::TensorSource& source, const MergedRows& rows,
+                      MergeBuffers buffers, TooLarge too_large, std::span<std::byte> out);
 
 /// Returns the bytes of memory that merge_rows needs for `numel` elements, beside those of `out`
 /// and of the scratch buffer.

@@ -117,7 +117,7 @@ TEST(CastTest, NanStaysNan) {
 
 /// Casts numbers, and returns the codes of the result as numbers again.
 struct Counted {
-  CastOverflow overflow;
+  CastLosses losses;
   std::vector<float> numbers;
 };
 
@@ -125,7 +125,7 @@ template <class From>
 Counted cast_and_count(DType from, const std::vector<From>& source, DType to, TooLarge too_large) {
   std::vector<std::byte> codes(source.size() * itemsize(to));
   Counted result;
-  result.overflow = cast_and_count(from, std::as_bytes(std::span(source)), to, codes, too_large);
+  result.losses = cast_and_count(from, std::as_bytes(std::span(source)), to, codes, too_large);
   result.numbers.resize(source.size());
   cast_elements(to, codes, DType::float32, std::as_writable_bytes(std::span(result.numbers)));
   return result;
@@ -133,14 +133,14 @@ Counted cast_and_count(DType from, const std::vector<From>& source, DType to, To
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-TEST(CastOverflowTest, CountsFiniteNumbersThatBecomeInfinite) {
+TEST(CastLossesTest, CountsFiniteNumbersThatBecomeInfinite) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> source = {1.0F,      65519.0F,   65520.0F, -70000.0F,
                                      kInfinity, -kInfinity, nan};
-  const auto [overflow, numbers] =
+  const auto [losses, numbers] =
       cast_and_count(DType::float32, source, DType::float16, TooLarge::becomes_infinity);
-  EXPECT_EQ(overflow.num_elements, 2);
-  EXPECT_EQ(overflow.largest_magnitude, 70000.0);
+  EXPECT_EQ(losses.num_too_large, 2);
+  EXPECT_EQ(losses.largest_magnitude, 70000.0);
   EXPECT_EQ(numbers[1], 65504.0F);
   EXPECT_EQ(numbers[2], kInfinity);
   EXPECT_EQ(numbers[3], -kInfinity);
@@ -148,31 +148,31 @@ TEST(CastOverflowTest, CountsFiniteNumbersThatBecomeInfinite) {
   EXPECT_TRUE(std::isnan(numbers[6]));
 }
 
-TEST(CastOverflowTest, SaturatedNumbersAreTheLargestOnesAndInfinitiesStay) {
+TEST(CastLossesTest, SaturatedNumbersAreTheLargestOnesAndInfinitiesStay) {
   const std::vector<float> source = {1.0F, 65520.0F, -70000.0F, kInfinity, -kInfinity};
-  const auto [overflow, numbers] =
+  const auto [losses, numbers] =
       cast_and_count(DType::float32, source, DType::float16, TooLarge::becomes_largest_finite);
-  EXPECT_EQ(overflow.num_elements, 2);
+  EXPECT_EQ(losses.num_too_large, 2);
   EXPECT_EQ(numbers, (std::vector<float>{1.0F, 65504.0F, -65504.0F, kInfinity, -kInfinity}));
 }
 
-TEST(CastOverflowTest, WhatFloat8WithoutInfinityMakesNan) {
+TEST(CastLossesTest, WhatFloat8WithoutInfinityMakesNan) {
   const std::vector<float> source = {464.0F, 464.5F, -1000.0F, kInfinity};
   const auto as_is =
       cast_and_count(DType::float32, source, DType::float8_e4m3fn, TooLarge::becomes_infinity);
-  EXPECT_EQ(as_is.overflow.num_elements, 2);
+  EXPECT_EQ(as_is.losses.num_too_large, 2);
   EXPECT_EQ(as_is.numbers[0], 448.0F);
   for (const std::size_t i : {1U, 2U, 3U}) EXPECT_TRUE(std::isnan(as_is.numbers[i])) << i;
   const auto saturated = cast_and_count(DType::float32, source, DType::float8_e4m3fn,
                                         TooLarge::becomes_largest_finite);
-  EXPECT_EQ(saturated.overflow.num_elements, 2);
+  EXPECT_EQ(saturated.losses.num_too_large, 2);
   EXPECT_EQ(saturated.numbers[1], 448.0F);
   EXPECT_EQ(saturated.numbers[2], -448.0F);
   EXPECT_TRUE(std::isnan(saturated.numbers[3]));
 }
 
 // The count is right for every dtype: a number counts if it is finite and its code is not.
-TEST(CastOverflowTest, CountsWhatTheCodesShow) {
+TEST(CastLossesTest, CountsWhatTheCodesShow) {
   const DType small[] = {DType::float16, DType::bfloat16, DType::float8_e4m3fn, DType::float8_e5m2,
                          DType::float32};
   std::vector<double> source = {0.0, 1e300, -1e300, std::numeric_limits<double>::infinity(),
@@ -192,32 +192,69 @@ TEST(CastOverflowTest, CountsWhatTheCodesShow) {
     SCOPED_TRACE(dtype_name(to));
     for (const double number : source) {
       const std::vector<double> one = {number};
-      const auto [overflow, numbers] =
+      const auto [losses, numbers] =
           cast_and_count(DType::float64, one, to, TooLarge::becomes_infinity);
       const bool is_overflow = std::isfinite(number) && !std::isfinite(numbers[0]);
-      EXPECT_EQ(overflow.num_elements, is_overflow ? 1 : 0) << number;
-      EXPECT_EQ(overflow.largest_magnitude, is_overflow ? std::fabs(number) : 0.0);
+      EXPECT_EQ(losses.num_too_large, is_overflow ? 1 : 0) << number;
+      EXPECT_EQ(losses.largest_magnitude, is_overflow ? std::fabs(number) : 0.0);
     }
   }
 }
 
-TEST(CastOverflowTest, CountsInEveryBatchAndAtUnalignedAddresses) {
+TEST(CastLossesTest, CountsNumbersThatBecomeZero) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> source = {1.0F, 0x1p-24F, 0x1.8p-25F, 0x1p-25F,  -0x1p-25F, 1e-30F,
+                                     0.0F, -0.0F,    nan,        kInfinity, 70000.0F};
+  for (const TooLarge too_large : {TooLarge::becomes_infinity, TooLarge::becomes_largest_finite}) {
+    const auto [losses, numbers] =
+        cast_and_count(DType::float32, source, DType::float16, too_large);
+    EXPECT_EQ(losses.num_became_zero, 3);  // the tie too
+    EXPECT_EQ(losses.num_too_large, 1);
+    EXPECT_EQ(numbers[2], 0x1p-24F);
+    EXPECT_EQ(numbers[3], 0.0F);
+    EXPECT_TRUE(std::signbit(numbers[4]));
+  }
+}
+
+// The count is right for every dtype: a number counts if it is not zero and its code is.
+TEST(CastLossesTest, CountsTheZerosThatTheCodesShow) {
+  const DType small[] = {DType::float16, DType::bfloat16, DType::float8_e4m3fn, DType::float8_e5m2,
+                         DType::float32};
+  for (const DType to : small) {
+    SCOPED_TRACE(dtype_name(to));
+    int num_zeros = 0;
+    for (int exponent = -160; exponent < 10; ++exponent) {
+      for (const double number : {std::ldexp(1.0, exponent), std::ldexp(-1.25, exponent),
+                                  std::nextafter(std::ldexp(1.0, exponent), 1.0)}) {
+        const auto [losses, numbers] = cast_and_count(DType::float64, std::vector<double>{number},
+                                                      to, TooLarge::becomes_infinity);
+        EXPECT_EQ(losses.num_became_zero, numbers[0] == 0.0F ? 1 : 0) << number;
+        num_zeros += numbers[0] == 0.0F ? 1 : 0;
+      }
+    }
+    EXPECT_GT(num_zeros, 0);
+  }
+}
+
+TEST(CastLossesTest, CountsInEveryBatchAndAtUnalignedAddresses) {
   constexpr std::size_t kNumel = 5000;
   std::vector<float> source(kNumel, 1.0F);
   for (const std::size_t i : {0U, 1023U, 1024U, 4999U}) source[i] = 1e6F + static_cast<float>(i);
+  for (const std::size_t i : {1U, 1022U, 1025U}) source[i] = 1e-12F;
   std::vector<std::byte> shifted(kNumel * 4 + 1);
   std::memcpy(shifted.data() + 1, source.data(), kNumel * 4);
   std::vector<std::byte> codes(kNumel * 2);
   for (const auto bytes :
        {std::as_bytes(std::span(source)), std::span<const std::byte>(shifted).subspan(1)}) {
-    const CastOverflow overflow = cast_and_count(DType::float32, bytes, DType::float16, codes,
-                                                 TooLarge::becomes_largest_finite);
-    EXPECT_EQ(overflow.num_elements, 4);
-    EXPECT_EQ(overflow.largest_magnitude, 1004999.0);
+    const CastLosses losses = cast_and_count(DType::float32, bytes, DType::float16, codes,
+                                             TooLarge::becomes_largest_finite);
+    EXPECT_EQ(losses.num_too_large, 4);
+    EXPECT_EQ(losses.largest_magnitude, 1004999.0);
+    EXPECT_EQ(losses.num_became_zero, 3);
   }
 }
 
-TEST(CastOverflowTest, WiderDtypesNeedNoCheck) {
+TEST(CastLossesTest, WiderDtypesNeedNoCheck) {
   EXPECT_FALSE(can_overflow(DType::bfloat16, DType::float32));
   EXPECT_FALSE(can_overflow(DType::float16, DType::bfloat16));
   EXPECT_FALSE(can_overflow(DType::float8_e5m2, DType::float16));
@@ -229,6 +266,21 @@ TEST(CastOverflowTest, WiderDtypesNeedNoCheck) {
   EXPECT_TRUE(can_overflow(DType::float8_e5m2, DType::float8_e4m3fn));
   EXPECT_TRUE(can_overflow(DType::float8_e8m0fnu, DType::float16));
   EXPECT_TRUE(can_overflow(DType::complex128, DType::complex64));
+}
+
+TEST(CastLossesTest, DtypesWithSmallerNumbersKeepAll) {
+  EXPECT_FALSE(can_underflow(DType::bfloat16, DType::float32));
+  EXPECT_FALSE(can_underflow(DType::float16, DType::bfloat16));
+  EXPECT_FALSE(can_underflow(DType::float8_e5m2, DType::float16));
+  EXPECT_FALSE(can_underflow(DType::float8_e4m3fn, DType::float8_e5m2));
+  EXPECT_FALSE(can_underflow(DType::uint64, DType::float32));
+  EXPECT_FALSE(can_underflow(DType::float32, DType::float64));
+  EXPECT_FALSE(can_underflow(DType::float32, DType::float32));
+  EXPECT_TRUE(can_underflow(DType::float32, DType::bfloat16));
+  EXPECT_TRUE(can_underflow(DType::bfloat16, DType::float16));
+  EXPECT_TRUE(can_underflow(DType::float8_e5m2, DType::float8_e4m3fn));
+  EXPECT_TRUE(can_underflow(DType::float8_e8m0fnu, DType::float16));
+  EXPECT_TRUE(can_underflow(DType::complex128, DType::complex64));
 }
 
 TEST(CastTest, OnlyMeaningfulCastsAreOffered) {

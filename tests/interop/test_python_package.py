@@ -656,6 +656,16 @@ def test_numbers_too_large_for_a_cast_are_refused_saturated_or_as_torch_makes_th
         assert {each.tensor: (each.elements, each.largest) for each in moved.overflows} == too_large
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn], ids=str)
+def test_numbers_that_a_cast_makes_zero_are_counted(dtype, tmp_path):
+    numbers = torch.ldexp(torch.ones(150), -torch.arange(150))
+    save_file({"a": numbers, "b": torch.cat([numbers * 1.25, torch.zeros(3)]), "fits": torch.ones(3)}, tmp_path / "a.safetensors")
+    moved = tessera.reshard(tmp_path / "a.safetensors", tmp_path / "moved.safetensors", cast=dtype)
+    became_zero = {name: int(((tensor.to(dtype).float() == 0) & (tensor != 0)).sum())
+                   for name, tensor in load_file(tmp_path / "a.safetensors").items()}
+    assert moved.underflows == {name: count for name, count in became_zero.items() if count}
+
+
 def test_quantized_weights_are_not_cast(tmp_path):
     with pytest.raises(tessera.Error) as caught:
         tessera.reshard(FP8_BLOCKS, tmp_path / "moved.safetensors", cast="bfloat16")

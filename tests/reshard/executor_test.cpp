@@ -106,6 +106,26 @@ TEST(ExecutorTest, NumbersThatAreTooLargeAreCountedByTensorWhereTheyMayPass) {
   }
 }
 
+TEST(ExecutorTest, NumbersThatACastMakesZeroAreCountedByTensor) {
+  MemoryCheckpoint source("src", 2);
+  std::vector<float> numbers(100, 1.0F);
+  source.add({"fits", DType::float32, {100}}, bytes_of<float>(numbers));
+  for (const std::size_t i : {1U, 50U, 99U}) numbers[i] = 1e-12F;
+  numbers[2] = 0.0F;
+  source.add({"w", DType::float32, {100}}, bytes_of<float>(numbers),
+             {{Box{{0}, {40}}, 0}, {Box{{40}, {60}}, 1}});
+  const Plan plan = plan_reshard(source.contents(), source.path(), {.cast = DType::float16});
+  MemoryWriter writer(plan.destination, {});
+  std::vector<TensorUnderflow> underflows;
+  execute(plan, source, writer,
+          {.num_threads = 2,
+           .overflowed = [](const auto&) { ADD_FAILURE() << "nothing is too large"; },
+           .underflowed = [&](const auto& each) { underflows.push_back(each); }});
+  ASSERT_EQ(underflows.size(), 1U);
+  EXPECT_EQ(underflows[0].tensor_index, 1U);
+  EXPECT_EQ(underflows[0].num_elements, 3);
+}
+
 // Shows D9.
 TEST(ExecutorTest, MergedStateIsTheMeanWeightedByColumnWidths) {
   MemoryCheckpoint source("src", 2);

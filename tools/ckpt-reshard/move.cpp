@@ -35,6 +35,7 @@ using reshard::PlanOptions;
 constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
 constexpr int kJsonSchema = 1;
 constexpr std::size_t kMaxFindingsShown = 100;
+constexpr std::size_t kMaxUnderflowsShown = 10;  // they are common, and harmless to most models
 
 [[noreturn]] void refuse_option(const std::string& option, const std::string& expected,
                                 const std::string& found) {
@@ -191,6 +192,7 @@ struct Outcome {
   reshard::ExtraFilesPlan extra_files;
   std::uint64_t kept_nbytes = 0;  // that an interrupted run had written
   std::vector<reshard::TensorOverflow> overflows{};
+  std::vector<reshard::TensorUnderflow> underflows{};
   reshard::FileStates source_files{};  // when the source was opened
 };
 
@@ -203,6 +205,17 @@ void write_overflows(JsonOutput& json, const Plan& plan,
     json.member("elements", overflow.num_elements);
     json.member("largest", overflow.largest_magnitude);
     json.end_object();
+  }
+  json.end_array();
+}
+
+void write_underflows(JsonOutput& json, const Plan& plan,
+                      const std::vector<reshard::TensorUnderflow>& underflows) {
+  json.key("underflows").begin_array();
+  for (const reshard::TensorUnderflow& underflow : underflows) {
+    json.begin_object();
+    json.member("name", plan.destination.tensors[underflow.tensor_index].meta.fqn);
+    json.member("elements", underflow.num_elements).end_object();
   }
   json.end_array();
 }
@@ -256,6 +269,7 @@ void print_json(const MoveOptions& options, const Outcome& outcome, const Checkp
   }
   json.end_array();
   write_overflows(json, plan, outcome.overflows);
+  write_underflows(json, plan, outcome.underflows);
   write_changes(json, plan.changes);
   json.key("left_out").begin_object();
   json.member("tensors", std::uint64_t{plan.left_out.tensors});
@@ -426,7 +440,13 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, Outc
        .progress = [&](std::uint64_t nbytes) { progress.add(nbytes); },
        .resumed = [&](std::uint64_t nbytes) { progress.add_kept(nbytes); },
        .source_files = outcome.source_files,
-       .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); }});
+       .overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); },
+       .underflowed = [&](const auto& each) { outcome.underflows.push_back(each); }});
+}
+
+void print_num_left(std::size_t num_tensors, Terminal& terminal) {
+  if (num_tensors == 0) return;
+  terminal.print("  and " + counted(num_tensors, "more tensor") + " (--json lists all)\n");
 }
 
 /// Prints the tensors with numbers that were too large for the cast, at most kMaxFindingsShown.
@@ -443,9 +463,20 @@ void print_overflows(const Plan& plan, const std::vector<reshard::TensorOverflow
                    became + ", the largest was " +
                    tessera::detail::float_to_text(overflow.largest_magnitude) + "\n");
   }
-  if (num_shown == overflows.size()) return;
-  terminal.print("  and " + counted(overflows.size() - num_shown, "more tensor") +
-                 " (--json lists all)\n");
+  print_num_left(overflows.size() - num_shown, terminal);
+}
+
+/// Prints the first tensors with numbers that the cast made zero.
+void print_underflows(const Plan& plan, const std::vector<reshard::TensorUnderflow>& underflows,
+                      Terminal& terminal) {
+  const std::size_t num_shown = std::min(underflows.size(), kMaxUnderflowsShown);
+  for (const reshard::TensorUnderflow& underflow : std::span(underflows).first(num_shown)) {
+    const TensorMeta& meta = plan.destination.tensors[underflow.tensor_index].meta;
+    terminal.print("  " + printable(meta.fqn) + ": " + std::to_string(underflow.num_elements) +
+                   " of " + counted(static_cast<std::uint64_t>(meta.numel()), "element") +
+                   " became zero\n");
+  }
+  print_num_left(underflows.size() - num_shown, terminal);
 }
 
 /// Prints findings, one on each line, at most kMaxFindingsShown.
@@ -611,6 +642,7 @@ void print_summary(const MoveOptions& options, const Outcome& outcome,
   }
   terminal.print(line + "\n");
   print_overflows(plan, outcome.overflows, terminal);
+  print_underflows(plan, outcome.underflows, terminal);
 }
 
 /// Prints what a run has done, or would do.

@@ -28,6 +28,12 @@ struct TensorOverflow {
   double largest_magnitude = 0.0;  // of these elements in the source
 };
 
+/// The elements of a tensor that a cast made zero, and that were not zero.
+struct TensorUnderflow {
+  std::size_t tensor_index = 0;  // of the destination
+  std::int64_t num_elements = 0;
+};
+
 /// What happens to extra files: the files in the source's folder that are no part of the
 /// checkpoint.
 enum class ExtraFilesPolicy {
@@ -106,6 +112,8 @@ struct ExecuteOptions {
   /// Called at the end, once for each tensor of the destination with such elements, in order. They
   /// are counted in blocks of an interrupted run too.
   std::function<void(const TensorOverflow&)> overflowed{};
+  /// The same for elements that a cast made zero.
+  std::function<void(const TensorUnderflow&)> underflowed{};
 };
 
 /// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a

@@ -37,6 +37,7 @@ struct Outcome {
   Format source_format{};
   std::uint64_t kept_nbytes = 0;
   std::vector<reshard::TensorOverflow> overflows;
+  std::vector<reshard::TensorUnderflow> underflows;
   reshard::FileStates source_files;  // when the source was opened
   std::string plan_digest;
   std::optional<std::string> left_over;  // an old checkpoint that could not be removed
@@ -65,6 +66,7 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
   options.progress = watch.sink();
   options.source_files = outcome.source_files;
   options.overflowed = [&](const auto& overflow) { outcome.overflows.push_back(overflow); };
+  options.underflowed = [&](const auto& each) { outcome.underflows.push_back(each); };
   const auto writer = reshard::start_move(plan, reader, fs, request.destination, create);
   return reshard::finish_or_keep(plan, reader, *writer, fs, request.destination, options);
 }
@@ -182,6 +184,12 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
         nb::make_tuple(text_to_python(fqn), overflow.num_elements, overflow.largest_magnitude));
   }
   result["overflows"] = overflows;
+  nb::dict underflows;
+  for (const reshard::TensorUnderflow& underflow : outcome.underflows) {
+    const std::string& fqn = plan.destination.tensors[underflow.tensor_index].meta.fqn;
+    underflows[text_to_python(fqn)] = underflow.num_elements;
+  }
+  result["underflows"] = underflows;
   nb::dict changes;
   for (const auto& [change, count] : plan.changes) {
     changes[text_to_python(format_change_name(change))] = count;

@@ -24,6 +24,7 @@ class _Summary(TypedDict):
     plan: str
     ranks: list[tuple[int, int]]
     overflows: list[tuple[str, int, float]]
+    underflows: dict[str, int]
     changes: dict[str, int]
     left_out: dict[str, int]
     extra_files: list[tuple[str, int, str | None]]

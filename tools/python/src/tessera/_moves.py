@@ -69,6 +69,7 @@ class Resharded(NamedTuple):
     left_files: list[LeftFile]  # by name
     notes: list[Problem]  # what allow_missing, allow_lossy or as_is permitted, and objects that were read as dicts
     overflows: list[Overflow]  # what on_overflow let pass
+    underflows: dict[str, int]  # by tensor of the destination: elements that cast made zero, and that were not
     changes: dict[str, int]  # what the formats change, counted by kind: the `changes` of ckpt-reshard --json
     left_out: dict[str, int]  # the tensors, values and aliases that only, prefix and drop_optimizer leave out
 

@@ -1,4 +1,4 @@
-#include "reshard/cast_overflows.h"
+#include "reshard/cast_losses.h"
 
 #include "base/float_text.h"
 
@@ -23,14 +23,14 @@ std::string_view on_overflow_name(OnOverflow on_overflow) {
   return "";
 }
 
-void CastOverflows::add(std::size_t tensor_index, std::int64_t block,
-                        const CastOverflow& overflow) {
-  if (overflow.num_elements == 0) return;
+void CastLossesByTensor::add(std::size_t tensor_index, std::int64_t block,
+                             const CastLosses& losses) {
+  if (losses.num_too_large == 0 && losses.num_became_zero == 0) return;
   const std::lock_guard lock(mutex_);
-  by_tensor_[tensor_index].merge(overflow);
-  if (block >= first_block_) return;
+  by_tensor_[tensor_index].merge(losses);
+  if (losses.num_too_large == 0 || block >= first_block_) return;
   first_block_ = block;
-  first_tensor_ = tensor_index;
+  first_too_large_ = tensor_index;
 }
 
 TooLarge too_large_by(OnOverflow on_overflow) {
@@ -39,13 +39,13 @@ TooLarge too_large_by(OnOverflow on_overflow) {
 }
 
 Error overflow_error(const std::string& source_path, const std::string& fqn, DType to,
-                     const CastOverflow& overflow) {
+                     const CastLosses& losses) {
   using tessera::detail::float_to_text;
   return Error::expected(ErrorKind::mismatch, {source_path, fqn, {}}, "cast",
                          "finite numbers up to " + float_to_text(largest_finite(to)) +
                              ", the largest of " + std::string(dtype_name(to)),
-                         std::to_string(overflow.num_elements) + " larger, up to " +
-                             float_to_text(overflow.largest_magnitude),
+                         std::to_string(losses.num_too_large) + " larger, up to " +
+                             float_to_text(losses.largest_magnitude),
                          Remedy{Remedy::Action::allow_overflow, {}});
 }
 

@@ -12,22 +12,23 @@
 
 namespace tessera::reshard {
 
-/// Collects, by tensor of the destination, the numbers that were too large for a cast. Thread-safe,
+/// Collects, by tensor of the destination, what casts did to numbers beside rounding. Thread-safe,
 /// except for the functions that read.
-class CastOverflows {
+class CastLossesByTensor {
  public:
   /// Adds what block `block` of the move found.
-  void add(std::size_t tensor_index, std::int64_t block, const CastOverflow& overflow);
+  void add(std::size_t tensor_index, std::int64_t block, const CastLosses& losses);
 
-  const std::map<std::size_t, CastOverflow>& by_tensor() const { return by_tensor_; }
-  /// Returns the tensor of the first block that was added. Requires: there is one.
-  std::size_t first_tensor() const { return first_tensor_; }
+  const std::map<std::size_t, CastLosses>& by_tensor() const { return by_tensor_; }
+  /// Returns the tensor of the first block with numbers that were too large. Requires: there is
+  /// one.
+  std::size_t first_too_large() const { return first_too_large_; }
 
  private:
   std::mutex mutex_;
-  std::map<std::size_t, CastOverflow> by_tensor_;
+  std::map<std::size_t, CastLosses> by_tensor_;
   std::int64_t first_block_ = std::numeric_limits<std::int64_t>::max();
-  std::size_t first_tensor_ = 0;
+  std::size_t first_too_large_ = 0;
 };
 
 /// Returns what a cast makes of numbers that are too large. For `refuse` the result does not
@@ -36,6 +37,6 @@ TooLarge too_large_by(OnOverflow on_overflow);
 
 /// Returns the error for a tensor whose cast to `to` is refused. `fqn` is its name in the source.
 Error overflow_error(const std::string& source_path, const std::string& fqn, DType to,
-                     const CastOverflow& overflow);
+                     const CastLosses& losses);
 
 }  // namespace tessera::reshard
