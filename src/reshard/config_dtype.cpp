@@ -2,18 +2,31 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <vector>
+
+#include "tessera/base/error.h"
 
 namespace tessera::reshard {
 namespace {
 
 constexpr std::string_view kSpace = " \t\r\n";
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 constexpr int kMaxDepth = 64;
+constexpr std::size_t kMaxEditsNamed = 8;
+
+/// What an object in a configuration describes.
+enum class Part {
+  model,  // the model, or a part of it: its dtype is that of the tensors
+  codes,  // a quantization
+  other,
+};
 
 /// A text in a configuration that names a dtype.
 struct NamedDType {
-  std::string_view key;
+  std::string path;       // `text_config.torch_dtype`
   std::string_view name;  // in the text
+  Part part;
 };
 
 /// Walks through JSON and collects the dtypes. Also takes what Python writes and JSON does not
@@ -25,7 +38,7 @@ class ConfigScan {
   /// Returns false if the text is not JSON.
   bool run() {
     skip_space();
-    if (!is_at('{') || !take_object(1, true)) return false;
+    if (!is_at('{') || !take_object(1, {}, Part::model)) return false;
     skip_space();
     return at_ == text_.size();
   }
@@ -50,39 +63,46 @@ class ConfigScan {
     return text_.substr(begin, at_++ - begin);
   }
 
-  /// `is_config`: the object itself says of which dtype the model is.
-  bool take_object(int depth, bool is_config) {
+  /// Returns what a member of an object describes.
+  static Part part_of(Part object, std::string_view key) {
+    if (object == Part::codes || key == "quantization_config") return Part::codes;
+    return object == Part::model && key.ends_with("_config") ? Part::model : Part::other;
+  }
+
+  bool take_object(int depth, const std::string& path, Part part) {
     if (depth > kMaxDepth || !take('{')) return false;
     if (take('}')) return true;
     do {
       const auto key = take_string();
       if (!key || !take(':')) return false;
-      const bool is_inner_config =
-          is_config && depth == 1 && key->ends_with("_config") && *key != "quantization_config";
       skip_space();
       const std::size_t begin = at_;
-      if (!take_value(depth, is_inner_config)) return false;
-      const bool names_dtype = is_config && (*key == "torch_dtype" || *key == "dtype");
-      if (names_dtype && text_[begin] == '"') {
-        found_.push_back({*key, text_.substr(begin + 1, at_ - begin - 2)});
+      const std::string member = path + std::string(*key);
+      if (!take_value(depth, member, part_of(part, *key))) return false;
+      const bool names_dtype = *key == "torch_dtype" || *key == "dtype";
+      if (names_dtype && part != Part::codes && text_[begin] == '"') {
+        found_.push_back({member, text_.substr(begin + 1, at_ - begin - 2), part});
       }
     } while (take(','));
     return take('}');
   }
 
-  bool take_array(int depth) {
+  bool take_array(int depth, const std::string& path, Part part) {
     if (depth > kMaxDepth || !take('[')) return false;
     if (take(']')) return true;
+    const Part part_of_items = part == Part::codes ? part : Part::other;
+    std::size_t position = 0;
     do {
-      if (!take_value(depth, false)) return false;
+      if (!take_value(depth, path + '.' + std::to_string(position++), part_of_items)) return false;
     } while (take(','));
     return take(']');
   }
 
-  bool take_value(int depth, bool is_config) {
+  /// `path` is that of the value.
+  bool take_value(int depth, const std::string& path, Part part) {
     skip_space();
-    if (is_at('{')) return take_object(depth + 1, is_config);
-    if (is_at('[')) return take_array(depth + 1);
+    if (is_at('{')) return take_object(depth + 1, path + '.', part);
+    if (is_at('[')) return take_array(depth + 1, path, part);
     if (is_at('"')) return take_string().has_value();
     const std::size_t begin = at_;
     at_ = std::min(text_.find_first_of(",:]}{[\" \t\r\n", at_), text_.size());
@@ -94,28 +114,41 @@ class ConfigScan {
   std::vector<NamedDType> found_;
 };
 
+/// Says whether a cast changes the dtype that a member names.
+bool is_changed(const NamedDType& member, DType before, const CastDTypes& cast) {
+  if (before == cast.to || !is_floating_point(before)) return false;
+  return member.part == Part::model || cast.from.contains(before);
+}
+
+std::string edit_in_words(const std::string& path, DType from, DType to) {
+  return printable(path) + ": " + std::string(dtype_name(from)) + " to " +
+         std::string(dtype_name(to));
+}
+
 }  // namespace
 
-std::optional<EditedConfig> with_dtype(std::string_view config, DType dtype) {
+ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast) {
+  if (config.starts_with(kByteOrderMark)) return {.why_not = "a byte order mark"};
   ConfigScan scan(config);
-  if (!scan.run()) return std::nullopt;
-  EditedConfig edited;
+  if (!scan.run()) return {.why_not = "text that is no JSON object, or too deep"};
+  ConfigEdit edit;
   const char* unchanged = config.data();
-  for (const auto& [key, name] : scan.found()) {
-    const auto before = parse_dtype(name);
-    if (!before || *before == dtype || !is_floating_point(*before)) continue;
-    edited.text.append(unchanged, name.data());
-    edited.text += dtype_name(dtype);
-    unchanged = name.data() + name.size();
-    const std::string what = std::string(key) + ": " + std::string(dtype_name(*before)) + " to " +
-                             std::string(dtype_name(dtype));
-    if (edited.what.find(what) == std::string::npos) {
-      edited.what += (edited.what.empty() ? "" : ", ") + what;
-    }
+  std::size_t num_edits = 0;
+  for (const NamedDType& member : scan.found()) {
+    const auto before = parse_dtype(member.name);
+    if (!before || !is_changed(member, *before, cast)) continue;
+    edit.text.append(unchanged, member.name.data());
+    edit.text += dtype_name(cast.to);
+    unchanged = member.name.data() + member.name.size();
+    if (num_edits++ >= kMaxEditsNamed) continue;
+    edit.what += (edit.what.empty() ? "" : ", ") + edit_in_words(member.path, *before, cast.to);
   }
-  if (edited.what.empty()) return std::nullopt;
-  edited.text.append(unchanged, config.data() + config.size());
-  return edited;
+  if (num_edits == 0) return {};
+  if (num_edits > kMaxEditsNamed) {
+    edit.what += " and " + std::to_string(num_edits - kMaxEditsNamed) + " more";
+  }
+  edit.text.append(unchanged, config.data() + config.size());
+  return edit;
 }
 
 }  // namespace tessera::reshard

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -8,16 +8,24 @@
 
 namespace tessera::reshard {
 
-/// A configuration of Hugging Face (`config.json`) with another dtype.
-struct EditedConfig {
-  std::string text;
-  std::string what;  // such as `torch_dtype: float32 to bfloat16`
+/// The dtypes of the tensors that a move casts, and the dtype that they get.
+struct CastDTypes {
+  std::set<DType> from;
+  DType to;
 };
 
-/// Puts `dtype` into a configuration: into `torch_dtype` and `dtype` of the outermost object and of
-/// the objects `…_config` in it, except `quantization_config`, where they name another floating
-/// dtype. Every other byte stays. Returns nothing if there is nothing to change, or if the text is
-/// not JSON.
-std::optional<EditedConfig> with_dtype(std::string_view config, DType dtype);
+/// What becomes of a configuration of Hugging Face (`config.json`) when its model is cast.
+struct ConfigEdit {
+  std::string text{};     // the edited configuration; empty: it stays as it is
+  std::string what{};     // the edits: `text_config.torch_dtype: float32 to bfloat16`; empty: none
+  std::string why_not{};  // the configuration cannot be read: `a byte order mark`; else empty
+};
+
+/// Puts the new dtype into the members `torch_dtype` and `dtype` of a configuration. In the
+/// outermost object, in objects `…_config` in it, and in those in them, such a member says of which
+/// dtype the model is, so any other floating dtype is replaced. Elsewhere it is replaced if it is a
+/// dtype that the tensors had. What lies under `quantization_config` is about codes, which no cast
+/// changes, so it stays. Every other byte stays, too.
+ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast);
 
 }  // namespace tessera::reshard

@@ -167,23 +167,41 @@ class Sorter {
   ExtraFilesPlan result_;
 };
 
-/// Returns the dtype that a plan casts tensors to, if it changes that of any.
-std::optional<DType> dtype_of_cast(const Plan& plan, const CheckpointReader& reader) {
+/// Returns the dtypes of a plan's casts, if it changes the dtype of any tensor.
+std::optional<CastDTypes> dtypes_of_cast(const Plan& plan, const CheckpointReader& reader) {
+  std::optional<CastDTypes> cast;
   for (std::size_t i = 0; i < plan.copies.size(); ++i) {
-    const DType dtype = plan.destination.tensors[i].meta.dtype;
-    if (reader.contents().tensors[plan.copies[i].source_tensor].meta.dtype != dtype) return dtype;
+    const DType to = plan.destination.tensors[i].meta.dtype;
+    const DType from = reader.contents().tensors[plan.copies[i].source_tensor].meta.dtype;
+    if (from == to) continue;
+    if (!cast) cast = CastDTypes{{}, to};
+    cast->from.insert(from);
   }
-  return std::nullopt;
+  return cast;
 }
 
-void edit_config(const FileSystem& fs, DType dtype, ExtraFilesPlan& files) {
+/// Puts the new dtype into the copy of `config.json`, or notes why not.
+void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& files) {
   const auto config = std::ranges::find(files.carried, "config.json", &ExtraFile::name);
-  if (config == files.carried.end() || config->nbytes > kMaxConfigNbytes) return;
-  auto edited = with_dtype(read_file(fs, config->path, kMaxConfigNbytes), dtype);
-  if (!edited) return;
-  config->text = std::move(edited->text);
+  if (config == files.carried.end()) return;
+  ConfigEdit edit;
+  if (config->nbytes > kMaxConfigNbytes) {
+    edit.why_not = exact_size(config->nbytes);
+  } else {
+    edit = edit_config_dtype(read_file(fs, config->path, kMaxConfigNbytes), cast);
+  }
+  if (!edit.why_not.empty()) {
+    files.notes.push_back({.severity = Finding::Severity::note,
+                           .rule = std::string(kRule),
+                           .where = {.path = config->path},
+                           .expected = "JSON of at most " + iec_size(kMaxConfigNbytes) +
+                                       ", to put the dtype of the cast into it",
+                           .found = edit.why_not + "; it is copied unchanged"});
+  }
+  if (edit.what.empty()) return;
+  config->text = std::move(edit.text);
   config->nbytes = config->text->size();
-  files.edits.push_back({config->name, std::move(edited->what)});
+  files.edits.push_back({config->name, std::move(edit.what)});
 }
 
 /// Returns a problem that names all entries.
@@ -235,7 +253,7 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
     sorter.leave_all(others, "another folder is given");
   }
   ExtraFilesPlan files = sorter.take();
-  if (const auto dtype = dtype_of_cast(plan, reader)) edit_config(fs, *dtype, files);
+  if (const auto cast = dtypes_of_cast(plan, reader)) edit_config(fs, *cast, files);
   return files;
 }
 

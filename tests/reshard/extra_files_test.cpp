@@ -198,6 +198,21 @@ TEST_F(ExtraFilesTest, ACastPutsItsDTypeIntoTheConfig) {
   EXPECT_EQ(found.carried.at(0).nbytes, config.size());
   ASSERT_EQ(found.edits.size(), 1U);
   EXPECT_EQ(found.edits[0].what, "torch_dtype: float32 to float16");
+  EXPECT_TRUE(found.notes.empty());
+}
+
+TEST_F(ExtraFilesTest, AConfigThatACastCannotEditIsCarriedWithANote) {
+  cast_ = DType::float16;
+  for (const char* config : {"\xEF\xBB\xBF{\"torch_dtype\": \"float32\"}", "{\"torch_dtype\""}) {
+    write_file(tmp_ / "source/config.json", config);
+    const auto found = plan();
+    EXPECT_EQ(found.carried.at(0).text, std::nullopt);
+    EXPECT_TRUE(found.edits.empty());
+    ASSERT_EQ(found.notes.size(), 1U);
+    EXPECT_TRUE(found.notes[0].where.path.ends_with("source/config.json"));
+  }
+  cast_ = DType::float32;  // the tensors have it already
+  EXPECT_TRUE(plan().notes.empty());
 }
 
 }  // namespace

@@ -625,6 +625,8 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   problems.insert(problems.begin(), source.problems.begin(), source.problems.end());
   const auto& refused = outcome.extra_files.problems;
   problems.insert(problems.end(), refused.begin(), refused.end());
+  const auto& told = outcome.extra_files.notes;
+  outcome.plan.notes.insert(outcome.plan.notes.end(), told.begin(), told.end());
   return outcome;
 }
 

@@ -67,13 +67,14 @@ struct ExtraFilesPlan {
   /// What is changed in a copy.
   struct Edit {
     std::string name;
-    std::string what;  // such as `torch_dtype: float32 to bfloat16`
+    std::string what;  // such as `text_config.torch_dtype: float32 to bfloat16`
   };
 
   std::vector<formats::ExtraFile> carried{};  // by name, for CreateOptions::extra_files
   std::vector<Left> left{};                   // by name
   std::vector<Edit> edits{};                  // by name
   std::vector<formats::Finding> problems{};   // for Plan::problems
+  std::vector<formats::Finding> notes{};      // for Plan::notes
 };
 
 /// Lists the extra files of the directories among `sources`, and decides which of them are copied

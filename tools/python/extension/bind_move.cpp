@@ -107,6 +107,8 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   problems.insert(problems.begin(), source.collisions.begin(), source.collisions.end());
   const auto& refused = outcome.extra_files.problems;
   problems.insert(problems.end(), refused.begin(), refused.end());
+  const auto& told = outcome.extra_files.notes;
+  outcome.plan.notes.insert(outcome.plan.notes.end(), told.begin(), told.end());
   outcome.plan_digest = reshard::plan_digest(outcome.plan, reader.contents());
   return outcome;
 }
