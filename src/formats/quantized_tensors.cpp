@@ -1,8 +1,8 @@
 #include "formats/quantized_tensors.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -35,6 +35,14 @@ constexpr DTypes kFloat8 = {DType::float8_e4m3fn, DType::float8_e5m2, DType::flo
                             DType::float8_e5m2fnuz};
 constexpr DTypes kFloats = {DType::float16, DType::bfloat16, DType::float32, DType::float64};
 constexpr DTypes kPowersOfTwo = {DType::uint8, DType::float8_e8m0fnu};  // the exponents alone
+constexpr DTypes kPackedIntegers = {DType::uint8, DType::int32};
+constexpr DTypes kSignedIntegers = {DType::int8, DType::int16, DType::int32, DType::int64};
+constexpr DTypes kTorchaoCodes = {
+    DType::int8,        DType::uint8,           DType::int32,           DType::float8_e4m3fn,
+    DType::float8_e5m2, DType::float8_e4m3fnuz, DType::float8_e5m2fnuz, DType::float4_e2m1fn_x2};
+constexpr DTypes kFloatsOf8BitsOrMore = {
+    DType::float16, DType::bfloat16,       DType::float32,      DType::float64,
+    DType::uint8,   DType::float8_e8m0fnu, DType::float8_e4m3fn};
 constexpr DTypes kCodeDTypes = {DType::float8_e8m0fnu, DType::float4_e2m1fn_x2};
 constexpr DTypes kPackedFloat4 = {DType::uint8, DType::float4_e2m1fn_x2};
 
@@ -45,7 +53,10 @@ struct Scheme {
   DTypes codes_dtypes;
   std::string_view scales_suffix;
   DTypes scales_dtypes;
+  std::string_view marker_suffix{};  // of a tensor or value that must be there too; empty: none
 };
+
+constexpr std::string_view kSchemeOfComfyUi = "scaled fp8 of ComfyUI";
 
 // The first scheme that fits counts.
 constexpr std::array kSchemes = {
@@ -76,24 +87,41 @@ constexpr std::array kSchemes = {
            {DType::uint8, DType::float16, DType::bfloat16, DType::float32},
            ".absmax",
            {DType::float32, DType::uint8}},
+    Scheme{"EETQ int8", "", {DType::int8}, "_scales", kFloats},
+    Scheme{"EETQ int8", "qweight", {DType::int8}, "weight_scales", kFloats},
+    Scheme{"BitNet or packed int4", "", {DType::uint8}, "_scale", kFloats},
+    Scheme{"MLX integers", "weight", {DType::uint32}, "scales", kFloatsOf8BitsOrMore},
+    Scheme{"AQLM", "codes", kSignedIntegers, "scales", kFloats, "codebooks"},
+    // An attention may have a W_q and a scale that are numbers, so floats need the marker.
+    Scheme{"HQQ", "W_q", kPackedIntegers, "scale", kFloats},
+    Scheme{"HQQ", "W_q", kFloats, "scale", kFloats, "view_as_float"},
+    Scheme{"HQQ", "W_q", kPackedIntegers, "meta.scale", kFloats},
+    Scheme{"HQQ", "W_q", kFloats, "meta.scale", kFloats, "meta.view_as_float"},
+    Scheme{"HQQ", "W_q", kPackedIntegers, "zero_scale", kFloats},
+    Scheme{"HQQ", "W_q", kPackedIntegers, "scale_q", {DType::uint8}},
+    Scheme{"HQQ", "W_q", kPackedIntegers, "meta.scale_q", {DType::uint8}},
+    Scheme{kSchemeOfComfyUi, "weight", kFloat8, "scale_weight", kFloats},
+    Scheme{"quanto", "._data", {DType::int8, DType::uint8}, "._scale", kFloats},
+    Scheme{"quanto", "._data", kFloat8, "._scale", kFloats},
+    Scheme{"quanto", "._data._data", {DType::uint8}, "._scale", kFloats},
+    Scheme{"torchao", "_qdata", kTorchaoCodes, "_scale", kFloatsOf8BitsOrMore},
+    Scheme{"torchao", "_qdata", kTorchaoCodes, "_scale_and_zero", kFloats},
+    Scheme{"torchao", "_qdata", kTorchaoCodes, "_group_scale", kFloatsOf8BitsOrMore},
 };
 
-/// Another tensor that a quantized weight may have. Its suffix follows the base of the scheme, or
-/// with `/` the name of the module.
+/// Another tensor that a quantized weight may have.
 struct Companion {
   std::string_view suffix;
   std::string_view role;
 };
 
+// The suffix follows the base of the scheme.
 constexpr std::array kCompanions = {
     Companion{"_scale_2", "second scales"},
     Companion{"_global_scale", "second scales"},
     Companion{"_zero_point", "zero points"},
     Companion{"_shape", "shape"},
     Companion{"_g_idx", "group indices"},
-    Companion{"/input_scale", "scales of inputs"},
-    Companion{"/input_global_scale", "scales of inputs"},
-    Companion{"/output_scale", "scales of outputs"},
     Companion{"qzeros", "zero points"},
     Companion{"g_idx", "group indices"},
     Companion{"weight_format", "format"},
@@ -102,15 +130,46 @@ constexpr std::array kCompanions = {
     Companion{".nested_quant_map", "second code book"},
     Companion{".quant_state.bitsandbytes__nf4", "description"},
     Companion{".quant_state.bitsandbytes__fp4", "description"},
+    Companion{"biases", "offsets"},
+    Companion{"codebooks", "code book"},
+    Companion{"zero", "zero points"},
+    Companion{"meta.zero", "zero points"},
+    Companion{"zero_q", "zero points"},
+    Companion{"meta.zero_q", "zero points"},
+    Companion{"meta_scale.scale", "second scales"},
+    Companion{"meta_scale.zero", "second scales"},
+    Companion{"meta_zero.scale", "scales of zero points"},
+    Companion{"meta_zero.zero", "scales of zero points"},
+    Companion{"meta.meta_scale.scale", "second scales"},
+    Companion{"meta.meta_scale.zero", "second scales"},
+    Companion{"meta.meta_zero.scale", "scales of zero points"},
+    Companion{"meta.meta_zero.zero", "scales of zero points"},
+    Companion{"scale_input", "scales of inputs"},
+    Companion{"._shift", "zero points"},
+    Companion{"_per_tensor_scale", "second scales"},
+    Companion{"_row_scale", "second scales"},
+    Companion{"_group_zero", "zero points"},
+    Companion{"_act_per_tensor_scale", "scales of inputs"},
+    Companion{"_act_pre_scale", "scales of inputs"},
 };
 
-std::string companion_name(const std::string& base, std::string_view suffix) {
-  if (!suffix.starts_with('/')) return base + std::string(suffix);
-  return base.substr(0, base.rfind('.') + 1) + std::string(suffix.substr(1));  // npos + 1 is 0
+// The suffix follows the name of the module.
+constexpr std::array kCompanionsInModule = {
+    Companion{"input_scale", "scales of inputs"},
+    Companion{"input_global_scale", "scales of inputs"},
+    Companion{"output_scale", "scales of outputs"},
+    Companion{"comfy_quant", "description"},
+};
+
+/// A tensor that ComfyUI looks for once in a model. Its dtype is that of the codes.
+constexpr std::string_view kMarkerOfComfyUi = "scaled_fp8";
+
+/// Returns what comes after the last dot.
+std::string_view last_key(std::string_view name) {
+  return name.substr(name.rfind('.') + 1);  // npos + 1 is 0
 }
 
-/// All names of tensors, those of aliases too, each with its tensor.
-using Names = std::map<std::string, std::size_t, std::less<>>;
+using Names = QuantizedTensors::Names;
 
 Names names_of(const CheckpointContents& contents) {
   Names names;
@@ -129,6 +188,15 @@ std::optional<std::size_t> index_of(const Names& names, const std::string& fqn) 
   return found == names.end() ? std::nullopt : std::optional(found->second);
 }
 
+/// Says whether a weight with this base has the marker that its scheme needs.
+bool has_marker(const CheckpointContents& contents, const Names& names, const Scheme& scheme,
+                const std::string& base) {
+  if (scheme.marker_suffix.empty()) return true;
+  const std::string marker = base + std::string(scheme.marker_suffix);
+  return names.contains(marker) ||
+         std::ranges::binary_search(contents.values, marker, {}, &ValueEntry::name);
+}
+
 /// Returns the tensor of the codes if a tensor is the scales of a scheme.
 std::optional<std::size_t> codes_of(const CheckpointContents& contents, const Names& names,
                                     const TensorMeta& scales, const Scheme& scheme,
@@ -138,7 +206,7 @@ std::optional<std::size_t> codes_of(const CheckpointContents& contents, const Na
   if (!codes || !scheme.codes_dtypes.contain(contents.tensors[*codes].meta.dtype)) {
     return std::nullopt;
   }
-  return codes;
+  return has_marker(contents, names, scheme, base) ? codes : std::nullopt;
 }
 
 }  // namespace
@@ -154,12 +222,41 @@ QuantizedTensors::QuantizedTensors(const CheckpointContents& contents, std::stri
       if (!codes) continue;
       parts_.insert_or_assign(*codes, QuantizedPart{kCodesRole, scheme.name, i});
       parts_.insert_or_assign(i, QuantizedPart{"scales", scheme.name, *codes});
-      for (const Companion& companion : kCompanions) {
-        const auto other = index_of(names, companion_name(base, companion.suffix));
-        if (other) parts_.emplace(*other, QuantizedPart{companion.role, scheme.name, *codes});
-      }
+      add_companions(names, base, QuantizedPart{"", scheme.name, *codes});
       break;
     }
+  }
+  add_marker_of_comfyui(names);
+}
+
+void QuantizedTensors::add_companions(const Names& names, const std::string& base,
+                                      QuantizedPart part) {
+  const auto add = [&](const std::string& name, std::string_view role) {
+    const auto tensor = index_of(names, name);
+    part.role = role;
+    if (tensor) parts_.emplace(*tensor, part);
+  };
+  for (auto name = names.lower_bound(base); name != names.end(); ++name) {
+    if (!name->first.starts_with(base)) break;
+    const std::string_view suffix = std::string_view(name->first).substr(base.size());
+    const auto companion = std::ranges::find(kCompanions, suffix, &Companion::suffix);
+    if (companion != kCompanions.end()) add(name->first, companion->role);
+  }
+  const std::string module = base.substr(0, base.size() - last_key(base).size());
+  for (const Companion& companion : kCompanionsInModule) {
+    add(module + std::string(companion.suffix), companion.role);
+  }
+}
+
+void QuantizedTensors::add_marker_of_comfyui(const Names& names) {
+  const auto weight = std::ranges::find_if(parts_, [](const auto& part) {
+    return part.second.role != kCodesRole && part.second.scheme == kSchemeOfComfyUi;
+  });
+  if (weight == parts_.end()) return;
+  const std::size_t codes = weight->second.partner;
+  for (const auto& [name, tensor] : names) {
+    if (last_key(name) != kMarkerOfComfyUi) continue;
+    parts_.emplace(tensor, QuantizedPart{"marker", kSchemeOfComfyUi, codes});
   }
 }
 

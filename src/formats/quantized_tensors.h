@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -46,7 +47,14 @@ class QuantizedTensors {
   /// Returns the name of the part's partner. Requires: the same.
   const std::string& partner_name(const QuantizedPart& part) const;
 
+  /// All names of tensors, those of aliases too, each with its tensor.
+  using Names = std::map<std::string, std::size_t, std::less<>>;
+
  private:
+  /// Adds the other tensors of a weight. `part` is what they are, without the role.
+  void add_companions(const Names& names, const std::string& base, QuantizedPart part);
+  void add_marker_of_comfyui(const Names& names);
+
   const CheckpointContents& contents_;
   const std::string method_;
   std::map<std::size_t, QuantizedPart> parts_;  // by tensor

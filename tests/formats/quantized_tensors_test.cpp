@@ -79,6 +79,53 @@ TEST(QuantizedTensorsTest, CodesAreKnownByTheScalesBesideThem) {
       {{{"m.weight", DType::uint8}, {"m.weight.absmax", DType::float32}},
        "m.weight",
        "codes of bitsandbytes 4-bit, whose scales are m.weight.absmax"},
+      {{{"m.weight", DType::int8}, {"m.weight_scales", DType::float16}},
+       "m.weight",
+       "codes of EETQ int8, whose scales are m.weight_scales"},
+      {{{"m.qweight", DType::int8}, {"m.weight_scales", DType::float16}},
+       "m.qweight",
+       "codes of EETQ int8, whose scales are m.weight_scales"},
+      {{{"m.weight", DType::uint8}, {"m.weight_scale", DType::bfloat16}},
+       "m.weight",
+       "codes of BitNet or packed int4, whose scales are m.weight_scale"},
+      {{{"m.weight", DType::uint32}, {"m.scales", DType::bfloat16}},
+       "m.weight",
+       "codes of MLX integers, whose scales are m.scales"},
+      {{{"m.weight", DType::uint32}, {"m.scales", DType::uint8}},
+       "m.weight",
+       "codes of MLX integers, whose scales are m.scales"},
+      {{{"m.codes", DType::int16}, {"m.scales", DType::float16}, {"m.codebooks", DType::float16}},
+       "m.codes",
+       "codes of AQLM, whose scales are m.scales"},
+      {{{"m.W_q", DType::uint8}, {"m.scale", DType::float16}},
+       "m.W_q",
+       "codes of HQQ, whose scales are m.scale"},
+      {{{"m.W_q", DType::int32}, {"m.meta.scale", DType::float16}},
+       "m.W_q",
+       "codes of HQQ, whose scales are m.meta.scale"},
+      {{{"m.W_q", DType::bfloat16},
+        {"m.scale", DType::bfloat16},
+        {"m.view_as_float", DType::uint8}},
+       "m.W_q",
+       "codes of HQQ, whose scales are m.scale"},
+      {{{"m.weight", DType::float8_e4m3fn}, {"m.scale_weight", DType::float32}},
+       "m.weight",
+       "codes of scaled fp8 of ComfyUI, whose scales are m.scale_weight"},
+      {{{"m.weight._data", DType::int8}, {"m.weight._scale", DType::float16}},
+       "m.weight._data",
+       "codes of quanto, whose scales are m.weight._scale"},
+      {{{"m.weight._data", DType::float8_e4m3fn}, {"m.weight._scale", DType::bfloat16}},
+       "m.weight._data",
+       "codes of quanto, whose scales are m.weight._scale"},
+      {{{"m.weight._data._data", DType::uint8}, {"m.weight._scale", DType::bfloat16}},
+       "m.weight._data._data",
+       "codes of quanto, whose scales are m.weight._scale"},
+      {{{"m._weight_qdata", DType::float8_e4m3fn}, {"m._weight_scale", DType::float32}},
+       "m._weight_qdata",
+       "codes of torchao, whose scales are m._weight_scale"},
+      {{{"m._weight_qdata", DType::int32}, {"m._weight_scale_and_zero", DType::bfloat16}},
+       "m._weight_qdata",
+       "codes of torchao, whose scales are m._weight_scale_and_zero"},
   };
   for (const auto& [tensors, codes, said] : cases) {
     SCOPED_TRACE(said);
@@ -110,6 +157,83 @@ TEST(QuantizedTensorsTest, OtherCompanionsAreNamedToo) {
                                 {"m.weight.quant_state.bitsandbytes__nf4", DType::uint8}};
   EXPECT_EQ(said_of(bitsandbytes, "m.weight.quant_map"),
             "code book of bitsandbytes 4-bit, whose codes are m.weight");
+}
+
+TEST(QuantizedTensorsTest, FloatsBesideTheCodesOfOtherFrameworksAreParts) {
+  const struct {
+    Tensors tensors;  // codes, scales, then the float that is asked about
+    std::string said;
+  } cases[] = {
+      {{{"m.weight", DType::uint32}, {"m.scales", DType::float16}, {"m.biases", DType::float16}},
+       "offsets of MLX integers, whose codes are m.weight"},
+      {{{"m.codes", DType::int16}, {"m.scales", DType::float16}, {"m.codebooks", DType::float16}},
+       "code book of AQLM, whose codes are m.codes"},
+      {{{"m.W_q", DType::uint8}, {"m.scale", DType::float16}, {"m.zero", DType::float16}},
+       "zero points of HQQ, whose codes are m.W_q"},
+      {{{"m.W_q", DType::uint8},
+        {"m.scale", DType::float16},
+        {"m.meta_zero.scale", DType::float16}},
+       "scales of zero points of HQQ, whose codes are m.W_q"},
+      {{{"m.W_q", DType::uint8},
+        {"m.scale_q", DType::uint8},
+        {"m.meta_scale.scale", DType::float16}},
+       "second scales of HQQ, whose codes are m.W_q"},
+      {{{"m.weight", DType::float8_e4m3fn},
+        {"m.scale_weight", DType::float32},
+        {"m.scale_input", DType::float32}},
+       "scales of inputs of scaled fp8 of ComfyUI, whose codes are m.weight"},
+      {{{"d.m.weight", DType::float8_e4m3fn},
+        {"d.m.scale_weight", DType::float32},
+        {"d.scaled_fp8", DType::float8_e4m3fn}},
+       "marker of scaled fp8 of ComfyUI, whose codes are d.m.weight"},
+      {{{"m.weight._data._data", DType::uint8},
+        {"m.weight._scale", DType::bfloat16},
+        {"m.weight._shift", DType::bfloat16}},
+       "zero points of quanto, whose codes are m.weight._data._data"},
+      {{{"m.weight._data", DType::int8},
+        {"m.weight._scale", DType::bfloat16},
+        {"m.output_scale", DType::float32}},
+       "scales of outputs of quanto, whose codes are m.weight._data"},
+      {{{"m._weight_qdata", DType::float4_e2m1fn_x2},
+        {"m._weight_scale", DType::float8_e4m3fn},
+        {"m._weight_per_tensor_scale", DType::float32}},
+       "second scales of torchao, whose codes are m._weight_qdata"},
+  };
+  for (const auto& [tensors, said] : cases) {
+    EXPECT_EQ(said_of(tensors, tensors[2].first), said);
+  }
+}
+
+TEST(QuantizedTensorsTest, AMarkerMayBeAValue) {
+  CheckpointContents contents =
+      contents_of({{"m.W_q", DType::float16}, {"m.scale", DType::float16}});
+  EXPECT_TRUE(QuantizedTensors(contents).empty());
+  contents.values = {{"m.view_as_float", {}}};
+  EXPECT_TRUE(QuantizedTensors(contents).are_codes(0));
+}
+
+TEST(QuantizedTensorsTest, ModelsThatUseTheWordsOtherwiseAreNumbers) {
+  const Tensors models[] = {
+      {{"attention.W_q", DType::float32}, {"attention.scale", DType::float32}},
+      {{"vq.codes", DType::int64}, {"vq.scales", DType::float32}},
+      {{"vq.codes", DType::float32},
+       {"vq.codebooks", DType::float32},
+       {"vq.scales", DType::float32}},
+      {{"norm.weight", DType::float32}, {"norm.scale_weight", DType::float32}},
+      {{"norm.weight", DType::float32},
+       {"norm.scales", DType::float32},
+       {"norm.biases", DType::float32}},
+      {{"m.weight", DType::bfloat16},
+       {"m.input_scale", DType::float32},
+       {"m.output_scale", DType::float32}},
+      {{"mask.weight", DType::uint8}, {"mask.scales", DType::float32}},
+      {{"weight._data", DType::float32}, {"weight._scale", DType::float32}},
+      {{"m.weight", DType::bfloat16}, {"m.weight_scale", DType::bfloat16}},
+      {{"m.weight", DType::float8_e4m3fn}, {"scaled_fp8", DType::float8_e4m3fn}},
+  };
+  for (const Tensors& model : models) {
+    EXPECT_TRUE(QuantizedTensors(contents_of(model)).empty()) << model[0].first;
+  }
 }
 
 TEST(QuantizedTensorsTest, WhatHasNoScalesOrAnotherDtypeIsNumbers) {
