@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "tessera/base/glob.h"
+#include "tessera/base/name_rules.h"
 
 namespace tessera::formats {
 namespace {

@@ -23,7 +23,6 @@
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
-#include "tessera/base/name_rules.h"
 
 namespace tessera::formats {
 namespace {
