@@ -153,6 +153,7 @@ class FlatLayoutReader final : public CheckpointReader {
                       KeyPath key_path);
   void show_whole(std::size_t tensor, std::string fqn, KeyPath key_path);
   void show_vector(std::size_t vector, const FlatVectorLayout& layout);
+  void show_simplifications(const std::vector<FlatVectorLayout>& layout);
   void show_state(std::size_t state, const FlatVectorLayout& layout, std::string_view prefix,
                   std::string_view vector_name, std::string_view state_name);
   void finish();
@@ -183,8 +184,10 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
   contents_.units = below.units;
   contents_.annotations = below.annotations;
   contents_.opened_classes = below.opened_classes;
-  contents_.simplifications = below.simplifications;
+  contents_.missing_files = below.missing_files;
+  contents_.part = below.part;
   contents_.opening_findings = below.opening_findings;
+  show_simplifications(layout);
 
   std::set<std::size_t> replaced;
   // Name of a vector in optimizer state -> its layout.
@@ -218,6 +221,22 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
     }
   }
   finish();
+}
+
+/// What was made simpler of a vector, was made simpler of each of its parameters.
+void FlatLayoutReader::show_simplifications(const std::vector<FlatVectorLayout>& layout) {
+  std::unordered_map<std::string_view, const FlatVectorLayout*> by_name;
+  for (const FlatVectorLayout& vector : layout) by_name.emplace(vector.key, &vector);
+  for (const Simplification& simplification : reader_->contents().simplifications) {
+    const auto vector = by_name.find(simplification.name);
+    if (vector == by_name.end()) {
+      contents_.simplifications.push_back(simplification);
+      continue;
+    }
+    for (const FlatUnitParameter& parameter : vector->second->parameters) {
+      contents_.simplifications.push_back({simplification.kind, parameter.fqn});
+    }
+  }
 }
 
 void FlatLayoutReader::show_whole(std::size_t tensor, std::string fqn, KeyPath key_path) {

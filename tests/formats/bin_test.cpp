@@ -74,6 +74,18 @@ TEST_F(BinTest, APieceIsInItsFile) {
   EXPECT_EQ(reader->data_files().size(), 2u);
 }
 
+TEST_F(BinTest, WhatTheFilesReadersMadeSimplerIsListedOnce) {
+  const std::string saved = std::string(TESSERA_FIXTURES) + "/torch_zip/valid/shared.pt";
+  const std::vector<Simplification> expected = open(saved)->contents().simplifications;
+  ASSERT_FALSE(expected.empty());
+  test::TemporaryDirectory directory;
+  std::ofstream(directory / "config.json") << "{}";
+  stdfs::copy(saved, directory / "pytorch_model.bin");
+  const auto reader = open(directory.path());
+  ASSERT_EQ(reader->format(), Format("bin"));
+  EXPECT_THAT(reader->contents().simplifications, testing::UnorderedElementsAreArray(expected));
+}
+
 TEST_F(BinTest, AMissingFileIsNamed) {
   remove(kSecond);
   EXPECT_THAT([&] { open(directory_.path()); },

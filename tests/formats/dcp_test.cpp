@@ -130,6 +130,8 @@ TEST(DcpTest, TensorsInValuesHaveNamesByPath) {
   ASSERT_NE(contents.find_tensor("ema.list.0"), nullptr);
   EXPECT_EQ(contents.find_tensor("ema.list.0")->key_path,
             (KeyPath{"ema", "list", std::int64_t{0}}));
+  EXPECT_THAT(contents.simplifications,
+              testing::ElementsAre(Simplification{Simplification::Kind::tuple, "pair"}));
   MemoryFiles files = files_of(path);
   files.remove("__0_0.distcp");
   const auto without_data = open_dcp(files, "ck");

@@ -85,6 +85,22 @@ TEST(FlatLayoutTest, ParametersAreRangesOfTheVectorsPieces) {
   EXPECT_EQ(reader->contents().world_size, 2);
 }
 
+TEST(FlatLayoutTest, WhatAReaderFoundIsKept) {
+  using Kind = Simplification::Kind;
+  MemoryCheckpoint memory = checkpoint();
+  memory.contents_for_change().part = PartOfWhole{.num_parts = 2};
+  memory.contents_for_change().missing_files = {"r1"};
+  memory.contents_for_change().simplifications = {
+      {Kind::requires_grad, "model.layers.0._flat_param"}, {Kind::dict_class, ""}};
+  const auto reader = applied(std::move(memory));
+  EXPECT_EQ(reader->contents().part, PartOfWhole{.num_parts = 2});
+  EXPECT_THAT(reader->contents().missing_files, ElementsAre("r1"));
+  EXPECT_THAT(reader->contents().simplifications,
+              ElementsAre(Simplification{Kind::requires_grad, "model.layers.0.a"},
+                          Simplification{Kind::requires_grad, "model.layers.0.b"},
+                          Simplification{Kind::dict_class, ""}));
+}
+
 TEST(FlatLayoutTest, WhatTheVectorHasLostItsParametersHave) {
   MemoryCheckpoint memory = checkpoint();
   memory.missing_data_for_change() = {.pieces = {{0, {{0, "r0"}}}}, .values = {{0, "r1"}}};

@@ -31,6 +31,7 @@ class BinReader final : public CheckpointReader {
     for (std::size_t shard = 0; shard < shards_.size(); ++shard) add_names(shard);
     check_weight_map(set);
     add_entries();
+    add_what_readers_found();
     if (set.lacks_index) {
       note("an index next to the shards", {.path = path_}, "none");
     }
@@ -146,6 +147,26 @@ class BinReader final : public CheckpointReader {
     OpenedClassSum opened;
     for (const auto& shard : shards_) opened.add(shard->contents().opened_classes);
     contents_.opened_classes = opened.classes();
+  }
+
+  /// Adds what the files' readers found, beside the entries.
+  void add_what_readers_found() {
+    std::map<std::pair<std::string, OpenedClass::As>, std::size_t> num_opened;
+    std::set<std::pair<std::string, Simplification::Kind>> simplified;
+    for (const auto& shard : shards_) {
+      const CheckpointContents& from = shard->contents();
+      for (const OpenedClass& opened : from.opened_classes) {
+        num_opened[{opened.name, opened.as}] += opened.num_objects;
+      }
+      // Each file has the outermost dict, which is one dict of the model.
+      for (const auto& [kind, name] : from.simplifications) simplified.emplace(name, kind);
+      contents_.opening_findings.insert(contents_.opening_findings.end(),
+                                        from.opening_findings.begin(), from.opening_findings.end());
+    }
+    for (const auto& [opened, num_objects] : num_opened) {
+      contents_.opened_classes.push_back({opened.first, opened.second, num_objects});
+    }
+    for (const auto& [name, kind] : simplified) contents_.simplifications.push_back({kind, name});
   }
 
   std::string path_;

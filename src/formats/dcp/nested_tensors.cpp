@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/torch_zip/simplifications.h"
+
 namespace tessera::formats::dcp {
 namespace {
 
@@ -44,8 +46,18 @@ class Parts {
     values_.push_back({std::move(entry), info});
   }
 
+  /// Notes what of a value is made simpler. `is_apart`: what it consists of has names of its own.
+  void note(const std::string& name, const std::vector<Simplification>& simplifications,
+            bool is_apart) {
+    for (const auto& [kind, within] : simplifications) {
+      const bool is_whole = within.empty() || !is_apart;
+      metadata_.contents.simplifications.push_back({kind, is_whole ? name : name + "." + within});
+    }
+  }
+
   void add(const std::string& name, const StorageInfo& info,
            const std::shared_ptr<const Item>& item, std::vector<Leaf> leaves) {
+    note_tensors(name, item->archive, leaves);
     for (Leaf& leaf : leaves) {
       KeyPath key_path{name};
       key_path.insert(key_path.end(), leaf.path.begin(), leaf.path.end());
@@ -99,6 +111,18 @@ class Parts {
         {std::move(entry), {info}, std::make_shared<const Chunk>(Chunk{item, std::move(record)})});
   }
 
+  void note_tensors(const std::string& name, const torch_zip::SavedObject& saved,
+                    const std::vector<Leaf>& leaves) {
+    std::vector<std::pair<std::string, const TensorRecord*>> tensors;
+    for (const Leaf& leaf : leaves) {
+      const auto* record = std::get_if<TensorRecord>(&leaf.content);
+      if (record == nullptr) continue;
+      tensors.emplace_back(name + "." + spell(leaf.path), record);
+      torch_zip::note_flags(*record, tensors.back().first, metadata_.contents.simplifications);
+    }
+    torch_zip::note_shared_memory(saved, tensors, metadata_.contents.simplifications);
+  }
+
   void require_unique_names() const {
     std::vector<std::string_view> names;
     for (const TensorRow& row : tensors_) names.emplace_back(row.entry.meta.fqn);
@@ -134,7 +158,9 @@ NestedTensors take_values_apart(Metadata& metadata, const std::string& path, con
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     }
-    if (!holds_more_than_values(flattened.leaves)) {
+    const bool is_apart = holds_more_than_values(flattened.leaves);
+    parts.note(value.name, flattened.simplifications, is_apart);
+    if (!is_apart) {
       parts.keep(std::move(value), info);
       continue;
     }

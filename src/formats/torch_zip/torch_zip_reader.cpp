@@ -11,6 +11,7 @@
 #include "formats/open_files.h"
 #include "formats/torch_zip.h"
 #include "formats/torch_zip/part_of_whole.h"
+#include "formats/torch_zip/simplifications.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "formats/torch_zip/torch_stream.h"
 
@@ -244,38 +245,17 @@ class TorchZipReader final : public CheckpointReader {
     }
   }
 
-  /// Notes tensors that overlap another one in their storage. In the file a change of one would
-  /// change the other; equal tensors are aliases and stay so.
+  /// Equal tensors are aliases and stay so.
   void note_shared_memory() {
-    std::map<std::size_t, std::vector<std::pair<ByteRange, std::size_t>>> by_storage;
+    std::vector<std::pair<std::string, const TensorRecord*>> tensors;
     for (std::size_t i = 0; i < records_.size(); ++i) {
-      const ByteRange stored = saved_->stored_range(records_[i]);
-      if (!stored.empty()) by_storage[records_[i].storage].emplace_back(stored, i);
+      tensors.emplace_back(contents_.tensors[i].meta.fqn, &records_[i]);
     }
-    for (auto& [storage, tensors] : by_storage) {
-      std::ranges::sort(tensors, {}, [](const auto& tensor) {
-        return std::tuple(tensor.first.begin, tensor.first.end, tensor.second);
-      });
-      std::uint64_t end = 0;
-      for (const auto& [stored, tensor] : tensors) {
-        if (stored.begin < end) {
-          contents_.simplifications.push_back(
-              {Simplification::Kind::shared_memory, contents_.tensors[tensor].meta.fqn});
-        }
-        end = std::max(end, stored.end);
-      }
-    }
-  }
-
-  void note_simplified(const TensorRecord& record, const std::string& name) {
-    using Kind = Simplification::Kind;
-    if (!record.is_parameter && !record.requires_grad) return;
-    contents_.simplifications.push_back(
-        {record.is_parameter ? Kind::parameter : Kind::requires_grad, name});
+    torch_zip::note_shared_memory(*saved_, tensors, contents_.simplifications);
   }
 
   void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record) {
-    note_simplified(record, name);
+    torch_zip::note_flags(record, name, contents_.simplifications);
     TensorEntry entry;
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);
