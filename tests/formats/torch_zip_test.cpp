@@ -204,6 +204,33 @@ TEST(TorchZipTest, WholeCheckpointsAreNoParts) {
   }
 }
 
+TEST(TorchZipTest, RecordsThatNothingIsReadFromAreNamed) {
+  std::vector<test::ZipMember> members{{.name = "x/data.pkl", .data = "\x80\x02" + kTensor + "."},
+                                       {.name = "x/byteorder", .data = "little"},
+                                       {.name = "x/data/", .data = ""},
+                                       {.name = "x/data/0", .data = std::string(8, '\0')},
+                                       {.name = "x/.data/serialization_id", .data = "1"},
+                                       {.name = "x/version", .data = "3\n"}};
+  const auto findings_of = [&] {
+    const auto reader =
+        torch_zip::read_torch_zip(std::make_unique<MemoryFile>(test::zip_bytes(members)), {});
+    return reader->contents().opening_findings;
+  };
+  EXPECT_TRUE(findings_of().empty());
+  members.push_back({.name = "x/data/1", .data = "mine"});
+  members.push_back({.name = "notes", .data = "mine"});
+  ASSERT_EQ(findings_of().size(), 1u);
+  EXPECT_EQ(findings_of()[0].severity, Finding::Severity::note);
+  EXPECT_EQ(findings_of()[0].found,
+            "2 other records, which a move leaves out: 'x/data/1', 'notes'");
+  for (const char letter : {'a', 'b', 'c', 'd'}) {
+    members.push_back({.name = "x/extra/"s + letter, .data = "mine"});
+  }
+  EXPECT_EQ(findings_of()[0].found,
+            "6 other records, which a move leaves out: 'x/data/1', 'notes', 'x/extra/a', "
+            "'x/extra/b', 'x/extra/c' and 1 more");
+}
+
 std::unique_ptr<CheckpointReader> open_as_dicts(const std::string& name,
                                                 const std::vector<std::string>& classes) {
   return open_torch_zip_with_classes(FileSystem::posix(), kFixtures + "classes/" + name, classes);
@@ -663,9 +690,18 @@ std::vector<Finding> findings_of(const CheckpointReader& reader) {
 }
 
 TEST(TorchZipTest, VerifyFindsNothingInSoundFiles) {
-  for (const char* name : {"shared.pt", "torchscript.pt", "degenerate.pt"}) {
+  for (const char* name : {"shared.pt", "training_state.pt", "degenerate.pt"}) {
     EXPECT_TRUE(findings_of(*open(kFixtures + "valid/" + name)).empty()) << name;
   }
+}
+
+TEST(TorchZipTest, VerifyNotesTheCodeOfTorchScript) {
+  const std::vector<Finding> findings = findings_of(*open(kFixtures + "valid/torchscript.pt"));
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].severity, Finding::Severity::note);
+  EXPECT_EQ(findings[0].rule, "records");
+  EXPECT_THAT(findings[0].found, HasSubstr("9 other records, which a move leaves out: "
+                                           "'archive/code/__torch__.py', "));
 }
 
 TEST(TorchZipTest, VerifyNotesObjectsOfClassesAndHiddenNames) {

@@ -187,3 +187,13 @@ def test_extra_files_are_kept_or_told(target, tmp_path):
     moved = tmp_path / "moved"
     told = move(source, moved, target)
     check("extra files", (target,), moved.is_dir() and (moved / "notes.txt").exists(), told)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.parametrize("target", FORMATS)
+def test_records_that_nothing_is_read_from_are_told(target, tmp_path):
+    """Shows A2."""
+    module = torch.jit.trace(torch.nn.Linear(2, 2), w())
+    torch.jit.save(module, tmp_path / "module.pt", _extra_files={"notes.txt": "mine"})
+    document = json.loads(succeed("ckpt-reshard", tmp_path / "module.pt", tmp_path / "moved", "--to", target, "--json"))
+    assert any(note["rule"] == "records" and "module/extra/notes.txt" in note["found"] for note in document["notes"])

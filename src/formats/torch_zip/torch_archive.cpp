@@ -508,10 +508,10 @@ TorchArchive::TorchArchive(const ReadableFile& file, ByteRange window,
   };
   const std::size_t pickle_member = find_pickle(zip, refuse);
   const std::string& name = zip.members()[pickle_member].name;
-  const std::string prefix = name.substr(0, name.find('/'));
-  storages->set_prefix(prefix);
-  const bool is_torchscript = zip.find(prefix + "/constants.pkl").has_value();
-  const ByteOrder order = is_big_endian(zip, prefix, refuse) ? ByteOrder::big : ByteOrder::little;
+  prefix_ = name.substr(0, name.find('/'));
+  storages->set_prefix(prefix_);
+  const bool is_torchscript = zip.find(prefix_ + "/constants.pkl").has_value();
+  const ByteOrder order = is_big_endian(zip, prefix_, refuse) ? ByteOrder::big : ByteOrder::little;
   take(zip.path(),
        pickle::unpickle(zip.read_all(pickle_member, kMaxPickleNbytes),
                         {.path = zip.path(), .file_offset = zip.data_range(pickle_member).begin},
@@ -536,6 +536,20 @@ Leaves SavedObject::flatten() const {
 std::vector<std::string> SavedObject::foreign_names() const {
   constexpr std::size_t kMaxNames = 1000;
   return pickle::foreign_names(*graph_, kMaxNames);
+}
+
+std::unordered_set<std::string_view> SavedObject::storage_keys() const {
+  constexpr std::size_t kPlaceOfKey = 2;  // ('storage', type, key, location, numel)
+  std::unordered_set<std::string_view> keys;
+  for (std::size_t id = 0; id < graph_->num_objects(); ++id) {
+    const Object object = graph_->object(id);
+    if (!object.is(ObjectKind::persistent)) continue;
+    const Object items = object.persistent_id("storage");
+    if (!items.is(ObjectKind::tuple) || items.num_items("storage id") <= kPlaceOfKey) continue;
+    const Object key = items.item(kPlaceOfKey);
+    if (key.is(ObjectKind::str)) keys.insert(key.as_text("storage key"));
+  }
+  return keys;
 }
 
 Value SavedObject::as_value() const {

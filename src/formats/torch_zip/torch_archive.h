@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <variant>
 #include <vector>
 
@@ -94,6 +95,9 @@ class SavedObject {
   /// know: sorted, at most 1000.
   std::vector<std::string> foreign_names() const;
 
+  /// Returns the keys of the storages that the pickle mentions.
+  std::unordered_set<std::string_view> storage_keys() const;
+
   /// Returns the whole saved object as one value. Throws: Error(unsupported) naming what is not a
   /// plain value, such as a tensor.
   Value as_value() const;
@@ -155,9 +159,12 @@ class TorchArchive final : public SavedObject {
                std::span<const std::string> as_dict = {});
 
   const zip::ZipReader& zip() const { return *zip_; }
+  /// Returns the folder that all of torch's records are in: `archive`.
+  const std::string& prefix() const { return prefix_; }
 
  private:
   const zip::ZipReader* zip_;  // of `storages()`
+  std::string prefix_;
 };
 
 /// The names that pickles of torch.save may mention.

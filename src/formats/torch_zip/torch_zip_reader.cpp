@@ -10,6 +10,7 @@
 
 #include "formats/open_files.h"
 #include "formats/torch_zip.h"
+#include "formats/torch_zip/other_records.h"
 #include "formats/torch_zip/part_of_whole.h"
 #include "formats/torch_zip/simplifications.h"
 #include "formats/torch_zip/torch_archive.h"
@@ -117,6 +118,7 @@ class TorchZipReader final : public CheckpointReader {
       }
     }
     note_shared_memory();
+    note_other_records();
   }
 
   Format format() const override { return Format::torch_zip; }
@@ -162,6 +164,7 @@ class TorchZipReader final : public CheckpointReader {
       verify_bytes(names, sink, progress);
     }
     note_refused_values(sink);
+    for (const Finding& finding : contents_.opening_findings) sink(finding);
   }
 
  private:
@@ -242,6 +245,14 @@ class TorchZipReader final : public CheckpointReader {
     const std::vector<std::string> names = saved_->foreign_names();
     if (!names.empty()) {
       sink(torch_zip::note_of_foreign_names(path_, {names.begin(), names.end()}));
+    }
+  }
+
+  void note_other_records() {
+    const auto* archive = dynamic_cast<const TorchArchive*>(saved_.get());
+    if (archive == nullptr) return;
+    if (auto note = torch_zip::note_of_other_records(*archive)) {
+      contents_.opening_findings.push_back(std::move(*note));
     }
   }
 
