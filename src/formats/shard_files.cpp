@@ -14,6 +14,20 @@ std::string shown_directory(const std::string& directory) {
   return directory.empty() ? "." : directory;
 }
 
+std::map<std::string, std::string> texts_of(const Value& index) {
+  std::map<std::string, std::string> texts;
+  const Value* metadata = index.find("metadata");
+  const auto* entries = metadata == nullptr ? nullptr : metadata->get_if<Value::Dict>();
+  if (entries == nullptr) return texts;
+  for (const auto& [key, item] : *entries) {
+    const auto& name = *key.get_if<std::string>();
+    if (name == "total_size" || name.starts_with("tessera.")) continue;
+    const auto* text = item.get_if<std::string>();
+    texts.emplace(name, text == nullptr ? value_to_json(item) : *text);
+  }
+  return texts;
+}
+
 }  // namespace
 
 std::optional<PlaceInSeries> place_in_series(std::string_view name, std::string_view suffix) {
@@ -122,6 +136,7 @@ ShardIndex read_shard_index(const FileSystem& fs, const std::string& directory,
     index.weight_map.emplace(tensor, *file);
     index.names.push_back(*file);
   }
+  index.texts = texts_of(index.whole);
   std::ranges::sort(index.names);
   index.names.erase(std::unique(index.names.begin(), index.names.end()), index.names.end());
   for (const std::string& name : index.names) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -61,7 +62,9 @@ struct ShardIndex {
 
   std::unordered_map<std::string, std::string> weight_map{};  // tensor to file
   std::vector<std::string> names{};                           // of the files, sorted
-  Value whole{};                                              // the JSON document
+  /// The `metadata` but `total_size` and Tessera's own: texts, and other values as JSON.
+  std::map<std::string, std::string> texts{};
+  Value whole{};  // the JSON document
 };
 
 /// Reads an index. All files that it names exist in `directory`.

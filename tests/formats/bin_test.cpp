@@ -86,6 +86,15 @@ TEST_F(BinTest, WhatTheFilesReadersMadeSimplerIsListedOnce) {
   EXPECT_THAT(reader->contents().simplifications, testing::UnorderedElementsAreArray(expected));
 }
 
+TEST_F(BinTest, TextsOfAnIndexAreThoseOfTheCheckpoint) {
+  EXPECT_TRUE(open(directory_.path())->contents().annotations.empty());
+  std::string index = read_file(FileSystem::posix(), directory_ / kIndex, 1 << 20);
+  index.insert(index.find("\"total_size\""), R"("note": "mine", )");
+  write(kIndex, index);
+  EXPECT_THAT(open(directory_.path())->contents().annotations,
+              testing::ElementsAre(testing::Pair("note", "mine")));
+}
+
 TEST_F(BinTest, AMissingFileIsNamed) {
   remove(kSecond);
   EXPECT_THAT([&] { open(directory_.path()); },

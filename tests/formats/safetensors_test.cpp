@@ -262,6 +262,17 @@ TEST_F(SafetensorsTest, AnIndexThatIsHdf5IsNamedAsHdf5) {
               ThrowsError(ErrorKind::corruption, "expected a JSON object, found an HDF5 file"));
 }
 
+TEST_F(SafetensorsTest, TextsOfAnIndexAreThoseOfTheCheckpoint) {
+  std::filesystem::create_directory(tmp_ / "d");
+  put_safetensors("d/one.safetensors", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                  1);
+  put("d/model.safetensors.index.json",
+      R"({"metadata":{"total_size":1,"note":"mine","total_parameters":7},)"
+      R"("weight_map":{"a":"one.safetensors"}})");
+  const std::map<std::string, std::string> texts{{"note", "mine"}, {"total_parameters", "7"}};
+  EXPECT_EQ(open(tmp_ / "d")->contents().annotations, texts);
+}
+
 TEST_F(SafetensorsTest, FilesOfTwoCheckpointsInOneDirectoryAreRefused) {
   const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
   put_safetensors("one.safetensors", header, 1);

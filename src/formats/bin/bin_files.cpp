@@ -13,6 +13,7 @@ void take_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   detail::ShardIndex index = detail::read_shard_index(fs, set.directory, index_path);
   set.index_path = index_path;
   set.weight_map = std::move(index.weight_map);
+  set.texts = std::move(index.texts);
   set.names = std::move(index.names);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -29,6 +30,7 @@ struct FileSet {
   std::vector<std::string> names{};                           // sorted
   std::string index_path{};                                   // empty: no index
   std::unordered_map<std::string, std::string> weight_map{};  // of the index: tensor to file
+  std::map<std::string, std::string> texts{};                 // of the index
   bool lacks_index = false;                                   // the names show that there was one
 };
 

@@ -32,6 +32,7 @@ class BinReader final : public CheckpointReader {
     check_weight_map(set);
     add_entries();
     add_what_readers_found();
+    contents_.annotations = set.texts;
     if (set.lacks_index) {
       note("an index next to the shards", {.path = path_}, "none");
     }

@@ -30,6 +30,7 @@ struct FileSet {
   std::vector<std::string> names{};                           // sorted
   std::string index_path{};                                   // empty: no index
   std::unordered_map<std::string, std::string> weight_map{};  // of the index: tensor to file
+  std::map<std::string, std::string> texts{};                 // of the index
   std::string model_path{};  // the `<model>.safetensors` that a values file is beside; may be empty
   std::optional<std::string> values_digest{};
   std::optional<std::string> structure{};  // of the index
@@ -47,6 +48,7 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
   set.index_path = index_path;
   detail::ShardIndex index = detail::read_shard_index(fs, set.directory, index_path);
   set.weight_map = std::move(index.weight_map);
+  set.texts = std::move(index.texts);
   set.names = std::move(index.names);
   if (const Value* metadata = index.whole.find("metadata")) {
     const auto text = [&](std::string_view key) -> std::optional<std::string> {
@@ -185,6 +187,7 @@ class SafetensorsReader final : public CheckpointReader {
     for (const std::string& name : set.names) {
       add_file(join_path(set.directory, name), name, set);
     }
+    for (const auto& [key, text] : set.texts) note_metadata(set.index_path, key, text);
     contents_.world_size = std::max(1, static_cast<int>(rank_of_prefix_.size()));
     finish_tensors();
     for (const auto& [tensor, file] : set.weight_map) {
