@@ -234,7 +234,8 @@ void FlatLayoutReader::show_simplifications(const std::vector<FlatVectorLayout>&
       continue;
     }
     for (const FlatUnitParameter& parameter : vector->second->parameters) {
-      contents_.simplifications.push_back({simplification.kind, parameter.fqn});
+      contents_.simplifications.push_back(
+          {simplification.kind, parameter.fqn, simplification.what});
     }
   }
 }

@@ -48,6 +48,11 @@ class MergedReader final : public CheckpointReader {
       for (auto [kind, name] : contents_of(source).simplifications) {
         name = name.empty() ? source.prefix : prefixed(source.prefix, name);
         contents_.simplifications.push_back({kind, std::move(name)});
+      add_opened_classes(contents_of(source).opened_classes);
+      for (Simplification simplified : contents_of(source).simplifications) {
+        simplified.name =
+            simplified.name.empty() ? source.prefix : prefixed(source.prefix, simplified.name);
+        contents_.simplifications.push_back(std::move(simplified));
       }
       const auto& findings = contents_of(source).opening_findings;
       contents_.opening_findings.insert(contents_.opening_findings.end(), findings.begin(),

@@ -20,6 +20,7 @@ using formats::KeyPath;
 using formats::NonStringKey;
 using formats::Simplification;
 using Counts = std::map<FormatChange, std::size_t>;
+using Names = std::map<FormatChange, std::set<std::string>>;
 
 /// Calls `visit(key path)` for every entry that has a path.
 template <class Visit>
@@ -79,13 +80,18 @@ FormatChange change_of(Simplification::Kind kind) {
       return FormatChange::dict_classes;
     case Simplification::Kind::tuple:
       return FormatChange::tuples;
+    case Simplification::Kind::attributes:
+      return FormatChange::attributes;
+    case Simplification::Kind::value_type:
+      return FormatChange::value_types;
   }
   TESSERA_CHECK(false && "unnamed Simplification::Kind");
   return {};
 }
 
 /// Counts what the reader made simpler, of the entries that are moved.
-void count_simplifications(const Plan& plan, const CheckpointContents& source, Counts& counts) {
+void count_simplifications(const Plan& plan, const CheckpointContents& source, Counts& counts,
+                           Names& names) {
   if (source.simplifications.empty()) return;
   std::set<std::string> moved;  // names in the source
   for (const TensorCopy& copy : plan.copies) {
@@ -98,8 +104,10 @@ void count_simplifications(const Plan& plan, const CheckpointContents& source, C
     const auto next = moved.lower_bound(prefix);
     return next != moved.end() && next->starts_with(prefix);
   };
-  for (const auto& [kind, name] : source.simplifications) {
-    if (is_moved(name)) ++counts[change_of(kind)];
+  for (const auto& [kind, name, what] : source.simplifications) {
+    if (!is_moved(name)) continue;
+    ++counts[change_of(kind)];
+    if (!what.empty()) names[change_of(kind)].insert(what.begin(), what.end());
   }
 }
 
@@ -127,6 +135,10 @@ std::string_view format_change_name(FormatChange change) {
       return "dict_classes";
     case FormatChange::tuples:
       return "tuples";
+    case FormatChange::attributes:
+      return "attributes";
+    case FormatChange::value_types:
+      return "value_types";
   }
   TESSERA_CHECK(false && "unnamed FormatChange");
   return {};
@@ -145,10 +157,16 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   if (!traits.holds_annotations) {
     counts[FormatChange::annotations] = num_annotations(source);
   }
-  count_simplifications(plan, source, counts);
+  Names names;
+  count_simplifications(plan, source, counts, names);
+  constexpr std::size_t kMaxNames = 10;
   std::vector<FormatChangeCount> found;
   for (const auto& [change, count] : counts) {
-    if (count > 0) found.push_back({change, count});
+    if (count == 0) continue;
+    FormatChangeCount& counted = found.emplace_back(FormatChangeCount{change, count});
+    for (const std::string& name : names[change]) {
+      if (counted.names.size() < kMaxNames) counted.names.push_back(name);
+    }
   }
   return found;
 }

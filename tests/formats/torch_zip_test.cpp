@@ -231,6 +231,59 @@ TEST(TorchZipTest, RecordsThatNothingIsReadFromAreNamed) {
             "'x/extra/b', 'x/extra/c' and 1 more");
 }
 
+std::vector<Simplification> simplifications_of(const std::string& pickle) {
+  const auto reader = torch_zip::read_torch_zip(
+      std::make_unique<MemoryFile>(archive(pickle, std::string(8, '\0'))), {});
+  return reader->contents().simplifications;
+}
+
+TEST(TorchZipTest, AttributesThatAreDroppedAreNoted) {
+  using Kind = Simplification::Kind;
+  const std::string state = dict({{text("note"), number(1)}});
+  const std::string storage =
+      tuple({text("storage"), "ctorch\nFloatStorage\n", text("0"), text("cpu"), number(2)}) + "Q";
+  const std::string arguments =
+      tuple({storage, number(0), numbers({2}), numbers({1}), "\x89", "N"});
+  const std::string of_type =
+      "ctorch._tensor\n_rebuild_from_type_v2\n" +
+      tuple({"ctorch._utils\n_rebuild_tensor_v2\n", "ctorch\nTensor\n", arguments,
+             tuple({state, dict({{text("slot"), number(1)}})})}) +
+      "R";
+  const std::string parameter =
+      "ctorch._utils\n_rebuild_parameter_with_state\n" + tuple({kTensor, "\x88", "N", state}) + "R";
+  const std::string ordered = "ccollections\nOrderedDict\n)R(" + text("w") + kTensor + "u" +
+                              dict({{text("_metadata"), number(1)}}) + "b";
+  EXPECT_THAT(simplifications_of(dict({{text("a"), of_type}})),
+              ElementsAre(Simplification{Kind::attributes, "a", {"note", "slot"}}));
+  EXPECT_THAT(simplifications_of(dict({{text("a"), parameter}})),
+              ElementsAre(Simplification{Kind::parameter, "a", {}},
+                          Simplification{Kind::attributes, "a", {"note"}}));
+  EXPECT_THAT(simplifications_of(dict({{text("a"), ordered}})),
+              ElementsAre(Simplification{Kind::dict_class, "a", {}},
+                          Simplification{Kind::attributes, "a", {"_metadata"}}));
+}
+
+TEST(TorchZipTest, TypesThatBecomePlainerAreNoted) {
+  const auto types_in = [](const std::string& value) {
+    std::vector<std::string> types;
+    for (const Simplification& simplified : simplifications_of(dict({{text("a"), value}}))) {
+      EXPECT_EQ(simplified.kind, Simplification::Kind::value_type);
+      EXPECT_EQ(simplified.name, "a");
+      types.insert(types.end(), simplified.what.begin(), simplified.what.end());
+    }
+    return types;
+  };
+  const std::string size = "ctorch\nSize\n" + tuple({numbers({2})}) + "R";
+  const std::string frozen = "cbuiltins\nfrozenset\n" + tuple({list({number(1)})}) + "R";
+  const std::string by_opcode = "(" + number(1) + "\x91";
+  const std::string byte_array = "\x96\x01\0\0\0\0\0\0\0z"s;
+  EXPECT_THAT(types_in(tuple({size, frozen, size})), ElementsAre("frozenset", "torch.Size"));
+  EXPECT_THAT(types_in(by_opcode), ElementsAre("frozenset"));
+  EXPECT_THAT(types_in(byte_array), ElementsAre("bytearray"));
+  EXPECT_THAT(types_in(dict({{frozen, number(1)}})), ElementsAre("frozenset"));
+  EXPECT_THAT(types_in("\x8f(" + number(1) + "\x90"), ElementsAre());
+}
+
 std::unique_ptr<CheckpointReader> open_as_dicts(const std::string& name,
                                                 const std::vector<std::string>& classes) {
   return open_torch_zip_with_classes(FileSystem::posix(), kFixtures + "classes/" + name, classes);

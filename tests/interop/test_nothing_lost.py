@@ -32,6 +32,11 @@ def w(value=1.0):
     return torch.tensor([value, 2.0])
 
 
+def with_attribute(tensor):
+    tensor.note = "mine"
+    return tensor
+
+
 def tied():
     tensor = w()
     return {"a": tensor, "b": tensor}
@@ -72,6 +77,7 @@ OBJECTS = {
     "tensors that are not contiguous": lambda: {"a": torch.arange(6.0).reshape(2, 3).t(), "b": torch.arange(9)[::2]},
     "Parameter": lambda: {"a": torch.nn.Parameter(w())},
     "requires_grad": lambda: {"a": w().requires_grad_()},
+    "attributes of tensors": lambda: {"a": with_attribute(w())},
     "tied tensors": tied,
     "tensors that overlap": overlapping,
 }
@@ -85,7 +91,7 @@ def shares_memory(state):
 
 
 def same_tensor(a, b):
-    if a.dtype != b.dtype or a.shape != b.shape or a.requires_grad != b.requires_grad:
+    if a.dtype != b.dtype or a.shape != b.shape or a.requires_grad != b.requires_grad or vars(a) != vars(b):
         return False
     return a.detach().contiguous().view(torch.uint8).equal(b.detach().contiguous().view(torch.uint8)) if a.dim() else (
         a.detach().reshape(1).view(torch.uint8).equal(b.detach().reshape(1).view(torch.uint8)))

@@ -53,6 +53,20 @@ TEST(FormatChangesTest, EachFormatIsCountedByWhatItHasNoPlaceFor) {
                           FormatChangeCount{dict_classes, 2}));
 }
 
+TEST(FormatChangesTest, NamesOfAttributesAndTypesAreListedOnce) {
+  using Kind = Simplification::Kind;
+  using enum FormatChange;
+  MemoryCheckpoint source;
+  source.add({"v", DType::float32, {1}}, bytes_of<float>({1}));
+  source.add({"w", DType::float32, {1}}, bytes_of<float>({1}));
+  source.contents_for_change().simplifications = {{Kind::attributes, "w", {"note", "a"}},
+                                                  {Kind::attributes, "v", {"note"}},
+                                                  {Kind::value_type, "", {"frozenset"}}};
+  EXPECT_THAT(plan_reshard(source.contents(), source.path(), {.format = Format::native}).changes,
+              ElementsAre(FormatChangeCount{attributes, 2, {"a", "note"}},
+                          FormatChangeCount{value_types, 1, {"frozenset"}}));
+}
+
 TEST(FormatChangesTest, WhatIsLeftOutIsNotCounted) {
   using enum FormatChange;
   EXPECT_THAT(changes_to(Format::native, {.only = NameSelection({"optim"})}),

@@ -222,9 +222,15 @@ void write_underflows(JsonOutput& json, const Plan& plan,
 
 void write_changes(JsonOutput& json, const std::vector<reshard::FormatChangeCount>& changes) {
   json.key("changes").begin_array();
-  for (const auto& [change, count] : changes) {
+  for (const auto& [change, count, names] : changes) {
     json.begin_object().member("kind", format_change_name(change));
-    json.member("count", std::uint64_t{count}).end_object();
+    json.member("count", std::uint64_t{count});
+    if (!names.empty()) {
+      json.key("names").begin_array();
+      for (const std::string& name : names) json.value(name);
+      json.end_array();
+    }
+    json.end_object();
   }
   json.end_array();
 }
@@ -328,6 +334,13 @@ void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal)
   }
 }
 
+/// Returns ` (a, b)`.
+std::string in_brackets(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? " (" : ", ") + printable(name);
+  return text.empty() ? text : text + ")";
+}
+
 std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
   using Change = reshard::FormatChange;
   const std::size_t count = counted_change.count;
@@ -358,6 +371,13 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
                    "OrderedDicts or the like become dicts");
     case Change::tuples:
       return words("tuple with a tensor becomes a list", "tuples with tensors become lists");
+    case Change::attributes:
+      return words("tensor or dict loses its attributes",
+                   "tensors or dicts lose their attributes") +
+             in_brackets(counted_change.names);
+    case Change::value_types:
+      return words("value becomes one of a plainer type", "values become ones of plainer types") +
+             in_brackets(counted_change.names);
   }
   return {};
 }

@@ -150,9 +150,12 @@ struct Simplification {
     shared_memory,  // a tensor that overlaps another one: read as a tensor of its own
     dict_class,     // an OrderedDict, defaultdict or Counter: read as a dict
     tuple,          // with a tensor in it: read as a list
+    attributes,     // that somebody set on a tensor or an OrderedDict: dropped
+    value_type,     // a frozenset, torch.Size or the like in a value: read as a plainer type
   };
   Kind kind;
   std::string name;  // of the tensor; of a container the name that its entries begin with
+  std::vector<std::string> what{};  // names of attributes (the first ones), or of types
 
   friend bool operator==(const Simplification&, const Simplification&) = default;
 };

@@ -104,6 +104,8 @@ enum class FormatChange {
   shared_memory,   // tensors that overlap become tensors of their own
   dict_classes,    // an OrderedDict becomes a dict
   tuples,          // a tuple with a tensor becomes a list
+  attributes,      // attributes of a tensor or an OrderedDict are dropped
+  value_types,     // a frozenset or the like becomes a plainer type
 };
 
 /// Returns the name in JSON output: `text_keys`.
@@ -113,6 +115,7 @@ std::string_view format_change_name(FormatChange change);
 struct FormatChangeCount {
   FormatChange change;
   std::size_t count;
+  std::vector<std::string> names{};  // of attributes or types: sorted, at most ten
   friend bool operator==(const FormatChangeCount&, const FormatChangeCount&) = default;
 };
 

@@ -153,21 +153,25 @@ class BinReader final : public CheckpointReader {
   /// Adds what the files' readers found, beside the entries.
   void add_what_readers_found() {
     std::map<std::pair<std::string, OpenedClass::As>, std::size_t> num_opened;
-    std::set<std::pair<std::string, Simplification::Kind>> simplified;
+    std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
     for (const auto& shard : shards_) {
       const CheckpointContents& from = shard->contents();
       for (const OpenedClass& opened : from.opened_classes) {
         num_opened[{opened.name, opened.as}] += opened.num_objects;
       }
       // Each file has the outermost dict, which is one dict of the model.
-      for (const auto& [kind, name] : from.simplifications) simplified.emplace(name, kind);
+      for (const auto& [kind, name, what] : from.simplifications) {
+        simplified[{name, kind}].insert(what.begin(), what.end());
+      }
       contents_.opening_findings.insert(contents_.opening_findings.end(),
                                         from.opening_findings.begin(), from.opening_findings.end());
     }
     for (const auto& [opened, num_objects] : num_opened) {
       contents_.opened_classes.push_back({opened.first, opened.second, num_objects});
     }
-    for (const auto& [name, kind] : simplified) contents_.simplifications.push_back({kind, name});
+    for (const auto& [entry, what] : simplified) {
+      contents_.simplifications.push_back({entry.second, entry.first, {what.begin(), what.end()}});
+    }
   }
 
   std::string path_;

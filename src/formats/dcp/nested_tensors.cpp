@@ -49,9 +49,10 @@ class Parts {
   /// Notes what of a value is made simpler. `is_apart`: what it consists of has names of its own.
   void note(const std::string& name, const std::vector<Simplification>& simplifications,
             bool is_apart) {
-    for (const auto& [kind, within] : simplifications) {
+    for (const auto& [kind, within, what] : simplifications) {
       const bool is_whole = within.empty() || !is_apart;
-      metadata_.contents.simplifications.push_back({kind, is_whole ? name : name + "." + within});
+      metadata_.contents.simplifications.push_back(
+          {kind, is_whole ? name : name + "." + within, what});
     }
   }
 

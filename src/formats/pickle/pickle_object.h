@@ -69,6 +69,7 @@ struct Call {
 struct Node {
   ObjectKind kind;
   bool is_instance = false;  // a call by an opcode that is for classes only
+  bool is_variant = false;   // bytes: a bytearray; set: a frozenset
   std::uint32_t
       offset;  // in the pickle, of the opcode that made it; kNoObject for shared constants
   union {
@@ -124,6 +125,8 @@ class Object {
   std::optional<Object> call_state(std::string_view rule) const;
   /// Says whether an opcode that is for classes only made the call: NEWOBJ, OBJ, INST, NEWOBJ_EX.
   bool is_instance() const { return node().is_instance; }
+  /// Says whether a `bytes` is a bytearray, or a `set` a frozenset, by the opcode that made it.
+  bool is_variant() const { return node().is_variant; }
   std::size_t num_appended(std::string_view rule) const;  // items added to a call
   Object appended(std::size_t index) const;
   Object persistent_id(std::string_view rule) const;

@@ -88,6 +88,9 @@ constexpr AllowedGlobal kValueGlobals[] = {
     {"_io", "BytesIO", number(ValueGlobal::bytes_io)},
 };
 
+constexpr std::string_view kFrozenSet = "frozenset";
+constexpr std::string_view kByteArray = "bytearray";
+
 double half_to_double(std::uint16_t bits) {
   const int exponent = bits >> 10 & 0x1f;
   const int fraction = bits & 0x3ff;
@@ -122,12 +125,14 @@ class Walk {
       case ObjectKind::str:
         return text(object, object.as_text("value"));
       case ObjectKind::bytes:
+        if (object.is_variant()) budget_.note_plainer(kByteArray);
         return Value::Bytes{text(object, object.as_bytes("value"))};
       case ObjectKind::list:
         return items(object);
       case ObjectKind::tuple:
         return Value::Tuple{items(object)};
       case ObjectKind::set:
+        if (object.is_variant()) budget_.note_plainer(kFrozenSet);
         return Value::Set{items(object)};
       case ObjectKind::dict:
         return entries(object);
@@ -244,10 +249,39 @@ class Walk {
     return call.call_arguments("call").num_items("arguments");
   }
 
+  /// Returns the name of the type that such a call makes, if a Value has none like it.
+  static std::string_view type_that_changes(ValueGlobal global) {
+    switch (global) {
+      case ValueGlobal::ordered_dict:
+        return "OrderedDict";
+      case ValueGlobal::default_dict:
+        return "defaultdict";
+      case ValueGlobal::counter:
+        return "Counter";
+      case ValueGlobal::frozen_set:
+        return kFrozenSet;
+      case ValueGlobal::byte_array:
+        return kByteArray;
+      case ValueGlobal::path:
+        return "PosixPath";
+      case ValueGlobal::torch_size:
+        return "torch.Size";
+      case ValueGlobal::numpy_scalar:
+        return "NumPy number";
+      case ValueGlobal::bytes_io:
+        return "io.BytesIO";
+      default:
+        return {};
+    }
+  }
+
   Value built(Object call) {
     const std::optional<ValueGlobal> global = value_global(call);
     if (!global) return as_dict(call);
     const Descent descent(budget_, call);
+    if (const std::string_view type = type_that_changes(*global); !type.empty()) {
+      budget_.note_plainer(type);
+    }
     switch (*global) {
       case ValueGlobal::ordered_dict:
         return ordered_dict(call);

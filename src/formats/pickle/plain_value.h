@@ -5,6 +5,7 @@
 #include <set>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "formats/pickle/pickle_object.h"
@@ -75,6 +76,11 @@ class WalkBudget {
   void note_as_dict(Object object) { as_dicts_.insert(object.id()); }
   const std::set<std::uint32_t>& as_dicts() const { return as_dicts_; }  // ids
 
+  /// Remembers that a value of the type `name` is read as one of a plainer type.
+  void note_plainer(std::string_view name) { plainer_.insert(name); }
+  /// Returns the names of such types since the last call. They are constants, or of the graph.
+  std::set<std::string_view> take_plainer() { return std::exchange(plainer_, {}); }
+
   /// The descent of a walk into `object`, until it is destroyed. Throws: Error(corruption) if
   /// `object` is already on the path, or the path is longer than kMaxDepth.
   class Descent {
@@ -92,6 +98,7 @@ class WalkBudget {
   std::uint64_t left_;
   std::vector<std::uint32_t> way_;  // ids
   std::set<std::uint32_t> as_dicts_;
+  std::set<std::string_view> plainer_;
 };
 
 /// Returns `object` as a plain value. Throws: Error(corruption) for an object that contains itself,

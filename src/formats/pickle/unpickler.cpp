@@ -907,8 +907,11 @@ void Machine::run_text_opcode(Opcode opcode) {
     case Opcode::SHORT_BINBYTES:
       return push_bytes(take(take_byte("bytes size"), "bytes"));
     case Opcode::BINBYTES8:
-    case Opcode::BYTEARRAY8:
       return push_bytes(take(take_little_endian<std::uint64_t>("bytes size"), "bytes"));
+    case Opcode::BYTEARRAY8:
+      push_bytes(take(take_little_endian<std::uint64_t>("bytes size"), "bytes"));
+      graph_.nodes_.back().is_variant = true;
+      return;
     default:
       fail_unknown_opcode(opcode);
   }
@@ -929,7 +932,9 @@ void Machine::run_new_container_opcode(Opcode opcode) {
     case Opcode::TUPLE:
       return push_collection(ObjectKind::tuple, pop_mark());
     case Opcode::FROZENSET:
-      return push_collection(ObjectKind::set, pop_mark());
+      push_collection(ObjectKind::set, pop_mark());
+      graph_.nodes_.back().is_variant = true;
+      return;
     case Opcode::TUPLE1:
       return push_tuple_of(1);
     case Opcode::TUPLE2:

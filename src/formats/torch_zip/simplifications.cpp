@@ -11,8 +11,12 @@ namespace tessera::formats::torch_zip {
 void note_flags(const TensorRecord& tensor, const std::string& name,
                 std::vector<Simplification>& simplifications) {
   using Kind = Simplification::Kind;
-  if (!tensor.is_parameter && !tensor.requires_grad) return;
-  simplifications.push_back({tensor.is_parameter ? Kind::parameter : Kind::requires_grad, name});
+  if (tensor.is_parameter || tensor.requires_grad) {
+    simplifications.push_back({tensor.is_parameter ? Kind::parameter : Kind::requires_grad, name});
+  }
+  if (!tensor.attributes.empty()) {
+    simplifications.push_back({Kind::attributes, name, tensor.attributes});
+  }
 }
 
 void note_shared_memory(const SavedObject& saved,

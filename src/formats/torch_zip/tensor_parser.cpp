@@ -1,5 +1,6 @@
 #include "formats/torch_zip/tensor_parser.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -143,9 +144,18 @@ struct RebuildCall {
   Object object;  // the object that messages name
   TensorGlobal function;
   Object arguments;
-  bool is_part = false;       // other ranks hold the rest of the tensor
-  bool is_parameter = false;  // one of the calls around it makes a Parameter
+  bool is_part = false;                   // other ranks hold the rest of the tensor
+  bool is_parameter = false;              // one of the calls around it makes a Parameter
+  std::vector<std::string> attributes{};  // that the calls around it set
 };
+
+/// Adds the attributes that are the fourth argument of `_rebuild_from_type_v2` and of
+/// `_rebuild_parameter_with_state`.
+void add_state(Object arguments, std::vector<std::string>& attributes) {
+  constexpr std::size_t kState = 3;
+  if (arguments.num_items("tensor") <= kState) return;
+  add_attribute_names(arguments.item(kState), attributes);
+}
 
 /// Removes the calls for parameters and subclasses, which are wrapped around a tensor or around the
 /// call that makes a tensor.
@@ -156,6 +166,7 @@ RebuildCall unwrap(Object object) {
     if (depth > 8) call.object.fail_expected("tensor", "at most 8 wrappers around a tensor");
     if (call.function == TensorGlobal::rebuild_parameter) {
       call.is_parameter = true;
+      add_state(call.arguments, call.attributes);
       call.object = required_argument(call.arguments, 0, "parameter");
       if (!TensorParser::is_tensor(call.object)) {
         call.object.fail_expected("parameter", "a tensor");
@@ -169,9 +180,12 @@ RebuildCall unwrap(Object object) {
       if (pickle::is_foreign(type)) {
         const std::optional<LocalTensor> local = local_tensor(call.object, type);
         if (local && TensorParser::is_tensor(local->tensor)) {
-          call = {local->tensor, *tensor_global(local->tensor),
-                  local->tensor.call_arguments("tensor"), call.is_part || !local->is_whole,
-                  call.is_parameter};
+          call = {local->tensor,
+                  *tensor_global(local->tensor),
+                  local->tensor.call_arguments("tensor"),
+                  call.is_part || !local->is_whole,
+                  call.is_parameter,
+                  std::move(call.attributes)};
           continue;
         }
         refuse(call.object, tensor_subclass_in_words(call.object, type));
@@ -181,6 +195,7 @@ RebuildCall unwrap(Object object) {
       }
       call.is_parameter = call.is_parameter || type.global_name("tensor type") == "Parameter";
       call.function = tensor_global(maker).value_or(TensorGlobal::tensor_class);
+      add_state(call.arguments, call.attributes);
       call.arguments = required_argument(call.arguments, 2, "tensor");
     } else {
       return call;
@@ -275,6 +290,22 @@ void set_flags(TensorRecord& tensor, Object flags) {
 
 std::span<const AllowedGlobal> tensor_globals() {
   return kTensorGlobals;
+}
+
+void add_attribute_names(Object state, std::vector<std::string>& names) {
+  constexpr std::size_t kMaxNames = 8;
+  constexpr std::size_t kMaxNameNbytes = 80;
+  if (state.is(ObjectKind::tuple)) {  // the attributes, and those in slots
+    for (std::size_t i = 0; i < std::min<std::size_t>(state.num_items("state"), 2); ++i) {
+      if (state.item(i).is(ObjectKind::dict)) add_attribute_names(state.item(i), names);
+    }
+    return;
+  }
+  if (!state.is(ObjectKind::dict)) return;
+  for (std::size_t i = 0; i < state.num_entries("state") && names.size() < kMaxNames; ++i) {
+    const Object key = state.entry_key(i);
+    if (key.is(ObjectKind::str)) names.push_back(printable(key.as_text("state"), kMaxNameNbytes));
+  }
 }
 
 bool TensorParser::is_tensor(Object object) {
@@ -433,6 +464,7 @@ TensorRecord TensorParser::parse(Object object) {
   check_extent(call.object, tensor, storage.nbytes);
   spend(object, tensor);
   tensor.is_parameter = call.is_parameter;
+  tensor.attributes = call.attributes;
   constexpr std::size_t kRequiresGrad = 4;  // its place among the arguments
   tensor.requires_grad = num_fixed > kRequiresGrad &&
                          arguments.item(kRequiresGrad).is(ObjectKind::boolean) &&

@@ -90,4 +90,7 @@ class TensorParser {
   std::set<std::uint32_t> paid_;  // ids of tensors that have several names
 };
 
+/// Adds the names of the attributes that the state of an object sets, up to eight in all.
+void add_attribute_names(pickle::Object state, std::vector<std::string>& names);
+
 }  // namespace tessera::formats::torch_zip

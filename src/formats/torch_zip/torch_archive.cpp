@@ -90,7 +90,18 @@ class Flattener {
     if (pickle::is_foreign(object)) {  // as to_value, without the cost of an exception
       return add_refused(object, object.error(ErrorKind::unsupported, in_words(object)));
     }
-    add(object, [&] { return pickle::to_value(object, budget_); });
+    add(object, [&] {
+      Value value = pickle::to_value(object, budget_);
+      note_plainer(object);
+      return value;
+    });
+  }
+
+  /// Notes the types in a value, or in a key below the path, that became plainer ones.
+  void note_plainer(Object object) {
+    const std::set<std::string_view> types = budget_.take_plainer();
+    if (types.empty()) return;
+    note_simplification(object, Simplification::Kind::value_type, {types.begin(), types.end()});
   }
 
   void visit_mapping(Object object) {
@@ -104,17 +115,33 @@ class Flattener {
     if (num_entries == 0 && path_.empty()) return;
     if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     if (const auto refusal = refusal_of_keys(entries)) return add_refused(object, *refusal);
-    if (is_dict_class(object)) note_simplification(object, Simplification::Kind::dict_class);
+    if (is_dict_class(object)) {
+      note_simplification(object, Simplification::Kind::dict_class);
+      note_attributes(object);
+    }
+    note_plainer(object);  // of the keys
     for (std::size_t i = 0; i < num_entries; ++i) {
       path_.push_back(key_for(entries.entry_key(i)));
+      budget_.take_plainer();
       visit(entries.entry_value(i));
       path_.pop_back();
     }
   }
 
-  void note_simplification(Object object, Simplification::Kind kind) {
-    simplifications_.push_back({kind, spell(path_)});
-    budget_.spend(object, 64 + simplifications_.back().name.size());
+  void note_simplification(Object object, Simplification::Kind kind,
+                           std::vector<std::string> what = {}) {
+    budget_.spend(object, 64 + kNameNbytes * what.size());
+    simplifications_.push_back({kind, spell(path_), std::move(what)});
+    budget_.spend(object, simplifications_.back().name.size());
+  }
+
+  /// Notes what a BUILD sets on an OrderedDict, such as the `_metadata` of a state_dict().
+  void note_attributes(Object dict) {
+    const std::optional<Object> state = dict.call_state("dict");
+    std::vector<std::string> names;
+    if (state) add_attribute_names(*state, names);
+    if (names.empty()) return;
+    note_simplification(dict, Simplification::Kind::attributes, std::move(names));
   }
 
   /// A module gives what its state_dict() would: its parameters and buffers, then those of the
@@ -173,6 +200,7 @@ class Flattener {
 
   void add_refused(Object object, const Error& error) {
     constexpr std::uint64_t kErrorNbytes = 512;
+    budget_.take_plainer();  // of what was read before the refusal
     budget_.spend(object, kErrorNbytes);
     const bool is_tensor = parser_.is_tensor(object);
     const std::size_t num_tensors = is_tensor ? 0 : held_.count(object, &TensorParser::is_tensor);
@@ -207,6 +235,9 @@ class Flattener {
       path_nbytes += 40 + (text != nullptr    ? text->size()
                            : other != nullptr ? other->json.size()
                                               : 0);
+    }
+    if (const auto* tensor = std::get_if<TensorRecord>(&content)) {
+      path_nbytes += kNameNbytes * tensor->attributes.size();
     }
     budget_.spend(object, path_nbytes);
     leaves_.push_back({.path = path_, .content = std::move(content)});
@@ -267,6 +298,8 @@ class Flattener {
     const Value value = pickle::to_key(key, budget_);
     return dict_key(value).value_or(value_to_string(value));
   }
+
+  static constexpr std::uint64_t kNameNbytes = 128;  // of an attribute, at most
 
   enum class Known : std::uint8_t { no_idea, no, yes };
 

@@ -41,6 +41,7 @@ struct TensorRecord {
   // What torch makes of the tensor, and Tessera does not keep.
   bool requires_grad = false;
   bool is_parameter = false;
+  std::vector<std::string> attributes{};  // names of those that somebody set, the first ones
 
   friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
 };

@@ -193,8 +193,8 @@ nb::dict summary(const MoveRequest& request, const Outcome& outcome) {
   }
   result["underflows"] = underflows;
   nb::dict changes;
-  for (const auto& [change, count] : plan.changes) {
-    changes[text_to_python(format_change_name(change))] = count;
+  for (const reshard::FormatChangeCount& change : plan.changes) {
+    changes[text_to_python(format_change_name(change.change))] = change.count;
   }
   result["changes"] = changes;
   nb::dict left_out;
