@@ -203,3 +203,51 @@ def test_records_that_nothing_is_read_from_are_told(target, tmp_path):
     torch.jit.save(module, tmp_path / "module.pt", _extra_files={"notes.txt": "mine"})
     document = json.loads(succeed("ckpt-reshard", tmp_path / "module.pt", tmp_path / "moved", "--to", target, "--json"))
     assert any(note["rule"] == "records" and "module/extra/notes.txt" in note["found"] for note in document["notes"])
+
+
+def step_of(name):
+    """The state of an optimizer of torch.optim after one step."""
+    model = torch.nn.Linear(3, 2)
+    kind = getattr(torch.optim, name)
+    optimizer = kind([model.weight] if name == "Muon" else model.parameters(), lr=torch.tensor(0.1) if name == "Adam" else 0.1)
+
+    def loss():
+        optimizer.zero_grad()
+        result = model(torch.ones(1, 3)).sum()
+        result.backward()
+        if name == "SparseAdam":
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad.to_sparse()
+        return result
+
+    optimizer.step(loss)
+    return optimizer.state_dict()
+
+
+def all_optimizers():
+    kinds = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)}
+    torch.manual_seed(3)
+    return {name: step_of(name) for name in sorted(kinds - {"Optimizer"})}
+
+
+def with_text_as_numbers(optimizers):
+    """As DCP gives them back, whose keys are text."""
+    return {name: {**state, "state": {str(key): item for key, item in state["state"].items()}} for name, state in optimizers.items()}
+
+
+@pytest.mark.parametrize("way", [("torch",), *itertools.permutations(FORMATS, 2)], ids=" ".join)
+def test_each_option_and_each_state_of_an_optimizer_comes_back(way, tmp_path):
+    """Shows A2, E2. All optimizers of torch.optim: A to B to A."""
+    before = all_optimizers()
+    assert len(before) >= 13
+    here = tmp_path / "before.pt"
+    torch.save(before, here)
+    told = set()
+    for step, target in enumerate((*way, way[0], "torch")):
+        told |= move(here, tmp_path / f"{step}-{target}", target)
+        here = tmp_path / f"{step}-{target}"
+    after = torch.load(here, weights_only=True)
+    through_dcp = "dcp" in way
+    for name, state in (with_text_as_numbers(before) if through_dcp else before).items():
+        assert same(state, after[name]), name
+    assert told == ({"optimizer_keys"} if through_dcp else set())
