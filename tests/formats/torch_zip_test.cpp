@@ -263,6 +263,15 @@ TEST(TorchZipTest, AttributesThatAreDroppedAreNoted) {
                           Simplification{Kind::attributes, "a", {"_metadata"}}));
 }
 
+TEST(TorchZipTest, ARefusedValueSaysThatItHoldsTensors) {
+  const std::string object = "ca\nB\n)\x81" + dict({{text("w"), kTensor}}) + "b";
+  const MemoryFile file(archive(list({object}), std::string(8, '\0')));
+  const TorchArchive saved(file, {0, file.nbytes()});
+  EXPECT_THAT([&] { saved.as_value(); },
+              ThrowsError(ErrorKind::unsupported,
+                          "object of class a.B; nothing was executed; holds 1 tensor"));
+}
+
 TEST(TorchZipTest, TypesThatBecomePlainerAreNoted) {
   const auto types_in = [](const std::string& value) {
     std::vector<std::string> types;

@@ -42,6 +42,14 @@ void count_classes(const pickle::ObjectGraph& graph, const std::set<std::uint32_
   std::ranges::stable_sort(counted, {}, &OpenedClass::name);
 }
 
+/// Adds to the refusal of an object how many tensors it holds.
+Error with_held(const Error& refusal, std::size_t num_tensors) {
+  if (num_tensors == 0) return refusal;
+  return Error(refusal.kind(), refusal.where(),
+               std::string(refusal.reason()) + "; holds " + std::to_string(num_tensors) +
+                   (num_tensors == 1 ? " tensor" : " tensors"));
+}
+
 /// Splits a saved object into its leaves (tensors and values).
 class Flattener {
  public:
@@ -204,10 +212,7 @@ class Flattener {
     budget_.spend(object, kErrorNbytes);
     const bool is_tensor = parser_.is_tensor(object);
     const std::size_t num_tensors = is_tensor ? 0 : held_.count(object, &TensorParser::is_tensor);
-    if (num_tensors == 0) return add_leaf(object, error);
-    add_leaf(object, Error(error.kind(), error.where(),
-                           std::string(error.reason()) + "; holds " + std::to_string(num_tensors) +
-                               (num_tensors == 1 ? " tensor" : " tensors")));
+    add_leaf(object, with_held(error, num_tensors));
   }
 
   /// Returns why a dict cannot be opened: a key of a class is no part of a name.
@@ -587,7 +592,14 @@ std::unordered_set<std::string_view> SavedObject::storage_keys() const {
 
 Value SavedObject::as_value() const {
   WalkBudget budget(*graph_);
-  return pickle::to_value(graph_->root(), budget);
+  const Object object = graph_->root();
+  try {
+    return pickle::to_value(object, budget);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::unsupported || TensorParser::is_tensor(object)) throw;
+    pickle::HeldObjects held(*graph_);
+    throw with_held(error, held.count(object, &TensorParser::is_tensor));
+  }
 }
 
 std::vector<OpenedClass> SavedObject::classes_in_value() const {
