@@ -48,6 +48,10 @@ class LoadPlanner {
     list_source_entries();
     check_patterns();
     report_missing_files(source_, options_.missing, report_);
+    if (source_.part) {
+      report_.relaxable(options_.missing, "part", "", "a whole checkpoint",
+                        part_in_words(*source_.part));
+    }
     plan_.destination.world_size = wanted_.world_size;
     for (const TensorEntry& tensor : wanted_.tensors) plan_tensor(tensor);
     for (const ValueEntry& value : wanted_.values) plan_value(value);

@@ -389,6 +389,15 @@ TEST(LoadPlannerTest, FilesThatTheCheckpointLacksAreMissing) {
   EXPECT_THAT(pair.plan({.missing = Relaxation::allow}).problems, IsEmpty());
 }
 
+TEST(LoadPlannerTest, OnePartOfACheckpointIsRefused) {
+  Pair pair;
+  pair.source.part = formats::PartOfWhole{.form = "FSDP", .num_parts = 8};
+  const Plan plan = pair.plan();
+  ASSERT_THAT(rules_and_names(plan.problems), ElementsAre("part "));
+  EXPECT_EQ(plan.problems[0].found, "one rank of 8: FSDP");
+  EXPECT_THAT(pair.plan({.missing = Relaxation::allow}).problems, IsEmpty());
+}
+
 // Shows E7.
 TEST(LoadPlannerTest, AllProblemsComeInOneReportThatIsTheSameOnEveryRank) {
   Pair pair;
