@@ -45,10 +45,6 @@ class MergedReader final : public CheckpointReader {
       const auto& missing = contents_of(source).missing_files;
       contents_.missing_files.insert(contents_.missing_files.end(), missing.begin(), missing.end());
       opened.add(contents_of(source).opened_classes);
-      for (auto [kind, name] : contents_of(source).simplifications) {
-        name = name.empty() ? source.prefix : prefixed(source.prefix, name);
-        contents_.simplifications.push_back({kind, std::move(name)});
-      add_opened_classes(contents_of(source).opened_classes);
       for (Simplification simplified : contents_of(source).simplifications) {
         simplified.name =
             simplified.name.empty() ? source.prefix : prefixed(source.prefix, simplified.name);

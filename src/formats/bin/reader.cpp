@@ -145,20 +145,15 @@ class BinReader final : public CheckpointReader {
           break;
       }
     }
-    OpenedClassSum opened;
-    for (const auto& shard : shards_) opened.add(shard->contents().opened_classes);
-    contents_.opened_classes = opened.classes();
   }
 
   /// Adds what the files' readers found, beside the entries.
   void add_what_readers_found() {
-    std::map<std::pair<std::string, OpenedClass::As>, std::size_t> num_opened;
+    OpenedClassSum opened;
     std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
     for (const auto& shard : shards_) {
       const CheckpointContents& from = shard->contents();
-      for (const OpenedClass& opened : from.opened_classes) {
-        num_opened[{opened.name, opened.as}] += opened.num_objects;
-      }
+      opened.add(from.opened_classes);
       // Each file has the outermost dict, which is one dict of the model.
       for (const auto& [kind, name, what] : from.simplifications) {
         simplified[{name, kind}].insert(what.begin(), what.end());
@@ -166,9 +161,7 @@ class BinReader final : public CheckpointReader {
       contents_.opening_findings.insert(contents_.opening_findings.end(),
                                         from.opening_findings.begin(), from.opening_findings.end());
     }
-    for (const auto& [opened, num_objects] : num_opened) {
-      contents_.opened_classes.push_back({opened.first, opened.second, num_objects});
-    }
+    contents_.opened_classes = opened.classes();
     for (const auto& [entry, what] : simplified) {
       contents_.simplifications.push_back({entry.second, entry.first, {what.begin(), what.end()}});
     }
