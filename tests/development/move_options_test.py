@@ -42,9 +42,9 @@ def option_names(names) -> set[str]:
 
 
 def command_line() -> set[str]:
-    body = function("tools/ckpt-reshard/move.cpp", "void add_move_options(")
-    body += function("tools/ckpt-reshard/move.cpp", "void add_run_options(")
-    body += function("tools/ckpt-reshard/move.cpp", "void add_flat_layout_option(")
+    body = function("tools/ckpt-reshard/move_options.cpp", "void add_move_options(")
+    body += function("tools/ckpt-reshard/move_options.cpp", "void add_run_options(")
+    body += function("tools/ckpt-reshard/move_options.cpp", "void add_flat_layout_option(")
     body += function("tools/cli/progress.cpp", "void add_progress_option(")
     return set(re.findall(r'(?:option|choice|flag)\(\s*"--([\w-]+)"', body))
 
@@ -113,7 +113,7 @@ class MoveOptionsTest(unittest.TestCase):
 
     def test_the_tool_and_the_package_fill_the_journal_alike(self):
         self.assertEqual(len(given_members()), len(journal()))
-        tool = function("tools/ckpt-reshard/move.cpp", "formats::CreateOptions create_options(")
+        tool = function("tools/ckpt-reshard/move_options.cpp", "formats::CreateOptions create_options(")
         package = text("tools/python/extension/move_request.cpp")
         self.assertEqual(set(re.findall(r"\.(\w+) = [\w.]+(?:\(options\.renames\))?[,}]", tool)), given_members())
         self.assertEqual(set(re.findall(r"\bgiven\.(\w+)(?: = |\.push_back|, prefixes\.)", package)), given_members())

@@ -1,67 +1,16 @@
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "cli/command_line.h"
-#include "cli/progress.h"
-#include "tessera/base/parallel.h"
+#include "ckpt-reshard/move_options.h"
+#include "cli/exit_code.h"
+#include "cli/terminal.h"
 #include "tessera/formats/checkpoint.h"
-#include "tessera/formats/merge.h"
-#include "tessera/reshard/executor.h"
-#include "tessera/reshard/planner.h"
 
 namespace tessera::cli {
-
-/// The options that all verbs that write a checkpoint share.
-struct MoveOptions {
-  static constexpr int kNotGiven = std::numeric_limits<int>::min();
-
-  std::string destination;
-  std::optional<formats::Format> format;  // none: as the destination's name suggests
-  int world_size = kNotGiven;
-  std::string strategy;
-  std::string table_plan_path;
-  std::string units_path;
-  std::string flat_layout_path;      // of the source, for verbs that read one checkpoint
-  std::vector<std::string> as_dict;  // classes whose objects are read as dicts
-  std::string compress = "none";
-  std::vector<std::string> only;
-  std::string only_option = "--only";  // for messages: the options whose patterns are in `only`
-  std::vector<std::string> renames;
-  std::vector<reshard::Rename> prefix_removals;  // of names that no rename matches
-  std::vector<std::string> source_prefixes;      // of a merge
-  formats::MergePreference preference = formats::MergePreference::none;  // of a merge
-  bool drop_optimizer = false;
-  reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
-  std::string cast;
-  reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
-  bool allow_missing = false;
-  bool allow_lossy = false;
-  bool as_is = false;
-  std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
-  std::uint64_t max_shard_nbytes = 0;  // 0: not given
-  int num_threads = kNotGiven;         // as many as there are cores
-  reshard::ExtraFilesPolicy extra_files = reshard::ExtraFilesPolicy::carry;
-  std::string extra_files_folder;  // empty: not given
-  std::uint64_t extra_files_nbytes = reshard::kDefaultExtraFilesNbytes;
-  bool dry_run = false;
-  bool overwrite = false;
-  bool resume = false;   // the work of an interrupted run
-  bool discard = false;  // the work of an interrupted run
-  bool quiet = false;
-  bool json = false;
-  ProgressOptions progress{};
-};
-
-void add_move_options(Command& command, MoveOptions& options);
-/// Adds `--flat-layout`, for verbs that read one checkpoint.
-void add_flat_layout_option(Command& command, MoveOptions& options);
 
 /// The checkpoint to move, and problems that the plan does not find itself.
 struct MoveSource {

@@ -1,0 +1,238 @@
+#include "ckpt-reshard/move_options.h"
+
+#include <utility>
+
+#include "cli/format_rows.h"
+#include "tessera/base/file_system.h"
+#include "tessera/formats/format_driver.h"
+#include "tessera/formats/native.h"
+#include "tessera/reshard/journaled_options.h"
+
+namespace tessera::cli {
+namespace {
+
+using formats::FormatTraits;
+using formats::NativeWriteOptions;
+using reshard::PlanOptions;
+
+constexpr std::uint64_t kMaxOptionFileNbytes = std::uint64_t{256} << 20;
+
+[[noreturn]] void refuse_option(const std::string& option, const std::string& expected,
+                                const std::string& found) {
+  throw UsageError(option + ": expected " + expected + ", found '" + printable(found) + "'",
+                   "ckpt-reshard --help");
+}
+
+std::string read_option_file(const std::string& path) {
+  return path.empty() ? path : read_file(FileSystem::posix(), path, kMaxOptionFileNbytes);
+}
+
+NativeWriteOptions compression(const MoveOptions& options) {
+  const auto parsed = formats::parse_compression(options.compress);
+  if (!parsed) refuse_option("--compress", std::string(formats::kCompressions), options.compress);
+  return *parsed;
+}
+
+std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts) {
+  std::vector<reshard::Rename> renames;
+  for (const std::string& text : texts) {
+    const std::optional<reshard::Rename> rename = parse_rename(text);
+    if (!rename) refuse_option("--rename", "FROM=TO", text);
+    renames.push_back(*rename);
+  }
+  return renames;
+}
+
+/// Returns 0 if the option is not given.
+int count_option(const std::string& name, int number) {
+  if (number == MoveOptions::kNotGiven) return 0;
+  if (number < 1) refuse_option(name, "a number of 1 or more", std::to_string(number));
+  return number;
+}
+
+/// Adds the options that say how a move runs; what it writes does not depend on them.
+void add_run_options(Command& command, MoveOptions& options) {
+  command
+      .size_option("--memory", "SIZE", options.memory_nbytes,
+                   "Memory for all buffers (default: {})")
+      .option("--threads", "N", options.num_threads, "Number of threads (default: number of cores)")
+      .flag("--dry-run", options.dry_run, "Print how many bytes each rank would get; write nothing")
+      .flag("--overwrite", options.overwrite, "Replace DST once the new checkpoint is complete")
+      .flag("--resume", options.resume, "Resume the work of an interrupted run, if there is any")
+      .flag("--discard", options.discard,
+            "Remove the work of an interrupted run, and start from the beginning")
+      .flag("--quiet", options.quiet, "Print only errors")
+      .flag("--json", options.json, "Print the summary as JSON");
+  add_progress_option(command, options.progress);
+}
+
+}  // namespace
+
+void add_flat_layout_option(Command& command, MoveOptions& options) {
+  command.option("--flat-layout", "FILE", options.flat_layout_path,
+                 "JSON file: the parameters in the flat vectors of SRC (FSDP1 LOCAL_STATE_DICT)");
+}
+
+void add_move_options(Command& command, MoveOptions& options) {
+  command
+      .choice(
+          "--to", formats::writable_format_names(),
+          [&](const std::string& name) { options.format = *formats::parse_format(name); },
+          "Format of DST (default: " + default_format_rule() + ")")
+      .option("--world-size", "N", options.world_size, "Number of ranks to write for")
+      .option("--strategy", "NAME", options.strategy,
+              "How tensors are cut: replicated, flat (FSDP1), dim0 (FSDP2), hybrid:AxB or "
+              "hybrid-flat:AxB (A replicas of B ranks)")
+      .option("--plan", "FILE", options.table_plan_path,
+              "JSON file: the plan of the embedding tables, as ckpt-inspect plan writes it")
+      .option("--units", "FILE", options.units_path,
+              "JSON file: the units for --strategy flat, if SRC records none")
+      .option("--as-dict", "CLASS", options.as_dict,
+              "Read objects of this class, such as argparse.Namespace, as dicts. Repeatable")
+      .option("--compress", "HOW", options.compress,
+              "Compression: none, zstd or zstd:LEVEL (default: {}). Native format only")
+      .option("--only", "GLOB", options.only,
+              "Move only names that match, and all below them (=GLOB: nothing below); !GLOB leaves "
+              "names out. Repeatable")
+      .option("--rename", "FROM=TO", options.renames,
+              "Replace FROM at the start of names by TO; =TO puts TO before every name. Repeatable")
+      .flag("--drop-optimizer", options.drop_optimizer,
+            "Leave out optimizer state and param_groups")
+      .choice(
+          "--optimizer-names", {"as-stored", "canonical", "torchrec"},
+          [&](const std::string& name) {
+            options.optimizer_names = *reshard::parse_optimizer_names(name);
+          },
+          "Names and shapes for the fused optimizer state of embedding tables (default: as-stored)")
+      .option("--cast", "DTYPE", options.cast,
+              "Convert floating-point tensors, except scalar optimizer state")
+      .choice(
+          "--on-overflow", {"refuse", "saturate", "infinity"},
+          [&](const std::string& name) { options.on_overflow = *reshard::parse_on_overflow(name); },
+          "What --cast does with numbers that are too large for DTYPE: fail, take its largest "
+          "number, or make them infinite (default: refuse)")
+      .size_option("--max-shard-size", "SIZE", options.max_shard_nbytes,
+                   "Most bytes in one file, such as 5GB. Safetensors format only")
+      .flag("--allow-missing", options.allow_missing,
+            "Leave out what is incomplete or missing in SRC")
+      .flag("--allow-lossy", options.allow_lossy,
+            "Allow merging row-wise state of several column shards by a weighted mean")
+      .flag("--as-is", options.as_is,
+            "Move one part of a checkpoint, such as the file of one rank, as if it were whole")
+      .choice(
+          "--extra-files", {"carry", "leave", "refuse"},
+          [&](const std::string& policy) {
+            options.extra_files = *reshard::parse_extra_files_policy(policy);
+          },
+          "What to do with other files in the folder of SRC, such as config.json: copy them into "
+          "DST (default), leave them, or stop")
+      .option("--extra-files-from", "DIR", options.extra_files_folder,
+              "Copy the other files of DIR instead of those of SRC")
+      .size_option("--extra-files-limit", "SIZE", options.extra_files_nbytes,
+                   "Most bytes of such files together; the largest are left (default: {})");
+  add_run_options(command, options);
+}
+
+void check_options(const MoveOptions& options) {
+  if (options.resume && options.discard)
+    refuse_option("--resume", "either --resume or --discard", "both");
+  if (!options.extra_files_folder.empty() &&
+      options.extra_files != reshard::ExtraFilesPolicy::carry) {
+    const bool leaves = options.extra_files == reshard::ExtraFilesPolicy::leave;
+    refuse_option("--extra-files-from", "--extra-files carry", leaves ? "leave" : "refuse");
+  }
+  const std::string found = "--to " + std::string(options.format->name());
+  const FormatTraits traits = formats::traits_of(*options.format);
+  if (compresses(options) && !traits.has_compression) {
+    refuse_option("--compress",
+                  "--to " + formats::writable_formats_in_words(
+                                [](const FormatTraits& of) { return of.has_compression; }),
+                  found);
+  }
+  if (options.max_shard_nbytes != 0 && !traits.has_several_files) {
+    refuse_option("--max-shard-size",
+                  "--to " + formats::writable_formats_in_words(
+                                [](const FormatTraits& of) { return of.has_several_files; }),
+                  found);
+  }
+}
+
+OptionFiles::OptionFiles(const MoveOptions& options)
+    : table_plan(read_option_file(options.table_plan_path)),
+      units(read_option_file(options.units_path)),
+      flat_layout(read_option_file(options.flat_layout_path)) {}
+
+reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files) {
+  PlanOptions plan;
+  plan.format = *options.format;
+  plan.world_size = count_option("--world-size", options.world_size);
+  plan.strategy = options.strategy;
+  plan.only = NameSelection(options.only);
+  if (options.drop_optimizer) plan.optimizer = reshard::OptimizerSelection::leave_out;
+  plan.optimizer_names = options.optimizer_names;
+  plan.renames = parse_renames(options.renames);
+  plan.renames.insert(plan.renames.end(), options.prefix_removals.begin(),
+                      options.prefix_removals.end());
+  if (!options.cast.empty()) {
+    plan.cast = parse_dtype(options.cast);
+    if (!plan.cast) refuse_option("--cast", dtype_expectation(options.cast), options.cast);
+  }
+  plan.on_overflow = options.on_overflow;
+  if (options.allow_missing) plan.missing = reshard::Relaxation::allow;
+  if (options.allow_lossy) plan.lossy = reshard::Relaxation::allow;
+  if (options.as_is) plan.part = reshard::Relaxation::allow;
+  if (!options.table_plan_path.empty()) {
+    plan.table_plan = TablePlan::from_json(files.table_plan, options.table_plan_path);
+  }
+  if (!options.units_path.empty()) {
+    plan.units = flat_units_from_json(files.units, options.units_path);
+  }
+  return plan;
+}
+
+OverwritePolicy overwrite_policy(const MoveOptions& options) {
+  return options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
+}
+
+formats::CreateOptions create_options(const MoveOptions& options, const OptionFiles& files,
+                                      const reshard::PlanOptions& plan) {
+  formats::CreateOptions create;
+  create.format = *options.format;
+  create.overwrite = overwrite_policy(options);
+  create.native = compression(options);
+  create.journal.emplace();
+  create.journal->identity =
+      reshard::identity_of_options({.world_size = plan.world_size,
+                                    .strategy = plan.strategy,
+                                    .table_plan = files.table_plan,
+                                    .units = files.units,
+                                    .flat_layout = files.flat_layout,
+                                    .as_dict = options.as_dict,
+                                    .only = options.only,
+                                    .renames = parse_renames(options.renames),
+                                    .prefix_removals = options.prefix_removals,
+                                    .source_prefixes = options.source_prefixes,
+                                    .preference = options.preference,
+                                    .cast = plan.cast,
+                                    .on_overflow = options.on_overflow,
+                                    .optimizer_names = options.optimizer_names,
+                                    .drop_optimizer = options.drop_optimizer,
+                                    .allow_missing = options.allow_missing,
+                                    .allow_lossy = options.allow_lossy,
+                                    .as_is = options.as_is});
+  create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
+  if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
+  if (options.discard) create.journal->kept_work = formats::KeptWork::discard;
+  if (options.max_shard_nbytes != 0) create.safetensors.max_shard_nbytes = options.max_shard_nbytes;
+  return create;
+}
+
+bool compresses(const MoveOptions& options) {
+  return compression(options).compression != NativeWriteOptions::Compression::none;
+}
+
+int num_threads(const MoveOptions& options) {
+  return count_option("--threads", options.num_threads);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,363 @@
+#include "ckpt-reshard/move_summary.h"
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "base/float_text.h"
+#include "cli/command_line_remedies.h"
+#include "cli/format_rows.h"
+#include "cli/json_output.h"
+#include "cli/table.h"
+#include "tessera/base/size_text.h"
+#include "tessera/formats/format_driver.h"
+
+namespace tessera::cli {
+namespace {
+
+using formats::CheckpointReader;
+using formats::Finding;
+using reshard::Plan;
+
+constexpr int kJsonSchema = 1;
+constexpr std::size_t kMaxFindingsShown = 100;
+constexpr std::size_t kMaxUnderflowsShown = 10;  // they are common, and harmless to most models
+
+std::string contents_line(const MoveOptions& options, const Plan& plan) {
+  const formats::CheckpointContents& contents = plan.destination;
+  std::string line = counted(contents.tensors.size(), "tensor");
+  if (!contents.values.empty()) line += ", " + counted(contents.values.size(), "value");
+  if (!contents.aliases.empty())
+    line += ", " + counted(contents.aliases.size(), "alias", "aliases");
+  line += ", " + exact_size(plan.nbytes_to_write) + ", " + std::string(options.format->name());
+  if (!formats::holds_whole_tensors(*options.format)) {
+    line += " for " + counted(static_cast<std::uint64_t>(contents.world_size), "rank");
+  }
+  return line;
+}
+
+void write_overflows(JsonOutput& json, const Plan& plan,
+                     const std::vector<reshard::TensorOverflow>& overflows) {
+  json.key("overflows").begin_array();
+  for (const reshard::TensorOverflow& overflow : overflows) {
+    json.begin_object();
+    json.member("name", plan.destination.tensors[overflow.tensor_index].meta.fqn);
+    json.member("elements", overflow.num_elements);
+    json.member("largest", overflow.largest_magnitude);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+void write_underflows(JsonOutput& json, const Plan& plan,
+                      const std::vector<reshard::TensorUnderflow>& underflows) {
+  json.key("underflows").begin_array();
+  for (const reshard::TensorUnderflow& underflow : underflows) {
+    json.begin_object();
+    json.member("name", plan.destination.tensors[underflow.tensor_index].meta.fqn);
+    json.member("elements", underflow.num_elements).end_object();
+  }
+  json.end_array();
+}
+
+void write_changes(JsonOutput& json, const std::vector<reshard::FormatChangeCount>& changes) {
+  json.key("changes").begin_array();
+  for (const auto& [change, count, names] : changes) {
+    json.begin_object().member("kind", format_change_name(change));
+    json.member("count", std::uint64_t{count});
+    if (!names.empty()) {
+      json.key("names").begin_array();
+      for (const std::string& name : names) json.value(name);
+      json.end_array();
+    }
+    json.end_object();
+  }
+  json.end_array();
+}
+
+void write_extra_files(const reshard::ExtraFilesPlan& files, JsonOutput& json) {
+  json.key("extra_files").begin_array();
+  for (const formats::ExtraFile& file : files.carried) {
+    json.begin_object().member("name", file.name).member("nbytes", file.nbytes);
+    for (const auto& edit : files.edits) {
+      if (edit.name == file.name) json.member("edit", edit.what);
+    }
+    json.end_object();
+  }
+  json.end_array();
+  json.key("left_files").begin_array();
+  for (const auto& left : files.left) {
+    json.begin_object().member("name", left.name).member("why", left.why).end_object();
+  }
+  json.end_array();
+}
+
+/// Returns the first names, and how many others there are.
+std::string names_in_words(const std::vector<std::string>& names) {
+  constexpr std::size_t kMaxNamed = 4;
+  const std::size_t num_named = names.size() > kMaxNamed ? kMaxNamed - 1 : names.size();
+  std::string text;
+  for (std::size_t i = 0; i < num_named; ++i) text += (i > 0 ? ", " : "") + printable(names[i]);
+  if (num_named < names.size())
+    text += " and " + std::to_string(names.size() - num_named) + " more";
+  return text;
+}
+
+/// Prints one line about the extra files that are carried, one for each edit, and one about what is
+/// left.
+void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal) {
+  std::vector<std::string> carried;
+  std::uint64_t nbytes = 0;
+  for (const formats::ExtraFile& file : files.carried) {
+    carried.push_back(file.name);
+    nbytes += file.nbytes;
+  }
+  if (!carried.empty()) {
+    terminal.print(counted(carried.size(), "extra file") + ", " + exact_size(nbytes) + ": " +
+                   names_in_words(carried) + "\n");
+  }
+  for (const auto& edit : files.edits) terminal.print(edit.name + ": " + edit.what + "\n");
+  std::map<std::string, std::vector<std::string>> left;  // by reason
+  for (const auto& [name, why] : files.left) left[why].push_back(name);
+  std::string line;
+  for (const auto& [why, names] : left) {
+    line += (line.empty() ? "" : "; ") + names_in_words(names) + " (" + why + ")";
+  }
+  if (!line.empty()) {
+    terminal.print("left " + std::to_string(files.left.size()) + " beside the checkpoint: " + line +
+                   "\n");
+  }
+}
+
+/// Returns ` (a, b)`.
+std::string in_brackets(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? " (" : ", ") + printable(name);
+  return text.empty() ? text : text + ")";
+}
+
+std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
+  using Change = reshard::FormatChange;
+  const std::size_t count = counted_change.count;
+  const auto words = [&](const char* one, const char* many) {
+    return std::to_string(count) + " " + (count == 1 ? one : many);
+  };
+  switch (counted_change.change) {
+    case Change::text_keys:
+      return words("key of a dict becomes text", "keys of dicts become text");
+    case Change::optimizer_keys:
+      return words("number of an optimizer's state becomes text",
+                   "numbers of optimizer state become text");
+    case Change::split_ties:
+      return words("tied tensor is stored twice", "tied tensors are stored twice");
+    case Change::list_root:
+      return "the outermost list becomes a dict";
+    case Change::annotations:
+      return words("text beside the tensors is left out", "texts beside the tensors are left out");
+    case Change::requires_grad:
+      return words("tensor loses requires_grad", "tensors lose requires_grad");
+    case Change::parameters:
+      return words("Parameter becomes a tensor", "Parameters become tensors");
+    case Change::shared_memory:
+      return words("tensor no longer shares memory with another",
+                   "tensors no longer share memory with others");
+    case Change::dict_classes:
+      return words("OrderedDict or the like becomes a dict",
+                   "OrderedDicts or the like become dicts");
+    case Change::tuples:
+      return words("tuple with a tensor becomes a list", "tuples with tensors become lists");
+    case Change::attributes:
+      return words("tensor or dict loses its attributes",
+                   "tensors or dicts lose their attributes") +
+             in_brackets(counted_change.names);
+    case Change::value_types:
+      return words("value becomes one of a plainer type", "values become ones of plainer types") +
+             in_brackets(counted_change.names);
+  }
+  return {};
+}
+
+/// Prints one line about what the formats change.
+void print_changes(const std::vector<reshard::FormatChangeCount>& changes, Terminal& terminal) {
+  std::string line;
+  for (const auto& change : changes) line += (line.empty() ? "" : "; ") + change_in_words(change);
+  if (line.empty()) return;
+  terminal.print("changed: " + line + " (docs/formats/what-each-holds.md)\n");
+}
+
+/// Prints one line about what the options leave out.
+void print_left_out(const MoveOptions& options, const reshard::LeftOut& left, Terminal& terminal) {
+  std::string what;
+  const auto add = [&](std::size_t count, std::string_view one, std::string_view many) {
+    if (count > 0) what += (what.empty() ? "" : ", ") + counted(count, one, many);
+  };
+  add(left.tensors, "tensor", "tensors");
+  add(left.values, "value", "values");
+  add(left.aliases, "alias", "aliases");
+  if (what.empty()) return;
+  std::string by = options.only.empty() ? "" : options.only_option;
+  if (options.drop_optimizer) by += std::string(by.empty() ? "" : " and ") + "--drop-optimizer";
+  terminal.print("left out by " + by + ": " + what + "\n");
+}
+
+/// Prints what the reader found in the source when it opened it; notes have said it before.
+void print_opening_findings(const CheckpointReader& reader, Terminal& terminal) {
+  for (const Finding& finding : reader.contents().opening_findings) {
+    terminal.print("source: " + finding_line(finding) + "\n");
+  }
+}
+
+void print_plan(const MoveOptions& options, const Plan& plan, Terminal& terminal) {
+  Table table({Table::Align::right, Table::Align::right, Table::Align::right});
+  table.add_row({{"rank", Style::faint}, {"pieces", Style::faint}, {"bytes", Style::faint}});
+  int rank = 0;
+  for (const reshard::RankShare& share : reshard::rank_shares(plan)) {
+    table.add_row({{std::to_string(rank++)},
+                   {std::to_string(share.num_pieces)},
+                   {std::to_string(share.nbytes)}});
+  }
+  table.print(terminal);
+  terminal.print("would write " + contents_line(options, plan) +
+                 (compresses(options) ? ", before compression" : "") + "\n");
+}
+
+void print_num_left(std::size_t num_tensors, Terminal& terminal) {
+  if (num_tensors == 0) return;
+  terminal.print("  and " + counted(num_tensors, "more tensor") + " (--json lists all)\n");
+}
+
+/// Prints the tensors with numbers that were too large for the cast, at most kMaxFindingsShown.
+void print_overflows(const Plan& plan, const std::vector<reshard::TensorOverflow>& overflows,
+                     Terminal& terminal) {
+  const std::size_t num_shown = std::min(overflows.size(), kMaxFindingsShown);
+  for (const reshard::TensorOverflow& overflow : std::span(overflows).first(num_shown)) {
+    const TensorMeta& meta = plan.destination.tensors[overflow.tensor_index].meta;
+    const std::string became = plan.on_overflow == reshard::OnOverflow::saturate ? "saturated"
+                               : meta.dtype == DType::float8_e4m3fn              ? "became NaN"
+                                                                    : "became infinite";
+    terminal.print("  " + printable(meta.fqn) + ": " +
+                   counted(static_cast<std::uint64_t>(overflow.num_elements), "element") + " " +
+                   became + ", the largest was " +
+                   tessera::detail::float_to_text(overflow.largest_magnitude) + "\n");
+  }
+  print_num_left(overflows.size() - num_shown, terminal);
+}
+
+/// Prints the first tensors with numbers that the cast made zero.
+void print_underflows(const Plan& plan, const std::vector<reshard::TensorUnderflow>& underflows,
+                      Terminal& terminal) {
+  const std::size_t num_shown = std::min(underflows.size(), kMaxUnderflowsShown);
+  for (const reshard::TensorUnderflow& underflow : std::span(underflows).first(num_shown)) {
+    const TensorMeta& meta = plan.destination.tensors[underflow.tensor_index].meta;
+    terminal.print("  " + printable(meta.fqn) + ": " + std::to_string(underflow.num_elements) +
+                   " of " + counted(static_cast<std::uint64_t>(meta.numel()), "element") +
+                   " became zero\n");
+  }
+  print_num_left(underflows.size() - num_shown, terminal);
+}
+
+void print_summary(const MoveOptions& options, const Outcome& outcome,
+                   std::chrono::steady_clock::time_point start, Terminal& terminal) {
+  const Plan& plan = outcome.plan;
+  std::string line = options.destination + ": " + contents_line(options, plan);
+  if (outcome.kept_nbytes > 0) {
+    line += ", " + exact_size(outcome.kept_nbytes) + " of them from the interrupted run";
+  }
+  if (terminal.output_is_terminal()) {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    const auto rate = static_cast<double>(plan.nbytes_to_write) / std::max(seconds.count(), 1e-3);
+    line += ", " + iec_size(static_cast<std::uint64_t>(rate)) + "/s";
+  }
+  terminal.print(line + "\n");
+  print_overflows(plan, outcome.overflows, terminal);
+  print_underflows(plan, outcome.underflows, terminal);
+}
+
+}  // namespace
+
+void print_json(const MoveOptions& options, const Outcome& outcome, const CheckpointReader& reader,
+                Terminal& terminal) {
+  const Plan& plan = outcome.plan;
+  JsonOutput json(terminal, kJsonSchema);
+  json.member("source_format", reader.format().name());
+  json.member("format", options.format->name());
+  json.member("world_size", plan.destination.world_size);
+  json.member("num_tensors", std::uint64_t{plan.destination.tensors.size()});
+  json.member("num_values", std::uint64_t{plan.destination.values.size()});
+  json.member("num_aliases", std::uint64_t{plan.destination.aliases.size()});
+  json.member("nbytes", plan.nbytes_to_write);
+  json.member("kept_nbytes", outcome.kept_nbytes);
+  json.member("plan", plan_digest(plan, reader.contents()));
+  json.member("written", !options.dry_run && plan.problems.empty());
+  json.key("ranks").begin_array();
+  int rank = 0;
+  for (const reshard::RankShare& share : reshard::rank_shares(plan)) {
+    json.begin_object();
+    json.member("rank", rank++).member("pieces", share.num_pieces).member("nbytes", share.nbytes);
+    json.end_object();
+  }
+  json.end_array();
+  write_overflows(json, plan, outcome.overflows);
+  write_underflows(json, plan, outcome.underflows);
+  write_changes(json, plan.changes);
+  json.key("left_out").begin_object();
+  json.member("tensors", std::uint64_t{plan.left_out.tensors});
+  json.member("values", std::uint64_t{plan.left_out.values});
+  json.member("aliases", std::uint64_t{plan.left_out.aliases}).end_object();
+  for (const auto& [name, findings] :
+       {std::pair{"problems", &plan.problems}, {"notes", &plan.notes}}) {
+    json.key(name).begin_array();
+    for (const Finding& finding : *findings) {
+      json.begin_object();
+      json.member("rule", finding.rule).member("name", finding.where.fqn);
+      json.member("expected", finding.expected).member("found", finding.found);
+      if (finding.remedy) json.member("remedy", command_line_remedy(finding.remedy));
+      json.end_object();
+    }
+    json.end_array();
+  }
+  write_extra_files(outcome.extra_files, json);
+  json.finish();
+}
+
+void print_findings(const std::string& prefix, const std::vector<Finding>& findings,
+                    Terminal& terminal) {
+  const std::size_t num_shown = std::min(findings.size(), kMaxFindingsShown);
+  for (std::size_t i = 0; i < num_shown; ++i) {
+    terminal.print_error(prefix + finding_line(findings[i]));
+  }
+  if (num_shown == findings.size()) return;
+  terminal.print_error(prefix + "and " + std::to_string(findings.size() - num_shown) +
+                       " more (--json lists all)");
+}
+
+void warn_of_optimizer_keys(const std::vector<reshard::FormatChangeCount>& changes,
+                            Terminal& terminal) {
+  for (const auto& change : changes) {
+    if (change.change != reshard::FormatChange::optimizer_keys) continue;
+    terminal.print_error(
+        "warning: " + change_in_words(change) +
+        "; an optimizer of PyTorch does not find its state under text (--to native, "
+        "safetensors or torch keeps numbers)");
+  }
+}
+
+void print_outcome(const MoveOptions& options, const Outcome& outcome,
+                   const CheckpointReader& reader, std::chrono::steady_clock::time_point start,
+                   Terminal& terminal) {
+  if (options.json) return print_json(options, outcome, reader, terminal);
+  if (options.dry_run) {
+    print_plan(options, outcome.plan, terminal);
+  } else if (options.quiet) {
+    return;
+  } else {
+    print_summary(options, outcome, start, terminal);
+  }
+  print_left_out(options, outcome.plan.left_out, terminal);
+  print_changes(outcome.plan.changes, terminal);
+  print_opening_findings(reader, terminal);
+  print_extra_files(outcome.extra_files, terminal);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ckpt-reshard/move_options.h"
+#include "cli/terminal.h"
+#include "tessera/formats/checkpoint.h"
+#include "tessera/reshard/executor.h"
+#include "tessera/reshard/planner.h"
+
+// What a move prints: for people, and as JSON (docs/cli/json-schema.md).
+namespace tessera::cli {
+
+/// What a run does, and has done.
+struct Outcome {
+  reshard::Plan plan;
+  reshard::ExtraFilesPlan extra_files;
+  std::uint64_t kept_nbytes = 0;  // that an interrupted run had written
+  std::vector<reshard::TensorOverflow> overflows{};
+  std::vector<reshard::TensorUnderflow> underflows{};
+  reshard::FileStates source_files{};  // when the source was opened
+};
+
+/// Prints what a run has done, or would do with `--dry-run`. `start`: when it began to move bytes.
+void print_outcome(const MoveOptions& options, const Outcome& outcome,
+                   const formats::CheckpointReader& reader,
+                   std::chrono::steady_clock::time_point start, Terminal& terminal);
+void print_json(const MoveOptions& options, const Outcome& outcome,
+                const formats::CheckpointReader& reader, Terminal& terminal);
+/// Prints one line for each of the first 100 findings to standard error.
+void print_findings(const std::string& prefix, const std::vector<formats::Finding>& findings,
+                    Terminal& terminal);
+/// Warns if an optimizer that is loaded from DCP would not find its state.
+void warn_of_optimizer_keys(const std::vector<reshard::FormatChangeCount>& changes,
+                            Terminal& terminal);
+
+}  // namespace tessera::cli
