@@ -30,6 +30,16 @@ std::int64_t peak_nbytes() {
   return usage.ru_maxrss * 1024;
 }
 
+/// Returns the processor time of this process, of all its threads.
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
 /// A model that is trained in one way, and what its steps took.
 class Trainer {
  public:
@@ -54,6 +64,7 @@ class Trainer {
   /// Shape of `ids`: [batch, sequence + 1].
   void step(const at::Tensor& ids) {
     const tessera::dist::Traffic before = mesh_.world()->traffic();
+    const double cpu_before = cpu_seconds();
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 1; i < num_backwards_; ++i) {
       const tessera::NoSyncScope no_sync(*model_);
@@ -63,7 +74,9 @@ class Trainer {
     optimizer_->step();
     optimizer_->zero_grad();
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    const double cpu_passed = cpu_seconds() - cpu_before;
     loss_ = loss.item<double>();
+    cpu_seconds_ += (cpu_seconds_.empty() ? "" : ", ") + std::to_string(cpu_passed);
     seconds_ += (seconds_.empty() ? "" : ", ") + std::to_string(passed.count());
     const tessera::dist::Traffic now = mesh_.world()->traffic();
     nbytes_sent_ = now.all_gather - before.all_gather + now.reduce_scatter - before.reduce_scatter +
@@ -83,7 +96,7 @@ class Trainer {
   /// Of the process, and so of all trainers in it: `peak_nbytes`.
   std::string to_json(std::int64_t peak) const {
     return "\"" + way_ + "\": {\"seconds\": [" + seconds_ +
-           "], \"peak_nbytes\": " + std::to_string(peak) +
+           "], \"cpu_seconds\": [" + cpu_seconds_ + "], \"peak_nbytes\": " + std::to_string(peak) +
            ", \"nbytes_sent\": " + std::to_string(nbytes_sent_) +
            ", \"loss\": " + std::to_string(loss_) + "}";
   }
@@ -95,6 +108,7 @@ class Trainer {
   std::shared_ptr<example::TransformerImpl> model_;
   std::unique_ptr<torch::optim::AdamW> optimizer_;
   std::string seconds_;
+  std::string cpu_seconds_;
   std::uint64_t nbytes_sent_ = 0;  // in the last step
   double loss_ = 0;
 };

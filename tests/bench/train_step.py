@@ -14,18 +14,23 @@ NUM_WARM_UP = 3
 
 def compare(benchmark: str, contenders: dict[str, list], *, ranks: int, rounds: int, steps: int,
             python: Path) -> list[Result]:
-    """Interleaves runs of all contenders; seconds are those of steps after the first few."""
+    """Interleaves runs of all contenders; seconds are those of steps after the first few.
+
+    Other programs on the machine lengthen a step, but hardly the processor time that it takes.
+    """
     results = {name: Result(benchmark, name, [], 0) for name in contenders}
+    cpu_results = {name: Result(benchmark + ", CPU time of rank 0", name, [], 0) for name in contenders}
     sent = {}
     for _ in range(rounds):
         for name, command in contenders.items():
             measured, = run_on_ranks([*command, str(steps)], ranks, python).values()
             results[name].seconds += measured["seconds"][NUM_WARM_UP:]
+            cpu_results[name].seconds += measured["cpu_seconds"][NUM_WARM_UP:]
             results[name].peak_nbytes = max(results[name].peak_nbytes, measured["peak_nbytes"])
             sent[name] = measured["nbytes_sent"]
     for name, result in results.items():
         result.name += f" ({sent[name] / 1e6:.0f} MB sent)" if sent[name] else ""
-    return with_ratios(list(results.values()))
+    return with_ratios(list(results.values())) + with_ratios(list(cpu_results.values()))
 
 
 def cost_of_touch(trainer: Path, shape: list[str], *, steps: int, python: Path) -> list[Result]:
