@@ -6,11 +6,11 @@
 
 namespace tessera::embedding {
 
-/// Bags of one feature for consecutive samples: the work of one thread at a time.
+/// The bags of one feature in consecutive samples. A thread takes one such block at a time.
 struct BagBlock {
   TableView table;
   const std::int64_t* ids;      // of the whole batch
-  const float* weights;         // parallel to ids, or null: all are 1
+  const float* weights;         // one per id; if null, each weight is 1
   const std::int64_t* offsets;  // [num_bags + 1], into ids
   std::int64_t num_bags;
 };

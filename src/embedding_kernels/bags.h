@@ -7,7 +7,7 @@
 
 namespace tessera::embedding {
 
-/// A view of a table, or of this process's shard of one: dense, row-major.
+/// A dense, row-major view of a table, or of the shard of a table that this process holds.
 struct TableView {
   void* weights;
   DType dtype;  // float32, float16 or bfloat16
@@ -18,11 +18,11 @@ struct TableView {
 /// The ids of one batch, in the order of a KeyedJaggedTensor: by feature, then by sample.
 struct Bags {
   std::span<const int> table_of_feature;            // one table's features need not be adjacent
-  std::span<const std::int64_t> column_of_feature;  // of its first column in the pooled output
+  std::span<const std::int64_t> column_of_feature;  // feature's first column of pooled output
   std::int64_t batch;
   std::span<const std::int64_t> ids;      // each a row of its feature's table
   std::span<const std::int64_t> offsets;  // [features * batch + 1], into ids
-  std::span<const float> weights;         // parallel to ids, or empty: all are 1
+  std::span<const float> weights;         // one per id; if empty, each weight is 1
 
   std::int64_t num_features() const { return static_cast<std::int64_t>(table_of_feature.size()); }
 };
@@ -31,7 +31,7 @@ struct Bags {
 struct PooledGradient {
   const float* data;
   std::int64_t stride;  // elements from one sample to the next
-  float scale = 1;      // factor of a row's gradient
+  float scale = 1;      // each row's gradient is multiplied by it
 };
 
 }  // namespace tessera::embedding

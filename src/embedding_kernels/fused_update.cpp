@@ -22,7 +22,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-/// The gradients and weights of the bags that contain a row.
+/// For each occurrence (an id in the batch that names a row): the gradient of its bag, and its
+/// weight.
 struct BagGradients {
   const float* data;
   std::int64_t stride;
@@ -47,7 +48,7 @@ struct BagGradients {
   float weight(std::int64_t i) const { return occurrences[i].weight; }
 };
 
-/// The sums of a hot row's blocks.
+/// The sums of the blocks of one hot row, see [Note: Order of sums].
 struct BlockSums {
   const float* data;
   std::int64_t dim;
@@ -61,7 +62,7 @@ void sum_block(const TableGradient& table, std::int64_t begin, std::int64_t end,
   sum_rows(BagGradients(table), begin, end, table.dim, out);
 }
 
-// Not inline: the call costs little, a copy in each kind of update compiles slowly.
+// Not inline: a call costs little, but a copy in each kind of update would compile slowly.
 HWY_NOINLINE void sum_row(const TableGradient& table, const BagGradients& bags, std::int64_t index,
                           float* g) {
   const std::int64_t begin = table.touched.begin_of(index);
@@ -98,7 +99,7 @@ HWY_NOINLINE void finish_gradient(const GradientRule& rule, const T* w, float* g
   });
 }
 
-/// The touched rows of a range, for prefetching.
+/// Finds the weights of a touched row, and prefetches a later row of the same range.
 template <class T>
 struct UpdatedRows {
   T* weights;
@@ -223,7 +224,7 @@ GradientRule gradient_rule(const FusedOptimizer& optimizer, const PooledGradient
       optimizer);
 }
 
-/// The gradients of several tables, with the blocks of hot rows summed.
+/// The gradients of several tables. `sum_hot_rows` sums the blocks of their hot rows.
 class SummedGradients {
  public:
   void add(const TouchedRows::OfTable& touched, std::int64_t dim, const PooledGradient& gradient) {
@@ -236,15 +237,15 @@ class SummedGradients {
 
   void sum_hot_rows(int num_threads);
 
-  /// Calls `body(i, table, range)` for ranges that cover each touched row of the i-th table once.
-  /// The ranges have about equally many occurrences (ids in the batch).
+  /// Calls `body(i, table, range)` for all tables: each touched row of table number i is in exactly
+  /// one range. The ranges have about equally many occurrences (ids in the batch).
   template <class Body>
   void for_ranges(int num_threads, const Body& body) const;
 
  private:
   struct Block {
     std::size_t table;
-    std::int64_t begin;  // the first of its occurrences
+    std::int64_t begin;  // the block's first occurrence
     std::int64_t end;
     float* sum;
   };
@@ -286,8 +287,8 @@ void SummedGradients::sum_hot_rows(int num_threads) {
   });
 }
 
-/// Returns the touched rows whose first occurrence is in the given piece of the table's
-/// occurrences.
+/// Cuts the occurrences, which are sorted by row, into pieces of `kTaskOccurrences`. Returns the
+/// rows whose occurrences begin in piece number `piece`.
 RowRange rows_of_piece(const TouchedRows::OfTable& touched, std::int64_t piece) {
   const auto index_of = [&](std::int64_t occurrence) {
     const auto begins = touched.offsets.first(touched.rows.size());
@@ -297,12 +298,13 @@ RowRange rows_of_piece(const TouchedRows::OfTable& touched, std::int64_t piece) 
           .end = index_of((piece + 1) * kTaskOccurrences)};
 }
 
-/// A copy of the gradient of one table's bags, without the columns of other tables. It is faster to
-/// read: rows that are pages apart share few cache sets and need a TLB entry each.
+/// A copy of the gradient of one table's bags, without the columns of other tables. The copy is
+/// faster to read: the rows of the original may be pages apart, so that they share few cache sets
+/// and each row needs a TLB entry.
 class GradientWithoutGaps {
  public:
-  /// Returns the gradient of a table; a copy if the table has enough ids in the batch to make the
-  /// copy worthwhile.
+  /// Returns `table`, or a copy of it without gaps if the caller reads so many occurrences that the
+  /// copy saves time.
   const TableGradient& of(const TableGradient& table, std::int64_t num_occurrences) {
     constexpr std::int64_t kUsesThatPay = 4;  // reads per copied element
     const TouchedRows::Columns& columns = table.touched.columns;
@@ -328,7 +330,8 @@ class GradientWithoutGaps {
   TableGradient table_{};
 };
 
-// Each thread begins with a table of its own, and helps with the other tables at the end.
+// Threads begin with different tables if there are enough tables. A thread that has finished a
+// table helps with the others.
 template <class Body>
 void SummedGradients::for_ranges(int num_threads, const Body& body) const {
   const std::size_t num_tables = tables_.size();

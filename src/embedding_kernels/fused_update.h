@@ -22,7 +22,7 @@ struct OptimizerState {
 
 /// One table and how it is updated.
 struct TableUpdate {
-  int table;  // its number in the tables of `touched`
+  int table;  // the table's index in `touched`
   TableView view;
   FusedOptimizer optimizer;
   OptimizerState state;
@@ -32,17 +32,17 @@ struct TableUpdate {
 //   g = scale * sum of weight * gradient of the bag   in the order of [Note: Order of sums]
 //   g = clamp(g, -max_gradient, max_gradient)         if max_gradient is not 0; NaN stays NaN
 //   g = g + weight_decay * w                          Sgd, Adagrad and RowWiseAdagrad
-// Then the formulas of fused_optimizer.h, all in float32. New weights are rounded to the nearest
-// value of the table's dtype, ties to even. Other rows are neither read nor written. All functions
-// give the same bits for any number of threads. For a table that is not cut by columns, the two
-// phases give the same bits as `fused_update`.
+// Then the formulas of fused_optimizer.h follow, all in float32. New weights are rounded to the
+// nearest value of the table's dtype, ties to even. Rows that are not touched are neither read nor
+// written. All functions give the same bits for any number of threads. For a table that is not cut
+// by columns, `row_gradients` and then `apply_row_gradients` give the same bits as `fused_update`.
 
 /// Updates the touched rows of tables, in one pass over each row.
 void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touched,
                   const PooledGradient& gradient, int num_threads);
 
-/// Returns whether an optimizer needs the g of a whole row. If the table is cut by columns, it is
-/// updated in two phases; between these the ranks add up their `squares`.
+/// Returns whether `optimizer` needs the g of all columns of a row. If so, a table that is cut by
+/// columns is updated in two phases; between them the ranks add up their `squares`.
 bool is_row_wise(const FusedOptimizer& optimizer);
 
 /// Phase one: writes the g of each touched row, and the sum of g^2 over the local columns. Shape:
@@ -51,8 +51,8 @@ void row_gradients(const TableUpdate& update, const TouchedRows& touched,
                    const PooledGradient& gradient, float* gradients, float* squares,
                    int num_threads);
 
-/// Phase two: updates each touched row by its g. `squares`: the sum of g^2 over the whole row,
-/// which has `row_width` columns.
+/// Phase two: updates each touched row by its g. `squares`: for each touched row, the sum of g^2
+/// over all its `row_width` columns, including the columns of other ranks.
 void apply_row_gradients(const TableUpdate& update, const TouchedRows& touched,
                          const float* gradients, const float* squares, std::int64_t row_width,
                          int num_threads);

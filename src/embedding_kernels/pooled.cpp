@@ -71,7 +71,8 @@ HWY_EXPORT(multiply_block);
 
 constexpr std::int64_t kBlockBags = 256;
 
-/// Calls `body(block, feature, first_sample)` for blocks that cover every bag once.
+/// Calls `body(block, feature, first_sample)` for blocks that together contain each bag exactly
+/// once.
 template <class Body>
 void for_blocks(std::span<const TableView> tables, const Bags& bags, int num_threads,
                 const Body& body) {

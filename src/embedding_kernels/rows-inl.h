@@ -61,7 +61,7 @@ HWY_INLINE void store(D /*d*/, hn::Vec<D> v, BFloat16* elements) {
   const auto kept = hn::ShiftRight<16>(whole);
   const auto is_odd = hn::And(kept, hn::Set(bits, 1U));
   const auto rounded = hn::ShiftRight<16>(hn::Add(whole, hn::Add(hn::Set(bits, 0x7FFFU), is_odd)));
-  const auto quiet_nan = hn::Or(kept, hn::Set(bits, 0x40U));  // rounding could make it an infinity
+  const auto quiet_nan = hn::Or(kept, hn::Set(bits, 0x40U));  // rounding could turn a NaN into inf
   const auto codes = hn::IfThenElse(hn::RebindMask(bits, hn::IsNaN(v)), quiet_nan, rounded);
   hn::StoreU(hn::DemoteTo(stored, hn::BitCast(code, codes)), stored,
              reinterpret_cast<std::uint16_t*>(elements));
@@ -105,10 +105,10 @@ HWY_INLINE void store(D d, hn::Vec<D> v, Float16* elements) {
 
 #endif
 
-// ---- Memory: access to rows is random, so they are prefetched some rows ahead.
+// ---- Memory: access to rows is random, so each row is prefetched some rows before its use.
 
 constexpr std::int64_t kCacheLineNbytes = 64;
-constexpr std::int64_t kPrefetchNbytes = 4096;  // prefetched at a time
+constexpr std::int64_t kPrefetchNbytes = 4096;  // prefetch about this far ahead
 
 /// Returns how many rows ahead to prefetch.
 template <class T>

@@ -7,7 +7,7 @@
 
 namespace tessera::embedding {
 
-// Stored elements of a table; float32 is `float`.
+// The types of a table's stored elements. The type for float32 is `float`.
 struct Float16 {
   std::uint16_t bits;
 };

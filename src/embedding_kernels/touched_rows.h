@@ -8,14 +8,14 @@
 
 namespace tessera::embedding {
 
-/// The rows of each table that a batch looks up (touched rows), and their occurrences: the ids in
-/// the batch that name a row. The input of a backward.
+/// Which rows of each table a batch looks up (touched rows), and the occurrences of each row: the
+/// ids in the batch that name it. A backward reads this.
 ///
 /// [Note: Order of sums] The gradient of a row is the sum of weight * gradient of the bag over its
 /// occurrences, in batch order: by feature, then sample, then place in the bag. A row with more
-/// than `kBlockOccurrences` occurrences is hot: each block of that many is summed from zero, then
-/// the blocks' sums are added in order. So several threads can sum one hot row, and any number of
-/// threads gives the same bits.
+/// than `kBlockOccurrences` occurrences is hot: each block of `kBlockOccurrences` occurrences is
+/// summed from zero, then the blocks' sums are added in order. So several threads can sum one hot
+/// row, and any number of threads gives the same bits.
 class TouchedRows {
  public:
   static constexpr std::int64_t kBlockOccurrences = 1024;
@@ -45,10 +45,10 @@ class TouchedRows {
     std::span<const std::int64_t> rows;       // ascending, each once
     std::span<const std::uint32_t> offsets;   // [rows + 1], into occurrences
     std::span<const Occurrence> occurrences;  // sorted by row, then in batch order
-    std::span<const HotRow> hot_rows;         // by index
-    std::int64_t num_blocks = 0;              // of its hot rows
+    std::span<const HotRow> hot_rows;         // ascending by `index`
+    std::int64_t num_blocks = 0;              // of all its hot rows together
     std::int64_t num_samples = 0;             // of the batch
-    Columns columns{};                        // of its bags in the pooled output
+    Columns columns{};                        // of the table's bags in the pooled output
 
     std::int64_t num_rows() const { return static_cast<std::int64_t>(rows.size()); }
     std::int64_t num_occurrences() const { return static_cast<std::int64_t>(occurrences.size()); }
@@ -62,7 +62,7 @@ class TouchedRows {
   };
 
   /// Finds the touched rows of a batch. Reuses memory of earlier batches. Throws:
-  /// Error(unsupported) if a table has 2^32 rows or more, or a batch has so many ids.
+  /// Error(unsupported) if a table has 2^32 rows or more, or the batch has 2^32 ids or more.
   void assign(std::span<const TableView> tables, const Bags& bags, int num_threads);
 
   /// Returns views that are valid until the next `assign`.

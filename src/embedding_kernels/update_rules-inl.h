@@ -15,7 +15,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
 // A rule has `prefetch(row, dim)` for the optimizer state, and `update(w, g, row, dim,
-// mean_square)`. `w` points to the row; only row-wise rules use `mean_square`.
+// mean_square)`. `w` points to the weights of row number `row`. Only row-wise rules use
+// `mean_square`.
 
 /// w -= factor * g
 template <class T>

@@ -41,8 +41,8 @@ Error nothing_sent(const Group& group, const std::string& about_to, const std::s
               " sent nothing before the timeout (did it stop, or run other code?)"};
 }
 
-/// Waits for the requests of all ranks, and returns the decision, or the error that all ranks will
-/// throw. For rank 0.
+/// Runs on rank 0. Waits for the requests of all ranks, and returns the decision, or the error that
+/// all ranks will throw.
 json make_decision(Group& group, std::uint64_t round, const std::string& own,
                    const std::string& about_to, const DecisionOf& decision_of) {
   json decision;
@@ -63,7 +63,7 @@ json make_decision(Group& group, std::uint64_t round, const std::string& own,
   return decision;
 }
 
-/// Waits for the decision of rank 0. For the other ranks.
+/// Runs on the ranks other than 0. Waits for rank 0's decision.
 json wait_for_decision(Group& group, std::uint64_t round, const std::string& about_to) {
   c10d::Store& store = *group.store();
   try {
@@ -95,7 +95,7 @@ std::string Consensus::decide(const std::string& own, const std::string& about_t
   if (group_->rank() == 0) {
     decision = make_decision(*group_, round, own, about_to, decision_of);
     set(store, decision_key(round), decision.dump());
-    // All ranks sent a new request, so all ranks have read the last result.
+    // All ranks have sent a request for this round, so all have read the result of the last round.
     if (last_number_) delete_keys(*group_, *last_number_);
     last_number_ = round;
   } else {

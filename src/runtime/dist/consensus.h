@@ -12,28 +12,28 @@
 namespace tessera::dist {
 
 /// Lets ranks decide together: each rank sends a request, rank 0 of the group decides, and all
-/// ranks get the result. Messages go through the group's store, so a rank that sends nothing in
-/// time can be named. Not thread-safe.
+/// ranks get the result. Messages go through the group's store, so that an error can name a rank
+/// that sends nothing in time. Not thread-safe.
 class Consensus {
  public:
   /// `group`: null if there is only one rank.
   explicit Consensus(std::shared_ptr<Group> group) : group_(std::move(group)) {}
 
   /// Returns on all ranks the result of `decision_of`, which rank 0 calls with all requests in rank
-  /// order. `about_to` says for error messages what this rank wants to do. Collective. Requires: a
-  /// group. Throws on all ranks: what `decision_of` throws; Error(io) naming a rank that sends
-  /// nothing within the store's time-out.
+  /// order. `own`: this rank's request. `about_to`: what this rank wants to do, for error messages.
+  /// Requires: `group` is not null. Collective. Throws on all ranks: what `decision_of` throws;
+  /// Error(io) naming a rank that sends nothing within the store's time-out.
   std::string decide(
       const std::string& own, const std::string& about_to,
       const std::function<std::string(const std::vector<std::string>&)>& decision_of);
 
-  /// Compares the ranks' lists, line by line. Collective. Throws on all ranks: Error(mismatch) with
-  /// the first line that differs; Error(io) as `decide`.
+  /// Compares the `lines` of all ranks, line by line. Collective. Throws on all ranks:
+  /// Error(mismatch) with the first line that differs; Error(io) as `decide`.
   void require_equal(const std::string& what, const std::vector<std::string>& lines);
 
  private:
   std::shared_ptr<Group> group_;
-  std::optional<std::uint64_t> last_number_;  // of the last round, whose keys still exist
+  std::optional<std::uint64_t> last_number_;  // the last round; its keys still exist
 };
 
 }  // namespace tessera::dist

@@ -10,7 +10,7 @@
 namespace tessera::dist {
 namespace {
 
-/// Returns each rank's elements, as views.
+/// Cuts `tensor` into `size` equal parts, one per rank. Returns views.
 std::vector<at::Tensor> splits_of(const at::Tensor& tensor, int size) {
   return tensor.view({size, -1}).unbind(0);
 }
@@ -22,8 +22,8 @@ class GlooBackend::Exchange final : public c10d::Work {
  public:
   Exchange(c10::intrusive_ptr<GlooBackend> backend, int tag)
       : backend_(std::move(backend)), tag_(tag) {}
-  /// Unfinished messages continue in the background: cancelling a message would block the
-  /// connection.
+  /// Lets unfinished messages continue in the background, because cancelling a message would block
+  /// the connection.
   ~Exchange() override { backend_->keep(std::move(tensors_), std::move(messages_)); }
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
@@ -36,7 +36,7 @@ class GlooBackend::Exchange final : public c10d::Work {
     std::vector<at::Tensor> tensors = keep(tensor);
     messages_.push_back(backend_->recv(tensors, from, tag_));
   }
-  /// Sets an `action` to run in `wait`, after all messages have finished.
+  /// Makes `wait` call `action` after all messages have finished.
   void then(std::function<void()> action) { action_ = std::move(action); }
 
   bool wait(std::chrono::milliseconds timeout) override {

@@ -6,12 +6,12 @@
 
 namespace tessera::dist {
 
-/// Gloo with its own all-gather and reduce-scatter for CPU tensors: elements are sent directly from
-/// one rank's tensors into another's. In torch 2.11, c10d's all-gather uses a buffer as large as
-/// the result, and its reduce-scatter is an all-reduce of a copy, which sends twice as much. Inputs
-/// and outputs must not be touched before `wait`. A collective without `wait` continues in the
-/// background and keeps its tensors until the backend dies. A rank that dies in the middle of a
-/// message is noticed at the time-out.
+/// c10d's Gloo backend, with Tessera's all-gather and reduce-scatter for CPU tensors: they send
+/// elements directly from one rank's tensors into another's. In torch 2.11, c10d's all-gather uses
+/// a buffer as large as the result, and its reduce-scatter is an all-reduce of a copy, which sends
+/// twice as much. Inputs and outputs must not be touched before `wait`. If nobody waits for a
+/// collective, it continues in the background and keeps its tensors until the backend dies. If a
+/// rank dies in the middle of a message, the others notice it only at the time-out.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -25,12 +25,12 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
  private:
   class Exchange;
   struct Kept {
-    std::vector<at::Tensor> tensors;  // the messages use them, so destroyed last
+    std::vector<at::Tensor> tensors;  // destroyed last, because the messages use them
     std::vector<c10::intrusive_ptr<c10d::Work>> messages;
   };
 
   c10::intrusive_ptr<Exchange> begin_exchange();
-  /// Keeps the messages of a collective without `wait` until the backend dies.
+  /// Keeps unfinished messages and their tensors until the backend dies.
   void keep(std::vector<at::Tensor> tensors, std::vector<c10::intrusive_ptr<c10d::Work>> messages);
 
   int last_tag_ = 0;  // 0 is the tag of `send`

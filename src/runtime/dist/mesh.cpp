@@ -22,7 +22,7 @@ std::string shape_text(const Axes& axes) {
   throw Error::expected(ErrorKind::invalid_argument, {}, "mesh", expected, shape_text(axes));
 }
 
-/// Returns the axes with the size -1 replaced by the rest of the world size.
+/// Returns the axes; a size of -1 is replaced by the world size divided by the other sizes.
 Axes complete(Axes axes, int world_size) {
   if (axes.empty()) axes = {{"shard", world_size}};
   int product = 1;
@@ -53,7 +53,8 @@ class Connector {
   Connector(c10::intrusive_ptr<c10d::Store> store, const MeshOptions& options)
       : store_(std::move(store)), options_(options) {}
 
-  /// Connects `size` ranks. `key` must be unique among the groups of the store.
+  /// Connects this rank to the group's other ranks. `key` must be unique among the groups of the
+  /// store.
   std::shared_ptr<Group> connect(const std::string& name, const std::string& key, int rank,
                                  int size) const {
     const Transport& transport = options_.transport;
@@ -120,7 +121,7 @@ Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_s
   for (const auto& [name, size] : axes) {
     stride /= size;
     const int coordinate = rank / stride % size;
-    const int first = rank - coordinate * stride;  // the group's rank 0
+    const int first = rank - coordinate * stride;  // world rank of the group's rank 0
     groups.push_back(
         {name, connector.connect(name, name + "/" + std::to_string(first), coordinate, size)});
   }

@@ -11,8 +11,8 @@ namespace tessera::dist {
 class StateSync {
  public:
   explicit StateSync(Group& group) : group_(group) {}
-  /// Replaces `tensor` by rank 0's. Does nothing if this tensor was sent already. Collective. `fqn`
-  /// names the tensor in errors.
+  /// Copies rank 0's `tensor` into `tensor` on all ranks. Does nothing if this tensor was sent
+  /// already. `fqn` names the tensor in errors. Collective.
   void sync(const std::string& fqn, const at::Tensor& tensor);
 
  private:

@@ -42,11 +42,11 @@ EmbeddingBagCollection::EmbeddingBagCollection(std::vector<EmbeddingBagConfig> t
 
 namespace {
 
-/// Returns the sum of one table's rows per bag, in float32.
+/// Returns for each bag the sum of its rows of one table, in float32.
 at::Tensor pooled_sums(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& offsets,
                        const at::Tensor& sample_weights) {
   if (ids.numel() == 0) {
-    // No ids, and perhaps no rows: zeros that still depend on the weight for autograd.
+    // There are no ids, and perhaps no rows. The zeros still depend on the weight, for autograd.
     return torch::zeros({offsets.numel() - 1, weight.size(1)}, at::kFloat) +
            weight.narrow(0, 0, 0).sum();
   }

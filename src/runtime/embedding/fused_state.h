@@ -12,7 +12,7 @@
 
 namespace tessera::embedding {
 
-/// A fused optimizer's state of one table, or of this rank's shard of it.
+/// The state of a fused optimizer for one table, or for this rank's shard of the table.
 struct FusedState {
   struct Slot {
     std::string name;
@@ -26,21 +26,21 @@ struct FusedState {
   float* data(const std::string& name) const;
 };
 
-/// Returns the state of a shard before the first step. Shape: `[rows, columns]`.
+/// Returns the state before the first step, for a shard of shape `[rows, columns]`.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns);
 
 /// Returns whether the optimizer counts steps.
 bool counts_steps(const FusedOptimizer& optimizer);
 
-/// Throws: Error(invalid_argument) naming an invalid number: negative, not finite, or a beta that
-/// is not below 1.
+/// Throws: Error(invalid_argument) naming the number if a number of `optimizer` is negative or not
+/// finite, or a beta is not below 1.
 void check_numbers(const FusedOptimizer& optimizer);
 
-/// Returns the fields of a parameter group: `optimizer` is the name, the others are those of
-/// torch.optim in Python.
+/// Returns `optimizer` as the fields of a parameter group. The field `optimizer` has its name; the
+/// other fields are named as in Python's torch.optim.
 Value::Dict fields_of(const FusedOptimizer& optimizer);
-/// Returns the optimizer with these fields. Throws: Error(mismatch) naming a field that is missing,
-/// not a number, or from another optimizer; Error(invalid_argument) as `check_numbers`.
+/// Returns `optimizer` with the numbers of `fields`. Throws: Error(mismatch) naming a field that is
+/// missing, not a number, or from another optimizer; Error(invalid_argument) as `check_numbers`.
 FusedOptimizer with_fields(const FusedOptimizer& optimizer, const Value::Dict& fields);
 
 }  // namespace tessera::embedding

@@ -15,7 +15,7 @@
 namespace tessera::embedding {
 namespace {
 
-/// The default bound of initial values, as in torchrec.
+/// Returns the default bound of initial values, as in torchrec.
 double bound_of(const EmbeddingBagConfig& config) {
   return 1 / std::sqrt(static_cast<double>(config.num_embeddings));
 }
@@ -55,7 +55,7 @@ void initialize_uniform(const EmbeddingBagConfig& config, const Box& region, std
     at::Tensor values = torch::empty({end - begin, region.sizes[1]}, at::kFloat);
     fill_uniform(region, config.embedding_dim, seed, bound_of(config),
                  values.mutable_data_ptr<float>(), begin, end);
-    const at::NoGradGuard no_grad;  // thread-local
+    const at::NoGradGuard no_grad;  // the mode is thread-local
     weight.narrow(0, begin, end - begin).copy_(values);
   });
 }

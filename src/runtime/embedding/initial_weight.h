@@ -12,14 +12,14 @@ namespace tessera::embedding {
 void initialize(const EmbeddingBagConfig& config, at::Tensor weight);
 
 /// Fills a shard of a table with initial values. The default values depend on seed, table and place
-/// in the table, so the table is the same under every plan. For an `init_fn`, the default generator
-/// is seeded by seed, table and the shard's offsets, so that replicas are equal and shards differ.
-/// The generator's state is restored afterwards.
+/// in the table, so the table is the same under every plan. If the table has an `init_fn`, the
+/// default generator is seeded by seed, table and the shard's offsets, so that replicas are equal
+/// and shards differ. The generator's state is restored afterwards.
 void initialize_shard(const EmbeddingBagConfig& config, const Box& region, std::uint64_t seed,
                       at::Tensor weight);
 
-/// Returns on all ranks a number from rank 0's default generator. Every rank's generator advances.
-/// Collective.
+/// Draws a number from rank 0's default generator. Returns the same number on all ranks. The
+/// generator of every rank advances. Collective.
 std::uint64_t draw_seed(dist::Group& group);
 
 }  // namespace tessera::embedding

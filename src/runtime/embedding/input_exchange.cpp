@@ -14,9 +14,9 @@
 namespace tessera::embedding {
 namespace {
 
-// The header of a rank's batch. After these fields come the numbers of ids that the rank sends to
-// each rank.
-constexpr std::size_t kBatchSize = 0;  // kRefused: no batch
+// Indices of the fields in the header of a rank's batch. After these fields, the header has the
+// number of ids that the rank sends to each rank.
+constexpr std::size_t kBatchSize = 0;  // kRefused: the rank has no batch
 constexpr std::size_t kFingerprint = 1;
 constexpr std::size_t kWantsWeightGradients = 2;
 constexpr std::size_t kNumFields = 3;
@@ -26,8 +26,8 @@ const std::int64_t* longs(const at::Tensor& tensor) {
   return tensor.const_data_ptr<std::int64_t>();
 }
 
-/// Calls `visit(sample, position, row)` for each id of a slice that is in `rows`. `row` is relative
-/// to the first of `rows`.
+/// Calls `visit(sample, position, row)` for each id of `slice` that is in `rows`. `position`: index
+/// into the batch's ids. `row`: the id minus `rows.begin`.
 template <class Visit>
 void for_each_id(const TableBatch& batch, const TableBatch::Slice& slice, FlatRange rows,
                  const Visit& visit) {
@@ -101,8 +101,8 @@ std::int64_t Input::num_outputs(int rank) const {
   return num_outputs;
 }
 
-/// Returns the size of the second message to `rank` from a rank with this batch size and number of
-/// ids. Units: int64.
+/// Returns the size of the second message to `rank` from a rank that has `batch_size` samples and
+/// sends `num_ids` ids. Units: int64.
 std::int64_t Input::payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const {
   return num_outputs(rank) * batch_size + num_ids +
          (is_weighted_ ? ceil_div<std::int64_t>(num_ids, 2) : 0);
@@ -127,7 +127,7 @@ void Input::count_ids() {
   }
 }
 
-/// Writes the second message to each rank.
+/// Writes the second messages of this rank, one for each rank.
 void Input::pack() {
   struct Place {
     const Outgoing* outgoing;
@@ -207,7 +207,7 @@ void Input::advance() {
   }
 }
 
-/// Checks and takes the headers of all ranks from the first message.
+/// Reads the headers of all ranks, which the first message brought. Throws if ranks do not fit.
 void Input::check_headers() {
   const std::size_t num_ranks = num_sent_.size();
   const std::int64_t* const headers = longs(headers_);
@@ -261,7 +261,7 @@ const LocalBags& Input::bags() {
   return bags_;
 }
 
-/// Returns where the message of each rank begins.
+/// Returns for each rank where its message begins in `received_`.
 std::vector<const std::int64_t*> Input::received_messages() const {
   std::vector<const std::int64_t*> messages;
   const std::int64_t* at = longs(received_);
@@ -272,7 +272,8 @@ std::vector<const std::int64_t*> Input::received_messages() const {
   return messages;
 }
 
-/// Returns the runs by output and then by rank, with their lengths and numbers of ids.
+/// Returns the runs, ordered by output, then by rank. Sets only `lengths`, `num_samples`,
+/// `num_ids`.
 std::vector<Input::Run> Input::received_runs() const {
   const std::int64_t outputs = num_outputs(rank());
   const std::vector<const std::int64_t*> messages = received_messages();
@@ -288,8 +289,8 @@ std::vector<Input::Run> Input::received_runs() const {
   return runs;
 }
 
-/// Allocates the bags. If there is one rank, the received ids are in order already: the bags are
-/// views of the message.
+/// Allocates the bags. If there is one rank, the received ids are already in the bags' order, so
+/// the bags' ids and weights are views of the message.
 void Input::allocate_bags() {
   const std::int64_t outputs = num_outputs(rank());
   const std::int64_t num_ids = sum_of(num_received_);
@@ -307,7 +308,8 @@ void Input::allocate_bags() {
   }
 }
 
-/// Sets for each run where its ids and weights were received, and where its bags go.
+/// Sets for each run where its ids and weights are in the message, and where its bags are to be
+/// put.
 void Input::place_runs(std::vector<Run>& runs) {
   struct Source {  // the next ids and weights of a rank
     const std::int64_t* ids;
@@ -331,7 +333,7 @@ void Input::place_runs(std::vector<Run>& runs) {
     run.offsets = std::exchange(offset, offset + run.num_samples);
     run.begin = std::exchange(begin, begin + run.num_ids);
   }
-  // If they differ, lengths and ids are from different batches.
+  // This fails if lengths and ids are from different batches.
   TESSERA_CHECK(begin == sum_of(num_received_));
 }
 
@@ -358,7 +360,7 @@ void Input::return_weight_gradients(const at::Tensor& from, at::Tensor to) {
   TESSERA_CHECK(returns_weight_gradients_ && has_arrived_);
   const auto num_ranks = batch_sizes_.size();
   const std::int64_t outputs = num_outputs(rank());
-  at::Tensor sorted = torch::empty_like(from);  // by rank, in the order of the received ids
+  at::Tensor sorted = torch::empty_like(from);  // ordered by rank, then as the ids came
   const float* source = from.const_data_ptr<float>();
   std::vector<float*> places;
   auto* place = sorted.mutable_data_ptr<float>();

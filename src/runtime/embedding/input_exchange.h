@@ -19,7 +19,7 @@ struct Assignment {
   FlatRange rows;                    // of the table
   FlatRange columns;                 // of the table
   bool has_all_rows = false;         // of the table
-  std::vector<std::size_t> outputs;  // of the TableSet: those that look up this shard
+  std::vector<std::size_t> outputs;  // indices of the TableSet's outputs that look it up
 };
 
 /// The shards of each rank, in the order of the tables.
@@ -28,26 +28,27 @@ using Assignments = std::vector<std::vector<Assignment>>;
 /// Returns the sum of `sizes`.
 std::int64_t sum_of(const std::vector<std::int64_t>& sizes);
 
-/// The bags of all ranks' batches for this rank's shards. Bag `o * num_samples + s` is sample s of
-/// the o-th output of its assignments. Samples are in rank order.
+/// The bags of all ranks' batches that look up this rank's shards. Bag `o * num_samples + s` is
+/// sample s of the o-th output of this rank's assignments. The samples of all ranks are in rank
+/// order.
 struct LocalBags {
   std::int64_t num_samples = 0;
-  at::Tensor ids;      // [N] int64, rows of the shards
+  at::Tensor ids;      // [N] int64, row numbers within a shard
   at::Tensor offsets;  // [outputs * num_samples + 1] int64
-  at::Tensor weights;  // [N] float32; undefined: all 1
+  at::Tensor weights;  // [N] float32; if undefined, each weight is 1
 };
 
-/// A rank's batch, or the reason why it has none.
+/// A rank's batch, or the exception that says why the rank has none.
 struct OwnBatch {
   std::optional<KeyedJaggedTensor> batch;
   std::exception_ptr refusal;
   bool wants_weight_gradients = false;
 };
 
-/// A batch in transit to the ranks that hold its rows, in two messages. The first is an all-gather
-/// of sizes. The second is an all-to-all of int64: each rank gets `outputs * batch` lengths, `n`
-/// ids and, with weights, `ceil(n / 2)` pairs of weights. Every method is collective. Not
-/// thread-safe.
+/// Sends a batch to the ranks that hold its rows, in two messages. The first is an all-gather of
+/// sizes. The second is an all-to-all of int64: each rank gets from every rank `outputs * batch`
+/// lengths, `n` ids and, with weights, `ceil(n / 2)` pairs of weights. Every method is collective.
+/// Not thread-safe.
 class Input {
  public:
   /// Starts the first message, and copies what the second message needs of the batch. If this
@@ -56,9 +57,9 @@ class Input {
   Input(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
         std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint);
 
-  /// Starts the second message, once. Throws, every time: the problem of this rank's batch;
-  /// Error(invalid_argument) if another rank refused its batch; Error(mismatch) if a rank has
-  /// another fingerprint.
+  /// Starts the second message; does nothing if it was started already. Throws, at every call: the
+  /// problem of this rank's batch; Error(invalid_argument) if another rank refused its batch;
+  /// Error(mismatch) if ranks have different fingerprints.
   void advance();
   /// Returns the bags to look up on this rank. Waits for the second message.
   const LocalBags& bags();
@@ -69,9 +70,10 @@ class Input {
 
   /// Returns whether any rank wants gradients of its weights. Requires: `advance`.
   bool returns_weight_gradients() const { return returns_weight_gradients_; }
-  /// Adds the gradients of this rank's weights to `to`; `from` has the gradients of
-  /// `bags().weights` on each rank. Shape: both as the weights. `to` is undefined if this rank
-  /// wants no gradients. Requires: `returns_weight_gradients()`.
+  /// Adds the gradients of the weights of this rank's batch to `to`. `from` has, on each rank, the
+  /// gradients of `bags().weights`. Shape: `from` as `bags().weights`, `to` as the weights of this
+  /// rank's batch. `to` is undefined if this rank wants no gradients. Requires:
+  /// `returns_weight_gradients()`.
   void return_weight_gradients(const at::Tensor& from, at::Tensor to);
 
  private:
@@ -95,7 +97,7 @@ class Input {
     std::int64_t num_samples;
     const std::int64_t* ids = nullptr;
     const float* weights = nullptr;
-    std::int64_t* offsets = nullptr;  // where the run's bags end
+    std::int64_t* offsets = nullptr;  // where to write the ends of the run's bags
     std::int64_t begin = 0;           // in the ids of all runs
     std::int64_t num_ids = 0;
   };
@@ -124,7 +126,7 @@ class Input {
   std::vector<std::int64_t> num_sent_;                // ids, by rank
   std::vector<std::int64_t> num_received_;            // ids, by rank
   std::vector<std::int64_t> batch_sizes_;             // by rank
-  std::vector<std::vector<std::int64_t>> positions_;  // of the ids sent to each rank
+  std::vector<std::vector<std::int64_t>> positions_;  // in the batch, of the ids sent to each rank
   bool has_advanced_ = false;
   bool has_arrived_ = false;
   LocalBags bags_;

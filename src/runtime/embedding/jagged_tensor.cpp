@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-/// Names a bag in messages; in a KeyedJaggedTensor by key and sample.
+/// Names a bag in messages. A bag of a KeyedJaggedTensor is named by key and sample.
 struct BagNames {
   std::span<const std::string> keys;
   std::int64_t batch_size = 0;
@@ -43,12 +43,13 @@ void check_vector(const Tensor& tensor, const std::string& what) {
   }
 }
 
-/// Returns lengths or offsets as an int64 copy, which the caller cannot change after the checks.
+/// Returns an int64 copy of lengths or offsets, so that the caller cannot change them after the
+/// checks.
 Tensor own_copy(const Tensor& vector, at::Device device) {
   return vector.to(device, at::kLong, /*non_blocking=*/false, /*copy=*/true).contiguous();
 }
 
-/// Returns checked lengths and offsets as int64 on the values' device.
+/// Checks `lengths`. Returns lengths and offsets as int64, on the device of `values`.
 std::pair<Tensor, Tensor> checked_lengths(const Tensor& values, const Tensor& lengths,
                                           const BagNames& name) {
   check_vector(lengths, "lengths");
@@ -140,7 +141,8 @@ std::vector<Tensor> JaggedTensor::to_dense() const {
 
 namespace {
 
-/// Returns the number of samples. Throws if keys and bags do not fit.
+/// Returns the number of samples. Throws if a key is there twice, or if the keys do not have
+/// equally many bags.
 std::int64_t checked_batch_size(const std::vector<std::string>& keys, std::int64_t num_bags) {
   if (std::set<std::string>(keys.begin(), keys.end()).size() != keys.size()) {
     std::set<std::string> seen;

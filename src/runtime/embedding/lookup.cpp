@@ -122,7 +122,8 @@ void Lookup::add_dense(std::size_t looked, const PooledGradient& gradient,
   gradients[table.table] = dense.to(table.weight.scalar_type());
 }
 
-/// Updates the tables whose rows this rank holds in full, or whose optimizer works per element.
+/// Updates the sharded tables that need nothing from other ranks: this rank holds whole rows, or
+/// the optimizer works per element.
 void Lookup::step_shards(const PooledGradient& gradient, const FusedOptimizer& optimizer) {
   std::vector<TableUpdate> updates;
   for (std::size_t i = 0; i < looked_.size(); ++i) {
@@ -134,12 +135,12 @@ void Lookup::step_shards(const PooledGradient& gradient, const FusedOptimizer& o
   fused_update(updates, touched_, gradient, at::get_num_threads());
 }
 
-/// Updates tables whose columns are on several ranks, for an optimizer that needs whole rows.
+/// Updates the tables whose columns are on several ranks, if the optimizer needs whole rows.
 void Lookup::step_split_rows(const PooledGradient& gradient, const FusedOptimizer& optimizer) {
   struct SplitTable {
     std::size_t looked;
     Tensor gradients;             // [touched rows, columns]
-    std::vector<Tensor> squares;  // [touched rows] of each peer's columns, in the peers' order
+    std::vector<Tensor> squares;  // for each peer, in their order: [touched rows]
   };
   std::vector<SplitTable> split;
   for (std::size_t i = 0; i < looked_.size(); ++i) {
@@ -157,7 +158,8 @@ void Lookup::step_split_rows(const PooledGradient& gradient, const FusedOptimize
       each.squares.push_back(peer == group_->rank() ? own : torch::empty({num_rows}, at::kFloat));
     }
   }
-  // Sends each peer the tables in order. Both sides have the same tables and touched rows.
+  // Sends each peer the squares of the tables that both have, in order. Sender and receiver have
+  // the same tables and touched rows.
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->size()));
   std::vector<Tensor> sent;
   for (int rank = 0; rank < group_->size(); ++rank) {
@@ -195,7 +197,7 @@ void Lookup::step_split_rows(const PooledGradient& gradient, const FusedOptimize
   }
 }
 
-/// Updates a table that every rank has, with the gradients of all ranks.
+/// Updates a table that every rank has in full, with the gradients of all ranks.
 void Lookup::step_replica(std::size_t looked, const PooledGradient& gradient,
                           const FusedOptimizer& optimizer) {
   const LocalTable& table = *looked_[looked];

@@ -25,7 +25,7 @@ struct LocalTable {
   std::vector<Shard> layout;     // of all ranks
   Box region;                    // in the whole table; no rows if this rank holds nothing
   std::int64_t num_columns = 0;  // of the whole table
-  at::Tensor weight;             // the parameter; shape: that of the region
+  at::Tensor weight;             // the parameter; has the region's shape
   at::ScalarType dtype = at::kFloat;
   FusedState state;  // of a fused table
   /// Ranks that hold columns of the same rows, including this one, in order of columns.
@@ -37,7 +37,7 @@ struct LocalTable {
 
 /// Where the columns of each output are within a sample's row of pooled values.
 struct PooledColumns {
-  std::vector<std::int64_t> first;  // of each output of each assignment, in their order
+  std::vector<std::int64_t> first;  // for each output of each assignment, in order
   std::int64_t width = 0;           // of a sample's row
 };
 
@@ -58,10 +58,11 @@ class Lookup {
   void pooled(const LocalBags& bags, at::Tensor& to) const;
   /// Returns the gradient of `bags.weights`. Shape: `gradient` is `[num_samples, width]`.
   at::Tensor sample_weight_gradients(const LocalBags& bags, const at::Tensor& gradient) const;
-  /// Updates the fused tables, and sets `gradients[table]` of the dense tables, all averaged over
-  /// the group. Shards: ranks with columns of the same rows exchange sums of squared gradients, in
-  /// one all-to-all if there are such tables. Replicas: ranks exchange gradients, in an all-reduce
-  /// for each dense table, and one all-gather and two all-to-alls for each fused one. Collective.
+  /// Updates the fused tables, and sets `gradients[table]` of the dense tables. All gradients are
+  /// averages over the group. For shards: ranks with columns of the same rows exchange sums of
+  /// squared gradients, in one all-to-all if there are such tables. For replicas: ranks exchange
+  /// gradients, in an all-reduce for each dense table, and one all-gather and two all-to-alls for
+  /// each fused table. Collective.
   void backward(const LocalBags& bags, const at::Tensor& gradient, const FusedOptimizer* optimizer,
                 std::vector<at::Tensor>& gradients);
 

@@ -73,7 +73,7 @@ bool holds(const Shard& shard, int rank) {
   return std::ranges::find(shard.ranks, rank) != shard.ranks.end();
 }
 
-/// Returns the ranks that hold the rows of `region`, in order of columns.
+/// Returns the ranks that hold columns of the rows of `region`, in order of columns.
 std::vector<int> column_peers(const std::vector<Shard>& layout, const Box& region) {
   std::vector<std::pair<std::int64_t, int>> peers;
   for (const Shard& shard : layout) {
@@ -101,7 +101,7 @@ std::uint64_t fingerprint_of(const TableSet& tables, const TablePlan& plan,
   return xxh3_64(std::as_bytes(std::span(text)));
 }
 
-/// Returns the columns of the assignments' outputs as they are in the collection's output.
+/// Returns where the columns of the assignments' outputs are in the collection's output.
 PooledColumns output_columns(const TableSet& tables, const std::vector<Assignment>& assignments) {
   PooledColumns columns{{}, tables.output_width()};
   for (const Assignment& each : assignments) {
@@ -112,7 +112,7 @@ PooledColumns output_columns(const TableSet& tables, const std::vector<Assignmen
   return columns;
 }
 
-/// Returns the columns of the assignments' outputs one after the other, without gaps.
+/// Puts the columns of the assignments' outputs one after the other, without gaps.
 PooledColumns packed_columns(const std::vector<Assignment>& assignments) {
   PooledColumns columns;
   for (const Assignment& each : assignments) {
@@ -181,7 +181,7 @@ ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const
 
 void ShardedTables::lay_out_columns(const Assignments& sharded,
                                     const std::vector<Assignment>& replicated) {
-  std::set<std::int64_t> written;  // first columns of the output
+  std::set<std::int64_t> written;  // first columns of blocks, in the output
   std::int64_t num_written = 0;
   const auto write = [&](std::int64_t column, std::int64_t width) {
     const bool is_first = written.insert(column).second;
@@ -396,7 +396,7 @@ Tensor ShardedTables::forward(const std::shared_ptr<Inputs>& inputs) {
 }
 
 Tensor ShardedTables::forward(const KeyedJaggedTensor& batch) {
-  // First of all: if ranks do not meet here, no rank has sent anything that others receive later.
+  // Meet first: if ranks do not meet here, no rank has sent a message that others receive later.
   const registry::MeetingPoint::Passes passes = meeting_point_->meet();
   return looked_up(start(batch), passes);
 }

@@ -20,7 +20,7 @@ struct Inputs {
   std::weak_ptr<const ShardedTables> tables;  // the tables that look it up
   bool is_used = false;                       // whether the batch has been looked up
   std::unique_ptr<Input> sharded;
-  std::unique_ptr<Input> replicated;  // of data_parallel tables: this rank's own batch
+  std::unique_ptr<Input> replicated;  // for data_parallel tables: only this rank's batch
   at::Tensor weights;                 // of the batch, float32, with their autograd history
 };
 
@@ -34,7 +34,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   const TableSet& tables() const { return tables_; }
   const TablePlan& plan() const { return plan_; }
   const dist::Mesh& mesh() const { return mesh_; }
-  std::vector<LocalTable>& local() { return local_; }  // parallel to the tables
+  std::vector<LocalTable>& local() { return local_; }  // one per table, in the order of `tables()`
 
   /// Collective.
   std::shared_ptr<Inputs> start(const KeyedJaggedTensor& batch);
@@ -47,7 +47,8 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   /// another collection, or were looked up already.
   at::Tensor forward(const std::shared_ptr<Inputs>& inputs);
 
-  /// Belongs to the module: a pass over a root above it makes all ranks reach its collectives.
+  /// Returns the module's meeting point, by which a pass over a root above the module makes all
+  /// ranks reach the module's collectives.
   const std::shared_ptr<registry::MeetingPoint>& meeting_point() const { return meeting_point_; }
 
   /// Returns the state dict entry of a table's weight, or of its optimizer state.
@@ -60,24 +61,25 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
 
  private:
   friend class LookupNode;
-  /// Columns of the output, and the same columns in a rank's pooled rows.
+  /// A range of columns: `from` in a rank's pooled rows, `to` in the output.
   struct Block {
     std::int64_t from = 0;
     std::int64_t to = 0;
     std::int64_t width = 0;
-    bool is_first = false;  // the first to write there; later blocks add other rows
+    bool is_first = false;  // whether it is the first to write there; others add to it
   };
   std::shared_ptr<Inputs> start(const OwnBatch& batch);
   std::uint64_t fingerprint() const;
   at::Tensor looked_up(const std::shared_ptr<Inputs>& inputs,
                        const registry::MeetingPoint::Passes& passes);
   at::Tensor pooled(Inputs& inputs);
-  /// Pools on all ranks, and sums what the ranks pooled for this rank's samples.
+  /// Pools this rank's bags, and sums what all ranks have pooled for this rank's samples into
+  /// `output`.
   void exchange_pooled(const LocalBags& bags, const Input& input, at::Tensor& output) const;
   at::Tensor exchange_gradient(const Input& input, const at::Tensor& gradient) const;
-  /// Returns the number of elements that this rank pools for each rank; `pooled_for_own`: that each
-  /// rank pools for this rank.
+  /// Returns, for each rank, how many elements this rank pools for that rank.
   std::vector<std::int64_t> pooled_here(const Input& input) const;
+  /// Returns, for each rank, how many elements that rank pools for this rank.
   std::vector<std::int64_t> pooled_for_own(const Input& input) const;
   /// Returns the tables' gradients, parallel to `local_`; undefined for tables without a gradient.
   /// `moves_tables`: whether to update fused tables.
@@ -91,14 +93,14 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   TablePlan plan_;
   dist::Mesh mesh_;
   std::optional<FusedOptimizer> optimizer_;
-  std::shared_ptr<dist::Group> world_;  // all ranks; independent of other groups' order
+  std::shared_ptr<dist::Group> world_;  // all ranks; its collectives have an order of their own
   std::shared_ptr<dist::Group> alone_;  // this rank's group of one
   std::vector<LocalTable> local_;
   std::shared_ptr<const Assignments> sharded_;     // by rank
   std::shared_ptr<const Assignments> replicated_;  // of this rank alone
   std::vector<PooledColumns> pooled_columns_;      // of each rank's lookup in `sharded_`
   std::vector<std::vector<Block>> blocks_;         // by rank, parallel to its pooled columns
-  bool covers_output_ = false;                     // whether a table writes every column of it
+  bool covers_output_ = false;                     // whether tables write each output column
   bool has_means_ = false;
   std::uint64_t static_fingerprint_ = 0;  // of all that never changes
   std::shared_ptr<registry::MeetingPoint> meeting_point_ =

@@ -14,12 +14,12 @@ struct TableBatch {
   std::int64_t batch_size = 0;
   at::Tensor ids;      // [N] int64
   at::Tensor lengths;  // [keys * batch_size] int64
-  at::Tensor weights;  // [N] float32; undefined: none
+  at::Tensor weights;  // [N] float32; undefined if the batch has none
   struct Slice {       // of one output
     std::int64_t begin = 0;
-    std::int64_t end = 0;        // of its ids
+    std::int64_t end = 0;        // its ids are [begin, end) of `ids`
     std::int64_t first_bag = 0;  // in `lengths`
-    bool is_missing = false;     // all bags are empty
+    bool is_missing = false;     // if so, all bags are empty
   };
   std::vector<Slice> slices;  // parallel to TableSet::outputs
 

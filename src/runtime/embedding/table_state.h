@@ -8,12 +8,12 @@
 
 namespace tessera::embedding {
 
-/// Adds hooks by which a collection's state dicts hold whole tables, or this rank's shards of them.
+/// Adds hooks to `collection`. With them its state dicts hold whole tables, or this rank's shards.
 void attach_state_dict_hooks(torch::nn::Module& collection,
                              const std::shared_ptr<ShardedTables>& tables);
 
-/// Returns the optimizer state of the fused tables, for saving and loading; nullptr if there are
-/// none.
+/// Returns the optimizer state of the fused tables, for saving and loading; nullptr if `tables` has
+/// no fused optimizer.
 std::shared_ptr<registry::FusedUpdates> fused_updates(const std::shared_ptr<ShardedTables>& tables);
 
 }  // namespace tessera::embedding

@@ -23,10 +23,10 @@ class Norm {
     norms_.push_back(
         at::linalg_vector_norm(gradient, type_, c10::nullopt, /*keepdim=*/false, at::kDouble));
   }
-  /// Adds the `power` of another rank or group of tensors.
+  /// Adds the `power()` of other ranks or of other tensors.
   void add_power(double power) { power_ = is_max() ? max_or_nan(power_, power) : power_ + power; }
-  /// Returns the sum of the elements' powers; for infinity, their maximum. Synchronizes with the
-  /// device once.
+  /// Returns the sum of the powers of the elements; for the infinity norm, the largest absolute
+  /// value. Waits for the device once.
   double power() const {
     if (norms_.empty()) return power_;
     const double norm = at::linalg_vector_norm(at::stack(norms_), type_).item<double>();
