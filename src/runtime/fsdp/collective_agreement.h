@@ -15,7 +15,7 @@ namespace tessera::fsdp {
 /// What a rank wants to do next, or that it has failed.
 struct Request {
   PhaseKey::Direction direction = PhaseKey::Direction::forward;
-  /// Nothing: this rank is at the end of the phase.
+  /// Empty if this rank is at the end of the phase.
   std::optional<CollectiveSchedule::Proposal> proposal;
   std::string text;  // for messages: `unshard layers.1`
   bool has_failed = false;
@@ -29,8 +29,8 @@ class CollectiveAgreement {
   explicit CollectiveAgreement(std::shared_ptr<dist::Group> group)
       : group_(std::move(group)), consensus_(group_) {}
 
-  /// Returns what all ranks do next; nothing if all are at the end of the phase. Collective. Throws
-  /// on all ranks: Error(mismatch) if ranks are in different phases; Error(io) as dist::Consensus.
+  /// Returns the collective that all ranks run next; empty if all ranks end the phase. Collective.
+  /// Throws on all ranks: Error(mismatch) as `choose`; Error(io) as dist::Consensus.
   std::optional<CollectiveSchedule::Proposal> agree(const Request& request);
 
   /// As Consensus::require_equal.
@@ -43,11 +43,13 @@ class CollectiveAgreement {
   dist::Consensus consensus_;
 };
 
-/// Returns what ranks with these `requests` do next. Reductions go first, because a rank that waits
-/// for a reduction has done everything before it; of these, the last unit of the tree first, as in
-/// a backward. Then all-gathers: in a forward the first unit of the tree first, in a backward the
-/// last. A meeting goes last, when all ranks ask for it; if a rank has failed, all end the phase
-/// instead. Throws: Error(mismatch) if ranks are in different phases, or not all ask for a meeting.
+/// Returns the collective that ranks with these `requests` run next; empty if all ranks end the
+/// phase. Reductions go first, because a rank that waits for a reduction has done everything before
+/// it; among reductions, the one of the last unit in the tree goes first, as in a backward. Then
+/// all-gathers follow: in a forward the first unit in the tree goes first, in a backward the last.
+/// A meeting goes last, when all ranks ask for it; if a rank has failed, all ranks end the phase
+/// instead. Throws: Error(mismatch) if ranks are in different phases, or if only some ask for a
+/// meeting.
 std::optional<CollectiveSchedule::Proposal> choose(std::span<const Request> requests,
                                                    const std::string& group_name);
 

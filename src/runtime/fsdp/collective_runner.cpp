@@ -19,7 +19,8 @@ CollectiveRunner::CollectiveRunner(std::shared_ptr<dist::Group> group,
   schedule_.set_prefetch(std::move(rules));
 }
 
-/// After a failed collective nobody knows what the other ranks do.
+/// Runs `action`. If it throws, marks the runner as broken: after a failed collective nobody knows
+/// what the other ranks do.
 template <class Action>
 auto CollectiveRunner::guarded(Action&& action) {
   try {
@@ -40,7 +41,8 @@ void CollectiveRunner::abort_phase() {
   schedule_.abort_phase();
 }
 
-/// Returns false if ranks disagree about a meeting: the rest of `due` is then not run.
+/// Runs `due` in order. Returns false if ranks disagree about a meeting; what comes after this
+/// meeting is then not run.
 bool CollectiveRunner::run_all(const CollectiveSchedule::DueCollectives& due) {
   return std::ranges::all_of(due, [&](const auto& each) { return run(each); });
 }
@@ -57,7 +59,7 @@ bool CollectiveRunner::run(const CollectiveSchedule::DueCollective& due) {
   return true;
 }
 
-/// Returns whether all ranks pass the same value. Collective.
+/// Returns whether `is_there` is equal on all ranks. Collective.
 bool CollectiveRunner::all_or_none(bool is_there) const {
   if (!group_) return true;
   at::Tensor num_there = torch::full({1}, is_there ? 1 : 0, at::kInt).to(group_->device());
@@ -83,7 +85,7 @@ void CollectiveRunner::need(const Collective& what) {
 void CollectiveRunner::gradients_ready(std::size_t handle) {
   guarded([&] {
     if (!schedule_.is_following()) return agree_on({Verb::reduce, handle});
-    // The end of the phase runs what is not run here.
+    // `end_phase` runs the collectives that are not run here.
     run_all(schedule_.gradients_ready(handle));
   });
 }
@@ -148,7 +150,7 @@ CollectiveRunner::Sums CollectiveRunner::sum(Deviates deviates, bool has_failed)
   return result;
 }
 
-/// Throws if another rank has failed.
+/// Ends the phase. Throws if another rank has failed and this one has not.
 void CollectiveRunner::close_phase(const Sums& sums, bool has_failed) {
   schedule_.end_phase(sums.is_needed);
   if (sums.num_failed == 0 || has_failed) return;

@@ -13,12 +13,12 @@ namespace tessera::fsdp {
 /// Starts the collectives whose turn it is, for CollectiveRunner.
 class CollectiveActions {
  public:
-  /// Starts a collective. Returns whether this rank uses it: keeps the gathered parameters, or had
-  /// a gradient to reduce.
+  /// Starts a collective. Returns whether this rank uses it, which means that this rank keeps the
+  /// gathered parameters, or had a gradient to reduce.
   virtual bool run(const CollectiveSchedule::DueCollective& due) = 0;
   /// Returns the handles with gradients that are not reduced yet.
   virtual std::vector<std::size_t> unreduced() const = 0;
-  /// Returns numbers to sum over the ranks at the end of a phase; equally many on each rank.
+  /// Returns numbers to sum over the ranks at the end of a phase. Each rank returns equally many.
   virtual std::vector<int> counts() const = 0;
   virtual std::string name_of(const Collective& what) const = 0;
 
@@ -31,21 +31,21 @@ class CollectiveActions {
 /// thread-safe.
 class CollectiveRunner {
  public:
-  /// `group`: all ranks that take part; null: only this one. `rules`: one per handle and per module
-  /// with its own collectives. `units`: lines that must be equal on all ranks. `actions` must
-  /// outlive this.
+  /// `group`: all ranks that take part; null if this is the only one. `rules`: one per handle and
+  /// per module with its own collectives. `units`: lines that must be equal on all ranks. `actions`
+  /// must outlive this.
   CollectiveRunner(std::shared_ptr<dist::Group> group, std::vector<PrefetchRule> rules,
                    std::vector<std::string> units, CollectiveActions& actions);
 
-  /// Collective the first time. Throws: Error(mismatch) if ranks have different units.
+  /// The first call is collective. Throws: Error(mismatch) if ranks have different units.
   void begin_phase(const PhaseKey& key);
   bool is_in_phase() const { return schedule_.is_in_phase(); }
   const PhaseKey& key() const { return schedule_.key(); }
   /// Returns whether a phase is open in which no collective has failed.
   bool can_end_phase() const { return is_in_phase() && !is_broken_; }
   /// Runs the rest of the list, and returns the sums of `counts`. Collective over `group`.
-  /// `has_failed`: this rank will throw after the phase. Throws: Error(io) naming a rank with
-  /// `has_failed`.
+  /// `has_failed`: this rank will throw after the phase. Throws: Error(io) naming a rank that
+  /// passed `has_failed`, unless this rank passed it too.
   std::vector<int> end_phase(bool has_failed = false);
   /// Drops a phase that failed. Not collective.
   void abort_phase();
@@ -60,8 +60,8 @@ class CollectiveRunner {
   void gradients_ready(std::size_t handle);
   /// Starts the next collective ahead of time if it is an all-gather.
   void gather_next();
-  /// Returns whether the order has passed `position`: the all-gather that was started ahead of time
-  /// there was not needed.
+  /// Returns whether this rank has passed `position` in the list. If so, an all-gather that it
+  /// started there ahead of time was not needed.
   bool has_passed(std::size_t position) const { return schedule_.has_passed(position); }
 
  private:

@@ -11,7 +11,8 @@ namespace {
 using Verb = Collective::Verb;
 using Role = CollectiveSchedule::DueCollective::Role;
 
-/// Returns a limit for a list that grows in each phase because each phase has another order.
+/// Returns the most entries that a list may have. A list grows in each phase if each phase has
+/// another order.
 std::size_t max_num_entries(std::size_t num_handles) {
   return 64 + 16 * num_handles;
 }
@@ -60,7 +61,8 @@ std::optional<std::size_t> CollectiveSchedule::find(const Collective& what,
   return std::nullopt;
 }
 
-/// Returns the all-gather that starts together with the entry at `position`.
+/// Returns the position of the all-gather that starts together with the entry at `position`, if
+/// any.
 std::optional<std::size_t> CollectiveSchedule::gathered_with(std::size_t position) const {
   const Collective& what = list_->entries[position].what;
   const PrefetchRule& rule = rules_[what.handle];
@@ -84,7 +86,8 @@ void CollectiveSchedule::issue(std::size_t position, Role role, DueCollectives& 
   due.push_back({list_->entries[position].what, role, position});
 }
 
-/// Moves past the entry at `position`, which this rank needs.
+/// Adds the entries up to `position` to `due` and moves past them. This rank needs the last of
+/// them.
 void CollectiveSchedule::advance(std::size_t position, DueCollectives& due) {
   const auto role_of = [&](std::size_t other) {
     if (other == position) return Role::own;

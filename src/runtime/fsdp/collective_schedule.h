@@ -11,8 +11,9 @@
 
 namespace tessera::fsdp {
 
-/// A collective of one handle's flat parameter. Handles have their numbers in the pass. Modules
-/// with their own collectives (registry::MeetingPoint) are numbered after them.
+/// A collective of one handle's flat parameter. `handle` is the handle's number in the pass. A
+/// module with its own collectives (registry::MeetingPoint) has a number after those of the
+/// handles.
 struct Collective {
   enum class Verb : std::uint8_t {
     unshard,
@@ -38,11 +39,11 @@ struct PhaseKey {
   Direction direction = Direction::forward;
   PassKind kind = PassKind::training;
   bool keeps_gradients = false;  // a backward under NoSyncScope: reduces nothing
-  std::size_t number = 0;  // among the phases of this direction in the pass; 1 also for later ones
+  std::size_t number = 0;  // 0 in the first phase of this direction in the pass, 1 in later ones
   friend auto operator<=>(const PhaseKey&, const PhaseKey&) = default;
 };
 
-/// When to gather the unit after a handle's.
+/// When to gather the next unit, which is the one after a handle's unit.
 struct PrefetchRule {
   ForwardPrefetch forward = ForwardPrefetch::none;
   BackwardPrefetch backward = BackwardPrefetch::none;
@@ -74,7 +75,7 @@ class CollectiveSchedule {
  public:
   static constexpr int kNumIdlePhases = 16;
 
-  /// A collective whose turn it is; DueCollectives are in order.
+  /// A collective whose turn it is. DueCollectives has them in the order in which they run.
   struct DueCollective {
     enum class Role : std::uint8_t {
       own,     // this rank needs it
@@ -88,7 +89,8 @@ class CollectiveSchedule {
   };
   using DueCollectives = std::vector<DueCollective>;
 
-  /// A collective, and where to insert it into the list; nothing: the list has it already.
+  /// A collective. `insert_at` says where to insert it into the list; empty if the list has it
+  /// already.
   struct Proposal {
     Collective what;
     std::optional<std::size_t> insert_at;
@@ -99,25 +101,25 @@ class CollectiveSchedule {
   void set_prefetch(std::vector<PrefetchRule> rules) { rules_ = std::move(rules); }
 
   void begin_phase(const PhaseKey& key);
-  /// Requires: this rank has run or joined the whole list. `is_needed`: two flags per handle, for
-  /// its all-gathers and its reductions: whether any rank needed one in this phase.
+  /// Requires: this rank has run or joined the whole list. `is_needed`: two flags per handle, which
+  /// say whether any rank needed its all-gather, and its reduction, in this phase.
   void end_phase(const std::vector<bool>& is_needed);
   /// Ends a failed phase and deletes its list.
   void abort_phase();
   bool is_in_phase() const { return list_ != nullptr; }
   const PhaseKey& key() const { return key_; }
 
-  /// Whether this rank follows the list. If not, ranks agree on each collective.
+  /// Returns whether this rank follows the list. If not, ranks agree on each collective.
   bool is_following() const { return is_following_; }
 
   // --- while following the list
-  /// Returns the collectives up to an all-gather or meeting that this rank needs now, including
-  /// `what` unless it was started already. Returns nothing if `what` is not in the rest of the
-  /// list.
+  /// Returns the collectives to run now because this rank needs `what`, an all-gather or a meeting:
+  /// those before it in the list, and `what` itself unless it was started already. Returns nullopt
+  /// if `what` is not in the rest of the list.
   std::optional<DueCollectives> need(const Collective& what);
-  /// Returns the collectives that can run now that a handle's gradients are complete; may be empty.
+  /// Returns the collectives that can run now that a handle's gradients are complete; perhaps none.
   DueCollectives gradients_ready(std::size_t handle);
-  /// Returns the next entry, to start it ahead of time, if it is an all-gather.
+  /// Returns the next entry if it is an all-gather, to start it ahead of time; otherwise nothing.
   DueCollectives next_gather();
   /// Returns the rest of the list.
   DueCollectives rest();
@@ -125,18 +127,18 @@ class CollectiveSchedule {
   void note_not_kept(std::size_t position) { state_[position] = State::joined; }
   /// Notes that this rank had a gradient for a reduction that it joined.
   void note_needed(std::size_t position) { is_needed_[position] = true; }
-  /// Returns whether the list has passed a position; an all-gather that was started there ahead of
-  /// time was not needed.
+  /// Returns whether this rank has passed `position` in the list. If so, an all-gather that it
+  /// started there ahead of time was not needed.
   bool has_passed(std::size_t position) const { return position < cursor_; }
-  /// Stops following the list. Requires: all of `rest()` has run.
+  /// Stops following the list. Requires: this rank has run all collectives that `rest()` returned.
   void stop_following() { is_following_ = false; }
-  /// Stops following, and drops the list from an entry on. Requires: all entries before `position`
-  /// have run.
+  /// Stops following, and removes the entries from `position` on. Requires: this rank has run all
+  /// entries before `position`.
   void forget_from(std::size_t position);
 
   // --- while agreeing with the other ranks
   Proposal propose(const Collective& needed) const;
-  /// Adds what all ranks have agreed on. `is_own`: this rank needed it.
+  /// Notes the collective that all ranks have agreed on. `is_own`: whether this rank needed it.
   void take_agreed(const Proposal& agreed, bool is_own);
 
   /// Returns two flags for each handle: whether this rank needed its all-gather, and its reduction.
@@ -164,7 +166,7 @@ class CollectiveSchedule {
   List* list_ = nullptr;  // of the open phase
   bool is_following_ = false;
   std::vector<State> state_;       // parallel to the entries
-  std::vector<bool> is_needed_;    // parallel to the entries, by this rank
+  std::vector<bool> is_needed_;    // by entry: whether this rank needed it
   std::size_t cursor_ = 0;         // entries before it have run
   std::size_t needs_cursor_ = 0;   // all entries that this rank needed so far are before it
   std::vector<std::size_t> held_;  // positions of reductions that are held back

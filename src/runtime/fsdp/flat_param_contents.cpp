@@ -95,8 +95,8 @@ Tensor FlatParamContents::sharded_view(const Tensor& flat_shard, std::size_t ind
                            range.numel());
 }
 
-/// A view begins within its parameter. The view of an empty parameter begins where the next
-/// parameter does.
+/// Finds the last parameter that begins at `position` or before. An empty parameter begins where
+/// the next one begins; the next one is then found.
 std::size_t FlatParamContents::parameter_at(std::int64_t position) const {
   const auto after =
       std::ranges::upper_bound(unit_.parameters, position, {}, &FlatUnitParameter::offset);

@@ -22,7 +22,7 @@ struct ManagedParameter {
 };
 struct SharedParameter {
   std::string fqn;
-  std::size_t index;  // the parameter it is tied to
+  std::size_t index;  // of the parameter that it is tied to
 };
 
 struct HandleOptions {
@@ -42,7 +42,7 @@ struct HandleOptions {
 /// unit's name can change. Not thread-safe.
 class FlatParamContents {
  public:
-  /// Requires: at least one parameter, and one dtype. `unit_name` is the unit's name so far.
+  /// Requires: at least one parameter; all have one dtype. `unit_name` is the unit's name so far.
   FlatParamContents(const std::string& unit_name, const std::vector<ManagedParameter>& parameters,
                     std::vector<SharedParameter> shared, HandleOptions options);
 
@@ -82,9 +82,10 @@ class FlatParamContents {
   at::ScalarType reduce_dtype() const;
 
   // --- places in a flat tensor
-  /// Returns parameter `index` in a flat tensor of all parameters.
+  /// Returns the view of parameter `index` in a flat tensor of all parameters.
   at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
-  /// Returns this rank's shard of parameter `index`, in this rank's shard of a flat tensor.
+  /// Returns the view of this rank's shard of parameter `index`, in this rank's shard of a flat
+  /// tensor.
   at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
   /// Returns the parameter that `position` belongs to. Units: elements of the flat tensor.
   std::size_t parameter_at(std::int64_t position) const;

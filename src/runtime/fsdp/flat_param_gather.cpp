@@ -22,7 +22,7 @@ void FlatParamGather::enter_pass(const std::shared_ptr<const Streams>& streams,
   memory_ = memory;
 }
 
-/// Returns the shard in the dtype and on the device of gathered parameters.
+/// Returns this rank's shard in the dtype and on the device of gathered parameters.
 Tensor FlatParamGather::cast_own_shard() const {
   const c10::StreamGuard on(streams_->pre_unshard);
   return storage_.sharded_flat_param().to(storage_.compute_device(),

@@ -13,14 +13,14 @@
 namespace tessera::fsdp {
 
 /// The all-gather of a flat parameter: fills the buffer of a FlatParamStorage, and frees it. Does
-/// nothing for parameters that need no such buffer, because they are always whole.
+/// nothing if the parameters are always whole and so need no such buffer.
 ///
 /// Life cycle, within a pass: `prepare`, `start`, `finish`, `reshard`, in this order, as often as
 /// needed. `finish` and `reshard` do nothing where there is nothing to finish or to free. Not
 /// thread-safe.
 class FlatParamGather {
  public:
-  /// Both must outlive this.
+  /// `contents` and `storage` must outlive this.
   FlatParamGather(const FlatParamContents& contents, const FlatParamStorage& storage)
       : contents_(contents), storage_(storage) {}
 
@@ -33,7 +33,7 @@ class FlatParamGather {
   void prepare();
   /// Starts the all-gather. Collective over the shard group.
   void start();
-  /// Lets the operators that follow wait for the all-gather that `start` started.
+  /// Makes later operators wait for the all-gather that `start` started.
   void finish();
   /// Takes part in an all-gather for other ranks. This rank's parameters do not change. Allocates
   /// the whole flat parameter temporarily. Collective over the shard group.

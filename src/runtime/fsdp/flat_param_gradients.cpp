@@ -66,7 +66,7 @@ void FlatParamGradients::take(std::size_t index) {
   const at::NoGradGuard no_grad;
   if (!taken_.flat.defined()) taken_.flat = reduction_.make_unsharded_grad();
   Tensor slot = contents_.full_view(taken_.flat, index);
-  const Tensor share = at::scalar_tensor(1 / reduction_.predivide_factor());  // exact
+  const Tensor share = at::scalar_tensor(1 / reduction_.predivide_factor());  // exact: power of 2
   if (taken_.has[index]) {
     slot.add_(gradient.to(slot.scalar_type()).mul(share));
     return;

@@ -12,7 +12,7 @@
 
 namespace tessera::fsdp {
 
-/// The gradients of a handle's parameters, on their way from `.grad` and back.
+/// The gradients of a handle's parameters: takes them out of `.grad` and puts their averages there.
 ///
 /// Life cycle, within a pass. `put_aside` keeps the sharded `.grad` of earlier passes. `take`
 /// copies each gradient of the backward into one flat gradient. `start_reduce` and `finish_reduce`
@@ -20,10 +20,10 @@ namespace tessera::fsdp {
 /// `leave_pass` gives each parameter its shard of the average. Holds no parameter. Not thread-safe.
 class FlatParamGradients {
  public:
-  /// Both must outlive this.
+  /// `contents` and `storage` must outlive this.
   FlatParamGradients(const FlatParamContents& contents, const FlatParamStorage& storage);
 
-  /// Whether gradients are reduced over the ranks or cast. If not, they stay in `.grad`.
+  /// Whether gradients are reduced over the ranks or cast. If neither, they stay in `.grad`.
   bool are_reduced() const { return are_reduced_; }
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
@@ -31,7 +31,7 @@ class FlatParamGradients {
   /// Puts the averages of this pass into `.grad`, or adds them to what `put_aside` kept. Requires:
   /// all gradients that `take` took are reduced or kept.
   void leave_pass();
-  /// Drops the gradients of this pass; `leave_pass` follows.
+  /// Drops the gradients of this pass. The caller must call `leave_pass` afterwards.
   void abort_pass() noexcept;
 
   // --- what the backward has brought
@@ -51,7 +51,7 @@ class FlatParamGradients {
   /// Collective.
   void start_reduce();
   bool is_reducing() const { return reduction_.is_in_flight(); }
-  /// Finishes the average before the operators that follow. Collective for hybrid strategies.
+  /// Finishes the average; later operators wait for it. Collective for hybrid strategies.
   void finish_reduce() { reduction_.finish(); }
   /// Returns for each parameter whether this rank has contributed a gradient in this pass, or is
   /// about to.
@@ -68,8 +68,8 @@ class FlatParamGradients {
  private:
   /// A flat gradient of some of the parameters.
   struct FlatGradient {
-    at::Tensor flat;        // [padded numel], predivided; undefined: no gradients
-    std::vector<bool> has;  // by parameter; false: elements are not initialised
+    at::Tensor flat;        // [padded numel], predivided; undefined if no gradients
+    std::vector<bool> has;  // by parameter; if false, its elements are not initialised
     void clear();
   };
   void clear_taken();
@@ -82,7 +82,7 @@ class FlatParamGradients {
   FlatGradient unsynced_;  // of earlier passes under NoSyncScope
   FlatParamReduction reduction_;
   std::vector<bool> was_reduced_;  // in this pass
-  // In this pass; undefined for a parameter that had no gradient.
+  // What `put_aside` kept in this pass, by parameter. An undefined tensor if `.grad` was undefined.
   std::vector<std::optional<at::Tensor>> put_aside_;
 };
 

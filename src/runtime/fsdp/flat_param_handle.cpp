@@ -11,7 +11,7 @@ namespace tessera::fsdp {
 
 using at::Tensor;
 
-/// The hook of each parameter. Keeps the handle alive.
+/// The post-accumulate hook of each parameter. Keeps the handle alive.
 class FlatParamHandle::GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   GradientHook(std::shared_ptr<FlatParamHandle> handle, std::size_t index)
@@ -93,9 +93,9 @@ void FlatParamHandle::attach_to(const Tensor& parameter, std::size_t index) {
                         contents_.is_sharded() ? contents_.options().shard_group : nullptr});
   torch::autograd::impl::set_post_acc_grad_hooks(
       parameter, std::make_unique<GradientHook>(shared_from_this(), index));
-  // set_post_acc_grad_hooks keeps only one hook; with register_hook users can add their own.
-  // register_hook needs requires_grad, so this also sets it on a frozen parameter, which may be
-  // trained later.
+  // A parameter has only one post-accumulate hook, this one; users can still add hooks by
+  // register_hook. register_hook needs requires_grad, so requires_grad is set for a moment. So a
+  // frozen parameter gets the hook, too: it may be trained later.
   const bool is_trained = parameter.requires_grad();
   parameter.set_requires_grad(true);
   parameter.register_hook([handle = shared_from_this(), index](const Tensor& /*gradient*/) {
@@ -213,7 +213,7 @@ void FlatParamHandle::touched(const Tensor& argument) {
 
 void FlatParamHandle::gradient_comes(std::size_t index) {
   const auto events = events_.lock();
-  if (!is_in_pass_ || !events) return;  // GradientHook refuses it
+  if (!is_in_pass_ || !events) return;  // GradientHook will throw
   events->gradient_comes();
   gradients_.put_aside(index);
 }

@@ -27,35 +27,37 @@ class FlatParamHandle;
 /// What a handle reports to its root, on the thread that runs the operator or the backward.
 class HandleEvents {
  public:
-  /// An operator is about to use parameter `index` of the handle.
+  /// Reports that an operator is about to use parameter `index` of the handle.
   virtual void parameter_touched(FlatParamHandle& handle, std::size_t index) = 0;
-  /// A backward is about to accumulate into a parameter's `.grad`.
+  /// Reports that a backward is about to accumulate into a parameter's `.grad`.
   virtual void gradient_comes() = 0;
-  /// The backward has put a gradient of parameter `index` into its `.grad`.
+  /// Reports that the backward has put a gradient of parameter `index` into its `.grad`.
   virtual void gradient_ready(FlatParamHandle& handle, std::size_t index) = 0;
 
  protected:
   virtual ~HandleEvents() = default;
 };
 
-/// The flat parameter of a fully sharded module: its parameters of one dtype, concatenated.
+/// The flat parameter of a fully sharded module: the module's parameters of one dtype,
+/// concatenated.
 ///
 /// Life cycle. Between passes each parameter is this rank's shard of itself: a 1-d view of the flat
 /// shard, perhaps empty. `enter_pass` gives parameters their full shapes, as views of a flat buffer
 /// without memory. `gather` fills the buffer and frees it. `gradients` averages the gradients of
 /// the backward; `leave_pass` puts the averages into `.grad`. `show_whole` is for unshard_params,
-/// between passes. The parameters' TensorImpls do not change: module and optimizer hold them. Holds
-/// its parameters weakly, because they own the handle. Not thread-safe: Pass calls it under a lock.
+/// between passes. The parameters' TensorImpls do not change, because module and optimizer hold
+/// them. Holds its parameters weakly, because they own the handle. Not thread-safe: Pass calls it
+/// under a lock.
 ///
-/// Each job is a class of its own, and this one composes them: FlatParamContents says what is in
-/// the flat parameter, FlatParamStorage has its memory, FlatParamGather the all-gather,
-/// FlatParamGradients the gradients, WholeParameters what unshard_params shows.
+/// This class composes one class per job: FlatParamContents says what is in the flat parameter,
+/// FlatParamStorage has its memory, FlatParamGather the all-gather, FlatParamGradients the
+/// gradients, WholeParameters what unshard_params shows.
 class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandle>,
                               private TouchListener {
  public:
-  /// Takes over the parameters: copies this rank's shard of each, and frees the rest. Requires: one
-  /// dtype, one device, and leaf parameters that no handle has. `unit_name` is the unit's name so
-  /// far.
+  /// Takes over the parameters: copies this rank's shard of each, and frees the rest. Requires: the
+  /// parameters have one dtype and one device, are leaves, and belong to no handle yet. `unit_name`
+  /// is the unit's name so far.
   static std::shared_ptr<FlatParamHandle> create(const std::shared_ptr<torch::nn::Module>& owner,
                                                  const std::string& unit_name,
                                                  const std::vector<ManagedParameter>& parameters,
@@ -82,7 +84,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   at::Tensor parameter(std::size_t index) const { return contents_.parameter(index); }
   /// Returns the index of a parameter of this handle.
   std::size_t index_of(const at::Tensor& parameter) const { return contents_.index_of(parameter); }
-  /// Returns the handle of a parameter, or nullptr.
+  /// Returns the handle of a parameter; nullptr if it has none.
   static std::shared_ptr<FlatParamHandle> of(const at::Tensor& parameter);
 
   /// Returns whether each rank holds only a shard of the parameters.
@@ -107,7 +109,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
                   const std::shared_ptr<PassMemory>& memory, Tracing tracing = Tracing::off);
   /// Throws: Error(invalid_argument) naming a parameter that was written to during the pass.
   void check_not_written() const;
-  /// Switches to sharded shapes and gradients. Throws as `check_not_written`, but finishes first.
+  /// Switches to sharded shapes and gradients. Throws as `check_not_written`, but only after the
+  /// switch.
   void leave_pass();
   /// As `leave_pass`, but drops the pass's gradients and checks nothing.
   void abort_pass() noexcept;
@@ -118,9 +121,9 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Error(invalid_argument) within a pass, within another such scope with other options, or as
   /// `enter_pass`.
   void show_whole(const UnshardParamsOptions& options);
-  /// Shows this rank's shards again, with the writes to keep. Collective if rank 0's writes are
-  /// sent. Throws: Error(invalid_argument) naming a parameter whose shape was changed; its old data
-  /// stays.
+  /// Shows this rank's shards again. With `writeback`, they have what was written. Collective if
+  /// rank 0's writes are sent. Throws: Error(invalid_argument) naming a parameter whose shape was
+  /// changed; this parameter keeps its old data.
   void hide_whole() { whole_.hide(); }
 
   // --- state dicts

@@ -30,7 +30,8 @@ Tensor FlatParamReduction::make_unsharded_grad() {
 }
 
 /// Gradients are divided in two steps, one before and one after the sum over the ranks, so that
-/// half precision does not overflow. As in PyTorch's FSDP, for equal roundings.
+/// half precision does not overflow. The factors are those of PyTorch's FSDP, so that roundings are
+/// equal.
 double FlatParamReduction::predivide_factor() const {
   const int num_ranks = contents_.num_averaged();
   int factor = 1;
@@ -56,7 +57,7 @@ void FlatParamReduction::start(Tensor unsharded_grad) {
   }
 }
 
-/// Starts the second half of a hybrid strategy's average, after the first.
+/// Starts the all-reduce of a hybrid strategy's average, which follows the reduce-scatter.
 void FlatParamReduction::start_all_reduce() {
   if (contents_.replicate_group().size() == 1 || std::exchange(is_all_reducing_, true)) return;
   pending_.wait();
@@ -89,8 +90,8 @@ void FlatParamReduction::finish() {
       sharded_grad_ = std::move(reduced);
     }
   }
-  // The gradients' memory belongs to the compute stream, which must wait before the memory is
-  // freed.
+  // The gradients' memory belongs to the compute stream. So that stream must wait for the reduction
+  // before the memory is freed.
   streams_->make_wait(streams_->compute(), streams_->post_backward);
   sharded_grad_in_flight_ = Tensor();
   if (contents_.is_sharded()) memory_->gradients.free(unsharded_grad_);

@@ -16,11 +16,11 @@ namespace tessera::fsdp {
 /// hybrid strategies an all-reduce over the replicate group. One gradient is in flight at a time.
 /// The results of a pass are added up. Not thread-safe.
 ///
-/// On the CPU, the memory of a gradient that is not sharded is used again after `zero_grad`: fresh
-/// pages cost time, see SpareMemory.
+/// On the CPU, the memory of a gradient that is not sharded is used again after `zero_grad`,
+/// because fresh pages cost time: see SpareMemory.
 class FlatParamReduction {
  public:
-  /// Both must outlive this.
+  /// `contents` and `storage` must outlive this.
   FlatParamReduction(const FlatParamContents& contents, const FlatParamStorage& storage)
       : contents_(contents), storage_(storage) {}
 
@@ -30,19 +30,20 @@ class FlatParamReduction {
   /// Returns a flat gradient of all parameters, to be filled for `start`. Shape: [padded numel].
   /// Its memory is not initialised.
   at::Tensor make_unsharded_grad();
-  /// Returns what to divide gradients by before `start`; `finish` divides by the rest.
+  /// Returns the number to divide gradients by before `start`. `finish` does the rest of the
+  /// division.
   double predivide_factor() const;
 
   /// Starts the average of `unsharded_grad`, after the compute stream's present work. Collective.
   void start(at::Tensor unsharded_grad);
   bool is_in_flight() const { return unsharded_grad_.defined(); }
-  /// Adds the average to `sharded_grad`, before the operators that follow. Does nothing if no
-  /// average is in flight. Collective for hybrid strategies.
+  /// Adds the average to `sharded_grad`; later operators wait for it. Does nothing if no average is
+  /// in flight. Collective for hybrid strategies.
   void finish();
   /// Waits for an average that has been started, even if it fails, and drops it.
   void abort() noexcept;
 
-  /// Returns this rank's shard of the pass's averages; undefined before the first. Shape:
+  /// Returns this rank's shard of the pass's averages; undefined before the first average. Shape:
   /// [sharded_numel].
   const at::Tensor& sharded_grad() const { return sharded_grad_; }
   void drop_sharded_grad() { sharded_grad_ = at::Tensor(); }
@@ -57,7 +58,7 @@ class FlatParamReduction {
   at::Tensor unsharded_grad_;               // in flight
   at::Tensor sharded_grad_in_flight_;
   dist::Pending pending_;
-  bool is_all_reducing_ = false;  // of a sharded gradient
+  bool is_all_reducing_ = false;  // whether the all-reduce of a hybrid strategy has started
   at::Tensor sharded_grad_;
   at::Tensor shown_;  // the gradient that `.grad`s show or have shown, if it is not sharded
 };

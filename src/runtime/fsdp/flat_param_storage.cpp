@@ -59,7 +59,7 @@ void FlatParamStorage::make_full_buffer(const at::TensorOptions& own) {
   sharded_registration_.emplace(sharded_flat_param_.storage(), listener_);
   unsharded_flat_param_ = torch::empty({sharded_flat_param_.numel() * contents_.num_shards()},
                                        own.requires_grad(false).dtype(contents_.param_dtype()));
-  // Created while the buffer has memory: narrow would fail afterwards.
+  // The views are made while the buffer has memory, because narrow would fail afterwards.
   for (std::size_t i = 0; i < sharded_views_.size(); ++i) {
     full_views_.push_back(with_touch_key(contents_.full_view(unsharded_flat_param_, i)));
   }
@@ -89,7 +89,7 @@ void FlatParamStorage::show_full(Tracing tracing) {
 }
 
 void FlatParamStorage::hide_full() {
-  if (!full_registration_) return;  // the shards are shown, without the key
+  if (!full_registration_) return;  // parameters show the shards, without the key
   if (!has_own_full_buffer()) full_registration_.reset();
   show_shards();
 }

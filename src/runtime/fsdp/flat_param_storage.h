@@ -13,11 +13,11 @@ namespace tessera::fsdp {
 
 /// The memory of a flat parameter. Sets whether parameters show their shards or their full shapes.
 ///
-/// Owns this rank's shard, which lives as long as this does, and the buffer of gathered parameters,
-/// whose memory FlatParamGather allocates and frees. A parameter shows either its elements of the
-/// shard or its full shape in the buffer: `set_data` changes it, its TensorImpl stays the same,
-/// because module and optimizer hold it. Operators that use this memory call the listener ([Note:
-/// Touch]). Not thread-safe.
+/// Owns this rank's shard, which lives as long as this object, and the buffer of gathered
+/// parameters, whose memory FlatParamGather allocates and frees. A parameter shows either its
+/// elements of the shard or its full shape in the buffer. `set_data` switches between the two; the
+/// parameter's TensorImpl stays the same, because module and optimizer hold it. Operators that use
+/// this memory call the listener ([Note: Touch]). Not thread-safe.
 class FlatParamStorage {
  public:
   /// Copies this rank's shard of each parameter. The parameters themselves do not change.
@@ -32,13 +32,15 @@ class FlatParamStorage {
   /// Returns the buffer of gathered parameters, in param_dtype. Shape: [padded numel]. Undefined if
   /// gathered parameters need no buffer of their own.
   const at::Tensor& unsharded_flat_param() const { return unsharded_flat_param_; }
-  /// Whether gathered parameters need a buffer of their own: they are sharded or cast.
+  /// Whether gathered parameters need a buffer of their own, because they are sharded, cast, or on
+  /// another device than the shard.
   bool has_own_full_buffer() const { return !full_views_.empty(); }
 
   // --- what parameters show
   /// Shows each parameter's elements of the shard. Skips dead parameters.
   void show_shards();
-  /// Whether a pass sees every use of a parameter, or only those in units that are gathered.
+  /// Whether a pass sees every use of a parameter, or only uses in units that have their own
+  /// buffer.
   enum class Tracing { off, on };
   /// Shows full shapes for a pass. Requires: `check_parameters` has passed.
   void show_full(Tracing tracing);
@@ -48,9 +50,10 @@ class FlatParamStorage {
   void check_parameters() const;
 
   // --- writes that would be lost, because they went into the buffer
-  /// Returns the last parameter that was written to since `show_full`.
+  /// Returns the last parameter, by index, that was written to since `show_full`; nullopt if none
+  /// was.
   std::optional<std::size_t> written_parameter() const;
-  /// `written_parameter` then ignores all writes so far.
+  /// Makes `written_parameter` ignore all writes so far.
   void forget_writes();
 
   // --- where a tensor lies
@@ -71,9 +74,9 @@ class FlatParamStorage {
   at::Tensor unsharded_flat_param_;        // without memory while sharded
   std::vector<at::Tensor> sharded_views_;  // of sharded_flat_param_
   std::vector<at::Tensor> full_views_;     // of unsharded_flat_param_, with the touch key
-  std::vector<std::uint32_t> versions_;    // of the parameters since show_full or forget_writes
-  // Both are keyed by the address of a storage, so they end before the storage does. Without a
-  // buffer only the second exists: of the shard, while a pass is traced.
+  std::vector<std::uint32_t> versions_;    // of the parameters, at show_full or forget_writes
+  // Both are keyed by the address of a storage, so they must end before the storage does. Without a
+  // buffer only the second one exists: it is for the shard, while a pass is traced.
   std::optional<TouchRegistration> sharded_registration_;
   std::optional<TouchRegistration> full_registration_;
 };

@@ -45,7 +45,7 @@ bool is_hybrid(ShardingStrategy strategy) {
          strategy == ShardingStrategy::hybrid_shard_zero2;
 }
 
-/// Returns the ranks of the mesh that hold each shard of a flat parameter, ascending.
+/// Returns, for each shard of a flat parameter, the ranks of the mesh that hold it, ascending.
 std::vector<std::vector<int>> holders_of_shards(const FullyShardOptions& options) {
   const int world_size = options.mesh.world_size();
   const bool is_replicated = options.strategy == ShardingStrategy::no_shard;
@@ -101,7 +101,7 @@ HandleOptions handle_options(const FullyShardOptions& options) {
   return handle;
 }
 
-/// Warns if a launcher has started several ranks, but the mesh has this rank alone.
+/// Warns if a launcher has started several ranks, but the mesh has only this rank.
 void warn_of_forgotten_mesh(const FullyShardOptions& options) {
   if (options.mesh.world_size() > 1) return;
   const auto launched = dist::launch_environment(dist::process_environment);
@@ -111,7 +111,7 @@ void warn_of_forgotten_mesh(const FullyShardOptions& options) {
                   " ranks (is .mesh = dist::init_from_env() missing?)");
 }
 
-/// Visits the modules of a unit, except units inside it.
+/// Visits the modules of a unit, but not those of units inside it.
 template <class Visit>
 void for_each_open_module(const ModulePtr& module, const FullyShardOptions& options,
                           const Visit& visit) {
@@ -121,7 +121,7 @@ void for_each_open_module(const ModulePtr& module, const FullyShardOptions& opti
   }
 }
 
-/// Sends rank 0's parameters and buffers, each tensor once.
+/// Sends rank 0's parameters and buffers to all ranks, each tensor once.
 void sync_module_states(const ModulePtr& module, const FullyShardOptions& options) {
   dist::StateSync sync(*options.mesh.world());
   for (const FoundParameter& parameter : unmanaged_parameters(module, options)) {
@@ -149,11 +149,11 @@ void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
   });
 }
 
-/// Allocates a module's own meta tensors and calls the user's function. If that throws, restores
-/// the meta tensors.
+/// Gives memory to the meta tensors of `module` itself, and calls `param_init_fn`. If that throws,
+/// restores the meta tensors.
 void materialize(const ModulePtr& module, const std::string& fqn,
                  const FullyShardOptions& options) {
-  std::vector<std::pair<at::Tensor, at::Tensor>> given;  // with the old tensor
+  std::vector<std::pair<at::Tensor, at::Tensor>> given;  // each with its meta tensor
   const auto give_memory = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_meta()) return;
     if (!options.param_init_fn) {
@@ -196,8 +196,9 @@ void materialize_all(const ModulePtr& module, const std::string& fqn,
   }
 }
 
-/// Throws if the module's parameters are in a unit around the module: then the module cannot become
-/// a unit any more. Ignores parameters that are tied to a unit beside the module.
+/// Throws if the module's parameters are in a unit around the module, because the module cannot
+/// become a unit any more. Ignores parameters that are tied to a unit that does not contain the
+/// module.
 void refuse_module_of_unit(const Module& module) {
   const std::vector<at::Tensor> parameters = module.parameters();
   for (const at::Tensor& parameter : parameters) {
@@ -213,7 +214,7 @@ void refuse_module_of_unit(const Module& module) {
   }
 }
 
-/// Throws unless the parameter fits into a unit that begins with `first`.
+/// Throws unless the parameter `found` can be in the same unit as the parameter `first`.
 void refuse_unfit(const FoundParameter& found, const FoundParameter& first) {
   if (found.tensor.device() != first.tensor.device()) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = found.fqn}, "device",
@@ -261,8 +262,8 @@ void add_to(DtypeGroup& group, const FoundParameter& found) {
   }
 }
 
-/// Groups a module's parameters without a unit by dtype, in order of first appearance. Throws:
-/// Error naming a parameter that cannot be sharded.
+/// Groups the parameters of `module` that are in no unit yet by dtype. The dtypes are in order of
+/// first appearance. Throws: Error naming a parameter that cannot be sharded.
 std::vector<DtypeGroup> group_by_dtype(const ModulePtr& module, const FullyShardOptions& options) {
   std::vector<DtypeGroup> groups;
   const std::vector<FoundParameter> all = unmanaged_parameters(module, options);
@@ -276,7 +277,7 @@ std::vector<DtypeGroup> group_by_dtype(const ModulePtr& module, const FullyShard
   return groups;
 }
 
-/// Puts parameters without a unit into flat parameters of `module`, one per dtype.
+/// Puts the parameters of `module` that are in no unit yet into flat parameters, one per dtype.
 void make_unit(const NamedModule& at, const FullyShardOptions& options) {
   const ModulePtr& module = at.module;
   std::vector<DtypeGroup> groups = group_by_dtype(module, options);

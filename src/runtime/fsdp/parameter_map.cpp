@@ -30,7 +30,7 @@ FlatParameterInfo info_of(const fsdp::FlatParamHandle& handle) {
   return info;
 }
 
-/// Returns the unit's parameter of that name, which may be one of several names.
+/// Returns the unit's parameter `fqn`, which may be any name of a tied parameter; nullptr if none.
 const FlatUnitParameter* find(const fsdp::FlatParamHandle& handle, const std::string& fqn) {
   const FlatUnit& unit = handle.unit();
   for (const FlatUnitParameter& parameter : unit.parameters) {

@@ -25,7 +25,7 @@ std::string description_of(const FlatParamHandle& handle) {
          std::to_string(unpadded_numel(unit)) + " elements)";
 }
 
-/// Returns the largest group of ranks that share a unit; nullptr if none do.
+/// Returns the largest group of ranks that share a unit; nullptr if each unit has one rank only.
 std::shared_ptr<dist::Group> group_of_all(
     const std::vector<std::shared_ptr<FlatParamHandle>>& handles) {
   std::shared_ptr<dist::Group> largest;
@@ -80,7 +80,7 @@ void Pass::take_in(Module& root) {
           {unit, units[unit].subtree_end, {sharded.forward_prefetch, sharded.backward_prefetch}});
     }
   }
-  // The root's own unit decides, else the first unit.
+  // The root's own unit decides. If the root is no unit, the first unit decides.
   if (!units.empty()) input_precision_ = units.front().sharded->mixed_precision;
   group_ = group_of_all(handles_);
   std::vector<PrefetchRule> rules;
@@ -107,7 +107,7 @@ bool Pass::meets_at(const registry::MeetingPoint& point) const {
                              [&](const Meeting& each) { return each.point.get() == &point; });
 }
 
-/// Adds the tree's members that are new, because `replicate` may be called after the first forward.
+/// Adds the members of the tree that are new: `replicate` may be called after the first forward.
 void Pass::find_members(const Module& module) {
   auto member = registry::find<registry::PassMember>(module);
   // A module may be in the tree twice.
@@ -168,7 +168,7 @@ std::size_t Pass::index_of(const FlatParamHandle& handle) const {
 
 void Pass::enter_forward() {
   const std::lock_guard lock(mutex_);
-  // A backward that threw has not reached the end of the pass.
+  // If the last backward threw, it has not ended the pass.
   if (is_open_ && is_end_queued_ && !is_in_backward()) give_up_backward();
   if (!is_open_) {
     open(at::GradMode::is_enabled() ? PassKind::training : PassKind::inference);
@@ -233,8 +233,8 @@ void Pass::leave_forward(bool has_failed, bool is_watched) {
     write = std::current_exception();
   }
   try {
-    // Also if this rank has failed, because the other ranks would wait until the time-out. A
-    // backward within the scope may have failed, too.
+    // The phase is ended even if this rank has failed: otherwise the other ranks would wait until
+    // the time-out. It may also be the phase of a backward that failed within the scope.
     if ((is_in_forward || has_failed) && runner_->can_end_phase()) end_phase(has_failed || write);
   } catch (...) {
     abort();
@@ -265,8 +265,8 @@ Pass::Gradients Pass::set_gradients(Gradients gradients) {
   return before;
 }
 
-/// Throws if a module of a unit was replaced: the optimizer would still have the old, unused
-/// parameters.
+/// Throws if a module of a unit was replaced, because the optimizer would still have the old,
+/// unused parameters.
 void Pass::check_tree() const {
   const ModulePtr root = root_.lock();
   if (!root) return;  // the root is being destroyed
@@ -295,7 +295,7 @@ void Pass::open(PassKind kind) {
     for (std::size_t i = 0; i < num_entered; ++i) handles_[i]->abort_pass();
     throw;
   }
-  // All-gathers read what the optimizer wrote.
+  // All-gathers wait, because they read what the optimizer wrote.
   streams_->make_wait(streams_->unshard, streams_->compute());
   streams_->make_wait(streams_->pre_unshard, streams_->compute());
   is_open_ = true;
@@ -410,8 +410,8 @@ bool Pass::is_gathered(std::size_t handle) const {
   return std::ranges::find(gathered_, handle, &Gathered::handle) != gathered_.end();
 }
 
-/// Gathers a handle's parameters before they are used, after the collectives that come first in the
-/// order. Then prefetches.
+/// Gathers the parameters of a handle that an operator is about to use. Runs first the collectives
+/// that precede this all-gather in the order, and prefetches afterwards.
 void Pass::gather(std::size_t handle, LastUse last_use) {
   FlatParamHandle& wanted = *handles_[handle];
   if (is_in_order(wanted)) {
@@ -491,7 +491,7 @@ void Pass::end_phase(bool has_failed) {
     if (is_backward || gathered_[i].last_use == LastUse::none) free(gathered_[i].handle);
   }
   // A rank that did not use a parameter still gets its shard of the gradient if another rank used
-  // it.
+  // the parameter.
   auto next = num_gave.begin();
   for (const auto& handle : handles_) {
     if (num_gave.empty()) break;
@@ -559,7 +559,8 @@ std::vector<std::size_t> Pass::unreduced() const {
   return found;
 }
 
-/// Returns for each parameter whether this rank contributed a gradient in this pass.
+/// Returns for each parameter 1 if this rank contributed a gradient in this pass, otherwise 0.
+/// Empty if the phase reduces no gradients.
 std::vector<int> Pass::counts() const {
   std::vector<int> gave;
   if (!is_reducing()) return gave;
@@ -581,14 +582,14 @@ void Pass::gradient_ready(FlatParamHandle& handle, std::size_t index) {
   }
 }
 
-/// Returns whether this rank had gradients to contribute.
+/// Starts the reduction of a handle's gradients. Returns whether this rank had any to contribute.
 bool Pass::reduce(std::size_t position) {
   FlatParamHandle& handle = *handles_[position];
   const bool is_complete = handle.gradients().has_all();
   const bool gives = handle.gradients().has_any();
   finish_reduces();  // at most one whole gradient is in flight
   handle.gradients().start_reduce();
-  // A unit that was gathered for a later use stays.
+  // A unit that was gathered for a later use stays gathered.
   const auto it = std::ranges::find(gathered_, position, &Gathered::handle);
   const bool is_ahead = it != gathered_.end() && it->last_use == LastUse::none;
   if (is_complete && !is_ahead && !is_used_by_operator(position)) free(position);
@@ -599,8 +600,9 @@ void Pass::finish_reduces() {
   for (const auto& handle : handles_) handle->gradients().finish_reduce();
 }
 
-// The engine attaches a callback to the current backward. With recomputation that may be an inner
-// backward, but the first event of a backward is in the outer backward.
+// The engine attaches the callback to the current backward. With recomputation, the current
+// backward may be an inner one. But the first event of a backward, which calls this, is in the
+// outer one.
 void Pass::queue_end_of_backward() {
   if (is_end_queued_ && end_of_backward_.is_queued()) return;
   if (is_end_queued_) {

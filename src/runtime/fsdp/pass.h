@@ -61,7 +61,7 @@ class Pass final : public HandleEvents,
 
   /// Enters or leaves a forward; calls nest.
   void enter_forward();
-  /// `is_watched`: all graphs that the forward recorded have a token.
+  /// `is_watched`: whether all graphs that the forward recorded have a token.
   void leave_forward(bool has_failed, bool is_watched) noexcept(false);
   /// Returns a token for a graph that this pass records. If all graphs have one, and all are
   /// destroyed without a backward, the pass ends.
@@ -81,11 +81,11 @@ class Pass final : public HandleEvents,
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
   /// Returns the settings that decide the dtype of the root's inputs.
   const MixedPrecision& input_precision() const { return input_precision_; }
-  /// Replicated modules in the tree, and others without units.
+  /// Returns the modules in the tree that take part without being units, such as replicated ones.
   const std::vector<std::shared_ptr<registry::PassMember>>& members() const { return members_; }
-  /// Returns the collectives of the open or last pass, in order.
+  /// Returns the collectives of the open pass, or else of the last one, in order.
   const std::vector<std::string>& collectives() const { return collectives_; }
-  /// Returns what the first forward used, in order.
+  /// Returns the parameters that the first forward used, in the order of their first use.
   const std::vector<ParameterUse>& forward_order() const { return forward_order_; }
   const Streams& streams() const { return *streams_; }
   /// Replaces the rate limiter of frees and allocations.
@@ -158,7 +158,7 @@ class Pass final : public HandleEvents,
     std::shared_ptr<const registry::MeetingPoint> point;
   };
   std::vector<Meeting> meetings_;       // numbered after the handles in the order of collectives
-  std::shared_ptr<dist::Group> group_;  // all ranks that take part; null: only this one
+  std::shared_ptr<dist::Group> group_;  // all ranks that take part; null if only this one
   std::unique_ptr<CollectiveRunner> runner_;
   std::vector<std::string> collectives_;
 

@@ -4,15 +4,16 @@
 
 namespace tessera::fsdp {
 
-/// Keeps the memory that one unit frees for the next unit of about the same size. The CPU allocator
-/// returns blocks of that size to the operating system, and fresh pages cost a tenth of a training
-/// step. Holds one such block, from `free` until the next `allocate` or `release`, so it never adds
-/// to the peak memory. Does nothing on other devices, whose allocators cache. Not thread-safe.
+/// Keeps memory that one unit has freed, and gives it to the next unit of about the same size. The
+/// CPU allocator would return blocks of that size to the operating system, and fresh pages cost a
+/// tenth of a training step. Holds one such block, from `free` until the next `allocate` or
+/// `release`, so it never adds to the peak memory. Does nothing on other devices, whose allocators
+/// cache. Not thread-safe.
 class SpareMemory {
  public:
-  /// Allocates memory for a tensor without memory.
+  /// Gives memory to a tensor that has none.
   void allocate(const at::Tensor& tensor);
-  /// Takes a tensor's memory. Requires: no other tensor will use it.
+  /// Takes the memory of `tensor`. Requires: no other tensor will use that memory.
   void free(const at::Tensor& tensor);
   void release();
 

@@ -20,17 +20,17 @@ class Streams {
   const c10::Stream unshard;         // all-gathers; owns the memory of unsharded flat parameters
   const c10::Stream pre_unshard;     // before all-gathers: casts, copies from the host
   const c10::Stream post_backward;   // reduces gradients over the shard group
-  const c10::Stream all_reduce;      // the same over the replicate group, for hybrid strategies
+  const c10::Stream all_reduce;      // reduces gradients over the replicate group
 
   /// Returns whether the device is asynchronous to the host.
   bool run_behind_host() const { return runs_behind_host_; }
   /// Returns the stream on which this thread's operators run.
   c10::Stream compute() const;
 
-  /// Lets later work on `waiting` run after all present work on `awaited`. The host does not wait.
+  /// Makes later work on `waiting` wait for all present work on `awaited`. The host does not wait.
   void make_wait(const c10::Stream& waiting, const c10::Stream& awaited) const;
-  /// Tells the allocator that `stream` uses `tensor`, which was allocated on another stream: freed
-  /// memory is not reused before `stream` is done with it.
+  /// Tells the allocator that `stream` uses `tensor`, which was allocated on another stream. If
+  /// `tensor` is freed, its memory is then not reused before `stream` is done with it.
   void note_use(const at::Tensor& tensor, const c10::Stream& stream) const;
   /// Records an event at the end of the compute stream's present work.
   std::unique_ptr<FreeEvent> record_event() const;

@@ -9,7 +9,7 @@
 namespace tessera::fsdp {
 namespace {
 
-/// Metadata of a tensor in a pickle. Not changed here.
+/// Metadata of a tensor in a pickle. Tessera does not change it.
 using Metadata = std::unordered_map<std::string, bool>;
 
 void refuse_shard(const at::Tensor& tensor, Metadata& /*metadata*/) {

@@ -14,8 +14,8 @@
 namespace tessera::fsdp {
 namespace {
 
-/// The listener of each storage. One map per process: ranks may be threads, but their storages
-/// differ.
+/// The listener of each storage. One map per process is enough even if ranks are threads, because
+/// their storages differ.
 struct Listeners {
   std::shared_mutex mutex;
   std::unordered_map<const c10::StorageImpl*, TouchListener*> by_storage;
@@ -50,7 +50,7 @@ bool uses_memory(const c10::OperatorHandle& op) {
   return op.operator_name() != detach;
 }
 
-/// Whether the operator is a norm: the norm of a shard is not that of the whole tensor.
+/// Whether the operator is a norm. (The norm of a shard is not the norm of the whole tensor.)
 bool is_norm(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 4> kNorms = {
       "aten::norm", "aten::linalg_vector_norm", "aten::linalg_norm", "aten::_foreach_norm"};

@@ -42,7 +42,7 @@ class TouchRegistration {
   const c10::StorageImpl* storage_;
 };
 
-/// Calls the listener of `tensor` as an operator would; does nothing without the key.
+/// Calls the listener of `tensor` as an operator would; does nothing if `tensor` lacks the key.
 void touch_storage(const at::Tensor& tensor);
 
 /// Returns the number of this thread's current operator. All units of one operator must be gathered

@@ -49,7 +49,7 @@ struct UnitInTree {
 /// tree twice counts at its first place.
 std::vector<UnitInTree> units_in_tree(const torch::nn::Module& root);
 
-/// Calls `visit` with each parameter in the tree of `root`; a tied one once per place.
+/// Calls `visit` with each parameter in the tree of `root`; with a tied parameter once per place.
 template <class Visit>
 void for_each_parameter(const torch::nn::Module& root, const Visit& visit) {
   for (const at::Tensor& parameter : root.parameters(/*recurse=*/false)) visit(parameter);

@@ -13,12 +13,12 @@ namespace tessera::fsdp {
 struct ShardedModule;
 
 /// Adds hooks that show a new unit's parameters in state dicts as tensors of the whole model, and
-/// load them from such. The hooks are on the modules that own the parameters, so that users' hooks
-/// on modules above, and later hooks on the same module, see whole tensors too.
+/// load them from such tensors. The hooks are on the modules that own the parameters, so that
+/// users' hooks on modules above, and later hooks on the same module, see whole tensors too.
 void attach_state_dict_hooks(torch::nn::Module& module, const ShardedModule& unit,
                              const dist::Mesh& mesh);
 
-/// Adds hooks that show buffers cast by mixed precision in their own dtypes.
+/// Adds hooks that show buffers in their own dtypes, although mixed precision has cast them.
 void attach_state_dict_hooks_of_cast_buffers(torch::nn::Module& module,
                                              std::map<std::string, DType> own_dtypes);
 

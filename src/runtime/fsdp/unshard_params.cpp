@@ -62,8 +62,8 @@ UnshardedParams::~UnshardedParams() noexcept(false) {
   }
 }
 
-/// Leaves every unit, even if leaving one unit fails: other ranks wait for the messages of the
-/// other units.
+/// Leaves every unit, even if leaving one unit fails, because other ranks wait for the messages of
+/// the other units.
 void UnshardedParams::leave_all() {
   const fsdp::UntouchedScope untouched;
   std::exception_ptr first;

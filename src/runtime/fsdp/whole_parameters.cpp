@@ -44,7 +44,7 @@ void WholeParameters::show(const UnshardParamsOptions& options) {
   show_gathered();
 }
 
-/// Whether this rank shows whole parameters in the open scope.
+/// Returns whether this rank shows whole parameters in the open scope.
 bool WholeParameters::shows_on_this_rank() const {
   return !scope_->options.rank0_only ||
          (contents_.shard_group().rank() == 0 && contents_.replicate_group().rank() == 0);
@@ -62,7 +62,8 @@ void WholeParameters::gather() {
   }
 }
 
-/// All-gathers a sharded flat tensor into new memory, if this rank shows it.
+/// All-gathers a flat tensor into new memory. Returns it on ranks that show whole parameters; on
+/// the others, returns an undefined tensor.
 Tensor WholeParameters::gather_whole(const Tensor& flat_shard) const {
   Tensor whole;
   if (contents_.is_sharded()) {
@@ -76,7 +77,8 @@ Tensor WholeParameters::gather_whole(const Tensor& flat_shard) const {
   return scope_->options.offload_to_cpu ? whole.to(at::kCPU) : whole;
 }
 
-/// Returns this rank's shards of all gradients in a row, with zeros for missing ones.
+/// Returns this rank's shards of all gradients as one flat tensor, with zeros for missing
+/// gradients.
 Tensor WholeParameters::flat_sharded_grads() const {
   const Tensor& shard = storage_.sharded_flat_param();
   const bool have_own_dtype =
@@ -90,7 +92,7 @@ Tensor WholeParameters::flat_sharded_grads() const {
   return flat;
 }
 
-/// Returns for which parameters any rank of the shard group has a gradient.
+/// Returns for each parameter whether any rank of the shard group has a gradient of it.
 std::vector<bool> WholeParameters::have_grads() const {
   const std::vector<Tensor>& grads = scope_->sharded_grads;
   Tensor counts = torch::zeros({static_cast<std::int64_t>(grads.size())}, at::kInt);
@@ -101,7 +103,7 @@ std::vector<bool> WholeParameters::have_grads() const {
   return std::vector<bool>(counts.data_ptr<int>(), counts.data_ptr<int>() + grads.size());
 }
 
-/// Lets parameters and gradients show what was gathered.
+/// Makes parameters and gradients show what was gathered.
 void WholeParameters::show_gathered() {
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     Tensor shown = contents_.parameter(i);
@@ -144,7 +146,7 @@ void WholeParameters::hide() {
 }
 
 /// Copies what was written to whole parameters and gradients into this rank's shards. Returns a
-/// parameter whose shape was changed, or nothing.
+/// parameter whose shape was changed, if there is one.
 std::optional<std::size_t> WholeParameters::write_back_all() {
   const UnshardParamsOptions& options = scope_->options;
   WholeTensors parameters{scope_->flat, {}};

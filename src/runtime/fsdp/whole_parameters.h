@@ -15,18 +15,18 @@ namespace tessera::fsdp {
 /// parameters and, while these are shown, this rank's shards of the gradients. Not thread-safe.
 class WholeParameters {
  public:
-  /// Both must outlive this.
+  /// `contents` and `storage` must outlive this.
   WholeParameters(const FlatParamContents& contents, FlatParamStorage& storage)
       : contents_(contents), storage_(storage) {}
 
   bool are_shown() const { return scope_.has_value(); }
   /// Shows whole parameters in their own dtype. Calls nest. Collective over the shard group.
-  /// Throws: Error(invalid_argument) within another call with other options, or naming a parameter
+  /// Throws: Error(invalid_argument) if an open `show` has other options, or naming a parameter
   /// that was replaced, moved or converted.
   void show(const UnshardParamsOptions& options);
-  /// Ends one `show`. The outermost one shows this rank's shards again, with the writes to keep.
-  /// Collective if rank 0's writes are sent. Throws: Error(invalid_argument) naming a parameter
-  /// whose shape was changed; its old data stays.
+  /// Ends one `show`. The outermost `hide` shows this rank's shards again; with `writeback` they
+  /// have what was written. Collective if rank 0's writes are sent. Throws: Error(invalid_argument)
+  /// naming a parameter whose shape was changed; this parameter keeps its old data.
   void hide();
 
  private:
@@ -34,10 +34,10 @@ class WholeParameters {
   struct Scope {
     UnshardParamsOptions options;
     int depth = 1;
-    at::Tensor flat;             // [padded numel], the parameters' own dtype; undefined: not here
-    at::Tensor flat_grad;        // the same of gradients, with_grads
+    at::Tensor flat;             // [padded numel], own dtype; undefined if not shown here
+    at::Tensor flat_grad;        // of the gradients; undefined without with_grads
     std::vector<bool> has_grad;  // on any rank of the shard group
-    std::vector<at::Tensor> sharded_grads;  // put aside
+    std::vector<at::Tensor> sharded_grads;  // each parameter's `.grad` before `show`
   };
   bool shows_on_this_rank() const;
   void gather();

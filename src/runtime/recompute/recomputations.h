@@ -4,12 +4,12 @@
 
 namespace tessera {
 
-/// `recompute` by saved-tensor hooks.
+/// Implements `recompute` with saved-tensor hooks.
 std::vector<at::Tensor> recompute_saved_tensors(detail::RecomputeBody body,
                                                 const std::vector<at::Tensor>& inputs,
                                                 RngState rng_state);
 
-/// `recompute` by one node for the whole function.
+/// Implements `recompute` with one autograd node for the whole function.
 std::vector<at::Tensor> recompute_reentrant(detail::RecomputeBody body,
                                             const std::vector<at::Tensor>& inputs,
                                             RngState rng_state);
