@@ -50,8 +50,8 @@ class HookingEngine final : public Engine {
   HookingEngine() = default;
 };
 
-/// Whether the process uses this engine. Set before the first backward, because an engine starts
-/// its threads once per process. If Python's engine is loaded, Python's engine stays in use.
+/// Whether the process uses this engine. It is set before the first backward, because an engine
+/// starts its threads once per process. If Python's engine is loaded, Python's engine stays in use.
 const bool is_installed = [] {
   if (&Engine::get_default_engine() != &Engine::get_base_engine()) return false;
   torch::autograd::set_default_engine_stub(&HookingEngine::instance);
@@ -59,7 +59,7 @@ const bool is_installed = [] {
 }();
 
 /// One call of `recompute`: the data to call the function again, and the tensors that the second
-/// call saved. Owned by the notes in the graph.
+/// call saved. The Notes in the graph own it.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   Frame(detail::RecomputeBody body, const std::vector<at::Tensor>& inputs, RngStates rng_states)
@@ -83,7 +83,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   RngStates rng_states_;
   AutocastState autocast_ = AutocastState::of_this_thread();
   std::vector<std::vector<std::int64_t>> sizes_;  // of the tensors that the first call saved
-  // Tensors that second calls saved and autograd has not read yet, by backward.
+  // For each backward: tensors that a second call saved and that autograd has not read yet.
   std::map<int, std::vector<at::Tensor>> saved_;
 };
 

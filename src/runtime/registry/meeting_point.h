@@ -34,7 +34,7 @@ class MeetingPoint final : public ModuleState {
     passes_.push_back(std::move(pass));
   }
 
-  /// Call before the collectives of a forward. Returns the passes that include it.
+  /// Call before the collectives of a forward. Returns the passes that include the forward.
   Passes meet() const {
     std::unique_lock lock(mutex_);
     const Passes passes = passes_;

@@ -15,7 +15,7 @@ class Shards {
     return shards;
   }
 
-  /// Also removes the entries of dead parameters when the map has doubled since the last time.
+  /// Also removes the entries of dead parameters if the map has doubled since the last removal.
   void note(const at::Tensor& parameter, ParameterShard shard) {
     const std::lock_guard lock(mutex_);
     if (shards_.size() >= prune_at_) {

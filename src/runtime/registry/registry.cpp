@@ -48,7 +48,8 @@ class Registry {
   }
 
  private:
-  /// Returns the dead entries, to be destroyed without the lock: destructors may use the registry.
+  /// Returns the dead entries. They are destroyed without the lock: destructors may use the
+  /// registry.
   std::vector<Entry> take_dead() {
     std::vector<Entry> dead;
     const std::lock_guard lock(mutex_);

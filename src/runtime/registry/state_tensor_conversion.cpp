@@ -87,8 +87,8 @@ std::vector<Region> regions_of_rank(const StateTensor& entry, int rank) {
 
 namespace {
 
-/// Calls `visit` with each region, its first holder, and the offset of the region among that rank's
-/// elements. The order is the same on all ranks.
+/// Calls `visit` with each region, the first rank that holds it, and the offset of the region among
+/// that rank's elements. The order is the same on all ranks.
 template <class Visit>
 void for_each_first_holder(const StateTensor& entry, int num_ranks, const Visit& visit) {
   std::vector<Region> done;

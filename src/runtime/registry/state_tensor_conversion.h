@@ -13,11 +13,11 @@
 namespace tessera::state {
 
 /// Copies the elements that `source` and `destination` share. Returns their number. Requires: both
-/// contiguous and of the same dtype.
+/// are contiguous and of the same dtype.
 std::int64_t copy_common(const Shape& shape, const LocalShard& source, LocalShard& destination);
 
 /// Returns the elements of a region from the shards that this rank holds, as a view if possible.
-/// Returns nothing if this rank lacks some elements. Shape: `[numel]`.
+/// Returns nullopt if this rank lacks some elements. Shape: `[numel]`.
 std::optional<at::Tensor> cut(const StateTensor& entry, const Region& region);
 
 /// Returns the regions that a rank holds according to the entry's layout. An empty layout means
@@ -36,14 +36,15 @@ StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptio
 
 /// For a post hook of a module with sharded parameters: replaces the state dict's entry of `fqn` by
 /// `entry` (type SHARDED), converted to `options`. Finds the old entry under another key if an
-/// earlier hook renamed it. Keeps an alias. Collective over `world` for FULL.
+/// earlier hook renamed it. If the old entry is an alias, it stays. Collective over `world` for
+/// FULL.
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options);
 
-/// For a load pre hook of a module with sharded parameters: replaces the entry by this rank's shard
-/// of it, with the region of `own` and the shape of `parameter`. If the entry does not fit, reports
-/// that and puts an uninitialised shard there. Does nothing for missing entries and aliases: the
-/// load handles these later.
+/// For a load pre hook of a module with sharded parameters: replaces the entry of `fqn` by this
+/// rank's shard of it, with the region of `own` and the shape of `parameter`. If the entry does not
+/// fit, reports that and puts an uninitialised shard there. Does nothing for missing entries and
+/// aliases, because the load handles these later.
 void show_local_shard(StateDict& state_dict, const std::string& fqn, const StateTensor& own,
                       const at::Tensor& parameter, LoadReport& report);
 

@@ -89,7 +89,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     dist::Pending pending;
   };
 
-  /// The factor of each rank in an average. The same as in DDP, so that roundings are equal.
+  /// The factor of each rank's gradient in an average. As in DDP, so that roundings are equal.
   double share() const { return 1.0 / group_->size(); }
   bool is_last(const Bucket& bucket) const { return &bucket == &buckets_.back(); }
   bool syncs() const { return num_scopes_without_sync_ == 0; }
@@ -124,7 +124,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   registry::EndOfBackward end_of_backward_;
 };
 
-/// The hook of each parameter.
+/// The hook of each parameter that is in a bucket.
 class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   ReadyHook(std::shared_ptr<Reducer> reducer, std::size_t parameter)
@@ -196,8 +196,8 @@ void Reducer::begin_forward() {
   });
 }
 
-/// Throws if a parameter was replaced, added or removed after replicate was called: the gradient of
-/// a new parameter would not be averaged.
+/// Throws if a parameter was replaced, added or removed after replicate was called, because the
+/// gradient of a new parameter would not be averaged.
 void Reducer::check_tree(Module& module) const {
   std::unordered_set<const at::TensorImpl*> in_tree;
   for (const Tensor& ignored : options_.ignored_states) {
@@ -286,8 +286,8 @@ Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const 
   return flat.narrow(0, parameter.offset, tensor.numel()).view(tensor.sizes()).variable_data();
 }
 
-/// Returns a device and dtype that suit all gradients of a bucket: the module may have been moved
-/// or partly converted.
+/// Returns a device and dtype that suit all gradients of a bucket, because the module may have been
+/// moved or partly converted.
 at::TensorOptions Reducer::options_of(const Bucket& bucket) const {
   std::optional<at::TensorOptions> found;
   for (const std::size_t index : bucket.parameters) {
@@ -608,7 +608,7 @@ void require_equal_modules(Module& module, const NamedTensors& parameters,
   dist::Consensus(group).require_equal("parameters and buffers for replicate", lines);
 }
 
-/// Sends rank 0's parameters and buffers, each tensor once. Collective.
+/// Sends rank 0's parameters and buffers to all ranks, each tensor once. Collective.
 void sync_module_states(Module& module, dist::Group& group) {
   dist::StateSync sync(group);
   for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
@@ -629,7 +629,8 @@ void replicate(Module& module, const ReplicateOptions& options) {
   const ModulePtr owner = registry::weak_module(module).lock();
   refuse_applied(module, "");
   const FoundParameters parameters = find_parameters(module, options.ignored_states);
-  // A group of its own: its collectives need no common order with those of other modules.
+  // With a group of its own, the module's collectives need no common order with those of other
+  // modules.
   const auto group = options.mesh.world()->separate("replicate");
   if (group->size() > 1) require_equal_modules(module, parameters.trained, options, group);
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {

@@ -14,7 +14,7 @@ namespace {
 using formats::TensorEntry;
 
 constexpr std::size_t kNumSampled = 8;     // tensors, evenly spread over the names
-constexpr std::int64_t kSampleNumel = 64;  // at the beginning of each
+constexpr std::int64_t kSampleNumel = 64;  // at the beginning of each tensor
 
 void add(Sha256& hash, std::string_view text) {
   hash.update(std::as_bytes(std::span(text)));

@@ -21,7 +21,7 @@ using formats::TensorEntry;
 
 constexpr std::int64_t kBlockNbytes = std::int64_t{4} << 20;
 
-/// Returns the ranks of each region; empty tensors get one empty shard.
+/// Returns the regions of a tensor, each with its ranks. An empty tensor gets one empty shard.
 std::vector<Shard> shards_of_entry(const StateTensor& tensor, int world_size) {
   if (numel_of(tensor.shape) == 0) return {{whole_box(tensor.shape), {0}}};
   if (!tensor.layout.empty()) return tensor.layout;

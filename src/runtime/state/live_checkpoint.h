@@ -19,7 +19,8 @@ namespace tessera::state {
 
 /// The tensors of a state dict of type SHARDED as checkpoint contents, without values.
 struct LiveState {
-  /// Which rank writes which piece: each piece on one rank, equal on all ranks.
+  /// Which rank writes which piece. Exactly one rank writes each piece. All ranks have the same
+  /// `contents`.
   formats::CheckpointContents contents;
   /// What this rank holds of each tensor, parallel to `contents.tensors`.
   std::vector<std::vector<LocalShard>> held;
@@ -29,16 +30,16 @@ struct LiveState {
 LiveState share_out(const StateDict& state_dict, int world_size,
                     const formats::FormatTraits& traits = {});
 
-/// Returns this rank's shards of the tensors in `contents`, which `share_out` made from a state
+/// Returns this rank's shards of each tensor of `contents`, which `share_out` made from a state
 /// dict of the same layout.
 std::vector<std::vector<LocalShard>> held_by(const StateDict& state_dict,
                                              const formats::CheckpointContents& contents);
 
-/// Returns a SHA-256 of a state dict without the elements. State dicts with equal digests get equal
-/// `contents` from `share_out`.
+/// Returns a SHA-256 of all of a state dict except the elements. State dicts with equal digests get
+/// equal `contents` from `share_out`.
 std::string layout_digest(const StateDict& state_dict, int world_size, formats::Format format);
 
-/// Returns the contents of `state`, with the pieces that `rank` holds.
+/// Returns the contents of `state`, but with the regions that `rank` holds as pieces.
 formats::CheckpointContents held_contents(const LiveState& state, int rank);
 
 /// Returns a plan that writes the pieces of `rank`.
@@ -59,7 +60,7 @@ class LiveSource final : public formats::TensorSource {
   std::vector<std::vector<LocalShard>> held_;
 };
 
-/// Writes this rank's tensors: pieces of `contents` into `held`.
+/// Writes into this rank's tensors: the pieces of `contents` go into `held`.
 class LiveWriter final : public formats::CheckpointWriter {
  public:
   LiveWriter(formats::CheckpointContents contents, std::vector<std::vector<LocalShard>> held)

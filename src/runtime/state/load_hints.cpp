@@ -23,7 +23,7 @@ std::string quoted(const Rename& rename) {
   return "{\"" + rename.from + "\", \"" + rename.to + "\"}";
 }
 
-/// Returns the option that renames the found names, one line for each rename.
+/// Returns the text of the option that renames the names in `found`, one line for each rename.
 std::string renames_to_write(const std::vector<RenamedNames>& found) {
   if (found.size() == 1) {
     return ".renames = {" + quoted(found.front().rename) + "} gives the model its names";

@@ -13,16 +13,17 @@
 
 namespace tessera::state {
 
-/// Returns one line for all problems that a rename would fix.
+/// Returns one line that stands for all problems that a rename would fix.
 std::string line_of(const RenamedNames& found);
 
-/// `held`: the first components of all names of the TrainState.
+/// Returns the hints. `held`: the first components of all names of the TrainState.
 std::vector<std::string> hints_for_load(const std::vector<formats::Finding>& problems,
                                         const std::vector<RenamedNames>& renamed_names,
                                         const std::vector<std::string>& held,
                                         const LoadOptions& options);
 
-/// Returns whether an unexpected name is state of a numbered parameter: `<prefix>0.exp_avg`.
+/// Returns whether one of the unexpected names is state of a numbered parameter:
+/// `<prefix>0.exp_avg`.
 bool has_state_by_number(const std::vector<formats::Finding>& problems, const std::string& prefix);
 
 std::vector<std::string> hints_for_state_dict(const StateDict& state_dict,

@@ -14,7 +14,7 @@ namespace tessera::state {
 /// What a report calls the two sides of a load.
 struct LoadSides {
   std::string_view from;
-  std::string_view to;  // empty: named after the first component: the model, the optimizer, …
+  std::string_view to;  // if empty, named after the first component: the model, …
 };
 inline constexpr LoadSides kCheckpointOfState{"the checkpoint", ""};
 inline constexpr LoadSides kStateDictOfModule{"the state dict", "the module"};
@@ -24,7 +24,7 @@ inline constexpr LoadSides kStateDictOfOptimizer{"the state dict", "the optimize
 void add_unexpected(const StateDict::Item& item, LoadReport& report);
 
 /// Returns a problem or note as a line: `<name>: unexpected: the checkpoint has a tensor of this
-/// name, but the model does not`; other rules as by `finding_to_string`.
+/// name, but the model does not`. Findings of other rules get the line of `finding_to_string`.
 std::string line_of(const formats::Finding& finding, const LoadSides& sides);
 
 /// Throws Error(mismatch) with one line per problem, followed by the hints; does nothing if there

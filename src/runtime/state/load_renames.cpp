@@ -51,8 +51,8 @@ std::size_t num_common_components(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-/// Returns the rename of prefixes that turns one name into the other. The names have the longest
-/// possible suffix of whole components in common.
+/// Returns the rename of a prefix that turns `from` into `to`. It leaves out the longest suffix of
+/// whole components that both names have in common.
 Rename front_of(std::string_view from, std::string_view to) {
   std::size_t num_common = 0;  // bytes, at the end
   for (std::size_t i = 1; i <= std::min(from.size(), to.size()); ++i) {
@@ -72,8 +72,8 @@ struct NamesOfShape {
   std::vector<std::string> unexpected;
 };
 
-/// Adds pairs of a missing and an unexpected name that match each other best, without a tie. The
-/// unexpected name is the key.
+/// Adds pairs of a missing and an unexpected name, if each is the other's best match without a tie.
+/// In `pairs`, the unexpected name is the key.
 void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pairs) {
   constexpr std::size_t kMaxComparisons = 1'000'000;
   if (names.missing.size() * names.unexpected.size() > kMaxComparisons) return;
@@ -106,7 +106,7 @@ void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pa
   }
 }
 
-/// The names that problems say are missing or unexpected.
+/// The names that are missing or unexpected according to the problems.
 struct UnmatchedNames {
   std::set<std::string> missing;                 // of the model
   std::set<std::string> unexpected;              // of the model and the optimizer
@@ -135,7 +135,7 @@ UnmatchedNames unmatched_names(const std::vector<Finding>& problems,
   return names;
 }
 
-/// Returns renames of prefixes that would match names of the same shape, the longest first.
+/// Returns renames of prefixes that match names of the same shape, the longest prefixes first.
 std::vector<RenamedNames> likely_renames(const UnmatchedNames& names) {
   std::map<std::string, std::string> pairs;  // unexpected -> missing
   for (const auto& [shape, of_shape] : names.by_shape) add_pairs(of_shape, pairs);
@@ -152,7 +152,7 @@ std::vector<RenamedNames> likely_renames(const UnmatchedNames& names) {
   return found;
 }
 
-/// Erases renames that would also rename names of the checkpoint that are in order.
+/// Erases renames that would also rename names of the checkpoint that need no rename.
 void erase_breaking(std::vector<RenamedNames>& found, const CheckpointContents& source,
                     const UnmatchedNames& names) {
   std::erase_if(found, [&](const RenamedNames& each) {

@@ -29,10 +29,10 @@ struct RenamedNames {
   std::size_t num_optimizer_problems = 0;
 };
 
-/// Matches missing tensors of the model with unexpected ones of equal shape, if each is
-/// the other's best match, without a tie. Returns the renames that turn unexpected names into
-/// missing names, longest prefixes first, because a load uses the first that fits. Sets in
-/// `explained`, parallel to `problems`, which problems the renames would fix.
+/// Matches missing tensors of the model with unexpected tensors of equal shape, if each is the
+/// other's best match, without a tie. Returns the renames that turn unexpected names into missing
+/// names, longest prefixes first, because a load uses the first that fits. Sets `explained`, which
+/// has one element per problem: whether the renames would fix the problem.
 std::vector<RenamedNames> find_renames(const std::vector<formats::Finding>& problems,
                                        const formats::CheckpointContents& source,
                                        const formats::CheckpointContents& wanted,

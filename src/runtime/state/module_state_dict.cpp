@@ -24,7 +24,7 @@ class Walk {
  public:
   enum class Scopes { obey, ignore };
 
-  /// Whether copies on all ranks are known to be equal, or each rank has its own.
+  /// Whether all ranks are known to have equal copies of a tensor, or each rank has its own copy.
   enum class Copies { own, equal };
 
   explicit Walk(const Module& root, Scopes scopes) : scopes_(scopes) {

@@ -108,7 +108,8 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
   return found;
 }
 
-/// Throws the problems of the state dict, on all ranks if rank 0 has it.
+/// Throws if there are problems. `from_first`: if not null, only rank 0 has the state dict and its
+/// problems, and all ranks throw.
 void refuse(const LoadReport& report, std::vector<std::string> hints, dist::Group* from_first) {
   std::string failure;
   if (state::has_state_by_number(report.problems, "state.")) {

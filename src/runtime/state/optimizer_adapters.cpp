@@ -240,7 +240,7 @@ using RmspropAdapter = AdapterOf<optim::RMSprop, optim::RMSpropOptions, optim::R
 
 }  // namespace
 
-// Fields and their defaults: torch/optim/*.py of PyTorch 2.11.
+// Source of the fields and their defaults: torch/optim/*.py of PyTorch 2.11.
 const OptimizerAdapter& OptimizerAdapter::of(const optim::Optimizer& optimizer) {
   const PythonField maximize{"maximize", false, true};
   const PythonField foreach{"foreach", Value(), false};

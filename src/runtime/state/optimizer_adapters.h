@@ -27,23 +27,23 @@ class OptimizerAdapter {
   /// An elementwise tensor of a parameter's state.
   struct Slot {
     std::string name;
-    at::Tensor* tensor;  // undefined: does not exist yet
+    at::Tensor* tensor;  // undefined if it does not exist yet
     bool is_required;    // needed by the next step with the present options
   };
   virtual std::vector<Slot> slots(torch::optim::OptimizerParamState& state,
                                   const torch::optim::OptimizerOptions& options) const = 0;
-  /// Returns the number of steps taken; nullptr if the optimizer does not count.
+  /// Returns where the number of steps is stored; nullptr if the optimizer does not count steps.
   virtual std::int64_t* step(torch::optim::OptimizerParamState& state) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerParamState> make_state() const = 0;
   /// Whether the optimizer's constructor creates the state, and `step` needs it.
   virtual bool makes_state_at_once() const = 0;
 
-  /// Returns all fields that Python has for such a group, except `params`, plus unknown fields that
-  /// `with_fields` got.
+  /// Returns all fields that Python's optimizer has for such a group, except `params`. Adds the
+  /// unknown fields that `with_fields` got.
   virtual Value::Dict fields(const torch::optim::OptimizerOptions& options) const = 0;
   /// Returns options with these fields. Keeps unknown fields, to be saved again. Throws:
   /// Error(unsupported) naming a field whose value libtorch does not support (`maximize`);
-  /// Error(mismatch) naming one that is missing or not a number.
+  /// Error(mismatch) naming a field that is missing or not a number.
   virtual std::unique_ptr<torch::optim::OptimizerOptions> with_fields(
       const Value::Dict& fields) const = 0;
 

@@ -15,28 +15,28 @@ namespace tessera::state {
 /// Returns the path of the groups in a state dict at `root`.
 formats::KeyPath groups_path(const formats::KeyPath& root);
 
-/// Returns the fields of saved groups, with `params` a list of names. Reads
+/// Returns the fields of saved groups; `params` is a list of names. Reads
 /// `param_groups.<number>.<field>`, or the flattened `param_groups.<fqn>.<field>`, where parameters
-/// with equal fields form one group. Ignores names that are no parameter's. `root`: the path of the
-/// state dict in the tree.
+/// with equal fields form one group. Ignores keys that belong to no parameter. `root`: the path of
+/// the state dict in the tree.
 std::vector<Value::Dict> saved_groups(const ValueTree& tree, const formats::KeyPath& root,
                                       const std::vector<OptimizerParameter>& parameters);
 
-/// A saved value or group member that nothing takes.
+/// A saved value, or a parameter in a saved group, that nothing loads.
 struct UnusedValue {
   std::string key;        // from the top of the tree
-  std::string parameter;  // in a list of names; empty: the value itself
+  std::string parameter;  // in a list of names; empty if it is the value itself
 };
 
-/// Returns the values below `root` that `saved_groups` ignores, and parameters of saved groups that
-/// `is_known` does not know. The fields of both would be lost.
+/// Returns the values below `root` that `saved_groups` ignores, and the parameters of saved groups
+/// for which `is_known` is false. The fields of both would be lost.
 std::vector<UnusedValue> unused_values(const ValueTree& tree, const formats::KeyPath& root,
                                        const std::vector<OptimizerParameter>& parameters,
                                        const std::function<bool(const std::string&)>& is_known);
 
-/// Returns, for each group of an optimizer, the fields of the saved group with its parameters, or
-/// nothing. Reports parameters that no saved group has, and groups whose parameters are in several
-/// saved groups. `saved`: fields by group, `params` a list of names.
+/// Returns, for each group of an optimizer, the fields of the saved group with its parameters;
+/// nullopt if there is none. Reports parameters that no saved group has, and groups whose
+/// parameters are in several saved groups. `saved`: fields by group; `params` is a list of names.
 std::vector<std::optional<Value::Dict>> match_groups(
     const std::vector<OptimizerParameter>& parameters, std::size_t num_groups,
     const std::vector<Value::Dict>& saved, LoadReport& report);

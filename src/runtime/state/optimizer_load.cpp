@@ -27,7 +27,7 @@ bool fits(const at::Tensor& slot, const at::Tensor& parameter) {
          slot.device() == parameter.device();
 }
 
-/// Adds the group to errors about its fields.
+/// Returns `adapter.with_fields(fields)`. Adds the group to errors about its fields.
 std::unique_ptr<torch::optim::OptimizerOptions> options_with(const OptimizerAdapter& adapter,
                                                              const Value::Dict& fields,
                                                              std::size_t group,
@@ -78,8 +78,8 @@ StateDict OptimizerLoad::want(const std::map<std::string, SavedTensor>& saved) {
   return wanted;
 }
 
-/// A module has its optimizer state from the start: adds all of it to what to load, in the module's
-/// own memory.
+/// Adds to `wanted` all optimizer state of a parameter that a module updates. The module has this
+/// state from the start; it is loaded into the module's own memory.
 void OptimizerLoad::want_fused(const registry::FusedParameter& parameter, const std::string& fqn,
                                const std::map<std::string, SavedTensor>& saved, StateDict& wanted) {
   const std::string prefix = "state." + fqn + ".";
@@ -142,7 +142,7 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
   for (const OptimizerAdapter::Slot& slot : slots) {
     if (!is_saved(slot) && !slot.is_required) continue;
     at::Tensor& tensor = *slot.tensor = held[slot.name];
-    // If there is no state yet: the dtype that the optimizer would use.
+    // If there is no state yet, this is the dtype that the optimizer would use.
     const at::ScalarType dtype = (tensor.defined() ? tensor : parameter.tensor).scalar_type();
     if (!is_replaced || !fits(tensor, parameter.tensor)) {
       tensor = torch::empty(parameter.tensor.sizes(),
@@ -218,7 +218,7 @@ std::vector<formats::Finding> OptimizerLoad::find_unused(
   return found;
 }
 
-/// torchrec saves no groups for tables: if groups are missing, the present fields stay.
+/// torchrec saves no groups for tables. So if groups are missing, the present fields stay.
 void OptimizerLoad::take_fused_groups(const std::vector<OptimizerParameter>& fused,
                                       const std::vector<Value::Dict>& saved, LoadReport& report) {
   LoadStateDictOptions lenient = report.options;

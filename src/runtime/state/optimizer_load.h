@@ -46,17 +46,17 @@ class OptimizerLoad {
   void take_groups(const ValueTree& tree, const formats::KeyPath& root, const NameSelection& only,
                    LoadReport& report);
 
-  /// Returns the saved values and group members that nothing takes, as findings with the rule
-  /// `unexpected`; without parameters that `problems` already report.
+  /// Returns the saved values, and the parameters in saved groups, that nothing loads, as findings
+  /// with the rule `unexpected`. Leaves out parameters that `problems` already report.
   std::vector<formats::Finding> find_unused(const ValueTree& tree, const formats::KeyPath& root,
                                             const std::vector<formats::Finding>& problems) const;
 
   /// Throws: Error(mismatch) if a loaded step is not a valid number of steps. `filled`: as for
   /// `replace`.
   void check_steps(const std::set<std::string>& filled) const;
-  /// Replaces the optimizer's state and fields. `filled`: the keys that were loaded. A parameter
-  /// with wanted keys that were not loaded keeps its state; a parameter saved without state loses
-  /// its state.
+  /// Replaces the optimizer's state and fields. `filled`: the keys that were loaded. If some wanted
+  /// keys of a parameter were not loaded, the parameter keeps its state. If it was saved without
+  /// state, it loses its state.
   void replace(const std::set<std::string>& filled);
 
  private:

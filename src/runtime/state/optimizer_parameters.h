@@ -28,7 +28,7 @@ class ParameterKeys {
 };
 
 /// Throws Error(invalid_argument) naming a parameter that the optimizer holds twice, in one group
-/// or two: it would be updated twice per step.
+/// or two, because it would be updated twice per step.
 void refuse_parameters_held_twice(const torch::nn::Module& model,
                                   const torch::optim::Optimizer& optimizer);
 
@@ -51,7 +51,7 @@ std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
 std::vector<std::vector<std::string>> parameter_names(torch::nn::Module& model,
                                                       const torch::optim::Optimizer& optimizer);
 
-/// Returns an entry of another dtype with the layout of the parameter and `local` as this rank's
+/// Returns an entry with the parameter's layout and the dtype of `local`. `local` is this rank's
 /// shard. Shape: `local` has as many elements as this rank holds.
 StateTensor laid_out_as(const OptimizerParameter& parameter, const at::Tensor& local);
 

@@ -24,7 +24,7 @@ std::string policy_name(PerRank policy) {
 
 namespace {
 
-/// Joins all lists in rank order, and returns a rank's share of the result.
+/// Joins all lists in rank order, and returns the part of the result for `rank`.
 Value run_of(const std::vector<Value>& lists, int rank, int world_size) {
   Value::List all;
   for (const Value& list : lists) {

@@ -58,7 +58,7 @@ Rendezvous::Rendezvous(const dist::Mesh& mesh) : rank_(mesh.rank()), size_(mesh.
   set_timeout(mesh.world()->store()->getTimeout());
 }
 
-// Rank 0 names the late rank. The other ranks wait a little longer, to get this error from rank 0.
+// Rank 0 names the late rank in an error. The other ranks wait a little longer, to get this error.
 void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
   if (timeout <= timeout.zero()) {
@@ -69,7 +69,8 @@ void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
   timeout_ = rank_ == 0 ? timeout : timeout + timeout / 2 + std::chrono::seconds(1);
 }
 
-// Uses its own time-out: ranks that are threads may share the store and the store's time-out.
+// Uses its own time-out, because ranks that are threads may share the store and the store's
+// time-out.
 std::string Rendezvous::get(const std::string& key) const {
   store_->wait({key}, timeout_);
   const std::vector<std::uint8_t> bytes = store_->get(key);
@@ -139,7 +140,7 @@ std::vector<std::string> Rendezvous::collect(const std::string& prefix, const st
     }
   }
   store_->set(prefix + "all", bytes_of(kSaid + join(texts)));
-  // Ranks that sent this message have read the previous answer.
+  // All ranks have sent a message for this exchange, so they have read the previous answer.
   if (number_ > 0) {
     const std::string before = name_ + std::to_string(number_ - 1) + "/";
     store_->deleteKey(before + "all");

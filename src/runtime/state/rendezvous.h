@@ -15,7 +15,7 @@ namespace tessera::state {
 /// it may run on another thread than the trainer's. Not thread-safe.
 class Rendezvous {
  public:
-  /// Collective: all ranks construct theirs in the same order.
+  /// Collective: all ranks construct their Rendezvous objects in the same order.
   explicit Rendezvous(const dist::Mesh& mesh);
 
   int rank() const { return rank_; }

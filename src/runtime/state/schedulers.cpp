@@ -96,7 +96,7 @@ unsigned steps_at_epoch(const Value& state) {
   return static_cast<unsigned>(epoch + 1);
 }
 
-/// Throws if the state has other settings than the StepLR, which libtorch cannot change.
+/// Throws if `state` has other settings than `scheduler`: libtorch cannot change those of a StepLR.
 void check_step_lr(const StepLR& scheduler, const Value& state) {
   const auto check = [&](const std::string& field, double own) {
     read_field(state, field, [&](const Value& value) {
@@ -135,7 +135,7 @@ double infinity_of(Plateau::SchedulerMode mode) {
   return mode == Plateau::min ? kInfinity : -kInfinity;
 }
 
-/// Returns the fields of Python's class except `_last_lr`, which repeats the optimizer's.
+/// Returns the fields of Python's class except `_last_lr`, which repeats the optimizer's lr.
 Value state_of(const Plateau& scheduler) {
   const PlateauMembers members = plateau_members();
   const Plateau::SchedulerMode mode = scheduler.*members.mode;
@@ -148,7 +148,7 @@ Value state_of(const Plateau& scheduler) {
   }
   const Value default_min_lr =
       is_one_min_lr ? Value(static_cast<double>(min_lrs.front())) : Value();
-  // Before the first step, libtorch has the largest float, Python infinity.
+  // Before the first step, `best` is the largest float in libtorch, and infinity in Python.
   const bool is_new = scheduler.*members.best == scheduler.*members.mode_worse;
   const double best = is_new ? infinity_of(mode) : scheduler.*members.best;
   const auto integer = [](int number) { return Value(static_cast<std::int64_t>(number)); };
@@ -226,7 +226,7 @@ Plateau with_state(const Plateau& scheduler, const Value& state) {
   return result;
 }
 
-/// Copies all members that `with_state` may change: libtorch's class is not assignable.
+/// Copies all members that `with_state` may change, because libtorch's class is not assignable.
 void take(const Plateau& from, Plateau& to) {
   const PlateauMembers members = plateau_members();
   to.*members.mode = from.*members.mode;

@@ -6,7 +6,7 @@
 
 namespace tessera::state {
 
-/// Returns the state dict of type SHARDED, ignoring StateDictTypeScope.
+/// Returns the state dict of type SHARDED. Ignores StateDictTypeScope.
 StateDict sharded_state_dict(torch::nn::Module& module);
 
 }  // namespace tessera::state

@@ -77,7 +77,7 @@ TrainState::Impl::Impl(std::shared_ptr<Module> its_model, torch::optim::Optimize
       mesh_(mesh_of(checked(model_))),
       rendezvous_(mesh_) {
   if (optimizer_ == nullptr) return;
-  state::OptimizerAdapter::of(*optimizer_);  // refuses others now
+  state::OptimizerAdapter::of(*optimizer_);  // throws now if it is of another kind
   state::refuse_parameters_held_twice(*model_, *optimizer_);
 }
 
@@ -183,7 +183,7 @@ void save(const StateDict& state_dict, const std::string& path,
   CheckpointContents contents = state::held_contents(live, /*rank=*/0);
   const state::LiveSource reader(contents, std::move(live.held));
   const ValueTree tree = values_of(whole);
-  std::vector<Value> values;  // in planning's order too: it renames nothing
+  std::vector<Value> values;  // ordered as in the plan, which renames nothing
   for (const auto& [name, leaf] : tree.leaves()) {
     contents.values.push_back({name, leaf.path});
     values.push_back(leaf.value);

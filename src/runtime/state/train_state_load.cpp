@@ -50,7 +50,8 @@ OpenedCheckpoint opened_from_json(const std::string& text) {
   return {dict.at("identity").get<std::string>(), dict.at("name").get<std::string>()};
 }
 
-/// Throws if ranks have opened different checkpoints. `by_rank`: as JSON.
+/// Throws if ranks have opened different checkpoints. `by_rank`: each rank's OpenedCheckpoint, as
+/// JSON.
 void check_same_checkpoint(const std::vector<std::string>& by_rank) {
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
     if (by_rank[rank] == by_rank.front()) continue;
@@ -63,8 +64,8 @@ void check_same_checkpoint(const std::vector<std::string>& by_rank) {
   }
 }
 
-/// Returns a key without the prefix of what it belongs to, such as `model.`; nothing for other
-/// keys.
+/// Returns `key` without the prefix `<name>.`, such as `model.`; nullopt if `key` lacks this
+/// prefix.
 std::optional<std::string> key_under(const std::string& name, const std::string& key) {
   if (!key.starts_with(name + ".")) return std::nullopt;
   return key.substr(name.size() + 1);
@@ -76,8 +77,8 @@ std::vector<std::string> keys_of(const StateDict& state_dict) {
   return keys;
 }
 
-/// Throws if `only` selects some of one parameter's optimizer state, or of the groups: an optimizer
-/// needs all of it.
+/// Throws if `only` selects only a part of one parameter's optimizer state, or only a part of the
+/// groups: it must select all or nothing of each, because an optimizer needs all of it.
 void refuse_partial_state(const std::string& path, const StateDict& of_optimizer,
                           const CheckpointContents& source, const NameSelection& only,
                           const std::vector<reshard::Rename>& renames) {
@@ -174,7 +175,7 @@ void load_into(const std::string& name, const Stateful& object, const Value& sav
 }  // namespace
 
 /// What one rank does in a load. `prepare`, `read` and `take_over` are called in this order. None
-/// is collective: between them, ranks exchange errors.
+/// of them is collective; between the calls, ranks exchange errors.
 class TrainState::Impl::Load {
  public:
   Load(const Impl& state, std::string path, const LoadOptions& options)
@@ -190,7 +191,7 @@ class TrainState::Impl::Load {
   OpenedCheckpoint opened() const;
   /// Reads the tensors.
   void read();
-  /// Replaces what was not read in place.
+  /// Applies the values, and the tensors that `read` did not read in place.
   void take_over();
   LoadSummary summary() &&;
 
@@ -222,7 +223,7 @@ class TrainState::Impl::Load {
   ValueTree tree_;  // of the selected values
   CheckpointContents wanted_;
   std::vector<std::vector<LocalShard>> local_shards_;  // parallel to the plan's tensors
-  StateDict copies_;  // of the model: to be loaded from there after reading
+  StateDict copies_;  // copies of the model's entries; take_over loads them
 };
 
 void TrainState::Impl::Load::prepare() {
@@ -265,7 +266,8 @@ LiveState TrainState::Impl::Load::want() {
   return live;
 }
 
-/// Adds the values that exist to what to load; `check` reports missing values.
+/// Adds to what to load: the checkpoint's values that this TrainState holds. `check` reports
+/// missing values.
 void TrainState::Impl::Load::want_values() {
   for (const formats::ValueEntry& value : reader_->contents().values) {
     const std::string name = renamed(value.name, options_.renames);
@@ -490,7 +492,8 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     load.read();
     return std::string();
   });
-  // After all ranks have read: if one fails, everything that is not read in place is unchanged.
+  // All ranks have read. If a rank failed to read, everything that is not read in place is
+  // unchanged.
   rendezvous_.all_gather("applying " + path, [&] {
     load.take_over();
     return std::string();

@@ -23,7 +23,7 @@ struct TrainState::Impl::SaveMessage {
   std::string digest;       // of the tensors' layout
   std::string directory;    // the staging directory, from rank 0
   std::string values;       // as JSON, see values_to_json
-  std::string value_names;  // with policies
+  std::string value_names;  // names of the values, with policies
   std::string checkpoint;   // the last component of its path: directories differ between hosts
   std::string format;       // of the checkpoint
 
@@ -171,8 +171,8 @@ void TrainState::Impl::stage(SaveJob& job) {
       DestinationKind::directory, options.overwrite);
 }
 
-/// Takes the state, plans its writing and, on rank 0, begins the staging directory. Returns what
-/// the other ranks must know. Not collective.
+/// Takes the state, plans how to write it and, on rank 0, begins the staging directory. Returns
+/// what the other ranks must know. Not collective.
 TrainState::Impl::SaveMessage TrainState::Impl::prepare_save(SaveJob& job, StateDict& all,
                                                              SaveReport& report) {
   const SaveOptions& options = job.options;

@@ -34,7 +34,7 @@ class ValueTree {
   /// numbers.
   void add_renamed(const std::string& new_name, const formats::KeyPath& path, Value value);
 
-  /// Returns the value at a path: a leaf, or the dict or list of everything below it.
+  /// Returns the value at a path: a leaf, or the dict or list of all leaves below the path.
   std::optional<Value> find(const formats::KeyPath& path) const;
   const std::map<std::string, Leaf>& leaves() const { return leaves_; }  // by key
 
