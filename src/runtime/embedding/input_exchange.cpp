@@ -207,7 +207,8 @@ void Input::advance() {
   }
 }
 
-/// Reads the headers of all ranks, which the first message brought. Throws if ranks do not fit.
+/// Reads the headers of all ranks, which the first message brought. Throws if a rank refused its
+/// batch or has another fingerprint.
 void Input::check_headers() {
   const std::size_t num_ranks = num_sent_.size();
   const std::int64_t* const headers = longs(headers_);

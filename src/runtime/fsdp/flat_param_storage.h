@@ -75,8 +75,9 @@ class FlatParamStorage {
   std::vector<at::Tensor> sharded_views_;  // of sharded_flat_param_
   std::vector<at::Tensor> full_views_;     // of unsharded_flat_param_, with the touch key
   std::vector<std::uint32_t> versions_;    // of the parameters, at show_full or forget_writes
-  // Both are keyed by the address of a storage, so they must end before the storage does. Without a
-  // buffer only the second one exists: it is for the shard, while a pass is traced.
+  // Both registrations are keyed by the address of a storage, so they must end before the storage
+  // does. Without a buffer only `full_registration_` exists: it is for the shard, while a pass is
+  // traced.
   std::optional<TouchRegistration> sharded_registration_;
   std::optional<TouchRegistration> full_registration_;
 };

@@ -262,7 +262,7 @@ void add_to(DtypeGroup& group, const FoundParameter& found) {
   }
 }
 
-/// Groups the parameters of `module` that are in no unit yet by dtype. The dtypes are in order of
+/// Groups by dtype the parameters of `module` that are in no unit yet. The dtypes are in order of
 /// first appearance. Throws: Error naming a parameter that cannot be sharded.
 std::vector<DtypeGroup> group_by_dtype(const ModulePtr& module, const FullyShardOptions& options) {
   std::vector<DtypeGroup> groups;

@@ -168,7 +168,7 @@ std::size_t Pass::index_of(const FlatParamHandle& handle) const {
 
 void Pass::enter_forward() {
   const std::lock_guard lock(mutex_);
-  // If the last backward threw, it has not ended the pass.
+  // If the last backward threw, the pass is still open.
   if (is_open_ && is_end_queued_ && !is_in_backward()) give_up_backward();
   if (!is_open_) {
     open(at::GradMode::is_enabled() ? PassKind::training : PassKind::inference);

@@ -71,8 +71,8 @@ void SaveJob::run(Rendezvous& rendezvous) {
 /// Moves the finished checkpoint to its path.
 void SaveJob::finish() {
   FileSystem& fs = *options.file_system;
-  // Both are destroyed when this call ends, so that errors are reported after the destination is
-  // restored.
+  // The next two variables are destroyed when this call ends, so that errors are reported after the
+  // destination is restored.
   const std::unique_ptr<formats::StagedDestination> staging = std::move(staged);
   const std::optional<OneFile> file = std::move(one_file);
   formats::finish_parts(fs, directory, contents, values,

@@ -492,8 +492,8 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     load.read();
     return std::string();
   });
-  // All ranks have read. If a rank failed to read, everything that is not read in place is
-  // unchanged.
+  // This runs only after all ranks have read. So if a rank fails to read, everything that is not
+  // read in place stays unchanged.
   rendezvous_.all_gather("applying " + path, [&] {
     load.take_over();
     return std::string();
