@@ -12,7 +12,8 @@ namespace {
 /// Formats with a marker file in the directory come before those known by file names alone.
 std::vector<const FormatDriver*>& registered() {
   static std::vector<const FormatDriver*> drivers{
-      &native_driver(), &dcp_driver(), &safetensors_driver(), &bin_driver(), &torch_zip_driver()};
+      &native_driver(), &dcp_driver(),        &safetensors_driver(),
+      &bin_driver(),    &rank_files_driver(), &torch_zip_driver()};
   return drivers;
 }
 

@@ -159,8 +159,6 @@ std::optional<std::string> form_of_directory(const std::vector<std::string>& nam
       Form{"bf#_zero_pp_rank_#_mp_rank_#_optim_states.pt", "DeepSpeed ZeRO, files of each rank"},
       Form{"zero_pp_rank_#_mp_rank_#_model_states.pt", "DeepSpeed ZeRO, files of each rank"},
       Form{"mp_rank_#_model_states.pt", "DeepSpeed, files of each rank"},
-      Form{"model_world_size_#_rank_#.pt", "FSDP, files of each rank (as verl writes them)"},
-      Form{"optim_world_size_#_rank_#.pt", "FSDP, files of each rank (as verl writes them)"},
       Form{"model_optim_rng.pt", "one place of Megatron-LM in model parallelism"},
       Form{"mp_rank_#", "Megatron-LM, a folder for each place in model parallelism"},
       Form{"mp_rank_#_#", "Megatron-LM, a folder for each place in model parallelism"},

@@ -6,6 +6,7 @@
 
 #include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
+#include "formats/torch_zip/object_parts.h"
 
 namespace tessera::formats::torch_zip {
 namespace {
@@ -15,23 +16,6 @@ using pickle::ObjectKind;
 using pickle::ValueGlobal;
 
 constexpr std::size_t kMaxShown = 8;  // sizes of a shape, placements of a tensor
-
-std::optional<Object> item_of(const std::optional<Object>& object, std::size_t index) {
-  if (!object || (!object->is(ObjectKind::tuple) && !object->is(ObjectKind::list)) ||
-      index >= object->num_items("items")) {
-    return std::nullopt;
-  }
-  return object->item(index);
-}
-
-std::optional<Object> attribute_of(std::optional<Object> object, std::string_view name) {
-  if (object && object->is(ObjectKind::call)) object = object->call_state("state");
-  // What has __slots__ gives (None, attributes); what has a __dict__ too, (dict, attributes).
-  if (object && object->is(ObjectKind::tuple) && object->num_items("state") == 2) {
-    object = object->item(1);
-  }
-  return object && object->is(ObjectKind::dict) ? object->find(name) : std::nullopt;
-}
 
 /// Returns `[4, 3]`, or an empty text if this is no shape.
 std::string shape_in_words(std::optional<Object> sizes) {
@@ -55,11 +39,6 @@ std::string shape_in_words(std::optional<Object> sizes) {
 std::string tensor_shape_in_words(const std::optional<Object>& tensor) {
   if (!tensor || !tensor->is(ObjectKind::call)) return {};
   return shape_in_words(item_of(tensor->call_arguments("tensor"), 2));
-}
-
-/// Returns the size of the whole tensor, from the arguments of `_rebuild_wrapper_subclass`.
-std::string whole_shape_in_words(Object call) {
-  return shape_in_words(item_of(item_of(call.call_arguments("tensor"), 2), 2));
 }
 
 /// Returns ` float32 [8, 3]`, from the arguments of `_rebuild_wrapper_subclass`.
@@ -139,22 +118,6 @@ std::string quantized_dtype_in_words(const std::optional<Object>& storage) {
 }
 
 }  // namespace
-
-std::optional<LocalTensor> local_tensor(Object call, Object type) {
-  const std::string name = pickle::foreign_name(type);
-  if (!name.starts_with("torch.distributed.")) return std::nullopt;
-  const std::optional<Object> state = item_of(call.call_arguments("tensor"), 3);
-  std::optional<Object> tensor;
-  if (name.ends_with(".DTensor")) {
-    tensor = attribute_of(state, "_local_tensor");
-  } else if (name.ends_with(".ShardedTensor")) {
-    const std::optional<Object> shards = item_of(state, 0);  // of this rank
-    if (!item_of(shards, 1)) tensor = attribute_of(item_of(shards, 0), "tensor");
-  }
-  if (!tensor) return std::nullopt;
-  const std::string local_shape = tensor_shape_in_words(tensor);
-  return LocalTensor{*tensor, !local_shape.empty() && local_shape == whole_shape_in_words(call)};
-}
 
 std::string sparse_tensor_in_words(Object arguments) {
   // The size is the last of the parts, but for a flag that only sparse_coo has.

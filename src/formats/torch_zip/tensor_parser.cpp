@@ -7,6 +7,7 @@
 #include "base/checked_math.h"
 #include "formats/pickle/foreign_object.h"
 #include "formats/pickle/plain_value.h"
+#include "formats/torch_zip/sharded_tensor.h"
 #include "formats/torch_zip/tensor_in_words.h"
 
 namespace tessera::formats::torch_zip {
@@ -144,7 +145,7 @@ struct RebuildCall {
   Object object;  // the object that messages name
   TensorGlobal function;
   Object arguments;
-  bool is_part = false;                   // other ranks hold the rest of the tensor
+  std::optional<ShardPlace> place{};      // of a DTensor or a ShardedTensor
   bool is_parameter = false;              // one of the calls around it makes a Parameter
   std::vector<std::string> attributes{};  // that the calls around it set
 };
@@ -183,7 +184,7 @@ RebuildCall unwrap(Object object) {
           call = {local->tensor,
                   *tensor_global(local->tensor),
                   local->tensor.call_arguments("tensor"),
-                  call.is_part || !local->is_whole,
+                  local->place,
                   call.is_parameter,
                   std::move(call.attributes)};
           continue;
@@ -437,7 +438,9 @@ void TensorParser::spend(Object object, const TensorRecord& tensor) {
 
 TensorRecord TensorParser::parse(Object object) {
   const RebuildCall call = unwrap(object);
-  if (call.is_part) ++num_local_tensors_;
+  const bool is_part = call.place && (!call.place->problem.empty() ||
+                                      call.place->region != whole_box(call.place->whole_shape));
+  if (is_part) ++num_local_tensors_;
   const std::size_t num_fixed = num_fixed_arguments(call);
   const Object arguments = call.arguments;
   if (arguments.num_items("tensor") < num_fixed) {
@@ -465,6 +468,7 @@ TensorRecord TensorParser::parse(Object object) {
   spend(object, tensor);
   tensor.is_parameter = call.is_parameter;
   tensor.attributes = call.attributes;
+  tensor.place = call.place;
   constexpr std::size_t kRequiresGrad = 4;  // its place among the arguments
   tensor.requires_grad = num_fixed > kRequiresGrad &&
                          arguments.item(kRequiresGrad).is(ObjectKind::boolean) &&

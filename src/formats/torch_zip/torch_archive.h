@@ -16,6 +16,7 @@
 
 #include "formats/pickle/pickle_object.h"
 #include "formats/pickle/unpickler.h"
+#include "formats/torch_zip/sharded_tensor.h"
 #include "formats/torch_zip/storages.h"
 #include "formats/zip/zip_reader.h"
 #include "tessera/base/dtype.h"
@@ -42,6 +43,7 @@ struct TensorRecord {
   bool requires_grad = false;
   bool is_parameter = false;
   std::vector<std::string> attributes{};  // names of those that somebody set, the first ones
+  std::optional<ShardPlace> place{};      // one rank's part of a DTensor or a ShardedTensor
 
   friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
 };

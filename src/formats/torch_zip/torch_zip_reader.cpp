@@ -79,7 +79,7 @@ KeyPath key_path_of(KeyPath path) {
   return path;
 }
 
-class TorchZipReader final : public CheckpointReader {
+class TorchZipReader final : public torch_zip::TorchFileReader {
  public:
   TorchZipReader(std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict)
       : path_(file->path()), file_(std::move(file)), saved_(open_saved(*file_, as_dict)) {
@@ -133,9 +133,22 @@ class TorchZipReader final : public CheckpointReader {
   }
 
   Value read_value(std::size_t value_index) const override {
-    const std::variant<Value, Error>& value = values_[value_index];
-    if (const auto* refusal = std::get_if<Error>(&value)) throw Error(*refusal);
-    return std::get<Value>(value);
+    if (const Error* const refusal = refusal_of(value_index)) throw Error(*refusal);
+    return std::get<Value>(values_[value_index]);
+  }
+
+  const std::optional<torch_zip::ShardPlace>& place_of(std::size_t tensor_index) const override {
+    return records_[tensor_index].place;
+  }
+  std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const override {
+    const TensorRecord& record = records_[tensor_index];
+    const bool is_whole_storage =
+        torch_zip::is_contiguous(record) && !record.conjugate && !record.negative &&
+        contents_.tensors[tensor_index].meta.nbytes() == saved_->storages().nbytes(record.storage);
+    return is_whole_storage ? saved_->storages().crc32(record.storage) : std::nullopt;
+  }
+  const Error* refusal_of(std::size_t value_index) const override {
+    return std::get_if<Error>(&values_[value_index]);
   }
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
@@ -296,7 +309,7 @@ class TorchZipReader final : public CheckpointReader {
 
 }  // namespace
 
-std::unique_ptr<CheckpointReader> torch_zip::read_torch_zip(
+std::unique_ptr<torch_zip::TorchFileReader> torch_zip::read_torch_zip(
     std::unique_ptr<ReadableFile> file, const std::vector<std::string>& as_dict) {
   return std::make_unique<TorchZipReader>(std::move(file), as_dict);
 }

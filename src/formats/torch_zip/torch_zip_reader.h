@@ -1,14 +1,32 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "formats/torch_zip/sharded_tensor.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats::torch_zip {
 
+/// A reader of one file, that also says what a checkpoint of several files needs to know.
+class TorchFileReader : public CheckpointReader {
+ public:
+  /// Returns where a tensor is in its DTensor or ShardedTensor; nothing for an ordinary tensor.
+  virtual const std::optional<ShardPlace>& place_of(std::size_t tensor_index) const = 0;
+  /// Returns the stored CRC-32 of a tensor's bytes; nothing if the file has none of these bytes
+  /// alone.
+  virtual std::optional<std::uint32_t> crc32_of(std::size_t tensor_index) const = 0;
+  /// Returns the error that `read_value` throws; null if the value can be read.
+  virtual const Error* refusal_of(std::size_t value_index) const = 0;
+};
+
 /// Does what `open_torch_zip` does, for an open file.
-std::unique_ptr<CheckpointReader> read_torch_zip(std::unique_ptr<ReadableFile> file,
-                                                 const std::vector<std::string>& as_dict = {});
+std::unique_ptr<TorchFileReader> read_torch_zip(std::unique_ptr<ReadableFile> file,
+                                                const std::vector<std::string>& as_dict = {});
 
 }  // namespace tessera::formats::torch_zip

@@ -1,0 +1,66 @@
+#include <algorithm>
+
+#include "formats/drivers.h"
+#include "formats/rank_files.h"
+#include "formats/rank_files/file_names.h"
+
+namespace tessera::formats {
+namespace {
+
+using rank_files::are_of_a_checkpoint;
+using rank_files::items_among;
+using rank_files::parse_file_name;
+
+class RankFilesDriver final : public FormatDriver {
+ public:
+  Format format() const override { return Format("rank-files"); }
+
+  FormatDescription description() const override {
+    return {.title = "a file of torch.save for each rank",
+            .in_directory = "*rank_0.pt",
+            .as_file = ""};
+  }
+
+  FormatTraits traits() const override {
+    return {.pieces = FormatTraits::Pieces::boxes, .can_be_written = false};
+  }
+
+  Recognition recognize_directory(const DirectoryListing& directory) const override {
+    return {are_of_a_checkpoint(items_among(directory.names)) ? Match::by_name : Match::none};
+  }
+  Recognition recognize_file(const FileBegin& /*file*/) const override { return {}; }
+
+  std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
+                                         const std::string& path) const override {
+    return open_rank_files(fs, path);
+  }
+  std::unique_ptr<CheckpointReader> open_with_classes(
+      const FileSystem& fs, const std::string& path,
+      const std::vector<std::string>& as_dict) const override {
+    return open_rank_files(fs, path, as_dict);
+  }
+
+  std::vector<std::string> own_files(const FileSystem& /*fs*/, const std::string& /*directory*/,
+                                     const std::vector<std::string>& names,
+                                     const std::set<std::string>& /*opened*/) const override {
+    std::vector<std::string> own;
+    for (const std::string& name : names) {
+      if (parse_file_name(name)) own.push_back(name);
+    }
+    return own;
+  }
+
+  bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
+    if (!parse_file_name(last_component(path))) return false;
+    return are_of_a_checkpoint(items_among(fs.list_directory(directory_of(path))));
+  }
+};
+
+}  // namespace
+
+const FormatDriver& rank_files_driver() {
+  static const RankFilesDriver driver;
+  return driver;
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,455 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "formats/drivers.h"
+#include "formats/open_files.h"
+#include "formats/opened_classes.h"
+#include "formats/rank_files.h"
+#include "formats/rank_files/equal_bytes.h"
+#include "formats/rank_files/file_names.h"
+#include "formats/torch_zip/torch_zip_reader.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats {
+namespace {
+
+using rank_files::FileName;
+using rank_files::Item;
+using torch_zip::ShardPlace;
+using torch_zip::TorchFileReader;
+
+constexpr std::string_view kPerRank = "per_rank";
+
+/// What one rank saved of one item.
+struct RankFile {
+  std::string name;
+  std::string item;
+  int rank;
+  std::unique_ptr<TorchFileReader> reader;
+};
+
+/// An entry of one file.
+struct Origin {
+  std::size_t file;
+  std::size_t index;  // in the file's tensors or values
+};
+
+/// All that the ranks have under one name, by rank.
+struct Gathered {
+  KeyPath key_path{};
+  std::vector<Origin> tensors{};
+  std::vector<Origin> values{};     // that can be read
+  std::vector<Origin> refused{};    // values that cannot be read
+  std::set<std::string> targets{};  // of the ranks for which the name is an alias
+  bool has_own = false;             // whether it is no alias on a rank that holds elements
+};
+
+/// Reads the contents of all files, and puts together what belongs together.
+class RankFilesReader final : public CheckpointReader {
+ public:
+  RankFilesReader(const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict)
+      : path_(std::move(path)) {
+    const std::vector<Item> items = rank_files::items_among(fs.list_directory(path_));
+    contents_.world_size = rank_files::check_items(items, path_);
+    for (const Item& item : items) {
+      for (const FileName& file : item.files) {
+        files_.push_back({file.name, item.name, static_cast<int>(file.rank),
+                          torch_zip::read_torch_zip(open_kept(fs, join_path(path_, file.name)),
+                                                    as_dict)});
+      }
+    }
+    gather();
+    // What tensors are cut into decides how flat state is put together.
+    for (const auto& [name, gathered] : by_name_) {
+      if (is_sharded(gathered)) add_sharded(name, gathered);
+    }
+    for (const auto& [name, gathered] : by_name_) {
+      if (!is_sharded(gathered)) add_other(name, gathered);
+    }
+    sort_entries();
+    add_what_readers_found();
+    note_differences();
+    by_name_.clear();
+  }
+
+  Format format() const override { return rank_files_driver().format(); }
+  const std::string& path() const override { return path_; }
+  const CheckpointContents& contents() const override { return contents_; }
+
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    const Origin& origin = pieces_[tensor_index][piece_index];
+    reader_of(origin).read_piece(origin.index, 0, range, out);
+  }
+  Value read_value(std::size_t value_index) const override {
+    const Origin& origin = values_[value_index];
+    return reader_of(origin).read_value(origin.index);
+  }
+  PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
+    const Origin& origin = pieces_[tensor_index][piece_index];
+    return reader_of(origin).piece_storage(origin.index, 0);
+  }
+  std::vector<std::string> data_files() const override {
+    std::vector<std::string> files;
+    for (const RankFile& file : files_) files.push_back(file.reader->path());
+    return files;
+  }
+  void check_files(const FindingSink& /*sink*/) const override {}  // all of them were opened
+  void verify(const FindingSink& sink, const ProgressSink& progress,
+              int num_threads) const override {
+    for (const RankFile& file : files_) file.reader->verify(sink, progress, num_threads);
+  }
+
+ private:
+  const TorchFileReader& reader_of(const Origin& origin) const {
+    return *files_[origin.file].reader;
+  }
+  int rank_of(const Origin& origin) const { return files_[origin.file].rank; }
+  const TensorEntry& tensor_of(const Origin& origin) const {
+    return reader_of(origin).contents().tensors[origin.index];
+  }
+  const std::optional<ShardPlace>& place_of(const Origin& origin) const {
+    return reader_of(origin).place_of(origin.index);
+  }
+  ErrorWhere where(const Origin& origin, const std::string& name) const {
+    return {.path = reader_of(origin).path(), .fqn = name};
+  }
+  std::string rank_in_words(const Origin& origin) const {
+    return "rank " + std::to_string(rank_of(origin));
+  }
+
+  // --- gathering
+
+  static std::string named(const std::string& item, const std::string& name) {
+    return item.empty() ? name : item + "." + name;
+  }
+  static KeyPath pathed(const std::string& item, const std::string& name, const KeyPath& path) {
+    if (item.empty()) return path;
+    KeyPath result{item};
+    if (path.empty()) {
+      result.emplace_back(name);
+    } else {
+      result.insert(result.end(), path.begin(), path.end());
+    }
+    return result;
+  }
+  Gathered& entry(const std::string& item, const std::string& name, const KeyPath& path) {
+    const auto [found, is_new] = by_name_.try_emplace(named(item, name));
+    if (is_new) found->second.key_path = pathed(item, name, path);
+    return found->second;
+  }
+
+  void gather() {
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      const std::string& item = files_[i].item;
+      const CheckpointContents& from = files_[i].reader->contents();
+      for (std::size_t t = 0; t < from.tensors.size(); ++t) {
+        const TensorEntry& tensor = from.tensors[t];
+        Gathered& gathered = entry(item, tensor.meta.fqn, tensor.key_path);
+        gathered.tensors.push_back({i, t});
+        gathered.has_own = gathered.has_own || tensor.meta.numel() > 0;
+      }
+      for (const Alias& alias : from.aliases) {
+        const TensorEntry* const target = from.find_tensor(alias.target);
+        TESSERA_CHECK(target != nullptr);
+        Gathered& gathered = entry(item, alias.fqn, alias.key_path);
+        gathered.tensors.push_back({i, static_cast<std::size_t>(target - from.tensors.data())});
+        gathered.targets.insert(named(item, alias.target));
+      }
+      for (std::size_t v = 0; v < from.values.size(); ++v) {
+        const ValueEntry& value = from.values[v];
+        Gathered& gathered = entry(item, value.name, value.key_path);
+        const bool is_refused = files_[i].reader->refusal_of(v) != nullptr;
+        (is_refused ? gathered.refused : gathered.values).push_back({i, v});
+      }
+    }
+  }
+
+  // --- putting together
+
+  bool is_sharded(const Gathered& gathered) const {
+    return !gathered.tensors.empty() && gathered.values.empty() && !is_tied(gathered) &&
+           place_of(gathered.tensors.front());
+  }
+
+  void add_other(const std::string& name, const Gathered& gathered) {
+    if (gathered.tensors.empty()) {
+      add_values(name, gathered);
+    } else if (!gathered.values.empty()) {
+      throw Error::expected(ErrorKind::corruption, where(gathered.values.front(), name),
+                            "entries of ranks",
+                            "a tensor, as on " + rank_in_words(gathered.tensors.front()), "a value",
+                            "files of different saves?");
+    } else if (is_tied(gathered)) {
+      contents_.aliases.push_back({name, *gathered.targets.begin(), gathered.key_path});
+    } else if (is_flat_state(name, gathered)) {
+      add_flat_state(name, gathered);
+    } else {
+      add_plain(name, gathered);
+    }
+  }
+
+  /// Whether every rank that holds elements says that it is another name of one tensor.
+  static bool is_tied(const Gathered& gathered) {
+    return !gathered.has_own && gathered.targets.size() == 1;
+  }
+
+  void add_sharded(const std::string& name, const Gathered& gathered) {
+    const Origin& first = gathered.tensors.front();
+    TensorEntry tensor;
+    tensor.meta = {name, tensor_of(first).meta.dtype, place_of(first)->whole_shape};
+    validate_tensor_meta(tensor.meta, reader_of(first).path());
+    tensor.key_path = gathered.key_path;
+    std::vector<Origin> origins;
+    for (const Origin& origin : gathered.tensors) {
+      check_part(tensor.meta, origin, first);
+      const Box& region = place_of(origin)->region;
+      if (region.numel() == 0 && tensor.meta.numel() > 0) continue;
+      tensor.pieces.push_back({region, rank_of(origin)});
+      origins.push_back(origin);
+    }
+    compare_replicas(tensor, origins);
+    add_tensor(std::move(tensor), std::move(origins));
+  }
+
+  void add_tensor(TensorEntry tensor, std::vector<Origin> origins) {
+    contents_.tensors.push_back(std::move(tensor));
+    pieces_.push_back(std::move(origins));
+  }
+
+  /// Checks one rank's part against the whole tensor, which the first rank describes.
+  void check_part(const TensorMeta& whole, const Origin& origin, const Origin& first) const {
+    const auto& place = place_of(origin);
+    const auto require = [&](bool holds, const std::string& rule, const std::string& expected,
+                             const std::string& found) {
+      if (holds) return;
+      throw Error::expected(ErrorKind::corruption, where(origin, whole.fqn), rule, expected, found,
+                            "files of different saves?");
+    };
+    const std::string as_first = ", as on " + rank_in_words(first);
+    require(place.has_value(), "parts of ranks", "a DTensor or a ShardedTensor" + as_first,
+            "an ordinary tensor");
+    if (!place->problem.empty()) {
+      throw Error::expected(ErrorKind::unsupported, where(origin, whole.fqn), "parts of ranks",
+                            "a part whose place is known", place->problem);
+    }
+    const TensorMeta& own = tensor_of(origin).meta;
+    require(place->whole_shape == whole.shape, "shape of the whole",
+            shape_to_string(whole.shape) + as_first, shape_to_string(place->whole_shape));
+    require(own.dtype == whole.dtype, "dtype", std::string(dtype_name(whole.dtype)) + as_first,
+            std::string(dtype_name(own.dtype)));
+    require(own.shape == place->region.sizes, "shape of a part",
+            shape_to_string(place->region.sizes) + ", by its placements",
+            shape_to_string(own.shape));
+    require(!place->rank || *place->rank == rank_of(origin), "rank",
+            "what " + rank_in_words(origin) + " saved, as the file's name says",
+            "what rank " + std::to_string(place->rank.value_or(0)) + " saved");
+  }
+
+  /// Notes a replica whose stored checksum differs from that of the first replica.
+  void compare_replicas(const TensorEntry& tensor, const std::vector<Origin>& origins) {
+    std::map<Region, std::size_t> first_of;  // by region
+    for (std::size_t i = 0; i < origins.size(); ++i) {
+      const auto [found, is_new] = first_of.emplace(tensor.pieces[i].region, i);
+      if (is_new) continue;
+      has_replicas_ = true;
+      const Origin& first = origins[found->second];
+      const auto crc = reader_of(origins[i]).crc32_of(origins[i].index);
+      const auto first_crc = reader_of(first).crc32_of(first.index);
+      if (!crc || !first_crc || *crc == *first_crc) continue;
+      contents_.opening_findings.push_back({.severity = Finding::Severity::note,
+                                            .rule = "replicas",
+                                            .where = where(origins[i], tensor.meta.fqn),
+                                            .expected = "the bytes of " + rank_in_words(first),
+                                            .found = "other bytes"});
+    }
+  }
+
+  /// [Note: Flat state] The optimizer of FSDP1 keeps state under numbers, and each rank has a flat
+  /// range of it: the ranges of rank 0, 1, … follow each other. They are put together as one vector.
+  /// Where several ranks have the same shards (HYBRID_SHARD), the files do not say which.
+  bool is_flat_state(const std::string& name, const Gathered& gathered) const {
+    if (has_replicas_ || contents_.tensors.empty()) return false;
+    const DType dtype = tensor_of(gathered.tensors.front()).meta.dtype;
+    const auto is_vector = [&](const Origin& origin) {
+      const TensorMeta& meta = tensor_of(origin).meta;
+      return !place_of(origin) && meta.shape.size() == 1 && meta.dtype == dtype;
+    };
+    return rank_files::is_numbered_state(name) && std::ranges::all_of(gathered.tensors, is_vector);
+  }
+
+  void add_flat_state(const std::string& name, const Gathered& gathered) {
+    TensorEntry tensor;
+    tensor.meta = tensor_of(gathered.tensors.front()).meta;
+    tensor.meta.fqn = name;
+    tensor.key_path = gathered.key_path;
+    std::int64_t end = 0;
+    for (const Origin& origin : gathered.tensors) {
+      const std::int64_t numel = tensor_of(origin).meta.numel();
+      tensor.pieces.push_back({Box{{end}, {numel}}, rank_of(origin)});
+      end += numel;
+    }
+    tensor.meta.shape = {end};
+    ++num_flat_;
+    add_tensor(std::move(tensor), gathered.tensors);
+  }
+
+  /// Adds a tensor that no rank calls a part of another one.
+  void add_plain(const std::string& name, const Gathered& gathered) {
+    const Origin& first = gathered.tensors.front();
+    std::vector<Origin> equal;
+    for (const Origin& origin : gathered.tensors) {
+      if (place_of(origin)) {
+        throw Error::expected(ErrorKind::corruption, where(origin, name), "parts of ranks",
+                              "an ordinary tensor, as on " + rank_in_words(first),
+                              "a DTensor or a ShardedTensor", "files of different saves?");
+      }
+      if (rank_files::are_equal(reader_of(first), first.index, reader_of(origin), origin.index)) {
+        equal.push_back(origin);
+      } else {
+        add_copy(per_rank_name(origin, name), per_rank_path(origin, name, gathered.key_path),
+                 {origin});
+        differing_.push_back(name);
+      }
+    }
+    add_copy(name, gathered.key_path, std::move(equal));
+  }
+
+  /// Adds a tensor of which each of the ranks has a copy.
+  void add_copy(const std::string& name, KeyPath key_path, std::vector<Origin> origins) {
+    TensorEntry tensor;
+    tensor.meta = tensor_of(origins.front()).meta;
+    tensor.meta.fqn = name;
+    tensor.key_path = std::move(key_path);
+    for (const Origin& origin : origins) {
+      tensor.pieces.push_back({whole_box(tensor.meta.shape), rank_of(origin)});
+    }
+    add_tensor(std::move(tensor), std::move(origins));
+  }
+
+  void add_values(const std::string& name, const Gathered& gathered) {
+    if (gathered.values.empty()) return add_value(name, gathered.key_path, gathered.refused[0]);
+    const Origin& first = gathered.values.front();
+    const Value value = reader_of(first).read_value(first.index);
+    add_value(name, gathered.key_path, first);
+    for (const Origin& origin : gathered.values) {
+      if (reader_of(origin).read_value(origin.index) == value) continue;
+      add_value(per_rank_name(origin, name), per_rank_path(origin, name, gathered.key_path),
+                origin);
+      differing_.push_back(name);
+    }
+    for (const Origin& origin : gathered.refused) {
+      add_value(per_rank_name(origin, name), per_rank_path(origin, name, gathered.key_path),
+                origin);
+    }
+  }
+
+  void add_value(const std::string& name, KeyPath key_path, const Origin& origin) {
+    contents_.values.push_back({name, std::move(key_path)});
+    values_.push_back(origin);
+  }
+
+  std::string per_rank_name(const Origin& origin, const std::string& name) const {
+    return std::string(kPerRank) + "." + std::to_string(rank_of(origin)) + "." + name;
+  }
+  KeyPath per_rank_path(const Origin& origin, const std::string& name, const KeyPath& path) const {
+    KeyPath result{std::string(kPerRank), std::to_string(rank_of(origin))};
+    if (path.empty()) {
+      result.emplace_back(name);
+    } else {
+      result.insert(result.end(), path.begin(), path.end());
+    }
+    return result;
+  }
+
+  // --- after all entries are there
+
+  /// Sorts the lists by name, as contents must be.
+  void sort_entries() {
+    sort_with(contents_.tensors, pieces_,
+              [](const TensorEntry& entry) -> const std::string& { return entry.meta.fqn; });
+    sort_with(contents_.values, values_,
+              [](const ValueEntry& entry) -> const std::string& { return entry.name; });
+  }
+  template <class Entry, class Parallel, class NameOf>
+  static void sort_with(std::vector<Entry>& entries, std::vector<Parallel>& parallel,
+                        const NameOf& name_of) {
+    std::vector<std::size_t> order(entries.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::ranges::sort(order, {}, [&](std::size_t i) { return std::string_view(name_of(entries[i])); });
+    std::vector<Entry> sorted;
+    std::vector<Parallel> sorted_parallel;
+    for (const std::size_t i : order) {
+      sorted.push_back(std::move(entries[i]));
+      sorted_parallel.push_back(std::move(parallel[i]));
+    }
+    entries = std::move(sorted);
+    parallel = std::move(sorted_parallel);
+  }
+
+  /// Adds what the files' readers found, once for all ranks.
+  void add_what_readers_found() {
+    OpenedClassSum opened;
+    std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
+    for (const RankFile& file : files_) {
+      const CheckpointContents& from = file.reader->contents();
+      opened.add(from.opened_classes);
+      for (const auto& [kind, name, what] : from.simplifications) {
+        const std::string full = name.empty() ? file.item : named(file.item, name);
+        simplified[{full, kind}].insert(what.begin(), what.end());
+      }
+      contents_.opening_findings.insert(contents_.opening_findings.end(),
+                                        from.opening_findings.begin(), from.opening_findings.end());
+    }
+    contents_.opened_classes = opened.classes();
+    for (const auto& [entry, what] : simplified) {
+      contents_.simplifications.push_back({entry.second, entry.first, {what.begin(), what.end()}});
+    }
+  }
+
+  void note_differences() {
+    const auto note = [&](std::string expected, std::string found) {
+      contents_.opening_findings.push_back({.severity = Finding::Severity::note,
+                                            .rule = "ranks",
+                                            .where = {.path = path_},
+                                            .expected = std::move(expected),
+                                            .found = std::move(found)});
+    };
+    if (num_flat_ > 0) {
+      note("optimizer state that says what part each rank has",
+           std::to_string(num_flat_) +
+               " flat ones, as FSDP1 keeps them: the parts follow each other by rank");
+    }
+    if (differing_.empty()) return;
+    const std::set<std::string> names(differing_.begin(), differing_.end());
+    note("equal copies on all ranks of what is not cut",
+         std::to_string(names.size()) + (names.size() == 1 ? " name" : " names") +
+             " with different copies, such as '" + printable(*names.begin()) +
+             "': that of the lowest rank keeps the name, others are " + std::string(kPerRank) +
+             ".<rank>.<name>");
+  }
+
+  std::string path_;
+  std::vector<RankFile> files_;
+  std::map<std::string, Gathered> by_name_;  // only while opening
+  CheckpointContents contents_;
+  std::vector<std::vector<Origin>> pieces_;  // parallel to contents_.tensors and their pieces
+  std::vector<Origin> values_;               // parallel to contents_.values
+  std::vector<std::string> differing_;       // names with other copies on other ranks
+  bool has_replicas_ = false;                // of parts of tensors
+  std::size_t num_flat_ = 0;                 // tensors of flat state
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> open_rank_files(const FileSystem& fs, std::string path,
+                                                  const std::vector<std::string>& as_dict) {
+  return std::make_unique<RankFilesReader>(fs, std::move(path), as_dict);
+}
+
+}  // namespace tessera::formats

@@ -1,0 +1,215 @@
+#include "formats/torch_zip/sharded_tensor.h"
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "base/checked_math.h"
+#include "formats/pickle/foreign_object.h"
+#include "formats/pickle/plain_value.h"
+#include "formats/torch_zip/object_parts.h"
+
+namespace tessera::formats::torch_zip {
+namespace {
+
+using pickle::Object;
+using pickle::ObjectKind;
+using pickle::ValueGlobal;
+
+constexpr std::size_t kMaxDims = 64;  // of tensors and meshes
+constexpr std::int64_t kMaxRanks = std::int64_t{1} << 31;
+
+std::optional<std::int64_t> natural_of(const std::optional<Object>& object) {
+  if (!object || !object->is(ObjectKind::integer)) return std::nullopt;
+  const std::int64_t number = object->as_integer("number");
+  return number < 0 ? std::nullopt : std::optional(number);
+}
+
+/// Returns the numbers of a tuple, a list or a torch.Size.
+std::optional<Shape> naturals_of(std::optional<Object> object) {
+  if (object && object->is(ObjectKind::call) && value_global(*object) == ValueGlobal::torch_size) {
+    object = item_of(object->call_arguments("size"), 0);
+  }
+  if (!object || (!object->is(ObjectKind::tuple) && !object->is(ObjectKind::list))) {
+    return std::nullopt;
+  }
+  const std::size_t num_items = object->num_items("sizes");
+  if (num_items > kMaxDims) return std::nullopt;
+  Shape numbers;
+  for (std::size_t i = 0; i < num_items; ++i) {
+    const auto number = natural_of(object->item(i));
+    if (!number) return std::nullopt;
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+/// Returns the size of the whole tensor, from the arguments of `_rebuild_wrapper_subclass`.
+std::optional<Shape> whole_shape_of(Object call) {
+  return naturals_of(item_of(item_of(call.call_arguments("tensor"), 2), 2));
+}
+
+/// Returns the sizes of a mesh: newer versions of torch keep a layout, older ones a tensor of ranks.
+std::optional<Shape> sizes_of_mesh(const std::optional<Object>& mesh) {
+  if (const auto layout = attribute_of(mesh, "_layout")) {
+    return naturals_of(attribute_of(layout, "shape"));
+  }
+  const auto ranks = attribute_of(mesh, "mesh");
+  if (!ranks || !ranks->is(ObjectKind::call)) return std::nullopt;
+  return naturals_of(item_of(ranks->call_arguments("mesh"), 2));
+}
+
+/// One placement that cuts: along which dimension of the tensor, into how many parts.
+struct Cut {
+  std::size_t dim;
+  std::int64_t num_parts;
+  std::int64_t part;
+  std::optional<std::int64_t> split_factor;  // of a _StridedShard
+};
+
+/// A mesh, the place of a rank in it, and what each dimension of the mesh does to a tensor.
+class Placements {
+ public:
+  Placements(const std::optional<Object>& spec, const Shape& whole_shape)
+      : whole_shape_(whole_shape) {
+    const auto mesh = attribute_of(spec, "mesh");
+    const auto placements = attribute_of(spec, "placements");
+    const auto sizes = sizes_of_mesh(mesh);
+    const auto coordinates = naturals_of(attribute_of(mesh, "_coordinate_on_dim"));
+    if (!sizes || !coordinates || sizes->size() != coordinates->size()) {
+      problem_ = "a mesh that says neither its size nor the place of this rank";
+      return;
+    }
+    const auto num_ranks = checked_numel(*sizes);
+    if (!num_ranks || *num_ranks > kMaxRanks) problem_ = "a mesh of more than 2^31 ranks";
+    for (std::size_t i = 0; i < sizes->size() && problem_.empty(); ++i) {
+      if ((*coordinates)[i] >= (*sizes)[i]) {
+        problem_ = "a place outside of the mesh";
+      } else {
+        add(item_of(placements, i), (*sizes)[i], (*coordinates)[i]);
+      }
+    }
+  }
+
+  /// Returns why the region is not known; empty: it is.
+  const std::string& problem() const { return problem_; }
+
+  /// Returns the part of the whole tensor that this rank holds.
+  Box region() {
+    Box box = whole_box(whole_shape_);
+    for (std::size_t i = 0; i < cuts_.size(); ++i) {
+      if (!cuts_[i].split_factor) cut(box, cuts_[i]);
+    }
+    for (std::size_t i = 0; i < cuts_.size(); ++i) {
+      if (!cuts_[i].split_factor) continue;
+      if (*cuts_[i].split_factor != num_parts_after(i)) {
+        problem_ = "a _StridedShard that is not cut after the other dimensions of the mesh";
+      }
+      cut(box, cuts_[i]);
+    }
+    return box;
+  }
+
+ private:
+  void add(const std::optional<Object>& placement, std::int64_t num_parts, std::int64_t part) {
+    if (!placement || !placement->is(ObjectKind::call)) {
+      problem_ = "a dimension of the mesh without a placement";
+      return;
+    }
+    const std::string_view name = placement->global_name("placement");
+    if (name == "Replicate") return;
+    if (name != "Shard" && name != "_StridedShard") {
+      problem_ = "placed " + printable(name, 40) + " (only Shard and Replicate can be put together)";
+      return;
+    }
+    const auto dim = natural_of(attribute_of(placement, "dim"));
+    if (!dim || static_cast<std::uint64_t>(*dim) >= whole_shape_.size()) {
+      problem_ = "placed " + std::string(name) + " of a dimension that it does not have";
+      return;
+    }
+    Cut made{static_cast<std::size_t>(*dim), num_parts, part, std::nullopt};
+    if (name == "_StridedShard") {
+      made.split_factor = natural_of(attribute_of(placement, "split_factor")).value_or(0);
+      const auto is_such = [&](const Cut& cut) { return cut.dim == made.dim && cut.split_factor; };
+      if (std::ranges::any_of(cuts_, is_such)) problem_ = "placed _StridedShard twice";
+    }
+    cuts_.push_back(made);
+  }
+
+  /// Returns into how many parts the later dimensions of the mesh cut the same dimension.
+  std::int64_t num_parts_after(std::size_t index) const {
+    std::int64_t num_parts = 1;
+    for (std::size_t i = index + 1; i < cuts_.size(); ++i) {
+      if (cuts_[i].dim == cuts_[index].dim) num_parts *= cuts_[i].num_parts;
+    }
+    return num_parts;
+  }
+
+  /// Cuts as torch.chunk does: parts of equal size, rounded up; the last ones are smaller or empty.
+  static void cut(Box& box, const Cut& by) {
+    std::int64_t& offset = box.offsets[by.dim];
+    std::int64_t& size = box.sizes[by.dim];
+    const std::int64_t part_size = size / by.num_parts + (size % by.num_parts != 0 ? 1 : 0);
+    const std::int64_t begin =
+        part_size != 0 && by.part > size / part_size ? size : std::min(by.part * part_size, size);
+    offset += begin;
+    size = std::min(part_size, size - begin);
+  }
+
+  const Shape& whole_shape_;
+  std::vector<Cut> cuts_;  // in the order of the mesh's dimensions
+  std::string problem_;
+};
+
+std::optional<LocalTensor> local_part_of_dtensor(const std::optional<Object>& state,
+                                                 const Shape& whole_shape) {
+  const auto tensor = attribute_of(state, "_local_tensor");
+  if (!tensor) return std::nullopt;
+  const auto spec = attribute_of(state, "_spec");
+  LocalTensor local{*tensor, {}};
+  local.place.whole_shape = whole_shape;
+  if (const auto rank = natural_of(attribute_of(attribute_of(spec, "mesh"), "_rank"))) {
+    local.place.rank = static_cast<int>(std::min<std::int64_t>(*rank, INT32_MAX));
+  }
+  Placements placements(spec, whole_shape);
+  if (placements.problem().empty()) local.place.region = placements.region();
+  local.place.problem = placements.problem();
+  return local;
+}
+
+std::optional<LocalTensor> local_part_of_sharded_tensor(const std::optional<Object>& state,
+                                                        const Shape& whole_shape) {
+  const auto shards = item_of(state, 0);  // of this rank
+  const auto shard = item_of(shards, 0);
+  const auto tensor = attribute_of(shard, "tensor");
+  if (!tensor || item_of(shards, 1)) return std::nullopt;
+  LocalTensor local{*tensor, {}};
+  local.place.whole_shape = whole_shape;
+  const auto metadata = attribute_of(shard, "metadata");
+  const auto offsets = naturals_of(attribute_of(metadata, "shard_offsets"));
+  const auto sizes = naturals_of(attribute_of(metadata, "shard_sizes"));
+  if (offsets && sizes) {
+    local.place.region = {*offsets, *sizes};
+    if (const auto error = region_error(local.place.region, whole_shape)) {
+      local.place.problem = *error;
+    }
+  } else {
+    local.place.problem = "a shard without offsets and sizes";
+  }
+  return local;
+}
+
+}  // namespace
+
+std::optional<LocalTensor> local_tensor(Object call, Object type) {
+  const std::string name = pickle::foreign_name(type);
+  if (!name.starts_with("torch.distributed.")) return std::nullopt;
+  const std::optional<Object> state = item_of(call.call_arguments("tensor"), 3);
+  const std::optional<Shape> whole_shape = whole_shape_of(call);
+  if (!whole_shape) return std::nullopt;
+  if (name.ends_with(".DTensor")) return local_part_of_dtensor(state, *whole_shape);
+  if (name.ends_with(".ShardedTensor")) return local_part_of_sharded_tensor(state, *whole_shape);
+  return std::nullopt;
+}
+
+}  // namespace tessera::formats::torch_zip

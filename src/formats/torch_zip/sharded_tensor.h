@@ -1,0 +1,43 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "formats/pickle/pickle_object.h"
+#include "tessera/layout/region.h"
+
+// The tensors of torch.distributed that one rank holds a part of: DTensor and ShardedTensor.
+namespace tessera::formats::torch_zip {
+
+/// Where a rank's part is in the whole tensor.
+struct ShardPlace {
+  Shape whole_shape;
+  Box region;               // of the part; meaningless if there is a `problem`
+  std::optional<int> rank;  // the rank that saved the part, if the tensor says so
+  std::string problem;      // why the region is not known; empty: it is
+
+  friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
+};
+
+/// The tensor that one rank holds of a DTensor or a ShardedTensor.
+struct LocalTensor {
+  pickle::Object tensor;
+  ShardPlace place;
+
+  /// Whether other ranks hold nothing else of the tensor.
+  bool is_whole() const {
+    return place.problem.empty() && place.region == whole_box(place.whole_shape);
+  }
+};
+
+/// Returns the local tensor in a call of `_rebuild_from_type_v2` for the class `type`; nothing for
+/// another class, or if the rank holds no shard or several.
+///
+/// A DTensor names its mesh, this rank's coordinates in it, and a placement for each dimension of
+/// the mesh. `Shard(d)` cuts dimension d as torch.chunk does, one dimension of the mesh after the
+/// other. `_StridedShard(d)` cuts after the later dimensions of the mesh have cut d: FSDP2 cuts what
+/// tensor parallelism has left. A ShardedTensor states the offsets of its shards.
+/// Source: torch/distributed/tensor (placement_types.py, _utils.py), torch 2.4 to 2.15.
+std::optional<LocalTensor> local_tensor(pickle::Object call, pickle::Object type);
+
+}  // namespace tessera::formats::torch_zip
