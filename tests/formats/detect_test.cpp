@@ -73,7 +73,6 @@ TEST(DetectTest, SaysWhatIsWrong) {
 TEST(DetectTest, NamesTheFormOfFilesOfEachRank) {
   const std::pair<const char*, const char*> forms[] = {
       {"zero_pp_rank_0_mp_rank_00_optim_states.pt", "DeepSpeed ZeRO"},
-      {"model_world_size_8_rank_7.pt", "FSDP, files of each rank"},
       {"model_optim_rng.pt", "Megatron-LM"}};
   for (const auto& [name, words] : forms) {
     const TemporaryDirectory directory;

@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 PACKED = {  # names as in <target>_fuzz.cpp; the first must be there
     "dcp": (".metadata", "__0_0.distcp", "__1_0.distcp"),
     "bin": ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"),
+    "rank_files": ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"),
     "native": ("index.h5", "rank-00000.h5", "rank-00001.h5"),
 }
 SHARDS = ("model.safetensors.index.json", "model.safetensors.values.json", "model-00001-of-00002.safetensors",

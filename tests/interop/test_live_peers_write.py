@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ckpt_tools import MAKE, assert_same_state, expectation, listing
 
-SCRIPTS = ("write_torch_zip.py", "write_bin.py", "write_safetensors.py", "write_dcp.py")
+SCRIPTS = ("write_torch_zip.py", "write_bin.py", "write_safetensors.py", "write_dcp.py", "write_rank_files.py")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def written(tmp_path_factory):
     return [path for path in paths if path.exists()]
 
 
-@pytest.mark.parametrize("format_name, at_least", [("torch_zip", 21), ("bin", 3), ("safetensors", 7), ("dcp", 19)])
+@pytest.mark.parametrize("format_name, at_least", [("torch_zip", 21), ("bin", 3), ("safetensors", 7), ("dcp", 19), ("rank_files", 5)])
 def test_listing_equals_what_the_trainer_held(written, format_name, at_least):
     """Shows E2, E9, E14. As for the fixtures, with the torch and safetensors installed here."""
     paths = [path for path in written if path.parts[-3] == format_name]

@@ -13,7 +13,7 @@ using rank_files::parse_file_name;
 
 class RankFilesDriver final : public FormatDriver {
  public:
-  Format format() const override { return Format("rank-files"); }
+  Format format() const override { return Format("rank_files"); }
 
   FormatDescription description() const override {
     return {.title = "a file of torch.save for each rank",

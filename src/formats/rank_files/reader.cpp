@@ -241,6 +241,8 @@ class RankFilesReader final : public CheckpointReader {
     const TensorMeta& own = tensor_of(origin).meta;
     require(place->whole_shape == whole.shape, "shape of the whole",
             shape_to_string(whole.shape) + as_first, shape_to_string(place->whole_shape));
+    require(place->mesh == place_of(first)->mesh, "mesh",
+            shape_to_string(place_of(first)->mesh) + as_first, shape_to_string(place->mesh));
     require(own.dtype == whole.dtype, "dtype", std::string(dtype_name(whole.dtype)) + as_first,
             std::string(dtype_name(own.dtype)));
     require(own.shape == place->region.sizes, "shape of a part",

@@ -49,11 +49,21 @@ std::optional<Shape> whole_shape_of(Object call) {
   return naturals_of(item_of(item_of(call.call_arguments("tensor"), 2), 2));
 }
 
-/// Returns the sizes of a mesh: newer versions of torch keep a layout, older ones a tensor of ranks.
+/// Returns the sizes of a mesh, from one of three forms: since torch 2.15 a layout with a flat layout
+/// for each axis, before that a layout, and before torch 2.9 a tensor of ranks.
 std::optional<Shape> sizes_of_mesh(const std::optional<Object>& mesh) {
-  if (const auto layout = attribute_of(mesh, "_layout")) {
-    return naturals_of(attribute_of(layout, "shape"));
+  const auto layout = attribute_of(mesh, "_layout");
+  if (const auto axes = attribute_of(layout, "axes")) {
+    Shape sizes;
+    for (std::size_t i = 0; item_of(axes, i) && i < kMaxDims; ++i) {
+      const auto shape = naturals_of(attribute_of(item_of(axes, i), "shape"));
+      const auto size = shape ? checked_numel(*shape) : std::nullopt;
+      if (!size) return std::nullopt;
+      sizes.push_back(*size);
+    }
+    return sizes;
   }
+  if (layout) return naturals_of(attribute_of(layout, "shape"));
   const auto ranks = attribute_of(mesh, "mesh");
   if (!ranks || !ranks->is(ObjectKind::call)) return std::nullopt;
   return naturals_of(item_of(ranks->call_arguments("mesh"), 2));
@@ -80,6 +90,7 @@ class Placements {
       problem_ = "a mesh that says neither its size nor the place of this rank";
       return;
     }
+    mesh_ = *sizes;
     const auto num_ranks = checked_numel(*sizes);
     if (!num_ranks || *num_ranks > kMaxRanks) problem_ = "a mesh of more than 2^31 ranks";
     for (std::size_t i = 0; i < sizes->size() && problem_.empty(); ++i) {
@@ -93,6 +104,7 @@ class Placements {
 
   /// Returns why the region is not known; empty: it is.
   const std::string& problem() const { return problem_; }
+  const Shape& mesh() const { return mesh_; }
 
   /// Returns the part of the whole tensor that this rank holds.
   Box region() {
@@ -157,6 +169,7 @@ class Placements {
   }
 
   const Shape& whole_shape_;
+  Shape mesh_;
   std::vector<Cut> cuts_;  // in the order of the mesh's dimensions
   std::string problem_;
 };
@@ -173,6 +186,7 @@ std::optional<LocalTensor> local_part_of_dtensor(const std::optional<Object>& st
   }
   Placements placements(spec, whole_shape);
   if (placements.problem().empty()) local.place.region = placements.region();
+  local.place.mesh = placements.mesh();
   local.place.problem = placements.problem();
   return local;
 }

@@ -13,6 +13,7 @@ namespace tessera::formats::torch_zip {
 struct ShardPlace {
   Shape whole_shape;
   Box region;               // of the part; meaningless if there is a `problem`
+  Shape mesh;               // the sizes of a DTensor's mesh; empty for a ShardedTensor
   std::optional<int> rank;  // the rank that saved the part, if the tensor says so
   std::string problem;      // why the region is not known; empty: it is
 
@@ -37,7 +38,7 @@ struct LocalTensor {
 /// the mesh. `Shard(d)` cuts dimension d as torch.chunk does, one dimension of the mesh after the
 /// other. `_StridedShard(d)` cuts after the later dimensions of the mesh have cut d: FSDP2 cuts what
 /// tensor parallelism has left. A ShardedTensor states the offsets of its shards.
-/// Source: torch/distributed/tensor (placement_types.py, _utils.py), torch 2.4 to 2.15.
+/// Source: torch/distributed/tensor (placement_types.py, _utils.py), torch 2.4 to 2.15; DTensors as torch 2.11 and 2.15 pickle them.
 std::optional<LocalTensor> local_tensor(pickle::Object call, pickle::Object type);
 
 }  // namespace tessera::formats::torch_zip
