@@ -1,0 +1,108 @@
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "simulated_device/clocks.h"
+#include "simulated_device/device.h"
+
+namespace tessera::sim {
+
+inline constexpr auto kSim = c10::DeviceType::PrivateUse1;
+
+struct Stream;
+
+/// A collective of several ranks: it runs once the streams of all ranks have come to it.
+struct Rendezvous {
+  explicit Rendezvous(std::size_t num_ranks) : arrivals(num_ranks) {}
+  struct Arrival {
+    Stream* stream = nullptr;  // null until the rank has launched its part
+    std::uint64_t number = 0;  // of the job on that stream
+    bool has_reached = false;
+  };
+  std::vector<Arrival> arrivals;
+  std::function<void()> body;  // null once it has run
+};
+
+/// A unit of work of a stream.
+struct Job {
+  std::function<void()> run{};
+  Stream* awaited = nullptr;  // runs after `awaited` has done `awaited_number`
+  std::uint64_t awaited_number = 0;
+  std::shared_ptr<Rendezvous> rendezvous{};
+  std::size_t rank = 0;  // in the rendezvous
+};
+
+/// A queue of jobs, which run in order. Jobs are numbered from 1.
+struct Stream {
+  int number;  // among the streams of all devices
+  c10::DeviceIndex device;
+  c10::StreamId id;
+  std::deque<Job> queue{};
+  std::uint64_t num_launched = 0;
+  std::uint64_t num_done = 0;
+  bool is_advancing = false;
+  Clock clock{};
+  std::minstd_rand pauses{};
+  std::thread thread{};  // for Schedule::threads, from the first job on
+};
+
+/// A place in a stream, and what is known to be done when the stream has come there.
+struct EventState {
+  Stream* stream = nullptr;
+  std::uint64_t number = 0;
+  Clock clock{};
+};
+
+/// All streams of all devices. One for the process, never destroyed: its threads have no end.
+struct Streams {
+  std::mutex mutex;  // guards all streams, blocks and clocks
+  std::condition_variable changed;
+  Options options;
+  std::vector<std::vector<Stream*>> by_device;
+  std::set<Stream*> busy;         // with jobs that have not begun
+  std::vector<Clock> host_clock;  // by device: what the host has waited for
+  std::exception_ptr failure;     // of a job; thrown by the next wait
+  int num_streams = 0;
+};
+Streams& streams();
+
+Stream& state_of(const c10::Stream& stream);
+c10::Stream new_stream(c10::DeviceIndex device);
+c10::Stream current_stream(c10::DeviceIndex device);
+c10::Stream exchange_stream(c10::Stream stream);
+c10::DeviceIndex current_device();
+c10::DeviceIndex exchange_device(c10::DeviceIndex device);
+
+/// Adds a job. Requires: streams().mutex is held. Call `launched` afterwards.
+std::uint64_t enqueue(Stream& stream, Job job);
+/// Lets new jobs run, as far as the schedule wants. Requires: streams().mutex is held.
+void launched();
+EventState event_at_end(const Stream& stream);
+void make_wait(Stream& waiting, const EventState& event);
+bool is_done(const EventState& event);
+/// Makes the host wait. Throws what an operator threw.
+void wait_for(const EventState& event);
+void synchronize_stream(const c10::Stream& stream);
+
+/// Enqueues a job with the tensors that it reads and writes.
+void submit(const c10::Stream& stream, Job job, const std::string& name,
+            const std::vector<at::Tensor>& reads, const std::vector<at::Tensor>& writes);
+
+/// Registers what PyTorch asks of a device type; each in the file of its name.
+void register_guard();
+void register_hooks(int num_devices);
+void register_memory(int num_devices);
+
+}  // namespace tessera::sim
