@@ -13,7 +13,7 @@ namespace {
 struct Findings {
   std::mutex mutex;
   std::vector<std::string> races;
-  std::vector<std::string> waiting_operators;
+  std::map<int, std::vector<std::string>> waiting_operators;  // by device
 };
 
 Findings& findings() {
@@ -50,14 +50,15 @@ void report_race(std::string what) {
   findings().races.push_back(std::move(what));
 }
 
-void report_waiting_operator(std::string name) {
+void report_waiting_operator(int device, std::string name) {
   const std::lock_guard lock(findings().mutex);
-  findings().waiting_operators.push_back(std::move(name));
+  findings().waiting_operators[device].push_back(std::move(name));
 }
 
 void forget_findings() {
-  take_races();
-  take_waiting_operators();
+  const std::lock_guard lock(findings().mutex);
+  findings().races.clear();
+  findings().waiting_operators.clear();
 }
 
 std::vector<std::string> take_races() {
@@ -65,9 +66,9 @@ std::vector<std::string> take_races() {
   return std::exchange(findings().races, {});
 }
 
-std::vector<std::string> take_waiting_operators() {
+std::vector<std::string> take_waiting_operators(int device) {
   const std::lock_guard lock(findings().mutex);
-  return std::exchange(findings().waiting_operators, {});
+  return std::exchange(findings().waiting_operators[device], {});
 }
 
 }  // namespace tessera::sim

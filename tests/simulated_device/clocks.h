@@ -42,7 +42,7 @@ class AccessLog {
 
 // Findings may come from any thread, with or without streams().mutex.
 void report_race(std::string what);
-void report_waiting_operator(std::string name);
+void report_waiting_operator(int device, std::string name);
 void forget_findings();
 
 }  // namespace tessera::sim

@@ -40,8 +40,8 @@ void synchronize();
 /// Returns the accesses to memory that no wait puts in order, and writes to pinned memory under a
 /// copy, found since the last call. Finds an access that is out of order under every schedule.
 std::vector<std::string> take_races();
-/// Returns the names of operators that made the host wait, since the last call.
-std::vector<std::string> take_waiting_operators();
+/// Returns the names of a device's operators that made the host wait, since the last call.
+std::vector<std::string> take_waiting_operators(int device = 0);
 
 struct MemoryUse {
   std::int64_t now = 0;

@@ -268,7 +268,7 @@ std::vector<IValue> launch_operator(Call& call, const std::vector<IValue>& shape
 
 /// Runs an operator whose results' shapes depend on values: the host waits.
 std::vector<IValue> await_operator(const Call& call) {
-  report_waiting_operator(call.name);
+  report_waiting_operator(call.device.index(), call.name);
   const c10::Stream stream = current_stream(call.device.index());
   std::vector<IValue> on_host;
   launch(stream, call.name, call.reads, call.writes, [&, args = kernel_args(call, false)] {

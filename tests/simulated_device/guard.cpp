@@ -27,7 +27,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return current_stream(index_of(device));
   }
   c10::Stream getDefaultStream(at::Device device) const override {
-    return {c10::Stream::DEFAULT, {kSim, index_of(device)}};
+    return c10::Stream(c10::Stream::DEFAULT, at::Device(kSim, index_of(device)));
   }
   c10::Stream getNewStream(at::Device device, int /*priority*/) const override {
     return new_stream(index_of(device));
@@ -47,7 +47,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     const auto of_device = streams().by_device.at(static_cast<std::size_t>(device));
     lock.unlock();
     for (const Stream* const stream : of_device) {
-      synchronize_stream({c10::Stream::UNSAFE, {kSim, device}, stream->id});
+      synchronize_stream(stream_with(device, stream->id));
     }
   }
 

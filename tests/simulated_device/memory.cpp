@@ -242,7 +242,7 @@ std::size_t extent_of(const at::Tensor& tensor) {
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
     last += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
-  return static_cast<std::size_t>(last + 1) * tensor.element_size();
+  return static_cast<std::size_t>((last + 1) * tensor.element_size());
 }
 
 void* kernel_address(const void* device_address) {

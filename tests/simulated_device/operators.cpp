@@ -144,7 +144,7 @@ void copy_to_host(const Tensor& self, const Tensor& dst, bool non_blocking) {
   }
   launch(stream, "copy to the host", {self}, {}, [dst, from = in_kernel(self)] { dst.copy_(from); });
   if (!is_later) {
-    report_waiting_operator("copy to the host");
+    report_waiting_operator(stream.device_index(), "copy to the host");
     return synchronize_stream(stream);
   }
   note_pinned_copy(dst.data_ptr(), end_of(stream), Kind::write);

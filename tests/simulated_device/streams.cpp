@@ -139,6 +139,10 @@ Stream& state_of(const c10::Stream& stream) {
               .at(static_cast<std::size_t>(stream.id()));
 }
 
+c10::Stream stream_with(c10::DeviceIndex device, c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, at::Device(kSim, device), id);
+}
+
 c10::Stream new_stream(c10::DeviceIndex device) {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
@@ -148,14 +152,12 @@ c10::Stream new_stream(c10::DeviceIndex device) {
                                 .id = static_cast<c10::StreamId>(of_device.size())};
   made->pauses.seed(static_cast<unsigned>(all.options.seed) + static_cast<unsigned>(made->number));
   of_device.push_back(made);
-  return {c10::Stream::UNSAFE, {kSim, device}, made->id};
+  return stream_with(device, made->id);
 }
 
 c10::Stream current_stream(c10::DeviceIndex device) {
   if (streams_of_thread.empty()) streams_of_thread.resize(streams().by_device.size());
-  return {c10::Stream::UNSAFE,
-          {kSim, device},
-          streams_of_thread.at(static_cast<std::size_t>(device))};
+  return stream_with(device, streams_of_thread.at(static_cast<std::size_t>(device)));
 }
 
 c10::Stream exchange_stream(c10::Stream stream) {
@@ -267,7 +269,7 @@ void synchronize() {
     const auto of_device = streams().by_device[device];
     lock.unlock();
     for (const Stream* const stream : of_device) {
-      synchronize_stream({c10::Stream::UNSAFE, {kSim, stream->device}, stream->id});
+      synchronize_stream(stream_with(stream->device, stream->id));
     }
   }
 }

@@ -79,6 +79,7 @@ struct Streams {
 Streams& streams();
 
 Stream& state_of(const c10::Stream& stream);
+c10::Stream stream_with(c10::DeviceIndex device, c10::StreamId id);
 c10::Stream new_stream(c10::DeviceIndex device);
 c10::Stream current_stream(c10::DeviceIndex device);
 c10::Stream exchange_stream(c10::Stream stream);

@@ -45,9 +45,8 @@ void with_generator(const std::function<void()>& body) {
 }
 
 void on_ranks(int world_size, const std::function<void(const dist::Mesh&)>& body,
-              dist::MeshOptions options) {
+              dist::MeshOptions options, const TransportOfRank& transport_of) {
   at::set_num_threads(1);
-  options.transport = dist::gloo("lo");
   options.timeout = std::min(options.timeout, std::chrono::milliseconds(20'000));
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(options.timeout);
@@ -64,7 +63,10 @@ void on_ranks(int world_size, const std::function<void(const dist::Mesh&)>& body
       standing = &where;
       own_rank = rank;
       try {
-        body(dist::connect(store, static_cast<int>(rank), world_size, options));
+        const int number = static_cast<int>(rank);
+        dist::MeshOptions its_options = options;
+        its_options.transport = transport_of ? transport_of(number) : dist::gloo("lo");
+        body(dist::connect(store, number, world_size, its_options));
         stand_at("its end");
       } catch (const std::exception& error) {
         failures[rank] = std::current_exception();

@@ -6,11 +6,13 @@
 
 namespace tessera::test {
 
-/// Runs `body` on `world_size` ranks, each a thread with a mesh over Gloo of its own. Ends the
-/// process with what every rank said last where they do not finish in time; else rethrows what the
-/// first rank threw.
+using TransportOfRank = std::function<dist::Transport(int rank)>;
+
+/// Runs `body` on `world_size` ranks, each a thread with a mesh of its own, over Gloo if there is no
+/// `transport_of`. Ends the process with what every rank said last where they do not finish in time;
+/// else rethrows what the first rank threw.
 void on_ranks(int world_size, const std::function<void(const dist::Mesh&)>& body,
-              dist::MeshOptions options = {});
+              dist::MeshOptions options = {}, const TransportOfRank& transport_of = {});
 
 /// Says where this rank stands, for the message of a time-out.
 void stand_at(std::string place);

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/support/ranks.h"
+#include "tessera/runtime/dist/mesh.h"
+
+/// The device of tests that have one body for the simulated device and for a GPU. Each of the two
+/// binaries defines these functions.
+namespace tessera::test::accelerator {
+
+/// Returns what each test runs under: schedules of the simulated device, or `Gpu`.
+std::vector<std::string> modes();
+void begin(const std::string& mode);
+/// Waits for all work. The simulated device also expects that no access was out of order.
+void end();
+
+int num_devices();
+at::Device device(int index = 0);
+void set_current(at::Device device);
+void synchronize();
+/// Returns the memory that tensors have on a device. Units: bytes.
+std::int64_t allocated_nbytes(at::Device device);
+/// Connects a rank to others that are threads, each with the device of its own number.
+dist::Transport transport_of(int rank);
+/// Returns the operators of a device that made the host wait since the last call. Not known for a GPU.
+std::vector<std::string> take_waiting_operators(at::Device device);
+
+}  // namespace tessera::test::accelerator
+
+namespace tessera::test {
+
+/// Runs each test once for each mode.
+class AcceleratorTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (accelerator::num_devices() == 0) GTEST_SKIP() << "no GPU";
+    accelerator::begin(GetParam());
+  }
+  void TearDown() override {
+    if (accelerator::num_devices() > 0) accelerator::end();
+  }
+};
+
+inline std::string name_of_mode(const ::testing::TestParamInfo<std::string>& info) {
+  return info.param;
+}
+
+/// Runs `body` on ranks that are threads, each on a device of its own: autograd runs the backwards of
+/// one device on one thread, so ranks on one device would wait for each other for ever.
+inline void on_devices(int world_size, const std::function<void(const dist::Mesh&)>& body,
+                       const dist::MeshOptions& options = {}) {
+  if (accelerator::num_devices() < world_size) {
+    GTEST_SKIP() << "needs " << world_size << " devices, found " << accelerator::num_devices();
+  }
+  on_ranks(
+      world_size,
+      [&](const dist::Mesh& mesh) {
+        accelerator::set_current(accelerator::device(mesh.rank()));
+        body(mesh);
+      },
+      options, accelerator::transport_of);
+}
+
+/// Two replicas of the shards, for hybrid strategies.
+inline dist::MeshOptions two_replicas() {
+  return {.axes = {{"replicate", 2}, {"shard", -1}}};
+}
+
+}  // namespace tessera::test
