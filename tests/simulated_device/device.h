@@ -50,6 +50,8 @@ struct MemoryUse {
 /// Units: bytes.
 MemoryUse memory_of(int device);
 void reset_peak(int device);
+/// Returns how much pinned memory of the host is allocated. Units: bytes.
+std::int64_t pinned_nbytes();
 
 /// Runs `body` in the order of `stream`, as a kernel that reads and writes the given tensors.
 void launch(const c10::Stream& stream, const std::string& name,

@@ -297,6 +297,15 @@ bool is_idle(const void* address, AccessLog::Kind kind) {
   return last.stream->num_done >= last.number;
 }
 
+std::int64_t pinned_nbytes() {
+  const std::lock_guard lock(pinned_memory().mutex);
+  std::int64_t sum = 0;
+  for (const auto& [address, range] : pinned_memory().ranges) {
+    sum += static_cast<std::int64_t>(range.nbytes);
+  }
+  return sum;
+}
+
 MemoryUse memory_of(int device) {
   const std::lock_guard lock(streams().mutex);
   return arena().use.at(static_cast<std::size_t>(device));

@@ -1,0 +1,155 @@
+// Accumulation, replicate, clipping and memory.
+#include <gmock/gmock.h>
+
+#include "accelerator/accelerator.h"
+#include "runtime/support/checks.h"
+#include "simulated_device/device.h"
+#include "tessera/tessera.h"
+
+namespace tessera {
+namespace {
+
+using test::Block;
+using test::Transformer;
+using test::accelerator::device;
+
+class GradientsOnDeviceTest : public test::AcceleratorTest {};
+
+at::Tensor batch_on(at::Device its_device, int number) {
+  return (test::some_ids() + number).remainder(test::TransformerImpl::kVocabulary).to(its_device);
+}
+
+at::Tensor loss_of(const at::Tensor& logits) {
+  return logits.to(torch::kFloat).square().mean();
+}
+
+/// Returns gradients on the CPU of the sum of the losses of some batches.
+std::map<std::string, at::Tensor> expected_gradients(int num_batches) {
+  Transformer model = test::seeded<Transformer>();
+  for (int i = 0; i < num_batches; ++i) loss_of(model->forward(batch_on(at::kCPU, i))).backward();
+  std::map<std::string, at::Tensor> gradients;
+  for (const auto& each : model->named_parameters()) gradients[each.key()] = each.value().grad();
+  return gradients;
+}
+
+void expect_whole_gradients(Transformer& model, const std::map<std::string, at::Tensor>& expected,
+                            double factor = 1) {
+  const UnshardedParams whole(*model, {.writeback = false, .with_grads = true});
+  for (const auto& each : model->named_parameters()) {
+    ASSERT_TRUE(each.value().grad().defined()) << each.key();
+    EXPECT_TRUE(torch::allclose(each.value().grad().cpu(), expected.at(each.key()) * factor, 1e-4,
+                                1e-6))
+        << each.key();
+  }
+}
+
+TEST_P(GradientsOnDeviceTest, AccumulateWithoutReducing) {
+  const auto expected = expected_gradients(3);
+  for (const auto strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD}) {
+    SCOPED_TRACE(to_string(strategy));
+    const auto options = strategy == HYBRID_SHARD ? test::two_replicas() : dist::MeshOptions{};
+    test::on_devices(
+        strategy == HYBRID_SHARD ? 4 : 2,
+        [&](const dist::Mesh& mesh) {
+          const at::Device own = device(mesh.rank());
+          Transformer model = test::seeded<Transformer>();
+          model->to(own);
+          fully_shard(*model,
+                      {.mesh = mesh, .policy = ModuleWrapPolicy<Block>(), .strategy = strategy});
+          {
+            const NoSyncScope no_sync(*model);
+            for (int i = 0; i < 2; ++i) loss_of(forward(model, batch_on(own, i))).backward();
+          }
+          loss_of(forward(model, batch_on(own, 2))).backward();
+          expect_whole_gradients(model, expected);
+        },
+        options);
+    test::accelerator::end();
+  }
+}
+
+TEST_P(GradientsOnDeviceTest, ReplicateAveragesThem) {
+  const auto expected = expected_gradients(2);
+  test::on_devices(2, [&](const dist::Mesh& mesh) {
+    const at::Device own = device(mesh.rank());
+    Transformer model = test::seeded<Transformer>();
+    model->to(own);
+    replicate(*model, {.mesh = mesh, .bucket_nbytes = 2048});
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      loss_of(forward(model, batch_on(own, mesh.rank()))).backward();
+    }
+    for (const auto& each : model->named_parameters()) {
+      EXPECT_TRUE(
+          torch::allclose(each.value().grad().cpu(), expected.at(each.key()) / 2, 1e-4, 1e-6))
+          << each.key();
+    }
+  });
+}
+
+TEST_P(GradientsOnDeviceTest, AreClipped) {
+  Transformer on_cpu = test::seeded<Transformer>();
+  loss_of(on_cpu->forward(batch_on(at::kCPU, 0))).backward();
+  const double norm =
+      torch::nn::utils::clip_grad_norm_(test::unique_parameters(*on_cpu), /*max_norm=*/1e-3);
+  std::map<std::string, at::Tensor> clipped;
+  for (const auto& each : on_cpu->named_parameters()) clipped[each.key()] = each.value().grad();
+  for (const Offload offload : {Offload::none, Offload::params}) {
+    test::on_devices(2, [&](const dist::Mesh& mesh) {
+      Transformer model = test::seeded<Transformer>();
+      model->to(device(mesh.rank()));
+      fully_shard(*model,
+                  {.mesh = mesh, .policy = ModuleWrapPolicy<Block>(), .offload = offload});
+      loss_of(forward(model, batch_on(device(mesh.rank()), 0))).backward();
+      EXPECT_NEAR(clip_grad_norm_(*model, 1e-3), norm, 1e-5 * norm);
+      expect_whole_gradients(model, clipped);
+    });
+  }
+}
+
+TEST_P(GradientsOnDeviceTest, OffloadedParametersArePinned) {
+  test::on_devices(2, [&](const dist::Mesh& mesh) {
+    Transformer model = test::seeded<Transformer>();
+    model->to(device(mesh.rank()));
+    fully_shard(*model, {.mesh = mesh, .offload = Offload::params});
+    for (const at::Tensor& parameter : model->parameters()) {
+      EXPECT_TRUE(parameter.is_cpu());
+      EXPECT_TRUE(parameter.numel() == 0 || parameter.is_pinned());
+    }
+  });
+}
+
+/// Returns the most memory of rank 0 in a step, above what it has between steps.
+std::int64_t peak_nbytes(bool limits_all_gathers) {
+  std::int64_t peak = 0;
+  test::on_devices(2, [&](const dist::Mesh& mesh) {
+    const at::Device own = device(mesh.rank());
+    Transformer model{nullptr};
+    test::with_generator([&] { model = Transformer(/*num_blocks=*/12, /*width=*/32); });
+    model->to(own);
+    fully_shard(*model, {.mesh = mesh,
+                         .policy = ModuleWrapPolicy<Block>(),
+                         .forward_prefetch = ForwardPrefetch::next,
+                         .limit_all_gathers = limits_all_gathers});
+    const at::Tensor ids = batch_on(own, 0);
+    const at::NoGradGuard no_grad;
+    forward(model, ids);
+    test::accelerator::synchronize();
+    const std::int64_t before = sim::memory_of(own.index()).now;
+    sim::reset_peak(own.index());
+    forward(model, ids);
+    if (mesh.rank() == 0) peak = sim::memory_of(own.index()).peak - before;
+  });
+  return peak;
+}
+
+TEST_P(GradientsOnDeviceTest, TheRateLimiterBoundsGatheredMemory) {
+  const std::int64_t of_block = 32 * 32 * 6 * static_cast<std::int64_t>(sizeof(float));
+  EXPECT_LT(peak_nbytes(true), 5 * of_block);
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, GradientsOnDeviceTest,
+                         ::testing::ValuesIn(test::accelerator::modes()), test::name_of_mode);
+
+}  // namespace
+}  // namespace tessera
