@@ -165,7 +165,7 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& dst) {
   return copy_from(self, dst, false);
 }
 c10::Scalar local_scalar_dense(const Tensor& self) {
-  const Tensor on_host = at::empty({}, self.options().device(c10::kCPU));
+  const Tensor on_host = at::empty(self.sizes(), self.options().device(c10::kCPU));
   copy_to_host(self, on_host, false);
   return at::native::_local_scalar_dense_cpu(on_host);
 }

@@ -48,7 +48,7 @@ void FlatParamStorage::copy_own_shard(const std::vector<ManagedParameter>& param
                             : flat;
   if (contents_.options().offload == Offload::params) {
     sharded_flat_param_ = sharded_flat_param_.to(at::kCPU);
-    if (compute_device_.is_cuda()) sharded_flat_param_ = sharded_flat_param_.pin_memory();
+    if (!compute_device_.is_cpu()) sharded_flat_param_ = sharded_flat_param_.pin_memory();
   }
 }
 

@@ -295,8 +295,7 @@ void Pass::open(PassKind kind) {
     for (std::size_t i = 0; i < num_entered; ++i) handles_[i]->abort_pass();
     throw;
   }
-  // All-gathers wait, because they read what the optimizer wrote.
-  streams_->make_wait(streams_->unshard, streams_->compute());
+  // Casts read what the optimizer wrote; all-gathers wait for casts.
   streams_->make_wait(streams_->pre_unshard, streams_->compute());
   is_open_ = true;
   ++number_;

@@ -1,16 +1,18 @@
 #include "runtime/recompute/autocast_state.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
 
 namespace tessera {
 
 AutocastState AutocastState::of_this_thread() {
   AutocastState state;
-  const auto of_device = [](c10::DeviceType type) {
-    return OfDevice{type, at::autocast::is_autocast_enabled(type),
-                    at::autocast::get_autocast_dtype(type)};
+  const auto add = [&](c10::DeviceType type) {
+    state.devices_.push_back({type, at::autocast::is_autocast_enabled(type),
+                              at::autocast::get_autocast_dtype(type)});
   };
-  state.devices_ = {of_device(at::kCPU), of_device(at::kCUDA)};
+  add(at::kCPU);
+  if (const auto accelerator = at::getAccelerator()) add(*accelerator);
   state.is_cache_enabled_ = at::autocast::is_autocast_cache_enabled();
   return state;
 }

@@ -3,11 +3,11 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
-#include <array>
+#include <vector>
 
 namespace tessera {
 
-/// The autocast settings of a thread.
+/// The autocast settings of a thread, for the CPU and the accelerator of this process.
 class AutocastState {
  public:
   static AutocastState of_this_thread();
@@ -20,7 +20,7 @@ class AutocastState {
     bool is_enabled;
     c10::ScalarType dtype;
   };
-  std::array<OfDevice, 2> devices_;
+  std::vector<OfDevice> devices_;
   bool is_cache_enabled_;
 };
 

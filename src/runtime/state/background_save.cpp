@@ -30,7 +30,7 @@ void BackgroundSave::copy_tensors(SaveJob& job) {
           copy.scalar_type() != tensor.scalar_type()) {
         copy =
             torch::empty({tensor.numel()},
-                         at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda()));
+                         at::TensorOptions(tensor.scalar_type()).pinned_memory(!tensor.is_cpu()));
       }
       if (tensor.is_cpu()) {
         streaming_copy(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes());

@@ -112,6 +112,7 @@ TEST_P(GradientsOnDeviceTest, OffloadedParametersArePinned) {
     Transformer model = test::seeded<Transformer>();
     model->to(device(mesh.rank()));
     fully_shard(*model, {.mesh = mesh, .offload = Offload::params});
+    const at::NoGradGuard no_grad;
     for (const at::Tensor& parameter : model->parameters()) {
       EXPECT_TRUE(parameter.is_cpu());
       EXPECT_TRUE(parameter.numel() == 0 || parameter.is_pinned());
