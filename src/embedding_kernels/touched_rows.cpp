@@ -145,6 +145,7 @@ void TouchedRows::assign(std::span<const TableView> tables, const Bags& bags, in
     features_of_table[table].push_back(static_cast<int>(feature));
   }
   check_fits("ids of a batch", static_cast<std::int64_t>(bags.ids.size()));
+  check_fits("samples of a batch", bags.batch);
   for (const TableView& table : tables) check_fits("rows of a table", table.rows);
 
   tables_.resize(tables.size());

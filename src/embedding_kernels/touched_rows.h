@@ -62,7 +62,8 @@ class TouchedRows {
   };
 
   /// Finds the touched rows of a batch. Reuses memory of earlier batches. Throws:
-  /// Error(unsupported) if a table has 2^32 rows or more, or the batch has 2^32 ids or more.
+  /// Error(unsupported) if a table has 2^32 rows or more, or the batch has 2^32 ids or samples or
+  /// more.
   void assign(std::span<const TableView> tables, const Bags& bags, int num_threads);
 
   /// Returns views that are valid until the next `assign`.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "embedding_kernels/instruction_sets.h"
 // After what it configures.
 #include <hwy/highway.h>
@@ -85,6 +87,53 @@ std::vector<float> random_gradient(Random& random, const Batch& batch) {
   std::vector<float> gradient(static_cast<std::size_t>(batch.batch * batch.num_columns));
   for (float& element : gradient) element = static_cast<float>(random.between(-16, 17)) / 8;
   return gradient;
+}
+
+namespace {
+
+/// Calls `body(place, element, at)` for each element of each place's row. `at` is where the pooled
+/// output has its column.
+void for_elements(const std::vector<Table>& tables, const Batch& batch,
+                  const std::function<void(std::size_t, double, std::size_t)>& body) {
+  std::vector<std::vector<double>> values;
+  for (const Table& table : tables) values.push_back(table.values());
+  batch.for_places([&](std::size_t feature, std::int64_t sample, std::size_t place) {
+    const auto number = static_cast<std::size_t>(batch.table_of_feature[feature]);
+    const std::int64_t dim = tables[number].dim;
+    const std::int64_t first = sample * batch.num_columns + batch.column_of_feature[feature];
+    for (std::int64_t k = 0; k < dim; ++k) {
+      body(place, values[number][static_cast<std::size_t>(batch.ids[place] * dim + k)],
+           static_cast<std::size_t>(first + k));
+    }
+  });
+}
+
+}  // namespace
+
+std::vector<double> pooled_in_float64(const std::vector<Table>& tables, const Batch& batch,
+                                      double untouched) {
+  std::vector<double> out(static_cast<std::size_t>(batch.batch * batch.num_columns), untouched);
+  for (std::size_t feature = 0; feature < batch.table_of_feature.size(); ++feature) {
+    const Table& table = tables[static_cast<std::size_t>(batch.table_of_feature[feature])];
+    for (std::int64_t sample = 0; sample < batch.batch; ++sample) {
+      const std::int64_t first = sample * batch.num_columns + batch.column_of_feature[feature];
+      std::fill_n(out.begin() + first, table.dim, 0);
+    }
+  }
+  for_elements(tables, batch, [&](std::size_t place, double weight, std::size_t at) {
+    out[at] += static_cast<double>(batch.weight(place)) * weight;
+  });
+  return out;
+}
+
+std::vector<double> weight_gradients_in_float64(const std::vector<Table>& tables,
+                                                const Batch& batch,
+                                                const std::vector<float>& gradient) {
+  std::vector<double> out(batch.ids.size());
+  for_elements(tables, batch, [&](std::size_t place, double weight, std::size_t at) {
+    out[place] += weight * static_cast<double>(gradient[at]);
+  });
+  return out;
 }
 
 void with_every_instruction_set(const std::function<void()>& body) {

@@ -67,6 +67,15 @@ Batch random_batch(Random& random, const std::vector<Table>& tables, const Batch
 /// Returns the gradient of a pooled output: multiples of 1/8, so that few sums are rounded.
 std::vector<float> random_gradient(Random& random, const Batch& batch);
 
+/// Returns the sums of bags, `[batch, num_columns]`. Columns of no feature are `untouched`.
+std::vector<double> pooled_in_float64(const std::vector<Table>& tables, const Batch& batch,
+                                      double untouched);
+
+/// Returns the gradient of each place's weight.
+std::vector<double> weight_gradients_in_float64(const std::vector<Table>& tables,
+                                                const Batch& batch,
+                                                const std::vector<float>& gradient);
+
 /// Runs `body` once with each instruction set that this processor has and the kernels know.
 void with_every_instruction_set(const std::function<void()>& body);
 

@@ -23,35 +23,6 @@ std::vector<float> pooled(std::vector<Table>& tables, const Batch& batch, int nu
   return out;
 }
 
-std::size_t element(const Batch& batch, std::int64_t sample, std::int64_t column) {
-  return static_cast<std::size_t>(sample * batch.num_columns + column);
-}
-
-/// Sums in float64. Columns of no feature are left as they were.
-std::vector<double> expected_sums(const std::vector<Table>& tables, const Batch& batch) {
-  std::vector<double> out(static_cast<std::size_t>(batch.batch * batch.num_columns), kUntouched);
-  for (std::size_t feature = 0; feature < batch.table_of_feature.size(); ++feature) {
-    const Table& table = tables[static_cast<std::size_t>(batch.table_of_feature[feature])];
-    for (std::int64_t sample = 0; sample < batch.batch; ++sample) {
-      for (std::int64_t k = 0; k < table.dim; ++k) {
-        out[element(batch, sample, batch.column_of_feature[feature] + k)] = 0;
-      }
-    }
-  }
-  std::vector<std::vector<double>> values;
-  for (const Table& table : tables) values.push_back(table.values());
-  batch.for_places([&](std::size_t feature, std::int64_t sample, std::size_t place) {
-    const auto number = static_cast<std::size_t>(batch.table_of_feature[feature]);
-    const std::int64_t dim = tables[number].dim;
-    for (std::int64_t k = 0; k < dim; ++k) {
-      out[element(batch, sample, batch.column_of_feature[feature] + k)] +=
-          static_cast<double>(batch.weight(place)) *
-          values[number][static_cast<std::size_t>(batch.ids[place] * dim + k)];
-    }
-  });
-  return out;
-}
-
 void expect_near(const std::vector<float>& found, const std::vector<double>& expected) {
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
@@ -72,7 +43,7 @@ TEST(PooledTest, SumsEqualThoseInFloat64) {
           const Batch batch = test::random_batch(
               random, tables,
               {.table_of_feature = {0, 1, 0}, .batch = 9, .max_bag = 12, .weights = weights});
-          expect_near(pooled(tables, batch), expected_sums(tables, batch));
+          expect_near(pooled(tables, batch), test::pooled_in_float64(tables, batch, kUntouched));
         }
       }
     }
@@ -125,7 +96,7 @@ TEST(PooledTest, NothingToLookUpIsNoWork) {
   Random random;
   const Batch empty_bags =
       test::random_batch(random, tables, {.table_of_feature = {0, 0}, .batch = 3});
-  expect_near(pooled(tables, empty_bags), expected_sums(tables, empty_bags));
+  expect_near(pooled(tables, empty_bags), test::pooled_in_float64(tables, empty_bags, kUntouched));
 }
 
 // Shows D8.
@@ -170,17 +141,7 @@ TEST(PooledTest, GradientsOfSampleWeightsEqualThoseInFloat64) {
                                 {.data = gradient.data(), .stride = batch.num_columns},
                                 found.data(), 1);
 
-        const std::vector<double> values = tables[0].values();
-        std::vector<double> expected(batch.ids.size());
-        batch.for_places([&](std::size_t feature, std::int64_t sample, std::size_t place) {
-          for (std::int64_t k = 0; k < dim; ++k) {
-            expected[place] +=
-                values[static_cast<std::size_t>(batch.ids[place] * dim + k)] *
-                static_cast<double>(
-                    gradient[element(batch, sample, batch.column_of_feature[feature] + k)]);
-          }
-        });
-        expect_near(found, expected);
+        expect_near(found, test::weight_gradients_in_float64(tables, batch, gradient));
       }
     }
   });

@@ -124,6 +124,15 @@ TEST(TouchedRowsTest, NoIdsTouchNoRows) {
 }
 
 // Shows D9.
+TEST(TouchedRowsTest, MoreSamplesThanAnOccurrenceHoldsAreRefused) {
+  Bags bags{};
+  bags.batch = std::int64_t{1} << 32;
+  EXPECT_THAT([&] { touched_rows({}, bags, 1); },
+              ThrowsError(ErrorKind::unsupported,
+                          "samples of a batch: expected at most 4294967295, found 4294967296"));
+}
+
+// Shows D9.
 TEST(TouchedRowsTest, MoreRowsThanAnEntryHoldsAreRefused) {
   std::vector<Table> tables{
       {.dtype = DType::float32, .rows = std::int64_t{1} << 32, .dim = 1, .bytes = {}}};

@@ -22,8 +22,8 @@ NEED_PYTHON = {"cli", "interop", "distributed", "cuda", "slow", *PEER_LABELS}
 ON_DEMAND = f"^(slow|{'|'.join(PEER_LABELS)})$"  # labels that only --label runs
 CORE_LABELS = ("unit", "property", "cli", "fuzz")  # what runs a second time under the sanitizers
 ONLY_SANITIZED = {"fuzz"}  # what runs there alone
-SANITIZED = ("unit_tests", "embedding_kernel_tests", "property_tests", "cli_unit_tests", "fuzz_replay", "ckpt-inspect",
-             "ckpt-reshard", "ckpt-inspect_made_up", "ckpt-reshard_made_up")
+SANITIZED = ("unit_tests", "embedding_kernel_tests", "cuda_on_cpu_tests", "property_tests", "cli_unit_tests",
+             "fuzz_replay", "ckpt-inspect", "ckpt-reshard", "ckpt-inspect_made_up", "ckpt-reshard_made_up")
 
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:check_initialization_order=1",
@@ -151,7 +151,8 @@ def report(cases: list[Case], seconds: float) -> int:
     return 1 if total.failed else 0
 
 
-TARGETS_WITH_THREADS = ("unit_tests", "property_tests", "embedding_kernel_tests", "runtime_tests")
+TARGETS_WITH_THREADS = ("unit_tests", "property_tests", "embedding_kernel_tests", "cuda_on_cpu_tests",
+                        "cuda_on_cpu_tests_without_syncwarp", "runtime_tests")
 
 
 def test_threads(*, torch_version: str | None) -> int:

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "embedding_kernels/bags.h"
+#include "embedding_kernels/cuda/launch.cuh"
 
 namespace tessera::embedding::cuda {
 

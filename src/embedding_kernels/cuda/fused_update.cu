@@ -230,8 +230,7 @@ __device__ void apply(const DeviceUpdate& update, T* w, const float* g, std::int
 /// Updates one row per warp. `updates` has one entry per table, of kind none for tables without an
 /// update.
 __global__ void update_rows(GradientSource source, const DeviceUpdate* updates) {
-  extern __shared__ float gradients[];
-  float* g = gradients + warp_in_block() * source.max_dim;
+  float* g = shared_floats() + warp_in_block() * source.max_dim;
   const std::int64_t num_rows = *source.touched.num_rows;
   for (std::int64_t index = first_item(); index < num_rows; index += num_warps()) {
     const TouchedRow row(source.touched, index);
@@ -278,8 +277,7 @@ __global__ void apply_gradients(TouchedRows::View touched, DeviceUpdate update, 
 }
 
 __global__ void add_gradients(GradientSource source, int table, std::int64_t dim, float* out) {
-  extern __shared__ float gradients[];
-  float* g = gradients + warp_in_block() * source.max_dim;
+  float* g = shared_floats() + warp_in_block() * source.max_dim;
   const std::int64_t begin = source.touched.table_begins[table];
   const std::int64_t end = source.touched.table_begins[table + 1];
   for (std::int64_t index = begin + first_item(); index < end; index += num_warps()) {
@@ -293,11 +291,11 @@ __global__ void add_gradients(GradientSource source, int table, std::int64_t dim
 }
 
 /// The launch configuration of a kernel where each warp keeps a row in shared memory.
-struct Launch {
+struct RowLaunch {
   int num_threads;
   std::size_t shared_nbytes;
 
-  explicit Launch(std::int64_t max_dim) {
+  explicit RowLaunch(std::int64_t max_dim) {
     const std::int64_t warp_nbytes =
         std::max<std::int64_t>(max_dim, 1) * static_cast<std::int64_t>(sizeof(float));
     if (warp_nbytes > kSharedNbytes) {
@@ -330,8 +328,8 @@ class SummedGradients {
                .max_dim = max_dim_};
     if (max_blocks == 0) return;
     const DeviceArray<std::int64_t> dims_on_device(std::span<const std::int64_t>(dims), stream);
-    sum_blocks<<<num_blocks_for(max_blocks), kBlockThreads, 0, stream>>>(
-        view, gradient, dims_on_device.data(), max_dim_, block_sums_.data());
+    launch(sum_blocks, num_blocks_for(max_blocks), kBlockThreads, 0, stream, view, gradient,
+           dims_on_device.data(), max_dim_, block_sums_.data());
     check(cudaGetLastError(), "sum hot rows");
   }
 
@@ -361,11 +359,11 @@ void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touch
   }
   if (updates.empty() || touched.view().num_ids == 0) return;
   const SummedGradients sums(dims, touched, gradient, stream);
-  const Launch launch(sums.source().max_dim);
+  const RowLaunch rows(sums.source().max_dim);
   const DeviceArray<DeviceUpdate> updates_on_device(std::span<const DeviceUpdate>(of_table),
                                                     stream);
-  update_rows<<<launch.num_blocks(touched.view().num_ids), launch.num_threads, launch.shared_nbytes,
-                stream>>>(sums.source(), updates_on_device.data());
+  launch(update_rows, rows.num_blocks(touched.view().num_ids), rows.num_threads, rows.shared_nbytes,
+         stream, sums.source(), updates_on_device.data());
   check(cudaGetLastError(), "fused update");
 }
 
@@ -375,8 +373,8 @@ void row_gradients(const TableUpdate& update, const TouchedRows& touched,
   if (touched.view().num_ids == 0) return;
   const SummedGradients sums(dims_with(touched.num_tables(), update.table, update.view.dim),
                              touched, gradient, stream);
-  write_gradients<<<num_blocks_for(touched.view().num_ids), kBlockThreads, 0, stream>>>(
-      sums.source(), on_device(update), update.table, gradients, squares);
+  launch(write_gradients, num_blocks_for(touched.view().num_ids), kBlockThreads, 0, stream,
+         sums.source(), on_device(update), update.table, gradients, squares);
   check(cudaGetLastError(), "row gradients");
 }
 
@@ -384,9 +382,9 @@ void apply_row_gradients(const TableUpdate& update, const TouchedRows& touched,
                          const float* gradients, const float* squares, std::int64_t row_width,
                          cudaStream_t stream) {
   if (touched.view().num_ids == 0) return;
-  apply_gradients<<<num_blocks_for(touched.view().num_ids), kBlockThreads, 0, stream>>>(
-      touched.view(), on_device(update), update.table, gradients, squares,
-      static_cast<float>(row_width));
+  launch(apply_gradients, num_blocks_for(touched.view().num_ids), kBlockThreads, 0, stream,
+         touched.view(), on_device(update), update.table, gradients, squares,
+         static_cast<float>(row_width));
   check(cudaGetLastError(), "apply row gradients");
 }
 
@@ -395,9 +393,9 @@ void add_dense_gradient(const TouchedRows& touched, int table, std::int64_t dim,
   if (touched.view().num_ids == 0) return;
   const SummedGradients sums(dims_with(touched.num_tables(), table, dim), touched, gradient,
                              stream);
-  const Launch launch(dim);
-  add_gradients<<<launch.num_blocks(touched.view().num_ids), launch.num_threads,
-                  launch.shared_nbytes, stream>>>(sums.source(), table, dim, out);
+  const RowLaunch rows(dim);
+  launch(add_gradients, rows.num_blocks(touched.view().num_ids), rows.num_threads,
+         rows.shared_nbytes, stream, sums.source(), table, dim, out);
   check(cudaGetLastError(), "dense gradient");
 }
 

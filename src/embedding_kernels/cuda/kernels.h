@@ -13,8 +13,11 @@
 // The kernels of tessera::embedding on CUDA: the same functions as on the CPU, with a stream
 // instead of threads. Weights and state of tables, ids, offsets and weights of bags, gradients and
 // outputs are in device memory; spans of views, `table_of_feature` and `column_of_feature` in host
-// memory. Functions do not wait for the device unless they say so. Sums over a row's columns have
-// another order than on the CPU; all other sums have the same. Throws: Error(io) if CUDA fails.
+// memory. Functions do not wait for the device unless they say so. The stream belongs to the
+// current device. Requires, as on the CPU: each id is a row of its feature's table, and offsets
+// ascend from 0 to the number of ids. Nothing checks that: another id reads and writes behind the
+// table. Sums over a row's columns have another order than on the CPU; all other sums have the
+// same. Throws: Error(io) if CUDA fails.
 namespace tessera::embedding::cuda {
 
 void pooled_sums(std::span<const TableView> tables, const Bags& bags, float* out,
@@ -28,6 +31,7 @@ class TouchedRows {
  public:
   using Occurrence = embedding::TouchedRows::Occurrence;
 
+  /// Throws: Error(unsupported) if a batch has 2^31 ids, or 2^32 samples, or more.
   TouchedRows(std::span<const TableView> tables, const Bags& bags, cudaStream_t stream);
 
   /// The arrays for the kernels.
@@ -82,6 +86,7 @@ void apply_row_gradients(const TableUpdate& update, const TouchedRows& touched,
                          const float* gradients, const float* squares, std::int64_t row_width,
                          cudaStream_t stream);
 
+/// Throws: Error(unsupported) as `fused_update`.
 void add_dense_gradient(const TouchedRows& touched, int table, std::int64_t dim,
                         const PooledGradient& gradient, float* out, cudaStream_t stream);
 

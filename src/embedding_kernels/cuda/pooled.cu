@@ -98,7 +98,7 @@ void pooled_sums(std::span<const TableView> tables, const Bags& bags, float* out
   const BagsOnDevice on_device(tables, bags, stream);
   const DeviceBags& view = on_device.view();
   if (view.num_bags == 0) return;
-  pool_bags<<<num_blocks_for(view.num_bags), kBlockThreads, 0, stream>>>(view, out, out_stride);
+  launch(pool_bags, num_blocks_for(view.num_bags), kBlockThreads, 0, stream, view, out, out_stride);
   check(cudaGetLastError(), "pooled sums");
 }
 
@@ -107,8 +107,8 @@ void sample_weight_gradients(std::span<const TableView> tables, const Bags& bags
   const BagsOnDevice on_device(tables, bags, stream);
   const DeviceBags& view = on_device.view();
   if (view.num_bags == 0) return;
-  multiply_bags<<<num_blocks_for(view.num_bags), kBlockThreads, 0, stream>>>(view, gradient.data,
-                                                                             gradient.stride, out);
+  launch(multiply_bags, num_blocks_for(view.num_bags), kBlockThreads, 0, stream, view,
+         gradient.data, gradient.stride, out);
   check(cudaGetLastError(), "gradients of sample weights");
 }
 

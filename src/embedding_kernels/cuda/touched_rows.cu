@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <bit>
-#include <cub/device/device_radix_sort.cuh>
-#include <cub/device/device_run_length_encode.cuh>
-#include <cub/device/device_scan.cuh>
+#include <limits>
+#include <string>
 #include <vector>
 
+#include "embedding_kernels/cuda/algorithms.cuh"
 #include "embedding_kernels/cuda/elements.cuh"
 #include "embedding_kernels/cuda/kernels.h"
 
@@ -91,25 +91,30 @@ unsigned num_blocks_of_threads(std::int64_t num_threads) {
   return num_blocks_for(num_threads, kBlockThreads);
 }
 
-/// Calls a cub algorithm twice: first to get the size of its workspace, then to run.
-template <class Algorithm>
-void with_workspace(cudaStream_t stream, const char* what, const Algorithm& algorithm) {
-  std::size_t nbytes = 0;
-  check(algorithm(nullptr, nbytes), what);
-  const DeviceArray<std::byte> workspace(
-      static_cast<std::int64_t>(std::max<std::size_t>(nbytes, 1)), stream);
-  check(algorithm(static_cast<void*>(workspace.data()), nbytes), what);
+int bits_for(std::int64_t numel) {
+  const std::int64_t last = std::max<std::int64_t>(numel, 1) - 1;
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(last)));
 }
 
-int bits_for(std::int64_t numel) {
-  return std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(numel, 1) - 1));
+void check_fits(const char* what, std::int64_t found, std::int64_t most) {
+  if (found <= most) return;
+  throw Error::expected(ErrorKind::unsupported, {}, what, "at most " + std::to_string(most),
+                        std::to_string(found));
+}
+
+/// Returns the number of ids of a batch that the kernels can count.
+std::int64_t checked_num_ids(const Bags& bags) {
+  const auto num_ids = static_cast<std::int64_t>(bags.ids.size());
+  check_fits("ids of a batch on a GPU", num_ids, std::numeric_limits<int>::max());  // of cub
+  check_fits("samples of a batch", bags.batch, std::numeric_limits<std::uint32_t>::max());
+  return num_ids;
 }
 
 }  // namespace
 
 TouchedRows::TouchedRows(std::span<const TableView> tables, const Bags& bags, cudaStream_t stream)
     : stream_(stream),
-      num_ids_(static_cast<std::int64_t>(bags.ids.size())),
+      num_ids_(checked_num_ids(bags)),
       num_tables_(static_cast<int>(tables.size())),
       num_rows_(1, stream),
       table_begins_(num_tables_ + 1, stream) {
@@ -136,21 +141,18 @@ void TouchedRows::sort(const Bags& bags) {
   const DeviceArray<std::uint32_t> sorted_places(num_ids_, stream_);
   const DeviceArray<Occurrence> in_batch_order(num_ids_, stream_);
   const std::int64_t num_bags = bags.num_features() * bags.batch;
-  list_places<<<num_blocks_for(num_bags), kBlockThreads, 0, stream_>>>(
-      on_device.data(), num_bags, bags.batch, bags.ids.data(), bags.offsets.data(),
-      bags.weights.empty() ? nullptr : bags.weights.data(), row_bits_, keys.data(), places.data(),
-      in_batch_order.data());
+  launch(list_places, num_blocks_for(num_bags), kBlockThreads, 0, stream_, on_device.data(),
+         num_bags, bags.batch, bags.ids.data(), bags.offsets.data(),
+         bags.weights.empty() ? nullptr : bags.weights.data(), row_bits_, keys.data(),
+         places.data(), in_batch_order.data());
   check(cudaGetLastError(), "list places");
 
   sorted_keys_ = DeviceArray<std::uint64_t>(num_ids_, stream_);
-  with_workspace(stream_, "sort", [&](void* workspace, std::size_t& nbytes) {
-    return cub::DeviceRadixSort::SortPairs(workspace, nbytes, keys.data(), sorted_keys_.data(),
-                                           places.data(), sorted_places.data(), num_ids_, 0,
-                                           row_bits_ + bits_for(num_tables_), stream_);
-  });
+  sort_pairs(keys.data(), sorted_keys_.data(), places.data(), sorted_places.data(), num_ids_,
+             row_bits_ + bits_for(num_tables_), stream_);
   occurrences_ = DeviceArray<Occurrence>(num_ids_, stream_);
-  gather<<<num_blocks_of_threads(num_ids_), kBlockThreads, 0, stream_>>>(
-      in_batch_order.data(), sorted_places.data(), num_ids_, occurrences_.data());
+  launch(gather, num_blocks_of_threads(num_ids_), kBlockThreads, 0, stream_, in_batch_order.data(),
+         sorted_places.data(), num_ids_, occurrences_.data());
   check(cudaGetLastError(), "gather");
 }
 
@@ -159,29 +161,21 @@ void TouchedRows::group() {
   counts_ = DeviceArray<std::uint32_t>(num_ids_, stream_);
   counts_.fill_with_zeros();  // also after the last row: the sums include those elements
   offsets_ = DeviceArray<std::uint32_t>(num_ids_, stream_);
-  with_workspace(stream_, "group", [&](void* workspace, std::size_t& nbytes) {
-    return cub::DeviceRunLengthEncode::Encode(workspace, nbytes, sorted_keys_.data(), keys_.data(),
-                                              counts_.data(), num_rows_.data(), num_ids_, stream_);
-  });
-  with_workspace(stream_, "sum", [&](void* workspace, std::size_t& nbytes) {
-    return cub::DeviceScan::ExclusiveSum(workspace, nbytes, counts_.data(), offsets_.data(),
-                                         num_ids_, stream_);
-  });
-  find_tables<<<num_blocks_of_threads(num_tables_ + 1), kBlockThreads, 0, stream_>>>(
-      keys_.data(), num_rows_.data(), row_bits_, num_tables_, table_begins_.data());
+  run_lengths(sorted_keys_.data(), keys_.data(), counts_.data(), num_rows_.data(),
+              static_cast<int>(num_ids_), stream_);
+  exclusive_sums(counts_.data(), offsets_.data(), num_ids_, stream_);
+  launch(find_tables, num_blocks_of_threads(num_tables_ + 1), kBlockThreads, 0, stream_,
+         keys_.data(), num_rows_.data(), row_bits_, num_tables_, table_begins_.data());
   check(cudaGetLastError(), "find tables");
 }
 
 void TouchedRows::count_blocks() {
   DeviceArray<std::uint32_t> num_blocks(num_ids_ + 1, stream_);
   num_blocks.fill_with_zeros();
-  blocks_of_hot_rows<<<num_blocks_of_threads(num_ids_), kBlockThreads, 0, stream_>>>(
-      counts_.data(), num_rows_.data(), num_blocks.data());
+  launch(blocks_of_hot_rows, num_blocks_of_threads(num_ids_), kBlockThreads, 0, stream_,
+         counts_.data(), num_rows_.data(), num_blocks.data());
   check(cudaGetLastError(), "count blocks");
-  with_workspace(stream_, "sum", [&](void* workspace, std::size_t& nbytes) {
-    return cub::DeviceScan::ExclusiveSum(workspace, nbytes, num_blocks.data(), first_blocks_.data(),
-                                         num_ids_ + 1, stream_);
-  });
+  exclusive_sums(num_blocks.data(), first_blocks_.data(), num_ids_ + 1, stream_);
 }
 
 TouchedRows::View TouchedRows::view() const {
@@ -213,8 +207,8 @@ std::int64_t TouchedRows::num_rows(int table) const {
 void TouchedRows::copy_rows(int table, std::int64_t* rows) const {
   const auto [begin, end] = range_of(table);
   if (begin == end) return;
-  write_rows<<<num_blocks_of_threads(end - begin), kBlockThreads, 0, stream_>>>(
-      keys_.data() + begin, end - begin, row_bits_, rows);
+  launch(write_rows, num_blocks_of_threads(end - begin), kBlockThreads, 0, stream_,
+         keys_.data() + begin, end - begin, row_bits_, rows);
   check(cudaGetLastError(), "write rows");
 }
 
