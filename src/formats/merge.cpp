@@ -187,15 +187,10 @@ class MergedReader final : public CheckpointReader {
   /// Reports entries of one name. If there is a preference, remembers only what is in doubt.
   void note_collision(std::span<const Named> entries) {
     std::string found;
-    std::vector<TensorOfSource> tensors;
     for (const Named& entry : entries) {
       found += (found.empty() ? "" : ", ") + printable(reader_of(entry.origin).path());
-      if (entry.kind == EntryKind::tensor) {
-        tensors.push_back({&reader_of(entry.origin), entry.origin.index});
-      }
     }
-    auto kind = TensorCollision::equal;
-    if (tensors.size() == entries.size()) kind = compare_tensors(tensors);
+    const TensorCollision kind = compare(entries);
     const std::string& name = entries.front().name;
     if (preference_ != MergePreference::none) {
       if (kind == TensorCollision::parts) parts_.push_back(name);
@@ -205,8 +200,48 @@ class MergedReader final : public CheckpointReader {
               found + ": the parts of one tensor, which a merge does not join", {});
     } else {
       if (kind == TensorCollision::different)
-        found += ", with different bytes: versions of one tensor, or its parts";
+        found += ", with different contents: versions of one tensor or value, or parts of a tensor";
       collide(name, "one source with that name", std::move(found));
+    }
+  }
+
+  /// Compares entries of one name: tensors, also those that an alias names, or values.
+  TensorCollision compare(std::span<const Named> entries) const {
+    std::vector<TensorOfSource> tensors;
+    std::vector<const Named*> values;
+    for (const Named& entry : entries) {
+      if (entry.kind == EntryKind::value) {
+        values.push_back(&entry);
+      } else {
+        tensors.push_back({&reader_of(entry.origin), tensor_of(entry)});
+      }
+    }
+    if (values.empty()) return compare_tensors(tensors);
+    const bool are_equal = tensors.empty() && std::ranges::all_of(values, [&](const Named* value) {
+                             return have_equal_values(*value, *values.front());
+                           });
+    return are_equal ? TensorCollision::equal : TensorCollision::different;
+  }
+
+  /// Returns the index of the tensor that an entry names. Requires: it is no value.
+  std::size_t tensor_of(const Named& entry) const {
+    if (entry.kind == EntryKind::tensor) return entry.origin.index;
+    const CheckpointContents& contents = reader_of(entry.origin).contents();
+    const TensorEntry* const target =
+        contents.find_tensor(contents.aliases[entry.origin.index].target);
+    TESSERA_CHECK(target != nullptr);  // the reader checked it
+    return static_cast<std::size_t>(target - contents.tensors.data());
+  }
+
+  /// A value that cannot be read is equal to none.
+  bool have_equal_values(const Named& a, const Named& b) const {
+    if (&a == &b) return true;
+    try {
+      return reader_of(a.origin).read_value(a.origin.index) ==
+             reader_of(b.origin).read_value(b.origin.index);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      return false;
     }
   }
 
@@ -220,13 +255,13 @@ class MergedReader final : public CheckpointReader {
           {.severity = Finding::Severity::note,
            .rule = "merge",
            .where = {.path = path_},
-           .expected = "equal tensors under one name",
+           .expected = "equal tensors and values under one name",
            .found = found + ": '" + printable(names.front()) + "'" + others});
     };
     note(
         parts_,
         "what looks like the parts of one tensor, of which only one is taken; the others are lost");
-    note(different_, "different bytes (versions, or parts of one tensor); one of them is taken");
+    note(different_, "different ones (versions, or parts of one tensor); one of them is taken");
   }
 
   void collide(std::string name, std::string expected, std::string found,

@@ -191,8 +191,37 @@ TEST(MergeTest, APreferenceTellsOfPartsAndOfOtherBytes) {
   base.add({"w", DType::float32, {2}}, bytes_of<float>({1, 2}));
   MemoryCheckpoint patch("patch");
   patch.add({"w", DType::float32, {2}}, bytes_of<float>({3, 4}));
-  EXPECT_THAT(told({{"", base}, {"", patch}}), testing::HasSubstr("different bytes"));
+  EXPECT_THAT(told({{"", base}, {"", patch}}), testing::HasSubstr("different ones"));
   EXPECT_EQ(told({{"", base}, {"", base}}), "");
+}
+
+TEST(MergeTest, APreferenceTellsOfAliasesAndValuesThatDiffer) {
+  const auto found_in = [](MemoryCheckpoint first, MemoryCheckpoint second) {
+    std::string found;
+    const auto merge =
+        merged({{"", std::move(first)}, {"", std::move(second)}}, MergePreference::first);
+    for (const Finding& finding : merge.reader->contents().opening_findings) {
+      found += finding.found;
+    }
+    return found;
+  };
+  MemoryCheckpoint tied("tied", 1);
+  tied.add({"w", DType::float32, {1}}, bytes_of<float>({1}));
+  tied.add_alias("v", "w");
+  tied.add_value("lr", 1);
+  MemoryCheckpoint other("other", 1);
+  other.add({"v", DType::float32, {1}}, bytes_of<float>({2}));
+  EXPECT_THAT(found_in(tied, other), testing::HasSubstr("different ones"));
+  MemoryCheckpoint equal("equal", 1);
+  equal.add({"v", DType::float32, {1}}, bytes_of<float>({1}));
+  equal.add_value("lr", 1);
+  EXPECT_EQ(found_in(tied, equal), "");
+  MemoryCheckpoint value("value", 1);
+  value.add_value("lr", 2);
+  EXPECT_THAT(found_in(tied, value), testing::HasSubstr("'lr'"));
+  MemoryCheckpoint of_another_kind("kind", 1);
+  of_another_kind.add_value("w", 2);
+  EXPECT_THAT(found_in(tied, of_another_kind), testing::HasSubstr("'w'"));
 }
 
 TEST(MergeTest, APreferenceTakesNamesFromOneSource) {

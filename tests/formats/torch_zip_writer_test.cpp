@@ -292,6 +292,10 @@ TEST_F(TorchZipWriterTest, WhatCannotBeWrittenIsRefusedByNameAndLeavesNothing) {
          const KeyPath path(5000, "k"s);
          add_byte(source, spell(path), path);
        }},
+      {"v: a set that holds a set cannot be pickled", unsupported,
+       [](auto& source) {
+         source.add_value("v", Value::Set{{Value::Tuple{{1, Value::Set{{2}}}}}});
+       }},
       {"optim: the constant torch.no_such_thing cannot be pickled", unsupported,
        [](auto& source) { source.add_value("optim", Value::Symbol{"torch.no_such_thing"}); }},
       {"a.b: a torch.save file with these contents could not be read: flattened name: expected one "

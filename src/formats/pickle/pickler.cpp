@@ -158,6 +158,7 @@ struct ValuePickler {
     pickler.tuple_from_mark();
   }
   void operator()(const Value::Set& set) const {
+    for (const Value& item : set.items) require_hashable(item, "a set that holds a ");
     pickler.global(pickler.protocol() < 3 ? "__builtin__" : "builtins", "set");
     list(set.items);
     pickler.tuple1();
@@ -168,15 +169,21 @@ struct ValuePickler {
     if (dict.empty()) return;
     pickler.mark();
     for (const auto& [key, value] : dict) {
-      if (key.is<Value::List>() || key.is<Value::Set>() || key.is<Value::Dict>()) {
-        throw Error(
-            ErrorKind::unsupported, {},
-            "a dict with a key of type " + std::string(type_name(key)) + " cannot be pickled");
-      }
+      require_hashable(key, "a dict with a key of type ");
       pickle_value(pickler, key);
       pickle_value(pickler, value);
     }
     pickler.set_items_from_mark();
+  }
+  /// Refuses what Python cannot hash: a frozenset was read as a set.
+  static void require_hashable(const Value& value, const std::string& where) {
+    if (value.is<Value::List>() || value.is<Value::Set>() || value.is<Value::Dict>()) {
+      throw Error(ErrorKind::unsupported, {},
+                  where + std::string(type_name(value)) + " cannot be pickled");
+    }
+    if (const auto* const tuple = value.get_if<Value::Tuple>()) {
+      for (const Value& item : tuple->items) require_hashable(item, where);
+    }
   }
   void list(const Value::List& items) const {
     pickler.empty_list();

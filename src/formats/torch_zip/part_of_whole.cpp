@@ -86,15 +86,21 @@ std::optional<PartOfWhole> part_of_deepspeed_model(Object root) {
 
 /// `mp_rank_00/model_optim_rng.pt`. One rank of one has everything.
 std::optional<PartOfWhole> part_of_megatron(Object root, const std::string& path) {
-  if (!entry(root, "args") || !entry(root, "checkpoint_version")) return {};
   const Found args = entry(root, "args");
   const auto tensor_parallel = number(entry(args, "tensor_model_parallel_size"));
-  const auto pipeline_parallel = number(entry(args, "pipeline_model_parallel_size"));
-  const auto num_parts =
-      product({tensor_parallel, pipeline_parallel ? pipeline_parallel : std::optional<int64_t>(1)});
+  if (!args || (!entry(root, "checkpoint_version") && !tensor_parallel)) return {};
+  const auto size_of = [&](std::string_view dimension) -> std::optional<std::int64_t> {
+    return number(entry(args, dimension)).value_or(1);
+  };
+  // Experts may be cut into more parts than the other tensors.
+  const auto of_tensors =
+      tensor_parallel ? std::max(tensor_parallel, size_of("expert_tensor_parallel_size"))
+                      : std::nullopt;
+  const auto num_parts = product({of_tensors, size_of("pipeline_model_parallel_size"),
+                                  size_of("expert_model_parallel_size")});
   const std::string folder = last_component(directory_of(path));
   if (num_parts == 1 || (!num_parts && !folder.starts_with("mp_rank_"))) return {};
-  return PartOfWhole{.form = "Megatron-LM, one place in tensor and pipeline parallelism",
+  return PartOfWhole{.form = "Megatron-LM, one place in tensor, pipeline and expert parallelism",
                      .num_parts = num_parts};
 }
 

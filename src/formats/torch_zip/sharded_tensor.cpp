@@ -179,7 +179,7 @@ std::optional<LocalTensor> local_part_of_dtensor(const std::optional<Object>& st
   const auto tensor = attribute_of(state, "_local_tensor");
   if (!tensor) return std::nullopt;
   const auto spec = attribute_of(state, "_spec");
-  LocalTensor local{*tensor, {}};
+  LocalTensor local{*tensor, {}, false};
   local.place.whole_shape = whole_shape;
   if (const auto rank = natural_of(attribute_of(attribute_of(spec, "mesh"), "_rank"))) {
     local.place.rank = static_cast<int>(std::min<std::int64_t>(*rank, INT32_MAX));
@@ -197,7 +197,7 @@ std::optional<LocalTensor> local_part_of_sharded_tensor(const std::optional<Obje
   const auto shard = item_of(shards, 0);
   const auto tensor = attribute_of(shard, "tensor");
   if (!tensor || item_of(shards, 1)) return std::nullopt;
-  LocalTensor local{*tensor, {}};
+  LocalTensor local{*tensor, {}, false};
   local.place.whole_shape = whole_shape;
   const auto metadata = attribute_of(shard, "metadata");
   const auto offsets = naturals_of(attribute_of(metadata, "shard_offsets"));
@@ -221,9 +221,15 @@ std::optional<LocalTensor> local_tensor(Object call, Object type) {
   const std::optional<Object> state = item_of(call.call_arguments("tensor"), 3);
   const std::optional<Shape> whole_shape = whole_shape_of(call);
   if (!whole_shape) return std::nullopt;
-  if (name.ends_with(".DTensor")) return local_part_of_dtensor(state, *whole_shape);
-  if (name.ends_with(".ShardedTensor")) return local_part_of_sharded_tensor(state, *whole_shape);
-  return std::nullopt;
+  std::optional<LocalTensor> local;
+  if (name.ends_with(".DTensor")) local = local_part_of_dtensor(state, *whole_shape);
+  if (name.ends_with(".ShardedTensor")) local = local_part_of_sharded_tensor(state, *whole_shape);
+  constexpr std::size_t kRequiresGrad = 7;  // its place among the arguments
+  const auto flag = item_of(item_of(call.call_arguments("tensor"), 2), kRequiresGrad);
+  if (local && flag && flag->is(ObjectKind::boolean)) {
+    local->requires_grad = flag->as_boolean("requires_grad");
+  }
+  return local;
 }
 
 }  // namespace tessera::formats::torch_zip

@@ -24,6 +24,7 @@ struct ShardPlace {
 struct LocalTensor {
   pickle::Object tensor;
   ShardPlace place;
+  bool requires_grad = false;
 
   /// Whether other ranks hold nothing else of the tensor.
   bool is_whole() const {

@@ -146,6 +146,7 @@ struct RebuildCall {
   TensorGlobal function;
   Object arguments;
   std::optional<ShardPlace> place{};      // of a DTensor or a ShardedTensor
+  bool requires_grad = false;             // one of the calls around it says so
   bool is_parameter = false;              // one of the calls around it makes a Parameter
   std::vector<std::string> attributes{};  // that the calls around it set
 };
@@ -185,6 +186,7 @@ RebuildCall unwrap(Object object) {
                   *tensor_global(local->tensor),
                   local->tensor.call_arguments("tensor"),
                   local->place,
+                  local->requires_grad,
                   call.is_parameter,
                   std::move(call.attributes)};
           continue;
@@ -470,9 +472,10 @@ TensorRecord TensorParser::parse(Object object) {
   tensor.attributes = call.attributes;
   tensor.place = call.place;
   constexpr std::size_t kRequiresGrad = 4;  // its place among the arguments
-  tensor.requires_grad = num_fixed > kRequiresGrad &&
-                         arguments.item(kRequiresGrad).is(ObjectKind::boolean) &&
-                         arguments.item(kRequiresGrad).as_boolean("requires_grad");
+  tensor.requires_grad =
+      call.requires_grad || (num_fixed > kRequiresGrad &&
+                             arguments.item(kRequiresGrad).is(ObjectKind::boolean) &&
+                             arguments.item(kRequiresGrad).as_boolean("requires_grad"));
   if (arguments.num_items("tensor") > num_fixed) set_flags(tensor, arguments.item(num_fixed));
   return tensor;
 }

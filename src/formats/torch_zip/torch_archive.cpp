@@ -121,12 +121,12 @@ class Flattener {
     const std::size_t num_entries = entries.num_entries("entries");
     // The saved object may be empty; as the root, it has no name for a value.
     if (num_entries == 0 && path_.empty()) return;
-    if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     if (const auto refusal = refusal_of_keys(entries)) return add_refused(object, *refusal);
     if (is_dict_class(object)) {
       note_simplification(object, Simplification::Kind::dict_class);
       note_attributes(object);
     }
+    if (num_entries == 0) return add(object, [] { return Value(Value::Dict{}); });
     note_plainer(object);  // of the keys
     for (std::size_t i = 0; i < num_entries; ++i) {
       path_.push_back(key_for(entries.entry_key(i)));
@@ -161,17 +161,22 @@ class Flattener {
     const ModuleParts parts = *module_parts(object);
     const bool is_outermost = !std::exchange(is_in_module_, true);
     const std::size_t num_leaves = leaves_.size();
-    visit_entries(parts.parameters, {});
-    visit_entries(parts.buffers, parts.transient_buffers);
-    visit_entries(parts.modules, {});
+    const Names names = is_outermost ? Names::of_their_own : Names::behind_the_module;
+    visit_entries(parts.parameters, names, {});
+    visit_entries(parts.buffers, names, parts.transient_buffers);
+    visit_entries(parts.modules, names, {});
     if (!is_outermost) return;
     is_in_module_ = false;
     modules_.insert(object.id());
     if (leaves_.size() == num_leaves && !path_.empty()) add_leaf(object, Value(Value::Dict{}));
   }
 
+  /// Where the name of a module's entry goes. As in a state_dict(), what is in modules within a
+  /// module has one key: `encoder.0.weight`.
+  enum class Names { of_their_own, behind_the_module };
+
   /// Visits those entries of a module's dict that are not None.
-  void visit_entries(Object entries, std::span<const std::string_view> left_out) {
+  void visit_entries(Object entries, Names names, std::span<const std::string_view> left_out) {
     const std::size_t num_entries = entries.num_entries("entries");
     for (std::size_t i = 0; i < num_entries; ++i) {
       const Object key = entries.entry_key(i);
@@ -179,9 +184,16 @@ class Flattener {
       const bool is_left_out = key.is(ObjectKind::str) &&
                                std::ranges::find(left_out, key.as_text("key")) != left_out.end();
       if (is_left_out || value.is(ObjectKind::none)) continue;
-      path_.push_back(key_for(key));
-      visit(value);
-      path_.pop_back();
+      if (names == Names::of_their_own) {
+        path_.push_back(key_for(key));
+        visit(value);
+        path_.pop_back();
+      } else {
+        const Key outer = path_.back();
+        path_.back() = spell({outer, key_for(key)});
+        visit(value);
+        path_.back() = outer;
+      }
     }
   }
 
