@@ -268,6 +268,10 @@ void note_access(Stream& stream, const at::Tensor& tensor, AccessLog::Kind kind,
   block.accesses.note(stream, {begin, begin + extent_of(tensor)}, kind, name);
 }
 
+void forget_accesses() {
+  for (const auto& [offset, block] : arena().blocks) block->accesses.clear();
+}
+
 c10::Allocator* pinned_allocator() {
   static auto* const allocator = new PinnedAllocator;
   return allocator;

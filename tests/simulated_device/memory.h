@@ -30,6 +30,9 @@ void* kernel_address(const void* device_address);
 void note_access(Stream& stream, const at::Tensor& tensor, AccessLog::Kind kind,
                  const std::string& name);
 
+/// Empties the logs of all blocks. Requires: streams().mutex is held.
+void forget_accesses();
+
 /// Host memory that the device copies from and to while the host goes on.
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* address);

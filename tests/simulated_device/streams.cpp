@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -12,6 +13,7 @@
 namespace tessera::sim {
 namespace {
 
+constexpr std::size_t kPoolSize = 32;
 constexpr auto kPatience = std::chrono::seconds(60);  // for other ranks
 
 thread_local c10::DeviceIndex device_of_thread = 0;
@@ -97,9 +99,8 @@ void work(Stream& stream) {
   Streams& all = streams();
   std::unique_lock lock(all.mutex);
   while (true) {
-    all.changed.wait(lock, [&] {
-      return uses_threads() && !stream.queue.empty() && is_ready(stream.queue.front());
-    });
+    stream.has_job.wait(lock, [&] { return uses_threads() && !stream.queue.empty(); });
+    all.changed.wait(lock, [&] { return is_ready(stream.queue.front()); });
     {
       Job job = take_first(stream);
       const int max_pause_us = all.options.max_pause_us;
@@ -147,6 +148,10 @@ c10::Stream new_stream(c10::DeviceIndex device) {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   auto& of_device = all.by_device.at(static_cast<std::size_t>(device));
+  // Number 0 is the default stream.
+  std::size_t& num_taken = all.num_taken.at(static_cast<std::size_t>(device));
+  const std::size_t id = of_device.empty() ? 0 : 1 + num_taken++ % kPoolSize;
+  if (id < of_device.size()) return stream_with(device, static_cast<c10::StreamId>(id));
   auto* const made = new Stream{.number = all.num_streams++,
                                 .device = device,
                                 .id = static_cast<c10::StreamId>(of_device.size())};
@@ -178,8 +183,9 @@ std::uint64_t enqueue(Stream& stream, Job job) {
   }
   stream.queue.push_back(std::move(job));
   all.busy.insert(&stream);
-  if (uses_threads() && !stream.thread.joinable()) {
-    stream.thread = std::thread([&stream] { work(stream); });
+  if (uses_threads()) {
+    if (!stream.thread.joinable()) stream.thread = std::thread([&stream] { work(stream); });
+    stream.has_job.notify_one();
   }
   return stream.num_launched;
 }
@@ -291,13 +297,13 @@ void restart(const Options& options) {
       for (Stream* const stream : of_device) {
         stream->pauses.seed(static_cast<unsigned>(options.seed) +
                             static_cast<unsigned>(stream->number));
+        stream->clock.clear();
       }
     }
-    for (auto& clock : streams().host_clock) {
-      for (const auto& of_device : streams().by_device) {
-        for (const Stream* const stream : of_device) clock[stream->number] = stream->num_done;
-      }
-    }
+    // All work is done, so nothing has to be known about it.
+    for (Clock& clock : streams().host_clock) clock.clear();
+    forget_accesses();
+    std::ranges::fill(streams().num_taken, std::size_t{0});
   }
   forget_findings();
 }
@@ -306,6 +312,7 @@ void register_device(int num_devices) {
   const auto num = static_cast<std::size_t>(num_devices);
   streams().by_device.resize(num);
   streams().host_clock.resize(num);
+  streams().num_taken.resize(num);
   for (int device = 0; device < num_devices; ++device) {
     new_stream(static_cast<c10::DeviceIndex>(device));  // the default stream
   }

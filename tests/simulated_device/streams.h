@@ -56,6 +56,7 @@ struct Stream {
   Clock clock{};
   std::minstd_rand pauses{};
   std::thread thread{};  // for Schedule::threads, from the first job on
+  std::condition_variable has_job{};  // for the thread
 };
 
 /// A place in a stream, and what is known to be done when the stream has come there.
@@ -71,6 +72,7 @@ struct Streams {
   std::condition_variable changed;
   Options options;
   std::vector<std::vector<Stream*>> by_device;
+  std::vector<std::size_t> num_taken;  // by device: streams that were handed out since `restart`
   std::set<Stream*> busy;         // with jobs that have not begun
   std::vector<Clock> host_clock;  // by device: what the host has waited for
   std::exception_ptr failure;     // of a job; thrown by the next wait
@@ -80,6 +82,8 @@ Streams& streams();
 
 Stream& state_of(const c10::Stream& stream);
 c10::Stream stream_with(c10::DeviceIndex device, c10::StreamId id);
+/// Returns a stream that no other caller has, for the first 32 of a device; then these in turn, as
+/// CUDA does.
 c10::Stream new_stream(c10::DeviceIndex device);
 c10::Stream current_stream(c10::DeviceIndex device);
 c10::Stream exchange_stream(c10::Stream stream);
