@@ -36,6 +36,8 @@ std::string remedy_to_string(const Remedy& remedy) {
       return "ExtraFilesPolicy::leave copies none";
     case Remedy::Action::take_as_is:
       return "PlanOptions::part = Relaxation::allow moves what is in it";
+    case Remedy::Action::name_params:
+      return "give the names with OptimizerParams::names";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

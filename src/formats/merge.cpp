@@ -70,6 +70,23 @@ class MergedReader final : public CheckpointReader {
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
 
+  /// Names that another source has given are left out.
+  std::vector<std::vector<std::string>> dict_orders() const override {
+    std::vector<std::vector<std::string>> orders;
+    for (std::size_t s = 0; s < sources_.size(); ++s) {
+      for (const std::vector<std::string>& order : sources_[s].reader->dict_orders()) {
+        std::vector<std::string>& names = orders.emplace_back();
+        for (const std::string& name : order) {
+          std::string merged = prefixed(sources_[s].prefix, name);
+          const auto chosen = std::ranges::lower_bound(chosen_, merged, {}, &Named::name);
+          const bool is_chosen = chosen != chosen_.end() && chosen->name == merged;
+          if (is_chosen && chosen->origin.source == s) names.push_back(std::move(merged));
+        }
+      }
+    }
+    return orders;
+  }
+
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
     const Origin& origin = tensors_[tensor_index];

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/digest.h"
+#include "tessera/reshard/optimizer_params.h"
 
 namespace tessera::reshard {
 namespace {
@@ -44,6 +45,9 @@ class Explanation {
   void add_file(std::string_view option, const std::string& text) {
     add(option, text.empty() ? text : digest_of(text));
   }
+  void add_file_or_word(std::string_view option, const std::string& text, std::string_view word) {
+    add(option, text.empty() || text == word ? text : digest_of(text));
+  }
   void add_list(std::string_view option, const std::vector<std::string>& texts) {
     add(option, joined(texts));
   }
@@ -69,6 +73,7 @@ formats::ResumeIdentity identity_of_options(const JournaledOptions& given) {
   explanation.add_file("units", given.units);
   explanation.add_file("flat-layout", given.flat_layout);
   explanation.add_list("as-dict", given.as_dict);
+  explanation.add_file_or_word("optimizer-params", given.optimizer_params, kAutomaticParams);
   explanation.add_list("only", given.only);
   explanation.add_list("rename", renames);
   explanation.add_list("prefix", prefixes);

@@ -193,6 +193,10 @@ std::vector<StateRole> classify_state(const CheckpointContents& contents) {
   return roles;
 }
 
+bool is_pointwise_name(std::string_view name) {
+  return contains(kPointwiseNames, name);
+}
+
 OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
   const std::vector<StateRole> roles = classify_state(contents);
   for (std::size_t i = 0; i < roles.size(); ++i) {

@@ -42,6 +42,9 @@ struct StateRole {
 /// embedding optimizers.
 std::vector<StateRole> classify_state(const formats::CheckpointContents& contents);
 
+/// Says whether state of this name has one element for each element of its parameter: `exp_avg`.
+bool is_pointwise_name(std::string_view name);
+
 /// The entries of a checkpoint that belong to its optimizers: state whose parameter is in the
 /// checkpoint or recorded there, everything below a `state` that has such a tensor, everything
 /// below a `param_groups`, and everything below a `state` beside a `param_groups`. Keeps views of

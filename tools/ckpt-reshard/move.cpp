@@ -76,6 +76,20 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
   }
 }
 
+/// Opens the source, with names for an optimizer's numbers if the user asks for them. What a merge
+/// collides in is reported first.
+MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
+                       const NameSelection& only, const std::function<MoveSource()>& open) {
+  MoveSource source = open();
+  formats::require_classes_found(options.as_dict, {&source.reader->contents()}, "--as-dict");
+  if (!options.optimizer_params.empty() && source.problems.empty()) {
+    source.reader =
+        reshard::name_optimizer_params(std::move(source.reader), files.optimizer_params, only);
+  }
+  source.prefixes.check_used(source.reader->contents(), "--prefix");
+  return source;
+}
+
 Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
                   const std::vector<std::string>& paths, const MoveSource& source) {
   const CheckpointReader& reader = *source.reader;
@@ -133,10 +147,9 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     wanted.quantization_method = formats::read_quantization_method(fs, paths.front());
   }
   StopSignals signals;
-  const MoveSource source = open();
+  const MoveSource source = open_source(options, files, wanted.only, open);
   const CheckpointReader& reader = *source.reader;
   reshard::FileStates source_files = reshard::source_file_states(reader);
-  formats::require_classes_found(options.as_dict, {&reader.contents()}, "--as-dict");
   Outcome outcome = plan_move(options, wanted, paths, source);
   outcome.source_files = std::move(source_files);
   const Plan& plan = outcome.plan;

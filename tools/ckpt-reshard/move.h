@@ -12,10 +12,11 @@
 
 namespace tessera::cli {
 
-/// The checkpoint to move, and problems that the plan does not find itself.
+/// The checkpoint to move, problems that the plan does not find itself, and the prefixes of a split.
 struct MoveSource {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};
+  reshard::NamePrefixes prefixes{};  // each must select something
 };
 
 /// Plans, moves and commits; with `dry_run` only plans. `paths` are the paths that `open` reads.

@@ -98,6 +98,9 @@ void add_move_options(Command& command, MoveOptions& options) {
               "Replace FROM at the start of names by TO; =TO puts TO before every name. Repeatable")
       .flag("--drop-optimizer", options.drop_optimizer,
             "Leave out optimizer state and param_groups")
+      .option("--optimizer-params", "FILE", options.optimizer_params,
+              "Name the state that an optimizer keeps under numbers: a JSON file with the "
+              "parameters' names in the optimizer's order, or auto (as tensors and shapes show)")
       .choice(
           "--optimizer-names", {"as-stored", "canonical", "torchrec"},
           [&](const std::string& name) {
@@ -160,7 +163,10 @@ void check_options(const MoveOptions& options) {
 OptionFiles::OptionFiles(const MoveOptions& options)
     : table_plan(read_option_file(options.table_plan_path)),
       units(read_option_file(options.units_path)),
-      flat_layout(read_option_file(options.flat_layout_path)) {}
+      flat_layout(read_option_file(options.flat_layout_path)) {
+  if (options.optimizer_params.empty()) return;
+  optimizer_params = reshard::read_optimizer_params(FileSystem::posix(), options.optimizer_params);
+}
 
 reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files) {
   PlanOptions plan;
@@ -208,6 +214,7 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
                                     .units = files.units,
                                     .flat_layout = files.flat_layout,
                                     .as_dict = options.as_dict,
+                                    .optimizer_params = files.optimizer_params.names,
                                     .only = options.only,
                                     .renames = parse_renames(options.renames),
                                     .prefix_removals = options.prefix_removals,

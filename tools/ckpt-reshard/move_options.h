@@ -12,6 +12,7 @@
 #include "tessera/formats/create.h"
 #include "tessera/formats/merge.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/optimizer_params.h"
 #include "tessera/reshard/planner.h"
 
 namespace tessera::cli {
@@ -36,6 +37,7 @@ struct MoveOptions {
   std::vector<std::string> source_prefixes;      // of a merge
   formats::MergePreference preference = formats::MergePreference::none;  // of a merge
   bool drop_optimizer = false;
+  std::string optimizer_params;  // a file or `auto`; empty: not given
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
   std::string cast;
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
@@ -72,6 +74,7 @@ struct OptionFiles {
   std::string table_plan;
   std::string units;
   std::string flat_layout;
+  reshard::OptimizerParams optimizer_params;
 };
 
 // What the options mean to the core. Throws: UsageError that names the option.

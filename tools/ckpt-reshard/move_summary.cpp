@@ -338,8 +338,8 @@ void warn_of_optimizer_keys(const std::vector<reshard::FormatChangeCount>& chang
     if (change.change != reshard::FormatChange::optimizer_keys) continue;
     terminal.print_error(
         "warning: " + change_in_words(change) +
-        "; an optimizer of PyTorch does not find its state under text (--to native, "
-        "safetensors or torch keeps numbers)");
+        "; an optimizer of PyTorch does not find its state under text (--optimizer-params FILE or "
+        "auto gives it names; --to native, safetensors or torch keeps numbers)");
   }
 }
 

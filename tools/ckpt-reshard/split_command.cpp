@@ -42,11 +42,10 @@ ExitCode run_split(const SplitOptions& options, Terminal& terminal) {
   for (std::string& pattern : prefixes.patterns()) move.only.push_back(std::move(pattern));
   if (!options.keep_prefix) move.prefix_removals = prefixes.removals();
   const auto open = [&] {
-    MoveSource source{formats::open_checkpoint(
+    auto reader = formats::open_checkpoint(
         FileSystem::posix(), options.source,
-        {.flat_layout_path = options.move.flat_layout_path, .as_dict = options.move.as_dict})};
-    prefixes.check_used(source.reader->contents(), "--prefix");
-    return source;
+        {.flat_layout_path = options.move.flat_layout_path, .as_dict = options.move.as_dict});
+    return MoveSource{.reader = std::move(reader), .prefixes = prefixes};
   };
   return run_move(move, {options.source}, open, terminal);
 }

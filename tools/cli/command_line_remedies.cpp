@@ -60,6 +60,8 @@ std::string command_line_remedy(const Remedy& remedy) {
       return "--extra-files leave copies none";
     case Remedy::Action::take_as_is:
       return "--as-is moves what is in it";
+    case Remedy::Action::name_params:
+      return "give the names with --optimizer-params FILE";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

@@ -52,6 +52,7 @@ struct Remedy {
     keep_dtype,         // move without a cast, or leave out what the pattern `argument` selects
     leave_extra_files,  // do not copy the files beside the checkpoint
     take_as_is,         // move one part of a checkpoint as if it were whole
+    name_params,        // give the names of an optimizer's parameters in a file
   };
 
   Action action = Action::none;

@@ -235,6 +235,10 @@ class CheckpointReader : public TensorSource {
   /// Returns the path that was opened.
   virtual const std::string& path() const = 0;
 
+  /// Returns names of tensors and aliases in the order that their state dict had, one list for each
+  /// file that keeps an order. Nothing for formats that sort names.
+  virtual std::vector<std::vector<std::string>> dict_orders() const { return {}; }
+
   /// Returns the value stored under `contents().values[value_index]`.
   virtual Value read_value(std::size_t value_index) const = 0;
 

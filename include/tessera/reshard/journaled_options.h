@@ -20,6 +20,7 @@ struct JournaledOptions {
   std::string units{};                         // the content of the file; empty: not given
   std::string flat_layout{};                   // the content of the file; empty: not given
   std::vector<std::string> as_dict{};          // classes
+  std::string optimizer_params{};              // `auto`, or the content of the file
   std::vector<std::string> only{};             // globs
   std::vector<Rename> renames{};               // in the order given
   std::vector<Rename> prefix_removals{};       // of a split: the prefixes that names lose

@@ -90,6 +90,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     std::vector<std::pair<std::string, Leaf>> leaves;
     for (Leaf& leaf : flattened.leaves) {
       std::string name = name_of(leaf);
+      if (std::holds_alternative<TensorRecord>(leaf.content)) dict_order_.push_back(name);
       leaves.emplace_back(std::move(name), std::move(leaf));
     }
     std::sort(leaves.begin(), leaves.end(),
@@ -124,6 +125,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   Format format() const override { return Format::torch_zip; }
   const std::string& path() const override { return path_; }
   const CheckpointContents& contents() const override { return contents_; }
+  std::vector<std::vector<std::string>> dict_orders() const override { return {dict_order_}; }
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override {
@@ -305,6 +307,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   std::vector<TensorRecord> records_;               // parallel to contents_.tensors
   std::vector<std::variant<Value, Error>> values_;  // parallel to contents_.values
   std::map<Elements, std::string> first_names_;
+  std::vector<std::string> dict_order_;  // of tensors and aliases
 };
 
 }  // namespace

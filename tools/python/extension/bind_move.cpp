@@ -43,7 +43,7 @@ struct Outcome {
   std::optional<std::string> left_over;  // an old checkpoint that could not be removed
 };
 
-formats::MergedCheckpoint open(const Sources& sources) {
+formats::MergedCheckpoint open_as_stored(const Sources& sources) {
   const FileSystem& fs = FileSystem::posix();
   const MergePath& first = sources.paths.front();
   if (sources.paths.size() > 1 || !first.prefix.empty()) {
@@ -53,6 +53,20 @@ formats::MergedCheckpoint open(const Sources& sources) {
               fs, first.path,
               {.flat_layout_path = sources.flat_layout_path, .as_dict = sources.as_dict}),
           {}};
+}
+
+/// Opens the source, with names for an optimizer's numbers if the user asks for them. What a merge
+/// collides in is reported first.
+formats::MergedCheckpoint open(const MoveRequest& request) {
+  const Sources& sources = request.sources;
+  formats::MergedCheckpoint source = open_as_stored(sources);
+  formats::require_classes_found(sources.as_dict, {&source.reader->contents()}, "as_dict");
+  if (sources.optimizer_params && source.collisions.empty()) {
+    source.reader = reshard::name_optimizer_params(std::move(source.reader),
+                                                   *sources.optimizer_params, request.plan.only);
+  }
+  sources.prefixes.check_used(source.reader->contents(), "prefix");
+  return source;
 }
 
 /// Moves all bytes and commits. Returns how many bytes an interrupted move had moved.
@@ -117,11 +131,9 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
 Outcome run(const MoveRequest& request, Watch& watch) {
   FileSystem& fs = FileSystem::posix();
   check_destination(request, nullptr);
-  const formats::MergedCheckpoint source = open(request.sources);
+  const formats::MergedCheckpoint source = open(request);
   const CheckpointReader& reader = *source.reader;
   reshard::FileStates source_files = reshard::source_file_states(reader);
-  formats::require_classes_found(request.sources.as_dict, {&reader.contents()}, "as_dict");
-  request.sources.prefixes.check_used(reader.contents(), "prefix");
   Outcome outcome = plan(request, source);
   outcome.source_files = std::move(source_files);
   check_destination(request, &outcome.extra_files.carried);
@@ -260,6 +272,7 @@ MoveOptions move_options(const nb::dict& given) {
   members.read_bytes("only", options.only);
   members.read_bytes("rename", options.renames);
   members.read("drop_optimizer", options.drop_optimizer);
+  members.read_bytes("optimizer_params", options.optimizer_params);
   members.read("optimizer_names", options.optimizer_names);
   members.read("cast", options.cast);
   members.read("on_overflow", options.on_overflow);

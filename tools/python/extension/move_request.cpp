@@ -111,8 +111,8 @@ CreateOptions create_options(const MoveOptions& options, Format format) {
 }
 
 /// Returns the options that the plan depends on, without those of a merge.
-JournaledOptions journaled_options(const MoveOptions& options,
-                                   const reshard::NamePrefixes& prefixes) {
+JournaledOptions journaled_options(const MoveOptions& options, const Sources& sources) {
+  const reshard::NamePrefixes& prefixes = sources.prefixes;
   JournaledOptions given;
   given.optimizer_names = parse_names(options.optimizer_names);
   given.cast = parse_cast(options.cast);
@@ -123,6 +123,7 @@ JournaledOptions journaled_options(const MoveOptions& options,
   given.units = read_option_file(options.units_path);
   given.flat_layout = read_option_file(options.flat_layout_path);
   given.as_dict = options.as_dict;
+  if (sources.optimizer_params) given.optimizer_params = sources.optimizer_params->names;
   given.only = options.only;
   append(given.only, prefixes.patterns());
   given.renames = options.renames;
@@ -187,7 +188,11 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
                       .dry_run = options.dry_run};
   const Format format = parse_format(options.to, request.destination);
   request.create = create_options(options, format);
-  JournaledOptions given = journaled_options(options, request.sources.prefixes);
+  if (!options.optimizer_params.empty()) {
+    request.sources.optimizer_params =
+        reshard::read_optimizer_params(FileSystem::posix(), options.optimizer_params);
+  }
+  JournaledOptions given = journaled_options(options, request.sources);
   request.plan = plan_options(options, given, format);
   request.create.journal = journal_options(options, request.sources, std::move(given));
   request.extra_files = extra_files_options(options, request.sources.preference);

@@ -8,6 +8,7 @@
 #include "tessera/formats/create.h"
 #include "tessera/formats/merge.h"
 #include "tessera/reshard/executor.h"
+#include "tessera/reshard/optimizer_params.h"
 #include "tessera/reshard/planner.h"
 
 // The options of a move as Python gives them, and as the core takes them. Needs no Python.
@@ -30,6 +31,7 @@ struct MoveOptions {
   std::vector<std::string> only;
   std::vector<reshard::Rename> renames;
   bool drop_optimizer = false;
+  std::string optimizer_params;  // a file or "auto"; empty: not given
   std::string optimizer_names;
   std::optional<std::string> cast;
   std::string on_overflow;
@@ -55,6 +57,8 @@ struct Sources {
   std::string flat_layout_path;      // for one checkpoint only
   std::vector<std::string> as_dict;  // classes whose objects are read as dicts
   reshard::NamePrefixes prefixes{};  // names must exist under each of them
+  /// Names for the numbers of an optimizer's parameters; none: numbers stay.
+  std::optional<reshard::OptimizerParams> optimizer_params{};
 };
 
 /// A move in the core's terms.

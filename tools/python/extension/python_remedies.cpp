@@ -36,6 +36,8 @@ std::string python_remedy(const Remedy& remedy) {
       return "extra_files='leave' copies none";
     case Remedy::Action::take_as_is:
       return "as_is=True moves what is in it";
+    case Remedy::Action::name_params:
+      return "give the names with optimizer_params=FILE";
   }
   TESSERA_CHECK(false && "unnamed Remedy::Action");
   return {};

@@ -48,6 +48,7 @@ class _MoveOptions(TypedDict):
     only: Sequence[bytes]
     rename: Sequence[tuple[bytes, bytes]]
     drop_optimizer: bool
+    optimizer_params: bytes
     optimizer_names: str
     cast: str | None
     on_overflow: str

@@ -88,6 +88,7 @@ class MoveOptions(TypedDict, total=False):
     only: str | Sequence[str]
     rename: Mapping[str, str] | None
     drop_optimizer: bool
+    optimizer_params: PathLike | None
     optimizer_names: str
     cast: Any
     on_overflow: str
@@ -112,7 +113,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
             units: PathLike | None = None, flat_layout: PathLike | None = None, as_dict: str | Sequence[str] = (),
             compress: str = "none",
             only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
-            drop_optimizer: bool = False, optimizer_names: str = "as-stored", cast: Any = None,
+            drop_optimizer: bool = False, optimizer_params: PathLike | None = None,
+            optimizer_names: str = "as-stored", cast: Any = None,
             on_overflow: str = "refuse", max_shard_size: int | str | None = None,
             allow_missing: bool = False, allow_lossy: bool = False, as_is: bool = False, extra_files: str = "carry",
             extra_files_from: PathLike | None = None, extra_files_limit: int | str = _core.DEFAULT_EXTRA_FILES_NBYTES,
@@ -136,6 +138,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     only: a glob of names, or several, with all names below them; "=GLOB" takes nothing below, "!GLOB" leaves names out.
     rename: {FROM: TO} replaces FROM at the start of names by TO; {"": TO} puts TO before every name.
     drop_optimizer: leave out optimizer state and param_groups.
+    optimizer_params: name the state that an optimizer of PyTorch keeps under numbers: a JSON file that lists the names
+        of its parameters in its order, or "auto", which finds them by order and shapes (a path, "./auto" is a file).
     optimizer_names: "as-stored", "canonical" or "torchrec".
     cast: the dtype (torch's, or its name) for floating-point tensors, except scalar optimizer state.
     on_overflow: "refuse", "saturate" or "infinity": what a cast does with finite numbers that are too large. "refuse"
@@ -285,6 +289,7 @@ _ENCODERS: dict[str, Callable[[str, Any], Any]] = {
     "only": names_bytes,
     "rename": _renames,
     "drop_optimizer": flag,
+    "optimizer_params": optional_path_bytes,
     "optimizer_names": text,
     "cast": _dtype_name,
     "on_overflow": text,

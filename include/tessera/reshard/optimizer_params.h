@@ -1,0 +1,51 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/file_system.h"
+#include "tessera/base/name_rules.h"
+#include "tessera/formats/checkpoint.h"
+
+// A plain optimizer of PyTorch keeps its state under numbers: `optim.state.0.exp_avg`. DCP's
+// get_optimizer_state_dict, FSDP2 and Tessera's runtime look for names:
+// `optim.state.emb.weight.exp_avg`.
+namespace tessera::reshard {
+
+/// The text of OptimizerParams::names that asks to find the names in the checkpoint.
+inline constexpr std::string_view kAutomaticParams = "auto";
+
+/// The names of an optimizer's parameters, as the user gives them.
+struct OptimizerParams {
+  std::string names{};  // JSON: a list of names in the optimizer's order; or kAutomaticParams
+  std::string path{};   // of the file that holds the list, for errors
+};
+
+/// Returns what an option says: kAutomaticParams, or the path of a file with the list.
+/// Throws: Error(not_found, io); Error(corruption) if the file is too large.
+OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& option);
+
+/// Returns a reader that shows the same checkpoint, with names where an optimizer has numbers: in
+/// the names of its state, and in the lists `params` of its `param_groups`. What the names say
+/// replaces the recorded kinds of the renamed entries.
+///
+/// The optimizer is the one whose `param_groups` hold numbers, and are selected by `only`. Number k
+/// of all groups, one group after another, gets name k of the list.
+///
+/// With kAutomaticParams, the names are `param_names` of the groups, if PyTorch has stored them.
+/// Otherwise they are names of floating-point tensors outside optimizers that have the shapes of
+/// the state, and are relative to the model (`model.emb.weight` gives `emb.weight`). They are taken
+/// only if there is one way to choose them. Where a file keeps the order of its state dict
+/// (CheckpointReader::dict_orders), each group must follow that order; elsewhere shapes alone must
+/// decide.
+///
+/// If tensors of the checkpoint can be the parameters, every name must be one of them, with the
+/// shape of its pointwise state. If there are none, a note (opening_findings) says so.
+/// Throws: Error(mismatch) if the checkpoint has no such optimizer or several, or if names do not
+/// fit it; Error(corruption) if the list is not a list of names; what `read_value` throws.
+std::unique_ptr<formats::CheckpointReader> name_optimizer_params(
+    std::unique_ptr<formats::CheckpointReader> source, const OptimizerParams& params,
+    const NameSelection& only = {});
+
+}  // namespace tessera::reshard

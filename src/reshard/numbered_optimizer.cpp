@@ -1,0 +1,356 @@
+#include "reshard/numbered_optimizer.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "reshard/optimizer_rules.h"
+#include "tessera/base/error.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointReader;
+using formats::Key;
+using formats::KeyPath;
+using formats::NonStringKey;
+using formats::ValueEntry;
+
+constexpr std::string_view kState = "state";
+constexpr std::string_view kGroups = "param_groups";
+constexpr std::string_view kParams = "params";
+constexpr std::string_view kParamNames = "param_names";
+constexpr std::string_view kRule = "numbers of optimizer state";
+
+/// Whether a text is a number as Python writes it.
+bool is_number(std::string_view text) {
+  constexpr std::size_t kMaxDigits = 18;
+  return !text.empty() && text.size() <= kMaxDigits && (text == "0" || text.front() != '0') &&
+         std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+/// A part of a name between dots, with the key that it is in.
+struct Component {
+  std::string_view text;
+  std::size_t begin;  // in the name
+  std::size_t key;
+  std::size_t begin_in_key;
+  bool is_position;  // in a list
+};
+
+void add_components(std::string_view text, std::size_t begin, std::size_t key,
+                    std::vector<Component>& components) {
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find('.', at), text.size());
+    components.push_back({text.substr(at, end - at), begin + at, key, at, false});
+    at = end + 1;
+  }
+}
+
+/// Returns nothing if the path does not spell the name.
+std::vector<Component> components_of(std::string_view name, const KeyPath& path) {
+  std::vector<Component> components;
+  if (path.empty()) {
+    add_components(name, 0, 0, components);
+    return components;
+  }
+  if (formats::spell(path) != name) return {};
+  std::size_t begin = 0;
+  for (std::size_t key = 0; key < path.size(); ++key) {
+    const std::size_t nbytes = formats::spell({path[key]}).size();
+    const std::string_view text = name.substr(begin, nbytes);
+    if (std::holds_alternative<std::string>(path[key])) {
+      add_components(text, begin, key, components);
+    } else {
+      const bool is_position = std::holds_alternative<std::int64_t>(path[key]);
+      components.push_back({text, begin, key, 0, is_position});
+    }
+    begin += nbytes + 1;
+  }
+  return components;
+}
+
+/// The values that say which numbers an optimizer has.
+struct Groups {
+  std::optional<std::size_t> whole;              // `param_groups`, a list of dicts
+  std::map<std::uint64_t, std::size_t> params;   // `param_groups.<g>.params`, by group
+  std::map<std::uint64_t, std::size_t> names{};  // `param_groups.<g>.param_names`
+};
+
+/// Finds them, by root.
+std::map<std::string, Groups> find_groups(const CheckpointReader& reader,
+                                          const NameSelection& only) {
+  std::map<std::string, Groups> found;
+  const auto& values = reader.contents().values;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].name.find(kGroups) == std::string::npos || !only.selects(values[i].name))
+      continue;
+    std::vector<Component> parts;
+    add_components(values[i].name, 0, 0, parts);
+    const std::size_t n = parts.size();
+    if (parts[n - 1].text == kGroups) {
+      found[values[i].name.substr(0, parts[n - 1].begin)].whole = i;
+    } else if (n >= 3 && parts[n - 3].text == kGroups && is_number(parts[n - 2].text)) {
+      const std::string root = values[i].name.substr(0, parts[n - 3].begin);
+      const std::uint64_t group = std::stoull(std::string(parts[n - 2].text));
+      if (parts[n - 1].text == kParams) found[root].params[group] = i;
+      if (parts[n - 1].text == kParamNames) found[root].names[group] = i;
+    }
+  }
+  return found;
+}
+
+bool has_numbers(const Value& params) {
+  const auto* list = params.get_if<Value::List>();
+  return list != nullptr && std::ranges::any_of(*list, [](const Value& value) {
+    return value.is<std::int64_t>();
+  });
+}
+
+/// Reads the groups of one optimizer.
+class GroupsReader {
+ public:
+  GroupsReader(const CheckpointReader& reader, const std::string& root, const Groups& groups)
+      : reader_(reader), groups_(groups) {
+    optimizer_.root = root;
+  }
+
+  /// Returns nothing if no group has a number.
+  std::optional<NumberedOptimizer> read() {
+    if (groups_.whole) {
+      read_whole(*groups_.whole);
+    } else {
+      for (const auto& [group, index] : groups_.params) {
+        const auto names = groups_.names.find(group);
+        std::optional<Value> param_names;
+        if (names != groups_.names.end()) param_names = reader_.read_value(names->second);
+        add_group(index, reader_.read_value(index), param_names ? &*param_names : nullptr);
+        optimizer_.values.push_back(index);
+      }
+    }
+    if (!any_number_) return std::nullopt;
+    if (num_named_ != optimizer_.groups.size()) optimizer_.param_names.clear();
+    return std::move(optimizer_);
+  }
+
+ private:
+  void read_whole(std::size_t index) {
+    const Value value = reader_.read_value(index);
+    const auto* list = value.get_if<Value::List>();
+    if (list == nullptr) return;
+    for (const Value& group : *list) {
+      const Value* params = group.find(kParams);
+      if (params != nullptr) add_group(index, *params, group.find(kParamNames));
+    }
+    optimizer_.values.push_back(index);
+  }
+
+  void add_group(std::size_t index, const Value& params, const Value* param_names) {
+    any_number_ = any_number_ || has_numbers(params);
+    std::vector<std::string>& numbers = optimizer_.groups.emplace_back();
+    const auto* list = params.get_if<Value::List>();
+    if (list == nullptr) refuse(index, params);
+    for (const Value& param : list == nullptr ? Value::List() : *list) {
+      const auto* number = param.get_if<std::int64_t>();
+      if (number == nullptr || *number < 0) {
+        refuse(index, param);
+      } else {
+        numbers.push_back(std::to_string(*number));
+      }
+    }
+    if (any_number_ && refused_) fail(refused_->first, "numbers of parameters", refused_->second);
+    add_names(numbers.size(), param_names);
+  }
+
+  void add_names(std::size_t num_params, const Value* param_names) {
+    std::vector<std::string>& names = optimizer_.param_names.emplace_back();
+    const auto* list = param_names == nullptr ? nullptr : param_names->get_if<Value::List>();
+    if (list == nullptr || list->size() != num_params) return;
+    for (const Value& name : *list) {
+      const auto* text = name.get_if<std::string>();
+      if (text == nullptr) return;
+      names.push_back(*text);
+    }
+    ++num_named_;
+  }
+
+  /// Remembers the first of them: it is an error only if the optimizer has numbers elsewhere.
+  void refuse(std::size_t index, const Value& param) {
+    if (!refused_) refused_ = std::pair(index, value_to_string(param));
+  }
+
+  [[noreturn]] void fail(std::size_t index, std::string_view expected,
+                         const std::string& found) const {
+    const std::string& name = reader_.contents().values[index].name;
+    throw Error::expected(ErrorKind::mismatch, {.path = reader_.path(), .fqn = name}, kRule,
+                          expected, found);
+  }
+
+  const CheckpointReader& reader_;
+  const Groups& groups_;
+  NumberedOptimizer optimizer_;
+  bool any_number_ = false;
+  std::size_t num_named_ = 0;                                   // groups
+  std::optional<std::pair<std::size_t, std::string>> refused_;  // first param that is no number
+};
+
+/// Calls `visit(name, place)` for every number in the name of an entry.
+template <class Visit>
+void for_each_number(const formats::CheckpointContents& contents, const Visit& visit) {
+  const auto visit_all = [&](const std::string& name, const KeyPath& path) {
+    for (const NumberPlace& place : number_places(name, path)) visit(name, place);
+  };
+  for (const auto& tensor : contents.tensors) visit_all(tensor.meta.fqn, tensor.key_path);
+  for (const auto& value : contents.values) visit_all(value.name, value.key_path);
+  for (const auto& alias : contents.aliases) visit_all(alias.fqn, alias.key_path);
+}
+
+/// Returns the number of numbers in words: `the 3 numbers in optim.param_groups, 0 to 2`.
+std::string numbers_in_words(const NumberedOptimizer& optimizer) {
+  std::string first, last;
+  for (const auto& group : optimizer.groups) {
+    if (group.empty()) continue;
+    if (first.empty()) first = group.front();
+    last = group.back();
+  }
+  return "one of the " + std::to_string(optimizer.num_params()) + " numbers in " +
+         printable(optimizer.root) + std::string(kGroups) + ", " + first + " to " + last;
+}
+
+/// Checks that each number is in one group, and the numbers of the state in any of them. Finds the
+/// shapes of pointwise state.
+void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer) {
+  std::map<std::string, std::size_t> group_of;
+  for (std::size_t g = 0; g < optimizer.groups.size(); ++g) {
+    for (const std::string& number : optimizer.groups[g]) {
+      const auto [known, is_new] = group_of.emplace(number, g);
+      if (is_new) continue;
+      throw Error::expected(
+          ErrorKind::mismatch,
+          {.path = reader.path(), .fqn = optimizer.root + std::string(kGroups)}, kRule,
+          "each number once",
+          number + " in group " + std::to_string(known->second) + " and in group " +
+              std::to_string(g));
+    }
+  }
+  for_each_number(reader.contents(), [&](const std::string& name, const NumberPlace& place) {
+    if (place.root(name) != optimizer.root) return;
+    if (group_of.contains(std::string(place.number(name)))) return;
+    throw Error::expected(ErrorKind::mismatch, {.path = reader.path(), .fqn = name}, kRule,
+                          numbers_in_words(optimizer), std::string(place.number(name)));
+  });
+  for (const auto& tensor : reader.contents().tensors) {
+    const std::string& name = tensor.meta.fqn;
+    for (const NumberPlace& place : number_places(name, tensor.key_path)) {
+      if (place.root(name) != optimizer.root || !is_pointwise_name(place.entry(name))) continue;
+      optimizer.shapes.emplace(place.number(name), tensor.meta.shape);
+    }
+  }
+}
+
+[[noreturn]] void refuse_none(const CheckpointReader& reader, const NameSelection& only) {
+  std::string numbered;
+  for_each_number(reader.contents(), [&](const std::string& name, const NumberPlace&) {
+    if (numbered.empty() && only.selects(name)) numbered = name;
+  });
+  if (numbered.empty()) {
+    throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, kRule,
+                          "an optimizer whose param_groups hold numbers", "none",
+                          "move it without names of parameters");
+  }
+  throw Error::expected(ErrorKind::mismatch, {.path = reader.path(), .fqn = numbered}, kRule,
+                        "param_groups beside the state, which say the order of the numbers",
+                        "none with numbers");
+}
+
+[[noreturn]] void refuse_several(const CheckpointReader& reader,
+                                 const std::vector<NumberedOptimizer>& optimizers) {
+  std::string found;
+  std::string last;
+  for (const NumberedOptimizer& optimizer : optimizers) {
+    const std::string& root = optimizer.root;
+    const std::string name = root.empty() ? "state" : root.substr(0, root.size() - 1);
+    found += (found.empty() ? "" : ", ") + printable(name);
+    if (!root.empty()) last = name;
+  }
+  throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, kRule,
+                        "one optimizer at a time",
+                        std::to_string(optimizers.size()) + ": " + found,
+                        {Remedy::Action::leave_out, glob_of(last)});
+}
+
+}  // namespace
+
+std::string_view NumberPlace::root(std::string_view name) const {
+  return name.substr(0, begin - kState.size() - 1);
+}
+
+std::string_view NumberPlace::number(std::string_view name) const {
+  return name.substr(begin, end - begin);
+}
+
+std::string_view NumberPlace::entry(std::string_view name) const {
+  return end < name.size() ? name.substr(end + 1) : std::string_view();
+}
+
+std::vector<NumberPlace> number_places(std::string_view name, const KeyPath& path) {
+  std::vector<NumberPlace> places;
+  if (name.find("state.") == std::string_view::npos) return places;
+  const std::vector<Component> parts = components_of(name, path);
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    if (parts[i - 1].text != kState || parts[i - 1].is_position) continue;
+    if (parts[i].is_position || !is_number(parts[i].text)) continue;
+    places.push_back({parts[i].begin, parts[i].begin + parts[i].text.size(), parts[i].key,
+                      parts[i].begin_in_key});
+  }
+  return places;
+}
+
+KeyPath path_with_name(KeyPath path, const NumberPlace& place, const std::string& name) {
+  if (path.empty()) return path;
+  Key& key = path[place.key];
+  if (auto* text = std::get_if<std::string>(&key)) {
+    text->replace(place.begin_in_key, place.end - place.begin, name);
+  } else {
+    key = name;
+  }
+  return path;
+}
+
+std::size_t NumberedOptimizer::num_params() const {
+  std::size_t num = 0;
+  for (const auto& group : groups) num += group.size();
+  return num;
+}
+
+NumberedOptimizer find_numbered_optimizer(const CheckpointReader& reader,
+                                          const NameSelection& only) {
+  std::vector<NumberedOptimizer> optimizers;
+  for (const auto& [root, groups] : find_groups(reader, only)) {
+    if (auto optimizer = GroupsReader(reader, root, groups).read()) {
+      optimizers.push_back(std::move(*optimizer));
+    }
+  }
+  if (optimizers.empty()) refuse_none(reader, only);
+  if (optimizers.size() > 1) refuse_several(reader, optimizers);
+  check_numbers(reader, optimizers.front());
+  return std::move(optimizers.front());
+}
+
+Value params_with_names(Value value, const std::map<std::string, std::string>& names) {
+  auto* list = value.get_if<Value::List>();
+  TESSERA_CHECK(list != nullptr);  // find_numbered_optimizer has read it
+  for (Value& item : *list) {
+    if (const auto* number = item.get_if<std::int64_t>()) {
+      item = names.at(std::to_string(*number));
+    } else if (auto* group = item.get_if<Value::Dict>()) {
+      for (auto& [key, member] : *group) {
+        if (key == Value(std::string(kParams))) member = params_with_names(member, names);
+      }
+    }
+  }
+  return value;
+}
+
+}  // namespace tessera::reshard

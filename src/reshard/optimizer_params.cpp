@@ -1,0 +1,455 @@
+#include "tessera/reshard/optimizer_params.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/json.h"
+#include "reshard/numbered_optimizer.h"
+#include "reshard/optimizer_rules.h"
+#include "reshard/params_search.h"
+#include "tessera/base/error.h"
+
+namespace tessera::reshard {
+namespace {
+
+using formats::CheckpointContents;
+using formats::CheckpointReader;
+using formats::Finding;
+using formats::KeyPath;
+using formats::TensorEntry;
+
+constexpr std::string_view kRule = "names of parameters";
+constexpr std::uint64_t kMaxListNbytes = std::uint64_t{64} << 20;
+
+/// The names of the parameters, all groups one after another, and where they are from.
+struct ParamNames {
+  std::vector<std::string> names;
+  std::string path;  // for errors
+};
+
+[[noreturn]] void refuse(ErrorKind kind, const ErrorWhere& where, std::string_view expected,
+                         const std::string& found, std::string_view likely_cause = {}) {
+  throw Error::expected(kind, where, kRule, expected, found, likely_cause);
+}
+
+std::vector<std::string> parse_list(const OptimizerParams& params) {
+  constexpr int kMaxDepth = 2;  // to say which item is no name
+  const Value json =
+      parse_json(params.names, params.path, {.max_depth = kMaxDepth, .max_nbytes = kMaxListNbytes});
+  const auto* list = json.get_if<Value::List>();
+  if (list == nullptr) {
+    refuse(ErrorKind::corruption, {.path = params.path}, "a list of names",
+           value_to_string(json));
+  }
+  std::vector<std::string> names;
+  for (const Value& item : *list) {
+    const auto* name = item.get_if<std::string>();
+    if (name == nullptr || name->empty()) {
+      refuse(ErrorKind::corruption, {.path = params.path},
+             "a name at position " + std::to_string(names.size()), value_to_string(item));
+    }
+    names.push_back(*name);
+  }
+  return names;
+}
+
+/// Checks that there is one name for each number.
+void check_list(const ParamNames& given, const NumberedOptimizer& optimizer) {
+  const std::size_t num_params = optimizer.num_params();
+  if (given.names.size() != num_params) {
+    std::string per_group;
+    for (const auto& group : optimizer.groups) {
+      per_group += (per_group.empty() ? "" : " + ") + std::to_string(group.size());
+    }
+    refuse(ErrorKind::mismatch, {.path = given.path},
+           std::to_string(num_params) + ", as the groups of '" + printable(optimizer.root) +
+               "param_groups' have (" + per_group + ")",
+           std::to_string(given.names.size()));
+  }
+  std::map<std::string_view, std::size_t> seen;
+  for (std::size_t i = 0; i < num_params; ++i) {
+    const auto [known, is_new] = seen.emplace(given.names[i], i);
+    if (is_new) continue;
+    refuse(ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]}, "each name once",
+           "it at positions " + std::to_string(known->second) + " and " + std::to_string(i));
+  }
+}
+
+// Names found in the checkpoint
+
+bool is_buffer_of_norm(std::string_view name) {
+  constexpr std::string_view kBuffers[] = {"running_mean", "running_var", "num_batches_tracked"};
+  return std::ranges::find(kBuffers, name.substr(name.rfind('.') + 1)) != std::end(kBuffers);
+}
+
+/// Returns the tensors and aliases that may be parameters, by name, with the tensors they mean.
+std::map<std::string, const TensorEntry*> find_candidates(const CheckpointContents& contents) {
+  const OptimizerEntries of_optimizers(contents);
+  std::map<std::string, const TensorEntry*> found;
+  const auto add = [&](const std::string& name, const TensorEntry* tensor) {
+    if (tensor == nullptr || !is_floating_point(tensor->meta.dtype)) return;
+    if (is_buffer_of_norm(name) || of_optimizers.contain(name)) return;
+    found.emplace(name, tensor);
+  };
+  for (const TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn, &tensor);
+  for (const auto& alias : contents.aliases) add(alias.fqn, contents.find_tensor(alias.target));
+  return found;
+}
+
+std::vector<std::string> components(const std::string& name) {
+  std::vector<std::string> parts;
+  for (std::size_t at = 0; at <= name.size();) {
+    const std::size_t end = std::min(name.find('.', at), name.size());
+    parts.push_back(name.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+/// Whether a program may have sorted the names, so that their order says nothing. Tessera's own
+/// writers sort. In a model, a weight comes before its bias, so its names are not sorted.
+bool is_sorted(const std::vector<std::string>& names) {
+  return std::ranges::is_sorted(names) || std::ranges::is_sorted(names, {}, components);
+}
+
+/// Returns the candidates in the order of their state dict, each tensor under its first name.
+/// Returns nothing if no order is known.
+std::optional<std::vector<ParamCandidate>> in_dict_order(
+    const CheckpointReader& reader, const std::map<std::string, const TensorEntry*>& candidates) {
+  for (const std::vector<std::string>& order : reader.dict_orders()) {
+    std::vector<ParamCandidate> ordered;
+    std::vector<std::string> names;
+    std::set<const TensorEntry*> seen;
+    for (const std::string& name : order) {
+      const auto found = candidates.find(name);
+      if (found == candidates.end()) continue;
+      names.push_back(name);
+      if (!seen.insert(found->second).second) continue;
+      ordered.push_back({name, found->second->meta.shape});
+    }
+    if (names.size() == candidates.size() && !is_sorted(names)) return ordered;
+  }
+  return std::nullopt;
+}
+
+/// Returns how many bytes all names begin with that are no part of a model's names: what they share
+/// with the optimizer's root, and a key such as `model` behind it.
+std::size_t prefix_nbytes(const std::string& root, const std::vector<std::string>& names) {
+  constexpr std::string_view kKeys[] = {"model.", "state_dict.", "model_state_dict.",
+                                        "module_state_dict."};
+  const auto all_begin_with = [&](const std::string& prefix) {
+    return std::ranges::all_of(names,
+                               [&](const std::string& name) { return name.starts_with(prefix); });
+  };
+  std::string above = root;
+  while (!above.empty()) {  // the keys that the optimizer is in, from the innermost
+    above.pop_back();
+    above.resize(above.rfind('.') == std::string::npos ? 0 : above.rfind('.') + 1);
+    if (!all_begin_with(above)) continue;
+    break;
+  }
+  for (const std::string_view key : kKeys) {
+    if (all_begin_with(above + std::string(key))) return above.size() + key.size();
+  }
+  return above.size();
+}
+
+ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& optimizer) {
+  ParamNames found{.names = {}, .path = reader.path()};
+  if (!optimizer.param_names.empty()) {
+    for (const auto& group : optimizer.param_names) {
+      found.names.insert(found.names.end(), group.begin(), group.end());
+    }
+    return found;
+  }
+  std::vector<std::vector<NumberedParam>> groups;
+  for (const auto& numbers : optimizer.groups) {
+    std::vector<NumberedParam>& group = groups.emplace_back();
+    for (const std::string& number : numbers) {
+      const auto shape = optimizer.shapes.find(number);
+      group.push_back({number, shape == optimizer.shapes.end() ? std::nullopt
+                                                               : std::optional(shape->second)});
+    }
+  }
+  const auto candidates = find_candidates(reader.contents());
+  const auto ordered = in_dict_order(reader, candidates);
+  std::vector<ParamCandidate> unordered;
+  for (const auto& [name, tensor] : candidates) unordered.push_back({name, tensor->meta.shape});
+  const std::vector<ParamCandidate>& searched = ordered ? *ordered : unordered;
+  const std::vector<std::size_t> choice =
+      (ordered ? params_in_order : params_by_shape)(groups, searched, reader.path());
+  for (const std::size_t chosen : choice) found.names.push_back(searched[chosen].name);
+  const std::size_t nbytes = prefix_nbytes(optimizer.root, found.names);
+  for (std::string& name : found.names) name.erase(0, nbytes);
+  return found;
+}
+
+// The checkpoint under the names
+
+/// Shows a checkpoint with names where one optimizer has numbers. Forwards by index.
+class NamedParamsReader final : public CheckpointReader {
+ public:
+  NamedParamsReader(std::unique_ptr<CheckpointReader> source, const NumberedOptimizer& optimizer,
+                    std::map<std::string, std::string> names)
+      : source_(std::move(source)), root_(optimizer.root), names_(std::move(names)) {
+    contents_ = source_->contents();
+    rename_tensors();
+    rename_values(optimizer);
+    for (formats::Alias& alias : contents_.aliases) {
+      rename(alias.fqn, alias.key_path);
+      alias.target = renamed_text(alias.target);
+    }
+    std::ranges::sort(contents_.aliases, {}, &formats::Alias::fqn);
+    for (auto& simplified : contents_.simplifications) {
+      simplified.name = renamed_text(simplified.name);
+    }
+    for (Finding& finding : contents_.opening_findings) {
+      finding.where.fqn = renamed_text(finding.where.fqn);
+    }
+    check_no_name_twice();
+  }
+
+  void add_note(Finding note) { contents_.opening_findings.push_back(std::move(note)); }
+
+  formats::Format format() const override { return source_->format(); }
+  const std::string& path() const override { return source_->path(); }
+  const CheckpointContents& contents() const override { return contents_; }
+  std::vector<std::vector<std::string>> dict_orders() const override {
+    std::vector<std::vector<std::string>> orders = source_->dict_orders();
+    for (auto& order : orders) {
+      for (std::string& name : order) name = renamed_text(name);
+    }
+    return orders;
+  }
+  void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
+                  std::span<std::byte> out) const override {
+    source_->read_piece(tensors_[tensor_index], piece_index, range, out);
+  }
+  Value read_value(std::size_t value_index) const override {
+    const std::size_t origin = values_[value_index];
+    Value value = source_->read_value(origin);
+    return params_values_.contains(origin) ? params_with_names(std::move(value), names_) : value;
+  }
+  formats::PieceStorage piece_storage(std::size_t tensor_index,
+                                      std::size_t piece_index) const override {
+    return source_->piece_storage(tensors_[tensor_index], piece_index);
+  }
+  std::vector<std::string> data_files() const override { return source_->data_files(); }
+  formats::MissingData find_missing_data() const override {
+    formats::MissingData missing = source_->find_missing_data();
+    formats::MissingData found;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const auto lost = missing.pieces.find(tensors_[i]);
+      if (lost != missing.pieces.end()) found.pieces.emplace(i, std::move(lost->second));
+    }
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      const auto lost = missing.values.find(values_[i]);
+      if (lost != missing.values.end()) found.values.emplace(i, std::move(lost->second));
+    }
+    return found;
+  }
+  void check_files(const formats::FindingSink& sink) const override { source_->check_files(sink); }
+  void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
+              int num_threads) const override {
+    source_->verify(sink, progress, num_threads);
+  }
+
+ private:
+  /// Replaces the number in a name and its path. Returns whether there is one.
+  bool rename(std::string& name, KeyPath& path) const {
+    for (const NumberPlace& place : number_places(name, path)) {
+      if (place.root(name) != root_) continue;
+      const std::string& param = names_.at(std::string(place.number(name)));
+      path = path_with_name(std::move(path), place, param);
+      name.replace(place.begin, place.end - place.begin, param);
+      return true;
+    }
+    return false;
+  }
+
+  /// Does the same for a name that comes without its path.
+  std::string renamed_text(const std::string& name) const {
+    const std::string front = root_ + "state.";
+    if (!name.starts_with(front)) return name;
+    const std::size_t end = std::min(name.find('.', front.size()), name.size());
+    const auto param = names_.find(name.substr(front.size(), end - front.size()));
+    return param == names_.end() ? name : front + param->second + name.substr(end);
+  }
+
+  void rename_tensors() {
+    std::vector<std::pair<TensorEntry, std::size_t>> renamed;
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      TensorEntry& tensor = contents_.tensors[i];
+      if (rename(tensor.meta.fqn, tensor.key_path)) {
+        tensor.kind = formats::StateKind::plain;  // so that the new name says what it is
+        tensor.parameter.clear();
+      }
+      renamed.emplace_back(std::move(tensor), i);
+    }
+    std::ranges::sort(renamed, {}, [](const auto& each) -> const std::string& {
+      return each.first.meta.fqn;
+    });
+    for (std::size_t i = 0; i < renamed.size(); ++i) {
+      contents_.tensors[i] = std::move(renamed[i].first);
+      tensors_.push_back(renamed[i].second);
+    }
+  }
+
+  void rename_values(const NumberedOptimizer& optimizer) {
+    params_values_.insert(optimizer.values.begin(), optimizer.values.end());
+    std::vector<std::pair<formats::ValueEntry, std::size_t>> renamed;
+    for (std::size_t i = 0; i < contents_.values.size(); ++i) {
+      rename(contents_.values[i].name, contents_.values[i].key_path);
+      renamed.emplace_back(std::move(contents_.values[i]), i);
+    }
+    std::ranges::sort(renamed, {},
+                      [](const auto& each) -> const std::string& { return each.first.name; });
+    for (std::size_t i = 0; i < renamed.size(); ++i) {
+      contents_.values[i] = std::move(renamed[i].first);
+      values_.push_back(renamed[i].second);
+    }
+  }
+
+  /// The source may have state under a name beside that under numbers.
+  void check_no_name_twice() const {
+    std::set<std::string_view> seen;
+    const auto check = [&](const std::string& name) {
+      if (seen.insert(name).second) return;
+      refuse(ErrorKind::mismatch, {.path = path(), .fqn = name}, "state under a number alone",
+             "state under this name, too");
+    };
+    for (const auto& tensor : contents_.tensors) check(tensor.meta.fqn);
+    for (const auto& value : contents_.values) check(value.name);
+    for (const auto& alias : contents_.aliases) check(alias.fqn);
+  }
+
+  std::unique_ptr<CheckpointReader> source_;
+  std::string root_;
+  std::map<std::string, std::string> names_;  // by number
+  CheckpointContents contents_;
+  std::vector<std::size_t> tensors_;  // parallel to contents_.tensors: index in the source
+  std::vector<std::size_t> values_;   // parallel to contents_.values: index in the source
+  std::set<std::size_t> params_values_;  // in the source: values that list numbers
+};
+
+// Names against the tensors of the checkpoint
+
+/// Returns the tensor that classify_state takes for the parameter of each name; nullptr for none.
+std::vector<const TensorEntry*> find_parameters(const CheckpointContents& contents,
+                                                const std::string& root,
+                                                const std::vector<std::string>& names) {
+  CheckpointContents probe;  // all tensors, and a step for each name
+  probe.aliases = contents.aliases;
+  const OptimizerEntries of_optimizers(contents);
+  for (const TensorEntry& tensor : contents.tensors) {
+    if (!of_optimizers.contain(tensor.meta.fqn)) probe.tensors.push_back(tensor);
+  }
+  const auto step_of = [&](const std::string& name) { return root + "state." + name + ".step"; };
+  for (const std::string& name : names) {
+    probe.tensors.push_back({.meta = {.fqn = step_of(name), .dtype = DType::float32, .shape = {}}});
+  }
+  std::ranges::sort(probe.tensors, {}, [](const TensorEntry& each) -> const std::string& {
+    return each.meta.fqn;
+  });
+  const std::vector<StateRole> roles = classify_state(probe);
+  std::vector<const TensorEntry*> found;
+  for (const std::string& name : names) {
+    const TensorEntry* step = probe.find_tensor(step_of(name));
+    const StateRole& role = roles[static_cast<std::size_t>(step - probe.tensors.data())];
+    const bool is_found =
+        role.parameter_index && role.kind == formats::StateKind::scalar_parameter;
+    found.push_back(is_found
+                        ? contents.find_tensor(probe.tensors[*role.parameter_index].meta.fqn)
+                        : nullptr);
+  }
+  return found;
+}
+
+/// Checks that a parameter has the shape of its pointwise state.
+void check_shapes(const CheckpointContents& contents, const std::string& root,
+                  const ParamNames& given, const std::vector<std::string>& numbers,
+                  const std::vector<const TensorEntry*>& parameters) {
+  std::unordered_map<std::string_view, std::size_t> place_of;
+  for (std::size_t i = 0; i < numbers.size(); ++i) place_of.emplace(numbers[i], i);
+  for (const TensorEntry& tensor : contents.tensors) {
+    const std::string& name = tensor.meta.fqn;
+    for (const NumberPlace& place : number_places(name, tensor.key_path)) {
+      if (place.root(name) != root || !is_pointwise_name(place.entry(name))) continue;
+      const std::size_t i = place_of.at(place.number(name));
+      if (tensor.meta.shape == parameters[i]->meta.shape) continue;
+      refuse(ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]},
+             "the name of a parameter of shape " + shape_to_string(tensor.meta.shape) +
+                 " for number " + numbers[i] + ", as its " + std::string(place.entry(name)) + " has",
+             "shape " + shape_to_string(parameters[i]->meta.shape),
+             "names in another order than the optimizer's?");
+    }
+  }
+}
+
+/// Checks the names against the tensors of the checkpoint. Returns a note if it holds none that the
+/// names can mean.
+std::optional<Finding> check_names(const CheckpointReader& reader,
+                                   const NumberedOptimizer& optimizer, const ParamNames& given) {
+  const CheckpointContents& contents = reader.contents();
+  const auto parameters = find_parameters(contents, optimizer.root, given.names);
+  const auto missing = std::ranges::find(parameters, nullptr);
+  if (missing == parameters.end()) {
+    std::vector<std::string> numbers;
+    for (const auto& group : optimizer.groups) {
+      numbers.insert(numbers.end(), group.begin(), group.end());
+    }
+    check_shapes(contents, optimizer.root, given, numbers, parameters);
+    return std::nullopt;
+  }
+  const bool none_found =
+      std::ranges::all_of(parameters, [](const TensorEntry* found) { return found == nullptr; });
+  if (none_found && find_candidates(contents).size() < parameters.size()) {
+    return Finding{.severity = Finding::Severity::note,
+                   .rule = std::string(kRule),
+                   .where = {.path = reader.path()},
+                   .expected = "the parameters, to check that their shapes are those of the state",
+                   .found = "none of them in this checkpoint: the shapes are not checked"};
+  }
+  const auto num_missing = std::ranges::count(parameters, nullptr);
+  refuse(ErrorKind::mismatch,
+         {.path = given.path,
+          .fqn = given.names[static_cast<std::size_t>(missing - parameters.begin())]},
+         "a tensor of " + printable(reader.path()),
+         "none of this name; " + std::to_string(num_missing) + " of " +
+             std::to_string(parameters.size()) + " names are no tensor of it");
+}
+
+}  // namespace
+
+OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& option) {
+  if (option == kAutomaticParams) return {.names = option, .path = {}};
+  return {.names = read_file(fs, option, kMaxListNbytes), .path = option};
+}
+
+std::unique_ptr<CheckpointReader> name_optimizer_params(std::unique_ptr<CheckpointReader> source,
+                                                        const OptimizerParams& params,
+                                                        const NameSelection& only) {
+  const NumberedOptimizer optimizer = find_numbered_optimizer(*source, only);
+  const ParamNames given = params.names == kAutomaticParams
+                               ? find_names(*source, optimizer)
+                               : ParamNames{.names = parse_list(params), .path = params.path};
+  check_list(given, optimizer);
+  std::optional<Finding> note = check_names(*source, optimizer, given);
+  std::map<std::string, std::string> names;
+  std::size_t i = 0;
+  for (const auto& group : optimizer.groups) {
+    for (const std::string& number : group) names.emplace(number, given.names[i++]);
+  }
+  auto reader =
+      std::make_unique<NamedParamsReader>(std::move(source), optimizer, std::move(names));
+  if (note) reader->add_note(std::move(*note));
+  return reader;
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/shape.h"
+
+// Finds the parameters of an optimizer that numbers them, by the shapes of their state.
+namespace tessera::reshard {
+
+/// A parameter that has a number.
+struct NumberedParam {
+  std::string number;
+  std::optional<Shape> shape;  // none: there is no state that tells it
+};
+
+/// A tensor that may be a parameter.
+struct ParamCandidate {
+  std::string name;
+  Shape shape;
+};
+
+/// Returns the index of the candidate of each parameter, for all groups one after another. The
+/// candidates are in the order of a state dict, and each group follows that order.
+/// Throws: Error(mismatch) with `path` if there is no such choice, or more than one; or if it takes
+/// too long to find out.
+/// Cost: bounded.
+std::vector<std::size_t> params_in_order(const std::vector<std::vector<NumberedParam>>& groups,
+                                         std::span<const ParamCandidate> candidates,
+                                         const std::string& path);
+
+/// Does the same for candidates in no order: their shapes alone must leave one choice.
+std::vector<std::size_t> params_by_shape(const std::vector<std::vector<NumberedParam>>& groups,
+                                         std::span<const ParamCandidate> candidates,
+                                         const std::string& path);
+
+}  // namespace tessera::reshard

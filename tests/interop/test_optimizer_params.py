@@ -1,0 +1,171 @@
+"""A plain torch checkpoint, whose optimizer numbers its parameters, is moved to DCP with names. PyTorch then resumes from
+it, and the next steps are equal to the bit to those of the run that was not interrupted."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from ckpt_tools import reshard, run, succeed
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (get_model_state_dict, get_optimizer_state_dict,
+                                                     set_model_state_dict, set_optimizer_state_dict)
+
+
+class Net(nn.Module):
+    """Some parameters have the shape of others, some that of a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(11, 6)
+        self.up = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.down = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.emb.weight  # tied: the optimizer has it once
+
+    def forward(self, ids):
+        return self.head(self.down(torch.relu(self.norm(self.up(self.emb(ids))))))
+
+
+def two_groups(model):
+    """Weights decay, biases and norms do not: the usual two groups."""
+    decay = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    return [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+
+
+OPTIMIZERS = {
+    "adamw": lambda model: torch.optim.AdamW(two_groups(model), lr=1e-2, amsgrad=True),
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
+    "adagrad": lambda model: torch.optim.Adagrad(two_groups(model), lr=1e-2),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=1e-2, momentum=0.9, centered=True),
+}
+
+
+def train(model, optimizer, first, last):
+    for step in range(first, last):
+        ids = torch.arange(8).mul(step + 3) % 11
+        nn.functional.cross_entropy(model(ids), (ids + 1) % 11).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def fresh(name, seed):
+    torch.manual_seed(seed)
+    model = Net()
+    return model, OPTIMIZERS[name](model)
+
+
+def write_names(model, optimizer, path):
+    names = {id(p): n for n, p in model.named_parameters()}
+    with open(path, "w") as f:
+        json.dump([names[id(p)] for g in optimizer.param_groups for p in g["params"]], f)
+
+
+def resumed(name, checkpoint, first, last):
+    """Loads DCP as torch.distributed.checkpoint wants it, and trains on."""
+    model, optimizer = fresh(name, seed=99)
+    state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer), "step": 0}
+    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+    assert state["step"] == first
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optim"])
+    train(model, optimizer, first, last)
+    return model.state_dict()
+
+
+def assert_equal_bits(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.fixture(params=OPTIMIZERS)
+def trained(request, tmp_path):
+    """A run of six steps that saved after three, as most scripts do."""
+    model, optimizer = fresh(request.param, seed=0)
+    train(model, optimizer, 0, 3)
+    torch.save({"model": model.state_dict(), "optim": optimizer.state_dict(), "step": 3}, tmp_path / "plain.pt")
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    torch.save(optimizer.state_dict(), tmp_path / "optim.pt")
+    write_names(model, optimizer, tmp_path / "names.json")
+    train(model, optimizer, 3, 6)
+    return request.param, tmp_path, model.state_dict()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("params", ["auto", "file"])
+def test_torch_resumes_to_the_bit(trained, params, ranks):
+    name, folder, expected = trained
+    given = "auto" if params == "auto" else folder / "names.json"
+    reshard(folder / "plain.pt", folder / "dcp", "--to", "dcp", "--world-size", ranks, "--optimizer-params", given)
+    assert_equal_bits(resumed(name, folder / "dcp", 3, 6), expected)
+
+
+@pytest.mark.parametrize("params", ["auto", "file"])
+def test_a_merge_of_two_files_gets_the_same_names(trained, params):
+    _, folder, _ = trained
+    given = "auto" if params == "auto" else folder / "names.json"
+    reshard(folder / "plain.pt", folder / "one", "--optimizer-params", folder / "names.json", "--only", "model",
+            "--only", "optim")
+    succeed("ckpt-reshard", "merge", f"model={folder}/model.pt", f"optim={folder}/optim.pt", folder / "merged",
+            "--optimizer-params", given)
+    succeed("ckpt-inspect", "diff", folder / "one", folder / "merged")
+
+
+def test_the_names_are_those_that_torch_itself_gives(trained):
+    name, folder, _ = trained
+    model, optimizer = fresh(name, seed=0)
+    train(model, optimizer, 0, 3)
+    dcp.save({"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer), "step": 3},
+             checkpoint_id=folder / "theirs", no_dist=True)
+    reshard(folder / "plain.pt", folder / "ours", "--to", "dcp", "--optimizer-params", "auto")
+    succeed("ckpt-inspect", "diff", folder / "ours", folder / "theirs")
+
+
+def test_names_that_torch_stored_are_taken(tmp_path):
+    """An optimizer that was made of named_parameters() stores them as param_names."""
+    model = Net()
+    optimizer = torch.optim.AdamW(list(model.named_parameters())[::-1])
+    if "param_names" not in optimizer.param_groups[0]:
+        pytest.skip("torch before 2.6")
+    train(model, optimizer, 0, 1)
+    torch.save({"model": model.state_dict(), "optim": optimizer.state_dict()}, tmp_path / "plain.pt")
+    moved = torch.load(reshard(tmp_path / "plain.pt", tmp_path / "moved.pt", "--optimizer-params", "auto"))
+    for number, (name, _) in enumerate(list(model.named_parameters())[::-1]):
+        mine = optimizer.state_dict()["state"][number]
+        assert torch.equal(moved["optim"]["state"][name]["exp_avg"], mine["exp_avg"])
+    assert moved["optim"]["param_groups"][0]["params"] == [name for name, _ in model.named_parameters()][::-1]
+
+
+def test_an_old_archive_with_storages_out_of_order_has_the_order_of_its_pickle(tmp_path):
+    """torch.save of a stream writes storages in any order; the names must not follow them."""
+    model, optimizer = fresh("adamw", seed=0)
+    train(model, optimizer, 0, 1)
+    state = {"model": model.state_dict(), "optim": optimizer.state_dict()}
+    torch.save(state, tmp_path / "zip.pt")
+    torch.save(state, tmp_path / "stream.pt", _use_new_zipfile_serialization=False)
+    for form in ("zip", "stream"):
+        reshard(tmp_path / f"{form}.pt", tmp_path / form, "--optimizer-params", "auto")
+    succeed("ckpt-inspect", "diff", tmp_path / "zip", tmp_path / "stream")
+
+
+def test_a_file_that_tessera_sorted_has_no_order(trained):
+    """Its names are sorted: biases come before weights, so its order says nothing of the optimizer's."""
+    _, folder, _ = trained
+    reshard(folder / "plain.pt", folder / "sorted.pt")
+    refused = run("ckpt-reshard", folder / "sorted.pt", folder / "out", "--optimizer-params", "auto")
+    assert refused.returncode == 3
+    assert "one way to name them by shape, found several: number" in refused.stderr
+    assert "--optimizer-params FILE" in refused.stderr
+    reshard(folder / "sorted.pt", folder / "out", "--optimizer-params", folder / "names.json")
+    reshard(folder / "plain.pt", folder / "direct", "--optimizer-params", folder / "names.json")
+    succeed("ckpt-inspect", "diff", folder / "out", folder / "direct")
+
+
+def test_numbers_that_became_text_in_dcp_get_names(trained):
+    name, folder, expected = trained
+    reshard(folder / "plain.pt", folder / "text", "--to", "dcp")
+    reshard(folder / "text", folder / "dcp", "--to", "dcp", "--optimizer-params", folder / "names.json")
+    assert_equal_bits(resumed(name, folder / "dcp", 3, 6), expected)
