@@ -79,13 +79,11 @@ struct Groups {
 };
 
 /// Finds them, by root.
-std::map<std::string, Groups> find_groups(const CheckpointReader& reader,
-                                          const NameSelection& only) {
+std::map<std::string, Groups> find_groups(const CheckpointReader& reader) {
   std::map<std::string, Groups> found;
   const auto& values = reader.contents().values;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (values[i].name.find(kGroups) == std::string::npos || !only.selects(values[i].name))
-      continue;
+    if (values[i].name.find(kGroups) == std::string::npos) continue;
     std::vector<Component> parts;
     add_components(values[i].name, 0, 0, parts);
     const std::size_t n = parts.size();
@@ -103,9 +101,8 @@ std::map<std::string, Groups> find_groups(const CheckpointReader& reader,
 
 bool has_numbers(const Value& params) {
   const auto* list = params.get_if<Value::List>();
-  return list != nullptr && std::ranges::any_of(*list, [](const Value& value) {
-    return value.is<std::int64_t>();
-  });
+  return list != nullptr &&
+         std::ranges::any_of(*list, [](const Value& value) { return value.is<std::int64_t>(); });
 }
 
 /// Reads the groups of one optimizer.
@@ -226,12 +223,11 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
     for (const std::string& number : optimizer.groups[g]) {
       const auto [known, is_new] = group_of.emplace(number, g);
       if (is_new) continue;
-      throw Error::expected(
-          ErrorKind::mismatch,
-          {.path = reader.path(), .fqn = optimizer.root + std::string(kGroups)}, kRule,
-          "each number once",
-          number + " in group " + std::to_string(known->second) + " and in group " +
-              std::to_string(g));
+      throw Error::expected(ErrorKind::mismatch,
+                            {.path = reader.path(), .fqn = optimizer.root + std::string(kGroups)},
+                            kRule, "each number once",
+                            number + " in group " + std::to_string(known->second) +
+                                " and in group " + std::to_string(g));
     }
   }
   for_each_number(reader.contents(), [&](const std::string& name, const NumberPlace& place) {
@@ -249,19 +245,33 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
   }
 }
 
-[[noreturn]] void refuse_none(const CheckpointReader& reader, const NameSelection& only) {
+[[noreturn]] void refuse_none(const CheckpointReader& reader) {
   std::string numbered;
   for_each_number(reader.contents(), [&](const std::string& name, const NumberPlace&) {
-    if (numbered.empty() && only.selects(name)) numbered = name;
+    if (numbered.empty()) numbered = name;
   });
   if (numbered.empty()) {
     throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, kRule,
                           "an optimizer whose param_groups hold numbers", "none",
-                          "move it without names of parameters");
+                          "does its state have names already?");
   }
   throw Error::expected(ErrorKind::mismatch, {.path = reader.path(), .fqn = numbered}, kRule,
                         "param_groups beside the state, which say the order of the numbers",
                         "none with numbers");
+}
+
+/// Leaves the optimizers of which `only` selects a group; all, if it selects none of them.
+void select(const CheckpointReader& reader, const NameSelection& only,
+            std::vector<NumberedOptimizer>& optimizers) {
+  std::vector<NumberedOptimizer> selected;
+  for (const NumberedOptimizer& optimizer : optimizers) {
+    if (std::ranges::any_of(optimizer.values, [&](std::size_t value) {
+          return only.selects(reader.contents().values[value].name);
+        })) {
+      selected.push_back(optimizer);
+    }
+  }
+  if (!selected.empty()) optimizers = std::move(selected);
 }
 
 [[noreturn]] void refuse_several(const CheckpointReader& reader,
@@ -275,8 +285,7 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
     if (!root.empty()) last = name;
   }
   throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, kRule,
-                        "one optimizer at a time",
-                        std::to_string(optimizers.size()) + ": " + found,
+                        "one optimizer at a time", std::to_string(optimizers.size()) + ": " + found,
                         {Remedy::Action::leave_out, glob_of(last)});
 }
 
@@ -327,12 +336,13 @@ std::size_t NumberedOptimizer::num_params() const {
 NumberedOptimizer find_numbered_optimizer(const CheckpointReader& reader,
                                           const NameSelection& only) {
   std::vector<NumberedOptimizer> optimizers;
-  for (const auto& [root, groups] : find_groups(reader, only)) {
+  for (const auto& [root, groups] : find_groups(reader)) {
     if (auto optimizer = GroupsReader(reader, root, groups).read()) {
       optimizers.push_back(std::move(*optimizer));
     }
   }
-  if (optimizers.empty()) refuse_none(reader, only);
+  if (optimizers.empty()) refuse_none(reader);
+  if (optimizers.size() > 1) select(reader, only, optimizers);
   if (optimizers.size() > 1) refuse_several(reader, optimizers);
   check_numbers(reader, optimizers.front());
   return std::move(optimizers.front());

@@ -43,9 +43,9 @@ struct NumberedOptimizer {
   std::size_t num_params() const;
 };
 
-/// Returns the one optimizer that has numbers in its `param_groups`, where `only` selects these.
-/// Throws: Error(mismatch) if there is none or several, or if state and groups contradict each
-/// other; what `read_value` throws.
+/// Returns the one optimizer that has numbers in its `param_groups`. Of several, takes the one
+/// whose `param_groups` are selected by `only`. Throws: Error(mismatch) if there is none or
+/// several, or if state and groups contradict each other; what `read_value` throws.
 NumberedOptimizer find_numbered_optimizer(const formats::CheckpointReader& reader,
                                           const NameSelection& only);
 

@@ -44,8 +44,7 @@ std::vector<std::string> parse_list(const OptimizerParams& params) {
       parse_json(params.names, params.path, {.max_depth = kMaxDepth, .max_nbytes = kMaxListNbytes});
   const auto* list = json.get_if<Value::List>();
   if (list == nullptr) {
-    refuse(ErrorKind::corruption, {.path = params.path}, "a list of names",
-           value_to_string(json));
+    refuse(ErrorKind::corruption, {.path = params.path}, "a list of names", value_to_string(json));
   }
   std::vector<std::string> names;
   for (const Value& item : *list) {
@@ -173,8 +172,8 @@ ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& o
     std::vector<NumberedParam>& group = groups.emplace_back();
     for (const std::string& number : numbers) {
       const auto shape = optimizer.shapes.find(number);
-      group.push_back({number, shape == optimizer.shapes.end() ? std::nullopt
-                                                               : std::optional(shape->second)});
+      group.push_back(
+          {number, shape == optimizer.shapes.end() ? std::nullopt : std::optional(shape->second)});
     }
   }
   const auto candidates = find_candidates(reader.contents());
@@ -292,9 +291,8 @@ class NamedParamsReader final : public CheckpointReader {
       }
       renamed.emplace_back(std::move(tensor), i);
     }
-    std::ranges::sort(renamed, {}, [](const auto& each) -> const std::string& {
-      return each.first.meta.fqn;
-    });
+    std::ranges::sort(renamed, {},
+                      [](const auto& each) -> const std::string& { return each.first.meta.fqn; });
     for (std::size_t i = 0; i < renamed.size(); ++i) {
       contents_.tensors[i] = std::move(renamed[i].first);
       tensors_.push_back(renamed[i].second);
@@ -333,8 +331,8 @@ class NamedParamsReader final : public CheckpointReader {
   std::string root_;
   std::map<std::string, std::string> names_;  // by number
   CheckpointContents contents_;
-  std::vector<std::size_t> tensors_;  // parallel to contents_.tensors: index in the source
-  std::vector<std::size_t> values_;   // parallel to contents_.values: index in the source
+  std::vector<std::size_t> tensors_;     // parallel to contents_.tensors: index in the source
+  std::vector<std::size_t> values_;      // parallel to contents_.values: index in the source
   std::set<std::size_t> params_values_;  // in the source: values that list numbers
 };
 
@@ -354,19 +352,16 @@ std::vector<const TensorEntry*> find_parameters(const CheckpointContents& conten
   for (const std::string& name : names) {
     probe.tensors.push_back({.meta = {.fqn = step_of(name), .dtype = DType::float32, .shape = {}}});
   }
-  std::ranges::sort(probe.tensors, {}, [](const TensorEntry& each) -> const std::string& {
-    return each.meta.fqn;
-  });
+  std::ranges::sort(probe.tensors, {},
+                    [](const TensorEntry& each) -> const std::string& { return each.meta.fqn; });
   const std::vector<StateRole> roles = classify_state(probe);
   std::vector<const TensorEntry*> found;
   for (const std::string& name : names) {
     const TensorEntry* step = probe.find_tensor(step_of(name));
     const StateRole& role = roles[static_cast<std::size_t>(step - probe.tensors.data())];
-    const bool is_found =
-        role.parameter_index && role.kind == formats::StateKind::scalar_parameter;
-    found.push_back(is_found
-                        ? contents.find_tensor(probe.tensors[*role.parameter_index].meta.fqn)
-                        : nullptr);
+    const bool is_found = role.parameter_index && role.kind == formats::StateKind::scalar_parameter;
+    found.push_back(is_found ? contents.find_tensor(probe.tensors[*role.parameter_index].meta.fqn)
+                             : nullptr);
   }
   return found;
 }
@@ -385,7 +380,8 @@ void check_shapes(const CheckpointContents& contents, const std::string& root,
       if (tensor.meta.shape == parameters[i]->meta.shape) continue;
       refuse(ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]},
              "the name of a parameter of shape " + shape_to_string(tensor.meta.shape) +
-                 " for number " + numbers[i] + ", as its " + std::string(place.entry(name)) + " has",
+                 " for number " + numbers[i] + ", as its " + std::string(place.entry(name)) +
+                 " has",
              "shape " + shape_to_string(parameters[i]->meta.shape),
              "names in another order than the optimizer's?");
     }
@@ -446,8 +442,7 @@ std::unique_ptr<CheckpointReader> name_optimizer_params(std::unique_ptr<Checkpoi
   for (const auto& group : optimizer.groups) {
     for (const std::string& number : group) names.emplace(number, given.names[i++]);
   }
-  auto reader =
-      std::make_unique<NamedParamsReader>(std::move(source), optimizer, std::move(names));
+  auto reader = std::make_unique<NamedParamsReader>(std::move(source), optimizer, std::move(names));
   if (note) reader->add_note(std::move(*note));
   return reader;
 }

@@ -69,7 +69,7 @@ class OrderedSearch {
   }
 
  private:
-  using State = std::vector<std::uint32_t>;   // by group: how many parameters have a candidate
+  using State = std::vector<std::uint32_t>;     // by group: how many parameters have a candidate
   using Layer = std::map<State, std::uint8_t>;  // with the number of ways to the end
   enum class Preference { first, last };
 
@@ -104,14 +104,29 @@ class OrderedSearch {
   [[noreturn]] void refuse_number(const NumberedParam& param) const {
     const bool fits_any = std::ranges::any_of(
         candidates_, [&](const ParamCandidate& candidate) { return fits(param, candidate); });
-    refuse(path_, fits_any ? "a tensor for each number, in the order of the checkpoint"
-                           : "a tensor for each number",
+    refuse(path_,
+           fits_any ? "a tensor for each number, in the order of the checkpoint"
+                    : "a tensor for each number",
            "none for number " + in_words(param));
   }
 
+  /// Names the number at which the choice that gets furthest ends.
   [[noreturn]] void refuse_no_order() const {
+    const NumberedParam* next = nullptr;
+    std::size_t most = 0;
+    for (const Layer& layer : layers_) {
+      for (const auto& [state, ways] : layer) {
+        std::size_t num_done = 0;
+        for (const std::uint32_t done : state) num_done += done;
+        if (num_done < most) continue;
+        most = num_done;
+        for (std::size_t g = groups_.size(); g-- > 0;) {
+          if (state[g] < groups_[g].size()) next = &groups_[g][state[g]];
+        }
+      }
+    }
     refuse(path_, "a tensor for each number, in the order of the checkpoint",
-           "no choice for all of them, from number " + in_words(param_at(0)) + ", on");
+           "none left for number " + in_words(*next));
   }
 
   /// Calls `visit(next state, group)` for each step from a state over candidate `i`; the group is
@@ -169,7 +184,8 @@ class OrderedSearch {
   /// Returns the choice that takes the first, or the last, of the steps that lead to the end.
   std::vector<std::size_t> follow(Preference preference) const {
     std::vector<std::size_t> begin_of_group(1, 0);
-    for (const auto& group : groups_) begin_of_group.push_back(begin_of_group.back() + group.size());
+    for (const auto& group : groups_)
+      begin_of_group.push_back(begin_of_group.back() + group.size());
     std::vector<std::size_t> choice(num_params_, 0);
     State state(groups_.size(), 0);
     for (std::size_t i = 0; i < candidates_.size(); ++i) {

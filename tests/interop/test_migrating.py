@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckpt_tools import BIN
+from ckpt_tools import BIN, reshard
 from on_ranks import run_program
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
@@ -36,3 +36,37 @@ def test_the_trainers_of_the_page_go_on_from_each_other(script, tmp_path):
         {step: expected[step] for step in (7, 8, 9)}, rel=1e-5)
     assert train(2, *in_cpp, "-", tmp_path / "cpp-3") == pytest.approx(
         {step: expected[step] for step in (1, 2, 3)}, rel=1e-5)  # the same initial values
+
+
+PLAIN_LOOP = """
+import sys
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 32)
+        self.down = nn.Linear(32, 8)
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(1, 7):
+    x = torch.sin(torch.arange(16.0) * step).view(2, 8)
+    loss = (model(x) - x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}, loss {loss.item():.6f}")
+    if step == 3:
+        torch.save({"model": model.state_dict(), "optim": optimizer.state_dict(), "step": 3}, sys.argv[1])
+"""
+
+
+def test_a_plain_checkpoint_goes_on_in_cpp_once_its_optimizer_has_names(tmp_path):
+    expected = train(1, sys.executable, "-c", PLAIN_LOOP, tmp_path / "plain.pt")
+    for form in ("native", "dcp"):
+        named = reshard(tmp_path / "plain.pt", tmp_path / form, "--to", form, "--optimizer-params", "auto")
+        assert train(2, BIN / "migrating", named, tmp_path / f"{form}-6") == pytest.approx(
+            {step: expected[step] for step in (4, 5, 6)}, rel=1e-5)

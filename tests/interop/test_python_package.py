@@ -569,6 +569,28 @@ def test_a_move_writes_what_the_tool_writes(keywords, options, tmp_path):
     moved_alike(tmp_path, lambda folder: tessera.reshard(ADAMW, folder / "moved", **keywords), ADAMW, "moved", *options)
 
 
+def test_numbers_of_an_optimizer_get_names_as_with_the_tool(tmp_path):
+    source = FIXTURES / "torch_zip" / "valid" / "training_state.pt"
+    names = tmp_path / "names.json"
+    names.write_text('["emb.weight", "up.weight", "norm.weight"]')
+    folder = moved_alike(tmp_path, lambda folder: tessera.reshard(source, folder / "moved", optimizer_params=names, resume=True),
+                         source, "moved", "--optimizer-params", names)
+    with tessera.open(folder / "moved") as checkpoint:
+        assert checkpoint["optim.param_groups.1.params"] == ["up.weight", "norm.weight"]
+    part = tessera.split(source, tmp_path / "part", prefix="optim.state.up", optimizer_params=names)
+    assert part.num_tensors == 4
+    with pytest.raises(tessera.Error, match=r"found none for number 2 of shape \[7\] \(give the names with optimizer_params=FILE"):
+        tessera.reshard(source, tmp_path / "refused", optimizer_params="auto")
+    assert tessera.merge({"": FIXTURES / "torch_zip" / "valid" / "stream.pt", "none": ADAMW}, tmp_path / "merged",
+                         optimizer_params="auto", only="!none").num_tensors == 25
+    names.write_text('["emb.weight"]')
+    with pytest.raises(tessera.Error, match="expected 3, as the groups of 'optim.param_groups' have"):
+        tessera.reshard(source, tmp_path / "refused", optimizer_params=names)
+    with pytest.raises(ValueError, match="optimizer_params: expected a path, found an empty one"):
+        tessera.reshard(source, tmp_path / "refused", optimizer_params="")
+    assert not (tmp_path / "refused").exists()
+
+
 def test_extra_files_are_carried_left_or_refused(tmp_path):
     source = tmp_path / "source"
     shutil.copytree(ADAMW, source)

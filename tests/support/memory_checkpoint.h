@@ -57,12 +57,15 @@ class MemoryCheckpoint final : public formats::CheckpointReader {
   Bytes& piece_bytes(std::string_view fqn, std::size_t piece_index);
   /// What the checkpoint says is lost; reads do not know of it.
   formats::MissingData& missing_data_for_change() { return missing_data_; }
+  /// Names in the order that a file would keep; none at first.
+  std::vector<std::vector<std::string>>& dict_orders_for_change() { return dict_orders_; }
   /// Makes every read of that piece throw Error(corruption).
   void fail_reads_of(std::string_view fqn, std::size_t piece_index);
 
   formats::Format format() const override { return formats::Format::native; }
   const std::string& path() const override { return path_; }
   const formats::CheckpointContents& contents() const override { return contents_; }
+  std::vector<std::vector<std::string>> dict_orders() const override { return dict_orders_; }
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override;
   Value read_value(std::size_t value_index) const override;
@@ -82,6 +85,7 @@ class MemoryCheckpoint final : public formats::CheckpointReader {
   std::vector<std::vector<Bytes>> piece_bytes_;  // parallel to contents_.tensors
   std::vector<Value> values_;                    // parallel to contents_.values
   formats::MissingData missing_data_;
+  std::vector<std::vector<std::string>> dict_orders_;
   std::set<std::pair<std::string, std::size_t>> failing_;
 };
 

@@ -12,7 +12,8 @@
 
 namespace tessera::cli {
 
-/// The checkpoint to move, problems that the plan does not find itself, and the prefixes of a split.
+/// The checkpoint to move, problems that the plan does not find itself, and the prefixes of a
+/// split.
 struct MoveSource {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems{};

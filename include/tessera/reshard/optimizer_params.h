@@ -30,8 +30,9 @@ OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& o
 /// the names of its state, and in the lists `params` of its `param_groups`. What the names say
 /// replaces the recorded kinds of the renamed entries.
 ///
-/// The optimizer is the one whose `param_groups` hold numbers, and are selected by `only`. Number k
-/// of all groups, one group after another, gets name k of the list.
+/// The optimizer is the one whose `param_groups` hold numbers; of several, the one whose
+/// `param_groups` are selected by `only`. Number k of all groups, one group after another, gets
+/// name k of the list.
 ///
 /// With kAutomaticParams, the names are `param_names` of the groups, if PyTorch has stored them.
 /// Otherwise they are names of floating-point tensors outside optimizers that have the shapes of
