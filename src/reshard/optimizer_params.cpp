@@ -159,7 +159,18 @@ std::size_t prefix_nbytes(const std::string& root, const std::vector<std::string
   return above.size();
 }
 
-ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& optimizer) {
+/// Returns the candidates that `only` selects; all, if these are too few.
+std::map<std::string, const TensorEntry*> selected_candidates(const CheckpointContents& contents,
+                                                              const NameSelection& only,
+                                                              std::size_t num_params) {
+  auto candidates = find_candidates(contents);
+  auto selected = candidates;
+  std::erase_if(selected, [&](const auto& candidate) { return !only.selects(candidate.first); });
+  return selected.size() < num_params ? candidates : selected;
+}
+
+ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& optimizer,
+                      const NameSelection& only) {
   ParamNames found{.names = {}, .path = reader.path()};
   if (!optimizer.param_names.empty()) {
     for (const auto& group : optimizer.param_names) {
@@ -176,7 +187,7 @@ ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& o
           {number, shape == optimizer.shapes.end() ? std::nullopt : std::optional(shape->second)});
     }
   }
-  const auto candidates = find_candidates(reader.contents());
+  const auto candidates = selected_candidates(reader.contents(), only, optimizer.num_params());
   const auto ordered = in_dict_order(reader, candidates);
   std::vector<ParamCandidate> unordered;
   for (const auto& [name, tensor] : candidates) unordered.push_back({name, tensor->meta.shape});
@@ -433,7 +444,7 @@ std::unique_ptr<CheckpointReader> name_optimizer_params(std::unique_ptr<Checkpoi
                                                         const NameSelection& only) {
   const NumberedOptimizer optimizer = find_numbered_optimizer(*source, only);
   const ParamNames given = params.names == kAutomaticParams
-                               ? find_names(*source, optimizer)
+                               ? find_names(*source, optimizer, only)
                                : ParamNames{.names = parse_list(params), .path = params.path};
   check_list(given, optimizer);
   std::optional<Finding> note = check_names(*source, optimizer, given);

@@ -212,12 +212,12 @@ TEST(OptimizerParamsTest, NumbersThatAreTextAreNamedToo) {
 
 TEST(OptimizerParamsTest, APositionInAListIsNoNumber) {
   Source source = two_groups();
-  source.tensor("extra.state.0.w", {2}, DType::int64);
+  source.tensor("optim.state.7.w", {2}, DType::int64);
   for (auto& tensor : source.checkpoint().contents_for_change().tensors) {
-    if (tensor.meta.fqn == "extra.state.0.w")
-      tensor.key_path = KeyPath{"extra", "state", std::int64_t{0}, "w"};
+    if (tensor.meta.fqn == "optim.state.7.w")
+      tensor.key_path = KeyPath{"optim", "state", std::int64_t{7}, "w"};
   }
-  EXPECT_THAT(names_of(*source.named(list(kNames))), Contains("extra.state.0.w"));
+  EXPECT_THAT(names_of(*source.named(list(kNames))), Contains("optim.state.7.w"));
 }
 
 TEST(OptimizerParamsTest, TheNameDecidesTheKindAndNotTheRecord) {
@@ -488,6 +488,18 @@ TEST(OptimizerParamsTest, AutoRefusesSeveralChoicesWithTheirNames) {
               ThrowsError(ErrorKind::mismatch,
                           "found several: number 2 of shape [3], may be model.norm.weight or "
                           "model.norm.bias"));
+}
+
+TEST(OptimizerParamsTest, AutoTakesWhatIsSelectedIfThatIsEnough) {
+  const auto make = [] {
+    Source source = two_groups();
+    source.tensor("ema.norm.weight", {3}).tensor("ema.norm.bias", {3});
+    return std::move(source.with_order());
+  };
+  EXPECT_THAT([&] { make().named(kAuto); }, ThrowsError(ErrorKind::mismatch, "found several"));
+  EXPECT_THAT(names_of(*make().named(kAuto, {"!ema"})), Contains("optim.state.norm.bias.exp_avg"));
+  EXPECT_THAT(names_of(*two_groups().with_order().named(kAuto, {"optim"})),
+              Contains("optim.state.norm.bias.exp_avg"));
 }
 
 TEST(OptimizerParamsTest, AutoNamesAreRelativeToTheModel) {

@@ -35,11 +35,11 @@ OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& o
 /// name k of the list.
 ///
 /// With kAutomaticParams, the names are `param_names` of the groups, if PyTorch has stored them.
-/// Otherwise they are names of floating-point tensors outside optimizers that have the shapes of
-/// the state, and are relative to the model (`model.emb.weight` gives `emb.weight`). They are taken
-/// only if there is one way to choose them. Where a file keeps the order of its state dict
-/// (CheckpointReader::dict_orders), each group must follow that order; elsewhere shapes alone must
-/// decide.
+/// Otherwise they are those of floating-point tensors outside optimizers, as far as `only` selects
+/// enough of them, that have the shapes of the state. They are taken only if there is one way to
+/// choose them. Where a file keeps the order of its state dict (CheckpointReader::dict_orders),
+/// each group must follow that order; elsewhere shapes alone must decide. The names become relative
+/// to the model: `model.emb.weight` gives `emb.weight`.
 ///
 /// If tensors of the checkpoint can be the parameters, every name must be one of them, with the
 /// shape of its pointwise state. If there are none, a note (opening_findings) says so.
