@@ -1,7 +1,6 @@
 #include "cuda_on_cpu/fiber.h"
 
 #include <cstdint>
-#include <utility>
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>
@@ -44,7 +43,7 @@ Fiber* starting = nullptr;  // what `start_fiber` takes
 
 /// The first function on a new stack.
 TESSERA_NOT_TRACED void start_fiber() {
-  std::exchange(starting, nullptr)->run();
+  starting->run();
 }
 
 Fiber::Fiber(void (*body)(Fiber&)) : body_(body), stack_(new std::byte[kStackNbytes]) {

@@ -72,6 +72,9 @@ struct Processor {
   Lane* lane = nullptr;
   Lane* const* lane_of_thread = nullptr;
   const std::function<void()>* kernel = nullptr;
+  unsigned block = 0;
+  unsigned num_threads = 0;
+  unsigned num_blocks = 0;
   float* shared = nullptr;
   char* meetings = nullptr;
   char begin = 0;  // what lanes acquire as they begin
@@ -100,6 +103,9 @@ TESSERA_NOT_TRACED void run_lane(Fiber& fiber) {
 TESSERA_NOT_TRACED void continue_lane(Lane& lane) {
   now->lane = &lane;
   threadIdx.x = lane.thread;
+  blockIdx.x = now->block;
+  blockDim.x = now->num_threads;
+  gridDim.x = now->num_blocks;
   lane.fiber.enter();
 }
 
@@ -156,14 +162,14 @@ void run_launch(unsigned num_blocks, unsigned num_threads, std::size_t shared_nb
   static Processor processor;
   now = &processor;
   now->kernel = &kernel;
-  blockDim.x = num_threads;
-  gridDim.x = num_blocks;
+  now->num_threads = num_threads;
+  now->num_blocks = num_blocks;
   std::vector<unsigned> blocks(num_blocks);
   std::iota(blocks.begin(), blocks.end(), 0U);
   std::shuffle(blocks.begin(), blocks.end(), now->random);
   std::vector<BlockMemory> memory(num_blocks);
   for (const unsigned block : blocks) {
-    blockIdx.x = block;
+    now->block = block;
     memory[block].shared.assign(shared_nbytes / sizeof(float),
                                 std::numeric_limits<float>::quiet_NaN());
     memory[block].meetings.resize(2 * (num_threads / kWarpLanes + 1));

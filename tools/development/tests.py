@@ -188,7 +188,8 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
         cases += run_ctest(directory, selection, {})
 
     if not quick and (label is None or label in CORE_LABELS):
-        directory = build("asan", targets=SANITIZED)
+        python = tuple(item for item in definitions if item.startswith("TESSERA_PYTHON="))  # has CUDA's headers
+        directory = build("asan", targets=SANITIZED, definitions=python)
         again = [label] if label else CORE_LABELS
         heading(f"testing under AddressSanitizer and UBSan ({', '.join(again)})")
         selection = ["-L", f"^({'|'.join(again)})$", "-LE", "^slow$"]
