@@ -211,15 +211,22 @@ class MergedReader final : public CheckpointReader {
     const std::string& name = entries.front().name;
     if (preference_ != MergePreference::none) {
       if (kind == TensorCollision::parts) parts_.push_back(name);
-      if (kind == TensorCollision::different) different_.push_back(name);
+      if (kind == TensorCollision::different) {
+        (has_value(entries) ? different_values_ : different_).push_back(name);
+      }
     } else if (kind == TensorCollision::parts) {
       collide(name, "one source with that name",
               found + ": the parts of one tensor, which a merge does not join", {});
     } else {
-      if (kind == TensorCollision::different)
-        found += ", with different contents: versions of one tensor or value, or parts of a tensor";
+      if (kind == TensorCollision::different && !has_value(entries))
+        found += ", with different bytes: versions of one tensor, or its parts";
       collide(name, "one source with that name", std::move(found));
     }
+  }
+
+  static bool has_value(std::span<const Named> entries) {
+    return std::ranges::any_of(
+        entries, [](const Named& entry) { return entry.kind == EntryKind::value; });
   }
 
   /// Compares entries of one name: tensors, also those that an alias names, or values.
@@ -278,7 +285,8 @@ class MergedReader final : public CheckpointReader {
     note(
         parts_,
         "what looks like the parts of one tensor, of which only one is taken; the others are lost");
-    note(different_, "different ones (versions, or parts of one tensor); one of them is taken");
+    note(different_, "different bytes (versions, or parts of one tensor); one of them is taken");
+    note(different_values_, "different values, or a value and a tensor; one of them is taken");
   }
 
   void collide(std::string name, std::string expected, std::string found,
@@ -412,6 +420,7 @@ class MergedReader final : public CheckpointReader {
   std::vector<Finding> collisions_;
   std::vector<std::string> parts_;           // names that a preference chose among parts
   std::vector<std::string> different_;       // names that it chose among different tensors
+  std::vector<std::string> different_values_;  // names that it chose, not all of tensors
   std::vector<Named> chosen_;                // by name
   std::map<Origin, std::string> new_names_;  // of the tensors kept
 };

@@ -191,7 +191,7 @@ TEST(MergeTest, APreferenceTellsOfPartsAndOfOtherBytes) {
   base.add({"w", DType::float32, {2}}, bytes_of<float>({1, 2}));
   MemoryCheckpoint patch("patch");
   patch.add({"w", DType::float32, {2}}, bytes_of<float>({3, 4}));
-  EXPECT_THAT(told({{"", base}, {"", patch}}), testing::HasSubstr("different ones"));
+  EXPECT_THAT(told({{"", base}, {"", patch}}), testing::HasSubstr("different bytes"));
   EXPECT_EQ(told({{"", base}, {"", base}}), "");
 }
 
@@ -211,7 +211,7 @@ TEST(MergeTest, APreferenceTellsOfAliasesAndValuesThatDiffer) {
   tied.add_value("lr", 1);
   MemoryCheckpoint other("other", 1);
   other.add({"v", DType::float32, {1}}, bytes_of<float>({2}));
-  EXPECT_THAT(found_in(tied, other), testing::HasSubstr("different ones"));
+  EXPECT_THAT(found_in(tied, other), testing::HasSubstr("different bytes"));
   MemoryCheckpoint equal("equal", 1);
   equal.add({"v", DType::float32, {1}}, bytes_of<float>({1}));
   equal.add_value("lr", 1);

@@ -355,7 +355,9 @@ TEST(TorchZipTest, WholeModulesGiveTheirParametersAndBuffers) {
               ElementsAre(OpenedClass{"torch.nn.modules.container.Sequential",
                                       OpenedClass::As::module, 1}));
   ASSERT_EQ(reader->contents().aliases.size(), 1u);  // the tied weight
-  EXPECT_EQ(reader->contents().find_tensor("norm.weight")->key_path, (KeyPath{"norm"s, "weight"s}));
+  // One key, as in the module's state_dict().
+  ASSERT_NE(reader->contents().find_tensor("norm.weight"), nullptr);
+  EXPECT_TRUE(reader->contents().find_tensor("norm.weight")->key_path.empty());
   EXPECT_EQ(open(kFixtures + "classes/modules.pt")->contents().opened_classes.size(), 2u);
 }
 
