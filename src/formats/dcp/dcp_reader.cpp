@@ -17,7 +17,6 @@
 #include "formats/dcp/nested_tensors.h"
 #include "formats/dcp/recently_used.h"
 #include "formats/expansion_limit.h"
-#include "formats/file_names.h"
 #include "formats/name_pattern.h"
 #include "formats/open_files.h"
 #include "formats/opened_classes.h"
@@ -88,7 +87,6 @@ class DcpReader final : public CheckpointReader {
                                        [&](const StorageInfo& info) { return open_item(info); });
     }
     count_opened_classes();
-    if (is_of_one_rank) find_part();
   }
 
   Format format() const override { return Format::dcp; }
@@ -113,18 +111,6 @@ class DcpReader final : public CheckpointReader {
               int num_threads) const override;
 
  private:
-  /// With `use_collectives=False`, each rank writes metadata of its own items.
-  void find_part() {
-    const auto is_metadata = [](const std::string& name) {
-      return is_name_like(name, "__#.metadata");
-    };
-    const std::vector<std::string> names = fs_.list_directory(directory_);
-    const auto num_ranks = static_cast<std::uint64_t>(std::ranges::count_if(names, is_metadata));
-    if (num_ranks < 2 || !is_metadata(last_component(path_))) return;
-    metadata_.contents.part = PartOfWhole{.form = "DCP saved with use_collectives=False",
-                                          .num_parts = num_ranks};
-  }
-
   std::shared_ptr<const ReadableFile> open_file(std::uint32_t file) const;
   std::shared_ptr<const ReadableFile> open_file_of(const StorageInfo& info) const;
   std::shared_ptr<const Item> open_item(const StorageInfo& info) const;
