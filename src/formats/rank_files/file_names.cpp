@@ -156,6 +156,9 @@ int check_items(const std::vector<Item>& items, const std::string& path) {
            "'" + printable(items.front().name) + "' and '" + printable(items.back().name) + "'",
            "move the files of one save to a folder of their own");
   }
+  if (items.empty()) {
+    refuse(ErrorKind::corruption, path, "files such as 'model_world_size_2_rank_0.pt'", "none");
+  }
   const std::uint64_t num_ranks = num_ranks_of(items.front(), path);
   for (const Item& item : items) {
     const std::uint64_t found = num_ranks_of(item, path);
