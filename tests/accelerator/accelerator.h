@@ -23,7 +23,9 @@ void end();
 int num_devices();
 at::Device device(int index = 0);
 void set_current(at::Device device);
-void synchronize();
+/// Waits for all work of one device. A rank waits for its own device only: what others have launched
+/// may be a collective that this rank has not come to.
+void synchronize(at::Device device);
 /// Returns the memory that tensors have on a device. Units: bytes.
 std::int64_t allocated_nbytes(at::Device device);
 /// Connects a rank to others that are threads, each with the device of its own number.

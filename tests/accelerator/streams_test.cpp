@@ -56,7 +56,7 @@ TEST_P(StreamsTest, AGatherDoesNotWaitForWhatIsBeingComputed) {
   const at::Tensor square = torch::eye(width, torch::device(device()).dtype(torch::kFloat));
   compute_for_long(square);
   forward(model, ids).to(torch::kFloat).sum().backward();  // warm: allocators, kernels
-  test::accelerator::synchronize();
+  test::accelerator::synchronize(device());
 
   const at::NoGradGuard no_grad;
   const ForwardScope scope(*model);
@@ -70,7 +70,7 @@ TEST_P(StreamsTest, AGatherDoesNotWaitForWhatIsBeingComputed) {
   }
   gathered.synchronize();
   EXPECT_FALSE(computed.query());
-  test::accelerator::synchronize();
+  test::accelerator::synchronize(device());
 }
 
 // Shows B14.
@@ -83,7 +83,7 @@ TEST_P(StreamsTest, MemoryStaysTheSameOverManySteps) {
   for (int step = 0; step < num_steps; ++step) {
     model->zero_grad();
     forward(model, ids).to(torch::kFloat).sum().backward();
-    test::accelerator::synchronize();
+    test::accelerator::synchronize(device());
     const std::int64_t allocated = test::accelerator::allocated_nbytes(device());
     if (step == 10) after_ten = allocated;
     if (step > 10) {

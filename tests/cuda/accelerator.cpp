@@ -10,7 +10,7 @@ std::vector<std::string> modes() {
 }
 void begin(const std::string& /*mode*/) {}
 void end() {
-  synchronize();
+  for (int index = 0; index < num_devices(); ++index) torch::cuda::synchronize(index);
 }
 
 int num_devices() {
@@ -22,8 +22,8 @@ at::Device device(int index) {
 void set_current(at::Device device) {
   c10::cuda::set_device(device.index());
 }
-void synchronize() {
-  for (int index = 0; index < num_devices(); ++index) torch::cuda::synchronize(index);
+void synchronize(at::Device device) {
+  torch::cuda::synchronize(device.index());
 }
 std::int64_t allocated_nbytes(at::Device device) {
   return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].current;

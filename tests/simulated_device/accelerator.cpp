@@ -32,8 +32,8 @@ at::Device device(int index) {
 void set_current(at::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
-void synchronize() {
-  sim::synchronize();
+void synchronize(at::Device device) {
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 std::int64_t allocated_nbytes(at::Device device) {
   return sim::memory_of(device.index()).now;

@@ -135,7 +135,7 @@ std::int64_t peak_nbytes(bool limits_all_gathers) {
     const at::Tensor ids = batch_on(own, 0);
     const at::NoGradGuard no_grad;
     forward(model, ids);
-    test::accelerator::synchronize();
+    test::accelerator::synchronize(own);
     const std::int64_t before = sim::memory_of(own.index()).now;
     sim::reset_peak(own.index());
     forward(model, ids);
