@@ -16,6 +16,12 @@ namespace {
 
 constexpr unsigned kFullWarp = ~0U;
 
+class CudaOnCpuTest : public testing::Test {
+ protected:
+  void TearDown() override { cudaStreamSynchronize(nullptr); }  // frees what a test had
+};
+using CudaOnCpuDeathTest = CudaOnCpuTest;
+
 std::vector<int> on_host(const DeviceArray<int>& values) {
   std::vector<int> copied(static_cast<std::size_t>(values.numel()));
   check(cudaMemcpyAsync(copied.data(), values.data(), values.nbytes(), cudaMemcpyDeviceToHost,
@@ -33,7 +39,7 @@ void write_places(int* out) {
   out[place()] = static_cast<int>(place() + 1000 * gridDim.x);
 }
 
-TEST(CudaOnCpuTest, EveryThreadOfEveryBlockRunsOnce) {
+TEST_F(CudaOnCpuTest, EveryThreadOfEveryBlockRunsOnce) {
   const DeviceArray<int> out(3 * 96, nullptr);
   launch(write_places, 3, 96, 0, nullptr, out.data());
   std::vector<int> expected(3 * 96);
@@ -49,7 +55,7 @@ void sum_over_lanes(int* out) {
   out[place()] = static_cast<int>(sum);
 }
 
-TEST(CudaOnCpuTest, LanesOfAWarpExchangeNumbers) {
+TEST_F(CudaOnCpuTest, LanesOfAWarpExchangeNumbers) {
   const DeviceArray<int> out(128, nullptr);
   launch(sum_over_lanes, 2, 64, 0, nullptr, out.data());
   const std::vector<int> found = on_host(out);
@@ -66,7 +72,7 @@ void turn_around(int* out) {
   out[place()] = static_cast<int>(shared[31 - threadIdx.x]);
 }
 
-TEST(CudaOnCpuTest, LanesSeeSharedMemoryAfterTheyMeet) {
+TEST_F(CudaOnCpuTest, LanesSeeSharedMemoryAfterTheyMeet) {
   const DeviceArray<int> out(64, nullptr);
   launch(turn_around, 2, 32, 32 * sizeof(float), nullptr, out.data());
   const std::vector<int> found = on_host(out);
@@ -80,7 +86,7 @@ void append(std::vector<unsigned>* order) {
   order->push_back(place());
 }
 
-TEST(CudaOnCpuTest, TheOrderOfLanesIsDrawn) {
+TEST_F(CudaOnCpuTest, TheOrderOfLanesIsDrawn) {
   std::set<std::vector<unsigned>> orders;
   for (int i = 0; i < 3; ++i) {
     std::vector<unsigned> order;
@@ -93,7 +99,7 @@ TEST(CudaOnCpuTest, TheOrderOfLanesIsDrawn) {
 }
 #endif
 
-TEST(CudaOnCpuTest, StreamsRunWhenWaitedFor) {
+TEST_F(CudaOnCpuTest, StreamsRunWhenWaitedFor) {
   cudaStream_t other = nullptr;
   check(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "stream");
   int steps = 0;
@@ -106,7 +112,7 @@ TEST(CudaOnCpuTest, StreamsRunWhenWaitedFor) {
   check(cudaStreamDestroy(other), "stream");
 }
 
-TEST(CudaOnCpuTest, ConfigurationsThatCudaRefusesAreErrors) {
+TEST_F(CudaOnCpuTest, ConfigurationsThatCudaRefusesAreErrors) {
   struct {
     unsigned num_blocks;
     int num_threads;
@@ -138,7 +144,7 @@ void half_of_a_mask(int*) {
   __shfl_xor_sync(0xFFFF, 0, 1);
 }
 
-TEST(CudaOnCpuDeathTest, LanesThatMeetAloneAbort) {
+TEST_F(CudaOnCpuDeathTest, LanesThatMeetAloneAbort) {
   EXPECT_DEATH(run(half_of_a_warp_meets, nullptr), "some lanes of a warp meet, the others have");
   EXPECT_DEATH(run(meet_in_two_places, nullptr), "the others at __shfl_xor_sync");
   EXPECT_DEATH(run(half_of_a_mask, nullptr), "only whole warps can meet");
@@ -156,7 +162,7 @@ void write_behind_a_local(int* out) {
   out[threadIdx.x] = at[0];
 }
 
-TEST(CudaOnCpuDeathTest, AddressSanitizerSeesDeviceMemoryAndStacksOfLanes) {
+TEST_F(CudaOnCpuDeathTest, AddressSanitizerSeesDeviceMemoryAndStacksOfLanes) {
   const DeviceArray<int> out(32, nullptr);
   EXPECT_DEATH(run(write_behind, out.data()), "heap-buffer-overflow.*write_behind");
   EXPECT_DEATH(run(write_behind_a_local, out.data()), "stack-buffer-overflow.*behind_a_local");
@@ -184,7 +190,7 @@ void run_and_exit(void (*kernel)(int*), unsigned num_blocks) {
   std::exit(0);
 }
 
-TEST(CudaOnCpuDeathTest, ThreadSanitizerSeesRaces) {
+TEST_F(CudaOnCpuDeathTest, ThreadSanitizerSeesRaces) {
   const testing::ExitedWithCode reported(66);
   EXPECT_EXIT(run_and_exit(race_of_lanes, 1), reported, "data race.*race_of_lanes");
   EXPECT_EXIT(run_and_exit(race_of_blocks, 2), reported, "data race.*race_of_blocks");
