@@ -1,5 +1,6 @@
 #include "runtime/state/background_save.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/types.h>
 
 #include <utility>
@@ -28,9 +29,10 @@ void BackgroundSave::copy_tensors(SaveJob& job) {
       at::Tensor& copy = copies_[next++];
       if (!copy.defined() || copy.numel() != tensor.numel() ||
           copy.scalar_type() != tensor.scalar_type()) {
-        copy =
-            torch::empty({tensor.numel()},
-                         at::TensorOptions(tensor.scalar_type()).pinned_memory(!tensor.is_cpu()));
+        // Pinned memory belongs to an accelerator: the copies of its tensors run faster into it.
+        const bool pinned = at::isAccelerator(tensor.device().type());
+        copy = torch::empty({tensor.numel()},
+                            at::TensorOptions(tensor.scalar_type()).pinned_memory(pinned));
       }
       if (tensor.is_cpu()) {
         streaming_copy(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes());
