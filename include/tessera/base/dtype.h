@@ -39,8 +39,8 @@ inline constexpr int kNumDTypes = 22;
 /// Returns torch's spelling without `torch.`: `bool`, `bfloat16`, `float8_e4m3fn`.
 std::string_view dtype_name(DType dtype);
 
-/// Returns the dtype that torch spells `name`, with or without `torch.`, or nothing. Also accepts
-/// torch's second names (`half`, `float`, `long`, …).
+/// Returns the dtype whose name in torch is `name` (with or without `torch.`); nothing if there is
+/// no such dtype. Also accepts torch's short names (`half`, `float`, `long`, …).
 std::optional<DType> parse_dtype(std::string_view name);
 
 /// For the error about an unknown dtype `name`: returns what was expected, `a dtype of torch`. If
@@ -53,7 +53,7 @@ std::optional<DType> dtype_from_code(std::uint8_t code);
 /// Returns the size of one element in bytes. A complex number is one element.
 std::uint64_t itemsize(DType dtype);
 
-bool is_floating_point(DType dtype);  // real floats, also of 8 and 4 bits
-bool is_complex(DType dtype);         // real and imaginary part
+bool is_floating_point(DType dtype);  // true for real floats, also those of 8 and 4 bits
+bool is_complex(DType dtype);         // true if elements have a real and an imaginary part
 
 }  // namespace tessera

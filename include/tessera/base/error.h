@@ -11,14 +11,14 @@
 
 namespace tessera {
 
-/// The kind of failure: enough to choose an exit code or a retry.
+/// The kind of failure, by which a caller can choose an exit code or decide to retry.
 enum class ErrorKind {
   not_found,         // the named path, tensor or key does not exist
   corruption,        // bytes contradict each other, their checksum or their format
   unsupported,       // well-formed input that Tessera does not accept
   invalid_argument,  // the caller asked for something meaningless
   mismatch,          // two valid things do not fit each other (strict loading, planning)
-  already_exists,    // the destination, or a name it needs, exists
+  already_exists,    // the destination, or another path that its writer needs, exists
   io,                // the operating system failed a read, a write or a sync
   interrupted,       // the user asked to stop
 };
@@ -35,20 +35,20 @@ struct ErrorWhere {
 /// What the caller can do about an error or a finding. A Remedy is data, because each program words
 /// it differently: `--units FILE` on a command line, `units=` in Python, PlanOptions::units in C++.
 struct Remedy {
-  /// What to do. Each comment names what the action applies to.
+  /// What to do.
   enum class Action {
     none,
-    resume_or_discard,  // the work that an interrupted run kept
-    discard,            // the work that an interrupted run kept
-    give_units,         // the flat units that the source does not record
-    give_flat_layout,   // which parameters are in bare flat vectors
-    give_strategy,      // for tables that the table plan does not name
-    leave_out,          // the entry that the pattern `argument` selects (NameSelection)
-    allow_lossy,        // merge row-wise state by a weighted mean
-    use_less_memory,    // smaller buffers, or fewer threads
-    choose_source,      // which source's entry to take, or a prefix for its names
-    rebuild_index,      // of a native checkpoint
-    allow_overflow,     // of a cast: what to make of numbers that are too large
+    resume_or_discard,  // resume or discard the work that an interrupted run kept
+    discard,            // discard the work that an interrupted run kept
+    give_units,         // name the flat units, which the source does not record
+    give_flat_layout,   // say which parameters are in bare flat vectors
+    give_strategy,      // give a strategy for tables that the table plan does not name
+    leave_out,          // leave out what the pattern `argument` selects (NameSelection)
+    allow_lossy,        // let row-wise state be merged by a weighted mean
+    use_less_memory,    // use smaller buffers, or fewer threads
+    choose_source,      // choose whose entry to take, or give names a prefix by source
+    rebuild_index,      // rebuild the index of a native checkpoint
+    allow_overflow,     // choose what a cast makes of numbers that are too large
     keep_dtype,         // move without a cast, or leave out what the pattern `argument` selects
     leave_extra_files,  // do not copy the files beside the checkpoint
     take_as_is,         // move one part of a checkpoint as if it were whole
@@ -68,7 +68,7 @@ std::string remedy_to_string(const Remedy& remedy);
 /// One failure, with facts for programs and one line for people.
 ///
 /// The line is `<path>: <fqn>: bytes [<begin>, <end>): <what>`. If two things were compared, `what`
-/// is `<rule>: expected <x>, found <y> (<likely cause>)`. Errors with a list have more lines.
+/// is `<rule>: expected <x>, found <y> (<likely cause>)`. Errors made by `listing` have more lines.
 /// Control characters from files are escaped, and long names are shortened.
 class Error : public std::runtime_error {
  public:
@@ -94,7 +94,7 @@ class Error : public std::runtime_error {
   /// Returns the text of `what()` with `spelled` in place of the remedy, so that a program can use
   /// its own words. If `spelled` is empty, the line has no remedy.
   std::string line_with(std::string_view spelled) const;
-  /// Returns a copy that names the tensor `fqn`, for a caller that knows whose bytes they are.
+  /// Returns a copy that names the tensor `fqn`, for a caller that knows which tensor failed.
   Error at_tensor(std::string fqn) const;
 
  private:
@@ -104,7 +104,7 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
   ErrorWhere where_;
   Remedy remedy_;
-  std::size_t place_nbytes_;  // the text: the place, the reason, and the remedy
+  std::size_t place_nbytes_;  // the text is the place, the reason, then the remedy
   std::size_t reason_nbytes_;
 };
 
@@ -114,8 +114,8 @@ class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-/// Returns `text` for one line of a message: control bytes and invalid UTF-8 as `\xNN`, and at most
-/// `max_nbytes` long (`…` replaces the middle).
+/// Returns `text` as it can stand in one line of a message. Control bytes and invalid UTF-8 become
+/// `\xNN`. If the result would be longer than `max_nbytes`, `…` replaces its middle.
 std::string printable(std::string_view text, std::size_t max_nbytes = 200);
 
 namespace detail {

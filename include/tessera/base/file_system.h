@@ -18,10 +18,11 @@ class ReadableFile {
   virtual ~ReadableFile() = default;
   /// Returns the path that was opened.
   virtual const std::string& path() const = 0;
-  /// Returns the size when the file was opened. Units: bytes.
+  /// Returns the size that the file had when it was opened. Units: bytes.
   virtual std::uint64_t nbytes() const = 0;
-  /// Fills all of `out` from `offset`. Throws: Error(corruption) naming path and byte range if the
-  /// file is too short; Error(io) if the operating system fails.
+  /// Fills all of `out` with the bytes of the file that begin at `offset`. Throws:
+  /// Error(corruption) naming path and byte range if the file is too short; Error(io) if the
+  /// operating system fails.
   virtual void read_at(std::uint64_t offset, std::span<std::byte> out) const = 0;
 };
 
@@ -33,9 +34,9 @@ class WritableFile {
   virtual const std::string& path() const = 0;
   /// Writes all of `bytes`. Throws: Error(io), also if the disk is full.
   virtual void write_at(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
-  /// Lets large writes at multiples of 4096 bypass the page cache if the file system can. This
-  /// saves the copy and most of the time of `sync`. Use it for data that is not read again soon,
-  /// after `resize` has reserved the bytes.
+  /// Lets large writes at offsets that are multiples of 4096 bypass the page cache, if the file
+  /// system can. This saves the copy into the cache and most of the time of `sync`. Use it for data
+  /// that is not read again soon, after `resize` has reserved the bytes.
   virtual void bypass_cache() {}
   /// Sets the size; new bytes read as zero. Reserves the blocks if the file system can, so that a
   /// full disk is noticed early.
@@ -73,7 +74,7 @@ class FileSystem {
   /// Swaps two existing paths in one step, so that neither name is ever missing. If the file system
   /// cannot do this, renames step by step.
   virtual void exchange(const std::string& a, const std::string& b) = 0;
-  virtual void remove_all(const std::string& path) = 0;  // may be missing; links are not followed
+  virtual void remove_all(const std::string& path) = 0;  // `path` may be missing; follows no links
   /// Waits until the names in a directory are on the disk, for example after a rename.
   virtual void sync_directory(const std::string& path) = 0;
 
@@ -83,8 +84,8 @@ class FileSystem {
 
 /// Reads a whole file. Throws: Error(corruption) if it is larger than `max_nbytes`.
 std::string read_file(const FileSystem& fs, const std::string& path, std::uint64_t max_nbytes);
-/// Reads the first `max_nbytes` of a file, or all of a shorter one; nothing if `path` is not a
-/// regular file.
+/// Returns the first `max_nbytes` bytes of a file, or the whole file if it is shorter; nothing if
+/// `path` is not a regular file.
 std::optional<std::string> read_begin(const FileSystem& fs, const std::string& path,
                                       std::uint64_t max_nbytes);
 
@@ -105,11 +106,11 @@ bool is_contained_path(const std::string& name);
 /// after all links have been followed. Requires: `is_contained_path(name)`.
 void require_contained(const FileSystem& fs, const std::string& directory, const std::string& name);
 
-/// What a destination will be.
+/// What a writer makes at a destination.
 enum class DestinationKind {
   file,
   directory,
-  member_file,  // a file of a checkpoint, finished or being written
+  member_file,  // a file that belongs to a checkpoint, which may be complete or not
 };
 /// What to do with an object that is already at the destination.
 enum class OverwritePolicy { refuse, replace };

@@ -9,10 +9,10 @@
 
 namespace tessera {
 
-/// Says whether `name` matches `pattern`: `*` matches any characters, also dots; `?` matches one;
-/// `[a-z]` matches one of a set, `[!a-z]` one outside it; `\` makes the next character ordinary. An
-/// unclosed `[` is ordinary too. A character is a UTF-8 code point, or one byte of invalid UTF-8.
-/// Cost: O(name * pattern), never exponential.
+/// Says whether `name` matches `pattern`: `*` matches any number of characters, also dots; `?`
+/// matches one character; `[a-z]` matches one character of a set, `[!a-z]` one outside of the set;
+/// `\` makes the next character ordinary. An unclosed `[` is ordinary too. A character is a UTF-8
+/// code point, or one byte of invalid UTF-8. Cost: O(name * pattern), never exponential.
 bool glob_match(std::string_view pattern, std::string_view name);
 
 /// Returns the glob that matches `text` and nothing else.
@@ -31,7 +31,7 @@ class NameSelection {
   bool selects(std::string_view name) const;
   bool selects_everything() const { return wanted_.empty() && unwanted_.empty(); }
 
-  /// Returns the patterns that match none of `names`, as they were given.
+  /// Returns the patterns that match none of `names`, as the caller gave them.
   std::vector<std::string> unused(const std::vector<std::string_view>& names) const;
 
  private:
@@ -45,7 +45,8 @@ struct Rename {
   std::string to;
 };
 
-/// Applies the first rename whose prefix `name` has. Without one, returns `name` unchanged.
+/// Applies the first rename whose `from` is a prefix of `name`, and returns the new name. Without
+/// such a rename, returns `name` unchanged.
 std::string renamed(const std::string& name, const std::vector<Rename>& renames);
 
 /// Parses `FROM=TO`. Returns nothing if there is no `=`, or if both sides are empty.

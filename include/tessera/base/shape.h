@@ -17,9 +17,9 @@ namespace tessera {
 
 /// The sizes of a tensor, outermost first; empty for a 0-d tensor. Units: elements.
 ///
-/// Behaves like a std::vector, but needs no heap memory for up to `kInlineDims` dimensions: a large
-/// checkpoint has two shapes for each piece that is a box. (c10::SmallVector does the same for
-/// torch's sizes.) Throws: std::length_error for more than 2^31 dimensions, as vectors do.
+/// Behaves like a std::vector, but needs no heap memory for up to `kInlineDims` dimensions, because
+/// a large checkpoint has two shapes for each piece that is a box. (c10::SmallVector does the same
+/// for torch's sizes.) Throws: std::length_error for more than 2^31 dimensions, as vectors do.
 class Shape {
  public:
   using value_type = std::int64_t;
@@ -113,7 +113,7 @@ inline constexpr std::size_t kMaxDims = 32;
 /// Returns the number of elements. Requires: `checked_numel` has accepted the shape.
 std::int64_t numel_of(std::span<const std::int64_t> sizes);
 
-/// Returns the row-major strides. Units: elements. A zero size counts as one, as in torch.
+/// Returns the row-major strides. Units: elements. A size of zero counts as one, as in torch.
 Shape row_major_strides(std::span<const std::int64_t> sizes);
 
 /// Returns the sizes as text: `[4096, 512]`; `[]` for a 0-d tensor.

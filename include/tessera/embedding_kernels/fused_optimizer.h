@@ -6,10 +6,11 @@
 namespace tessera::embedding {
 
 // Optimizers that step during the backward: a table's gradient is never stored, and rows that the
-// batch does not look up are neither read nor written. g is a row's gradient, summed over all its
-// ids in the batch and clipped to [-max_gradient, max_gradient] (0: not clipped); w is the row.
-// Both are float32, whatever the table's dtype. The formulas are those of fbgemm's split embedding
-// optimizers (github.com/pytorch/FBGEMM), except that `max_gradient` clips g here.
+// batch does not look up are neither read nor written. g is a row's gradient, summed over all ids
+// of the batch that look up the row, and clipped to [-max_gradient, max_gradient] (if
+// `max_gradient` is 0: not clipped); w is the row. Both are float32, whatever the table's dtype.
+// The formulas are those of fbgemm's split embedding optimizers (github.com/pytorch/FBGEMM), except
+// that `max_gradient` clips g here.
 
 /// g += weight_decay * w;  w -= lr * g
 struct Sgd {
@@ -35,9 +36,9 @@ struct RowWiseAdagrad {
   double max_gradient = 0;
 };
 
-/// Updates only the rows of the batch. t is the number of the table's steps. m = beta1 * m + (1 -
-/// beta1) * g; v = beta2 * v + (1 - beta2) * g * g; w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 -
-/// beta2^t)) + eps) + weight_decay * w)
+/// Updates only the rows of the batch. t is the number of steps of the table, this one included. m
+/// = beta1 * m + (1 - beta1) * g; v = beta2 * v + (1 - beta2) * g * g; w -= lr * (m / (1 - beta1^t)
+/// / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * w)
 struct Adam {
   double lr = 0.001;
   double beta1 = 0.9;
@@ -47,7 +48,8 @@ struct Adam {
   double max_gradient = 0;
 };
 
-/// As Adam, but with one v per row: the average of mean(g * g) over the whole row.
+/// As Adam, but with one v per row: v = beta2 * v + (1 - beta2) * mean(g * g), with the mean over
+/// the whole row.
 struct RowWiseAdam {
   double lr = 0.001;
   double beta1 = 0.9;

@@ -26,7 +26,7 @@ namespace tessera::formats {
 /// How a tensor's elements relate to a parameter. This decides how the tensor reshards.
 /// Stored on disk; never renumber.
 enum class StateKind : std::uint8_t {
-  plain = 0,               // a parameter or buffer: belongs to itself
+  plain = 0,               // a parameter or buffer, not state of another tensor
   pointwise = 1,           // one element per element of its parameter (exp_avg)
   row_wise = 2,            // one element per row of its parameter (row-wise Adagrad)
   scalar_parameter = 3,    // one value per parameter (step)
@@ -45,22 +45,23 @@ struct NonStringKey {
 };
 
 /// What leads one level down in a nested state dict: a string key of a dict, a position in a list,
-/// or another key of a dict.
+/// or a key of a dict that is not a string.
 using Key = std::variant<std::string, std::int64_t, NonStringKey>;
 
-/// Where a flattened key was in the nested state dict, outermost key first.
+/// The keys that lead to an entry of the nested state dict, outermost first.
 using KeyPath = std::vector<Key>;
 
 /// Returns a key of a dict as a `Key`; nothing if Python cannot hash it.
 std::optional<Key> dict_key(const Value& key);
 
-/// Returns the dict key as a Value again. Requires: `dict_key` returned `key`.
+/// Undoes `dict_key`: returns the key as a Value. Requires: `dict_key` returned `key`.
 Value dict_key_value(const NonStringKey& key);
 
 /// Returns the flattened key of a path: its keys joined by dots, each as Python's str() writes it.
 std::string spell(const KeyPath& path);
 
-/// Returns the path as a list: strings and positions unchanged, any other key in a list of its own.
+/// Returns the path as a list: strings and positions as they are, any other key as a list with this
+/// key as its item.
 Value key_path_to_value(const KeyPath& path);
 /// Undoes `key_path_to_value`; returns nothing for any other value.
 std::optional<KeyPath> key_path_from_value(const Value& value);
@@ -76,7 +77,7 @@ struct Piece {
 struct TensorEntry {
   TensorMeta meta;
   StateKind kind = StateKind::plain;
-  std::string parameter{};  // fqn of the parameter that optimizer state belongs to, else empty
+  std::string parameter{};  // of optimizer state: the fqn of its parameter; else empty
   KeyPath key_path{};       // empty: the fqn is a top-level key
   std::vector<Piece> pieces{};
 };
@@ -87,47 +88,49 @@ struct ValueEntry {
   KeyPath key_path{};
 };
 
-/// A second name of a tensor (tied weights). Never chained: `target` is a tensor's fqn.
+/// A second name of a tensor (tied weights). `target` is the fqn of a tensor, never of another
+/// alias.
 struct Alias {
   std::string fqn;
   std::string target;
   KeyPath key_path{};
 };
 
-/// A class whose objects a reader took apart. Nothing of the class itself was run.
+/// A class whose objects a reader turned into entries or dicts. The reader ran no code of the
+/// class.
 struct OpenedClass {
   enum class As {
-    dict,    // its attributes are entries: the caller asked for it (OpenOptions::as_dict)
+    dict,    // its attributes are entries, as OpenOptions::as_dict asked
     module,  // a torch.nn.Module: its parameters and buffers are entries, as in its state_dict()
   };
   std::string name;  // `argparse.Namespace`
   As as = As::dict;
-  std::size_t num_objects = 0;  // outermost modules, without the modules in them
+  std::size_t num_objects = 0;  // of modules, only the outermost ones count
 
   friend bool operator==(const OpenedClass&, const OpenedClass&) = default;
 };
 
-/// Says it in words: `2 objects of class argparse.Namespace, read as dicts`.
+/// Returns `opened` in words: `2 objects of class argparse.Namespace, read as dicts`.
 std::string opened_class_in_words(const OpenedClass& opened);
 
-/// What was opened is one of several parts that only together are the checkpoint.
+/// Set if the opened path has only one part of a checkpoint in several parts.
 struct PartOfWhole {
-  /// What one part is of.
+  /// What one part contains.
   enum class Unit {
     rank,  // what one process saved
-    file,  // one file of several of a model
+    file,  // one of the several files of a model
   };
 
   Unit unit = Unit::rank;
   std::string form{};                        // `DeepSpeed ZeRO stage 2, optimizer state`
-  std::optional<std::uint64_t> num_parts{};  // none: the part does not say how many there are
-  std::string series{};      // what the paths of numbered files share; empty: no such file
+  std::optional<std::uint64_t> num_parts{};  // empty: the part does not say how many
+  std::string series{};      // a numbered file's path before the number; empty: no number
   std::uint64_t number = 0;  // of the file in its series, from 1
 
   friend bool operator==(const PartOfWhole&, const PartOfWhole&) = default;
 };
 
-/// Says it in words: `one rank of 8: DeepSpeed ZeRO stage 2, optimizer state`.
+/// Returns `part` in words: `one rank of 8: DeepSpeed ZeRO stage 2, optimizer state`.
 std::string part_in_words(const PartOfWhole& part);
 
 /// One result of a check. Rules are stable words, such as `checksum`, `coverage`, `structure`; all
@@ -142,7 +145,8 @@ struct Finding {
   Remedy remedy{};  // what the caller can do about it
 };
 
-/// Something in the source that contents have no place for. The reader made it simpler.
+/// Something in the source for which CheckpointContents has no place, so the reader made it
+/// simpler.
 struct Simplification {
   enum class Kind {
     requires_grad,  // of a tensor: dropped
@@ -154,36 +158,36 @@ struct Simplification {
     value_type,     // a frozenset, torch.Size or the like in a value: read as a plainer type
   };
   Kind kind;
-  std::string name;  // of the tensor; of a container the name that its entries begin with
+  std::string name;  // of the tensor, or how the names of the container's entries begin
   std::vector<std::string> what{};  // names of attributes (the first ones), or of types
 
   friend bool operator==(const Simplification&, const Simplification&) = default;
 };
 
 /// All that a checkpoint holds except tensor data: what a reader found, or what a writer is to
-/// write. Lists are sorted by name (byte order); each name is in only one of them, once.
+/// write. Lists are sorted by name (byte order). No name occurs twice, in one list or in two lists.
 struct CheckpointContents {
   int world_size = 1;
   std::vector<TensorEntry> tensors{};
   std::vector<ValueEntry> values{};
   std::vector<Alias> aliases{};
-  std::vector<FlatUnit> units{};                     // flat parameters, where known
+  std::vector<FlatUnit> units{};                     // flat parameters; empty if not known
   std::map<std::string, std::string> annotations{};  // free text stored with the checkpoint
-  std::vector<std::string> missing_files{};          // the checkpoint names them
-  std::vector<OpenedClass> opened_classes{};         // by name; what a reader found
-  std::optional<PartOfWhole> part{};                 // a reader found that the rest is elsewhere
+  std::vector<std::string> missing_files{};          // named by the checkpoint, but missing
+  std::vector<OpenedClass> opened_classes{};         // what a reader found, sorted by name
+  std::optional<PartOfWhole> part{};                 // set by a reader: only a part is here
   std::vector<Simplification> simplifications{};     // what a reader made simpler
-  /// What a reader found while it opened the checkpoint, and that every user should know. A move
-  /// refuses the errors among them, unless it may leave out what is missing.
+  /// What a reader found while it opened the checkpoint and every user should know. A move refuses
+  /// the errors in this list, unless it may leave out what is missing.
   std::vector<Finding> opening_findings{};
 
-  const TensorEntry* find_tensor(std::string_view fqn) const;  // an alias is not followed
+  const TensorEntry* find_tensor(std::string_view fqn) const;  // nullptr for an alias
 };
 
 /// Where a piece's bytes are stored, to show to people.
 struct PieceStorage {
-  std::string file;                     // relative to the checkpoint; in a merge, with its path
-  std::optional<ByteRange> byte_range;  // nothing if the piece is not one range
+  std::string file;                     // relative to the checkpoint; in a merge, its whole path
+  std::optional<ByteRange> byte_range;  // empty if the piece is not one range of the file
   std::string encoding;                 // `plain`, `zstd`, `big-endian`
   std::uint64_t stored_nbytes = 0;
 };
@@ -192,7 +196,7 @@ struct PieceStorage {
 struct MissingData {
   using Pieces = std::map<std::size_t, std::string>;  // key: index of the piece
 
-  std::map<std::size_t, Pieces> pieces{};       // by tensor; without empty pieces
+  std::map<std::size_t, Pieces> pieces{};       // key: index of the tensor; only non-empty pieces
   std::map<std::size_t, std::string> values{};  // by value
 };
 
@@ -255,14 +259,14 @@ class CheckpointReader : public TensorSource {
   /// memory.
   virtual std::vector<std::string> data_files() const = 0;
 
-  /// Returns the pieces and values whose files are missing. Opens no file. Returns nothing for
-  /// formats that cannot be opened with a file missing.
+  /// Returns the pieces and values whose files are missing. Opens no file. Empty for formats whose
+  /// reader does not open a checkpoint with a missing file.
   /// Throws: Error(io).
   virtual MissingData find_missing_data() const { return {}; }
 
-  /// Checks all that the format can check beyond what opening did: every stored byte against its
-  /// checksum, structure, files present. Continues after a finding where it can. At most
-  /// `num_threads` threads read; 0: one per core. Findings do not depend on the number.
+  /// Checks all that the format can check and that opening did not check: every stored byte against
+  /// its checksum, the structure, that files exist. Continues after a finding where it can. At most
+  /// `num_threads` threads read; 0: one per core. Findings do not depend on the number of threads.
   virtual void verify(const FindingSink& sink, const ProgressSink& progress,
                       int num_threads) const = 0;
   void verify(const FindingSink& sink, const ProgressSink& progress) const {
@@ -270,7 +274,7 @@ class CheckpointReader : public TensorSource {
   }
 };
 
-/// The writer of one checkpoint. All but the tensors' bytes is known from the start.
+/// The writer of one checkpoint. It knows everything except the tensors' bytes from the start.
 ///
 /// Life cycle: construct with the destination, the contents and the values (a std::vector<Value>
 /// parallel to `contents.values`); `write_block` for every block of every piece of non-zero size;
@@ -297,13 +301,13 @@ class CheckpointWriter {
   /// Returns the number of elements in each block of `piece`; the last block may have fewer.
   virtual std::int64_t block_numel(PieceId piece) const = 0;
 
-  /// Takes the block of the piece that starts at element `begin` (a multiple of `block_numel`), in
-  /// the region's own row-major order, little-endian. Thread-safe. Several threads may call at
-  /// once, if they start blocks in order; a writer that needs the order makes threads wait.
+  /// Takes one block of a piece: the elements from `begin` (a multiple of `block_numel`) on, in the
+  /// region's own row-major order, little-endian. Thread-safe. Several threads may call at once, if
+  /// they start blocks in order; a writer that needs the order makes threads wait.
   virtual void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) = 0;
 
-  /// Returns true if an interrupted writer of the same work has finished the block: reads the block
-  /// back into `room` and checks it. Otherwise returns false, and the caller passes the block to
+  /// If an interrupted writer of the same work has finished the block: reads it back into `room`,
+  /// checks it, and returns true. Otherwise returns false, and the caller passes the block to
   /// `write_block`. Same order and thread-safety as `write_block`. Requires: `room` has the block's
   /// size.
   virtual bool resume_block(PieceId /*piece*/, std::int64_t /*begin*/,
@@ -313,8 +317,8 @@ class CheckpointWriter {
 
   /// Whether this writer resumes the work of an interrupted one.
   virtual bool is_resumed() const { return false; }
-  /// Keeps the finished blocks for another writer to resume, if this one is destroyed without
-  /// commit. Returns whether there are finished blocks. Resumed work is always kept.
+  /// Keeps the finished blocks for another writer to resume, if this writer is destroyed without
+  /// commit. Returns whether there are finished blocks. A writer that resumed work always keeps it.
   virtual bool keep_work() noexcept { return false; }
 
   /// Makes every thread that waits inside `write_block` throw Error(interrupted). Call it when a

@@ -7,8 +7,8 @@
 
 // The checkpoints of one run in one directory, of any format: directories or single files. The
 // newest is the last in the natural order of names, in which runs of digits compare as numbers
-// (step-1000 after step-999). Time stamps are ignored, as a copy changes them. So are hidden names
-// and `lost+found`.
+// (step-1000 after step-999). Time stamps are ignored, because a copy changes them. Hidden names
+// and `lost+found` are ignored too.
 namespace tessera::formats {
 
 /// A checkpoint that `latest_valid` rejected.
@@ -26,7 +26,7 @@ struct LatestValid {
 /// What is checked before a checkpoint is called valid.
 enum class Validation {
   structure,  // it opens, and each file it names exists, has the right size and belongs to it
-  checksums,  // and every stored byte is unchanged, if the format can tell
+  checksums,  // as `structure`; and every stored byte is unchanged, if the format can tell
 };
 
 /// Returns the newest checkpoint of a directory that is valid. Reports as skipped: torn and damaged
@@ -38,14 +38,15 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
                          Validation validation = Validation::structure);
 
 /// Removes the checkpoints that are older than the `num_kept` newest valid ones (by
-/// Validation::structure), and returns their paths, newest first. Invalid checkpoints do not count;
-/// older ones are removed too. Never removes what does not open as a checkpoint, links, what this
-/// process has no permission to open, directories that contain directories, and a save in progress.
+/// Validation::structure), and returns their paths, newest first. Invalid checkpoints do not count
+/// as kept. Those that are older than the kept ones are removed too. Never removes what does not
+/// open as a checkpoint, links, what this process has no permission to open, directories that
+/// contain directories, and a save in progress.
 ///
-/// Renames each checkpoint to `<name>.removing` before deleting anything, so that no name ever
-/// shows half a checkpoint. The next call removes what an interrupted call left under such names.
-/// Requires: `num_kept >= 1`; no other process writes into or removes from the directory
-/// (DirectoryLock).
+/// Renames each checkpoint to `<name>.removing` before deleting anything, so that no half-deleted
+/// checkpoint ever has the name of a checkpoint. The next call removes what an interrupted call
+/// left under such names. Requires: `num_kept >= 1`; no other process writes into or removes from
+/// the directory (DirectoryLock).
 /// Throws: Error(invalid_argument) if `num_kept` is below 1; Error(io). `newest`: the name of a
 /// checkpoint in the directory; it is kept and counts as the newest. Only names that differ from
 /// `newest` in nothing but the last number are considered (`step-900` for `step-1000`); none if

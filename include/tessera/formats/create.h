@@ -27,13 +27,13 @@ inline constexpr const char* kPlanExplanation = "plan, ";
 /// What to do with the work that an interrupted run kept at the destination's staging path.
 enum class KeptWork {
   refuse,   // Error(already_exists)
-  resume,   // Error(mismatch) if it is other work
+  resume,   // Error(mismatch) if its identity differs
   discard,  // remove it and start again
 };
 
-/// Options of the journal beside a staging path, in which a writer records its finished blocks, so
-/// that a later writer can skip these blocks. Work without a finished block is not kept. The file:
-/// docs/formats/journal.md.
+/// Options of a journal: the file beside a staging path in which a writer records its finished
+/// blocks, so that a later writer can skip these blocks. Work without a finished block is not kept.
+/// Format of the file: docs/formats/journal.md.
 struct JournalOptions {
   ResumeIdentity identity{};              // must equal the kept work's identity
   KeptWork kept_work = KeptWork::refuse;  // of an earlier run
@@ -45,7 +45,7 @@ struct ExtraFile {
   std::string path;                   // of the file to copy
   std::string name;                   // in the new directory
   std::uint64_t nbytes = 0;           // of the copy
-  std::string state{};                // size and time when it was listed; empty: not checked
+  std::string state{};                // the file's size and time when listed; empty: not checked
   std::optional<std::string> text{};  // bytes to write instead of the file's
 };
 
@@ -74,16 +74,18 @@ void check_staging(FileSystem& fs, const std::string& destination,
                    const CreateOptions& options);
 
 /// Checks that a move from `source` may write to the destination. `option` names the option that
-/// asks to replace. A directory that is replaced may hold a file of each name in `extra_files` if
-/// it has the bytes that the new checkpoint gets under that name, so that nothing is lost.
+/// asks to replace. The directory to replace may hold files with the names in `extra_files`, but
+/// only with the bytes that the new checkpoint gets under these names, so that nothing is lost.
 /// Throws: Error(invalid_argument) if one path is inside the other, or if something other than a
-/// checkpoint would be replaced; Error(already_exists) if `overwrite` forbids it or a link dangles.
+/// checkpoint would be replaced; Error(already_exists) if `overwrite` forbids to replace, or if the
+/// destination is a link to nothing.
 void check_destination(const FileSystem& fs, const std::string& source,
                        const std::string& destination, OverwritePolicy overwrite,
                        const std::string& option, const std::vector<ExtraFile>& extra_files = {});
 
-/// Returns the path of a replaced checkpoint that its writer could not remove: the staging path, or
-/// the values beside a single safetensors file. Nothing if the writer removed everything.
+/// Returns what is left of a replaced checkpoint because the writer of the new one failed to remove
+/// it: the staging path, or the values file beside a single safetensors file. Nothing if the writer
+/// removed everything.
 /// Requires: the checkpoint at `destination` has replaced another one.
 std::optional<std::string> left_over_at(const FileSystem& fs, const std::string& destination);
 

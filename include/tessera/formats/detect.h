@@ -10,35 +10,37 @@
 
 namespace tessera::formats {
 
-/// Returns the format of the checkpoint at `path`, from the names in a directory or a file's first
-/// bytes.
+/// Returns the format of the checkpoint at `path`. Judges by the names of the files in a directory,
+/// or by the first bytes of a file.
 /// Throws: Error(not_found) if the path does not exist; Error(corruption) for an empty file, or a
 /// checkpoint without its index; Error(unsupported) for anything else, naming what was expected.
 Format detect_format(const FileSystem& fs, const std::string& path);
 
 /// Accepts a path that does not exist, an empty directory, or a checkpoint (damaged or not). Each
 /// file must start with the bytes its name promises, so that other people's files are never
-/// replaced. Throws: Error(invalid_argument) for anything else, also for other files among a
-/// checkpoint's, and for safetensors files without an index that do not form one checkpoint.
-/// `option` names the option that asks to replace.
+/// replaced. Throws: Error(invalid_argument) for anything else, also for foreign files among the
+/// files of a checkpoint, and for safetensors files without an index that do not form one
+/// checkpoint. `option` names the option that asks to replace.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option);
 
-/// What the caller tells about a checkpoint that its files do not say.
+/// What a caller tells a reader, because the files of the checkpoint do not say it.
 struct OpenOptions {
-  std::string flat_layout_path{};  // file: what is in bare flat vectors; empty: not given
+  std::string flat_layout_path{};  // file that says what is in bare flat vectors; empty: not given
   /// Classes, such as `argparse.Namespace`, whose objects are read as dicts of their attributes.
   /// Names are compared as text; no class is looked up. CheckpointContents::opened_classes counts
-  /// the objects. An object whose state is no dict stays a value that is refused.
+  /// the objects. The reader refuses an object whose state is not a dict, as without this option.
   std::vector<std::string> as_dict{};
 };
 
-/// Throws Error(invalid_argument) if no checkpoint has an object of one of the classes that was
-/// read as a dict: the name may be mistyped. `option` names the option in the message.
+/// Throws Error(invalid_argument) naming the first class in `as_dict` of which no checkpoint has an
+/// object that was read as a dict, because the name may be mistyped. `option` is the option's name
+/// for the message.
 void require_classes_found(const std::vector<std::string>& as_dict,
                            std::initializer_list<const CheckpointContents*> checkpoints,
                            const std::string& option);
 
-/// Refuses a checkpoint that a writer has not finished. It may look damaged, or even valid.
+/// Refuses a checkpoint that a writer has not finished. Such a checkpoint may look damaged, or even
+/// valid.
 /// Throws: Error(corruption) if there is a journal beside the target of `path`.
 void require_no_work_in_progress(const FileSystem& fs, const std::string& path);
 
@@ -48,9 +50,9 @@ void require_no_work_in_progress(const FileSystem& fs, const std::string& path);
 std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const std::string& path,
                                                   const OpenOptions& options = {});
 
-/// Returns how `quantization_config` in `config.json` beside a checkpoint names its method (`fp8`,
-/// `gptq`); empty if there is no such file or member, or if it cannot be read. The name is for
-/// people only. A checkpoint that is a directory has the file in it.
+/// Returns the quantization method (`fp8`, `gptq`) that `quantization_config` in `config.json`
+/// names; empty if there is no such file or member, or if it cannot be read. The file is in the
+/// checkpoint's directory, or beside a checkpoint that is a file. The name is for people only.
 std::string read_quantization_method(const FileSystem& fs, const std::string& checkpoint_path);
 
 }  // namespace tessera::formats

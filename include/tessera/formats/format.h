@@ -4,8 +4,8 @@
 
 namespace tessera::formats {
 
-/// A checkpoint format, named as in output and options. Its driver says what it can do
-/// (format_driver.h). Default: native.
+/// A checkpoint format, by the name that output and options use. Its driver says what the format
+/// can do (format_driver.h). Default: native.
 class Format {
  public:
   static const Format native;       // Tessera's own

@@ -22,19 +22,21 @@
 namespace tessera::formats {
 
 /// How certain it is that a path holds a checkpoint of one format. The driver with the strongest
-/// match is asked to open it; of equal matches, the driver that was registered first.
+/// match is asked to open the path. If several drivers have equal matches, the driver that was
+/// registered first is asked.
 enum class Match {
   none,
-  hint,     // it looks like a file of such a checkpoint
+  hint,     // the path looks like a file of such a checkpoint
   by_name,  // the names of the files say so
-  remains,  // its files are there, but not the file that makes them a checkpoint
+  remains,  // some of its files are there, but not the one that makes a checkpoint
   certain,  // the index file is there, or the first bytes say so
 };
 
 /// What a driver says about a path.
 struct Recognition {
   Match match = Match::none;
-  /// Why the checkpoint cannot be opened. Thrown if no other driver has a stronger match.
+  /// Why the checkpoint cannot be opened. The caller throws it if no other driver has a stronger
+  /// match.
   std::optional<Error> refusal{};
 };
 
@@ -60,7 +62,7 @@ struct FormatTraits {
   /// Which pieces of a tensor the format can store.
   enum class Pieces {
     whole_tensors,  // one piece per tensor: such a checkpoint has no ranks
-    boxes,          // a box of the tensor on each rank
+    boxes,          // boxes of the tensor, on any ranks
     any_region,     // also flat ranges
   };
 
@@ -70,20 +72,20 @@ struct FormatTraits {
   bool holds_key_types = true;    // else every key of a dict becomes text
   bool holds_list_roots = true;   // else an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
-  /// The annotation that the format itself asks for; no text of a user.
+  /// The name of the annotation that the format itself asks for. It is not a user's text.
   std::string_view own_annotation{};
   bool can_be_written = true;        // false: the format is read only
   bool is_written_in_parts = false;  // by several processes at once (parts.h)
-  bool has_compression = false;      // CreateOptions::native.compression
-  bool has_several_files = false;    // CreateOptions::safetensors.max_shard_nbytes
+  bool has_compression = false;      // uses CreateOptions::native.compression
+  bool has_several_files = false;    // uses CreateOptions::safetensors.max_shard_nbytes
 };
 
 /// A kind of file that a format's directories hold. Before Tessera replaces a checkpoint, it checks
 /// that each file starts as its name promises, so that other people's files are never removed.
 struct FileMark {
-  std::string_view name_end;   // of the file's name
+  std::string_view name_end;   // how the file's name ends
   std::string_view in_words;   // "a file of a native checkpoint"
-  std::string_view signature;  // the first bytes, where they are always the same
+  std::string_view signature;  // the first bytes; empty if they are not always the same
   bool (*is_at_begin)(std::string_view first_bytes);
 };
 
@@ -99,18 +101,19 @@ class SideFiles {
  public:
   virtual ~SideFiles() = default;
 
-  /// Returns the file beside the checkpoint at `path` that the checkpoint names.
+  /// Returns the side file that the checkpoint at `path` names, if there is one.
   virtual std::optional<std::string> named_by(const FileSystem& fs,
                                               const std::string& path) const = 0;
-  /// Returns the file beside the checkpoint at `path` that it does not name: a writer that replaced
-  /// the checkpoint could not remove it.
+  /// Returns the left-over side file of an earlier checkpoint at `path`, if there is one: the
+  /// writer that replaced that checkpoint failed to remove it. The present checkpoint does not name
+  /// it.
   virtual std::optional<std::string> left_beside(const FileSystem& fs,
                                                  const std::string& path) const = 0;
-  /// Undoes what a writer that died has done to the file beside the checkpoint at `path`.
+  /// Undoes what a writer that died did to the side file of the checkpoint at `path`.
   virtual void restore(FileSystem& fs, const std::string& path) const = 0;
-  /// Removes the files beside a checkpoint that has been replaced or removed.
+  /// Removes the side files of an earlier checkpoint at `path`, after another one has replaced it.
   virtual void remove(FileSystem& fs, const std::string& path) const noexcept = 0;
-  /// Removes the files beside `path`, from which a checkpoint has been removed.
+  /// Removes the side files of a checkpoint that has been removed from `path`.
   virtual void remove_orphans(FileSystem& fs, const std::string& path) const = 0;
 };
 
@@ -135,23 +138,23 @@ class FormatDriver {
   /// Throws: Error(not_found, corruption, unsupported) as the format's docs say.
   virtual std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
                                                  const std::string& path) const = 0;
-  /// Does the same, and reads objects of the classes in `as_dict` as dicts (OpenOptions::as_dict).
-  /// For formats that hold objects of classes; the others have nothing to do.
+  /// Opens a checkpoint as `open` does, and reads objects of the classes in `as_dict` as dicts
+  /// (OpenOptions::as_dict). Only drivers of formats that hold objects of classes override this.
   virtual std::unique_ptr<CheckpointReader> open_with_classes(
       const FileSystem& fs, const std::string& path,
       const std::vector<std::string>& /*as_dict*/) const {
     return open(fs, path);
   }
 
-  /// Returns the size of a file as its first bytes give it; nothing if only the end of the file
-  /// says what is in it. From a pipe that does not fit in memory, only files with such a beginning
-  /// can be read. Throws: Error(corruption).
+  /// Returns the size of the whole file, which its first bytes state; nothing if only the end of
+  /// the file says what is in it. A checkpoint from a pipe that does not fit in memory can only be
+  /// read if this returns a size. Throws: Error(corruption).
   virtual std::optional<std::uint64_t> nbytes_from_begin(const ReadableFile& /*file*/) const {
     return std::nullopt;
   }
 
   /// Returns how the names of single files of this format end: `.pt`. A destination with such a
-  /// name is written in this format unless another one is asked for.
+  /// name is written in this format unless the caller asks for another format.
   virtual std::span<const std::string_view> file_suffixes() const { return {}; }
   /// Returns what a new checkpoint at `destination` becomes.
   virtual DestinationKind destination_kind(const std::string& /*destination*/) const {
@@ -166,7 +169,7 @@ class FormatDriver {
   virtual bool writes_file(std::string_view /*name*/) const { return false; }
   /// Returns which of the names in a checkpoint's directory are the checkpoint's. The others are
   /// extra files. `opened`: paths of files that an open reader knows as the checkpoint's; empty if
-  /// none is open. Without an override: those that `may_own_file`.
+  /// none is open. The default returns the names for which `may_own_file` is true.
   virtual std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                              const std::vector<std::string>& names,
                                              const std::set<std::string>& opened) const;
@@ -184,7 +187,7 @@ class FormatDriver {
   virtual void require_one_checkpoint(const FileSystem& /*fs*/, const std::string& /*directory*/,
                                       const std::vector<std::string>& /*names*/,
                                       const std::string& /*option*/) const {}
-  /// Returns the files beside a single-file checkpoint; null if there are never any.
+  /// Returns how to find the side files of a single-file checkpoint; null if this format has none.
   virtual const SideFiles* side_files() const { return nullptr; }
 };
 
@@ -207,10 +210,11 @@ bool holds_whole_tensors(Format format);
 std::optional<Format> parse_format(std::string_view name);
 /// Returns the names of the formats that can be written.
 std::vector<std::string> writable_format_names();
-/// Returns the names of these formats as a text: "native, dcp or torch". `suits` picks formats.
+/// Returns the names of these formats as a text: "native, dcp or torch". `suits` picks the formats;
+/// null: all.
 std::string writable_formats_in_words(bool (*suits)(const FormatTraits&) = nullptr);
 
-/// Returns the format that a destination's suffix asks for; without such a suffix native.
+/// Returns the format whose suffix the destination has; native if no format has this suffix.
 Format format_for_destination(const std::string& path);
 
 }  // namespace tessera::formats

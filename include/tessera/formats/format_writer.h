@@ -57,11 +57,13 @@ class FormatWriter {
   virtual void check_staging(FileSystem& fs, const std::string& destination,
                              const CheckpointContents& contents, const std::vector<Value>& values,
                              const CreateOptions& options) const = 0;
-  /// Returns the options that change the bytes of the files, in words; empty if none is set. Two
-  /// runs with different texts are different work (JournalOptions). Stored in journals.
+  /// Returns the options that change the bytes of the files, in words; empty if none is set. A run
+  /// cannot resume the work of a run with a different text (JournalOptions). The text is stored in
+  /// journals.
   virtual std::string describe_options(const CreateOptions& /*options*/) const { return {}; }
 
-  /// Returns how several processes write together; null if they cannot.
+  /// Returns how several processes write one checkpoint together; null if the format does not allow
+  /// it.
   virtual const PartsWriter* parts() const { return nullptr; }
 };
 

@@ -9,7 +9,7 @@
 
 namespace tessera::formats {
 
-/// One of several checkpoints shown as one.
+/// One of the checkpoints to merge.
 struct MergeSource {
   std::unique_ptr<CheckpointReader> reader;
   std::string prefix{};  // goes before every name, without the dot; empty: none
@@ -17,7 +17,7 @@ struct MergeSource {
 
 /// Which entry is shown if several sources have an entry of the same name.
 enum class MergePreference {
-  none,  // the first source's, and the name is a collision
+  none,  // the first source's; the name is listed in `collisions`
   first,
   last,
 };
@@ -29,12 +29,12 @@ struct MergedCheckpoint {
 };
 
 /// Returns several checkpoints as one: the tensors, values, aliases and flat units of all, each
-/// under its source's prefix, with pieces on the ranks that hold them; annotations without prefix.
+/// under its source's prefix. Pieces keep their ranks. Annotations get no prefix.
 ///
 /// Optimizer state belongs to the parameter that its source names. If that source does not hold the
-/// parameter (model and optimizer saved apart), the first source that does is used. An alias
-/// becomes a tensor if its tensor comes from another source, so that every name keeps its bytes.
-/// The format is that of the first source. Requires: at least one source.
+/// parameter (model and optimizer saved apart), the parameter of the first source that holds it is
+/// used. An alias becomes a tensor if its tensor comes from another source, so that every name
+/// keeps its bytes. The format is that of the first source. Requires: at least one source.
 MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference);
 
 /// A checkpoint to open as one of several.

@@ -21,26 +21,27 @@ namespace tessera::formats {
 /// not a file of this format, or of a later version; Error(corruption).
 std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string path);
 
-/// How native files are written. Readers find all of this in the files.
+/// How native files are written. Readers need none of these options, because the files record them.
 struct NativeWriteOptions {
   /// Whether pieces are compressed, each chunk by itself.
   enum class Compression { none, zstd };
   Compression compression = Compression::none;  // of pieces of 64 KiB and more
 
-  /// One of zstd's own levels, -100 to 19. Nothing: chosen for each chunk. Weights get only the
-  /// entropy stage, as matching finds nothing in them; chunks with runs get level 1.
+  /// One of zstd's own levels, -100 to 19. Empty: the writer chooses for each chunk. Chunks of
+  /// weights get only zstd's entropy stage, because its search for matches finds nothing in them;
+  /// chunks with runs get level 1.
   std::optional<int> zstd_level{};
 
-  /// Bytes of a compressed chunk before compression. A small range read decodes this much. A
-  /// multiple of 16, at most 64 MiB. Pieces below 64 KiB are never compressed.
+  /// Bytes of a compressed chunk before compression. Even the read of a small range decodes a whole
+  /// chunk. A multiple of 16, at most 64 MiB. Pieces below 64 KiB are never compressed.
   std::uint64_t chunk_nbytes = std::uint64_t{1} << 20;
 
-  /// Bytes that `write_block` takes at a time without compression: a multiple of 64 KiB. Does not
-  /// change the files.
+  /// Bytes of a block (`write_block`) of a piece without compression: a multiple of 64 KiB. Does
+  /// not change the files.
   std::uint64_t plain_block_nbytes = std::uint64_t{4} << 20;
 
   /// Whether `index.h5` shows every tensor as a virtual dataset to other HDF5 readers. Costs about
-  /// 0.1 ms and 0.2 kB per tensor and piece; Tessera never reads them.
+  /// 0.1 ms and 0.2 kB per tensor and piece. Tessera never reads virtual datasets.
   enum class VirtualDatasets { write, omit };
   /// See VirtualDatasets.
   VirtualDatasets virtual_datasets = VirtualDatasets::write;
@@ -55,8 +56,8 @@ std::optional<NativeWriteOptions> parse_compression(std::string_view text);
 
 /// Starts a native checkpoint. Every rank of `contents.world_size` gets a file, even if it holds
 /// nothing. `values` is parallel to `contents.values`. `fs` must show the operating system's files,
-/// as the staging path is locked there. If the HDF5 library was built without thread-safety, the
-/// application's own HDF5 calls must not overlap with the writer's.
+/// because the writer locks the staging path there. If the HDF5 library was built without
+/// thread-safety, the application's own HDF5 calls must not overlap with the writer's.
 /// Throws: Error(invalid_argument) if the contents contradict themselves; Error(already_exists).
 std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string destination,
                                                 CheckpointContents contents,
@@ -67,9 +68,9 @@ std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string dest
 /// Rebuilds `index.h5` from the rank files alone, byte for byte as it was (with the same release of
 /// HDF5). An existing `index.h5` is replaced when the new one is complete.
 /// Throws: Error(corruption), which lists the rank files that are missing, damaged, or from another
-/// checkpoint, and the tensors that are incomplete without them; Error(corruption) for work in
-/// progress that has a journal; Error(already_exists) if `index.h5.partial` exists and is not an
-/// index that Tessera began to write. `index.h5` is then unchanged.
+/// checkpoint, and the tensors that are incomplete without them; Error(corruption) if a writer with
+/// a journal has not finished the checkpoint; Error(already_exists) if `index.h5.partial` exists
+/// and is not an index that Tessera began to write. `index.h5` is then unchanged.
 void rebuild_native_index(FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

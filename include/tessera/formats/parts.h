@@ -14,8 +14,8 @@ namespace tessera::formats {
 
 /// [Note: Parts] Several processes write one checkpoint together, each the part of its own rank,
 /// into a directory that all of them see. The result is the same, byte for byte, as what
-/// `create_native` or `create_dcp` writes. Each action begins when all ranks have finished the one
-/// before:
+/// `create_native` or `create_dcp` writes. Each action begins when all ranks have finished the
+/// action before it:
 ///
 ///     coordinator only   makes an empty directory, such as a StagedDestination's staging path
 ///     all ranks          create_part, write_block for every block, commit
@@ -26,11 +26,11 @@ namespace tessera::formats {
 /// All ranks pass equal contents, values and options. A failure on any rank ends the save on all:
 /// the coordinator removes the directory, in which parts may have left files.
 ///
-/// Until `finish_parts` has returned, no reader takes the directory for a checkpoint, whichever
-/// process dies at any point: `index.h5` or `.metadata` is missing, and appears last and complete.
-/// Opening throws Error(not_found), or Error(corruption) if there are native rank files without the
-/// index; `open_checkpoint` throws Error(unsupported) or Error(corruption). `rebuild_native_index`
-/// refuses rank files that were not sealed.
+/// Until `finish_parts` has returned, no reader takes the directory for a checkpoint, even if a
+/// process dies at any point, because `index.h5` or `.metadata` is missing. This file appears last,
+/// and complete. Opening throws Error(not_found), or Error(corruption) if there are native rank
+/// files without the index; `open_checkpoint` throws Error(unsupported) or Error(corruption).
+/// `rebuild_native_index` refuses rank files that were not sealed.
 struct PartOptions {
   Format format{};              // native or dcp
   NativeWriteOptions native{};  // for native alone

@@ -14,7 +14,7 @@ namespace tessera::inspect {
 enum class Verdict : std::uint8_t {
   known,      // torch.load(weights_only=True) allows it, or DCP's metadata needs it
   plain,      // a value of the standard library or NumPy, without effects
-  opaque,     // of another package, whose code the scan does not know
+  opaque,     // comes from another package, whose code the scan does not know
   dangerous,  // can run code or reach the system
 };
 
@@ -35,8 +35,8 @@ struct ScannedName {
   Verdict verdict = Verdict::opaque;
   std::string module{};
   std::string name{};                  // `system`; with dots if it is an attribute of an attribute
-  std::string reason{};                // of a dangerous one, in words
-  bool is_called = false;              // called, or an object of it made
+  std::string reason{};                // why the name is dangerous, in words; else empty
+  bool is_called = false;              // a pickle calls it, or makes an object of it
   std::uint64_t num_times = 0;         // how often it is imported
   std::vector<ScannedPlace> places{};  // at most kMaxPlaces: the first in each pickle
 
@@ -44,7 +44,7 @@ struct ScannedName {
   std::string in_words() const;
 };
 
-/// What makes a scan incomplete, or what an honest writer does not write.
+/// Why a scan is incomplete, or something that an honest writer does not write.
 struct ScanProblem {
   enum class Kind : std::uint8_t {
     broken_pickle,  // loaders stop here with an error, but have run what comes before
@@ -75,7 +75,8 @@ struct PickleScanReport {
   bool is_clean() const { return count(Verdict::dangerous) == 0 && problems.empty(); }
 };
 
-/// Limits for the cost of a scan of hostile files. What they leave out is a problem in the report.
+/// Limits for the cost of a scan of hostile files. What a limit leaves out becomes a problem in the
+/// report.
 struct PickleScanLimits {
   std::uint64_t max_inflated_nbytes = std::uint64_t{64} << 20;  // of one compressed member
   std::uint64_t max_files = 1'000'000;
@@ -84,8 +85,8 @@ struct PickleScanLimits {
 
 /// Finds the pickles in files and folders, and what each would import and call when Python loads
 /// it. Runs and imports nothing. Looks into zip archives (also damaged ones), tars, NumPy files and
-/// compressed files, and at several pickles in a row. Goes on after a problem. Folders are searched
-/// with all below them; links in them are not followed.
+/// compressed files. Reads several pickles in a row in one file. Continues after a problem.
+/// Searches folders and all folders below them, but follows no links there.
 /// Throws: Error(not_found) if a path is missing.
 PickleScanReport scan_pickles(const FileSystem& fs, const std::vector<std::string>& paths,
                               const PickleScanLimits& limits = {});

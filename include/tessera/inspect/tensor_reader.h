@@ -13,9 +13,9 @@
 
 namespace tessera::inspect {
 
-/// Reads a tensor's elements in row-major order, whatever its pieces are. Of equal pieces
-/// (replicas) reads the first. Keeps a reference to the reader, which must outlive it. Immutable
-/// after construction; thread-safe.
+/// Reads a tensor's elements in row-major order, however the tensor is cut into pieces. Of equal
+/// pieces (replicas) it reads the first. Keeps a reference to `reader`, which must outlive the
+/// TensorReader. Immutable after construction; thread-safe.
 class TensorReader {
  public:
   /// Throws: Error(corruption) if the pieces do not cover the tensor exactly once.
@@ -44,7 +44,7 @@ class TensorReader {
  private:
   struct Source {
     std::uint32_t piece_index;
-    FlatRange extent;  // in the tensor, row-major: first element to end of last
+    FlatRange extent;  // from the piece's first element to its last, in the tensor's order
     bool is_dense;     // the piece has every element of the extent
     CopyRuns runs;     // from the piece into the tensor
   };
@@ -68,7 +68,7 @@ void for_each_block(const TensorReader& tensor, std::uint64_t block_nbytes,
 /// How to read tensors' bytes. Does not change the results.
 struct ScanOptions {
   int num_threads = 1;                                 // at least 1
-  std::uint64_t memory_nbytes = kDefaultMemoryNbytes;  // for elements, of all threads together
+  std::uint64_t memory_nbytes = kDefaultMemoryNbytes;  // for elements; all threads together
   std::stop_token stop{};                              // a stop request throws Error(interrupted)
   formats::ProgressSink progress{};  // gets the number of element bytes read; may be empty
 };

@@ -48,8 +48,8 @@ std::string region_to_string(const Region& region);  // `[0:4, 8:16]` or `flat[1
 /// Returns the box of a whole tensor.
 Box whole_box(std::span<const std::int64_t> shape);
 
-/// Returns the broken rule in words if the region does not lie within `shape` or has other
-/// dimensions, else nothing. Every reader checks every region from disk with this.
+/// Returns the broken rule in words if the region does not lie within `shape` or has another number
+/// of dimensions, else nothing. Every reader checks every region from disk with this.
 std::optional<std::string> region_error(const Region& region, std::span<const std::int64_t> shape);
 
 /// Returns the region as one range in the tensor's row-major order; nothing if it is not contiguous
@@ -61,13 +61,13 @@ std::optional<FlatRange> as_flat_range(const Region& region, std::span<const std
 /// has one box without dimensions.
 std::vector<Box> boxes_of(const Region& region, std::span<const std::int64_t> shape);
 
-/// Returns the intersection; nothing if it is empty.
+/// Returns the box of the elements that are in both boxes; nothing if there are none.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
-/// The runs that are contiguous in two regions of one tensor: a copy between the regions copies run
-/// by run. [Note: Runs] Both regions number their elements in row-major order, so the runs increase
-/// in both. A binary search finds any window of the destination. Immutable after construction; safe
-/// to share between threads.
+/// The runs of elements that are contiguous in each of two regions of one tensor. A copy between
+/// the regions copies run by run. [Note: Runs] Both regions number their elements in row-major
+/// order, so the runs increase in both. A binary search finds any window of the destination.
+/// Immutable after construction; safe to share between threads.
 class CopyRuns {
  public:
   /// Elements that are contiguous in both regions.
@@ -83,14 +83,15 @@ class CopyRuns {
   std::int64_t num_runs() const { return num_runs_; }
   std::int64_t numel() const { return numel_; }  // elements that the two regions share
 
-  /// Calls `visit` for each run that overlaps the destination window, cut to it, in order.
+  /// Calls `visit` for each run that overlaps the destination window, in order. A run that begins
+  /// before the window or ends after it is cut.
   void for_each_in(FlatRange destination_window,
                    const std::function<void(const Run&)>& visit) const;
 
  private:
   // A box of the intersection; all its runs have the same length.
   struct RunGroup {
-    Shape outer_sizes;     // run k is at the k-th position, row-major
+    Shape outer_sizes;     // run k is at the k-th position of these sizes, row-major
     Shape source_strides;  // per dimension, in elements of the source region
     Shape destination_strides;
     std::int64_t source_base = 0;
@@ -110,12 +111,12 @@ class CopyRuns {
 struct CoverageProblem {
   /// `hole`: elements in no region; `overlap`: elements in several regions.
   enum class Kind { hole, overlap } kind;
-  std::string detail;  // which regions, or how many elements are missing
+  std::string detail;  // which regions overlap, or how many elements are missing
 };
 
 /// Checks that the regions cover a tensor of `shape` exactly once. Equal regions (replicas) count
-/// once; empty regions are ignored. Cost: O(n log n) for common layouts. Requires: `region_error`
-/// accepts all regions.
+/// once; empty regions are ignored. Requires: `region_error` accepts all regions. Cost: O(n log n)
+/// for common layouts.
 std::vector<CoverageProblem> check_coverage(std::span<const Region> regions,
                                             std::span<const std::int64_t> shape);
 

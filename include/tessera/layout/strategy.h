@@ -40,9 +40,9 @@ struct Strategy {
 /// The most ranks a layout may have.
 inline constexpr int kMaxWorldSize = 1 << 20;
 
-/// Parses a strategy for `world_size` ranks (0: the AxB of a hybrid, else 1). Throws:
-/// Error(invalid_argument) that lists the allowed names, or both numbers if AxB is not the world
-/// size.
+/// Parses a strategy for `world_size` ranks (if 0: for A times B ranks of a hybrid strategy, else
+/// for 1). Throws: Error(invalid_argument) that lists the allowed names, or both numbers if AxB is
+/// not the world size.
 Strategy parse_strategy(std::string_view text, int world_size);
 
 /// Returns the text that parse_strategy reads.

@@ -30,7 +30,7 @@ std::string table_sharding_names();  // all names, for messages
 /// How one table is sharded.
 struct TableRule {
   TableSharding sharding = TableSharding::table_wise;
-  std::vector<int> ranks{};   // by shard; data_parallel: all ranks, whatever this says
+  std::vector<int> ranks{};   // by shard; ignored if data_parallel: all ranks
   int num_column_shards = 1;  // grid only: the number of groups, divides ranks.size()
 };
 

@@ -18,7 +18,7 @@ struct TableSize {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   DType dtype = DType::float32;
-  int num_features = 1;                        // features that look it up
+  int num_features = 1;                        // features that look the table up
   double pooling_factor = 1;                   // mean number of ids in a bag
   bool is_weighted = false;                    // every id has a weight
   std::uint64_t state_nbytes_per_row = 0;      // row-wise Adagrad: 4
@@ -32,7 +32,7 @@ enum class TableKernel { fused, dense };
 /// Which shardings a table may get. Default: any.
 struct TableConstraint {
   std::vector<TableSharding> shardings{};  // empty: any
-  std::vector<int> ranks{};                // that may hold it; empty: any
+  std::vector<int> ranks{};                // that may hold the table; empty: any
   std::int64_t min_columns = 16;           // of each shard, if columns are cut
   TableKernel kernel = TableKernel::fused;
 };
@@ -68,7 +68,7 @@ struct PlannedTable {
   std::string name{};
   TableRule rule{};
   std::vector<PlannedShard> shards{};  // without empty shards
-  std::string reason{};                // why it is not sharded otherwise, in words and numbers
+  std::string reason{};                // why the planner chose no other sharding
 };
 
 /// The cost of all tables on one rank.
@@ -83,10 +83,10 @@ struct ProposedPlan {
   std::vector<PlannedTable> tables{};  // by name
   std::vector<PlannedRank> ranks{};
   std::uint64_t memory_per_rank_nbytes = 0;
-  std::uint64_t common_nbytes = 0;  // on every rank: reserved, and its own batch's ids and outputs
+  std::uint64_t common_nbytes = 0;  // on every rank: reserved; ids, outputs of its batch
 
-  /// Returns two tables of text, with one line per embedding table and per rank. If lines would be
-  /// longer than `max_width` columns (0: no limit), reasons get lines of their own.
+  /// Returns two tables of text: one with a line per embedding table, one with a line per rank. If
+  /// lines would be longer than `max_width` columns (0: no limit), reasons get lines of their own.
   std::string to_text(std::size_t max_width = 0) const;
   /// Returns everything as a JSON object (docs/cli/json-schema.md, ckpt-inspect plan).
   std::string to_json() const;
@@ -98,24 +98,27 @@ struct ProposedPlan {
 /// [Note: What a shard costs] In a step with `batch_size` samples on each of W ranks, a shard with
 /// r of a table's R rows and c of its C columns has i = W * batch_size * features * pooling_factor
 /// * r / R ids and b = W * batch_size * features bags. Its rank pays for
-/// - rows: each id reads one row; the update reads and writes it, and its optimizer state, in whole
-///   cache lines of 64 bytes. Dense: the gradient's row instead, plus one pass over weights,
-///   gradient and state.
-/// - links: receives from each other rank its share of the ids (8 bytes, weighted 12) and 8 bytes
-///   per bag; sends 4 bytes per bag and column, and receives as much gradient. Each shard of a
-///   table cut by rows sends sums of full width. Row-wise state of a table cut by columns: 4 bytes
-///   per id to each other column shard.
+/// - rows: each id reads one row; the update reads and writes this row and its optimizer state, in
+///   whole cache lines of 64 bytes. With a dense kernel, each id instead reads and writes a row of
+///   the gradient, and the update is one pass over weights, gradient and state.
+/// - links: from each other rank, the shard's rank receives that rank's share of the ids (8 bytes
+///   each, 12 if weighted) and 8 bytes per bag. It sends back 4 bytes per bag and column, and
+///   receives a gradient of the same size. If a table is cut by rows, every shard sends sums of all
+///   columns. If a table with row-wise state is cut by columns, each shard sends 4 bytes per id to
+///   each other column shard.
 /// - memory: weights, state, dense gradient; a step's ids, outputs and their gradients.
-/// A data_parallel table is looked up for the rank's own samples and all-reduced: 2 (W-1)/W times
-/// its bytes. All times are added: no overlap, and each id of a batch counts as a different row.
+/// A data_parallel table is looked up for the rank's own samples, and its gradient is all-reduced:
+/// 2 (W-1)/W times the table's bytes. All times are added, as if nothing overlapped, and each id of
+/// a batch counts as a different row.
 ///
-/// How it searches: for a limit on a rank's time, each table in turn gets the sharding with the
-/// least total time that keeps every rank within time and memory, on the least loaded ranks.
-/// Bisection lowers the limit while this succeeds, for several orders of tables and choices. Then
-/// tables of the slowest rank are moved while that helps. For up to 12 tables it also tries
+/// How it searches: with a limit on the time of a rank, it places one table after the other. Each
+/// table gets, on the least loaded ranks, the sharding with the least total time that keeps every
+/// rank within the limit and within its memory. Bisection lowers the limit as long as all tables
+/// find a place. This is repeated with other orders of the tables and of their shardings. Then
+/// tables of the slowest rank are moved as long as that helps. For up to 12 tables it also tries
 /// combinations of all shardings. Equal arguments give equal results. row_wise uses all ranks that
-/// the table may use. table_row_wise, table_column_wise and grid use whole hosts; they are only
-/// tried if there are several hosts or a constraint asks for them.
+/// the table may use. table_row_wise, table_column_wise and grid use whole hosts; the planner only
+/// tries them if there are several hosts or a constraint asks for them.
 ///
 /// The steps (enumerate, estimate, partition, explain) are those of torchrec's planner
 /// (https://docs.pytorch.org/torchrec/planner-api-reference.html). Costs and search differ.

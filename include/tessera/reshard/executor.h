@@ -20,8 +20,8 @@
 
 namespace tessera::reshard {
 
-/// The finite elements of a tensor that were too large for the dtype of a cast. What they became
-/// follows from Plan::on_overflow.
+/// The finite elements of a tensor that were too large for the dtype of a cast. Plan::on_overflow
+/// decides what they became.
 struct TensorOverflow {
   std::size_t tensor_index = 0;  // of the destination
   std::int64_t num_elements = 0;
@@ -39,21 +39,21 @@ struct TensorUnderflow {
 enum class ExtraFilesPolicy {
   carry,   // copied into the destination's directory
   leave,   // not copied
-  refuse,  // a problem that names them
+  refuse,  // Plan::problems gets an entry that names them
 };
 
-/// Returns the value for `carry`, `leave` or `refuse`; none for another word.
+/// Returns the value for `carry`, `leave` or `refuse`; nothing for another word.
 std::optional<ExtraFilesPolicy> parse_extra_files_policy(std::string_view name);
 
-/// Most bytes of all extra files together that are carried by default.
+/// The default of ExtraFilesOptions::max_nbytes.
 inline constexpr std::uint64_t kDefaultExtraFilesNbytes = std::uint64_t{256} << 20;
 
 /// Which extra files a move takes.
 struct ExtraFilesOptions {
   ExtraFilesPolicy policy = ExtraFilesPolicy::carry;    // what happens to all of them
-  std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all; the smallest files are carried
-  std::string folder{};  // whose files are carried instead of the sources'; empty: not given
-  /// Whose file is carried if several sources of a merge have a name.
+  std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all together; the largest are left
+  std::string folder{};  // a folder whose files are carried instead; empty: the sources'
+  /// Whose file is carried if several sources of a merge have a file of the same name.
   formats::MergePreference preference = formats::MergePreference::none;
 };
 
@@ -81,18 +81,18 @@ struct ExtraFilesPlan {
 /// into a checkpoint at `destination` of that format. Never follows links, and never enters
 /// folders.
 ///
-/// A name that several sources have is carried if there is a preference or the files are equal. If
-/// the plan casts tensors, `config.json` gets the new dtype. A file that has the name of a format's
-/// file is left, as it could be taken for a part of the checkpoint; if the destination's writer
-/// needs the name itself, it is a problem. Throws: Error(io); Error(not_found, invalid_argument) if
-/// `options.folder` is no folder.
+/// A file whose name several sources have is carried if there is a preference or the files are
+/// equal. If the plan casts tensors, `config.json` gets the new dtype. A file with a name that a
+/// checkpoint's own file could have is left, because readers could take it for a part of the
+/// checkpoint. A file with a name that the destination's writer itself uses is a problem. Throws:
+/// Error(io); Error(not_found, invalid_argument) if `options.folder` is no folder.
 ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const formats::CheckpointReader& reader,
                                 const std::vector<std::string>& sources,
                                 const std::string& destination, formats::Format format,
                                 const ExtraFilesOptions& options);
 
-/// The size and the time of the last change of files, in words, by path.
+/// For each path: the file's size and the time of its last change, in words.
 using FileStates = std::map<std::string, std::string>;
 
 /// Returns the states of a source's data files. Empty if the bytes are in memory. Throws:
@@ -107,19 +107,19 @@ struct ExecuteOptions {
   formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
   formats::ProgressSink resumed{};   // of these, the bytes that the interrupted run wrote
   std::string source_path{};         // for errors; finish_move sets it
-  /// The source's files when it was opened; finish_move compares them at the end. None: as they are
-  /// when finish_move begins.
+  /// The states of the source's files when it was opened. finish_move compares them with the states
+  /// at the end. Empty: the states when finish_move begins.
   std::optional<FileStates> source_files{};
-  /// Called at the end, once for each tensor of the destination with such elements, in order. They
-  /// are counted in blocks of an interrupted run too.
+  /// Called at the end, in order, once for each tensor of the destination with elements that were
+  /// too large. Elements in blocks that an interrupted run wrote count too.
   std::function<void(const TensorOverflow&)> overflowed{};
   /// The same for elements that a cast made zero.
   std::function<void(const TensorUnderflow&)> underflowed{};
 };
 
 /// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a
-/// tensor. Checks the source's checksums as it reads. Does not read what the writer has from an
-/// interrupted run. Does not commit. If it throws, it has abandoned the writer.
+/// tensor. Checks the source's checksums as it reads. Does not read blocks that the writer already
+/// has from an interrupted run. Does not commit. If it throws, it has abandoned the writer.
 /// Requires: `plan.problems` is empty; `writer` was made for `plan.destination`.
 /// Throws: what source and writer throw; Error(invalid_argument) if the memory is too small for one
 /// block; Error(mismatch) with the tensor, the number of elements and the largest magnitude if a
@@ -143,9 +143,9 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create);
 /// Moves the tensors to the writer that `start_move` returned, and commits. Before the commit,
-/// compares the source's files with ExecuteOptions::source_files: a file that was overwritten
-/// meanwhile would be mixed into the destination. Throws: what execute and the writer's commit
-/// throw; Error(mismatch) with the file that has changed.
+/// compares the source's files with ExecuteOptions::source_files, because the destination would mix
+/// old and new bytes of a file that was overwritten meanwhile. Throws: what execute and the
+/// writer's commit throw; Error(mismatch) with the file that has changed.
 void finish_move(const Plan& plan, const formats::CheckpointReader& reader,
                  formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
@@ -154,12 +154,13 @@ void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, 
                      const std::string& destination, const formats::CreateOptions& create,
                      const ExecuteOptions& options);
 
-/// Finishes a move as `finish_move` does. After an error that may pass (Error(io), an interruption,
-/// no memory, Error(already_exists) for a file in the way), and after any error of resumed work, a
-/// writer with a journal keeps the finished blocks. The error then says `kept: DST.partial, 43%
-/// done`, with the remedy to resume. If nothing is kept, the error names a foreign file that stays
-/// in DST.partial. Returns how many bytes of tensors an earlier writer had written. Requires:
-/// `start_move` returned the writer for `destination` on `fs`. Throws: as finish_move.
+/// Finishes a move as `finish_move` does. After an error that the next run may not meet (Error(io),
+/// an interruption, no memory, Error(already_exists) for a file in the way), and after any error of
+/// resumed work, a writer with a journal keeps the finished blocks. The error then says `kept:
+/// DST.partial, 43% done`, with the remedy to resume. If nothing is kept, the error names a foreign
+/// file that stays in DST.partial, if there is one. Returns how many bytes of tensors an earlier
+/// writer had written. Requires: `start_move` returned the writer for `destination` on `fs`.
+/// Throws: as finish_move.
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
                              formats::CheckpointWriter& writer, const FileSystem& fs,
                              const std::string& destination, ExecuteOptions options);

@@ -23,7 +23,7 @@ enum class OptimizerNames {
   torchrec,
 };
 
-/// Returns the value for `as-stored`, `canonical` or `torchrec`; none for another word.
+/// Returns the value for `as-stored`, `canonical` or `torchrec`; nothing for another word.
 std::optional<OptimizerNames> parse_optimizer_names(std::string_view name);
 /// Returns the word that parse_optimizer_names reads.
 std::string_view optimizer_names_name(OptimizerNames names);
@@ -40,7 +40,7 @@ enum class OnOverflow {
   infinity,  // they become infinite, or NaN in float8_e4m3fn
 };
 
-/// Returns the value for `refuse`, `saturate` or `infinity`; none for another word.
+/// Returns the value for `refuse`, `saturate` or `infinity`; nothing for another word.
 std::optional<OnOverflow> parse_on_overflow(std::string_view name);
 /// Returns the word that parse_on_overflow reads.
 std::string_view on_overflow_name(OnOverflow on_overflow);
@@ -54,14 +54,14 @@ struct PlanOptions {
   int world_size = 0;                     // 0: as the strategy, the plan or the source says
   std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};  // shards of each table; none: by the strategy
-  std::vector<FlatUnit> units{};          // replace the source's; with its names, shapes and dtypes
+  std::vector<FlatUnit> units{};          // replace the source's units; same names, shapes and dtypes
   NameSelection only{};                   // of the source's names
   OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
-  std::vector<Rename> renames{};  // the first that matches a name applies
+  std::vector<Rename> renames{};  // of those that fit a name, the first
   std::optional<DType> cast{};    // for floating-point tensors, except scalar optimizer state
   OnOverflow on_overflow = OnOverflow::refuse;  // of the cast
-  std::string quantization_method{};  // how config.json beside the source names it; for problems
+  std::string quantization_method{};  // method named by config.json beside the source; for messages
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
   Relaxation lossy = Relaxation::refuse;    // merge state that is stored per column shard
   Relaxation part = Relaxation::refuse;     // take one part of a checkpoint (PartOfWhole) as it is
@@ -82,9 +82,9 @@ struct TensorCopy {
   std::size_t source_tensor = 0;
   /// For every destination piece, the source pieces that share elements with it, without replicas.
   std::vector<std::vector<std::uint32_t>> source_pieces{};
-  /// Not empty for row_wise_per_shard state that is merged. The source has one block of rows per
-  /// column shard; these are the shards' widths, which are the weights of the mean. Every
-  /// destination piece then needs all source pieces.
+  /// Not empty for row_wise_per_shard state that is merged. The source then has one block of rows
+  /// per column shard, and every destination piece needs all source pieces. `merged_widths` has the
+  /// shards' widths, which are the weights of the mean.
   std::vector<std::int64_t> merged_widths{};
   /// Not 0 for row-wise state if each column shard of the destination gets a copy: element i of the
   /// destination is row `i % num_repeated_rows` of the source (or of the merged rows). Every
@@ -94,11 +94,11 @@ struct TensorCopy {
 
 /// What a move changes because a format has no place for it (docs/formats/what-each-holds.md).
 enum class FormatChange {
-  text_keys,       // keys of dicts that are not strings become text
-  optimizer_keys,  // of these, the numbers of parameters in an optimizer's state
+  text_keys,       // keys of dicts that are not strings become text, except:
+  optimizer_keys,  // the numbers of parameters in an optimizer's state become text
   split_ties,      // tied tensors are stored under each of their names
   list_root,       // the outermost list becomes a dict
-  annotations,     // texts beside the tensors are left out
+  annotations,     // annotations of the checkpoint are left out
   requires_grad,   // the flag of a tensor is dropped
   parameters,      // a torch.nn.Parameter becomes a tensor
   shared_memory,   // tensors that overlap become tensors of their own
@@ -149,7 +149,7 @@ struct Plan {
 ///
 /// Without a strategy:
 /// - the pieces stay as they are (replicas stored once) if world size and tables do not change;
-/// - beside a table plan, everything else is `replicated`;
+/// - with a table plan, everything except its tables is `replicated`;
 /// - at another world size, the strategy is `dim0`.
 ///
 /// safetensors and torch.save files hold whole tensors, so strategy, world size and table plan are
@@ -180,8 +180,8 @@ struct RankShare {
 /// Returns the share of each rank of the destination.
 std::vector<RankShare> rank_shares(const Plan& plan);
 
-/// Prefixes that select tensors and values for PlanOptions. A prefix is whole components of names:
-/// `encoder` or `encoder.` selects all names that begin with `encoder.`.
+/// Prefixes that select tensors and values for PlanOptions. A prefix consists of whole components
+/// of names: `encoder` or `encoder.` selects all names that begin with `encoder.`.
 class NamePrefixes {
  public:
   NamePrefixes() = default;
@@ -194,12 +194,12 @@ class NamePrefixes {
   /// Returns renames that remove the prefixes from names.
   std::vector<Rename> removals() const;
 
-  /// Throws Error(invalid_argument) naming `option` if a prefix selects no name of `contents`: the
-  /// prefix is probably a typing error.
+  /// Throws Error(invalid_argument) naming `option` if a prefix selects no name of `contents`,
+  /// because the prefix is then probably mistyped.
   void check_used(const formats::CheckpointContents& contents, std::string_view option) const;
 
  private:
-  std::vector<std::string> prefixes_;  // each with its last dot
+  std::vector<std::string> prefixes_;  // each ends with a dot
 };
 
 }  // namespace tessera::reshard

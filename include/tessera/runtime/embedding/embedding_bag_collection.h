@@ -80,8 +80,8 @@ class EmbeddingBagCollectionBase : public torch::nn::Module {
  public:
   /// Looks up the rows of each bag's ids and pools them. Ignores keys that no table looks up. Shape
   /// of the result: `[batch, sum of the outputs' widths]`, float32. Throws: Error(invalid_argument)
-  /// naming table, feature, sample and position of an id out of range, a missing feature, or
-  /// weights that are missing or unexpected.
+  /// for an id out of range, naming its table, feature, sample and position; for a missing feature;
+  /// for weights that are missing or unexpected.
   virtual KeyedTensor forward(const KeyedJaggedTensor& batch) = 0;
 
   const TableSet& tables() const { return tables_; }

@@ -105,8 +105,8 @@ class KeyedJaggedTensor {
 /// KeyedTensor.
 class KeyedTensor {
  public:
-  /// Shape: `values` is `[B, sum of widths]`, for B samples. Throws: Error(invalid_argument) if it
-  /// is not, or if there is not one width per key.
+  /// Shape: `values` is `[B, sum of widths]`, for B samples. Throws: Error(invalid_argument) if
+  /// `values` has another shape, or if there is not one width per key.
   KeyedTensor(std::vector<std::string> keys, std::vector<std::int64_t> widths, at::Tensor values);
 
   const std::vector<std::string>& keys() const { return keys_; }

@@ -54,8 +54,9 @@ struct FullyShardOptions {
   /// Where this rank's shards and their gradients are between passes.
   Offload offload = Offload::none;
   /// Gives values to a module's own parameters and buffers that were on the meta device. Called
-  /// once for each such module, when these have uninitialised memory on `device`, before they are
-  /// sharded. Units are initialised one after the other, so that no rank ever holds all parameters.
+  /// once for each module that has any, after they got uninitialised memory on `device` and before
+  /// they are sharded. Units are initialised one after the other, so that no rank ever holds all
+  /// parameters.
   std::function<void(torch::nn::Module&)> param_init_fn{};
   at::Device device = at::kCPU;  // for parameters from the meta device
   /// Whether to first send the parameters and buffers of rank 0 to all ranks.
@@ -140,11 +141,12 @@ struct NamedStream {
   c10::Stream stream;
 };
 
-/// Returns the streams of passes over `root`, for a profile or to wait for them: `default` (the
-/// current stream when the first pass began), `unshard` (all-gathers), `pre_unshard` (casts and
-/// copies before them), `post_backward` (reductions), `all_reduce` (reductions over the replicas of
-/// hybrid strategies). On the CPU all are the same. Empty before the first pass. Not collective.
-/// Source: torch.distributed.fsdp, `_init_streams` (github.com/pytorch/pytorch, change 90611).
+/// Returns the streams of passes over `root`, so that the caller can profile them or wait for them:
+/// `default` (the current stream when the first pass began), `unshard` (all-gathers), `pre_unshard`
+/// (casts and copies before them), `post_backward` (reductions), `all_reduce` (reductions over the
+/// replicas of hybrid strategies). On the CPU all are the same. Empty before the first pass. Not
+/// collective. Source: torch.distributed.fsdp, `_init_streams` (github.com/pytorch/pytorch, change
+/// 90611).
 std::vector<NamedStream> streams(const torch::nn::Module& root);
 
 /// Returns the collectives of the open or last pass over `root`, in order: `unshard layers.0`,

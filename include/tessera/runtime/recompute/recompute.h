@@ -23,8 +23,8 @@ enum class Recomputation {
   reentrant,
 };
 
-/// Whether to restore the random number generators for the second call.
-enum class RngState { preserve, leave };  // such as for dropout
+/// Whether to restore the random number generators for the second call, such as for dropout.
+enum class RngState { preserve, leave };
 
 /// Options of `recompute`.
 struct RecomputeOptions {

@@ -50,9 +50,9 @@ class UpdatesParameters {
   virtual std::shared_ptr<FusedUpdates> fused_updates() const = 0;
 };
 
-/// Throws Error(unsupported) if `module` updates its own parameters. Call it for modules without an
-/// API (registry::applied_api): each rank updates them separately. `api`: the caller's name, for
-/// the message.
+/// Throws Error(unsupported) if `module` updates its own parameters. Call it for modules to which
+/// no API was applied (registry::applied_api), because each rank would update such a module
+/// separately. `api`: the caller's name, for the message.
 void refuse_own_updates(const torch::nn::Module& module, const std::string& fqn,
                         const std::string& api);
 

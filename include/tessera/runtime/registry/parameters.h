@@ -23,7 +23,7 @@ namespace tessera {
 
 /// Returns the parameters at and below `module`, each once, in the order of the module tree. Pass
 /// these to an optimizer, not `module.parameters()`: the latter lists a tied weight once per name,
-/// and an optimizer would update the weight as often. Not collective.
+/// and an optimizer would then update the weight once per name. Not collective.
 std::vector<at::Tensor> parameters(const torch::nn::Module& module);
 
 /// Returns the parameters at and below `module` by name, each once. A tied weight has its first
@@ -39,8 +39,8 @@ struct WholeParameter {
   std::int64_t dim() const { return static_cast<std::int64_t>(shape.size()); }
 };
 
-/// Returns the parameters of `named_parameters`, each with its shape in the unsharded model, also
-/// if `fully_shard` or `shard` has sharded it. Not collective.
+/// Returns the parameters of `named_parameters`, each with its shape in the unsharded model, even
+/// if `fully_shard` or `shard` has sharded the parameter. Not collective.
 std::vector<WholeParameter> whole_parameters(const torch::nn::Module& module);
 
 namespace detail {

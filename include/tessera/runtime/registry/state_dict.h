@@ -36,8 +36,8 @@ struct StateTensor {
   formats::StateKind kind = formats::StateKind::plain;
   std::string parameter;  // key of the parameter that optimizer state belongs to
   /// The name of the parameter or buffer in the module tree. A hook that renames the entry must not
-  /// change `module_fqn`: by it, the parameter's optimizer state is found and renamed. Empty:
-  /// unknown.
+  /// change `module_fqn`, because this name is used to find and rename the parameter's optimizer
+  /// state. Empty: unknown.
   std::string module_fqn;
 
   /// Returns an entry that holds all of `tensor`. Shape: the tensor's own.
@@ -71,7 +71,7 @@ class StateDict {
   /// Replaces the entry of that name, or appends a new one.
   void set(std::string fqn, StateEntry entry, formats::KeyPath key_path = {});
   bool erase(const std::string& fqn);
-  const StateEntry* find(const std::string& fqn) const;  // nullptr: none
+  const StateEntry* find(const std::string& fqn) const;  // nullptr if there is none
   StateEntry* find(const std::string& fqn);
   /// Returns whether there is an entry of that name; aliases count.
   bool contains(const std::string& fqn) const { return find(fqn) != nullptr; }

@@ -57,8 +57,8 @@ struct LoadReport {
 };
 
 /// Returns the tensor entry of `fqn`; follows aliases. Returns nullptr, and reports why, if the
-/// entry is missing (not reported if the options allow that), is not a tensor, or has another
-/// shape, a dtype that may not be cast, or shards that do not fit.
+/// entry is missing (does not report this if the options allow missing entries), is not a tensor,
+/// or has another shape, a dtype that may not be cast, or shards that do not fit.
 StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType dtype,
                           std::span<const std::int64_t> shape, LoadReport& report);
 
@@ -94,8 +94,8 @@ using LoadPreHook = std::function<void(torch::nn::Module& module, StateDict& sta
 /// Runs after the module and its children have been loaded.
 using LoadPostHook = std::function<void(torch::nn::Module& module)>;
 
-/// Adds a hook to a module. Hooks of one module run in the order they were added: pre hooks from
-/// the root to the leaves, post hooks from the leaves to the root. Does not change the module. Not
+/// Adds a hook to a module. Hooks of one module run in the order they were added. Pre hooks of a
+/// root run before those of its leaves, post hooks after them. Does not change the module. Not
 /// collective, but all ranks must add the same hooks. Throws: Error(invalid_argument) if no
 /// shared_ptr holds the module. Source: github.com/pytorch/pytorch, changes 90436 and 87900.
 HookHandle add_state_dict_pre_hook(torch::nn::Module& module, StateDictPreHook hook);

@@ -32,9 +32,9 @@ struct ReplicateOptions {
 /// A module inside a fully_shard module may be replicated; fully_shard then leaves this subtree
 /// alone. NoSyncScope postpones the averaging. Tables sharded by `shard` are left alone. All ranks
 /// must run equally many backwards, one at a time, and use some parameter of the module in each
-/// backward; with tessera::forward a rank may use none. Collective, and so is each backward. Makes
-/// a further connection between the ranks, so that these collectives and others may run in any
-/// order. Call it before creating the optimizer.
+/// backward; with tessera::forward, a rank may use no parameter. Collective, and so is each
+/// backward. Makes a further connection between the ranks, so that these collectives and others may
+/// run in any order. Call it before creating the optimizer.
 /// Throws: Error(invalid_argument) if no shared_ptr holds the module, or if the module or a module
 /// in it is sharded or replicated already; Error(mismatch) on all ranks if their parameters or
 /// buffers differ. A forward throws: Error(invalid_argument) if a parameter of the module was

@@ -11,9 +11,10 @@ namespace tessera {
 /// checkpoint: `state.<fqn>.exp_avg`, `param_groups.0.lr`, `param_groups.0.params` (a list of
 /// names). Elementwise state is sharded like its parameter. `step` is a 0-d float32 tensor, as in
 /// Python. Groups have all fields that Python's have, and fields of a loaded checkpoint that
-/// libtorch does not know. Parameters without state have no entries; frozen ones keep theirs.
-/// Parameters that a module updates during the backward (FusedEmbeddingBagCollection, `shard`) are
-/// included, in groups of their own after the groups of the optimizer.
+/// libtorch does not know. Parameters without state have no entries. A frozen parameter that has
+/// state keeps its entries. Parameters that a module updates during the backward
+/// (FusedEmbeddingBagCollection, `shard`) are included, in groups of their own after the groups of
+/// the optimizer.
 /// Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop of torch::optim.
 /// Collective over the model's mesh for FULL. Throws: Error(unsupported) naming another optimizer;
 /// Error(invalid_argument) naming a parameter that the model does not have, or state that was
@@ -42,9 +43,10 @@ void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict
 
 /// Returns `state_dict` with the fields of groups repeated for each parameter:
 /// `param_groups.<fqn>.lr` instead of `param_groups.0.lr` and `param_groups.0.params`. Each name is
-/// one key. So the optimizers of several parts of a model, such as pipeline stages, can save into
-/// one checkpoint. Not collective. Throws: Error(invalid_argument) if a group does not name its
-/// parameters. Source: `flatten_optimizer_state_dict` of torch.distributed.checkpoint.state_dict.
+/// one key. In this way the optimizers of several parts of a model, such as pipeline stages, can
+/// save into one checkpoint. Not collective. Throws: Error(invalid_argument) if a group does not
+/// name its parameters. Source: `flatten_optimizer_state_dict` of
+/// torch.distributed.checkpoint.state_dict.
 StateDict flatten_optim_state_dict(const StateDict& state_dict);
 
 /// How optimizer state identifies its parameters.

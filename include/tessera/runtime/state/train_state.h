@@ -38,7 +38,7 @@ struct SaveOptions {
   /// needs room for both, and the ranks wait for rank 0.
   formats::Format format{};
   /// What to do if the path has a checkpoint, damaged or not. `replace` swaps in the new one in a
-  /// single step. Both options refuse files that are not a checkpoint.
+  /// single step. Both policies refuse to replace files that are not a checkpoint.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
   /// If true, each parameter's state repeats its group's options: see `flatten_optim_state_dict`.
@@ -74,7 +74,7 @@ struct LoadOptions {
   bool allow_lossy = false;       // merges state that was saved per column shard
   /// Globs of the names to load, such as `model.*`; the rest stays unchanged. A value, the state of
   /// one parameter and the optimizer's groups are each loaded whole or not at all: a glob that
-  /// matches only some of that is an error.
+  /// matches only some of their names is an error.
   std::vector<std::string> only{};
   /// Replaces prefixes of the checkpoint's names; of several renames that fit a name, the first is
   /// used. Renaming a parameter (`{"model.fc.", "model.up."}`) renames its optimizer state and its
@@ -164,14 +164,14 @@ class TrainState {
 };
 
 /// Saves the state as a checkpoint at `path`. Each rank writes its share; the checkpoint appears
-/// when all ranks are done, whole or not at all. Replicas are written once, by different ranks in
-/// turn. Ranks compare one hash of the layout. An unchanged layout is not planned again. Rank 0
-/// locks the directory of `path` while this TrainState lives: no other trainer can save there.
-/// Collective. Throws on all ranks if any fails: Error(already_exists) if `path` may not be
-/// replaced, Error(io) if writing or a rank fails, Error(mismatch) if ranks have different states,
-/// Error(unsupported) naming a value that is nested too deeply, Error(invalid_argument) if the
-/// model was sharded after the TrainState was made. The destination is then unchanged. If only the
-/// removal of older checkpoints fails, the error says that the new one is complete.
+/// when all ranks are done, whole or not at all. A piece that several ranks hold is written once;
+/// the ranks take turns. Ranks compare one hash of the layout. An unchanged layout is not planned
+/// again. Rank 0 locks the directory of `path` while this TrainState lives: no other trainer can
+/// save there. Collective. Throws on all ranks if any fails: Error(already_exists) if `path` may
+/// not be replaced, Error(io) if writing or a rank fails, Error(mismatch) if ranks have different
+/// states, Error(unsupported) naming a value that is nested too deeply, Error(invalid_argument) if
+/// the model was sharded after the TrainState was made. The destination is then unchanged. If only
+/// the removal of older checkpoints fails, the error says that the new one is complete.
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
 inline SaveReport save(TrainState&& state, const std::string& path,
                        const SaveOptions& options = {}) {
@@ -179,9 +179,9 @@ inline SaveReport save(TrainState&& state, const std::string& path,
 }
 
 /// Saves a state dict of whole tensors (FULL) as a checkpoint with the same keys, like
-/// `torch.save(state_dict, path)`. Writes nothing for an empty one, so that with `rank0_only` every
-/// rank may call it. Not collective: the other ranks do not wait for the file. Throws:
-/// Error(invalid_argument) naming a tensor of which only some elements are here;
+/// `torch.save(state_dict, path)`. Writes nothing for an empty state dict, so that with
+/// `rank0_only` every rank may call it. Not collective: the other ranks do not wait for the file.
+/// Throws: Error(invalid_argument) naming a tensor of which only some elements are here;
 /// Error(already_exists) if `path` may not be replaced; Error(unsupported) if the format cannot
 /// hold an entry; Error(io) if writing fails.
 void save(const StateDict& state_dict, const std::string& path,
@@ -192,8 +192,8 @@ void save(const StateDict& state_dict, const std::string& path,
 /// tensors may be partly old and partly new; all else is unchanged. Collective. Throws on all ranks
 /// if any fails, with the same kind of error: Error(mismatch) that lists everything that is
 /// missing, unexpected or does not fit, with hints at useful options, or says that ranks opened
-/// different checkpoints; Error(not_found) if there is none; Error(corruption) if it is damaged;
-/// Error(io) if reading or a rank fails.
+/// different checkpoints; Error(not_found) if there is no checkpoint; Error(corruption) if it is
+/// damaged; Error(io) if reading or a rank fails.
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
 inline LoadSummary load(TrainState&& state, const std::string& path,
                         const LoadOptions& options = {}) {
