@@ -14,7 +14,7 @@ std::string base64_encode(std::string_view bytes) {
 }
 
 std::optional<std::string> base64_decode(std::string_view text) {
-  // nettle skips spaces, accepts text without its padding, and padding where too little is left.
+  // nettle is less strict: it skips spaces, and accepts text with too little or too much padding.
   constexpr std::string_view kSpaces = " \t\n\v\f\r";
   if (text.size() % 4 != 0 || text.ends_with("===") ||
       text.find_first_of(kSpaces) != std::string_view::npos) {

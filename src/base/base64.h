@@ -9,7 +9,7 @@ namespace tessera::detail {
 /// Returns `bytes` in base64: standard alphabet, padded (RFC 4648, section 4).
 std::string base64_encode(std::string_view bytes);
 
-/// Returns nothing if `text` is not a possible result of `base64_encode`.
+/// Undoes `base64_encode`. Returns nothing if `text` is not a possible result of it.
 std::optional<std::string> base64_decode(std::string_view text);
 
 }  // namespace tessera::detail

@@ -14,9 +14,10 @@
 namespace tessera {
 namespace {
 
-// A small binary float, described by its fields. `finite_only` formats use their highest codes for
-// numbers and have no infinity ("FP8 Formats for Deep Learning", arXiv 2209.05433; the fnuz forms,
-// arXiv 2206.02915, have one NaN, at the code of negative zero, and one more in the exponent bias).
+// A float of 8 bits, described by its fields. Only formats with Specials::ieee have an infinity;
+// the others use its codes for finite numbers ("FP8 Formats for Deep Learning", arXiv 2209.05433).
+// The fnuz formats (arXiv 2206.02915) have one NaN, at the code of negative zero, and a bias that
+// is larger by one.
 struct Float8Format {
   int exponent_bits;
   int mantissa_bits;
@@ -69,7 +70,7 @@ float decode_float16(std::uint16_t code) {
   const std::uint32_t exponent = magnitude & kExponentMask;
   const std::uint32_t normal = magnitude + kBiasDifference;
   const std::uint32_t infinite_or_nan = normal + kBiasDifference;
-  // A subnormal has no hidden bit: adds one, then subtracts its value.
+  // A subnormal has no hidden bit: add one, then subtract the value of this bit.
   const std::uint32_t subnormal =
       std::bit_cast<std::uint32_t>(std::bit_cast<float>(normal + (1U << 23)) - 0x1p-14F);
   const std::uint32_t bits = exponent == 0               ? subnormal
@@ -82,12 +83,14 @@ float decode_bfloat16(std::uint16_t code) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(code) << 16);
 }
 
-/// Rounds a finite magnitude's float32 bits to a format with fewer mantissa bits, to nearest even,
-/// and returns the code without its sign; codes past the largest finite one mean overflow.
+/// Rounds a finite magnitude, given by its float32 bits, to a format with fewer mantissa bits, to
+/// nearest even. Returns the code without its sign. A code above the largest finite code means
+/// overflow.
 std::uint32_t round_to_code(std::uint32_t magnitude_bits, int mantissa_bits, int bias) {
   const int exponent = static_cast<int>(magnitude_bits >> 23) - 127 + bias;
   if (exponent <= 0) {
-    // Subnormal: units of 2^(1 - bias - mantissa_bits). The scaling is exact, and so is nearbyint.
+    // A subnormal counts units of 2^(1 - bias - mantissa_bits). The scaling is exact, so that only
+    // nearbyint rounds.
     const double units = std::ldexp(static_cast<double>(std::bit_cast<float>(magnitude_bits)),
                                     bias - 1 + mantissa_bits);
     return static_cast<std::uint32_t>(std::nearbyint(units));
@@ -131,7 +134,7 @@ std::uint8_t encode_e5m2(float v) {
 }
 
 /// Rounds to float32 so that a second rounding to fewer bits gives the same result as one rounding
-/// of the double: to odd if bits are lost.
+/// of the double. For this it rounds to odd if bits are lost.
 float to_float_for_rounding(double value) {
   const auto nearest = static_cast<float>(value);
   if (!std::isfinite(value) || static_cast<double>(nearest) == value) return nearest;
@@ -150,7 +153,7 @@ void decode_all(std::span<const std::byte> source, std::span<Number> out, Decode
   }
 }
 
-/// Decodes to `Number`: float if it holds the dtype exactly, else double.
+/// Decodes elements to `Number`, which is float if a float holds the dtype exactly, else double.
 template <class Number>
 void decode(DType from, std::span<const std::byte> source, std::span<Number> out) {
   const auto as_is = [](auto v) { return v; };
@@ -243,7 +246,7 @@ void encode(std::span<const Number> source, DType to, std::span<std::byte> out) 
   TESSERA_CHECK(false && "cast_elements: no such cast");
 }
 
-/// The dtype of a complex dtype's real and imaginary number.
+/// Returns the dtype of the real and of the imaginary part of a complex dtype.
 DType real_dtype_of(DType complex) {
   switch (complex) {
     case DType::complex32:
@@ -310,15 +313,15 @@ Number largest_castable(DType to) {
   return std::numeric_limits<Number>::max();
 }
 
-/// The smallest and the largest magnitude of codes, as integers. Their order is that of the
-/// numbers.
+/// The smallest and the largest of some codes without their signs, as integers. Such integers have
+/// the same order as the magnitudes of the numbers.
 struct MagnitudeRange {
   std::int32_t smallest;
   std::int32_t largest;
 };
 
-/// `Code` is signed if it has more than 8 bits, and `mask` without its sign, because processors
-/// compare such numbers fastest.
+/// `mask` selects all bits of a code but the sign. `Code` is a signed type if it has more than 8
+/// bits, because processors compare signed numbers fastest.
 template <class Code>
 MagnitudeRange magnitudes_of(std::span<const std::byte> codes, Code mask) {
   Code smallest = mask;
@@ -366,11 +369,11 @@ std::int32_t first_not_finite(DType dtype) {
   TESSERA_CHECK(false && "first_not_finite: a cast to this dtype loses nothing");
 }
 
-/// Counts the numbers that are not zero, but whose codes are.
+/// Counts the numbers that are not zero but have a code that is zero.
 template <class Code, class Number>
 std::int64_t count_became_zero(std::span<const Number> numbers, std::span<const std::byte> codes,
                                Code mask) {
-  std::int32_t count = 0;  // of one batch; processors add such numbers fastest
+  std::int32_t count = 0;  // of one batch; processors add 32-bit numbers fastest
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     Code code;
     std::memcpy(&code, codes.data() + i * sizeof(Code), sizeof(Code));
@@ -424,7 +427,8 @@ CastLosses encode_and_count(std::span<const Number> numbers, DType to, std::span
   return losses;
 }
 
-/// Returns the elements if they are `Number`s that can be read where they are, without a copy.
+/// Returns the elements as `Number`s without a copy; nothing if they have another dtype or are not
+/// aligned.
 template <class Number>
 std::optional<std::span<const Number>> as_numbers(DType dtype, std::span<const std::byte> source) {
   constexpr DType kOwn = std::is_same_v<Number, float> ? DType::float32 : DType::float64;
@@ -433,7 +437,7 @@ std::optional<std::span<const Number>> as_numbers(DType dtype, std::span<const s
   return std::span(reinterpret_cast<const Number*>(source.data()), source.size() / sizeof(Number));
 }
 
-/// Casts batch by batch: `encode_batch(numbers, out)` encodes each.
+/// Casts batch by batch: `encode_batch(numbers, out)` encodes one batch.
 template <class Number, class EncodeBatch>
 void cast_through(DType from, std::span<const std::byte> source, DType to,
                   std::span<std::byte> destination, EncodeBatch encode_batch) {
@@ -532,7 +536,7 @@ bool can_overflow(DType from, DType to) {
 bool can_underflow(DType from, DType to) {
   if (from == to) return false;
   if (is_complex(from)) return can_underflow(real_dtype_of(from), real_dtype_of(to));
-  // Half of the smallest number is a tie, and rounds to zero.
+  // Half of the smallest positive number of `to` is a tie, which rounds to zero.
   return is_floating_point(from) && smallest_positive(from) <= smallest_positive(to) / 2;
 }
 

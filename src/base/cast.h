@@ -32,11 +32,11 @@ bool can_overflow(DType from, DType to);
 /// two parts. Requires: `can_cast(from, to)`.
 bool can_underflow(DType from, DType to);
 
-/// The finite numbers that a cast did not only round.
+/// The finite numbers that a cast changed by more than rounding.
 struct CastLosses {
   std::int64_t num_too_large = 0;
   double largest_magnitude = 0.0;    // of these in the source; 0 if there are none
-  std::int64_t num_became_zero = 0;  // that were not zero
+  std::int64_t num_became_zero = 0;  // numbers that were not zero before the cast
 
   void merge(const CastLosses& other);
 };
@@ -44,7 +44,7 @@ struct CastLosses {
 /// What a cast makes of a finite number that is too large.
 enum class TooLarge {
   becomes_infinity,        // NaN in float8_e4m3fn
-  becomes_largest_finite,  // with its sign
+  becomes_largest_finite,  // the sign stays
 };
 
 /// Casts as `cast_elements` does, and counts the finite numbers that are too large or become zero.

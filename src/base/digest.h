@@ -56,7 +56,7 @@ class Sha256 {
   Sha256& operator=(Sha256&&) noexcept;
   /// Adds bytes at the end of what is digested.
   void update(std::span<const std::byte> bytes);
-  /// Returns the 64 lower-case hex digits and starts again.
+  /// Returns the digest of all bytes so far as 64 lower-case hex digits, and starts a new digest.
   std::string hex_digest();
 
  private:

@@ -29,7 +29,7 @@ std::string comparison(std::string_view rule, std::string_view expected, std::st
 }
 
 std::string in_parentheses(std::string_view text) {
-  // A remedy may hold a name from a file.
+  // A remedy may hold a name from a file, which must be escaped.
   return text.empty() ? std::string() : " (" + printable(text, kMaxWhatNbytes) + ")";
 }
 
@@ -117,8 +117,8 @@ std::string printable(std::string_view text, std::size_t max_nbytes) {
 
   static constexpr std::string_view kEllipsis = "…";
   static constexpr char kHex[] = "0123456789abcdef";
-  // Emits units that must not be cut: whole characters and whole escapes. Of a long text, only the
-  // bytes at both ends that may be shown are escaped.
+  // Passes to `emit` the units that must not be cut: whole characters and whole escapes. Of a long
+  // text, only the bytes at both ends that may be shown are escaped.
   const auto escape = [](std::string_view section, auto&& emit) {
     for (std::size_t i = 0; i < section.size();) {
       const std::size_t nbytes = detail::utf8_sequence_nbytes(section, i);

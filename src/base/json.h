@@ -23,7 +23,7 @@ Value parse_json(std::string_view text, const std::string& path, JsonLimits limi
 enum class JsonStyle { compact, indented };
 
 /// Returns `value` as JSON that `value_from_json` turns back into the same value. What JSON cannot
-/// express is an object with one `$` key: `{"$tuple":[…]}`, `{"$set":[…]}`,
+/// express is written as an object with one `$` key: `{"$tuple":[…]}`, `{"$set":[…]}`,
 /// `{"$bytes":"<base64>"}`, `{"$float":"nan"|"inf"|"-inf"}`, `{"$symbol":"torch.float32"}`,
 /// `{"$dict":[[key,value],…]}` (if a key is not a string, or starts with `$`). Floats always carry
 /// a point or an exponent and round-trip; BigInts are plain JSON numbers, or `{"$int":"<decimal>"}`
@@ -34,7 +34,7 @@ std::string value_to_json(const Value& value, JsonStyle style = JsonStyle::compa
 /// `$` object.
 Value value_from_json(Value json, const std::string& path);
 
-/// Returns `text` as a quoted JSON string (valid UTF-8 in and out; other bytes become U+FFFD).
+/// Returns `text` as a quoted JSON string. Bytes that are not valid UTF-8 become U+FFFD.
 std::string json_quote(std::string_view text);
 
 }  // namespace tessera

@@ -9,9 +9,9 @@
 
 namespace tessera::detail {
 
-/// Receives the tokens of a JSON text in order, and throws to refuse one. Object keys arrive
-/// before they are known to be unique: a text with duplicate keys is refused after `on_object_end`
-/// at the latest.
+/// Receives the tokens of a JSON text in order. It may throw to refuse a token. Keys of an object
+/// arrive before they are known to be unique: `read_json` refuses duplicate keys after the object's
+/// `on_object_end`.
 class JsonEvents {
  public:
   virtual ~JsonEvents() = default;

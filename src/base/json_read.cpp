@@ -11,7 +11,8 @@
 namespace tessera {
 namespace {
 
-/// An iterator whose copies share one position, because the parser copies its iterators.
+/// An iterator whose copies together record the furthest position, because the parser copies its
+/// iterators.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -41,7 +42,7 @@ class CountingIterator {
 };
 
 /// Passes the events of nlohmann's parser to JsonEvents, and adds the rules which that parser
-/// lacks: depth, unique keys, exact integers of any size.
+/// lacks: a limit of the depth, unique keys, exact integers of any size.
 class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
  public:
   StrictHandler(std::string_view text, const std::string& path, JsonLimits limits,
@@ -171,7 +172,7 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
   const char* furthest_;
   int depth_ = 0;
   std::vector<Key> keys_;                  // of all open objects, innermost last
-  std::vector<std::size_t> open_objects_;  // where the keys of each begin in `keys_`
+  std::vector<std::size_t> open_objects_;  // where each one's keys begin in `keys_`
 };
 
 /// Builds the Value of a text.

@@ -185,8 +185,8 @@ Value::List items_of_form(const std::string& path, const std::string& form, Valu
   return std::move(*items);
 }
 
-// Says whether a number needs the `$int` form, and is in its only spelling: shorter numbers are
-// written without it.
+// Says whether `text` is an integer that needs the `$int` form, without leading zeros. A shorter
+// integer must not have this form, so that each integer has only one spelling.
 bool is_long_integer(std::string_view text) {
   if (text.size() <= kMaxPlainIntegerDigits) return false;
   if (text.starts_with('-')) text.remove_prefix(1);

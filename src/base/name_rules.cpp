@@ -53,8 +53,8 @@ std::optional<SetMatch> match_set(std::string_view pattern, Character character)
   return std::nullopt;
 }
 
-/// Matches one character against the first element of `pattern` (which is not `*`). Returns the
-/// bytes of that element, or nothing if it does not match.
+/// Matches one character against the first element of `pattern` (which is not `*`). Returns how
+/// many bytes of the pattern this element has, or nothing if the character does not match.
 std::optional<std::size_t> match_one(std::string_view pattern, Character character) {
   if (pattern.empty()) return std::nullopt;
   if (pattern[0] == '?') return 1;
@@ -68,7 +68,8 @@ std::optional<std::size_t> match_one(std::string_view pattern, Character charact
   return expected.code == character.code ? std::optional(begin + expected.nbytes) : std::nullopt;
 }
 
-/// Says whether the pattern selects the name, or (without `=`) a name above it.
+/// Says whether the pattern selects the name. A pattern without `=` also selects the names below a
+/// name that it matches.
 bool pattern_selects(const std::string& pattern, std::string_view name) {
   if (pattern == name) return true;
   if (pattern.starts_with('=')) {
@@ -93,8 +94,8 @@ std::string glob_of(std::string_view text) {
 bool glob_match(std::string_view pattern, std::string_view name) {
   std::size_t p = 0;
   std::size_t n = 0;
-  std::optional<std::size_t> star;  // the pattern after the last `*`
-  std::size_t star_name = 0;        // first character not taken by that `*`
+  std::optional<std::size_t> star;  // where the pattern continues after the last `*`
+  std::size_t star_name = 0;        // where the name continues after that `*`
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = ++p;

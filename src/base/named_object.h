@@ -11,7 +11,7 @@
 
 namespace tessera::detail {
 
-/// Returns what an object of this mode is, as `a file`.
+/// Returns what an object of this mode is, such as `a file`.
 inline std::string_view kind_in_words(mode_t mode) {
   if (S_ISREG(mode)) return "a file";
   if (S_ISDIR(mode)) return "a directory";
@@ -28,7 +28,8 @@ inline std::optional<mode_t> mode_of_name(const std::string& path) {
   return status.st_mode;
 }
 
-/// Returns size and time of the last change of a file, in words. They differ if it was changed.
+/// Returns the size of a file and the time of its last change, in words. The text differs after a
+/// change of the file.
 inline std::string state_in_words(const struct stat& status) {
   char text[96];
   std::snprintf(text, sizeof text, "%lld bytes, changed at %lld.%09ld",

@@ -137,9 +137,9 @@ class PosixWritableFile final : public WritableFile {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
 
-  /// Writes whole pages past the page cache, through aligned memory if the caller's is not aligned.
-  /// Returns how many bytes it has written; the caller writes the rest in the ordinary way, also if
-  /// the file system cannot do direct writes.
+  /// Writes whole pages and bypasses the page cache. Copies to aligned memory first if the caller's
+  /// memory is not aligned. Returns how many bytes it has written (0 if the file system cannot do
+  /// direct writes). The caller writes the rest in the ordinary way.
   std::size_t write_direct(std::uint64_t offset, std::span<const std::byte> bytes) const {
     thread_local std::unique_ptr<std::byte, Free> buffer;
     const std::size_t whole_nbytes = bytes.size() / kDirectAlignment * kDirectAlignment;
@@ -170,7 +170,7 @@ class PosixWritableFile final : public WritableFile {
 
   std::string path_;
   FileDescriptor file_;
-  FileDescriptor direct_;  // the same file, past the page cache; none if not possible
+  FileDescriptor direct_;  // the same file, bypasses the page cache; none if not possible
 };
 
 /// Renames with `flags` of renameat2. Returns 0 or errno.

@@ -35,7 +35,7 @@ void streaming_copy(void* to, const void* from, std::size_t nbytes) {
       _mm_stream_si128(out + 2, c);
       _mm_stream_si128(out + 3, d);
     }
-    _mm_sfence();  // make it visible to other threads
+    _mm_sfence();  // make the copy visible to other threads
   }
   std::memcpy(destination, source, nbytes);
 #else

@@ -4,8 +4,9 @@
 
 namespace tessera {
 
-/// Copies as memcpy does, but writes past the caches if the processor can. Use it for megabytes
-/// that nobody reads soon: whole cache lines are then written without being read first.
+/// Copies as memcpy does, but its writes bypass the caches if the processor can do this. Use it for
+/// megabytes that nobody reads soon. This saves the reads of cache lines that ordinary writes do
+/// first.
 /// Requires: the two ranges do not overlap.
 void streaming_copy(void* to, const void* from, std::size_t nbytes);
 

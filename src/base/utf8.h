@@ -5,9 +5,9 @@
 
 namespace tessera::detail {
 
-/// Returns the bytes (1 to 4) of the well-formed UTF-8 sequence that starts at `text[begin]`, or 0
-/// if there is none. Overlong forms, surrogates and codes above U+10FFFF are not well-formed.
-/// Requires: `begin < text.size()`.
+/// Returns the number of bytes (1 to 4) of the well-formed UTF-8 sequence that starts at
+/// `text[begin]`, or 0 if there is none. Overlong forms, surrogates and codes above U+10FFFF are
+/// not well-formed. Requires: `begin < text.size()`.
 inline std::size_t utf8_sequence_nbytes(std::string_view text, std::size_t begin) {
   const auto byte_at = [&](std::size_t i) { return static_cast<unsigned char>(text[begin + i]); };
   const unsigned char lead = byte_at(0);

@@ -74,7 +74,7 @@ std::string_view type_name(const Value& value) {
 
 namespace {
 
-/// Prints into `text_` until it is full; nested values then stop.
+/// Prints into `text_` until the text is full. Then printing stops, also inside nested values.
 class PythonPrinter {
  public:
   explicit PythonPrinter(std::size_t max_nbytes) : max_nbytes_(max_nbytes) {}
@@ -152,7 +152,7 @@ class PythonPrinter {
     }
   }
 
-  /// Shows the character that surrogatepass writes as these three bytes.
+  /// Shows the surrogate that Python's `surrogatepass` writes as these three bytes.
   void show_surrogate(std::string_view bytes) {
     const auto second = static_cast<unsigned char>(bytes[1]);
     const auto third = static_cast<unsigned char>(bytes[2]);
@@ -184,7 +184,8 @@ class PythonPrinter {
     if (!is_cut_) text_ += quote;
   }
 
-  /// Shows the text without quotes around it; escapes `quote` in it, unless that is NUL.
+  /// Shows the text without quotes around it. Escapes `quote` inside the text, unless `quote` is
+  /// NUL.
   /// Requires: `is_valid_python_str(text)` if `keep_unicode`.
   void show_characters(std::string_view text, char quote, bool keep_unicode) {
     for (std::size_t i = 0; i < text.size();) {

@@ -23,7 +23,7 @@ constexpr std::int64_t kBlockNumel = 8192;
 // What one name of a checkpoint stands for.
 struct Entry {
   enum class Kind { tensor, alias, value } kind;
-  std::size_t index;  // of the tensor (an alias's target) or value
+  std::size_t index;  // of the tensor (for an alias, of its target) or of the value
 };
 
 using Entries = std::map<std::string, Entry>;
@@ -56,7 +56,7 @@ Entries entries_of(const formats::CheckpointContents& contents, const DiffOption
   return entries;
 }
 
-/// Throws if a rename matches no name: it is probably a typing error.
+/// Throws if a rename matches no name, because the rename is probably a typing error.
 void check_renames(const formats::CheckpointContents& contents,
                    const std::vector<Rename>& renames) {
   for (const Rename& rename : renames) {
@@ -136,7 +136,7 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
     if (meta_a.shape != meta_b.shape) add(Kind::shape, name, &in_a, &in_b);
     if (is_dtype_wrong) add(Kind::dtype, name, &in_a, &in_b);
     if (meta_a.shape != meta_b.shape || is_dtype_wrong) continue;
-    // Tied on both sides: compares them once.
+    // Compares two tensors once, even if they are tied under several names on both sides.
     if (!paired.emplace(in_a.index, in_b.index).second) continue;
     result.pairs.push_back({name, in_a.index, in_b.index});
     result.report.nbytes_compared += meta_a.nbytes();
@@ -168,7 +168,7 @@ double abs_difference(double a, double b) {
   return a == b ? 0.0 : std::fabs(a - b);  // equal infinities do not differ
 }
 
-// Compares 64-bit integers exactly, which float64 cannot.
+// Returns |a - b|. Subtracts 64-bit integers as integers, because float64 would round them first.
 template <class Integer>
 double integer_difference(Integer a, Integer b) {
   const auto larger = static_cast<std::uint64_t>(std::max(a, b));
@@ -228,7 +228,7 @@ class BlockComparison {
     }
   }
 
-  // Compares complex numbers by their two numbers, float4 bytes too.
+  // Compares a complex element as two numbers, and the two numbers of a float4 byte likewise.
   void compare_numbers(std::int64_t begin, std::span<const std::byte> a,
                        std::span<const std::byte> b, std::size_t count, WindowDifferences& out) {
     const std::size_t per_element = decode(dtype_a_, a, count, numbers_a_);
@@ -253,7 +253,7 @@ class BlockComparison {
         }
         const double number_difference = abs_difference(x, y);
         difference = std::max(difference, number_difference);
-        // An infinity is only near itself.
+        // An infinity is near only to itself.
         const bool is_near = std::isinf(x) || std::isinf(y)
                                  ? x == y
                                  : number_difference <= atol_ + rtol_ * std::fabs(y);
@@ -265,7 +265,7 @@ class BlockComparison {
     }
   }
 
-  // Returns the number of numbers per element.
+  // Decodes elements into `out`. Returns how many numbers an element has.
   static std::size_t decode(DType dtype, std::span<const std::byte> bytes, std::size_t count,
                             std::vector<double>& out) {
     if (is_complex(dtype)) {

@@ -20,7 +20,8 @@ struct DiffOptions {
   /// See `rtol`.
   std::optional<double> atol{};
 
-  /// Whether to compare tensors of different dtypes as numbers, or report the dtypes.
+  /// What to do with two tensors of different dtypes: report the dtypes, or compare the elements as
+  /// numbers.
   enum class DTypes { must_agree, any } dtypes = DTypes::must_agree;
 
   std::vector<Rename> renames{};  // from A's names to B's; the first that fits is used
@@ -36,13 +37,13 @@ struct ElementDifferences {
   std::string first_a{};
   std::string first_b{};
   std::int64_t num_nan_on_one_side = 0;
-  /// The largest |a - b| of the differing elements; nothing if it is NaN for all.
+  /// The largest |a - b| of the differing elements; nothing if |a - b| is NaN for all of them.
   std::optional<double> max_abs_difference{};
 };
 
 /// A name whose contents differ between two checkpoints.
 struct Difference {
-  /// In what way they differ.
+  /// In what way the contents differ.
   enum class Kind {
     missing,  // only in A
     extra,    // only in B
@@ -54,7 +55,7 @@ struct Difference {
   };
   Kind kind;
   std::string name;
-  std::string a{};  // as text, for all kinds except `elements`; empty if absent
+  std::string a{};  // content as text; empty if absent, or for kind `elements`
   std::string b{};
   std::optional<ElementDifferences> elements{};  // only for kind `elements`
 };
@@ -62,18 +63,19 @@ struct Difference {
 /// How two checkpoints differ.
 struct DiffReport {
   std::vector<Difference> differences{};  // by name
-  /// Names that are an alias in one checkpoint and a tensor in the other. This is no difference:
-  /// the contents were compared.
+  /// Names that are an alias in one checkpoint and a tensor in the other. This alone is not a
+  /// difference: the contents were compared.
   std::vector<std::string> untied{};
   std::int64_t num_tensors_compared = 0;  // names in both, aliases included
   std::int64_t num_values_compared = 0;
-  std::uint64_t nbytes_compared = 0;  // elements of one side
+  std::uint64_t nbytes_compared = 0;  // element bytes of A
 };
 
 /// Compares the contents of two checkpoints, whatever their formats and shardings: names, shapes,
 /// dtypes, elements, values. An alias counts as the tensor it names. The report uses the names in
-/// B. Throws: Error(invalid_argument) if two names of A become one, or a rename matches nothing;
-/// Error(corruption), Error(io) if a checkpoint cannot be read; Error(interrupted).
+/// B. Throws: Error(invalid_argument) if renames give two entries of A the same name, or a rename
+/// matches nothing; Error(corruption), Error(io) if a checkpoint cannot be read;
+/// Error(interrupted).
 DiffReport diff(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                 const DiffOptions& options);
 

@@ -75,7 +75,7 @@ std::string shortest(Real value) {
   return std::string(text.data(), end);
 }
 
-// The decimal digits that distinguish all values of a small float.
+// Returns how many decimal digits distinguish all values of a small float.
 int significant_digits(DType dtype) {
   switch (dtype) {
     case DType::float16:
@@ -230,7 +230,7 @@ void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double>
     for (std::size_t i = 0; i < out.size(); ++i) {
       const double real = numbers[i].real();
       const double imaginary = numbers[i].imag();
-      // hypot returns infinity for an infinity with a NaN; here that is NaN.
+      // hypot returns infinity for an infinity with a NaN; here the result is NaN.
       out[i] = std::isnan(real) || std::isnan(imaginary) ? std::numeric_limits<double>::quiet_NaN()
                                                          : std::hypot(real, imaginary);
     }

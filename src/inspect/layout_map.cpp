@@ -20,7 +20,8 @@ std::size_t cut_dimension(const Box& box, const Shape& shape) {
   return dim;
 }
 
-/// Returns whether boxes that cover a 2-d tensor once form a grid of row cuts and column cuts.
+/// Returns whether the pieces of a 2-d tensor are the boxes of a grid of row cuts and column cuts.
+/// Requires: the pieces cover every element once.
 bool is_grid(const formats::TensorEntry& tensor) {
   std::set<std::int64_t> row_cuts;
   std::set<std::int64_t> column_cuts;

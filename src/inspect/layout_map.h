@@ -23,7 +23,7 @@ struct LayoutPattern {
   } cut = Cut::empty;
   std::size_t dim = 0;
   std::int64_t num_shards = 0;    // different regions that are not empty
-  std::int64_t num_replicas = 0;  // pieces per region; 0 if this number differs
+  std::int64_t num_replicas = 0;  // pieces per region; 0 if not the same for all regions
 
   friend bool operator==(const LayoutPattern&, const LayoutPattern&) = default;
 };
@@ -36,14 +36,14 @@ std::string layout_pattern_to_string(const LayoutPattern& pattern);
 
 /// Returns the sharding type of an embedding table's weight, derived from its pieces: row_wise,
 /// column_wise, grid, or data_parallel for several whole copies. Nothing for other tensors, and for
-/// a single whole copy: on disk, table_wise and data_parallel look the same.
+/// a single whole copy, which may come from table_wise or from data_parallel.
 std::optional<TableSharding> table_sharding(const formats::TensorEntry& tensor);
 
 /// Returns how many elements of the tensor each rank holds. Shape: `[world_size]`.
 std::vector<std::int64_t> numel_by_rank(const formats::TensorEntry& tensor, int world_size);
 
 /// Draws each share as one character: `·` for none, `▁` to `█` for the largest. If there are more
-/// than `max_width` shares, a character shows the largest of several.
+/// than `max_width` shares, a character shows the largest of several shares.
 std::string draw_shares(std::span<const std::int64_t> shares, std::size_t max_width);
 
 /// Returns how many shares a character of `draw_shares` shows. Requires: `max_width > 0`.

@@ -80,7 +80,8 @@ void sort_by_name(std::vector<Manifest::Entry>& entries) {
             [](const auto& a, const auto& b) { return a.name < b.name; });
 }
 
-// Returns the tensors of a selection: selected tensors, and targets of selected aliases.
+// Returns the indices of the tensors of a selection: selected tensors, and targets of selected
+// aliases.
 std::set<std::size_t> tensors_behind(const formats::CheckpointContents& contents,
                                      const Selection& selection) {
   std::set<std::size_t> tensors(selection.tensors.begin(), selection.tensors.end());
@@ -102,7 +103,7 @@ class ManifestParser {
     return finish();
   }
 
-  /// Checks what all manifests have in common in the first line, which may be incomplete.
+  /// Checks that a manifest can begin with the first line, which may be incomplete.
   void check_begin(std::string_view text) {
     if (text.empty() || text.starts_with('{') || text.starts_with(kWholeLabel)) return;
     if (text.starts_with(kFileLabel)) text.remove_prefix(kFileLabel.size());

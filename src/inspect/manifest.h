@@ -20,8 +20,8 @@ namespace tessera::inspect {
 /// `to_text` has a line `DIGEST NAME` for each entry, and ends with `whole: DIGEST`, the XXH3-128
 /// of these lines. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`. If
 /// there are extra files, the text begins with a line `file DIGEST NAME` for each, and with `files:
-/// DIGEST`, the XXH3-128 of these lines. They are no part of the whole: the same tensors and values
-/// have the same digest with other files beside them.
+/// DIGEST`, the XXH3-128 of these lines. The `whole` digest does not cover the files: it stays the
+/// same if only extra files change.
 struct Manifest {
   /// A name and the digest of its contents.
   struct Entry {
@@ -30,7 +30,7 @@ struct Manifest {
     friend bool operator==(const Entry&, const Entry&) = default;
   };
   std::vector<Entry> entries{};  // by name (byte order), no name twice
-  std::vector<Entry> files{};    // extra files beside the checkpoint; the same rules
+  std::vector<Entry> files{};    // extra files beside the checkpoint; sorted as `entries`
 
   /// Returns the digest of all entries, which is in the last line of the text.
   std::string whole_digest() const;
@@ -46,7 +46,7 @@ struct Manifest {
 Manifest compute_manifest(const formats::CheckpointReader& reader, const Selection& selection,
                           const ScanOptions& options);
 
-/// Returns how many bytes of elements compute_manifest reads: the end value of its progress.
+/// Returns how many bytes of elements compute_manifest reads: the total that its progress reaches.
 std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
                               const Selection& selection);
 
@@ -61,7 +61,7 @@ void check_manifest_begin(std::string_view begin, const std::string& path);
 
 /// A name whose digests differ between two manifests.
 struct ManifestDifference {
-  /// In what way they differ.
+  /// In what way the digests differ.
   enum class Kind {
     changed,
     missing,  // expected, but not found
@@ -74,12 +74,13 @@ struct ManifestDifference {
   friend bool operator==(const ManifestDifference&, const ManifestDifference&) = default;
 };
 
-/// Returns the digests of extra files, for `Manifest::files`: the XXH3-128 of their bytes, by name.
+/// Returns the digests of extra files, for `Manifest::files`: the XXH3-128 of each file's bytes.
+/// Sorted by name.
 std::vector<Manifest::Entry> digest_files(const FileSystem& fs, const std::string& directory,
                                           const std::vector<std::string>& names);
 
-/// Returns the differences, sorted by name, files behind the others. If `expected` has no files,
-/// those of `found` are not compared: older manifests have none.
+/// Returns the differences, sorted by name; differences of files come last. If `expected` has no
+/// files, it does not compare the files of `found`, because older manifests have no files.
 std::vector<ManifestDifference> compare(const Manifest& expected, const Manifest& found);
 
 }  // namespace tessera::inspect

@@ -17,8 +17,9 @@
 
 namespace tessera::inspect::detail {
 
-/// Returns the number of elements per read if each thread has `num_buffers` buffers of that size.
-/// The number is a positive multiple of `multiple`, at most `max_numel` rounded up to a multiple.
+/// Returns the number of elements per read if each thread has `num_buffers` buffers of that many
+/// elements. The number is a positive multiple of `multiple`, at most `max_numel` rounded up to a
+/// multiple.
 inline std::int64_t numel_per_read(const ScanOptions& options, int num_buffers,
                                    std::uint64_t itemsize, std::int64_t multiple,
                                    std::int64_t max_numel) {
@@ -34,12 +35,13 @@ inline void throw_if_stopped(const ScanOptions& options) {
 
 /// Runs work over subjects (tensors, pairs of tensors) of very different sizes. Each subject is cut
 /// into windows of `window_numel` elements; threads take windows in turn. A subject's state is
-/// opened for its first window and closed after its last, so few are open at a time. Results are
-/// folded in window order, so few are kept and the outcome does not depend on the threads.
-/// Allocates nothing in proportion to sizes, because a file states these. `numels[i]` is the size
-/// of subject i; `open(i)` returns a unique_ptr to its state; `work(state, window, partial)`
-/// computes the result of one window; `fold(i, partial)` adds this result, in one call at a time
-/// per subject. An empty subject is opened too, because `open` checks the subject.
+/// opened for its first window and closed after its last, so few states are open at a time. Results
+/// are folded in window order, so few results are kept and the outcome does not depend on the
+/// threads. Allocates nothing in proportion to the sizes, because a file states these and they may
+/// be false. `numels[i]` is the size of subject i; `open(i)` returns a unique_ptr to its state;
+/// `work(state, window, partial)` computes the result of one window; `fold(i, partial)` adds this
+/// result; calls for one subject never overlap. An empty subject is opened too, because `open`
+/// checks the subject.
 template <class Partial, class Open, class Work, class Fold>
 void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
           const ScanOptions& options, Open open, Work work, Fold fold) {

@@ -150,7 +150,7 @@ Statistics block_statistics(Real* numbers, std::size_t count, DType dtype) {
   if (count == 0) return block;
   const BlockSums<Real> sums = sum_block(numbers, count);
   block.num_zeros = sums.num_zeros;
-  // Adding zero turns -0 into 0: which zero comes first has no meaning.
+  // Adding zero turns -0 into 0, because it has no meaning which of the two zeros comes first.
   block.min = exact_number(static_cast<double>(sums.min) + 0.0, dtype);
   block.max = exact_number(static_cast<double>(sums.max) + 0.0, dtype);
   block.sum = std::isfinite(sums.sum) ? static_cast<long double>(sums.sum)
@@ -221,7 +221,7 @@ void Statistics::merge(const Statistics& other) {
 void StatisticsAccumulator::add(std::span<const std::byte> bytes) {
   const std::uint64_t size = itemsize(dtype_);
   const std::size_t block_nbytes = static_cast<std::size_t>(kBlockNumel) * size;
-  // A float4 byte is two float32; no other element needs more than 8 bytes.
+  // A float4 byte becomes two float32. No other element needs more than 8 bytes.
   alignas(64) std::array<std::byte, 8 * static_cast<std::size_t>(kBlockNumel)> memory;
   for (; !bytes.empty(); bytes = bytes.subspan(std::min(block_nbytes, bytes.size()))) {
     const auto block = bytes.first(std::min(block_nbytes, bytes.size()));
@@ -253,7 +253,7 @@ namespace {
 constexpr std::int64_t kWindowNumel = std::int64_t{1} << 21;
 static_assert(kWindowNumel % StatisticsAccumulator::kBlockNumel == 0);
 
-// Reads a window by reads that fit the memory limit.
+// Reads a window in parts that fit the memory limit, and calls `visit` with the bytes of each part.
 template <class Visit>
 void read_window(const TensorReader& tensor, FlatRange window, const ScanOptions& options,
                  Visit visit) {
@@ -319,7 +319,7 @@ Histogram empty_histogram(const Statistics& statistics, int max_num_bins) {
 // Adds the finite numbers to the counts of the histogram's bins.
 void count_numbers(std::span<const double> numbers, const Histogram& histogram,
                    std::span<std::int64_t> counts) {
-  // Halves, as the difference itself may overflow.
+  // Half of the range, because the difference itself may overflow.
   const double half_range = histogram.end / 2 - histogram.begin / 2;
   const auto num_bins = static_cast<double>(counts.size());
   for (const double x : numbers) {
@@ -339,7 +339,7 @@ std::vector<Histogram> compute_histograms(const formats::CheckpointReader& reade
                                           const ScanOptions& options) {
   TESSERA_CHECK(statistics.size() == tensor_indices.size());
   std::vector<Histogram> histograms;
-  std::vector<std::size_t> subjects;  // tensors that have bins, by index in `tensor_indices`
+  std::vector<std::size_t> subjects;  // tensors that have bins, as indices into `tensor_indices`
   std::vector<std::int64_t> numels;
   for (std::size_t i = 0; i < tensor_indices.size(); ++i) {
     histograms.push_back(empty_histogram(statistics[i], max_num_bins));

@@ -32,7 +32,7 @@ struct Statistics {
   /// Returns torch.std (divided by n - 1) of the finite numbers; nothing for fewer than two.
   std::optional<double> standard_deviation() const;
 
-  /// Adds the numbers of another tensor, or of other elements of this one.
+  /// Adds the numbers of another tensor, or of other elements of this tensor.
   void merge(const Statistics& other);
 };
 
@@ -69,8 +69,8 @@ struct Histogram {
 };
 
 /// Returns the histogram of a tensor between the minimum and maximum in `statistics`. For integers,
-/// bins have a whole width; there are fewer than `max_num_bins` if the range is small. No bins if
-/// no number is finite. Throws: as compute_statistics.
+/// the width of a bin is an integer, and there are fewer than `max_num_bins` bins if the range is
+/// small. No bins if no number is finite. Throws: as compute_statistics.
 Histogram compute_histogram(const formats::CheckpointReader& reader, std::size_t tensor_index,
                             const Statistics& statistics, int max_num_bins,
                             const ScanOptions& options);

@@ -27,7 +27,8 @@ struct Trie {
   std::map<std::string_view, Trie> children;
 };
 
-// Trees are walked recursively. Deeper names keep their dots in the last label.
+// The depth of trees is limited, because they are walked recursively. The last label of a deeper
+// name keeps its dots.
 constexpr int kMaxDepth = 2000;
 
 void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t index,
@@ -43,7 +44,8 @@ void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t 
   node->leaf = TreeNode{kind, {}, 1, index, totals, {}};
 }
 
-// Returns a component of a name as a number, if it is one as Python writes numbers.
+// Returns a component of a name as a number; nothing unless it is an integer from 0 as Python
+// writes it.
 std::optional<std::int64_t> as_number(std::string_view label) {
   std::int64_t number = 0;
   const auto parsed = std::from_chars(label.data(), label.data() + label.size(), number);
@@ -85,8 +87,8 @@ bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, c
   return true;
 }
 
-// Merges equal siblings with consecutive numbers. Single children were merged before (`0.weight`),
-// so a label's number is what precedes its first dot.
+// Merges equal siblings with consecutive numbers. Single children were merged into their parents
+// before (`0.weight`), so the number of a label is the part before its first dot.
 std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
                            std::vector<TreeNode> siblings, Folding folding) {
   const auto split = [](const TreeNode& node) {

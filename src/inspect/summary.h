@@ -10,7 +10,8 @@
 
 namespace tessera::inspect {
 
-/// Sums over tensors. Replicas count once; aliases are not counted.
+/// Sums over names. `numel` and `nbytes` count each tensor once, without replicas and aliases;
+/// `num_pieces` includes replicas.
 struct Totals {
   std::int64_t num_tensors = 0;
   std::int64_t num_aliases = 0;
@@ -23,7 +24,7 @@ struct Totals {
   void add(const Totals& other);
 };
 
-/// A subset of a checkpoint's names, as indices into its lists of contents, ascending.
+/// A subset of a checkpoint's names, as ascending indices into the lists of its contents.
 struct Selection {
   std::vector<std::size_t> tensors{};
   std::vector<std::size_t> values{};
@@ -34,11 +35,12 @@ struct Selection {
 };
 
 /// Returns the names that the patterns select. Throws: Error(invalid_argument) naming the first
-/// pattern that matches nothing, with the most similar name, or if nothing is left.
+/// pattern that matches nothing, with the most similar name, or if the patterns select no name.
 Selection select(const formats::CheckpointContents& contents, const NameSelection& names,
                  const std::string& path);
 
-/// Returns the index of an alias's tensor; npos if it has no target.
+/// Returns the index of an alias's tensor; `static_cast<std::size_t>(-1)` if there is no such
+/// tensor.
 std::size_t tensor_of(const formats::CheckpointContents& contents, const formats::Alias& alias);
 
 /// A node of the tree of names, which are split at their dots.
@@ -47,7 +49,7 @@ struct TreeNode {
   enum class Kind { group, tensor, alias, value } kind = Kind::group;
 
   /// The components of the name below the parent node. A group with a single child is merged with
-  /// it: `a.b`. `[0:32]` stands for the equal siblings 0 to 31.
+  /// this child: `a.b`. `[0:32]` stands for the equal siblings 0 to 31.
   std::string label;
   std::int64_t num_repeats = 1;    // number of siblings that this node stands for
   std::size_t index = 0;           // in the contents; of the first sibling; unused for a group

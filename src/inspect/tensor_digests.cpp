@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kMaxBlockNbytes = std::int64_t{4} << 20;
 
-// `begin(meta)` returns a hash that contains what precedes a tensor's bytes.
+// `begin(meta)` returns a hash that has digested what goes before a tensor's bytes.
 template <class Begin>
 std::vector<std::string> digest_tensors(const formats::CheckpointReader& reader,
                                         std::span<const std::size_t> tensor_indices,
@@ -19,8 +19,8 @@ std::vector<std::string> digest_tensors(const formats::CheckpointReader& reader,
   std::vector<std::string> digests(tensor_indices.size());
   const auto block_nbytes =
       static_cast<std::uint64_t>(detail::numel_per_read(options, 2, 1, 4096, kMaxBlockNbytes));
-  // One tensor is one task, since its digest cannot be computed from digests of blocks. Starts with
-  // the largest, so that no thread has a large one at the end.
+  // One tensor is one task, since its digest cannot be computed from digests of blocks. The largest
+  // tensors come first, so that no thread has a large tensor at the end.
   std::vector<std::size_t> order(tensor_indices.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   const auto nbytes_of = [&](std::size_t i) {

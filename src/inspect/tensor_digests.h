@@ -18,8 +18,9 @@ std::vector<std::string> compute_digests(const formats::CheckpointReader& reader
                                          std::span<const std::size_t> tensor_indices,
                                          const ScanOptions& options);
 
-/// Returns the XXH3-128 of each tensor as 32 hex digits. Each covers a line `DTYPE SHAPE`, such as
-/// `bfloat16 [2, 3]`, its line break, and the bytes of compute_digests. Throws: as compute_digests.
+/// Returns the XXH3-128 of each tensor as 32 hex digits. Each digest covers a line `DTYPE SHAPE`,
+/// such as `bfloat16 [2, 3]`, its line break, and the bytes of compute_digests. Throws: as
+/// compute_digests.
 std::vector<std::string> compute_content_digests(const formats::CheckpointReader& reader,
                                                  std::span<const std::size_t> tensor_indices,
                                                  const ScanOptions& options);

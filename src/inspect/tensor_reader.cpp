@@ -88,7 +88,8 @@ void TensorReader::read(FlatRange window, std::span<std::byte> out) const {
     runs.clear();
     source.runs.for_each_in(window, [&](const CopyRuns::Run& run) { runs.push_back(run); });
     if (runs.empty()) continue;
-    // Both orders are row-major, so the window overlaps one range of the piece.
+    // Tensor and piece are both in row-major order, so the window's elements are in one range of
+    // the piece.
     const FlatRange needed{runs.front().source_begin, runs.back().source_begin + runs.back().numel};
     const auto scratch = scratch_buffer.take(static_cast<std::size_t>(needed.numel()) * size);
     reader_.read_piece(tensor_index_, source.piece_index, needed, scratch);

@@ -13,7 +13,7 @@ namespace {
 
 using formats::Finding;
 
-// Thrown on a stop request. A reader's checks let it pass, but turn Errors into findings.
+// Thrown on a stop request. It is no Error, because a reader's checks turn Errors into findings.
 struct Stopped {};
 
 std::uint64_t pieces_nbytes(const formats::CheckpointReader& reader) {
@@ -94,7 +94,8 @@ void check_aliases(const formats::CheckpointReader& reader, const formats::Findi
   }
 }
 
-// Reports NaN and infinities of each tensor, or that it cannot be read if no finding says so.
+// Reports NaN and infinities of each tensor. Reports a tensor that cannot be read, unless it
+// already has a finding.
 void check_numbers(const formats::CheckpointReader& reader,
                    const std::set<std::string, std::less<>>& names_with_findings,
                    const ScanOptions& options, const formats::FindingSink& sink) {
@@ -185,7 +186,7 @@ VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions
                      return std::tie(a.where.path, a.where.fqn, a.rule) <
                             std::tie(b.where.path, b.where.fqn, b.rule);
                    });
-  // What the checkpoint is comes before what is wrong with it.
+  // The note that this is only a part of a checkpoint comes first.
   std::ranges::stable_partition(report.findings,
                                 [](const Finding& finding) { return finding.rule == kPartRule; });
   for (const auto& tensor : reader.contents().tensors) {

@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-/// Returns range `index` of `[0, extent)`, cut as by torch.chunk: ranges have ceil(extent /
-/// num_ranges) elements; at the end there may be a shorter one and then empty ones.
+/// Cuts `[0, extent)` into `num_ranges` ranges as torch.chunk does, and returns range number
+/// `index`. Ranges have ceil(extent / num_ranges) elements; at the end there may be a shorter range
+/// and then empty ranges.
 inline FlatRange chunk_of(std::int64_t extent, int index, int num_ranges) {
   const std::int64_t share = ceil_div<std::int64_t>(extent, num_ranges);
   const std::int64_t begin = std::min(share * index, extent);

@@ -135,7 +135,8 @@ std::optional<FlatRange> as_flat_range(const Region& region, std::span<const std
   if (numel == 0) return FlatRange{};
   if (const auto* range = std::get_if<FlatRange>(&region)) return *range;
   const auto& box = std::get<Box>(region);
-  // After the first dimension with more than one element, the box must span each dimension.
+  // After the first dimension in which the box has more than one element, it must span every
+  // dimension.
   std::size_t cut = 0;
   while (cut < shape.size() && box.sizes[cut] == 1) ++cut;
   for (std::size_t d = cut + 1; d < shape.size(); ++d) {
@@ -169,7 +170,7 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
 
 CopyRuns::CopyRuns(std::span<const std::int64_t> shape, const Region& source,
                    const Region& destination) {
-  // Two ranges in the tensor's row-major order overlap in one run, for any shape.
+  // Two ranges in the tensor's row-major order overlap in at most one run, for any shape.
   const auto source_range = as_flat_range(source, shape);
   const auto destination_range = as_flat_range(destination, shape);
   if (source_range && destination_range) {
@@ -195,7 +196,7 @@ CopyRuns::CopyRuns(std::span<const std::int64_t> shape, const Region& source,
       RunGroup group;
       group.source_base = source_index.at(common->offsets);
       group.destination_base = destination_index.at(common->offsets);
-      // A run extends outwards, dimension by dimension, while both sides are contiguous.
+      // A run grows from the innermost dimension outwards, as long as both regions are contiguous.
       std::size_t num_outer = common->sizes.size();
       group.run_numel = 1;
       while (num_outer > 0) {
@@ -264,7 +265,7 @@ namespace {
 
 using Problem = CoverageProblem;
 
-/// Finds holes and overlaps of ranges in one pass. Requires: sorted, no replicas.
+/// Finds holes and overlaps of ranges in one pass. Requires: the ranges are sorted and distinct.
 std::vector<Problem> check_ranges(const std::vector<FlatRange>& ranges, std::int64_t numel) {
   std::vector<Problem> problems;
   const auto report = [&](Problem::Kind kind, std::int64_t begin, std::int64_t end,
@@ -286,10 +287,11 @@ std::vector<Problem> check_ranges(const std::vector<FlatRange>& ranges, std::int
   return problems;
 }
 
-/// Finds two boxes that overlap. Sweeps along the dimension with the most different offsets; boxes
-/// under the sweep are sorted along the second best dimension.
+/// Finds two boxes that overlap. Sweeps along the dimension with the most different offsets. Keeps
+/// the boxes at the current position of the sweep sorted along the dimension with the second most
+/// different offsets.
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const std::vector<Box>& boxes) {
-  const std::size_t num_dims = boxes.front().sizes.size();  // at least 2, else all are ranges
+  const std::size_t num_dims = boxes.front().sizes.size();  // at least 2: 1-d boxes are ranges
   std::vector<std::pair<std::size_t, std::size_t>> by_distinct_offsets;  // count, dimension
   for (std::size_t d = 0; d < num_dims; ++d) {
     std::set<std::int64_t> offsets;

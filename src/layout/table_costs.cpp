@@ -50,7 +50,7 @@ class CostModel {
     return cost;
   }
 
-  /// `row_sums_link`: bytes per second between the shards of a row's columns.
+  /// `row_sums_link`: bytes per second between the ranks that hold the column shards of a row.
   ShardCost shard(std::int64_t num_rows, std::int64_t num_columns, int num_column_shards,
                   double row_sums_link) const {
     if (num_rows == 0 || num_columns == 0) return {};
@@ -167,7 +167,8 @@ class CandidateList {
       const FlatRange narrowest = chunk_of(table_.columns, num_shards - 1, num_shards);
       return narrowest.numel() >= constraint_.min_columns;
     };
-    // A single shard is only tried if more are impossible and a constraint asks for the sharding.
+    // A single shard is only tried if several are impossible and a constraint asks for the
+    // sharding.
     const int fewest_shards = is_asked_for(sharding) ? std::min(2, most_shards) : 2;
     for (int num_shards = fewest_shards; num_shards <= most_shards; ++num_shards) {
       const bool is_tried = num_shards <= kMostColumnShardsTriedSingly ||

@@ -14,12 +14,12 @@ struct ShardCost {
   double seconds = 0;
 };
 
-/// One way to shard a table, before ranks are chosen. All hosts are equal, so costs do not depend
-/// on the ranks.
+/// One way to shard a table, before ranks are chosen. The planner treats all hosts as equal, so
+/// costs do not depend on the ranks.
 struct ShardingCandidate {
   TableSharding sharding = TableSharding::table_wise;
   int num_column_shards = 1;
-  int num_hosts = 0;                // hosts with equally many shards, in order; 0: any ranks
+  int num_hosts = 0;                // hosts that get equal parts of `shards`; 0: any ranks
   std::vector<ShardCost> shards{};  // in the order of TableRule::ranks, the most expensive first
 
   std::uint64_t largest_nbytes() const { return shards.front().nbytes; }
@@ -47,8 +47,8 @@ std::vector<ShardingCandidate> sharding_candidates(const TableSize& table,
 /// Returns the bytes that each rank needs for its own samples, with any sharding.
 double batch_nbytes(const TableSize& table, const PlannerOptions& options);
 
-/// Returns the bytes of a table's weights, gradient and optimizer state, as a double that cannot
-/// overflow.
+/// Returns the bytes of a table's weights, gradient and optimizer state, as a double, because the
+/// number may not fit into 64 bits.
 double table_nbytes(const TableSize& table);
 
 int num_ranks_per_host(const PlannerOptions& options);

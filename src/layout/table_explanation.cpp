@@ -24,7 +24,8 @@ std::size_t columns_of(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins_column));
 }
 
-/// Returns the text; if it is too wide, `…` and its last characters. Requires: `max_width > 0`.
+/// Returns the text. If it is wider than `max_width`, returns `…` and its last characters.
+/// Requires: `max_width > 0`.
 std::string without_beginning(const std::string& text, std::size_t max_width) {
   const std::size_t width = columns_of(text);
   if (width <= max_width) return text;
@@ -36,7 +37,8 @@ std::string without_beginning(const std::string& text, std::size_t max_width) {
   return "…" + text.substr(begin);
 }
 
-/// Returns `2`, `[0:4]` or `[2, 0, 5:7]`; if that is long, the number of ranks.
+/// Returns `2`, `[0:4]` or `[2, 0, 5:7]`. If this text is long, returns the number of ranks
+/// instead.
 std::string ranks_text(const std::vector<int>& ranks) {
   if (ranks.size() == 1) return std::to_string(ranks.front());
   std::string text;
@@ -63,8 +65,8 @@ class TextTable {
     rows_.push_back({std::move(cells), std::move(note)});
   }
 
-  /// If lines would be longer than `max_width` (0: no limit), notes go below their rows; if that is
-  /// not enough, the first column is shortened at its beginning.
+  /// If lines would be longer than `max_width` (0: no limit), notes go below their rows. If that is
+  /// not enough, texts in the first column lose their beginning.
   std::string text(std::size_t max_width) const {
     std::size_t own_width = 0;
     for (const std::size_t width : widths_) own_width += width + kGap;

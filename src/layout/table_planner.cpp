@@ -152,7 +152,8 @@ std::vector<PlannerTable> tables_by_name(std::span<const TableSize> sizes,
   return tables;
 }
 
-/// Returns the bytes that each rank needs before it holds a table. Throws: Error(mismatch).
+/// Returns the bytes that each rank needs before it holds a table. Throws: Error(mismatch) if a
+/// rank has less memory.
 std::uint64_t common_nbytes(std::span<const PlannerTable> tables, const PlannerOptions& options) {
   double batch = 0;
   for (const PlannerTable& table : tables) batch += batch_nbytes(table.size, options);
@@ -170,7 +171,7 @@ std::uint64_t common_nbytes(std::span<const PlannerTable> tables, const PlannerO
                         exact_size(memory));
 }
 
-/// Explains why tables do not fit, by the most obvious reason.
+/// Explains why tables do not fit: gives the most obvious reason that holds.
 class Misfit {
  public:
   Misfit(std::span<const PlannerTable> tables, const PlannerMachine& machine)

@@ -19,7 +19,8 @@ std::string percent_text(double share) {
   return text;
 }
 
-/// Returns how much more time the next candidate takes, of another sharding type if possible.
+/// Returns in words that the first candidate takes the least total time, and the time of the next
+/// candidate, which has another sharding type if possible.
 std::string reason_of_cheapest(const PlannerTable& table) {
   const ShardingCandidate& chosen = table.candidates[0];
   auto next = std::find_if(

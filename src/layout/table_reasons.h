@@ -11,7 +11,8 @@ namespace tessera {
 std::string reason_of(const Assignment& assignment, std::size_t table,
                       const PlannerMachine& machine);
 
-/// Returns `1.2 ms`: in the largest of s, ms, µs and ns with a digit before the point.
+/// Returns `1.2 ms`: in the largest of the units s, ms, µs and ns in which the number is at least
+/// 1.
 std::string duration_text(double seconds);
 
 }  // namespace tessera

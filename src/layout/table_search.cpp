@@ -14,7 +14,7 @@ constexpr int kNumBisections = 10;
 constexpr int kMostMovesTried = 20000;
 constexpr std::size_t kMostTablesCombined = 12;
 constexpr int kMostPlacesCombined = 20000;
-constexpr double kWorthwhile = 1e-3;  // relative gain of a move
+constexpr double kWorthwhile = 1e-3;  // the least relative gain that counts
 
 /// An order of tables and candidates to try.
 struct Attempt {
@@ -77,7 +77,7 @@ std::vector<Attempt> attempts_for(std::span<const PlannerTable> tables) {
   };
 }
 
-/// Places the tables one by one; a table that does not fit anywhere has no place.
+/// Places the tables one by one; a table that does not fit anywhere gets no Choice.
 Assignment fill(const Attempt& attempt, const Assignment& empty, double limit_seconds) {
   Assignment assignment = empty;
   for (const std::size_t t : attempt.tables) {
@@ -118,7 +118,8 @@ double least_seconds(std::span<const PlannerTable> tables, int world_size) {
   return std::max(work / world_size, longest);
 }
 
-/// Lowers the limit on a rank's time as long as every table finds a place.
+/// Lowers the limit on a rank's time as long as every table finds a place. Returns the last
+/// complete placement.
 std::optional<Assignment> tighten(const Attempt& attempt, const Assignment& empty, double low) {
   std::optional<Assignment> best;
   Assignment first = fill(attempt, empty, kNoLimit);
@@ -137,8 +138,8 @@ std::optional<Assignment> tighten(const Attempt& attempt, const Assignment& empt
   return best;
 }
 
-/// A search through combinations of all tables' candidates, each on the first ranks of a load
-/// order. For few tables, when memory leaves few choices.
+/// A search through combinations of all tables' candidates. Each candidate is placed on the first
+/// ranks of a load order. This search is for few tables, when memory leaves few choices.
 class Combination {
  public:
   Combination(const Assignment& empty, std::optional<Assignment> best)
@@ -259,7 +260,7 @@ class Improvement {
     return old;
   }
 
-  /// Calls `visit` with the table in each possible place.
+  /// Puts the table in each possible place in turn, and calls `visit` while it is there.
   template <class Visit>
   void try_all(std::size_t table, Visit visit) {
     const std::size_t num_candidates = assignment_.tables()[table].candidates.size();
@@ -337,7 +338,7 @@ std::vector<int> Assignment::pick_hosts(const AllowedRanks& allowed,
                                         LoadOrder order) const {
   const auto num_hosts = static_cast<std::size_t>(candidate.num_hosts);
   const std::span shards(candidate.shards.data(), candidate.shards.size() / num_hosts);
-  using Host = std::pair<double, std::vector<int>>;  // the load of its most loaded rank, ranks
+  using Host = std::pair<double, std::vector<int>>;  // picked ranks, after the largest load of them
   std::vector<Host> hosts;
   for (const int host : allowed.hosts) {
     std::vector<int> ranks(static_cast<std::size_t>(machine_.ranks_per_host));

@@ -13,13 +13,13 @@ struct PlannerTable {
   TableSize size{};
   TableConstraint constraint{};
   AllowedRanks allowed{};
-  std::vector<ShardingCandidate> candidates{};  // by total time of all ranks
+  std::vector<ShardingCandidate> candidates{};  // sorted by the total time of all ranks
 };
 
 /// The decision about a table.
 struct Choice {
   std::size_t candidate = 0;
-  std::vector<int> ranks{};  // by shard of the candidate
+  std::vector<int> ranks{};  // one rank for each shard of the candidate
 };
 
 /// The limits of the search, besides the tables' own.
@@ -30,7 +30,7 @@ struct PlannerMachine {
 };
 
 /// Which ranks to use first: those with the least time, the least memory in use, or the least free
-/// memory; the last one leaves room elsewhere for large shards.
+/// memory. `fullest_first` leaves room on other ranks for large shards.
 enum class LoadOrder { by_seconds, by_nbytes, fullest_first };
 
 /// Where each table is so far, and the resulting cost per rank.
@@ -54,8 +54,8 @@ class Assignment {
   int slowest_rank() const;
   std::span<const PlannerTable> tables() const { return tables_; }
 
-  /// Smaller is better: first the slowest rank's time, then the sum of squares, which grows with
-  /// total work and imbalance.
+  /// Smaller is better: first the slowest rank's time, then the sum of the squares of all ranks'
+  /// times, which grows with total work and imbalance.
   struct Score {
     double slowest_seconds = 0;
     double squares = 0;
@@ -78,7 +78,7 @@ class Assignment {
   std::vector<ShardCost> loads_;  // by rank
 };
 
-/// Returns the best assignment found, if any.
+/// Returns the best assignment that the search finds; nothing if it finds none.
 std::optional<Assignment> find_assignment(std::span<const PlannerTable> tables,
                                           const PlannerMachine& machine);
 

@@ -165,7 +165,8 @@ struct Simplification {
 };
 
 /// All that a checkpoint holds except tensor data: what a reader found, or what a writer is to
-/// write. Lists are sorted by name (byte order). No name occurs twice, in one list or in two lists.
+/// write. Lists are sorted by name (byte order). No name occurs twice, neither in one list nor in
+/// two lists.
 struct CheckpointContents {
   int world_size = 1;
   std::vector<TensorEntry> tensors{};

@@ -51,14 +51,14 @@ enum class OptimizerSelection { keep, leave_out };
 /// What the destination is to be. The defaults keep everything as it is in the source.
 struct PlanOptions {
   formats::Format format{};               // of the destination
-  int world_size = 0;                     // 0: as the strategy, the plan or the source says
+  int world_size = 0;                     // 0: as the strategy, the table plan or the source says
   std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};  // shards of each table; none: by the strategy
-  std::vector<FlatUnit> units{};          // replace the source's units; same names, shapes and dtypes
+  std::vector<FlatUnit> units{};          // replace the source's units; same names, shapes, dtypes
   NameSelection only{};                   // of the source's names
   OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // of tables' fused state
-  std::vector<Rename> renames{};  // of those that fit a name, the first
+  std::vector<Rename> renames{};  // for each name, the first that fits is used
   std::optional<DType> cast{};    // for floating-point tensors, except scalar optimizer state
   OnOverflow on_overflow = OnOverflow::refuse;  // of the cast
   std::string quantization_method{};  // method named by config.json beside the source; for messages

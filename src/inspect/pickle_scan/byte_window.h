@@ -28,7 +28,7 @@ class FileSlice final : public ReadableFile {
   ByteRange range_;
 };
 
-/// Bytes in memory as a file. Owns them. Thread-safe.
+/// A file whose bytes are in memory. Owns the bytes. Thread-safe.
 class BytesFile final : public ReadableFile {
  public:
   BytesFile(std::string path, std::string bytes)
@@ -46,8 +46,8 @@ class BytesFile final : public ReadableFile {
 /// Returns the bytes at `offset`, at most `max_nbytes` and fewer at the end of the file.
 std::string read_some(const ReadableFile& file, std::uint64_t offset, std::uint64_t max_nbytes);
 
-/// Reads a file from front to back through a small buffer. What is skipped is not read. The file
-/// must outlive it.
+/// Reads a file from front to back through a small buffer. Does not read bytes that are skipped
+/// beyond the buffer. The file must outlive the ByteWindow.
 class ByteWindow {
  public:
   ByteWindow(const ReadableFile& file, std::uint64_t position)
@@ -61,10 +61,10 @@ class ByteWindow {
   /// Returns the next `num_bytes` as a little-endian number, or nothing if fewer are left.
   /// Requires: num_bytes <= 8.
   std::optional<std::uint64_t> number(int num_bytes);
-  /// Passes over bytes. Returns false if fewer are left, and is then at the end.
+  /// Skips `num_bytes` bytes. If fewer are left, moves to the end and returns false.
   bool skip(std::uint64_t num_bytes);
-  /// Passes over a line and returns its range without the line break. Does what Python's unpicklers
-  /// do with a last line that has no line break: they drop its last byte.
+  /// Moves past the next line and returns its range without the line break. If the last line has no
+  /// line break, drops its last byte, as Python's unpicklers do.
   ByteRange line();
 
  private:

@@ -33,7 +33,7 @@ constexpr std::pair<std::string_view, std::string_view> kOtherCompressions[] = {
     {std::string_view("\x28\xb5\x2f\xfd", 4), "zstd"},
 };
 
-/// Says whether the name says that the file is a pickle.
+/// Says whether `name` ends as names of pickles do.
 bool is_pickle_name(std::string_view name) {
   constexpr std::array<std::string_view, 5> kSuffixes = {".pkl", ".pickle", ".joblib", ".dill",
                                                          ".pck"};
@@ -41,8 +41,9 @@ bool is_pickle_name(std::string_view name) {
                              [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
-/// Says whether bytes that could be anything are a pickle, from a walk up to its first error: it
-/// ends as a pickle does, or does something before it breaks off.
+/// Says whether bytes that could be anything are a pickle, judged by a walk up to its first error.
+/// They are a pickle if the walk reached STOP without an error, or if it called or changed
+/// something, found a dangerous name, or passed more than a few opcodes after PROTO.
 bool is_pickle(const PickleWalk& walk) {
   constexpr std::uint64_t kFewOpcodes = 4;
   const bool is_whole = walk.has_stop && !walk.first_break && walk.num_opcodes > 1;
@@ -59,7 +60,8 @@ bool has_raw_tensors(std::string_view name) {
          name.ends_with("/tensors");
 }
 
-/// Drops what single bytes of numbers look like: codes and computed names that nothing uses.
+/// Drops names that are probably accidents, because single bytes of binary numbers look like
+/// opcodes: extension codes and computed names that nothing uses.
 void drop_chance_finds(PickleWalk& walk) {
   if (walk.has_protocol) return;
   std::erase_if(walk.globals, [](const WalkedGlobal& global) {
@@ -134,7 +136,8 @@ void FileScan::not_looked_at(const std::string& member, std::string expected, st
                        .found = std::move(found)});
 }
 
-/// Bounds the work for members that lie on the same bytes.
+/// Takes `nbytes` from the budget of bytes to scan. Returns false if the budget is too small. The
+/// budget bounds the work if many members share the same bytes.
 bool FileScan::spend(const std::string& member, std::uint64_t nbytes) {
   const bool is_enough = nbytes <= budget_nbytes_;
   budget_nbytes_ -= is_enough ? nbytes : budget_nbytes_;
@@ -271,7 +274,8 @@ void FileScan::scan_numpy(const ReadableFile& file, const std::string& member) {
                   has_objects ? Expect::pickle : Expect::anything);
 }
 
-/// Returns whether there is a pickle at `begin`.
+/// Adds the pickle at `begin` to the report, if there is one, and sets `end`. Returns whether the
+/// pickle ends with STOP, so that another pickle may follow.
 bool FileScan::add_pickle(const ReadableFile& file, std::uint64_t begin, const std::string& member,
                           Expect expect, std::uint64_t& end) {
   PickleWalk walk;

@@ -12,14 +12,14 @@
 
 namespace tessera::inspect {
 
-/// Collects what a scan finds. Names with the same verdict are one entry.
+/// Collects what a scan finds. Imports of one name with the same verdict and reason are one entry.
 class ReportBuilder {
  public:
   void add_file() { ++report_.num_files; }
   std::uint64_t num_pickles() const { return report_.num_pickles; }
   void add_pickle(const PickleWalk& walk, const ScannedPlace& place);
   void add_problem(ScanProblem problem);
-  /// Returns the report, sorted.
+  /// Returns the report, with the names sorted.
   PickleScanReport take();
 
  private:
@@ -31,7 +31,7 @@ class ReportBuilder {
 };
 
 /// Finds the pickles in one file, and adds what they import to a report. A file can be several
-/// things at once, such as a pickle with a zip archive behind it: all of them are looked at.
+/// things at once, such as a pickle with a zip archive behind it. The scan looks at all of these.
 class FileScan {
  public:
   FileScan(ReportBuilder& report, const PickleScanLimits& limits, const ReadableFile& file);
@@ -39,7 +39,7 @@ class FileScan {
   void run();
 
  private:
-  /// Whether bytes must be a pickle, or are looked at because they could be one.
+  /// `pickle`: the bytes must be a pickle. `anything`: they could be one.
   enum class Expect { pickle, anything };
 
   void scan(const ReadableFile& file, const std::string& member, int depth);
@@ -47,7 +47,7 @@ class FileScan {
   void scan_zip_entry(const ReadableFile& file, const ZipEntry& entry, const std::string& member,
                       int depth);
   void scan_tar(const ReadableFile& file, const std::string& member, int depth);
-  /// Returns whether the file begins as a compressed one.
+  /// Returns whether the file begins as compressed files do.
   bool scan_compressed(const ReadableFile& file, const std::string& member, int depth);
   void scan_inflated(const ReadableFile& file, Wrapping wrapping, const std::string& member,
                      int depth, std::uint32_t crc = 0);

@@ -47,7 +47,7 @@ Words words_of(std::string_view text) {
 /// The name tables, ready to be searched. [Note: Name tables]
 struct Tables {
   std::unordered_map<std::string, Verdict> harmless;  // by `module.name`
-  Words dangerous = words_of(dangerous_modules());    // paths, with all below them
+  Words dangerous = words_of(dangerous_modules());    // paths, each with all paths below it
   Words standard = words_of(standard_modules());
   Words powerful_modules = words_of(inspect::powerful_modules());
   Words powerful_functions = words_of(inspect::powerful_functions());
@@ -161,7 +161,7 @@ Judgement judge(const WalkedGlobal& global) {
   if (global.is_changed) {
     return {Verdict::dangerous, "the pickle changes the class or module itself"};
   }
-  if (!global.escapes) return {Verdict::plain};  // getattr(Class, 'NAME'), which is judged itself
+  if (!global.escapes) return {Verdict::plain};  // for getattr(Class, 'NAME'): the result is judged
   return judge(global.module, global.name);
 }
 

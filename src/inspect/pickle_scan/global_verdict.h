@@ -9,18 +9,17 @@ namespace tessera::inspect {
 
 struct Judgement {
   Verdict verdict = Verdict::opaque;
-  std::string_view reason{};  // of a dangerous one, in a few words; a constant
+  std::string_view reason{};  // why the name is dangerous, in a few words; a string constant
 };
 
-/// Judges a name by what the pickle says of it alone. Imports nothing. [Note: Verdicts]
+/// Judges a name only by its text in the pickle. Imports nothing. [Note: Verdicts]
 ///
 /// - In the standard library only the listed names are plain. Every other name there is dangerous,
-///   because lists of dangerous ones were never complete.
-/// - In torch and NumPy the listed names are known or plain. Modules and functions that run code
-/// are
+///   because no list of dangerous names was ever complete.
+/// - In torch and NumPy, listed names are known or plain. Modules and functions that run code are
 ///   dangerous; other names are opaque.
 /// - Packages that exist to run code or to load files are dangerous.
-/// - A dotted name is dangerous if a step of it leads to such a module, or is private to Python
+/// - A dotted name is dangerous if one of its steps leads to such a module, or is private to Python
 ///   (`__globals__`).
 Judgement judge(std::string_view module, std::string_view name);
 

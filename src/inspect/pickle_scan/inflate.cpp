@@ -26,7 +26,8 @@ class Stream {
   z_stream stream_{};
 };
 
-/// Inflates `input` into `out` until one of them is used up. Returns zlib's status.
+/// Inflates `input` into `out`, until the input or the stream ends or `out` has `max_nbytes`.
+/// Returns zlib's status.
 int inflate_block(Stream& stream, std::string& input, std::string& out, std::uint64_t max_nbytes) {
   std::array<char, 65536> block;
   stream->next_in = reinterpret_cast<Bytef*>(input.data());

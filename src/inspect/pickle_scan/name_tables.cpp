@@ -124,7 +124,7 @@ constexpr NamesOfModule kPlain[] = {
     {"joblib.numpy_pickle", "NumpyArrayWrapper"},
 };
 
-// Of torch and NumPy, below the modules of kDangerousModules; and of other packages.
+// Dangerous names in torch, NumPy and other packages, besides the modules of kDangerousModules.
 constexpr NamesOfModule kDangerous[] = {
     {"torch", "load save compile ops classes import_ir_module import_ir_module_from_buffer"},
     {"torch._C", "_jit_script_compile PyTorchFileReader PyTorchFileWriter CompilationUnit"},
@@ -169,9 +169,9 @@ constexpr std::string_view kDangerousModules =
     "IPython ansible bpython cffi conda cython distlib fabric invoke ipykernel jedi llvmlite numba "
     "numexpr pexpect pip pipx pkg_resources plumbum psutil ptpython ptyprocess pyximport "
     "setuptools sh theano tvm uv virtualenv wheel xonsh "
-    // pickles within pickles
+    // packages that load pickles
     "cloudpickle dill joblib jsonpickle pandas.io skops zodbpickle "
-    // other machines
+    // packages that reach other machines
     "aiohttp boto3 botocore curl_cffi gdown huggingface_hub httpx paramiko pycurl requests "
     "smart_open urllib3 wget websocket websockets "
     // scanners, which a file could switch off

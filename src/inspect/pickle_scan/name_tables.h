@@ -5,14 +5,14 @@
 
 namespace tessera::inspect {
 
-/// Names of one module, with a space between two.
+/// Names of one module, separated by spaces.
 struct NamesOfModule {
   std::string_view module;
   std::string_view names;
 };
 
-// [Note: Name tables] Modules and names as Python 3 spells them. A module stands for its submodules
-// too, where the list says so.
+// [Note: Name tables] Modules and names as Python 3 spells them. A module also stands for its
+// submodules, if the comment of its list says so.
 
 /// The names that `torch.load(weights_only=True)` allows, and the classes of DCP's metadata.
 std::span<const NamesOfModule> known_names();
@@ -20,11 +20,13 @@ std::span<const NamesOfModule> known_names();
 std::span<const NamesOfModule> plain_names();
 /// Names outside of the standard library that run code or load files.
 std::span<const NamesOfModule> dangerous_names();
-/// Modules and packages, with their submodules, that exist to run code, load files or reach others.
+/// Modules and packages, with their submodules, that exist to run code, load files or reach other
+/// machines.
 std::string_view dangerous_modules();
 /// The modules of the standard library from Python 2.7 to 3.15, without submodules.
 std::string_view standard_modules();
-/// Modules that run code or reach the system: as a step of a dotted name, too.
+/// Modules that run code or reach the system. A dotted name is dangerous if any of its steps is one
+/// of these.
 std::string_view powerful_modules();
 /// Functions that run code, whatever module they are imported from.
 std::string_view powerful_functions();

@@ -60,7 +60,7 @@ class Walk {
   }
 
  private:
-  // Where a loader would stop.
+  // Notes the first place at which a loader would stop.
   void stop_at(std::string expected, std::string found) {
     if (!walk_.first_break) walk_.first_break = {at_, std::move(expected), std::move(found)};
   }
@@ -72,7 +72,7 @@ class Walk {
     if (!walk_.limit) walk_.limit = {at_, std::move(expected), std::move(found)};
   }
 
-  /// Returns false if the walk cannot go on.
+  /// Follows one opcode. Returns false if the walk cannot continue.
   bool step(Opcode opcode) {
     if (const auto goes_on = frame_step(opcode)) return *goes_on;
     if (const auto goes_on = number_step(opcode)) return *goes_on;
@@ -96,7 +96,8 @@ class Walk {
   }
   void push(Kind kind, std::uint64_t number = 0) { push({.kind = kind, .number = number}); }
 
-  /// Takes the top of the stack. The caller then passes it to `consume`, but for what it calls.
+  /// Takes the top of the stack. The caller passes it to `consume`, or to `call` if the pickle
+  /// calls it.
   Slot pop() {
     if (stack_.empty() || stack_.back().kind == Kind::mark) {
       stop_at("an object on the stack", "none");
@@ -107,7 +108,7 @@ class Walk {
     return slot;
   }
 
-  /// Notes that a value goes where it is not followed.
+  /// Notes that the walk does not follow the use of a value any further.
   void consume(const Slot& slot) {
     const Slot& used = slot.kind == Kind::pair ? pairs_[slot.number].first : slot;
     if (used.kind != Kind::global) return;
@@ -120,7 +121,7 @@ class Walk {
   }
   void drop() { consume(pop()); }
 
-  /// Takes all above the topmost mark, and the mark.
+  /// Takes the topmost mark and all slots above it from the stack. Returns these slots.
   std::vector<Slot> pop_to_mark() {
     std::size_t begin = stack_.size();
     while (begin > 0 && stack_[begin - 1].kind != Kind::mark) --begin;
@@ -326,7 +327,8 @@ class Walk {
 
   // Memo
 
-  /// Numbers that do not fit stand for one common key, whose value is then not known.
+  /// Returns the key of a memo slot. All numbers that do not fit become one common key, whose value
+  /// the walk does not know.
   std::uint64_t key_of_line() {
     constexpr std::uint64_t kTooLarge = std::numeric_limits<std::uint64_t>::max();
     std::string text = line_text(in_.line());
@@ -400,7 +402,7 @@ class Walk {
     push_tuple(items);
   }
 
-  /// Dicts are told apart once one of them may describe a raw array.
+  /// Pushes a dict. Dicts get slots of their own only once one of them may describe a raw array.
   void push_dict(std::span<const Slot> items) {
     for (const Slot& item : items) consume(item);
     if (!may_have_arrays_ || arrays_.size() >= kMaxArrays) return push(Kind::other);
@@ -454,7 +456,8 @@ class Walk {
     change(top());
   }
 
-  /// Notes what the dict on top says of a raw array. `items` are keys and values in turn.
+  /// Notes what the dict on top of the stack says about a raw array. `items` are keys and values in
+  /// turn.
   void note_entries(std::span<const Slot> items) {
     constexpr std::size_t kLongestKey = 32;  // of those that RawArray knows
     const Slot target = top();
@@ -609,7 +612,8 @@ class Walk {
     return {.kind = Kind::dtype, .number = dtypes_.size() - 1};
   }
 
-  /// Enumerations are pickled as `getattr(Class, 'NAME')`: that is the global `Class.NAME`.
+  /// Members of enumerations are pickled as `getattr(Class, 'NAME')`. This counts as an import of
+  /// the global `Class.NAME`.
   void get_attribute(const Slot& callable, const Slot& arguments) {
     if (arguments.kind == Kind::pair && arguments.nbytes == 2) {
       const SlotPair pair = pairs_[arguments.number];
@@ -669,7 +673,7 @@ class Walk {
   }
 
   void pass_over_array(const Slot& state) {
-    stack_.back() = {};  // joblib puts the array in its place
+    stack_.back() = {};  // joblib replaces the wrapper by the array
     const RawArray array = state.kind == Kind::dict ? arrays_[state.number] : RawArray{};
     if (!array.dtype) return note_unknown_array();
     const ArrayDType& dtype = dtypes_[*array.dtype];
@@ -690,7 +694,8 @@ class Walk {
     reach_limit("the shape and dtype of a raw array", "others than NumPy writes");
   }
 
-  /// Walks a pickle that another loader reads before this one goes on.
+  /// Walks the nested pickle of an array of objects. A second loader reads this pickle before the
+  /// first loader continues.
   void walk_nested() {
     if (depth_ >= kMaxNestedPickles) {
       return reach_limit("at most " + std::to_string(kMaxNestedPickles) + " nested pickles",
@@ -720,14 +725,14 @@ class Walk {
   const AfterBreak after_break_;
   const WalkLimits& limits_;
   const int depth_;
-  std::uint64_t at_ = 0;  // of the opcode that is walked
+  std::uint64_t at_ = 0;  // where the current opcode begins
   std::vector<Slot> stack_;
   std::vector<SlotPair> pairs_;
   Memo memo_;
   std::map<std::pair<std::string, std::string>, std::size_t> index_of_;  // of walk_.globals
-  std::vector<RawArray> arrays_;  // what each dict says, once there may be one
+  std::vector<RawArray> arrays_;  // what each dict says about a raw array
   std::vector<ArrayDType> dtypes_;
-  bool may_have_arrays_ = false;  // of joblib
+  bool may_have_arrays_ = false;  // raw arrays of joblib
   PickleWalk walk_;
 };
 

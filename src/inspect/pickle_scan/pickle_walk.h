@@ -14,7 +14,7 @@ namespace tessera::inspect {
 struct WalkedGlobal {
   enum class Kind : std::uint8_t {
     named,      // `module` and `name` are constants of the pickle
-    computed,   // they come from a call, or are too long: only a loader knows them
+    computed,   // the names come from a call, or are too long: only a loader knows them
     extension,  // a number that the loading program has registered; `name` is the number
   };
   Kind kind = Kind::named;
@@ -22,9 +22,9 @@ struct WalkedGlobal {
   std::string name{};           // may have dots: each is a step to an attribute
   std::uint64_t offset = 0;     // in the file, of the first opcode that imports it
   std::uint64_t num_times = 0;  // how often it is imported
-  bool is_called = false;       // called, or an object of it made
+  bool is_called = false;       // the pickle calls it, or makes an object of it
   bool is_changed = false;      // an opcode sets attributes or items of the class or module itself
-  bool escapes = true;          // `getattr` only: is used for more than constant names of classes
+  bool escapes = true;          // false only for a `getattr` used just for constants of classes
 };
 
 /// The first place at which a loader would stop with an error.
@@ -57,12 +57,13 @@ enum class AfterBreak { go_on, stop };
 /// Follows the opcodes of the pickle at `begin` and notes what they import and call. Runs nothing.
 /// [Note: Lenient walk]
 ///
-/// Loaders differ in what they refuse. So the walk goes on behind each error, as long as it can
-/// tell where the next opcode begins: it may report more than a loader would run, but not less.
-/// Only an unknown opcode and the end of the file end it early.
+/// Loaders differ in what they refuse. So the walk continues after each error, as long as it can
+/// tell where the next opcode begins. It may report more than a loader would run, but not less.
+/// Only an unknown opcode, the end of the file or a limit ends the walk early.
 ///
-/// Values are followed as far as names need them: strings, and which global an object comes from.
-/// Strings stay in the file. Raw arrays behind joblib's `NumpyArrayWrapper` are passed over.
+/// The walk follows values only as far as it needs them for names: strings, and which global an
+/// object comes from. Strings stay in the file. Raw arrays behind joblib's `NumpyArrayWrapper` are
+/// skipped.
 /// Cost: time linear in the file, memory bounded by `limits`.
 /// Throws: Error(io).
 PickleWalk walk_pickle(const ReadableFile& file, std::uint64_t begin,

@@ -21,7 +21,8 @@ std::optional<std::uint64_t> octal(std::string_view field) {
   return number;
 }
 
-/// GNU's tar writes sizes that do not fit as a big-endian number behind a high bit.
+/// GNU's tar writes a size that does not fit as a big-endian number, and sets the highest bit of
+/// the field to mark this.
 std::optional<std::uint64_t> size_field(std::string_view field) {
   if ((static_cast<unsigned char>(field[0]) & 0x80) == 0) return octal(field);
   std::uint64_t number = 0;
@@ -33,7 +34,8 @@ std::string name_field(std::string_view field) {
   return std::string(field.substr(0, field.find('\0')));
 }
 
-/// Returns the last record `<key>=<value>` of a pax header, which replaces a field.
+/// Returns the value of the last record `<key>=<value>` of a pax header. This value replaces a
+/// field of the tar header.
 std::optional<std::string> pax_record(std::string_view records, std::string_view key) {
   std::optional<std::string> value;
   while (!records.empty()) {
@@ -51,7 +53,7 @@ std::optional<std::string> pax_record(std::string_view records, std::string_view
   return value;
 }
 
-/// What headers before an entry say of it.
+/// What headers before an entry say about the entry.
 struct Overrides {
   std::optional<std::string> name{};
   std::optional<std::uint64_t> nbytes{};

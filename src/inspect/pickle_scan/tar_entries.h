@@ -20,7 +20,8 @@ struct TarListing {
   std::vector<ArchiveFault> faults{};
 };
 
-/// Says whether a file that begins with `head` (512 bytes) is a tar, by its checksum.
+/// Says whether a file that begins with `head` (512 bytes) is a tar, judged by the checksum of its
+/// first header.
 bool is_tar(std::string_view head);
 
 /// Lists the files in a tar. Throws: Error(io).

@@ -52,8 +52,8 @@ std::optional<std::string> text_of(const ReadableFile& file, const Slot& slot,
 
 namespace {
 
-/// Whether a tuple is NumPy's (3, '<', None, None, None, itemsize, alignment, flags), perhaps with
-/// the unit of a time behind it: no fields, and no flag for objects.
+/// Whether a tuple is the state of a NumPy dtype that has no fields and no flag for objects: (3,
+/// '<', None, None, None, itemsize, alignment, flags), perhaps followed by the unit of a time.
 bool is_dtype_state(std::span<const Slot> items) {
   if (items.size() != 8 && items.size() != 9) return false;
   const auto is_none = [](const Slot& item) { return item.kind == Slot::Kind::none; };

@@ -13,19 +13,19 @@
 
 namespace tessera::inspect {
 
-/// What a walk knows of a value on the stack.
+/// What a walk knows about a value on the stack.
 struct Slot {
   enum class Kind : std::uint8_t {
     unset,  // of the memo: no value
     mark,
     none,          // None
-    other,         // nothing is known of it
+    other,         // nothing is known about it
     text,          // the UTF-8 text of `nbytes` at `number` in the file
     quoted_text,   // likewise, in quotes and with Python's escapes
     escaped_text,  // likewise, with `\u` escapes
     integer,       // `number`
     integers,      // a tuple of integers, whose product is `number`
-    pair,          // a tuple of two or three values; `number` is its place in WalkValues::pairs
+    pair,          // a tuple of two or three values; `number` is its place in the walk's pairs
     global,        // `number` is its place in PickleWalk::globals
     result,        // what a call of the global `number` made
     dict,          // `number` is its place in the walk's list of arrays
@@ -44,7 +44,7 @@ struct Slot {
 /// The first two values of a tuple.
 struct SlotPair {
   Slot first;   // text or a global
-  Slot second;  // text, or nothing is known of it
+  Slot second;  // text, or nothing is known about it
 };
 
 inline constexpr std::uint64_t kSameItemsize = 0xffffffff;  // -1 in four bytes
@@ -53,7 +53,7 @@ inline constexpr std::uint64_t kSameItemsize = 0xffffffff;  // -1 in four bytes
 class Memo {
  public:
   explicit Memo(std::size_t max_objects) : max_objects_(max_objects) {}
-  /// Returns false if there are too many.
+  /// Keeps a value under a number. Returns false if this would be too many values.
   bool put(std::uint64_t key, Slot slot);
   std::optional<Slot> get(std::uint64_t key) const;
   /// Returns how many keys are set, which is the next key of MEMOIZE.
@@ -69,21 +69,21 @@ class Memo {
   std::unordered_map<std::uint64_t, Slot> sparse_;
 };
 
-/// Returns the text that a slot stands for, or nothing if it is none, or is longer than
-/// `max_nbytes`, or has an escape that Python does not know.
+/// Returns the text that a slot stands for; nothing if the slot is not text, or if the text is
+/// longer than `max_nbytes` or has an escape that Python does not know.
 std::optional<std::string> text_of(const ReadableFile& file, const Slot& slot,
                                    std::size_t max_nbytes);
 
-/// Returns the slot of a tuple. Only short ones are remembered, in `pairs`.
+/// Returns the slot of a tuple of `items`. Keeps the first items of a short tuple in `pairs`.
 Slot tuple_slot(std::span<const Slot> items, std::vector<SlotPair>& pairs);
 
-/// What is known of a NumPy dtype.
+/// What is known about a NumPy dtype.
 struct ArrayDType {
   std::optional<std::uint64_t> itemsize{};
-  bool is_flexible = false;  // its state has the size
+  bool is_flexible = false;  // the dtype's state has the size
   bool has_objects = false;
 
-  /// Takes the state that BUILD gives it.
+  /// Applies the state that BUILD gives to the dtype.
   void build(const Slot& state);
 };
 
@@ -94,7 +94,7 @@ ArrayDType dtype_of(std::string_view code);
 struct RawArray {
   std::optional<std::uint64_t> numel{};
   std::optional<std::uint64_t> dtype{};  // its place in the list of dtypes
-  bool is_aligned = false;               // a byte follows that says how many bytes to pass over
+  bool is_aligned = false;               // a byte comes first: how many bytes of padding follow
 
   void note(std::string_view key, const Slot& value);
 };

@@ -30,7 +30,7 @@ constexpr std::size_t kMaxFaults = 1'000;
 constexpr std::uint64_t kInZip64 = 0xffffffff;
 constexpr std::uint64_t kEncryptedFlags = 1U << 0 | 1U << 6 | 1U << 13;
 
-/// Returns a little-endian number, or 0 behind the end of `bytes`.
+/// Returns a little-endian number. Bytes after the end of `bytes` count as 0.
 std::uint64_t number_at(std::string_view bytes, std::size_t offset, std::size_t num_bytes) {
   std::uint64_t number = 0;
   for (std::size_t i = num_bytes; i-- > 0;) {
@@ -90,7 +90,8 @@ class Lister {
   }
 
  private:
-  /// Lists the archives whose trailer lies right before `end`. Returns where they begin.
+  /// Lists the archives whose trailer is right before `end`, or before a comment that may end
+  /// there. Returns where the archives begin.
   std::vector<std::uint64_t> archives_ending_at(std::uint64_t end) {
     const bool is_last = end == file_.nbytes();
     const std::uint64_t tail_nbytes = std::min<std::uint64_t>(
@@ -128,8 +129,9 @@ class Lister {
     }
   }
 
-  /// Readers take the directory at the stated offset, or right before its trailer: the archive then
-  /// begins later in the file, and its offsets count from there.
+  /// Lists both directories that readers could take: at the stated offset, or right before the
+  /// trailer. In the second case the archive may begin later in the file; its offsets then count
+  /// from there.
   void read_directory_of(std::uint64_t trailer_at, std::uint64_t nbytes,
                          std::uint64_t stated_offset, std::vector<std::uint64_t>& begins) {
     if (nbytes <= trailer_at && trailer_at - nbytes >= stated_offset) {
@@ -139,7 +141,7 @@ class Lister {
     if (read_directory(stated_offset, 0)) begins.push_back(0);
   }
 
-  /// Returns whether there is one.
+  /// Lists the members of the directory at `offset`. Returns whether there is a directory.
   bool read_directory(std::uint64_t offset, std::uint64_t base) {
     if (read_some(file_, offset, 4) != kCentralSignature) return false;
     if (!directories_.insert({offset, base}).second) return true;

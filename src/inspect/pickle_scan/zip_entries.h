@@ -32,7 +32,7 @@ struct ZipListing {
 };
 
 /// Lists the members of all zip archives that a reader could see in the file: at its end, at its
-/// beginning, one behind the other. [Note: Lenient zip]
+/// beginning, one after the other. [Note: Lenient zip]
 ///
 /// Readers disagree about damaged archives: which directory counts, whether the local header must
 /// agree, whether a checksum or a flag matters. A scanner that is as strict as one reader misses

@@ -39,7 +39,7 @@ class Mesh {
   /// A named dimension of the grid, as this rank sees it.
   struct Axis {
     std::string name;
-    std::shared_ptr<Group> group;  // the ranks whose place differs from this rank's only in this axis
+    std::shared_ptr<Group> group;  // ranks whose place differs from this one's only in this axis
   };
 
   /// A mesh of this process alone, with one axis `shard`.

@@ -32,14 +32,14 @@ class ShardedEmbeddingBagCollection;
 
 /// Returns a sharded collection of the same tables. Copies the rows of `collection`, which must be
 /// equal on all ranks and may be destroyed afterwards. If `collection` is on the meta device, each
-/// rank only initialises its shards. Their values depend on one seed from rank 0's default
-/// generator, not on the plan (with an `init_fn`, on the plan too; replicas are equal). A frozen
-/// weight stays frozen. Call `shard` before creating an optimizer. Collective: makes a further
-/// connection between the ranks, for the lookups. The first forward throws if ranks have different
-/// tables or options. Throws: Error(mismatch) if the plan is for other tables or another number of
-/// ranks, or has an invalid rule; Error(invalid_argument) if a fused table has no optimizer,
-/// `kernel` has an unknown table name, a number of the optimizer is invalid, or the collection is
-/// sharded already.
+/// rank only initialises its shards. The initial values depend on one seed from rank 0's default
+/// generator, not on the plan. With an `init_fn` they depend on the plan too, but replicas are
+/// equal. A frozen weight stays frozen. Call `shard` before creating an optimizer. Collective:
+/// makes a further connection between the ranks, for the lookups. The first forward throws if ranks
+/// have different tables or options. Throws: Error(mismatch) if the plan is for other tables or
+/// another number of ranks, or has an invalid rule; Error(invalid_argument) if a fused table has no
+/// optimizer, `kernel` has an unknown table name, a number of the optimizer is invalid, or the
+/// collection is sharded already.
 std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectionBase& collection,
                                                      const TablePlan& plan, const dist::Mesh& mesh,
                                                      const ShardOptions& options = {});
@@ -95,8 +95,8 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   /// Returns the optimizer of the fused tables, if there is one.
   const std::optional<embedding::FusedOptimizer>& optimizer() const;
   /// Sets the numbers of the fused tables' optimizer, such as the learning rate, from the next
-  /// backward on. They must be equal on all ranks. Throws: Error(invalid_argument) for an optimizer
-  /// of another kind.
+  /// backward on. The numbers must be equal on all ranks. Throws: Error(invalid_argument) for an
+  /// optimizer of another kind.
   void set_optimizer(const embedding::FusedOptimizer& optimizer);
 
   /// Returns the plan of the tables.
