@@ -123,7 +123,7 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
     } else if (const auto id_end = reason.find("] "); id_end != std::string_view::npos) {
       reason.remove_prefix(id_end + 2);
     }
-    // The parser counts from 1; the end of the text is one more.
+    // The parser counts bytes from 1. At the end of the text it counts one byte more.
     const std::size_t at = std::min(parser_position > 0 ? parser_position - 1 : 0, text_.size());
     fail(at, "syntax: " + printable(reason));
   }

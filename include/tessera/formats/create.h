@@ -55,7 +55,7 @@ struct CreateOptions {
   OverwritePolicy overwrite = OverwritePolicy::refuse;  // what to do with an existing checkpoint
   NativeWriteOptions native{};                          // for native alone
   SafetensorsWriteOptions safetensors{};                // for safetensors alone
-  std::optional<JournalOptions> journal{};              // none: uncommitted work is removed
+  std::optional<JournalOptions> journal{};              // empty: uncommitted work is removed
   std::vector<ExtraFile> extra_files{};                 // to copy; for directories only
 };
 

@@ -26,7 +26,7 @@ struct JournaledOptions {
   std::vector<Rename> prefix_removals{};       // of a split: the prefixes that names lose
   std::vector<std::string> source_prefixes{};  // of a merge: one for each source, perhaps empty
   formats::MergePreference preference = formats::MergePreference::none;  // of a merge
-  std::optional<DType> cast{};                                           // none: not given
+  std::optional<DType> cast{};                                           // empty: not given
   OnOverflow on_overflow = OnOverflow::refuse;                           // of the cast
   OptimizerNames optimizer_names = OptimizerNames::as_stored;            // of tables' fused state
   bool drop_optimizer = false;  // leave out optimizer state

@@ -53,7 +53,7 @@ struct PlanOptions {
   formats::Format format{};               // of the destination
   int world_size = 0;                     // 0: as the strategy, the table plan or the source says
   std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
-  std::optional<TablePlan> table_plan{};  // shards of each table; none: by the strategy
+  std::optional<TablePlan> table_plan{};  // shards of each table; empty: by the strategy
   std::vector<FlatUnit> units{};          // replace the source's units; same names, shapes, dtypes
   NameSelection only{};                   // of the source's names
   OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state

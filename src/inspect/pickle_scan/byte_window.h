@@ -11,7 +11,8 @@
 
 namespace tessera::inspect {
 
-/// Part of another file, as a file of its own. The other file must outlive it. Thread-safe.
+/// Part of another file, as a file of its own. The other file must outlive the FileSlice.
+/// Thread-safe.
 class FileSlice final : public ReadableFile {
  public:
   /// Requires: `range` lies within the file.

@@ -36,7 +36,7 @@ struct PickleBreak {
 
 struct WalkLimits {
   std::size_t max_objects = std::size_t{1} << 23;  // on the stack; and as many in the memo
-  std::size_t max_globals = 10'000;                // different ones
+  std::size_t max_globals = 10'000;                // different names
   std::size_t max_name_nbytes = 4096;
 };
 

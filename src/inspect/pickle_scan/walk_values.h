@@ -21,8 +21,8 @@ struct Slot {
     none,          // None
     other,         // nothing is known about it
     text,          // the UTF-8 text of `nbytes` at `number` in the file
-    quoted_text,   // likewise, in quotes and with Python's escapes
-    escaped_text,  // likewise, with `\u` escapes
+    quoted_text,   // as `text`, but in quotes and with Python's escapes
+    escaped_text,  // as `text`, but with `\u` escapes
     integer,       // `number`
     integers,      // a tuple of integers, whose product is `number`
     pair,          // a tuple of two or three values; `number` is its place in the walk's pairs
@@ -90,7 +90,8 @@ struct ArrayDType {
 /// Returns the dtype that NumPy makes of a code such as `f4`, `<U10` or `O8`.
 ArrayDType dtype_of(std::string_view code);
 
-/// The raw array behind an object of joblib's `NumpyArrayWrapper`, from the object's attributes.
+/// The raw array that follows an object of joblib's `NumpyArrayWrapper`, as the object's attributes
+/// describe the array.
 struct RawArray {
   std::optional<std::uint64_t> numel{};
   std::optional<std::uint64_t> dtype{};  // its place in the list of dtypes

@@ -18,7 +18,8 @@ struct Transport {
   std::string name;
   /// The device of small tensors that groups create for themselves.
   at::Device device = at::kCPU;
-  /// Whether a group of one rank gets a backend too. False: its collectives only copy.
+  /// Whether a group of one rank gets a backend too. If false, collectives of such a group only
+  /// copy.
   bool connects_one_rank = false;
   /// Connects the ranks that share `store`. Collective.
   std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,

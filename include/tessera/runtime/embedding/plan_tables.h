@@ -28,7 +28,7 @@ struct PlanOptions {
   std::uint64_t memory_per_rank = 0;  // bytes, for tables, optimizer state and a step's buffers
   std::int64_t batch_size = 1024;     // of one rank
   std::map<std::string, double> pooling_factors{};       // mean ids in a bag, by table; else 1
-  std::optional<FusedOptimizer> optimizer{};             // to count its state; none: dense tables
+  std::optional<FusedOptimizer> optimizer{};             // to count its state; empty: dense tables
   int ranks_per_host = 0;                                // 0: all ranks on one host
   std::map<std::string, TableConstraint> constraints{};  // by table
   PlannerBandwidths bandwidths{};                        // to estimate times

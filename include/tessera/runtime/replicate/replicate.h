@@ -27,7 +27,7 @@ struct ReplicateOptions {
 
 /// Averages the gradients of `module` over the ranks in every backward (data parallel, DDP), in
 /// buckets that are sent while the backward runs. The module keeps its type, names and `forward`.
-/// After a backward, `.grad` of a parameter that any rank used lies in the bucket's memory; a
+/// After a backward, `.grad` of a parameter that any rank used is part of the bucket's memory; a
 /// parameter that no rank used keeps its old gradient.
 /// A module inside a fully_shard module may be replicated; fully_shard then leaves this subtree
 /// alone. NoSyncScope postpones the averaging. Tables sharded by `shard` are left alone. All ranks
